@@ -1,0 +1,45 @@
+"""Every error a caller can cause. All are ValueErrors, so a caller may catch one family or Python's own."""
+
+
+class Error(ValueError):
+    """Base of the family. The message names the file, tensor or argument, its value, and what was expected."""
+
+
+class FileFormatError(Error):
+    """A file is damaged, truncated or not what its name says."""
+
+
+class UnsupportedError(Error):
+    """A file or request is well formed, but asks for something this package does not do."""
+
+
+class ShapeError(Error):
+    """An array has the wrong number of axes, a wrong length or a wrong dtype."""
+
+
+class TokenRangeError(Error):
+    """A token id is negative or not in the vocabulary."""
+
+
+class EmptyInputError(Error):
+    """No tokens, no sequences, or an empty sequence inside a batch."""
+
+
+class CapacityError(Error):
+    """A KV cache has no room for what was asked."""
+
+
+class ContextLimitError(CapacityError):
+    """More positions than the model was made for."""
+
+
+class SlotError(Error, IndexError):
+    """A KV cache slot that does not exist, or is named twice."""
+
+
+class NonFiniteError(Error):
+    """NaN or infinity where a finite number is needed."""
+
+
+class OptionError(Error):
+    """An option has a value it cannot take, or two options contradict each other."""

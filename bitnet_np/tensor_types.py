@@ -1,0 +1,72 @@
+"""ggml's tensor types, as a table: how many bytes a tensor of each takes, and which of them this package can read.
+
+Numbers and block sizes are those of ggml.h; I2_S (36) is the type of bitnet.cpp's fork of it. Sizes are known for more types than
+can be read, so that a file that holds one is refused by the name of the type and not by a wrong size.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """One ggml type: `block` consecutive elements of a row are stored in `block_bytes` bytes.
+
+    `trailer` bytes follow the last block of the tensor: I2_S keeps its one float32 scale and 28 bytes of padding there.
+    """
+
+    name: str
+    number: int
+    block: int
+    block_bytes: int
+    trailer: int = 0
+    readable: bool = False
+
+    def nbytes(self, elements: int) -> int:
+        """Bytes of a tensor of `elements` elements, which must be a multiple of `block`."""
+        return elements // self.block * self.block_bytes + self.trailer
+
+
+F32 = TensorType("F32", 0, 1, 4, readable=True)
+F16 = TensorType("F16", 1, 1, 2, readable=True)
+BF16 = TensorType("BF16", 30, 1, 2, readable=True)
+I2_S = TensorType("I2_S", 36, 128, 32, trailer=32, readable=True)
+
+_KNOWN = (
+    F32,
+    F16,
+    BF16,
+    I2_S,
+    TensorType("Q4_0", 2, 32, 18),
+    TensorType("Q4_1", 3, 32, 20),
+    TensorType("Q5_0", 6, 32, 22),
+    TensorType("Q5_1", 7, 32, 24),
+    TensorType("Q8_0", 8, 32, 34),
+    TensorType("Q8_1", 9, 32, 40),
+    TensorType("Q2_K", 10, 256, 84),
+    TensorType("Q3_K", 11, 256, 110),
+    TensorType("Q4_K", 12, 256, 144),
+    TensorType("Q5_K", 13, 256, 176),
+    TensorType("Q6_K", 14, 256, 210),
+    TensorType("Q8_K", 15, 256, 292),
+    TensorType("IQ2_XXS", 16, 256, 66),
+    TensorType("IQ2_XS", 17, 256, 74),
+    TensorType("IQ3_XXS", 18, 256, 98),
+    TensorType("IQ1_S", 19, 256, 50),
+    TensorType("IQ4_NL", 20, 32, 18),
+    TensorType("IQ3_S", 21, 256, 110),
+    TensorType("IQ2_S", 22, 256, 82),
+    TensorType("IQ4_XS", 23, 256, 136),
+    TensorType("I8", 24, 1, 1),
+    TensorType("I16", 25, 1, 2),
+    TensorType("I32", 26, 1, 4),
+    TensorType("I64", 27, 1, 8),
+    TensorType("F64", 28, 1, 8),
+    TensorType("IQ1_M", 29, 256, 56),
+    TensorType("TQ1_0", 34, 256, 54),
+    TensorType("TQ2_0", 35, 256, 66),
+    TensorType("MXFP4", 39, 32, 17),
+    TensorType("NVFP4", 40, 64, 36),
+    TensorType("Q1_0", 41, 128, 18),
+)
+
+BY_NUMBER = {known.number: known for known in _KNOWN}
