@@ -1,0 +1,551 @@
+"""The kernels for the CPU: arrays and scalars in, arrays out, nothing known of models. The contract is in scalar.py.
+
+Kernels have no bounds checks. Everything that could break them (token ids, slots, positions, shapes) is checked at the package's border.
+Every output row has one owner, so threads cannot change a bit. Each kernel is a body for some rows (`_..._rows`) inside one `prange`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import get_num_threads, njit, prange, set_num_threads
+from numpy.typing import NDArray
+
+from . import simd
+from .scalar import CHUNK, cos_sin, exp, round_half_even, round_to_half
+from .simd import (
+    LANES,
+    STEP,
+    axpy_step,
+    axpy_tail,
+    dot_step,
+    dot_tail,
+    float_bits,
+    fma,
+    prefetch,
+    store_sums,
+    store_tile,
+    ternary_step,
+    tile_f32,
+    tile_f64,
+    tile_i32,
+)
+
+Floats = NDArray[np.float32]
+
+# Accumulators that fit the registers: 16 of AVX-512's 32; else the same tile would be spilled to memory at every step.
+_WIDE = simd.is_wide()
+_ROWS, _TOKENS = (4, 4) if _WIDE else (2, 2)
+_VALUE_COLUMNS = 4 if _WIDE else 2
+_ROW_BLOCK = 32  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache while these pass
+_PREFETCH = 8192  # bytes ahead: a single core reads 27 GB/s of packed weights with, 16 without
+_NO_WINDOW = 1 << 62
+_UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a weight cannot be negative
+_SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
+
+
+def _launch(kernel: Callable, work: int, *args: Any) -> None:
+    """Run a parallel kernel, on this thread alone when there is little to do."""
+    threads = get_num_threads()
+    if work > _SMALL or threads == 1:
+        kernel(*args)
+        return
+    set_num_threads(1)
+    try:
+        kernel(*args)
+    finally:
+        set_num_threads(threads)
+
+
+def _loadable(table: NDArray) -> NDArray:
+    """Numba has no float16 on the CPU: hand it the bits as int16, which tells them from bfloat16's uint16."""
+    return table.view(np.int16) if table.dtype == np.float16 else table
+
+
+@njit(cache=True)
+def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count):  # type: ignore[no-untyped-def]
+    """Dot products of some rows of w with some rows of x over `count` elements, unfinished: 16 lanes each."""
+    tile = zeros
+    whole = count - count % LANES
+    for i in range(0, whole, LANES):
+        tile = dot_step(tile, w, w_start + i, w_stride, w_valid, x, x_start + i, x_stride, x_valid, LANES)
+    if whole < count:
+        tile = dot_tail(tile, w, w_start + whole, w_stride, w_valid, x, x_start + whole, x_stride, x_valid, count - whole)
+    return tile
+
+
+# --- checks of weights ----------------------------------------------------------------------------------------------------------------
+
+
+@njit(parallel=True, cache=True)
+def _code_three(codes, found):  # type: ignore[no-untyped-def]
+    for part in prange(found.size):
+        both = np.uint8(0)
+        for i in range(part * codes.size // found.size, (part + 1) * codes.size // found.size):
+            both |= codes[i] & (codes[i] >> np.uint8(1)) & np.uint8(0x55)
+        found[part] = both != 0
+
+
+def has_code_three(codes: NDArray[np.uint8]) -> bool:
+    """Whether any two-bit code is 3, which no writer of I2_S produces (bitnet.cpp would count it as +2)."""
+    found = np.zeros(64, np.bool_)
+    _launch(_code_three, codes.size, codes, found)
+    return bool(found.any())
+
+
+@njit(parallel=True, cache=True)
+def _all_ones(bits, exponent, found):  # type: ignore[no-untyped-def]
+    for part in prange(found.size):
+        seen = False
+        for i in range(part * bits.size // found.size, (part + 1) * bits.size // found.size):
+            seen |= (bits[i] & exponent) == exponent
+        found[part] = seen
+
+
+def has_non_finite(table: NDArray) -> bool:
+    """Whether a float32 or float16 array, or one of bfloat16 bits (uint16), has NaN or infinity: an exponent of ones only."""
+    bits = table.reshape(-1).view(np.uint32 if table.dtype == np.float32 else np.uint16)
+    exponent = {np.dtype(np.float32): 0x7F800000, np.dtype(np.float16): 0x7C00, np.dtype(np.uint16): 0x7F80}[table.dtype]
+    found = np.zeros(64, np.bool_)
+    _launch(_all_ones, bits.size, bits, bits.dtype.type(exponent), found)
+    return bool(found.any())
+
+
+# --- embedding ------------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _widen_row(row, out):  # type: ignore[no-untyped-def]
+    """A row of float32, float16 or bfloat16 bits as float32. 1 * x + 0 is x, but for the sign of a zero."""
+    one = np.ones(1, np.float32)
+    width = out.size
+    for i in range(0, width - width % LANES, LANES):
+        store_tile(axpy_step(tile_f32(1, 1), one, 0, 0, 1, row, i, LANES), out, i, LANES)
+    if width % LANES:
+        rest = np.empty(LANES, np.float32)
+        start = width - width % LANES
+        store_tile(axpy_tail(tile_f32(1, 1), one, 0, 0, 1, row, start, width - start), rest, 0, LANES)
+        for i in range(start, width):
+            out[i] = rest[i - start]
+
+
+@njit(parallel=True, cache=True)
+def _embed(table, tokens, out):  # type: ignore[no-untyped-def]
+    for r in prange(tokens.size):
+        _widen_row(table[tokens[r]], out[r])
+
+
+def embed(table: NDArray, tokens: NDArray[np.int64]) -> Floats:  # [V, D], [R] -> [R, D]
+    out = np.empty((tokens.size, table.shape[1]), np.float32)
+    _launch(_embed, out.size, _loadable(table), tokens, out)
+    return out
+
+
+# --- norms ----------------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _sum_of_squares(x, sums):  # type: ignore[no-untyped-def]
+    """sum x[i]^2 in 16 lanes of float64."""
+    store_sums(_dot_tile(tile_f64(1, 1), x, 0, 0, 1, x, 0, 0, 1, x.size), sums)
+    return sums[0]
+
+
+@njit(parallel=True, cache=True)
+def _rms_norm(x, gain, eps, out):  # type: ignore[no-untyped-def]
+    for r in prange(x.shape[0]):
+        row = x[r]
+        mean = np.float32(_sum_of_squares(row, np.empty(LANES, np.float64)) / row.size)
+        factor = np.float32(1.0) / np.sqrt(mean + eps)
+        for i in range(row.size):
+            out[r, i] = np.float32(row[i] * factor) * gain[i]
+
+
+def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [R, D]
+    """x / sqrt(mean(x^2) + eps) * gain: the mean from float64, then ggml's steps in float32: 1 / root, times x, times gain."""
+    out = np.empty_like(x)
+    _launch(_rms_norm, x.size, x, gain, np.float32(eps), out)
+    return out
+
+
+# --- ternary matmul -------------------------------------------------------------------------------------------------------------------
+
+
+@njit(parallel=True, cache=True)
+def _quantize(x, codes, scale):  # type: ignore[no-untyped-def]
+    for r in prange(x.shape[0]):
+        row = x[r]
+        largest = np.int32(0)  # of |x|, as bits: these order like the numbers, and NaN above all of them
+        for i in range(row.size):
+            largest = max(largest, np.int32(float_bits(row[i]) & 0x7FFFFFFF))
+        if largest >= 0x7F800000:
+            scale[r] = np.nan
+            codes[r, :] = 0
+        else:
+            absmax = simd.bits_float(largest)
+            s = np.float32(127.0) / max(absmax, np.float32(1e-5))
+            scale[r] = s
+            for i in range(row.size):
+                codes[r, i] = np.int8(round_half_even(np.float32(row[i] * s)))
+
+
+def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] int8, [R] steps per unit
+    """One scale per row, 127 / max(1e-5, absmax): the b1.58 papers' per-token absmax quantiser."""
+    codes, scale = np.empty(x.shape, np.int8), np.empty(x.shape[0], np.float32)
+    _launch(_quantize, x.size, x, codes, scale)
+    return codes, scale
+
+
+@njit(cache=True)
+def _arrange_token(q, steps, tokens, out, start):  # type: ignore[no-untyped-def]
+    """One token's codes in the order `ternary_step` reads: whole 32-byte runs move. Returns their sum."""
+    total = np.int32(0)
+    for i in range(q.size):
+        total = np.int32(total + q[i])
+    for block in range((q.size + 127) // 128):  # 128 weights: 32 packed bytes, half of a step
+        for plane in range(4):
+            source = block * 128 + plane * 32
+            target = start + ((block // 2) * 4 + plane) * tokens * STEP + (block % 2) * 32
+            for i in range(min(32, q.size - source)):
+                out[target + i] = q[source + i]
+    return total
+
+
+@njit(parallel=True, cache=True)
+def _arrange(q, tokens, steps, arranged, sums):  # type: ignore[no-untyped-def]
+    for r in prange(q.shape[0]):
+        start = (r // tokens) * steps * 4 * tokens * STEP + (r % tokens) * STEP
+        sums[r] = _arrange_token(q[r], steps, tokens, arranged, start)
+
+
+@njit(cache=True)
+def _ternary_rows(zeros, rows, tokens, codes, row_bytes, steps, first, end, arranged, sums, scale, w_scale, out):  # type: ignore[no-untyped-def]
+    """Output columns first..end for all tokens, in tiles of the shape of `zeros`, which is rows x tokens."""
+    totals = np.empty(LANES, np.int32)
+    for t in range(0, out.shape[0], tokens):
+        for n in range(first, end, rows):
+            valid = min(rows, end - n)
+            start = n * row_bytes
+            x = t * steps * 4 * STEP
+            tile = zeros
+            for step in range(steps):
+                for row in range(rows):
+                    prefetch(codes, start + row * row_bytes + _PREFETCH)
+                tile = ternary_step(tile, codes, start, row_bytes, valid, arranged, x)
+                start += STEP
+                x += 4 * tokens * STEP
+            store_sums(tile, totals)
+            for j in range(min(tokens, out.shape[0] - t)):
+                for i in range(valid):
+                    value = np.float32(np.int32(totals[i * tokens + j] - sums[t + j]))
+                    out[t + j, n + i] = np.float32(value / scale[t + j]) * w_scale
+
+
+@njit(parallel=True, cache=True)
+def _ternary_matmul(wide, codes, row_bytes, steps, arranged, sums, scale, w_scale, out):  # type: ignore[no-untyped-def]
+    width = out.shape[1]
+    for block in prange((width + _ROW_BLOCK - 1) // _ROW_BLOCK):
+        first = block * _ROW_BLOCK
+        end = min(first + _ROW_BLOCK, width)
+        if wide:
+            _ternary_rows(
+                tile_i32(_ROWS, _TOKENS), _ROWS, _TOKENS, codes, row_bytes, steps, first, end, arranged, sums, scale, w_scale, out
+            )
+        else:
+            _ternary_rows(tile_i32(_ROWS, 1), _ROWS, 1, codes, row_bytes, steps, first, end, arranged, sums, scale, w_scale, out)
+
+
+def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8], w_scale: np.float32, width: int) -> Floats:
+    # [R, M] int8, [R], I2_S bytes of [N, M], N -> [R, N]
+    """Integers exactly, then float32: (accumulated - row sum) / scale * w_scale. Codes count 0, 1, 2, hence the row sum."""
+    rows, m = q.shape
+    row_bytes = (m + 127) // 128 * 32
+    steps = (row_bytes + STEP - 1) // STEP  # the last step of an odd row reads 32 bytes too many, which meet activations of 0
+    tokens = _TOKENS if rows > 1 else 1
+    arranged = np.zeros(-(-rows // tokens) * tokens * steps * 4 * STEP, np.int8)
+    sums, out = np.empty(rows, np.int32), np.empty((rows, width), np.float32)
+    _launch(_arrange, q.size, q, tokens, steps, arranged, sums)
+    _launch(_ternary_matmul, q.size * width // 64, tokens > 1, codes, row_bytes, steps, arranged, sums, scale, w_scale, out)
+    return out
+
+
+# --- float matmul ---------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _matmul_rows(zeros, rows, tokens, w, first, end, x, out):  # type: ignore[no-untyped-def]
+    totals = np.empty(LANES, np.float32)
+    width = x.shape[1]
+    flat_w, flat_x = w.reshape(-1), x.reshape(-1)
+    for n in range(first, end, rows):
+        valid = min(rows, end - n)
+        for i in range(0, width * rows * w.itemsize, 64):
+            prefetch(flat_w, (n + rows) * width + i // w.itemsize)
+        for t in range(0, x.shape[0], tokens):
+            present = min(tokens, x.shape[0] - t)
+            store_sums(_dot_tile(zeros, flat_w, n * width, width, valid, flat_x, t * width, width, present, width), totals)
+            for j in range(present):
+                for i in range(valid):
+                    out[t + j, n + i] = totals[i * tokens + j]
+
+
+@njit(parallel=True, cache=True)
+def _matmul(w, x, out):  # type: ignore[no-untyped-def]
+    for block in prange((w.shape[0] + _ROW_BLOCK - 1) // _ROW_BLOCK):
+        first = block * _ROW_BLOCK
+        end = min(first + _ROW_BLOCK, w.shape[0])
+        if x.shape[0] > 1:
+            _matmul_rows(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, w, first, end, x, out)
+        else:
+            _matmul_rows(tile_f32(_ROWS, 1), _ROWS, 1, w, first, end, x, out)
+
+
+def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, float16 or bfloat16 bits -> [R, N]
+    out = np.empty((x.shape[0], weights.shape[0]), np.float32)
+    _launch(_matmul, x.shape[0] * weights.size // 8, _loadable(weights), x, out)
+    return out
+
+
+# --- positions ------------------------------------------------------------------------------------------------------------------------
+
+
+@njit(parallel=True, cache=True)
+def _rotations(angle, cos, sin):  # type: ignore[no-untyped-def]
+    for r in prange(angle.shape[0]):
+        for i in range(angle.shape[1]):
+            c, s = cos_sin(angle[r, i])
+            cos[r, i], sin[r, i] = c, s
+
+
+def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:  # [R, K/2] radians -> 2 x [R, K/2]
+    """Cosines and sines, worked out in float64 and rounded once to float32."""
+    cos, sin = np.empty(angle.shape, np.float32), np.empty(angle.shape, np.float32)
+    _launch(_rotations, 16 * cos.size, angle, cos, sin)
+    return cos, sin
+
+
+@njit(parallel=True, cache=True)
+def _rope(x, cos, sin, out):  # type: ignore[no-untyped-def]
+    half = cos.shape[1]
+    for r in prange(x.shape[0]):
+        for h in range(x.shape[1]):
+            for i in range(half):
+                a, b, c, s = x[r, h, i], x[r, h, i + half], cos[r, i], sin[r, i]
+                out[r, h, i] = fma(a, c, -np.float32(b * s))
+                out[r, h, i + half] = fma(a, s, np.float32(b * c))
+
+
+def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, K/2] x 2 -> [R, H, K]
+    """Rotate the pairs (i, i + K/2), as GPT-NeoX does: fma(a, cos, -(b * sin)), fma(a, sin, b * cos)."""
+    out = np.empty_like(x)
+    _launch(_rope, x.size, x, cos, sin, out)
+    return out
+
+
+# --- attention ------------------------------------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _chunk_scores(queries, width, keys, key_start, key_stride, n_keys, scale, totals, scores):  # type: ignore[no-untyped-def]
+    """scores[i, j] = query i . key j * scale, for the keys of one chunk."""
+    flat = queries.reshape(-1)
+    n = queries.shape[0]
+    for j in range(0, n_keys, _ROWS):
+        for i in range(0, n, _TOKENS):
+            n_j, n_i = min(_ROWS, n_keys - j), min(_TOKENS, n - i)
+            start = key_start + j * key_stride
+            tile = _dot_tile(tile_f32(_ROWS, _TOKENS), keys, start, key_stride, n_j, flat, i * width, width, n_i, width)
+            store_sums(tile, totals)
+            for b in range(n_i):
+                for a in range(n_j):
+                    scores[i + b, j + a] = totals[a * _TOKENS + b] * scale
+
+
+@njit(cache=True)
+def _exponentials(scores, low, high, largest, lanes):  # type: ignore[no-untyped-def]
+    """scores[low:high] -> exp(score - largest), and 0 elsewhere; their sum by the lane rule."""
+    for j in range(CHUNK):
+        e = exp(np.float32(scores[j] - largest))
+        scores[j] = e if low <= j < high else np.float32(0.0)
+    lanes[:] = 0
+    for j in range(0, CHUNK, LANES):
+        for i in range(LANES):
+            lanes[i] += scores[j + i]
+    half = LANES // 2
+    while half:
+        for i in range(half):
+            lanes[i] += lanes[i + half]
+        half //= 2
+    return lanes[0]
+
+
+@njit(cache=True)
+def _chunk_values(p, n_keys, values, value_start, value_stride, width, out):  # type: ignore[no-untyped-def]
+    """out[i] = sum over keys of p[i, j] * value j, one chain per element in key order. Rows of `out` are padded to whole tiles."""
+    flat_p, flat_out = p.reshape(-1), out.reshape(-1)
+    span = _VALUE_COLUMNS * LANES
+    for i in range(0, p.shape[0], _TOKENS):
+        n_i = min(_TOKENS, p.shape[0] - i)
+        for d in range(0, width, span):
+            tile = tile_f32(_TOKENS, _VALUE_COLUMNS)
+            start = value_start + d
+            if width - d >= span:
+                for j in range(n_keys):
+                    tile = axpy_step(tile, flat_p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, span)
+            else:
+                for j in range(n_keys):
+                    tile = axpy_tail(tile, flat_p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, width - d)
+            store_tile(tile, flat_out, i * out.shape[1] + d, out.shape[1])
+
+
+@njit(cache=True)
+def _visible(position, window, first_key):  # type: ignore[no-untyped-def]
+    """Which keys of the chunk that begins at first_key a query at `position` sees: low..high. A window counts the query itself."""
+    low = max(0, position - window + 1 - first_key)
+    high = min(CHUNK, position + 1 - first_key)
+    return low, high
+
+
+@njit(cache=True)
+def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):  # type: ignore[no-untyped-def]
+    """Rows first..end, which are consecutive positions of one sequence, against key-value head g of that sequence."""
+    width = q.shape[2]
+    group = q.shape[1] // k.shape[2]
+    stride = k.shape[2] * width
+    base = slot[first] * k.shape[1] * stride + g * width
+    flat_k, flat_v = k.reshape(-1), v.reshape(-1)
+
+    n = (end - first) * group  # query i is head g * group + i % group of row first + i // group
+    queries = np.empty((n, width), np.float32)
+    for i in range(n):
+        queries[i] = q[first + i // group, g * group + i % group]
+    span = _VALUE_COLUMNS * LANES
+    part = np.empty((-(-n // _TOKENS) * _TOKENS, -(-width // span) * span), np.float32)
+    scores, lanes = np.zeros((n, CHUNK), np.float32), np.empty(LANES, np.float32)
+    total, weight = np.zeros((n, width), np.float32), np.zeros(n, np.float32)
+    largest, old, new = np.full(n, -np.inf, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
+
+    for chunk in range(max(0, position[first] - window + 1) // CHUNK, position[end - 1] // CHUNK + 1):
+        key = chunk * CHUNK
+        n_keys = min(CHUNK, position[end - 1] + 1 - key)
+        _chunk_scores(queries, width, flat_k, base + key * stride, stride, n_keys, scale, lanes, scores)
+        for i in range(n):
+            low, high = _visible(position[first + i // group], window, key)
+            m = np.float32(-np.inf)
+            for j in range(low, high):
+                m = max(m, scores[i, j])
+            weight_here = _exponentials(scores[i], low, high, m, lanes)
+            new[i] = _UNSEEN
+            if high > low:
+                after = max(largest[i], m)
+                old[i], new[i] = exp(np.float32(largest[i] - after)), exp(np.float32(m - after))
+                weight[i] = fma(weight[i], old[i], np.float32(weight_here * new[i]))
+                largest[i] = after
+        _chunk_values(scores, n_keys, flat_v, base + key * stride, stride, width, part)
+        for i in range(n):
+            if new[i] != _UNSEEN:  # adding +0 instead would turn a -0 around
+                for d in range(width):
+                    total[i, d] = fma(total[i, d], old[i], np.float32(part[i, d] * new[i]))
+    for i in range(n):
+        for d in range(width):
+            out[first + i // group, g * group + i % group, d] = total[i, d] / weight[i]
+
+
+@njit(parallel=True, cache=True)
+def _attend(q, k, v, slot, position, tiles, scale, window, out):  # type: ignore[no-untyped-def]
+    n = (tiles.size - 1) * k.shape[2]
+    for item in prange(n):
+        mirrored = n - 1 - item // 2 if item % 2 else item // 2  # late rows see more keys: give each thread early and late ones
+        t, g = mirrored // k.shape[2], mirrored % k.shape[2]
+        _attend_tile(q, k, v, slot, position, tiles[t], tiles[t + 1], g, scale, window, out)
+
+
+@njit(cache=True)
+def _query_tiles(slot, position, limit):  # type: ignore[no-untyped-def]
+    """Where to cut the rows so that each piece is at most `limit` consecutive positions of one sequence: first rows, and the end."""
+    cuts = np.empty(slot.size + 1, np.int64)
+    n = 0
+    for r in range(slot.size):
+        if r == 0 or slot[r] != slot[r - 1] or position[r] != position[r - 1] + 1 or r - cuts[n - 1] == limit:
+            cuts[n] = r
+            n += 1
+    cuts[n] = slot.size
+    return cuts[: n + 1].copy()
+
+
+def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None = None) -> Floats:
+    # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
+    """Row r attends to keys 0..position[r] of sequence slot[r], or to the last `window` of them; scale 1/sqrt(K).
+
+    There is no mask array and no [T, S] buffer.
+    """
+    out = np.empty_like(q)
+    tiles = _query_tiles(slot, position, max(1, LANES // (q.shape[1] // k.shape[2])))
+    _launch(_attend, _attention_work(q, position), q, k, v, slot, position, tiles, _scale(q), window or _NO_WINDOW, out)
+    return out
+
+
+def _attention_work(q: Floats, position: NDArray[np.int64]) -> int:
+    return int(position.sum() + position.size) * q.shape[1] * q.shape[2] // 8
+
+
+def _scale(q: Floats) -> np.float32:
+    return np.float32(1.0) / np.sqrt(np.float32(q.shape[2]))
+
+
+@njit(parallel=True, cache=True)
+def _attend_halves(q, k, v, slot, position, scale, out):  # type: ignore[no-untyped-def]
+    heads, width = q.shape[1], q.shape[2]
+    stride = k.shape[2] * width
+    flat_k, flat_v = k.reshape(-1), v.reshape(-1)
+    for item in prange(q.shape[0] * heads):
+        r, h = item // heads, item % heads
+        n = position[r] + 1
+        base = slot[r] * k.shape[1] * stride + h // (heads // k.shape[2]) * width
+        p, sums = np.empty(n, np.float32), np.empty(LANES, np.float32)
+        for j in range(n):
+            store_sums(_dot_tile(tile_f32(1, 1), flat_k, base + j * stride, 0, 1, q[r, h], 0, 0, 1, width), sums)
+            p[j] = sums[0] * scale
+        largest = p.max()
+        weight = 0.0
+        for j in range(n):
+            p[j] = exp(np.float32(p[j] - largest))
+            weight += p[j]
+        factor = np.float32(1.0) / np.float32(weight)
+        total = np.zeros(width, np.float64)
+        for j in range(n):
+            weight_j = np.float64(round_to_half(np.float32(p[j] * factor)))
+            for d in range(width):
+                total[d] += weight_j * flat_v[base + j * stride + d]
+        for d in range(width):
+            out[r, h, d] = total[d]
+
+
+def attend_halves(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
+    # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
+    """`attend` for an engine that rounds probabilities to float16 before it sums the values: plain loops, and sums in float64.
+
+    With q, k and v rounded too, no rounding but float16's shows in the result, whatever order the engine sums in.
+    """
+    out = np.empty_like(q)
+    _launch(_attend_halves, _attention_work(q, position), q, k, v, slot, position, _scale(q), out)
+    return out
+
+
+# --- gates ----------------------------------------------------------------------------------------------------------------------------
+
+
+@njit(parallel=True, cache=True)
+def _relu2_gate(gate, up, out):  # type: ignore[no-untyped-def]
+    for r in prange(gate.shape[0]):
+        for i in range(gate.shape[1]):
+            x = gate[r, i]
+            positive = np.float32(0.0) if x < 0 else x  # NaN stays NaN
+            out[r, i] = np.float32(positive * positive) * up[r, i]
+
+
+def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
+    """max(gate, 0)^2 * up."""
+    out = np.empty_like(gate)
+    _launch(_relu2_gate, gate.size, gate, up, out)
+    return out

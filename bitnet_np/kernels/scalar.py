@@ -1,0 +1,92 @@
+"""Rules for one number, and the arithmetic contract they belong to.
+
+THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and any processor give the same bits, because:
+
+* Sums of integers are exact, so their order is free. A ternary matmul ends in float32 as `(accumulated - row sum) / scale * weight scale`.
+* Every sum of floats has one order that depends on the summed axis alone: 16 lanes, lane = index mod 16, each lane a chain of fused
+  multiply-adds that starts at +0, lanes then added by halving (i with i+8, i+4, i+2, i+1). The squares of a norm are summed so in float64,
+  everything else in float32.
+* Sums over keys go by absolute position in chunks of CHUNK keys from position 0. A chunk has its own maximum m_c, its own sum
+  l_c = sum exp(s - m_c) by the lane rule, and its own o_c = sum exp(s - m_c) v as one chain in key order. Chunks are folded in order:
+  m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m'), l' = fma(l, a, l_c * b), o' = fma(o, a, o_c * b). At the end o / l.
+* exp is the polynomial below. Division and square root are IEEE's. Nothing else is fused, reordered or approximated.
+* Ties round to even. argmax is the lowest index. A row that sees no key gives zeros. An all-zero row quantises to zeros.
+* A row with NaN or infinity in it quantises to zeros with scale NaN, so that the NaN reaches the logits instead of vanishing.
+"""
+
+import numpy as np
+from numba import njit
+
+from .simd import bits_float, float_bits, fma, times_power_of_two
+
+CHUNK = 64  # keys; 64 keys of 128 float32 are 32 KB, a first-level cache
+
+_f = np.float32
+MAGIC = _f(1.5 * 2**23)  # x + MAGIC has no fraction bits left: adding rounds |x| < 2^22 to an integer, half to even
+_LOG2_E = _f(1.4426950408889634)
+_LN2_HIGH = _f(0.693145751953125)  # 16 bits, so that its product with n is exact
+_LN2_LOW = _f(1.4286068203094172e-06)
+_EXP_LOWEST, _EXP_HIGHEST = _f(-104.0), _f(89.0)  # beyond these the answer is 0 or infinity
+# the polynomial of least relative error (3e-9) of the form 1 + r + r^2 (c2 + c3 r + ... + c6 r^4)
+_C2, _C3, _C4, _C5, _C6 = _f(0.49999994), _f(0.1666652), _f(0.041668393), _f(0.008368781), _f(0.0013814467)
+
+
+@njit(inline="always")
+def round_half_even(x):  # type: ignore[no-untyped-def]
+    """Nearest integer of |x| < 2^22, as float32; ties go to the even one."""
+    return _f(_f(x + MAGIC) - MAGIC)
+
+
+@njit(inline="always")
+def exp(x):  # type: ignore[no-untyped-def]
+    """e^x in float32, within 1.1 units in the last place, the same bits everywhere; exp(0) is exactly 1.
+
+    x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, after Cody and Waite), a polynomial in r, then times 2^n.
+    """
+    x = _EXP_LOWEST if x < _EXP_LOWEST else _EXP_HIGHEST if x > _EXP_HIGHEST else x  # and NaN stays NaN
+    magic = fma(x, _LOG2_E, MAGIC)
+    n = _f(magic - MAGIC)
+    r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
+    p = fma(_C6, r, _C5)
+    p = fma(p, r, _C4)
+    p = fma(p, r, _C3)
+    p = fma(p, r, _C2)
+    p = fma(p, r, _f(1.0))
+    p = fma(p, r, _f(1.0))
+    return times_power_of_two(p, magic)
+
+
+@njit(inline="always")
+def round_to_half(x):  # type: ignore[no-untyped-def]
+    """x in 0..65504 rounded to the nearest float16, half to even, still as float32."""
+    if x < _f(2.0**-14):  # subnormal: a multiple of 2^-24, the spacing of float32 just below 1
+        return _f(_f(x + _f(0.75)) - _f(0.75))
+    bits = float_bits(x)
+    return bits_float(np.int32((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF))
+
+
+# pi/2 in three parts; the first two have 33 bits, so that their products with n < 2^20 are exact in float64
+_PI_2 = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
+_SIN = (-1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800, 1 / 6227020800, -1 / 1307674368000, 1 / 355687428096000)
+_COS = (-1 / 2, 1 / 24, -1 / 720, 1 / 40320, -1 / 3628800, 1 / 479001600, -1 / 87178291200, 1 / 20922789888000)
+
+
+@njit
+def cos_sin(angle):  # type: ignore[no-untyped-def]
+    """Cosine and sine of a float64 angle in 0..1.6e6 radians, to 1e-15, from plain products and sums (Taylor's series after reduction)."""
+    n = np.floor(angle * (2 / np.pi) + 0.5)
+    r = ((angle - n * _PI_2[0]) - n * _PI_2[1]) - n * _PI_2[2]
+    z = r * r
+    s, c = 0.0, 0.0
+    for i in range(7, -1, -1):
+        s = (s + _SIN[i]) * z
+        c = (c + _COS[i]) * z
+    s, c = r + r * s, 1.0 + c
+    quadrant = int(n) & 3
+    if quadrant == 0:
+        return c, s
+    if quadrant == 1:
+        return -s, c
+    if quadrant == 2:
+        return -c, -s
+    return s, -c

@@ -1,0 +1,446 @@
+"""Typed SIMD registers for Numba: the one file that knows LLVM.
+
+A kernel is written once, on logical registers of 512 bits (16 float32, 16 int32 or 64 bytes). LLVM splits them into whatever the processor
+has: one AVX-512 register, two of AVX2, four of SSE or NEON. The one thing it cannot find by itself is the byte dot product, so
+`_dot_bytes` names the instruction for each instruction set. Integer sums are exact and float steps are lane by lane, so every processor
+gives the same bits.
+
+A `Tile` is an array of such registers that Numba carries through a loop as one value, and LLVM keeps in registers. Its shape is part of its
+type: a function that takes a tile is compiled once for each shape, and the step functions below unroll themselves over it.
+
+Offsets and strides are in elements of the array they belong to. Nothing is bounds-checked here.
+"""
+
+import platform
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils, config
+from numba.extending import intrinsic, models, register_model
+
+LANES = 16  # float32 or int32 numbers in a logical register
+STEP = 64  # bytes in a logical register: packed weights per ternary step
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+HALF, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
+V16F32, V16I32, V64I8, V32I16 = ir.VectorType(F32, 16), ir.VectorType(I32, 16), ir.VectorType(I8, 64), ir.VectorType(I16, 32)
+V16F64, V16I16, V16HALF, V16I1 = ir.VectorType(F64, 16), ir.VectorType(I16, 16), ir.VectorType(HALF, 16), ir.VectorType(I1, 16)
+
+
+# --- which instructions ---------------------------------------------------------------------------------------------------------------
+
+
+def cpu_features() -> frozenset[str]:
+    """Features Numba compiles for. NUMBA_CPU_NAME alone does not change them: set NUMBA_CPU_FEATURES with it."""
+    text = llvm.get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return frozenset(part[1:] for part in text.split(",") if part.startswith("+"))
+
+
+def instruction_path() -> str:
+    """The way byte dot products are computed here: avx512-vnni, avx-vnni, avx2, ssse3, neon-dotprod or generic."""
+    features = cpu_features()
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        if {"avx512vnni", "avx512bw"} <= features:
+            return "avx512-vnni"
+        for feature, path in (("avxvnni", "avx-vnni"), ("avx2", "avx2"), ("ssse3", "ssse3")):
+            if feature in features:
+                return path
+    elif "dotprod" in features:
+        return "neon-dotprod"
+    return "generic"
+
+
+def _converts_half() -> bool:
+    """Whether float16 can be widened without a call into a runtime library that may not be there."""
+    return "f16c" in cpu_features() or platform.machine().lower() in ("aarch64", "arm64")
+
+
+# --- types ----------------------------------------------------------------------------------------------------------------------------
+
+
+class Tile(types.Type):
+    """`rows` x `columns` registers of 16 lanes; `kind` is "f32", "f64" or "i32"."""
+
+    def __init__(self, kind: str, rows: int, columns: int):
+        self.kind, self.rows, self.columns = kind, rows, columns
+        self.count = rows * columns
+        self.vector = {"f32": V16F32, "f64": V16F64, "i32": V16I32}[kind]
+        super().__init__(f"Tile({kind}, {rows}x{columns})")
+
+
+@register_model(Tile)
+class _TileModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, tile: Tile):
+        super().__init__(manager, tile, ir.ArrayType(tile.vector, tile.count))
+
+
+def _new_tile(kind: str) -> Callable:
+    @intrinsic(prefer_literal=True)
+    def new_tile(typing_context, rows, columns):  # type: ignore[no-untyped-def]
+        if not (isinstance(rows, types.IntegerLiteral) and isinstance(columns, types.IntegerLiteral)):
+            return None
+        tile = Tile(kind, rows.literal_value, columns.literal_value)
+        return tile(rows, columns), lambda context, builder, signature, args: ir.Constant(context.get_value_type(tile), None)
+
+    return new_tile
+
+
+tile_f32 = _new_tile("f32")  # tile_f32(rows, columns): all zeros
+tile_f64 = _new_tile("f64")
+tile_i32 = _new_tile("i32")
+
+
+def _unpack(builder: ir.IRBuilder, tile: Tile, value: ir.Value) -> list[ir.Value]:
+    return [builder.extract_value(value, i) for i in range(tile.count)]
+
+
+def _pack(builder: ir.IRBuilder, value: ir.Value, registers: list[ir.Value]) -> ir.Value:
+    for i, register in enumerate(registers):
+        value = builder.insert_value(value, register, i)
+    return value
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _address(context: Any, builder: ir.IRBuilder, array: types.Array, value: ir.Value, offset: ir.Value) -> ir.Value:
+    return builder.gep(context.make_array(array)(context, builder, value).data, [offset])
+
+
+def _load(builder: ir.IRBuilder, address: ir.Value, vector: ir.Type) -> ir.Value:
+    loaded = builder.load(builder.bitcast(address, vector.as_pointer()), typ=vector)
+    loaded.align = 1
+    return loaded
+
+
+def _mask(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:
+    """The first `count` of 16 lanes."""
+    splat = _splat(builder, builder.trunc(count, I32), V16I32)
+    return builder.icmp_signed("<", ir.Constant(V16I32, list(range(LANES))), splat)
+
+
+def _splat(builder: ir.IRBuilder, scalar: ir.Value, vector: ir.VectorType) -> ir.Value:
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(I32, vector.count), None))
+
+
+def _load_masked(builder: ir.IRBuilder, address: ir.Value, vector: ir.VectorType, mask: ir.Value) -> ir.Value:
+    suffix = {V16F32: "v16f32", V16I16: "v16i16"}[vector]
+    pointer = builder.bitcast(address, vector.as_pointer())
+    kind = ir.FunctionType(vector, [pointer.type, I32, V16I1, vector])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.load.{suffix}.p0")
+    return builder.call(function, [pointer, ir.Constant(I32, 1), mask, ir.Constant(vector, None)])
+
+
+def _load_floats(builder: ir.IRBuilder, array: types.Array, address: ir.Value, mask: ir.Value | None) -> ir.Value:
+    """16 numbers of an array of float32, int16 (float16's bits) or uint16 (bfloat16's), widened exactly; absent ones are 0."""
+
+    def load(vector: ir.VectorType) -> ir.Value:
+        return _load(builder, address, vector) if mask is None else _load_masked(builder, address, vector, mask)
+
+    if array.dtype == types.float32:
+        return load(V16F32)
+    bits = load(V16I16)
+    if array.dtype == types.uint16:
+        return builder.bitcast(builder.shl(builder.zext(bits, V16I32), ir.Constant(V16I32, [16] * LANES)), V16F32)
+    if _converts_half():
+        return builder.fpext(builder.bitcast(bits, V16HALF), V16F32)
+    # The same in integers: shift exponent and fraction into place, let a product with 2^112 mend the exponent (subnormals included).
+    wide = builder.zext(bits, V16I32)
+    sign = builder.shl(builder.and_(wide, ir.Constant(V16I32, [0x8000] * LANES)), ir.Constant(V16I32, [16] * LANES))
+    rest = builder.shl(builder.and_(wide, ir.Constant(V16I32, [0x7FFF] * LANES)), ir.Constant(V16I32, [13] * LANES))
+    scaled = builder.fmul(builder.bitcast(rest, V16F32), ir.Constant(V16F32, [2.0**112] * LANES))
+    return builder.bitcast(builder.or_(builder.bitcast(scaled, V16I32), sign), V16F32)
+
+
+@intrinsic
+def prefetch(typing_context, array, offset):  # type: ignore[no-untyped-def]
+    """Ask for the cache line that holds array[offset]; past the end is allowed."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        pointer = _address(context, builder, signature.args[0], args[0], args[1])
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [pointer, *(ir.Constant(I32, n) for n in (0, 3, 1))])  # read, keep in every level, data
+        return context.get_dummy_value()
+
+    return types.none(array, types.intp), codegen
+
+
+# --- one number -----------------------------------------------------------------------------------------------------------------------
+
+
+def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    name = {F32: "llvm.fma.f32", V16F32: "llvm.fma.v16f32", V16F64: "llvm.fma.v16f64"}[a.type]
+    return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name), [a, b, c])
+
+
+@intrinsic
+def fma(typing_context, a, b, c):  # type: ignore[no-untyped-def]
+    """a * b + c in float32, rounded once."""
+    return types.float32(types.float32, types.float32, types.float32), lambda context, builder, signature, args: _fma(builder, *args)
+
+
+@intrinsic
+def float_bits(typing_context, x):  # type: ignore[no-untyped-def]
+    """The 32 bits of a float32, as an int32."""
+    return types.int32(types.float32), lambda context, builder, signature, args: builder.bitcast(args[0], I32)
+
+
+@intrinsic
+def bits_float(typing_context, bits):  # type: ignore[no-untyped-def]
+    """The float32 that has these 32 bits."""
+    return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], F32)
+
+
+@intrinsic
+def times_power_of_two(typing_context, x, magic):  # type: ignore[no-untyped-def]
+    """x * 2^n for n in -300..300, rounded once, where magic = n + 1.5 * 2^23: the integer is in its low bits already.
+
+    Two exact powers of two, because one would leave float32's range before the product does.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        n = builder.sub(builder.bitcast(args[1], I32), ir.Constant(I32, 0x4B400000))
+        half = builder.ashr(n, ir.Constant(I32, 1))
+        x = args[0]
+        for exponent in (half, builder.sub(n, half)):
+            power = builder.shl(builder.add(exponent, ir.Constant(I32, 127)), ir.Constant(I32, 23))
+            x = builder.fmul(x, builder.bitcast(power, F32))
+        return x
+
+    return types.float32(types.float32, types.float32), codegen
+
+
+# --- sums over lanes ------------------------------------------------------------------------------------------------------------------
+
+
+def _sum_lanes(builder: ir.IRBuilder, registers: list[ir.Value]) -> list[ir.Value]:
+    """Sums of 16 lanes by halving (i with i+8, i+4, i+2, i+1), one sum per lane of the result, for 16 registers at a time.
+
+    Each round puts the lower halves of two registers in one and the upper halves in another and adds those: 15 additions for 16 sums.
+    """
+    integers = registers[0].type == V16I32
+    zero = ir.Constant(registers[0].type, None)
+    registers = registers + [zero] * (-len(registers) % LANES)
+    for width in (16, 8, 4, 2):
+        lower = [lane + i for lane in range(0, 2 * LANES, width) for i in range(width // 2)]
+        upper = [lane + width // 2 for lane in lower]
+        pairs = zip(registers[::2], registers[1::2], strict=True)
+        registers = [
+            (builder.add if integers else builder.fadd)(*(builder.shuffle_vector(a, b, ir.Constant(V16I32, half)) for half in (lower, upper)))
+            for a, b in pairs
+        ]
+    return registers
+
+
+@intrinsic
+def store_sums(typing_context, tile, out):  # type: ignore[no-untyped-def]
+    """out[row * columns + column] = the sum of that register's lanes. `out` has room for the tile's count, rounded up to 16."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        tile, array = signature.args
+        for i, sums in enumerate(_sum_lanes(builder, _unpack(builder, tile, args[0]))):
+            address = _address(context, builder, array, args[1], ir.Constant(I64, i * LANES))
+            builder.store(sums, builder.bitcast(address, tile.vector.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.none(tile, out), codegen
+
+
+# --- float tiles ----------------------------------------------------------------------------------------------------------------------
+
+
+def _clamped(builder: ir.IRBuilder, start: ir.Value, stride: ir.Value, index: int, valid: ir.Value) -> ir.Value:
+    """Offset of row `index` of a tile; rows past the last valid one repeat it, so that edge tiles need no code of their own."""
+    last = builder.sub(valid, ir.Constant(valid.type, 1))
+    constant = ir.Constant(valid.type, index)
+    row = builder.select(builder.icmp_signed("<", constant, last), constant, last) if index else ir.Constant(valid.type, 0)
+    return builder.add(start, builder.mul(stride, row))
+
+
+def _dot_step(masked: bool) -> Callable:
+    @intrinsic
+    def dot_step(typing_context, tile, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            tile, w_array, x_array = signature.args[0], signature.args[1], signature.args[5]
+            value, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count = args
+            mask = _mask(builder, count) if masked else None
+
+            def load(array: types.Array, base: ir.Value, start: ir.Value, stride: ir.Value, index: int, valid: ir.Value) -> ir.Value:
+                offset = _clamped(builder, start, stride, index, valid)
+                loaded = _load_floats(builder, array, _address(context, builder, array, base, offset), mask)
+                return builder.fpext(loaded, V16F64) if tile.kind == "f64" else loaded
+
+            rows = [load(w_array, w, w_start, w_stride, i, w_valid) for i in range(tile.rows)]
+            sums = _unpack(builder, tile, value)
+            for column in range(tile.columns):
+                other = load(x_array, x, x_start, x_stride, column, x_valid)
+                for row in range(tile.rows):
+                    i = row * tile.columns + column
+                    sums[i] = _fma(builder, rows[row], other, sums[i])
+            return _pack(builder, value, sums)
+
+        n = types.intp
+        return tile(tile, w, n, n, n, x, n, n, n, n), codegen
+
+    return dot_step
+
+
+# tile[i, j] += w[w_start + i * w_stride :][:16] * x[x_start + j * x_stride :][:16], lane by lane; `dot_tail` takes the first `count` only
+dot_step = _dot_step(masked=False)
+dot_tail = _dot_step(masked=True)
+
+
+def _axpy_step(masked: bool) -> Callable:
+    @intrinsic
+    def axpy_step(typing_context, tile, p, p_start, p_stride, p_valid, v, v_start, count):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            tile, p_array, v_array = signature.args[0], signature.args[1], signature.args[5]
+            value, p, p_start, p_stride, p_valid, v, v_start, count = args
+            values = []
+            for column in range(tile.columns):
+                offset = builder.add(v_start, ir.Constant(v_start.type, column * LANES))
+                mask = _mask(builder, builder.sub(count, ir.Constant(count.type, column * LANES))) if masked else None
+                values.append(_load_floats(builder, v_array, _address(context, builder, v_array, v, offset), mask))
+            sums = _unpack(builder, tile, value)
+            for row in range(tile.rows):
+                address = _address(context, builder, p_array, p, _clamped(builder, p_start, p_stride, row, p_valid))
+                weight = _splat(builder, builder.load(address), V16F32)
+                for column in range(tile.columns):
+                    i = row * tile.columns + column
+                    sums[i] = _fma(builder, weight, values[column], sums[i])
+            return _pack(builder, value, sums)
+
+        n = types.intp
+        return tile(tile, p, n, n, n, v, n, n), codegen
+
+    return axpy_step
+
+
+# tile[i, j] += p[p_start + i * p_stride] * v[v_start + 16 * j :][:16], lane by lane; `axpy_tail` stops after `count` elements of v
+axpy_step = _axpy_step(masked=False)
+axpy_tail = _axpy_step(masked=True)
+
+
+@intrinsic
+def store_tile(typing_context, tile, out, start, stride):  # type: ignore[no-untyped-def]
+    """out[start + row * stride + 16 * column :][:16] = the tile's lanes."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        tile, array = signature.args[:2]
+        value, out, start, stride = args
+        for i, register in enumerate(_unpack(builder, tile, value)):
+            row, column = divmod(i, tile.columns)
+            offset = builder.add(start, builder.mul(stride, ir.Constant(stride.type, row)))
+            offset = builder.add(offset, ir.Constant(offset.type, column * LANES))
+            address = _address(context, builder, array, out, offset)
+            builder.store(register, builder.bitcast(address, tile.vector.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.none(tile, out, types.intp, types.intp), codegen
+
+
+# --- ternary tiles --------------------------------------------------------------------------------------------------------------------
+
+
+def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *values: ir.Value) -> ir.Value:
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), list(values))
+
+
+def _dot_avx2(builder: ir.IRBuilder, names: tuple[str, str], total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+    """u8 x s8 -> s16 pairs (at most 2 * 2 * 127, no saturation), then s16 pairs -> s32."""
+    lanes = codes.type.count // 2
+    products = _call(builder, names[0], ir.VectorType(I16, lanes), codes, x)
+    return builder.add(total, _call(builder, names[1], total.type, products, ir.Constant(products.type, [1] * lanes)))
+
+
+def _dot_one(name: str, builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+    return _call(builder, name, total.type, total, codes, x)
+
+
+def _dot_generic(builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+    """In plain LLVM: widen to 16 bits, multiply, add four neighbours."""
+    products = builder.mul(builder.zext(codes, ir.VectorType(I16, STEP)), builder.sext(x, ir.VectorType(I16, STEP)))
+    for width in (I16, I32):  # two products of at most 254 still fit 16 bits
+        wide = builder.sext(products, ir.VectorType(width, products.type.count)) if width is I32 else products
+        even, odd = (ir.Constant(ir.VectorType(I32, wide.type.count // 2), list(range(k, wide.type.count, 2))) for k in (0, 1))
+        products = builder.add(builder.shuffle_vector(wide, wide, even), builder.shuffle_vector(wide, wide, odd))
+    return builder.add(total, products)
+
+
+# instruction path -> how many pieces a logical register falls into, and the dot product of one piece
+_DOTS: dict[str, tuple[int, Callable]] = {
+    "avx512-vnni": (1, partial(_dot_one, "llvm.x86.avx512.vpdpbusd.512")),
+    "avx-vnni": (2, partial(_dot_one, "llvm.x86.avx512.vpdpbusd.256")),
+    "avx2": (2, lambda b, *v: _dot_avx2(b, ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"), *v)),
+    "ssse3": (4, lambda b, *v: _dot_avx2(b, ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"), *v)),
+    "neon-dotprod": (4, partial(_dot_one, "llvm.aarch64.neon.sdot.v4i32.v16i8")),  # codes 0..2 are signed bytes too
+    "generic": (1, _dot_generic),
+}
+
+
+def _slices(builder: ir.IRBuilder, value: ir.Value, pieces: int) -> list[ir.Value]:
+    if pieces == 1:
+        return [value]
+    n = value.type.count // pieces
+    return [builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, n), list(range(p * n, p * n + n)))) for p in range(pieces)]
+
+
+def _joined(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
+    while len(parts) > 1:
+        n = 2 * parts[0].type.count
+        order = ir.Constant(ir.VectorType(I32, n), list(range(n)))
+        parts = [builder.shuffle_vector(a, b, order) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
+
+
+def _dot_bytes(builder: ir.IRBuilder, path: str, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+    """total[i] += sum over j < 4 of codes[4i + j] * x[4i + j]; codes are 0, 1 or 2, x is signed."""
+    pieces, dot = _DOTS[path]
+    sliced = (_slices(builder, value, pieces) for value in (total, codes, x))
+    return _joined(builder, [dot(builder, *part) for part in zip(*sliced, strict=True)])
+
+
+@intrinsic
+def ternary_step(typing_context, tile, codes, start, stride, valid, x, x_start):  # type: ignore[no-untyped-def]
+    """tile[i, j] += 256 weights of row i times 256 activations of token j.
+
+    codes: uint8, 64 bytes per row from start + i * stride, in I2_S order: element e of each 32-byte block of 128 is in byte e % 32, at
+    bits 6 - 2 * (e // 32). x: int8 at x_start, arranged so that plane p (bits 6 - 2p) of token j is the 64 bytes at (p * columns + j) * 64.
+    """
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        tile, codes_array, x_array = signature.args[0], signature.args[1], signature.args[5]
+        value, codes, start, stride, valid, x, x_start = args
+        path = instruction_path()
+        packed = []
+        for row in range(tile.rows):
+            address = _address(context, builder, codes_array, codes, _clamped(builder, start, stride, row, valid))
+            packed.append(_load(builder, address, V64I8))
+        sums = _unpack(builder, tile, value)
+        three = ir.Constant(V64I8, [3] * STEP)
+        for plane in range(4):
+            shift = ir.Constant(V32I16, [6 - 2 * plane] * 32)  # 16-bit shifts: no processor shifts bytes, and the mask drops what crosses
+            unpacked = [builder.and_(builder.bitcast(builder.lshr(builder.bitcast(p, V32I16), shift), V64I8), three) for p in packed]
+            for column in range(tile.columns):
+                offset = builder.add(x_start, ir.Constant(x_start.type, (plane * tile.columns + column) * STEP))
+                activations = _load(builder, _address(context, builder, x_array, x, offset), V64I8)
+                for row in range(tile.rows):
+                    i = row * tile.columns + column
+                    sums[i] = _dot_bytes(builder, path, sums[i], unpacked[row], activations)
+        return _pack(builder, value, sums)
+
+    n = types.intp
+    return tile(tile, codes, n, n, n, x, n), codegen
+
+
+def is_wide() -> bool:
+    """Whether 32 registers of 512 bits hold the accumulators of a large tile."""
+    return "avx512f" in cpu_features()
+
