@@ -10,8 +10,9 @@ from .model import Config
 class KVCache:
     """Keys and values of `batch` sequences (slots) of up to `capacity` positions each.
 
-    `k` and `v` are float32 [L, B, S, G, K], 2 * L * B * S * G * K * 4 bytes together. `lengths` [B] says how many positions of each slot are
-    filled. Everything past a slot's length is zero, always, so that two caches with the same content have the same bytes.
+    `k` and `v` are float32 [L, B, S, G, K], 2 * L * B * S * G * K * 4 bytes together. `lengths` [B] says how many
+    positions of each slot are filled. Everything past a slot's length is zero, always, so that two caches with the same
+    content have the same bytes.
     """
 
     def __init__(self, config: Config, batch: int = 1, capacity: int | None = None):
@@ -76,5 +77,3 @@ class KVCache:
         """Zero positions start..end of a slot in every layer."""
         self.k[:, slot, start:end] = 0
         self.v[:, slot, start:end] = 0
-
-

@@ -1,6 +1,7 @@
 """Model families: which GGUF architectures are supported, and what their keys and tensors are called."""
 
 from decimal import Decimal, localcontext
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,14 +46,16 @@ def read_config(file: GGUFFile) -> Config:
     for key in file.metadata:
         if key.startswith(prefix) and key[len(prefix) :] not in known:
             raise UnsupportedError(f"{file.path}: {key} = {file.metadata[key]!r} is a setting this package does not implement")
-    value = {key: file.require(prefix + key, kind) for key, kind in _REQUIRED.items()}
+    value: dict[str, Any] = {key: file.require(prefix + key, kind) for key, kind in _REQUIRED.items()}
     value |= {key: file.get(prefix + key, kind, None) for key, kind in _OPTIONAL.items()}
 
     heads, width = value["attention.head_count"], value["embedding_length"]
     head_dim = value["attention.key_length"]
     if head_dim is None:
         if heads < 1 or width % heads:
-            raise FileFormatError(f"{file.path}: {width} = {prefix}embedding_length is no multiple of {heads} = {prefix}attention.head_count")
+            raise FileFormatError(
+                f"{file.path}: {width} = {prefix}embedding_length is no multiple of {heads} = {prefix}attention.head_count"
+            )
         head_dim = width // heads
     for key in ("rope.dimension_count", "attention.value_length"):
         if value[key] not in (None, head_dim):

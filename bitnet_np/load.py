@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +14,15 @@ from .kernels import cpu
 from .model import Layer, Model, Ternary
 from .tensor_types import BF16, F16, F32, I2_S
 
-_FLOATS = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2")}
+_FLOATS: dict[Any, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2")}
 
 
 def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda done, total: None) -> Model:
     """Open a GGUF file as a model.
 
-    The weights stay in the mapped file: a model takes no more memory than what of the file the system keeps. Everything is read once, to check
-    that scales, norms and tables are finite and that no ternary code is 3. `progress(done, total)` is called after each layer.
+    The weights stay in the mapped file: a model takes no more memory than what of the file the system keeps. Everything is
+    read once, to check that scales, norms and tables are finite and that no ternary code is 3. `progress(done, total)` is
+    called after each layer.
 
     Raises FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
     """
@@ -42,7 +44,7 @@ def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda don
         return tensor
 
     def layer(n: int) -> Layer:
-        parts = {}
+        parts: dict[str, Any] = {}
         for field, shape in shapes.items():
             tensor = take(f"blk.{n}.{field}.weight", shape)
             parts[field] = _ternary(file, tensor) if field in families.MATRICES else _norm(file, tensor)
@@ -89,5 +91,7 @@ def _ternary(file: GGUFFile, tensor: Tensor) -> Ternary:
     if not (np.isfinite(scale) and scale >= 0):
         raise NonFiniteError(f"{file.path}: tensor {tensor.name} has the scale {scale}, expected a finite number, not negative")
     if cpu.has_code_three(codes):
-        raise FileFormatError(f"{file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file or another layout")
+        raise FileFormatError(
+            f"{file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file or another layout"
+        )
     return Ternary(tensor.data, scale, (n, m))

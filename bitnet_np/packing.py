@@ -1,8 +1,9 @@
 """I2_S, the layout the kernels stream, and its inverse.
 
-Rows of codes (0, 1, 2 for -1, 0, +1), each padded with zero weights to a multiple of 128, one after the other; 128 weights take 32 bytes,
-element e of them in byte e % 32 at bits 6 - 2 * (e // 32). 32 more bytes follow: the float32 scale and padding. A tensor of a GGUF file whose
-rows are multiples of 128 is used as it lies in the file; the trailing bytes are also what lets a kernel read 64 bytes at a time.
+Rows of codes (0, 1, 2 for -1, 0, +1), each padded with zero weights to a multiple of 128, one after the other; 128
+weights take 32 bytes, element e of them in byte e % 32 at bits 6 - 2 * (e // 32). 32 more bytes follow: the float32 scale
+and padding. A tensor of a GGUF file, whose rows are multiples of 128, is used as it lies in the file; the trailing bytes
+are also what lets a kernel read 64 bytes at a time.
 """
 
 from dataclasses import fields, is_dataclass, replace

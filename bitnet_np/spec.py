@@ -1,10 +1,12 @@
-"""THE DEFINITION: BitNet b1.58 in float64, whole sequences, explicit masks. Nothing here is fast, and nothing here is shared with what it judges.
+"""THE DEFINITION: BitNet b1.58 in float64, whole sequences, explicit masks. Slow, and it shares nothing with what it judges.
 
-Sources: "The Era of 1-bit LLMs" (arXiv 2402.17764) for the ternary matmul on int8 activations, "BitNet b1.58 2B4T Technical Report" (arXiv
-2504.12285) for sub-norms and squared ReLU, RoFormer (arXiv 2104.09864) for the rotation, in the half-rotated pairing of GPT-NeoX.
+Sources: "The Era of 1-bit LLMs" (arXiv 2402.17764) for the ternary matmul on int8 activations, "BitNet b1.58 2B4T Technical
+Report" (arXiv 2504.12285) for sub-norms and squared ReLU, RoFormer (arXiv 2104.09864) for the rotation, in the half-rotated
+pairing of GPT-NeoX.
 
-Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head width, F feed-forward
-width, V vocabulary. `model` is any record with the fields of model.Model in which a ternary matrix is a record of `matrix` (-1, 0, +1) and `scale`.
+Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
+width, F feed-forward width, V vocabulary. `model` is any record with the fields of model.Model in which a ternary matrix is
+a record of `matrix` (-1, 0, +1) and `scale`: packing.dense makes one.
 """
 
 from collections.abc import Callable
@@ -17,7 +19,7 @@ Array = NDArray[np.float64]
 
 
 def embed(table: Array, tokens: ArrayLike) -> Array:  # [V, D], [T] -> [T, D]
-    return np.asarray(table[tokens], np.float64)
+    return table[np.asarray(tokens)]
 
 
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:  # [T, D], [D] -> [T, D]

@@ -213,8 +213,9 @@ class _Keys:
 
     def strings(self, key: str) -> list[str]:
         value = self.metadata.get(key, ())
-        texts = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [None]
-        self.check(all(isinstance(text, str) for text in texts), key, f"is {_shown(value)}, expected an array of strings")
+        texts = list(value) if isinstance(value, Sequence) else []
+        array = isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(text, str) for text in texts)
+        self.check(array, key, f"is {_shown(value)}, expected an array of strings")
         return texts
 
     def numbers(self, key: str, size: int) -> np.ndarray:

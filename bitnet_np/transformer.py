@@ -287,7 +287,9 @@ def _shaped(logits: Floats, rows: Rows, shape: tuple[int, ...], last_only: bool)
 # --- the model ------------------------------------------------------------------------------------------------------------------------
 
 
-def _decoder(model: Model, rows: Rows, keys_values: KeysValues, last_only: bool, dialect: Dialect, ops: ModuleType, record: Record) -> Floats:
+def _decoder(
+    model: Model, rows: Rows, keys_values: KeysValues, last_only: bool, dialect: Dialect, ops: ModuleType, record: Record
+) -> Floats:
     """All layers and the head: [R] -> [R, V], or [B, V] with last_only."""
     h = ops.embed(model.token_embd, rows.tokens)
     record("inp_embd", None, h)

@@ -63,7 +63,7 @@ def _loadable(table: NDArray) -> NDArray:
 
 
 @njit(cache=True)
-def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count):  # type: ignore[no-untyped-def]
+def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count):
     """Dot products of some rows of w with some rows of x over `count` elements, unfinished: 16 lanes each."""
     tile = zeros
     whole = count - count % LANES
@@ -78,7 +78,7 @@ def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_vali
 
 
 @njit(parallel=True, cache=True)
-def _code_three(codes, found):  # type: ignore[no-untyped-def]
+def _code_three(codes, found):
     for part in prange(found.size):
         both = np.uint8(0)
         for i in range(part * codes.size // found.size, (part + 1) * codes.size // found.size):
@@ -94,7 +94,7 @@ def has_code_three(codes: NDArray[np.uint8]) -> bool:
 
 
 @njit(parallel=True, cache=True)
-def _all_ones(bits, exponent, found):  # type: ignore[no-untyped-def]
+def _all_ones(bits, exponent, found):
     for part in prange(found.size):
         seen = False
         for i in range(part * bits.size // found.size, (part + 1) * bits.size // found.size):
@@ -115,7 +115,7 @@ def has_non_finite(table: NDArray) -> bool:
 
 
 @njit(cache=True)
-def _widen_row(row, out):  # type: ignore[no-untyped-def]
+def _widen_row(row, out):
     """A row of float32, float16 or bfloat16 bits as float32. 1 * x + 0 is x, but for the sign of a zero."""
     one = np.ones(1, np.float32)
     width = out.size
@@ -130,7 +130,7 @@ def _widen_row(row, out):  # type: ignore[no-untyped-def]
 
 
 @njit(parallel=True, cache=True)
-def _embed(table, tokens, out):  # type: ignore[no-untyped-def]
+def _embed(table, tokens, out):
     for r in prange(tokens.size):
         _widen_row(table[tokens[r]], out[r])
 
@@ -145,14 +145,14 @@ def embed(table: NDArray, tokens: NDArray[np.int64]) -> Floats:  # [V, D], [R] -
 
 
 @njit(cache=True)
-def _sum_of_squares(x, sums):  # type: ignore[no-untyped-def]
+def _sum_of_squares(x, sums):
     """sum x[i]^2 in 16 lanes of float64."""
     store_sums(_dot_tile(tile_f64(1, 1), x, 0, 0, 1, x, 0, 0, 1, x.size), sums)
     return sums[0]
 
 
 @njit(parallel=True, cache=True)
-def _rms_norm(x, gain, eps, out):  # type: ignore[no-untyped-def]
+def _rms_norm(x, gain, eps, out):
     for r in prange(x.shape[0]):
         row = x[r]
         mean = np.float32(_sum_of_squares(row, np.empty(LANES, np.float64)) / row.size)
@@ -172,7 +172,7 @@ def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [
 
 
 @njit(parallel=True, cache=True)
-def _quantize(x, codes, scale):  # type: ignore[no-untyped-def]
+def _quantize(x, codes, scale):
     for r in prange(x.shape[0]):
         row = x[r]
         largest = np.int32(0)  # of |x|, as bits: these order like the numbers, and NaN above all of them
@@ -197,7 +197,7 @@ def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] 
 
 
 @njit(cache=True)
-def _arrange_token(q, steps, tokens, out, start):  # type: ignore[no-untyped-def]
+def _arrange_token(q, steps, tokens, out, start):
     """One token's codes in the order `ternary_step` reads: whole 32-byte runs move. Returns their sum."""
     total = np.int32(0)
     for i in range(q.size):
@@ -212,14 +212,14 @@ def _arrange_token(q, steps, tokens, out, start):  # type: ignore[no-untyped-def
 
 
 @njit(parallel=True, cache=True)
-def _arrange(q, tokens, steps, arranged, sums):  # type: ignore[no-untyped-def]
+def _arrange(q, tokens, steps, arranged, sums):
     for r in prange(q.shape[0]):
         start = (r // tokens) * steps * 4 * tokens * STEP + (r % tokens) * STEP
         sums[r] = _arrange_token(q[r], steps, tokens, arranged, start)
 
 
 @njit(cache=True)
-def _ternary_rows(zeros, rows, tokens, codes, row_bytes, steps, first, end, arranged, sums, scale, w_scale, out):  # type: ignore[no-untyped-def]
+def _ternary_rows(zeros, rows, tokens, codes, row_bytes, steps, first, end, arranged, sums, scale, w_scale, out):
     """Output columns first..end for all tokens, in tiles of the shape of `zeros`, which is rows x tokens."""
     totals = np.empty(LANES, np.int32)
     for t in range(0, out.shape[0], tokens):
@@ -228,7 +228,7 @@ def _ternary_rows(zeros, rows, tokens, codes, row_bytes, steps, first, end, arra
             start = n * row_bytes
             x = t * steps * 4 * STEP
             tile = zeros
-            for step in range(steps):
+            for _ in range(steps):
                 for row in range(rows):
                     prefetch(codes, start + row * row_bytes + _PREFETCH)
                 tile = ternary_step(tile, codes, start, row_bytes, valid, arranged, x)
@@ -242,7 +242,7 @@ def _ternary_rows(zeros, rows, tokens, codes, row_bytes, steps, first, end, arra
 
 
 @njit(parallel=True, cache=True)
-def _ternary_matmul(wide, codes, row_bytes, steps, arranged, sums, scale, w_scale, out):  # type: ignore[no-untyped-def]
+def _ternary_matmul(wide, codes, row_bytes, steps, arranged, sums, scale, w_scale, out):
     width = out.shape[1]
     for block in prange((width + _ROW_BLOCK - 1) // _ROW_BLOCK):
         first = block * _ROW_BLOCK
@@ -273,7 +273,7 @@ def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8],
 
 
 @njit(cache=True)
-def _matmul_rows(zeros, rows, tokens, w, first, end, x, out):  # type: ignore[no-untyped-def]
+def _matmul_rows(zeros, rows, tokens, w, first, end, x, out):
     totals = np.empty(LANES, np.float32)
     width = x.shape[1]
     flat_w, flat_x = w.reshape(-1), x.reshape(-1)
@@ -290,7 +290,7 @@ def _matmul_rows(zeros, rows, tokens, w, first, end, x, out):  # type: ignore[no
 
 
 @njit(parallel=True, cache=True)
-def _matmul(w, x, out):  # type: ignore[no-untyped-def]
+def _matmul(w, x, out):
     for block in prange((w.shape[0] + _ROW_BLOCK - 1) // _ROW_BLOCK):
         first = block * _ROW_BLOCK
         end = min(first + _ROW_BLOCK, w.shape[0])
@@ -310,7 +310,7 @@ def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, fl
 
 
 @njit(parallel=True, cache=True)
-def _rotations(angle, cos, sin):  # type: ignore[no-untyped-def]
+def _rotations(angle, cos, sin):
     for r in prange(angle.shape[0]):
         for i in range(angle.shape[1]):
             c, s = cos_sin(angle[r, i])
@@ -325,7 +325,7 @@ def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:  # [R, K/2] 
 
 
 @njit(parallel=True, cache=True)
-def _rope(x, cos, sin, out):  # type: ignore[no-untyped-def]
+def _rope(x, cos, sin, out):
     half = cos.shape[1]
     for r in prange(x.shape[0]):
         for h in range(x.shape[1]):
@@ -346,7 +346,7 @@ def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, K/2] 
 
 
 @njit(cache=True)
-def _chunk_scores(queries, width, keys, key_start, key_stride, n_keys, scale, totals, scores):  # type: ignore[no-untyped-def]
+def _chunk_scores(queries, width, keys, key_start, key_stride, n_keys, scale, totals, scores):
     """scores[i, j] = query i . key j * scale, for the keys of one chunk."""
     flat = queries.reshape(-1)
     n = queries.shape[0]
@@ -362,7 +362,7 @@ def _chunk_scores(queries, width, keys, key_start, key_stride, n_keys, scale, to
 
 
 @njit(cache=True)
-def _exponentials(scores, low, high, largest, lanes):  # type: ignore[no-untyped-def]
+def _exponentials(scores, low, high, largest, lanes):
     """scores[low:high] -> exp(score - largest), and 0 elsewhere; their sum by the lane rule."""
     for j in range(CHUNK):
         e = exp(np.float32(scores[j] - largest))
@@ -380,7 +380,7 @@ def _exponentials(scores, low, high, largest, lanes):  # type: ignore[no-untyped
 
 
 @njit(cache=True)
-def _chunk_values(p, n_keys, values, value_start, value_stride, width, out):  # type: ignore[no-untyped-def]
+def _chunk_values(p, n_keys, values, value_start, value_stride, width, out):
     """out[i] = sum over keys of p[i, j] * value j, one chain per element in key order. Rows of `out` are padded to whole tiles."""
     flat_p, flat_out = p.reshape(-1), out.reshape(-1)
     span = _VALUE_COLUMNS * LANES
@@ -399,7 +399,7 @@ def _chunk_values(p, n_keys, values, value_start, value_stride, width, out):  # 
 
 
 @njit(cache=True)
-def _visible(position, window, first_key):  # type: ignore[no-untyped-def]
+def _visible(position, window, first_key):
     """Which keys of the chunk that begins at first_key a query at `position` sees: low..high. A window counts the query itself."""
     low = max(0, position - window + 1 - first_key)
     high = min(CHUNK, position + 1 - first_key)
@@ -407,7 +407,7 @@ def _visible(position, window, first_key):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):  # type: ignore[no-untyped-def]
+def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
     """Rows first..end, which are consecutive positions of one sequence, against key-value head g of that sequence."""
     width = q.shape[2]
     group = q.shape[1] // k.shape[2]
@@ -452,7 +452,7 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):  #
 
 
 @njit(parallel=True, cache=True)
-def _attend(q, k, v, slot, position, tiles, scale, window, out):  # type: ignore[no-untyped-def]
+def _attend(q, k, v, slot, position, tiles, scale, window, out):
     n = (tiles.size - 1) * k.shape[2]
     for item in prange(n):
         mirrored = n - 1 - item // 2 if item % 2 else item // 2  # late rows see more keys: give each thread early and late ones
@@ -461,7 +461,7 @@ def _attend(q, k, v, slot, position, tiles, scale, window, out):  # type: ignore
 
 
 @njit(cache=True)
-def _query_tiles(slot, position, limit):  # type: ignore[no-untyped-def]
+def _query_tiles(slot, position, limit):
     """Where to cut the rows so that each piece is at most `limit` consecutive positions of one sequence: first rows, and the end."""
     cuts = np.empty(slot.size + 1, np.int64)
     n = 0
@@ -494,7 +494,7 @@ def _scale(q: Floats) -> np.float32:
 
 
 @njit(parallel=True, cache=True)
-def _attend_halves(q, k, v, slot, position, scale, out):  # type: ignore[no-untyped-def]
+def _attend_halves(q, k, v, slot, position, scale, out):
     heads, width = q.shape[1], q.shape[2]
     stride = k.shape[2] * width
     flat_k, flat_v = k.reshape(-1), v.reshape(-1)
@@ -536,7 +536,7 @@ def attend_halves(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], posi
 
 
 @njit(parallel=True, cache=True)
-def _relu2_gate(gate, up, out):  # type: ignore[no-untyped-def]
+def _relu2_gate(gate, up, out):
     for r in prange(gate.shape[0]):
         for i in range(gate.shape[1]):
             x = gate[r, i]

@@ -32,13 +32,13 @@ _C2, _C3, _C4, _C5, _C6 = _f(0.49999994), _f(0.1666652), _f(0.041668393), _f(0.0
 
 
 @njit(inline="always")
-def round_half_even(x):  # type: ignore[no-untyped-def]
+def round_half_even(x):
     """Nearest integer of |x| < 2^22, as float32; ties go to the even one."""
     return _f(_f(x + MAGIC) - MAGIC)
 
 
 @njit(inline="always")
-def exp(x):  # type: ignore[no-untyped-def]
+def exp(x):
     """e^x in float32, within 1.1 units in the last place, the same bits everywhere; exp(0) is exactly 1.
 
     x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, after Cody and Waite), a polynomial in r, then times 2^n.
@@ -57,7 +57,7 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def round_to_half(x):  # type: ignore[no-untyped-def]
+def round_to_half(x):
     """x in 0..65504 rounded to the nearest float16, half to even, still as float32."""
     if x < _f(2.0**-14):  # subnormal: a multiple of 2^-24, the spacing of float32 just below 1
         return _f(_f(x + _f(0.75)) - _f(0.75))
@@ -72,7 +72,7 @@ _COS = (-1 / 2, 1 / 24, -1 / 720, 1 / 40320, -1 / 3628800, 1 / 479001600, -1 / 8
 
 
 @njit
-def cos_sin(angle):  # type: ignore[no-untyped-def]
+def cos_sin(angle):
     """Cosine and sine of a float64 angle in 0..1.6e6 radians, to 1e-15, from plain products and sums (Taylor's series after reduction)."""
     n = np.floor(angle * (2 / np.pi) + 0.5)
     r = ((angle - n * _PI_2[0]) - n * _PI_2[1]) - n * _PI_2[2]

@@ -80,7 +80,7 @@ class _TileModel(models.PrimitiveModel):
 
 def _new_tile(kind: str) -> Callable:
     @intrinsic(prefer_literal=True)
-    def new_tile(typing_context, rows, columns):  # type: ignore[no-untyped-def]
+    def new_tile(typing_context, rows, columns):
         if not (isinstance(rows, types.IntegerLiteral) and isinstance(columns, types.IntegerLiteral)):
             return None
         tile = Tile(kind, rows.literal_value, columns.literal_value)
@@ -158,10 +158,10 @@ def _load_floats(builder: ir.IRBuilder, array: types.Array, address: ir.Value, m
 
 
 @intrinsic
-def prefetch(typing_context, array, offset):  # type: ignore[no-untyped-def]
+def prefetch(typing_context, array, offset):
     """Ask for the cache line that holds array[offset]; past the end is allowed."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         pointer = _address(context, builder, signature.args[0], args[0], args[1])
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -180,31 +180,31 @@ def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Val
 
 
 @intrinsic
-def fma(typing_context, a, b, c):  # type: ignore[no-untyped-def]
+def fma(typing_context, a, b, c):
     """a * b + c in float32, rounded once."""
     return types.float32(types.float32, types.float32, types.float32), lambda context, builder, signature, args: _fma(builder, *args)
 
 
 @intrinsic
-def float_bits(typing_context, x):  # type: ignore[no-untyped-def]
+def float_bits(typing_context, x):
     """The 32 bits of a float32, as an int32."""
     return types.int32(types.float32), lambda context, builder, signature, args: builder.bitcast(args[0], I32)
 
 
 @intrinsic
-def bits_float(typing_context, bits):  # type: ignore[no-untyped-def]
+def bits_float(typing_context, bits):
     """The float32 that has these 32 bits."""
     return types.float32(types.int32), lambda context, builder, signature, args: builder.bitcast(args[0], F32)
 
 
 @intrinsic
-def times_power_of_two(typing_context, x, magic):  # type: ignore[no-untyped-def]
+def times_power_of_two(typing_context, x, magic):
     """x * 2^n for n in -300..300, rounded once, where magic = n + 1.5 * 2^23: the integer is in its low bits already.
 
     Two exact powers of two, because one would leave float32's range before the product does.
     """
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         n = builder.sub(builder.bitcast(args[1], I32), ir.Constant(I32, 0x4B400000))
         half = builder.ashr(n, ir.Constant(I32, 1))
         x = args[0]
@@ -232,17 +232,19 @@ def _sum_lanes(builder: ir.IRBuilder, registers: list[ir.Value]) -> list[ir.Valu
         upper = [lane + width // 2 for lane in lower]
         pairs = zip(registers[::2], registers[1::2], strict=True)
         registers = [
-            (builder.add if integers else builder.fadd)(*(builder.shuffle_vector(a, b, ir.Constant(V16I32, half)) for half in (lower, upper)))
+            (builder.add if integers else builder.fadd)(
+                *(builder.shuffle_vector(a, b, ir.Constant(V16I32, half)) for half in (lower, upper))
+            )
             for a, b in pairs
         ]
     return registers
 
 
 @intrinsic
-def store_sums(typing_context, tile, out):  # type: ignore[no-untyped-def]
+def store_sums(typing_context, tile, out):
     """out[row * columns + column] = the sum of that register's lanes. `out` has room for the tile's count, rounded up to 16."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         tile, array = signature.args
         for i, sums in enumerate(_sum_lanes(builder, _unpack(builder, tile, args[0]))):
             address = _address(context, builder, array, args[1], ir.Constant(I64, i * LANES))
@@ -265,8 +267,8 @@ def _clamped(builder: ir.IRBuilder, start: ir.Value, stride: ir.Value, index: in
 
 def _dot_step(masked: bool) -> Callable:
     @intrinsic
-    def dot_step(typing_context, tile, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def dot_step(typing_context, tile, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count):
+        def codegen(context, builder, signature, args):
             tile, w_array, x_array = signature.args[0], signature.args[1], signature.args[5]
             value, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count = args
             mask = _mask(builder, count) if masked else None
@@ -298,8 +300,8 @@ dot_tail = _dot_step(masked=True)
 
 def _axpy_step(masked: bool) -> Callable:
     @intrinsic
-    def axpy_step(typing_context, tile, p, p_start, p_stride, p_valid, v, v_start, count):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def axpy_step(typing_context, tile, p, p_start, p_stride, p_valid, v, v_start, count):
+        def codegen(context, builder, signature, args):
             tile, p_array, v_array = signature.args[0], signature.args[1], signature.args[5]
             value, p, p_start, p_stride, p_valid, v, v_start, count = args
             values = []
@@ -328,10 +330,10 @@ axpy_tail = _axpy_step(masked=True)
 
 
 @intrinsic
-def store_tile(typing_context, tile, out, start, stride):  # type: ignore[no-untyped-def]
+def store_tile(typing_context, tile, out, start, stride):
     """out[start + row * stride + 16 * column :][:16] = the tile's lanes."""
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         tile, array = signature.args[:2]
         value, out, start, stride = args
         for i, register in enumerate(_unpack(builder, tile, value)):
@@ -408,14 +410,14 @@ def _dot_bytes(builder: ir.IRBuilder, path: str, total: ir.Value, codes: ir.Valu
 
 
 @intrinsic
-def ternary_step(typing_context, tile, codes, start, stride, valid, x, x_start):  # type: ignore[no-untyped-def]
+def ternary_step(typing_context, tile, codes, start, stride, valid, x, x_start):
     """tile[i, j] += 256 weights of row i times 256 activations of token j.
 
     codes: uint8, 64 bytes per row from start + i * stride, in I2_S order: element e of each 32-byte block of 128 is in byte e % 32, at
     bits 6 - 2 * (e // 32). x: int8 at x_start, arranged so that plane p (bits 6 - 2p) of token j is the 64 bytes at (p * columns + j) * 64.
     """
 
-    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+    def codegen(context, builder, signature, args):
         tile, codes_array, x_array = signature.args[0], signature.args[1], signature.args[5]
         value, codes, start, stride, valid, x, x_start = args
         path = instruction_path()
@@ -443,4 +445,3 @@ def ternary_step(typing_context, tile, codes, start, stride, valid, x, x_start):
 def is_wide() -> bool:
     """Whether 32 registers of 512 bits hold the accumulators of a large tile."""
     return "avx512f" in cpu_features()
-

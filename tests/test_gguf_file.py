@@ -1,0 +1,648 @@
+"""The GGUF reader: equal to gguf.GGUFReader on sound files, a named refusal on every other, lazy, and quick on a header of full size."""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+import gguf
+import numpy as np
+import pytest
+from gguf_bytes import (
+    ARRAY,
+    BOOL,
+    FLOAT32,
+    FLOAT64,
+    INT8,
+    INT16,
+    INT32,
+    INT64,
+    STRING,
+    UINT8,
+    UINT16,
+    UINT32,
+    UINT64,
+    Entry,
+    number,
+    numbers,
+    string,
+    text,
+    texts,
+    u32,
+    u64,
+)
+from gguf_bytes import gguf as build
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bitnet_np.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.gguf_file import GGUFFile, StringArray, open_gguf
+from bitnet_np.tensor_types import BY_NUMBER, F16, F32, I2_S
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "bitnet_np" / "data" / "tiny.gguf"
+SAMPLE = build(
+    [
+        ("general.architecture", text("bitnet-b1.58")),
+        ("general.alignment", number(UINT32, 64)),
+        ("layers", number(UINT64, 2)),
+        ("epsilon", number(FLOAT32, 1e-5)),
+        ("flag", number(BOOL, 1)),
+        ("tokens", texts(["a", "", "Ġthe", "🙂"])),
+        ("scores", numbers(FLOAT32, [0.5, -1, 2])),
+        ("flags", numbers(BOOL, [1, 0, 1])),
+    ],
+    [Entry("norm", [8]), Entry("q", [128, 3], I2_S.number), Entry("table", [4, 2, 3], 1), Entry("k", [256, 1, 1, 2], 12)],
+    alignment=64,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf")
+
+
+def write(folder: Path, raw: bytes, name: str = "some.gguf") -> Path:
+    path = folder / name
+    path.unlink(missing_ok=True)  # a new inode: to truncate one that an earlier test still maps would kill the process
+    path.write_bytes(raw)
+    return path
+
+
+def read(folder: Path, raw: bytes) -> GGUFFile:
+    return open_gguf(write(folder, raw))
+
+
+def everything(file: GGUFFile) -> None:
+    """Decode every value and touch every byte."""
+    for value in file.metadata.values():
+        list(value) if isinstance(value, StringArray) else np.asarray(value).tobytes()
+    for tensor in file.tensors.values():
+        assert tensor.data.size == tensor.type.nbytes(math.prod(tensor.shape))
+        tensor.data.sum()
+
+
+# Sound files: the same as gguf.GGUFReader.
+
+
+def plain(value: object) -> str:
+    """Equal for equal values of equal types: tells True from 1 and 1 from 1.0, and lets NaN be NaN."""
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
+    return repr(list(value) if isinstance(value, StringArray) else value)
+
+
+KIND = gguf.GGUFValueType
+ELEMENTS = {
+    KIND.UINT8: st.integers(0, 2**8 - 1),
+    KIND.INT8: st.integers(-(2**7), 2**7 - 1),
+    KIND.UINT16: st.integers(0, 2**16 - 1),
+    KIND.INT16: st.integers(-(2**15), 2**15 - 1),
+    KIND.UINT32: st.integers(0, 2**32 - 1),
+    KIND.INT32: st.integers(-(2**31), 2**31 - 1),
+    KIND.UINT64: st.integers(0, 2**64 - 1),
+    KIND.INT64: st.integers(-(2**63), 2**63 - 1),
+    KIND.FLOAT32: st.floats(width=32),
+    KIND.FLOAT64: st.floats(),
+    KIND.BOOL: st.booleans(),
+    KIND.STRING: st.text(),
+}
+DTYPES = {kind: np.dtype(code) for kind, code in gguf.GGUFReader.gguf_scalar_to_np.items()}
+VALUES = st.sampled_from(list(ELEMENTS)).flatmap(
+    lambda kind: st.one_of(
+        st.tuples(st.just(kind), st.none(), ELEMENTS[kind]),
+        st.tuples(st.just(KIND.ARRAY), st.just(kind), st.lists(ELEMENTS[kind], min_size=1, max_size=8)),
+    )
+)
+RESERVED = {"general.architecture", "general.alignment"}
+KEYS = st.text(min_size=1, max_size=20).filter(lambda key: key not in RESERVED and not key.startswith("GGUF."))
+NAMES = st.text(min_size=1, max_size=16)  # 64 bytes of UTF-8 at most
+BOTH_KNOW = [kind for kind in gguf.GGML_QUANT_SIZES if kind in BY_NUMBER]
+SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=4)
+
+
+@given(
+    values=st.dictionaries(KEYS, VALUES, max_size=6),
+    tensors=st.dictionaries(NAMES, st.tuples(st.sampled_from(BOTH_KNOW), SHAPES), max_size=5),
+    alignment=st.sampled_from([8, 16, 32, 64, 128, 256]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(deadline=None, max_examples=150)
+def test_reads_what_gguf_wrote_as_gguf_reads_it(folder: Path, values: dict, tensors: dict, alignment: int, seed: int) -> None:
+    path = folder / "written.gguf"
+    path.unlink(missing_ok=True)
+    random = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "bitnet-b1.58")
+    writer.add_custom_alignment(alignment)
+    for key, (kind, sub_type, value) in values.items():
+        writer.add_key_value(key, value, kind, sub_type)
+    for name, (kind, blocks) in tensors.items():
+        raw = random.integers(0, 256, [*blocks[:-1], blocks[-1] * BY_NUMBER[kind].block_bytes], np.uint8)
+        writer.add_tensor(name, raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    ours, theirs = open_gguf(path), gguf.GGUFReader(path)
+    fields = {key: field for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
+    assert (ours.version, ours.alignment, ours.size, ours.path) == (3, theirs.alignment, path.stat().st_size, path)
+    assert {key: plain(value) for key, value in ours.metadata.items()} == {key: plain(f.contents()) for key, f in fields.items()}
+    assert list(ours.metadata) == list(fields)
+    for key, (kind, sub_type, _) in values.items():
+        if kind == KIND.ARRAY and sub_type != KIND.STRING:
+            assert ours.metadata[key].dtype == DTYPES[sub_type]
+    assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
+    for a, b in zip(ours.tensors.values(), theirs.tensors, strict=True):
+        assert (a.name, a.type.number, a.shape) == (b.name, b.tensor_type, tuple(reversed(b.shape.tolist())))
+        assert (a.offset, a.data.size, a.data.tobytes()) == (b.data_offset, b.n_bytes, b.data.tobytes())
+
+
+@pytest.mark.parametrize("kind", BOTH_KNOW, ids=lambda kind: kind.name)
+def test_the_type_table_is_that_of_gguf(kind: gguf.GGMLQuantizationType) -> None:
+    known = BY_NUMBER[kind]
+    assert (known.name, known.block, known.block_bytes, known.trailer) == (kind.name, *gguf.GGML_QUANT_SIZES[kind], 0)
+
+
+def test_the_type_table_knows_every_type_of_gguf_and_one_more() -> None:
+    assert BY_NUMBER.keys() - {int(kind) for kind in BOTH_KNOW} == {I2_S.number}
+    assert all(number == known.number for number, known in BY_NUMBER.items())
+
+
+def test_the_file_in_the_released_format() -> None:
+    file = open_gguf(str(TINY))
+    assert (file.version, file.alignment, file.size, file.path) == (3, 32, TINY.stat().st_size, TINY)
+    width, rows = 256, {"attn_q": 256, "attn_k": 128, "attn_v": 128, "attn_output": 256, "ffn_gate": 768, "ffn_up": 768, "ffn_down": 256}
+    shapes = {"token_embd.weight": (512, width), "output_norm.weight": (width,)}
+    for n in range(3):
+        for part, count in rows.items():
+            shapes[f"blk.{n}.{part}.weight"] = (count, 768 if part == "ffn_down" else width)
+        for part in ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm"):
+            shapes[f"blk.{n}.{part}.weight"] = (768 if part == "ffn_sub_norm" else width,)
+    assert {name: tensor.shape for name, tensor in file.tensors.items()} == shapes
+    for name, tensor in file.tensors.items():
+        assert tensor.name == name
+        if len(tensor.shape) == 1:
+            assert tensor.type is F32
+            assert np.isfinite(tensor.data.view("<f4")).all()
+        elif name == "token_embd.weight":
+            assert tensor.type is F16
+            assert np.isfinite(tensor.data.view("<f2")).all()
+        else:
+            elements = math.prod(tensor.shape)
+            assert tensor.type is I2_S
+            assert tensor.data.size == elements // 4 + 32
+            codes = tensor.data[: elements // 4, None] >> np.array([6, 4, 2, 0]) & 3
+            assert set(np.unique(codes)) == {0, 1, 2}  # 3 is never written: it would show up if the view were off by a byte
+            scale = tensor.data[elements // 4 :][:4].view("<f4")[0]
+            assert 0 < scale < 10
+    last = list(file.tensors.values())[-1]
+    assert last.offset + last.data.size == file.size
+
+    assert file.require("general.architecture", str) == "bitnet-b1.58"
+    assert file.require("general.file_type", int) == 40
+    assert file.require("bitnet-b1.58.rope.freq_base", float) == 500000.0
+    assert file.require("bitnet-b1.58.attention.layer_norm_rms_epsilon", float) == np.float32(1e-5)
+    assert file.require("tokenizer.ggml.add_bos_token", bool) is True
+    assert "general.alignment" not in file.metadata
+    tokens = file.require("tokenizer.ggml.tokens", StringArray)
+    assert (len(tokens), tokens[0], tokens[-512], len(set(tokens))) == (512, "Ā", "Ā", 512)
+    assert file.metadata["tokenizer.ggml.scores"].dtype == np.float32
+    assert file.metadata["tokenizer.ggml.token_type"].tolist() == [1] * 510 + [3] * 2
+    assert len(file.metadata) == 24
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_both_versions(folder: Path, version: int) -> None:
+    file = read(folder, build([("n", number(UINT32, 7))], [Entry("a", [2, 3])], version=version))
+    assert (file.version, file.metadata["n"], file.tensors["a"].shape) == (version, 7, (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("raw", "keys", "tensors"),
+    [
+        (build(), 0, 0),
+        (build([("k" * 65535, number(UINT8, 1))]), 1, 0),
+        (build([("empty", text("")), ("none", texts([])), ("no", numbers(INT16, [])), ("nor", numbers(BOOL, []))]), 4, 0),
+        (build([], [Entry("é" * 32, [1, 1, 1, 1])]), 0, 1),
+        (build([("general.alignment", number(UINT32, 8))], [Entry("a", [3]), Entry("b", [1])], alignment=8), 1, 2),
+        (build([("general.alignment", number(UINT32, 65536))], [Entry("a", [3]), Entry("b", [1])], alignment=65536), 1, 2),
+        (build([], [Entry("second", [8], offset=64), Entry("first", [8], offset=0)], tail=bytes(64)), 0, 2),  # out of order, with gaps
+        (build([], [Entry("a", [8])], tail=b"more"), 0, 1),
+    ],
+    ids=["nothing", "longest key", "empty values", "longest name", "alignment 8", "alignment 64 KiB", "any order", "bytes after"],
+)
+def test_the_limits_themselves_are_allowed(folder: Path, raw: bytes, keys: int, tensors: int) -> None:
+    file = read(folder, raw)
+    everything(file)
+    assert (len(file.metadata), len(file.tensors)) == (keys, tensors)
+
+
+def test_values_of_every_type_have_pythons_types(folder: Path) -> None:
+    given = {UINT8: 200, INT8: -3, UINT16: 60000, INT16: -300, UINT32: 4e9, INT32: -2e9, UINT64: 2**64 - 1, INT64: -(2**63)}
+    file = read(folder, build([(str(kind), number(kind, int(n))) for kind, n in given.items()]))
+    assert {key: plain(value) for key, value in file.metadata.items()} == {str(kind): repr(int(n)) for kind, n in given.items()}
+
+
+# Laziness.
+
+
+def test_arrays_are_read_only_views_of_one_mapping(folder: Path) -> None:
+    file = read(folder, SAMPLE)
+    arrays = [tensor.data for tensor in file.tensors.values()]
+    for array in [*arrays, file.metadata["scores"], file.metadata["flags"]]:
+        assert type(array) is np.ndarray
+        assert not array.flags.owndata
+        assert not array.flags.writeable
+        with pytest.raises(ValueError, match=r"(?i)writeable"):
+            array.flags.writeable = True
+    for array in arrays:
+        assert (array.dtype, array.ndim) == (np.uint8, 1)
+    again = open_gguf(file.path)
+    address = {name: tensor.data.ctypes.data - tensor.offset for name, tensor in file.tensors.items()}
+    assert len(set(address.values())) == 1
+    assert np.shares_memory(file.tensors["q"].data, file.tensors["q"].data)
+    assert again.tensors["q"].data.tobytes() == SAMPLE[again.tensors["q"].offset :][: 128 * 3 // 4 + 32]
+
+
+def test_a_view_outlives_the_file_object_and_the_name(folder: Path) -> None:
+    path = write(folder, SAMPLE)
+    data, tokens = open_gguf(path).tensors["norm"].data, open_gguf(path).metadata["tokens"]
+    path.unlink()
+    assert data.tolist() == list(Entry("norm", [8]).content())
+    assert list(tokens) == ["a", "", "Ġthe", "🙂"]
+
+
+def test_nothing_can_be_changed(folder: Path) -> None:
+    file = read(folder, SAMPLE)
+    with pytest.raises(TypeError):
+        file.metadata["new"] = 1
+    with pytest.raises(TypeError):
+        del file.tensors["q"]
+    for record in (file, file.tensors["q"]):
+        assert len(repr(record)) < 400
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            record.path = record.name = None
+
+
+def test_strings_are_decoded_when_asked_for(folder: Path) -> None:
+    keys = [("bad.array", texts(["fine", b"ab\xff", "fine too"])), ("bad.scalar", text(b"\xc3")), ("n", number(UINT32, 1))]
+    file = read(folder, build(keys))
+    assert (len(file.metadata), len(file.metadata["bad.array"]), "bad.scalar" in file.metadata) == (3, 3, True)
+    array = file.metadata["bad.array"]
+    assert (array[0], array[2], array[-1]) == ("fine", "fine too", "fine too")
+    for ask in (lambda: array[1], lambda: list(array), lambda: array[0:2]):
+        with pytest.raises(FileFormatError, match=r"some\.gguf: key 'bad\.array': string 1 is not UTF-8 at byte 2, b'\\xff'"):
+            ask()
+    for ask in (lambda: file.metadata["bad.scalar"], lambda: file.require("bad.scalar", str), lambda: dict(file.metadata)):
+        with pytest.raises(FileFormatError, match=r"some\.gguf: key 'bad\.scalar': string 0 is not UTF-8 at byte 0, b'\\xc3'"):
+            ask()
+
+
+@given(strings=st.lists(st.text(max_size=5), max_size=12), index=st.integers(-15, 15), cut=st.slices(12))
+@settings(deadline=None, max_examples=100)
+def test_a_string_array_is_a_sequence(folder: Path, strings: list[str], index: int, cut: slice) -> None:
+    array = read(folder, build([("s", texts(strings))])).metadata["s"]
+    assert isinstance(array, StringArray)
+    assert (len(array), list(array), list(reversed(array)), array[cut]) == (len(strings), strings, strings[::-1], strings[cut])
+    assert list(array) == strings  # and again
+    if -len(strings) <= index < len(strings):
+        assert array[index] == array[np.int64(index)] == strings[index]
+    else:
+        with pytest.raises(IndexError):
+            array[index]
+
+
+# Accessors.
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "value"), [("layers", int, 2), ("flag", bool, True), ("general.architecture", str, "bitnet-b1.58")]
+)
+def test_require_and_get(folder: Path, key: str, kind: type, value: object) -> None:
+    file = read(folder, SAMPLE)
+    assert file.require(key, kind) == file.get(key, kind, None) == value
+    assert type(file.require(key, kind)) is kind
+    assert file.get("absent", kind, value) is value
+
+
+def test_require_and_get_arrays(folder: Path) -> None:
+    file = read(folder, SAMPLE)
+    assert file.require("scores", np.ndarray).tolist() == [0.5, -1, 2]
+    assert file.require("tokens", StringArray)[2] == "Ġthe"
+
+
+@pytest.mark.parametrize(
+    ("key", "kind", "fragments"),
+    [
+        ("flag", int, ["True", "a bool", "expected int"]),
+        ("layers", bool, ["2", "a int", "expected bool"]),
+        ("layers", float, ["2", "expected float"]),
+        ("layers", str, ["2", "expected str"]),
+        ("epsilon", int, ["9.99999974", "a float", "expected int"]),
+        ("general.architecture", int, ["'bitnet-b1.58'", "expected int"]),
+        ("scores", float, ["array(", "expected float"]),
+        ("tokens", str, ["StringArray of 4 strings", "expected str"]),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(folder: Path, key: str, kind: type, fragments: list[str]) -> None:
+    file = read(folder, SAMPLE)
+    for ask in (lambda: file.require(key, kind), lambda: file.get(key, kind, None)):
+        with pytest.raises(FileFormatError) as caught:
+            ask()
+        assert all(fragment in str(caught.value) for fragment in ["some.gguf", repr(key), *fragments])
+
+
+def test_a_missing_key_is_named(folder: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"some\.gguf: key 'absent' is missing, expected a value of type int"):
+        read(folder, SAMPLE).require("absent", int)
+
+
+# Refusals: one per rule. The message names the file, the key or tensor, the value and what was expected.
+
+NUL = bytes(200)
+BIG = 2**64 - 1
+
+
+def metadata(*values: bytes, key: str = "some.key", tail: bytes = b"") -> bytes:
+    return build([("first", number(UINT32, 1)), *((key, value) for value in values)], tail=tail)
+
+
+def aligned(value: bytes) -> bytes:
+    return metadata(value, key="general.alignment")
+
+
+def tensors(*entries: Entry, alignment: int = 32) -> bytes:
+    keys = [("general.alignment", number(UINT32, alignment))] if alignment != 32 else []
+    return build(keys, [Entry("first", [8]), *entries], alignment=alignment)
+
+
+REFUSED: dict[str, tuple[bytes, list[str]]] = {
+    "empty file": (b"", ["empty"]),
+    "other magic": (build(magic=b"GGML"), ["b'GGML'", "b'GGUF'"]),
+    "magic reversed": (build(magic=b"FUGG"), ["b'FUGG'"]),
+    "short magic": (b"GGU", ["b'GGU'"]),
+    "no version": (b"GGUF\3\0", ["version needs 4 bytes at byte 4", "ends at byte 6"]),
+    "no count": (build()[:12], ["number of tensors needs 8 bytes at byte 8", "ends at byte 12"]),
+    "no second count": (build()[:20], ["number of keys", "at byte 16"]),
+    "tensor count": (build(tensor_count=BIG), [f"{BIG} tensors", "8 bytes are left"]),
+    "tensor count by one": (build(tensor_count=4, tail=bytes(4 * 33 - 8 - 1)), ["4 tensors", "131 bytes"]),
+    "key count": (build(key_count=2**63), [f"{2**63} keys", "0 bytes are left"]),
+    "key count by one": (build(key_count=3, tail=bytes(3 * 14 - 1)), ["3 keys", "41 bytes"]),
+    "one key too few": (build([("k", number(UINT32, 1))], key_count=2, tail=bytes(11)), ["key 1 of 2", "0 bytes long"]),
+    "empty key": (build([("", number(UINT32, 1))]), ["key 0 of 1 is 0 bytes long", "1 to 65535"]),
+    "long key": (build([("k" * 65536, number(UINT32, 1))]), ["key 0 of 1 is 65536 bytes long", "1 to 65535"]),
+    "endless key": (build(key_count=1, tail=u64(BIG) + NUL), [f"key 0 of 1 is {BIG} bytes long"]),
+    "key past the end": (build(key_count=1, tail=u64(300) + NUL), ["key 0 of 1 needs 300 bytes at byte 32", "ends at byte 232"]),
+    "key not UTF-8": (build([(b"k\xff", number(UINT32, 1))]), ["key 0 of 1", r"b'k\xff'", "UTF-8"]),
+    "key of half a character": (build([("é".encode()[:1], number(UINT32, 1))]), [r"b'\xc3'"]),
+    "key of a surrogate": (build([(b"\xed\xa0\x80", number(UINT32, 1))]), ["UTF-8"]),
+    "key twice": (metadata(number(UINT32, 1), number(UINT32, 1)), ["'some.key'", "twice"]),
+    "no value type": (build(key_count=1, tail=string("key.of.ten")), ["type of key 'key.of.ten' needs 4 bytes"]),
+    "value type 13": (metadata(u32(13) + NUL), ["'some.key'", "type 13", "0 to 12"]),
+    "value type 2**32-1": (metadata(u32(2**32 - 1) + NUL), ["'some.key'", str(2**32 - 1)]),
+    "no value": (metadata(u32(UINT64) + bytes(7)), ["'some.key' needs 8 bytes"]),
+    "bool 2": (metadata(number(BOOL, 2)), ["'some.key'", "byte 2", "0 or 1"]),
+    "bools 255": (metadata(numbers(BOOL, [0, 1, 255])), ["'some.key'", "byte 255", "0 or 1"]),
+    "string past the end": (metadata(text("four", 5)), ["'some.key'", "is 5 bytes long", "ends at byte 77"]),
+    "endless string": (metadata(text("four", BIG)), ["'some.key'", f"is {BIG} bytes long"]),
+    "string that wraps around": (metadata(text("four", BIG - 7)), ["'some.key'", f"is {BIG - 7} bytes long"]),
+    "no string length": (metadata(u32(STRING) + bytes(7)), ["'some.key' has 1 strings", "7 bytes left"]),
+    "array element type 13": (metadata(u32(ARRAY) + u32(13) + u64(1) + NUL), ["'some.key'", "type 13", "0 to 12"]),
+    "no element type": (metadata(u32(ARRAY)), ["element type of key 'some.key'"]),
+    "no array length": (metadata(u32(ARRAY) + u32(UINT8)), ["length of key 'some.key'"]),
+    "array past the end": (metadata(numbers(INT32, [1, 2, 3], 4)), ["'some.key' needs 16 bytes", "file ends"]),
+    "endless array": (metadata(numbers(INT64, [1, 2], BIG)), ["'some.key'", str(8 * BIG)]),
+    "endless strings": (metadata(texts(["a", "b"], BIG)), ["'some.key'", f"{BIG} strings", "18 bytes left"]),
+    "one string too many": (metadata(texts(["a", "b"], 3)), ["'some.key'", "3 strings"]),
+    "one string too many, with room": (metadata(texts(["a" * 9, "b" * 9], 3)), ["'some.key'", "string 1 of 3"]),
+    "first string past the end": (metadata(u32(ARRAY) + u32(STRING) + u64(2) + u64(99) + NUL[:20]), ["'some.key'", "string 0 of 2 is 99"]),
+    "second string past the end": (metadata(texts(["a"], 2), tail=string("bc", 3)), ["'some.key'", "string 1 of 2 is 3"]),
+    "endless second string": (metadata(texts(["a"], 2), tail=string("bc", BIG)), ["'some.key'", f"string 1 of 2 is {BIG}"]),
+    "alignment 0": (aligned(number(UINT32, 0)), ["'general.alignment' is 0", "power of two from 8 to 65536"]),
+    "alignment 1": (aligned(number(UINT32, 1)), ["'general.alignment' is 1"]),
+    "alignment 4": (aligned(number(UINT32, 4)), ["'general.alignment' is 4"]),
+    "alignment 12": (aligned(number(UINT32, 12)), ["'general.alignment' is 12"]),
+    "alignment 24": (aligned(number(UINT32, 24)), ["'general.alignment' is 24"]),
+    "alignment 128 KiB": (aligned(number(UINT32, 2**17)), ["'general.alignment' is 131072"]),
+    "alignment int32": (aligned(number(INT32, 32)), ["'general.alignment' is 32 of type 5", "uint32"]),
+    "alignment uint64": (aligned(number(UINT64, 32)), ["'general.alignment' is 32 of type 10", "uint32"]),
+    "alignment float": (aligned(number(FLOAT64, 32)), ["'general.alignment' is 32.0 of type 12"]),
+    "alignment string": (aligned(text("32")), ["'general.alignment'", "of type 8"]),
+    "alignment array": (aligned(numbers(UINT32, [32])), ["'general.alignment'", "of type 9"]),
+    "no name": (tensors(Entry("", [8])), ["name of tensor 1 of 2 is 0 bytes long", "1 to 64"]),
+    "long name": (tensors(Entry("n" * 65, [8])), ["name of tensor 1 of 2 is 65 bytes long"]),
+    "long name in bytes": (tensors(Entry("é" * 33, [8])), ["name of tensor 1 of 2 is 66 bytes long"]),
+    "name not UTF-8": (tensors(Entry(b"n\xfe", [8])), ["name of tensor 1 of 2", r"b'n\xfe'"]),
+    "name twice": (tensors(Entry("first", [8])), ["tensor 'first'", "twice"]),
+    "no dimensions": (tensors(Entry("t", [])), ["tensor 't' has 0 dimensions", "1 to 4"]),
+    "five dimensions": (tensors(Entry("t", [8, 1, 1, 1, 1])), ["tensor 't' has 5 dimensions", "1 to 4"]),
+    "endless dimensions": (tensors(Entry("t", [8], n_dims=2**32 - 1)), [f"tensor 't' has {2**32 - 1} dimensions"]),
+    "dimension 0": (tensors(Entry("t", [8, 0])), ["tensor 't'", "[8, 0]", "at least 1"]),
+    "row of 0": (tensors(Entry("t", [0])), ["tensor 't'", "[0]"]),
+    "2**63 elements": (tensors(Entry("t", [2**32, 2**31], data=b"")), ["tensor 't'", str(2**31), "2**63"]),
+    "2**64 elements": (tensors(Entry("t", [2**32, 2**32], data=b"")), ["tensor 't'", str(2**32), "2**63"]),
+    "2**256 elements": (tensors(Entry("t", [BIG] * 4, data=b"")), ["tensor 't'", str(BIG), "2**63"]),
+    "row no multiple of the block": (tensors(Entry("t", [192, 2], I2_S.number)), ["tensor 't'", "192", "I2_S", "128"]),
+    "rows that only together fill blocks": (tensors(Entry("t", [16, 2], 8)), ["tensor 't'", "16", "Q8_0", "32"]),
+    "offset not aligned": (tensors(Entry("t", [8], offset=40)), ["tensor 't'", "offset 40", "multiple of 32"]),
+    "offset not aligned to 64": (tensors(Entry("t", [8], offset=96), alignment=64), ["tensor 't'", "offset 96", "multiple of 64"]),
+    "data past the end by one": (tensors(Entry("t", [8]))[:-1], ["tensor 't'", "bytes 128 to 160", "file ends at byte 159"]),
+    "data far away": (tensors(Entry("t", [8], offset=2**64 - 32)), ["tensor 't'", str(2**64 - 32 + 96), "file ends"]),
+    "data of I2_S without its trailer": (tensors(Entry("t", [128], 36, data=bytes(63))), ["tensor 't'", "file ends"]),
+    "file without data": (tensors()[:95], ["tensor 'first'", "bytes 64 to 96", "file ends at byte 95"]),
+    "one tensor twice": (tensors(Entry("t", [8], offset=0)), ["tensor 't'", "tensor 'first'", "byte 96", "byte 128 or later"]),
+    "overlap by a block": (
+        tensors(Entry("u", [9]), Entry("t", [8], offset=64)),
+        ["tensor 't'", "tensor 'u'", "byte 192", "byte 196 or later"],
+    ),
+    "overlap by I2_S's trailer": (
+        build([], [Entry("t", [128], 36), Entry("u", [8], offset=32)]),
+        ["tensor 'u' begins at byte 128", "tensor 't'", "byte 160 or later"],
+    ),
+    "one entry too few": (build([], [Entry("t", [8])], tensor_count=2), ["name of tensor 1 of 2 is 0 bytes"]),
+    "entry cut off": (build(tensor_count=1, tail=string("name") + u32(2) + u64(32) + u64(2) + b"\0"), ["type of tensor 'name'", "4 bytes"]),
+}
+
+UNSUPPORTED: dict[str, tuple[bytes, list[str]]] = {
+    "version 0": (build(version=0), ["version 0", "2 or 3"]),
+    "version 1": (build(version=1), ["version 1", "2 or 3"]),
+    "version 4": (build(version=4), ["version 4", "2 or 3"]),
+    "big-endian version 3": (build(version=3 << 24), ["0x03000000", "big-endian", "little-endian"]),
+    "big-endian version 2": (build(version=2 << 24), ["0x02000000", "big-endian"]),
+    "array of arrays": (metadata(u32(ARRAY) + u32(ARRAY) + u64(1) + u32(UINT8) + u64(1) + b"1"), ["'some.key'", "array of arrays", "9"]),
+    "array of no arrays": (metadata(u32(ARRAY) + u32(ARRAY) + u64(0)), ["'some.key'", "array of arrays"]),
+    "a removed type": (tensors(Entry("t", [32], 4)), ["tensor 't'", "type 4"]),
+    "bitnet.cpp's TL1": (tensors(Entry("t", [128], 38)), ["tensor 't'", "type 38"]),
+    "type 2**32-1": (tensors(Entry("t", [128], 2**32 - 1)), ["tensor 't'", str(2**32 - 1)]),
+    "a million keys": (build(key_count=10**6, tail=bytes(14 * 10**6)), ["1000000 keys", "131072"]),
+    "a million tensors": (build(tensor_count=10**6, tail=bytes(33 * 10**6)), ["1000000 tensors", "131072"]),
+}
+
+
+@pytest.mark.parametrize(("raw", "fragments"), REFUSED.values(), ids=REFUSED)
+def test_a_damaged_file_is_refused(folder: Path, raw: bytes, fragments: list[str]) -> None:
+    refuse(folder, raw, FileFormatError, fragments)
+
+
+@pytest.mark.parametrize(("raw", "fragments"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_a_file_of_another_kind_is_refused(folder: Path, raw: bytes, fragments: list[str]) -> None:
+    refuse(folder, raw, UnsupportedError, fragments)
+
+
+def refuse(folder: Path, raw: bytes, error: type[Error], fragments: list[str]) -> None:
+    path = write(folder, raw)
+    with pytest.raises(Error) as caught:
+        open_gguf(path)
+    assert type(caught.value) is error
+    assert str(caught.value).startswith(f"{path}: ")
+    assert all(fragment in str(caught.value) for fragment in fragments), str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 400
+
+
+def test_a_long_key_does_not_flood_the_message(folder: Path) -> None:
+    refuse(folder, build([("\x1b\n" * 9000, number(BOOL, 2))]), FileFormatError, [r"'\x1b\n\x1b", "...", "byte 2"])
+
+
+def test_every_truncation_is_refused(folder: Path) -> None:
+    for size in range(len(SAMPLE)):
+        with pytest.raises(FileFormatError, match=r"some\.gguf"):
+            read(folder, SAMPLE[:size])
+    everything(read(folder, SAMPLE))
+
+
+def test_the_operating_systems_errors_keep_their_types(folder: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent"):
+        open_gguf(folder / "absent.gguf")
+    with pytest.raises((IsADirectoryError, PermissionError), match=folder.name):  # Windows says the latter
+        open_gguf(folder)
+    locked = write(folder, SAMPLE, "locked.gguf")
+    locked.chmod(0)
+    if not os.access(locked, os.R_OK):  # root may read anything
+        with pytest.raises(PermissionError, match="locked"):
+            open_gguf(locked)
+
+
+# Fuzzing.
+
+EDITS = st.lists(
+    st.tuples(st.sampled_from(["flip", "set", "cut", "insert"]), st.integers(0, len(SAMPLE)), st.binary(min_size=1, max_size=9)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(edits=EDITS)
+@settings(deadline=None, max_examples=600)
+def test_a_mutated_file_is_read_or_refused(folder: Path, edits: list[tuple[str, int, bytes]]) -> None:
+    raw = bytearray(SAMPLE)
+    for what, at, new in edits:
+        if what == "flip":
+            raw[at : at + 1] = bytes(b ^ new[0] for b in raw[at : at + 1])
+        elif what == "set":
+            raw[at : at + len(new)] = new
+        elif what == "cut":
+            del raw[at : at + new[0] if len(new) % 2 else None]
+        else:
+            raw[at:at] = new
+    with suppress(Error):  # any other exception fails the test
+        everything(read(folder, bytes(raw)))
+
+
+@pytest.fixture
+def fuzz() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("fuzz_gguf", ROOT / "scripts" / "fuzz_gguf.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_fuzzer_finds_nothing(fuzz: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fuzz.main(["--mutations", "1500", "--seed", "7"]) == 0
+    out, err = capsys.readouterr()
+    assert "1500 mutations" in out
+    assert err == ""  # no progress line where nobody watches
+    assert fuzz.main(["--mutations", "40", str(TINY)]) == 0
+    assert fuzz.main(["--seconds", "0", str(TINY)]) == 0
+
+
+def test_the_fuzzer_reports_what_it_finds(
+    fuzz: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    def fragile(path: Path) -> Mapping:
+        if path.name != "seed.gguf" and sum(path.read_bytes()) % 8 == 0:
+            raise KeyError("planted")
+        return open_gguf(path)
+
+    monkeypatch.setattr(fuzz, "open_gguf", fragile)
+    path = write(folder, SAMPLE, "seed.gguf")
+    assert fuzz.main(["--mutations", "60", str(path)]) == 1
+    finds = [line for line in capsys.readouterr().out.splitlines() if "planted" in line]
+    assert finds
+    again = finds[0].rpartition("fuzz_gguf.py ")[2].split()
+    assert fuzz.main(again) == 1
+    assert finds[0] in capsys.readouterr().out
+
+
+# Speed and memory of a header of full size.
+
+MEASURE = """
+import json, sys, time
+from bitnet_np.gguf_file import open_gguf
+def memory(field): return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
+before, times = memory("VmRSS"), []
+for _ in range(3):
+    start = time.process_time()
+    file = open_gguf(sys.argv[1])
+    times.append(time.process_time() - start)
+opened = memory("VmHWM")
+start = time.process_time()
+count = sum(1 for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges") for _ in file.metadata[key])
+print(json.dumps(dict(before=before, opened=opened, open_s=min(times), read_s=time.process_time() - start, strings=count)))
+"""
+
+
+@pytest.fixture(scope="module")
+def full_size(folder: Path) -> Path:
+    """The shape of the released file of BitNet 2B-4T: its header in full, its tensor data a hole."""
+    hidden, ffn, kv, vocab, merges = 2560, 6912, 640, 128256, 280147
+    sizes = np.random.default_rng(0).integers(1, 14, vocab + merges)
+    strings = ["x" * size for size in sizes]
+    matrices = [(hidden, hidden), (hidden, kv), (hidden, kv), (hidden, hidden), (hidden, ffn), (hidden, ffn), (ffn, hidden)]
+    table = [("token_embd", (hidden, vocab), 1), ("output_norm", (hidden,), 0)]
+    table += [(f"blk.{n}.{i}", dims, I2_S.number) for n in range(30) for i, dims in enumerate(matrices)]
+    table += [(f"blk.{n}.norm{i}", (ffn if i == 3 else hidden,), 0) for n in range(30) for i in range(4)]
+    entries, end = [], 0
+    for name, dims, kind in table:
+        entries.append(Entry(name + ".weight", dims, kind, offset=end, data=b""))
+        end += -(-BY_NUMBER[kind].nbytes(math.prod(dims)) // 32) * 32
+    keys = [
+        ("general.architecture", text("bitnet-b1.58")),
+        *((f"number.{i}", number(UINT32, i)) for i in range(15)),
+        ("tokenizer.ggml.tokens", texts(strings[:vocab])),
+        ("tokenizer.ggml.scores", numbers(FLOAT32, [0.0] * vocab)),
+        ("tokenizer.ggml.token_type", numbers(INT32, [1] * vocab)),
+        ("tokenizer.ggml.merges", texts(strings[vocab:])),
+    ]
+    path = write(folder, build(keys, entries), "full.gguf")
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size + end)
+    return path
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory as Linux tells it")
+def test_a_header_of_full_size_opens_quickly_and_in_little_memory(full_size: Path) -> None:
+    assert 1.18e9 < full_size.stat().st_size < 1.20e9
+    run = subprocess.run([sys.executable, "-c", MEASURE, full_size], cwd=ROOT, capture_output=True, text=True, check=True)
+    figures = json.loads(run.stdout)
+    assert figures["strings"] == 128256 + 280147
+    assert figures["open_s"] < 0.3, figures
+    assert figures["opened"] - figures["before"] < 30, figures  # MB; one open adds 10, and the one before it is still mapped
+    assert figures["read_s"] < 1.5, figures
