@@ -1,0 +1,43 @@
+"""bitnet_np: a reference implementation of BitNet b1.58 inference. A GGUF file and token ids in, logits one can trust out."""
+
+from .cache import KVCache
+from .compare import Judgement, judge
+from .errors import Error
+from .generate import Sampling, generate, stream
+from .gguf_file import open_gguf
+from .load import load
+from .model import Config, Layer, Model, Ternary
+from .transformer import (
+    BITNET_CPP,
+    EXACT,
+    Dialect,
+    compute_logits,
+    forward,
+    forward_full,
+    forward_incremental,
+    pad,
+)
+
+__all__ = [
+    "BITNET_CPP",
+    "EXACT",
+    "Config",
+    "Dialect",
+    "Error",
+    "Judgement",
+    "KVCache",
+    "Layer",
+    "Model",
+    "Sampling",
+    "Ternary",
+    "compute_logits",
+    "forward",
+    "forward_full",
+    "forward_incremental",
+    "generate",
+    "judge",
+    "load",
+    "open_gguf",
+    "pad",
+    "stream",
+]

@@ -381,7 +381,7 @@ def _environment(deadline: float) -> Any:
 def _with_ticks(tree: Any) -> Any:
     """The parsed template with a look at the clock wherever something can repeat."""
     nodes = _extra("jinja2.nodes")
-    for repeated in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)):
+    for repeated in tree.find_all((nodes.For, nodes.Macro, nodes.Block)):
         tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)  # a name that no template can say or change
         repeated.body.insert(0, nodes.ExprStmt(tick).set_lineno(repeated.lineno))
     return tree

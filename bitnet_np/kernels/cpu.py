@@ -549,3 +549,19 @@ def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
     out = np.empty_like(gate)
     _launch(_relu2_gate, gate.size, gate, up, out)
     return out
+
+
+# --- sampling -------------------------------------------------------------------------------------------------------------------------
+
+
+@njit(parallel=True, cache=True)
+def _exponential(x, out):
+    for i in prange(x.size):
+        out[i] = exp(x[i])
+
+
+def exponential(x: Floats) -> Floats:  # [V] -> [V]
+    """e^x, the contract's."""
+    out = np.empty_like(x)
+    _launch(_exponential, 16 * x.size, x, out)
+    return out

@@ -1,0 +1,462 @@
+"""The command line: `bitnet-np SUBCOMMAND`. Exit codes: 0 fine, 1 a difference was found, 2 invalid input."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from . import embedded, families, selftest
+from .compare import Judgement, Verdict, judge
+from .errors import EmptyInputError, Error, NonFiniteError, OptionError, ShapeError
+from .generate import Sampling, stream
+from .gguf_file import GGUFFile, open_gguf
+from .kernels import simd
+from .load import load, model_from
+from .model import Model
+from .text import Tokenizer, tokenizer_from
+from .transformer import DIALECTS, PARALLEL_THRESHOLD, compute_logits
+
+TOP = 5
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        if getattr(arguments, "threads", None) is not None:
+            _set_threads(arguments.threads)
+        return arguments.run(arguments)
+    except (Error, OSError) as error:
+        print(f"bitnet-np: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bitnet-np: interrupted", file=sys.stderr)
+        return 130
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bitnet-np", description="A reference implementation of BitNet b1.58 inference.", epilog=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=summary, description=summary)
+        added.set_defaults(run=run)
+        added.add_argument("--json", action="store_true", help="one JSON object on standard output")
+        return added
+
+    def computing(added: argparse.ArgumentParser) -> None:
+        added.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
+        added.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose float16 roundings to follow")
+
+    def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> None:
+        group = added.add_mutually_exclusive_group(required=required)
+        group.add_argument("--tokens", metavar="1,2,3", help="token ids")
+        group.add_argument("--tokens-file", type=Path, metavar="F", help=".npy, .json or .txt (a line a sequence): [T] or [B, T] token ids")
+        group.add_argument(text, dest="text", metavar="S", help="text for the file's tokenizer (extra `text`)")
+
+    inspect = command("inspect", _inspect, "What a model file holds, and whether it is supported.")
+    inspect.add_argument("model", type=Path)
+    inspect.add_argument("--tensors", action="store_true", help="list every tensor")
+
+    logits = command("logits", _logits, "Reference logits of token ids.")
+    logits.add_argument("model", type=Path)
+    tokens(logits, "--text", required=True)
+    logits.add_argument("--mode", choices=("parallel", "incremental", "auto"), help="which path computes (default auto); the bits are the same")
+    logits.add_argument("--parallel-threshold", type=int, default=PARALLEL_THRESHOLD, metavar="N", help="auto is parallel above N tokens")
+    logits.add_argument("--chunk", type=int, metavar="N", help="tokens at a time through the KV cache (implies --mode incremental)")
+    logits.add_argument("--last", action="store_true", help="logits of the last position only")
+    logits.add_argument("--out", type=Path, metavar="F.npy", help="write the logits, float32")
+    computing(logits)
+
+    generate = command("generate", _generate, "Continue a prompt, token by token.")
+    generate.add_argument("model", type=Path, nargs="?", help="default: the embedded model")
+    tokens(generate, "--prompt", required=True)
+    generate.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template, as the user's message")
+    generate.add_argument("-n", type=int, default=64, metavar="N", help="tokens to generate at most (default 64)")
+    generate.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (default) is greedy")
+    generate.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K largest logits (default 0: all)")
+    generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the fewest tokens with probability P")
+    generate.add_argument("--seed", type=int, default=0, metavar="N")
+    generate.add_argument("--uniforms", metavar="0.1,0.7", help="sample with these numbers instead of the seed's, one for each token")
+    generate.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text; default: the file's end tokens")
+    computing(generate)
+
+    check = command("check", _check, "Judge another engine's logits; with no arguments, the embedded recording of bitnet.cpp's.")
+    check.add_argument("model", type=Path, nargs="?")
+    tokens(check, "--text", required=False)
+    check.add_argument("--theirs", type=Path, metavar="F.npy", help="their logits, [T, V] or [B, T, V]; with --last [V] or [B, V]")
+    check.add_argument("--last", action="store_true", help="theirs are of the last position only")
+    computing(check)
+
+    test = command("selftest", _selftest, "Every kernel against known bits, on this machine.")
+    test.add_argument("--threads", type=int, metavar="N")
+    return parser
+
+
+def _set_threads(threads: int) -> None:
+    most = numba.config.NUMBA_NUM_THREADS
+    if not 1 <= threads <= most:
+        raise OptionError(f"--threads is {threads}, expected 1 to {most} here")
+    numba.set_num_threads(threads)
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list:
+    try:
+        return [kind(part) for part in text.replace(",", " ").split()]
+    except ValueError:
+        raise OptionError(f"{option} is {text[:60]!r}, expected numbers separated by commas") from None
+
+
+def _read_tokens(path: Path) -> NDArray:
+    """[T] or [B, T] token ids from .npy, .json or .txt (one sequence a line)."""
+    try:
+        if path.suffix == ".npy":
+            return np.load(path, mmap_mode="r", allow_pickle=False)  # mapped: a header cannot claim more than the file holds
+        if path.suffix == ".json":
+            return np.asarray(json.loads(path.read_text("utf-8")))
+        if path.suffix == ".txt":
+            lines = [_numbers(str(path), line, int) for line in path.read_text("utf-8").splitlines() if line.strip()]
+            return np.asarray(lines[0] if len(lines) == 1 else lines)
+    except Error:
+        raise
+    except (ValueError, RecursionError, EOFError) as error:
+        raise ShapeError(f"{path}: no array of token ids: {error}") from None
+    raise OptionError(f"{path}: expected a name that ends in .npy, .json or .txt")
+
+
+def _tokens(arguments: argparse.Namespace, tokenizer: Callable[[], Tokenizer]) -> NDArray:
+    """The token ids that were asked for, [T] or [B, T]."""
+    if arguments.tokens is not None:
+        ids = np.asarray(_numbers("--tokens", arguments.tokens, int))
+    elif arguments.tokens_file is not None:
+        ids = _read_tokens(arguments.tokens_file)
+    else:
+        ids = np.asarray(tokenizer().encode(arguments.text))
+    if ids.ndim not in (1, 2):
+        raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T] or [B, T]")
+    if ids.size == 0:
+        raise EmptyInputError("Tokens cannot be empty")
+    return ids
+
+
+# --- output ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns that line up: text to the left, numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    numeric = [all(not isinstance(row[i], str) for row in rows) for i in range(len(header))] if isinstance(rows, list) else [False] * len(header)
+    widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(cell.rjust(w) if right else cell.ljust(w) for cell, w, right in zip(row, widths, numeric, strict=True)).rstrip()
+
+    return "\n".join([line(header), *(line(row) for row in cells)])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _load(path: Path) -> Model:
+    """The model, with a progress bar on standard error if that is a terminal."""
+    if not sys.stderr.isatty():
+        return load(path)
+
+    def progress(done: int, total: int) -> None:
+        filled = 30 * done // total
+        end = "\r\033[K" if done == total else ""
+        print(f"\rchecking weights [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}", end=end, file=sys.stderr, flush=True)
+
+    return load(path, progress)
+
+
+# --- inspect --------------------------------------------------------------------------------------------------------------------------
+
+
+def _support(file: GGUFFile) -> str:
+    """Why this file cannot be run, or an empty string."""
+    try:
+        model_from(file)
+    except Error as error:
+        return str(error)
+    return ""
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    file = open_gguf(arguments.model)
+    problem = _support(file)
+    try:
+        config = families.read_config(file)
+    except Error:
+        config = None
+    types: dict[str, list[int]] = {}
+    for tensor in file.tensors.values():
+        entry = types.setdefault(tensor.type.name, [0, 0, 0])
+        for i, value in enumerate((1, int(np.prod(tensor.shape, dtype=object)), tensor.data.size)):
+            entry[i] += value
+    cache = 2 * 4 * config.n_layers * config.kv_width if config else None
+    facts = {
+        "file": str(file.path),
+        "bytes": file.size,
+        "version": file.version,
+        "supported": not problem,
+        "problem": problem or None,
+        "config": vars(config) if config else None,
+        "kv_cache_bytes_per_token": cache,
+        "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
+        "keys": {key: _shown(value) for key, value in file.metadata.items()},
+    }
+    tensors = [(t.name, t.type.name, " x ".join(map(str, t.shape)), t.data.size) for t in file.tensors.values()]
+    if arguments.json:
+        listed = [dict(zip(("name", "type", "shape", "bytes"), row, strict=True)) for row in tensors]
+        _print_json(facts | ({"tensors": listed} if arguments.tensors else {}))
+        return 0
+    print(f"{file.path}: GGUF v{file.version}, {file.size:,} bytes, {len(file.tensors)} tensors")
+    print("supported: " + (f"no: {problem}" if problem else "yes") + "\n")
+    if config:
+        print(_table(("config", ""), [*vars(config).items(), ("KV cache, bytes per token", cache)]) + "\n")
+    print(_table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]) + "\n")
+    print(_table(("key", "value"), list(facts["keys"].items())))
+    if arguments.tensors:
+        print("\n" + _table(("tensor", "type", "shape", "bytes"), tensors))
+    return 0
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, np.ndarray) or not isinstance(value, str | int | float):
+        return f"[{len(value)} values]"  # type: ignore[arg-type]
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# --- logits ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _batch(ids: NDArray) -> NDArray:
+    return ids if ids.ndim == 2 else ids[None]
+
+
+def _logits(arguments: argparse.Namespace) -> int:
+    mode = arguments.mode or ("incremental" if arguments.chunk else "auto")
+    if arguments.chunk is not None and mode != "incremental":
+        raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
+    if arguments.out is not None and not arguments.out.parent.is_dir():
+        raise OptionError(f"--out is {arguments.out}, but {arguments.out.parent} is no folder")
+    file = open_gguf(arguments.model)
+    ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    model = _load(arguments.model)
+    start = time.perf_counter()
+    logits = compute_logits(
+        model,
+        _batch(ids),
+        mode=mode,
+        parallel_threshold=arguments.parallel_threshold,
+        chunk=1 if arguments.chunk is None else arguments.chunk,
+        last_only=arguments.last,
+        dialect=DIALECTS[arguments.dialect],
+    )
+    seconds = time.perf_counter() - start
+    if not np.isfinite(logits).all():
+        raise NonFiniteError(f"{arguments.model}: the logits have NaN or infinity in them")
+    last = logits if arguments.last else logits[:, -1]
+    result = logits if ids.ndim == 2 else logits[0]
+    if arguments.out is not None:
+        _save(arguments.out, result)
+    top = [[(int(i), float(row[i])) for i in np.argsort(-row, kind="stable")[:TOP]] for row in last]
+    checksum = selftest.digest(result)
+    if arguments.json:
+        tops = [[{"id": i, "logit": value} for i, value in row] for row in top]
+        _print_json({"shape": result.shape, "sha256": checksum, "top": tops, "dialect": arguments.dialect, "mode": mode, "seconds": seconds})
+        return 0
+    print(f"shape   {list(result.shape)} float32")
+    print(f"sha256  {checksum}")
+    for b, row in enumerate(top):
+        print(f"\nlast position{f' of sequence {b}' if ids.ndim == 2 else ''}")
+        print(_table(("token", "logit"), [(str(i), f"{value:+.6f}") for i, value in row]))
+    return 0
+
+
+def _save(path: Path, array: NDArray) -> None:
+    """Write .npy under another name first, so that nothing half written stays."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            np.save(file, array)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+# --- generate -------------------------------------------------------------------------------------------------------------------------
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    with ExitStack() as stack:
+        path = arguments.model or stack.enter_context(embedded.model_path())
+        file = open_gguf(path)
+        tokenizer = tokenizer_from(file.metadata, file.path) if arguments.text is not None else None
+        if arguments.chat:
+            if tokenizer is None:
+                raise OptionError("--chat needs --prompt")
+            ids = np.asarray(tokenizer.chat([{"role": "user", "content": arguments.text}]))
+        else:
+            ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
+        if ids.ndim != 1:
+            raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
+        stops = (tokenizer.stops if tokenizer else ()) if arguments.stop is None else _numbers("--stop", arguments.stop, int)
+        numbers = None if arguments.uniforms is None else _numbers("--uniforms", arguments.uniforms, float)
+        sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+        model = _load(Path(path))
+        tokens = stream(
+            model,
+            ids.tolist(),
+            arguments.n,
+            sampling=sampling,
+            numbers=numbers,
+            seed=arguments.seed,
+            stop=stops,
+            dialect=DIALECTS[arguments.dialect],
+        )
+        decoder = tokenizer.decode_stream() if tokenizer else None
+        new: list[int] = []
+        pieces: list[str] = []
+        start = time.perf_counter()
+        first = None
+        for token in tokens:
+            first = first or time.perf_counter()
+            new.append(token)
+            pieces.append(decoder.feed(token) if decoder else f"{',' if len(new) > 1 else ''}{token}")
+            if not arguments.json:
+                print(pieces[-1], end="", flush=True)
+        end = time.perf_counter()
+        pieces.append(decoder.finish() if decoder else "")
+    prefill = len(ids) / ((first or end) - start)
+    decode = (len(new) - 1) / (end - first) if first and len(new) > 1 else None
+    if arguments.json:
+        text = {"text": "".join(pieces)} if decoder else {}
+        speed = {"prefill_tokens_per_second": prefill, "decode_tokens_per_second": decode}
+        _print_json({"prompt": ids.tolist(), "tokens": new} | text | speed)
+    else:
+        print(pieces[-1])
+    rate = "" if decode is None else f", decode {decode:.1f} tokens/s ({len(new)} tokens)"
+    print(f"prefill {prefill:.1f} tokens/s ({len(ids)} tokens){rate}", file=sys.stderr)
+    return 0
+
+
+# --- check ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    given = [arguments.model, arguments.theirs, next(filter(None, (arguments.tokens, arguments.tokens_file, arguments.text)), None)]
+    if not any(given):
+        return _check_embedded(arguments)
+    if not all(given):
+        raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
+    theirs = _read_dump(arguments.theirs)
+    file = open_gguf(arguments.model)
+    ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    logits = compute_logits(_load(arguments.model), _batch(ids), last_only=arguments.last, dialect=DIALECTS[arguments.dialect])
+    judgement = judge(logits if ids.ndim == 2 else logits[0], theirs)
+    if arguments.json:
+        _print_json(judgement.as_dict())
+    else:
+        print(f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}\n")
+        print(_table(_HEADER, [_row("all", judgement)]) + f"\n\n{judgement.verdict.text}\n{judgement.reason}")
+    return judgement.verdict.exit_code
+
+
+def _read_dump(path: Path) -> NDArray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ShapeError(f"{path}: no .npy array: {error}") from None
+
+
+_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
+
+
+def _row(name: str, j: Judgement) -> tuple:
+    return (name, j.max_error, j.mean_error, j.nmse, j.scale, j.kl, j.top1, j.top5, j.verdict.name)
+
+
+# What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.
+_EXPECTED = {("bitnet.cpp", n): Verdict.ROUNDING if n <= 17 else Verdict.FLIPS for n in embedded.LENGTHS}
+
+
+def _check_embedded(arguments: argparse.Namespace) -> int:
+    with embedded.model_path() as path:
+        model = _load(path)
+    recording = embedded.recording()
+    found: dict[str, dict[str, Judgement]] = {}
+    fine = True
+    for name, dialect in DIALECTS.items():
+        for n in embedded.LENGTHS:
+            logits = compute_logits(model, recording[f"tokens_T{n}"][None], dialect=dialect)[0]
+            for path_name in ("prefill", "decode"):
+                judgement = judge(logits, recording[f"logits_{path_name}_T{n}"])
+                found.setdefault(name, {})[f"{n} {path_name}"] = judgement
+                fine &= judgement.verdict <= _EXPECTED.get((name, n), Verdict.FLIPS)
+    bits = {name: ok for name, ok in selftest.run() if name.startswith("forward")}
+    fine &= all(bits.values())
+    if arguments.json:
+        tables = {name: {row: j.as_dict() for row, j in rows.items()} for name, rows in found.items()}
+        _print_json({"fine": fine, "dialects": tables, "known_bits": bits})
+        return 0 if fine else 1
+    print("The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.\n")
+    print("exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head")
+    print("input to float16, so this is how far its logits are from the model's definition:\n")
+    print(_table(_HEADER, [_row(*item) for item in found["exact"].items()]))
+    print("\nbitnet.cpp: the same forward with those roundings:\n")
+    print(_table(_HEADER, [_row(*item) for item in found["bitnet.cpp"].items()]))
+    for name, ok in bits.items():
+        print(f"\n{name}: {'the bits known for every machine' if ok else 'NOT the bits known for every machine'}", end="")
+    print(f"\n\n{'fine' if fine else 'NOT FINE: the kernels are broken on this machine, see bitnet-np selftest'}")
+    return 0 if fine else 1
+
+
+# --- selftest -------------------------------------------------------------------------------------------------------------------------
+
+
+def _selftest(arguments: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    results = list(selftest.run())
+    seconds = time.perf_counter() - start
+    machine = {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "numba": numba.__version__,
+        "threads": numba.get_num_threads(),
+        "instruction_path": simd.instruction_path(),
+        "features": sorted(simd.cpu_features()),
+    }
+    fine = all(ok for _, ok in results)
+    if arguments.json:
+        _print_json(machine | {"fine": fine, "kernels": dict(results), "seconds": seconds})
+        return 0 if fine else 1
+    features = machine.pop("features")
+    print(_table(("machine", ""), [(key, str(value)) for key, value in machine.items()]))
+    print(f"features  {' '.join(features)}\n")
+    print(_table(("kernel", "bits"), [(name, "as known" if ok else "DIFFER") for name, ok in results]))
+    print(f"\n{'all as known' if fine else 'NOT FINE'}, {seconds:.1f} s")
+    return 0 if fine else 1

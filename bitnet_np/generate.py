@@ -1,0 +1,152 @@
+"""Generation: prefill, then one token at a time, chosen by rules that leave nothing to chance but the numbers they are given."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from .cache import KVCache
+from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
+from .kernels import cpu
+from .model import Model
+from .transformer import EXACT, Dialect, check_tokens, forward
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen from its logits.
+
+    Greedy when `temperature` is 0 or `top_k` is 1. Otherwise the logits are divided by the temperature, all but the `top_k`
+    largest are dropped (0 keeps all), then all but the fewest that hold `top_p` of the probability, and one is drawn.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < np.inf:
+            raise OptionError(f"temperature is {self.temperature}, expected a finite number of at least 0")
+        if self.top_k < 0:
+            raise OptionError(f"top_k is {self.top_k}, expected at least 0 (0 keeps every token)")
+        if not 0 < self.top_p <= 1:
+            raise OptionError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0 or self.top_k == 1
+
+
+GREEDY = Sampling()
+
+
+def uniforms(seed: int) -> Iterator[float]:
+    """An endless stream of numbers in [0, 1): the upper 53 bits of each output of Philox4x64 with this key."""
+    if not 0 <= seed < 2**64:
+        raise OptionError(f"seed is {seed}, expected 0 to 2**64 - 1")
+    bits = Philox(key=seed)
+    while True:
+        yield (int(bits.random_raw()) >> 11) * 2.0**-53
+
+
+def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: float = 0.0) -> int:
+    """The next token: logits [V] -> id.
+
+    Greedy takes the largest logit, the lowest id among equals. Otherwise tokens are ordered by falling logit, equals by
+    rising id, and the first one is taken whose cumulative probability exceeds `uniform` (in [0, 1)).
+
+    Raises NonFiniteError for NaN or +infinity, or if nothing but -infinity is left; -infinity excludes a token.
+    """
+    if logits.ndim != 1 or logits.size == 0:
+        raise ShapeError(f"logits have shape {logits.shape}, expected [V]")
+    best = int(logits.argmax())  # the first of equals; NaN counts as largest
+    if not np.isfinite(logits[best]):
+        raise NonFiniteError(f"the logit of token {best} is {logits[best]}, nothing can be chosen")
+    if sampling.greedy:
+        return best
+    if not 0 <= uniform < 1:
+        raise OptionError(f"uniform number is {uniform}, expected at least 0 and less than 1")
+    candidates = np.arange(logits.size)
+    if 0 < sampling.top_k < logits.size:
+        kth = np.partition(logits, -sampling.top_k)[-sampling.top_k]
+        candidates = np.flatnonzero(logits >= kth)
+    order = candidates[np.argsort(-logits[candidates], kind="stable")][: sampling.top_k or None]
+    weights = cpu.exponential((logits[order] - logits[best]) / np.float32(sampling.temperature))
+    total = np.cumsum(weights, dtype=np.float64)
+    kept = int(np.searchsorted(total, sampling.top_p * total[-1])) + 1
+    pick = int(np.searchsorted(total[:kept], uniform * total[min(kept, total.size) - 1], side="right"))
+    return int(order[min(pick, kept - 1, total.size - 1)])
+
+
+def stream(
+    model: Model,
+    prompt: Sequence[int],
+    n: int,
+    *,
+    sampling: Sampling = GREEDY,
+    numbers: Iterable[float] | None = None,
+    seed: int = 0,
+    stop: Collection[int] = (),
+    dialect: Dialect = EXACT,
+    ops: ModuleType = cpu,
+) -> Iterator[int]:
+    """Yield up to `n` new tokens, each as soon as it is chosen; end before a token of `stop`.
+
+    `numbers` are the uniform numbers to sample with, one for each token, for replaying; without them they come from `seed`.
+    One forward pass for the prompt, also when n is 0, and one for each token but the last.
+
+    Raises, on the call itself: EmptyInputError "Prompt cannot be empty", ContextLimitError if prompt and n tokens do not fit
+    the model's context, and what `forward` raises.
+    """
+    if len(prompt) == 0:
+        raise EmptyInputError("Prompt cannot be empty")
+    if n < 0:
+        raise OptionError(f"number of tokens to generate is {n}, expected at least 0")
+    ids, _ = check_tokens(model.config, [list(prompt)], None)
+    if len(prompt) + n > model.config.context:
+        raise ContextLimitError(f"a prompt of {len(prompt)} and {n} new tokens exceed the model's context of {model.config.context}")
+    for token in stop:
+        if not 0 <= token < model.config.vocab:
+            raise OptionError(f"stop token {token} is not an id of the vocabulary, 0..{model.config.vocab - 1}")
+    source = iter(uniforms(seed) if numbers is None else numbers)
+    cache = KVCache(model.config, 1, len(prompt) + max(n - 1, 0))
+
+    def next_uniform() -> float:
+        if sampling.greedy:
+            return 0.0
+        try:
+            return float(next(source))
+        except StopIteration:
+            raise OptionError("the uniform numbers ran out before the tokens did") from None
+
+    def run() -> Iterator[int]:
+        logits = forward(model, ids, cache, last_only=True, dialect=dialect, ops=ops)
+        for left in range(n, 0, -1):
+            token = choose(logits[0], sampling, next_uniform())
+            if token in stop:
+                return
+            yield token
+            if left > 1:
+                logits = forward(model, [[token]], cache, last_only=True, dialect=dialect, ops=ops)
+
+    return run()
+
+
+def generate(
+    model: Model,
+    prompt: Sequence[int],
+    n: int,
+    *,
+    sampling: Sampling = GREEDY,
+    numbers: Iterable[float] | None = None,
+    seed: int = 0,
+    stop: Collection[int] = (),
+    dialect: Dialect = EXACT,
+    ops: ModuleType = cpu,
+) -> list[int]:
+    """The prompt and up to `n` tokens after it; arguments and errors as in `stream`."""
+    new = stream(model, prompt, n, sampling=sampling, numbers=numbers, seed=seed, stop=stop, dialect=dialect, ops=ops)
+    return [*prompt, *new]

@@ -1,0 +1,98 @@
+"""Every kernel against known bits, on this very machine.
+
+The arithmetic contract promises the same bits everywhere, so the results of each kernel on fixed inputs have one digest, recorded in
+data/known_bits.json. A digest that differs here means a compiler or processor that breaks the contract. Inputs come from integer arithmetic
+alone; shapes have tails (widths that fill no whole register), several tiles and several attention chunks.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import embedded, packing
+from .kernels import cpu
+from .load import load
+from .transformer import BITNET_CPP, EXACT, Dialect, forward_full
+
+Case = Callable[[], tuple[NDArray, ...]]
+
+
+def digest(*arrays: NDArray) -> str:
+    """sha256 over the little-endian bytes of the arrays, in C order."""
+    total = hashlib.sha256()
+    for array in arrays:
+        total.update(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).view(np.uint8))
+    return total.hexdigest()
+
+
+def noise(seed: int, *shape: int) -> NDArray[np.float32]:
+    """Numbers in [-1, 1) with 24 bits each: splitmix64 of the index, so no library's generator is involved."""
+    with np.errstate(over="ignore"):
+        x = (np.arange(int(np.prod(shape)), dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+        x ^= x >> np.uint64(31)
+    return ((x >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1).astype(np.float32).reshape(shape)
+
+
+def _tables(n: int, m: int) -> dict[str, NDArray]:
+    table = noise(1, n, m)
+    return {"float32": table, "float16": table.astype(np.float16), "bfloat16": (table.view(np.uint32) >> 16).astype(np.uint16)}
+
+
+def _ternary(rows: int, width: int) -> tuple[NDArray, ...]:
+    q, scale = cpu.quantize(3 * noise(2, rows, width))
+    weights = packing.pack(np.rint(noise(3, 37, width)).astype(np.int8), 0.37)
+    return (cpu.ternary_matmul(q, scale, weights.codes, weights.scale, 37),)
+
+
+def _attention(kernel: Callable, *window: int) -> tuple[NDArray, ...]:
+    q, k, v = 4 * noise(4, 137, 6, 20), noise(5, 2, 150, 2, 20), noise(6, 2, 150, 2, 20)
+    slot, position = np.repeat([1, 0], [130, 7]), np.concatenate([np.arange(130), np.arange(143, 150)])
+    return (kernel(q, k, v, slot, position, *window),)
+
+
+def _forward(dialect: Dialect) -> tuple[NDArray, ...]:
+    with embedded.model_path() as path:
+        return (forward_full(load(path), embedded.recording()["tokens_T64"][None], dialect=dialect),)
+
+
+def cases() -> dict[str, Case]:
+    """Name -> what to compute."""
+    found: dict[str, Case] = {}
+    for name, table in _tables(37, 161).items():
+        found[f"embed {name}"] = lambda table=table: (cpu.embed(table, np.array([36, 0, 7])),)
+        found[f"matmul {name}, 1 row"] = lambda table=table: (cpu.matmul(noise(7, 1, 161), table),)
+        found[f"matmul {name}, 7 rows"] = lambda table=table: (cpu.matmul(noise(7, 7, 161), table),)
+    found |= {
+        "rms_norm": lambda: (cpu.rms_norm(noise(8, 5, 2571), noise(9, 2571), 1e-5),),
+        "quantize": lambda: cpu.quantize(9 * noise(10, 5, 2571)),
+        "ternary_matmul, 1 row": lambda: _ternary(1, 2560) + _ternary(1, 161),
+        "ternary_matmul, 7 rows": lambda: _ternary(7, 2560) + _ternary(7, 161),
+        "rotations": lambda: cpu.rotations(np.abs(np.float64(1 << 20) * noise(11, 9, 33).astype(np.float64))),
+        "rope": lambda: (cpu.rope(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
+        "attend": lambda: _attention(cpu.attend),
+        "attend, window": lambda: _attention(cpu.attend, 70),
+        "attend_halves": lambda: _attention(cpu.attend_halves),
+        "relu2_gate": lambda: (cpu.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
+        "forward, exact": lambda: _forward(EXACT),
+        "forward, bitnet.cpp": lambda: _forward(BITNET_CPP),
+        "exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),),
+    }
+    return found
+
+
+def known_bits() -> dict[str, str]:
+    """The recorded digests."""
+    return json.loads((files(__package__) / "data" / "known_bits.json").read_text("utf-8"))
+
+
+def run() -> Iterator[tuple[str, bool]]:
+    """Name of each kernel's case, and whether it gives the known bits."""
+    known = known_bits()
+    for name, compute in cases().items():
+        yield name, digest(*compute()) == known.get(name)

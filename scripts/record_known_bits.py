@@ -1,0 +1,21 @@
+"""Record the digests that `bitnet-np selftest` checks. Only after the tests pass, and only when the contract itself was changed."""
+
+import argparse
+import json
+from pathlib import Path
+
+from bitnet_np import selftest
+
+TARGET = Path(selftest.__file__).parent / "data" / "known_bits.json"
+
+
+def main(argv: list[str] | None = None) -> int:
+    argparse.ArgumentParser(description=__doc__).parse_args(argv)
+    known = {name: selftest.digest(*compute()) for name, compute in selftest.cases().items()}
+    TARGET.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
+    print(f"{len(known)} digests -> {TARGET}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
