@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,16 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from . import embedded, families, selftest
+from . import embedded, families, progress, selftest
 from .compare import Judgement, Verdict, judge
-from .errors import EmptyInputError, Error, NonFiniteError, OptionError, ShapeError
+from .errors import EmptyInputError, Error, NonFiniteError, OptionError, ShapeError, shown
 from .generate import Sampling, stream
 from .gguf_file import GGUFFile, open_gguf
 from .kernels import simd
 from .load import load, model_from
 from .model import Model
 from .text import Tokenizer, tokenizer_from
-from .transformer import DIALECTS, PARALLEL_THRESHOLD, compute_logits
+from .transformer import DIALECTS, PARALLEL_THRESHOLD, Mode, compute_logits
 
 TOP = 5
 
@@ -35,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if getattr(arguments, "threads", None) is not None:
             _set_threads(arguments.threads)
-        return arguments.run(arguments)
+        with progress.compiling():
+            return arguments.run(arguments)
     except (Error, OSError) as error:
         print(f"bitnet-np: {error}", file=sys.stderr)
         return 2
@@ -74,7 +75,9 @@ def _parser() -> argparse.ArgumentParser:
     logits = command("logits", _logits, "Reference logits of token ids.")
     logits.add_argument("model", type=Path)
     tokens(logits, "--text", required=True)
-    logits.add_argument("--mode", choices=("parallel", "incremental", "auto"), help="which path computes (default auto); the bits are the same")
+    logits.add_argument(
+        "--mode", choices=("parallel", "incremental", "auto"), help="which path computes (default auto); the bits are the same"
+    )
     logits.add_argument("--parallel-threshold", type=int, default=PARALLEL_THRESHOLD, metavar="N", help="auto is parallel above N tokens")
     logits.add_argument("--chunk", type=int, metavar="N", help="tokens at a time through the KV cache (implies --mode incremental)")
     logits.add_argument("--last", action="store_true", help="logits of the last position only")
@@ -155,10 +158,10 @@ def _tokens(arguments: argparse.Namespace, tokenizer: Callable[[], Tokenizer]) -
 # --- output ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def _table(header: Sequence[str], rows: Collection[Sequence[object]]) -> str:
     """Columns that line up: text to the left, numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
-    numeric = [all(not isinstance(row[i], str) for row in rows) for i in range(len(header))] if isinstance(rows, list) else [False] * len(header)
+    numeric = [all(not isinstance(row[i], str) for row in rows) for i in range(len(header))]
     widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
 
     def line(row: Sequence[str]) -> str:
@@ -178,16 +181,7 @@ def _print_json(value: object) -> None:
 
 
 def _load(path: Path) -> Model:
-    """The model, with a progress bar on standard error if that is a terminal."""
-    if not sys.stderr.isatty():
-        return load(path)
-
-    def progress(done: int, total: int) -> None:
-        filled = 30 * done // total
-        end = "\r\033[K" if done == total else ""
-        print(f"\rchecking weights [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}", end=end, file=sys.stderr, flush=True)
-
-    return load(path, progress)
+    return load(path, progress.bar("checking weights"))
 
 
 # --- inspect --------------------------------------------------------------------------------------------------------------------------
@@ -215,6 +209,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         for i, value in enumerate((1, int(np.prod(tensor.shape, dtype=object)), tensor.data.size)):
             entry[i] += value
     cache = 2 * 4 * config.n_layers * config.kv_width if config else None
+    keys = {key: shown(v) if isinstance(v, str | int | float) else f"[{len(v)} values]" for key, v in file.metadata.items()}
     facts = {
         "file": str(file.path),
         "bytes": file.size,
@@ -224,7 +219,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
         "config": vars(config) if config else None,
         "kv_cache_bytes_per_token": cache,
         "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
-        "keys": {key: _shown(value) for key, value in file.metadata.items()},
+        "keys": keys,
     }
     tensors = [(t.name, t.type.name, " x ".join(map(str, t.shape)), t.data.size) for t in file.tensors.values()]
     if arguments.json:
@@ -234,19 +229,13 @@ def _inspect(arguments: argparse.Namespace) -> int:
     print(f"{file.path}: GGUF v{file.version}, {file.size:,} bytes, {len(file.tensors)} tensors")
     print("supported: " + (f"no: {problem}" if problem else "yes") + "\n")
     if config:
-        print(_table(("config", ""), [*vars(config).items(), ("KV cache, bytes per token", cache)]) + "\n")
+        rows = [(name, str(value)) for name, value in vars(config).items()]
+        print(_table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]) + "\n")
     print(_table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]) + "\n")
-    print(_table(("key", "value"), list(facts["keys"].items())))
+    print(_table(("key", "value"), list(keys.items())))
     if arguments.tensors:
         print("\n" + _table(("tensor", "type", "shape", "bytes"), tensors))
     return 0
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, np.ndarray) or not isinstance(value, str | int | float):
-        return f"[{len(value)} values]"  # type: ignore[arg-type]
-    text = value if isinstance(value, str) and value.isprintable() else repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 # --- logits ---------------------------------------------------------------------------------------------------------------------------
@@ -257,7 +246,7 @@ def _batch(ids: NDArray) -> NDArray:
 
 
 def _logits(arguments: argparse.Namespace) -> int:
-    mode = arguments.mode or ("incremental" if arguments.chunk else "auto")
+    mode: Mode = arguments.mode or ("incremental" if arguments.chunk else "auto")
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
     if arguments.out is not None and not arguments.out.parent.is_dir():
@@ -286,7 +275,9 @@ def _logits(arguments: argparse.Namespace) -> int:
     checksum = selftest.digest(result)
     if arguments.json:
         tops = [[{"id": i, "logit": value} for i, value in row] for row in top]
-        _print_json({"shape": result.shape, "sha256": checksum, "top": tops, "dialect": arguments.dialect, "mode": mode, "seconds": seconds})
+        _print_json(
+            {"shape": result.shape, "sha256": checksum, "top": tops, "dialect": arguments.dialect, "mode": mode, "seconds": seconds}
+        )
         return 0
     print(f"shape   {list(result.shape)} float32")
     print(f"sha256  {checksum}")

@@ -135,7 +135,8 @@ def _invalid(ours: NDArray[np.float32], theirs: NDArray) -> str:
         return "there are no logits"
     if not np.isfinite(theirs).all():
         index = np.argwhere(~np.isfinite(theirs))[0]
-        return f"their logit at {_index(tuple(index))} is {theirs[tuple(index)]}, and {int((~np.isfinite(theirs)).sum())} in all are not finite"
+        count = int((~np.isfinite(theirs)).sum())
+        return f"their logit at {_index(tuple(index))} is {theirs[tuple(index)]}; {count} in all are not finite"
     rows, true = (x.reshape(-1, x.shape[-1]) for x in (theirs, ours))
     flat = np.flatnonzero((rows == rows[:, :1]).all(axis=1))
     if rows.shape[1] > 1 and flat.size:

@@ -43,3 +43,9 @@ class NonFiniteError(Error):
 
 class OptionError(Error):
     """An option has a value it cannot take, or two options contradict each other."""
+
+
+def shown(value: object) -> str:
+    """A value from outside as a message may show it: short, and without what could garble a terminal."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -22,8 +22,8 @@ from typing import TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 
-from bitnet_np.errors import FileFormatError, UnsupportedError
-from bitnet_np.tensor_types import BY_NUMBER, TensorType
+from .errors import FileFormatError, UnsupportedError, shown
+from .tensor_types import BY_NUMBER, TensorType
 
 _UINT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 7, 8, 9, 10
 _CODES = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", _UINT32: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?", _UINT64: "<u8", 11: "<i8", 12: "<f8"}
@@ -67,7 +67,7 @@ class StringArray(Sequence[str]):
             return str(raw, "utf-8")
         except UnicodeDecodeError as error:
             at = f"byte {error.start}, {raw[error.start : error.start + 4]!r}"
-            raise FileFormatError(f"{self._path}: key {_shown(self._key)}: string {i} is not UTF-8 at {at}") from None
+            raise FileFormatError(f"{self._path}: key {shown(self._key)}: string {i} is not UTF-8 at {at}") from None
 
     def __repr__(self) -> str:
         return f"<StringArray of {len(self)} strings>"
@@ -125,10 +125,10 @@ class GGUFFile:
     def require(self, key: str, kind: type[T]) -> T:
         """The value of `key`, which must be there and exactly of `kind`: a bool is not an int, and an int not a float."""
         if key not in self.metadata:
-            raise FileFormatError(f"{self.path}: key {_shown(key)} is missing, expected a value of type {kind.__name__}")
+            raise FileFormatError(f"{self.path}: key {shown(key)} is missing, expected a value of type {kind.__name__}")
         value = self.metadata[key]
         if type(value) is not kind:
-            raise FileFormatError(f"{self.path}: key {_shown(key)} is {_shown(value)}, a {type(value).__name__}; expected {kind.__name__}")
+            raise FileFormatError(f"{self.path}: key {shown(key)} is {shown(value)}, a {type(value).__name__}; expected {kind.__name__}")
         return cast(T, value)
 
     def get(self, key: str, kind: type[T], default: D) -> T | D:
@@ -160,11 +160,6 @@ def _map(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:  # what mmap says to a file of no bytes
             raise FileFormatError(f"{path}: the file is empty, expected GGUF") from None
-
-
-def _shown(value: object) -> str:
-    text = repr(value)  # escapes what could garble a terminal
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 class _Cursor:
@@ -208,7 +203,7 @@ class _Cursor:
         try:
             return str(raw, "utf-8")
         except UnicodeDecodeError:
-            raise FileFormatError(f"{self.path}: {what} is {_shown(raw)}, expected UTF-8") from None
+            raise FileFormatError(f"{self.path}: {what} is {shown(raw)}, expected UTF-8") from None
 
     def strings(self, count: int, what: str) -> "array[int]":
         """The starts of `count` strings, and the end of the last. The one hot loop of opening: 0.12 us a string, 50 ms for 408,000."""
@@ -254,13 +249,13 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Value]:
     values: dict[str, Value] = {}
     for i in range(count):
         key = cursor.name(_MAX_KEY, f"key {i} of {count}")
-        what = f"key {_shown(key)}"
+        what = f"key {shown(key)}"
         cursor.check(key not in values, f"{what} is there twice, expected once")
         kind = cursor.u32(f"type of {what}")
         values[key] = value = _read_value(cursor, kind, key, what)
         if key == "general.alignment":
             want = f"expected a power of two from {_ALIGNMENTS[0]} to {_ALIGNMENTS[-1]} of type {_UINT32} (uint32)"
-            cursor.check(kind == _UINT32 and value in _ALIGNMENTS, f"{what} is {_shown(value)} of type {kind}, {want}")
+            cursor.check(kind == _UINT32 and value in _ALIGNMENTS, f"{what} is {shown(value)} of type {kind}, {want}")
     return values
 
 

@@ -8,6 +8,7 @@ alone; shapes have tails (widths that fill no whole register), several tiles and
 import hashlib
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.resources import files
 
 import numpy as np
@@ -25,7 +26,7 @@ def digest(*arrays: NDArray) -> str:
     """sha256 over the little-endian bytes of the arrays, in C order."""
     total = hashlib.sha256()
     for array in arrays:
-        total.update(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False)).view(np.uint8))
+        total.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return total.hexdigest()
 
 
@@ -42,6 +43,14 @@ def noise(seed: int, *shape: int) -> NDArray[np.float32]:
 def _tables(n: int, m: int) -> dict[str, NDArray]:
     table = noise(1, n, m)
     return {"float32": table, "float16": table.astype(np.float16), "bfloat16": (table.view(np.uint32) >> 16).astype(np.uint16)}
+
+
+def _embed(table: NDArray) -> tuple[NDArray, ...]:
+    return (cpu.embed(table, np.array([36, 0, 7])),)
+
+
+def _matmul(table: NDArray, rows: int) -> tuple[NDArray, ...]:
+    return (cpu.matmul(noise(7, rows, 161), table),)
 
 
 def _ternary(rows: int, width: int) -> tuple[NDArray, ...]:
@@ -65,9 +74,9 @@ def cases() -> dict[str, Case]:
     """Name -> what to compute."""
     found: dict[str, Case] = {}
     for name, table in _tables(37, 161).items():
-        found[f"embed {name}"] = lambda table=table: (cpu.embed(table, np.array([36, 0, 7])),)
-        found[f"matmul {name}, 1 row"] = lambda table=table: (cpu.matmul(noise(7, 1, 161), table),)
-        found[f"matmul {name}, 7 rows"] = lambda table=table: (cpu.matmul(noise(7, 7, 161), table),)
+        found[f"embed {name}"] = partial(_embed, table)
+        found[f"matmul {name}, 1 row"] = partial(_matmul, table, 1)
+        found[f"matmul {name}, 7 rows"] = partial(_matmul, table, 7)
     found |= {
         "rms_norm": lambda: (cpu.rms_norm(noise(8, 5, 2571), noise(9, 2571), 1e-5),),
         "quantize": lambda: cpu.quantize(9 * noise(10, 5, 2571)),

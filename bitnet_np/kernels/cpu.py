@@ -1,5 +1,6 @@
 """The kernels for the CPU: arrays and scalars in, arrays out, nothing known of models. The contract is in scalar.py.
 
+Arrays are C-contiguous; offsets given to simd.py's functions count elements from an array's start, whatever its shape.
 Kernels have no bounds checks. Everything that could break them (token ids, slots, positions, shapes) is checked at the package's border.
 Every output row has one owner, so threads cannot change a bit. Each kernel is a body for some rows (`_..._rows`) inside one `prange`.
 """
@@ -33,6 +34,10 @@ from .simd import (
 
 Floats = NDArray[np.float32]
 
+# IEEE division: Python's would raise on a zero, and test for one at every step
+_serial = njit(cache=True, error_model="numpy")
+_parallel = njit(cache=True, error_model="numpy", parallel=True)
+
 # Accumulators that fit the registers: 16 of AVX-512's 32; else the same tile would be spilled to memory at every step.
 _WIDE = simd.is_wide()
 _ROWS, _TOKENS = (4, 4) if _WIDE else (2, 2)
@@ -57,12 +62,20 @@ def _launch(kernel: Callable, work: int, *args: Any) -> None:
         set_num_threads(threads)
 
 
-def _loadable(table: NDArray) -> NDArray:
-    """Numba has no float16 on the CPU: hand it the bits as int16, which tells them from bfloat16's uint16."""
-    return table.view(np.int16) if table.dtype == np.float16 else table
+def _weights(array: NDArray) -> NDArray:
+    """An array of weights as the kernels take them: read-only, because Numba compiles anew for writable ones.
+
+    Numba has no float16 on the CPU: it gets the bits as int16, which tells them from bfloat16's uint16.
+    """
+    if array.dtype == np.float16:
+        array = array.view(np.int16)
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
 
 
-@njit(cache=True)
+@_serial
 def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count):
     """Dot products of some rows of w with some rows of x over `count` elements, unfinished: 16 lanes each."""
     tile = zeros
@@ -77,7 +90,7 @@ def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_vali
 # --- checks of weights ----------------------------------------------------------------------------------------------------------------
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _code_three(codes, found):
     for part in prange(found.size):
         both = np.uint8(0)
@@ -89,11 +102,11 @@ def _code_three(codes, found):
 def has_code_three(codes: NDArray[np.uint8]) -> bool:
     """Whether any two-bit code is 3, which no writer of I2_S produces (bitnet.cpp would count it as +2)."""
     found = np.zeros(64, np.bool_)
-    _launch(_code_three, codes.size, codes, found)
+    _launch(_code_three, codes.size, _weights(codes), found)
     return bool(found.any())
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _all_ones(bits, exponent, found):
     for part in prange(found.size):
         seen = False
@@ -107,14 +120,14 @@ def has_non_finite(table: NDArray) -> bool:
     bits = table.reshape(-1).view(np.uint32 if table.dtype == np.float32 else np.uint16)
     exponent = {np.dtype(np.float32): 0x7F800000, np.dtype(np.float16): 0x7C00, np.dtype(np.uint16): 0x7F80}[table.dtype]
     found = np.zeros(64, np.bool_)
-    _launch(_all_ones, bits.size, bits, bits.dtype.type(exponent), found)
+    _launch(_all_ones, bits.size, _weights(bits), bits.dtype.type(exponent), found)
     return bool(found.any())
 
 
 # --- embedding ------------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@_serial
 def _widen_row(row, out):
     """A row of float32, float16 or bfloat16 bits as float32. 1 * x + 0 is x, but for the sign of a zero."""
     one = np.ones(1, np.float32)
@@ -129,7 +142,7 @@ def _widen_row(row, out):
             out[i] = rest[i - start]
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _embed(table, tokens, out):
     for r in prange(tokens.size):
         _widen_row(table[tokens[r]], out[r])
@@ -137,21 +150,21 @@ def _embed(table, tokens, out):
 
 def embed(table: NDArray, tokens: NDArray[np.int64]) -> Floats:  # [V, D], [R] -> [R, D]
     out = np.empty((tokens.size, table.shape[1]), np.float32)
-    _launch(_embed, out.size, _loadable(table), tokens, out)
+    _launch(_embed, out.size, _weights(table), tokens, out)
     return out
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@_serial
 def _sum_of_squares(x, sums):
     """sum x[i]^2 in 16 lanes of float64."""
     store_sums(_dot_tile(tile_f64(1, 1), x, 0, 0, 1, x, 0, 0, 1, x.size), sums)
     return sums[0]
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _rms_norm(x, gain, eps, out):
     for r in prange(x.shape[0]):
         row = x[r]
@@ -164,14 +177,14 @@ def _rms_norm(x, gain, eps, out):
 def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [R, D]
     """x / sqrt(mean(x^2) + eps) * gain: the mean from float64, then ggml's steps in float32: 1 / root, times x, times gain."""
     out = np.empty_like(x)
-    _launch(_rms_norm, x.size, x, gain, np.float32(eps), out)
+    _launch(_rms_norm, x.size, x, _weights(gain), np.float32(eps), out)
     return out
 
 
 # --- ternary matmul -------------------------------------------------------------------------------------------------------------------
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _quantize(x, codes, scale):
     for r in prange(x.shape[0]):
         row = x[r]
@@ -180,7 +193,8 @@ def _quantize(x, codes, scale):
             largest = max(largest, np.int32(float_bits(row[i]) & 0x7FFFFFFF))
         if largest >= 0x7F800000:
             scale[r] = np.nan
-            codes[r, :] = 0
+            for i in range(row.size):
+                codes[r, i] = 0
         else:
             absmax = simd.bits_float(largest)
             s = np.float32(127.0) / max(absmax, np.float32(1e-5))
@@ -196,7 +210,7 @@ def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] 
     return codes, scale
 
 
-@njit(cache=True)
+@_serial
 def _arrange_token(q, steps, tokens, out, start):
     """One token's codes in the order `ternary_step` reads: whole 32-byte runs move. Returns their sum."""
     total = np.int32(0)
@@ -211,14 +225,14 @@ def _arrange_token(q, steps, tokens, out, start):
     return total
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _arrange(q, tokens, steps, arranged, sums):
     for r in prange(q.shape[0]):
         start = (r // tokens) * steps * 4 * tokens * STEP + (r % tokens) * STEP
         sums[r] = _arrange_token(q[r], steps, tokens, arranged, start)
 
 
-@njit(cache=True)
+@_serial
 def _ternary_rows(zeros, rows, tokens, codes, row_bytes, steps, first, end, arranged, sums, scale, w_scale, out):
     """Output columns first..end for all tokens, in tiles of the shape of `zeros`, which is rows x tokens."""
     totals = np.empty(LANES, np.int32)
@@ -241,7 +255,7 @@ def _ternary_rows(zeros, rows, tokens, codes, row_bytes, steps, first, end, arra
                     out[t + j, n + i] = np.float32(value / scale[t + j]) * w_scale
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _ternary_matmul(wide, codes, row_bytes, steps, arranged, sums, scale, w_scale, out):
     width = out.shape[1]
     for block in prange((width + _ROW_BLOCK - 1) // _ROW_BLOCK):
@@ -265,31 +279,30 @@ def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8],
     arranged = np.zeros(-(-rows // tokens) * tokens * steps * 4 * STEP, np.int8)
     sums, out = np.empty(rows, np.int32), np.empty((rows, width), np.float32)
     _launch(_arrange, q.size, q, tokens, steps, arranged, sums)
-    _launch(_ternary_matmul, q.size * width // 64, tokens > 1, codes, row_bytes, steps, arranged, sums, scale, w_scale, out)
+    _launch(_ternary_matmul, q.size * width // 64, tokens > 1, _weights(codes), row_bytes, steps, arranged, sums, scale, w_scale, out)
     return out
 
 
 # --- float matmul ---------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@_serial
 def _matmul_rows(zeros, rows, tokens, w, first, end, x, out):
     totals = np.empty(LANES, np.float32)
     width = x.shape[1]
-    flat_w, flat_x = w.reshape(-1), x.reshape(-1)
     for n in range(first, end, rows):
         valid = min(rows, end - n)
         for i in range(0, width * rows * w.itemsize, 64):
-            prefetch(flat_w, (n + rows) * width + i // w.itemsize)
+            prefetch(w, (n + rows) * width + i // w.itemsize)
         for t in range(0, x.shape[0], tokens):
             present = min(tokens, x.shape[0] - t)
-            store_sums(_dot_tile(zeros, flat_w, n * width, width, valid, flat_x, t * width, width, present, width), totals)
+            store_sums(_dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width), totals)
             for j in range(present):
                 for i in range(valid):
                     out[t + j, n + i] = totals[i * tokens + j]
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _matmul(w, x, out):
     for block in prange((w.shape[0] + _ROW_BLOCK - 1) // _ROW_BLOCK):
         first = block * _ROW_BLOCK
@@ -302,14 +315,14 @@ def _matmul(w, x, out):
 
 def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, float16 or bfloat16 bits -> [R, N]
     out = np.empty((x.shape[0], weights.shape[0]), np.float32)
-    _launch(_matmul, x.shape[0] * weights.size // 8, _loadable(weights), x, out)
+    _launch(_matmul, x.shape[0] * weights.size // 8, _weights(weights), x, out)
     return out
 
 
 # --- positions ------------------------------------------------------------------------------------------------------------------------
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _rotations(angle, cos, sin):
     for r in prange(angle.shape[0]):
         for i in range(angle.shape[1]):
@@ -324,7 +337,7 @@ def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:  # [R, K/2] 
     return cos, sin
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _rope(x, cos, sin, out):
     half = cos.shape[1]
     for r in prange(x.shape[0]):
@@ -345,29 +358,29 @@ def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, K/2] 
 # --- attention ------------------------------------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@_serial
 def _chunk_scores(queries, width, keys, key_start, key_stride, n_keys, scale, totals, scores):
     """scores[i, j] = query i . key j * scale, for the keys of one chunk."""
-    flat = queries.reshape(-1)
     n = queries.shape[0]
     for j in range(0, n_keys, _ROWS):
         for i in range(0, n, _TOKENS):
             n_j, n_i = min(_ROWS, n_keys - j), min(_TOKENS, n - i)
             start = key_start + j * key_stride
-            tile = _dot_tile(tile_f32(_ROWS, _TOKENS), keys, start, key_stride, n_j, flat, i * width, width, n_i, width)
+            tile = _dot_tile(tile_f32(_ROWS, _TOKENS), keys, start, key_stride, n_j, queries, i * width, width, n_i, width)
             store_sums(tile, totals)
             for b in range(n_i):
                 for a in range(n_j):
                     scores[i + b, j + a] = totals[a * _TOKENS + b] * scale
 
 
-@njit(cache=True)
+@_serial
 def _exponentials(scores, low, high, largest, lanes):
     """scores[low:high] -> exp(score - largest), and 0 elsewhere; their sum by the lane rule."""
     for j in range(CHUNK):
         e = exp(np.float32(scores[j] - largest))
         scores[j] = e if low <= j < high else np.float32(0.0)
-    lanes[:] = 0
+    for i in range(LANES):
+        lanes[i] = 0
     for j in range(0, CHUNK, LANES):
         for i in range(LANES):
             lanes[i] += scores[j + i]
@@ -379,10 +392,9 @@ def _exponentials(scores, low, high, largest, lanes):
     return lanes[0]
 
 
-@njit(cache=True)
+@_serial
 def _chunk_values(p, n_keys, values, value_start, value_stride, width, out):
     """out[i] = sum over keys of p[i, j] * value j, one chain per element in key order. Rows of `out` are padded to whole tiles."""
-    flat_p, flat_out = p.reshape(-1), out.reshape(-1)
     span = _VALUE_COLUMNS * LANES
     for i in range(0, p.shape[0], _TOKENS):
         n_i = min(_TOKENS, p.shape[0] - i)
@@ -391,14 +403,14 @@ def _chunk_values(p, n_keys, values, value_start, value_stride, width, out):
             start = value_start + d
             if width - d >= span:
                 for j in range(n_keys):
-                    tile = axpy_step(tile, flat_p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, span)
+                    tile = axpy_step(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, span)
             else:
                 for j in range(n_keys):
-                    tile = axpy_tail(tile, flat_p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, width - d)
-            store_tile(tile, flat_out, i * out.shape[1] + d, out.shape[1])
+                    tile = axpy_tail(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, width - d)
+            store_tile(tile, out, i * out.shape[1] + d, out.shape[1])
 
 
-@njit(cache=True)
+@_serial
 def _visible(position, window, first_key):
     """Which keys of the chunk that begins at first_key a query at `position` sees: low..high. A window counts the query itself."""
     low = max(0, position - window + 1 - first_key)
@@ -406,29 +418,31 @@ def _visible(position, window, first_key):
     return low, high
 
 
-@njit(cache=True)
+@_serial
 def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
     """Rows first..end, which are consecutive positions of one sequence, against key-value head g of that sequence."""
     width = q.shape[2]
     group = q.shape[1] // k.shape[2]
     stride = k.shape[2] * width
     base = slot[first] * k.shape[1] * stride + g * width
-    flat_k, flat_v = k.reshape(-1), v.reshape(-1)
 
     n = (end - first) * group  # query i is head g * group + i % group of row first + i // group
     queries = np.empty((n, width), np.float32)
     for i in range(n):
-        queries[i] = q[first + i // group, g * group + i % group]
+        for d in range(width):
+            queries[i, d] = q[first + i // group, g * group + i % group, d]
     span = _VALUE_COLUMNS * LANES
     part = np.empty((-(-n // _TOKENS) * _TOKENS, -(-width // span) * span), np.float32)
     scores, lanes = np.zeros((n, CHUNK), np.float32), np.empty(LANES, np.float32)
     total, weight = np.zeros((n, width), np.float32), np.zeros(n, np.float32)
-    largest, old, new = np.full(n, -np.inf, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
+    largest, old, new = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
+    for i in range(n):
+        largest[i] = -np.inf
 
     for chunk in range(max(0, position[first] - window + 1) // CHUNK, position[end - 1] // CHUNK + 1):
         key = chunk * CHUNK
         n_keys = min(CHUNK, position[end - 1] + 1 - key)
-        _chunk_scores(queries, width, flat_k, base + key * stride, stride, n_keys, scale, lanes, scores)
+        _chunk_scores(queries, width, k, base + key * stride, stride, n_keys, scale, lanes, scores)
         for i in range(n):
             low, high = _visible(position[first + i // group], window, key)
             m = np.float32(-np.inf)
@@ -441,7 +455,7 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
                 old[i], new[i] = exp(np.float32(largest[i] - after)), exp(np.float32(m - after))
                 weight[i] = fma(weight[i], old[i], np.float32(weight_here * new[i]))
                 largest[i] = after
-        _chunk_values(scores, n_keys, flat_v, base + key * stride, stride, width, part)
+        _chunk_values(scores, n_keys, v, base + key * stride, stride, width, part)
         for i in range(n):
             if new[i] != _UNSEEN:  # adding +0 instead would turn a -0 around
                 for d in range(width):
@@ -451,7 +465,7 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
             out[first + i // group, g * group + i % group, d] = total[i, d] / weight[i]
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _attend(q, k, v, slot, position, tiles, scale, window, out):
     n = (tiles.size - 1) * k.shape[2]
     for item in prange(n):
@@ -460,7 +474,7 @@ def _attend(q, k, v, slot, position, tiles, scale, window, out):
         _attend_tile(q, k, v, slot, position, tiles[t], tiles[t + 1], g, scale, window, out)
 
 
-@njit(cache=True)
+@_serial
 def _query_tiles(slot, position, limit):
     """Where to cut the rows so that each piece is at most `limit` consecutive positions of one sequence: first rows, and the end."""
     cuts = np.empty(slot.size + 1, np.int64)
@@ -493,30 +507,32 @@ def _scale(q: Floats) -> np.float32:
     return np.float32(1.0) / np.sqrt(np.float32(q.shape[2]))
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _attend_halves(q, k, v, slot, position, scale, out):
     heads, width = q.shape[1], q.shape[2]
     stride = k.shape[2] * width
-    flat_k, flat_v = k.reshape(-1), v.reshape(-1)
     for item in prange(q.shape[0] * heads):
         r, h = item // heads, item % heads
+        g = h // (heads // k.shape[2])
         n = position[r] + 1
-        base = slot[r] * k.shape[1] * stride + h // (heads // k.shape[2]) * width
-        p, sums = np.empty(n, np.float32), np.empty(LANES, np.float32)
+        p, sums, total = np.empty(n, np.float32), np.empty(LANES, np.float32), np.empty(width, np.float64)
+        largest = np.float32(-np.inf)
         for j in range(n):
-            store_sums(_dot_tile(tile_f32(1, 1), flat_k, base + j * stride, 0, 1, q[r, h], 0, 0, 1, width), sums)
+            key = (slot[r] * k.shape[1] + j) * stride + g * width
+            store_sums(_dot_tile(tile_f32(1, 1), k, key, 0, 1, q, (r * heads + h) * width, 0, 1, width), sums)
             p[j] = sums[0] * scale
-        largest = p.max()
+            largest = max(largest, p[j])
         weight = 0.0
         for j in range(n):
             p[j] = exp(np.float32(p[j] - largest))
             weight += p[j]
         factor = np.float32(1.0) / np.float32(weight)
-        total = np.zeros(width, np.float64)
+        for d in range(width):
+            total[d] = 0
         for j in range(n):
-            weight_j = np.float64(round_to_half(np.float32(p[j] * factor)))
+            half = np.float64(round_to_half(np.float32(p[j] * factor)))
             for d in range(width):
-                total[d] += weight_j * flat_v[base + j * stride + d]
+                total[d] += half * v[slot[r], j, g, d]
         for d in range(width):
             out[r, h, d] = total[d]
 
@@ -535,7 +551,7 @@ def attend_halves(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], posi
 # --- gates ----------------------------------------------------------------------------------------------------------------------------
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _relu2_gate(gate, up, out):
     for r in prange(gate.shape[0]):
         for i in range(gate.shape[1]):
@@ -554,7 +570,7 @@ def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
 # --- sampling -------------------------------------------------------------------------------------------------------------------------
 
 
-@njit(parallel=True, cache=True)
+@_parallel
 def _exponential(x, out):
     for i in prange(x.size):
         out[i] = exp(x[i])

@@ -1,0 +1,249 @@
+"""The maker of random models: the same bytes every time, in the released file's form, and nothing half-written."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bitnet_np.errors import OptionError
+from bitnet_np.gguf_file import open_gguf
+from bitnet_np.text import BYTE_CHARACTERS
+from scripts import make_model
+from scripts.make_model import SHAPES, Shape, main, tensor_table, vocabulary, write_model
+
+PACKAGED = Path(make_model.__file__).parents[1] / "bitnet_np/data/tiny.gguf"  # a file of the released form, not made by this script
+SMALL = ["--vocab", "300", "--context", "64", "--width", "128", "--layers", "2", "--ffn", "256", "--heads", "4", "--kv-heads", "2"]
+SMALL += ["--head-dim", "32", "--eps", "1e-6", "--rope-base", "10000"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    assert main(["--shape", "tiny", "--seed", "7", str(path)]) == 0
+    return open_gguf(path)
+
+
+def make(path, *options):
+    assert main([*SMALL, *options, str(path)]) == 0
+    return path.read_bytes()
+
+
+def test_the_seed_says_every_byte(tmp_path):
+    first = make(tmp_path / "a.gguf", "--seed", "3")
+    assert make(tmp_path / "b.gguf", "--seed", "3") == first
+    assert make(tmp_path / "b.gguf", "--seed", "4") != first
+    # On any machine, with any NumPy: a change of this number is a change of every model that a seed names.
+    assert hashlib.sha256(first).hexdigest() == "6c8b0a0972db22eaa9bd870b0ed9b45ebec30920799915b4edebdece365f5d03"
+
+
+def test_each_tensor_depends_on_the_seed(tmp_path):
+    for seed in (0, 1):
+        write_model(tmp_path / f"{seed}.gguf", Shape(vocab=20), seed)
+    one, other = (open_gguf(tmp_path / f"{seed}.gguf").tensors for seed in (0, 1))
+    assert all((one[name].data != other[name].data).any() for name in one)
+
+
+def test_the_form_is_that_of_a_released_file(tiny):
+    released = open_gguf(PACKAGED)
+    kinds = [{key: type(value) for key, value in file.metadata.items()} for file in (tiny, released)]
+    assert list(kinds[0].items()) == list(kinds[1].items())
+    tables = [[(t.name, t.type, t.shape) for t in file.tensors.values()] for file in (tiny, released)]
+    assert tables[0] == tables[1]
+    names = [key for key in released.metadata if not key.startswith("tokenizer.") and key != "general.name"]
+    assert len(names) == 13
+    assert [tiny.metadata[name] for name in names] == [released.metadata[name] for name in names]
+
+
+def test_every_option_has_its_key(tmp_path):
+    make(tmp_path / "a.gguf", "--head-dim", "64", "--activation", "silu")
+    metadata = open_gguf(tmp_path / "a.gguf").metadata
+    want = {
+        "vocab_size": 300,
+        "context_length": 64,
+        "embedding_length": 128,
+        "block_count": 2,
+        "feed_forward_length": 256,
+        "rope.dimension_count": 64,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 64,  # these two only where it is not width / heads
+        "attention.value_length": 64,
+        "attention.layer_norm_rms_epsilon": float(np.float32(1e-6)),
+        "rope.freq_base": 10000.0,
+    }
+    assert metadata["general.architecture"] == "bitnet"
+    assert {key.removeprefix("bitnet."): value for key, value in metadata.items() if key.startswith("bitnet.")} == want
+    table = {name: tensor.shape for name, tensor in open_gguf(tmp_path / "a.gguf").tensors.items() if name.startswith("blk.1.attn")}
+    assert table == {
+        "blk.1.attn_norm.weight": (128,),
+        "blk.1.attn_sub_norm.weight": (256,),
+        "blk.1.attn_k.weight": (128, 128),
+        "blk.1.attn_output.weight": (128, 256),
+        "blk.1.attn_q.weight": (256, 128),
+        "blk.1.attn_v.weight": (128, 128),
+    }
+
+
+def ternary(tensor):
+    """Values and scale of an I2_S tensor: 32 bytes hold 128 codes, the first 32 in the top bits; the scale comes after all codes."""
+    codes = tensor.data[: np.prod(tensor.shape) // 4].reshape(-1, 1, 32) >> np.array([6, 4, 2, 0], np.uint8)[:, None] & 3
+    trailer = tensor.data[codes.size // 4 :].view("<f4")
+    assert trailer.shape == (8,)
+    assert not trailer[1:].any()
+    return codes.reshape(tensor.shape).astype(np.int8) - 1, trailer[0]
+
+
+def test_ternary_tensors_have_three_values_and_scales_of_their_own(tiny):
+    matrices = [tensor for tensor in tiny.tensors.values() if tensor.type.name == "I2_S"]
+    assert len(matrices) == 3 * 7
+    scales = []
+    for tensor in matrices:
+        values, scale = ternary(tensor)
+        assert tensor.data.size == tensor.type.nbytes(values.size) == values.size // 4 + 32
+        np.testing.assert_allclose([(values == v).mean() for v in (-1, 0, 1)], 1 / 3, atol=0.02)
+        assert abs(scale * (tensor.shape[1] * 2 / 3) ** 0.5 - 1) < 0.101
+        assert len(np.unique(values, axis=0)) == len(values)  # no row, so no head, twice
+        scales.append(scale)
+    assert len(set(scales)) == len(scales)
+
+
+def test_embeddings_and_norms_have_the_spread_they_should(tiny):
+    embedding = tiny.tensors["token_embd.weight"].data.view("<f2").astype(np.float64)
+    assert abs(embedding.mean()) < 0.01
+    assert abs(embedding.std() / (3 / 16) - 1) < 0.01
+    assert np.all(embedding != 0)
+    for tensor in tiny.tensors.values():
+        if tensor.type.name == "F32":
+            gains = tensor.data.view("<f4")
+            assert 0.5 <= gains.min() < 0.6 < 1.4 < gains.max() <= 1.5
+
+
+def test_the_2b_shape_is_the_released_one():
+    table = tensor_table(SHAPES["2b"])
+    assert len(table) == 332
+    kinds = [tensor.kind.name for tensor in table]
+    assert [kinds.count(name) for name in ("F16", "I2_S", "F32")] == [1, 30 * 7, 30 * 4 + 1]
+    data = sum(tensor.kind.nbytes(tensor.elements) for tensor in table)
+    assert 0 < 1_187_801_280 - data < 10_000_000  # the released file less its header of tokens and merges
+
+
+def test_the_vocabulary_of_the_2b_shape_has_the_size_of_llama_3s():
+    tokens, merges, special = vocabulary(128256)
+    assert (len(tokens), len(set(tokens)), len(merges), special) == (128256, 128256, 280147, 256)
+    assert tokens[:4] == ["!", '"', "#", "$"]
+    assert set(tokens[:256]) == set(BYTE_CHARACTERS)
+    named = {0: "<|begin_of_text|>", 1: "<|end_of_text|>", 6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>"}
+    assert {i: tokens[128000 + i] for i in named} == named
+    assert tokens[-1] == "<|reserved_special_token_250|>"
+    made: set[str] = set(BYTE_CHARACTERS)
+    for merge in merges:
+        left, right = merge.split(" ")
+        assert left in made
+        assert right in made
+        made.add(left + right)
+    assert made == set(tokens[:-256])
+
+
+@pytest.mark.parametrize("size", [512, 20000, 128256])
+def test_merges_lead_to_every_token(size):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokens, merges, special = vocabulary(size)
+    ids = {token: i for i, token in enumerate(tokens)}
+    bpe = tokenizers.models.BPE(ids, [tuple(merge.split(" ")) for merge in merges])
+    for token in tokens[: size - special][:: 1 + size // 5000]:
+        assert [piece.id for piece in bpe.tokenize(token)] == [ids[token]]
+
+
+@pytest.mark.parametrize(("size", "merges"), [(3, 0), (258, 0), (259, 1), (262, 4), (300, 33)])
+def test_small_vocabularies_are_the_same_idea_scaled_down(size, merges, tmp_path):
+    tokens, made, special = vocabulary(size)
+    assert (len(tokens), len(set(tokens)), len(made)) == (size, size, merges)
+    assert tokens[-special:][:2] == ["<|begin_of_text|>", "<|end_of_text|>"]
+    write_model(tmp_path / "a.gguf", Shape(vocab=size), 0)
+    metadata = open_gguf(tmp_path / "a.gguf").metadata
+    assert list(metadata["tokenizer.ggml.tokens"]) == tokens
+    assert ("tokenizer.ggml.merges" in metadata) == bool(merges)
+    assert metadata["tokenizer.ggml.token_type"].tolist() == [1] * (size - special) + [3] * special
+    assert metadata["tokenizer.ggml.eos_token_id"] == metadata["tokenizer.ggml.bos_token_id"] + 1 == size - special + 1
+
+
+def test_the_packages_own_tokenizer_reads_it(tiny):
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    from bitnet_np.text import tokenizer_from
+
+    tokenizer = tokenizer_from(tiny.metadata, tiny.path)
+    sentence = "she ate it at noon 🙂"
+    ids = tokenizer.encode(sentence)
+    assert len(ids) < 1 + len(sentence.encode())
+    assert tokenizer.decode(ids) == sentence
+    want = "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    chat = tokenizer.chat([{"role": "user", "content": " hi "}])
+    assert tokenizer.decode(chat, skip_special=False) == want
+    assert tokenizer.stops == (tokenizer.eos, tokenizer.tokens.index("<|eot_id|>"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--width", "200"], "width is 200, but rows of I2_S are whole blocks: it must be a multiple of 128"),
+        (["--ffn", "100"], "ffn is 100, but"),
+        (["--head-dim", "48"], "q_width is 192, but"),
+        (["--heads", "8", "--kv-heads", "3"], "8 heads cannot share 3 kv heads evenly"),
+        (["--heads", "128", "--head-dim", "1"], "head_dim is 1, but RoPE turns pairs: it must be even"),
+        (["--vocab", "2"], "vocab is 2, but"),
+        (["--layers", "0"], "layers is 0, but must be more than 0"),
+        (["--eps", "nan"], "eps is nan, but"),
+        (["--context", "4294967296"], "context is 4294967296, but"),
+        (["--seed", "-1"], "seed is -1, but"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused_with_its_numbers(options, message, tmp_path, capsys):
+    assert main([*SMALL, *options, str(tmp_path / "a.gguf")]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_function_refuses_as_the_command_does(tmp_path):
+    with pytest.raises(OptionError, match="layers is 0"):
+        write_model(tmp_path / "a.gguf", Shape(layers=0), 0)
+
+
+def test_an_unknown_option_is_refused(tmp_path, capsys):
+    for options in (["--activation", "gelu"], ["--width", "wide"], ["--shape", "3b"]):
+        with pytest.raises(SystemExit) as exit_:
+            main([*options, str(tmp_path / "a.gguf")])
+        assert exit_.value.code == 2
+    assert "gelu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [OSError("No space left on device"), KeyboardInterrupt()])
+def test_a_failure_leaves_what_was_there(error, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise error
+
+    path = tmp_path / "a.gguf"
+    path.write_bytes(b"before")
+    written = iter(range(5))
+    whole = make_model.draw
+    monkeypatch.setattr(make_model, "draw", lambda *arguments: whole(*arguments) if next(written, None) is not None else fail())
+    if isinstance(error, OSError):
+        assert main([*SMALL, str(path)]) == 2
+        assert "No space left" in capsys.readouterr().err
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            main([*SMALL, str(path)])
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == b"before"
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path, capsys):
+    assert main([str(tmp_path / "none" / "a.gguf")]) == 2
+    assert "No such file or directory" in capsys.readouterr().err
+
+
+def test_it_prints_the_path_the_size_and_the_digest(tmp_path, capsys):
+    path = tmp_path / "a.gguf"
+    raw = make(path, "--sha256")
+    assert capsys.readouterr() == (f"{path} {len(raw)} bytes\nsha256 {hashlib.sha256(raw).hexdigest()}\n", "")
