@@ -23,6 +23,7 @@ from .simd import (
     dot_tail,
     float_bits,
     fma,
+    move_half_step,
     prefetch,
     store_sums,
     store_tile,
@@ -45,6 +46,7 @@ _VALUE_COLUMNS = 4 if _WIDE else 2
 _ROW_BLOCK = 32  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache while these pass
 _PREFETCH = 8192  # bytes ahead: a single core reads 27 GB/s of packed weights with, 16 without
 _NO_WINDOW = 1 << 62
+_HALF = STEP // 2
 _UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a weight cannot be negative
 _SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 
@@ -90,37 +92,57 @@ def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_vali
 # --- checks of weights ----------------------------------------------------------------------------------------------------------------
 
 
+_PARTS = 64  # of an array that is checked, each by one owner
+
+
+def _words(array: NDArray) -> NDArray[np.uint64]:
+    """The bytes of an array eight at a time, the last ones filled up with zeros: words keep LLVM's loops in vector registers."""
+    data = array.reshape(-1).view(np.uint8)
+    if data.size % 8:
+        data = np.concatenate([data, np.zeros(-data.size % 8, np.uint8)])
+    return _weights(data.view(np.uint64))
+
+
 @_parallel
-def _code_three(codes, found):
+def _code_three(words, found):
     for part in prange(found.size):
-        both = np.uint8(0)
-        for i in range(part * codes.size // found.size, (part + 1) * codes.size // found.size):
-            both |= codes[i] & (codes[i] >> np.uint8(1)) & np.uint8(0x55)
-        found[part] = both != 0
+        both = np.uint64(0)
+        mine = words[part * words.size // found.size : (part + 1) * words.size // found.size]
+        for i in range(mine.size):  # from 0: Numba must allow for negative indices otherwise, and LLVM then stays scalar
+            both |= mine[i] & (mine[i] >> np.uint64(1))
+        found[part] = both & np.uint64(0x5555555555555555)
 
 
 def has_code_three(codes: NDArray[np.uint8]) -> bool:
     """Whether any two-bit code is 3, which no writer of I2_S produces (bitnet.cpp would count it as +2)."""
-    found = np.zeros(64, np.bool_)
-    _launch(_code_three, codes.size, _weights(codes), found)
+    found = np.zeros(_PARTS, np.uint64)
+    _launch(_code_three, codes.size, _words(codes), found)
     return bool(found.any())
 
 
 @_parallel
-def _all_ones(bits, exponent, found):
+def _all_ones(words, exponent, one, found):
     for part in prange(found.size):
-        seen = False
-        for i in range(part * bits.size // found.size, (part + 1) * bits.size // found.size):
-            seen |= (bits[i] & exponent) == exponent
-        found[part] = seen
+        carried = np.uint64(0)
+        mine = words[part * words.size // found.size : (part + 1) * words.size // found.size]
+        for i in range(mine.size):  # from 0: Numba must allow for negative indices otherwise, and LLVM then stays scalar
+            carried |= (mine[i] & exponent) + one
+        found[part] = carried & ~exponent
+
+
+# dtype -> the bits of its exponent in each number of a word, and the lowest of them; added, an exponent of ones runs over
+_EXPONENTS = {
+    np.dtype(np.float32): (0x7F8000007F800000, 0x0080000000800000),
+    np.dtype(np.float16): (0x7C007C007C007C00, 0x0400040004000400),
+    np.dtype(np.uint16): (0x7F807F807F807F80, 0x0080008000800080),
+}
 
 
 def has_non_finite(table: NDArray) -> bool:
     """Whether a float32 or float16 array, or one of bfloat16 bits (uint16), has NaN or infinity: an exponent of ones only."""
-    bits = table.reshape(-1).view(np.uint32 if table.dtype == np.float32 else np.uint16)
-    exponent = {np.dtype(np.float32): 0x7F800000, np.dtype(np.float16): 0x7C00, np.dtype(np.uint16): 0x7F80}[table.dtype]
-    found = np.zeros(64, np.bool_)
-    _launch(_all_ones, bits.size, _weights(bits), bits.dtype.type(exponent), found)
+    found = np.zeros(_PARTS, np.uint64)
+    exponent, one = (np.uint64(bits) for bits in _EXPONENTS[table.dtype])
+    _launch(_all_ones, table.size, _words(table), exponent, one, found)
     return bool(found.any())
 
 
@@ -210,26 +232,25 @@ def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] 
     return codes, scale
 
 
-@_serial
-def _arrange_token(q, steps, tokens, out, start):
-    """One token's codes in the order `ternary_step` reads: whole 32-byte runs move. Returns their sum."""
-    total = np.int32(0)
-    for i in range(q.size):
-        total = np.int32(total + q[i])
-    for block in range((q.size + 127) // 128):  # 128 weights: 32 packed bytes, half of a step
-        for plane in range(4):
-            source = block * 128 + plane * 32
-            target = start + ((block // 2) * 4 + plane) * tokens * STEP + (block % 2) * 32
-            for i in range(min(32, q.size - source)):
-                out[target + i] = q[source + i]
-    return total
-
-
 @_parallel
 def _arrange(q, tokens, steps, arranged, sums):
+    """Every token's codes in the order `ternary_step` reads them, and their sums. What is missing of the last blocks stays 0."""
+    width = q.shape[1]
     for r in prange(q.shape[0]):
-        start = (r // tokens) * steps * 4 * tokens * STEP + (r % tokens) * STEP
-        sums[r] = _arrange_token(q[r], steps, tokens, arranged, start)
+        row = q[r]
+        total = np.int32(0)
+        for i in range(width):
+            total = np.int32(total + row[i])
+        sums[r] = total
+        first = (r // tokens) * steps * 4 * tokens * STEP + (r % tokens) * STEP
+        for run in range((width + _HALF - 1) // _HALF):  # 32 codes: plane run % 4 of a block of 128, which is half of a step
+            block, plane = run // 4, run % 4
+            target = first + ((block // 2) * 4 + plane) * tokens * STEP + (block % 2) * _HALF
+            if (run + 1) * _HALF <= width:
+                move_half_step(q, r * width + run * _HALF, arranged, target)
+            else:
+                for i in range(width - run * _HALF):
+                    arranged[target + i] = row[run * _HALF + i]
 
 
 @_serial

@@ -171,6 +171,22 @@ def prefetch(typing_context, array, offset):
     return types.none(array, types.intp), codegen
 
 
+@intrinsic
+def move_half_step(typing_context, source, start, target, position):
+    """target[position :][:32] = source[start :][:32], bytes."""
+
+    def codegen(context, builder, signature, args):
+        source_type, _, target_type, _ = signature.args
+        source, start, target, position = args
+        half = ir.VectorType(I8, STEP // 2)
+        moved = _load(builder, _address(context, builder, source_type, source, start), half)
+        address = _address(context, builder, target_type, target, position)
+        builder.store(moved, builder.bitcast(address, half.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    return types.none(source, types.intp, target, types.intp), codegen
+
+
 # --- one number -----------------------------------------------------------------------------------------------------------------------
 
 
