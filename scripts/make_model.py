@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gguf import GGUFWriter
 from numpy.typing import NDArray
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from bitnet_np.errors import Error, OptionError
 from bitnet_np.tensor_types import F16, F32, I2_S, TensorType
