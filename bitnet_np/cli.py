@@ -1,7 +1,9 @@
 """The command line: `bitnet-np SUBCOMMAND`. Exit codes: 0 fine, 1 a difference was found, 2 invalid input."""
 
 import argparse
+import io
 import json
+import math
 import os
 import platform
 import sys
@@ -19,7 +21,7 @@ from . import embedded, families, progress, selftest
 from .compare import Judgement, Verdict, judge
 from .errors import EmptyInputError, Error, NonFiniteError, OptionError, ShapeError, shown
 from .generate import Sampling, stream
-from .gguf_file import GGUFFile, open_gguf
+from .gguf_file import GGUFFile, Value, open_gguf
 from .kernels import simd
 from .load import load, model_from
 from .model import Model
@@ -32,13 +34,20 @@ TOP = 5
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
     arguments = _parser().parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model's text on a terminal that cannot show it
     try:
         if getattr(arguments, "threads", None) is not None:
             _set_threads(arguments.threads)
         with progress.compiling():
-            return arguments.run(arguments)
-    except (Error, OSError) as error:
-        print(f"bitnet-np: {error}", file=sys.stderr)
+            code = arguments.run(arguments)
+        print(end="", flush=True)
+        return code
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (Error, OSError, MemoryError) as error:
+        print(f"bitnet-np: {_printable(str(error) or type(error).__name__)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("bitnet-np: interrupted", file=sys.stderr)
@@ -123,35 +132,55 @@ def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list:
         raise OptionError(f"{option} is {text[:60]!r}, expected numbers separated by commas") from None
 
 
+def _read_npy(path: Path, what: str) -> NDArray:
+    """The array in a .npy file, mapped: a header cannot claim more than the file holds."""
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # NumPy reads the header as Python's source: a damaged one can raise nearly anything
+        raise ShapeError(f"{path}: no .npy array of {what}: {error}") from None
+
+
 def _read_tokens(path: Path) -> NDArray:
     """[T] or [B, T] token ids from .npy, .json or .txt (one sequence a line)."""
+    if path.suffix == ".npy":
+        return _read_npy(path, "token ids")
+    if path.suffix not in (".json", ".txt"):
+        raise OptionError(f"{path}: expected a name that ends in .npy, .json or .txt")
     try:
-        if path.suffix == ".npy":
-            return np.load(path, mmap_mode="r", allow_pickle=False)  # mapped: a header cannot claim more than the file holds
-        if path.suffix == ".json":
-            return np.asarray(json.loads(path.read_text("utf-8")))
+        text = path.read_text("utf-8")
         if path.suffix == ".txt":
-            lines = [_numbers(str(path), line, int) for line in path.read_text("utf-8").splitlines() if line.strip()]
-            return np.asarray(lines[0] if len(lines) == 1 else lines)
+            rows = [_numbers(str(path), line, int) for line in text.splitlines() if line.strip()]
+            return _array(rows[0] if len(rows) == 1 else rows)
+        return _array(json.loads(text))
     except Error:
         raise
-    except (ValueError, RecursionError, EOFError) as error:
+    except (ValueError, RecursionError) as error:
         raise ShapeError(f"{path}: no array of token ids: {error}") from None
-    raise OptionError(f"{path}: expected a name that ends in .npy, .json or .txt")
+
+
+def _array(values: Any) -> NDArray:
+    sizes = [len(row) for row in values if isinstance(row, list)] if isinstance(values, list) else []
+    if sizes and min(sizes) < max(sizes):
+        raise ValueError(f"its sequences have {min(sizes)} to {max(sizes)} tokens, expected as many in each")
+    return np.asarray(values)
 
 
 def _tokens(arguments: argparse.Namespace, tokenizer: Callable[[], Tokenizer]) -> NDArray:
     """The token ids that were asked for, [T] or [B, T]."""
     if arguments.tokens is not None:
-        ids = np.asarray(_numbers("--tokens", arguments.tokens, int))
+        ids, source = _array(_numbers("--tokens", arguments.tokens, int)), "--tokens"
     elif arguments.tokens_file is not None:
-        ids = _read_tokens(arguments.tokens_file)
+        ids, source = _read_tokens(arguments.tokens_file), str(arguments.tokens_file)
     else:
-        ids = np.asarray(tokenizer().encode(arguments.text))
+        ids, source = _array(tokenizer().encode(arguments.text)), "the text"
     if ids.ndim not in (1, 2):
-        raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T] or [B, T]")
+        raise ShapeError(f"{source}: token ids have shape {list(ids.shape)}, expected [T] or [B, T]")
     if ids.size == 0:
-        raise EmptyInputError("Tokens cannot be empty")
+        raise EmptyInputError(f"{source}: Tokens cannot be empty")
+    if ids.dtype.kind not in "iu":
+        raise ShapeError(f"{source}: token ids have dtype {ids.dtype}, expected integers of 64 bits at most")
     return ids
 
 
@@ -173,7 +202,19 @@ def _table(header: Sequence[str], rows: Collection[Sequence[object]]) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    """What a file says, without what could garble a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _plain(value: Value) -> str | int | float:
+    """A metadata value as JSON can hold it: arrays by their length, and NaN and infinity by their names."""
+    if not isinstance(value, str | int | float):
+        return f"[{len(value)} values]"
+    return value if isinstance(value, str) or math.isfinite(value) else str(value)
 
 
 def _print_json(value: object) -> None:
@@ -190,7 +231,7 @@ def _load(path: Path) -> Model:
 def _support(file: GGUFFile) -> str:
     """Why this file cannot be run, or an empty string."""
     try:
-        model_from(file)
+        model_from(file, progress.bar("checking weights"))
     except Error as error:
         return str(error)
     return ""
@@ -209,7 +250,6 @@ def _inspect(arguments: argparse.Namespace) -> int:
         for i, value in enumerate((1, int(np.prod(tensor.shape, dtype=object)), tensor.data.size)):
             entry[i] += value
     cache = 2 * 4 * config.n_layers * config.kv_width if config else None
-    keys = {key: shown(v) if isinstance(v, str | int | float) else f"[{len(v)} values]" for key, v in file.metadata.items()}
     facts = {
         "file": str(file.path),
         "bytes": file.size,
@@ -219,20 +259,21 @@ def _inspect(arguments: argparse.Namespace) -> int:
         "config": vars(config) if config else None,
         "kv_cache_bytes_per_token": cache,
         "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
-        "keys": keys,
+        "keys": {key: _plain(value) for key, value in file.metadata.items()},
     }
     tensors = [(t.name, t.type.name, " x ".join(map(str, t.shape)), t.data.size) for t in file.tensors.values()]
     if arguments.json:
         listed = [dict(zip(("name", "type", "shape", "bytes"), row, strict=True)) for row in tensors]
         _print_json(facts | ({"tensors": listed} if arguments.tensors else {}))
         return 0
-    print(f"{file.path}: GGUF v{file.version}, {file.size:,} bytes, {len(file.tensors)} tensors")
-    print("supported: " + (f"no: {problem}" if problem else "yes") + "\n")
+    print(f"{_printable(str(file.path))}: GGUF v{file.version}, {file.size:,} bytes, {len(file.tensors)} tensors")
+    print("supported: " + (f"no: {_printable(problem)}" if problem else "yes") + "\n")
     if config:
         rows = [(name, str(value)) for name, value in vars(config).items()]
         print(_table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]) + "\n")
     print(_table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]) + "\n")
-    print(_table(("key", "value"), list(keys.items())))
+    keys = [(key, shown(v) if isinstance(v, str | int | float) else _plain(v)) for key, v in file.metadata.items()]
+    print(_table(("key", "value"), keys))
     if arguments.tensors:
         print("\n" + _table(("tensor", "type", "shape", "bytes"), tensors))
     return 0
@@ -241,34 +282,29 @@ def _inspect(arguments: argparse.Namespace) -> int:
 # --- logits ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _batch(ids: NDArray) -> NDArray:
-    return ids if ids.ndim == 2 else ids[None]
+def _compute(model: Model, ids: NDArray, arguments: argparse.Namespace, **how: Any) -> NDArray[np.float32]:
+    """Logits of ids [T] or [B, T]: an axis V more, or in place of T with --last."""
+    batch = ids if ids.ndim == 2 else ids[None]
+    logits = compute_logits(model, batch, last_only=arguments.last, dialect=DIALECTS[arguments.dialect], **how)
+    if not np.isfinite(logits).all():
+        raise NonFiniteError(f"{arguments.model}: the logits have NaN or infinity in them")
+    return logits if ids.ndim == 2 else logits[0]
 
 
 def _logits(arguments: argparse.Namespace) -> int:
-    mode: Mode = arguments.mode or ("incremental" if arguments.chunk else "auto")
+    mode: Mode = arguments.mode or ("auto" if arguments.chunk is None else "incremental")
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
-    if arguments.out is not None and not arguments.out.parent.is_dir():
-        raise OptionError(f"--out is {arguments.out}, but {arguments.out.parent} is no folder")
+    if arguments.out is not None and (arguments.out.is_dir() or not arguments.out.parent.is_dir()):
+        raise OptionError(f"--out is {arguments.out}, expected a file in a folder that is there")
     file = open_gguf(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
     model = _load(arguments.model)
     start = time.perf_counter()
-    logits = compute_logits(
-        model,
-        _batch(ids),
-        mode=mode,
-        parallel_threshold=arguments.parallel_threshold,
-        chunk=1 if arguments.chunk is None else arguments.chunk,
-        last_only=arguments.last,
-        dialect=DIALECTS[arguments.dialect],
-    )
+    chunk = 1 if arguments.chunk is None else arguments.chunk
+    result = _compute(model, ids, arguments, mode=mode, parallel_threshold=arguments.parallel_threshold, chunk=chunk)
     seconds = time.perf_counter() - start
-    if not np.isfinite(logits).all():
-        raise NonFiniteError(f"{arguments.model}: the logits have NaN or infinity in them")
-    last = logits if arguments.last else logits[:, -1]
-    result = logits if ids.ndim == 2 else logits[0]
+    last = np.atleast_2d(result if arguments.last else result[..., -1, :])
     if arguments.out is not None:
         _save(arguments.out, result)
     top = [[(int(i), float(row[i])) for i in np.argsort(-row, kind="stable")[:TOP]] for row in last]
@@ -311,7 +347,7 @@ def _generate(arguments: argparse.Namespace) -> int:
                 raise OptionError("--chat needs --prompt")
             ids = np.asarray(tokenizer.chat([{"role": "user", "content": arguments.text}]))
         else:
-            ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
+            ids = _tokens(arguments, lambda: tokenizer or tokenizer_from(file.metadata, file.path))
         if ids.ndim != 1:
             raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
         stops = (tokenizer.stops if tokenizer else ()) if arguments.stop is None else _numbers("--stop", arguments.stop, int)
@@ -358,29 +394,22 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    given = [arguments.model, arguments.theirs, next(filter(None, (arguments.tokens, arguments.tokens_file, arguments.text)), None)]
+    tokens = (arguments.tokens, arguments.tokens_file, arguments.text)
+    given = [arguments.model is not None, arguments.theirs is not None, tokens != (None, None, None)]
     if not any(given):
         return _check_embedded(arguments)
     if not all(given):
         raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
-    theirs = _read_dump(arguments.theirs)
+    theirs = _read_npy(arguments.theirs, "logits")
     file = open_gguf(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    logits = compute_logits(_load(arguments.model), _batch(ids), last_only=arguments.last, dialect=DIALECTS[arguments.dialect])
-    judgement = judge(logits if ids.ndim == 2 else logits[0], theirs)
+    judgement = judge(_compute(_load(arguments.model), ids, arguments), theirs)
     if arguments.json:
         _print_json(judgement.as_dict())
     else:
         print(f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}\n")
         print(_table(_HEADER, [_row("all", judgement)]) + f"\n\n{judgement.verdict.text}\n{judgement.reason}")
     return judgement.verdict.exit_code
-
-
-def _read_dump(path: Path) -> NDArray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ShapeError(f"{path}: no .npy array: {error}") from None
 
 
 _HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
@@ -445,9 +474,8 @@ def _selftest(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(machine | {"fine": fine, "kernels": dict(results), "seconds": seconds})
         return 0 if fine else 1
-    features = machine.pop("features")
-    print(_table(("machine", ""), [(key, str(value)) for key, value in machine.items()]))
-    print(f"features  {' '.join(features)}\n")
+    facts = [(key, " ".join(value) if isinstance(value, list) else str(value)) for key, value in machine.items()]
+    print(_table(("machine", ""), facts) + "\n")
     print(_table(("kernel", "bits"), [(name, "as known" if ok else "DIFFER") for name, ok in results]))
     print(f"\n{'all as known' if fine else 'NOT FINE'}, {seconds:.1f} s")
     return 0 if fine else 1

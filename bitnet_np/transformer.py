@@ -14,7 +14,7 @@ engines' recordings check that. They differ in where keys and values live, in ti
 Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
@@ -174,6 +174,7 @@ def forward_incremental(
 ) -> Floats:
     """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`."""
     ids, counts = check_tokens(model.config, tokens, lengths)
+    _check_context(model.config, counts)
     if chunk < 1:
         raise OptionError(f"chunk is {chunk}, expected at least 1")
     batch, length = ids.shape
@@ -232,6 +233,8 @@ def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
         raise ShapeError(f"{name} is ragged, expected {axes} axes; pad it and give the lengths") from None
     if array.ndim != axes:
         raise ShapeError(f"{name} has shape {array.shape}, expected {axes} axes")
+    if array.dtype == object and all(isinstance(value, int) for value in array.flat):
+        raise TokenRangeError(f"{name} has a value beyond 64 bits")
     if array.size and array.dtype.kind not in "iu":
         raise ShapeError(f"{name} has dtype {array.dtype}, expected integers")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
@@ -241,10 +244,10 @@ def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
 
 def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Tokens [B, T] and lengths [B] as int64, with every real token an id of the vocabulary."""
+    if isinstance(tokens, Sized) and len(tokens) == 0:
+        raise EmptyInputError("Empty batch provided")
     ids = _integers("tokens", tokens, 2)
     batch, length = ids.shape
-    if batch == 0:
-        raise EmptyInputError("Empty batch provided")
     if length == 0:
         raise EmptyInputError("Tokens cannot be empty")
     counts = np.full(batch, length) if lengths is None else _integers("lengths", lengths, 1)
@@ -262,11 +265,14 @@ def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = 
     return ids, counts
 
 
-def _rows(config: Config, ids: NDArray[np.int64], counts: NDArray[np.int64], slots: NDArray[np.int64], start: NDArray[np.int64]) -> Rows:
-    end = start + counts
+def _check_context(config: Config, end: NDArray[np.int64]) -> None:
     if end.max() > config.context:
         i = int(end.argmax())
         raise ContextLimitError(f"sequence {i} would have {end[i]} positions, the model's context is {config.context}")
+
+
+def _rows(config: Config, ids: NDArray[np.int64], counts: NDArray[np.int64], slots: NDArray[np.int64], start: NDArray[np.int64]) -> Rows:
+    _check_context(config, start + counts)
     sequence = np.repeat(np.arange(len(counts)), counts)
     offset = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
     return Rows(ids[sequence, offset], sequence, slots[sequence], start[sequence] + offset, counts.cumsum() - 1)
@@ -300,13 +306,13 @@ def _decoder(
         h = h[rows.last]
     x = dialect.rounded(ops.rms_norm(h, model.output_norm, model.config.eps))
     record("result_norm", None, x)
-    if not np.isfinite(x).all():
-        row = int(np.flatnonzero(~np.isfinite(x).all(axis=1))[0])
-        row = int(rows.last[row]) if last_only else row
-        where = f"sequence {rows.sequence[row]}, position {rows.position[row]}"
-        raise NonFiniteError(f"NaN or infinity before the head ({where}): the weights overflow float32")
     logits = ops.matmul(x, model.token_embd if model.output is None else model.output)
     record("result_output", None, logits)
+    if ops.has_non_finite(logits):
+        row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
+        row = int(rows.last[row]) if last_only else row
+        where = f"sequence {rows.sequence[row]}, position {rows.position[row]}"
+        raise NonFiniteError(f"the logits of {where} have NaN or infinity in them: the model leaves float32's range")
     return logits
 
 
@@ -328,27 +334,33 @@ def _layer(
         record(name, n, array)
         return array
 
-    def linear(quantized: tuple[NDArray[np.int8], Floats], matrix: Ternary) -> Floats:
-        return ops.ternary_matmul(*quantized, matrix.codes, matrix.scale, matrix.shape[0])
+    def quantized(name: str, array: Floats) -> tuple[NDArray[np.int8], Floats]:
+        codes, scale = ops.quantize(note(name, array))
+        record(name + "_codes", n, codes)
+        record(name + "_scale", n, scale)
+        return codes, scale
+
+    def linear(x: tuple[NDArray[np.int8], Floats], matrix: Ternary) -> Floats:
+        return ops.ternary_matmul(*x, matrix.codes, matrix.scale, matrix.shape[0])
 
     def heads(x: Floats) -> Floats:
         return x.reshape(len(x), -1, c.head_dim)
 
-    x = ops.quantize(note("attn_norm", ops.rms_norm(h, w.attn_norm, c.eps)))
-    q = heads(note("Qcur", linear(x, w.attn_q)))
-    k = heads(note("Kcur", linear(x, w.attn_k)))
-    v = heads(note("Vcur", linear(x, w.attn_v)))
+    q8 = quantized("attn_norm", ops.rms_norm(h, w.attn_norm, c.eps))
+    q = heads(note("Qcur", linear(q8, w.attn_q)))
+    k = heads(note("Kcur", linear(q8, w.attn_k)))
+    v = heads(note("Vcur", linear(q8, w.attn_v)))
     q = note("Qcur_rope", ops.rope(q, *rotations))
     k = note("Kcur_rope", ops.rope(k, *rotations))
     keys, values = keys_values(n, dialect.rounded(k), dialect.rounded(v))
     attend = ops.attend_halves if dialect.halves else ops.attend
     x = attend(dialect.rounded(q), keys, values, rows.slot, rows.position)
     x = note("kqv_out", x.reshape(len(x), -1))
-    x = note("attn_sub_norm", ops.rms_norm(x, w.attn_sub_norm, c.eps))
-    h = note("ffn_inp", h + note("attn_o_out", linear(ops.quantize(x), w.attn_output)))
+    q8 = quantized("attn_sub_norm", ops.rms_norm(x, w.attn_sub_norm, c.eps))
+    h = note("ffn_inp", h + note("attn_o_out", linear(q8, w.attn_output)))
 
-    x = ops.quantize(note("ffn_norm", ops.rms_norm(h, w.ffn_norm, c.eps)))
-    gate, up = note("ffn_gate", linear(x, w.ffn_gate)), note("ffn_up", linear(x, w.ffn_up))
+    q8 = quantized("ffn_norm", ops.rms_norm(h, w.ffn_norm, c.eps))
+    gate, up = note("ffn_gate", linear(q8, w.ffn_gate)), note("ffn_up", linear(q8, w.ffn_up))
     x = note("ffn_out", ops.relu2_gate(gate, up))
-    x = note("ffn_sub_norm", ops.rms_norm(x, w.ffn_sub_norm, c.eps))
-    return note("l_out", h + note("ffn_down", linear(ops.quantize(x), w.ffn_down)))
+    q8 = quantized("ffn_sub_norm", ops.rms_norm(x, w.ffn_sub_norm, c.eps))
+    return note("l_out", h + note("ffn_down", linear(q8, w.ffn_down)))

@@ -192,6 +192,8 @@ def _rms_norm(x, gain, eps, out):
         row = x[r]
         mean = np.float32(_sum_of_squares(row, np.empty(LANES, np.float64)) / row.size)
         factor = np.float32(1.0) / np.sqrt(mean + eps)
+        if mean == np.inf:  # the squares left float32's range: say so, instead of giving zeros
+            factor = np.float32(np.nan)
         for i in range(row.size):
             out[r, i] = np.float32(row[i] * factor) * gain[i]
 

@@ -10,7 +10,7 @@ THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and 
   l_c = sum exp(s - m_c) by the lane rule, and its own o_c = sum exp(s - m_c) v as one chain in key order. Chunks are folded in order:
   m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m'), l' = fma(l, a, l_c * b), o' = fma(o, a, o_c * b). At the end o / l.
 * exp is the polynomial below. Division and square root are IEEE's. Nothing else is fused, reordered or approximated.
-* Ties round to even. argmax is the lowest index. A row that sees no key gives zeros. An all-zero row quantises to zeros.
+* Ties round to even. argmax is the lowest index. An all-zero row quantises to zeros.
 * A row with NaN or infinity in it quantises to zeros with scale NaN, so that the NaN reaches the logits instead of vanishing.
 """
 
