@@ -17,14 +17,17 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from . import embedded, families, progress, selftest
+from . import embedded, families, progress, selftest, trace_command
+from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
-from .errors import EmptyInputError, Error, NonFiniteError, OptionError, ShapeError, shown
+from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
 from .generate import Sampling, stream
 from .gguf_file import GGUFFile, Value, open_gguf
+from .interop import FORMATS, read_any
 from .kernels import simd
 from .load import load, model_from
 from .model import Model
+from .report import Report
 from .text import Tokenizer, tokenizer_from
 from .transformer import DIALECTS, PARALLEL_THRESHOLD, Mode, compute_logits
 
@@ -109,9 +112,21 @@ def _parser() -> argparse.ArgumentParser:
     check = command("check", _check, "Judge another engine's logits; with no arguments, the embedded recording of bitnet.cpp's.")
     check.add_argument("model", type=Path, nargs="?")
     tokens(check, "--text", required=False)
-    check.add_argument("--theirs", type=Path, metavar="F.npy", help="their logits, [T, V] or [B, T, V]; with --last [V] or [B, V]")
-    check.add_argument("--last", action="store_true", help="theirs are of the last position only")
+    check.add_argument(
+        "--theirs", type=Path, metavar="DUMP", help="their tensors, or logits [T, V] or [B, T, V], with --last [V] or [B, V]"
+    )
+    check.add_argument("--format", choices=FORMATS, help="of the dump (default: found out)")
+    check.add_argument("--last", action="store_true", help="theirs are logits of the last position only")
+    check.add_argument("--plot", type=Path, metavar="F.png", help="the heat map as a picture (extra `plots`)")
     computing(check)
+
+    trace = command("trace", lambda a: trace_command.run_trace(a, _tokens, _table), "Write every intermediate tensor of a forward pass.")
+    trace_command.add_arguments(trace)
+    tokens(trace, "--text", required=True)
+    computing(trace)
+
+    compare = command("compare", lambda a: run_compare(a, _table), "Compare two dumps, without a model.")
+    add_compare_arguments(compare)
 
     test = command("selftest", _selftest, "Every kernel against known bits, on this machine.")
     test.add_argument("--threads", type=int, metavar="N")
@@ -135,7 +150,8 @@ def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list:
 def _read_npy(path: Path, what: str) -> NDArray:
     """The array in a .npy file, mapped: a header cannot claim more than the file holds."""
     try:
-        return np.lib.format.open_memmap(path, mode="r")
+        with np.errstate(over="raise"):
+            return np.lib.format.open_memmap(path, mode="r")
     except OSError:
         raise
     except Exception as error:  # NumPy reads the header as Python's source: a damaged one can raise nearly anything
@@ -286,8 +302,6 @@ def _compute(model: Model, ids: NDArray, arguments: argparse.Namespace, **how: A
     """Logits of ids [T] or [B, T]: an axis V more, or in place of T with --last."""
     batch = ids if ids.ndim == 2 else ids[None]
     logits = compute_logits(model, batch, last_only=arguments.last, dialect=DIALECTS[arguments.dialect], **how)
-    if not np.isfinite(logits).all():
-        raise NonFiniteError(f"{arguments.model}: the logits have NaN or infinity in them")
     return logits if ids.ndim == 2 else logits[0]
 
 
@@ -400,23 +414,17 @@ def _check(arguments: argparse.Namespace) -> int:
         return _check_embedded(arguments)
     if not all(given):
         raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
-    theirs = _read_npy(arguments.theirs, "logits")
     file = open_gguf(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    judgement = judge(_compute(_load(arguments.model), ids, arguments), theirs)
-    if arguments.json:
-        _print_json(judgement.as_dict())
-    else:
+    if not arguments.json:
         print(f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}\n")
-        print(_table(_HEADER, [_row("all", judgement)]) + f"\n\n{judgement.verdict.text}\n{judgement.reason}")
-    return judgement.verdict.exit_code
-
-
-_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
-
-
-def _row(name: str, j: Judgement) -> tuple:
-    return (name, j.max_error, j.mean_error, j.nmse, j.scale, j.kl, j.top1, j.top5, j.verdict.name)
+    if ids.ndim == 2 or arguments.last:  # logits and nothing else
+        theirs = _read_npy(arguments.theirs, "logits")
+        logits = judge(_compute(_load(arguments.model), ids, arguments), theirs)
+        return show_check(arguments, Report(logits.verdict, logits.reason), logits, _table)
+    trace = read_any(arguments.theirs, arguments.format, tokens=ids)
+    report, judgement = check_trace(_load(arguments.model), ids, trace, DIALECTS[arguments.dialect])
+    return show_check(arguments, report, judgement, _table)
 
 
 # What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.
@@ -445,9 +453,9 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     print("The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.\n")
     print("exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head")
     print("input to float16, so this is how far its logits are from the model's definition:\n")
-    print(_table(_HEADER, [_row(*item) for item in found["exact"].items()]))
+    print(_table(JUDGEMENT_HEADER, [judgement_row(*item) for item in found["exact"].items()]))
     print("\nbitnet.cpp: the same forward with those roundings:\n")
-    print(_table(_HEADER, [_row(*item) for item in found["bitnet.cpp"].items()]))
+    print(_table(JUDGEMENT_HEADER, [judgement_row(*item) for item in found["bitnet.cpp"].items()]))
     for name, ok in bits.items():
         print(f"\n{name}: {'the bits known for every machine' if ok else 'NOT the bits known for every machine'}", end="")
     print(f"\n\n{'fine' if fine else 'NOT FINE: the kernels are broken on this machine, see bitnet-np selftest'}")

@@ -14,7 +14,7 @@ engines' recordings check that. They differ in where keys and values live, in ti
 Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel.
 """
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
@@ -242,9 +242,16 @@ def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def _is_empty(values: ArrayLike) -> bool:
+    try:
+        return len(values) == 0  # type: ignore[arg-type]
+    except TypeError:
+        return False
+
+
 def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Tokens [B, T] and lengths [B] as int64, with every real token an id of the vocabulary."""
-    if isinstance(tokens, Sized) and len(tokens) == 0:
+    if _is_empty(tokens):
         raise EmptyInputError("Empty batch provided")
     ids = _integers("tokens", tokens, 2)
     batch, length = ids.shape
@@ -304,9 +311,9 @@ def _decoder(
         h = _layer(model.config, weights, n, h, rows, rotations, keys_values, dialect, ops, record)
     if last_only:
         h = h[rows.last]
-    x = dialect.rounded(ops.rms_norm(h, model.output_norm, model.config.eps))
+    x = ops.rms_norm(h, model.output_norm, model.config.eps)
     record("result_norm", None, x)
-    logits = ops.matmul(x, model.token_embd if model.output is None else model.output)
+    logits = ops.matmul(dialect.rounded(x), model.token_embd if model.output is None else model.output)
     record("result_output", None, logits)
     if ops.has_non_finite(logits):
         row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])

@@ -149,12 +149,15 @@ def _load_floats(builder: ir.IRBuilder, array: types.Array, address: ir.Value, m
         return builder.bitcast(builder.shl(builder.zext(bits, V16I32), ir.Constant(V16I32, [16] * LANES)), V16F32)
     if _converts_half():
         return builder.fpext(builder.bitcast(bits, V16HALF), V16F32)
-    # The same in integers: shift exponent and fraction into place, let a product with 2^112 mend the exponent (subnormals included).
+    # The same in integers: shift exponent and fraction into place, let a product with 2^112 mend the exponent (subnormals included),
+    # but not one of all ones, which stands for infinity and NaN.
     wide = builder.zext(bits, V16I32)
     sign = builder.shl(builder.and_(wide, ir.Constant(V16I32, [0x8000] * LANES)), ir.Constant(V16I32, [16] * LANES))
     rest = builder.shl(builder.and_(wide, ir.Constant(V16I32, [0x7FFF] * LANES)), ir.Constant(V16I32, [13] * LANES))
     scaled = builder.fmul(builder.bitcast(rest, V16F32), ir.Constant(V16F32, [2.0**112] * LANES))
-    return builder.bitcast(builder.or_(builder.bitcast(scaled, V16I32), sign), V16F32)
+    special = builder.icmp_unsigned(">=", rest, ir.Constant(V16I32, [0x0F800000] * LANES))
+    ones = builder.or_(rest, ir.Constant(V16I32, [0x7F800000] * LANES))
+    return builder.bitcast(builder.or_(builder.select(special, ones, builder.bitcast(scaled, V16I32)), sign), V16F32)
 
 
 @intrinsic

@@ -1,0 +1,298 @@
+"""The judge of a whole trace: each operation recomputed from the other engine's own inputs, the first wrong one named, and why.
+
+Where an operation's inputs are not in the dump they are recomputed from what is there, and the verdict covers all operations in between;
+derived bounds do not hold across several operations (int8 codes flip), so the limits for logits are used there.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import operations as op
+from .compare import FLIPS_LIMIT, Verdict
+from .hypotheses import generic, hypotheses, permuted
+from .model import Model
+from .points import Key, Trace
+from .report import OperationVerdict, Report
+from .transformer import EXACT, Dialect, check_tokens, forward_full
+
+Array = NDArray[np.float64]
+
+_TINY = 2.0**-126  # below float32's normal numbers engines may flush to zero
+_MATCH = 1e-6  # NMSE at which a hypothesis is what happened: float32 noise, squared, with room for a flipped code
+_MOST_WORK = 10**9  # multiply-adds of the operations that each hypothesis recomputes: larger models need denser dumps
+_ROUNDING_ACROSS = 1e-9  # NMSE across several operations in which no code flipped
+
+
+def judge_trace(
+    model: Model,
+    trace: Trace,
+    tokens: Sequence[int] | NDArray,
+    dialect: Dialect = EXACT,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Judge another engine's tensors for these tokens (one sequence), in the dialect it is declared to follow."""
+    ids, _ = check_tokens(model.config, np.asarray(tokens)[None], None)
+    ids = ids[0]
+    if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
+        return Report(Verdict.INVALID, f"{trace.origin} was made with other token ids: {list(trace.tokens[:8])}, expected {list(ids[:8])}")
+    ours: dict[Key, NDArray] = {}
+    forward_full(model, ids[None], dialect=dialect, record=lambda name, layer, array: ours.update({Key(name, layer): array.copy()}))
+    ops = list(op.operations(model, dialect))
+    common = [o.key for o in ops if o.key in trace.points]
+    if not common:
+        there = ", ".join(f"{key.name}:{key.layer}" for key in list(trace.points)[:5]) or "nothing"
+        return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {there}")
+    theirs: dict[Key, Array] = {op.TOKENS: ids}
+    invalid = []
+    raw: dict[Key, NDArray] = {}
+    for key in common:
+        array = trace.points[key]
+        problem = invalid_tensor(array, ours[key].reshape(len(ids), -1))
+        if problem:
+            invalid.append(OperationVerdict(key, Verdict.INVALID, problem))
+        else:
+            raw[key] = array.reshape(len(ids), -1)
+            theirs[key] = raw[key].astype(np.float64)
+    missing = tuple(o.key for o in ops if o.key not in trace.points)
+    if invalid:
+        first = invalid[0]
+        return Report(Verdict.INVALID, f"{first.place}: {first.reason}", tuple(invalid), first, missing)
+
+    judge = _Judge(model, dialect, ops, theirs, raw, ours)
+    found = []
+    for i, operation in enumerate(ops):
+        if operation.key in raw:
+            found.append(judge.operation(operation))
+        progress(i + 1, len(ops))
+    worst = max(o.verdict for o in found)
+    first_wrong = next((o for o in found if o.verdict == Verdict.WRONG), None)
+    if first_wrong is None:
+        reason = f"{len(found)} tensors, each within what its own inputs allow"
+    else:
+        reason = f"WRONG at {first_wrong.place}: {first_wrong.hypothesis or first_wrong.reason}"
+        if len(first_wrong.across) > 1:
+            several = len({k.layer for k in first_wrong.across if k.layer is not None}) > 1
+            names = "l_out of every layer" if several else ", ".join(k.name for k in first_wrong.across[:-1])
+            reason += f"; {len(first_wrong.across)} operations lie between it and what the dump has, to tell which dump {names}"
+    return Report(worst, reason, tuple(found), first_wrong, missing)
+
+
+def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
+    """Why a tensor of a dump says nothing, or an empty string. `ours` is [T, width]."""
+    if theirs.dtype.kind != "f" and not (ours.dtype.kind == theirs.dtype.kind == "i"):
+        return f"its dtype is {theirs.dtype}, expected {ours.dtype}"
+    if theirs.size != ours.size or theirs.shape[:1] != ours.shape[:1]:
+        return f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}"
+    rows = theirs.reshape(ours.shape)
+    bad = ~np.isfinite(rows)
+    if bad.any():
+        t, i = np.unravel_index(int(bad.argmax()), bad.shape)
+        return f"it has {rows[t, i]} at position {t}, element {i}; {int(bad.sum())} are not finite"
+    varied = np.ptp(ours, axis=1) > 0
+    flat = np.flatnonzero((np.ptp(rows, axis=1) == 0) & varied)
+    if flat.size and rows.shape[1] > 1:
+        return f"all its numbers at position {flat[0]} are {rows[flat[0], 0]}"
+    if len(rows) > 1 and (rows == rows[0]).all() and not (ours == ours[0]).all():
+        return "its rows are all the same, ours are not"
+    return ""
+
+
+class _Judge:
+    """One engine's tensors, beside everything they are judged by."""
+
+    def __init__(
+        self,
+        model: Model,
+        dialect: Dialect,
+        ops: list[op.Operation],
+        theirs: Mapping[Key, Array],
+        raw: Mapping[Key, NDArray],
+        ours: Mapping[Key, NDArray],
+    ):
+        self.model, self.dialect, self.ops, self.theirs, self.raw, self.ours = model, dialect, ops, theirs, raw, ours
+        self.by_key = {o.key: o for o in ops}
+
+    def operation(self, operation: op.Operation) -> OperationVerdict:
+        key = operation.key
+        theirs = self.theirs[key]
+        across = self._across(operation)
+        if self._same_bits(key) and self._same_inputs(across):
+            return OperationVerdict(
+                key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
+            )
+        if len(across) == 1:
+            expected = operation.evaluate(*(self.theirs[k] for k in operation.inputs))
+            verdict, reason, ratio = _within(expected, theirs)
+            value = expected.value
+        else:
+            value = self._values(across)[key]
+            verdict, reason, ratio = close(value, theirs)
+        found = statistics(key, verdict, reason, across, ratio, value, theirs)
+        if verdict != Verdict.WRONG:
+            return found
+        return replace(found, hypothesis=self._explain(across, value, theirs))
+
+    def _same_bits(self, key: Key) -> bool:
+        return self.raw[key].dtype == self.ours[key].dtype and self.raw[key].tobytes() == self.ours[key].tobytes()
+
+    def _same_inputs(self, across: tuple[Key, ...]) -> bool:
+        """Whether everything it was computed from has our bits too: equal outputs of other inputs would be a coincidence or a fake."""
+        used = {k for key in across for k in self.by_key[key].inputs if k in self.raw}
+        return all(self._same_bits(k) for k in used)
+
+    def _across(self, operation: op.Operation) -> tuple[Key, ...]:
+        """The operations between what the dump has and this tensor, this one last."""
+        wanted = {operation.key}
+        for other in reversed(self.ops):
+            if other.key in wanted:
+                wanted |= {k for k in other.inputs if k not in self.theirs}
+        return tuple(o.key for o in self.ops if o.key in wanted)
+
+    def _values(
+        self, across: tuple[Key, ...], overrides: Mapping[Key, Callable[[Mapping[Key, Array]], Array]] | None = None
+    ) -> dict[Key, Array]:
+        """Their tensors, and those of `across` computed from them, some of them in another way."""
+        values = {k: v for k, v in self.theirs.items() if k not in across}
+        for key in across:
+            operation = self.by_key[key]
+            if overrides and key in overrides:
+                values[key] = overrides[key](_Lazy(values, self))
+            else:
+                values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
+        return values
+
+    def _explain(self, across: tuple[Key, ...], value: Array, theirs: Array) -> str | None:
+        """The mistake that comes closest, if it is close enough to be what happened."""
+        key = across[-1]
+        now = _nmse(value, theirs)
+        exact = len(across) == 1
+        best = min(_MATCH if exact else FLIPS_LIMIT / 3, now / 10)  # a mistake that explains little explains nothing
+        found: str | None = None
+
+        def try_(text: str, compute: Callable[[], Array]) -> None:
+            nonlocal best, found
+            candidate = compute()
+            if candidate.shape == theirs.shape and np.isfinite(candidate).all() and _nmse(candidate, theirs) < best:
+                best, found = _nmse(candidate, theirs) / 4, text  # of two that fit alike, the first one tried stands
+
+        with np.errstate(all="ignore"):
+            names = {k.name for k in across}
+            small = sum(self._cost(k) for k in across) <= _MOST_WORK
+            everywhere = len(across) > len(names)  # several layers: the mistake is in all of them
+            places = [k for k in across if not everywhere or k.layer in (None, 0)] if small or exact else []
+            for where in places:
+                for hypothesis in hypotheses(self.model, self.dialect, self.by_key[where]):
+                    prefix = "" if where == key else f"at {where.name}{' of every layer' if everywhere and where.layer == 0 else ''}: "
+                    try_(prefix + hypothesis.text, lambda where=where, text=hypothesis.text: self._with(across, where, text, everywhere))  # type: ignore[misc]
+            for text, candidate in generic(theirs, value, self._previous(key)):
+                try_(text, lambda candidate=candidate: candidate)  # type: ignore[misc]
+        if found is None and now > _MATCH and permuted(theirs, value):
+            return "the right numbers in another order: columns are permuted"
+        return found
+
+    def _with(self, across: tuple[Key, ...], where: Key, text: str, everywhere: bool) -> Array:
+        """The last tensor of `across` if the mistake `text` was made at `where`, or at that operation of every layer."""
+        places = [k for k in across if k.name == where.name] if everywhere else [where]
+        overrides = {}
+        for place in places:
+            for hypothesis in hypotheses(self.model, self.dialect, self.by_key[place]):
+                if hypothesis.text == text:
+                    overrides[place] = hypothesis.compute
+        return self._values(across, overrides)[across[-1]]
+
+    def _cost(self, key: Key) -> int:
+        return int(np.size(self.ours[key])) * (self.model.config.width if key.layer is not None else self.model.config.vocab)
+
+    def _previous(self, key: Key) -> Array | None:
+        return None if not key.layer else self.theirs.get(Key(key.name, key.layer - 1))
+
+
+class _Lazy(dict):
+    """Tensors known so far; a hypothesis may ask for one that is neither in the dump nor on the way: it is worked out then."""
+
+    def __init__(self, values: Mapping[Key, Array], judge: _Judge):
+        super().__init__(values)
+        self._judge = judge
+
+    def __missing__(self, key: Key) -> Array:
+        operation = self._judge.by_key[key]
+        self[key] = operation.evaluate(*(self[k] for k in operation.inputs)).value
+        return self[key]
+
+
+def _within(expected: op.Expected, theirs: Array) -> tuple[Verdict, str, float]:
+    """The three tests of operations.py."""
+    value, unit, steps, reach = (np.broadcast_to(np.asarray(x, np.float64), theirs.shape) for x in expected[:4])
+    error = np.abs(theirs - value)
+    bound = op.U * unit * np.minimum(steps, 6 * np.sqrt(steps)) + _TINY
+    ratio = float((error / (bound + reach)).max())
+    if ratio > 1:
+        t, i = np.unravel_index(int((error / (bound + reach)).argmax()), theirs.shape)
+        there = f"{theirs[t, i]:.6g} at position {t}, element {i}, expected {value[t, i]:.6g} +- {bound[t, i] + reach[t, i]:.2g}"
+        return Verdict.WRONG, there + _where(error > bound + reach), ratio
+    firm = (reach == 0) & (unit > 0) & (steps > 0)
+    if firm.any():
+        normal = (theirs - value)[firm] / (op.U * unit[firm])
+        variance = float((normal**2 / steps[firm]).mean())
+        if variance > 0.4 * (1 + 4 * np.sqrt(2 / firm.sum())):
+            return Verdict.WRONG, f"errors are small but everywhere: variance {variance:.2g} of the bound's, expected at most 0.4", ratio
+        square = (value[firm] ** 2).sum()
+        if square > 0:
+            slope = float(((theirs - value)[firm] * value[firm]).sum() / square)
+            spread = op.U * np.sqrt((steps[firm] / 3 * (unit[firm] * value[firm]) ** 2).sum()) / square
+            if abs(slope) > expected.common * op.U + 4 * spread:
+                return Verdict.WRONG, f"everything is {1 + slope:.9g} times what it should be", ratio
+    outside = error > bound
+    if outside.any():
+        return Verdict.FLIPS, f"{int(outside.any(axis=1).sum())} positions have roundings on the other side of a boundary", ratio
+    return Verdict.ROUNDING, "", ratio
+
+
+def _where(wrong: NDArray[np.bool_]) -> str:
+    """Where errors sit, if not everywhere: a few columns are weight rows misread, late positions a cache."""
+    parts = []
+    for axis, name in ((1, "position"), (0, "element")):
+        hit = np.flatnonzero(wrong.any(axis=axis))
+        if 0 < hit.size <= wrong.shape[1 - axis] // 2:
+            listed = ", ".join(map(str, hit[:4])) + (f" and {hit.size - 4} more" if hit.size > 4 else "")
+            parts.append(f"{name}{'s' * (hit.size > 1)} {listed}")
+    return f"; wrong only at {', '.join(parts)}" if parts else ""
+
+
+def close(value: Array, theirs: Array) -> tuple[Verdict, str, float]:
+    """Where no bound is known, as across several operations: each position by its mean square error."""
+    nmse = ((theirs - value) ** 2).sum(axis=1) / np.maximum((value**2).sum(axis=1), _TINY)
+    worst = int(nmse.argmax())
+    ratio = float(np.sqrt(nmse[worst] / FLIPS_LIMIT))
+    if nmse[worst] > FLIPS_LIMIT:
+        return Verdict.WRONG, f"NMSE {nmse[worst]:.2g} at position {worst}, flipped codes reach {FLIPS_LIMIT:g}", ratio
+    return (Verdict.ROUNDING, "", ratio) if nmse[worst] <= _ROUNDING_ACROSS else (Verdict.FLIPS, "", ratio)
+
+
+def _nmse(value: Array, theirs: Array) -> float:
+    return float(((theirs - value) ** 2).sum() / max((theirs**2).sum(), _TINY))
+
+
+def statistics(
+    key: Key, verdict: Verdict, reason: str, across: tuple[Key, ...], ratio: float, value: Array, theirs: Array
+) -> OperationVerdict:
+    error = np.abs(theirs - value)
+    norms = float(np.sqrt((value**2).sum() * (theirs**2).sum()))
+    dot = float((value * theirs).sum())
+    square = float((value**2).sum())
+    return OperationVerdict(
+        key,
+        verdict,
+        reason,
+        across,
+        max_error=float(error.max()),
+        bound_ratio=ratio,
+        nmse=float((error**2).sum() / square) if square else None,
+        scale=dot / square if square else None,
+        cosine=dot / norms if norms else None,
+        ulps=float(error.max() / np.spacing(np.float32(np.abs(value).max()))),
+        worst=tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape)),
+    )

@@ -1,0 +1,447 @@
+"""What a wrong operation may have done instead: known mistakes, tried one by one on the data.
+
+The list comes from defects that engines have had: their issue trackers, and what their authors ask an oracle to find.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import operations as op
+from . import packing, spec
+from .model import Config, Layer, Model, Ternary
+from .points import QUANTIZED, Key
+from .transformer import BITNET_CPP, Dialect
+
+Array = NDArray[np.float64]
+Values = Mapping[Key, Array]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One mistake: what to call it, and what it computes from the tensors of the forward pass."""
+
+    text: str
+    compute: Callable[[Values], Array] = field(repr=False)
+
+
+def hypotheses(model: Model, dialect: Dialect, operation: op.Operation) -> Iterator[Hypothesis]:
+    """Every mistake known for an operation, the most specific ones first."""
+    name, n = operation.key
+    find = _BY_NAME[name]
+    layer = None if n is None else model.layers[n]
+    for text, compute in find(_Context(model, dialect, operation, layer)):
+        yield Hypothesis(text, compute)
+
+
+@dataclass(frozen=True)
+class _Context:
+    model: Model
+    dialect: Dialect
+    operation: op.Operation
+    layer: Layer | None
+
+    @property
+    def config(self) -> Config:
+        return self.model.config
+
+    @property
+    def index(self) -> int:
+        assert self.operation.key.layer is not None
+        return self.operation.key.layer
+
+    def inputs(self, values: Values) -> list[Array]:
+        return [values[key] for key in self.operation.inputs]
+
+    def value(self, values: Values) -> Array:
+        return self.operation.evaluate(*self.inputs(values)).value
+
+    def of(self, function: Callable[..., Array]) -> Callable[[Values], Array]:
+        """A mistake that needs the operation's inputs only."""
+        return lambda values: function(*self.inputs(values))
+
+
+Found = Iterator[tuple[str, Callable[[Values], Array]]]
+
+
+# --- matrices -------------------------------------------------------------------------------------------------------------------------
+
+_FIELDS = {
+    "Qcur": "attn_q",
+    "Kcur": "attn_k",
+    "Vcur": "attn_v",
+    "attn_o_out": "attn_output",
+    "ffn_gate": "ffn_gate",
+    "ffn_up": "ffn_up",
+    "ffn_down": "ffn_down",
+}
+
+
+def _linear(c: _Context) -> Found:
+    name = c.operation.key.name
+    weights: Ternary = getattr(c.layer, _FIELDS[name])
+    w_scale = float(weights.scale)
+
+    def times(x: Array, matrix: NDArray, factor: float = 1.0, s: Array | None = None) -> Array:
+        q, scale = spec.quantize(x)
+        return q @ matrix.T.astype(np.float64) / (scale if s is None else s) * w_scale * factor
+
+    def per_tensor(x: Array) -> Array:
+        scale = 127 / np.abs(x).max()
+        return np.rint(x * scale) @ op.dense(weights).T.astype(np.float64) / scale * w_scale
+
+    def in_halves(x: Array) -> Array:
+        q, scale = spec.quantize(x)
+        return op.half(q @ op.dense(weights).T.astype(np.float64)) / scale * w_scale
+
+    def truncated(x: Array) -> Array:
+        scale = spec.quantize(x)[1]
+        return np.trunc(x * scale) @ op.dense(weights).T.astype(np.float64) / scale * w_scale
+
+    def unshifted(x: Array) -> Array:
+        return times(x, op.dense(weights) + 1)
+
+    def wrapped(x: Array) -> Array:
+        q, scale = spec.quantize(x)
+        total = q @ (op.dense(weights) + 1).T.astype(np.float64)
+        return (((total + 32768) % 65536 - 32768) - q.sum(axis=1, keepdims=True)) / scale * w_scale
+
+    yield "the weight scale is missing", c.of(lambda x: times(x, op.dense(weights), 1 / w_scale))
+    yield "the weight scale divides instead of multiplying", c.of(lambda x: times(x, op.dense(weights), w_scale**-2))
+    yield "the activation scale is not divided out", c.of(lambda x: times(x, op.dense(weights), s=np.ones((len(x), 1))))
+    yield "the activation scale multiplies instead of dividing", c.of(lambda x: times(x, op.dense(weights), s=1 / spec.quantize(x)[1]))
+    yield "one activation scale for the whole tensor instead of one for each token", c.of(per_tensor)
+    yield "activations are not quantised to int8", c.of(lambda x: x @ op.dense(weights).T.astype(np.float64) * w_scale)
+    yield "codes are truncated instead of rounded", c.of(truncated)
+    yield "codes 0, 1, 2 are not shifted to -1, 0, +1", c.of(unshifted)
+    yield "sums wrap around in 16 bits", c.of(wrapped)
+    yield "sums are kept in float16", c.of(in_halves)
+    yield "I2_S is read in the layout of 64 weights in 16 bytes", c.of(lambda x: times(x, _relaid(weights, 64)))
+    yield "I2_S is read in the layout of 4 rows to a byte", c.of(lambda x: times(x, _four_rows(weights)))
+    yield "code pairs of each byte are read in the opposite order", c.of(lambda x: times(x, _relaid(weights, 128, reverse=True)))
+    if weights.shape[0] == weights.shape[1]:
+        yield "the weight matrix is transposed", c.of(lambda x: times(x, op.dense(weights).T))
+    for other, field_name in _FIELDS.items():
+        matrix: Ternary = getattr(c.layer, field_name)
+        if other != name and matrix.shape == weights.shape:
+            yield f"the weights of {other} are used", c.of(lambda x, matrix=matrix: op.ternary_matmul(x, matrix).value)
+    for step, text in ((-1, "previous"), (1, "next")):
+        if 0 <= c.index + step < len(c.model.layers):
+            matrix = getattr(c.model.layers[c.index + step], _FIELDS[name])
+            yield f"the weights of the {text} layer are used", c.of(lambda x, matrix=matrix: op.ternary_matmul(x, matrix).value)
+    source = c.operation.inputs[0].name
+    before = {"attn_sub_norm": "kqv_out", "ffn_sub_norm": "ffn_out", "ffn_norm": "ffn_inp"}.get(source)
+    if before:
+        raw = Key(before, c.index)
+        yield f"the input is {before}, {source} is skipped", lambda values: op.ternary_matmul(values[raw], weights).value
+
+
+def _relaid(weights: Ternary, block: int, reverse: bool = False) -> NDArray:
+    """The matrix as another layout of the same bytes would have it."""
+    n, m = weights.shape
+    packed = weights.codes[: n * packing.row_bytes(m)].reshape(-1, 1, block // 4)
+    shifts = np.array([0, 2, 4, 6] if reverse else [6, 4, 2, 0], np.uint8)
+    return (packed >> shifts[:, None] & 3).reshape(n, -1)[:, :m].astype(np.int8) - 1
+
+
+def _four_rows(weights: Ternary) -> NDArray:
+    n, m = weights.shape
+    packed = weights.codes[: n * packing.row_bytes(m)].reshape(-1)
+    shifts = np.array([6, 4, 2, 0], np.uint8)
+    codes = (packed[:, None] >> shifts & 3).astype(np.int8) - 1  # a byte holds one column of four rows
+    rows = packing.row_bytes(m) * 4
+    if n % 4 or codes.size != n * rows:
+        return np.zeros((n, m), np.int8)
+    return codes.reshape(n // 4, rows, 4).transpose(0, 2, 1).reshape(n, rows)[:, :m]
+
+
+# --- norms ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _norm(c: _Context) -> Found:
+    name = c.operation.key.name
+    gain = (c.model.output_norm if c.layer is None else getattr(c.layer, name)).astype(np.float64)
+    eps = c.config.eps
+
+    def layer_norm(x: Array) -> Array:
+        centred = x - x.mean(axis=1, keepdims=True)
+        return spec.rms_norm(centred, gain, eps)
+
+    def outside(x: Array) -> Array:
+        return x / (np.sqrt(np.mean(x * x, axis=1, keepdims=True)) + eps) * gain
+
+    def by_head(x: Array) -> Array:
+        heads = x.reshape(len(x), -1, c.config.head_dim)
+        return (heads / np.sqrt(np.mean(heads**2, axis=-1, keepdims=True) + eps)).reshape(x.shape) * gain
+
+    yield "the norm is missing: its input comes out unchanged", c.of(lambda x: x)
+    yield "the norm's weight is missing", c.of(lambda x: spec.rms_norm(x, np.ones(1), eps))
+    yield "the norm is missing, only its weight is applied", c.of(lambda x: x * gain)
+    yield "1 is added to the norm's weight", c.of(lambda x: spec.rms_norm(x, 1 + gain, eps))
+    yield "the norm's weight is applied twice", c.of(lambda x: spec.rms_norm(x, gain * gain, eps))
+    yield "the mean is subtracted, as in LayerNorm", c.of(layer_norm)
+    yield "the sum of squares is not divided by the width", c.of(lambda x: x / np.sqrt(np.sum(x * x, axis=1, keepdims=True) + eps) * gain)
+    yield "the norm divides by the mean square, without the root", c.of(lambda x: x / (np.mean(x * x, axis=1, keepdims=True) + eps) * gain)
+    for other in (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3):
+        if not np.isclose(other, eps, rtol=1e-3):
+            yield f"epsilon is {other:g} instead of {eps:.3g}", c.of(lambda x, other=other: spec.rms_norm(x, gain, other))
+    yield "epsilon is outside the root", c.of(outside)
+    if name == "attn_sub_norm":
+        yield "the norm is taken for each head by itself", c.of(by_head)
+    if c.layer is not None:
+        for other_name in ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm"):
+            weight = getattr(c.layer, other_name).astype(np.float64)
+            if other_name != name and weight.shape == gain.shape:
+                yield f"the weight of {other_name} is used", c.of(lambda x, weight=weight: spec.rms_norm(x, weight, eps))
+    else:
+        weight = c.model.layers[-1].ffn_norm.astype(np.float64)
+        yield "the last layer is skipped", lambda values: spec.rms_norm(values[_before_last(c.model)], gain, eps)
+
+
+def _before_last(model: Model) -> Key:
+    last = len(model.layers) - 2
+    return Key("inp_embd", None) if last < 0 else Key("l_out", last)
+
+
+# --- positions ------------------------------------------------------------------------------------------------------------------------
+
+
+def _rope(c: _Context) -> Found:
+    k, base = c.config.head_dim, c.config.rope_base
+
+    def rotated(x: Array, position: Array, base: float = base, interleaved: bool = False, frequency: Array | None = None) -> Array:
+        heads = x.reshape(len(x), -1, k)
+        if interleaved:
+            order = np.concatenate([np.arange(0, k, 2), np.arange(1, k, 2)])
+            turned = spec.rope(heads[..., order], position, base)
+            out = np.empty_like(turned)
+            out[..., order] = turned
+            return out.reshape(x.shape)
+        return spec.rope(heads, position, base).reshape(x.shape)
+
+    def at(shift: float = 0, scale: float = 1, **options: object) -> Callable[[Values], Array]:
+        return c.of(lambda x: rotated(x, scale * (np.arange(len(x)) + shift), **options))  # type: ignore[arg-type]
+
+    yield "pairs are interleaved (2i, 2i+1) instead of halves (i, i + K/2)", at(interleaved=True)
+    yield "the rotation is missing", c.of(lambda x: x)
+    yield "positions are too large by one", at(1)
+    yield "positions are too small by one", at(-1)
+    yield "the rotation turns the other way", at(scale=-1)
+    yield "the rotation is applied twice", at(scale=2)
+    yield "every token is rotated as the last position", c.of(lambda x: rotated(x, np.full(len(x), len(x) - 1.0)))
+    yield (
+        "angles are stepped in float32, as ggml does: declare the dialect bitnet.cpp",
+        c.of(lambda x: op.rope(c.model, BITNET_CPP, x).value),
+    )
+    for other in (10000.0, 500000.0, 1000000.0):
+        if other != base:
+            yield f"the frequency base is {other:g} instead of {base:g}", at(base=other)
+    yield "one head width serves all heads: frequencies run over the whole row", c.of(lambda x: _rope_row(x, base))
+    yield "the last token is one position too far: it was fed twice", c.of(lambda x: rotated(x, _fed_twice(len(x))))
+    for period in range(1, 65):
+        yield f"positions restart every {period} tokens", c.of(lambda x, period=period: rotated(x, np.arange(len(x)) % period))
+
+
+def _fed_twice(t: int) -> Array:
+    return np.arange(t) + (np.arange(t) == t - 1.0)
+
+
+def _rope_row(x: Array, base: float) -> Array:
+    return spec.rope(x[:, None, :], np.arange(len(x)), base)[:, 0]
+
+
+# --- attention ------------------------------------------------------------------------------------------------------------------------
+
+
+def _attention(c: _Context) -> Found:
+    heads, groups, width = c.config.heads, c.config.kv_heads, c.config.head_dim
+
+    def attend(q: Array, k: Array, v: Array, mask: Array, scale: float = width**-0.5, shared: Array | None = None) -> Array:
+        t = len(q)
+        chosen = np.arange(heads) // (heads // groups) if shared is None else shared
+        q = q.reshape(t, heads, width)
+        k, v = (x.reshape(t, groups, width)[:, chosen] for x in (k, v))
+        s = np.einsum("thk,shk->hts", q, k) * scale + mask
+        with np.errstate(invalid="ignore"):
+            p = np.nan_to_num(np.exp(s - s.max(axis=-1, keepdims=True)))
+            p = np.nan_to_num(p / p.sum(axis=-1, keepdims=True))
+        return np.einsum("hts,shk->thk", p, v).reshape(t, -1)
+
+    def masked(allowed: Callable[[Array, Array], NDArray[np.bool_]], **options: object) -> Callable[[Values], Array]:
+        def compute(q: Array, k: Array, v: Array) -> Array:
+            i, j = np.arange(len(q))[:, None], np.arange(len(q))
+            return attend(q, k, v, np.where(allowed(i, j), 0.0, -np.inf), **options)  # type: ignore[arg-type]
+
+        return c.of(compute)
+
+    def causal(i: Array, j: Array) -> NDArray[np.bool_]:
+        return j <= i
+
+    def ones(q: Array, k: Array, v: Array) -> Array:
+        return attend(q, k, v, np.tril(np.ones((len(q), len(q)))))
+
+    def heads_last(q: Array, k: Array, v: Array) -> Array:
+        right = attend(q, k, v, spec.causal_mask(len(q), len(q)))
+        return right.reshape(len(q), heads, width).transpose(0, 2, 1).reshape(len(q), -1)
+
+    raw = tuple(Key(name, c.index) for name in ("Qcur", "Kcur", "Vcur"))
+    yield "the mask is missing: tokens see the future", masked(lambda i, j: i == i + 0 * j)
+    yield "the mask is off by one: a token sees the next one", masked(lambda i, j: j <= i + 1)
+    yield "the mask is off by one: a token does not see itself", masked(lambda i, j: (j < i) | ((i == 0) & (j == 0)))
+    yield "the mask is 1 and 0, and added", c.of(ones)
+    yield "key-value heads are dealt out in turn (h % G) instead of in groups", masked(causal, shared=np.arange(heads) % groups)
+    yield "every query head reads the first key-value head", masked(causal, shared=np.zeros(heads, int))
+    yield "key-value heads are in the opposite order", masked(causal, shared=groups - 1 - np.arange(heads) // (heads // groups))
+    yield "scores are not scaled by 1/sqrt(K)", masked(causal, scale=1.0)
+    yield "scores are divided by K instead of its root", masked(causal, scale=1 / width)
+    yield "scores are divided by the root of the model width", masked(causal, scale=c.config.width**-0.5)
+    yield "scores are multiplied by sqrt(K)", masked(causal, scale=width**0.5)
+    yield "heads and head width are transposed in the output", c.of(heads_last)
+    yield "queries and keys are not rotated", lambda v: op.attend(c.model, c.dialect, *(v[key] for key in raw)).value
+    yield "keys are not rotated", lambda v: op.attend(c.model, c.dialect, v[c.operation.inputs[0]], v[raw[1]], v[raw[2]]).value
+    yield "values are the keys", c.of(lambda q, k, v: op.attend(c.model, c.dialect, q, k, k).value)
+    yield "keys and values are swapped", c.of(lambda q, k, v: op.attend(c.model, c.dialect, q, v, k).value)
+    yield "keys and values of the first token are lost", masked(lambda i, j: (j <= i) & ((j > 0) | (i == 0)))
+    yield "each token sees itself only", masked(lambda i, j: j == i)
+    for window in (2, 4, 8, 16, 32, 64):
+        yield f"only the last {window} tokens are seen", masked(partial(_windowed, window))
+    if not c.dialect.halves:
+        halves = replace(c.dialect, halves=True)
+        yield "float16 roundings: declare the dialect bitnet.cpp", c.of(partial(_halves, c.model, halves))
+
+
+def _windowed(window: int, i: Array, j: Array) -> NDArray[np.bool_]:
+    return (j <= i) & (j > i - window)
+
+
+def _halves(model: Model, dialect: Dialect, q: Array, k: Array, v: Array) -> Array:
+    return op.attend(model, dialect, q, k, v).value
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------------------------
+
+
+def _gate(c: _Context) -> Found:
+    def silu(x: Array) -> Array:
+        return x / (1 + np.exp(-x))
+
+    def gelu(x: Array) -> Array:
+        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+    yield "SiLU(gate) * up instead of relu(gate)^2 * up", c.of(lambda g, u: silu(g) * u)
+    yield "GELU(gate) * up instead of relu(gate)^2 * up", c.of(lambda g, u: gelu(g) * u)
+    yield "relu(gate) * up, not squared", c.of(lambda g, u: np.maximum(g, 0) * u)
+    yield "gate^2 * up, without relu", c.of(lambda g, u: g * g * u)
+    yield "gate and up are swapped", c.of(lambda g, u: np.maximum(u, 0) ** 2 * g)
+    yield "SiLU(up) * gate: gate and up are swapped, and SiLU for relu squared", c.of(lambda g, u: silu(u) * g)
+    yield "up is not multiplied in", c.of(lambda g, u: np.maximum(g, 0) ** 2)
+    yield "relu(gate * up)", c.of(lambda g, u: np.maximum(g * u, 0))
+
+
+def _residual(c: _Context) -> Found:
+    name = c.operation.key.name
+    first = Key("inp_embd", None) if not c.index else Key("l_out", c.index - 1)
+    normed = Key("attn_norm" if name == "ffn_inp" else "ffn_norm", c.index)
+    yield "the residual is missing", c.of(lambda a, b: b)
+    yield "the branch is missing, only the residual comes through", c.of(lambda a, b: a)
+    yield "the residual is the normed input", lambda v: v[normed] + v[c.operation.inputs[1]]
+    yield "the residual is subtracted", c.of(lambda a, b: b - a)
+    yield "the branch is subtracted", c.of(lambda a, b: a - b)
+    yield "the residual is added twice", c.of(lambda a, b: 2 * a + b)
+    if name == "l_out":
+        yield "the residual is the layer's input", lambda v: v[first] + v[c.operation.inputs[1]]
+    yield "the layer's output is the layer's input: the layer is skipped", lambda v: v[first]
+
+
+def _head(c: _Context) -> Found:
+    model = c.model
+    table = packing.float32(model.token_embd if model.output is None else model.output).astype(np.float64)
+    last = Key("l_out", len(model.layers) - 1)
+
+    def int8(x: Array) -> Array:
+        q, scale = spec.quantize(x)
+        return q @ table.T / scale
+
+    yield "the final norm is skipped", lambda values: values[last] @ table.T
+    yield "the head's input is quantised to int8", c.of(int8)
+    yield "the head's input is rounded to float16: declare the dialect bitnet.cpp", c.of(lambda x: op.half(x) @ table.T)
+    if model.output is not None:
+        embedding = packing.float32(model.token_embd).astype(np.float64)
+        yield "the head is tied to the embedding, the file has one of its own", c.of(lambda x: x @ embedding.T)
+
+
+def _embedding(c: _Context) -> Found:
+    def shifted(tokens: Array, by: int) -> Array:
+        return op.embed(c.model, (tokens.astype(np.int64) + by) % c.config.vocab).value
+
+    yield (
+        "embeddings are scaled by the root of the width",
+        c.of(lambda t: op.embed(c.model, t.astype(np.int64)).value * c.config.width**0.5),
+    )
+    yield "token ids are too large by one", c.of(lambda t: shifted(t, 1))
+    yield "token ids are too small by one", c.of(lambda t: shifted(t, -1))
+
+
+def _codes(c: _Context) -> Found:
+    def truncated(x: Array) -> Array:
+        return np.trunc(x * spec.quantize(x)[1])
+
+    yield "codes are truncated instead of rounded", c.of(truncated)
+    yield "codes are rounded down", c.of(lambda x: np.floor(x * spec.quantize(x)[1]))
+    yield "one scale for the whole tensor instead of one for each token", c.of(lambda x: np.rint(x * 127 / np.abs(x).max()))
+
+
+def _scale(c: _Context) -> Found:
+    yield "it is the reciprocal, absmax / 127", c.of(lambda x: 1 / spec.quantize(x)[1])
+    yield "one scale for the whole tensor instead of one for each token", c.of(lambda x: np.full((len(x), 1), 127 / np.abs(x).max()))
+
+
+_BY_NAME: dict[str, Callable[[_Context], Found]] = {
+    **dict.fromkeys(_FIELDS, _linear),
+    **dict.fromkeys(("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm", "result_norm"), _norm),
+    **dict.fromkeys(("Qcur_rope", "Kcur_rope"), _rope),
+    **dict.fromkeys(("ffn_inp", "l_out"), _residual),
+    "kqv_out": _attention,
+    "ffn_out": _gate,
+    "result_output": _head,
+    "inp_embd": _embedding,
+    **{name + "_codes": _codes for name in QUANTIZED},
+    **{name + "_scale": _scale for name in QUANTIZED},
+}
+
+
+def generic(theirs: Array, value: Array, earlier: Array | None) -> Iterator[tuple[str, Array]]:
+    """Mistakes that any operation can make: what it gave, against what it should have given."""
+    yield "the sign is flipped", -value
+    factor = float((theirs * value).sum() / max((value * value).sum(), 1e-300))
+    yield f"everything is {factor:.6g} times what it should be", factor * value
+    if len(value) > 1:
+        for shift, text in ((1, "previous"), (-1, "next")):
+            moved = np.roll(value, shift, axis=0)
+            moved[0 if shift == 1 else -1] = theirs[0 if shift == 1 else -1]
+            if len(value) > 2:
+                yield f"every row is that of the {text} token", moved
+        yield "rows are in the opposite order", value[::-1]
+        yield "every row is that of the last token", np.broadcast_to(value[-1], value.shape)
+        yield "every row is that of the first token", np.broadcast_to(value[0], value.shape)
+    if earlier is not None and earlier.shape == value.shape:
+        yield "it is the same tensor of the previous layer: stale", earlier
+    for block in (16, 32, 64, 128):
+        if value.shape[1] % block == 0 and value.shape[1] > block:
+            pieces = value.reshape(len(value), -1, block)
+            yield f"blocks of {block} are in the opposite order", pieces[:, ::-1].reshape(value.shape)
+            yield f"rows and columns of blocks of {block} are transposed", pieces.transpose(0, 2, 1).reshape(value.shape)
+    yield "columns are in the opposite order", value[:, ::-1]
+    if len(value) > 3:
+        yield "a constant is added to each column: a bias", value + (theirs - value).mean(axis=0)
+    if value.shape[1] > 3:
+        factors = (theirs * value).sum(axis=1, keepdims=True) / np.maximum((value * value).sum(axis=1, keepdims=True), 1e-300)
+        yield "each position is wrong by a factor of its own: a scale", factors * value
+
+
+def permuted(theirs: Array, value: Array) -> bool:
+    """Whether a row has the right numbers in another order."""
+    return bool(np.allclose(np.sort(theirs, axis=1), np.sort(value, axis=1), rtol=1e-4, atol=1e-6))

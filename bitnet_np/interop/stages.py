@@ -1,0 +1,104 @@
+"""One table of what other projects call the points of a forward pass, and look-ups in both directions.
+
+Where a project has no such stage its name is None. The sources: bitnet.cpp's graph (names with the operation that makes them, as one name
+stands for several nodes), BitNet-rs's tracepoints, the stages of aprender's `apr trace --save-tensor`, and the outputs of the modules of
+transformers' BitNetForCausalLM, seen by forward hooks.
+"""
+
+import re
+from typing import NamedTuple
+
+from ..points import Key, key_of
+
+
+class Stage(NamedTuple):
+    """One point in everybody's words; {} stands for the layer."""
+
+    ours: str
+    ggml: str | None = None  # name.OPERATION
+    bitnet_rs: str | None = None
+    aprt: str | None = None
+    transformers: str | None = None
+
+
+STAGES = (
+    Stage("inp_embd", "inp_embd.GET_ROWS", "embeddings", "embedding", "model.embed_tokens"),
+    Stage("attn_norm", "attn_norm.MUL", "attn_norm", "attn_norm", "model.layers.{}.input_layernorm"),
+    Stage("Qcur", "Qcur.MUL_MAT", "q_proj", None, "model.layers.{}.self_attn.q_proj"),
+    Stage("Kcur", "Kcur.MUL_MAT", None, None, "model.layers.{}.self_attn.k_proj"),
+    Stage("Vcur", "Vcur.MUL_MAT", None, None, "model.layers.{}.self_attn.v_proj"),
+    Stage("Qcur_rope", "Qcur.ROPE", None, "q_post_rope"),
+    Stage("Kcur_rope", "Kcur.ROPE", None, "k_post_rope"),
+    Stage("kq", "kq.MUL_MAT", None, "attn_scores"),  # ggml's is not yet divided by the root of the head width
+    Stage("kq_soft_max", "kq_soft_max_ext.SOFT_MAX", "attn_scores_softmax", "attn_softmax"),
+    Stage("kqv_out", "kqv_out.CONT", None, "attention"),
+    Stage("attn_sub_norm", "attn_sub_norm.MUL", None, None, "model.layers.{}.self_attn.attn_sub_norm"),
+    Stage("attn_o_out", "attn_o_out.MUL_MAT", None, "attn_out", "model.layers.{}.self_attn.o_proj"),
+    Stage("ffn_inp", "ffn_inp.ADD", None, "post_attn_residual"),
+    Stage("ffn_norm", "ffn_norm.MUL", None, "ffn_norm", "model.layers.{}.post_attention_layernorm"),
+    Stage("ffn_gate", "ffn_gate.MUL_MAT", None, "ffn_gate", "model.layers.{}.mlp.gate_proj"),
+    Stage("ffn_up", "ffn_up.MUL_MAT", None, "ffn_up", "model.layers.{}.mlp.up_proj"),
+    Stage("ffn_out", "ffn_out.MUL", None, "ffn_swigl"),
+    Stage("ffn_sub_norm", "ffn_sub_norm.MUL", None, None, "model.layers.{}.mlp.ffn_sub_norm"),
+    Stage("ffn_down", "ffn_down.MUL_MAT", None, "ffn_out", "model.layers.{}.mlp.down_proj"),
+    Stage("l_out", "l_out.ADD", None, "post_ffn_residual", "model.layers.{}"),
+    Stage("result_norm", "result_norm.MUL", "all_layers_out", "final_norm", "model.norm"),  # BitNet-rs's layers end with the norm
+    Stage("result_output", "result_output.MUL_MAT", "logits", "lm_head", "lm_head"),
+)
+
+_BY_OURS = {stage.ours: stage for stage in STAGES}
+_BY_GGML = {stage.ggml: stage.ours for stage in STAGES if stage.ggml}
+_BY_BITNET_RS = {stage.bitnet_rs: stage.ours for stage in STAGES if stage.bitnet_rs}
+_BY_APRT = {stage.aprt: stage.ours for stage in STAGES if stage.aprt}
+_BY_TRANSFORMERS = {stage.transformers: stage.ours for stage in STAGES if stage.transformers}
+_MODULE_LAYER = re.compile(r"(?<=^model\.layers\.)(0|[1-9][0-9]{0,5})(?=\.|$)")
+_NODE = re.compile(r"s(0|[1-9][0-9]{0,8})\.([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?\.([A-Z_0-9]+)")
+
+
+def stage(name: str) -> Stage:
+    """Everybody's words for a point of ours."""
+    return _BY_OURS.get(name, Stage(name))
+
+
+def from_bitnet_rs(name: str) -> str | None:
+    """Our name of a BitNet-rs stage."""
+    return _BY_BITNET_RS.get(name)
+
+
+def from_aprt(name: str) -> str | None:
+    """Our name of an APRT stage."""
+    return _BY_APRT.get(name)
+
+
+def from_ggml(label: str) -> tuple[int, Key] | None:
+    """The call and the point of a graph node `s<call>.<name>[-<layer>].<OPERATION>`, or None: not a node, or none of ours."""
+    match = _NODE.fullmatch(label)
+    if not match:
+        return None
+    call, name, layer, operation = match.groups()
+    ours = _BY_GGML.get(f"{name}.{operation}")
+    key = ours and key_of(ours if layer is None else f"{ours}-{layer}")
+    return (int(call), key) if key else None
+
+
+def is_node(label: str) -> bool:
+    """Is this the name of a graph node, whether or not we have such a point?"""
+    return re.match(r"s\d+\.", label) is not None
+
+
+def from_transformers(module: str) -> Key | None:
+    """The point that a module of transformers puts out."""
+    match = _MODULE_LAYER.search(module)
+    name = _BY_TRANSFORMERS.get(_MODULE_LAYER.sub("{}", module))
+    return Key(name, int(match[0]) if match else None) if name else None
+
+
+def to_transformers(key: Key) -> str | None:
+    """The module of transformers that puts a point out."""
+    module = stage(key.name).transformers
+    return module and module.format(key.layer)
+
+
+def find(label: str) -> Key | None:
+    """The point a label names, in our words or by transformers' module."""
+    return key_of(label) or from_transformers(label)

@@ -1,0 +1,181 @@
+"""Recorded points of a forward pass: their names, their shapes, and traces of them.
+
+Every point of a trace has one normal form, whatever file it came from: float points [T, width], heads side by side; `<name>_codes`
+[T, M]; `<name>_scale` [T]; attention scores `kq` and probabilities `kq_soft_max` [H, T, S], of which only s <= t means anything.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import FileFormatError, shown
+
+QUANTIZED = ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")
+SCORES = ("kq", "kq_soft_max")
+MODEL_NAMES = ("inp_embd", "result_norm", "result_output", "log_probs")
+LAYER_NAMES = (
+    "attn_norm",
+    "attn_norm_codes",
+    "attn_norm_scale",
+    "Qcur",
+    "Kcur",
+    "Vcur",
+    "Qcur_rope",
+    "Kcur_rope",
+    *SCORES,
+    "kqv_out",
+    "attn_sub_norm",
+    "attn_sub_norm_codes",
+    "attn_sub_norm_scale",
+    "attn_o_out",
+    "ffn_inp",
+    "ffn_norm",
+    "ffn_norm_codes",
+    "ffn_norm_scale",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_out",
+    "ffn_sub_norm",
+    "ffn_sub_norm_codes",
+    "ffn_sub_norm_scale",
+    "ffn_down",
+    "l_out",
+)
+"""In the order of a layer."""
+
+RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "result_norm", "result_output")
+"""What a forward pass records. Scores are worked out of it on request; log_probs come from files that have no logits."""
+
+_LABEL = re.compile(r"([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?")
+_HEADS = ("Qcur", "Kcur", "Vcur", "Qcur_rope", "Kcur_rope", "kqv_out")
+
+
+class Key(NamedTuple):
+    """A point: its name, and the layer it belongs to if it belongs to one."""
+
+    name: str
+    layer: int | None
+
+    def __str__(self) -> str:
+        """The label that files use: attn_norm-0, result_norm."""
+        return self.name if self.layer is None else f"{self.name}-{self.layer}"
+
+
+def key_of(label: str) -> Key | None:
+    """The point a label names, or None: there is no such point."""
+    match = _LABEL.fullmatch(label)
+    if not match:
+        return None
+    name, layer = match[1], match[2]
+    if name not in (MODEL_NAMES if layer is None else LAYER_NAMES):
+        return None
+    return Key(name, None if layer is None else int(layer))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An array that a file holds: what its header says, and how to get it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    load: Callable[[], NDArray] = field(repr=False)
+
+
+class Points(Mapping[Key, NDArray]):
+    """The points of a file. Each is read or mapped when it is asked for, every time."""
+
+    def __init__(self, entries: Mapping[Key, Entry]) -> None:
+        self.entries = dict(entries)
+
+    def __getitem__(self, key: Key) -> NDArray:
+        return self.entries[key].load()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.entries  # Mapping's own would read the array to find out
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What one engine computed for one sequence.
+
+    A point with fewer rows than there are tokens has those of `positions`, or of the last token if that is not given.
+    """
+
+    points: Mapping[Key, NDArray]
+    tokens: NDArray[np.int64] | None  # [T]
+    origin: str  # the file and its format, for messages
+    positions: NDArray[np.int64] | None = None  # [P] of the rows, where a file has only some
+    ignored: tuple[str, ...] = ()  # records of the file that are no point of ours, by its own names
+    notes: Mapping[str, object] = field(default_factory=dict)
+
+
+def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str) -> tuple[int, ...]:
+    """The shape of a point in normal form, given the shape it has in a file: axes of length 1 in front go, heads are put side by side.
+
+    rows: how many tokens there are, if that is known. FileFormatError if the point cannot have such a shape.
+    """
+
+    def refuse(expected: str) -> FileFormatError:
+        return FileFormatError(f"{where}: {shown(str(key))} has shape {list(shape)}, expected {expected}")
+
+    if not shape or 0 in shape:
+        raise refuse("numbers, at least one")
+    if key.name in SCORES:
+        left = _without_leading_ones(shape, 3)
+        if len(left) != 3:
+            raise refuse("[heads, tokens, keys]")
+        return left
+    if key.name.endswith("_scale"):
+        long = tuple(n for n in shape if n > 1) or (1,)
+        if len(long) != 1:
+            raise refuse("[tokens]")
+        return long
+    left = _without_leading_ones(shape, 3)
+    if len(left) == 1:
+        return (1, *left)
+    if len(left) == 2:
+        return left
+    if len(left) > 3:
+        raise refuse("[tokens, width]")
+    a, b, c = left
+    if a == 1 and rows != 1 and (rows == b or key.name not in _HEADS):  # a batch of one
+        return (b, c)
+    if key.name in _HEADS:
+        return (a, b * c)
+    if a == 1:
+        return (b, c)
+    raise refuse("[tokens, width]: one sequence")
+
+
+def _without_leading_ones(shape: tuple[int, ...], axes: int) -> tuple[int, ...]:
+    while len(shape) > axes and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def checked_dtype(key: object, dtype: np.dtype, where: str) -> np.dtype:
+    """The dtype of a point, if it is one of plain numbers up to 64 bits."""
+    if dtype.kind not in "fiu" or dtype.itemsize > 8:
+        raise FileFormatError(f"{where}: {shown(str(key))} has dtype {dtype}, expected integers or floats of 64 bits at most")
+    return dtype
+
+
+def checked_tokens(array: NDArray, where: str) -> NDArray[np.int64]:
+    """Token ids of one sequence: [T], also out of [1, T]."""
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu" or array.dtype.itemsize > 8:
+        raise FileFormatError(f"{where}: tokens are {array.dtype} {list(array.shape)}, expected integers [T], at least one")
+    if int(array.min()) < 0 or int(array.max()) >= 2**31:
+        raise FileFormatError(f"{where}: tokens have the values {array.min()} to {array.max()}, expected ids from 0 to 2**31 - 1")
+    return array.astype(np.int64)

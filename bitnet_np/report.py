@@ -1,0 +1,113 @@
+"""Judgements of whole traces, and how people read them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .compare import Verdict
+from .errors import UnsupportedError
+from .points import LAYER_NAMES, Key
+
+
+@dataclass(frozen=True)
+class OperationVerdict:
+    """What was found at one tensor of the dump."""
+
+    key: Key
+    verdict: Verdict
+    reason: str = ""
+    across: tuple[Key, ...] = ()  # operations judged together, when inputs are not in the dump; the tensor's own is the last
+    max_error: float | None = None
+    bound_ratio: float | None = None  # largest error as a part of its bound: above 1 it is outside
+    nmse: float | None = None
+    scale: float | None = None  # best common factor
+    cosine: float | None = None
+    ulps: float | None = None  # largest error in units of the last place of the largest value
+    worst: tuple[int, ...] | None = None
+    hypothesis: str | None = None  # what the operation did instead, if recognised
+
+    @property
+    def place(self) -> str:
+        return self.key.name if self.key.layer is None else f"layer {self.key.layer} {self.key.name}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The judgement of a trace."""
+
+    verdict: Verdict
+    reason: str
+    operations: tuple[OperationVerdict, ...] = ()
+    first_wrong: OperationVerdict | None = None
+    missing: tuple[Key, ...] = field(default=(), repr=False)  # tensors of the forward pass that the dump does not have
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+
+        def plain(o: OperationVerdict) -> dict[str, Any]:
+            keys = {"tensor": o.key.name, "layer": o.key.layer, "across": [f"{k.name}:{k.layer}" for k in o.across]}
+            return asdict(o) | keys | {"verdict": o.verdict.name, "key": None}
+
+        return {
+            "verdict": self.verdict.name,
+            "meaning": self.verdict.text,
+            "reason": self.reason,
+            "first_wrong": plain(self.first_wrong) if self.first_wrong else None,
+            "operations": [plain(o) for o in self.operations],
+            "missing": [f"{key.name}:{key.layer}" for key in self.missing],
+        }
+
+
+SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.WRONG: "X", Verdict.INVALID: "!"}
+LEGEND = "= same bits   . rounding   ~ flips   X WRONG   ! INVALID   (blank: not in the dump)"
+
+
+def heat_map(report: Report) -> str:
+    """Layers down, operations across, a sign for each tensor."""
+    signs = {o.key: SYMBOLS[o.verdict] for o in report.operations}
+    names = [name for name in LAYER_NAMES if any(key.name == name for key in signs)]
+    lines = []
+    whole = [f"{key.name} {sign}" for key, sign in signs.items() if key.layer is None]
+    layers = sorted({key.layer for key in signs if key.layer is not None})
+    if layers:
+        tall = max(map(len, names))
+        padded = [name.rjust(tall) for name in names]
+        lines += [" " * 9 + " ".join(name[i] for name in padded) for i in range(tall)]
+        lines += [f"layer {n:>2} " + " ".join(signs.get(Key(name, n), " ") for name in names) for n in layers]
+    return "\n".join([*lines, *(["", "   ".join(whole)] if whole else []), "", LEGEND])
+
+
+def plot(report: Report, path: Path) -> None:
+    """The heat map as a picture: how much of its bound each tensor's largest error takes, on a logarithmic scale."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")  # a file, never a window
+        from matplotlib import pyplot
+    except ImportError:
+        raise UnsupportedError("a plot needs matplotlib: pip install 'bitnet_np[plots]'") from None
+    names = [name for name in LAYER_NAMES if any(o.key.name == name for o in report.operations)]
+    layers = sorted({o.key.layer for o in report.operations if o.key.layer is not None})
+    ratios = {o.key: max(o.bound_ratio or 0.0, 1e-4) for o in report.operations}
+    grid = [[ratios.get(Key(name, n), float("nan")) for name in names] for n in layers]
+    figure, axes = pyplot.subplots(figsize=(2 + 0.45 * len(names), 2.2 + 0.25 * len(layers)), layout="constrained")
+    shown = axes.imshow(grid or [[float("nan")]], aspect="auto", cmap="RdYlGn_r", norm=matplotlib.colors.LogNorm(1e-4, 1e4))
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
+    axes.set_yticks(range(len(layers)), [str(n) for n in layers])
+    axes.set_ylabel("layer")
+    for o in report.operations:
+        if o.verdict >= Verdict.WRONG and o.key.layer is not None:
+            axes.text(names.index(o.key.name), layers.index(o.key.layer), SYMBOLS[o.verdict], ha="center", va="center")
+    figure.colorbar(shown, label="largest error / bound")
+    axes.set_title(report.reason if len(report.reason) < 90 else report.reason[:87] + "...", fontsize="small")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def table_rows(operations: Sequence[OperationVerdict]) -> list[tuple]:
+    """A line for each tensor: place, verdict, largest error, its part of the bound, NMSE, scale, cosine."""
+    return [(o.place, o.verdict.name, o.max_error, o.bound_ratio, o.nmse, o.scale, o.cosine) for o in operations]
+
+
+TABLE_HEADER = ("tensor", "verdict", "max error", "of bound", "NMSE", "scale", "cosine")

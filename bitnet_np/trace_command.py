@@ -1,0 +1,93 @@
+"""`bitnet-np trace`: write every intermediate tensor of one sequence to a file."""
+
+import argparse
+import json
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from numpy.typing import NDArray
+
+from . import progress
+from .errors import OptionError, ShapeError
+from .gguf_file import open_gguf
+from .interop import FORMATS, writer
+from .load import load
+from .text import Tokenizer, tokenizer_from
+from .trace import record_trace
+from .transformer import DIALECTS
+
+ReadTokens = Callable[[argparse.Namespace, Callable[[], Tokenizer]], NDArray]
+Table = Callable[[Sequence[str], Collection[Sequence[object]]], str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only this command takes. The caller adds --json, and those for token ids (tokens, tokens_file, text) and the dialect."""
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--layers", metavar="0,3-5", help="which layers (default: all); the whole model's points are written either way")
+    parser.add_argument("--names", metavar="A,B", help="which points, such as attn_norm,l_out (default: all but the scores)")
+    parser.add_argument("--scores", action="store_true", help="attention scores and probabilities too")
+    formats = [name for name, format in FORMATS.items() if format.writer]
+    parser.add_argument("--format", choices=formats, help="default: by the end of the file's name")
+    parser.add_argument("--out", type=Path, required=True, metavar="F", help="file or folder to write")
+
+
+def run_trace(arguments: argparse.Namespace, read_tokens: ReadTokens, table: Table) -> int:
+    """Run the command. read_tokens: the token ids the arguments ask for; table: columns of text."""
+    layers = None if arguments.layers is None else parse_layers(arguments.layers)
+    names = None if arguments.names is None else [name.strip() for name in arguments.names.split(",") if name.strip()]
+    chosen, _ = writer(arguments.out, arguments.format)
+    file = open_gguf(arguments.model)
+    ids = read_tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    if ids.ndim == 2 and len(ids) != 1:
+        raise ShapeError(f"token ids have shape {list(ids.shape)}, expected one sequence")
+    model = load(arguments.model, progress.bar("checking weights"))
+    written = record_trace(
+        model,
+        ids,
+        arguments.out,
+        format=chosen,
+        layers=layers,
+        names=names,
+        scores=arguments.scores,
+        dialect=DIALECTS[arguments.dialect],
+    )
+    total = sum(size for _, size in written.values())
+    if arguments.json:
+        points = [{"name": k.name, "layer": k.layer, "shape": shape, "bytes": size} for k, (shape, size) in written.items()]
+        facts = {"out": str(arguments.out), "format": chosen, "dialect": arguments.dialect, "tokens": int(ids.size)}
+        print(json.dumps(facts | {"bytes": total, "points": points}, indent=2))
+        return 0
+    rows: dict[tuple[str, tuple[int, ...]], list] = {}  # layers of the same shape in one line
+    for key, (shape, size) in written.items():
+        row = rows.setdefault((key.name, shape), [[], 0])
+        row[0].append(key.layer)
+        row[1] += size
+    print(f"{arguments.out}: {chosen}, {len(written)} points of {ids.size} tokens, dialect {arguments.dialect}\n")
+    lines = [(name, show_layers(layers), " x ".join(map(str, shape)), size) for (name, shape), (layers, size) in rows.items()]
+    print(table(("name", "layers", "shape", "bytes"), [*lines, ("all", "", "", total)]))
+    return 0
+
+
+def parse_layers(text: str) -> list[int]:
+    """Layers such as 0,3-5 in full."""
+    layers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())) or len(first + last) > 12:
+            raise OptionError(f"--layers is {text[:60]!r}, expected numbers and ranges such as 0,3-5")
+        start, end = int(first), int(last) if dash else int(first)
+        if end < start or end - start > 100_000:
+            raise OptionError(f"--layers has the range {part.strip()!r}, expected its end not to be before its start")
+        layers.extend(range(start, end + 1))
+    return layers
+
+
+def show_layers(layers: Sequence[int | None]) -> str:
+    """Layers in short: 0-2, 5."""
+    runs: list[list[int]] = []
+    for layer in sorted(layer for layer in layers if layer is not None):
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "-"

@@ -1,0 +1,222 @@
+"""The judge of traces: every fault of scripts/mutations.py is found at the right place, honest engines are left alone, nothing passes
+for want of something to compare."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from bitnet_np import BITNET_CPP, EXACT, embedded, forward_full, operations
+from bitnet_np.blame import judge_trace
+from bitnet_np.check_command import check_trace, compare_traces, log_softmax
+from bitnet_np.compare import Verdict
+from bitnet_np.points import Key, Trace
+from bitnet_np.report import heat_map, plot
+from bitnet_np.testing import random_model
+from scripts import mutations
+
+MODEL = mutations.embedded_model()
+TOKENS = embedded.recording()["tokens_T17"].astype(np.int64)
+LOGITS = Key("result_output", None)
+FAULTS = {fault.name: fault for fault in mutations.faults()}
+
+
+def trace(points, tokens=None, **more):
+    return Trace(points=points, tokens=tokens, origin="dump", **more)
+
+
+def recorded(model=MODEL, tokens=TOKENS, dialect=EXACT):
+    points = {}
+    forward_full(model, tokens[None], dialect=dialect, record=lambda name, layer, array: points.update({Key(name, layer): array.copy()}))
+    return {key: array.reshape(len(array), -1) if array.ndim > 1 else array for key, array in points.items()}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_is_found_and_blamed(name):
+    fault = FAULTS[name]
+    dump, ids = fault.make(MODEL, TOKENS)
+    row = mutations.row(fault, judge_trace(MODEL, trace(dump), ids))
+    assert row["found"], row
+    assert row["right"], row
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("SiLU for relu squared", "SiLU(gate) * up instead of relu(gate)^2 * up"),
+        ("RoPE pairs interleaved (queries)", "interleaved"),
+        ("RoPE restarts on a filled cache", "positions restart every 9 tokens"),
+        ("KV heads dealt in turn", "dealt out in turn"),
+        ("last prompt token fed twice", "fed twice"),
+        ("weight scale inverted", "weight scale divides"),
+        ("float16 roundings not declared", "declare the dialect bitnet.cpp"),
+        ("scale off by 1e-4", "1.0001 times"),
+        ("epsilon 1e-6 in attn_norm", "epsilon is 1e-06"),
+    ],
+)
+def test_mistake_is_recognised(name, says):
+    dump, ids = FAULTS[name].make(MODEL, TOKENS)
+    report = judge_trace(MODEL, trace(dump), ids)
+    assert says in report.first_wrong.hypothesis
+    assert report.reason == f"WRONG at {report.first_wrong.place}: {report.first_wrong.hypothesis}"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_honest_engines_are_left_alone(seed):
+    model = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0)
+    ids = np.random.default_rng(seed).integers(0, model.config.vocab, 5 + 20 * seed)
+    for name, dump, dialect in mutations.honest(model, ids):
+        report = judge_trace(model, trace(dump), ids, dialect)
+        assert report.verdict <= Verdict.FLIPS, (name, report.reason)
+
+
+@pytest.mark.parametrize("dialect", [EXACT, BITNET_CPP])
+def test_our_own_recording_has_the_same_bits(dialect):
+    report = judge_trace(MODEL, trace(recorded(dialect=dialect), TOKENS), TOKENS, dialect)
+    assert report.verdict is Verdict.SAME_BITS
+    assert not report.missing
+    assert len(report.operations) == len(list(operations.operations(MODEL, dialect)))
+
+
+def test_errors_do_not_spread_to_later_operations():
+    dump, ids = FAULTS["attn_sub_norm missing"].make(MODEL, TOKENS)
+    wrong = [o.place for o in judge_trace(MODEL, trace(dump), ids).operations if o.verdict is Verdict.WRONG]
+    assert wrong == ["layer 1 attn_sub_norm"]
+
+
+@pytest.mark.parametrize("name", ["SiLU for relu squared", "residual missing", "I2_S read as 64/16", "mask off by one, sees the next"])
+def test_layer_outputs_are_enough_to_recognise_a_mistake(name):
+    dump, ids = FAULTS[name].make(MODEL, TOKENS)
+    report = judge_trace(MODEL, trace({key: value for key, value in dump.items() if key.name in ("l_out", "result_output")}), ids)
+    assert report.first_wrong.key == Key("l_out", 1)
+    assert report.first_wrong.hypothesis.startswith(f"at {FAULTS[name].blamed}: ")
+    assert "dump attn_norm" in report.reason
+
+
+def test_logits_alone_show_a_mistake_of_every_layer():
+    dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)
+    report = judge_trace(MODEL, trace({LOGITS: dump[LOGITS]}), ids)
+    assert "ffn_out of every layer: SiLU(gate) * up" in report.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x: np.where(np.arange(x.size).reshape(x.shape) == 77, np.nan, x).astype(np.float32), "nan at position 0, element 77"),
+        (lambda x: np.where(np.arange(x.size).reshape(x.shape) == 77, np.inf, x).astype(np.float32), "inf at position 0"),
+        (lambda x: x[:0], "shape"),
+        (lambda x: x[:, :-1], "shape"),
+        (lambda x: x[:-1], "shape"),
+        (lambda x: x.astype(np.int32), "dtype"),
+        (np.zeros_like, "are 0.0"),
+        (lambda x: np.full_like(x, 3), "are 3.0"),
+        (lambda x: np.repeat(x[:1], len(x), axis=0), "rows are all the same"),
+    ],
+)
+@pytest.mark.parametrize("key", [LOGITS, Key("ffn_out", 1), Key("Kcur", 0)])
+def test_dumps_that_say_nothing_are_invalid(key, change, says):
+    points = recorded()
+    points[key] = change(points[key].reshape(len(TOKENS), -1))
+    report = judge_trace(MODEL, trace(points), TOKENS)
+    assert report.verdict is Verdict.INVALID
+    assert report.verdict.exit_code == 2
+    assert says in report.reason
+
+
+def test_empty_foreign_and_other_tokens_are_invalid():
+    for points in ({}, {Key("kq", 0): np.ones((4, 17, 17), np.float32)}):
+        report = judge_trace(MODEL, trace(points), TOKENS)
+        assert report.verdict is Verdict.INVALID
+        assert "no tensor" in report.reason
+    report = judge_trace(MODEL, trace(recorded(), TOKENS + 1), TOKENS)
+    assert report.verdict is Verdict.INVALID
+    assert "other token ids" in report.reason
+
+
+def test_codes_are_exact_but_for_ambiguous_ones():
+    points = recorded()
+    key = Key("ffn_norm_codes", 1)
+    points[key] = points[key].copy()
+    points[key][3, 5] += 1
+    report = judge_trace(MODEL, trace(points), TOKENS)
+    assert report.first_wrong.key == key
+    expected = operations.codes(np.array([[127.0, 0.5, -1.5, 0.4]]))
+    assert expected.reach.tolist() == [[0, 1, 1, 0]]
+
+
+def test_equal_outputs_of_other_inputs_are_not_the_same_bits():
+    """A dump whose late tensors are copied from ours, over early ones that differ, does not pass for their sake."""
+    dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    points = recorded()
+    for key in points:
+        if key.layer == 0 or key.name == "ffn_out":
+            points[key] = dump.get(key, points[key])
+    report = judge_trace(MODEL, trace(points), ids)
+    assert report.verdict is Verdict.WRONG
+
+
+@pytest.mark.parametrize("size", [3e-5, 1e-3])
+def test_small_errors_everywhere_are_seen(size):
+    """Within each element's bound, but too many: the variance test; and a common factor: the slope."""
+    rng = np.random.default_rng(0)
+    points = recorded()
+    key = Key("ffn_down", 1)
+    points[key] = (points[key] * (1 + size * rng.standard_normal(points[key].shape))).astype(np.float32)
+    assert judge_trace(MODEL, trace(points), TOKENS).first_wrong.key == key
+    points = recorded()
+    points[key] = (points[key] * np.float32(1 + size)).astype(np.float32)
+    assert judge_trace(MODEL, trace(points), TOKENS).first_wrong.key == key
+
+
+# --- logits and dumps without a model -------------------------------------------------------------------------------------------------
+
+
+def test_log_probabilities_and_some_positions_are_judged():
+    logits = recorded()[LOGITS]
+    for key, values in ((LOGITS, logits), (Key("log_probs", None), log_softmax(logits))):
+        report, judgement = check_trace(MODEL, TOKENS, trace({key: values[8:]}, positions=np.arange(8, 17)), EXACT)
+        assert report.verdict <= Verdict.ROUNDING
+        assert judgement.positions == 9
+        report, _ = check_trace(MODEL, TOKENS, trace({key: values[7:16]}, positions=np.arange(8, 17)), EXACT)
+        assert report.verdict >= Verdict.WRONG
+
+
+def test_compare_two_dumps():
+    ours, dialect = trace(recorded(), TOKENS), trace(recorded(dialect=BITNET_CPP), TOKENS)
+    assert compare_traces(ours, ours).verdict is Verdict.SAME_BITS
+    assert compare_traces(ours, dialect).verdict is Verdict.FLIPS
+    bad, _ = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    report = compare_traces(ours, trace(bad), partial=True)
+    assert report.verdict is Verdict.WRONG
+    assert report.first_wrong.key.layer == 1
+
+
+def test_compare_refuses_what_cannot_be_compared():
+    ours = trace(recorded(), TOKENS)
+    part = trace({LOGITS: ours.points[LOGITS]}, TOKENS)
+    assert compare_traces(ours, part).verdict is Verdict.INVALID
+    assert compare_traces(ours, part, partial=True).verdict is Verdict.SAME_BITS
+    assert compare_traces(ours, trace({}, TOKENS), partial=True).verdict is Verdict.INVALID
+    assert compare_traces(ours, dataclasses.replace(ours, tokens=TOKENS[::-1])).verdict is Verdict.INVALID
+    nan = {**ours.points, LOGITS: np.full_like(ours.points[LOGITS], np.nan)}
+    assert compare_traces(ours, trace(nan)).verdict is Verdict.INVALID
+    assert compare_traces(trace(nan), trace(nan)).verdict is Verdict.INVALID
+
+
+# --- reports --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_report_for_people_and_machines(tmp_path):
+    dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    report = judge_trace(MODEL, trace(dump), ids)
+    picture = heat_map(report)
+    rows = {line.split()[1]: line for line in picture.splitlines() if line.startswith("layer")}
+    assert "X" in rows["1"]
+    assert "X" not in rows["0"] + rows["2"]
+    plain = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert plain["first_wrong"]["tensor"] == "ffn_out"
+    assert plain["verdict"] == "WRONG"
+    pytest.importorskip("matplotlib")
+    plot(report, tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
