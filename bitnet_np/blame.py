@@ -91,9 +91,8 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
     if bad.any():
         t, i = np.unravel_index(int(bad.argmax()), bad.shape)
         return f"it has {rows[t, i]} at position {t}, element {i}; {int(bad.sum())} are not finite"
-    varied = np.ptp(ours, axis=1) > 0
-    flat = np.flatnonzero((np.ptp(rows, axis=1) == 0) & varied)
-    if flat.size and rows.shape[1] > 1:
+    flat = np.flatnonzero((np.ptp(rows, axis=-1) == 0) & (np.ptp(ours, axis=-1) > 0))
+    if flat.size:
         return f"all its numbers at position {flat[0]} are {rows[flat[0], 0]}"
     if len(rows) > 1 and (rows == rows[0]).all() and not (ours == ours[0]).all():
         return "its rows are all the same, ours are not"

@@ -27,6 +27,7 @@ from .interop import FORMATS, read_any
 from .kernels import simd
 from .load import load, model_from
 from .model import Model
+from .nll import token_nll
 from .report import Report
 from .text import Tokenizer, tokenizer_from
 from .transformer import DIALECTS, PARALLEL_THRESHOLD, Mode, compute_logits
@@ -127,6 +128,13 @@ def _parser() -> argparse.ArgumentParser:
 
     compare = command("compare", lambda a: run_compare(a, _table), "Compare two dumps, without a model.")
     add_compare_arguments(compare)
+
+    nll = command("nll", _nll, "Mean negative log-likelihood and perplexity of a text.")
+    nll.add_argument("model", type=Path)
+    tokens(nll, "--text", required=True)
+    nll.add_argument("--stride", type=int, metavar="N", help="tokens between the starts of windows, for texts longer than the context")
+    nll.add_argument("--out", type=Path, metavar="F.npy", help="write the value of each token but the first, float64")
+    computing(nll)
 
     test = command("selftest", _selftest, "Every kernel against known bits, on this machine.")
     test.add_argument("--threads", type=int, metavar="N")
@@ -309,8 +317,7 @@ def _logits(arguments: argparse.Namespace) -> int:
     mode: Mode = arguments.mode or ("auto" if arguments.chunk is None else "incremental")
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
-    if arguments.out is not None and (arguments.out.is_dir() or not arguments.out.parent.is_dir()):
-        raise OptionError(f"--out is {arguments.out}, expected a file in a folder that is there")
+    _check_out(arguments.out)
     file = open_gguf(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
     model = _load(arguments.model)
@@ -335,6 +342,12 @@ def _logits(arguments: argparse.Namespace) -> int:
         print(f"\nlast position{f' of sequence {b}' if ids.ndim == 2 else ''}")
         print(_table(("token", "logit"), [(str(i), f"{value:+.6f}") for i, value in row]))
     return 0
+
+
+def _check_out(path: Path | None) -> None:
+    """Before anything is computed."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise OptionError(f"--out is {path}, expected a file in a folder that is there")
 
 
 def _save(path: Path, array: NDArray) -> None:
@@ -460,6 +473,28 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
         print(f"\n{name}: {'the bits known for every machine' if ok else 'NOT the bits known for every machine'}", end="")
     print(f"\n\n{'fine' if fine else 'NOT FINE: the kernels are broken on this machine, see bitnet-np selftest'}")
     return 0 if fine else 1
+
+
+# --- nll ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _nll(arguments: argparse.Namespace) -> int:
+    _check_out(arguments.out)
+    file = open_gguf(arguments.model)
+    ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    model = _load(arguments.model)
+    bar = progress.bar("reading")
+    values = token_nll(model, ids, stride=arguments.stride, dialect=DIALECTS[arguments.dialect], progress=bar)
+    if arguments.out is not None:
+        _save(arguments.out, values)
+    mean = float(values.mean())
+    perplexity = float(np.exp(min(mean, 700.0)))
+    if arguments.json:
+        _print_json({"tokens": len(ids), "mean_nll": mean, "perplexity": perplexity, "sha256": selftest.digest(values)})
+        return 0
+    print(f"mean negative log-likelihood  {mean:.6f} nats a token ({len(values)} tokens)")
+    print(f"perplexity                    {perplexity:.4f}")
+    return 0
 
 
 # --- selftest -------------------------------------------------------------------------------------------------------------------------

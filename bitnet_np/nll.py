@@ -1,0 +1,65 @@
+"""Negative log-likelihood of a text: how surprised the model is by each token, given those before it."""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .cache import KVCache
+from .errors import OptionError, ShapeError
+from .kernels import cpu
+from .model import Model
+from .transformer import EXACT, Dialect, check_tokens, forward
+
+CHUNK = 64
+"""Tokens of one forward pass. It changes memory (CHUNK * V logits) and speed, not a bit of the result."""
+
+
+def token_nll(
+    model: Model,
+    tokens: ArrayLike,
+    *,
+    stride: int | None = None,
+    chunk: int = CHUNK,
+    dialect: Dialect = EXACT,
+    ops: ModuleType = cpu,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> NDArray[np.float64]:
+    """-ln p(token t | tokens before it) for t = 1..T-1: tokens [T] -> float64 [T - 1].
+
+    A text longer than the context is read in windows of the context's length that start every `stride` tokens (default: half a
+    context); a token is judged in the first window that has it, so all but the first window's have at least context - stride
+    tokens before them. The sum over the vocabulary is in float64.
+    """
+    if np.ndim(tokens) != 1 or np.size(tokens) < 2:
+        raise ShapeError(f"tokens have shape {np.shape(tokens)}, expected [T] with T at least 2: one to predict and one before it")
+    ids = check_tokens(model.config, np.asarray(tokens)[None], None)[0][0]
+    window = min(model.config.context, len(ids))
+    step = max(1, model.config.context // 2) if stride is None else stride
+    if not 1 <= step < max(2, model.config.context):
+        raise OptionError(f"stride is {step}, expected 1 to {max(1, model.config.context - 1)}: less than the context")
+    if chunk < 1:
+        raise OptionError(f"chunk is {chunk}, expected at least 1")
+    out = np.empty(len(ids) - 1)
+    cache = KVCache(model.config, 1, window)
+    known = 0  # tokens whose successors are judged
+    begin = 0
+    while known < len(out):
+        end = min(begin + window, len(ids))
+        cache.clear()
+        for start in range(begin, end, chunk):
+            part = ids[start : min(start + chunk, end)]
+            logits = forward(model, part[None], cache, dialect=dialect, ops=ops)[0]
+            fresh = np.arange(max(start, known), min(start + len(part), len(out), end - 1))
+            out[fresh] = _surprise(logits[fresh - start], ids[fresh + 1])
+            progress(min(start + len(part), len(out)), len(out))
+        known = end - 1
+        begin += step
+    return out
+
+
+def _surprise(logits: NDArray[np.float32], target: NDArray[np.int64]) -> NDArray[np.float64]:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=1, keepdims=True)
+    return np.log(np.exp(wide).sum(axis=1)) - wide[np.arange(len(target)), target]
