@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 
 _TINY = 2.0**-126  # below float32's normal numbers engines may flush to zero
 _MATCH = 1e-6  # NMSE at which a hypothesis is what happened: float32 noise, squared, with room for a flipped code
-_MOST_WORK = 10**9  # multiply-adds of the operations that each hypothesis recomputes: larger models need denser dumps
+_MOST_WORK = 3 * 10**8  # multiply-adds of the operations that each hypothesis recomputes: larger models need denser dumps
 _ROUNDING_ACROSS = 1e-9  # NMSE across several operations in which no code flipped
 
 
@@ -182,25 +182,20 @@ class _Judge:
             small = sum(self._cost(k) for k in across) <= _MOST_WORK
             everywhere = len(across) > len(names)  # several layers: the mistake is in all of them
             places = [k for k in across if not everywhere or k.layer in (None, 0)] if small or exact else []
+            mistakes = (
+                {k: {h.text: h.compute for h in hypotheses(self.model, self.dialect, self.by_key[k])} for k in across} if places else {}
+            )
             for where in places:
-                for hypothesis in hypotheses(self.model, self.dialect, self.by_key[where]):
+                for text in mistakes[where]:
                     prefix = "" if where == key else f"at {where.name}{' of every layer' if everywhere and where.layer == 0 else ''}: "
-                    try_(prefix + hypothesis.text, lambda where=where, text=hypothesis.text: self._with(across, where, text, everywhere))  # type: ignore[misc]
+                    made = [k for k in across if k.name == where.name and text in mistakes[k]] if everywhere else [where]
+                    overrides = {k: mistakes[k][text] for k in made}
+                    try_(prefix + text, lambda overrides=overrides: self._values(across, overrides)[key])  # type: ignore[misc]
             for text, candidate in generic(theirs, value, self._previous(key)):
                 try_(text, lambda candidate=candidate: candidate)  # type: ignore[misc]
         if found is None and now > _MATCH and permuted(theirs, value):
             return "the right numbers in another order: columns are permuted"
         return found
-
-    def _with(self, across: tuple[Key, ...], where: Key, text: str, everywhere: bool) -> Array:
-        """The last tensor of `across` if the mistake `text` was made at `where`, or at that operation of every layer."""
-        places = [k for k in across if k.name == where.name] if everywhere else [where]
-        overrides = {}
-        for place in places:
-            for hypothesis in hypotheses(self.model, self.dialect, self.by_key[place]):
-                if hypothesis.text == text:
-                    overrides[place] = hypothesis.compute
-        return self._values(across, overrides)[across[-1]]
 
     def _cost(self, key: Key) -> int:
         return int(np.size(self.ours[key])) * (self.model.config.width if key.layer is not None else self.model.config.vocab)

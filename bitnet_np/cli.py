@@ -429,15 +429,20 @@ def _check(arguments: argparse.Namespace) -> int:
         raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
     file = open_gguf(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    report, logits = _judged(arguments, ids)
     if not arguments.json:
-        print(f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}\n")
+        print(f"{_printable(f'{arguments.theirs} against {arguments.model}')}, dialect {arguments.dialect}\n")
+    return show_check(arguments, report, logits, _table)
+
+
+def _judged(arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgement | None]:
+    """Theirs against ours."""
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
         theirs = _read_npy(arguments.theirs, "logits")
         logits = judge(_compute(_load(arguments.model), ids, arguments), theirs)
-        return show_check(arguments, Report(logits.verdict, logits.reason), logits, _table)
+        return Report(logits.verdict, logits.reason), logits
     trace = read_any(arguments.theirs, arguments.format, tokens=ids)
-    report, judgement = check_trace(_load(arguments.model), ids, trace, DIALECTS[arguments.dialect])
-    return show_check(arguments, report, judgement, _table)
+    return check_trace(_load(arguments.model), ids, trace, DIALECTS[arguments.dialect])
 
 
 # What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.

@@ -53,7 +53,7 @@ class Config:
         return self.kv_heads * self.head_dim
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Ternary:
     """A matrix of -1, 0, +1 times one scale, in I2_S's bytes (see packing.py)."""
 
@@ -62,7 +62,7 @@ class Ternary:
     shape: tuple[int, int]  # (N, M)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
     """One transformer block."""
 
@@ -79,7 +79,7 @@ class Layer:
     ffn_down: Ternary  # [D, F]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """Everything a forward pass reads. Float tables are float32, float16, or bfloat16 as its uint16 bits."""
 

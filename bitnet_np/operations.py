@@ -22,6 +22,7 @@ the reach of flips is what all ambiguous ones together can change.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -116,7 +117,18 @@ def rms_norm(x: Array, gain: NDArray[np.float32], eps: float) -> Expected:
 
 def dense(weights: Ternary) -> NDArray[np.float32]:
     """[N, M] of -1, 0, +1. Products with int8 codes are exact in float32 while M < 131,072."""
-    return packing.unpack(weights).astype(np.float32)
+    return _kept(weights) if weights.shape[0] * weights.shape[1] <= _SMALL_MATRIX else packing.unpack(weights).astype(np.float32)
+
+
+_SMALL_MATRIX = 1 << 20
+
+
+@lru_cache(maxsize=64)
+def _kept(weights: Ternary) -> NDArray[np.float32]:
+    """Of small models, which are recomputed for each mistake that is tried."""
+    matrix = packing.unpack(weights).astype(np.float32)
+    matrix.flags.writeable = False
+    return matrix
 
 
 def ambiguous(exact: Array) -> NDArray[np.bool_]:
