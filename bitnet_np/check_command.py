@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +59,15 @@ def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def show_check(arguments: argparse.Namespace, report: Report, logits: Judgement | None, table: Table) -> int:
     """Print a report; returns the exit code."""
-    verdict = max(report.verdict, logits.verdict) if logits else report.verdict
+    if logits is not None and logits.verdict > report.verdict:  # no operation is at fault by itself, the sum of all is
+        report = replace(report, verdict=logits.verdict, reason=f"logits: {logits.reason}")
+    verdict = report.verdict
     if getattr(arguments, "plot", None) is not None:
         if not report.operations:
             raise OptionError("--plot needs a dump with intermediate tensors")
         plot(report, arguments.plot)
     if arguments.json:
-        print(json.dumps(report.as_dict() | {"logits": logits.as_dict() if logits else None, "verdict": verdict.name}, indent=2))
+        print(json.dumps(report.as_dict() | {"logits": logits.as_dict() if logits else None}, indent=2))
         return verdict.exit_code
     print(f"{verdict.text}\n{report.reason}\n")
     if logits is not None and logits.verdict != Verdict.INVALID:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from types import ModuleType
 
 import numpy as np
@@ -48,8 +49,7 @@ def uniforms(seed: int) -> Iterator[float]:
     if not 0 <= seed < 2**64:
         raise OptionError(f"seed is {seed}, expected 0 to 2**64 - 1")
     bits = Philox(key=seed)
-    while True:
-        yield (int(bits.random_raw()) >> 11) * 2.0**-53
+    return ((int(bits.random_raw()) >> 11) * 2.0**-53 for _ in count())
 
 
 def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: float = 0.0) -> int:

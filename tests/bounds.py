@@ -1,0 +1,91 @@
+"""What the definition makes of a kernel's input, and how far from that float32 may be: (expected, bound), both in float64.
+
+The bounds count roundings: k of them, one after the other, are at most gamma(k) = k u / (1 - k u) of what an absolute-value run gives,
+where u = 2^-24 is half a unit in the last place of float32. Nothing in them is fitted to what the kernels do.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_np import spec
+
+U = 2.0**-24
+Bounded = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def gamma(k: float) -> float:
+    return k * U / (1 - k * U)
+
+
+def assert_within(actual: NDArray, expected: NDArray, bound: NDArray) -> None:
+    assert actual.shape == expected.shape
+    excess = np.abs(actual.astype(np.float64) - expected) - bound
+    assert (excess <= 0).all(), f"{(excess > 0).sum()} of {excess.size} beyond the bound, by up to {excess.max()}"
+
+
+def wide(*arrays: NDArray) -> list[NDArray[np.float64]]:
+    return [np.asarray(array, np.float64) for array in arrays]
+
+
+def rms_norm(x: NDArray, gain: NDArray, eps: float) -> Bounded:
+    """The mean, eps and their sum, each by half through the root; then the root, 1 / it, times x, times gain. Sums are in float64."""
+    expected = spec.rms_norm(*wide(x, gain), eps)
+    return expected, gamma(6) * np.abs(expected)
+
+
+def quantize(x: NDArray) -> tuple[NDArray, NDArray, NDArray[np.bool_]]:
+    """Codes, scale, and which codes float32 cannot decide: x * scale is so near k + 0.5 that floor, scale and product may cross it."""
+    codes, scale = spec.quantize(*wide(x))
+    position = np.abs(x * scale)
+    return codes, scale, np.abs(position % 1 - 0.5) <= gamma(3) * position
+
+
+def linear(x: NDArray, matrix: NDArray, w_scale: float) -> Bounded:
+    """Scale, division and product are five roundings. A code that may be either of two moves a sum by one step if its weight is not 0."""
+    codes, scale, undecided = quantize(x)
+    expected = spec.ternary_matmul(codes, scale, matrix, w_scale)
+    steps = undecided.astype(np.float64) @ np.abs(matrix.astype(np.float64)).T
+    return expected, (gamma(5) * np.abs(expected) + steps / scale * w_scale) * (1 + gamma(5))
+
+
+def matmul(x: NDArray, weights: NDArray) -> Bounded:
+    """A lane is a chain of ceil(M / 16) multiply-adds, each rounded once; four additions join the lanes."""
+    x, weights = wide(x, weights)
+    return spec.matmul(x, weights), gamma(-(-x.shape[1] // 16) + 4) * spec.matmul(np.abs(x), np.abs(weights))
+
+
+def rope(x: NDArray, position: NDArray, base: float) -> Bounded:
+    """Cosine or sine, product, multiply-add: three roundings of each term. The angle is good to 2 units of float64 in either program."""
+    (x,) = wide(x)
+    half = x.shape[-1] // 2
+    angle = np.multiply.outer(position, base ** (-np.arange(half) / half))[:, None, :]
+    c, s = np.abs(np.cos(angle)), np.abs(np.sin(angle))
+    a, b = np.split(np.abs(x), 2, axis=-1)
+    terms = np.concatenate([a * c + b * s, a * s + b * c], axis=-1)
+    return spec.rope(x, position, base), gamma(3) * terms + np.tile((a + b) * (angle * 2.0**-51 + 2.0**-51), 2)
+
+
+def attend(q: NDArray, k: NDArray, v: NDArray, slot: NDArray, position: NDArray, window: int | None = None) -> Bounded:
+    """Each weight exp(s - max) is off by a factor 1 + eta at most: s by the roundings of a dot product (ceil(K / 16) + 4), of the scale (2)
+    and of their product; the exponent by one more in the chunk and one in each fold, of a number no larger than the range of s; exp by
+    0.92 units (1.84 u) each time. A chunk's sum is a chain of 64 at most, and each fold adds two roundings. The same is true of the sum of
+    weights that divides, and the division is the last rounding.
+    """
+    q, k, v = wide(q, k, v)
+    expected, bound = np.empty(q.shape), np.empty(q.shape)
+    for r, (s, p) in enumerate(zip(slot, position, strict=True)):
+        keys, values, mask = k[s, : p + 1], v[s, : p + 1], spec.causal_mask(1, p + 1, p, window)
+        expected[r] = spec.attend(q[r : r + 1], keys, values, mask)[0]
+        shared = np.repeat(keys, q.shape[1] // k.shape[2], axis=1)
+        largest = np.einsum("hk,shk->hs", np.abs(q[r]), np.abs(shared)).max() / np.sqrt(q.shape[2])
+        folds = p // 64 + 1
+        exponent = gamma(-(-q.shape[2] // 16) + 7) * largest + (folds + 1) * (2 * largest * U + 1.84 * U)
+        eta = np.expm1(exponent) + gamma(64 + 2 * folds)
+        bound[r] = (2 * eta * (1 + 2 * eta) + U) * spec.attend(q[r : r + 1], keys, np.abs(values), mask)[0]
+    return expected, bound
+
+
+def relu2_gate(gate: NDArray, up: NDArray) -> Bounded:
+    """The square and the product."""
+    expected = spec.relu2_gate(*wide(gate, up))
+    return expected, gamma(2) * np.abs(expected)

@@ -1,0 +1,139 @@
+"""The arithmetic contract of kernels/scalar.py once more, literally and slowly, in NumPy: every rounding in its place, nothing else.
+
+The kernels must agree with it bit for bit. It shares no code with them, only the numbers of the exponential's polynomial.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_np.kernels import scalar
+
+Floats = NDArray[np.float32]
+f32 = np.float32
+
+
+def fma(a, b, c) -> Floats:
+    """a * b + c in float32, rounded once.
+
+    The product of two float32 is exact in float64. The sum is rounded to odd there (to the neighbour whose last bit is 1, unless it is
+    exact), after which rounding to float32 cannot meet a false tie.
+    """
+    a, b, c = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (a, b, c)))
+    with np.errstate(all="ignore"):
+        product = a * b
+        total = product + c
+        back = total - product
+        error = (product - (total - back)) + (c - back)
+        even = total.view(np.int64) % 2 == 0
+        total = np.where(np.isfinite(error) & (error != 0) & even, np.nextafter(total, np.copysign(np.inf, error)), total)
+        return total.astype(f32)
+
+
+def halve(lanes: NDArray) -> NDArray:  # [..., 16] -> [...]
+    """Lanes added by halving: i with i + 8, i + 4, i + 2, i + 1."""
+    for half in (8, 4, 2, 1):
+        lanes = lanes[..., :half] + lanes[..., half : 2 * half]
+    return lanes[..., 0]
+
+
+def in_lanes(x: NDArray) -> NDArray:  # [..., n] -> [..., ceil(n / 16), 16]; lane = index mod 16, zeros after the end
+    x = np.concatenate([x, np.zeros((*x.shape[:-1], -x.shape[-1] % 16), x.dtype)], axis=-1)
+    return x.reshape(*x.shape[:-1], -1, 16)
+
+
+def dot(a: Floats, b: Floats) -> Floats:  # [..., n], [..., n] -> [...]
+    """16 lanes, each a chain of fused multiply-adds from +0."""
+    a, b = np.broadcast_arrays(in_lanes(a), in_lanes(b))
+    lanes = np.zeros((*a.shape[:-2], 16), f32)
+    for i in range(a.shape[-2]):
+        lanes = fma(a[..., i, :], b[..., i, :], lanes)
+    return halve(lanes)
+
+
+def matmul(x: Floats, weights: Floats) -> Floats:  # [R, M], [N, M] -> [R, N]
+    return dot(x[:, None], weights)
+
+
+def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [R, D]
+    """Squares of float32 are exact in float64, so a plain addition is what a fused one would be."""
+    squares = in_lanes(x.astype(np.float64)) ** 2
+    lanes = np.zeros((len(x), 16))
+    for i in range(squares.shape[1]):
+        lanes = squares[:, i] + lanes
+    mean = f32(halve(lanes) / x.shape[1])
+    factor = f32(1) / np.sqrt(mean + f32(eps))
+    return x * factor[:, None] * gain
+
+
+def ternary_matmul(
+    q: NDArray[np.int8], scale: Floats, matrix: NDArray[np.int8], w_scale: np.float32
+) -> Floats:  # [R, M], [R], [N, M] -> [R, N]
+    total = q.astype(np.int64) @ matrix.T.astype(np.int64)
+    return total.astype(f32) / scale[:, None] * w_scale
+
+
+def exp(x) -> Floats:
+    x = np.clip(f32(x), scalar._EXP_LOWEST, scalar._EXP_HIGHEST)
+    n = fma(x, scalar._LOG2_E, scalar.MAGIC) - scalar.MAGIC
+    r = fma(n, -scalar._LN2_LOW, fma(n, -scalar._LN2_HIGH, x))
+    p = fma(scalar._C6, r, scalar._C5)
+    for c in (scalar._C4, scalar._C3, scalar._C2, f32(1), f32(1)):
+        p = fma(p, r, c)
+    with np.errstate(over="ignore", under="ignore"):
+        return np.ldexp(p.astype(np.float64), n.astype(np.int64)).astype(f32)  # exact in float64: rounded once
+
+
+def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, K/2] x 2 -> [R, H, K]
+    a, b = np.split(x, 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return np.concatenate([fma(a, cos, -(b * sin)), fma(a, sin, b * cos)], axis=-1)
+
+
+def scores(q: Floats, k: Floats) -> Floats:  # [H, K], [S, G, K] -> [H, S]
+    k = np.repeat(k, q.shape[0] // k.shape[1], axis=1)
+    return dot(q[:, None], k.swapaxes(0, 1)) * (f32(1) / np.sqrt(f32(q.shape[1])))
+
+
+def attend_row(q: Floats, k: Floats, v: Floats, position: int, window: int | None = None) -> Floats:  # [H, K], [S, G, K] x 2 -> [H, K]
+    """One query per head against keys 0..position, or the last `window` of them: in chunks of 64 keys, folded in order."""
+    heads = q.shape[0]
+    v = np.repeat(v, heads // v.shape[1], axis=1)
+    s = scores(q, k[: position + 1])
+    first = 0 if window is None else max(0, position - window + 1)
+    largest, weight, total = np.full(heads, -np.inf, f32), np.zeros(heads, f32), np.zeros(q.shape, f32)
+    for chunk in range(first // 64 * 64, position + 1, 64):
+        keys = np.arange(max(chunk, first), min(chunk + 64, position + 1))
+        m = s[:, keys].max(axis=1)
+        p = np.zeros((heads, 64), f32)  # by place in the chunk, which is what says the lane
+        p[:, keys - chunk] = exp(s[:, keys] - m[:, None])
+        part = np.zeros(q.shape, f32)
+        for j in keys:
+            part = fma(p[:, j - chunk, None], v[j], part)
+        lanes = np.zeros((heads, 16), f32)
+        for i in range(4):
+            lanes = lanes + p[:, i * 16 : i * 16 + 16]
+        after = np.maximum(largest, m)
+        a, b = exp(largest - after), exp(m - after)
+        weight = fma(weight, a, halve(lanes) * b)
+        total = fma(total, a[:, None], part * b[:, None])
+        largest = after
+    return total / weight[:, None]
+
+
+def attend_halves_row(q: Floats, k: Floats, v: Floats, position: int) -> Floats:  # [H, K], [S, G, K] x 2 -> [H, K]
+    """Probabilities normalised and rounded to float16; their sum, and the sum over values, in float64 in key order."""
+    k, v = k[: position + 1], np.repeat(v, q.shape[0] // v.shape[1], axis=1)
+    s = scores(q, k)
+    p = exp(s - s.max(axis=1, keepdims=True))
+    weight, total = np.zeros(q.shape[0]), np.zeros(q.shape)
+    for j in range(position + 1):
+        weight = weight + p[:, j]
+    factor = f32(1) / weight.astype(f32)
+    for j in range(position + 1):
+        total = total + (p[:, j] * factor).astype(np.float16).astype(np.float64)[:, None] * v[j]
+    return total.astype(f32)
+
+
+def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
+    positive = np.maximum(gate, f32(0))
+    return positive * positive * up

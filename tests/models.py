@@ -1,0 +1,76 @@
+"""Random models and tokens for the tests, and what "the same bits" means.
+
+Hypothesis draws the shape and the seed; NumPy fills the arrays (bitnet_np.testing).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import numba
+import numpy as np
+from hypothesis import strategies as st
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from bitnet_np.kernels import cpu
+from bitnet_np.model import Model
+from bitnet_np.testing import SHAPE, random_model
+
+__all__ = ["SHAPE", "assert_same_bits", "lengths", "padded", "random_model", "random_tokens", "seeds", "shapes", "threads"]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> dict:
+    """Keyword arguments of `random_model`: all kinds of head sharing, widths that are no multiple of anything, all dtypes of tables."""
+    kv_heads = draw(st.sampled_from([1, 2, 3]))
+    return {
+        "width": draw(st.sampled_from([20, 33, 64, 100, 160, 256])),
+        "heads": kv_heads
+        * draw(st.sampled_from([1, 2, 5])),  # as many as key-value heads, or groups; with one key-value head: shared by all
+        "kv_heads": kv_heads,
+        "head_dim": draw(st.sampled_from([2, 6, 20, 64])),
+        "ffn": draw(st.sampled_from([36, 45, 160, 384])),
+        "n_layers": draw(st.integers(1, 3)),
+        "vocab": draw(st.sampled_from([5, 33, 64, 150])),
+        "table": draw(st.sampled_from(["float32", "float16", "bfloat16"])),
+        "tied": draw(st.booleans()),
+    }
+
+
+seeds = st.integers(0, 2**32 - 1)
+"""For NumPy's generator, which fills the arrays."""
+
+lengths = st.integers(1, 12) | st.sampled_from([63, 64, 65, 127, 128, 129, 130])
+"""Of sequences: short ones, and those around the 64 keys that attention takes at a time."""
+
+
+def random_tokens(rng: Generator, model: Model, *shape: int) -> NDArray[np.int64]:
+    return rng.integers(0, model.config.vocab, shape)
+
+
+def padded(rng: Generator, sequences: list[NDArray[np.int64]], extra: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sequences as tokens [B, T] and lengths [B]. What follows a sequence is anything, as the border allows."""
+    counts = np.array([len(sequence) for sequence in sequences])
+    tokens = rng.integers(-(2**40), 2**40, (len(sequences), counts.max() + extra))
+    for row, sequence in zip(tokens, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    return tokens, counts
+
+
+def assert_same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
+    """Equal, and signs of zeros too."""
+    assert a.dtype == b.dtype == np.float32
+    np.testing.assert_array_equal(np.ascontiguousarray(a).view(np.uint32), np.ascontiguousarray(b).view(np.uint32))
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    """Kernels run on n threads, however little there is to do."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(n)
+    try:
+        with mock.patch.object(cpu, "_SMALL", 0):
+            yield
+    finally:
+        numba.set_num_threads(before)

@@ -1,0 +1,211 @@
+"""Every instruction set gives the same bits, and byte dot products become the instructions they are meant to become.
+
+Numba compiles for a lesser processor when told its name and features, and a better one runs that. What this machine does not have can
+still be compiled for, and read.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+from models import SHAPE, assert_same_bits, random_model, random_tokens
+from numba import njit, types
+from numba.core import codegen
+
+from bitnet_np import packing
+from bitnet_np.kernels import cpu, simd
+from bitnet_np.transformer import DIALECTS, forward_full, forward_incremental
+
+SSE4 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
+AVX2 = SSE4 + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
+AVX512 = AVX2 + ",+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
+
+# name for Numba: its features, the path expected, whether registers are many. The last two have no fused multiply-add: each lane is a call.
+PROCESSORS = {
+    "skylake-avx512": (AVX512, "avx2", True),
+    "haswell": (AVX2, "avx2", False),
+    "nehalem": (SSE4, "ssse3", False),
+    "generic": ("", "generic", False),
+}
+
+
+def digest(array):
+    return hashlib.sha256(array.tobytes()).hexdigest()
+
+
+def fingerprint():
+    """SHA-256 of the logits of two models, 70 tokens of 2 sequences, in both dialects by both paths, and of every float16 widened:
+    random weights are hardly ever subnormal. And how all that was computed.
+    """
+    digests = []
+    for shape in (SHAPE, {"width": 33, "ffn": 45, "heads": 2, "kv_heads": 1, "head_dim": 6}):
+        model = random_model(1, table="float16", **shape)
+        tokens = random_tokens(np.random.default_rng(1), model, 2, 70)
+        for dialect in DIALECTS.values():
+            for path in (forward_full, forward_incremental):
+                digests.append(digest(path(model, tokens, dialect=dialect)))
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(-1, 16)
+    widened = cpu.embed(every, np.arange(len(every)))
+    widened[np.isnan(widened)] = np.nan
+    return {"path": simd.instruction_path(), "wide": simd.is_wide(), "halves": digest(widened), "logits": digests}
+
+
+PROGRAM = "import json; from test_instruction_sets import fingerprint; print(json.dumps(fingerprint()))"
+x86 = pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="not an x86-64 processor")
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """One process for each processor this one can stand in for, all started at once: compiling takes most of the time."""
+    here = {feature.strip() for feature in llvm.get_host_cpu_features().flatten().split(",")}
+    tests, root = Path(__file__).parent, Path(packing.__file__).parents[1]
+    path = os.pathsep.join([str(tests), str(root)])
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", PROGRAM],
+            env={**os.environ, "PYTHONPATH": path, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name, (features, _, _) in PROCESSORS.items()
+        if {feature for feature in features.split(",") if feature} <= here
+    }
+    yield started
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return fingerprint()
+
+
+@x86
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_a_lesser_processor_gives_the_same_bits(processes, expected, name):
+    if name not in processes:
+        pytest.skip(f"this processor cannot stand in for {name}")
+    out, _ = processes[name].communicate(timeout=300)
+    assert processes[name].returncode == 0
+    _, path, wide = PROCESSORS[name]
+    assert json.loads(out) == {**expected, "path": path, "wide": wide}
+
+
+def test_the_fingerprints_of_both_paths_are_one_and_those_of_dialects_differ(expected):
+    full, incremental = expected["logits"][::2], expected["logits"][1::2]
+    assert full == incremental
+    assert len(set(full)) == 4
+
+
+@x86
+def test_without_settings_the_processors_own_features_decide():
+    here = simd.cpu_features()
+    assert here == {feature[1:] for feature in llvm.get_host_cpu_features().flatten().split(",") if feature.startswith("+")}
+    best = next(
+        (path for feature, path in (("avx512vnni", "avx512-vnni"), ("avxvnni", "avx-vnni"), ("avx2", "avx2")) if feature in here), None
+    )
+    assert best is None or simd.instruction_path() == best
+
+
+# --- read, not run --------------------------------------------------------------------------------------------------------------------
+
+
+class Lowered(BaseException):
+    """Carries a function's LLVM module out of Numba before it is compiled for this processor."""
+
+
+def lowered(function, signature, path):
+    def stop(library, module):
+        if function.__name__ in library.name:
+            raise Lowered(str(module))
+        return add(library, module)
+
+    add = codegen.CPUCodeLibrary.add_ir_module
+    with (
+        mock.patch.object(codegen.CPUCodeLibrary, "add_ir_module", stop),
+        mock.patch.object(simd, "instruction_path", return_value=path),
+        mock.patch.object(simd, "_converts_half", return_value=True),
+        pytest.raises(Lowered) as caught,
+    ):
+        njit(function.py_func).compile(signature)
+    return str(caught.value)
+
+
+def assembly(module, triple, processor, features):
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, features=features, opt=2)
+    module = llvm.parse_assembly(module)
+    module.triple, module.data_layout = triple, str(machine.target_data)
+    module.verify()
+    return [line.split() for line in machine.emit_assembly(module).splitlines()]
+
+
+X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+TARGETS = {  # path: triple, processor, features, mnemonic, its register, how many pieces of a logical register
+    "avx512-vnni": (X86, "icelake-server", "", "vpdpbusd", "%zmm", 1),
+    "avx-vnni": (X86, "alderlake", "", "vpdpbusd", "%ymm", 2),
+    "avx2": (X86, "haswell", "", "vpmaddubsw", "%ymm", 2),
+    "ssse3": (X86, "nehalem", "", "pmaddubsw", "%xmm", 4),
+    "neon-dotprod": (ARM, "neoverse-n1", "+dotprod", "sdot", "v", 4),
+}
+
+
+def array(dtype, axes=1, readonly=False):
+    return types.Array(dtype, axes, "C", readonly=readonly)
+
+
+@pytest.mark.parametrize("path", TARGETS)
+def test_byte_dot_products_are_the_instruction_of_their_path(path):
+    """A step of a 2 x 2 tile: 4 sums, 4 planes of codes each, in as many instructions as a register has pieces."""
+    n, floats = types.intp, array(types.float32)
+    signature = (simd.Tile("i32", 2, 2), n, n, array(types.uint8, readonly=True), n, n, n, n, array(types.int8))
+    signature += (array(types.int32), floats, types.float32, array(types.float32, 2))
+    triple, processor, features, mnemonic, register, pieces = TARGETS[path]
+    lines = assembly(lowered(cpu._ternary_rows, signature, path), triple, processor, features)
+    found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it
+    assert len(found) == 2 * 2 * 4 * pieces
+    assert all(register in " ".join(line) for line in found)
+
+
+@pytest.mark.parametrize(
+    ("triple", "processor", "features", "fused", "widen"),
+    [
+        (X86, "icelake-server", "", "vfmadd", "vcvtph2ps"),
+        (X86, "haswell", "", "vfmadd", "vcvtph2ps"),
+        (ARM, "generic", "", "fmla", "fcvtl"),
+    ],
+)
+def test_float_dot_products_are_fused_and_call_nothing(triple, processor, features, fused, widen):
+    """A call would be one for each lane. float16 is widened by an instruction where there is one."""
+    n, half, floats = types.intp, array(types.int16, readonly=True), array(types.float32)
+    signature = (simd.Tile("f32", 2, 2), half, n, n, n, floats, n, n, n, n)
+    lines = assembly(lowered(cpu._dot_tile, signature, "generic"), triple, processor, features)
+    names = [line[0] for line in lines if line]
+    assert sum(name.startswith(fused) for name in names) >= 2 * 4
+    assert sum(name.startswith(widen) for name in names) >= 2 * 2
+    calls = [line for line in lines if line and line[0] in ("bl", "callq", "call")]
+    assert not [line for line in calls if any(word in " ".join(line) for word in ("fma", "extendhf"))]
+
+
+@pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= simd.cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
+def test_avx_vnni_gives_the_same_bits(monkeypatch):
+    """Its instruction is that of AVX-512 on half a register, in another encoding; so its way through the kernel can be run here."""
+    rng = np.random.default_rng(0)
+    q, scale = rng.integers(-127, 128, (5, 300)).astype(np.int8), np.ones(5, np.float32)
+    weights = packing.pack(rng.integers(-1, 2, (7, 300)), 0.5)
+    expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in (1, 5)]
+    monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
+    monkeypatch.setattr(cpu, "_ternary_rows", njit(cpu._ternary_rows.py_func))
+    monkeypatch.setattr(cpu, "_ternary_matmul", njit(cpu._ternary_matmul.py_func, parallel=True))
+    for rows, same in zip((1, 5), expected, strict=True):
+        assert_same_bits(cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7), same)

@@ -1,0 +1,521 @@
+"""Each kernel of kernels/cpu.py against two judges: the contract bit for bit (contract.py), the definition within a bound (bounds.py)."""
+
+from fractions import Fraction
+
+import bounds
+import contract
+import numpy as np
+import pytest
+from bounds import U, assert_within, gamma
+from contract import f32
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import assert_same_bits, seeds, threads
+from numba import get_num_threads, njit
+
+from bitnet_np import packing, spec
+from bitnet_np.families import rope_frequencies
+from bitnet_np.kernels import cpu, scalar, simd
+
+TABLES = ["float32", "float16", "bfloat16"]
+
+row_counts = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 33])
+widths = st.integers(1, 40) | st.sampled_from([63, 64, 65, 127, 128, 129, 255, 256, 257, 300])
+columns = st.integers(1, 9) | st.sampled_from([31, 32, 33, 70])  # of a result: rows of the weights, which threads own by 32
+
+
+def normal(rng, *shape):
+    """Rows of very different sizes, so that a scale of a wrong row shows."""
+    x = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 7, (shape[0], *[1] * (len(shape) - 1))))
+    return x.astype(np.float32)
+
+
+def as_table(values, dtype="float32"):
+    """float32 values as a table of that dtype, read-only as a model's are."""
+    table = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
+    table.flags.writeable = False
+    return table
+
+
+# --- the judge itself -----------------------------------------------------------------------------------------------------------------
+
+
+@njit
+def fma(a, b, c, out):
+    for i in range(a.size):
+        out[i] = simd.fma(a[i], b[i], c[i])
+
+
+def test_the_contracts_fma_rounds_once():
+    """As the processor's, also where a product's low half decides a tie, and where the result is subnormal or a zero of either sign."""
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 2**32, (2, 400_000), np.uint32).view(np.float32)
+    a, b = (np.where(np.isfinite(x), x, f32(1)) for x in (a, b))
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = a * b
+    nearby = [product, -product, np.nextafter(-product, f32(0)), product * f32(2**-23), product * f32(2**-24), rng.permutation(b)]
+    c = np.choose(rng.integers(0, len(nearby), a.size), nearby).astype(np.float32)
+    ours = np.empty_like(a)
+    fma(a, b, c, ours)
+    theirs = contract.fma(a, b, c)
+    number = ~np.isnan(theirs)
+    assert number.mean() > 0.9
+    np.testing.assert_array_equal(np.isnan(ours), ~number)
+    assert_same_bits(ours[number], theirs[number])
+    # (1 + 2^-12)^2 = 1 + 2^-11 + 2^-24: the exact tie that the last bit of c breaks
+    tie = contract.fma(f32(1 + 2**-12), f32(1 + 2**-12), f32([0, 2**-60, -(2**-60)]))
+    assert tie.tolist() == [1 + 2**-11, 1 + 2**-11 + 2**-23, 1 + 2**-11]
+
+
+# --- embedding and widening -----------------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, rows=row_counts, width=widths, dtype=st.sampled_from(TABLES))
+def test_embed_picks_rows(seed, rows, width, dtype):
+    rng = np.random.default_rng(seed)
+    table = as_table(normal(rng, 11, width), dtype)
+    tokens = rng.integers(0, 11, rows)
+    out = cpu.embed(table, tokens)
+    assert_same_bits(out, packing.float32(table)[tokens])
+    np.testing.assert_array_equal(out, spec.embed(packing.float32(table), tokens))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_every_half_is_widened_exactly(dtype):
+    """All 65536 patterns, where they fill a register and where they do not. NaN stays NaN; embed and matmul give +0 for -0."""
+    bits = np.arange(2**16, dtype=np.uint16)
+    table = bits if dtype == "bfloat16" else bits.view(np.float16)
+    table.flags.writeable = False
+    expected = packing.float32(table)
+    expected = np.where(expected == 0, f32(0), expected)
+    number = ~np.isnan(expected)
+    assert np.isinf(expected).sum() == 2
+
+    for width in (1, 2, 16, 64):
+        out = cpu.embed(table.reshape(-1, width), np.arange(2**16 // width)).reshape(-1)
+        np.testing.assert_array_equal(np.isnan(out), ~number)
+        assert_same_bits(out[number], expected[number])
+    for width in (1, 2, 16, 17):
+        weights = np.zeros((2**16, width), table.dtype)
+        weights[:, -1] = table
+        weights.flags.writeable = False
+        x = np.zeros((3, width), np.float32)
+        x[:, -1] = 1, 2, -0.5
+        out = cpu.matmul(x, weights)
+        for row, factor in zip(out, x[:, -1], strict=True):
+            np.testing.assert_array_equal(np.isnan(row), ~number)
+            with np.errstate(over="ignore"):
+                assert_same_bits(row[number], expected[number] * factor + f32(0))
+
+
+# --- norms ----------------------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, rows=row_counts, width=widths, eps=st.sampled_from([1e-6, 1e-5, 1e-2]))
+def test_rms_norm(seed, rows, width, eps):
+    rng = np.random.default_rng(seed)
+    x, gain = normal(rng, rows, width), as_table(normal(rng, 1, width)[0])
+    out = cpu.rms_norm(x, gain, eps)
+    assert_same_bits(out, contract.rms_norm(x, gain, eps))
+    assert_within(out, *bounds.rms_norm(x, gain, eps))
+
+
+def test_rms_norm_of_zeros_is_zero():
+    assert_same_bits(cpu.rms_norm(np.zeros((2, 20), np.float32), as_table(np.ones(20)), 1e-5), np.zeros((2, 20), np.float32))
+
+
+def test_rms_norm_of_numbers_whose_squares_overflow_is_nan():
+    """Zeros would look like an answer. Rows beside it are not touched."""
+    x = f32([[1e25, 1, 1], [1, 1, 1], [1e18, 1e18, 1e18], [np.inf, 0, 0]])
+    out = cpu.rms_norm(x, as_table(np.ones(3)), 0.0)
+    assert np.isnan(out[[0, 3]]).all()
+    np.testing.assert_allclose(out[[1, 2]], 1, rtol=1e-6)
+
+
+# --- quantiser ------------------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, rows=row_counts, width=widths)
+def test_quantize(seed, rows, width):
+    """The codes are the definition's, but where x * scale is so near k + 0.5 that three roundings (floor, scale, product) may cross it."""
+    x = normal(np.random.default_rng(seed), rows, width)
+    codes, scale = cpu.quantize(x)
+    assert (codes.dtype, scale.dtype) == (np.int8, np.float32)
+
+    steps = f32(127) / np.maximum(np.abs(x).max(axis=1), f32(1e-5))
+    assert_same_bits(scale, steps)
+    np.testing.assert_array_equal(codes, np.rint(x * steps[:, None]))
+
+    expected, exact_scale, undecided = bounds.quantize(x)
+    assert_within(scale, exact_scale[:, 0], gamma(3) * exact_scale[:, 0])
+    np.testing.assert_array_equal(codes[~undecided], expected[~undecided])
+    assert (np.abs(codes - expected) <= 1).all()
+    assert undecided.sum() <= 2 + x.size / 1000
+    assert (np.abs(codes).max(axis=1) == 127).all()
+
+
+def test_the_quantiser_rounds_ties_to_even():
+    x = f32([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 125.5, 126.5, -126.5], [1, 0.5 / 127, 0, 0, 0, 0, 0, 0, 0, -1]])
+    codes, scale = cpu.quantize(x)
+    assert codes[0].tolist() == [127, 0, 2, 2, 0, -2, -2, 126, 126, -126]
+    assert codes[1, [0, -1]].tolist() == [127, -127]
+    assert scale.tolist() == [1, 127]
+    np.testing.assert_array_equal(codes[0], spec.quantize(x[:1].astype(np.float64))[0][0])
+
+
+def test_the_quantiser_has_a_floor():
+    """A row of zeros, or of less than 1e-5, is not blown up to 127."""
+    codes, scale = cpu.quantize(f32([[0, -0.0, 0], [1e-6, -1e-40, 0], [1e-5, -4e-6, 0]]))
+    assert codes.tolist() == [[0, 0, 0], [13, 0, 0], [127, -51, 0]]
+    assert_same_bits(scale, np.full(3, f32(127) / f32(1e-5)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+@given(seed=seeds, rows=row_counts, width=widths)
+@settings(max_examples=10)
+def test_a_row_that_is_not_finite_stays_alone(bad, seed, rows, width):
+    """It quantises to zeros with scale NaN; a ternary matmul makes NaN of it, and of no other row."""
+    rng = np.random.default_rng(seed)
+    x, weights = normal(rng, rows, width), packing.pack(rng.integers(-1, 2, (5, width)), 0.5)
+    codes, scale = cpu.quantize(x)
+    product = cpu.ternary_matmul(codes, scale, weights.codes, weights.scale, 5)
+    row = rng.integers(rows)
+    others = np.arange(rows) != row
+    x[row, rng.integers(width)] = bad
+
+    spoilt, spoilt_scale = cpu.quantize(x)
+    assert not spoilt[row].any()
+    assert np.isnan(spoilt_scale[row])
+    np.testing.assert_array_equal(spoilt[others], codes[others])
+    assert_same_bits(spoilt_scale[others], scale[others])
+    out = cpu.ternary_matmul(spoilt, spoilt_scale, weights.codes, weights.scale, 5)
+    assert np.isnan(out[row]).all()
+    assert_same_bits(out[others], product[others])
+
+
+# --- ternary matmul -------------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, rows=row_counts, width=widths, n=columns)
+def test_ternary_matmul(seed, rows, width, n):
+    rng = np.random.default_rng(seed)
+    q = rng.integers(-127, 128, (rows, width)).astype(np.int8)
+    matrix = rng.integers(-1, 2, (n, width))
+    weights = packing.pack(matrix, rng.uniform(0.01, 2))
+
+    unscaled = cpu.ternary_matmul(q, np.ones(rows, np.float32), weights.codes, f32(1), n)
+    np.testing.assert_array_equal(unscaled, spec.ternary_matmul(q.astype(np.float64), np.ones((rows, 1)), matrix, 1.0))
+
+    scale = np.exp2(rng.uniform(-5, 20, rows)).astype(np.float32)
+    out = cpu.ternary_matmul(q, scale, weights.codes, weights.scale, n)
+    assert_same_bits(out, contract.ternary_matmul(q, scale, matrix, weights.scale))
+    expected = spec.ternary_matmul(q.astype(np.float64), scale[:, None].astype(np.float64), matrix, float(weights.scale))
+    assert_within(out, expected, gamma(2) * np.abs(expected))  # the division and the product
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("width", [2560, 6912])
+def test_ternary_matmul_does_not_wrap(width, rows):
+    """Sums of 16-bit lanes do: bitnet.cpp's kernel makes -398336 of a sum of 650240 here."""
+    one = np.ones(rows, np.float32)
+    for sign in (1, -1):
+        codes = packing.pack(np.full((3, width), sign), 1.0).codes
+        for q in (127, -127):
+            out = cpu.ternary_matmul(np.full((rows, width), q, np.int8), one, codes, f32(1), 3)
+            np.testing.assert_array_equal(out, np.full((rows, 3), sign * q * width))
+
+
+@pytest.mark.parametrize("width", [1, 100, 128, 130, 300])
+def test_ternary_matmul_ignores_what_pads_a_row(width):
+    """Weights past a row's end meet activations of zero, and the bytes after the last row belong to the file's scale."""
+    rng = np.random.default_rng(width)
+    q, one = rng.integers(-127, 128, (5, width)).astype(np.int8), np.ones(5, np.float32)
+    matrix = rng.integers(-1, 2, (7, width))
+    expected = cpu.ternary_matmul(q, one, packing.pack(matrix, 1.0).codes, f32(1), 7)
+    for filler in (-1, 1):
+        whole = np.full((7, packing.row_bytes(width) * 4), filler)
+        whole[:, :width] = matrix
+        codes = packing.pack(whole, 1.0).codes.copy()
+        codes[-packing.TRAILER :] = 0xFF
+        codes.flags.writeable = False
+        for rows in (1, 5):
+            assert_same_bits(cpu.ternary_matmul(q[:rows], one[:rows], codes, f32(1), 7), expected[:rows])
+
+
+# --- float matmul ---------------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, rows=row_counts, width=widths, n=columns, dtype=st.sampled_from(TABLES))
+def test_matmul(seed, rows, width, n, dtype):
+    rng = np.random.default_rng(seed)
+    x, weights = normal(rng, rows, width), as_table(normal(rng, n, width), dtype)
+    wide = packing.float32(weights)
+    out = cpu.matmul(x, weights)
+    assert_same_bits(out, contract.matmul(x, wide))
+    assert_within(out, *bounds.matmul(x, wide))
+
+
+# --- positions ------------------------------------------------------------------------------------------------------------------------
+
+
+def exact_cos_sin(angle):
+    """By Taylor's series in rational arithmetic, after taking off a multiple of pi to 60 digits."""
+    pi = Fraction("3.14159265358979323846264338327950288419716939937510582097494459")
+    r = Fraction(angle)
+    turns = round(r / pi)
+    r = Fraction(round((r - turns * pi) * 2**200), 2**200)
+    z, sums = -r * r, []
+    for term, k in ((Fraction(1), 0), (r, 1)):
+        total = Fraction(0)
+        while abs(term) > Fraction(1, 10**30):
+            total += term
+            term = Fraction(round(term * z / ((k + 1) * (k + 2)) * 2**200), 2**200)
+            k += 2
+        sums.append(float(total) * (-1) ** turns)
+    return sums
+
+
+def test_cos_sin():
+    rng = np.random.default_rng(0)
+    angles = np.concatenate(
+        [
+            [0.0, 1.0, 1e-9, 1.6e6],
+            rng.uniform(0, 10, 60),
+            np.exp(rng.uniform(0, np.log(1.6e6), 60)),
+            rng.integers(1, 2**20, 60) * (np.pi / 2),  # where one of the two is nearly zero
+            rng.integers(1, 2**20, 30) * (np.pi / 4),  # where the quadrant changes
+            [0.5 * np.pi, np.pi, 1.5 * np.pi, 2 * np.pi],
+        ]
+    )
+    for angle in angles:
+        np.testing.assert_allclose(scalar.cos_sin(angle), exact_cos_sin(angle), rtol=0, atol=1e-15)
+    assert scalar.cos_sin(0.0) == (1, 0)
+
+
+@given(seed=seeds, rows=row_counts, half=st.integers(1, 70))
+def test_rotations_are_rounded_once(seed, rows, half):
+    """float32 cosines and sines of float64 angles: half a unit in the last place, and 1e-15 from `cos_sin`."""
+    angle = np.exp(np.random.default_rng(seed).uniform(-20, np.log(1e6), (rows, half)))
+    for ours, exact in zip(cpu.rotations(angle), (np.cos(angle), np.sin(angle)), strict=True):
+        assert ours.dtype == np.float32
+        assert_within(ours, exact, U * np.abs(exact) + 2e-15)
+
+
+@given(seed=seeds, rows=row_counts, heads=st.integers(1, 5), head_dim=st.sampled_from([2, 4, 6, 20, 64, 128]))
+def test_rope(seed, rows, heads, head_dim):
+    rng = np.random.default_rng(seed)
+    x, position = normal(rng, rows, heads, head_dim), rng.integers(0, 5000, rows)
+    frequency = rope_frequencies(10000.0, head_dim)
+    cos, sin = cpu.rotations(np.multiply.outer(position, frequency))
+    out = cpu.rope(x, cos, sin)
+    assert_same_bits(out, contract.rope(x, cos, sin))
+    assert_within(out, *bounds.rope(x, position, 10000.0))
+
+
+def test_rope_rotates_halves_and_leaves_position_zero():
+    x = np.arange(1, 5, dtype=np.float32).reshape(1, 1, 4)
+    assert_same_bits(cpu.rope(x, *cpu.rotations(np.zeros((1, 2)))), x)
+    quarter, none = np.pi / 2, 0.0
+    out = cpu.rope(x, *cpu.rotations(np.array([[quarter, none]])))
+    np.testing.assert_allclose(out[0, 0], [-3, 2, 1, 4], atol=1e-6)  # the pair (0, 2) turns, the pair (1, 3) does not
+
+
+# --- exponential ----------------------------------------------------------------------------------------------------------------------
+
+
+def sweep(points):
+    """Float32 numbers evenly spread over every binade from 2^-30 on, of both signs, to where the result is 0 or nearly infinity."""
+    bits = np.unique(np.linspace(f32(2.0**-30).view(np.uint32), f32(104).view(np.uint32), points).astype(np.uint32))
+    x = bits.view(np.float32)
+    return np.concatenate([-x[::-1], f32([0]), x[x < 88.72]])
+
+
+def test_exp_is_good_to_0_92_units_in_the_last_place():
+    """The bound of its docstring. (Over all float32 numbers the largest error is 0.9091.)"""
+    x = sweep(1_000_000)
+    exact = np.exp(x.astype(np.float64))
+    error = np.abs(cpu.exponential(x) - exact) / np.spacing(exact.astype(np.float32)).astype(np.float64)
+    assert error.max() <= 0.92
+
+
+def test_exp_follows_the_contract():
+    x = np.concatenate([sweep(200_000), f32([-104.5, -104, 89, 200, 3e38, -3e38, np.inf, -np.inf, -0.0, 1e-45])])
+    assert_same_bits(cpu.exponential(x), contract.exp(x))
+
+
+def test_exp_at_its_ends():
+    assert cpu.exponential(f32([0, -0.0, 1e-45, -1e-45])).tolist() == [1, 1, 1, 1]
+    assert cpu.exponential(f32([-103.97, -103.98, -1e9, -3e38, -np.inf])).tolist() == [2.0**-149, 0, 0, 0, 0]
+    below, *above = cpu.exponential(f32([88.72, 88.73, 3e38, np.inf]))
+    assert np.isfinite(below)
+    assert np.isposinf(above).all()
+    assert np.isnan(cpu.exponential(f32([np.nan, -np.nan]))).all()
+
+
+def test_exp_rises():
+    """Wherever the true values are 2 units apart, which errors of 0.92 cannot turn around; and no probability is above 1."""
+    x = sweep(1_000_000)
+    out = cpu.exponential(x)
+    assert (out[x <= 0] <= 1).all()
+    assert (out[x >= 0] >= 1).all()
+    exact = np.exp(x.astype(np.float64))
+    apart = np.diff(exact) >= 2 * np.spacing(exact[1:].astype(np.float32))
+    assert apart.mean() > 0.2
+    assert (np.diff(out)[apart] > 0).all()
+
+
+# --- attention ------------------------------------------------------------------------------------------------------------------------
+
+
+def attention_case(rng, heads, kv_heads, head_dim, sequences, capacity):
+    """q, k, v and the rows' slots and positions. `sequences`: (slot, first position, rows) of each; NaN wherever no query may look."""
+    slot = np.repeat([s for s, _, _ in sequences], [n for _, _, n in sequences])
+    position = np.concatenate([np.arange(first, first + n) for _, first, n in sequences])
+    q = normal(rng, len(slot), heads, head_dim) * f32(2)
+    k, v = rng.standard_normal((2, max(slot) + 1, capacity, kv_heads, head_dim)).astype(np.float32)
+    for s, first, n in sequences:
+        k[s, first + n :] = v[s, first + n :] = np.nan
+    return q, k, v, slot, position
+
+
+attentions = {
+    "seed": seeds,
+    "heads": st.sampled_from([(1, 1), (4, 4), (6, 2), (5, 1), (8, 4), (20, 1), (34, 2)]),
+    "head_dim": st.sampled_from([1, 2, 6, 16, 20, 33, 64, 100, 128]),
+    "firsts": st.lists(st.integers(0, 5) | st.sampled_from([60, 63, 64, 65, 126, 127, 128, 190]), min_size=1, max_size=3),
+    "count": st.integers(1, 20),
+}
+
+
+@settings(max_examples=150)
+@given(**attentions, window=st.none() | st.sampled_from([1, 2, 5, 63, 64, 65, 128, 1000]))
+def test_attend(seed, heads, head_dim, firsts, count, window):
+    """Ragged sequences in permuted slots. No row sees the future, another sequence, or past its window: there NaN lies in wait."""
+    rng = np.random.default_rng(seed)
+    slots = rng.permutation(len(firsts) + 1)
+    sequences = [(int(s), first, int(rng.integers(1, count + 1))) for s, first in zip(slots, firsts, strict=False)]
+    q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
+    out = cpu.attend(q, k, v, slot, position, window)
+    assert_within(out, *bounds.attend(q, k, v, slot, position, window))
+    for r in rng.permutation(len(slot))[:4]:
+        assert_same_bits(out[r], contract.attend_row(q[r], k[slot[r]], v[slot[r]], position[r], window))
+
+    order = rng.permutation(len(slot))  # rows need not be neighbours
+    assert_same_bits(cpu.attend(q[order], k, v, slot[order], position[order], window), out[order])
+
+
+@settings(max_examples=80)
+@given(**attentions)
+def test_attend_halves(seed, heads, head_dim, firsts, count):
+    """Bit for bit as the contract's, and the probabilities of the definition to one rounding to float16 each."""
+    rng = np.random.default_rng(seed)
+    sequences = [(s, first, int(rng.integers(1, count + 1))) for s, first in enumerate(firsts)]
+    q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
+    out = cpu.attend_halves(q, k, v, slot, position)
+    for r in rng.permutation(len(slot))[:4]:
+        assert_same_bits(out[r], contract.attend_halves_row(q[r], k[slot[r]], v[slot[r]], position[r]))
+    exact, rounding = bounds.attend(q, k, v, slot, position)
+    for r, (s, p) in enumerate(zip(slot, position, strict=True)):
+        values = np.abs(v[s, : p + 1].astype(np.float64))
+        absolute = spec.attend(q[r : r + 1].astype(np.float64), k[s, : p + 1].astype(np.float64), values, np.zeros((1, p + 1)))[0]
+        subnormal = 2.0**-25 * np.repeat(values.sum(axis=0), heads[0] // heads[1], axis=0)
+        assert_within(out[r], exact[r], (1 + 2.0**-11) * rounding[r] + 2.0**-11 * absolute + subnormal)
+
+
+def test_attend_halves_rounds_probabilities_to_float16():
+    """Against NumPy in float64 with the rounding written out: equal in float32, but where a probability sits at a rounding boundary."""
+    rng = np.random.default_rng(3)
+    q, (k, v) = rng.standard_normal((100, 4, 64)).astype(np.float32), rng.standard_normal((2, 1, 100, 2, 64)).astype(np.float32)
+    out = cpu.attend_halves(q, k, v, np.zeros(100, np.int64), np.arange(100))
+    wide_k, wide_v = (np.repeat(x[0], 2, axis=1).astype(np.float64) for x in (k, v))
+    near = []
+    for r in range(100):
+        scores = np.einsum("hk,shk->hs", q[r], wide_k[: r + 1]) / 8
+        p = np.exp(scores - scores.max(axis=1, keepdims=True))
+        p /= p.sum(axis=1, keepdims=True)
+        expected = np.einsum("hs,shk->hk", p.astype(np.float16).astype(np.float64), wide_v[: r + 1])
+        unrounded = np.einsum("hs,shk->hk", p, wide_v[: r + 1])
+        near.append(np.abs(out[r] - expected).max(axis=1) <= 1e-6)
+        if r > 2:
+            assert np.abs(expected - unrounded).max() > 1e-5
+    assert np.mean(near) > 0.9
+
+
+@njit
+def rounded_to_half(x, out):
+    for i in range(x.size):
+        out[i] = scalar.round_to_half(x[i])
+
+
+def test_round_to_half():
+    """At every float16, at every boundary between two, and beside those; and at numbers in between."""
+    halves = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float32)
+    middles = (halves[:-1] + halves[1:]) / 2
+    rng = np.random.default_rng(0)
+    random = rng.integers(0, f32(65504).view(np.uint32), 200_000, np.uint32).view(np.float32)
+    x = np.concatenate([halves, middles, np.nextafter(middles, f32(0)), np.nextafter(middles, f32(1e9)), random])
+    out = np.empty_like(x)
+    rounded_to_half(x, out)
+    assert_same_bits(out, x.astype(np.float16).astype(np.float32))
+
+
+# --- gate -----------------------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, rows=row_counts, width=widths)
+def test_relu2_gate(seed, rows, width):
+    rng = np.random.default_rng(seed)
+    gate, up = normal(rng, rows, width), normal(rng, rows, width)
+    out = cpu.relu2_gate(gate, up)
+    assert_same_bits(out, contract.relu2_gate(gate, up))
+    assert_within(out, *bounds.relu2_gate(gate, up))
+
+
+def test_relu2_gate_keeps_nan():
+    assert np.isnan(cpu.relu2_gate(f32([[np.nan, 1]]), f32([[1, np.nan]]))).all()
+
+
+# --- checks of weights ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 9, 65, 1541])
+def test_a_code_three_is_found_wherever_it_is(size):
+    codes = np.random.default_rng(size).choice([0, 1, 2], (size, 4)) @ np.array([64, 16, 4, 1])
+    assert not cpu.has_code_three(codes.astype(np.uint8))
+    for i in range(size):
+        for shift in (0, 2, 4, 6):
+            damaged = codes.copy()
+            damaged[i] |= 3 << shift
+            assert cpu.has_code_three(damaged.astype(np.uint8))
+
+
+@pytest.mark.parametrize("dtype", TABLES)
+@pytest.mark.parametrize("shape", [(1, 1), (5, 13), (7, 131)])
+def test_a_number_that_is_not_finite_is_found_wherever_it_is(shape, dtype):
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    values[0, 0] = 0
+    largest = {"float32": np.finfo(np.float32).max, "float16": 65504, "bfloat16": f32(2) ** 127 * f32(1.9921875)}[dtype]
+    values[-1, -1] = largest
+    assert not cpu.has_non_finite(as_table(values, dtype))
+    for where in np.ndindex(shape):
+        for bad in (np.nan, np.inf, -np.inf):
+            damaged = values.copy()
+            damaged[where] = bad
+            assert cpu.has_non_finite(as_table(damaged, dtype))
+
+
+# --- threads --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_little_work_runs_on_one_thread_and_gives_the_others_back():
+    seen = []
+    with threads(3):
+        cpu._launch(lambda: seen.append(get_num_threads()), work=1)  # `threads` lowers the limit of what is little
+    with threads(3), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_SMALL", 100)
+        cpu._launch(lambda: seen.append(get_num_threads()), work=101)
+        cpu._launch(lambda: seen.append(get_num_threads()), work=100)
+        with pytest.raises(ZeroDivisionError):
+            cpu._launch(lambda: 1 // 0, work=1)
+        assert get_num_threads() == 3
+    assert seen == [3, 3, 1]
