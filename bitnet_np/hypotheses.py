@@ -241,8 +241,12 @@ def _rope(c: _Context) -> Found:
             yield f"the frequency base is {other:g} instead of {base:g}", at(base=other)
     yield "one head width serves all heads: frequencies run over the whole row", c.of(lambda x: _rope_row(x, base))
     yield "the last token is one position too far: it was fed twice", c.of(lambda x: rotated(x, _fed_twice(len(x))))
-    for period in range(1, 65):
-        yield f"positions restart every {period} tokens", c.of(lambda x, period=period: rotated(x, np.arange(len(x)) % period))
+    for period in range(1, 65):  # of shorter sequences the longer periods change nothing, and so explain nothing
+        yield f"positions restart every {period} tokens", c.of(partial(_restarted, rotated, period))
+
+
+def _restarted(rotated: Callable[..., Array], period: int, x: Array) -> Array:
+    return rotated(x, np.arange(len(x)) % period) if period < len(x) else np.full_like(x, np.nan)
 
 
 def _fed_twice(t: int) -> Array:

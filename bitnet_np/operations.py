@@ -163,7 +163,7 @@ def ternary_matmul(x: Array, weights: Ternary) -> Expected:
 
 
 def rope(model: Model, dialect: Dialect, x: Array) -> Expected:
-    """Two products; the angle itself is a float32 in most engines, and wrong by up to four roundings of its size."""
+    """Two products. In most engines the angle is a float32 too, wrong by a rounding or two of its own size, which all heads share."""
     c = model.config
     t = len(x)
     heads = x.reshape(t, -1, c.head_dim)
@@ -171,8 +171,8 @@ def rope(model: Model, dialect: Dialect, x: Array) -> Expected:
     half = c.head_dim // 2
     a, b, cos, sin = heads[..., :half], heads[..., half:], np.cos(angle), np.sin(angle)
     value = np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).reshape(t, -1)
-    unit = np.tile(np.abs(a) + np.abs(b), 2).reshape(t, -1)
-    return Expected(value, unit, np.broadcast_to(np.tile(4 + 4 * angle, 2), heads.shape).reshape(t, -1))
+    unit = np.tile((np.abs(a) + np.abs(b)) * (1 + angle), 2).reshape(t, -1)
+    return Expected(value, unit, 4)
 
 
 def half(x: Array) -> Array:

@@ -79,6 +79,24 @@ def test_our_own_recording_has_the_same_bits(dialect):
     assert len(report.operations) == len(list(operations.operations(MODEL, dialect)))
 
 
+@pytest.mark.parametrize(("base", "seed"), [(1e4, 0), (5e5, 1)])
+def test_float32_angles_are_honest(base, seed):
+    """As in transformers: frequencies and angles in float32, an error that all heads of a position share and that grows with it."""
+    model = random_model(seed, rope_base=base, n_layers=1, head_dim=12)
+    ids = np.random.default_rng(seed).integers(0, model.config.vocab, 400)
+    angle = np.arange(400, dtype=np.float32)[:, None] * model.rope_frequency.astype(np.float32)
+    assert angle.dtype == np.float32
+    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+
+    def rotated(x):
+        a, b = np.split(x.reshape(400, -1, 12), 2, axis=-1)
+        return np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).reshape(400, -1)
+
+    faults = {name + "_rope": lambda e, n, name=name: rotated(e.at(name, n)) for name in ("Qcur", "Kcur")}
+    report = judge_trace(model, trace(mutations.Engine(model, ids, faults).run()), ids)
+    assert report.verdict <= Verdict.FLIPS, report.reason
+
+
 def test_errors_do_not_spread_to_later_operations():
     dump, ids = FAULTS["attn_sub_norm missing"].make(MODEL, TOKENS)
     wrong = [o.place for o in judge_trace(MODEL, trace(dump), ids).operations if o.verdict is Verdict.WRONG]
