@@ -124,7 +124,7 @@ class _Judge:
             )
         if len(across) == 1:
             expected = operation.evaluate(*(self.theirs[k] for k in operation.inputs))
-            verdict, reason, ratio = _within(expected, theirs)
+            verdict, reason, ratio = within(expected, theirs)
             value = expected.value
         else:
             value = self._values(across)[key]
@@ -217,7 +217,7 @@ class _Lazy(dict):
         return self[key]
 
 
-def _within(expected: op.Expected, theirs: Array) -> tuple[Verdict, str, float]:
+def within(expected: op.Expected, theirs: Array) -> tuple[Verdict, str, float]:
     """The three tests of operations.py."""
     value, unit, steps, reach = (np.broadcast_to(np.asarray(x, np.float64), theirs.shape) for x in expected[:4])
     error = np.abs(theirs - value)

@@ -278,12 +278,11 @@ def bfloat16(x):
     return (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
 
 
-@pytest.mark.parametrize("peak", [0, 60])
-@pytest.mark.parametrize("rounded", [lambda x: x.astype(np.float16), bfloat16, lambda x: bfloat16(x * np.float32(1.01))])
+@pytest.mark.parametrize("rounded", [lambda x: x.astype(np.float16), bfloat16, lambda x: x * np.float32(1.01)])
 @pytest.mark.xfail(strict=True, reason="roundings grow with a logit, so the largest is farther off than many times the median")
-def test_right_logits_in_half_precision_have_no_outliers(rounded, peak):
+def test_right_logits_in_half_precision_have_no_outliers(rounded):
     ours = logits(2, 128_256)
-    ours[:, 5] += peak
+    ours[:, 5] += 60  # as sure as a trained model is of a token
     assert judge(ours, rounded(ours)).verdict is FLIPS
 
 
