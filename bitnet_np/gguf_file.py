@@ -121,6 +121,15 @@ class GGUFFile:
     metadata: Mapping[str, Value] = field(repr=False)  # numeric arrays are read-only views of the file
     tensors: Mapping[str, Tensor] = field(repr=False)  # in the order of the file's table
     size: int  # bytes of the file
+    mapping: mmap.mmap = field(repr=False)
+
+    def release(self, tensor: Tensor) -> None:
+        """Let the system have the pages of a tensor that is not going to be read again. Its data stay valid: they would be read anew."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+            whole = (tensor.offset + tensor.data.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+            if whole > 0:
+                self.mapping.madvise(mmap.MADV_DONTNEED, start, whole)
 
     def require(self, key: str, kind: type[T]) -> T:
         """The value of `key`, which must be there and exactly of `kind`: a bool is not an int, and an int not a float."""
@@ -151,7 +160,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     values = _read_metadata(cursor, key_count)
     alignment = cast(int, values.get("general.alignment", _DEFAULT_ALIGNMENT))
     tensors = _read_tensors(cursor, tensor_count, alignment)
-    return GGUFFile(path, version, alignment, _Metadata(values), MappingProxyType(tensors), len(cursor.data))
+    return GGUFFile(path, version, alignment, _Metadata(values), MappingProxyType(tensors), len(cursor.data), cursor.data)
 
 
 def _map(path: Path) -> mmap.mmap:

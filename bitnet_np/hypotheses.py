@@ -142,17 +142,17 @@ def _linear(c: _Context) -> Found:
 def _relaid(weights: Ternary, block: int, reverse: bool = False) -> NDArray:
     """The matrix as another layout of the same bytes would have it."""
     n, m = weights.shape
-    packed = weights.codes[: n * packing.row_bytes(m)].reshape(-1, 1, block // 4)
+    packed = packing.to_i2s(weights)[: -packing.TRAILER].reshape(-1, 1, block // 4)
     shifts = np.array([0, 2, 4, 6] if reverse else [6, 4, 2, 0], np.uint8)
     return (packed >> shifts[:, None] & 3).reshape(n, -1)[:, :m].astype(np.int8) - 1
 
 
 def _four_rows(weights: Ternary) -> NDArray:
     n, m = weights.shape
-    packed = weights.codes[: n * packing.row_bytes(m)].reshape(-1)
+    packed = packing.to_i2s(weights)[: -packing.TRAILER]
     shifts = np.array([6, 4, 2, 0], np.uint8)
     codes = (packed[:, None] >> shifts & 3).astype(np.int8) - 1  # a byte holds one column of four rows
-    rows = packing.row_bytes(m) * 4
+    rows = packing.i2s_row_bytes(m) * 4
     if n % 4 or codes.size != n * rows:
         return np.zeros((n, m), np.int8)
     return codes.reshape(n // 4, rows, 4).transpose(0, 2, 1).reshape(n, rows)[:, :m]

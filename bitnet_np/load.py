@@ -1,4 +1,4 @@
-"""A model file -> a Model: every tensor checked, weights left where they lie in the mapped file."""
+"""A model file -> a Model: every tensor checked, float tables left where they lie in the mapped file."""
 
 import os
 from collections.abc import Callable
@@ -20,9 +20,9 @@ _FLOATS: dict[Any, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16
 def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda done, total: None) -> Model:
     """Open a GGUF file as a model.
 
-    The weights stay in the mapped file: a model takes no more memory than what of the file the system keeps. Everything is
-    read once, to check that scales, norms and tables are finite and that no ternary code is 3. `progress(done, total)` is
-    called after each layer.
+    Tables stay in the mapped file; ternary matrices are packed anew (packing.py), and their pages of the file given back, so that a
+    model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that no
+    ternary code is 3. `progress(done, total)` is called after each layer.
 
     Raises FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
     """
@@ -94,4 +94,6 @@ def _ternary(file: GGUFFile, tensor: Tensor) -> Ternary:
         raise FileFormatError(
             f"{file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file or another layout"
         )
-    return Ternary(tensor.data, scale, (n, m))
+    weights = packing.from_i2s(codes, scale, (n, m))
+    file.release(tensor)
+    return weights

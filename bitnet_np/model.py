@@ -55,9 +55,9 @@ class Config:
 
 @dataclass(frozen=True, eq=False)
 class Ternary:
-    """A matrix of -1, 0, +1 times one scale, in I2_S's bytes (see packing.py)."""
+    """A matrix of -1, 0, +1 times one scale, packed as the kernels stream it (see packing.py)."""
 
-    codes: NDArray[np.uint8]  # [N * row_bytes + 32], read-only
+    codes: NDArray[np.uint8]  # [ceil(N/16) * ceil(M/16) * 64], read-only
     scale: np.float32
     shape: tuple[int, int]  # (N, M)
 

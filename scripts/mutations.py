@@ -232,7 +232,7 @@ def _per_tensor(e: Engine, n: int) -> Floats:
 
 def _relaid(e: Engine, n: int) -> Floats:
     w = _weights(e, n, "attn_q")
-    codes = w.codes[: w.shape[0] * w.shape[1] // 4].reshape(-1, 1, 16)
+    codes = packing.to_i2s(w)[: -packing.TRAILER].reshape(-1, 1, 16)
     matrix = (codes >> np.array([6, 4, 2, 0], np.uint8)[:, None] & 3).reshape(w.shape).astype(np.int8) - 1
     return e.linear(e.at("attn_norm", n), w, matrix)
 

@@ -165,15 +165,19 @@ def array(dtype, axes=1, readonly=False):
 
 
 @pytest.mark.parametrize("path", TARGETS)
-def test_byte_dot_products_are_the_instruction_of_their_path(path):
-    """A step of a 2 x 2 tile: 4 sums, 4 planes of codes each, in as many instructions as a register has pieces."""
-    n, floats = types.intp, array(types.float32)
-    signature = (simd.Tile("i32", 2, 2), n, n, array(types.uint8, readonly=True), n, n, n, n, array(types.int8))
-    signature += (array(types.int32), floats, types.float32, array(types.float32, 2))
+@pytest.mark.parametrize(("apart", "dots"), [(False, 2 * 2 * 4), (True, 4 * 2)])
+def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
+    """A step of 2 x 2 sums for 4 planes of codes, or of the 4 planes of 2 sums: in as many instructions as a register has pieces."""
+    n, floats, sums, codes = types.intp, array(types.float32), array(types.int32), array(types.uint8, readonly=True)
+    shared = (array(types.int8, 2), sums, floats, types.float32, floats, array(types.float32, 2))
+    if apart:
+        function, signature = cpu._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, codes, n, n, *shared)
+    else:
+        function, signature = cpu._ternary_tile, (simd.Tile("i32", 2, 2), n, n, codes, n, n, n, shared[0], n, *shared[1:])
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
-    lines = assembly(lowered(cpu._ternary_rows, signature, path), triple, processor, features)
+    lines = assembly(lowered(function, signature, path), triple, processor, features)
     found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it
-    assert len(found) == 2 * 2 * 4 * pieces
+    assert len(found) == dots * pieces
     assert all(register in " ".join(line) for line in found)
 
 
@@ -203,9 +207,10 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch):
     rng = np.random.default_rng(0)
     q, scale = rng.integers(-127, 128, (5, 300)).astype(np.int8), np.ones(5, np.float32)
     weights = packing.pack(rng.integers(-1, 2, (7, 300)), 0.5)
-    expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in (1, 5)]
+    expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in (1, 2, 3, 5)]
     monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
-    monkeypatch.setattr(cpu, "_ternary_rows", njit(cpu._ternary_rows.py_func))
+    for name in ("_store_ternary", "_ternary_tile", "_ternary_tile_apart"):
+        monkeypatch.setattr(cpu, name, njit(getattr(cpu, name).py_func))
     monkeypatch.setattr(cpu, "_ternary_matmul", njit(cpu._ternary_matmul.py_func, parallel=True))
-    for rows, same in zip((1, 5), expected, strict=True):
+    for rows, same in zip((1, 2, 3, 5), expected, strict=True):
         assert_same_bits(cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7), same)

@@ -23,30 +23,33 @@ from .simd import (
     dot_tail,
     float_bits,
     fma,
-    move_half_step,
+    join_planes,
     prefetch,
+    store_scaled,
     store_sums,
     store_tile,
     ternary_step,
+    ternary_step_apart,
     tile_f32,
     tile_f64,
     tile_i32,
 )
+from .workspace import empty
 
 Floats = NDArray[np.float32]
 
 # IEEE division: Python's would raise on a zero, and test for one at every step
 _serial = njit(cache=True, error_model="numpy")
+_inlined = njit(cache=True, error_model="numpy", forceinline=True)  # what takes a full tile: as an argument it would go through memory
 _parallel = njit(cache=True, error_model="numpy", parallel=True)
 
 # Accumulators that fit the registers: 16 of AVX-512's 32; else the same tile would be spilled to memory at every step.
 _WIDE = simd.is_wide()
 _ROWS, _TOKENS = (4, 4) if _WIDE else (2, 2)
+_GROUPS = 4 if _WIDE else 1  # of 16 weight rows
 _VALUE_COLUMNS = 4 if _WIDE else 2
 _ROW_BLOCK = 32  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache while these pass
-_PREFETCH = 8192  # bytes ahead: a single core reads 27 GB/s of packed weights with, 16 without
 _NO_WINDOW = 1 << 62
-_HALF = STEP // 2
 _UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a weight cannot be negative
 _SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 
@@ -77,7 +80,7 @@ def _weights(array: NDArray) -> NDArray:
     return array
 
 
-@_serial
+@_inlined
 def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count):
     """Dot products of some rows of w with some rows of x over `count` elements, unfinished: 16 lanes each."""
     tile = zeros
@@ -171,7 +174,7 @@ def _embed(table, tokens, out):
 
 
 def embed(table: NDArray, tokens: NDArray[np.int64]) -> Floats:  # [V, D], [R] -> [R, D]
-    out = np.empty((tokens.size, table.shape[1]), np.float32)
+    out = empty((tokens.size, table.shape[1]))
     _launch(_embed, out.size, _weights(table), tokens, out)
     return out
 
@@ -200,7 +203,7 @@ def _rms_norm(x, gain, eps, out):
 
 def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [R, D]
     """x / sqrt(mean(x^2) + eps) * gain: the mean from float64, then ggml's steps in float32: 1 / root, times x, times gain."""
-    out = np.empty_like(x)
+    out = empty(x.shape)
     _launch(_rms_norm, x.size, x, _weights(gain), np.float32(eps), out)
     return out
 
@@ -229,94 +232,155 @@ def _quantize(x, codes, scale):
 
 def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] int8, [R] steps per unit
     """One scale per row, 127 / max(1e-5, absmax): the b1.58 papers' per-token absmax quantiser."""
-    codes, scale = np.empty(x.shape, np.int8), np.empty(x.shape[0], np.float32)
+    codes, scale = empty(x.shape, np.int8), empty(x.shape[:1])
     _launch(_quantize, x.size, x, codes, scale)
     return codes, scale
 
 
-@_parallel
-def _arrange(q, tokens, steps, arranged, sums):
-    """Every token's codes in the order `ternary_step` reads them, and their sums. What is missing of the last blocks stays 0."""
-    width = q.shape[1]
-    for r in prange(q.shape[0]):
-        row = q[r]
-        total = np.int32(0)
+@_serial
+def _row_sums(q, width):
+    sums = np.empty(q.shape[0], np.int32)
+    for r in range(q.shape[0]):
+        row, total = q[r], np.int32(0)
         for i in range(width):
             total = np.int32(total + row[i])
         sums[r] = total
-        first = (r // tokens) * steps * 4 * tokens * STEP + (r % tokens) * STEP
-        for run in range((width + _HALF - 1) // _HALF):  # 32 codes: plane run % 4 of a block of 128, which is half of a step
-            block, plane = run // 4, run % 4
-            target = first + ((block // 2) * 4 + plane) * tokens * STEP + (block % 2) * _HALF
-            if (run + 1) * _HALF <= width:
-                move_half_step(q, r * width + run * _HALF, arranged, target)
-            else:
-                for i in range(width - run * _HALF):
-                    arranged[target + i] = row[run * _HALF + i]
+    return sums
 
 
-@_serial
-def _ternary_rows(zeros, rows, tokens, codes, row_bytes, steps, first, end, arranged, sums, scale, w_scale, out):
-    """Output columns first..end for all tokens, in tiles of the shape of `zeros`, which is rows x tokens."""
-    totals = np.empty(LANES, np.int32)
-    for t in range(0, out.shape[0], tokens):
-        for n in range(first, end, rows):
-            valid = min(rows, end - n)
-            start = n * row_bytes
-            x = t * steps * 4 * STEP
-            tile = zeros
-            for _ in range(steps):
-                for row in range(rows):
-                    prefetch(codes, start + row * row_bytes + _PREFETCH)
-                tile = ternary_step(tile, codes, start, row_bytes, valid, arranged, x)
-                start += STEP
-                x += 4 * tokens * STEP
-            store_sums(tile, totals)
-            for j in range(min(tokens, out.shape[0] - t)):
-                for i in range(valid):
-                    value = np.float32(np.int32(totals[i * tokens + j] - sums[t + j]))
-                    out[t + j, n + i] = np.float32(value / scale[t + j]) * w_scale
+@_inlined
+def _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out):
+    """A finished tile to its place, by way of `edge` where it does not lie wholly inside."""
+    column, width = first * LANES, out.shape[1]
+    columns, rows = min(groups * LANES, width - column), min(tokens, out.shape[0] - token)
+    if columns == groups * LANES and rows == tokens:
+        store_scaled(tile, sums, scale, token, factor, out, token * width + column, width)
+    else:
+        store_scaled(tile, sums, scale, token, factor, edge, 0, groups * LANES)
+        for j in range(rows):
+            for i in range(columns):
+                out[token + j, column + i] = edge[j * groups * LANES + i]
+
+
+@_inlined
+def _ternary_tile(zeros, groups, tokens, codes, steps, first, end, q, token, sums, scale, factor, edge, out):
+    """The tile of output that begins at group `first` of 16 columns and at `token`; groups end at `end`."""
+    n, present = min(groups, end - first), min(tokens, q.shape[0] - token)
+    tile = zeros
+    start, x = first * steps * STEP, token * q.shape[1]
+    ahead = (groups + (token // tokens + groups - 1) % groups) * steps * STEP  # each tile asks for one of the groups that come next
+    for _ in range(steps):
+        prefetch(codes, start + ahead)
+        tile = ternary_step(tile, codes, start, steps * STEP, n, q, x, q.shape[1], present)
+        start += STEP
+        x += LANES
+    _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out)
+
+
+@_inlined
+def _ternary_tile_apart(zeros, tokens, codes, steps, first, q, sums, scale, factor, edge, out):
+    """As `_ternary_tile` for one group and a call of one or two tokens: the weights are one stream of memory, read once and in order."""
+    tile = zeros
+    start, x = first * steps * STEP, 0
+    for _ in range(steps):
+        tile = ternary_step_apart(tile, codes, start, 0, 1, q, x, q.shape[1], tokens)
+        start += STEP
+        x += LANES
+    _store_ternary(join_planes(tile), 1, tokens, first, 0, sums, scale, factor, edge, out)
 
 
 @_parallel
-def _ternary_matmul(wide, codes, row_bytes, steps, arranged, sums, scale, w_scale, out):
-    width = out.shape[1]
-    for block in prange((width + _ROW_BLOCK - 1) // _ROW_BLOCK):
-        first = block * _ROW_BLOCK
-        end = min(first + _ROW_BLOCK, width)
-        if wide:
-            _ternary_rows(
-                tile_i32(_ROWS, _TOKENS), _ROWS, _TOKENS, codes, row_bytes, steps, first, end, arranged, sums, scale, w_scale, out
-            )
-        else:
-            _ternary_rows(tile_i32(_ROWS, 1), _ROWS, 1, codes, row_bytes, steps, first, end, arranged, sums, scale, w_scale, out)
+def _ternary_matmul(codes, steps, q, scale, factor, out):
+    groups = (out.shape[1] + LANES - 1) // LANES
+    n = out.shape[0]
+    padded = np.ones(n + _TOKENS, np.float32)  # a tile reads the scales and sums of all its tokens, whether they are there or not
+    padded[:n] = scale
+    sums = np.zeros(n + _TOKENS, np.int32)
+    sums[:n] = _row_sums(q, q.shape[1])
+    if n == 1:
+        for group in prange(groups):
+            edge = np.empty(LANES, np.float32)
+            _ternary_tile_apart(tile_i32(4, 1), 1, codes, steps, group, q, sums, padded, factor, edge, out)
+    elif n == 2:
+        for group in prange(groups):
+            edge = np.empty(2 * LANES, np.float32)
+            _ternary_tile_apart(tile_i32(4, 2), 2, codes, steps, group, q, sums, padded, factor, edge, out)
+    elif n <= _TOKENS:
+        for group in prange(groups):
+            edge = np.empty(_TOKENS * LANES, np.float32)
+            _ternary_tile(tile_i32(1, _TOKENS), 1, _TOKENS, codes, steps, group, groups, q, 0, sums, padded, factor, edge, out)
+    else:
+        for block in prange((groups + _GROUPS - 1) // _GROUPS):
+            edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
+            for token in range(0, n, _TOKENS):
+                _ternary_tile(
+                    tile_i32(_GROUPS, _TOKENS),
+                    _GROUPS,
+                    _TOKENS,
+                    codes,
+                    steps,
+                    block * _GROUPS,
+                    groups,
+                    q,
+                    token,
+                    sums,
+                    padded,
+                    factor,
+                    edge,
+                    out,
+                )
 
 
 def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8], w_scale: np.float32, width: int) -> Floats:
-    # [R, M] int8, [R], I2_S bytes of [N, M], N -> [R, N]
+    # [R, M] int8, [R], packed [N, M] (packing.py), N -> [R, N]
     """Integers exactly, then float32: (accumulated - row sum) / scale * w_scale. Codes count 0, 1, 2, hence the row sum."""
     rows, m = q.shape
-    row_bytes = (m + 127) // 128 * 32
-    steps = (row_bytes + STEP - 1) // STEP  # the last step of an odd row reads 32 bytes too many, which meet activations of 0
-    tokens = _TOKENS if rows > 1 else 1
-    arranged = np.zeros(-(-rows // tokens) * tokens * steps * 4 * STEP, np.int8)
-    sums, out = np.empty(rows, np.int32), np.empty((rows, width), np.float32)
-    _launch(_arrange, q.size, q, tokens, steps, arranged, sums)
-    _launch(_ternary_matmul, q.size * width // 64, tokens > 1, _weights(codes), row_bytes, steps, arranged, sums, scale, w_scale, out)
+    steps = -(-m // LANES)
+    if m % LANES:
+        q = np.concatenate([q, np.zeros((rows, steps * LANES - m), np.int8)], axis=1)
+    out = empty((rows, width))
+    _launch(_ternary_matmul, q.size * width // 64, _weights(codes), steps, q, scale, w_scale, out)
     return out
+
+
+@_parallel
+def _stream(source, row_words, steps, rows, target):
+    for group in prange((rows + LANES - 1) // LANES):
+        for lane in range(min(LANES, rows - group * LANES)):
+            row = (group * LANES + lane) * row_words
+            for step in range(steps):
+                block, part = step // 8, step % 8  # 16 columns are half of one plane of a block of 128
+                first, place = row + block * 8 + part % 2 * 4, np.uint32(6 - part // 2 * 2)
+                word = np.uint32(0)
+                for plane in range(4):
+                    codes = np.uint32(np.uint32(source[first + plane] >> place) & np.uint32(0x03030303))
+                    word = np.uint32(np.uint32(word << np.uint32(2)) | codes)
+                target[(group * steps + step) * LANES + lane] = word
+
+
+def stream_i2s(
+    codes: NDArray[np.uint8], shape: tuple[int, int]
+) -> NDArray[np.uint8]:  # I2_S bytes of [N, M], rows padded to 128 -> [N, M] packed
+    """I2_S codes in the order `ternary_matmul` streams them (packing.py). What is missing of the last 16 rows is weights of zero."""
+    n, m = shape
+    groups, steps = -(-n // LANES), -(-m // LANES)
+    target = np.empty(groups * steps * LANES, np.uint32)
+    if n % LANES:
+        target[(groups - 1) * steps * LANES :] = 0x55555555
+    _launch(_stream, target.size, _weights(codes.view(np.uint32)), -(-m // 128) * 8, steps, n, target)
+    return target.view(np.uint8)
 
 
 # --- float matmul ---------------------------------------------------------------------------------------------------------------------
 
 
 @_serial
-def _matmul_rows(zeros, rows, tokens, w, first, end, x, out):
+def _matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
+    """Output columns first..end for all rows of x, in tiles of the shape of `zeros`, which is rows x tokens."""
     totals = np.empty(LANES, np.float32)
     width = x.shape[1]
     for n in range(first, end, rows):
         valid = min(rows, end - n)
-        for i in range(0, width * rows * w.itemsize, 64):
-            prefetch(w, (n + rows) * width + i // w.itemsize)
         for t in range(0, x.shape[0], tokens):
             present = min(tokens, x.shape[0] - t)
             store_sums(_dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width), totals)
@@ -330,14 +394,21 @@ def _matmul(w, x, out):
     for block in prange((w.shape[0] + _ROW_BLOCK - 1) // _ROW_BLOCK):
         first = block * _ROW_BLOCK
         end = min(first + _ROW_BLOCK, w.shape[0])
-        if x.shape[0] > 1:
-            _matmul_rows(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, w, first, end, x, out)
+        if x.shape[0] == 1:
+            _matmul_tiles(tile_f32(1, 1), 1, 1, w, first, end, x, out)
+        elif x.shape[0] <= _TOKENS:
+            _matmul_tiles(tile_f32(1, _TOKENS), 1, _TOKENS, w, first, end, x, out)
         else:
-            _matmul_rows(tile_f32(_ROWS, 1), _ROWS, 1, w, first, end, x, out)
+            _matmul_tiles(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, w, first, end, x, out)
 
 
 def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, float16 or bfloat16 bits -> [R, N]
-    out = np.empty((x.shape[0], weights.shape[0]), np.float32)
+    """Contract-order dot products.
+
+    For few rows of x, one row of weights is read after the other, so that memory is one stream in order: with one row of x, 28 GB/s of
+    30 that plain reads reach on one Zen 4 core; four weight rows at a time, which share the loads of x, reach 17.
+    """
+    out = empty((x.shape[0], weights.shape[0]))
     _launch(_matmul, x.shape[0] * weights.size // 8, _weights(weights), x, out)
     return out
 
@@ -373,7 +444,7 @@ def _rope(x, cos, sin, out):
 
 def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, K/2] x 2 -> [R, H, K]
     """Rotate the pairs (i, i + K/2), as GPT-NeoX does: fma(a, cos, -(b * sin)), fma(a, sin, b * cos)."""
-    out = np.empty_like(x)
+    out = empty(x.shape)
     _launch(_rope, x.size, x, cos, sin, out)
     return out
 
@@ -516,7 +587,7 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
 
     There is no mask array and no [T, S] buffer.
     """
-    out = np.empty_like(q)
+    out = empty(q.shape)
     tiles = _query_tiles(slot, position, max(1, LANES // (q.shape[1] // k.shape[2])))
     _launch(_attend, _attention_work(q, position), q, k, v, slot, position, tiles, _scale(q), window or _NO_WINDOW, out)
     return out
@@ -566,7 +637,7 @@ def attend_halves(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], posi
 
     With q, k and v rounded too, no rounding but float16's shows in the result, whatever order the engine sums in.
     """
-    out = np.empty_like(q)
+    out = empty(q.shape)
     _launch(_attend_halves, _attention_work(q, position), q, k, v, slot, position, _scale(q), out)
     return out
 
@@ -585,7 +656,7 @@ def _relu2_gate(gate, up, out):
 
 def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
     """max(gate, 0)^2 * up."""
-    out = np.empty_like(gate)
+    out = empty(gate.shape)
     _launch(_relu2_gate, gate.size, gate, up, out)
     return out
 
@@ -601,6 +672,6 @@ def _exponential(x, out):
 
 def exponential(x: Floats) -> Floats:  # [V] -> [V]
     """e^x, the contract's."""
-    out = np.empty_like(x)
+    out = empty(x.shape)
     _launch(_exponential, 16 * x.size, x, out)
     return out

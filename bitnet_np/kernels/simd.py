@@ -168,26 +168,10 @@ def prefetch(typing_context, array, offset):
         pointer = _address(context, builder, signature.args[0], args[0], args[1])
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, *(ir.Constant(I32, n) for n in (0, 3, 1))])  # read, keep in every level, data
+        builder.call(function, [pointer, *(ir.Constant(I32, n) for n in (0, 2, 1))])  # read, keep in the second level, data
         return context.get_dummy_value()
 
     return types.none(array, types.intp), codegen
-
-
-@intrinsic
-def move_half_step(typing_context, source, start, target, position):
-    """target[position :][:32] = source[start :][:32], bytes."""
-
-    def codegen(context, builder, signature, args):
-        source_type, _, target_type, _ = signature.args
-        source, start, target, position = args
-        half = ir.VectorType(I8, STEP // 2)
-        moved = _load(builder, _address(context, builder, source_type, source, start), half)
-        address = _address(context, builder, target_type, target, position)
-        builder.store(moved, builder.bitcast(address, half.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.none(source, types.intp, target, types.intp), codegen
 
 
 # --- one number -----------------------------------------------------------------------------------------------------------------------
@@ -428,37 +412,115 @@ def _dot_bytes(builder: ir.IRBuilder, path: str, total: ir.Value, codes: ir.Valu
     return _joined(builder, [dot(builder, *part) for part in zip(*sliced, strict=True)])
 
 
-@intrinsic
-def ternary_step(typing_context, tile, codes, start, stride, valid, x, x_start):
-    """tile[i, j] += 256 weights of row i times 256 activations of token j.
+def _code_plane(builder: ir.IRBuilder, path: str, packed: ir.Value, plane: int) -> tuple[ir.Value, int]:
+    """Codes of one plane of packed bytes, times 2^n, and n: where codes stay in place, one instruction unpacks them instead of two.
 
-    codes: uint8, 64 bytes per row from start + i * stride, in I2_S order: element e of each 32-byte block of 128 is in byte e % 32, at
-    bits 6 - 2 * (e // 32). x: int8 at x_start, arranged so that plane p (bits 6 - 2p) of token j is the 64 bytes at (p * columns + j) * 64.
+    A code of the first plane is up to 128 then: still a byte, two products with 127 still fit the 16 bits of AVX2's and SSE's pair sums,
+    but NEON's bytes are signed.
     """
+    place = 6 - 2 * plane
+    if plane == 0 and path == "neon-dotprod":
+        return builder.lshr(packed, ir.Constant(V64I8, [place] * STEP)), 0
+    return builder.and_(packed, ir.Constant(V64I8, [3 << place] * STEP)), place
+
+
+def _broadcast_four(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    """Four bytes of memory, repeated sixteen times. The byte dot products of x86 take them from memory so."""
+    four = builder.load(builder.bitcast(address, I32.as_pointer()), typ=I32)
+    four.align = 1
+    return builder.bitcast(_splat(builder, four, V16I32), V64I8)
+
+
+def _ternary_step(apart: bool) -> Callable:
+    @intrinsic
+    def ternary_step(typing_context, tile, codes, start, stride, valid, x, x_start, x_stride, x_valid):
+        def codegen(context, builder, signature, args):
+            tile, codes_array, x_array = signature.args[0], signature.args[1], signature.args[5]
+            value, codes, start, stride, valid, x, x_start, x_stride, x_valid = args
+            path = instruction_path()
+            groups = tile.rows // 4 if apart else tile.rows
+            packed = [
+                _load(builder, _address(context, builder, codes_array, codes, _clamped(builder, start, stride, g, valid)), V64I8)
+                for g in range(groups)
+            ]
+            rows = [_clamped(builder, x_start, x_stride, column, x_valid) for column in range(tile.columns)]
+            sums = _unpack(builder, tile, value)
+            for plane in range(4):
+                if apart:
+                    unpacked = [_code_plane(builder, path, register, plane)[0] for register in packed]
+                else:
+                    shift = ir.Constant(
+                        V32I16, [6 - 2 * plane] * 32
+                    )  # no x86 shifts bytes; the mask drops what crosses from one to another
+                    three = ir.Constant(V64I8, [3] * STEP)
+                    shifted = (builder.bitcast(builder.lshr(builder.bitcast(p, V32I16), shift), V64I8) for p in packed)
+                    unpacked = [builder.and_(register, three) for register in shifted]
+                for column, row in enumerate(rows):
+                    offset = builder.add(row, ir.Constant(row.type, 4 * plane))
+                    activations = _broadcast_four(builder, _address(context, builder, x_array, x, offset))
+                    for group in range(groups):
+                        i = ((4 * group + plane) if apart else group) * tile.columns + column
+                        sums[i] = _dot_bytes(builder, path, sums[i], unpacked[group], activations)
+            return _pack(builder, value, sums)
+
+        n = types.intp
+        return tile(tile, codes, n, n, n, x, n, n, n), codegen
+
+    return ternary_step
+
+
+# 16 columns of packed weights (packing.py's order: 16 rows in the lanes) times 16 activations of each token:
+# tile[i, j] += group i of 16 rows, 64 bytes from start + i * stride, times x[x_start + j * x_stride :][:16], one row's sum in each lane.
+# Of `ternary_step_apart` a tile has four rows of registers for each group, one for each plane, to be joined at the end: no shifts, and
+# four chains of additions where one token and one group would make only one.
+ternary_step = _ternary_step(apart=False)
+ternary_step_apart = _ternary_step(apart=True)
+
+
+@intrinsic
+def join_planes(typing_context, tile):
+    """A tile of `ternary_step_apart` -> the tile `ternary_step` would have made. Every lane is a multiple of what it is divided by."""
+    joined = Tile("i32", tile.rows // 4, tile.columns)
 
     def codegen(context, builder, signature, args):
-        tile, codes_array, x_array = signature.args[0], signature.args[1], signature.args[5]
-        value, codes, start, stride, valid, x, x_start = args
-        path = instruction_path()
-        packed = []
-        for row in range(tile.rows):
-            address = _address(context, builder, codes_array, codes, _clamped(builder, start, stride, row, valid))
-            packed.append(_load(builder, address, V64I8))
-        sums = _unpack(builder, tile, value)
-        three = ir.Constant(V64I8, [3] * STEP)
-        for plane in range(4):
-            shift = ir.Constant(V32I16, [6 - 2 * plane] * 32)  # 16-bit shifts: no processor shifts bytes, and the mask drops what crosses
-            unpacked = [builder.and_(builder.bitcast(builder.lshr(builder.bitcast(p, V32I16), shift), V64I8), three) for p in packed]
-            for column in range(tile.columns):
-                offset = builder.add(x_start, ir.Constant(x_start.type, (plane * tile.columns + column) * STEP))
-                activations = _load(builder, _address(context, builder, x_array, x, offset), V64I8)
-                for row in range(tile.rows):
-                    i = row * tile.columns + column
-                    sums[i] = _dot_bytes(builder, path, sums[i], unpacked[row], activations)
-        return _pack(builder, value, sums)
+        registers, path = _unpack(builder, tile, args[0]), instruction_path()
+        sums = []
+        for i in range(joined.count):
+            group, column = divmod(i, tile.columns)
+            total = ir.Constant(V16I32, None)
+            for plane in range(4):
+                place = _code_plane(builder, path, ir.Constant(V64I8, None), plane)[1]
+                register = registers[(4 * group + plane) * tile.columns + column]
+                total = builder.add(total, builder.ashr(register, ir.Constant(V16I32, [place] * LANES)))
+            sums.append(total)
+        return _pack(builder, ir.Constant(context.get_value_type(joined), None), sums)
+
+    return joined(tile), codegen
+
+
+@intrinsic
+def store_scaled(typing_context, tile, sums, scale, token, factor, out, start, stride):
+    """out[start + j * stride + 16 * i :][:16] = (tile[i, j] - sums[token + j]) / scale[token + j] * factor, in float32."""
+
+    def codegen(context, builder, signature, args):
+        tile, sums_array, scale_array, _, _, out_array = signature.args[:6]
+        value, sums, scale, token, factor, out, start, stride = args
+        registers = _unpack(builder, tile, value)
+        factor = _splat(builder, factor, V16F32)
+        for column in range(tile.columns):
+            here = builder.add(token, ir.Constant(token.type, column))
+            row_sum = _splat(builder, builder.load(_address(context, builder, sums_array, sums, here)), V16I32)
+            row_scale = _splat(builder, builder.load(_address(context, builder, scale_array, scale, here)), V16F32)
+            row = builder.add(start, builder.mul(stride, ir.Constant(stride.type, column)))
+            for group in range(tile.rows):
+                total = builder.sitofp(builder.sub(registers[group * tile.columns + column], row_sum), V16F32)
+                scaled = builder.fmul(builder.fdiv(total, row_scale), factor)
+                address = _address(context, builder, out_array, out, builder.add(row, ir.Constant(row.type, LANES * group)))
+                builder.store(scaled, builder.bitcast(address, V16F32.as_pointer()), align=4)
+        return context.get_dummy_value()
 
     n = types.intp
-    return tile(tile, codes, n, n, n, x, n), codegen
+    return types.none(tile, sums, scale, n, types.float32, out, n, n), codegen
 
 
 def is_wide() -> bool:
