@@ -477,6 +477,36 @@ ternary_step = _ternary_step(apart=False)
 ternary_step_apart = _ternary_step(apart=True)
 
 
+def byte_offset() -> int:
+    """What `byte_step` counts a stored byte too high: 128, but for NEON, whose dot products want signed bytes and get the code itself."""
+    return 0 if instruction_path() == "neon-dotprod" else 128
+
+
+@intrinsic
+def byte_step(typing_context, tile, codes, start, x, x_start, x_stride):
+    """tile[0, j] += 4 columns of 16 rows, 64 bytes of codes, times x[x_start + j * x_stride :][:4], one row's sum in each lane.
+
+    Codes are -127..127 stored 128 higher and counted `byte_offset()` too high; |x| <= 63, so that AVX2's sums of two products fit 16 bits.
+    """
+
+    def codegen(context, builder, signature, args):
+        tile, codes_array, _, x_array = signature.args[:4]
+        value, codes, start, x, x_start, x_stride = args
+        path = instruction_path()
+        packed = _load(builder, _address(context, builder, codes_array, codes, start), V64I8)
+        if byte_offset() == 0:
+            packed = builder.xor(packed, ir.Constant(V64I8, [0x80] * STEP))
+        sums = _unpack(builder, tile, value)
+        for column in range(tile.columns):
+            offset = builder.add(x_start, builder.mul(x_stride, ir.Constant(x_stride.type, column)))
+            activations = _broadcast_four(builder, _address(context, builder, x_array, x, offset))
+            sums[column] = _dot_bytes(builder, path, sums[column], packed, activations)
+        return _pack(builder, value, sums)
+
+    n = types.intp
+    return tile(tile, codes, n, x, n, n), codegen
+
+
 @intrinsic
 def join_planes(typing_context, tile):
     """A tile of `ternary_step_apart` -> the tile `ternary_step` would have made. Every lane is a multiple of what it is divided by."""

@@ -1,0 +1,113 @@
+"""Kernels of the certified head (see ../certified.py): an int8 copy of a table, and intervals in which its logits lie."""
+
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
+
+from .cpu import _inlined, _launch, _parallel, _serial, _sum_of_squares, _weights, _widen_row
+from .scalar import round_half_even
+from .simd import LANES, STEP, bits_float, byte_offset, byte_step, float_bits, fma, store_tile, tile_i32
+from .workspace import empty
+
+Floats = NDArray[np.float32]
+
+_COLUMNS = STEP // LANES  # of the table in one register, whose lanes are 16 rows
+_TOKENS = 4  # rows of x that share one reading of the table
+_PAIRS = 2 * _TOKENS  # each is two int8 rows
+_TINY = np.float32(2.0**-120)  # more than all that numbers lose which are too small for float32's full precision
+_UP = np.float32(1 + 2.0**-20)  # makes a float32 that was rounded to nearest, from a norm in float64, an upper bound
+
+
+@_serial
+def _quantize_row(row, rest, codes):
+    """One row as int8 steps of absmax / 127, stored 128 higher; the step, and the lengths of what is lost and of the row, rounded up."""
+    largest = np.int32(0)  # of |row|, as bits
+    for i in range(row.size):
+        largest = max(largest, np.int32(float_bits(row[i]) & 0x7FFFFFFF))
+    step = np.float32(max(bits_float(largest), _TINY) / np.float32(127))
+    for i in range(row.size):
+        code = round_half_even(np.float32(row[i] / step))
+        rest[i] = fma(-step, code, row[i])
+        codes[i] = np.uint8(np.int32(code) + 128)
+    lanes = np.empty(LANES, np.float64)
+    lost, whole = np.sqrt(_sum_of_squares(rest, lanes)), np.sqrt(_sum_of_squares(row, lanes))
+    return step, np.float32(lost) * _UP + _TINY, np.float32(whole) * _UP
+
+
+@_parallel
+def _copy(table, codes, step, lost, length):
+    n, words = table.shape[0], codes.shape[1] // LANES
+    for group in prange(codes.shape[0]):
+        row, rest = np.empty(table.shape[1], np.float32), np.empty(table.shape[1], np.float32)
+        padded = np.full(words * _COLUMNS, 128, np.uint8)
+        quads = padded.view(np.uint32)
+        for lane in range(LANES):
+            r = group * LANES + lane
+            if r < n:
+                _widen_row(table[r], row)
+                step[r], lost[r], length[r] = _quantize_row(row, rest, padded)
+            for i in range(words):
+                codes[group, i * LANES + lane] = quads[i]
+
+
+def copy(table: NDArray) -> tuple[NDArray[np.uint8], Floats, Floats, Floats]:  # [V, D] -> codes, [V], [V], [V]
+    """The table in int8: codes of 16 rows side by side, each row's step, upper bounds of the length of what is lost and of the row."""
+    rows, columns = table.shape
+    groups = -(-rows // LANES)
+    codes = np.empty((groups, -(-columns // _COLUMNS) * LANES), np.uint32)  # four bytes of a row each
+    step, lost, length = (np.zeros(rows, np.float32) for _ in range(3))
+    _launch(_copy, table.size, _weights(table), codes, step, lost, length)
+    return codes.reshape(-1).view(np.uint8), step, lost, length
+
+
+@_inlined
+def _group_sums(zeros, codes, start, q, first, steps, sums):
+    tile, x = zeros, first * q.shape[1]
+    for _ in range(steps):
+        tile = byte_step(tile, codes, start, q, x, q.shape[1])
+        start += STEP
+        x += _COLUMNS
+    store_tile(tile, sums, 0, 0)
+
+
+@_parallel
+def _intervals(codes, step, lost, length, q, offset, coarse, fine, size, slack, low, high):
+    rows, n, steps = low.shape[0], low.shape[1], q.shape[1] // _COLUMNS
+    for group in prange((n + LANES - 1) // LANES):
+        sums = np.empty(_PAIRS * LANES, np.int32)
+        for first in range(0, rows, _TOKENS):
+            if rows == 1:
+                _group_sums(tile_i32(1, 2), codes, group * steps * STEP, q, 0, steps, sums)
+            else:
+                _group_sums(tile_i32(1, _PAIRS), codes, group * steps * STEP, q, 2 * first, steps, sums)
+            for j in range(min(_TOKENS, rows - first)):
+                t = first + j
+                for lane in range(min(LANES, n - group * LANES)):
+                    r = group * LANES + lane
+                    a = np.float64(sums[2 * j * LANES + lane] - offset[2 * t]) * coarse[t]
+                    b = np.float64(sums[(2 * j + 1) * LANES + lane] - offset[2 * t + 1]) * fine[t]
+                    middle = np.float64(step[r]) * (a + b)
+                    reach = np.float64(lost[r]) * size[t] + (np.float64(length[r]) + np.float64(lost[r])) * slack[t] + _TINY
+                    low[t, r] = middle - reach
+                    high[t, r] = middle + reach
+
+
+def intervals(
+    codes: NDArray[np.uint8],  # as `copy` makes them
+    step: Floats,  # [V] and the next two
+    lost: Floats,
+    length: Floats,
+    q: NDArray[np.int8],  # [2 * R, D] a coarse and a fine row for each row of x, of -63..63
+    coarse: NDArray[np.float64],  # [R] and the next three: the steps of q, the length of x, and what every weight is uncertain by
+    fine: NDArray[np.float64],
+    size: NDArray[np.float64],
+    slack: NDArray[np.float64],
+    rows: int,
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # -> 2 x [R, V]
+    """Bounds of every logit: what the int8 copies give, less and more lost * size + (length + lost) * slack."""
+    padding = -q.shape[1] % _COLUMNS, (-len(coarse) % _TOKENS if len(coarse) > 1 else 0)
+    q = np.pad(q, ((0, 2 * padding[1]), (0, padding[0])))
+    offset = byte_offset() * q.sum(axis=1, dtype=np.int32)
+    low, high = (empty((len(coarse), rows), np.float64) for _ in range(2))
+    _launch(_intervals, q.size * rows // 64, codes, step, lost, length, q, offset, coarse, fine, size, slack, low, high)
+    return low, high

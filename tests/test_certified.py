@@ -1,0 +1,115 @@
+"""The certified head gives the largest logits to the bit, whatever the table, and computes few of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from models import assert_same_bits, seeds
+
+from bitnet_np.certified import LARGEST_K, certify
+from bitnet_np.errors import OptionError, UnsupportedError
+from bitnet_np.kernels import cpu, workspace
+
+
+def as_table(values, dtype):
+    table = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
+    table.flags.writeable = False
+    return table
+
+
+def adversarial(rng, rows, width, kind):
+    """Tables whose largest logits are hard to tell apart, or whose copies lose much."""
+    table = rng.standard_normal((rows, width))
+    if kind == "twins":  # every row some ulps from another
+        table[rows // 2 :] = table[: rows - rows // 2] * (1 + 2.0**-23 * rng.integers(-2, 3, (rows - rows // 2, width)))
+    elif kind == "ties":
+        table = table[rng.integers(0, max(1, rows // 4), rows)]
+    elif kind == "outliers":  # one weight takes all the steps of its row
+        table[np.arange(rows), rng.integers(0, width, rows)] = rng.choice([-1, 1], rows) * 200.0
+    elif kind == "scales":
+        table *= np.exp2(rng.integers(-13, 14, (rows, 1)))
+    elif kind == "sparse":
+        table[rng.random((rows, width)) < 0.9] = 0
+        table[rng.integers(0, rows)] = 0
+    elif kind == "cancelling":  # large terms of opposite signs
+        half = width // 2
+        table[:, half : 2 * half] = -table[:, :half] * (1 + 2.0**-10 * rng.standard_normal((rows, half)))
+    elif kind == "tiny":
+        table *= 2.0**-24
+    return table
+
+
+KINDS = ["normal", "twins", "ties", "outliers", "scales", "sparse", "cancelling", "tiny"]
+
+
+@given(
+    seed=seeds,
+    rows=st.integers(1, 70),
+    width=st.integers(1, 70) | st.sampled_from([128, 255]),
+    count=st.integers(1, 6),
+    kind=st.sampled_from(KINDS),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    x_scale=st.sampled_from([1.0, 2.0**-30, 2.0**20]),
+    data=st.data(),
+)
+def test_the_largest_logits_are_there_to_the_bit(seed, rows, width, count, kind, dtype, x_scale, data):
+    rng = np.random.default_rng(seed)
+    table = as_table(adversarial(rng, rows, width, kind), dtype)
+    x = (rng.standard_normal((count, width)) * x_scale).astype(np.float32)
+    if kind == "cancelling":
+        x[:, width // 2 : width // 2 * 2] = x[:, : width // 2]
+    k = data.draw(st.integers(1, min(rows, LARGEST_K)))
+    head = certify(table, k)
+    exact = cpu.matmul(x, table)
+    low, high = head._intervals(x)
+    assert (low <= exact).all()
+    assert (exact <= high).all()
+
+    logits = head(x)
+    assert head.counter.fallbacks == 0
+    for out, expected in zip(logits, exact, strict=True):
+        wanted = expected >= np.sort(expected)[-k]
+        assert_same_bits(out[wanted], expected[wanted])
+        known = np.isfinite(out)
+        assert_same_bits(out[known], expected[known])
+        assert np.isneginf(out[~known]).all()
+        assert out.argmax() == expected.argmax()
+
+
+def test_few_logits_are_computed():
+    rng = np.random.default_rng(0)
+    table = as_table(rng.standard_normal((20_000, 256)), "float16")
+    head = certify(table, 1)
+    x = rng.standard_normal((8, 256)).astype(np.float32)
+    assert (head(x).argmax(axis=1) == cpu.matmul(x, table).argmax(axis=1)).all()
+    assert head.counter.calls == 8
+    assert 8 <= head.counter.rescored < 8 * 100
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e30])
+def test_where_nothing_can_be_proven_all_are_computed(bad):
+    rng = np.random.default_rng(1)
+    table, x = as_table(rng.standard_normal((40, 20)) * 1e10, "float32"), rng.standard_normal((2, 20)).astype(np.float32)
+    x[1, 3] = bad
+    head = certify(table, 2)
+    assert_same_bits(head(x), cpu.matmul(x, table))
+    assert (head.counter.fallbacks, head.counter.rescored) == (2, 0)
+
+
+def test_x_of_zeros():
+    table = as_table(np.random.default_rng(2).standard_normal((40, 20)), "float32")
+    assert_same_bits(certify(table, 3)(np.zeros((1, 20), np.float32)), np.zeros((1, 40), np.float32))
+
+
+@pytest.mark.parametrize("k", [0, -1, 6, LARGEST_K + 1])
+def test_k_is_checked(k):
+    with pytest.raises(OptionError, match=f"k is {k}, expected 1 to 5"):
+        certify(np.ones((5, 4), np.float32), k)
+
+
+@pytest.mark.parametrize("table", [np.ones((5, 4)), np.ones((5, 4), np.int8), None])
+def test_only_float_tables(table):
+    with pytest.raises(UnsupportedError, match="needs a float32, float16 or bfloat16 table"):
+        certify(table)
+
+

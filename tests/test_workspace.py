@@ -1,0 +1,75 @@
+"""Memory for results: used again when nobody holds it, never before, and whatever is left in it."""
+
+import threading
+
+import numpy as np
+import pytest
+from models import assert_same_bits, random_model, random_tokens
+
+from bitnet_np.kernels import blocks, certified, cpu, workspace
+from bitnet_np.transformer import forward_full, forward_incremental
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    monkeypatch.setattr(workspace, "_pool", workspace._Pool())
+    return workspace._pool
+
+
+def test_memory_is_lent_again_when_nobody_holds_it(pool):
+    first = workspace.empty((70, 100))
+    address, view = first.ctypes.data, first[3:]
+    assert (first.shape, first.dtype, address % 64) == ((70, 100), np.float32, 0)
+    del first
+    assert workspace.empty((70, 100)).ctypes.data != address  # a view still holds it
+    del view
+    held = workspace.empty((35, 100), np.float64), workspace.empty((70, 100))
+    assert address in [array.ctypes.data for array in held]
+
+
+def test_small_and_large_arrays_are_numpys_own(pool):
+    assert workspace.empty((3, 5)).base is None
+    assert workspace.empty((workspace._LARGEST + 1,), np.uint8).base is None
+    assert not pool.free
+
+
+def test_what_is_kept_is_bounded(pool, monkeypatch):
+    monkeypatch.setattr(workspace, "LIMIT", 1 << 20)
+    arrays = [workspace.empty((1 << 19,), np.uint8) for _ in range(5)]
+    del arrays
+    assert pool.kept == [1 << 20]
+    assert sum(len(blocks) for blocks in pool.free.values()) == 2
+    lent = workspace.empty((1 << 19,), np.uint8)
+    assert pool.kept == [1 << 19]
+    del lent
+
+
+def test_threads_have_their_own(pool):
+    array = workspace.empty((1 << 15,), np.uint8)
+    address = array.ctypes.data
+    del array
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(workspace.empty((1 << 15,), np.uint8).ctypes.data))
+    thread.start()
+    thread.join()
+    assert seen != [address]
+
+
+def test_what_is_left_in_memory_does_not_matter(pool, monkeypatch):
+    """Every kernel writes every element of its result: NaN in all memory that is lent changes no bit."""
+    model = random_model(3, width=64, ffn=96)
+    tokens = random_tokens(np.random.default_rng(3), model, 2, 40)
+    expected = [forward_full(model, tokens), forward_incremental(model, tokens, chunk=13)]
+    poisoned = []
+
+    def poison(shape, dtype=np.float32):
+        array = np.empty(shape, dtype)
+        array.reshape(-1).view(np.uint8)[:] = 0xFF
+        poisoned.append(array.size)
+        return array
+
+    for module in (cpu, blocks, certified):
+        monkeypatch.setattr(module, "empty", poison)
+    assert_same_bits(forward_full(model, tokens), expected[0])
+    assert_same_bits(forward_incremental(model, tokens, chunk=13), expected[1])
+    assert len(poisoned) > 100
