@@ -111,5 +111,3 @@ def test_k_is_checked(k):
 def test_only_float_tables(table):
     with pytest.raises(UnsupportedError, match="needs a float32, float16 or bfloat16 table"):
         certify(table)
-
-

@@ -25,6 +25,7 @@ from .simd import (
     fma,
     join_planes,
     prefetch,
+    store_products,
     store_scaled,
     store_sums,
     store_tile,
@@ -50,6 +51,7 @@ _GROUPS = 4 if _WIDE else 1  # of 16 weight rows
 _VALUE_COLUMNS = 4 if _WIDE else 2
 _ROW_BLOCK = 32  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache while these pass
 _NO_WINDOW = 1 << 62
+_QUERIES = 32  # that share one reading of the keys and values they see
 _UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a weight cannot be negative
 _SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 
@@ -453,31 +455,41 @@ def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, K/2] 
 
 
 @_serial
-def _chunk_scores(queries, width, keys, key_start, key_stride, n_keys, scale, totals, scores):
-    """scores[i, j] = query i . key j * scale, for the keys of one chunk."""
-    n = queries.shape[0]
+def _chunk_scores(queries, width, keys, key_start, key_stride, n_keys, scale, scores):
+    """scores[i, j] = query i . key j * scale, for the keys of one chunk. Queries, and keys past the last, are padded to whole tiles."""
     for j in range(0, n_keys, _ROWS):
-        for i in range(0, n, _TOKENS):
-            n_j, n_i = min(_ROWS, n_keys - j), min(_TOKENS, n - i)
-            start = key_start + j * key_stride
-            tile = _dot_tile(tile_f32(_ROWS, _TOKENS), keys, start, key_stride, n_j, queries, i * width, width, n_i, width)
-            store_sums(tile, totals)
-            for b in range(n_i):
-                for a in range(n_j):
-                    scores[i + b, j + a] = totals[a * _TOKENS + b] * scale
+        n_j, start = min(_ROWS, n_keys - j), key_start + j * key_stride
+        for i in range(0, queries.shape[0], _TOKENS):
+            tile = _dot_tile(tile_f32(_ROWS, _TOKENS), keys, start, key_stride, n_j, queries, i * width, width, _TOKENS, width)
+            store_products(tile, scale, scores, i * CHUNK + j, CHUNK)
 
 
 @_serial
-def _exponentials(scores, low, high, largest, lanes):
-    """scores[low:high] -> exp(score - largest), and 0 elsewhere; their sum by the lane rule."""
-    for j in range(CHUNK):
-        e = exp(np.float32(scores[j] - largest))
-        scores[j] = e if low <= j < high else np.float32(0.0)
+def _largest_score(scores, low, high, lanes):
+    """The largest of scores[low:high], and -infinity elsewhere. Its order is free; sixteen at a time keeps it in vector registers."""
+    for i in range(LANES):
+        lanes[i] = -np.inf
+    for j in range(0, CHUNK, LANES):
+        for i in range(LANES):
+            score = scores[j + i] if low <= j + i < high else np.float32(-np.inf)
+            scores[j + i] = score
+            lanes[i] = score if score > lanes[i] else lanes[i]
+    largest = lanes[0]
+    for i in range(LANES):
+        largest = lanes[i] if lanes[i] > largest else largest
+    return largest
+
+
+@_serial
+def _exponentials(scores, largest, lanes):
+    """scores -> exp(score - largest), which makes 0 of -infinity; their sum by the lane rule."""
     for i in range(LANES):
         lanes[i] = 0
     for j in range(0, CHUNK, LANES):
         for i in range(LANES):
-            lanes[i] += scores[j + i]
+            e = exp(np.float32(scores[j + i] - largest))
+            scores[j + i] = e
+            lanes[i] += e
     half = LANES // 2
     while half:
         for i in range(half):
@@ -521,13 +533,14 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
     base = slot[first] * k.shape[1] * stride + g * width
 
     n = (end - first) * group  # query i is head g * group + i % group of row first + i // group
-    queries = np.empty((n, width), np.float32)
+    padded = -(-n // _TOKENS) * _TOKENS
+    queries = np.zeros((padded, width), np.float32)
     for i in range(n):
         for d in range(width):
             queries[i, d] = q[first + i // group, g * group + i % group, d]
     span = _VALUE_COLUMNS * LANES
-    part = np.empty((-(-n // _TOKENS) * _TOKENS, -(-width // span) * span), np.float32)
-    scores, lanes = np.zeros((n, CHUNK), np.float32), np.empty(LANES, np.float32)
+    part = np.empty((padded, -(-width // span) * span), np.float32)
+    scores, lanes = np.zeros((padded, CHUNK), np.float32), np.empty(LANES, np.float32)
     total, weight = np.zeros((n, width), np.float32), np.zeros(n, np.float32)
     largest, old, new = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
     for i in range(n):
@@ -536,13 +549,11 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
     for chunk in range(max(0, position[first] - window + 1) // CHUNK, position[end - 1] // CHUNK + 1):
         key = chunk * CHUNK
         n_keys = min(CHUNK, position[end - 1] + 1 - key)
-        _chunk_scores(queries, width, k, base + key * stride, stride, n_keys, scale, lanes, scores)
+        _chunk_scores(queries, width, k, base + key * stride, stride, n_keys, scale, scores)
         for i in range(n):
             low, high = _visible(position[first + i // group], window, key)
-            m = np.float32(-np.inf)
-            for j in range(low, high):
-                m = max(m, scores[i, j])
-            weight_here = _exponentials(scores[i], low, high, m, lanes)
+            m = _largest_score(scores[i], low, high, lanes)
+            weight_here = _exponentials(scores[i], m, lanes)
             new[i] = _UNSEEN
             if high > low:
                 after = max(largest[i], m)
@@ -588,7 +599,7 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     There is no mask array and no [T, S] buffer.
     """
     out = empty(q.shape)
-    tiles = _query_tiles(slot, position, max(1, LANES // (q.shape[1] // k.shape[2])))
+    tiles = _query_tiles(slot, position, max(1, _QUERIES // (q.shape[1] // k.shape[2])))
     _launch(_attend, _attention_work(q, position), q, k, v, slot, position, tiles, _scale(q), window or _NO_WINDOW, out)
     return out
 

@@ -257,6 +257,31 @@ def store_sums(typing_context, tile, out):
     return types.none(tile, out), codegen
 
 
+@intrinsic
+def store_products(typing_context, tile, factor, out, start, stride):
+    """out[start + column * stride + row] = the sum of register (row, column)'s lanes, times factor. Whole registers, so full tiles only."""
+
+    def codegen(context, builder, signature, args):
+        tile, _, array = signature.args[:3]
+        value, factor, out, start, stride = args
+        registers = _unpack(builder, tile, value)
+        by_column = [registers[row * tile.columns + column] for column in range(tile.columns) for row in range(tile.rows)]
+        factor = _splat(builder, factor, V16F32)
+        part = ir.VectorType(F32, tile.rows)
+        products = [builder.fmul(sums, factor) for sums in _sum_lanes(builder, by_column)]
+        for column in range(tile.columns):
+            lanes = [column * tile.rows + row for row in range(tile.rows)]
+            piece = products[lanes[0] // LANES]
+            order = ir.Constant(ir.VectorType(I32, tile.rows), [lane % LANES for lane in lanes])
+            offset = builder.add(start, builder.mul(stride, ir.Constant(stride.type, column)))
+            address = _address(context, builder, array, out, offset)
+            builder.store(builder.shuffle_vector(piece, piece, order), builder.bitcast(address, part.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.none(tile, types.float32, out, n, n), codegen
+
+
 # --- float tiles ----------------------------------------------------------------------------------------------------------------------
 
 
