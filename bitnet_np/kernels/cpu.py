@@ -240,14 +240,12 @@ def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] 
 
 
 @_serial
-def _row_sums(q, width):
-    sums = np.empty(q.shape[0], np.int32)
+def _row_sums(q, sums):
     for r in range(q.shape[0]):
         row, total = q[r], np.int32(0)
-        for i in range(width):
+        for i in range(row.size):
             total = np.int32(total + row[i])
         sums[r] = total
-    return sums
 
 
 @_inlined
@@ -295,10 +293,10 @@ def _ternary_tile_apart(zeros, tokens, codes, steps, first, q, sums, scale, fact
 def _ternary_matmul(codes, steps, q, scale, factor, out):
     groups = (out.shape[1] + LANES - 1) // LANES
     n = out.shape[0]
-    padded = np.ones(n + _TOKENS, np.float32)  # a tile reads the scales and sums of all its tokens, whether they are there or not
-    padded[:n] = scale
-    sums = np.zeros(n + _TOKENS, np.int32)
-    sums[:n] = _row_sums(q, q.shape[1])
+    padded, sums = np.empty(n + _TOKENS, np.float32), np.empty(n + _TOKENS, np.int32)
+    for i in range(padded.size):  # a tile reads the scales and sums of all its tokens, whether they are there or not
+        padded[i], sums[i] = scale[min(i, n - 1)], 0
+    _row_sums(q, sums)
     if n == 1:
         for group in prange(groups):
             edge = np.empty(LANES, np.float32)
@@ -307,10 +305,6 @@ def _ternary_matmul(codes, steps, q, scale, factor, out):
         for group in prange(groups):
             edge = np.empty(2 * LANES, np.float32)
             _ternary_tile_apart(tile_i32(4, 2), 2, codes, steps, group, q, sums, padded, factor, edge, out)
-    elif n <= _TOKENS:
-        for group in prange(groups):
-            edge = np.empty(_TOKENS * LANES, np.float32)
-            _ternary_tile(tile_i32(1, _TOKENS), 1, _TOKENS, codes, steps, group, groups, q, 0, sums, padded, factor, edge, out)
     else:
         for block in prange((groups + _GROUPS - 1) // _GROUPS):
             edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
