@@ -73,6 +73,12 @@ def peaks(results: Results) -> Table:
         ways = [name for name in samples[0] if name.startswith("read, ")]
         best = max(ways, key=lambda way: summary([sample[way] for sample in samples]).median)
         table.rows.append([str(threads), *columns, best.removeprefix("read, ")])
+    single = max((sample["fma"] for sample in merged.get(1, [])), default=0.0)
+    for threads, samples in merged.items():
+        times = summary([sample["fma"] for sample in samples]).median / single if single else threads
+        if times < 0.8 * threads:
+            table.notes.append(f"{threads} threads reach {times:.1f} times one thread's arithmetic: the cores are shared with other work")
+    table.notes.append("fractions below are medians over the rounds, of the same round's peak")
     if merged and not any("int8" in sample for samples in merged.values() for sample in samples):
         table.notes.append("no byte dot product instruction is used on this machine, so there is no int8 peak")
     return table
