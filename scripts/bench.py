@@ -137,6 +137,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
     threads = checked_threads(options.threads)
     results, tables = Results(), []
     with ExitStack() as stack:
+        stack.callback(numba.set_num_threads, numba.get_num_threads())
         running = open_peers(stack, options)
         setup = make_setup(options, threads, folder)
         load_peers(running, setup, folder)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental, stream
 
 from . import models
-from .report import Bar, Table, figure, percent, spread
+from .report import Bar, Table, bar_label, figure, percent, spread
 from .rounds import OURS, Case, CheckError, Results, Sample, simple, timed
 from .setup import Setup, tokens
 from .stats import fit, ratios, summary
@@ -19,7 +19,7 @@ GRID_BATCHES, GRID_LENGTHS = (1, 2, 4, 8, 16), (1, 16, 128, 512)
 MODES_BATCHES, MODES_LENGTHS = (1, 8), (32, 64, 128, 256, 512, 1024)
 PATHS: dict[str, Callable] = {"parallel": forward_full, "incremental": forward_incremental}
 CLAIMS = (("2-3x", 2.0, 1), ("5x if batch > 1", 5.0, 2), ("10-100x", 10.0, 1))
-"""What descriptions of other systems say that parallel gains over incremental, the least of it, and from which batch on: claims to measure."""
+"""What others say that parallel gains over incremental, the least of it, and from which batch on: claims to measure."""
 
 
 # --- prefill --------------------------------------------------------------------------------------------------------------------------
@@ -152,12 +152,12 @@ def speeds(bench: str, results: Results) -> list[Table]:
                 row += [percent(results.fractions(case, n, case.nbytes, "read"))]
             elif reading:
                 row += ["-", "-"]
-            table.bars.append(Bar(f"{case.name}, {n} threads", summary(rate)))
+            table.bars.append(Bar(bar_label(case.name, n), summary(rate)))
             for peer in peers:
                 theirs = results.values(case, n, side=peer) if case.request else []
                 row += [spread([case.tokens / second for second in theirs]), spread(ratios(theirs, seconds), ".2f") if theirs else "-"]
                 if theirs:
-                    table.bars.append(Bar(f"{case.name}, {n} threads, {peer}", summary([case.tokens / second for second in theirs])))
+                    table.bars.append(Bar(f"{bar_label(case.name, n)}, {peer}", summary([case.tokens / second for second in theirs])))
             table.rows.append(row)
     table.notes.append("GMAC/s: ternary multiply-adds alone" + (". GB/s: weights read" if reading else ""))
     table.notes += [f"x {peer}: {peer}'s seconds / ours, median of the rounds' ratios; more than 1: we are faster" for peer in peers]
@@ -243,7 +243,7 @@ def modes_tables(setup: Setup, results: Results) -> list[Table]:
     shape, model = setup.small()
     cases = {case.name: case for case in results.of("modes")}
     table = Table(
-        f"modes: forward_full against forward_incremental (the baseline, our own, one token at a time), shape {shape}, all logits",
+        f"modes: parallel against incremental (the baseline: ours, token by token), shape {shape}, all logits",
         ["batch x length", "threads", "parallel ms", "incremental ms", "ratio (min-max)", *(text for text, _, _ in CLAIMS)],
         unit="times as fast as incremental",
     )
@@ -258,7 +258,7 @@ def modes_tables(setup: Setup, results: Results) -> list[Table]:
             batch = parallel.tokens // int(cell.split(" x ")[1])
             met = ["-" if batch < first else "met" if summary(gain).median >= least else "not met" for _, least, first in CLAIMS]
             table.rows.append([cell, str(n), *times, spread(gain, ".2f"), *met])
-            table.bars.append(Bar(f"{cell}, {n} threads", summary(gain)))
+            table.bars.append(Bar(bar_label(cell, n), summary(gain)))
     counts = {name: [operations(path, model, t) for t in (4, 8)] for name, path in PATHS.items()}
     for name, ((few, few_layers), (many, many_layers)) in counts.items():
         table.notes.append(f"{name}: {few} operations in {few_layers} layers for 4 tokens, {many} in {many_layers} for 8")
@@ -305,5 +305,5 @@ def fit_tables(setup: Setup, results: Results) -> list[Table]:
                 f"{steepest:.2f}",
             ]
         )
-        table.bars += [Bar(f"{length} tokens, {n} threads", value) for length, value in zip(lengths, seconds, strict=True)]
+        table.bars += [Bar(bar_label(f"{length} tokens", n), value) for length, value in zip(lengths, seconds, strict=True)]
     return [table]

@@ -10,7 +10,7 @@ from bitnet_np import packing
 from bitnet_np.kernels import cpu
 
 from . import memory, models
-from .report import Bar, Table, figure, percent, spread
+from .report import Bar, Table, bar_label, figure, percent, spread
 from .rounds import Case, CheckError, Results, Sample, simple, timed
 from .setup import Setup
 from .stats import summary
@@ -101,7 +101,7 @@ def matmul_tables(setup: Setup, results: Results) -> list[Table]:
                     percent(results.fractions(case, n, case.nbytes, "read")),
                 ]
             )
-            table.bars.append(Bar(f"{case.name}, {n} threads", summary(rate)))
+            table.bars.append(Bar(bar_label(case.name, n), summary(rate)))
     table.notes.append("of peak: int8's for ternary matrices, float32's for the head. GB/s: weights read once per call")
     return [table]
 
@@ -175,7 +175,7 @@ def attention_tables(setup: Setup, results: Results) -> list[Table]:
                     f"{setup.model.config.heads * case.tokens**2 * 4 / 1e6:.1f}",
                 ]
             )
-            table.bars.append(Bar(f"{case.name}, {n} threads", summary(rate)))
+            table.bars.append(Bar(bar_label(case.name, n), summary(rate)))
     table.notes.append(
         "resident growth: of the process during a call, its result included; memory is linear where it is the same per token"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import bitnet_np
 from bitnet_np import forward_full
 
-from .report import Bar, Table, figure, spread
+from .report import Bar, Table, bar_label, figure, spread
 from .rounds import Case, CheckError, Results, Sample, digest
 from .setup import Setup
 from .stats import summary
@@ -62,7 +62,7 @@ def load_tables(setup: Setup, results: Results) -> list[Table]:
                     figure(ratio, ".2f"),
                 ]
             )
-            table.bars.append(Bar(f"{case.name}, {n} threads", summary(parts[0])))
+            table.bars.append(Bar(bar_label(case.name, n), summary(parts[0])))
             met = "met" if summary(ratio).median <= MEMORY_GOAL else "not met"
             table.notes.append(f"peak resident memory at most {MEMORY_GOAL} times the file, {n} threads: {met} ({figure(ratio, '.2f')})")
     table.notes.append("peak: resident memory of the process, interpreter, compiler and pages of the file in use included")

@@ -18,6 +18,10 @@ class Bar(NamedTuple):
     value: Summary
 
 
+def bar_label(name: str, threads: int) -> str:
+    return f"{name}, {threads} thread{'s' * (threads > 1)}"
+
+
 @dataclass
 class Table:
     """Rows of text under a title; `bars` in `unit` for the plot."""
