@@ -8,7 +8,7 @@ from models import assert_same_bits, seeds
 
 from bitnet_np.certified import LARGEST_K, certify
 from bitnet_np.errors import OptionError, UnsupportedError
-from bitnet_np.kernels import cpu, workspace
+from bitnet_np.kernels import cpu
 
 
 def as_table(values, dtype):
