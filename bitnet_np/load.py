@@ -11,7 +11,7 @@ from . import families, packing
 from .errors import FileFormatError, NonFiniteError, UnsupportedError
 from .gguf_file import GGUFFile, Tensor, open_gguf
 from .kernels import cpu
-from .model import Layer, Model, Ternary
+from .model import Layer, Linear, Model, Ternary
 from .tensor_types import BF16, F16, F32, I2_S
 
 _FLOATS: dict[Any, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2")}
@@ -47,7 +47,7 @@ def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda don
         parts: dict[str, Any] = {}
         for field, shape in shapes.items():
             tensor = take(f"blk.{n}.{field}.weight", shape)
-            parts[field] = _ternary(file, tensor) if field in families.MATRICES else _norm(file, tensor)
+            parts[field] = Linear(_ternary(file, tensor)) if field in families.MATRICES else _norm(file, tensor)
         return packing.frozen(Layer(**parts))
 
     vocabulary = (config.vocab, config.width)

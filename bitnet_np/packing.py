@@ -10,10 +10,12 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from .errors import ShapeError
-from .model import Layer, Model, Ternary
+from .model import Blocks, Layer, Linear, Model, Table, Ternary
 
 BLOCK = 128  # weights in BLOCK_BYTES bytes
 BLOCK_BYTES = 32
@@ -55,31 +57,51 @@ def frozen(record: Any) -> Any:
         value = getattr(record, field.name)
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
+        elif isinstance(value, (Linear, Ternary, Blocks)):
+            frozen(value)
     return record
 
 
-def float32(table: NDArray) -> NDArray[np.float32]:
-    """A float table widened exactly; uint16 holds bfloat16's bits."""
+def take(table: Table, rows: Any) -> NDArray[np.float32]:
+    """Some rows of a table, as float32."""
+    if isinstance(table, Blocks):
+        data = table.data[rows]
+        return float32(Blocks(data, table.type, (len(data), table.shape[1])))
+    return float32(table[rows])
+
+
+def float32(table: Table) -> NDArray[np.float32]:
+    """A table widened exactly; uint16 holds bfloat16's bits. Blocks become the numbers they stand for."""
+    if isinstance(table, Blocks):
+        return dequantize(table.data, GGMLQuantizationType(table.type.number))
     if table.dtype == np.uint16:
         return (table.astype(np.uint32) << 16).view(np.float32)
     return table.astype(np.float32)
 
 
-class DenseTernary(NamedTuple):
-    """A ternary matrix as spec.py reads it."""
+class DenseLinear(NamedTuple):
+    """A `Linear` as spec.py reads it: (norm(x) matrix^T) * scale + bias."""
 
-    matrix: NDArray[np.int8]  # [N, M] of -1, 0, +1
+    matrix: NDArray  # [N, M]
     scale: float
+    int8: bool = True  # the input is quantised to int8, one scale for each token
+    bias: NDArray[np.float64] | None = None
+    norm: NDArray[np.float64] | None = None
+    norm_eps: float | None = None
 
 
 def dense(record: Model | Layer) -> Any:
     """The same record as spec.py reads it: float64 tables, unpacked matrices. Four to sixteen times the memory: for small models."""
 
     def widen(value: Any) -> Any:
-        if isinstance(value, Ternary):
-            return DenseTernary(unpack(value), float(value.scale))
-        if isinstance(value, np.ndarray):
-            return value if value.dtype == np.float64 else float32(value).astype(np.float64)
+        if isinstance(value, Linear):
+            factor = 1.0 if value.scale is None else float(value.scale)
+            bias, norm = (None if array is None else widen(array) for array in (value.bias, value.norm))
+            if isinstance(value.weights, Ternary):
+                return DenseLinear(unpack(value.weights), float(value.weights.scale) * factor, True, bias, norm, value.norm_eps)
+            return DenseLinear(widen(value.weights), factor, False, bias, norm, value.norm_eps)
+        if isinstance(value, Blocks) or (isinstance(value, np.ndarray) and value.dtype != np.float64):
+            return float32(value).astype(np.float64)
         if isinstance(value, tuple):
             return tuple(dense(layer) for layer in value)
         return value

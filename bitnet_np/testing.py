@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from . import packing
 from .families import rope_frequencies
-from .model import Config, Layer, Model, Ternary
+from .model import Config, Layer, Linear, Model
 
 SHAPE = {
     "vocab": 50,
@@ -32,10 +32,10 @@ def random_model(seed: int, *, table: str = "float32", tied: bool = True, gain: 
     config = Config("bitnet-b1.58", **{**SHAPE, **shape})  # type: ignore[arg-type]
     width, ffn, q_width, kv_width = config.width, config.ffn, config.q_width, config.kv_width
 
-    def matrix(n: int, m: int) -> Ternary:
+    def matrix(n: int, m: int) -> Linear:
         weights = rng.choice([-1, 0, 1], (n, m), p=[0.35, 0.3, 0.35])
         weights[np.arange(n), rng.integers(0, m, n)] = rng.choice([-1, 1], n)  # no row is zero
-        return packing.pack(weights, gain * rng.uniform(0.8, 1.25) / np.sqrt(0.7 * m))  # unit rows in, about unit rows out
+        return Linear(packing.pack(weights, gain * rng.uniform(0.8, 1.25) / np.sqrt(0.7 * m)))  # unit rows in, about unit rows out
 
     def norm(n: int) -> NDArray[np.float32]:
         return rng.normal(1, 0.3, n).astype(np.float32)

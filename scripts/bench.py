@@ -18,7 +18,7 @@ import numba
 import numpy as np
 from tqdm import tqdm
 
-from bitnet_np import KVCache, Model, forward, forward_full, load
+from bitnet_np import KVCache, Linear, Model, forward, forward_full, load
 from bitnet_np.kernels import cpu, simd
 
 
@@ -99,19 +99,22 @@ def figure(model: Model, name: str, seconds: float, n: int) -> str:
     rate = tokens / seconds
     if name.startswith("decode"):
         return f"{rate:.1f} tok/s {rate * weight_bytes(model) / 1e9:.1f} GB/s"
-    return f"{rate:.0f} tok/s {rate * ternary_weights(model) / 1e9:.0f} GMAC/s"
+    return f"{rate:.0f} tok/s {rate * layer_weights(model) / 1e9:.0f} GMAC/s"
 
 
-def ternary_weights(model: Model) -> int:
-    """Weights of all ternary matrices: multiply-adds of one token."""
-    matrices = (value for layer in model.layers for value in vars(layer).values() if hasattr(value, "codes"))
-    return sum(matrix.shape[0] * matrix.shape[1] for matrix in matrices)
+def linears(model: Model) -> list[Linear]:
+    """The matrices of all layers."""
+    return [value for layer in model.layers for value in vars(layer).values() if isinstance(value, Linear)]
+
+
+def layer_weights(model: Model) -> int:
+    """Weights of all layers' matrices: multiply-adds of one token."""
+    return sum(linear.shape[0] * linear.shape[1] for linear in linears(model))
 
 
 def weight_bytes(model: Model) -> int:
     """Bytes that decoding one token must read."""
-    head = model.token_embd if model.output is None else model.output
-    return ternary_weights(model) // 4 + head.nbytes
+    return sum(linear.weights.nbytes for linear in linears(model)) + model.head.nbytes
 
 
 def processor() -> str:
