@@ -52,6 +52,7 @@ class Factor:
 
     half: str  # the field
     integers: Integers | None = None
+    runs: int = 1  # of 16 weights that have the same factor
     negative: bool = False
 
 
@@ -136,7 +137,7 @@ def _q4_k_or_q5_k(fields: list[Field]) -> Format:
         if "qh" in start:
             parts.append(Bits(start["qh"] + run % 2 * 16 + _LANE, run // 2, 1, place=4))
         codes.append(Integers(tuple(parts)))
-    return Format(layout, tuple(codes), Factor("d", six_bits(0, 0)), Factor("dmin", six_bits(4, 4), negative=True))
+    return Format(layout, tuple(codes), Factor("d", six_bits(0, 0), 2), Factor("dmin", six_bits(4, 4), 2, negative=True))
 
 
 def _q6_k() -> Format:

@@ -8,10 +8,9 @@ from numba import prange
 from numpy.typing import NDArray
 
 from . import block_formats
-from .cpu import _ROW_BLOCK, _ROWS, _TOKENS, Floats, _dot_tile, _launch, _matmul_rows, _parallel, _serial, _weights
-from .simd import LANES, store_sums, tile_f32, unpack_block
+from .cpu import _ROW_BLOCK, _ROWS, _TOKENS, Floats, _launch, _matmul_rows, _parallel, _serial, _weights
+from .simd import LANES, dot_block, store_sums, tile_f32, unpack_block
 
-_COLUMNS = 256  # weights of a row that a matrix-vector product unpacks at a time: a multiple of every block
 
 
 @_serial
@@ -37,18 +36,14 @@ def embed(data: NDArray[np.uint8], kind: str, tokens: NDArray[np.int64]) -> Floa
 
 @_serial
 def _gemv_rows(zeros, rows, blocks, size, first, end, x, out):
-    """Rows first..end for one token, some columns at a time, which stay in the nearest cache."""
-    n, width = blocks.shape[1], x.shape[1]
-    weights, totals = np.empty((rows, _COLUMNS), np.float32), np.empty(LANES, np.float32)
-    step = _COLUMNS // size
+    """Rows first..end for one token."""
+    n = blocks.shape[1]
+    totals = np.empty(LANES, np.float32)
     for r in range(first, end, rows):
         valid = min(rows, end - r)
         tile = zeros
-        for b in range(0, n, step):
-            count = min(step, n - b)
-            for i in range(valid):
-                _unpack_row(blocks, (r + i) * n + b, count, size, weights, i * _COLUMNS)
-            tile = _dot_tile(tile, weights, 0, _COLUMNS, valid, x, b * size, width, 1, count * size)
+        for b in range(n):
+            tile = dot_block(tile, blocks, r * n + b, n, valid, x, b * size)
         store_sums(tile, totals)
         for i in range(valid):
             out[0, r + i] = totals[i]

@@ -12,7 +12,7 @@ Offsets and strides are in elements of the array they belong to. Nothing is boun
 """
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -512,32 +512,54 @@ def _factor(builder: ir.IRBuilder, block: ir.Value, layout: Any, factor: Factor)
     if factor.integers is None:
         return lambda run: whole
     products = builder.fmul(whole, _integers(builder, block, factor.integers))
-    return lambda run: builder.shuffle_vector(products, products, ir.Constant(V16I32, [run] * LANES))
+    return lambda run: builder.shuffle_vector(products, products, ir.Constant(V16I32, [run // factor.runs * factor.runs] * LANES))
+
+
+def _block_weights(builder: ir.IRBuilder, array: types.Array, pointer: ir.Value) -> Iterator[ir.Value]:
+    """The weights of a block, 16 at a time. A product and a sum may become one fused operation where there is one: the product is exact."""
+    block_format = _FORMATS[array.dtype]
+    block = builder.bitcast(pointer, I8.as_pointer())
+    scale = _factor(builder, block, block_format.layout, block_format.scale)
+    minimum = block_format.minimum and _factor(builder, block, block_format.layout, block_format.minimum)
+    for run, codes in enumerate(block_format.codes):
+        weights = builder.fmul(_integers(builder, block, codes), scale(run), flags=("contract",))
+        yield builder.fadd(weights, minimum(run), flags=("contract",)) if minimum else weights
 
 
 @intrinsic
 def unpack_block(typing_context, blocks, index, out, position):
-    """out[position :] = the weights of blocks[index]: records of one of block_formats.py's layouts -> float32.
-
-    A product and a sum may become one fused operation where there is one: the product is exact.
-    """
-    block_format = _FORMATS[blocks.dtype]
+    """out[position :] = the weights of blocks[index]: records of one of block_formats.py's layouts -> float32."""
 
     def codegen(context, builder, signature, args):
         blocks_type, _, out_type, _ = signature.args
         blocks, index, out, position = args
-        block = builder.bitcast(_address(context, builder, blocks_type, blocks, index), I8.as_pointer())
-        scale = _factor(builder, block, block_format.layout, block_format.scale)
-        minimum = block_format.minimum and _factor(builder, block, block_format.layout, block_format.minimum)
-        for run, codes in enumerate(block_format.codes):
-            weights = builder.fmul(_integers(builder, block, codes), scale(run), flags=("contract",))
-            if minimum:
-                weights = builder.fadd(weights, minimum(run), flags=("contract",))
-            address = _address(context, builder, out_type, out, builder.add(position, ir.Constant(position.type, run * LANES)))
-            builder.store(weights, builder.bitcast(address, V16F32.as_pointer()), align=4)
+        for run, weights in enumerate(_block_weights(builder, blocks_type, _address(context, builder, blocks_type, blocks, index))):
+            offset = builder.add(position, ir.Constant(position.type, run * LANES))
+            address = builder.bitcast(_address(context, builder, out_type, out, offset), V16F32.as_pointer())
+            builder.store(weights, address, align=4)
         return context.get_dummy_value()
 
     return types.none(blocks, types.intp, out, types.intp), codegen
+
+
+@intrinsic
+def dot_block(typing_context, tile, blocks, start, stride, valid, x, x_start):
+    """tile[i] += the weights of blocks[start + i * stride] * x[x_start :], lane by lane, for a tile of one column."""
+
+    def codegen(context, builder, signature, args):
+        tile, blocks_type, x_type = signature.args[0], signature.args[1], signature.args[5]
+        value, blocks, start, stride, valid, x, x_start = args
+        offsets = [_clamped(builder, start, stride, row, valid) for row in range(tile.rows)]
+        rows = [_block_weights(builder, blocks_type, _address(context, builder, blocks_type, blocks, offset)) for offset in offsets]
+        sums = _unpack(builder, tile, value)
+        for run, weights in enumerate(zip(*rows, strict=True)):
+            offset = builder.add(x_start, ir.Constant(x_start.type, run * LANES))
+            other = _load(builder, _address(context, builder, x_type, x, offset), V16F32)
+            sums = [_fma(builder, w, other, total) for w, total in zip(weights, sums, strict=True)]
+        return _pack(builder, value, sums)
+
+    n = types.intp
+    return tile(tile, blocks, n, n, n, x, n), codegen
 
 
 _FORMATS = {from_dtype(block_format.layout): block_format for block_format in FORMATS.values()}
