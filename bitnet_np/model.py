@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ShapeError, UnsupportedError
+from .tensor_types import TensorType
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,15 @@ class Ternary:
 
     codes: NDArray[np.uint8]  # [N * row_bytes + 32], read-only
     scale: np.float32
+    shape: tuple[int, int]  # (N, M)
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A matrix in one of ggml's block types, as it lies in the file."""
+
+    data: NDArray[np.uint8]  # [N, bytes of a row], read-only
+    type: TensorType
     shape: tuple[int, int]  # (N, M)
 
 

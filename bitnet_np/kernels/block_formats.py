@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 LANES = 16
 _LANE = np.arange(LANES)
@@ -48,11 +48,11 @@ class Integers:
 
 @dataclass(frozen=True)
 class Factor:
-    """What weights are multiplied by, or increased by: a float16 of the block, for each 16 weights times one of `integers` if there are any."""
+    """What weights are multiplied by, or increased by: a float16 of the block, times one of 16 integers if there are any."""
 
     half: str  # the field
-    integers: Integers | None = None
-    runs: int = 1  # of 16 weights that have the same factor
+    integers: Integers | None = None  # one for each 16 weights
+    runs: int = 1  # of 16 weights that have the same integer
     negative: bool = False
 
 
@@ -82,10 +82,15 @@ _DMIN: Field = ("dmin", "<u2")
 _M: Field = ("m", "<u2")
 
 
+def _starts(layout: np.dtype) -> dict[str, int]:
+    """Where the fields begin."""
+    return {name: field[1] for name, field in (layout.fields or {}).items()}
+
+
 def _small(fields: list[Field], bias: int = 0) -> Format:
     """32 weights: 4 low bits in qs, the second half of the block in the high half of each byte; a fifth bit, if any, in the 32 of qh."""
     layout = np.dtype(fields)
-    start = {name: layout.fields[name][1] for name in layout.names}
+    start = _starts(layout)
     codes = []
     for run in range(2):
         parts = [Bits(start["qs"] + _LANE, 4 * run, 15)]
@@ -123,7 +128,7 @@ def _q3_k() -> Format:
 def _q4_k_or_q5_k(fields: list[Field]) -> Format:
     """Scales and minimums have 6 bits, one for 32 weights: the first four whole, the others' upper 2 bits above those."""
     layout = np.dtype([_D, _DMIN, ("scales", "u1", 12), *fields])
-    start = {name: layout.fields[name][1] for name in layout.names}
+    start = _starts(layout)
     group = _LANE // 2
     first = group < 4
 
@@ -179,8 +184,3 @@ FORMATS = {
     "TQ1_0": _tq1_0(),
     "TQ2_0": _tq2_0(),
 }
-
-
-def blocks(data: NDArray[np.uint8], kind: str) -> NDArray[np.void]:
-    """Rows of bytes as rows of blocks: [N, bytes of a row] -> [N, blocks of a row] records, the same memory."""
-    return data.view(FORMATS[kind].layout)
