@@ -73,7 +73,8 @@ def take(table: Table, rows: Any) -> NDArray[np.float32]:
 def float32(table: Table) -> NDArray[np.float32]:
     """A table widened exactly; uint16 holds bfloat16's bits. Blocks become the numbers they stand for."""
     if isinstance(table, Blocks):
-        return dequantize(table.data, GGMLQuantizationType(table.type.number))
+        with np.errstate(invalid="ignore", over="ignore"):  # of NaN and infinity, which loading finds
+            return dequantize(table.data, GGMLQuantizationType(table.type.number))
     if table.dtype == np.uint16:
         return (table.astype(np.uint32) << 16).view(np.float32)
     return table.astype(np.float32)
