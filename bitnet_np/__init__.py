@@ -10,6 +10,7 @@ from .model import Blocks, Config, Layer, Linear, Model, Ternary
 from .transformer import (
     BITNET_CPP,
     EXACT,
+    LLAMA_CPP,
     Dialect,
     compute_logits,
     forward,
@@ -21,6 +22,7 @@ from .transformer import (
 __all__ = [
     "BITNET_CPP",
     "EXACT",
+    "LLAMA_CPP",
     "Blocks",
     "Config",
     "Dialect",

@@ -15,7 +15,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from .errors import ShapeError
-from .model import Blocks, Layer, Linear, Model, Table, Ternary
+from .model import Blocks, Layer, Linear, Model, Table, Ternary, Weights
 
 BLOCK = 128  # weights in BLOCK_BYTES bytes
 BLOCK_BYTES = 32
@@ -60,6 +60,18 @@ def frozen(record: Any) -> Any:
         elif isinstance(value, (Linear, Ternary, Blocks)):
             frozen(value)
     return record
+
+
+def rows(weights: Weights, start: int, end: int) -> Weights:
+    """Rows start..end of a matrix, in the same memory."""
+    if isinstance(weights, np.ndarray):
+        return weights[start:end]
+    shape = (end - start, weights.shape[1])
+    if isinstance(weights, Blocks):
+        return Blocks(weights.data[start:end], weights.type, shape)
+    width = row_bytes(shape[1])
+    inner = None if weights.blocks is None else Blocks(weights.blocks.data[start:end], weights.blocks.type, shape)
+    return Ternary(weights.codes[start * width : end * width + TRAILER], weights.scale, shape, inner)
 
 
 def take(table: Table, rows: Any) -> NDArray[np.float32]:

@@ -49,6 +49,9 @@ TQ2_0 = TensorType("TQ2_0", 35, 256, 66, readable=True)
 BLOCK_TYPES = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0)
 """The types whose weights are small integers times scales of a block (kernels/block_formats.py)."""
 
+TERNARY_TYPES = (TQ1_0, TQ2_0)
+"""Those that hold -1, 0, +1 times the scale of a block."""
+
 _TILED = (
     "its bytes depend on tile sizes that were chosen when the file was made and are not in it; make an I2_S file from the original model"
 )

@@ -25,8 +25,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from .cache import KVCache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
-from .kernels import cpu
-from .model import Blocks, Config, Layer, Linear, Model, Ternary, Weights
+from .kernels import blocks, cpu
+from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from .tensor_types import BF16, F16, F32, TERNARY_TYPES
 
 Floats = NDArray[np.float32]
 Record = Callable[[str, int | None, NDArray], None]
@@ -44,16 +45,32 @@ class Dialect:
 
     `halves`: keys, values, rotated queries, attention probabilities and the head's input are rounded to float16, as with a float16 KV cache
     and output matrix. `stepped_angles`: RoPE's angles are stepped from pair to pair in float32 instead of being worked out one by one.
-    bitnet.cpp's decode does both.
+    bitnet.cpp's decode does both. `ggml_activations`: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type
+    (kernels/blocks.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that, with
+    a float32 KV cache and without flash attention, and steps the angles.
     """
 
     name: str
     halves: bool
     stepped_angles: bool
+    ggml_activations: bool = False
 
     def rounded(self, x: Floats) -> Floats:
         """x as this dialect keeps it."""
         return x.astype(np.float16).astype(np.float32) if self.halves else x
+
+    def seen(self, x: Floats, weights: Table) -> Floats:
+        """The input of a matrix as this dialect multiplies it: [R, M] -> [R, M]."""
+        if not self.ggml_activations:
+            return x
+        return blocks.ROUNDINGS[weights.type if isinstance(weights, Blocks) else _TYPES[weights.dtype]](x)
+
+    def gelu_tanh(self, x: Floats, ops: ModuleType) -> Floats:
+        """GELU's approximation by tanh; ggml looks it up in a table from float16 to float16, between -10 and 10."""
+        if not self.ggml_activations:
+            return ops.gelu_tanh(x)
+        table = blocks.round_as_f16(ops.gelu_tanh(blocks.round_as_f16(x)))
+        return np.where(x >= 10, x, np.where(x <= -10, np.float32(0), table))
 
     def angles(self, position: NDArray[np.int64], model: Model) -> NDArray[np.float64]:
         """RoPE's angles in radians: [R] -> [R, J]."""
@@ -71,7 +88,9 @@ class Dialect:
 
 EXACT = Dialect("exact", halves=False, stepped_angles=False)
 BITNET_CPP = Dialect("bitnet.cpp", halves=True, stepped_angles=True)
-DIALECTS = {dialect.name: dialect for dialect in (EXACT, BITNET_CPP)}
+LLAMA_CPP = Dialect("llama.cpp", halves=False, stepped_angles=True, ggml_activations=True)
+DIALECTS = {dialect.name: dialect for dialect in (EXACT, BITNET_CPP, LLAMA_CPP)}
+_TYPES = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
 
 
 @dataclass(frozen=True)
@@ -338,8 +357,8 @@ Codes = Callable[[], tuple[NDArray[np.int8], Floats]]
 """A tensor as int8 codes and steps per unit, one for each row."""
 
 
-def _embed(table: NDArray | Blocks, rows: NDArray[np.int64], ops: ModuleType) -> Floats:
-    return ops.embed_blocks(table, rows) if isinstance(table, Blocks) else ops.embed(table, rows)
+def _embed(table: Table, rows: NDArray[np.int64], ops: ModuleType) -> Floats:
+    return blocks.embed(table.data, table.type, rows) if isinstance(table, Blocks) else ops.embed(table, rows)
 
 
 def _norm(c: Config, x: Floats, gain: Floats, bias: Floats | None, ops: ModuleType) -> Floats:
@@ -350,11 +369,18 @@ def _norm(c: Config, x: Floats, gain: Floats, bias: Floats | None, ops: ModuleTy
 
 
 def _product(x: Floats, weights: Weights, codes: Codes | None, dialect: Dialect, ops: ModuleType) -> Floats:
-    """x times a matrix, in float32: [R, M] -> [R, N]. Ternary weights take the codes of x instead, if there are any."""
+    """x times a matrix: [R, M] -> [R, N]. Ternary weights of a layer take the codes of x instead. A head has no codes."""
     if isinstance(weights, Ternary):
-        assert codes is not None, "a head or an embedding is never ternary"
-        return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
-    return ops.matmul(x, weights)
+        if not dialect.ggml_activations or weights.blocks is None:
+            assert codes is not None, "a head is never ternary"
+            return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
+        weights = weights.blocks
+    if not isinstance(weights, Blocks):
+        return ops.matmul(dialect.seen(x, weights), weights)
+    if weights.type in TERNARY_TYPES and codes is not None and not dialect.ggml_activations:
+        q, scale = codes()
+        return blocks.matmul(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
+    return blocks.matmul(dialect.seen(x, weights), weights.data, weights.type)
 
 
 def _layer(
@@ -429,7 +455,7 @@ def _layer(
     x = note("ffn_norm", _norm(c, h, w.ffn_norm, w.ffn_norm_bias, ops))
     if w.ffn_gate is None:
         (up,) = linears("ffn_norm", x, ffn_up=w.ffn_up)
-        x = ops.gelu(up) if c.activation == "gelu" else ops.gelu_tanh(up)
+        x = ops.gelu(up) if c.activation == "gelu" else dialect.gelu_tanh(up, ops)
     else:
         gate, up = linears("ffn_norm", x, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
         x = ops.relu2_gate(gate, up) if c.activation == "relu2" else ops.silu_gate(gate, up)
