@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,8 @@ def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda don
     parts = _Parts(file, config)
     token_embd = _table(file, parts.take("token_embd.weight", (config.vocab, config.width)))
     position_embd = _table(file, parts.take("position_embd.weight", (config.context, config.width))) if parts.family.positions else None
-    output_norm, output_norm_bias = parts.vector("output_norm.weight", config.width), parts.norm_bias("output_norm.bias", config.width)
+    output_norm = parts.vector("output_norm.weight", config.width)
+    output_norm_bias = parts.vector("output_norm.bias", config.width) if config.norm == "layer" else None
     output = _table(file, parts.take("output.weight", (config.vocab, config.width))) if "output.weight" in parts.tensors else None
     head_bias = parts.family.head_bias and "output.bias" in parts.tensors
     factors = _rope_factors(parts) if parts.family.rope_factors and "rope_freqs.weight" in parts.tensors else None
@@ -85,9 +87,6 @@ class _Parts:
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
         return packing.float32(_floats(self.file, self.take(name, (size,))))
 
-    def norm_bias(self, name: str, size: int) -> NDArray[np.float32] | None:
-        return self.vector(name, size) if self.config.norm == "layer" else None
-
 
 def _layer(parts: _Parts, n: int) -> Layer:
     config, family = parts.config, parts.family
@@ -95,36 +94,30 @@ def _layer(parts: _Parts, n: int) -> Layer:
     fields: dict[str, Any] = {}
     for name in (*family.norms, *family.head_norms):
         fields[name] = parts.vector(f"blk.{n}.{name}.weight", *shapes[name])
-        if name in family.norms:
-            fields[name + "_bias"] = parts.norm_bias(f"blk.{n}.{name}.bias", *shapes[name])
-    fused = f"blk.{n}.attn_qkv"
-    matrices = list(family.matrices)
-    if fused + ".weight" in parts.tensors:
-        fields |= _split(_linear(parts, fused, (config.q_width + 2 * config.kv_width, config.width), _QKV), config)
-        matrices = [name for name in matrices if name not in _QKV]
-    for name in matrices:
-        fields[name] = _linear(parts, f"blk.{n}.{name}", (shapes[name][0], shapes[name][1]), (name,))
-    return packing.frozen(Layer(**{name: value for name, value in fields.items() if value is not None}))
+        if config.norm == "layer" and name in family.norms:
+            fields[name + "_bias"] = parts.vector(f"blk.{n}.{name}.bias", *shapes[name])
+    sizes = {name: shapes[name] for name in family.matrices}
+    if f"blk.{n}.attn_qkv.weight" in parts.tensors:
+        fields |= _linears(parts, f"blk.{n}.attn_qkv", {name: sizes.pop(name) for name in _QKV})
+    for name, size in sizes.items():
+        fields |= _linears(parts, f"blk.{n}.{name}", {name: size})
+    return packing.frozen(Layer(**fields))
 
 
-def _linear(parts: _Parts, name: str, shape: tuple[int, int], matrices: tuple[str, ...]) -> Linear:
-    """A matrix with what belongs to it; `matrices` are the names of those it holds."""
+def _linears(parts: _Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Linear]:
+    """The matrices of one tensor, by their fields: their rows are one after the other in it, and in its bias."""
     file, family = parts.file, parts.family
-    weights = _weights(file, parts.take(name + ".weight", shape), family)
-    required = all(matrix in family.biases for matrix in matrices)
-    allowed = required or all(matrix in family.optional_biases for matrix in matrices)
-    bias = parts.vector(name + ".bias", shape[0]) if required or (allowed and name + ".bias" in parts.tensors) else None
+    ends = list(accumulate(shape[0] for shape in shapes.values()))
+    tensor = parts.take(name + ".weight", (ends[-1], next(iter(shapes.values()))[1]))
+    required = all(field in family.biases for field in shapes)
+    allowed = all(field in family.optional_biases for field in shapes) and name + ".bias" in parts.tensors
+    bias = parts.vector(name + ".bias", ends[-1]) if required or allowed else None
     scale = parts.vector(name + ".scale", 1)[0] if family.scales and name + ".scale" in parts.tensors else None
-    return Linear(weights, bias, scale)
-
-
-def _split(fused: Linear, config: Config) -> dict[str, Linear]:
-    """Rows of a fused matrix: of queries, keys and values, one after the other."""
-    rows = np.cumsum([0, config.q_width, config.kv_width, config.kv_width])
-    return {
-        name: Linear(packing.rows(fused.weights, start, end), None if fused.bias is None else fused.bias[start:end], fused.scale)
-        for name, start, end in zip(_QKV, rows[:-1].tolist(), rows[1:].tolist(), strict=True)
-    }
+    found = {}
+    for (field, (n, _)), end in zip(shapes.items(), ends, strict=True):
+        weights = _weights(file, tensor, family, slice(end - n, end))
+        found[field] = Linear(weights, None if bias is None else bias[end - n : end], scale)
+    return found
 
 
 def _rope_factors(parts: _Parts) -> NDArray[np.float32]:
@@ -160,20 +153,19 @@ def _table(file: GGUFFile, tensor: Tensor) -> Table:
     return _blocks(file, tensor) if tensor.type in BLOCK_TYPES else _floats(file, tensor)
 
 
-def _blocks(file: GGUFFile, tensor: Tensor) -> Blocks:
-    n, m = tensor.shape
-    found = Blocks(tensor.data.reshape(n, -1), tensor.type, (n, m))
-    if block_kernels.has_non_finite(found.data, found.type):
+def _blocks(file: GGUFFile, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
+    data = tensor.data.reshape(tensor.shape[0], -1)[rows]
+    if block_kernels.has_non_finite(data, tensor.type):
         raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it")
-    return found
+    return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
 
 
-def _weights(file: GGUFFile, tensor: Tensor, family: families.Family) -> Weights:
-    """A matrix of a layer."""
+def _weights(file: GGUFFile, tensor: Tensor, family: families.Family, rows: slice) -> Weights:
+    """Some rows of a matrix of a layer."""
     if tensor.type is I2_S:
-        return _ternary(file, tensor)
+        return _ternary(file, tensor, rows)
     if tensor.type in TERNARY_TYPES:
-        found = _blocks(file, tensor)
+        found = _blocks(file, tensor, rows)
         try:
             ternary = quants.ternary_of(found)
         except FileFormatError as error:
@@ -181,11 +173,11 @@ def _weights(file: GGUFFile, tensor: Tensor, family: families.Family) -> Weights
         return found if ternary is None else replace(ternary, blocks=found)
     if family.ternary or tensor.type not in _TABLES:
         raise _refuse_type(file, tensor, _names((I2_S, *(TERNARY_TYPES if family.ternary else _TABLES))))
-    return _table(file, tensor)
+    return _blocks(file, tensor, rows) if tensor.type in BLOCK_TYPES else _floats(file, tensor)[rows]
 
 
-def _ternary(file: GGUFFile, tensor: Tensor) -> Ternary:
-    n, m = tensor.shape
+def _ternary(file: GGUFFile, tensor: Tensor, rows: slice) -> Ternary:
+    m = tensor.shape[1]
     codes = tensor.data[: -packing.TRAILER]
     scale = tensor.data[codes.size : codes.size + 4].view("<f4")[0]
     if not (np.isfinite(scale) and scale >= 0):
@@ -194,4 +186,5 @@ def _ternary(file: GGUFFile, tensor: Tensor) -> Ternary:
         raise FileFormatError(
             f"{file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file or another layout"
         )
-    return Ternary(tensor.data, scale, (n, m))
+    width = packing.row_bytes(m)
+    return Ternary(tensor.data[rows.start * width : rows.stop * width + packing.TRAILER], scale, (rows.stop - rows.start, m))

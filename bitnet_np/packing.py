@@ -15,7 +15,8 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from .errors import ShapeError
-from .model import Blocks, Layer, Linear, Model, Table, Ternary, Weights
+from .model import Blocks, Layer, Linear, Model, Table, Ternary
+from .tensor_types import TERNARY_TYPES
 
 BLOCK = 128  # weights in BLOCK_BYTES bytes
 BLOCK_BYTES = 32
@@ -51,6 +52,13 @@ def unpack(weights: Ternary) -> NDArray[np.int8]:
     return codes.reshape(n, -1)[:, :m].astype(np.int8) - 1
 
 
+def to_i2s(weights: Ternary) -> NDArray[np.uint8]:
+    """An I2_S tensor's bytes: codes, scale, padding."""
+    trailer = np.zeros(TRAILER, np.uint8)
+    trailer[:4] = np.array([weights.scale], "<f4").view(np.uint8)
+    return np.concatenate([weights.codes[: weights.shape[0] * row_bytes(weights.shape[1])], trailer])
+
+
 def frozen(record: Any) -> Any:
     """The same record with its arrays read-only, in place: one type for the kernels, and nobody can change a weight by accident."""
     for field in fields(record):
@@ -60,18 +68,6 @@ def frozen(record: Any) -> Any:
         elif isinstance(value, (Linear, Ternary, Blocks)):
             frozen(value)
     return record
-
-
-def rows(weights: Weights, start: int, end: int) -> Weights:
-    """Rows start..end of a matrix, in the same memory."""
-    if isinstance(weights, np.ndarray):
-        return weights[start:end]
-    shape = (end - start, weights.shape[1])
-    if isinstance(weights, Blocks):
-        return Blocks(weights.data[start:end], weights.type, shape)
-    width = row_bytes(shape[1])
-    inner = None if weights.blocks is None else Blocks(weights.blocks.data[start:end], weights.blocks.type, shape)
-    return Ternary(weights.codes[start * width : end * width + TRAILER], weights.scale, shape, inner)
 
 
 def take(table: Table, rows: Any) -> NDArray[np.float32]:
@@ -112,7 +108,8 @@ def dense(record: Model | Layer) -> Any:
             bias, norm = (None if array is None else widen(array) for array in (value.bias, value.norm))
             if isinstance(value.weights, Ternary):
                 return DenseLinear(unpack(value.weights), float(value.weights.scale) * factor, True, bias, norm, value.norm_eps)
-            return DenseLinear(widen(value.weights), factor, False, bias, norm, value.norm_eps)
+            int8 = isinstance(value.weights, Blocks) and value.weights.type in TERNARY_TYPES
+            return DenseLinear(widen(value.weights), factor, int8, bias, norm, value.norm_eps)
         if isinstance(value, Blocks) or (isinstance(value, np.ndarray) and value.dtype != np.float64):
             return float32(value).astype(np.float64)
         if isinstance(value, tuple):
