@@ -64,7 +64,7 @@ FAMILIES: dict[str, Family] = {
     "bitnet-25": _RELEASED,  # the name that an earlier upload of the same model used
     "bitnet": Family(_BITNET | {"activation": "silu"}, norms=NORMS, scales=True, ternary=True),
     "llama": Family({"activation": "silu", "norm": "rms", "rope": "adjacent"}, optional_biases=MATRICES, rope_factors=True),
-    "qwen2": Family(_QWEN, biases=("attn_q", "attn_k", "attn_v"), optional_biases=("attn_output",)),
+    "qwen2": Family(_QWEN, biases=("attn_q", "attn_k", "attn_v"), head_bias=True),
     "qwen3": Family(_QWEN, head_norms=("attn_q_norm", "attn_k_norm")),
     "gptneox": Family(
         {"activation": "gelu_tanh", "norm": "layer", "rope": "halves"},  # llama.cpp has no exact GELU here

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from . import packing
 from .errors import UnsupportedError
 from .families import FAMILIES, layer_shapes, rope_frequencies
+from .kernels.block_formats import FORMATS
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
 from .tensor_types import BF16, BLOCK_TYPES, F16, F32, I2_S, TensorType
 
@@ -59,7 +60,7 @@ def random_model(
             codes = rng.choice([-1, 0, 1], (n, m), p=[0.35, 0.3, 0.35])
             codes[np.arange(n), rng.integers(0, m, n)] = rng.choice([-1, 1], n)  # no row is zero
             return packing.pack(codes, gain * rng.uniform(0.8, 1.25) / np.sqrt(0.7 * m))  # unit rows in, about unit rows out
-        return as_table(rng.standard_normal((n, m)) * (gain * rng.uniform(0.8, 1.25) / np.sqrt(m)), weights)
+        return random_table(rng, weights, n, m, gain * rng.uniform(0.8, 1.25) / np.sqrt(m))
 
     def vector(n: int, mean: float = 1.0) -> NDArray[np.float32]:
         return rng.normal(mean, 0.3, n).astype(np.float32)
@@ -75,7 +76,7 @@ def random_model(
         )
 
     def float_table(rows: int) -> Table:
-        return as_table(rng.standard_normal((rows, config.width)), table)
+        return random_table(rng, table, rows, config.width)
 
     def layer() -> Layer:
         fields: dict[str, Any] = {}
@@ -107,13 +108,39 @@ def random_model(
     )
 
 
-def as_table(values: NDArray, kind: str) -> Table:
-    """[N, M] numbers as float32, float16, bfloat16 (cut) or one of ggml's block types that gguf-py can make, for whole blocks."""
-    if kind in _BLOCKS:
-        data = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType(_BLOCKS[kind].number))
-        return packing.frozen(Blocks(data, _BLOCKS[kind], (values.shape[0], values.shape[1])))
-    single = values.astype(np.float32)
-    return (single.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else single.astype(kind)
+def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: float = 1.0) -> Table:
+    """Normal numbers [n, m] of a standard deviation of `spread`, in a float dtype (bfloat16 is cut) or one of ggml's block types.
+
+    What gguf-py cannot quantise, the K-quants, is made of random bytes, with scales that give about the same.
+    """
+    if kind not in _BLOCKS:
+        single = (rng.standard_normal((n, m)) * spread).astype(np.float32)
+        return (single.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else single.astype(kind)
+    found = _BLOCKS[kind]
+    if kind.endswith("_K"):
+        data = _random_blocks(rng, found, n, m, spread)
+    else:
+        data = gguf.quants.quantize((rng.standard_normal((n, m)) * spread).astype(np.float32), gguf.GGMLQuantizationType[kind])
+    return packing.frozen(Blocks(data, found, (n, m)))
+
+
+def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
+    data = rng.integers(0, 256, (n, m // kind.block * kind.block_bytes), np.uint8)
+    records = data.view(FORMATS[kind.name].layout)
+    halves = FORMATS[kind.name].halves
+
+    def weights(*scales: float) -> NDArray[np.float32]:
+        for half, scale in zip(halves, scales, strict=True):
+            records[half] = np.float16(scale).view(np.uint16)
+        return packing.float32(Blocks(data, kind, (n, m)))
+
+    units = np.eye(len(halves))
+    means = [float(weights(*unit).mean()) for unit in units]
+    balance = (1.0,) if len(halves) == 1 else (1.0, -means[0] / means[1])
+    size = spread / float(weights(*balance).std())
+    for half, factor in zip(halves, balance, strict=True):
+        records[half] = (size * factor * rng.uniform(0.7, 1.3, records.shape)).astype(np.float16).view(np.uint16)
+    return data
 
 
 _KEYS = {  # field of Config: key of the architecture
