@@ -29,9 +29,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import packing, spec
-from .model import Linear, Model, Ternary
+from .model import Blocks, Linear, Model, Table, Ternary
 from .points import Key
-from .transformer import Dialect
+from .tensor_types import TERNARY_TYPES
+from .transformer import EXACT, Dialect
 
 Array = NDArray[np.float64]
 
@@ -90,13 +91,13 @@ def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
             if w.norm is not None:
                 own = name + "_in"
                 yield norm(own, Key(source, n), w.norm, rms=True, eps=w.norm_eps or c.eps)
-                if reads_codes(w):
+                if reads_codes(w, dialect):
                     yield from quantized(own)
                 source = own
-            yield Operation(Key(name, n), at(n, source), lambda x: product(x, w))
+            yield Operation(Key(name, n), at(n, source), lambda x: product(x, w, dialect))
 
         def linears(source: str, **outputs: Linear) -> Iterator[Operation]:
-            if any(reads_codes(w) and w.norm is None for w in outputs.values()):
+            if any(reads_codes(w, dialect) and w.norm is None for w in outputs.values()):
                 yield from quantized(source)
             for name, w in outputs.items():
                 yield from linear(name, source, w)
@@ -134,7 +135,7 @@ def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
         yield norm("ffn_norm", h, w.ffn_norm, w.ffn_norm_bias)
         if w.ffn_gate is None:
             yield from linears("ffn_norm", ffn_up=w.ffn_up)
-            yield Operation(Key("ffn_out", n), at(n, "ffn_up"), gelu if c.activation == "gelu" else gelu_tanh)
+            yield Operation(Key("ffn_out", n), at(n, "ffn_up"), gelu if c.activation == "gelu" else lambda x: gelu_tanh(x, dialect))
         else:
             yield from linears("ffn_norm", ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
             yield Operation(Key("ffn_out", n), at(n, "ffn_gate", "ffn_up"), relu2_gate if c.activation == "relu2" else silu_gate)
@@ -192,18 +193,23 @@ def head_norm(x: Array, gain: NDArray[np.float32], eps: float) -> Expected:
     return heads._replace(value=heads.value.reshape(x.shape), unit=heads.unit.reshape(x.shape))
 
 
-def reads_codes(linear: Linear) -> bool:
-    """Whether the input is quantised to int8."""
-    return isinstance(linear.weights, Ternary)
+def reads_codes(linear: Linear, dialect: Dialect) -> bool:
+    """Whether the input is quantised to int8, one scale for each token."""
+    weights = linear.weights
+    if isinstance(weights, Ternary):
+        return not dialect.ggml_activations or weights.blocks is None
+    return isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and not dialect.ggml_activations
 
 
-def product(x: Array, linear: Linear) -> Expected:
+def product(x: Array, linear: Linear, dialect: Dialect = EXACT) -> Expected:
     """A matrix, its scale and its bias: two roundings more."""
-    if isinstance(linear.weights, Ternary):
-        found = ternary_matmul(x, linear.weights)
+    weights = linear.weights
+    if not isinstance(weights, Ternary):
+        found = matmul(x, weights, reads_codes(linear, dialect), dialect)
+    elif weights.blocks is None or reads_codes(linear, dialect):
+        found = ternary_matmul(x, weights)
     else:
-        table = packing.float32(linear.weights).astype(np.float64)
-        found = Expected(x @ table.T, np.abs(x) @ np.abs(table).T, x.shape[1])
+        found = matmul(x, weights.blocks, False, dialect)
     if linear.scale is not None:
         factor = float(linear.scale)
         found = found._replace(value=found.value * factor, unit=found.unit * abs(factor), reach=found.reach * abs(factor))
@@ -213,12 +219,50 @@ def product(x: Array, linear: Linear) -> Expected:
     return found
 
 
+def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
+    """Numbers times a table, after the input is quantised to int8 or rounded as the dialect has it; for roundings that are ambiguous."""
+    matrix = wide(table)
+    if codes:
+        q, scale = spec.quantize(x)
+        seen, step, doubt = q / scale, 1 / scale, ambiguous(x * scale)
+    elif dialect.ggml_activations:
+        seen = dialect.seen(x.astype(np.float32), table).astype(np.float64)
+        step = rounding_step(x, seen, table)
+        doubt = np.abs(np.abs(x - seen) - step / 2) <= 8 * U * np.abs(x)
+    else:
+        seen, step, doubt = x, np.zeros((1, 1)), np.zeros(x.shape, np.bool_)
+    reach = (doubt * step) @ np.abs(matrix).T if doubt.any() else np.zeros((len(x), len(matrix)))
+    return Expected(seen @ matrix.T, np.abs(seen) @ np.abs(matrix).T, x.shape[1], reach)
+
+
+def rounding_step(x: Array, seen: Array, table: Table) -> Array:
+    """How far apart neighbours of the numbers are that an input can be rounded to."""
+    if not isinstance(table, Blocks):
+        digits = {np.dtype(np.float16): 11, np.dtype(np.uint16): 8}.get(table.dtype, 24)
+        return np.exp2(np.floor(np.log2(np.maximum(np.abs(x), 2.0**-14))) + 1 - digits)
+    size = table.type.block
+    largest = np.abs(x.reshape(len(x), -1, size)).max(axis=2)
+    return np.repeat(largest / 127, size, axis=1)
+
+
 def dense(weights: Ternary) -> NDArray[np.float32]:
     """[N, M] of -1, 0, +1. Products with int8 codes are exact in float32 while M < 131,072."""
     return _kept(weights) if weights.shape[0] * weights.shape[1] <= _SMALL_MATRIX else packing.unpack(weights).astype(np.float32)
 
 
 _SMALL_MATRIX = 1 << 20
+
+
+def wide(table: Table) -> Array:
+    """[N, M] in float64."""
+    return _kept_table(table) if isinstance(table, Blocks) and table.shape[0] * table.shape[1] <= _SMALL_MATRIX else _widened(table)
+
+
+def _widened(table: Table) -> Array:
+    return packing.float32(table).astype(np.float64)
+
+
+_kept_table = lru_cache(maxsize=64)(_widened)
 
 
 @lru_cache(maxsize=64)
@@ -344,16 +388,29 @@ def gelu(x: Array) -> Expected:
     return Expected(value, np.abs(x), 8)
 
 
-def gelu_tanh(x: Array) -> Expected:
-    """As `gelu`: 1 + tanh."""
+def gelu_tanh(x: Array, dialect: Dialect = EXACT) -> Expected:
+    """As `gelu`: 1 + tanh. Out of ggml's table of float16 it may be the neighbour of what it should be, for an ambiguous input too."""
     value = spec.gelu_tanh(x)
-    return Expected(value, np.abs(x), 8)
+    if not dialect.ggml_activations:
+        return Expected(value, np.abs(x), 8)
+    inside = np.abs(x) < 10
+    x = np.where(inside, x, 0)
+    rounded = half(x)
+    entry = half(spec.gelu_tanh(rounded))
+    doubt = np.abs(np.abs(x - rounded) - np.spacing(np.abs(rounded).astype(np.float16)).astype(np.float64) / 2) <= 4 * U * np.abs(x)
+    spacing = np.spacing(np.abs(entry).astype(np.float16)).astype(np.float64)
+    reach = np.where(inside, spacing + doubt * 2 * np.spacing(np.abs(rounded).astype(np.float16)).astype(np.float64), 0)
+    return Expected(np.where(inside, entry, value), np.abs(value) + np.abs(x), 8, reach)
 
 
 def head(model: Model, dialect: Dialect, x: Array) -> Expected:
     """The output matrix; a float16 one has its input rounded to float16 in a dialect that does so."""
     x = half(x) if dialect.halves else x
-    return product(x, Linear(model.head, model.output_bias))
+    found = matmul(x, model.head, False, dialect)
+    if model.output_bias is None:
+        return found
+    bias = model.output_bias.astype(np.float64)
+    return found._replace(value=found.value + bias, unit=found.unit + np.abs(bias), steps=found.steps + 1)
 
 
 def resolve(ops: Sequence[Operation], known: Mapping[Key, Array]) -> dict[Key, Array]:
