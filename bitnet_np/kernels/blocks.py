@@ -183,7 +183,8 @@ def q8_0(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M], [R,
 
 def _widened(codes: NDArray[np.int8], scale: Floats) -> Floats:
     rows, n = scale.shape
-    return (codes.reshape(rows, n, -1) * scale[:, :, None]).reshape(codes.shape)
+    with np.errstate(invalid="ignore"):  # a code of 0 times a scale that is not finite is NaN, as it should be
+        return (codes.reshape(rows, n, -1) * scale[:, :, None]).reshape(codes.shape)
 
 
 def round_as_q8_k(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 256
