@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import packing, spec
+from .kernels import blocks
 from .model import Blocks, Linear, Model, Table, Ternary
 from .points import Key
 from .tensor_types import TERNARY_TYPES
@@ -232,7 +233,22 @@ def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
     else:
         seen, step, doubt = x, np.zeros((1, 1)), np.zeros(x.shape, np.bool_)
     reach = (doubt * step) @ np.abs(matrix).T if doubt.any() else np.zeros((len(x), len(matrix)))
-    return Expected(seen @ matrix.T, np.abs(seen) @ np.abs(matrix).T, x.shape[1], reach)
+    value, terms = seen @ matrix.T, np.abs(matrix)
+    if dialect.ggml_activations and isinstance(table, Blocks):
+        if table.type in blocks.MINIMUM_TYPES:
+            sums, minimums = blocks.sums_as_q8_1(x.astype(np.float32)), blocks.minimums(table.data, table.type).astype(np.float64)
+            value = value + sums.astype(np.float64) @ minimums.T
+            reach = reach + np.abs(half_spacing(seen, 32)) @ np.abs(minimums).T
+        terms = terms + np.abs(matrix).max(axis=1, keepdims=True)  # codes and what is subtracted from them are summed apart
+    return Expected(value, np.abs(seen) @ terms.T, x.shape[1], reach)
+
+
+def half_spacing(x: Array, size: int) -> Array:
+    """How far apart float16 numbers are at the sums of each `size` numbers that are nearly on a boundary between two, and 0 elsewhere."""
+    totals = x.reshape(len(x), -1, size).sum(axis=2)
+    spacing = np.spacing(np.abs(totals).astype(np.float16)).astype(np.float64)
+    doubt = np.abs(np.abs(totals - half(totals)) - spacing / 2) <= 2.0**-9 * np.abs(totals)
+    return doubt * spacing
 
 
 def rounding_step(x: Array, seen: Array, table: Table) -> Array:

@@ -37,11 +37,15 @@ def pack(matrix: NDArray, scale: float) -> Ternary:
     n, m = matrix.shape
     codes = np.ones((n, row_bytes(m) * 4), np.uint8)
     codes[:, :m] = matrix + 1
-    planes = codes.reshape(n, -1, 4, BLOCK_BYTES)
-    packed = planes[:, :, 0] << 6 | planes[:, :, 1] << 4 | planes[:, :, 2] << 2 | planes[:, :, 3]
     trailer = np.zeros(TRAILER, np.uint8)
     trailer[:4] = np.array([scale], "<f4").view(np.uint8)
-    return frozen(Ternary(np.concatenate([packed.reshape(-1), trailer]), np.float32(scale), (n, m)))
+    return frozen(Ternary(np.concatenate([_packed(codes), trailer]), np.float32(scale), (n, m)))
+
+
+def _packed(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes of rows that are multiples of 128 -> their bytes, end to end."""
+    planes = codes.reshape(-1, 4, BLOCK_BYTES) << np.array([6, 4, 2, 0], np.uint8)[:, None]
+    return np.bitwise_or.reduce(planes, axis=1).reshape(-1)
 
 
 def unpack(weights: Ternary) -> NDArray[np.int8]:
@@ -57,6 +61,51 @@ def to_i2s(weights: Ternary) -> NDArray[np.uint8]:
     trailer = np.zeros(TRAILER, np.uint8)
     trailer[:4] = np.array([weights.scale], "<f4").view(np.uint8)
     return np.concatenate([weights.codes[: weights.shape[0] * row_bytes(weights.shape[1])], trailer])
+
+
+# --- the other layouts of I2_S --------------------------------------------------------------------------------------------------------
+#
+# bitnet.cpp writes two more under the same type number, and no tag says which one a file has. All hold the same two-bit fields in another
+# order: they have equally many of each code, and no 3 in any. So nothing that counts codes can tell them apart, nor can anything at all
+# where weights are independent of each other; there is no guessing here. Read in the wrong one, about half of all weights are wrong.
+
+
+def from_arm_layout(data: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.uint8]:
+    """I2_S as bitnet.cpp's builds for ARM wrote it from the end of 2025 -> as it is read here; [N * M / 4 + 32] bytes, M a multiple of 128.
+
+    64 weights take 16 bytes there, element e of them in byte e % 16 at bits 6 - 2 * (e // 16).
+    """
+    _check_i2_s(data, shape)
+    first, second = data[:-TRAILER].reshape(-1, 2, BLOCK_BYTES // 2).swapaxes(0, 1)
+    out = np.empty((len(first), 2, BLOCK_BYTES // 2), np.uint8)  # the first and the second 16 bytes of 32, with planes of 16 weights each
+    out[:, 0] = first & 0xC0 | (first & 0x0C) << 2 | (second & 0xC0) >> 4 | (second & 0x0C) >> 2
+    out[:, 1] = (first & 0x30) << 2 | (first & 0x03) << 4 | (second & 0x30) >> 2 | second & 0x03
+    return np.concatenate([out.reshape(-1), data[-TRAILER:]])
+
+
+def from_four_row_layout(data: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.uint8]:
+    """I2_S as bitnet.cpp built for x86 without ACT_PARALLEL writes it -> as it is read here; [N * M / 4 + 32] bytes, N a multiple of 4.
+
+    A byte holds one column of four rows there, the first row in the highest bits.
+    """
+    _check_i2_s(data, shape)
+    n, m = shape
+    if n % 4:
+        raise ShapeError(f"a matrix of {n} rows has no layout of four rows to a byte, expected a multiple of 4")
+    out = np.empty_like(data)
+    out[-TRAILER:] = data[-TRAILER:]
+    for group in range(n // 4):  # one at a time, for the memory that codes take
+        rows = data[group * m : (group + 1) * m]
+        out[group * m : (group + 1) * m] = _packed(np.stack([rows >> 6, rows >> 4 & 3, rows >> 2 & 3, rows & 3]))
+    return out
+
+
+def _check_i2_s(data: NDArray[np.uint8], shape: tuple[int, int]) -> None:
+    n, m = shape
+    if m % BLOCK:
+        raise ShapeError(f"an I2_S matrix has rows of {m} weights, expected a multiple of {BLOCK}")
+    if data.shape != (n * m // 4 + TRAILER,):
+        raise ShapeError(f"an I2_S matrix {list(shape)} has {list(data.shape)} bytes, expected {n * m // 4 + TRAILER}")
 
 
 def frozen(record: Any) -> Any:

@@ -65,6 +65,13 @@ class Dialect:
             return x
         return blocks.ROUNDINGS[weights.type if isinstance(weights, Blocks) else _TYPES[weights.dtype]](x)
 
+    def matmul(self, x: Floats, table: Table, ops: ModuleType) -> Floats:
+        """x times a table: [R, M], [N, M] -> [R, N]."""
+        if not isinstance(table, Blocks):
+            return ops.matmul(self.seen(x, table), table)
+        multiply = blocks.matmul_as_llama_cpp if self.ggml_activations else blocks.matmul
+        return multiply(x, table.data, table.type)
+
     def gelu_tanh(self, x: Floats, ops: ModuleType) -> Floats:
         """GELU's approximation by tanh; ggml looks it up in a table from float16 to float16, between -10 and 10."""
         if not self.ggml_activations:
@@ -375,12 +382,10 @@ def _product(x: Floats, weights: Weights, codes: Codes | None, dialect: Dialect,
             assert codes is not None, "a head is never ternary"
             return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
         weights = weights.blocks
-    if not isinstance(weights, Blocks):
-        return ops.matmul(dialect.seen(x, weights), weights)
-    if weights.type in TERNARY_TYPES and codes is not None and not dialect.ggml_activations:
+    if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and codes is not None and not dialect.ggml_activations:
         q, scale = codes()
         return blocks.matmul(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
-    return blocks.matmul(dialect.seen(x, weights), weights.data, weights.type)
+    return dialect.matmul(x, weights, ops)
 
 
 def _layer(

@@ -26,6 +26,13 @@ class Bits:
         self.place = place
 
 
+class Flags:
+    """Of each lane: bit `lane` of two bytes << place."""
+
+    def __init__(self, at: int, place: int) -> None:
+        self.at, self.place = at, place
+
+
 class Digit:
     """Of each lane: digit `place` of a byte that holds a fraction of 256 in base 3, the first digit after the point being 0."""
 
@@ -41,7 +48,7 @@ def _lanes(values: ArrayLike) -> list[int]:
 class Integers:
     """16 integers: parts joined by OR, as a byte with a sign if `signed`, less `bias`."""
 
-    parts: tuple[Bits | Digit, ...]
+    parts: tuple[Bits | Flags | Digit, ...]
     bias: int = 0
     signed: bool = False
 
@@ -93,9 +100,9 @@ def _small(fields: list[Field], bias: int = 0) -> Format:
     start = _starts(layout)
     codes = []
     for run in range(2):
-        parts = [Bits(start["qs"] + _LANE, 4 * run, 15)]
+        parts: list[Bits | Flags] = [Bits(start["qs"] + _LANE, 4 * run, 15)]
         if "qh" in start:
-            parts.append(Bits(start["qh"] + 2 * run + _LANE // 8, _LANE % 8, 1, place=4))
+            parts.append(Flags(start["qh"] + 2 * run, place=4))
         codes.append(Integers(tuple(parts), bias))
     return Format(layout, tuple(codes), Factor("d"), Factor("m") if "m" in start else None)
 

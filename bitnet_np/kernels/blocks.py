@@ -14,6 +14,7 @@ from .. import tensor_types
 from ..tensor_types import TensorType
 from .block_formats import FORMATS
 from .cpu import _PREFETCH, _ROW_BLOCK, _ROWS, _TOKENS, Floats, _launch, _matmul_rows, _parallel, _serial, _weights
+from .cpu import matmul as _float_matmul
 from .scalar import round_half_even, round_to_half
 from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32, unpack_block
 
@@ -183,7 +184,8 @@ def q8_0(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M], [R,
 
 def _widened(codes: NDArray[np.int8], scale: Floats) -> Floats:
     rows, n = scale.shape
-    return (codes.reshape(rows, n, -1) * scale[:, :, None]).reshape(codes.shape)
+    with np.errstate(invalid="ignore"):  # a code of 0 times a scale that is not finite is NaN, as it should be
+        return (codes.reshape(rows, n, -1) * scale[:, :, None]).reshape(codes.shape)
 
 
 def round_as_q8_k(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 256
@@ -222,3 +224,33 @@ ROUNDINGS: dict[TensorType, Callable[[Floats], Floats]] = {
     **dict.fromkeys([kind for kind in tensor_types.BLOCK_TYPES if kind.block == 32], round_as_q8_0),
 }
 """The type of a matrix -> what llama.cpp does to the activations before it multiplies them by it (on the CPU)."""
+
+
+def sums_as_q8_1(x: Floats) -> Floats:  # [R, M] -> [R, M/32], M a multiple of 32
+    """What llama.cpp multiplies the minimums of Q4_1 and Q5_1 by, less the sums of `round_as_q8_0`: it has the sums rounded to float16.
+
+    The sum of 32 codes times their scale, before that is rounded to float16 itself.
+    """
+    codes, scale = q8_0(x)
+    blocks = codes.reshape(*scale.shape, 32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        exact = np.abs(x.reshape(blocks.shape)).max(axis=2) / np.float32(127)
+        totals = blocks.sum(axis=2, dtype=np.int32).astype(np.float32)
+        return round_as_f16(totals * exact) - totals * scale
+
+
+def minimums(data: Bytes, kind: TensorType) -> NDArray[np.float16]:  # -> [N, M/32]
+    """The minimums of a Q4_1 or Q5_1 matrix."""
+    return np.ascontiguousarray(data.view(FORMATS[kind.name].layout)["m"]).view(np.float16)
+
+
+def matmul_as_llama_cpp(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
+    """x as llama.cpp rounds it times the transposed matrix."""
+    out = matmul(ROUNDINGS[kind](x), data, kind)
+    if kind in MINIMUM_TYPES:
+        out += _float_matmul(sums_as_q8_1(x), minimums(data, kind))
+    return out
+
+
+MINIMUM_TYPES = (tensor_types.Q4_1, tensor_types.Q5_1)
+"""The types whose minimums llama.cpp multiplies by rounded sums."""

@@ -13,7 +13,7 @@ Offsets and strides are in elements of the array they belong to. Nothing is boun
 
 import platform
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -23,7 +23,7 @@ from numba.core import cgutils, config
 from numba.extending import intrinsic, models, register_model
 from numba.np.numpy_support import from_dtype
 
-from .block_formats import FORMATS, Digit, Factor, Integers
+from .block_formats import FORMATS, Bits, Digit, Factor, Flags, Integers
 
 LANES = 16  # float32 or int32 numbers in a logical register
 STEP = 64  # bytes in a logical register: packed weights per ternary step
@@ -482,24 +482,26 @@ def _load_lanes(builder: ir.IRBuilder, block: ir.Value, at: list[int]) -> ir.Val
     return builder.shuffle_vector(loaded, ir.Constant(loaded.type, ir.Undefined), ir.Constant(V16I32, order))
 
 
+def _part(builder: ir.IRBuilder, block: ir.Value, part: Bits | Flags | Digit, signed: bool) -> ir.Value:
+    if isinstance(part, Flags):
+        bits = builder.bitcast(_load(builder, builder.gep(block, [ir.Constant(I64, part.at)]), I16), V16I1)
+        return builder.select(bits, ir.Constant(V16I32, [1 << part.place] * LANES), ir.Constant(V16I32, None))
+    lanes = _load_lanes(builder, block, part.at)
+    if isinstance(part, Digit):  # 16 bits hold every product
+        below = builder.mul(builder.zext(lanes, V16I16), ir.Constant(V16I16, part.factor))
+        below = builder.and_(below, ir.Constant(V16I16, [255] * LANES))
+        thrice = builder.mul(below, ir.Constant(V16I16, [3] * LANES))
+        return builder.zext(builder.lshr(thrice, ir.Constant(V16I16, [8] * LANES)), V16I32)
+    if signed:
+        return builder.sext(lanes, V16I32)
+    shifted = builder.lshr(builder.zext(lanes, V16I32), ir.Constant(V16I32, part.shift))
+    return builder.shl(builder.and_(shifted, ir.Constant(V16I32, part.mask)), ir.Constant(V16I32, [part.place] * LANES))
+
+
 def _integers(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> ir.Value:
     """16 integers as float32."""
-    total = None
-    for part in integers.parts:
-        lanes = _load_lanes(builder, block, part.at)
-        if isinstance(part, Digit):  # 16 bits hold every product
-            below = builder.mul(builder.zext(lanes, V16I16), ir.Constant(V16I16, part.factor))
-            below = builder.and_(below, ir.Constant(V16I16, [255] * LANES))
-            thrice = builder.mul(below, ir.Constant(V16I16, [3] * LANES))
-            value = builder.zext(builder.lshr(thrice, ir.Constant(V16I16, [8] * LANES)), V16I32)
-        elif integers.signed:
-            value = builder.sext(lanes, V16I32)
-        else:
-            value = builder.lshr(builder.zext(lanes, V16I32), ir.Constant(V16I32, part.shift))
-            value = builder.and_(value, ir.Constant(V16I32, part.mask))
-            value = builder.shl(value, ir.Constant(V16I32, [part.place] * LANES))
-        total = value if total is None else builder.or_(total, value)
-    return builder.sitofp(builder.sub(total, ir.Constant(V16I32, [integers.bias] * LANES)), V16F32)
+    parts = [_part(builder, block, part, integers.signed) for part in integers.parts]
+    return builder.sitofp(builder.sub(reduce(builder.or_, parts), ir.Constant(V16I32, [integers.bias] * LANES)), V16F32)
 
 
 def _factor(builder: ir.IRBuilder, block: ir.Value, layout: Any, factor: Factor) -> Callable[[int], ir.Value]:
