@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from . import operations as op
 from . import packing, spec
 from .model import Config, Layer, Linear, Model, Ternary
-from .points import QUANTIZED, Key
+from .points import MAY_BE_QUANTIZED, Key
 from .transformer import BITNET_CPP, Dialect
 
 Array = NDArray[np.float64]
@@ -417,8 +417,8 @@ _BY_NAME: dict[str, Callable[[_Context], Found]] = {
     "ffn_out": _gate,
     "result_output": _head,
     "inp_embd": _embedding,
-    **{name + "_codes": _codes for name in QUANTIZED},
-    **{name + "_scale": _scale for name in QUANTIZED},
+    **{name + "_codes": _codes for name in MAY_BE_QUANTIZED},
+    **{name + "_scale": _scale for name in MAY_BE_QUANTIZED},
 }
 
 
