@@ -6,10 +6,11 @@ from .errors import Error
 from .generate import Sampling, generate, stream
 from .gguf_file import open_gguf
 from .load import load
-from .model import Config, Layer, Model, Ternary
+from .model import Blocks, Config, Layer, Linear, Model, Ternary
 from .transformer import (
     BITNET_CPP,
     EXACT,
+    LLAMA_CPP,
     Dialect,
     compute_logits,
     forward,
@@ -21,12 +22,15 @@ from .transformer import (
 __all__ = [
     "BITNET_CPP",
     "EXACT",
+    "LLAMA_CPP",
+    "Blocks",
     "Config",
     "Dialect",
     "Error",
     "Judgement",
     "KVCache",
     "Layer",
+    "Linear",
     "Model",
     "Sampling",
     "Ternary",

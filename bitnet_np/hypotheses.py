@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from . import operations as op
 from . import packing, spec
-from .model import Config, Layer, Model, Ternary
-from .points import QUANTIZED, Key
+from .model import Config, Layer, Linear, Model, Ternary
+from .points import MAY_BE_QUANTIZED, Key
 from .transformer import BITNET_CPP, Dialect
 
 Array = NDArray[np.float64]
@@ -31,7 +31,7 @@ class Hypothesis:
 def hypotheses(model: Model, dialect: Dialect, operation: op.Operation) -> Iterator[Hypothesis]:
     """Every mistake known for an operation, the most specific ones first."""
     name, n = operation.key
-    find = _BY_NAME[name]
+    find = _BY_NAME.get(name, _nothing)
     layer = None if n is None else model.layers[n]
     for text, compute in find(_Context(model, dialect, operation, layer)):
         yield Hypothesis(text, compute)
@@ -81,8 +81,13 @@ _FIELDS = {
 
 
 def _linear(c: _Context) -> Found:
+    linear: Linear = getattr(c.layer, _FIELDS[c.operation.key.name])
+    if isinstance(linear.weights, Ternary):
+        yield from _ternary(c, linear.weights)
+
+
+def _ternary(c: _Context, weights: Ternary) -> Found:
     name = c.operation.key.name
-    weights: Ternary = getattr(c.layer, _FIELDS[name])
     w_scale = float(weights.scale)
 
     def times(x: Array, matrix: NDArray, factor: float = 1.0, s: Array | None = None) -> Array:
@@ -125,13 +130,13 @@ def _linear(c: _Context) -> Found:
     if weights.shape[0] == weights.shape[1]:
         yield "the weight matrix is transposed", c.of(lambda x: times(x, op.dense(weights).T))
     for other, field_name in _FIELDS.items():
-        matrix: Ternary = getattr(c.layer, field_name)
-        if other != name and matrix.shape == weights.shape:
-            yield f"the weights of {other} are used", c.of(lambda x, matrix=matrix: op.ternary_matmul(x, matrix).value)
+        matrix: Linear | None = getattr(c.layer, field_name)
+        if other != name and matrix is not None and matrix.shape == weights.shape:
+            yield f"the weights of {other} are used", c.of(lambda x, matrix=matrix: op.product(x, matrix).value)
     for step, text in ((-1, "previous"), (1, "next")):
         if 0 <= c.index + step < len(c.model.layers):
             matrix = getattr(c.model.layers[c.index + step], _FIELDS[name])
-            yield f"the weights of the {text} layer are used", c.of(lambda x, matrix=matrix: op.ternary_matmul(x, matrix).value)
+            yield f"the weights of the {text} layer are used", c.of(lambda x, matrix=matrix: op.product(x, matrix).value)
     source = c.operation.inputs[0].name
     before = {"attn_sub_norm": "kqv_out", "ffn_sub_norm": "ffn_out", "ffn_norm": "ffn_inp"}.get(source)
     if before:
@@ -193,9 +198,9 @@ def _norm(c: _Context) -> Found:
         yield "the norm is taken for each head by itself", c.of(by_head)
     if c.layer is not None:
         for other_name in ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm"):
-            weight = getattr(c.layer, other_name).astype(np.float64)
-            if other_name != name and weight.shape == gain.shape:
-                yield f"the weight of {other_name} is used", c.of(lambda x, weight=weight: spec.rms_norm(x, weight, eps))
+            weight = getattr(c.layer, other_name)
+            if other_name != name and weight is not None and weight.shape == gain.shape:
+                yield f"the weight of {other_name} is used", c.of(lambda x, weight=weight: spec.rms_norm(x, weight.astype(np.float64), eps))
     else:
         weight = c.model.layers[-1].ffn_norm.astype(np.float64)
         yield "the last layer is skipped", lambda values: spec.rms_norm(values[_before_last(c.model)], gain, eps)
@@ -362,7 +367,7 @@ def _residual(c: _Context) -> Found:
 
 def _head(c: _Context) -> Found:
     model = c.model
-    table = packing.float32(model.token_embd if model.output is None else model.output).astype(np.float64)
+    table = packing.float32(model.head).astype(np.float64)
     last = Key("l_out", len(model.layers) - 1)
 
     def int8(x: Array) -> Array:
@@ -412,9 +417,13 @@ _BY_NAME: dict[str, Callable[[_Context], Found]] = {
     "ffn_out": _gate,
     "result_output": _head,
     "inp_embd": _embedding,
-    **{name + "_codes": _codes for name in QUANTIZED},
-    **{name + "_scale": _scale for name in QUANTIZED},
+    **{name + "_codes": _codes for name in MAY_BE_QUANTIZED},
+    **{name + "_scale": _scale for name in MAY_BE_QUANTIZED},
 }
+
+
+def _nothing(c: _Context) -> Found:
+    yield from ()
 
 
 def generic(theirs: Array, value: Array, earlier: Array | None) -> Iterator[tuple[str, Array]]:

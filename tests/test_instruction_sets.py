@@ -21,7 +21,9 @@ from numba import njit, types
 from numba.core import codegen
 
 from bitnet_np import packing
-from bitnet_np.kernels import cpu, simd
+from bitnet_np.kernels import blocks, cpu, simd
+from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.tensor_types import BLOCK_TYPES, Q5_K
 from bitnet_np.transformer import DIALECTS, forward_full, forward_incremental
 
 SSE4 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
@@ -41,9 +43,22 @@ def digest(array):
     return hashlib.sha256(array.tobytes()).hexdigest()
 
 
+def random_floats(shape):
+    return np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+
+
+def random_blocks(kind):
+    """40 rows of 512 weights: random bytes, but for scales, which are finite."""
+    data = np.random.default_rng(kind.number).integers(0, 256, (40, 512 // kind.block * kind.block_bytes), np.uint8)
+    records = data.view(FORMATS[kind.name].layout)
+    for half in FORMATS[kind.name].halves:
+        records[half] &= 0xBFFF
+    return data
+
+
 def fingerprint():
     """SHA-256 of the logits of two models, 70 tokens of 2 sequences, in both dialects by both paths, and of every float16 widened:
-    random weights are hardly ever subnormal. And how all that was computed.
+    random weights are hardly ever subnormal. Of the weights of every block type, and of products with one. And how all that was computed.
     """
     digests = []
     for shape in (SHAPE, {"width": 33, "ffn": 45, "heads": 2, "kv_heads": 1, "head_dim": 6}):
@@ -55,7 +70,14 @@ def fingerprint():
     every = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(-1, 16)
     widened = cpu.embed(every, np.arange(len(every)))
     widened[np.isnan(widened)] = np.nan
-    return {"path": simd.instruction_path(), "wide": simd.is_wide(), "halves": digest(widened), "logits": digests}
+    return {
+        "path": simd.instruction_path(),
+        "wide": simd.is_wide(),
+        "halves": digest(widened),
+        "logits": digests,
+        "weights": {kind.name: digest(blocks.embed(random_blocks(kind), kind, np.arange(40))) for kind in BLOCK_TYPES},
+        "products": [digest(blocks.matmul(random_floats((rows, 512)), random_blocks(Q5_K), Q5_K)) for rows in (1, 7)],
+    }
 
 
 PROGRAM = "import json; from test_instruction_sets import fingerprint; print(json.dumps(fingerprint()))"

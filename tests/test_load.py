@@ -18,7 +18,7 @@ from bitnet_np.errors import Error, FileFormatError, NonFiniteError, ShapeError,
 from bitnet_np.families import ARCHITECTURES, MATRICES, NORMS, layer_shapes, rope_frequencies
 from bitnet_np.gguf_file import open_gguf
 from bitnet_np.load import load, model_from
-from bitnet_np.model import Config, Layer, Model, Ternary
+from bitnet_np.model import Config, Layer, Linear, Model, Ternary
 from bitnet_np.tensor_types import BF16, F16, F32, I2_S
 from bitnet_np.transformer import forward_full
 from scripts.make_model import Shape, write_model
@@ -105,7 +105,10 @@ def assert_refused(path, error, message):
 
 def written_model(**changes) -> Model:
     """The model of TENSORS, put together without a file."""
-    layers = [Layer(**{field: TENSORS[f"blk.{n}.{field}.weight"] for field in layer_shapes(CONFIG)}) for n in range(CONFIG.n_layers)]
+    layers = [
+        Layer(**{f: Linear(t) if isinstance(t := TENSORS[f"blk.{n}.{f}.weight"], Ternary) else t for f in layer_shapes(CONFIG)})
+        for n in range(CONFIG.n_layers)
+    ]
     parts = {"token_embd": TENSORS["token_embd.weight"], "output": None} | changes
     frequencies = rope_frequencies(CONFIG.rope_base, CONFIG.head_dim)
     return Model(CONFIG, layers=tuple(layers), output_norm=TENSORS["output_norm.weight"], rope_frequency=frequencies, **parts)
@@ -119,7 +122,7 @@ def assert_same_model(loaded, expected):
         for field in NORMS:
             np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
         for field in MATRICES:
-            x, y = getattr(a, field), getattr(b, field)
+            x, y = getattr(a, field).weights, getattr(b, field).weights
             assert (x.shape, x.scale) == (y.shape, y.scale)
             np.testing.assert_array_equal(packing.unpack(x), packing.unpack(y))
     tokens = [[0, 8, 3, 3, 5]]
@@ -194,7 +197,7 @@ def test_tables_stay_where_they_are_in_the_file(write):
         model.output_norm,
         model.rope_frequency,
         model.layers[0].attn_norm,
-        model.layers[0].attn_q.codes,
+        model.layers[0].attn_q.weights.codes,
     ]
     for array in arrays:
         with pytest.raises(ValueError, match="read-only"):
@@ -328,7 +331,7 @@ def test_scales_are_finite_and_not_negative(write, name, scale):
 def test_scales_that_are_odd_but_numbers(write, scale):
     name = MATRIX_NAMES[0]
     matrix = packing.pack(packing.unpack(TENSORS[name]), scale)
-    assert load(write(tensors={name: matrix})).layers[0].attn_q.scale == np.float32(scale)
+    assert load(write(tensors={name: matrix})).layers[0].attn_q.weights.scale == np.float32(scale)
 
 
 @pytest.mark.parametrize("name", [*FLOAT_NAMES, "output.weight"])

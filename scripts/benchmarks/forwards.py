@@ -1,5 +1,6 @@
 """Whole forward passes: prefill, decode, batch, modes and fit."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -63,7 +64,7 @@ def prefill(setup: Setup) -> Iterator[Case]:
         check=lambda: forward_full(setup.model, prompt),
         tokens=lengths[0],
         macs=lengths[0] * models.ternary_weights(setup.model),
-        float_macs=lengths[0] * models.head(setup.model).size,
+        float_macs=lengths[0] * math.prod(setup.model.head.shape),
         work=2 * lengths[0],
     )
 

@@ -3,9 +3,8 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import make_model
 import numpy as np
@@ -13,8 +12,9 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from make_model import Shape
 from numpy.typing import NDArray
 
-from bitnet_np import Model
+from bitnet_np import Linear, Model
 from bitnet_np.errors import OptionError
+from bitnet_np.model import Layer, Ternary
 
 SMALL = Shape(vocab=4096, context=4096, width=512, layers=6, ffn=1536, heads=8, kv_heads=2)
 SHAPES = {**{name: shape for name, shape in make_model.SHAPES.items() if name != "custom"}, "small": SMALL}
@@ -95,26 +95,19 @@ def shape_of(model: Model) -> Shape:
     return Shape(c.vocab, c.context, c.width, c.n_layers, c.ffn, c.heads, c.kv_heads, c.head_dim, c.eps, c.rope_base)
 
 
-def head(model: Model) -> NDArray:
-    """The matrix that makes logits [V, D]."""
-    return model.token_embd if model.output is None else model.output
-
-
-def matrices(layer: Any) -> Iterator[tuple[str, Any]]:
-    """Names and records of a layer's ternary matrices."""
+def linears(layer: Layer) -> Iterator[tuple[str, Linear]]:
+    """Names and records of a layer's matrices."""
     for part in fields(layer):
         value = getattr(layer, part.name)
-        if is_dataclass(value) and hasattr(value, "shape"):
+        if isinstance(value, Linear):
             yield part.name, value
 
 
-def _arrays(record: Any) -> Iterator[NDArray]:
-    for part in fields(record):
-        value = getattr(record, part.name)
-        if isinstance(value, np.ndarray):
-            yield value
-        elif is_dataclass(value) and not isinstance(value, type):
-            yield from _arrays(value)
+def matrices(layer: Layer) -> Iterator[tuple[str, Ternary]]:
+    """Names and records of a layer's ternary matrices."""
+    for name, linear in linears(layer):
+        if isinstance(linear.weights, Ternary):
+            yield name, linear.weights
 
 
 def ternary_weights(model: Model) -> int:
@@ -123,8 +116,8 @@ def ternary_weights(model: Model) -> int:
 
 
 def weight_bytes(model: Model) -> int:
-    """Bytes that decoding one token must read: all layers, and the head."""
-    return head(model).nbytes + sum(array.nbytes for layer in model.layers for array in _arrays(layer))
+    """Bytes that decoding one token must read: the matrices of all layers, and the head."""
+    return model.head.nbytes + sum(linear.weights.nbytes for layer in model.layers for _, linear in linears(layer))
 
 
 def transformers_config(shape: Shape) -> dict[str, int]:
