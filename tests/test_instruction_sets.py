@@ -19,6 +19,7 @@ import pytest
 from models import SHAPE, assert_same_bits, random_model, random_tokens
 from numba import njit, types
 from numba.core import codegen
+from numba.np.numpy_support import from_dtype
 
 from bitnet_np import packing
 from bitnet_np.kernels import blocks, cpu, simd
@@ -221,6 +222,23 @@ def test_float_dot_products_are_fused_and_call_nothing(triple, processor, featur
     assert sum(name.startswith(widen) for name in names) >= 2 * 2
     calls = [line for line in lines if line and line[0] in ("bl", "callq", "call")]
     assert not [line for line in calls if any(word in " ".join(line) for word in ("fma", "extendhf"))]
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("triple", "processor", "to_float", "pieces", "widen"),
+    [(X86, "haswell", "vcvtdq2ps", 2, "vcvtph2ps"), (ARM, "generic", "scvtf", 4, "fcvtl")],
+)
+def test_block_types_are_unpacked_in_registers(kind, triple, processor, to_float, pieces, widen):
+    """Whole registers of codes become floats, float16 scales are widened by an instruction, and no function is called but Numba's own."""
+    n = types.intp
+    signature = (array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True), n, n, array(types.float32, 2), n)
+    lines = assembly(lowered(blocks._unpack_row, signature, "generic"), triple, processor, "")
+    names = [line[0] for line in lines if line]
+    assert names.count(to_float) >= kind.block // 16 * pieces
+    assert widen in names
+    called = [line[1] for line in lines if line and line[0] in ("bl", "callq")]
+    assert [name for name in called if not name.startswith(("NRT_", "*%r"))] == []
 
 
 @pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= simd.cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
