@@ -231,3 +231,14 @@ def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | Non
             raise ShapeError(f"{factors.shape[0]} factors of RoPE's frequencies, expected {frequencies.size}")
         frequencies = frequencies / factors
     return frequencies / scaling
+
+
+def llama3_factors(frequencies: NDArray[np.float64], factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:
+    """What Llama 3.1's scaling divides frequencies [J] by: GGUF files keep these numbers as rope_freqs.weight, config.json the four here.
+
+    Waves that fit the `original` context more than `high` times stay, those that fit it less than `low` times are stretched by `factor`,
+    and in between the frequency goes from one to the other linearly ("The Llama 3 Herd of Models", arXiv 2407.21783, and its code).
+    """
+    fits = original * frequencies / (2 * np.pi)
+    smooth = np.clip((fits - low) / (high - low), 0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)

@@ -50,7 +50,7 @@ LAYER_NAMES = tuple(_in_order())
 """In the order of a layer."""
 
 RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "inpL", "result_norm", "result_output")
-"""What a forward pass records, of one family or another. Scores are worked out of it on request, log_probs of files without logits."""
+"""What a forward pass records, of one family or another. Scores are worked out on request; log_probs come from files without logits."""
 
 _LABEL = re.compile(r"([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?")
 _HEADS = ("Qcur", "Kcur", "Vcur", "Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope", "kqv_out")

@@ -213,7 +213,7 @@ def build(hf: "Transformers", case: Case) -> Pair:
 # --- theirs ---------------------------------------------------------------------------------------------------------------------------
 
 
-class _Float64:
+class Float64:
     """torch, but for its float32, which is float64."""
 
     def __init__(self, torch: Any) -> None:
@@ -291,7 +291,7 @@ class Transformers:
     def strict(self, model: Any) -> Iterator[None]:
         """Float64 for every float32, in the model and in the source that runs it."""
         torch = self.torch
-        wide = _Float64(torch)
+        wide = Float64(torch)
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(self.modeling, "torch", wide))
             stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))

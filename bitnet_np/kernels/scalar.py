@@ -86,7 +86,7 @@ _Q9 = _f(-5.7343173e-09)
 
 @njit(inline="always")
 def normal_cdf(x):
-    """The normal distribution, (1 + erf(x / sqrt 2)) / 2, in float32: to 4 (1 + x^2 / 2) roundings, relative, and 0 below -8.49.
+    """The normal distribution, (1 + erf(x / sqrt 2)) / 2, in float32: to 5 (1 + x^2 / 2) roundings, relative, and 0 below -8.49.
 
     By erf near 0, by erfc elsewhere, so that nothing cancels.
     """
