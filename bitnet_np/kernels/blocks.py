@@ -90,10 +90,10 @@ def _matmul(data, blocks, size, x, out):
     for block in prange((blocks.shape[0] + _ROW_BLOCK - 1) // _ROW_BLOCK):
         first = block * _ROW_BLOCK
         end = min(first + _ROW_BLOCK, blocks.shape[0])
-        if x.shape[0] > 1:
-            _gemm_rows(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, blocks, size, first, end, x, out)
-        else:
+        if x.shape[0] == 1:
             _gemv_rows(tile_f32(_ROWS, 1), _ROWS, data, blocks, size, first, end, x, out)
+        else:
+            _gemm_rows(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, blocks, size, first, end, x, out)
 
 
 def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
