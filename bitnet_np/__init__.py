@@ -1,6 +1,7 @@
 """bitnet_np: a reference implementation of BitNet b1.58 inference. A GGUF file and token ids in, logits one can trust out."""
 
 from .cache import KVCache
+from .certified import CertifiedHead, certify
 from .compare import Judgement, judge
 from .errors import Error
 from .generate import Sampling, generate, stream
@@ -24,6 +25,7 @@ __all__ = [
     "EXACT",
     "LLAMA_CPP",
     "Blocks",
+    "CertifiedHead",
     "Config",
     "Dialect",
     "Error",
@@ -34,6 +36,7 @@ __all__ = [
     "Model",
     "Sampling",
     "Ternary",
+    "certify",
     "compute_logits",
     "forward",
     "forward_full",

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numba
 import numpy as np
@@ -21,7 +21,7 @@ from . import embedded, families, progress, selftest, trace_command
 from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
 from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
-from .generate import Sampling, stream
+from .generate import HeadChoice, Sampling, stream
 from .gguf_file import GGUFFile, Value, open_gguf
 from .interop import FORMATS, read_any
 from .kernels import simd
@@ -107,6 +107,12 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the fewest tokens with probability P")
     generate.add_argument("--seed", type=int, default=0, metavar="N")
     generate.add_argument("--uniforms", metavar="0.1,0.7", help="sample with these numbers instead of the seed's, one for each token")
+    generate.add_argument(
+        "--head",
+        choices=get_args(HeadChoice),
+        default="auto",
+        help="compute all logits (exact) or only those that can win (certified): the same tokens; auto (default): what is faster",
+    )
     generate.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text; default: the file's end tokens")
     computing(generate)
 
@@ -390,6 +396,7 @@ def _generate(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             stop=stops,
             dialect=DIALECTS[arguments.dialect],
+            head=arguments.head,
         )
         decoder = tokenizer.decode_stream() if tokenizer else None
         new: list[int] = []

@@ -31,6 +31,7 @@ from .tensor_types import BF16, F16, F32, TERNARY_TYPES
 
 Floats = NDArray[np.float32]
 Record = Callable[[str, int | None, NDArray], None]
+Head = Callable[[Floats], Floats]
 KeysValues = Callable[[int, Floats, Floats], tuple[Floats, Floats]]
 
 PARALLEL_THRESHOLD = 16
@@ -159,11 +160,13 @@ def forward(
     dialect: Dialect = EXACT,
     ops: ModuleType = cpu,
     record: Record = ignore,
+    head: Head | None = None,
 ) -> Floats:
     """Logits of the next tokens of sequences whose beginnings are in `cache`: prefill, a chunk of it, or decode.
 
     Arguments and result are those of `forward_full`. Sequence i lives in slot slots[i], by default in slot i, and its new tokens stand at
-    positions that go on from what the slot holds. Afterwards the slots hold the new tokens too.
+    positions that go on from what the slot holds. Afterwards the slots hold the new tokens too. `head` makes the logits instead of the
+    model's output table; it may leave some out, as -infinity (certified.py).
 
     Raises what `forward_full` raises, CapacityError when the cache is too small, SlotError for a slot that is not there or named twice.
     Whatever is raised, also by `record`, the cache is as it was.
@@ -183,7 +186,7 @@ def forward(
         return cache.k[layer], cache.v[layer]
 
     try:
-        logits = _shaped(_decoder(model, rows, keys_values, last_only, dialect, ops, record), rows, ids.shape, last_only)
+        logits = _shaped(_decoder(model, rows, keys_values, last_only, dialect, ops, record, head), rows, ids.shape, last_only)
     except BaseException:
         for slot, length, count in zip(chosen, start, counts, strict=True):
             cache.erase(slot, length, length + count)
@@ -332,7 +335,14 @@ def _shaped(logits: Floats, rows: Rows, shape: tuple[int, ...], last_only: bool)
 
 
 def _decoder(
-    model: Model, rows: Rows, keys_values: KeysValues, last_only: bool, dialect: Dialect, ops: ModuleType, record: Record
+    model: Model,
+    rows: Rows,
+    keys_values: KeysValues,
+    last_only: bool,
+    dialect: Dialect,
+    ops: ModuleType,
+    record: Record,
+    head: Head | None = None,
 ) -> Floats:
     """All layers and the head: [R] -> [R, V], or [B, V] with last_only."""
     c = model.config
@@ -348,12 +358,14 @@ def _decoder(
         h = h[rows.last]
     x = _norm(c, h, model.output_norm, model.output_norm_bias, ops)
     record("result_norm", None, x)
-    logits = _product(dialect.rounded(x), model.head, None, dialect, ops)
+    x = dialect.rounded(x)
+    logits = _product(x, model.head, None, dialect, ops) if head is None else head(dialect.seen(x, model.head))
     if model.output_bias is not None:
         logits = logits + model.output_bias
     record("result_output", None, logits)
-    if ops.has_non_finite(logits):
-        row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
+    largest = logits if head is None else logits.max(axis=1)
+    if ops.has_non_finite(largest):
+        row = int(np.flatnonzero(~np.isfinite(largest.reshape(len(logits), -1)).all(axis=1))[0])
         row = int(rows.last[row]) if last_only else row
         where = f"sequence {rows.sequence[row]}, position {rows.position[row]}"
         raise NonFiniteError(f"the logits of {where} have NaN or infinity in them: the model leaves float32's range")
