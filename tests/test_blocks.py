@@ -36,7 +36,7 @@ def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: i
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
-@given(seed=seeds, n=st.integers(1, 70), per_row=st.integers(1, 5), rows=st.integers(1, 9))
+@given(seed=seeds, n=st.integers(1, 70), per_row=st.integers(1, 5), rows=st.integers(0, 9))
 def test_products_are_those_of_a_float_matrix(kind, seed, n, per_row, rows):
     rng = np.random.default_rng(seed)
     blocks = random_blocks(rng, kind, n, per_row)
@@ -134,13 +134,18 @@ def test_activations_are_rounded_as_ggml_does(quantize, expected, rounded, seed,
         assert_same_bits(rounded(x), codes * np.repeat(scales, x.shape[1] // scales.shape[1], axis=1))
 
 
-@pytest.mark.parametrize(("rounded", "size"), [(kernels.round_as_q8_k, 256), (kernels.round_as_q8_0, 32)])
+@pytest.mark.parametrize(
+    ("quantize", "rounded", "size"), [(kernels.q8_k, kernels.round_as_q8_k, 256), (kernels.q8_0, kernels.round_as_q8_0, 32)]
+)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_stays_visible_in_its_block(rounded, size, value):
+def test_what_is_not_finite_stays_visible_in_its_block(quantize, rounded, size, value):
     x = np.ones((2, 512), np.float32)
     x[1, 300] = value
     expected = (np.arange(512) // size == 300 // size) & (np.arange(2) == 1)[:, None]
     np.testing.assert_array_equal(np.isnan(rounded(x)), expected)
+    codes, scale = quantize(x)
+    np.testing.assert_array_equal(codes == 0, expected)
+    np.testing.assert_array_equal(np.isnan(scale), expected[:, ::size])
 
 
 @pytest.mark.parametrize("rounded", [kernels.round_as_q8_k, kernels.round_as_q8_0])

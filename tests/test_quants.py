@@ -90,16 +90,14 @@ def test_one_scale_that_is_not_finite_is_found(kind, monkeypatch):
 # --- ternary matrices -----------------------------------------------------------------------------------------------------------------
 
 
-@given(seed=seeds, kind=st.sampled_from(TERNARY_TYPES), n=st.integers(1, 5), per_row=st.integers(1, 3), chunk=st.integers(1, 9))
-def test_a_ternary_matrix_is_packed_as_it_would_have_been_at_first(seed, kind, n, per_row, chunk):
+@given(seed=seeds, kind=st.sampled_from(TERNARY_TYPES), n=st.integers(1, 5), per_row=st.integers(1, 3))
+def test_a_ternary_matrix_is_packed_as_it_would_have_been_at_first(seed, kind, n, per_row):
     rng = np.random.default_rng(seed)
     matrix = rng.integers(-1, 2, (n, 256 * per_row))
     matrix[:, :256] *= rng.integers(0, 2, (n, 1))  # some blocks of zeros, which have the scale 0
     matrix[0, -1] = 1
     scale = np.float32(np.float16(rng.uniform(0.01, 3)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quants, "_CHUNK", chunk)
-        found = quants.ternary_of(quantized(matrix * scale, kind))
+    found = quants.ternary_of(quantized(matrix * scale, kind))
     expected = packing.pack(matrix, scale)
     assert found.shape == expected.shape
     assert found.scale == expected.scale
@@ -108,14 +106,14 @@ def test_a_ternary_matrix_is_packed_as_it_would_have_been_at_first(seed, kind, n
 
 
 @pytest.mark.parametrize("kind", TERNARY_TYPES, ids=lambda kind: kind.name)
-@given(seed=seeds)
-def test_any_bytes_are_the_weights_that_ggml_reads_in_them(kind, seed):
-    """Bytes of TQ1_0 that nothing writes too, and codes in blocks that have the scale 0."""
+@given(seed=seeds, scale=st.sampled_from([0x3555, 0x0100, 0x0001]))
+def test_any_bytes_are_the_weights_that_ggml_reads_in_them(kind, seed, scale):
+    """Bytes of TQ1_0 that nothing writes too, and codes in blocks that have the scale 0; the least scale is not 0."""
     rng = np.random.default_rng(seed)
     blocks = random_blocks(rng, kind, 7, 2)
     data = blocks.data.copy()
     records = data.view(FORMATS[kind.name].layout)
-    records["d"] = rng.choice(np.array([0, 0x8000, 0x3555], np.uint16), records.shape, p=[0.1, 0.1, 0.8])
+    records["d"] = rng.choice(np.array([0, 0x8000, scale], np.uint16), records.shape, p=[0.1, 0.1, 0.8])
     if kind is TQ2_0:
         records["qs"] &= ~(records["qs"] & 0xAA & records["qs"] << 1)  # 3 becomes 1
     blocks = Blocks(data, kind, blocks.shape)
@@ -151,8 +149,11 @@ def test_the_code_three_is_refused(lane, monkeypatch):
     data = np.full((4, 2 * TQ2_0.block_bytes), 0b01100110, np.uint8)
     data.view(FORMATS["TQ2_0"].layout)["d"] = 0x3C00
     assert not kernels.has_code_three(data)
-    data[3, 70] |= 3 << 2 * lane
-    assert kernels.has_code_three(data)
+    for at in np.ndindex(4, 2):
+        damaged = data.copy()
+        damaged[at[0], at[1] * TQ2_0.block_bytes + 4] |= 3 << 2 * lane
+        assert kernels.has_code_three(damaged)
+    data[2, 4] |= 3 << 2 * lane
     with pytest.raises(FileFormatError, match="code 3"):
         quants.ternary_of(Blocks(data, TQ2_0, (4, 512)))
 

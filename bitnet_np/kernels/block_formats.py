@@ -2,7 +2,7 @@
 
 A block is a run of consecutive weights of a row (32 or 256) with everything needed to compute them:
 
-    weight[i] = scale[i // 16] * code[i] + minimum[i // 16]
+    weight[i] = scale[i // RUN] * code[i] + minimum[i // RUN]
 
 in float32, rounded after each operation (the products are exact: at most 22 bits). Codes, and the factors that scales and minimums have
 besides the block's own float16, are small integers put together from bits of some bytes, 16 at a time: `Integers`.
@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-LANES = 16
-_LANE = np.arange(LANES)
+RUN = 16  # weights that are computed at a time: the lanes of a register in simd.py
+_LANE = np.arange(RUN)
 
 
 class Bits:
@@ -41,7 +41,7 @@ class Digit:
 
 
 def _lanes(values: ArrayLike) -> list[int]:
-    return np.broadcast_to(values, LANES).tolist()
+    return np.broadcast_to(values, RUN).tolist()
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Format:
     @property
     def weights(self) -> int:
         """In a block."""
-        return LANES * len(self.codes)
+        return RUN * len(self.codes)
 
     @property
     def halves(self) -> tuple[str, ...]:

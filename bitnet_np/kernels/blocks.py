@@ -7,7 +7,7 @@ give for the same weights as float32. `data` is the bytes of a matrix [N, bytes 
 from collections.abc import Callable
 
 import numpy as np
-from numba import prange
+from numba import njit, prange
 from numpy.typing import NDArray
 
 from .. import tensor_types
@@ -88,10 +88,10 @@ def _matmul(data, blocks, size, x, out):
     for block in prange((blocks.shape[0] + _ROW_BLOCK - 1) // _ROW_BLOCK):
         first = block * _ROW_BLOCK
         end = min(first + _ROW_BLOCK, blocks.shape[0])
-        if x.shape[0] > 1:
-            _gemm_rows(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, blocks, size, first, end, x, out)
-        else:
+        if x.shape[0] == 1:
             _gemv_rows(tile_f32(_ROWS, 1), _ROWS, data, blocks, size, first, end, x, out)
+        else:
+            _gemm_rows(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, blocks, size, first, end, x, out)
 
 
 def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
@@ -122,6 +122,55 @@ def has_code_three(data: Bytes) -> bool:
     blocks = _blocks(data, tensor_types.TQ2_0).reshape(-1)
     parts = (blocks[start : start + _CHECKED]["qs"] for start in range(0, blocks.size, _CHECKED))
     return any(bool((codes & codes >> 1 & 0x55).any()) for codes in parts)
+
+
+# --- ternary types as I2_S ------------------------------------------------------------------------------------------------------------
+
+_ZEROS = 0b01010101  # four codes of 1, which stand for 0
+
+
+@njit(inline="always")
+def _digit(byte, power):
+    """A base-3 digit of a byte that holds a fraction of 256; power is 3^(digits before it)."""
+    below = np.uint32(np.uint32(byte * power) & np.uint32(255))
+    return np.uint32(np.uint32(below * np.uint32(3)) >> np.uint32(8))
+
+
+@_serial
+def _pack_tq1_0(data, out):
+    """Digit n of the first 32 bytes is weight 32 n + i, of the next 16 weight 160 + 16 n + i, of the last four weight 240 + 4 n + i."""
+    for block in range(data.size // 54):
+        source, first, second = data[54 * block :], out[64 * block :], out[64 * block + 32 :]
+        for i in range(32):
+            byte = np.uint32(source[i])
+            first[i] = _digit(byte, 1) << 6 | _digit(byte, 3) << 4 | _digit(byte, 9) << 2 | _digit(byte, 27)
+            second[i] = _digit(byte, 81) << 6
+        for i in range(16):
+            byte = np.uint32(source[32 + i])
+            second[i] |= _digit(byte, 1) << 4 | _digit(byte, 9) << 2 | _digit(byte, 81)
+            second[16 + i] |= _digit(byte, 3) << 4 | _digit(byte, 27) << 2
+        for i in range(16):
+            second[16 + i] |= _digit(np.uint32(source[48 + i % 4]), 3 ** (i // 4))
+        if source[52] == 0 and source[53] & 0x7F == 0:
+            first[:64] = _ZEROS
+
+
+@_serial
+def _pack_tq2_0(data, out):
+    """As in I2_S a byte holds weights that are 32 apart, but the first in its lowest bits."""
+    for block in range(data.size // 66):
+        source, target = data[66 * block :], out[64 * block :]
+        for i in range(64):
+            byte = source[i]
+            target[i] = byte << 6 | (byte & 0x0C) << 2 | byte >> 2 & 0x0C | byte >> 6
+        if source[64] == 0 and source[65] & 0x7F == 0:
+            target[:64] = _ZEROS
+
+
+def pack_ternary(data: Bytes, kind: TensorType, out: Bytes) -> None:  # [N, bytes of a row], TQ1_0 or TQ2_0, [at least N * M / 4]
+    """The codes of a matrix in I2_S's bytes, scales left out, but for zeros where they are 0."""
+    pack = {tensor_types.TQ1_0: _pack_tq1_0, tensor_types.TQ2_0: _pack_tq2_0}[kind]
+    pack(_weights(data.reshape(-1)), out)
 
 
 # --- activations, as llama.cpp rounds them --------------------------------------------------------------------------------------------
