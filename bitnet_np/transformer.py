@@ -16,7 +16,6 @@ Tokens of all sequences are laid end to end in rows, so padding is never compute
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from types import ModuleType
 from typing import Literal
 
@@ -372,8 +371,20 @@ def _decoder(
     return logits
 
 
-Codes = Callable[[], tuple[NDArray[np.int8], Floats]]
-"""A tensor as int8 codes and steps per unit, one for each row."""
+class Codes:
+    """A tensor as int8 codes and steps per unit, one for each row: worked out once, when the first matrix that needs them asks."""
+
+    def __init__(self, name: str, n: int, x: Floats, ops: ModuleType, record: Record) -> None:
+        self._of = name, n, x, ops, record
+        self._found: tuple[NDArray[np.int8], Floats] | None = None
+
+    def __call__(self) -> tuple[NDArray[np.int8], Floats]:
+        if self._found is None:
+            name, n, x, ops, record = self._of
+            self._found = codes, scale = ops.quantize(x)
+            record(name + "_codes", n, codes)
+            record(name + "_scale", n, scale)
+        return self._found
 
 
 def _embed(table: Table, rows: NDArray[np.int64], ops: ModuleType) -> Floats:
@@ -418,28 +429,16 @@ def _layer(
         record(name, n, array)
         return array
 
-    def codes_of(name: str, array: Floats) -> Codes:
-        """Worked out once, when the first matrix that needs them asks."""
-
-        @cache
-        def codes() -> tuple[NDArray[np.int8], Floats]:
-            q, scale = ops.quantize(array)
-            record(name + "_codes", n, q)
-            record(name + "_scale", n, scale)
-            return q, scale
-
-        return codes
-
     def linears(source: str, x: Floats, **outputs: Linear) -> list[Floats]:
         """Matrices that read the same input, by the names of what they give."""
-        shared = codes_of(source, x)
+        shared = Codes(source, n, x, ops, record)
 
         def linear(name: str, w: Linear) -> Floats:
             if w.norm is None:
                 y = _product(x, w.weights, shared, dialect, ops)
             else:
                 own = note(name + "_in", ops.rms_norm(x, w.norm, w.norm_eps or c.eps))
-                y = _product(own, w.weights, codes_of(name + "_in", own), dialect, ops)
+                y = _product(own, w.weights, Codes(name + "_in", n, own, ops, record), dialect, ops)
             y = y if w.scale is None else y * w.scale
             return note(name, y if w.bias is None else y + w.bias)
 

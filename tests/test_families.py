@@ -1,5 +1,6 @@
 """Families: files of every architecture are the models that were written, fused or split, and what is not supported is refused by name."""
 
+import json
 import re
 
 import gguf
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from models import assert_same_bits, random_model
 
-from bitnet_np import packing, spec
+from bitnet_np import cli, packing, spec
 from bitnet_np.errors import FileFormatError, NonFiniteError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES, FAMILIES, rope_frequencies
 from bitnet_np.load import load
@@ -304,3 +305,32 @@ def test_configs_that_no_model_has(changes, message):
 
 def test_an_odd_head_needs_no_pairs_where_nothing_is_rotated():
     assert Config("gpt2", 9, 64, 40, 1, 64, 2, 2, 21, 1e-5, 10000.0, rope="none").rope_pairs == 0
+
+
+# --- the commands ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", ["exact", "llama.cpp"])
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_command_works_with_every_family(written, tmp_path, capsys, family, dialect):
+    path, tokens = str(written(drawn(family))), "1,2,3,4,5"
+
+    def run(*arguments):
+        assert cli.main([*arguments]) == 0
+        return capsys.readouterr().out
+
+    config = json.loads(run("inspect", path, "--json"))["config"]
+    assert (config["architecture"], config["activation"]) == (family, FAMILIES[family].config["activation"])
+    assert "supported: yes" in run("inspect", path)
+    how = ("--as", dialect)
+    parallel, incremental = (
+        json.loads(run("logits", path, "--tokens", tokens, "--json", *how, "--mode", mode))["sha256"]
+        for mode in ("parallel", "incremental")
+    )
+    assert parallel == incremental
+    new = run("generate", path, "--tokens", tokens, "-n", "3", *how).strip().split(",")
+    assert len(new) == 3
+    assert "perplexity" in run("nll", path, "--tokens", tokens, *how)
+    trace = str(tmp_path / "trace.npz")
+    run("trace", path, "--tokens", tokens, "--out", trace, "--scores", *how)
+    assert "SAME_BITS" in run("check", path, "--tokens", tokens, "--theirs", trace, *how)
