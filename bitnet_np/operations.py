@@ -317,7 +317,7 @@ def ternary_matmul(x: Array, weights: Ternary) -> Expected:
     reach = np.zeros(value.shape)
     for row, column in zip(rows, columns, strict=True):
         reach[row] += np.abs(matrix[:, column])
-    return Expected(value, unit, x.shape[1], reach * w_scale)
+    return Expected(value, unit, x.shape[1] + 3, reach * w_scale)  # products, and the scale, the quotient and the factor
 
 
 def rope(model: Model, dialect: Dialect, x: Array) -> Expected:
