@@ -218,7 +218,7 @@ def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
 def test_float_dot_products_are_fused_and_call_nothing(triple, processor, features, fused, widen):
     """A call would be one for each lane. float16 is widened by an instruction where there is one."""
     n, half, floats = types.intp, array(types.int16, readonly=True), array(types.float32)
-    signature = (simd.Tile("f32", 2, 2), half, n, n, n, floats, n, n, n, n)
+    signature = (simd.Tile("f32", 2, 2), half, n, n, n, floats, n, n, n, n, n, n)
     lines = assembly(lowered(cpu._dot_tile, signature, "generic"), triple, processor, features)
     names = [line[0] for line in lines if line]
     assert sum(name.startswith(fused) for name in names) >= 2 * 4
