@@ -158,7 +158,7 @@ def test_a_wrong_result_is_not_timed(quick, monkeypatch, capsys):
 
 def test_kernel_checks_notice_one_wrong_number(folder):
     model = load(models.ours(folder, "tiny", 0))
-    matrix = model.layers[0].attn_k
+    matrix = model.layers[0].attn_k.weights
     rng = np.random.default_rng(0)
     codes, scale = rng.integers(-127, 128, (2, matrix.shape[1])).astype(np.int8), np.array([3.0, 5.0], np.float32)
     out = kernel_calls.ternary(codes, scale, matrix)
@@ -347,7 +347,7 @@ CASES = {
     "batch": {f"decode, batch {b}" for b in (1, 2)} | {f"prefill, batch {b} x {t}" for b in (1, 2) for t in (4, 8)},
     "matmul": {
         f"{name}, {rows} rows"
-        for name in ("attn_q 256 x 256", "attn_k 128 x 256", "ffn_gate 768 x 256", "ffn_down 256 x 768", "head 512 x 256")
+        for name in ("attn_q 256 x 256", "attn_k 128 x 256", "ffn_up 768 x 256", "ffn_down 256 x 768", "head 512 x 256")
         for rows in (1, 3)
     },
     "attention": {"4 tokens", "8 tokens"},
