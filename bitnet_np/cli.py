@@ -17,7 +17,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from . import embedded, families, progress, selftest, trace_command
+from . import embedded, families, mask_command, progress, selftest, trace_command
 from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
 from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
@@ -135,6 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     nll.add_argument("--stride", type=int, metavar="N", help="tokens between the starts of windows, for texts longer than the context")
     nll.add_argument("--out", type=Path, metavar="F.npy", help="write the value of each token but the first, float64")
     computing(nll)
+
+    mask = command("mask", mask_command.run_mask, "Print a small attention mask.")
+    mask_command.add_arguments(mask)
 
     test = command("selftest", _selftest, "Every kernel against known bits, on this machine.")
     test.add_argument("--threads", type=int, metavar="N")
