@@ -28,9 +28,9 @@ def _fill_mask(first, queries, past, keys, window, prefix, block, sinks, seen, h
         a, low, c = 0, 0, 0
         if first + r < queries[b]:
             a, low, c = visible_keys(past[b] + first + r, window, prefix, block, sinks)
-        a = min(a, keys[b])
-        low = min(max(low, a), keys[b])
-        c = min(max(c, low), keys[b])
+        a = min(a, keys[b])  # a prefix may be longer than the sequence; nothing else reaches past its keys
+        low = max(low, a)
+        c = max(c, low)
         for i in range(row.size):  # one plain loop over everything stays in vector registers
             row[i] = hidden if (i >= c) | ((i >= a) & (i < low)) else seen
 
