@@ -1,5 +1,6 @@
 """bitnet_np: a reference implementation of BitNet b1.58 inference. A GGUF file and token ids in, logits one can trust out."""
 
+from .batch import Batch, Completion, Request, forward_batch, generate_batch
 from .cache import KVCache
 from .compare import Judgement, judge
 from .errors import Error
@@ -21,6 +22,8 @@ from .transformer import (
 __all__ = [
     "BITNET_CPP",
     "EXACT",
+    "Batch",
+    "Completion",
     "Config",
     "Dialect",
     "Error",
@@ -28,13 +31,16 @@ __all__ = [
     "KVCache",
     "Layer",
     "Model",
+    "Request",
     "Sampling",
     "Ternary",
     "compute_logits",
     "forward",
+    "forward_batch",
     "forward_full",
     "forward_incremental",
     "generate",
+    "generate_batch",
     "judge",
     "load",
     "open_gguf",
