@@ -2,15 +2,17 @@
 
 from .batch import Batch, Completion, Request, forward_batch, generate_batch
 from .cache import KVCache
+from .certified import CertifiedHead, certify
 from .compare import Judgement, judge
 from .errors import Error
 from .generate import Sampling, generate, stream
 from .gguf_file import open_gguf
 from .load import load
-from .model import Config, Layer, Model, Ternary
+from .model import Blocks, Config, Layer, Linear, Model, Ternary
 from .transformer import (
     BITNET_CPP,
     EXACT,
+    LLAMA_CPP,
     Dialect,
     compute_logits,
     forward,
@@ -22,7 +24,10 @@ from .transformer import (
 __all__ = [
     "BITNET_CPP",
     "EXACT",
+    "LLAMA_CPP",
     "Batch",
+    "Blocks",
+    "CertifiedHead",
     "Completion",
     "Config",
     "Dialect",
@@ -30,10 +35,12 @@ __all__ = [
     "Judgement",
     "KVCache",
     "Layer",
+    "Linear",
     "Model",
     "Request",
     "Sampling",
     "Ternary",
+    "certify",
     "compute_logits",
     "forward",
     "forward_batch",

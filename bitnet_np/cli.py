@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numba
 import numpy as np
@@ -21,7 +21,7 @@ from . import batch_command, embedded, families, mask_command, progress, selftes
 from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
 from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
-from .generate import Sampling, stream
+from .generate import HeadChoice, Sampling, stream
 from .gguf_file import GGUFFile, Value, open_gguf
 from .interop import FORMATS, read_any
 from .kernels import simd
@@ -30,7 +30,7 @@ from .model import Model
 from .nll import token_nll
 from .report import Report
 from .text import Tokenizer, tokenizer_from
-from .transformer import DIALECTS, PARALLEL_THRESHOLD, Mode, compute_logits
+from .transformer import BITNET_CPP, DIALECTS, EXACT, PARALLEL_THRESHOLD, Mode, compute_logits
 
 TOP = 5
 
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def computing(added: argparse.ArgumentParser) -> None:
         added.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
-        added.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose float16 roundings to follow")
+        added.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose roundings to follow")
 
     def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> argparse._MutuallyExclusiveGroup:
         group = added.add_mutually_exclusive_group(required=required)
@@ -108,6 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the fewest tokens with probability P")
     generate.add_argument("--seed", type=int, default=0, metavar="N")
     generate.add_argument("--uniforms", metavar="0.1,0.7", help="sample with these numbers instead of the seed's, one for each token")
+    generate.add_argument(
+        "--head",
+        choices=get_args(HeadChoice),
+        default="auto",
+        help="compute all logits (exact) or only those that can win (certified): the same tokens; auto (default): what is faster",
+    )
     generate.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text; default: the file's end tokens")
     computing(generate)
 
@@ -399,6 +405,7 @@ def _generate(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             stop=stops,
             dialect=DIALECTS[arguments.dialect],
+            head=arguments.head,
         )
         decoder = tokenizer.decode_stream() if tokenizer else None
         new: list[int] = []
@@ -464,9 +471,9 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     recording = embedded.recording()
     found: dict[str, dict[str, Judgement]] = {}
     fine = True
-    for name, dialect in DIALECTS.items():
+    for name in (EXACT.name, BITNET_CPP.name):
         for n in embedded.LENGTHS:
-            logits = compute_logits(model, recording[f"tokens_T{n}"][None], dialect=dialect)[0]
+            logits = compute_logits(model, recording[f"tokens_T{n}"][None], dialect=DIALECTS[name])[0]
             for path_name in ("prefill", "decode"):
                 judgement = judge(logits, recording[f"logits_{path_name}_T{n}"])
                 found.setdefault(name, {})[f"{n} {path_name}"] = judgement

@@ -1,53 +1,161 @@
-"""Model families: which GGUF architectures are supported, and what their keys and tensors are called."""
+"""Model families: which GGUF architectures are supported, and what their keys and tensors are called.
 
+A key or tensor that is not in these tables could change the arithmetic, so it is refused by name. What an architecture means is what
+llama.cpp (for `bitnet-b1.58` and `bitnet-25`, bitnet.cpp and transformers) makes of its files.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import FileFormatError, UnsupportedError
+from .errors import FileFormatError, ShapeError, UnsupportedError, shown
 from .gguf_file import GGUFFile
 from .model import Config
 
-# `bitnet-25` is the name an earlier upload of the same model used.
-ARCHITECTURES = ("bitnet-b1.58", "bitnet-25")
-
-# field of model.Layer -> middle of the tensor's name, blk.<n>.<middle>.weight
 NORMS = ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")
+"""The norms of a layer of BitNet; other families have no sub-norms."""
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+"""Fields of model.Layer that are matrices, with a tensor blk.<n>.<field>.weight each, or attn_qkv for the first three."""
+UNGATED = tuple(name for name in MATRICES if name != "ffn_gate")
 
-_REQUIRED = {
+
+@dataclass(frozen=True)
+class Family:
+    """What an architecture's files have.
+
+    config: the fields of model.Config that the architecture implies. norms: of a layer; LayerNorms have a bias each. biases: matrices
+    that have one; optional_biases: that may have one. scales: a tensor blk.<n>.<matrix>.scale may multiply a product. ternary: all
+    matrices of the layers are. partial_rope: rope.dimension_count may be less than the head width. required: keys without a default.
+    """
+
+    config: Mapping[str, Any]
+    norms: tuple[str, ...] = ("attn_norm", "ffn_norm")
+    head_norms: tuple[str, ...] = ()  # of queries and of keys, [K]
+    matrices: tuple[str, ...] = MATRICES
+    biases: tuple[str, ...] = ()
+    optional_biases: tuple[str, ...] = ()
+    scales: bool = False
+    ternary: bool = False
+    rope_factors: bool = False  # rope_freqs.weight may be there
+    partial_rope: bool = False
+    positions: bool = False  # position_embd.weight
+    head_bias: bool = False  # output.bias may be there
+    required: tuple[str, ...] = ()
+    keys: Mapping[str, type] = field(default_factory=dict)  # more of them
+    scaling: bool = True  # rope.scaling.* are known
+
+
+_BITNET = {"activation": "relu2", "norm": "rms", "rope": "halves"}
+_RELEASED = Family(
+    _BITNET,
+    norms=NORMS,
+    ternary=True,
+    required=("attention.head_count_kv", "rope.freq_base"),
+    scaling=False,
+)
+_QWEN = {"activation": "silu", "norm": "rms", "rope": "halves"}
+
+FAMILIES: dict[str, Family] = {
+    "bitnet-b1.58": _RELEASED,
+    "bitnet-25": _RELEASED,  # the name that an earlier upload of the same model used
+    "bitnet": Family(_BITNET | {"activation": "silu"}, norms=NORMS, scales=True, ternary=True),
+    "llama": Family({"activation": "silu", "norm": "rms", "rope": "adjacent"}, optional_biases=MATRICES, rope_factors=True),
+    "qwen2": Family(_QWEN, biases=("attn_q", "attn_k", "attn_v"), head_bias=True),
+    "qwen3": Family(_QWEN, head_norms=("attn_q_norm", "attn_k_norm")),
+    "gptneox": Family(
+        {"activation": "gelu_tanh", "norm": "layer", "rope": "halves"},  # llama.cpp has no exact GELU here
+        matrices=UNGATED,
+        biases=UNGATED,
+        partial_rope=True,
+        head_bias=True,
+        required=("rope.dimension_count", "use_parallel_residual"),
+        keys={"use_parallel_residual": bool},
+    ),
+    "gpt2": Family(
+        {"activation": "gelu_tanh", "norm": "layer", "rope": "none"}, matrices=UNGATED, biases=UNGATED, positions=True, scaling=False
+    ),
+}
+ARCHITECTURES = tuple(FAMILIES)
+
+_KEYS: dict[str, type] = {
     "context_length": int,
     "embedding_length": int,
     "block_count": int,
     "feed_forward_length": int,
     "attention.head_count": int,
     "attention.head_count_kv": int,
-    "attention.layer_norm_rms_epsilon": float,
-    "rope.freq_base": float,
+    "attention.key_length": int,
+    "attention.value_length": int,
+    "vocab_size": int,
 }
-_OPTIONAL = {"vocab_size": int, "rope.dimension_count": int, "attention.key_length": int, "attention.value_length": int}
+_REQUIRED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
+_ROPE: dict[str, type] = {"rope.freq_base": float, "rope.dimension_count": int}
+_SCALING: dict[str, type] = {"rope.scaling.type": str, "rope.scaling.factor": float, "rope.scale_linear": float}
+# what writers put into files although it changes nothing, with the value that says so (None: any)
+_NEUTRAL: dict[str, Any] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.finetuned": None,
+    "rope.scaling.original_context_length": None,  # llama.cpp reads it for yarn only; Llama 3's scaling is in rope_freqs.weight
+    "pooling_type": None,  # of embedding models: how hidden states become one vector, after the forward pass
+}
 
 
 def architecture(file: GGUFFile) -> str:
     """The file's architecture, if it is one of ours."""
     name = file.require("general.architecture", str)
-    if name not in ARCHITECTURES:
+    if name not in FAMILIES:
         raise UnsupportedError(f"{file.path}: general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}")
+    if file.get("split.count", int, 1) > 1:
+        raise UnsupportedError(f"{file.path}: split.count is {file.metadata['split.count']}, expected one file with the whole model")
     return name
+
+
+def _values(file: GGUFFile, name: str) -> dict[str, Any]:
+    """The architecture's keys, each of its type, None where it is not there."""
+    family, prefix = FAMILIES[name], name + "."
+    rope = {} if family.config["rope"] == "none" else _ROPE | (_SCALING if family.scaling else {})
+    known = _KEYS | {("attention.layer_norm_rms_epsilon" if family.config["norm"] == "rms" else "attention.layer_norm_epsilon"): float}
+    epsilon = tuple(known)[-1]
+    known |= rope | dict(family.keys)
+    for key, value in file.metadata.items():
+        plain = key[len(prefix) :]
+        if not key.startswith(prefix) or plain in known:
+            continue
+        if family.scaling and plain in _NEUTRAL and _NEUTRAL[plain] in (None, value):
+            continue
+        raise UnsupportedError(f"{file.path}: {key} = {shown(value)} is a setting this package does not implement")
+    required = (*_REQUIRED, epsilon, *family.required)
+    found = {
+        key: file.require(prefix + key, kind) if key in required else file.get(prefix + key, kind, None) for key, kind in known.items()
+    }
+    return found | {"epsilon": found[epsilon]}
+
+
+def _rope_scaling(file: GGUFFile, prefix: str, value: Mapping[str, Any]) -> float:
+    """What positions are divided by. llama.cpp takes a missing type for linear, and no or zero factor for none."""
+    kind = value.get("rope.scaling.type") or "linear"
+    if kind not in ("none", "linear"):
+        raise UnsupportedError(f"{file.path}: {prefix}rope.scaling.type is {shown(kind)}, supported are none and linear")
+    factor = value.get("rope.scaling.factor")
+    factor = value.get("rope.scale_linear") if factor is None else factor
+    return 1.0 if kind == "none" or not factor else factor
 
 
 def read_config(file: GGUFFile) -> Config:
     """The model's numbers. A key of the architecture that we do not know could change the arithmetic, so it is refused by name."""
     name = architecture(file)
-    prefix = name + "."
-    known = _REQUIRED | _OPTIONAL
-    for key in file.metadata:
-        if key.startswith(prefix) and key[len(prefix) :] not in known:
-            raise UnsupportedError(f"{file.path}: {key} = {file.metadata[key]!r} is a setting this package does not implement")
-    value: dict[str, Any] = {key: file.require(prefix + key, kind) for key, kind in _REQUIRED.items()}
-    value |= {key: file.get(prefix + key, kind, None) for key, kind in _OPTIONAL.items()}
+    family, prefix = FAMILIES[name], name + "."
+    value = _values(file, name)
 
     heads, width = value["attention.head_count"], value["embedding_length"]
     head_dim = value["attention.key_length"]
@@ -58,13 +166,14 @@ def read_config(file: GGUFFile) -> Config:
             )
         head_dim = width // heads
     for key in ("rope.dimension_count", "attention.value_length"):
-        if value[key] not in (None, head_dim):
+        if value.get(key) not in (None, head_dim) and not (key == "rope.dimension_count" and family.partial_rope):
             raise UnsupportedError(f"{file.path}: {prefix}{key} is {value[key]}, only the head width {head_dim} is supported")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FileFormatError(f"{file.path}: no tensor token_embd.weight of two dimensions")
     if value["vocab_size"] not in (None, embedding.shape[0]):
         raise FileFormatError(f"{file.path}: {prefix}vocab_size is {value['vocab_size']}, token_embd.weight has {embedding.shape[0]} rows")
+    rotated, kv_heads, base = value.get("rope.dimension_count"), value["attention.head_count_kv"], value.get("rope.freq_base")
     try:
         return Config(
             architecture=name,
@@ -74,22 +183,29 @@ def read_config(file: GGUFFile) -> Config:
             n_layers=value["block_count"],
             ffn=value["feed_forward_length"],
             heads=heads,
-            kv_heads=value["attention.head_count_kv"],
+            kv_heads=heads if kv_heads is None else kv_heads,
             head_dim=head_dim,
-            eps=value["attention.layer_norm_rms_epsilon"],
-            rope_base=value["rope.freq_base"],
+            eps=value["epsilon"],
+            rope_base=10000.0 if base is None else base,
+            rope_width=None if rotated == head_dim else rotated,
+            rope_scaling=_rope_scaling(file, prefix, value),
+            parallel_residual=value.get("use_parallel_residual", False),
+            **family.config,
         )
     except ValueError as error:
         raise type(error)(f"{file.path}: {error}") from None
 
 
 def layer_shapes(c: Config) -> dict[str, tuple[int, ...]]:
-    """Field of model.Layer -> the shape its tensor must have."""
-    return {
+    """Field of model.Layer -> the shape that the tensor blk.<n>.<field>.weight of its architecture must have."""
+    family = FAMILIES[c.architecture]
+    shapes = {
         "attn_norm": (c.width,),
         "attn_q": (c.q_width, c.width),
         "attn_k": (c.kv_width, c.width),
         "attn_v": (c.kv_width, c.width),
+        "attn_q_norm": (c.head_dim,),
+        "attn_k_norm": (c.head_dim,),
         "attn_sub_norm": (c.q_width,),
         "attn_output": (c.width, c.q_width),
         "ffn_norm": (c.width,),
@@ -98,10 +214,31 @@ def layer_shapes(c: Config) -> dict[str, tuple[int, ...]]:
         "ffn_sub_norm": (c.ffn,),
         "ffn_down": (c.width, c.ffn),
     }
+    there = {*family.norms, *family.head_norms, *family.matrices}
+    return {name: shape for name, shape in shapes.items() if name in there}
 
 
-def rope_frequencies(base: float, head_dim: int) -> NDArray[np.float64]:
-    """base^(-2i / K) for i < K/2, radians per position, correctly rounded: powers of a math library differ between machines."""
+def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | None = None, scaling: float = 1.0) -> NDArray[np.float64]:
+    """base^(-2i / width) for i < width / 2, radians per position, divided by `factors` [width / 2] and by `scaling`.
+
+    The powers are correctly rounded: those of a math library differ between machines.
+    """
     with localcontext(prec=40):
-        powers = [Decimal(base) ** (Decimal(-2 * i) / Decimal(head_dim)) for i in range(head_dim // 2)]
-    return np.array([float(power) for power in powers])
+        powers = [Decimal(base) ** (Decimal(-2 * i) / Decimal(width)) for i in range(width // 2)]
+    frequencies = np.array([float(power) for power in powers])
+    if factors is not None:
+        if factors.shape != frequencies.shape:
+            raise ShapeError(f"{factors.shape[0]} factors of RoPE's frequencies, expected {frequencies.size}")
+        frequencies = frequencies / factors
+    return frequencies / scaling
+
+
+def llama3_factors(frequencies: NDArray[np.float64], factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:
+    """What Llama 3.1's scaling divides frequencies [J] by: GGUF files keep these numbers as rope_freqs.weight, config.json the four here.
+
+    Waves that fit the `original` context more than `high` times stay, those that fit it less than `low` times are stretched by `factor`,
+    and in between the frequency goes from one to the other linearly ("The Llama 3 Herd of Models", arXiv 2407.21783, and its code).
+    """
+    fits = original * frequencies / (2 * np.pi)
+    smooth = np.clip((fits - low) / (high - low), 0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)

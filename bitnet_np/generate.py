@@ -4,12 +4,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import ModuleType
+from typing import Literal
 
 import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
 from .cache import KVCache
+from .certified import LARGEST_K, CertifiedHead, certify
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
 from .kernels import cpu
 from .model import Model
@@ -100,6 +102,37 @@ def check_prompt(model: Model, prompt: Sequence[int], n: int, stop: Collection[i
     return ids[0].tolist()
 
 
+HeadChoice = Literal["auto", "exact", "certified"]
+
+_PAYS_FROM = 1 << 24, 48  # weights of the head, and tokens: making the copy takes as long as some 30 tokens save
+
+
+def certified_for(model: Model, sampling: Sampling, n: int, head: CertifiedHead | HeadChoice = "auto") -> CertifiedHead | None:
+    """The head that gives the logits `sampling` needs for `n` tokens; None if all of them are to be computed.
+
+    Raises OptionError for "certified" or a head where it cannot be used: if more logits are needed than it gives, or the output has a bias
+    or is no float table.
+    """
+    table, k = model.head, 1 if sampling.greedy else sampling.top_k
+    if head == "exact" or (head == "auto" and (table.shape[0] * table.shape[1] < _PAYS_FROM[0] or n < _PAYS_FROM[1])):
+        return None
+    if not 1 <= k <= LARGEST_K:
+        why_not = f"sampling needs {k or 'all'} logits, not just the {LARGEST_K} largest"
+    elif model.output_bias is not None or not isinstance(table, np.ndarray):
+        why_not = "the model's output is no plain float table"
+    elif not isinstance(head, CertifiedHead):
+        return certify(table, min(k, len(table)))
+    elif head.table is not table:
+        why_not = "the head given is another model's"
+    elif head.k < min(k, len(table)):
+        why_not = f"sampling needs the {k} largest logits, the head gives {head.k}"
+    else:
+        return head
+    if head == "auto":
+        return None
+    raise OptionError(f"no certified head: {why_not}")
+
+
 def stream(
     model: Model,
     prompt: Sequence[int],
@@ -111,16 +144,21 @@ def stream(
     stop: Collection[int] = (),
     dialect: Dialect = EXACT,
     ops: ModuleType = cpu,
+    head: CertifiedHead | HeadChoice = "auto",
 ) -> Iterator[int]:
     """Yield up to `n` new tokens, each as soon as it is chosen; end before a token of `stop`.
 
     `numbers` are the uniform numbers to sample with, one for each token, for replaying; without them they come from `seed`.
     One forward pass for the prompt, also when n is 0, and one for each token but the last.
 
+    `head` changes how fast tokens come, never which: "exact" computes all logits, "certified" the largest ones only where the choice needs
+    no others (certified.py), "auto" does so where it pays. A head of an earlier call saves making its copy of the table.
+
     Raises, on the call itself: EmptyInputError "Prompt cannot be empty", ContextLimitError if prompt and n tokens do not fit
     the model's context, and what `forward` raises.
     """
     ids = check_prompt(model, prompt, n, stop)
+    certified = certified_for(model, sampling, n, head)
     source = iter(uniforms(seed) if numbers is None else numbers)
     cache = KVCache(model.config, 1, len(prompt) + max(n - 1, 0))
 
@@ -133,14 +171,14 @@ def stream(
             raise OptionError("the uniform numbers ran out before the tokens did") from None
 
     def run() -> Iterator[int]:
-        logits = forward(model, [ids], cache, last_only=True, dialect=dialect, ops=ops)
+        logits = forward(model, [ids], cache, last_only=True, dialect=dialect, ops=ops, head=certified)
         for left in range(n, 0, -1):
             token = choose(logits[0], sampling, next_uniform())
             if token in stop:
                 return
             yield token
             if left > 1:
-                logits = forward(model, [[token]], cache, last_only=True, dialect=dialect, ops=ops)
+                logits = forward(model, [[token]], cache, last_only=True, dialect=dialect, ops=ops, head=certified)
 
     return run()
 
@@ -156,7 +194,8 @@ def generate(
     stop: Collection[int] = (),
     dialect: Dialect = EXACT,
     ops: ModuleType = cpu,
+    head: CertifiedHead | HeadChoice = "auto",
 ) -> list[int]:
     """The prompt and up to `n` tokens after it; arguments and errors as in `stream`."""
-    new = stream(model, prompt, n, sampling=sampling, numbers=numbers, seed=seed, stop=stop, dialect=dialect, ops=ops)
+    new = stream(model, prompt, n, sampling=sampling, numbers=numbers, seed=seed, stop=stop, dialect=dialect, ops=ops, head=head)
     return [*prompt, *new]

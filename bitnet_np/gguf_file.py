@@ -23,7 +23,7 @@ from typing import TypeAlias, TypeVar, cast, overload
 import numpy as np
 
 from .errors import FileFormatError, UnsupportedError, shown
-from .tensor_types import BY_NUMBER, TensorType
+from .tensor_types import BY_NUMBER, REFUSED, TensorType
 
 _UINT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 7, 8, 9, 10
 _CODES = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", _UINT32: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?", _UINT64: "<u8", 11: "<i8", 12: "<f8"}
@@ -303,6 +303,8 @@ def _read_entry(cursor: _Cursor, what: str, alignment: int) -> tuple[TensorType,
     cursor.check(min(dims) >= 1, f"{what} has the dimensions {dims}, expected each to be at least 1")
     cursor.check(prod(dims) < 1 << 63, f"{what} has the dimensions {dims}, expected fewer than 2**63 elements")
     number = cursor.u32(f"type of {what}")
+    if number in REFUSED:
+        raise UnsupportedError(f"{cursor.path}: {what} has the type {number}, {REFUSED[number]}")
     if number not in BY_NUMBER:
         raise UnsupportedError(f"{cursor.path}: {what} has the type {number}, expected one of {sorted(BY_NUMBER)}")
     kind = BY_NUMBER[number]

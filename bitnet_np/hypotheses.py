@@ -6,15 +6,16 @@ The list comes from defects that engines have had: their issue trackers, and wha
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import operations as op
 from . import packing, spec
-from .model import Config, Layer, Model, Ternary
-from .points import QUANTIZED, Key
-from .transformer import BITNET_CPP, Dialect
+from .model import Config, Layer, Linear, Model, Ternary
+from .points import MAY_BE_QUANTIZED, Key
+from .transformer import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 
 Array = NDArray[np.float64]
 Values = Mapping[Key, Array]
@@ -31,7 +32,7 @@ class Hypothesis:
 def hypotheses(model: Model, dialect: Dialect, operation: op.Operation) -> Iterator[Hypothesis]:
     """Every mistake known for an operation, the most specific ones first."""
     name, n = operation.key
-    find = _BY_NAME[name]
+    find = _BY_NAME.get(name, _nothing)
     layer = None if n is None else model.layers[n]
     for text, compute in find(_Context(model, dialect, operation, layer)):
         yield Hypothesis(text, compute)
@@ -81,8 +82,21 @@ _FIELDS = {
 
 
 def _linear(c: _Context) -> Found:
+    linear: Linear = getattr(c.layer, _FIELDS[c.operation.key.name])
+    if linear.bias is not None:
+        bias = linear.bias
+        yield "the bias is missing", c.of(lambda x: op.product(x, linear, c.dialect).value - bias)
+        yield "the bias is subtracted", c.of(lambda x: op.product(x, linear, c.dialect).value - 2.0 * bias)
+    for dialect in (EXACT, LLAMA_CPP):
+        if dialect.ggml_activations != c.dialect.ggml_activations:
+            text = f"activations are rounded as in another dialect: declare {dialect.name}"
+            yield text, c.of(lambda x, dialect=dialect: op.product(x, linear, dialect).value)
+    if isinstance(linear.weights, Ternary) and linear.bias is None and linear.scale is None:
+        yield from _ternary(c, linear.weights)
+
+
+def _ternary(c: _Context, weights: Ternary) -> Found:
     name = c.operation.key.name
-    weights: Ternary = getattr(c.layer, _FIELDS[name])
     w_scale = float(weights.scale)
 
     def times(x: Array, matrix: NDArray, factor: float = 1.0, s: Array | None = None) -> Array:
@@ -125,13 +139,13 @@ def _linear(c: _Context) -> Found:
     if weights.shape[0] == weights.shape[1]:
         yield "the weight matrix is transposed", c.of(lambda x: times(x, op.dense(weights).T))
     for other, field_name in _FIELDS.items():
-        matrix: Ternary = getattr(c.layer, field_name)
-        if other != name and matrix.shape == weights.shape:
-            yield f"the weights of {other} are used", c.of(lambda x, matrix=matrix: op.ternary_matmul(x, matrix).value)
+        matrix: Linear | None = getattr(c.layer, field_name)
+        if other != name and matrix is not None and matrix.shape == weights.shape:
+            yield f"the weights of {other} are used", c.of(lambda x, matrix=matrix: op.product(x, matrix).value)
     for step, text in ((-1, "previous"), (1, "next")):
         if 0 <= c.index + step < len(c.model.layers):
             matrix = getattr(c.model.layers[c.index + step], _FIELDS[name])
-            yield f"the weights of the {text} layer are used", c.of(lambda x, matrix=matrix: op.ternary_matmul(x, matrix).value)
+            yield f"the weights of the {text} layer are used", c.of(lambda x, matrix=matrix: op.product(x, matrix).value)
     source = c.operation.inputs[0].name
     before = {"attn_sub_norm": "kqv_out", "ffn_sub_norm": "ffn_out", "ffn_norm": "ffn_inp"}.get(source)
     if before:
@@ -165,6 +179,11 @@ def _norm(c: _Context) -> Found:
     name = c.operation.key.name
     gain = (c.model.output_norm if c.layer is None else getattr(c.layer, name)).astype(np.float64)
     eps = c.config.eps
+    if c.config.norm == "layer" and not name.endswith("sub_norm"):
+        yield "the norm is missing: its input comes out unchanged", c.of(lambda x: x)
+        yield "the mean is not subtracted, as in RMSNorm", c.of(lambda x: spec.rms_norm(x, gain, eps))
+        yield "the norm's bias is missing", c.of(lambda x: spec.layer_norm(x, gain, 0.0, eps))
+        return
 
     def layer_norm(x: Array) -> Array:
         centred = x - x.mean(axis=1, keepdims=True)
@@ -193,9 +212,9 @@ def _norm(c: _Context) -> Found:
         yield "the norm is taken for each head by itself", c.of(by_head)
     if c.layer is not None:
         for other_name in ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm"):
-            weight = getattr(c.layer, other_name).astype(np.float64)
-            if other_name != name and weight.shape == gain.shape:
-                yield f"the weight of {other_name} is used", c.of(lambda x, weight=weight: spec.rms_norm(x, weight, eps))
+            weight = getattr(c.layer, other_name)
+            if other_name != name and weight is not None and weight.shape == gain.shape:
+                yield f"the weight of {other_name} is used", c.of(lambda x, weight=weight: spec.rms_norm(x, weight.astype(np.float64), eps))
     else:
         weight = c.model.layers[-1].ffn_norm.astype(np.float64)
         yield "the last layer is skipped", lambda values: spec.rms_norm(values[_before_last(c.model)], gain, eps)
@@ -210,22 +229,28 @@ def _before_last(model: Model) -> Key:
 
 
 def _rope(c: _Context) -> Found:
-    k, base = c.config.head_dim, c.config.rope_base
+    k, base, pairs, width = c.config.head_dim, c.config.rope_base, c.config.rope, c.config.rope_width
+    factors = 1.0 if c.model.rope_factors is None else c.model.rope_factors.astype(np.float64)
 
-    def rotated(x: Array, position: Array, base: float = base, interleaved: bool = False, frequency: Array | None = None) -> Array:
-        heads = x.reshape(len(x), -1, k)
-        if interleaved:
-            order = np.concatenate([np.arange(0, k, 2), np.arange(1, k, 2)])
-            turned = spec.rope(heads[..., order], position, base)
-            out = np.empty_like(turned)
-            out[..., order] = turned
-            return out.reshape(x.shape)
-        return spec.rope(heads, position, base).reshape(x.shape)
+    def rotated(
+        x: Array, position: Array, base: float = base, pairs: str = pairs, width: int | None = width, factors: Any = factors, by: float = 1
+    ) -> Array:
+        turned = spec.rope(x.reshape(len(x), -1, k), position * by / c.config.rope_scaling, base, pairs, width, factors)
+        return turned.reshape(x.shape)
 
     def at(shift: float = 0, scale: float = 1, **options: object) -> Callable[[Values], Array]:
         return c.of(lambda x: rotated(x, scale * (np.arange(len(x)) + shift), **options))  # type: ignore[arg-type]
 
-    yield "pairs are interleaved (2i, 2i+1) instead of halves (i, i + K/2)", at(interleaved=True)
+    if pairs == "halves":
+        yield "pairs are interleaved (2i, 2i+1) instead of halves (i, i + K/2)", at(pairs="adjacent")
+    else:
+        yield "pairs are halves (i, i + K/2) instead of adjacent (2i, 2i+1)", at(pairs="halves")
+    if c.config.rope_scaling != 1:
+        yield "positions are not scaled", at(by=c.config.rope_scaling)
+    if c.model.rope_factors is not None:
+        yield "the factors of the frequencies are not applied", at(factors=1.0)
+    if width is not None:
+        yield "all of each head is rotated, not a part", c.of(lambda x: rotated(x, np.arange(float(len(x))), width=None, factors=1.0))
     yield "the rotation is missing", c.of(lambda x: x)
     yield "positions are too large by one", at(1)
     yield "positions are too small by one", at(-1)
@@ -328,15 +353,34 @@ def _halves(model: Model, dialect: Dialect, q: Array, k: Array, v: Array) -> Arr
 # --- the rest -------------------------------------------------------------------------------------------------------------------------
 
 
+def _gelu(c: _Context) -> Found:
+    yield "the exact GELU instead of its approximation by tanh, or the other way round", c.of(_OTHER_GELU[c.config.activation])
+    yield "SiLU instead of GELU", c.of(lambda x: x / (1 + np.exp(-x)))
+    yield "relu instead of GELU", c.of(lambda x: np.maximum(x, 0))
+    yield "relu squared instead of GELU", c.of(lambda x: np.maximum(x, 0) ** 2)
+
+
+_OTHER_GELU = {"gelu": spec.gelu_tanh, "gelu_tanh": spec.gelu}
+
+
 def _gate(c: _Context) -> Found:
+    if not c.config.gated:
+        yield from _gelu(c)
+        return
+
     def silu(x: Array) -> Array:
         return x / (1 + np.exp(-x))
 
     def gelu(x: Array) -> Array:
         return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
-    yield "SiLU(gate) * up instead of relu(gate)^2 * up", c.of(lambda g, u: silu(g) * u)
-    yield "GELU(gate) * up instead of relu(gate)^2 * up", c.of(lambda g, u: gelu(g) * u)
+    right = "relu(gate)^2 * up" if c.config.activation == "relu2" else "SiLU(gate) * up"
+    if c.config.activation == "relu2":
+        yield f"SiLU(gate) * up instead of {right}", c.of(lambda g, u: silu(g) * u)
+    else:
+        yield f"relu(gate)^2 * up instead of {right}", c.of(lambda g, u: np.maximum(g, 0) ** 2 * u)
+        yield "SiLU(up) * gate: gate and up are swapped", c.of(lambda g, u: silu(u) * g)
+    yield f"GELU(gate) * up instead of {right}", c.of(lambda g, u: gelu(g) * u)
     yield "relu(gate) * up, not squared", c.of(lambda g, u: np.maximum(g, 0) * u)
     yield "gate^2 * up, without relu", c.of(lambda g, u: g * g * u)
     yield "gate and up are swapped", c.of(lambda g, u: np.maximum(u, 0) ** 2 * g)
@@ -347,7 +391,13 @@ def _gate(c: _Context) -> Found:
 
 def _residual(c: _Context) -> Found:
     name = c.operation.key.name
-    first = Key("inp_embd", None) if not c.index else Key("l_out", c.index - 1)
+    if len(c.operation.inputs) == 3:
+        yield "the residual is missing", c.of(lambda h, ffn, attention: ffn + attention)
+        yield "attention's branch is missing", c.of(lambda h, ffn, attention: h + ffn)
+        yield "the feed-forward's branch is missing", c.of(lambda h, ffn, attention: h + attention)
+        return
+    start = "inp_embd" if c.model.position_embd is None else "inpL"
+    first = Key(start, None) if not c.index else Key("l_out", c.index - 1)
     normed = Key("attn_norm" if name == "ffn_inp" else "ffn_norm", c.index)
     yield "the residual is missing", c.of(lambda a, b: b)
     yield "the branch is missing, only the residual comes through", c.of(lambda a, b: a)
@@ -362,7 +412,7 @@ def _residual(c: _Context) -> Found:
 
 def _head(c: _Context) -> Found:
     model = c.model
-    table = packing.float32(model.token_embd if model.output is None else model.output).astype(np.float64)
+    table = packing.float32(model.head).astype(np.float64)
     last = Key("l_out", len(model.layers) - 1)
 
     def int8(x: Array) -> Array:
@@ -412,9 +462,13 @@ _BY_NAME: dict[str, Callable[[_Context], Found]] = {
     "ffn_out": _gate,
     "result_output": _head,
     "inp_embd": _embedding,
-    **{name + "_codes": _codes for name in QUANTIZED},
-    **{name + "_scale": _scale for name in QUANTIZED},
+    **{name + "_codes": _codes for name in MAY_BE_QUANTIZED},
+    **{name + "_scale": _scale for name in MAY_BE_QUANTIZED},
 }
+
+
+def _nothing(c: _Context) -> Found:
+    yield from ()
 
 
 def generic(theirs: Array, value: Array, earlier: Array | None) -> Iterator[tuple[str, Array]]:

@@ -2,27 +2,32 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import families, packing
+from . import families, packing, quants
 from .errors import FileFormatError, NonFiniteError, UnsupportedError
 from .gguf_file import GGUFFile, Tensor, open_gguf
+from .kernels import blocks as block_kernels
 from .kernels import cpu
-from .model import Layer, Model, Ternary
-from .tensor_types import BF16, F16, F32, I2_S
+from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from .tensor_types import BF16, BLOCK_TYPES, F16, F32, I2_S, TERNARY_TYPES
 
 _FLOATS: dict[Any, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2")}
+_TABLES = (*_FLOATS, *BLOCK_TYPES)
+_QKV = ("attn_q", "attn_k", "attn_v")
 
 
 def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda done, total: None) -> Model:
     """Open a GGUF file as a model.
 
-    Tables stay in the mapped file; ternary matrices are packed anew (packing.py), and their pages of the file given back, so that a
-    model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that no
-    ternary code is 3. `progress(done, total)` is called after each layer.
+    Tables and block types stay in the mapped file; ternary matrices are packed anew (packing.py), and their pages of the file given back,
+    so that a model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that
+    no ternary code is 3. `progress(done, total)` is called after each layer.
 
     Raises FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
     """
@@ -32,60 +37,147 @@ def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda 
 def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda done, total: None) -> Model:
     """As `load`, from an open file."""
     config = families.read_config(file)
-    shapes = families.layer_shapes(config)
-    tensors = dict(file.tensors)
-
-    def take(name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = tensors.pop(name, None)
-        if tensor is None:
-            raise FileFormatError(f"{file.path}: tensor {name} is missing")
-        if tensor.shape != shape:
-            raise FileFormatError(f"{file.path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
-        return tensor
-
-    def layer(n: int) -> Layer:
-        parts: dict[str, Any] = {}
-        for field, shape in shapes.items():
-            tensor = take(f"blk.{n}.{field}.weight", shape)
-            parts[field] = _ternary(file, tensor) if field in families.MATRICES else _norm(file, tensor)
-        return packing.frozen(Layer(**parts))
-
-    vocabulary = (config.vocab, config.width)
-    token_embd = _table(file, take("token_embd.weight", vocabulary))
-    output_norm = _norm(file, take("output_norm.weight", (config.width,)))
-    output = _table(file, take("output.weight", vocabulary)) if "output.weight" in tensors else None
+    parts = _Parts(file, config)
+    token_embd = _table(file, parts.take("token_embd.weight", (config.vocab, config.width)))
+    position_embd = _table(file, parts.take("position_embd.weight", (config.context, config.width))) if parts.family.positions else None
+    output_norm = parts.vector("output_norm.weight", config.width)
+    output_norm_bias = parts.vector("output_norm.bias", config.width) if config.norm == "layer" else None
+    output = _table(file, parts.take("output.weight", (config.vocab, config.width))) if "output.weight" in parts.tensors else None
+    head_bias = parts.family.head_bias and "output.bias" in parts.tensors
+    factors = _rope_factors(parts) if parts.family.rope_factors and "rope_freqs.weight" in parts.tensors else None
     layers = []
     for n in range(config.n_layers):
-        layers.append(layer(n))
+        layers.append(_layer(parts, n))
         progress(n + 1, config.n_layers)
-    if tensors:
-        raise UnsupportedError(f"{file.path}: tensor {next(iter(tensors))} has no place in architecture {config.architecture}")
-    frequencies = families.rope_frequencies(config.rope_base, config.head_dim)
-    return packing.frozen(Model(config, token_embd, tuple(layers), output_norm, frequencies, output))
+    output_bias = parts.vector("output.bias", config.vocab) if head_bias else None
+    if parts.tensors:
+        raise UnsupportedError(f"{file.path}: tensor {next(iter(parts.tensors))} has no place in architecture {config.architecture}")
+    frequencies = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
+    return packing.frozen(
+        Model(
+            config=config,
+            token_embd=token_embd,
+            layers=tuple(layers),
+            output_norm=output_norm,
+            rope_frequency=frequencies,
+            output=output,
+            output_bias=output_bias,
+            output_norm_bias=output_norm_bias,
+            position_embd=position_embd,
+            rope_factors=factors,
+        )
+    )
+
+
+class _Parts:
+    """The tensors of a file that nobody has taken yet."""
+
+    def __init__(self, file: GGUFFile, config: Config) -> None:
+        self.file, self.config, self.family = file, config, families.FAMILIES[config.architecture]
+        self.tensors = dict(file.tensors)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self.tensors.pop(name, None)
+        if tensor is None:
+            raise FileFormatError(f"{self.file.path}: tensor {name} is missing")
+        if tensor.shape != shape:
+            raise FileFormatError(f"{self.file.path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
+        return tensor
+
+    def vector(self, name: str, size: int) -> NDArray[np.float32]:
+        return packing.float32(_floats(self.file, self.take(name, (size,))))
+
+
+def _layer(parts: _Parts, n: int) -> Layer:
+    config, family = parts.config, parts.family
+    shapes = families.layer_shapes(config)
+    fields: dict[str, Any] = {}
+    for name in (*family.norms, *family.head_norms):
+        fields[name] = parts.vector(f"blk.{n}.{name}.weight", *shapes[name])
+        if config.norm == "layer" and name in family.norms:
+            fields[name + "_bias"] = parts.vector(f"blk.{n}.{name}.bias", *shapes[name])
+    sizes = {name: shapes[name] for name in family.matrices}
+    if f"blk.{n}.attn_qkv.weight" in parts.tensors:
+        fields |= _linears(parts, f"blk.{n}.attn_qkv", {name: sizes.pop(name) for name in _QKV})
+    for name, size in sizes.items():
+        fields |= _linears(parts, f"blk.{n}.{name}", {name: size})
+    return packing.frozen(Layer(**fields))
+
+
+def _linears(parts: _Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Linear]:
+    """The matrices of one tensor, by their fields: their rows are one after the other in it, and in its bias."""
+    file, family = parts.file, parts.family
+    ends = list(accumulate(shape[0] for shape in shapes.values()))
+    tensor = parts.take(name + ".weight", (ends[-1], next(iter(shapes.values()))[1]))
+    required = all(field in family.biases for field in shapes)
+    allowed = all(field in family.optional_biases for field in shapes) and name + ".bias" in parts.tensors
+    bias = parts.vector(name + ".bias", ends[-1]) if required or allowed else None
+    scale = parts.vector(name + ".scale", 1)[0] if family.scales and name + ".scale" in parts.tensors else None
+    found = {}
+    for (field, (n, _)), end in zip(shapes.items(), ends, strict=True):
+        weights = _weights(file, tensor, family, slice(end - n, end))
+        found[field] = Linear(weights, None if bias is None else bias[end - n : end], scale)
+    return found
+
+
+def _rope_factors(parts: _Parts) -> NDArray[np.float32]:
+    factors = parts.vector("rope_freqs.weight", parts.config.rope_pairs)
+    if not (factors > 0).all():
+        raise FileFormatError(f"{parts.file.path}: tensor rope_freqs.weight has the value {factors.min()}, expected positive numbers")
+    return factors
 
 
 def _refuse_type(file: GGUFFile, tensor: Tensor, expected: str) -> UnsupportedError:
-    return UnsupportedError(f"{file.path}: tensor {tensor.name} has type {tensor.type.name}, supported here: {expected}")
+    remark = f" ({tensor.type.remark})" if tensor.type.remark else ""
+    return UnsupportedError(f"{file.path}: tensor {tensor.name} has type {tensor.type.name}{remark}, supported here: {expected}")
 
 
-def _table(file: GGUFFile, tensor: Tensor) -> NDArray:
-    """A float matrix in its own dtype (bfloat16 as uint16 bits), all of it finite."""
+def _names(types: Any) -> str:
+    return ", ".join(kind.name for kind in types)
+
+
+def _floats(file: GGUFFile, tensor: Tensor) -> NDArray:
+    """A float array in its own dtype (bfloat16 as uint16 bits), all of it finite."""
     if tensor.type not in _FLOATS:
-        raise _refuse_type(file, tensor, "F32, F16, BF16")
-    table = tensor.data.view(_FLOATS[tensor.type]).reshape(tensor.shape)
-    if cpu.has_non_finite(table):
+        raise _refuse_type(file, tensor, _names(_FLOATS))
+    array = tensor.data.view(_FLOATS[tensor.type]).reshape(tensor.shape)
+    if cpu.has_non_finite(array):
         raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it")
-    return table
+    return array
 
 
-def _norm(file: GGUFFile, tensor: Tensor) -> NDArray[np.float32]:
-    return packing.float32(_table(file, tensor))
+def _table(file: GGUFFile, tensor: Tensor) -> Table:
+    """A matrix of numbers as it lies in the file, all of it finite."""
+    if tensor.type not in _TABLES:
+        raise _refuse_type(file, tensor, _names(_TABLES))
+    return _blocks(file, tensor) if tensor.type in BLOCK_TYPES else _floats(file, tensor)
 
 
-def _ternary(file: GGUFFile, tensor: Tensor) -> Ternary:
-    if tensor.type is not I2_S:
-        raise _refuse_type(file, tensor, "I2_S")
-    n, m = tensor.shape
+def _blocks(file: GGUFFile, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
+    data = tensor.data.reshape(tensor.shape[0], -1)[rows]
+    if block_kernels.has_non_finite(data, tensor.type):
+        raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it")
+    return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
+
+
+def _weights(file: GGUFFile, tensor: Tensor, family: families.Family, rows: slice) -> Weights:
+    """Some rows of a matrix of a layer."""
+    if tensor.type is I2_S:
+        return _ternary(file, tensor, rows)
+    if tensor.type in TERNARY_TYPES:
+        found = _blocks(file, tensor, rows)
+        try:
+            ternary = quants.ternary_of(found)
+        except FileFormatError as error:
+            raise FileFormatError(f"{file.path}: tensor {tensor.name}: {error}") from None
+        return found if ternary is None else replace(ternary, blocks=found)
+    if family.ternary or tensor.type not in _TABLES:
+        raise _refuse_type(file, tensor, _names((I2_S, *(TERNARY_TYPES if family.ternary else _TABLES))))
+    return _blocks(file, tensor, rows) if tensor.type in BLOCK_TYPES else _floats(file, tensor)[rows]
+
+
+def _ternary(file: GGUFFile, tensor: Tensor, rows: slice) -> Ternary:
+    m = tensor.shape[1]
     codes = tensor.data[: -packing.TRAILER]
     scale = tensor.data[codes.size : codes.size + 4].view("<f4")[0]
     if not (np.isfinite(scale) and scale >= 0):
@@ -94,6 +186,7 @@ def _ternary(file: GGUFFile, tensor: Tensor) -> Ternary:
         raise FileFormatError(
             f"{file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file or another layout"
         )
-    weights = packing.from_i2s(codes, scale, (n, m))
+    width = packing.i2s_row_bytes(m)
+    weights = packing.from_i2s(codes[rows.start * width : rows.stop * width], scale, (rows.stop - rows.start, m))
     file.release(tensor)
     return weights

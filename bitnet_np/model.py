@@ -3,20 +3,30 @@
 Letters used in every shape comment of this package:
     B sequences   T tokens of one call   R rows (tokens of all sequences, end to end)   S positions a cache holds
     L layers      D model width          F feed-forward width                           V vocabulary
-    H query heads G key-value heads      K head width                                   M, N a matrix's input and output width
+    H query heads G key-value heads      K head width       J rotated pairs of a head   M, N a matrix's input and output width
 """
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ShapeError, UnsupportedError
+from .tensor_types import TensorType
+
+Activation = Literal["relu2", "silu", "gelu", "gelu_tanh"]
+"""Of the feed-forward: relu(gate)^2 * up and silu(gate) * up, or without a gate the exact GELU (erf) and its approximation by tanh."""
+
+Norm = Literal["rms", "layer"]
+
+Rope = Literal["halves", "adjacent", "none"]
+"""Which numbers of a head make a pair: (i, i + J) as in GPT-NeoX, or (2i, 2i + 1) as in the permuted rows of Llama's GGUF files."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """What the numbers of a model file mean. Names follow GGUF's keys where those are short enough."""
+    """What the numbers of a model file mean. Names follow GGUF's keys where those are short enough; defaults are BitNet b1.58's."""
 
     architecture: str
     vocab: int  # V
@@ -26,9 +36,15 @@ class Config:
     ffn: int  # F
     heads: int  # H
     kv_heads: int  # G, divides H
-    head_dim: int  # K, even
+    head_dim: int  # K
     eps: float  # inside the root of every norm
     rope_base: float
+    activation: Activation = "relu2"
+    norm: Norm = "rms"
+    rope: Rope = "halves"
+    rope_width: int | None = None  # how many of the first numbers of a head are rotated, 2J; None: all K
+    rope_scaling: float = 1.0  # positions are divided by it (linear scaling)
+    parallel_residual: bool = False  # attention and feed-forward both read the layer's input
 
     def __post_init__(self) -> None:
         for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
@@ -36,9 +52,15 @@ class Config:
                 raise ShapeError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.heads % self.kv_heads:
             raise ShapeError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
-        if self.head_dim % 2:
-            raise ShapeError(f"head width {self.head_dim} is odd, but RoPE rotates pairs")
-        for name in ("eps", "rope_base"):
+        for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope)):
+            if getattr(self, name) not in get_args(choices):
+                raise UnsupportedError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(get_args(choices))}")
+        if self.rope_width is None:
+            if self.rope != "none" and self.head_dim % 2:
+                raise ShapeError(f"head width {self.head_dim} is odd, but RoPE rotates pairs")
+        elif self.rope == "none" or self.rope_width % 2 or not 2 <= self.rope_width <= self.head_dim:
+            raise ShapeError(f"{self.rope_width} numbers of each head are rotated, expected an even number from 2 to {self.head_dim}")
+        for name in ("eps", "rope_base", "rope_scaling"):
             if not 0 < getattr(self, name) < np.inf:
                 raise UnsupportedError(f"{name} is {getattr(self, name)}, expected a positive number")
 
@@ -52,6 +74,29 @@ class Config:
         """G * K: width of all keys, or of all values, of a token."""
         return self.kv_heads * self.head_dim
 
+    @property
+    def rope_pairs(self) -> int:
+        """J: pairs of a head that RoPE rotates."""
+        return 0 if self.rope == "none" else (self.rope_width or self.head_dim) // 2
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward has a gate beside up."""
+        return self.activation in ("relu2", "silu")
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A matrix in one of ggml's block types, as it lies in the file."""
+
+    data: NDArray[np.uint8]  # [N, bytes of a row], read-only
+    type: TensorType
+    shape: tuple[int, int]  # (N, M)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
 
 @dataclass(frozen=True, eq=False)
 class Ternary:
@@ -60,32 +105,76 @@ class Ternary:
     codes: NDArray[np.uint8]  # [ceil(N/16) * ceil(M/16) * 64], read-only
     scale: np.float32
     shape: tuple[int, int]  # (N, M)
+    blocks: Blocks | None = None  # the same matrix as the file has it, where that is one of ggml's types
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes
+
+
+Table = Blocks | NDArray
+"""A matrix of numbers: blocks, float32, float16, or bfloat16 as its uint16 bits."""
+
+Weights = Ternary | Table
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A matrix and what belongs to it: (norm(x) W^T) * scale + bias.
+
+    Ternary weights take the input as int8 codes, one scale for each token; all other weights take it in float32.
+    """
+
+    weights: Weights  # [N, M]
+    bias: NDArray[np.float32] | None = None  # [N]
+    scale: np.float32 | None = None  # of the product, beside what the weights have
+    norm: NDArray[np.float32] | None = None  # [M] gain of an RMS norm of the input
+    norm_eps: float | None = None  # of that norm; None: the model's
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M)."""
+        n, m = self.weights.shape
+        return n, m
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One transformer block."""
+    """One transformer block. What a family does not have is None."""
 
     attn_norm: NDArray[np.float32]  # [D]
-    attn_q: Ternary  # [H*K, D]
-    attn_k: Ternary  # [G*K, D]
-    attn_v: Ternary  # [G*K, D]
-    attn_sub_norm: NDArray[np.float32]  # [H*K]
-    attn_output: Ternary  # [D, H*K]
+    attn_q: Linear  # [H*K, D]
+    attn_k: Linear  # [G*K, D]
+    attn_v: Linear  # [G*K, D]
+    attn_output: Linear  # [D, H*K]
     ffn_norm: NDArray[np.float32]  # [D]
-    ffn_gate: Ternary  # [F, D]
-    ffn_up: Ternary  # [F, D]
-    ffn_sub_norm: NDArray[np.float32]  # [F]
-    ffn_down: Ternary  # [D, F]
+    ffn_up: Linear  # [F, D]
+    ffn_down: Linear  # [D, F]
+    ffn_gate: Linear | None = None  # [F, D]
+    attn_sub_norm: NDArray[np.float32] | None = None  # [H*K], of what attention gives
+    ffn_sub_norm: NDArray[np.float32] | None = None  # [F], of what the activation gives
+    attn_norm_bias: NDArray[np.float32] | None = None  # [D]
+    ffn_norm_bias: NDArray[np.float32] | None = None  # [D]
+    attn_q_norm: NDArray[np.float32] | None = None  # [K], of each query head
+    attn_k_norm: NDArray[np.float32] | None = None  # [K], of each key head
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Everything a forward pass reads. Float tables are float32, float16, or bfloat16 as its uint16 bits."""
+    """Everything a forward pass reads."""
 
     config: Config
-    token_embd: NDArray  # [V, D]
+    token_embd: Table  # [V, D]
     layers: tuple[Layer, ...]
     output_norm: NDArray[np.float32]  # [D]
-    rope_frequency: NDArray[np.float64]  # [K/2] radians per position
-    output: NDArray | None = None  # [V, D]; None: the head is token_embd
+    rope_frequency: NDArray[np.float64]  # [J] radians per position, all scaling included
+    output: Table | None = None  # [V, D]; None: the head is token_embd
+    output_bias: NDArray[np.float32] | None = None  # [V]
+    output_norm_bias: NDArray[np.float32] | None = None  # [D]
+    position_embd: Table | None = None  # [positions, D], added to the embedding
+    rope_factors: NDArray[np.float32] | None = None  # [J] what rope_frequency is divided by beside rope_scaling (Llama 3)
+
+    @property
+    def head(self) -> Table:
+        """[V, D], whether or not it is the embedding."""
+        return self.token_embd if self.output is None else self.output

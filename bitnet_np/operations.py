@@ -29,9 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import packing, spec
-from .model import Model, Ternary
+from .kernels import blocks
+from .model import Blocks, Linear, Model, Table, Ternary
 from .points import Key
-from .transformer import Dialect
+from .tensor_types import TERNARY_TYPES
+from .transformer import EXACT, Dialect
 
 Array = NDArray[np.float64]
 
@@ -70,34 +72,89 @@ def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
 
     yield Operation(Key("inp_embd", None), (TOKENS,), lambda tokens: embed(model, tokens))
     h = Key("inp_embd", None)
+    if model.position_embd is not None:
+        yield Operation(Key("inpL", None), (h,), lambda x: add_positions(model, x))
+        h = Key("inpL", None)
     for n, w in enumerate(model.layers):
 
-        def linear(name: str, source: str, matrix: Ternary, n: int = n) -> Operation:
-            return Operation(Key(name, n), at(n, source), lambda x: ternary_matmul(x, matrix))
+        def norm(
+            name: str,
+            source: Key,
+            gain: NDArray,
+            bias: NDArray | None = None,
+            rms: bool = c.norm == "rms",
+            eps: float = c.eps,
+            n: int = n,
+        ) -> Operation:
+            return Operation(Key(name, n), (source,), lambda x: rms_norm(x, gain, eps) if rms else layer_norm(x, gain, bias, eps))
 
-        def norm(name: str, source: Key, gain: NDArray, n: int = n) -> Iterator[Operation]:
-            yield Operation(Key(name, n), (source,), lambda x: rms_norm(x, gain, c.eps))
+        def linear(name: str, source: str, w: Linear, n: int = n) -> Iterator[Operation]:
+            if w.norm is not None:
+                own = name + "_in"
+                yield norm(own, Key(source, n), w.norm, rms=True, eps=w.norm_eps or c.eps)
+                if reads_codes(w, dialect):
+                    yield from quantized(own)
+                source = own
+            yield Operation(Key(name, n), at(n, source), lambda x: product(x, w, dialect))
+
+        def linears(source: str, **outputs: Linear) -> Iterator[Operation]:
+            if any(reads_codes(w, dialect) and w.norm is None for w in outputs.values()):
+                yield from quantized(source)
+            for name, w in outputs.items():
+                yield from linear(name, source, w)
+
+        def quantized(name: str, n: int = n) -> Iterator[Operation]:
             yield Operation(Key(name + "_codes", n), at(n, name), codes)
             yield Operation(Key(name + "_scale", n), at(n, name), code_scale)
 
-        yield from norm("attn_norm", h, w.attn_norm)
-        for name, matrix in (("Qcur", w.attn_q), ("Kcur", w.attn_k), ("Vcur", w.attn_v)):
-            yield linear(name, "attn_norm", matrix)
-        for name in ("Qcur", "Kcur"):
-            yield Operation(Key(name + "_rope", n), at(n, name), lambda x: rope(model, dialect, x))
-        yield Operation(Key("kqv_out", n), at(n, "Qcur_rope", "Kcur_rope", "Vcur"), lambda q, k, v: attend(model, dialect, q, k, v))
-        yield from norm("attn_sub_norm", Key("kqv_out", n), w.attn_sub_norm)
-        yield linear("attn_o_out", "attn_sub_norm", w.attn_output)
-        yield Operation(Key("ffn_inp", n), (h, Key("attn_o_out", n)), add)
-        yield from norm("ffn_norm", Key("ffn_inp", n), w.ffn_norm)
-        yield linear("ffn_gate", "ffn_norm", w.ffn_gate)
-        yield linear("ffn_up", "ffn_norm", w.ffn_up)
-        yield Operation(Key("ffn_out", n), at(n, "ffn_gate", "ffn_up"), relu2_gate)
-        yield from norm("ffn_sub_norm", Key("ffn_out", n), w.ffn_sub_norm)
-        yield linear("ffn_down", "ffn_sub_norm", w.ffn_down)
-        yield Operation(Key("l_out", n), at(n, "ffn_inp", "ffn_down"), add)
+        def by_head(name: str, source: str, gain: NDArray, n: int = n) -> Operation:
+            return Operation(Key(name, n), at(n, source), lambda x: head_norm(x, gain, c.eps))
+
+        first = h
+        yield norm("attn_norm", h, w.attn_norm, w.attn_norm_bias)
+        yield from linears("attn_norm", Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v)
+        q, k = "Qcur", "Kcur"
+        if w.attn_q_norm is not None:
+            yield by_head("Qcur_normed", q, w.attn_q_norm)
+            q = "Qcur_normed"
+        if w.attn_k_norm is not None:
+            yield by_head("Kcur_normed", k, w.attn_k_norm)
+            k = "Kcur_normed"
+        if c.rope != "none":
+            yield Operation(Key("Qcur_rope", n), at(n, q), lambda x: rope(model, dialect, x))
+            yield Operation(Key("Kcur_rope", n), at(n, k), lambda x: rope(model, dialect, x))
+            q, k = "Qcur_rope", "Kcur_rope"
+        yield Operation(Key("kqv_out", n), at(n, q, k, "Vcur"), lambda q, k, v: attend(model, dialect, q, k, v))
+        source = "kqv_out"
+        if w.attn_sub_norm is not None:
+            yield norm("attn_sub_norm", Key(source, n), w.attn_sub_norm, rms=True)
+            source = "attn_sub_norm"
+        yield from linears(source, attn_o_out=w.attn_output)
+        if not c.parallel_residual:
+            yield Operation(Key("ffn_inp", n), (h, Key("attn_o_out", n)), add)
+            h = Key("ffn_inp", n)
+        yield norm("ffn_norm", h, w.ffn_norm, w.ffn_norm_bias)
+        if w.ffn_gate is None:
+            yield from linears("ffn_norm", ffn_up=w.ffn_up)
+            yield Operation(Key("ffn_out", n), at(n, "ffn_up"), gelu if c.activation == "gelu" else lambda x: gelu_tanh(x, dialect))
+        else:
+            yield from linears("ffn_norm", ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+            yield Operation(Key("ffn_out", n), at(n, "ffn_gate", "ffn_up"), relu2_gate if c.activation == "relu2" else silu_gate)
+        source = "ffn_out"
+        if w.ffn_sub_norm is not None:
+            yield norm("ffn_sub_norm", Key(source, n), w.ffn_sub_norm, rms=True)
+            source = "ffn_sub_norm"
+        yield from linears(source, ffn_down=w.ffn_down)
+        branches = at(n, "ffn_down", "attn_o_out") if c.parallel_residual else at(n, "ffn_down")
+        yield Operation(Key("l_out", n), (first if c.parallel_residual else h, *branches), add)
         h = Key("l_out", n)
-    yield Operation(Key("result_norm", None), (h,), lambda x: rms_norm(x, model.output_norm, c.eps))
+    yield Operation(
+        Key("result_norm", None),
+        (h,),
+        (lambda x: rms_norm(x, model.output_norm, c.eps))
+        if c.norm == "rms"
+        else (lambda x: layer_norm(x, model.output_norm, model.output_norm_bias, c.eps)),
+    )
     yield Operation(Key("result_output", None), (Key("result_norm", None),), lambda x: head(model, dialect, x))
 
 
@@ -105,8 +162,13 @@ def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
 
 
 def embed(model: Model, tokens: NDArray[np.int64]) -> Expected:
-    value = packing.float32(model.token_embd[tokens]).astype(np.float64)
+    value = packing.take(model.token_embd, tokens).astype(np.float64)
     return Expected(value, np.abs(value), 0)
+
+
+def add_positions(model: Model, x: Array) -> Expected:
+    assert model.position_embd is not None
+    return add(x, packing.take(model.position_embd, np.arange(len(x))).astype(np.float64))
 
 
 def rms_norm(x: Array, gain: NDArray[np.float32], eps: float) -> Expected:
@@ -115,12 +177,108 @@ def rms_norm(x: Array, gain: NDArray[np.float32], eps: float) -> Expected:
     return Expected(value, np.abs(value), x.shape[1] / 4 + 6, common=6 + x.shape[1] ** 0.5 / 2)
 
 
+def layer_norm(x: Array, gain: NDArray[np.float32], bias: NDArray[np.float32] | None, eps: float) -> Expected:
+    """A mean and a sum of D squares. The mean is wrong by roundings of the numbers' own size, which all differences share."""
+    width = x.shape[1]
+    shift = 0.0 if bias is None else bias.astype(np.float64)
+    value = spec.layer_norm(x, gain.astype(np.float64), shift, eps)
+    centred = x - x.mean(axis=1, keepdims=True)
+    root = np.sqrt((centred**2).mean(axis=1, keepdims=True) + eps)
+    size = (np.abs(centred) + np.abs(x).mean(axis=1, keepdims=True)) / root * np.abs(gain) + np.abs(shift)
+    return Expected(value, size, width / 4 + 8, common=8 + width**0.5 / 2)
+
+
+def head_norm(x: Array, gain: NDArray[np.float32], eps: float) -> Expected:
+    """The norm of each head by itself: [T, H*K]."""
+    heads = rms_norm(x.reshape(-1, gain.size), gain, eps)
+    return heads._replace(value=heads.value.reshape(x.shape), unit=heads.unit.reshape(x.shape))
+
+
+def reads_codes(linear: Linear, dialect: Dialect) -> bool:
+    """Whether the input is quantised to int8, one scale for each token."""
+    weights = linear.weights
+    if isinstance(weights, Ternary):
+        return not dialect.ggml_activations or weights.blocks is None
+    return isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and not dialect.ggml_activations
+
+
+def product(x: Array, linear: Linear, dialect: Dialect = EXACT) -> Expected:
+    """A matrix, its scale and its bias: two roundings more."""
+    weights = linear.weights
+    if not isinstance(weights, Ternary):
+        found = matmul(x, weights, reads_codes(linear, dialect), dialect)
+    elif weights.blocks is None or reads_codes(linear, dialect):
+        found = ternary_matmul(x, weights)
+    else:
+        found = matmul(x, weights.blocks, False, dialect)
+    if linear.scale is not None:
+        factor = float(linear.scale)
+        found = found._replace(value=found.value * factor, unit=found.unit * abs(factor), reach=found.reach * abs(factor))
+    if linear.bias is not None:
+        bias = linear.bias.astype(np.float64)
+        found = found._replace(value=found.value + bias, unit=found.unit + np.abs(bias), steps=found.steps + 1)
+    return found
+
+
+def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
+    """Numbers times a table, after the input is quantised to int8 or rounded as the dialect has it; for roundings that are ambiguous."""
+    matrix = wide(table)
+    if codes:
+        q, scale = spec.quantize(x)
+        seen, step, doubt = q / scale, 1 / scale, ambiguous(x * scale)
+    elif dialect.ggml_activations:
+        seen = dialect.seen(x.astype(np.float32), table).astype(np.float64)
+        step = rounding_step(x, seen, table)
+        doubt = np.abs(np.abs(x - seen) - step / 2) <= 8 * U * np.abs(x)
+    else:
+        seen, step, doubt = x, np.zeros((1, 1)), np.zeros(x.shape, np.bool_)
+    reach = (doubt * step) @ np.abs(matrix).T if doubt.any() else np.zeros((len(x), len(matrix)))
+    value, terms = seen @ matrix.T, np.abs(matrix)
+    if dialect.ggml_activations and isinstance(table, Blocks):
+        if table.type in blocks.MINIMUM_TYPES:
+            sums, minimums = blocks.sums_as_q8_1(x.astype(np.float32)), blocks.minimums(table.data, table.type).astype(np.float64)
+            value = value + sums.astype(np.float64) @ minimums.T
+            reach = reach + np.abs(half_spacing(seen, 32)) @ np.abs(minimums).T
+        terms = terms + np.abs(matrix).max(axis=1, keepdims=True)  # codes and what is subtracted from them are summed apart
+    return Expected(value, np.abs(seen) @ terms.T, x.shape[1], reach)
+
+
+def half_spacing(x: Array, size: int) -> Array:
+    """How far apart float16 numbers are at the sums of each `size` numbers that are nearly on a boundary between two, and 0 elsewhere."""
+    totals = x.reshape(len(x), -1, size).sum(axis=2)
+    spacing = np.spacing(np.abs(totals).astype(np.float16)).astype(np.float64)
+    doubt = np.abs(np.abs(totals - half(totals)) - spacing / 2) <= 2.0**-9 * np.abs(totals)
+    return doubt * spacing
+
+
+def rounding_step(x: Array, seen: Array, table: Table) -> Array:
+    """How far apart neighbours of the numbers are that an input can be rounded to."""
+    if not isinstance(table, Blocks):
+        digits = {np.dtype(np.float16): 11, np.dtype(np.uint16): 8}.get(table.dtype, 24)
+        return np.exp2(np.floor(np.log2(np.maximum(np.abs(x), 2.0**-14))) + 1 - digits)
+    size = table.type.block
+    largest = np.abs(x.reshape(len(x), -1, size)).max(axis=2)
+    return np.repeat(largest / 127, size, axis=1)
+
+
 def dense(weights: Ternary) -> NDArray[np.float32]:
     """[N, M] of -1, 0, +1. Products with int8 codes are exact in float32 while M < 131,072."""
     return _kept(weights) if weights.shape[0] * weights.shape[1] <= _SMALL_MATRIX else packing.unpack(weights).astype(np.float32)
 
 
 _SMALL_MATRIX = 1 << 20
+
+
+def wide(table: Table) -> Array:
+    """[N, M] in float64."""
+    return _kept_table(table) if isinstance(table, Blocks) and table.shape[0] * table.shape[1] <= _SMALL_MATRIX else _widened(table)
+
+
+def _widened(table: Table) -> Array:
+    return packing.float32(table).astype(np.float64)
+
+
+_kept_table = lru_cache(maxsize=64)(_widened)
 
 
 @lru_cache(maxsize=64)
@@ -159,7 +317,7 @@ def ternary_matmul(x: Array, weights: Ternary) -> Expected:
     reach = np.zeros(value.shape)
     for row, column in zip(rows, columns, strict=True):
         reach[row] += np.abs(matrix[:, column])
-    return Expected(value, unit, x.shape[1], reach * w_scale)
+    return Expected(value, unit, x.shape[1] + 3, reach * w_scale)  # products, and the scale, the quotient and the factor
 
 
 def rope(model: Model, dialect: Dialect, x: Array) -> Expected:
@@ -167,12 +325,14 @@ def rope(model: Model, dialect: Dialect, x: Array) -> Expected:
     c = model.config
     t = len(x)
     heads = x.reshape(t, -1, c.head_dim)
-    angle = dialect.angles(np.arange(t), model.rope_frequency)[:, None, :]
-    half = c.head_dim // 2
-    a, b, cos, sin = heads[..., :half], heads[..., half:], np.cos(angle), np.sin(angle)
-    value = np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).reshape(t, -1)
-    unit = np.tile((np.abs(a) + np.abs(b)) * (1 + angle), 2).reshape(t, -1)
-    return Expected(value, unit, 4)
+    angle = dialect.angles(np.arange(t), model)[:, None, :]
+    pairs = c.rope_pairs
+    first, second = (slice(0, pairs), slice(pairs, 2 * pairs)) if c.rope == "halves" else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+    a, b, cos, sin = heads[..., first], heads[..., second], np.cos(angle), np.sin(angle)
+    value, unit = heads.copy(), np.abs(heads)
+    value[..., first], value[..., second] = a * cos - b * sin, a * sin + b * cos
+    unit[..., first] = unit[..., second] = (np.abs(a) + np.abs(b)) * (1 + angle)
+    return Expected(value.reshape(t, -1), unit.reshape(t, -1), 4)
 
 
 def half(x: Array) -> Array:
@@ -221,9 +381,10 @@ def attend(model: Model, dialect: Dialect, q: Array, k: Array, v: Array) -> Expe
     return Expected(value.reshape(t, -1), unit.reshape(t, -1), every.reshape(t, -1), reach)
 
 
-def add(a: Array, b: Array) -> Expected:
-    value = a + b
-    return Expected(value, np.abs(value), 1)
+def add(*terms: Array) -> Expected:
+    value = np.sum(terms, axis=0)
+    unit = np.abs(value) if len(terms) == 2 else np.sum(np.abs(terms), axis=0)  # with three the first sum is rounded too
+    return Expected(value, unit, len(terms) - 1)
 
 
 def relu2_gate(gate: Array, up: Array) -> Expected:
@@ -231,11 +392,41 @@ def relu2_gate(gate: Array, up: Array) -> Expected:
     return Expected(value, np.abs(value), 3)
 
 
+def silu_gate(gate: Array, up: Array) -> Expected:
+    """An exponential (2 roundings, in some engines of an argument that was rounded), a sum, a division, a product."""
+    value = spec.silu_gate(gate, up)
+    return Expected(value, np.abs(value) * (1 + np.abs(gate)), 6)
+
+
+def gelu(x: Array) -> Expected:
+    """Engines compute 1 + erf, so that the error is one of numbers as large as x."""
+    value = spec.gelu(x)
+    return Expected(value, np.abs(x), 8)
+
+
+def gelu_tanh(x: Array, dialect: Dialect = EXACT) -> Expected:
+    """As `gelu`: 1 + tanh. Out of ggml's table of float16 it may be the neighbour of what it should be, for an ambiguous input too."""
+    value = spec.gelu_tanh(x)
+    if not dialect.ggml_activations:
+        return Expected(value, np.abs(x), 8)
+    inside = np.abs(x) < 10
+    x = np.where(inside, x, 0)
+    rounded = half(x)
+    entry = half(spec.gelu_tanh(rounded))
+    doubt = np.abs(np.abs(x - rounded) - np.spacing(np.abs(rounded).astype(np.float16)).astype(np.float64) / 2) <= 4 * U * np.abs(x)
+    spacing = np.spacing(np.abs(entry).astype(np.float16)).astype(np.float64)
+    reach = np.where(inside, spacing + doubt * 2 * np.spacing(np.abs(rounded).astype(np.float16)).astype(np.float64), 0)
+    return Expected(np.where(inside, entry, value), np.abs(value) + np.abs(x), 8, reach)
+
+
 def head(model: Model, dialect: Dialect, x: Array) -> Expected:
     """The output matrix; a float16 one has its input rounded to float16 in a dialect that does so."""
-    table = packing.float32(model.token_embd if model.output is None else model.output).astype(np.float64)
     x = half(x) if dialect.halves else x
-    return Expected(x @ table.T, np.abs(x) @ np.abs(table).T, x.shape[1])
+    found = matmul(x, model.head, False, dialect)
+    if model.output_bias is None:
+        return found
+    bias = model.output_bias.astype(np.float64)
+    return found._replace(value=found.value + bias, unit=found.unit + np.abs(bias), steps=found.steps + 1)
 
 
 def resolve(ops: Sequence[Operation], known: Mapping[Key, Array]) -> dict[Key, Array]:

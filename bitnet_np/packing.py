@@ -16,12 +16,15 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from .errors import ShapeError
 from .kernels import cpu
 from .kernels.simd import LANES
-from .model import Layer, Model, Ternary
+from .model import Blocks, Layer, Linear, Model, Table, Ternary
+from .tensor_types import TERNARY_TYPES
 
 BLOCK = 128  # weights in BLOCK_BYTES bytes of I2_S
 BLOCK_BYTES = 32
@@ -55,7 +58,7 @@ def unpack(weights: Ternary) -> NDArray[np.int8]:
     return codes.transpose(0, 3, 1, 2, 4).reshape(-(-n // LANES) * LANES, -1)[:n, :m].astype(np.int8) - 1
 
 
-def from_i2s(codes: NDArray[np.uint8], scale: float, shape: tuple[int, int]) -> Ternary:
+def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[int, int]) -> Ternary:
     """The codes of an I2_S tensor (its trailer not needed) -> packed."""
     size = shape[0] * i2s_row_bytes(shape[1])
     if codes.size < size:
@@ -68,10 +71,9 @@ def to_i2s(weights: Ternary) -> NDArray[np.uint8]:
     n, m = weights.shape
     codes = np.ones((n, i2s_row_bytes(m) * 4), np.uint8)
     codes[:, :m] = unpack(weights) + 1
-    packed = _join(codes.reshape(n, -1, 4, BLOCK_BYTES).transpose(2, 0, 1, 3))
     trailer = np.zeros(TRAILER, np.uint8)
     trailer[:4] = np.array([weights.scale], "<f4").view(np.uint8)
-    return np.concatenate([packed.reshape(-1), trailer])
+    return np.concatenate([_packed(codes), trailer])
 
 
 _PLACES = np.array([6, 4, 2, 0], np.uint8)  # of the four codes of a byte
@@ -81,37 +83,109 @@ def _join(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:  # [4, ...] -> [...]
     return planes[0] << 6 | planes[1] << 4 | planes[2] << 2 | planes[3]
 
 
+def _packed(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Codes of rows that are multiples of 128 -> their bytes in I2_S, end to end."""
+    return _join(codes.reshape(-1, 4, BLOCK_BYTES).swapaxes(0, 1)).reshape(-1)
+
+
+# --- the other layouts of I2_S --------------------------------------------------------------------------------------------------------
+#
+# bitnet.cpp writes two more under the same type number, and no tag says which one a file has. All hold the same two-bit fields in another
+# order: they have equally many of each code, and no 3 in any. So nothing that counts codes can tell them apart, nor can anything at all
+# where weights are independent of each other; there is no guessing here. Read in the wrong one, about half of all weights are wrong.
+
+
+def from_arm_layout(data: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.uint8]:
+    """I2_S as bitnet.cpp's builds for ARM wrote it from the end of 2025 -> as it is read here; [N * M / 4 + 32] bytes, M a multiple of 128.
+
+    64 weights take 16 bytes there, element e of them in byte e % 16 at bits 6 - 2 * (e // 16).
+    """
+    _check_i2_s(data, shape)
+    first, second = data[:-TRAILER].reshape(-1, 2, BLOCK_BYTES // 2).swapaxes(0, 1)
+    out = np.empty((len(first), 2, BLOCK_BYTES // 2), np.uint8)  # the first and the second 16 bytes of 32, with planes of 16 weights each
+    out[:, 0] = first & 0xC0 | (first & 0x0C) << 2 | (second & 0xC0) >> 4 | (second & 0x0C) >> 2
+    out[:, 1] = (first & 0x30) << 2 | (first & 0x03) << 4 | (second & 0x30) >> 2 | second & 0x03
+    return np.concatenate([out.reshape(-1), data[-TRAILER:]])
+
+
+def from_four_row_layout(data: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.uint8]:
+    """I2_S as bitnet.cpp built for x86 without ACT_PARALLEL writes it -> as it is read here; [N * M / 4 + 32] bytes, N a multiple of 4.
+
+    A byte holds one column of four rows there, the first row in the highest bits.
+    """
+    _check_i2_s(data, shape)
+    n, m = shape
+    if n % 4:
+        raise ShapeError(f"a matrix of {n} rows has no layout of four rows to a byte, expected a multiple of 4")
+    out = np.empty_like(data)
+    out[-TRAILER:] = data[-TRAILER:]
+    for group in range(n // 4):  # one at a time, for the memory that codes take
+        rows = data[group * m : (group + 1) * m]
+        out[group * m : (group + 1) * m] = _packed(np.stack([rows >> 6, rows >> 4 & 3, rows >> 2 & 3, rows & 3]))
+    return out
+
+
+def _check_i2_s(data: NDArray[np.uint8], shape: tuple[int, int]) -> None:
+    n, m = shape
+    if m % BLOCK:
+        raise ShapeError(f"an I2_S matrix has rows of {m} weights, expected a multiple of {BLOCK}")
+    if data.shape != (n * m // 4 + TRAILER,):
+        raise ShapeError(f"an I2_S matrix {list(shape)} has {list(data.shape)} bytes, expected {n * m // 4 + TRAILER}")
+
+
 def frozen(record: Any) -> Any:
     """The same record with its arrays read-only, in place: one type for the kernels, and nobody can change a weight by accident."""
     for field in fields(record):
         value = getattr(record, field.name)
         if isinstance(value, np.ndarray):
             value.flags.writeable = False
+        elif isinstance(value, (Linear, Ternary, Blocks)):
+            frozen(value)
     return record
 
 
-def float32(table: NDArray) -> NDArray[np.float32]:
-    """A float table widened exactly; uint16 holds bfloat16's bits."""
+def take(table: Table, rows: Any) -> NDArray[np.float32]:
+    """Some rows of a table, as float32."""
+    if isinstance(table, Blocks):
+        data = table.data[rows]
+        return float32(Blocks(data, table.type, (len(data), table.shape[1])))
+    return float32(table[rows])
+
+
+def float32(table: Table) -> NDArray[np.float32]:
+    """A table widened exactly; uint16 holds bfloat16's bits. Blocks become the numbers they stand for."""
+    if isinstance(table, Blocks):
+        with np.errstate(invalid="ignore", over="ignore"):  # of NaN and infinity, which loading finds
+            return dequantize(table.data, GGMLQuantizationType(table.type.number))
     if table.dtype == np.uint16:
         return (table.astype(np.uint32) << 16).view(np.float32)
     return table.astype(np.float32)
 
 
-class DenseTernary(NamedTuple):
-    """A ternary matrix as spec.py reads it."""
+class DenseLinear(NamedTuple):
+    """A `Linear` as spec.py reads it: (norm(x) matrix^T) * scale + bias."""
 
-    matrix: NDArray[np.int8]  # [N, M] of -1, 0, +1
+    matrix: NDArray  # [N, M]
     scale: float
+    int8: bool = True  # the input is quantised to int8, one scale for each token
+    bias: NDArray[np.float64] | None = None
+    norm: NDArray[np.float64] | None = None
+    norm_eps: float | None = None
 
 
 def dense(record: Model | Layer) -> Any:
     """The same record as spec.py reads it: float64 tables, unpacked matrices. Four to sixteen times the memory: for small models."""
 
     def widen(value: Any) -> Any:
-        if isinstance(value, Ternary):
-            return DenseTernary(unpack(value), float(value.scale))
-        if isinstance(value, np.ndarray):
-            return value if value.dtype == np.float64 else float32(value).astype(np.float64)
+        if isinstance(value, Linear):
+            factor = 1.0 if value.scale is None else float(value.scale)
+            bias, norm = (None if array is None else widen(array) for array in (value.bias, value.norm))
+            if isinstance(value.weights, Ternary):
+                return DenseLinear(unpack(value.weights), float(value.weights.scale) * factor, True, bias, norm, value.norm_eps)
+            int8 = isinstance(value.weights, Blocks) and value.weights.type in TERNARY_TYPES
+            return DenseLinear(widen(value.weights), factor, int8, bias, norm, value.norm_eps)
+        if isinstance(value, Blocks) or (isinstance(value, np.ndarray) and value.dtype != np.float64):
+            return float32(value).astype(np.float64)
         if isinstance(value, tuple):
             return tuple(dense(layer) for layer in value)
         return value

@@ -14,44 +14,46 @@ from numpy.typing import NDArray
 
 from .errors import FileFormatError, shown
 
+LINEAR_NAMES = ("Qcur", "Kcur", "Vcur", "attn_o_out", "ffn_gate", "ffn_up", "ffn_down")
+"""What the matrices of a layer give."""
 QUANTIZED = ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")
+"""What goes into the ternary matrices of a BitNet with sub-norms."""
+MAY_BE_QUANTIZED = (*QUANTIZED, "kqv_out", "ffn_out", *(f"{name}_in" for name in LINEAR_NAMES))
+"""What goes into a ternary matrix of any family; <name>_in is the norm inside the matrix that gives <name>."""
 SCORES = ("kq", "kq_soft_max")
-MODEL_NAMES = ("inp_embd", "result_norm", "result_output", "log_probs")
-LAYER_NAMES = (
-    "attn_norm",
-    "attn_norm_codes",
-    "attn_norm_scale",
-    "Qcur",
-    "Kcur",
-    "Vcur",
-    "Qcur_rope",
-    "Kcur_rope",
-    *SCORES,
-    "kqv_out",
-    "attn_sub_norm",
-    "attn_sub_norm_codes",
-    "attn_sub_norm_scale",
-    "attn_o_out",
-    "ffn_inp",
-    "ffn_norm",
-    "ffn_norm_codes",
-    "ffn_norm_scale",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_out",
-    "ffn_sub_norm",
-    "ffn_sub_norm_codes",
-    "ffn_sub_norm_scale",
-    "ffn_down",
-    "l_out",
-)
+MODEL_NAMES = ("inp_embd", "inpL", "result_norm", "result_output", "log_probs")
+
+
+def _in_order() -> Iterator[str]:
+    for name in (
+        "attn_norm",
+        *("Qcur", "Kcur", "Vcur"),
+        *("Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope"),
+        *SCORES,
+        "kqv_out",
+        "attn_sub_norm",
+        "attn_o_out",
+        "ffn_inp",
+        "ffn_norm",
+        *("ffn_gate", "ffn_up", "ffn_out"),
+        "ffn_sub_norm",
+        "ffn_down",
+        "l_out",
+    ):
+        for point in (f"{name}_in", name) if name in LINEAR_NAMES else (name,):
+            yield point
+            if point in MAY_BE_QUANTIZED:
+                yield from (point + "_codes", point + "_scale")
+
+
+LAYER_NAMES = tuple(_in_order())
 """In the order of a layer."""
 
-RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "result_norm", "result_output")
-"""What a forward pass records. Scores are worked out of it on request; log_probs come from files that have no logits."""
+RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "inpL", "result_norm", "result_output")
+"""What a forward pass records, of one family or another. Scores are worked out on request; log_probs come from files without logits."""
 
 _LABEL = re.compile(r"([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?")
-_HEADS = ("Qcur", "Kcur", "Vcur", "Qcur_rope", "Kcur_rope", "kqv_out")
+_HEADS = ("Qcur", "Kcur", "Vcur", "Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope", "kqv_out")
 
 
 class Key(NamedTuple):

@@ -1,14 +1,18 @@
-"""THE DEFINITION: BitNet b1.58 in float64, whole sequences, explicit masks. Slow, and it shares nothing with what it judges.
+"""THE DEFINITION: the models in float64, whole sequences, explicit masks. Slow, and it shares nothing with what it judges.
 
 Sources: "The Era of 1-bit LLMs" (arXiv 2402.17764) for the ternary matmul on int8 activations, "BitNet b1.58 2B4T Technical
-Report" (arXiv 2504.12285) for sub-norms and squared ReLU, RoFormer (arXiv 2104.09864) for the rotation, in the half-rotated
-pairing of GPT-NeoX.
+Report" (arXiv 2504.12285) for sub-norms and squared ReLU, RoFormer (arXiv 2104.09864) for the rotation, "Extending Context Window of
+Large Language Models via Position Interpolation" (arXiv 2306.15595) for scaled positions, "LLaMA" (arXiv 2302.13971) and "GLU Variants
+Improve Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization" (arXiv 1607.06450), "Gaussian Error Linear Units" (arXiv
+1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial rotation, "Qwen3 Technical Report" (arXiv 2505.09388)
+for norms of queries and keys, "Language Models are Unsupervised Multitask Learners" (GPT-2) for learned positions.
 
 Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
-width, F feed-forward width, V vocabulary. `model` is any record with the fields of model.Model in which a ternary matrix is
-a record of `matrix` (-1, 0, +1) and `scale`: packing.dense makes one.
+width, J rotated pairs of a head, F feed-forward width, V vocabulary. `model` is any record with the fields of model.Model in which a
+linear is a record of `matrix`, `scale`, `int8`, `bias`, `norm`, `norm_eps`: packing.dense makes one.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +30,10 @@ def rms_norm(x: Array, gain: Array, eps: float) -> Array:  # [T, D], [D] -> [T, 
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * gain
 
 
+def layer_norm(x: Array, gain: Array, bias: Any, eps: float) -> Array:  # [T, D], [D], [D] -> [T, D]
+    return rms_norm(x - np.mean(x, axis=-1, keepdims=True), gain, eps) + bias
+
+
 def quantize(x: Array) -> tuple[Array, Array]:  # [T, M] -> integers -127..127 [T, M], steps per unit [T, 1]
     scale = 127 / np.maximum(1e-5, np.abs(x).max(axis=-1, keepdims=True))
     return np.rint(x * scale), scale
@@ -39,11 +47,15 @@ def matmul(x: Array, matrix: Array) -> Array:  # [T, M], [N, M] -> [T, N]
     return x @ matrix.T
 
 
-def rope(x: Array, position: ArrayLike, base: float) -> Array:  # [T, H, K], [T] -> [T, H, K]; rotates the pairs (i, i + K/2)
-    half = x.shape[-1] // 2
-    angle = np.multiply.outer(position, base ** (-np.arange(half) / half))[:, None, :]
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], axis=-1)
+def rope(x: Array, position: ArrayLike, base: float, pairs: str = "halves", width: int | None = None, factors: Any = 1.0) -> Array:
+    # [T, H, K], [T] -> [T, H, K]; rotates the pairs (i, i + J) of the first `width` = 2J numbers of a head, or the adjacent (2i, 2i + 1)
+    half = (width or x.shape[-1]) // 2
+    angle = np.multiply.outer(position, base ** (-np.arange(half) / half) / factors)[:, None, :]
+    i, out = np.arange(half), x.copy()
+    first, second = (i, i + half) if pairs == "halves" else (2 * i, 2 * i + 1)
+    a, b = x[..., first], x[..., second]
+    out[..., first], out[..., second] = a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)
+    return out
 
 
 def causal_mask(q_len: int, k_len: int, past: int = 0, window: int | None = None) -> Array:  # -> [q_len, k_len] of 0 and -inf
@@ -62,41 +74,77 @@ def relu2_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
     return np.maximum(gate, 0) ** 2 * up
 
 
+def silu_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
+    return gate / (1 + np.exp(-gate)) * up
+
+
+def gelu(x: Array) -> Array:  # [T, F] -> [T, F]
+    return x / 2 * np.vectorize(math.erfc)(-x / math.sqrt(2))
+
+
+def gelu_tanh(x: Array) -> Array:  # [T, F] -> [T, F]; the approximation
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS: dict[str, Callable[..., Array]] = {"relu2": relu2_gate, "silu": silu_gate, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
 def _ignore(name: str, layer: int | None, array: Array) -> None:
     pass
 
 
 def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, Array], None] = _ignore) -> Array:  # [T] -> logits [T, V]
     c, t = model.config, len(np.asarray(tokens))
-    position, mask = np.arange(t), causal_mask(t, t)
+    position, mask = np.arange(t) / c.rope_scaling, causal_mask(t, t)
+    factors = 1.0 if model.rope_factors is None else model.rope_factors
+
+    def norm(x: Array, gain: Array, bias: Array | None) -> Array:
+        return rms_norm(x, gain, c.eps) if c.norm == "rms" else layer_norm(x, gain, 0.0 if bias is None else bias, c.eps)
 
     def linear(x: Array, w: Any) -> Array:
-        return ternary_matmul(*quantize(x), w.matrix, w.scale)
+        x = x if w.norm is None else rms_norm(x, w.norm, w.norm_eps or c.eps)
+        y = ternary_matmul(*quantize(x), w.matrix, w.scale) if w.int8 else matmul(x, w.matrix) * w.scale
+        return y if w.bias is None else y + w.bias
 
     h = embed(model.token_embd, tokens)
     record("inp_embd", None, h)
+    if model.position_embd is not None:
+        h = h + model.position_embd[:t]
+        record("inpL", None, h)
     for n, w in enumerate(model.layers):
 
         def note(name: str, array: Array, layer: int = n) -> Array:
             record(name, layer, array)
             return array
 
-        x = note("attn_norm", rms_norm(h, w.attn_norm, c.eps))
+        x = note("attn_norm", norm(h, w.attn_norm, w.attn_norm_bias))
         q = note("Qcur", linear(x, w.attn_q)).reshape(t, c.heads, c.head_dim)
         k = note("Kcur", linear(x, w.attn_k)).reshape(t, c.kv_heads, c.head_dim)
         v = note("Vcur", linear(x, w.attn_v)).reshape(t, c.kv_heads, c.head_dim)
-        q = note("Qcur_rope", rope(q, position, c.rope_base))
-        k = note("Kcur_rope", rope(k, position, c.rope_base))
+        if w.attn_q_norm is not None:
+            q = note("Qcur_normed", rms_norm(q, w.attn_q_norm, c.eps))
+        if w.attn_k_norm is not None:
+            k = note("Kcur_normed", rms_norm(k, w.attn_k_norm, c.eps))
+        if c.rope != "none":
+            q = note("Qcur_rope", rope(q, position, c.rope_base, c.rope, c.rope_width, factors))
+            k = note("Kcur_rope", rope(k, position, c.rope_base, c.rope, c.rope_width, factors))
         x = note("kqv_out", attend(q, k, v, mask).reshape(t, -1))
-        x = note("attn_sub_norm", rms_norm(x, w.attn_sub_norm, c.eps))
-        h = note("ffn_inp", h + note("attn_o_out", linear(x, w.attn_output)))
-        x = note("ffn_norm", rms_norm(h, w.ffn_norm, c.eps))
-        gate, up = note("ffn_gate", linear(x, w.ffn_gate)), note("ffn_up", linear(x, w.ffn_up))
-        x = note("ffn_out", relu2_gate(gate, up))
-        x = note("ffn_sub_norm", rms_norm(x, w.ffn_sub_norm, c.eps))
-        h = note("l_out", h + note("ffn_down", linear(x, w.ffn_down)))
-    x = rms_norm(h, model.output_norm, c.eps)
+        if w.attn_sub_norm is not None:
+            x = note("attn_sub_norm", rms_norm(x, w.attn_sub_norm, c.eps))
+        attended = note("attn_o_out", linear(x, w.attn_output))
+        if not c.parallel_residual:
+            h = note("ffn_inp", h + attended)
+        x = note("ffn_norm", norm(h, w.ffn_norm, w.ffn_norm_bias))
+        inner = [] if w.ffn_gate is None else [note("ffn_gate", linear(x, w.ffn_gate))]
+        inner.append(note("ffn_up", linear(x, w.ffn_up)))
+        x = note("ffn_out", ACTIVATIONS[c.activation](*inner))
+        if w.ffn_sub_norm is not None:
+            x = note("ffn_sub_norm", rms_norm(x, w.ffn_sub_norm, c.eps))
+        h = h + note("ffn_down", linear(x, w.ffn_down))
+        h = note("l_out", h + attended if c.parallel_residual else h)
+    x = norm(h, model.output_norm, model.output_norm_bias)
     record("result_norm", None, x)
     logits = matmul(x, model.token_embd if model.output is None else model.output)
+    logits = logits if model.output_bias is None else logits + model.output_bias
     record("result_output", None, logits)
     return logits

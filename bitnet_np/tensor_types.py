@@ -12,6 +12,7 @@ class TensorType:
     """One ggml type: `block` consecutive elements of a row are stored in `block_bytes` bytes.
 
     `trailer` bytes follow the last block of the tensor: I2_S keeps its one float32 scale and 28 bytes of padding there.
+    `remark` is for whoever has to refuse a tensor of the type, or is empty.
     """
 
     name: str
@@ -20,6 +21,7 @@ class TensorType:
     block_bytes: int
     trailer: int = 0
     readable: bool = False
+    remark: str = ""
 
     def nbytes(self, elements: int) -> int:
         """Bytes of a tensor of `elements` elements, which must be a multiple of `block`."""
@@ -29,24 +31,39 @@ class TensorType:
 F32 = TensorType("F32", 0, 1, 4, readable=True)
 F16 = TensorType("F16", 1, 1, 2, readable=True)
 BF16 = TensorType("BF16", 30, 1, 2, readable=True)
+F64 = TensorType("F64", 28, 1, 8, readable=True)
 I2_S = TensorType("I2_S", 36, 128, 32, trailer=32, readable=True)
+Q4_0 = TensorType("Q4_0", 2, 32, 18, readable=True)
+Q4_1 = TensorType("Q4_1", 3, 32, 20, readable=True)
+Q5_0 = TensorType("Q5_0", 6, 32, 22, readable=True)
+Q5_1 = TensorType("Q5_1", 7, 32, 24, readable=True)
+Q8_0 = TensorType("Q8_0", 8, 32, 34, readable=True)
+Q2_K = TensorType("Q2_K", 10, 256, 84, readable=True)
+Q3_K = TensorType("Q3_K", 11, 256, 110, readable=True)
+Q4_K = TensorType("Q4_K", 12, 256, 144, readable=True)
+Q5_K = TensorType("Q5_K", 13, 256, 176, readable=True)
+Q6_K = TensorType("Q6_K", 14, 256, 210, readable=True)
+TQ1_0 = TensorType("TQ1_0", 34, 256, 54, readable=True)
+TQ2_0 = TensorType("TQ2_0", 35, 256, 66, readable=True)
+
+BLOCK_TYPES = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0)
+"""The types whose weights are small integers times scales of a block (kernels/block_formats.py)."""
+
+TERNARY_TYPES = (TQ1_0, TQ2_0)
+"""Those that hold -1, 0, +1 times the scale of a block."""
+
+_TILED = (
+    "its bytes depend on tile sizes that were chosen when the file was made and are not in it; make an I2_S file from the original model"
+)
 
 _KNOWN = (
     F32,
     F16,
     BF16,
+    F64,
     I2_S,
-    TensorType("Q4_0", 2, 32, 18),
-    TensorType("Q4_1", 3, 32, 20),
-    TensorType("Q5_0", 6, 32, 22),
-    TensorType("Q5_1", 7, 32, 24),
-    TensorType("Q8_0", 8, 32, 34),
+    *BLOCK_TYPES,
     TensorType("Q8_1", 9, 32, 40),
-    TensorType("Q2_K", 10, 256, 84),
-    TensorType("Q3_K", 11, 256, 110),
-    TensorType("Q4_K", 12, 256, 144),
-    TensorType("Q5_K", 13, 256, 176),
-    TensorType("Q6_K", 14, 256, 210),
     TensorType("Q8_K", 15, 256, 292),
     TensorType("IQ2_XXS", 16, 256, 66),
     TensorType("IQ2_XS", 17, 256, 74),
@@ -60,13 +77,16 @@ _KNOWN = (
     TensorType("I16", 25, 1, 2),
     TensorType("I32", 26, 1, 4),
     TensorType("I64", 27, 1, 8),
-    TensorType("F64", 28, 1, 8),
     TensorType("IQ1_M", 29, 256, 56),
-    TensorType("TQ1_0", 34, 256, 54),
-    TensorType("TQ2_0", 35, 256, 66),
-    TensorType("MXFP4", 39, 32, 17),
+    TensorType("MXFP4", 39, 32, 17, remark=f"or TL2, which has the same number in bitnet.cpp: {_TILED}"),
     TensorType("NVFP4", 40, 64, 36),
     TensorType("Q1_0", 41, 128, 18),
 )
 
 BY_NUMBER = {known.number: known for known in _KNOWN}
+
+REFUSED = {
+    38: f"bitnet.cpp's TL1: {_TILED}",
+    42: f"TL2 of bitnet.cpp's later versions: {_TILED}",
+}
+"""Numbers of types whose tensors have no size that could be known."""

@@ -1,11 +1,19 @@
 """Random models for property tests, ours and those of other engines."""
 
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 from . import packing
-from .families import rope_frequencies
-from .model import Config, Layer, Model, Ternary
+from .errors import UnsupportedError
+from .families import FAMILIES, layer_shapes, rope_frequencies
+from .kernels.block_formats import FORMATS
+from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from .tensor_types import BF16, BLOCK_TYPES, F16, F32, I2_S, TensorType
 
 SHAPE = {
     "vocab": 50,
@@ -20,47 +28,229 @@ SHAPE = {
     "rope_base": 10000.0,
 }
 
+_BLOCKS = {kind.name: kind for kind in BLOCK_TYPES}
 
-def random_model(seed: int, *, table: str = "float32", tied: bool = True, gain: float = 1.0, **shape: float) -> Model:
+
+def random_model(
+    seed: int,
+    *,
+    family: str = "bitnet-b1.58",
+    table: str = "float32",
+    weights: str = "",
+    tied: bool = True,
+    gain: float = 1.0,
+    inner_norms: bool = False,
+    **shape: Any,
+) -> Model:
     """A model of SHAPE, but for what `shape` says, in which every part matters.
 
     No two heads are alike, no row of a matrix is zero, activations have a spread of about 1 in front of every operation, and every
-    matrix and norm has a scale of its own: a bug anywhere shows. `table` is the dtype of embedding and head: float32, float16 or
-    bfloat16. `gain` multiplies the scales of all ternary matrices.
+    matrix and norm has a scale of its own: a bug anywhere shows. `family` is an architecture of families.py; it may have biases, scales
+    and factors of RoPE's frequencies, and then has them. `table` is the dtype of embedding and head: float32, float16 or bfloat16, or
+    the name of a block type; `weights` is that of the layers' matrices, or "ternary", which a BitNet's are if nothing is said.
+    `inner_norms` puts a norm into each linear. `gain` multiplies the scales of all ternary matrices.
     """
     rng = np.random.default_rng(seed)
-    config = Config("bitnet-b1.58", **{**SHAPE, **shape})  # type: ignore[arg-type]
-    width, ffn, q_width, kv_width = config.width, config.ffn, config.q_width, config.kv_width
+    told = FAMILIES[family]
+    config = Config(family, **{**SHAPE, **told.config, **shape})
+    weights = weights or ("ternary" if told.ternary else table)
 
-    def matrix(n: int, m: int) -> Ternary:
-        weights = rng.choice([-1, 0, 1], (n, m), p=[0.35, 0.3, 0.35])
-        weights[np.arange(n), rng.integers(0, m, n)] = rng.choice([-1, 1], n)  # no row is zero
-        return packing.pack(weights, gain * rng.uniform(0.8, 1.25) / np.sqrt(0.7 * m))  # unit rows in, about unit rows out
+    def matrix(n: int, m: int) -> Weights:
+        if weights == "ternary":
+            codes = rng.choice([-1, 0, 1], (n, m), p=[0.35, 0.3, 0.35])
+            codes[np.arange(n), rng.integers(0, m, n)] = rng.choice([-1, 1], n)  # no row is zero
+            return packing.pack(codes, gain * rng.uniform(0.8, 1.25) / np.sqrt(0.7 * m))  # unit rows in, about unit rows out
+        return random_table(rng, weights, n, m, gain * rng.uniform(0.8, 1.25) / np.sqrt(m))
 
-    def norm(n: int) -> NDArray[np.float32]:
-        return rng.normal(1, 0.3, n).astype(np.float32)
+    def vector(n: int, mean: float = 1.0) -> NDArray[np.float32]:
+        return rng.normal(mean, 0.3, n).astype(np.float32)
 
-    def float_table() -> NDArray:
-        values = rng.standard_normal((config.vocab, width)).astype(np.float32)
-        return (values.view(np.uint32) >> 16).astype(np.uint16) if table == "bfloat16" else values.astype(table)
-
-    layers = tuple(
-        packing.frozen(
-            Layer(
-                attn_norm=norm(width),
-                attn_q=matrix(q_width, width),
-                attn_k=matrix(kv_width, width),
-                attn_v=matrix(kv_width, width),
-                attn_sub_norm=norm(q_width),
-                attn_output=matrix(width, q_width),
-                ffn_norm=norm(width),
-                ffn_gate=matrix(ffn, width),
-                ffn_up=matrix(ffn, width),
-                ffn_sub_norm=norm(ffn),
-                ffn_down=matrix(width, ffn),
-            )
+    def linear(name: str, n: int, m: int) -> Linear:
+        biased = name in told.biases + told.optional_biases
+        return Linear(
+            matrix(n, m),
+            vector(n, 0.0) if biased else None,
+            np.float32(rng.uniform(0.8, 1.25)) if told.scales else None,
+            vector(m) if inner_norms else None,
+            1e-6 if inner_norms else None,
         )
-        for _ in range(config.n_layers)
+
+    def float_table(rows: int) -> Table:
+        return random_table(rng, table, rows, config.width)
+
+    def layer() -> Layer:
+        fields: dict[str, Any] = {}
+        for name, size in layer_shapes(config).items():
+            if name in told.matrices:
+                fields[name] = linear(name, size[0], size[1])
+            else:
+                fields[name] = vector(size[0])
+                if config.norm == "layer":
+                    fields[name + "_bias"] = vector(size[0], 0.0)
+        return packing.frozen(Layer(**fields))
+
+    layers = tuple(layer() for _ in range(config.n_layers))
+    token_embd, output_norm = float_table(config.vocab), vector(config.width)
+    factors = rng.uniform(1, 8, config.rope_pairs).astype(np.float32) if told.rope_factors else None
+    return packing.frozen(
+        Model(
+            config=config,
+            token_embd=token_embd,
+            layers=layers,
+            output_norm=output_norm,
+            rope_frequency=rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling),
+            output=None if tied else float_table(config.vocab),
+            output_bias=vector(config.vocab, 0.0) if told.head_bias else None,
+            output_norm_bias=vector(config.width, 0.0) if config.norm == "layer" else None,
+            position_embd=float_table(config.context) if told.positions else None,
+            rope_factors=factors,
+        )
     )
-    frequencies = rope_frequencies(config.rope_base, config.head_dim)
-    return packing.frozen(Model(config, float_table(), layers, norm(width), frequencies, None if tied else float_table()))
+
+
+def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: float = 1.0) -> Table:
+    """Normal numbers [n, m] of a standard deviation of `spread`, in a float dtype (bfloat16 is cut) or one of ggml's block types.
+
+    What gguf-py cannot quantise, the K-quants, is made of random bytes, with scales that give about the same.
+    """
+    if kind not in _BLOCKS:
+        single = (rng.standard_normal((n, m)) * spread).astype(np.float32)
+        return (single.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else single.astype(kind)
+    found = _BLOCKS[kind]
+    if kind.endswith("_K"):
+        data = _random_blocks(rng, found, n, m, spread)
+    else:
+        data = gguf.quants.quantize((rng.standard_normal((n, m)) * spread).astype(np.float32), gguf.GGMLQuantizationType[kind])
+    return packing.frozen(Blocks(data, found, (n, m)))
+
+
+def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
+    data = rng.integers(0, 256, (n, m // kind.block * kind.block_bytes), np.uint8)
+    records = data.view(FORMATS[kind.name].layout)
+    halves = FORMATS[kind.name].halves
+
+    def weights(*scales: float) -> NDArray[np.float32]:
+        for half, scale in zip(halves, scales, strict=True):
+            records[half] = np.float16(scale).view(np.uint16)
+        return packing.float32(Blocks(data, kind, (n, m)))
+
+    units = np.eye(len(halves))
+    means = [float(weights(*unit).mean()) for unit in units]
+    balance = (1.0,) if len(halves) == 1 else (1.0, -means[0] / means[1])
+    size = spread / float(weights(*balance).std())
+    for half, factor in zip(halves, balance, strict=True):
+        records[half] = (size * factor * rng.uniform(0.7, 1.3, records.shape)).astype(np.float16).view(np.uint16)
+    return data
+
+
+_KEYS = {  # field of Config: key of the architecture
+    "vocab": "vocab_size",
+    "context": "context_length",
+    "width": "embedding_length",
+    "n_layers": "block_count",
+    "ffn": "feed_forward_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+}
+
+
+def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool = False) -> None:
+    """Write a model of a family of families.py as a GGUF file without a tokenizer; `fused`: queries, keys and values in one tensor.
+
+    Raises UnsupportedError for what such a file cannot say.
+    """
+    c, family = model.config, FAMILIES[model.config.architecture]
+    if family.config != {name: getattr(c, name) for name in family.config}:
+        raise UnsupportedError(f"a {c.architecture} has {family.config}, this model has not")
+    writer = gguf.GGUFWriter(path, c.architecture)
+    prefix = c.architecture + "."
+    writer.add_string("tokenizer.ggml.model", "none")
+    for field, key in _KEYS.items():
+        writer.add_uint32(prefix + key, getattr(c, field))
+    writer.add_uint32(prefix + "attention.key_length", c.head_dim)
+    writer.add_uint32(prefix + "attention.value_length", c.head_dim)
+    writer.add_float32(prefix + f"attention.layer_norm_{'rms_' if c.norm == 'rms' else ''}epsilon", c.eps)
+    if c.rope != "none":
+        writer.add_float32(prefix + "rope.freq_base", c.rope_base)
+        writer.add_uint32(prefix + "rope.dimension_count", 2 * c.rope_pairs)
+    if c.rope_scaling != 1:
+        writer.add_string(prefix + "rope.scaling.type", "linear")
+        writer.add_float32(prefix + "rope.scaling.factor", c.rope_scaling)
+    if "use_parallel_residual" in family.keys:
+        writer.add_bool(prefix + "use_parallel_residual", c.parallel_residual)
+    tensors = dict(_tensors(model, fused))
+    for name, (kind, shape, data) in tensors.items():
+        # GGUFWriter does not know I2_S, but writes any number as a type, and the shape as given where the dtype is not that of bytes
+        writer.add_tensor_info(name, shape, np.dtype(np.float32), data.nbytes, kind.number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for _, _, data in tensors.values():
+        writer.write_tensor_data(data)
+    writer.close()
+
+
+Stored = tuple[TensorType, tuple[int, ...], NDArray]
+"""A tensor's type, shape and bytes."""
+
+
+def _tensors(model: Model, fused: bool) -> Iterator[tuple[str, Stored]]:
+    whole: dict[str, Weights | None] = {
+        "token_embd.weight": model.token_embd,
+        "position_embd.weight": model.position_embd,
+        "output_norm.weight": model.output_norm,
+        "output_norm.bias": model.output_norm_bias,
+        "output.weight": model.output,
+        "output.bias": model.output_bias,
+        "rope_freqs.weight": model.rope_factors,
+    }
+    for name, array in whole.items():
+        if array is not None:
+            yield name, _stored(array)
+    for n, layer in enumerate(model.layers):
+        named = {name: value for name, value in vars(layer).items() if value is not None}
+        if fused:
+            q, k, v = (named.pop(name) for name in ("attn_q", "attn_k", "attn_v"))
+            named["attn_qkv"] = Linear(_joined(q.weights, k.weights, v.weights), _concatenated(q.bias, k.bias, v.bias))
+        for name, value in named.items():
+            if not isinstance(value, Linear):
+                plain = name.removesuffix("_bias")
+                yield f"blk.{n}.{plain}.{'weight' if plain == name else 'bias'}", _stored(value)
+                continue
+            if value.norm is not None:
+                raise UnsupportedError("GGUF has no place for a norm inside a linear")
+            yield f"blk.{n}.{name}.weight", _stored(value.weights)
+            if value.bias is not None:
+                yield f"blk.{n}.{name}.bias", _stored(value.bias)
+            if value.scale is not None:
+                yield f"blk.{n}.{name}.scale", _stored(np.array([value.scale]))
+
+
+def _stored(weights: Weights) -> Stored:
+    if isinstance(weights, Ternary) and weights.blocks is None:
+        return I2_S, weights.shape, packing.to_i2s(weights)
+    if isinstance(weights, Ternary):
+        assert weights.blocks is not None
+        weights = weights.blocks
+    if isinstance(weights, Blocks):
+        return weights.type, weights.shape, weights.data
+    kinds = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
+    return kinds[weights.dtype], weights.shape, weights
+
+
+def _joined(*parts: Weights) -> Weights:
+    """Matrices of one type, one above the other."""
+    shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
+    if isinstance(parts[0], Ternary):
+        matrices, scales = zip(*((packing.unpack(part), part.scale) for part in parts if isinstance(part, Ternary)), strict=True)
+        if len(set(scales)) > 1:
+            raise UnsupportedError(f"ternary matrices of scales {', '.join(map(str, scales))} cannot share a tensor")
+        return packing.pack(np.concatenate(matrices), scales[0])
+    if isinstance(parts[0], Blocks):
+        return Blocks(np.concatenate([part.data for part in parts if isinstance(part, Blocks)]), parts[0].type, shape)
+    return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
+
+
+def _concatenated(*parts: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
+    there = [part for part in parts if part is not None]
+    return np.concatenate(there) if there else None

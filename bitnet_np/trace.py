@@ -60,12 +60,16 @@ class Recorder:
             self._add(Key(name, layer), array if array.ndim < 3 else array.reshape(len(array), -1))
         if self.names.isdisjoint(SCORES):
             return
-        if name == "Qcur_rope":
-            self._queries = self._dialect.rounded(array)
-        elif name == "Kcur_rope" and self._queries is not None:
-            for scored, values in scores(self._queries, self._dialect.rounded(array), self.names):
+        suffix = "" if self._config.rope == "none" else "_rope"
+        if name == "Qcur" + suffix:
+            self._queries = self._heads(array)
+        elif name == "Kcur" + suffix and self._queries is not None:
+            for scored, values in scores(self._queries, self._heads(array), self.names):
                 self._add(Key(scored, layer), values)
             self._queries = None
+
+    def _heads(self, array: NDArray) -> Floats:
+        return self._dialect.rounded(array).reshape(len(array), -1, self._config.head_dim)
 
     @property
     def needs_all_rows(self) -> bool:

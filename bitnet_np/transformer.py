@@ -24,11 +24,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from .cache import KVCache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
-from .kernels import cpu
-from .model import Config, Layer, Model, Ternary
+from .kernels import blocks, cpu
+from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from .tensor_types import BF16, F16, F32, TERNARY_TYPES
 
 Floats = NDArray[np.float32]
 Record = Callable[[str, int | None, NDArray], None]
+Head = Callable[[Floats], Floats]
 KeysValues = Callable[[int, Floats, Floats], tuple[NDArray, NDArray]]
 
 PARALLEL_THRESHOLD = 16
@@ -43,30 +45,59 @@ class Dialect:
 
     `halves`: keys, values, rotated queries, attention probabilities and the head's input are rounded to float16, as with a float16 KV cache
     and output matrix. `stepped_angles`: RoPE's angles are stepped from pair to pair in float32 instead of being worked out one by one.
-    bitnet.cpp's decode does both.
+    bitnet.cpp's decode does both. `ggml_activations`: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type
+    (kernels/blocks.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that, with
+    a float32 KV cache and without flash attention, and steps the angles.
     """
 
     name: str
     halves: bool
     stepped_angles: bool
+    ggml_activations: bool = False
 
     def rounded(self, x: Floats) -> Floats:
         """x as this dialect keeps it."""
         return x.astype(np.float16).astype(np.float32) if self.halves else x
 
-    def angles(self, position: NDArray[np.int64], frequency: NDArray[np.float64]) -> NDArray[np.float64]:
-        """RoPE's angles in radians: [R], [K/2] -> [R, K/2]."""
-        if not self.stepped_angles:
+    def seen(self, x: Floats, weights: Table) -> Floats:
+        """The input of a matrix as this dialect multiplies it: [R, M] -> [R, M]."""
+        if not self.ggml_activations:
+            return x
+        return blocks.ROUNDINGS[weights.type if isinstance(weights, Blocks) else _TYPES[weights.dtype]](x)
+
+    def matmul(self, x: Floats, table: Table, ops: ModuleType) -> Floats:
+        """x times a table: [R, M], [N, M] -> [R, N]."""
+        if not isinstance(table, Blocks):
+            return ops.matmul(self.seen(x, table), table)
+        multiply = blocks.matmul_as_llama_cpp if self.ggml_activations else blocks.matmul
+        return multiply(x, table.data, table.type)
+
+    def gelu_tanh(self, x: Floats, ops: ModuleType) -> Floats:
+        """GELU's approximation by tanh; ggml looks it up in a table from float16 to float16, between -10 and 10."""
+        if not self.ggml_activations:
+            return ops.gelu_tanh(x)
+        table = blocks.round_as_f16(ops.gelu_tanh(blocks.round_as_f16(x)))
+        return np.where(x >= 10, x, np.where(x <= -10, np.float32(0), table))
+
+    def angles(self, position: NDArray[np.int64], model: Model) -> NDArray[np.float64]:
+        """RoPE's angles in radians: [R] -> [R, J]."""
+        frequency = model.rope_frequency
+        if not self.stepped_angles or not frequency.size:
             return np.multiply.outer(position, frequency)
-        step = np.float32(frequency[min(1, frequency.size - 1)])
-        factors = np.full((position.size, frequency.size), step)
+        c = model.config
+        divisors = np.ones(frequency.size, np.float32) if model.rope_factors is None else model.rope_factors
+        second = min(1, frequency.size - 1)
+        factors = np.full((position.size, frequency.size), np.float32(frequency[second] * divisors[second] * c.rope_scaling))
         factors[:, 0] = position
-        return np.multiply.accumulate(factors, axis=1).astype(np.float64)
+        angle = np.multiply.accumulate(factors, axis=1) / divisors * np.float32(1 / c.rope_scaling)
+        return angle.astype(np.float64)
 
 
 EXACT = Dialect("exact", halves=False, stepped_angles=False)
 BITNET_CPP = Dialect("bitnet.cpp", halves=True, stepped_angles=True)
-DIALECTS = {dialect.name: dialect for dialect in (EXACT, BITNET_CPP)}
+LLAMA_CPP = Dialect("llama.cpp", halves=False, stepped_angles=True, ggml_activations=True)
+DIALECTS = {dialect.name: dialect for dialect in (EXACT, BITNET_CPP, LLAMA_CPP)}
+_TYPES = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
 
 
 @dataclass(frozen=True)
@@ -128,11 +159,13 @@ def forward(
     dialect: Dialect = EXACT,
     ops: ModuleType = cpu,
     record: Record = ignore,
+    head: Head | None = None,
 ) -> Floats:
     """Logits of the next tokens of sequences whose beginnings are in `cache`: prefill, a chunk of it, or decode.
 
     Arguments and result are those of `forward_full`. Sequence i lives in slot slots[i], by default in slot i, and its new tokens stand at
-    positions that go on from what the slot holds. Afterwards the slots hold the new tokens too.
+    positions that go on from what the slot holds. Afterwards the slots hold the new tokens too. `head` makes the logits instead of the
+    model's output table; it may leave some out, as -infinity (certified.py).
 
     Raises what `forward_full` raises, CapacityError when the cache is too small, SlotError for a slot that is not there or named twice.
     Whatever is raised, also by `record`, the cache is as it was.
@@ -159,7 +192,7 @@ def forward(
         return readable(cache.k[layer]), readable(cache.v[layer])
 
     try:
-        logits = _shaped(_decoder(model, rows, keys_values, last_only, dialect, ops, record), rows, ids.shape, last_only)
+        logits = _shaped(_decoder(model, rows, keys_values, last_only, dialect, ops, record, head), rows, ids.shape, last_only)
     except BaseException:
         for slot, length, count in zip(chosen, start, counts, strict=True):
             cache.erase(slot, length, length + count)
@@ -308,26 +341,81 @@ def _shaped(logits: Floats, rows: Rows, shape: tuple[int, ...], last_only: bool)
 
 
 def _decoder(
-    model: Model, rows: Rows, keys_values: KeysValues, last_only: bool, dialect: Dialect, ops: ModuleType, record: Record
+    model: Model,
+    rows: Rows,
+    keys_values: KeysValues,
+    last_only: bool,
+    dialect: Dialect,
+    ops: ModuleType,
+    record: Record,
+    head: Head | None = None,
 ) -> Floats:
     """All layers and the head: [R] -> [R, V], or [B, V] with last_only."""
-    h = ops.embed(model.token_embd, rows.tokens)
+    c = model.config
+    h = _embed(model.token_embd, rows.tokens, ops)
     record("inp_embd", None, h)
-    rotations = ops.rotations(dialect.angles(rows.position, model.rope_frequency))
+    if model.position_embd is not None:
+        h = h + _embed(model.position_embd, rows.position, ops)
+        record("inpL", None, h)
+    rotations = ops.rotations(dialect.angles(rows.position, model)) if c.rope != "none" else None
     for n, weights in enumerate(model.layers):
-        h = _layer(model.config, weights, n, h, rows, rotations, keys_values, dialect, ops, record)
+        h = _layer(c, weights, n, h, rows, rotations, keys_values, dialect, ops, record)
     if last_only:
         h = h[rows.last]
-    x = ops.rms_norm(h, model.output_norm, model.config.eps)
+    x = _norm(c, h, model.output_norm, model.output_norm_bias, ops)
     record("result_norm", None, x)
-    logits = ops.matmul(dialect.rounded(x), model.token_embd if model.output is None else model.output)
+    x = dialect.rounded(x)
+    logits = _product(x, model.head, None, dialect, ops) if head is None else head(dialect.seen(x, model.head))
+    if model.output_bias is not None:
+        logits = logits + model.output_bias
     record("result_output", None, logits)
-    if ops.has_non_finite(logits):
-        row = int(np.flatnonzero(~np.isfinite(logits).all(axis=1))[0])
+    largest = logits if head is None else logits.max(axis=1)
+    if ops.has_non_finite(largest):
+        row = int(np.flatnonzero(~np.isfinite(largest.reshape(len(logits), -1)).all(axis=1))[0])
         row = int(rows.last[row]) if last_only else row
         where = f"sequence {rows.sequence[row]}, position {rows.position[row]}"
         raise NonFiniteError(f"the logits of {where} have NaN or infinity in them: the model leaves float32's range")
     return logits
+
+
+class Codes:
+    """A tensor as int8 codes and steps per unit, one for each row: worked out once, when the first matrix that needs them asks."""
+
+    def __init__(self, name: str, n: int, x: Floats, ops: ModuleType, record: Record) -> None:
+        self._of = name, n, x, ops, record
+        self._found: tuple[NDArray[np.int8], Floats] | None = None
+
+    def __call__(self) -> tuple[NDArray[np.int8], Floats]:
+        if self._found is None:
+            name, n, x, ops, record = self._of
+            self._found = codes, scale = ops.quantize(x)
+            record(name + "_codes", n, codes)
+            record(name + "_scale", n, scale)
+        return self._found
+
+
+def _embed(table: Table, rows: NDArray[np.int64], ops: ModuleType) -> Floats:
+    return blocks.embed(table.data, table.type, rows) if isinstance(table, Blocks) else ops.embed(table, rows)
+
+
+def _norm(c: Config, x: Floats, gain: Floats, bias: Floats | None, ops: ModuleType) -> Floats:
+    """The family's norm: [R, D] -> [R, D]."""
+    if c.norm == "rms":
+        return ops.rms_norm(x, gain, c.eps)
+    return ops.layer_norm(x, gain, np.zeros_like(gain) if bias is None else bias, c.eps)
+
+
+def _product(x: Floats, weights: Weights, codes: Codes | None, dialect: Dialect, ops: ModuleType) -> Floats:
+    """x times a matrix: [R, M] -> [R, N]. Ternary weights of a layer take the codes of x instead. A head has no codes."""
+    if isinstance(weights, Ternary):
+        if not dialect.ggml_activations or weights.blocks is None:
+            assert codes is not None, "a head is never ternary"
+            return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
+        weights = weights.blocks
+    if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and codes is not None and not dialect.ggml_activations:
+        q, scale = codes()
+        return blocks.matmul(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
+    return dialect.matmul(x, weights, ops)
 
 
 def _layer(
@@ -336,7 +424,7 @@ def _layer(
     n: int,
     h: Floats,
     rows: Rows,
-    rotations: tuple[Floats, Floats],
+    rotations: tuple[Floats, Floats] | None,
     keys_values: KeysValues,
     dialect: Dialect,
     ops: ModuleType,
@@ -348,33 +436,54 @@ def _layer(
         record(name, n, array)
         return array
 
-    def quantized(name: str, array: Floats) -> tuple[NDArray[np.int8], Floats]:
-        codes, scale = ops.quantize(note(name, array))
-        record(name + "_codes", n, codes)
-        record(name + "_scale", n, scale)
-        return codes, scale
+    def linears(source: str, x: Floats, **outputs: Linear) -> list[Floats]:
+        """Matrices that read the same input, by the names of what they give."""
+        shared = Codes(source, n, x, ops, record)
 
-    def linear(x: tuple[NDArray[np.int8], Floats], matrix: Ternary) -> Floats:
-        return ops.ternary_matmul(*x, matrix.codes, matrix.scale, matrix.shape[0])
+        def linear(name: str, w: Linear) -> Floats:
+            if w.norm is None:
+                y = _product(x, w.weights, shared, dialect, ops)
+            else:
+                own = note(name + "_in", ops.rms_norm(x, w.norm, w.norm_eps or c.eps))
+                y = _product(own, w.weights, Codes(name + "_in", n, own, ops, record), dialect, ops)
+            y = y if w.scale is None else y * w.scale
+            return note(name, y if w.bias is None else y + w.bias)
+
+        return [linear(name, w) for name, w in outputs.items()]
 
     def heads(x: Floats) -> Floats:
         return x.reshape(len(x), -1, c.head_dim)
 
-    q8 = quantized("attn_norm", ops.rms_norm(h, w.attn_norm, c.eps))
-    q = heads(note("Qcur", linear(q8, w.attn_q)))
-    k = heads(note("Kcur", linear(q8, w.attn_k)))
-    v = heads(note("Vcur", linear(q8, w.attn_v)))
-    q = note("Qcur_rope", ops.rope(q, *rotations))
-    k = note("Kcur_rope", ops.rope(k, *rotations))
+    def head_norm(name: str, x: Floats, gain: Floats | None) -> Floats:
+        if gain is None:
+            return x
+        return note(name, ops.rms_norm(x.reshape(-1, c.head_dim), gain, c.eps).reshape(x.shape))
+
+    x = note("attn_norm", _norm(c, h, w.attn_norm, w.attn_norm_bias, ops))
+    q, k, v = map(heads, linears("attn_norm", x, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v))
+    q, k = head_norm("Qcur_normed", q, w.attn_q_norm), head_norm("Kcur_normed", k, w.attn_k_norm)
+    if rotations is not None:
+        rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
+        q, k = note("Qcur_rope", rope(q, *rotations)), note("Kcur_rope", rope(k, *rotations))
     keys, values = keys_values(n, dialect.rounded(k), dialect.rounded(v))
     attend = ops.attend_halves if dialect.halves else ops.attend
-    x = attend(dialect.rounded(q), keys, values, rows.slot, rows.position)
-    x = note("kqv_out", x.reshape(len(x), -1))
-    q8 = quantized("attn_sub_norm", ops.rms_norm(x, w.attn_sub_norm, c.eps))
-    h = note("ffn_inp", h + note("attn_o_out", linear(q8, w.attn_output)))
+    x, source = attend(dialect.rounded(q), keys, values, rows.slot, rows.position), "kqv_out"
+    x = note(source, x.reshape(len(x), -1))
+    if w.attn_sub_norm is not None:
+        x, source = note("attn_sub_norm", ops.rms_norm(x, w.attn_sub_norm, c.eps)), "attn_sub_norm"
+    (attended,) = linears(source, x, attn_o_out=w.attn_output)
+    if not c.parallel_residual:
+        h = note("ffn_inp", h + attended)
 
-    q8 = quantized("ffn_norm", ops.rms_norm(h, w.ffn_norm, c.eps))
-    gate, up = note("ffn_gate", linear(q8, w.ffn_gate)), note("ffn_up", linear(q8, w.ffn_up))
-    x = note("ffn_out", ops.relu2_gate(gate, up))
-    q8 = quantized("ffn_sub_norm", ops.rms_norm(x, w.ffn_sub_norm, c.eps))
-    return note("l_out", h + note("ffn_down", linear(q8, w.ffn_down)))
+    x = note("ffn_norm", _norm(c, h, w.ffn_norm, w.ffn_norm_bias, ops))
+    if w.ffn_gate is None:
+        (up,) = linears("ffn_norm", x, ffn_up=w.ffn_up)
+        x = ops.gelu(up) if c.activation == "gelu" else dialect.gelu_tanh(up, ops)
+    else:
+        gate, up = linears("ffn_norm", x, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+        x = ops.relu2_gate(gate, up) if c.activation == "relu2" else ops.silu_gate(gate, up)
+    x, source = note("ffn_out", x), "ffn_out"
+    if w.ffn_sub_norm is not None:
+        x, source = note("ffn_sub_norm", ops.rms_norm(x, w.ffn_sub_norm, c.eps)), "ffn_sub_norm"
+    h = h + linears(source, x, ffn_down=w.ffn_down)[0]
+    return note("l_out", h + attended if c.parallel_residual else h)

@@ -1,128 +1,202 @@
-"""Speed and memory of a model on this machine, beside what the machine can do.
+"""Speed and memory on this machine, beside what the machine can do and what other engines do.
 
-Rounds alternate over thread counts and workloads, because machines drift; medians over the rounds are printed. Bandwidth is
-measured in the same rounds, by reading as much memory as the model's weights.
+Results are checked before they are timed: finite, the same bits with every number of threads and by another path. Rounds alternate over
+cases, thread counts and engines, because machines drift; medians over the rounds are printed, and medians of the rounds' ratios. The
+machine's own peaks are measured in the same rounds. Compilation happens before, and has a bench of its own.
 """
 
 import argparse
+import functools
 import json
-import platform
-import resource
-import statistics
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import numba
-import numpy as np
-from tqdm import tqdm
+from benchmarks import forwards, kernel_calls, machine, memory, models, peaks, peers, processes, report
+from benchmarks.report import Table
+from benchmarks.rounds import Case, CheckError, Results, measure
+from benchmarks.setup import Setup
 
-from bitnet_np import KVCache, Model, forward, forward_full, load
-from bitnet_np.kernels import cpu, simd
+from bitnet_np import Error, Model, load
+from bitnet_np.errors import OptionError
+
+
+class Bench(NamedTuple):
+    """One sub-bench: what it times, and the tables it makes of that."""
+
+    cases: Callable[[Setup], Iterable[Case]]
+    tables: Callable[[Setup, Results], list[Table]]
+    help: str
+
+
+BENCHES = {
+    "prefill": Bench(forwards.prefill, lambda setup, results: forwards.speeds("prefill", results), "prompts through an empty cache"),
+    "decode": Bench(forwards.decode, lambda setup, results: forwards.speeds("decode", results), "one token at a time"),
+    "batch": Bench(forwards.batch, forwards.batch_tables, "decode of many sequences, and the grid batch x length"),
+    "matmul": Bench(kernel_calls.matmul, kernel_calls.matmul_tables, "the matrix kernels at the model's shapes"),
+    "attention": Bench(kernel_calls.attention, kernel_calls.attention_tables, "the attention kernel, and its memory"),
+    "load": Bench(processes.load, processes.load_tables, "a new process until its first logits, and its memory"),
+    "compile": Bench(processes.compilation, processes.compile_tables, "cold start: seconds of compilation"),
+    "modes": Bench(forwards.modes, forwards.modes_tables, "parallel against incremental, on a small model"),
+    "fit": Bench(forwards.fit_cases, forwards.fit_tables, "prefill's seconds as a*T + b*T^2"),
+    "memory": Bench(memory.cases, memory.tables, "what a call allocates, and whether anything is left"),
+}
+AGAINST_PEERS = {"prefill", "decode"}
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """A list such as 1,2,4."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 1,2,4") from None
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"{min(found)} is not at least 1")
+    return tuple(dict.fromkeys(found))
+
+
+def positive(text: str) -> int:
+    return numbers(text)[0]
+
+
+def parser() -> argparse.ArgumentParser:
+    available = ", ".join(f"{name} ({bench.help})" for name, bench in BENCHES.items())
+    result = argparse.ArgumentParser(prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("bench", nargs="+", choices=BENCHES, metavar="SUB", help=f"any of: {available}")
+    what = result.add_mutually_exclusive_group()
+    what.add_argument("--shape", choices=models.SHAPES, default="small", help="a random model of this shape (default small)")
+    what.add_argument("--model", type=Path, metavar="F", help="this GGUF file instead")
+    result.add_argument("--model-dir", type=Path, metavar="DIR", help=f"where random models are kept (default {models.folder()})")
+    result.add_argument("--seed", type=int, default=0, help="of random models and tokens")
+    result.add_argument("--threads", type=numbers, metavar="N,...", help="default 1,2, or 1 where there is one core")
+    result.add_argument("--rounds", type=positive, default=5, metavar="N")
+    result.add_argument("--budget", type=float, default=300, metavar="S", help="seconds per bench; cases beyond are skipped (default 300)")
+    result.add_argument("--lengths", type=numbers, metavar="T,...", help="prompt lengths, instead of each bench's own")
+    result.add_argument("--batch", type=numbers, metavar="B,...", help="batch sizes of batch and modes")
+    result.add_argument("--rows", type=numbers, metavar="R,...", help="rows of activations in matmul (default 1,8,128)")
+    result.add_argument("--steps", type=positive, default=16, metavar="N", help="tokens to decode (default 16)")
+    result.add_argument(
+        "--vs", action="append", choices=peers.KINDS, default=[], help="also run this engine in prefill and decode; repeatable"
+    )
+    result.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="the Python that has the engine (default: this one)")
+    result.add_argument("--read-mb", type=positive, default=1024, metavar="N", help="memory read for the bandwidth's peak (default 1024)")
+    result.add_argument("--json", type=Path, metavar="F", help="write every sample")
+    result.add_argument("--plot", type=Path, metavar="F.png", help="draw bars")
+    return result
+
+
+def checked_threads(wanted: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Thread counts that Numba can run."""
+    most = numba.config.NUMBA_NUM_THREADS
+    if wanted is None:
+        return tuple(n for n in (1, 2) if n <= most)
+    if max(wanted) > most:
+        raise OptionError(f"--threads {max(wanted)}: Numba has {most} here; NUMBA_NUM_THREADS says how many")
+    return wanted
+
+
+def open_peers(stack: ExitStack, options: argparse.Namespace) -> list[peers.Peer]:
+    """Start the workers, before anything slow is done: a missing one is told at once."""
+    if options.vs and not AGAINST_PEERS & set(options.bench):
+        raise OptionError(f"--vs is for {' and '.join(sorted(AGAINST_PEERS))}, not for {', '.join(options.bench)}")
+    return [stack.enter_context(peers.Peer(name, options.peer_python)) for name in dict.fromkeys(options.vs)]
+
+
+def make_setup(options: argparse.Namespace, threads: tuple[int, ...], folder: Path) -> Setup:
+    """Load the model, or make it first."""
+    path = options.model or models.ours(folder, options.shape, options.seed)
+    model = load(path)
+
+    @functools.cache
+    def small() -> tuple[str, Model]:
+        if options.model is None and options.shape in ("tiny", "small"):
+            return options.shape, model
+        return "small", load(models.ours(folder, "small", options.seed))
+
+    return Setup(path, model, threads, options.lengths, options.batch, options.rows, options.steps, small, options.seed)
+
+
+def load_peers(running: Sequence[peers.Peer], setup: Setup, folder: Path) -> None:
+    """Give each peer a model of the setup's shape."""
+    shape = models.shape_of(setup.model)
+    longest = max(*setup.fitting(setup.lengths, (128, 512)), forwards.PROMPT + setup.steps)
+    for peer in running:
+        if peer.name == "llama-cpp":
+            peer.open(path=str(models.for_llama_cpp(folder, shape, setup.seed)), context=longest)
+        else:
+            models.check_memory(shape, 2 if peer.name == "transformers" else 4)
+            peer.open(**models.transformers_config(shape))
+
+
+def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
+    """All benches: tables, and the JSON object."""
+    folder = options.model_dir or models.folder()
+    threads = checked_threads(options.threads)
+    results, tables = Results(), []
+    with ExitStack() as stack:
+        stack.callback(numba.set_num_threads, numba.get_num_threads())
+        running = open_peers(stack, options)
+        setup = make_setup(options, threads, folder)
+        load_peers(running, setup, folder)
+        machine_peaks = peaks.Peaks(options.read_mb)
+        for name in dict.fromkeys(options.bench):
+            asked = running if name in AGAINST_PEERS else []
+            measure(name, BENCHES[name].cases(setup), threads, options.rounds, options.budget, machine_peaks, asked, results)
+            tables += BENCHES[name].tables(setup, results)
+        head = {
+            "machine": machine.describe(),
+            "options": {key: str(value) if isinstance(value, Path) else value for key, value in vars(options).items()},
+            "model": {
+                "path": str(setup.path),
+                "architecture": setup.model.config.architecture,
+                "shape": vars(models.shape_of(setup.model)),
+                "ternary_weights": models.ternary_weights(setup.model),
+                "bytes_per_token": models.weight_bytes(setup.model),
+            },
+            "peers": {peer.name: peer.description for peer in running},
+        }
+    return tables, report.as_json(head, results, [report.peaks(results), *tables])
+
+
+def introduction(found: dict) -> str:
+    """Which machine, which model, which peers, and the digests of what was checked."""
+    machine, model = found["machine"], found["model"]
+    lines = [
+        f"{machine['processor']}, {machine['cores']} cores, {machine['instruction path']} ({' '.join(machine['features'])})",
+        f"bitnet_np {machine['bitnet_np']}, numba {machine['numba']}, {machine['threading layer']} threads, numpy {machine['numpy']}, "
+        f"Python {machine['python']}, {machine['system']}",
+        f"{model['path']}: {model['ternary_weights'] / 1e6:.1f} M ternary weights, {model['bytes_per_token'] / 1e6:.1f} MB read per token",
+        *(f"{name}: {text}" for name, text in found["peers"].items()),
+    ]
+    digests = {(entry["bench"], entry["case"]): entry["sha256"] for entry in found["results"] if entry.get("sha256")}
+    lines += ["", "checked before timing, the same bits with every number of threads:"]
+    lines += [f"  {bench}: {case}: sha256 {value[:16]}" for (bench, case), value in digests.items()] or ["  nothing that has bits"]
+    if found["skipped"]:
+        lines += ["", "skipped, because --budget would not hold them: " + "; ".join(found["skipped"])]
+    return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--prefill", default="128,512", metavar="T,...", help="prompt lengths (default 128,512)")
-    parser.add_argument("--decode", type=int, default=16, metavar="N", help="tokens to decode after a prompt of 8 (default 16)")
-    parser.add_argument("--threads", default="1,2", metavar="N,...")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="F", help="write every figure")
-    arguments = parser.parse_args(argv)
-    lengths = [int(part) for part in arguments.prefill.split(",")]
-    threads = [min(int(part), numba.config.NUMBA_NUM_THREADS) for part in arguments.threads.split(",")]
-
-    start = time.perf_counter()
-    model = load(arguments.model)
-    loaded = time.perf_counter() - start
-    work = workloads(model, lengths, arguments.decode)
-    for run in work.values():
-        run()  # compile, and bring the weights into memory
-    seconds: dict[tuple[str, int], list[float]] = {(name, n): [] for name in work for n in threads}
-    for _ in tqdm(range(arguments.rounds), disable=not sys.stderr.isatty()):
-        for name, run in work.items():
-            for n in threads:
-                numba.set_num_threads(n)
-                begin = time.perf_counter()
-                run()
-                seconds[name, n].append(time.perf_counter() - begin)
-
-    machine = f"{processor()}, {numba.config.NUMBA_NUM_THREADS} cores, {simd.instruction_path()}, numba {numba.__version__}"
-    print(f"{machine}\n{arguments.model}: loaded in {loaded:.2f} s, {weight_bytes(model) / 1e9:.2f} GB read for each token\n")
-    print(f"{'workload':28}" + "".join(f"{f'{n} thread' + 's' * (n > 1):>24}" for n in threads))
-    rows = {}
-    for name in work:
-        medians = [statistics.median(seconds[name, n]) for n in threads]
-        rows[name] = [figure(model, name, value, arguments.decode) for value in medians]
-        print(f"{name:28}" + "".join(f"{text:>24}" for text in rows[name]))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    print(f"\npeak memory of the process {peak / 1e9:.2f} GB, with the pages of the model file in use")
-    if arguments.json:
-        figures = {f"{name}, {n} threads": seconds[name, n] for name in work for n in threads}
-        arguments.json.write_text(json.dumps({"machine": machine, "load": loaded, "peak_bytes": peak, "seconds": figures}, indent=2))
-    return 0
-
-
-def workloads(model: Model, lengths: list[int], n: int) -> dict[str, Callable[[], object]]:
-    """Name -> what to time."""
-    rng = np.random.default_rng(0)
-    cache = KVCache(model.config, 1, max(*lengths, n + 8))
-    found: dict[str, Callable[[], object]] = {"read weights": lambda: cpu.has_non_finite(memory)}
-    memory = np.ones(weight_bytes(model) // 4, np.float32)
-
-    def prefill(tokens: np.ndarray) -> None:
-        cache.clear()
-        forward(model, tokens, cache, last_only=True)
-
-    def decode() -> None:
-        cache.clear()
-        forward(model, [[1] * 8], cache, last_only=True)
-        for token in range(n):
-            forward(model, [[token]], cache, last_only=True)
-
-    for length in lengths:
-        tokens = rng.integers(0, model.config.vocab, (1, length))
-        found[f"prefill {length}"] = lambda tokens=tokens: prefill(tokens)  # type: ignore[misc]
-    tokens = rng.integers(0, model.config.vocab, (1, lengths[0]))
-    found[f"forward_full {lengths[0]}, all logits"] = lambda: forward_full(model, tokens)
-    found[f"decode {n} after 8"] = decode
-    return found
-
-
-def figure(model: Model, name: str, seconds: float, n: int) -> str:
-    """A median as people read it."""
-    if name == "read weights":
-        return f"{weight_bytes(model) / seconds / 1e9:.1f} GB/s"
-    tokens = n + 1 if name.startswith("decode") else int("".join(filter(str.isdigit, name)))
-    rate = tokens / seconds
-    if name.startswith("decode"):
-        return f"{rate:.1f} tok/s {rate * weight_bytes(model) / 1e9:.1f} GB/s"
-    return f"{rate:.0f} tok/s {rate * ternary_weights(model) / 1e9:.0f} GMAC/s"
-
-
-def ternary_weights(model: Model) -> int:
-    """Weights of all ternary matrices: multiply-adds of one token."""
-    matrices = (value for layer in model.layers for value in vars(layer).values() if hasattr(value, "codes"))
-    return sum(matrix.shape[0] * matrix.shape[1] for matrix in matrices)
-
-
-def weight_bytes(model: Model) -> int:
-    """Bytes that decoding one token must read."""
-    head = model.token_embd if model.output is None else model.output
-    return ternary_weights(model) // 4 + head.nbytes
-
-
-def processor() -> str:
-    """The processor's name, as far as the system tells."""
+    options = parser().parse_args(argv)
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        known = dict(line.split("\t: ", 1) if "\t: " in line else line.split(": ", 1) for line in lines if ": " in line)
-        fields = {key.strip(): value for key, value in known.items()}
-        return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
-    except (OSError, KeyError):
-        return platform.processor() or platform.machine()
+        tables, found = run(options)
+        print(introduction(found))
+        for table in [report.Table(**found["tables"][0]), *tables]:
+            print("\n" + report.render(table))
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        if options.plot:
+            report.draw(tables, found["machine"]["processor"], options.plot)
+    except CheckError as error:
+        print(f"bench.py: {error}; speed was not judged", file=sys.stderr)
+        return 1
+    except (Error, OSError, peers.PeerError) as error:
+        print(f"bench.py: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ from bitnet_np.compare import Verdict, judge
 from bitnet_np.errors import Error, OptionError, UnsupportedError
 from bitnet_np.families import MATRICES, NORMS, rope_frequencies
 from bitnet_np.interop import stages
-from bitnet_np.model import Config, Layer, Model
-from bitnet_np.packing import DenseTernary
+from bitnet_np.model import Config, Layer, Linear, Model
+from bitnet_np.packing import DenseLinear
 from bitnet_np.points import QUANTIZED, Key, Trace
 from bitnet_np.transformer import forward_full
 
@@ -135,7 +135,7 @@ class Matrix:
 
     codes: NDArray[np.int8]  # [N, M]
     stated: NDArray[np.float32]  # [N, M] master weights, or [1] weight_scale
-    ours: DenseTernary
+    ours: DenseLinear
 
 
 def float32(values: NDArray, bf16: bool) -> NDArray[np.float32]:
@@ -154,10 +154,10 @@ def matrix(rng: Generator, case: Case, n: int, m: int) -> Matrix:
         masters = float32(spread * size, case.bf16)
         wide = masters.astype(np.float64)
         scale = np.abs(wide).mean()
-        return Matrix(codes, masters, DenseTernary(np.clip(np.rint(wide / scale), -1, 1).astype(np.int8), float(scale)))
+        return Matrix(codes, masters, DenseLinear(np.clip(np.rint(wide / scale), -1, 1).astype(np.int8), float(scale)))
     divides = case.kind[0] == "bitlinear"
     stated = float32(np.array([1 / size if divides else size]), case.bf16)
-    return Matrix(codes, stated, DenseTernary(codes, 1 / float(stated[0]) if divides else float(stated[0])))
+    return Matrix(codes, stated, DenseLinear(codes, 1 / float(stated[0]) if divides else float(stated[0])))
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def build(hf: "Transformers", case: Case) -> Pair:
         for name, drawn in matrices.items():
             hf.set_linear(modules[path[name]], drawn)
         norms: dict[str, Any] = {name: give(path[name], norm(size)) for name, size in zip(NORMS, (c.width, q, c.width, c.ffn), strict=True)}
-        packed: dict[str, Any] = {name: packing.pack(*drawn.ours) for name, drawn in matrices.items()}
+        packed: dict[str, Any] = {name: Linear(packing.pack(drawn.ours.matrix, drawn.ours.scale)) for name, drawn in matrices.items()}
         layers.append(Layer(**norms, **packed))
         wide.append(replace(packing.dense(layers[-1]), **{name: drawn.ours for name, drawn in matrices.items()}))
     embedding = give("model.embed_tokens", table())
@@ -213,7 +213,7 @@ def build(hf: "Transformers", case: Case) -> Pair:
 # --- theirs ---------------------------------------------------------------------------------------------------------------------------
 
 
-class _Float64:
+class Float64:
     """torch, but for its float32, which is float64."""
 
     def __init__(self, torch: Any) -> None:
@@ -291,7 +291,7 @@ class Transformers:
     def strict(self, model: Any) -> Iterator[None]:
         """Float64 for every float32, in the model and in the source that runs it."""
         torch = self.torch
-        wide = _Float64(torch)
+        wide = Float64(torch)
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(self.modeling, "torch", wide))
             stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))

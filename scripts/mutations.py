@@ -19,7 +19,7 @@ from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward, load
 from bitnet_np.blame import Report, judge_trace
 from bitnet_np.cache import KVCache
 from bitnet_np.compare import Verdict
-from bitnet_np.model import Ternary
+from bitnet_np.model import Linear, Ternary
 from bitnet_np.points import Key, Trace
 from bitnet_np.testing import random_model
 
@@ -53,9 +53,15 @@ class Engine:
 
     def layer(self, n: int) -> None:
         w, h, position = self.model.layers[n], self.stream(n), np.arange(len(self.tokens))
+        assert w.attn_sub_norm is not None
+        assert w.ffn_sub_norm is not None
+        assert w.ffn_gate is not None
+        attn_sub_norm, ffn_sub_norm = w.attn_sub_norm, w.ffn_sub_norm
 
-        def linear(name: str, source: str, matrix: Ternary) -> None:
-            self.step(name, n, lambda: self.linear(self.at(source, n), matrix))
+        def linear(name: str, source: str, matrix: Linear) -> None:
+            weights = matrix.weights
+            assert isinstance(weights, Ternary)
+            self.step(name, n, lambda: self.linear(self.at(source, n), weights))
 
         self.step("attn_norm", n, lambda: self.norm(h, w.attn_norm))
         linear("Qcur", "attn_norm", w.attn_q)
@@ -64,14 +70,14 @@ class Engine:
         self.step("Qcur_rope", n, lambda: self.rope(self.at("Qcur", n), position))
         self.step("Kcur_rope", n, lambda: self.rope(self.at("Kcur", n), position))
         self.step("kqv_out", n, lambda: self.attend(n))
-        self.step("attn_sub_norm", n, lambda: self.norm(self.at("kqv_out", n), w.attn_sub_norm))
+        self.step("attn_sub_norm", n, lambda: self.norm(self.at("kqv_out", n), attn_sub_norm))
         linear("attn_o_out", "attn_sub_norm", w.attn_output)
         self.step("ffn_inp", n, lambda: h + self.at("attn_o_out", n))
         self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), w.ffn_norm))
         linear("ffn_gate", "ffn_norm", w.ffn_gate)
         linear("ffn_up", "ffn_norm", w.ffn_up)
         self.step("ffn_out", n, lambda: np.maximum(self.at("ffn_gate", n), 0) ** 2 * self.at("ffn_up", n))
-        self.step("ffn_sub_norm", n, lambda: self.norm(self.at("ffn_out", n), w.ffn_sub_norm))
+        self.step("ffn_sub_norm", n, lambda: self.norm(self.at("ffn_out", n), ffn_sub_norm))
         linear("ffn_down", "ffn_sub_norm", w.ffn_down)
         self.step("l_out", n, lambda: self.at("ffn_inp", n) + self.at("ffn_down", n))
 
@@ -91,7 +97,7 @@ class Engine:
         return x.astype(np.float16).astype(f32) if self.halves else x
 
     def head(self) -> Floats:
-        return packing.float32(self.model.token_embd if self.model.output is None else self.model.output)
+        return packing.float32(self.model.head)
 
     def norm(self, x: Floats, gain: Floats, eps: float | None = None, centre: bool = False) -> Floats:
         x = x - x.mean(axis=1, keepdims=True) if centre else x
@@ -208,7 +214,7 @@ def on_dump(change: Callable[[dict[Key, Floats]], object]) -> Callable:
 
 
 def _weights(e: Engine, n: int, name: str) -> Ternary:
-    return getattr(e.model.layers[n], name)
+    return getattr(e.model.layers[n], name).weights
 
 
 def _misread(e: Engine, n: int, name: str, source: str) -> Floats:

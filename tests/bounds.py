@@ -54,15 +54,28 @@ def matmul(x: NDArray, weights: NDArray) -> Bounded:
     return spec.matmul(x, weights), gamma(-(-x.shape[1] // 16) + 4) * spec.matmul(np.abs(x), np.abs(weights))
 
 
-def rope(x: NDArray, position: NDArray, base: float) -> Bounded:
+def layer_norm(x: NDArray, gain: NDArray, bias: NDArray, eps: float) -> Bounded:
+    """The mean, from float64, is as good as exact; the difference is rounded once, and so is all that comes of it; then as `rms_norm`, and
+    the bias. A rounded difference also changes the variance, by no more than twice its own part.
+    """
+    x, gain, bias = wide(x, gain, bias)
+    expected = spec.layer_norm(x, gain, bias, eps)
+    return expected, gamma(9) * np.abs(expected - bias) + gamma(1) * np.abs(expected) + np.abs(x).max() * 2.0**-50
+
+
+def rope(x: NDArray, position: NDArray, base: float, pairs: str = "halves", width: int | None = None) -> Bounded:
     """Cosine or sine, product, multiply-add: three roundings of each term. The angle is good to 2 units of float64 in either program."""
     (x,) = wide(x)
-    half = x.shape[-1] // 2
+    half = (width or x.shape[-1]) // 2
     angle = np.multiply.outer(position, base ** (-np.arange(half) / half))[:, None, :]
     c, s = np.abs(np.cos(angle)), np.abs(np.sin(angle))
-    a, b = np.split(np.abs(x), 2, axis=-1)
-    terms = np.concatenate([a * c + b * s, a * s + b * c], axis=-1)
-    return spec.rope(x, position, base), gamma(3) * terms + np.tile((a + b) * (angle * 2.0**-51 + 2.0**-51), 2)
+    i = np.arange(half)
+    first, second = (i, i + half) if pairs == "halves" else (2 * i, 2 * i + 1)
+    a, b = np.abs(x[..., first]), np.abs(x[..., second])
+    bound = np.zeros(x.shape)  # what is not rotated stays as it is
+    for places, terms in ((first, a * c + b * s), (second, a * s + b * c)):
+        bound[..., places] = gamma(3) * terms + (a + b) * (angle * 2.0**-51 + 2.0**-51)
+    return spec.rope(x, position, base, pairs, width), bound
 
 
 def attend(q: NDArray, k: NDArray, v: NDArray, slot: NDArray, position: NDArray, window: int | None = None) -> Bounded:
@@ -89,3 +102,25 @@ def relu2_gate(gate: NDArray, up: NDArray) -> Bounded:
     """The square and the product."""
     expected = spec.relu2_gate(*wide(gate, up))
     return expected, gamma(2) * np.abs(expected)
+
+
+def silu_gate(gate: NDArray, up: NDArray) -> Bounded:
+    """exp to 0.92 units (1.84 u), a sum, a division, a product."""
+    expected = spec.silu_gate(*wide(gate, up))
+    return expected, gamma(5) * np.abs(expected)
+
+
+def gelu(x: NDArray) -> Bounded:
+    """The polynomials are good to 2e-8 and 2e-7 (4 u). What the exponent, about x^2 / 2, is rounded by is a factor of the result: its
+    square root once, which counts twice, the last step of the polynomial and the product."""
+    (x,) = wide(x)
+    expected = spec.gelu(x)
+    tail = np.where(x < -8.48, np.abs(expected), 0)  # given as 0 there, or as good as 0
+    return expected, (8 + 2 * x * x) * U * np.abs(expected) + tail
+
+
+def gelu_tanh(x: NDArray) -> Bounded:
+    """exp, a sum, a division; the argument of exp has three roundings, which are a factor of the result where it is small."""
+    (x,) = wide(x)
+    expected = x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))  # as spec.gelu_tanh, but nothing cancels
+    return expected, gamma(5) * np.abs(expected) + 4 * U * np.abs(expected) * np.sqrt(8 / np.pi) * np.abs(x + 0.044715 * x**3)

@@ -65,6 +65,16 @@ def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [
     return x * factor[:, None] * gain
 
 
+def layer_norm(x: Floats, gain: Floats, bias: Floats, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
+    """The mean is a sum in float64 by the lane rule: products with 1 are exact, so an addition is what a fused one would be."""
+    numbers = in_lanes(x.astype(np.float64))
+    lanes = np.zeros((len(x), 16))
+    for i in range(numbers.shape[1]):
+        lanes = numbers[:, i] + lanes
+    centred = (x - (halve(lanes) / x.shape[1])[:, None]).astype(f32)
+    return rms_norm(centred, gain, eps) + bias
+
+
 def ternary_matmul(
     q: NDArray[np.int8], scale: Floats, matrix: NDArray[np.int8], w_scale: np.float32
 ) -> Floats:  # [R, M], [R], [N, M] -> [R, N]
@@ -83,10 +93,13 @@ def exp(x) -> Floats:
         return np.ldexp(p.astype(np.float64), n.astype(np.int64)).astype(f32)  # exact in float64: rounded once
 
 
-def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, K/2] x 2 -> [R, H, K]
-    a, b = np.split(x, 2, axis=-1)
+def rope(x: Floats, cos: Floats, sin: Floats, adjacent: bool = False) -> Floats:  # [R, H, K], [R, J] x 2 -> [R, H, K]
+    pairs, out = cos.shape[1], x.copy()
+    first, second = (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)) if adjacent else (slice(0, pairs), slice(pairs, 2 * pairs))
+    a, b = x[..., first], x[..., second]
     cos, sin = cos[:, None], sin[:, None]
-    return np.concatenate([fma(a, cos, -(b * sin)), fma(a, sin, b * cos)], axis=-1)
+    out[..., first], out[..., second] = fma(a, cos, -(b * sin)), fma(a, sin, b * cos)
+    return out
 
 
 def scores(q: Floats, k: Floats) -> Floats:  # [H, K], [S, G, K] -> [H, S]
@@ -137,3 +150,28 @@ def attend_halves_row(q: Floats, k: Floats, v: Floats, position: int) -> Floats:
 def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
     positive = np.maximum(gate, f32(0))
     return positive * positive * up
+
+
+def silu_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
+    with np.errstate(over="ignore"):
+        return gate / (f32(1) + exp(-gate)) * up
+
+
+def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
+    with np.errstate(over="ignore"):
+        return x / (f32(1) + exp(-(x * fma(x * x, scalar._GELU_CUBIC, scalar._GELU_LINEAR))))
+
+
+def gelu(x: Floats) -> Floats:  # [R, F] -> [R, F]
+    """x times half of erfc(-x / sqrt 2), by one polynomial near 0 and another elsewhere."""
+    t = np.abs(x) * scalar._ROOT_HALF
+    s = t * t
+    p = scalar._P5
+    for c in (scalar._P4, scalar._P3, scalar._P2, scalar._P1, scalar._P0):
+        p = fma(p, s, c)
+    q = scalar._Q9
+    for c in (scalar._Q8, scalar._Q7, scalar._Q6, scalar._Q5, scalar._Q4, scalar._Q3, scalar._Q2, scalar._Q1, scalar._Q0):
+        q = fma(q, t, c)
+    beyond = np.where(t <= scalar._ERF_LIMIT, f32(1) - fma(p, t, t), np.where(t > scalar._ERFC_LIMIT, f32(0), exp(q * t)))
+    tail = f32(0.5) * beyond
+    return x * np.where(x < 0, tail, f32(1) - tail)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bitnet_np import packing
 from bitnet_np.families import MATRICES, rope_frequencies
-from bitnet_np.model import Config, Layer, Model
+from bitnet_np.model import Config, Layer, Linear, Model
 
 MODULES = {  # field of model.Layer: module of a decoder layer
     "attn_norm": "input_layernorm",
@@ -96,15 +96,15 @@ def read_config(config: dict[str, Any]) -> Config:
     )
 
 
-def matrix_of(tensors: dict[str, NDArray], module: str, rows: int, quantization: dict[str, Any]) -> packing.DenseTernary:
+def matrix_of(tensors: dict[str, NDArray], module: str, rows: int, quantization: dict[str, Any]) -> packing.DenseLinear:
     """A linear's -1, 0, +1, and in float64 what they are multiplied by."""
     kind = quantization["linear_class"], quantization["quantization_mode"]
     weight = tensors[module + ".weight"]
     if kind == ("autobitlinear", "online"):
-        return packing.DenseTernary(*quantized_at_load(packing.float32(weight)))
+        return packing.DenseLinear(*quantized_at_load(packing.float32(weight)))
     scale = float(packing.float32(tensors[module + ".weight_scale"])[0])
     factor = {("bitlinear", "offline"): 1 / scale, ("autobitlinear", "offline"): scale}[kind]
-    return packing.DenseTernary(unpack_2bit(weight, rows), factor)
+    return packing.DenseLinear(unpack_2bit(weight, rows), factor)
 
 
 def read(folder: Path) -> Loaded:
@@ -118,7 +118,7 @@ def read(folder: Path) -> Loaded:
         module = {field: f"model.layers.{n}.{name}" for field, name in MODULES.items()}
         matrices = {m: matrix_of(tensors, module[m], rows.get(m, c.width), told["quantization_config"]) for m in MATRICES}
         norms = {field: packing.float32(tensors[module[field] + ".weight"]) for field in MODULES if field not in MATRICES}
-        packed = {field: packing.pack(*matrix) for field, matrix in matrices.items()}
+        packed = {field: Linear(packing.pack(matrix.matrix, matrix.scale)) for field, matrix in matrices.items()}
         layers.append(packing.frozen(Layer(**norms, **packed)))
         wide.append(replace(packing.dense(layers[-1]), **matrices))
     model = packing.frozen(

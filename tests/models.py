@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.kernels import cpu
 from bitnet_np.model import Model
 from bitnet_np.testing import SHAPE, random_model
 
-__all__ = ["SHAPE", "assert_same_bits", "lengths", "padded", "random_model", "random_tokens", "seeds", "shapes", "threads"]
+__all__ = ["SHAPE", "assert_same_bits", "family_shapes", "lengths", "padded", "random_model", "random_tokens", "seeds", "shapes", "threads"]
 
 
 @st.composite
@@ -36,6 +37,23 @@ def shapes(draw: st.DrawFn) -> dict:
         "table": draw(st.sampled_from(["float32", "float16", "bfloat16"])),
         "tied": draw(st.booleans()),
     }
+
+
+@st.composite
+def family_shapes(draw: st.DrawFn) -> dict:
+    """As `shapes`, of any family: ternary and float matrices, norms inside linears, partial rotation, both kinds of residual."""
+    shape, family = draw(shapes()), draw(st.sampled_from(ARCHITECTURES))
+    told = FAMILIES[family]
+    shape |= {
+        "family": family,
+        "weights": "ternary" if told.ternary else draw(st.sampled_from(["ternary", "float32", "float16", "bfloat16"])),
+    }
+    shape["inner_norms"] = draw(st.booleans())
+    if told.partial_rope:
+        shape |= {"rope_width": 2 * draw(st.integers(1, shape["head_dim"] // 2)), "parallel_residual": draw(st.booleans())}
+    if told.scaling:
+        shape["rope_scaling"] = draw(st.sampled_from([1.0, 4.0]))
+    return shape
 
 
 seeds = st.integers(0, 2**32 - 1)

@@ -7,10 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from bitnet_np import BITNET_CPP, EXACT, embedded, forward_full, operations
+from bitnet_np import BITNET_CPP, EXACT, embedded, forward_full, operations, spec
 from bitnet_np.blame import judge_trace, within
 from bitnet_np.check_command import check_trace, compare_traces, log_softmax
 from bitnet_np.compare import Verdict
+from bitnet_np.families import ARCHITECTURES
 from bitnet_np.points import Key, Trace
 from bitnet_np.report import heat_map, plot
 from bitnet_np.testing import random_model
@@ -237,3 +238,81 @@ def test_report_for_people_and_machines(tmp_path):
     pytest.importorskip("matplotlib")
     plot(report, tmp_path / "map.png")
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+# --- other families -------------------------------------------------------------------------------------------------------------------
+
+
+def family_trace(family, **shape):
+    more = {"rope_width": 10, "parallel_residual": True} if family == "gptneox" else {}
+    model = random_model(4, family=family, n_layers=2, **more, **shape)
+    ids, points = np.arange(9) * 5 % model.config.vocab, {}
+    keep = lambda name, n, array: points.update({Key(name, n): array.reshape(len(ids), -1).copy()})  # noqa: E731
+    forward_full(model, ids[None], record=keep)
+    return model, ids, {key: value for key, value in points.items() if not key.name.endswith(("_codes", "_scale"))}
+
+
+@pytest.mark.parametrize("inner_norms", [False, True])
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_every_operation_of_every_family_is_blamed(family, inner_norms):
+    """Each tensor of a layer made wrong alone, by what no mistake explains: it is the first that is wrong."""
+    model, ids, points = family_trace(family, inner_norms=inner_norms)
+    for key, value in points.items():
+        if key.layer == 0:
+            continue
+        wrong = points | {
+            key: value + np.float32(0.1) * np.abs(value).max() * np.sin(np.arange(value.size, dtype=np.float32)).reshape(value.shape)
+        }
+        report = judge_trace(model, Trace(wrong, ids, "dump"), ids)
+        assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, key)
+
+
+def _recomputed(model, points, key, value):
+    return Trace(points | {key: np.asarray(value, np.float32)}, None, "dump")
+
+
+MISTAKES = {  # family, point, what it is made of in its place, what the judge must say
+    "silu as relu squared": (
+        "llama",
+        "ffn_out",
+        lambda m, p: np.maximum(p["ffn_gate"], 0) ** 2 * p["ffn_up"],
+        "relu(gate)^2 * up instead of SiLU(gate) * up",
+    ),
+    "exact gelu": ("gptneox", "ffn_out", lambda m, p: spec.gelu(p["ffn_up"].astype(np.float64)), "the exact GELU instead of"),
+    "halves": (
+        "llama",
+        "Kcur_rope",
+        lambda m, p: _turned(m, p["Kcur"], pairs="halves"),
+        "pairs are halves (i, i + K/2) instead of adjacent",
+    ),
+    "factors forgotten": ("llama", "Qcur_rope", lambda m, p: _turned(m, p["Qcur"], factors=1.0), "the factors of the frequencies"),
+    "all of the head rotated": ("gptneox", "Qcur_rope", lambda m, p: _turned(m, p["Qcur"], width=None), "all of each head is rotated"),
+    "rms norm": (
+        "gpt2",
+        "ffn_norm",
+        lambda m, p: spec.rms_norm(p["ffn_inp"].astype(np.float64), m.layers[1].ffn_norm, m.config.eps),
+        "the mean is not subtracted, as in RMSNorm",
+    ),
+    "norm without bias": ("gpt2", "attn_norm", lambda m, p: p["attn_norm"] - m.layers[1].attn_norm_bias, "the norm's bias is missing"),
+    "no bias": ("qwen2", "Vcur", lambda m, p: p["Vcur"] - m.layers[1].attn_v.bias, "the bias is missing"),
+    "attention's branch": ("gptneox", "l_out", lambda m, p: p["l_out"] - p["attn_o_out"], "attention's branch is missing"),
+}
+
+
+def _turned(model, x, **changes):
+    c = model.config
+    factors = 1.0 if model.rope_factors is None else model.rope_factors.astype(np.float64)
+    told = {"pairs": c.rope, "width": c.rope_width, "factors": factors} | changes
+    heads = x.reshape(len(x), -1, c.head_dim).astype(np.float64)
+    return spec.rope(heads, np.arange(len(x)), c.rope_base, **told).reshape(x.shape)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_of_other_families_are_recognised(name):
+    family, point, make, expected = MISTAKES[name]
+    model, ids, points = family_trace(family)
+    layer = {key.name: value for key, value in points.items() if key.layer == 1}
+    trace = _recomputed(model, points, Key(point, 1), make(model, layer))
+    report = judge_trace(model, trace, ids)
+    assert report.first_wrong.key == Key(point, 1)
+    assert report.first_wrong.hypothesis.startswith(expected)

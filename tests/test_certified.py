@@ -1,14 +1,19 @@
 """The certified head gives the largest logits to the bit, whatever the table, and computes few of them."""
 
+import sys
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import assert_same_bits, seeds
+from models import assert_same_bits, random_model, random_tokens, seeds
 
+from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Sampling, generate
 from bitnet_np.certified import LARGEST_K, certify
-from bitnet_np.errors import OptionError, UnsupportedError
-from bitnet_np.kernels import cpu, workspace
+from bitnet_np.errors import NonFiniteError, OptionError, UnsupportedError
+from bitnet_np.generate import certified_for
+from bitnet_np.kernels import cpu
 
 
 def as_table(values, dtype):
@@ -111,3 +116,50 @@ def test_k_is_checked(k):
 def test_only_float_tables(table):
     with pytest.raises(UnsupportedError, match="needs a float32, float16 or bfloat16 table"):
         certify(table)
+
+
+# --- in generation --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dialect", [EXACT, BITNET_CPP, LLAMA_CPP], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_k=5), Sampling(1.3, top_k=7, top_p=0.6)])
+@given(seed=seeds)
+@settings(max_examples=6)
+def test_the_same_tokens_come_with_and_without(dialect, sampling, seed):
+    model = random_model(seed % 50, table="float16")
+    prompt = random_tokens(np.random.default_rng(seed), model, 1, 5)[0].tolist()
+    options = {"sampling": sampling, "seed": seed, "dialect": dialect}
+    head = certify(model.head, 7)
+    expected = generate(model, prompt, 12, head="exact", **options)
+    assert generate(model, prompt, 12, head="certified", **options) == expected
+    assert generate(model, prompt, 12, head=head, **options) == expected
+    assert head.counter.calls == 12
+
+
+def test_auto_certifies_only_what_pays(monkeypatch):
+    model = random_model(1, table="float16")
+    assert certified_for(model, Sampling(), 1000) is None
+    monkeypatch.setattr(sys.modules[certified_for.__module__], "_PAYS_FROM", (0, 48))  # bitnet_np.generate is the function
+    assert certified_for(model, Sampling(), 47) is None
+    assert certified_for(model, Sampling(), 48).k == 1
+    assert certified_for(model, Sampling(1, top_k=9), 48).k == 9
+    assert certified_for(model, Sampling(1), 48) is None
+    assert certified_for(model, Sampling(1, top_k=LARGEST_K + 1), 48) is None
+    assert certified_for(model, Sampling(), 48, "exact") is None
+
+
+def test_a_head_that_does_not_fit_is_refused():
+    model, other = random_model(1, table="float16"), random_model(1, table="float16")
+    with pytest.raises(OptionError, match="sampling needs all logits, not just the 256 largest"):
+        certified_for(model, Sampling(1), 5, "certified")
+    with pytest.raises(OptionError, match="the head given is another model's"):
+        certified_for(model, Sampling(), 5, certify(other.head))
+    with pytest.raises(OptionError, match="sampling needs the 3 largest logits, the head gives 2"):
+        certified_for(model, Sampling(1, top_k=3), 5, certify(model.head, 2))
+
+
+def test_a_model_that_overflows_says_where():
+    model = random_model(1, table="float32")
+    model = replace(model, output_norm=np.full_like(model.output_norm, 3e38))
+    with pytest.raises(NonFiniteError, match="sequence 0, position 2"):
+        generate(model, [1, 2, 3], 4, head="certified")

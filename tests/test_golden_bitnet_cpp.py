@@ -183,17 +183,17 @@ def test_norms(model, node, w, dense, name):
 def test_ternary_matmuls(node, w, dense, name):
     """Bit for bit, scales included: integers are exact in both, and float32 follows in the same order."""
     x, expected = (node.rows(each) for each in LINEAR[name])
-    weights = getattr(w, name)
+    weights = getattr(w, name).weights
     assert_same_bits(cpu.ternary_matmul(*cpu.quantize(x), weights.codes, weights.scale, weights.shape[0]), expected)
-    assert_within(expected, *bounds.linear(x, *getattr(dense, name)))
+    assert_within(expected, *bounds.linear(x, getattr(dense, name).matrix, getattr(dense, name).scale))
 
 
 @pytest.mark.parametrize("name", ["Qcur", "Kcur"])
 def test_rope(model, node, name):
     x, expected = node.heads(name + ".MUL_MAT"), node.heads(name + ".ROPE")
-    frequency, base = model.rope_frequency, model.config.rope_base
-    assert_near(cpu.rope(x, *cpu.rotations(BITNET_CPP.angles(POSITION, frequency))), expected, 3e-7)
-    assert_near(cpu.rope(x, *cpu.rotations(EXACT.angles(POSITION, frequency))), expected, 2e-6)
+    base = model.config.rope_base
+    assert_near(cpu.rope(x, *cpu.rotations(BITNET_CPP.angles(POSITION, model))), expected, 3e-7)
+    assert_near(cpu.rope(x, *cpu.rotations(EXACT.angles(POSITION, model))), expected, 2e-6)
     assert_near(spec.rope(x.astype(np.float64), POSITION, base), expected, 2e-6)
 
 

@@ -211,7 +211,7 @@ def test_the_kernels_give_their_codes(loaded, acts, acts_tokens, path):
 def test_which_scales_are_no_float32(folder, loaded):
     """Only a weight_scale that multiplies is one. Where it is not, ours is the nearest float32."""
     exact = [getattr(layer, name).scale for layer in loaded.definition.layers for name in hf_models.MATRICES]
-    ours = [getattr(layer, name).scale for layer in loaded.model.layers for name in hf_models.MATRICES]
+    ours = [getattr(layer, name).weights.scale for layer in loaded.model.layers for name in hf_models.MATRICES]
     np.testing.assert_array_equal(ours, np.float32(exact))
     same = np.float32(exact).astype(np.float64) == exact
     assert same.all() if folder.name == "bitnet_autooff_gqa_tied" else not same.all()

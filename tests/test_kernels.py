@@ -331,6 +331,88 @@ def test_rope_rotates_halves_and_leaves_position_zero():
     np.testing.assert_allclose(out[0, 0], [-3, 2, 1, 4], atol=1e-6)  # the pair (0, 2) turns, the pair (1, 3) does not
 
 
+@given(
+    seed=seeds,
+    rows=row_counts,
+    heads=st.integers(1, 5),
+    head_dim=st.sampled_from([2, 5, 6, 20, 64, 128]),
+    pairs=st.sampled_from([1, 2, 3, 10, 32]),
+    form=st.sampled_from(["halves", "adjacent"]),
+)
+def test_rope_of_a_part_of_each_head(seed, rows, heads, head_dim, pairs, form):
+    rng = np.random.default_rng(seed)
+    pairs = min(pairs, head_dim // 2)
+    x, position = normal(rng, rows, heads, head_dim), rng.integers(0, 5000, rows)
+    cos, sin = cpu.rotations(np.multiply.outer(position, rope_frequencies(10000.0, 2 * pairs)))
+    out = cpu.rope(x, cos, sin) if form == "halves" else cpu.rope_adjacent(x, cos, sin)
+    assert_same_bits(out, contract.rope(x, cos, sin, form == "adjacent"))
+    assert_same_bits(out[..., 2 * pairs :], x[..., 2 * pairs :])
+    assert_within(out, *bounds.rope(x, position, 10000.0, form, 2 * pairs))
+
+
+# --- layer norm, gates without squares ------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, rows=row_counts, width=widths, eps=st.sampled_from([1e-5, 1e-6, 1e-2]), shift=st.sampled_from([0.0, 1.0, 30.0]))
+def test_layer_norm(seed, rows, width, eps, shift):
+    rng = np.random.default_rng(seed)
+    x, gain, bias = normal(rng, rows, width) + f32(shift), normal(rng, width), normal(rng, width)
+    out = cpu.layer_norm(x, gain, bias, eps)
+    assert_same_bits(out, contract.layer_norm(x, gain, bias, eps))
+    if width > 1:  # the definition of one number is 0 / eps
+        assert_within(out, *bounds.layer_norm(x, gain, bias, eps))
+
+
+def test_layer_norm_of_a_row_that_is_not_finite():
+    x = f32([[1, 2, 3], [1, np.inf, 0], [np.nan, 0, 0], [3e38, -3e38, 0]])
+    out = cpu.layer_norm(x, np.ones(3, np.float32), np.zeros(3, np.float32), 1e-5)
+    assert np.isfinite(out[0]).all()
+    assert not np.isfinite(out[1:]).all(axis=1).any()
+
+
+WIDE = st.sampled_from([0.1, 1.0, 10.0, 100.0])
+
+
+@given(seed=seeds, rows=row_counts, width=widths, size=WIDE)
+def test_silu_gate(seed, rows, width, size):
+    rng = np.random.default_rng(seed)
+    gate, up = f32(size) * normal(rng, rows, width), normal(rng, rows, width)
+    gate = np.clip(gate, -80, None)  # below, exp leaves float32's range
+    out = cpu.silu_gate(gate, up)
+    assert_same_bits(out, contract.silu_gate(gate, up))
+    assert_within(out, *bounds.silu_gate(gate, up))
+
+
+@given(seed=seeds, rows=row_counts, width=widths, size=WIDE)
+def test_gelu(seed, rows, width, size):
+    x = f32(size) * normal(np.random.default_rng(seed), rows, width)
+    out = cpu.gelu(x)
+    assert_same_bits(out, contract.gelu(x))
+    assert_within(out, *bounds.gelu(x))
+
+
+@given(seed=seeds, rows=row_counts, width=widths, size=WIDE)
+def test_gelu_tanh(seed, rows, width, size):
+    x = np.clip(f32(size) * normal(np.random.default_rng(seed), rows, width), -9, None)  # below, exp leaves float32's range
+    out = cpu.gelu_tanh(x)
+    assert_same_bits(out, contract.gelu_tanh(x))
+    assert_within(out, *bounds.gelu_tanh(x))
+
+
+def test_gelus_everywhere():
+    """On a fine grid, where either polynomial ends, and at numbers that are none."""
+    x = np.concatenate([np.linspace(-9, 9, 20001), [0.0, 1.3258252, 1.3258254, 8.485281, -8.485281, 8.4852815, 1e30]]).astype(np.float32)[
+        None
+    ]
+    for kernel, bound in ((cpu.gelu, bounds.gelu), (cpu.gelu_tanh, bounds.gelu_tanh)):
+        assert_within(kernel(x), *bound(x))
+        odd = kernel(f32([[-np.inf, np.inf, np.nan, -1e30, -100]]))[0]
+        assert odd[1] == np.inf
+        assert np.isnan(odd[2])
+        assert abs(odd[3]) == abs(odd[4]) == 0
+    assert np.abs(cpu.gelu(x) - cpu.gelu_tanh(x)).max() > 4e-4  # they are two functions
+
+
 # --- exponential ----------------------------------------------------------------------------------------------------------------------
 
 

@@ -18,8 +18,8 @@ from bitnet_np.errors import Error, FileFormatError, NonFiniteError, ShapeError,
 from bitnet_np.families import ARCHITECTURES, MATRICES, NORMS, layer_shapes, rope_frequencies
 from bitnet_np.gguf_file import open_gguf
 from bitnet_np.load import load, model_from
-from bitnet_np.model import Config, Layer, Model, Ternary
-from bitnet_np.tensor_types import BF16, F16, F32, I2_S
+from bitnet_np.model import Config, Layer, Linear, Model, Ternary
+from bitnet_np.tensor_types import BF16, BY_NUMBER, F16, F32, I2_S
 from bitnet_np.transformer import forward_full
 from scripts.make_model import Shape, write_model
 
@@ -105,7 +105,10 @@ def assert_refused(path, error, message):
 
 def written_model(**changes) -> Model:
     """The model of TENSORS, put together without a file."""
-    layers = [Layer(**{field: TENSORS[f"blk.{n}.{field}.weight"] for field in layer_shapes(CONFIG)}) for n in range(CONFIG.n_layers)]
+    layers = [
+        Layer(**{f: Linear(t) if isinstance(t := TENSORS[f"blk.{n}.{f}.weight"], Ternary) else t for f in layer_shapes(CONFIG)})
+        for n in range(CONFIG.n_layers)
+    ]
     parts = {"token_embd": TENSORS["token_embd.weight"], "output": None} | changes
     frequencies = rope_frequencies(CONFIG.rope_base, CONFIG.head_dim)
     return Model(CONFIG, layers=tuple(layers), output_norm=TENSORS["output_norm.weight"], rope_frequency=frequencies, **parts)
@@ -119,7 +122,7 @@ def assert_same_model(loaded, expected):
         for field in NORMS:
             np.testing.assert_array_equal(getattr(a, field), getattr(b, field))
         for field in MATRICES:
-            x, y = getattr(a, field), getattr(b, field)
+            x, y = getattr(a, field).weights, getattr(b, field).weights
             assert (x.shape, x.scale) == (y.shape, y.scale)
             np.testing.assert_array_equal(packing.unpack(x), packing.unpack(y))
     tokens = [[0, 8, 3, 3, 5]]
@@ -194,7 +197,7 @@ def test_tables_stay_where_they_are_in_the_file(write):
         model.output_norm,
         model.rope_frequency,
         model.layers[0].attn_norm,
-        model.layers[0].attn_q.codes,
+        model.layers[0].attn_q.weights.codes,
     ]
     for array in arrays:
         with pytest.raises(ValueError, match="read-only"):
@@ -278,12 +281,19 @@ def test_matrices_are_ternary(write, name, kind):
     assert_refused(write(tensors={name: wrong}), UnsupportedError, f"tensor {name} has type ")
 
 
-@pytest.mark.parametrize("kind", [I2_S.number, Q4_0, Q8_0, F64])
-@pytest.mark.parametrize("name", [*FLOAT_NAMES[:4], "output.weight"])
-def test_tables_and_norms_are_floats(write, name, kind):
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in FLOAT_NAMES[1:4] for kind in (I2_S.number, Q4_0, Q8_0, F64)])
+def test_norms_are_floats(write, name, kind):
     shape = TENSORS.get(name, TENSORS["token_embd.weight"]).shape
     message = f"tensor {name} has type {'I2_S' if kind == I2_S.number else ''}"
     assert_refused(write(tensors={name: Entry(name, shape[::-1], kind)}), UnsupportedError, message)
+
+
+@pytest.mark.parametrize("kind", [I2_S.number, F64])
+@pytest.mark.parametrize("name", ["token_embd.weight", "output.weight"])
+def test_tables_are_floats_or_blocks(write, name, kind):
+    wrong = Entry(name, TENSORS["token_embd.weight"].shape[::-1], kind)
+    message = f"tensor {name} has type {BY_NUMBER[kind].name}, supported here: F32, F16, BF16, Q4_0"
+    assert_refused(write(tensors={name: wrong}), UnsupportedError, message)
 
 
 def patched(name, at, value):
@@ -328,7 +338,7 @@ def test_scales_are_finite_and_not_negative(write, name, scale):
 def test_scales_that_are_odd_but_numbers(write, scale):
     name = MATRIX_NAMES[0]
     matrix = packing.pack(packing.unpack(TENSORS[name]), scale)
-    assert load(write(tensors={name: matrix})).layers[0].attn_q.scale == np.float32(scale)
+    assert load(write(tensors={name: matrix})).layers[0].attn_q.weights.scale == np.float32(scale)
 
 
 @pytest.mark.parametrize("name", [*FLOAT_NAMES, "output.weight"])
@@ -341,7 +351,7 @@ def test_floats_are_finite_to_the_last(write, name, form):
         assert_refused(write(tensors={name: form(wrong)}), NonFiniteError, f"tensor {name} has NaN or infinity in it")
 
 
-@pytest.mark.parametrize("name", ["llama", "bitnet", "bitnet-b1.58 ", "BITNET-B1.58", ""])
+@pytest.mark.parametrize("name", ["gemma", "LLAMA", "bitnet-b1.58 ", "BITNET-B1.58", ""])
 def test_other_architectures(write, name):
     message = f"general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}"
     assert_refused(write({"general.architecture": text(name)}), UnsupportedError, message)
@@ -375,7 +385,7 @@ def test_a_setting_that_is_not_known_is_not_ignored(write, key):
         ("rope.dimension_count", number(UINT32, 16), UnsupportedError, "rope.dimension_count is 16, only the head width 32 is supported"),
         ("rope.dimension_count", number(UINT32, 0), UnsupportedError, "rope.dimension_count is 0"),
         ("attention.value_length", number(UINT32, 64), UnsupportedError, "attention.value_length is 64"),
-        ("attention.key_length", number(UINT32, 64), FileFormatError, "has shape [128, 128], expected [256, 128]"),
+        ("attention.key_length", number(UINT32, 64), FileFormatError, "attn_sub_norm.weight has shape [128], expected [256]"),
         ("attention.key_length", number(UINT32, 33), ShapeError, "head width 33 is odd"),
         ("attention.key_length", number(UINT32, 0), ShapeError, "head_dim is 0"),
         ("attention.head_count", number(UINT32, 0), FileFormatError, "is no multiple of 0 = "),
@@ -402,8 +412,8 @@ def test_a_setting_that_is_not_known_is_not_ignored(write, key):
         ("block_count", number(UINT64, 2**64 - 1), FileFormatError, "tensor blk.2.attn_norm.weight is missing"),
         ("embedding_length", number(UINT32, 256), FileFormatError, "has shape [9, 128], expected [9, 256]"),
         ("embedding_length", number(UINT32, 0), ShapeError, "width is 0"),
-        ("feed_forward_length", number(UINT32, 128), FileFormatError, "tensor blk.0.ffn_gate.weight has shape [256, 128]"),
-        ("feed_forward_length", number(UINT64, 2**63), FileFormatError, "expected [9223372036854775808, 128]"),
+        ("feed_forward_length", number(UINT32, 128), FileFormatError, "tensor blk.0.ffn_sub_norm.weight has shape [256], expected [128]"),
+        ("feed_forward_length", number(UINT64, 2**63), FileFormatError, "expected [9223372036854775808]"),
     ],
 )
 def test_settings_that_no_model_has(write, key, value, error, message):
@@ -412,7 +422,7 @@ def test_settings_that_no_model_has(write, key, value, error, message):
 
 def test_every_message_is_of_the_one_family(write):
     with pytest.raises(Error, match="supported"):
-        load(write({"general.architecture": text("llama")}))
+        load(write({"general.architecture": text("falcon")}))
     with pytest.raises(FileNotFoundError):
         load("not there.gguf")
 

@@ -14,10 +14,12 @@ import pytest
 from bounds import assert_within
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import assert_same_bits, lengths, padded, random_model, random_tokens, seeds, shapes
+from models import assert_same_bits, family_shapes, lengths, padded, random_model, random_tokens, seeds, shapes
 
-from bitnet_np import packing, spec, transformer
+from bitnet_np import operations, packing, spec, transformer
+from bitnet_np.blame import within
 from bitnet_np.cache import KVCache
+from bitnet_np.compare import Verdict
 from bitnet_np.errors import (
     CapacityError,
     ContextLimitError,
@@ -30,7 +32,8 @@ from bitnet_np.errors import (
     TokenRangeError,
 )
 from bitnet_np.kernels import cpu
-from bitnet_np.transformer import BITNET_CPP, DIALECTS, EXACT, compute_logits, forward, forward_full, forward_incremental, pad
+from bitnet_np.points import Key
+from bitnet_np.transformer import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP, compute_logits, forward, forward_full, forward_incremental, pad
 
 LAYER = ["attn_norm", "Qcur", "Kcur", "Vcur", "Qcur_rope", "Kcur_rope", "kqv_out", "attn_sub_norm", "attn_o_out", "ffn_inp"]
 LAYER += ["ffn_norm", "ffn_gate", "ffn_up", "ffn_out", "ffn_sub_norm", "ffn_down", "l_out"]
@@ -100,26 +103,55 @@ def test_every_operation_is_the_definitions(shape, seed, batch):
             assert_quantised(at(name), at(name + "_codes"), at(name + "_scale"))
         assert_within(at("attn_norm"), *bounds.rms_norm(h, w.attn_norm, c.eps))
         for name, matrix in (("Qcur", w.attn_q), ("Kcur", w.attn_k), ("Vcur", w.attn_v)):
-            assert_within(at(name).reshape(len(slot), -1), *bounds.linear(at("attn_norm"), *matrix))
+            assert_within(at(name).reshape(len(slot), -1), *bounds.linear(at("attn_norm"), matrix.matrix, matrix.scale))
         for name in ("Qcur", "Kcur"):
             assert_within(heads(name + "_rope"), *bounds.rope(heads(name), position, c.rope_base))
         keys, values = in_slots(heads("Kcur_rope")), in_slots(heads("Vcur"))
         assert_within(heads("kqv_out"), *bounds.attend(heads("Qcur_rope"), keys, values, slot, position))
         assert_within(at("attn_sub_norm"), *bounds.rms_norm(at("kqv_out"), w.attn_sub_norm, c.eps))
-        assert_within(at("attn_o_out"), *bounds.linear(at("attn_sub_norm"), *w.attn_output))
+        assert_within(at("attn_o_out"), *bounds.linear(at("attn_sub_norm"), w.attn_output.matrix, w.attn_output.scale))
         assert_same_bits(at("ffn_inp"), h + at("attn_o_out"))
         assert_within(at("ffn_norm"), *bounds.rms_norm(at("ffn_inp"), w.ffn_norm, c.eps))
-        assert_within(at("ffn_gate"), *bounds.linear(at("ffn_norm"), *w.ffn_gate))
-        assert_within(at("ffn_up"), *bounds.linear(at("ffn_norm"), *w.ffn_up))
+        assert_within(at("ffn_gate"), *bounds.linear(at("ffn_norm"), w.ffn_gate.matrix, w.ffn_gate.scale))
+        assert_within(at("ffn_up"), *bounds.linear(at("ffn_norm"), w.ffn_up.matrix, w.ffn_up.scale))
         assert_within(at("ffn_out"), *bounds.relu2_gate(at("ffn_gate"), at("ffn_up")))
         assert_within(at("ffn_sub_norm"), *bounds.rms_norm(at("ffn_out"), w.ffn_sub_norm, c.eps))
-        assert_within(at("ffn_down"), *bounds.linear(at("ffn_sub_norm"), *w.ffn_down))
+        assert_within(at("ffn_down"), *bounds.linear(at("ffn_sub_norm"), w.ffn_down.matrix, w.ffn_down.scale))
         h = at("l_out")
         assert_same_bits(h, at("ffn_inp") + at("ffn_down"))
     x, out = seen["result_norm", None], seen["result_output", None]
     assert_within(x, *bounds.rms_norm(h, dense.output_norm, c.eps))
     assert_within(out, *bounds.matmul(x, dense.token_embd if dense.output is None else dense.output))
     assert_same_bits(logits[slot, position], out)
+
+
+@settings(max_examples=100)
+@given(shape=family_shapes(), seed=seeds, length=st.integers(1, 20), dialect=st.sampled_from([EXACT, LLAMA_CPP]))
+def test_every_operation_of_every_family_is_what_its_inputs_make(shape, seed, length, dialect):
+    """Each recorded tensor is an operation of operations.py, in their order, and within its bound."""
+    model = random_model(seed, **shape)
+    tokens, seen = random_tokens(np.random.default_rng(seed), model, length), Recorder()
+    forward_full(model, tokens[None], dialect=dialect, record=seen)
+    known = {Key(*key): array.reshape(length, -1).astype(np.float64) for key, array in seen.items()}
+    known[operations.TOKENS] = tokens
+    ops = list(operations.operations(model, dialect))
+    assert [(o.key.name, o.key.layer) for o in ops if not o.key.name.endswith(("_codes", "_scale"))] == [
+        key for key in seen if not key[0].endswith(("_codes", "_scale"))
+    ]
+    assert {o.key for o in ops} == set(known) - {operations.TOKENS}
+    for operation in ops:
+        verdict, reason, _ = within(operation.evaluate(*(known[key] for key in operation.inputs)), known[operation.key])
+        assert verdict < Verdict.WRONG, f"{operation.key}: {reason}"
+
+
+@settings(max_examples=60)
+@given(shape=family_shapes(), seed=seeds, length=st.integers(1, 20))
+def test_families_follow_the_definition(shape, seed, length):
+    """End to end, where no int8 code can flip: with float matrices."""
+    model = random_model(seed, **{**shape, "weights": "float32"})
+    tokens = random_tokens(np.random.default_rng(seed), model, length)
+    expected = spec.forward(packing.dense(model), tokens)
+    np.testing.assert_allclose(forward_full(model, tokens[None])[0], expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 
 
 def codes_apart(ours, theirs, n_layers):
@@ -598,7 +630,7 @@ def test_dialects_round_where_they_say():
         x = seen["result_norm", None]
         assert (x != x.astype(np.float16)).any()
         assert_same_bits(logits[0], cpu.matmul(x.astype(np.float16).astype(np.float32) if rounds else x, MODEL.token_embd))
-    exact, stepped = (dialect.angles(np.arange(300), MODEL.rope_frequency) for dialect in (EXACT, BITNET_CPP))
+    exact, stepped = (dialect.angles(np.arange(300), MODEL) for dialect in (EXACT, BITNET_CPP))
     np.testing.assert_array_equal(exact, np.multiply.outer(np.arange(300), MODEL.rope_frequency))
     np.testing.assert_array_equal(stepped[:, 0], np.arange(300))
     np.testing.assert_allclose(stepped, exact, rtol=MODEL.rope_frequency.size * 2 * bounds.U)

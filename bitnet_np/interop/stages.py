@@ -2,7 +2,7 @@
 
 Where a project has no such stage its name is None. The sources: bitnet.cpp's graph (names with the operation that makes them, as one name
 stands for several nodes), BitNet-rs's tracepoints, the stages of aprender's `apr trace --save-tensor`, and the outputs of the modules of
-transformers' BitNetForCausalLM, seen by forward hooks.
+transformers' models, seen by forward hooks.
 """
 
 import re
@@ -23,10 +23,13 @@ class Stage(NamedTuple):
 
 STAGES = (
     Stage("inp_embd", "inp_embd.GET_ROWS", "embeddings", "embedding", "model.embed_tokens"),
+    Stage("inpL", "inpL.ADD"),
     Stage("attn_norm", "attn_norm.MUL", "attn_norm", "attn_norm", "model.layers.{}.input_layernorm"),
     Stage("Qcur", "Qcur.MUL_MAT", "q_proj", None, "model.layers.{}.self_attn.q_proj"),
     Stage("Kcur", "Kcur.MUL_MAT", None, None, "model.layers.{}.self_attn.k_proj"),
     Stage("Vcur", "Vcur.MUL_MAT", None, None, "model.layers.{}.self_attn.v_proj"),
+    Stage("Qcur_normed", "Qcur_normed.MUL", None, None, "model.layers.{}.self_attn.q_norm"),
+    Stage("Kcur_normed", "Kcur_normed.MUL", None, None, "model.layers.{}.self_attn.k_norm"),
     Stage("Qcur_rope", "Qcur.ROPE", None, "q_post_rope"),
     Stage("Kcur_rope", "Kcur.ROPE", None, "k_post_rope"),
     Stage("kq", "kq.MUL_MAT", None, "attn_scores"),  # ggml's is not yet divided by the root of the head width
@@ -44,6 +47,14 @@ STAGES = (
     Stage("l_out", "l_out.ADD", None, "post_ffn_residual", "model.layers.{}"),
     Stage("result_norm", "result_norm.MUL", "all_layers_out", "final_norm", "model.norm"),  # BitNet-rs's layers end with the norm
     Stage("result_output", "result_output.MUL_MAT", "logits", "lm_head", "lm_head"),
+    # norms inside linears, as transformers' quantised linears may have them
+    Stage("Qcur_in", transformers="model.layers.{}.self_attn.q_proj.rms_norm"),
+    Stage("Kcur_in", transformers="model.layers.{}.self_attn.k_proj.rms_norm"),
+    Stage("Vcur_in", transformers="model.layers.{}.self_attn.v_proj.rms_norm"),
+    Stage("attn_o_out_in", transformers="model.layers.{}.self_attn.o_proj.rms_norm"),
+    Stage("ffn_gate_in", transformers="model.layers.{}.mlp.gate_proj.rms_norm"),
+    Stage("ffn_up_in", transformers="model.layers.{}.mlp.up_proj.rms_norm"),
+    Stage("ffn_down_in", transformers="model.layers.{}.mlp.down_proj.rms_norm"),
 )
 
 _BY_OURS = {stage.ours: stage for stage in STAGES}

@@ -13,7 +13,9 @@ from numba import get_num_threads, njit, prange, set_num_threads
 from numpy.typing import NDArray
 
 from . import simd
-from .scalar import CHUNK, cos_sin, exp, round_half_even, round_to_half
+from .scalar import CHUNK, cos_sin, exp, normal_cdf, round_half_even, round_to_half
+from .scalar import gelu_tanh as _gelu_tanh_of
+from .scalar import silu as _silu_of
 from .simd import (
     LANES,
     STEP,
@@ -83,11 +85,17 @@ def _weights(array: NDArray) -> NDArray:
 
 
 @_inlined
-def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count):
-    """Dot products of some rows of w with some rows of x over `count` elements, unfinished: 16 lanes each."""
+def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count, rows=1, ahead=0):
+    """Dot products of some rows of w with some rows of x over `count` elements, unfinished: 16 lanes each.
+
+    With `ahead`, ask for the elements of w that many places on, for each of `rows`: of several streams at once processors lose track.
+    """
     tile = zeros
     whole = count - count % LANES
     for i in range(0, whole, LANES):
+        if ahead:
+            for row in range(rows):
+                prefetch(w, w_start + row * w_stride + i + ahead)
         tile = dot_step(tile, w, w_start + i, w_stride, w_valid, x, x_start + i, x_stride, x_valid, LANES)
     if whole < count:
         tile = dot_tail(tile, w, w_start + whole, w_stride, w_valid, x, x_start + whole, x_stride, x_valid, count - whole)
@@ -268,9 +276,10 @@ def _ternary_tile(zeros, groups, tokens, codes, steps, first, end, q, token, sum
     n, present = min(groups, end - first), min(tokens, q.shape[0] - token)
     tile = zeros
     start, x = first * steps * STEP, token * q.shape[1]
-    ahead = (groups + (token // tokens + groups - 1) % groups) * steps * STEP  # each tile asks for one of the groups that come next
     for _ in range(steps):
-        prefetch(codes, start + ahead)
+        if token == 0:  # the groups that come next: several streams at once are more than the processor foresees
+            for group in range(groups):
+                prefetch(codes, start + (groups + group) * steps * STEP)
         tile = ternary_step(tile, codes, start, steps * STEP, n, q, x, q.shape[1], present)
         start += STEP
         x += LANES
@@ -379,7 +388,8 @@ def _matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
         valid = min(rows, end - n)
         for t in range(0, x.shape[0], tokens):
             present = min(tokens, x.shape[0] - t)
-            store_sums(_dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width), totals)
+            ahead = rows * width if rows > 1 and t == 0 else 0  # the rows that come next
+            store_sums(_dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width, rows, ahead), totals)
             for j in range(present):
                 for i in range(valid):
                     out[t + j, n + i] = totals[i * tokens + j]
@@ -392,8 +402,6 @@ def _matmul(w, x, out):
         end = min(first + _ROW_BLOCK, w.shape[0])
         if x.shape[0] == 1:
             _matmul_tiles(tile_f32(1, 1), 1, 1, w, first, end, x, out)
-        elif x.shape[0] <= _TOKENS:
-            _matmul_tiles(tile_f32(1, _TOKENS), 1, _TOKENS, w, first, end, x, out)
         else:
             _matmul_tiles(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, w, first, end, x, out)
 
@@ -420,7 +428,7 @@ def _rotations(angle, cos, sin):
             cos[r, i], sin[r, i] = c, s
 
 
-def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:  # [R, K/2] radians -> 2 x [R, K/2]
+def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:  # [R, J] radians -> 2 x [R, J]
     """Cosines and sines, worked out in float64 and rounded once to float32."""
     cos, sin = np.empty(angle.shape, np.float32), np.empty(angle.shape, np.float32)
     _launch(_rotations, 16 * cos.size, angle, cos, sin)
@@ -436,10 +444,12 @@ def _rope(x, cos, sin, out):
                 a, b, c, s = x[r, h, i], x[r, h, i + half], cos[r, i], sin[r, i]
                 out[r, h, i] = fma(a, c, -np.float32(b * s))
                 out[r, h, i + half] = fma(a, s, np.float32(b * c))
+            for i in range(x.shape[2] - 2 * half):
+                out[r, h, 2 * half + i] = x[r, h, 2 * half + i]
 
 
-def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, K/2] x 2 -> [R, H, K]
-    """Rotate the pairs (i, i + K/2), as GPT-NeoX does: fma(a, cos, -(b * sin)), fma(a, sin, b * cos)."""
+def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 2 -> [R, H, K]
+    """Rotate the pairs (i, i + J), as GPT-NeoX does: fma(a, cos, -(b * sin)), fma(a, sin, b * cos). What follows them stays."""
     out = empty(x.shape)
     _launch(_rope, x.size, x, cos, sin, out)
     return out
@@ -679,4 +689,96 @@ def exponential(x: Floats) -> Floats:  # [V] -> [V]
     """e^x, the contract's."""
     out = empty(x.shape)
     _launch(_exponential, 16 * x.size, x, out)
+    return out
+
+
+# --- other families -------------------------------------------------------------------------------------------------------------------
+
+
+@_parallel
+def _layer_norm(x, ones, gain, bias, eps, out):
+    for r in prange(x.shape[0]):
+        row, centred, sums = x[r], out[r], np.empty(LANES, np.float64)
+        store_sums(_dot_tile(tile_f64(1, 1), row, 0, 0, 1, ones, 0, 0, 1, row.size), sums)
+        mean = sums[0] / row.size
+        for i in range(row.size):
+            centred[i] = np.float32(row[i] - mean)
+        variance = np.float32(_sum_of_squares(centred, sums) / row.size)
+        factor = np.float32(1.0) / np.sqrt(variance + eps)
+        if variance == np.inf:  # as in _rms_norm
+            factor = np.float32(np.nan)
+        for i in range(row.size):
+            centred[i] = np.float32(np.float32(centred[i] * factor) * gain[i]) + bias[i]
+
+
+def layer_norm(x: Floats, gain: Floats, bias: Floats, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
+    """(x - mean) / sqrt(variance + eps) * gain + bias.
+
+    The mean in float64; the difference rounded to float32, its squares summed in float64; then in float32: 1 / root, times the difference,
+    times gain, plus bias.
+    """
+    out = empty(x.shape)
+    _launch(_layer_norm, x.size, x, np.ones(x.shape[1], np.float32), _weights(gain), _weights(bias), np.float32(eps), out)
+    return out
+
+
+@_parallel
+def _rope_adjacent(x, cos, sin, out):
+    pairs = cos.shape[1]
+    for r in prange(x.shape[0]):
+        for h in range(x.shape[1]):
+            for i in range(pairs):
+                a, b, c, s = x[r, h, 2 * i], x[r, h, 2 * i + 1], cos[r, i], sin[r, i]
+                out[r, h, 2 * i] = fma(a, c, -np.float32(b * s))
+                out[r, h, 2 * i + 1] = fma(a, s, np.float32(b * c))
+            for i in range(x.shape[2] - 2 * pairs):
+                out[r, h, 2 * pairs + i] = x[r, h, 2 * pairs + i]
+
+
+def rope_adjacent(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 2 -> [R, H, K]
+    """`rope` for the pairs (2i, 2i + 1)."""
+    out = empty(x.shape)
+    _launch(_rope_adjacent, x.size, x, cos, sin, out)
+    return out
+
+
+@_parallel
+def _silu_gate(gate, up, out):
+    for r in prange(gate.shape[0]):
+        for i in range(gate.shape[1]):
+            out[r, i] = _silu_of(gate[r, i]) * up[r, i]
+
+
+def silu_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
+    """gate / (1 + e^-gate) * up."""
+    out = empty(gate.shape)
+    _launch(_silu_gate, 16 * gate.size, gate, up, out)
+    return out
+
+
+@_parallel
+def _gelu(x, out):
+    for r in prange(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[r, i] = x[r, i] * normal_cdf(x[r, i])
+
+
+def gelu(x: Floats) -> Floats:  # [R, F] -> [R, F]
+    """The exact GELU: x times the normal distribution's value at x."""
+    out = empty(x.shape)
+    _launch(_gelu, 32 * x.size, x, out)
+    return out
+
+
+@_parallel
+def _gelu_tanh(x, out):
+    for r in prange(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[r, i] = _gelu_tanh_of(x[r, i])
+
+
+def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
+    """The GELU's approximation by a tanh."""
+    out = empty(x.shape)
+    _launch(_gelu_tanh, 16 * x.size, x, out)
     return out

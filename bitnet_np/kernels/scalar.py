@@ -9,7 +9,8 @@ THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and 
 * Sums over keys go by absolute position in chunks of CHUNK keys from position 0. A chunk has its own maximum m_c, its own sum
   l_c = sum exp(s - m_c) by the lane rule, and its own o_c = sum exp(s - m_c) v as one chain in key order. Chunks are folded in order:
   m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m'), l' = fma(l, a, l_c * b), o' = fma(o, a, o_c * b). At the end o / l.
-* exp is the polynomial below. Division and square root are IEEE's. Nothing else is fused, reordered or approximated.
+* exp and the normal distribution are the polynomials below. Division and square root are IEEE's. Nothing else is fused, reordered or
+  approximated.
 * Ties round to even. argmax is the lowest index. An all-zero row quantises to zeros.
 * A row with NaN or infinity in it quantises to zeros with scale NaN, so that the NaN reaches the logits instead of vanishing.
 """
@@ -54,6 +55,65 @@ def exp(x):
     p = fma(p, r, _f(1.0))
     p = fma(p, r, _f(1.0))
     return times_power_of_two(p, magic)
+
+
+@njit(inline="always")
+def silu(x):
+    """x / (1 + e^-x), to 2.5 units in the last place: exp, the sum and the division."""
+    return _f(x / _f(_f(1.0) + exp(-x)))
+
+
+_GELU_LINEAR = _f(1.5957691216057308)  # 2 sqrt(2 / pi)
+_GELU_CUBIC = _f(0.07135481282553)  # times 0.044715
+
+
+@njit(inline="always")
+def gelu_tanh(x):
+    """x (1 + tanh(y / 2)) / 2 with y / 2 = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-y): nothing cancels."""
+    y = _f(x * fma(_f(x * x), _GELU_CUBIC, _GELU_LINEAR))
+    return _f(x / _f(_f(1.0) + exp(-y)))
+
+
+_ROOT_HALF = _f(0.7071067811865476)
+_ERF_LIMIT, _ERFC_LIMIT = _f(0.9375), _f(6.0)
+# polynomials of least relative error: erf(t) = t + t p(t^2) up to the first limit (2e-8), erfc(t) = e^(t q(t)) up to the second (2e-7)
+_P = (0.12837915, -0.37612468, 0.11281553, -0.026757043, 0.0049791383, -0.0005919451)
+_Q = (-1.1289877, -0.63385445, -0.10826741, 0.025439339, -0.0044226237, 0.00052152446, -3.4619537e-05, 3.3738553e-07, 1.1519367e-07)
+_P0, _P1, _P2, _P3, _P4, _P5 = (_f(c) for c in _P)
+_Q0, _Q1, _Q2, _Q3, _Q4, _Q5, _Q6, _Q7, _Q8 = (_f(c) for c in _Q)
+_Q9 = _f(-5.7343173e-09)
+
+
+@njit(inline="always")
+def normal_cdf(x):
+    """The normal distribution, (1 + erf(x / sqrt 2)) / 2, in float32: to 5 (1 + x^2 / 2) roundings, relative, and 0 below -8.49.
+
+    By erf near 0, by erfc elsewhere, so that nothing cancels.
+    """
+    t = _f(abs(x) * _ROOT_HALF)
+    if t <= _ERF_LIMIT:
+        s = _f(t * t)
+        p = fma(_P5, s, _P4)
+        p = fma(p, s, _P3)
+        p = fma(p, s, _P2)
+        p = fma(p, s, _P1)
+        p = fma(p, s, _P0)
+        beyond = _f(_f(1.0) - fma(p, t, t))
+    elif t > _ERFC_LIMIT:
+        beyond = _f(0.0)
+    else:  # and NaN stays NaN
+        q = fma(_Q9, t, _Q8)
+        q = fma(q, t, _Q7)
+        q = fma(q, t, _Q6)
+        q = fma(q, t, _Q5)
+        q = fma(q, t, _Q4)
+        q = fma(q, t, _Q3)
+        q = fma(q, t, _Q2)
+        q = fma(q, t, _Q1)
+        q = fma(q, t, _Q0)
+        beyond = exp(_f(q * t))
+    tail = _f(_f(0.5) * beyond)
+    return tail if x < _f(0.0) else _f(_f(1.0) - tail)
 
 
 @njit(inline="always")

@@ -12,8 +12,8 @@ Offsets and strides are in elements of the array they belong to. Nothing is boun
 """
 
 import platform
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -21,6 +21,9 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils, config
 from numba.extending import intrinsic, models, register_model
+from numba.np.numpy_support import from_dtype
+
+from .block_formats import FORMATS, Bits, Digit, Factor, Flags, Integers
 
 LANES = 16  # float32 or int32 numbers in a logical register
 STEP = 64  # bytes in a logical register: packed weights per ternary step
@@ -581,3 +584,101 @@ def store_scaled(typing_context, tile, sums, scale, token, factor, out, start, s
 def is_wide() -> bool:
     """Whether 32 registers of 512 bits hold the accumulators of a large tile."""
     return "avx512f" in cpu_features()
+
+
+# --- block types ----------------------------------------------------------------------------------------------------------------------
+
+
+def _load_lanes(builder: ir.IRBuilder, block: ir.Value, at: list[int]) -> ir.Value:
+    """16 bytes of a block from the offsets `at`, of which nothing outside their range is touched."""
+    first = min(at)
+    loaded = _load(builder, builder.gep(block, [ir.Constant(I64, first)]), ir.VectorType(I8, max(at) - first + 1))
+    order = [i - first for i in at]
+    if order == list(range(LANES)):
+        return loaded
+    return builder.shuffle_vector(loaded, ir.Constant(loaded.type, ir.Undefined), ir.Constant(V16I32, order))
+
+
+def _part(builder: ir.IRBuilder, block: ir.Value, part: Bits | Flags | Digit, signed: bool) -> ir.Value:
+    if isinstance(part, Flags):
+        bits = builder.bitcast(_load(builder, builder.gep(block, [ir.Constant(I64, part.at)]), I16), V16I1)
+        return builder.select(bits, ir.Constant(V16I32, [1 << part.place] * LANES), ir.Constant(V16I32, None))
+    lanes = _load_lanes(builder, block, part.at)
+    if isinstance(part, Digit):  # 16 bits hold every product
+        below = builder.mul(builder.zext(lanes, V16I16), ir.Constant(V16I16, part.factor))
+        below = builder.and_(below, ir.Constant(V16I16, [255] * LANES))
+        thrice = builder.mul(below, ir.Constant(V16I16, [3] * LANES))
+        return builder.zext(builder.lshr(thrice, ir.Constant(V16I16, [8] * LANES)), V16I32)
+    if signed:
+        return builder.sext(lanes, V16I32)
+    shifted = builder.lshr(builder.zext(lanes, V16I32), ir.Constant(V16I32, part.shift))
+    return builder.shl(builder.and_(shifted, ir.Constant(V16I32, part.mask)), ir.Constant(V16I32, [part.place] * LANES))
+
+
+def _integers(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> ir.Value:
+    """16 integers as float32."""
+    parts = [_part(builder, block, part, integers.signed) for part in integers.parts]
+    return builder.sitofp(builder.sub(reduce(builder.or_, parts), ir.Constant(V16I32, [integers.bias] * LANES)), V16F32)
+
+
+def _factor(builder: ir.IRBuilder, block: ir.Value, layout: Any, factor: Factor) -> Callable[[int], ir.Value]:
+    """The factor of each 16 weights, in all lanes."""
+    start = ir.Constant(I64, layout.fields[factor.half][1])
+    alone = ir.Constant(V16I1, [1] + [0] * (LANES - 1))
+    loaded = _load_floats(builder, types.Array(types.int16, 1, "C"), builder.gep(block, [start]), alone)
+    half = builder.extract_element(loaded, ir.Constant(I32, 0))
+    whole = _splat(builder, builder.fneg(half) if factor.negative else half, V16F32)
+    if factor.integers is None:
+        return lambda run: whole
+    products = builder.fmul(whole, _integers(builder, block, factor.integers))
+    return lambda run: builder.shuffle_vector(products, products, ir.Constant(V16I32, [run // factor.runs * factor.runs] * LANES))
+
+
+def _block_weights(builder: ir.IRBuilder, array: types.Array, pointer: ir.Value) -> Iterator[ir.Value]:
+    """The weights of a block, 16 at a time. A product and a sum may become one fused operation where there is one: the product is exact."""
+    block_format = _FORMATS[array.dtype]
+    block = builder.bitcast(pointer, I8.as_pointer())
+    scale = _factor(builder, block, block_format.layout, block_format.scale)
+    minimum = block_format.minimum and _factor(builder, block, block_format.layout, block_format.minimum)
+    for run, codes in enumerate(block_format.codes):
+        weights = builder.fmul(_integers(builder, block, codes), scale(run), flags=("contract",))
+        yield builder.fadd(weights, minimum(run), flags=("contract",)) if minimum else weights
+
+
+@intrinsic
+def unpack_block(typing_context, blocks, index, out, position):
+    """out[position :] = the weights of blocks[index]: records of one of block_formats.py's layouts -> float32."""
+
+    def codegen(context, builder, signature, args):
+        blocks_type, _, out_type, _ = signature.args
+        blocks, index, out, position = args
+        for run, weights in enumerate(_block_weights(builder, blocks_type, _address(context, builder, blocks_type, blocks, index))):
+            offset = builder.add(position, ir.Constant(position.type, run * LANES))
+            address = builder.bitcast(_address(context, builder, out_type, out, offset), V16F32.as_pointer())
+            builder.store(weights, address, align=4)
+        return context.get_dummy_value()
+
+    return types.none(blocks, types.intp, out, types.intp), codegen
+
+
+@intrinsic
+def dot_block(typing_context, tile, blocks, start, stride, valid, x, x_start):
+    """tile[i] += the weights of blocks[start + i * stride] * x[x_start :], lane by lane, for a tile of one column."""
+
+    def codegen(context, builder, signature, args):
+        tile, blocks_type, x_type = signature.args[0], signature.args[1], signature.args[5]
+        value, blocks, start, stride, valid, x, x_start = args
+        offsets = [_clamped(builder, start, stride, row, valid) for row in range(tile.rows)]
+        rows = [_block_weights(builder, blocks_type, _address(context, builder, blocks_type, blocks, offset)) for offset in offsets]
+        sums = _unpack(builder, tile, value)
+        for run, weights in enumerate(zip(*rows, strict=True)):
+            offset = builder.add(x_start, ir.Constant(x_start.type, run * LANES))
+            other = _load(builder, _address(context, builder, x_type, x, offset), V16F32)
+            sums = [_fma(builder, w, other, total) for w, total in zip(weights, sums, strict=True)]
+        return _pack(builder, value, sums)
+
+    n = types.intp
+    return tile(tile, blocks, n, n, n, x, n), codegen
+
+
+_FORMATS = {from_dtype(block_format.layout): block_format for block_format in FORMATS.values()}

@@ -1,0 +1,193 @@
+"""ggml's block types, as tables: where the bits of a weight lie, and what they are multiplied by. The layouts are those of ggml-common.h.
+
+A block is a run of consecutive weights of a row (32 or 256) with everything needed to compute them:
+
+    weight[i] = scale[i // RUN] * code[i] + minimum[i // RUN]
+
+in float32, rounded after each operation (the products are exact: at most 22 bits). Codes, and the factors that scales and minimums have
+besides the block's own float16, are small integers put together from bits of some bytes, 16 at a time: `Integers`.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+RUN = 16  # weights that are computed at a time: the lanes of a register in simd.py
+_LANE = np.arange(RUN)
+
+
+class Bits:
+    """Of each lane: (byte[at] >> shift & mask) << place, with `at` counted from the block's start."""
+
+    def __init__(self, at: ArrayLike, shift: ArrayLike = 0, mask: ArrayLike = 255, place: int = 0) -> None:
+        self.at, self.shift, self.mask = (_lanes(values) for values in (at, shift, mask))
+        self.place = place
+
+
+class Flags:
+    """Of each lane: bit `lane` of two bytes << place."""
+
+    def __init__(self, at: int, place: int) -> None:
+        self.at, self.place = at, place
+
+
+class Digit:
+    """Of each lane: digit `place` of a byte that holds a fraction of 256 in base 3, the first digit after the point being 0."""
+
+    def __init__(self, at: ArrayLike, place: ArrayLike) -> None:
+        self.at, self.factor = _lanes(at), _lanes(3 ** np.asarray(place))
+
+
+def _lanes(values: ArrayLike) -> list[int]:
+    return np.broadcast_to(values, RUN).tolist()
+
+
+@dataclass(frozen=True)
+class Integers:
+    """16 integers: parts joined by OR, as a byte with a sign if `signed`, less `bias`."""
+
+    parts: tuple[Bits | Flags | Digit, ...]
+    bias: int = 0
+    signed: bool = False
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What weights are multiplied by, or increased by: a float16 of the block, times one of 16 integers if there are any."""
+
+    half: str  # the field
+    integers: Integers | None = None  # one for each 16 weights
+    runs: int = 1  # of 16 weights that have the same integer
+    negative: bool = False
+
+
+@dataclass(frozen=True)
+class Format:
+    """One type: the bytes of a block, its codes for each 16 weights, its scale, and its minimum if it has one."""
+
+    layout: np.dtype
+    codes: tuple[Integers, ...]
+    scale: Factor
+    minimum: Factor | None = None
+
+    @property
+    def weights(self) -> int:
+        """In a block."""
+        return RUN * len(self.codes)
+
+    @property
+    def halves(self) -> tuple[str, ...]:
+        """The fields that are float16."""
+        return tuple(factor.half for factor in (self.scale, self.minimum) if factor)
+
+
+Field: TypeAlias = tuple[str, str] | tuple[str, str, int]
+_D: Field = ("d", "<u2")  # the bits of a float16, as are dmin and m
+_DMIN: Field = ("dmin", "<u2")
+_M: Field = ("m", "<u2")
+
+
+def _starts(layout: np.dtype) -> dict[str, int]:
+    """Where the fields begin."""
+    return {name: field[1] for name, field in (layout.fields or {}).items()}
+
+
+def _small(fields: list[Field], bias: int = 0) -> Format:
+    """32 weights: 4 low bits in qs, the second half of the block in the high half of each byte; a fifth bit, if any, in the 32 of qh."""
+    layout = np.dtype(fields)
+    start = _starts(layout)
+    codes = []
+    for run in range(2):
+        parts: list[Bits | Flags] = [Bits(start["qs"] + _LANE, 4 * run, 15)]
+        if "qh" in start:
+            parts.append(Flags(start["qh"] + 2 * run, place=4))
+        codes.append(Integers(tuple(parts), bias))
+    return Format(layout, tuple(codes), Factor("d"), Factor("m") if "m" in start else None)
+
+
+def _q8_0() -> Format:
+    layout = np.dtype([_D, ("qs", "i1", 32)])
+    return Format(layout, tuple(Integers((Bits(2 + 16 * run + _LANE),), signed=True) for run in range(2)), Factor("d"))
+
+
+def _two_bits(qs: int, run: int) -> Bits:
+    """2 bits, low ones first, of 32 bytes for each 128 weights."""
+    return Bits(qs + run // 8 * 32 + run % 2 * 16 + _LANE, run % 8 // 2 * 2, 3)
+
+
+def _q2_k() -> Format:
+    layout = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), _D, _DMIN])
+    codes = tuple(Integers((_two_bits(16, run),)) for run in range(16))
+    scale, minimum = (Integers((Bits(_LANE, shift, 15),)) for shift in (0, 4))
+    return Format(layout, codes, Factor("d", scale), Factor("dmin", minimum, negative=True))
+
+
+def _q3_k() -> Format:
+    layout = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), _D])
+    # a high bit that is clear takes 4 away
+    codes = tuple(Integers((_two_bits(32, run), Bits(run % 2 * 16 + _LANE, run // 2, 1, place=2)), bias=4) for run in range(16))
+    low, high = Bits(96 + _LANE % 8, _LANE // 8 * 4, 15), Bits(104 + _LANE % 4, _LANE // 4 * 2, 3, place=4)
+    return Format(layout, codes, Factor("d", Integers((low, high), bias=32)))
+
+
+def _q4_k_or_q5_k(fields: list[Field]) -> Format:
+    """Scales and minimums have 6 bits, one for 32 weights: the first four whole, the others' upper 2 bits above those."""
+    layout = np.dtype([_D, _DMIN, ("scales", "u1", 12), *fields])
+    start = _starts(layout)
+    group = _LANE // 2
+    first = group < 4
+
+    def six_bits(at: int, shift: int) -> Integers:
+        whole_or_high = Bits(4 + at + group % 4, np.where(first, 0, 2), np.where(first, 63, 48))
+        return Integers((whole_or_high, Bits(12 + group % 4, shift, np.where(first, 0, 15))))
+
+    codes = []
+    for run in range(16):
+        parts = [Bits(start["qs"] + run // 4 * 32 + run % 2 * 16 + _LANE, run % 4 // 2 * 4, 15)]
+        if "qh" in start:
+            parts.append(Bits(start["qh"] + run % 2 * 16 + _LANE, run // 2, 1, place=4))
+        codes.append(Integers(tuple(parts)))
+    return Format(layout, tuple(codes), Factor("d", six_bits(0, 0), 2), Factor("dmin", six_bits(4, 4), 2, negative=True))
+
+
+def _q6_k() -> Format:
+    layout = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), _D])
+    codes = []
+    for run in range(16):
+        half, rest = divmod(run, 8)
+        low = Bits(half * 64 + rest % 4 * 16 + _LANE, rest // 4 * 4, 15)
+        high = Bits(128 + half * 32 + rest % 2 * 16 + _LANE, rest // 2 * 2, 3, place=4)
+        codes.append(Integers((low, high), bias=32))
+    return Format(layout, tuple(codes), Factor("d", Integers((Bits(192 + _LANE),), signed=True)))
+
+
+def _tq1_0() -> Format:
+    """Five base-3 digits a byte, in the last four bytes four."""
+    layout = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), _D])
+    digits = [Digit(run % 2 * 16 + _LANE, run // 2) for run in range(10)]
+    digits += [Digit(32 + _LANE, place) for place in range(5)]
+    digits += [Digit(48 + _LANE % 4, _LANE // 4)]
+    return Format(layout, tuple(Integers((digit,), bias=1) for digit in digits), Factor("d"))
+
+
+def _tq2_0() -> Format:
+    layout = np.dtype([("qs", "u1", 64), _D])
+    return Format(layout, tuple(Integers((_two_bits(0, run),), bias=1) for run in range(16)), Factor("d"))
+
+
+FORMATS = {
+    "Q4_0": _small([_D, ("qs", "u1", 16)], bias=8),
+    "Q4_1": _small([_D, _M, ("qs", "u1", 16)]),
+    "Q5_0": _small([_D, ("qh", "u1", 4), ("qs", "u1", 16)], bias=16),
+    "Q5_1": _small([_D, _M, ("qh", "u1", 4), ("qs", "u1", 16)]),
+    "Q8_0": _q8_0(),
+    "Q2_K": _q2_k(),
+    "Q3_K": _q3_k(),
+    "Q4_K": _q4_k_or_q5_k([("qs", "u1", 128)]),
+    "Q5_K": _q4_k_or_q5_k([("qh", "u1", 32), ("qs", "u1", 128)]),
+    "Q6_K": _q6_k(),
+    "TQ1_0": _tq1_0(),
+    "TQ2_0": _tq2_0(),
+}

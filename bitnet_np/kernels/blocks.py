@@ -1,0 +1,307 @@
+"""Kernels for matrices in ggml's block types, and the roundings of activations that llama.cpp pairs with each type.
+
+Weights are computed where they are needed, a few rows at a time, and never all at once. A result has the bits that the kernels of cpu.py
+give for the same weights as float32. `data` is the bytes of a matrix [N, bytes of a row], C-contiguous, of the type `kind`.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numba import njit, prange
+from numpy.typing import NDArray
+
+from .. import tensor_types
+from ..tensor_types import TensorType
+from .block_formats import FORMATS
+from .cpu import _ROW_BLOCK, _ROWS, _TOKENS, Floats, _launch, _matmul_tiles, _parallel, _serial, _weights
+from .cpu import matmul as _float_matmul
+from .scalar import round_half_even, round_to_half
+from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32, unpack_block
+from .workspace import empty
+
+Bytes = NDArray[np.uint8]
+
+_PREFETCH = 8192  # bytes ahead
+_CHECKED = 1 << 16  # blocks that are looked at in one go: bounds the memory for it
+
+
+def _blocks(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks of a row] records, the same memory
+    return _weights(data.view(FORMATS[kind.name].layout))
+
+
+# --- weights --------------------------------------------------------------------------------------------------------------------------
+
+
+@_serial
+def _unpack_row(blocks, row, size, out, position):
+    """out[position :] = a row of blocks of `size` weights each."""
+    n = blocks.shape[1]
+    for i in range(n):
+        unpack_block(blocks, row * n + i, out, position + i * size)
+
+
+@_serial
+def _embed(blocks, size, tokens, out):
+    for r in range(tokens.size):
+        _unpack_row(blocks, tokens[r], size, out, r * out.shape[1])
+
+
+def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  # [V, bytes of a row], type, [R] -> [R, M]
+    blocks = _blocks(data, kind)
+    out = empty((tokens.size, blocks.shape[1] * kind.block))
+    _embed(blocks, kind.block, tokens, out)
+    return out
+
+
+@_serial
+def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
+    """Rows first..end for one token: a block of each of some rows is computed in registers and used there."""
+    n, step, row_bytes = blocks.shape[1], blocks.itemsize, data.shape[1]
+    totals = np.empty(LANES, np.float32)
+    for r in range(first, end, rows):
+        valid = min(rows, end - r)
+        tile = zeros
+        ahead = r * row_bytes + _PREFETCH
+        for b in range(n):
+            for i in range(rows):
+                for j in range(0, step, 64):
+                    prefetch(data, ahead + i * row_bytes + j)
+            ahead += step
+            tile = dot_block(tile, blocks, r * n + b, n, valid, x, b * size)
+        store_sums(tile, totals)
+        for i in range(valid):
+            out[0, r + i] = totals[i]
+
+
+@_serial
+def _gemm_rows(zeros, rows, tokens, blocks, size, first, end, x, out):
+    """Rows first..end for all tokens: some rows are computed, and multiplied as float32."""
+    width = x.shape[1]
+    weights = np.empty((rows, width), np.float32)
+    for r in range(first, end, rows):
+        valid = min(rows, end - r)
+        for i in range(valid):
+            _unpack_row(blocks, r + i, size, weights, i * width)
+        _matmul_tiles(zeros, rows, tokens, weights, 0, valid, x, out[:, r : r + valid])
+
+
+@_parallel
+def _matmul(data, blocks, size, x, out):
+    for block in prange((blocks.shape[0] + _ROW_BLOCK - 1) // _ROW_BLOCK):
+        first = block * _ROW_BLOCK
+        end = min(first + _ROW_BLOCK, blocks.shape[0])
+        if x.shape[0] == 1:
+            _gemv_rows(tile_f32(_ROWS, 1), _ROWS, data, blocks, size, first, end, x, out)
+        else:
+            _gemm_rows(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, blocks, size, first, end, x, out)
+
+
+def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
+    """x times the transposed matrix."""
+    out = empty((x.shape[0], data.shape[0]))
+    _launch(_matmul, x.size * data.shape[0] // 8, _weights(data), _blocks(data, kind), kind.block, x, out)
+    return out
+
+
+# --- checks of weights ----------------------------------------------------------------------------------------------------------------
+
+
+def has_non_finite(data: Bytes, kind: TensorType) -> bool:
+    """Whether a weight is NaN or infinite: whether a float16 scale is, because finite ones times integers stay far inside float32."""
+    blocks = _blocks(data, kind).reshape(-1)
+    return any(
+        bool((blocks[start : start + _CHECKED][half] & 0x7C00 == 0x7C00).any())
+        for half in FORMATS[kind.name].halves
+        for start in range(0, blocks.size, _CHECKED)
+    )
+
+
+def has_code_three(data: Bytes) -> bool:
+    """Whether a code of a TQ2_0 matrix is 3, which no writer produces (ggml would count it as +2).
+
+    TQ1_0 has no such thing: any byte has five base-3 digits. (13 of the 256 are never written, and read as their neighbours do.)
+    """
+    blocks = _blocks(data, tensor_types.TQ2_0).reshape(-1)
+    parts = (blocks[start : start + _CHECKED]["qs"] for start in range(0, blocks.size, _CHECKED))
+    return any(bool((codes & codes >> 1 & 0x55).any()) for codes in parts)
+
+
+# --- ternary types as I2_S ------------------------------------------------------------------------------------------------------------
+
+_ZEROS = 0b01010101  # four codes of 1, which stand for 0
+
+
+@njit(inline="always")
+def _digit(byte, power):
+    """A base-3 digit of a byte that holds a fraction of 256; power is 3^(digits before it)."""
+    below = np.uint32(np.uint32(byte * power) & np.uint32(255))
+    return np.uint32(np.uint32(below * np.uint32(3)) >> np.uint32(8))
+
+
+@_serial
+def _pack_tq1_0(data, out):
+    """Digit n of the first 32 bytes is weight 32 n + i, of the next 16 weight 160 + 16 n + i, of the last four weight 240 + 4 n + i."""
+    for block in range(data.size // 54):
+        source, first, second = data[54 * block :], out[64 * block :], out[64 * block + 32 :]
+        for i in range(32):
+            byte = np.uint32(source[i])
+            first[i] = _digit(byte, 1) << 6 | _digit(byte, 3) << 4 | _digit(byte, 9) << 2 | _digit(byte, 27)
+            second[i] = _digit(byte, 81) << 6
+        for i in range(16):
+            byte = np.uint32(source[32 + i])
+            second[i] |= _digit(byte, 1) << 4 | _digit(byte, 9) << 2 | _digit(byte, 81)
+            second[16 + i] |= _digit(byte, 3) << 4 | _digit(byte, 27) << 2
+        for i in range(16):
+            second[16 + i] |= _digit(np.uint32(source[48 + i % 4]), 3 ** (i // 4))
+        if source[52] == 0 and source[53] & 0x7F == 0:
+            first[:64] = _ZEROS
+
+
+@_serial
+def _pack_tq2_0(data, out):
+    """As in I2_S a byte holds weights that are 32 apart, but the first in its lowest bits."""
+    for block in range(data.size // 66):
+        source, target = data[66 * block :], out[64 * block :]
+        for i in range(64):
+            byte = source[i]
+            target[i] = byte << 6 | (byte & 0x0C) << 2 | byte >> 2 & 0x0C | byte >> 6
+        if source[64] == 0 and source[65] & 0x7F == 0:
+            target[:64] = _ZEROS
+
+
+def pack_ternary(data: Bytes, kind: TensorType, out: Bytes) -> None:  # [N, bytes of a row], TQ1_0 or TQ2_0, [at least N * M / 4]
+    """The codes of a matrix in I2_S's bytes, scales left out, but for zeros where they are 0."""
+    pack = {tensor_types.TQ1_0: _pack_tq1_0, tensor_types.TQ2_0: _pack_tq2_0}[kind]
+    pack(_weights(data.reshape(-1)), out)
+
+
+# --- activations, as llama.cpp rounds them --------------------------------------------------------------------------------------------
+
+
+@_serial
+def _largest(row, start, size):
+    """The number of largest magnitude among `size` of a row, the first one of several; NaN if one is not finite."""
+    largest = np.int32(-1)  # magnitudes as bits: these order like the numbers, and NaN above all of them
+    found = np.float32(0.0)
+    for i in range(size):
+        bits = np.int32(float_bits(row[start + i]) & 0x7FFFFFFF)
+        if bits > largest:
+            largest = bits
+            found = row[start + i]
+    return found if largest < 0x7F800000 else np.float32(np.nan)
+
+
+@_parallel
+def _round_blocks(x, size, signed, codes, scale):
+    for r in prange(x.shape[0]):
+        row = x[r]
+        for block in range(scale.shape[1]):
+            start = block * size
+            largest = _largest(row, start, size)
+            if signed:
+                steps = np.float32(-127.0) / largest
+                scale[r, block] = np.float32(1.0) / steps
+            else:
+                magnitude = abs(largest)
+                steps = np.float32(127.0) / magnitude
+                half = round_to_half(np.float32(magnitude / np.float32(127.0)))
+                scale[r, block] = np.float32(np.inf) if half > np.float32(65504.0) else half
+            if not abs(steps) < np.inf:  # of zeros, of numbers too small for float32 to divide by, or of NaN
+                scale[r, block] = np.float32(np.nan) if np.isnan(largest) else np.float32(0.0)
+                steps = np.float32(0.0)
+            for i in range(size):
+                x_i = row[start + i]
+                codes[r, start + i] = np.int8(round_half_even(np.float32(x_i * steps))) if steps != 0 else np.int8(0)
+
+
+def _rounded_blocks(x: Floats, size: int, signed: bool) -> tuple[NDArray[np.int8], Floats]:
+    codes, scale = np.empty(x.shape, np.int8), np.empty((x.shape[0], x.shape[1] // size), np.float32)
+    _launch(_round_blocks, x.size, x, size, signed, codes, scale)
+    return codes, scale
+
+
+def q8_k(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M], [R, M/256]
+    """Codes and scales of ggml's Q8_K: 256 numbers to a scale, which has the sign that makes the largest of them -127.
+
+    Numbers that are not finite make the scale of their 256 NaN; so do they in `q8_0`.
+    """
+    return _rounded_blocks(x, 256, True)
+
+
+def q8_0(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M], [R, M/32]
+    """Codes and scales of ggml's Q8_0: 32 numbers to a scale, which is rounded to float16 after the codes were found with the exact one."""
+    return _rounded_blocks(x, 32, False)
+
+
+def _widened(codes: NDArray[np.int8], scale: Floats) -> Floats:
+    rows, n = scale.shape
+    with np.errstate(invalid="ignore"):  # a code of 0 times a scale that is not finite is NaN, as it should be
+        return (codes.reshape(rows, n, -1) * scale[:, :, None]).reshape(codes.shape)
+
+
+def round_as_q8_k(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 256
+    """x as llama.cpp sees it when it multiplies by K-quants or TQ types."""
+    return _widened(*q8_k(x))
+
+
+def round_as_q8_0(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 32
+    """x as llama.cpp sees it when it multiplies by Q8_0, Q4_0 or Q5_0.
+
+    With Q4_1 and Q5_1 it sees that too (as Q8_1), but rounds the sum of each 32 numbers, by which it multiplies minimums, to float16.
+    """
+    return _widened(*q8_0(x))
+
+
+def round_as_f16(x: Floats) -> Floats:  # [R, M] -> [R, M]
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(np.float32)
+
+
+def round_as_bf16(x: Floats) -> Floats:  # [R, M] -> [R, M]
+    bits = x.view(np.uint32)
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(x), x, rounded.view(np.float32))
+
+
+def _unrounded(x: Floats) -> Floats:
+    return x
+
+
+ROUNDINGS: dict[TensorType, Callable[[Floats], Floats]] = {
+    tensor_types.F32: _unrounded,
+    tensor_types.F16: round_as_f16,
+    tensor_types.BF16: round_as_bf16,
+    **dict.fromkeys(tensor_types.BLOCK_TYPES, round_as_q8_k),
+    **dict.fromkeys([kind for kind in tensor_types.BLOCK_TYPES if kind.block == 32], round_as_q8_0),
+}
+"""The type of a matrix -> what llama.cpp does to the activations before it multiplies them by it (on the CPU)."""
+
+
+def sums_as_q8_1(x: Floats) -> Floats:  # [R, M] -> [R, M/32], M a multiple of 32
+    """What llama.cpp multiplies the minimums of Q4_1 and Q5_1 by, less the sums of `round_as_q8_0`: it has the sums rounded to float16.
+
+    The sum of 32 codes times their scale, before that is rounded to float16 itself.
+    """
+    codes, scale = q8_0(x)
+    blocks = codes.reshape(*scale.shape, 32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        exact = np.abs(x.reshape(blocks.shape)).max(axis=2) / np.float32(127)
+        totals = blocks.sum(axis=2, dtype=np.int32).astype(np.float32)
+        return round_as_f16(totals * exact) - totals * scale
+
+
+def minimums(data: Bytes, kind: TensorType) -> NDArray[np.float16]:  # -> [N, M/32]
+    """The minimums of a Q4_1 or Q5_1 matrix."""
+    return np.ascontiguousarray(data.view(FORMATS[kind.name].layout)["m"]).view(np.float16)
+
+
+def matmul_as_llama_cpp(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
+    """x as llama.cpp rounds it times the transposed matrix."""
+    out = matmul(ROUNDINGS[kind](x), data, kind)
+    if kind in MINIMUM_TYPES:
+        out += _float_matmul(sums_as_q8_1(x), minimums(data, kind))
+    return out
+
+
+MINIMUM_TYPES = (tensor_types.Q4_1, tensor_types.Q5_1)
+"""The types whose minimums llama.cpp multiplies by rounded sums."""

@@ -1,0 +1,310 @@
+"""Whole forward passes: prefill, decode, batch, modes and fit."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental, stream
+
+from . import models
+from .report import Bar, Table, bar_label, figure, percent, spread
+from .rounds import OURS, Case, CheckError, Results, Sample, simple, timed
+from .setup import Setup, tokens
+from .stats import fit, ratios, summary
+
+PROMPT = 8  # tokens before a timed decode
+GRID_BATCHES, GRID_LENGTHS = (1, 2, 4, 8, 16), (1, 16, 128, 512)
+MODES_BATCHES, MODES_LENGTHS = (1, 8), (32, 64, 128, 256, 512, 1024)
+PATHS: dict[str, Callable] = {"parallel": forward_full, "incremental": forward_incremental}
+CLAIMS = (("2-3x", 2.0, 1), ("5x if batch > 1", 5.0, 2), ("10-100x", 10.0, 1))
+"""What others say that parallel gains over incremental, the least of it, and from which batch on: claims to measure."""
+
+
+# --- prefill --------------------------------------------------------------------------------------------------------------------------
+
+
+def prefill_case(bench: str, setup: Setup, model: Model, length: int, peer: bool = False) -> Case:
+    """A prompt through an empty cache, logits of its last position."""
+    prompt = tokens(setup.seed, model.config.vocab, 1, length)
+    cache = KVCache(model.config, 1, length)
+
+    def logits() -> NDArray[np.float32]:
+        cache.clear()
+        return forward(model, prompt, cache, last_only=True)
+
+    def run(threads: int) -> Sample:
+        cache.clear()  # writes zeros, which is no part of a prefill
+        return {"seconds": timed(lambda: forward(model, prompt, cache, last_only=True))}
+
+    return Case(
+        bench,
+        f"{length} tokens",
+        run,
+        check=logits,
+        expected=lambda: forward_full(model, prompt, last_only=True),
+        tokens=length,
+        macs=length * models.ternary_weights(model),
+        request={"do": "prefill", "tokens": prompt[0].tolist()} if peer else None,
+        work=length,
+    )
+
+
+def prefill(setup: Setup) -> Iterator[Case]:
+    lengths = setup.fitting(setup.lengths, (128, 512))
+    for length in lengths:
+        yield prefill_case("prefill", setup, setup.model, length, peer=True)
+    prompt = tokens(setup.seed, setup.model.config.vocab, 1, lengths[0])
+    yield Case(
+        "prefill",
+        f"all logits of {lengths[0]}",
+        simple(lambda: forward_full(setup.model, prompt)),
+        check=lambda: forward_full(setup.model, prompt),
+        tokens=lengths[0],
+        macs=lengths[0] * models.ternary_weights(setup.model),
+        float_macs=lengths[0] * math.prod(setup.model.head.shape),
+        work=2 * lengths[0],
+    )
+
+
+# --- decode ---------------------------------------------------------------------------------------------------------------------------
+
+
+def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = False) -> Case:
+    """Steps of one token for each of `batch` sequences, all logits of each step; the prompt is not timed."""
+    model, n = setup.model, setup.steps
+    ids = tokens(setup.seed, model.config.vocab, batch, PROMPT + n)
+    cache = KVCache(model.config, batch, PROMPT + n)
+
+    def steps() -> Iterator[tuple[float, NDArray[np.float32]]]:
+        cache.clear()
+        forward(model, ids[:, :PROMPT], cache, last_only=True)
+        for i in range(PROMPT, PROMPT + n):
+            begin = time.perf_counter()
+            logits = forward(model, ids[:, i : i + 1], cache, last_only=True)
+            yield time.perf_counter() - begin, logits
+
+    def run(threads: int) -> Sample:
+        seconds = [second for second, _ in steps()]
+        return {"seconds": sum(seconds), "p50": summary(seconds).median, "p95": summary(seconds).p95}
+
+    return Case(
+        bench,
+        name,
+        run,
+        check=lambda: np.stack([logits for _, logits in steps()], axis=1),
+        expected=lambda: forward_full(model, ids)[:, PROMPT:],
+        tokens=n * batch,
+        macs=n * batch * models.ternary_weights(model),
+        nbytes=n * models.weight_bytes(model),
+        request={"do": "decode", "prompt": ids[0, :PROMPT].tolist(), "tokens": ids[0, PROMPT:].tolist()} if peer else None,
+        work=batch,
+    )
+
+
+def decode(setup: Setup) -> Iterator[Case]:
+    model, n = setup.model, setup.steps
+    yield decode_case("decode", f"{n} after {PROMPT}", setup, 1, peer=True)
+    prompt = tokens(setup.seed, model.config.vocab, PROMPT).tolist()
+
+    def greedy() -> tuple[float, list[int]]:
+        words = stream(model, prompt, n + 1)
+        chosen = [next(words)]  # the prompt's pass
+        begin = time.perf_counter()
+        chosen += words
+        return time.perf_counter() - begin, chosen
+
+    def slowly() -> NDArray[np.int64]:
+        cache, chosen, new = KVCache(model.config, 1, PROMPT + n + 1), [], prompt
+        for _ in range(n + 1):
+            chosen.append(int(forward(model, [new], cache, last_only=True)[0].argmax()))
+            new = chosen[-1:]
+        return np.array(chosen)
+
+    yield Case(
+        "decode",
+        f"greedy {n} after {PROMPT}",
+        lambda threads: {"seconds": greedy()[0]},
+        check=lambda: np.array(greedy()[1]),
+        expected=slowly,
+        tokens=n,
+        macs=n * models.ternary_weights(model),
+    )
+
+
+def speeds(bench: str, results: Results) -> list[Table]:
+    """Tokens per second, achieved fractions of the peaks, and peers beside them."""
+    table = Table(bench, ["", "threads", "tok/s (min-max)", "GMAC/s", "of int8 peak"], unit="tokens per second")
+    reading = any(case.nbytes for case in results.of(bench))
+    table.columns += ["GB/s", "of read peak"] if reading else []
+    peers = list(dict.fromkeys(key.side for key in results.samples if key.bench == bench and key.side != OURS))
+    for peer in peers:
+        table.columns += [f"{peer} tok/s", f"x {peer}"]
+    for case in results.of(bench):
+        for n in results.threads(case):
+            seconds = results.values(case, n)
+            rate = [case.tokens / second for second in seconds]
+            row = [case.name, str(n), spread(rate), figure([case.macs / second / 1e9 for second in seconds])]
+            row += [percent(results.fractions(case, n, case.macs, "int8"))]
+            if case.nbytes:
+                row += [figure([case.nbytes / second / 1e9 for second in seconds])]
+                row += [percent(results.fractions(case, n, case.nbytes, "read"))]
+            elif reading:
+                row += ["-", "-"]
+            table.bars.append(Bar(bar_label(case.name, n), summary(rate)))
+            for peer in peers:
+                theirs = results.values(case, n, side=peer) if case.request else []
+                row += [spread([case.tokens / second for second in theirs]), spread(ratios(theirs, seconds), ".2f") if theirs else "-"]
+                if theirs:
+                    table.bars.append(Bar(f"{bar_label(case.name, n)}, {peer}", summary([case.tokens / second for second in theirs])))
+            table.rows.append(row)
+    table.notes.append("GMAC/s: ternary multiply-adds alone" + (". GB/s: weights read" if reading else ""))
+    table.notes += [f"x {peer}: {peer}'s seconds / ours, median of the rounds' ratios; more than 1: we are faster" for peer in peers]
+    return [table]
+
+
+# --- batch ----------------------------------------------------------------------------------------------------------------------------
+
+
+def batch(setup: Setup) -> Iterator[Case]:
+    """Decode of many sequences, then the grid of prompts, smallest first."""
+    counts = setup.batches or GRID_BATCHES
+    for count in counts:
+        yield decode_case("batch", f"decode, batch {count}", setup, count)
+    lengths = setup.fitting(setup.lengths, GRID_LENGTHS)
+    for length, count in sorted(((t, b) for b in counts for t in lengths), key=lambda cell: (cell[0] * cell[1], cell[1])):
+        ids = tokens(setup.seed, setup.model.config.vocab, count, length)
+        yield Case(
+            "batch",
+            f"prefill, batch {count} x {length}",
+            simple(lambda ids=ids: forward_full(setup.model, ids, last_only=True)),  # type: ignore[misc]
+            check=lambda ids=ids: forward_full(setup.model, ids, last_only=True),  # type: ignore[misc]
+            expected=lambda ids=ids: each_alone(setup.model, ids),  # type: ignore[misc]
+            tokens=ids.size,
+            macs=ids.size * models.ternary_weights(setup.model),
+            work=ids.size,
+        )
+
+
+def each_alone(model: Model, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Last logits of each sequence by itself."""
+    return np.concatenate([forward_full(model, row[None], last_only=True) for row in ids])
+
+
+def batch_tables(setup: Setup, results: Results) -> list[Table]:
+    """Speeds, and what a batch costs each of its sequences."""
+    c = setup.model.config
+    each = 2 * 4 * c.n_layers * c.kv_width * (PROMPT + setup.steps)
+    latency = Table("batch: a step's latency", ["batch", "threads", "p50 ms", "p95 ms", "x batch 1's tok/s", "KV cache MB"])
+    cases = [case for case in results.of("batch") if case.name.startswith("decode")]
+    for case in cases:
+        for n in results.threads(case):
+            gain = ratios(results.values(cases[0], n), results.values(case, n))
+            count = case.tokens // setup.steps
+            gain = [value * count / (cases[0].tokens // setup.steps) for value in gain]
+            times = [figure([1e3 * value for value in results.values(case, n, name)], ".2f") for name in ("p50", "p95")]
+            latency.rows.append([str(count), str(n), *times, spread(gain, ".2f"), f"{each * count / 1e6:.2f}"])
+    latency.columns[4] = f"x batch {cases[0].tokens // setup.steps}'s tok/s"
+    latency.notes.append("published for another system: 3-4x tokens per second with batch 4; its own measurement of that was 0.06x")
+    return [*speeds("batch", results), latency]
+
+
+# --- modes ----------------------------------------------------------------------------------------------------------------------------
+
+
+def modes(setup: Setup) -> Iterator[Case]:
+    """The parallel path against the incremental one, all logits: pairs of cases, which give the same bits."""
+    _, model = setup.small()
+    lengths = setup.fitting(setup.lengths, MODES_LENGTHS, model.config)
+    for length, count in sorted(((t, b) for b in setup.batches or MODES_BATCHES for t in lengths), key=lambda cell: cell[0] * cell[1]):
+        ids = tokens(setup.seed, model.config.vocab, count, length)
+        for name, path in PATHS.items():
+            yield Case(
+                "modes",
+                f"{name} {count} x {length}",
+                simple(lambda path=path, ids=ids: path(model, ids)),  # type: ignore[misc]
+                check=lambda path=path, ids=ids: path(model, ids),  # type: ignore[misc]
+                expected=(lambda ids=ids: forward_full(model, ids)) if name == "incremental" else None,  # type: ignore[misc]
+                tokens=ids.size,
+                macs=ids.size * models.ternary_weights(model),
+                work=ids.size * (1 if name == "parallel" else 2),
+            )
+
+
+def operations(path: Callable, model: Model, length: int) -> tuple[int, int]:
+    """Calls of kernels that one forward makes (recorded tensors), and how many of them are layers."""
+    names: list[str] = []
+    path(model, [[0] * length], record=lambda name, layer, array: names.append(name))
+    return len(names), names.count("l_out")
+
+
+def modes_tables(setup: Setup, results: Results) -> list[Table]:
+    shape, model = setup.small()
+    cases = {case.name: case for case in results.of("modes")}
+    table = Table(
+        f"modes: parallel against incremental (the baseline: ours, token by token), shape {shape}, all logits",
+        ["batch x length", "threads", "parallel ms", "incremental ms", "ratio (min-max)", *(text for text, _, _ in CLAIMS)],
+        unit="times as fast as incremental",
+    )
+    for name, parallel in cases.items():
+        slow = cases.get(name.replace("parallel", "incremental"))
+        if not name.startswith("parallel") or slow is None:
+            continue
+        cell = name.removeprefix("parallel ")
+        for n in results.threads(parallel):
+            gain = ratios(results.values(slow, n), results.values(parallel, n))
+            times = [figure([1e3 * second for second in results.values(case, n)], ".2f") for case in (parallel, slow)]
+            batch = parallel.tokens // int(cell.split(" x ")[1])
+            met = ["-" if batch < first else "met" if summary(gain).median >= least else "not met" for _, least, first in CLAIMS]
+            table.rows.append([cell, str(n), *times, spread(gain, ".2f"), *met])
+            table.bars.append(Bar(bar_label(cell, n), summary(gain)))
+    counts = {name: [operations(path, model, t) for t in (4, 8)] for name, path in PATHS.items()}
+    for name, ((few, few_layers), (many, many_layers)) in counts.items():
+        table.notes.append(f"{name}: {few} operations in {few_layers} layers for 4 tokens, {many} in {many_layers} for 8")
+    if counts["parallel"][0] != counts["parallel"][1]:
+        raise CheckError(f"the parallel path's operations depend on the number of tokens: {counts['parallel']}")
+    return [table]
+
+
+# --- fit ------------------------------------------------------------------------------------------------------------------------------
+
+
+def fit_cases(setup: Setup) -> Iterator[Case]:
+    context = setup.model.config.context
+    default = tuple(length for length in (64, 128, 256, 512, 1024, 2048, 4096) if length <= context)
+    for length in setup.fitting(setup.lengths, default):
+        yield prefill_case("fit", setup, setup.model, length)
+
+
+def fit_tables(setup: Setup, results: Results) -> list[Table]:
+    table = Table(
+        "fit: seconds of prefill = a * T + b * T^2",
+        ["threads", "lengths", "a, us", "b, ns", "R^2", "equal at T", "steepest exponent"],
+        notes=["exponent: slope of log seconds over log T between neighbouring lengths; 1 is linear"],
+        unit="seconds",
+    )
+    cases = results.of("fit")
+    if len(cases) < 2:
+        table.notes.append("fewer than two lengths were measured: nothing to fit")
+        return [table]
+    lengths = [case.tokens for case in cases]
+    for n in results.threads(cases[0]):
+        seconds = [summary(results.values(case, n)) for case in cases]
+        medians = [value.median for value in seconds]
+        found = fit(lengths, medians)
+        steepest = float((np.diff(np.log(medians)) / np.diff(np.log(lengths))).max())
+        table.rows.append(
+            [
+                str(n),
+                f"{lengths[0]}..{lengths[-1]}",
+                f"{found.a * 1e6:.1f}",
+                f"{found.b * 1e9:.1f}",
+                f"{found.r2:.4f}",
+                f"{found.equal:.0f}",
+                f"{steepest:.2f}",
+            ]
+        )
+        table.bars += [Bar(bar_label(f"{length} tokens", n), value) for length, value in zip(lengths, seconds, strict=True)]
+    return [table]

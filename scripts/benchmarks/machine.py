@@ -1,0 +1,49 @@
+"""Which processor a figure was measured on, and what it was measured with."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+
+from bitnet_np.kernels import simd
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        return f"{fields['model name']} (family {fields['cpu family']}, model {fields['model']})"
+    except (OSError, KeyError):
+        return platform.processor() or platform.machine()
+
+
+def describe() -> dict[str, Any]:
+    """What a figure must be read with."""
+    features = simd.cpu_features()
+    told = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm", "sve")
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "instruction path": simd.instruction_path(),
+        "features": [name for name in told if name in features],
+        "threading layer": numba.threading_layer(),
+        "bitnet_np": _version("bitnet_np"),
+        "numba": numba.__version__,
+        "llvmlite": llvmlite.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed, run from its sources"

@@ -1,0 +1,141 @@
+"""Bytes: what Python and NumPy allocate (tracemalloc), what kernels allocate (Numba's counters), and what of it is resident."""
+
+import ctypes
+import platform
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from numba.core.runtime import _nrt_python as numba_memory
+from numba.core.runtime import rtsys
+
+from bitnet_np import KVCache, forward, forward_full, forward_incremental
+
+from .report import Table, figure
+from .rounds import Case, Results, Sample, timed
+from .setup import Setup, tokens
+from .stats import summary
+
+LEAK_CALLS = 200
+LEAK_BYTES = 1_000_000  # growth over LEAK_CALLS calls that still counts as none
+
+
+def resident() -> int | None:
+    """Bytes of this process in memory now, where the system tells."""
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
+
+
+def resident_growth(run: Callable[[], object]) -> int | None:
+    """Bytes by which the process grows at most while `run` runs; None where the system cannot tell (it takes Linux)."""
+    if platform.system() == "Linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)  # memory that was freed, but kept, would hide that it is needed again
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is the present size
+    except OSError:
+        return None
+    before = resident()
+    run()
+    after = _status("VmHWM")
+    return None if before is None or after is None else max(0, after - before)
+
+
+def traced(run: Callable[[], object]) -> Sample:
+    """Peak bytes that Python and NumPy allocate in one call, bytes it leaves behind, and the number of allocations inside kernels."""
+    numba_memory.memsys_enable_stats()
+    allocations = rtsys.get_allocation_stats().alloc
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        run()
+        left, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return {"peak": peak - before, "left": left - before, "kernel_allocations": rtsys.get_allocation_stats().alloc - allocations}
+
+
+def cases(setup: Setup) -> Iterator[Case]:
+    """Each path, with all logits and with the last ones only; then many decode steps in a row."""
+    model, n = setup.model, setup.fitting(setup.lengths, (64,))[0]
+    ids = tokens(setup.seed, model.config.vocab, 1, n)
+    cache = KVCache(model.config, 1, n)
+
+    def prefill() -> None:
+        cache.clear()
+        forward(model, ids, cache, last_only=True)
+
+    def step() -> None:
+        if cache.lengths[0] in (0, cache.capacity):
+            cache.truncate(0, 0)
+        forward(model, ids[:, :1], cache, last_only=True)
+
+    def steps() -> None:
+        for _ in range(LEAK_CALLS):
+            step()
+
+    calls: dict[str, Callable[[], object]] = {
+        "forward_full, all logits": lambda: forward_full(model, ids),
+        "forward_full, last": lambda: forward_full(model, ids, last_only=True),
+        "incremental, all logits": lambda: forward_incremental(model, ids),
+        "incremental, last": lambda: forward_incremental(model, ids, last_only=True),
+        "prefill into a cache": prefill,
+        "decode step": step,
+        f"{LEAK_CALLS} decode steps": steps,
+    }
+    for name, call in calls.items():
+
+        def run(threads: int, call: Callable[[], object] = call) -> Sample:
+            growth = resident_growth(call)
+            return {"seconds": timed(call), **traced(call), **({} if growth is None else {"resident": growth})}
+
+        vocab = model.config.vocab * 4
+        logits = vocab * n if name.endswith("all logits") else vocab
+        tokens_of = {"decode step": 1, f"{LEAK_CALLS} decode steps": LEAK_CALLS}.get(name, n)
+        yield Case("memory", name, run, tokens=tokens_of, nbytes=logits, rounds=3, work=tokens_of, threads=setup.threads[-1:])
+
+
+def tables(setup: Setup, results: Results) -> list[Table]:
+    width = setup.model.config.width
+    table = Table(
+        f"memory of one call, {setup.model.config.vocab} tokens in the vocabulary, weights not counted",
+        ["", "tokens", "peak MB", "beyond logits MB", "bytes per token and width", "left KB", "resident MB", "allocations in kernels"],
+    )
+    median: dict[str, dict[str, float]] = {}
+    for case in results.of("memory"):
+        samples = [sample for n in results.threads(case) for sample in results.samples[("memory", case.name, "bitnet_np", n)]]  # type: ignore[index]
+        median[case.name] = {key: summary([sample[key] for sample in samples]).median for key in samples[0]}
+        found = median[case.name]
+        beyond = found["peak"] - case.nbytes
+        table.rows.append(
+            [
+                case.name,
+                str(case.tokens),
+                f"{found['peak'] / 1e6:.2f}",
+                f"{beyond / 1e6:.2f}",
+                f"{beyond / case.tokens / width:.1f}",
+                f"{found['left'] / 1e3:.1f}",
+                figure([found["resident"] / 1e6] if "resident" in found else []),
+                f"{found['kernel_allocations']:.0f}",
+            ]
+        )
+    table.notes += [
+        "peak: what Python and NumPy allocate, the result included. resident: growth of the process's memory, kernels' buffers included",
+        "bytes per token and width: c in peak <= logits + c * tokens * width",
+    ]
+    for ending in ("all logits", "last"):
+        pair = [median.get(f"{path}, {ending}") for path in ("forward_full", "incremental")]
+        if pair[0] and pair[1]:
+            times = pair[0]["peak"] / max(1, pair[1]["peak"])
+            verdict = "met" if times <= 1 else "not met"
+            table.notes.append(f"parallel needs no more than incremental, {ending}: {verdict} ({times:.2f} times as much)")
+    if leak := median.get(f"{LEAK_CALLS} decode steps"):
+        verdict = "met" if leak["left"] < LEAK_BYTES else "not met"
+        table.notes.append(f"{LEAK_CALLS} calls leave less than {LEAK_BYTES / 1e6:.0f} MB: {verdict} ({leak['left'] / 1e3:.1f} KB)")
+    return [table]

@@ -1,0 +1,147 @@
+"""Random models of a shape: ours, and files of the same shape that peers can load. Made once, kept in a folder."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import make_model
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from make_model import Shape
+from numpy.typing import NDArray
+
+from bitnet_np import Linear, Model
+from bitnet_np.errors import OptionError
+from bitnet_np.model import Layer, Ternary
+
+SMALL = Shape(vocab=4096, context=4096, width=512, layers=6, ffn=1536, heads=8, kv_heads=2)
+SHAPES = {**{name: shape for name, shape in make_model.SHAPES.items() if name != "custom"}, "small": SMALL}
+
+TQ2_0_BLOCK, TQ2_0_BYTES = 256, 66  # 64 bytes of two-bit codes, then the float16 scale
+
+
+def folder() -> Path:
+    """Where models are kept if nothing else is said: the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bitnet_np" / "bench"
+
+
+def cached(where: Path, kind: str, shape: Shape, seed: int, write: Callable[[Path], None]) -> Path:
+    """The file, written unless it is there. Its name holds a digest of shape, seed and makers: a changed maker makes a new file."""
+    makers = b"".join(Path(str(module)).read_bytes() for module in (make_model.__file__, __file__))
+    name = hashlib.sha256(f"{shape} {seed} ".encode() + makers).hexdigest()[:12]
+    path = where / f"{kind}-{name}.gguf"
+    if not path.exists():
+        where.mkdir(parents=True, exist_ok=True)
+        write(path)
+    return path
+
+
+def ours(where: Path, name: str, seed: int) -> Path:
+    """A random model as make_model.py writes them."""
+    shape = SHAPES[name]
+    return cached(where, name, shape, seed, lambda path: make_model.write_model(path, shape, seed))
+
+
+def for_llama_cpp(where: Path, shape: Shape, seed: int) -> Path:
+    """The same shape as llama.cpp loads it: architecture `bitnet`, ternary matrices of type TQ2_0, a float16 embedding that is the head."""
+    for name in ("width", "ffn", "q_width"):
+        if getattr(shape, name) % TQ2_0_BLOCK:
+            raise OptionError(f"--vs llama-cpp: {name} is {getattr(shape, name)}, but rows of TQ2_0 are multiples of {TQ2_0_BLOCK}")
+    return cached(where, "llama-cpp-tq2_0", shape, seed, lambda path: _write_tq2_0(path, shape, seed))
+
+
+def _write_tq2_0(path: Path, shape: Shape, seed: int) -> None:
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    writer = GGUFWriter(partial, "bitnet", use_temp_file=False)
+    make_model.write_metadata(writer, shape, f"random, seed {seed}, TQ2_0")
+    table = make_model.tensor_table(shape)
+    kinds = {
+        make_model.I2_S: GGMLQuantizationType.TQ2_0,
+        make_model.F16: GGMLQuantizationType.F16,
+        make_model.F32: GGMLQuantizationType.F32,
+    }
+    try:
+        for tensor in table:
+            size = tensor.elements // TQ2_0_BLOCK * TQ2_0_BYTES if tensor.kind is make_model.I2_S else tensor.kind.nbytes(tensor.elements)
+            writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), size, kinds[tensor.kind])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for tensor, data in zip(table, make_model.weights(shape, seed), strict=True):
+            writer.write_tensor_data(_tq2_0(data) if tensor.kind is make_model.I2_S else data)
+        writer.close()
+        partial.replace(path)
+    finally:
+        writer.close()
+        partial.unlink(missing_ok=True)
+
+
+def _tq2_0(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Bytes of I2_S -> blocks of TQ2_0 with the same scale. Codes stay where they are in each 64 bytes, so the matrix is another one."""
+    trailer = make_model.I2_S.trailer
+    codes = data[:-trailer].reshape(-1, TQ2_0_BLOCK // 4)
+    scale = np.frombuffer(data[-trailer:][:4].tobytes(), "<f4").astype("<f2").view(np.uint8)
+    return np.concatenate([codes, np.broadcast_to(scale, (len(codes), 2))], axis=1)
+
+
+# --- what a model weighs --------------------------------------------------------------------------------------------------------------
+
+
+def shape_of(model: Model) -> Shape:
+    """The numbers of a loaded model, for a peer of the same shape."""
+    c = model.config
+    return Shape(c.vocab, c.context, c.width, c.n_layers, c.ffn, c.heads, c.kv_heads, c.head_dim, c.eps, c.rope_base)
+
+
+def linears(layer: Layer) -> Iterator[tuple[str, Linear]]:
+    """Names and records of a layer's matrices."""
+    for part in fields(layer):
+        value = getattr(layer, part.name)
+        if isinstance(value, Linear):
+            yield part.name, value
+
+
+def matrices(layer: Layer) -> Iterator[tuple[str, Ternary]]:
+    """Names and records of a layer's ternary matrices."""
+    for name, linear in linears(layer):
+        if isinstance(linear.weights, Ternary):
+            yield name, linear.weights
+
+
+def ternary_weights(model: Model) -> int:
+    """Weights of all ternary matrices: multiply-adds of one token."""
+    return sum(matrix.shape[0] * matrix.shape[1] for layer in model.layers for _, matrix in matrices(layer))
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes that decoding one token must read: the matrices of all layers, and the head."""
+    return model.head.nbytes + sum(linear.weights.nbytes for layer in model.layers for _, linear in linears(layer))
+
+
+def transformers_config(shape: Shape) -> dict[str, int]:
+    """The same shape as keywords of BitNetConfig."""
+    return {
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "intermediate_size": shape.ffn,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": shape.context,
+    }
+
+
+def check_memory(shape: Shape, itemsize: int) -> None:
+    """Raises OptionError if dense weights of `itemsize` bytes each would not fit the memory that is free."""
+    weights = sum(tensor.elements for tensor in make_model.tensor_table(shape))
+    wanted = int(1.2 * weights * itemsize)
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), wanted)
+    if wanted > free:
+        raise OptionError(f"--vs transformers: {weights:,} dense weights need {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")

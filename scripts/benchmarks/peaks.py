@@ -1,0 +1,170 @@
+"""What the machine can do at most: bytes read, int8 dot products and float32 fused multiply-adds per second.
+
+The peaks are what achieved figures are fractions of, so each is measured the way that flatters the machine most: reads of more memory than
+any cache holds, the best of several ways; arithmetic in registers alone, with the instruction the kernels use, and enough independent
+chains to fill the pipelines; and the best of several bursts, because a neighbour can only slow one down.
+"""
+
+import contextlib
+import mmap
+import platform
+import time
+from collections.abc import Callable
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import njit, prange, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from bitnet_np.kernels import simd
+
+from .rounds import CheckError, Sample, timed
+
+_CHAINS = 12 if simd.is_wide() else 4  # logical registers: 12 of AVX-512's 32, or 8 of AVX2's 16
+_STEPS = 200_000  # of every chain in one burst: 5 to 25 ms
+_BURSTS = 4
+_OPAQUE = {"x86_64": "=v,0", "amd64": "=v,0", "aarch64": "=w,0", "arm64": "=w,0"}.get(platform.machine().lower())
+
+
+# --- arithmetic -----------------------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _dots(typing_context, tile, code, x):
+    """Each register of the tile += one byte dot product, the kernels' own.
+
+    The same numbers every time, which an optimiser would work out once: an empty assembly statement in front of each hides that.
+    """
+
+    def codegen(context, builder, signature, args):
+        path = simd.instruction_path()
+        tile, code, x = args
+        codes = simd._splat(builder, code, simd.V64I8)
+        pieces = simd._slices(builder, simd._splat(builder, x, simd.V64I8), simd._DOTS[path][0])
+        sums = []
+        for total in simd._unpack(builder, signature.args[0], tile):
+            pieces = [builder.asm(ir.FunctionType(p.type, [p.type]), "", _OPAQUE, [p], True) for p in pieces]
+            sums.append(simd._dot_bytes(builder, path, total, codes, simd._joined(builder, pieces)))
+        return simd._pack(builder, tile, sums)
+
+    return tile(tile, types.int8, types.int8), codegen
+
+
+@intrinsic
+def _fmas(typing_context, tile, a, b):
+    """Each register of the tile = a * b + itself."""
+
+    def codegen(context, builder, signature, args):
+        a, b = (simd._splat(builder, value, simd.V16F32) for value in args[1:])
+        sums = simd._unpack(builder, signature.args[0], args[0])
+        return simd._pack(builder, args[0], [simd._fma(builder, a, b, total) for total in sums])
+
+    return tile(tile, types.float32, types.float32), codegen
+
+
+@njit(parallel=True, error_model="numpy")
+def _dot_loop(steps, code, x, out):
+    for thread in prange(out.size):
+        tile = simd.tile_i32(1, _CHAINS)
+        for _ in range(steps):
+            tile = _dots(tile, code, x)
+        totals = np.empty(simd.LANES, np.int32)
+        simd.store_sums(tile, totals)
+        out[thread] = totals[0]
+
+
+@njit(parallel=True, error_model="numpy")
+def _fma_loop(steps, a, b, out):
+    for thread in prange(out.size):
+        tile = simd.tile_f32(1, _CHAINS)
+        for _ in range(steps):
+            tile = _fmas(tile, a, b)
+        totals = np.empty(simd.LANES, np.float32)
+        simd.store_sums(tile, totals)
+        out[thread] = totals[0]
+
+
+def dot_products(threads: int) -> float:
+    """int8 multiply-adds per second. The result is checked: 64 codes of 1 times 3 in each step."""
+    out = np.empty(threads, np.int32)
+    seconds = timed(lambda: _dot_loop(_STEPS, np.int8(1), np.int8(3), out))
+    if (out != _STEPS * simd.STEP * 3).any():
+        raise CheckError(f"byte dot products sum up to {out}")
+    return _STEPS * _CHAINS * simd.STEP * threads / seconds
+
+
+def fused_multiply_adds(threads: int) -> float:
+    """float32 multiply-adds per second. The result is checked, too."""
+    out = np.empty(threads, np.float32)
+    seconds = timed(lambda: _fma_loop(_STEPS, np.float32(0.5), np.float32(0.5), out))
+    if (out != _STEPS * simd.LANES * 0.25).any():
+        raise CheckError(f"fused multiply-adds sum up to {out}")
+    return _STEPS * _CHAINS * simd.LANES * threads / seconds
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------------------------
+
+
+@njit(parallel=True, error_model="numpy")
+def _read_one(words, found):
+    for part in prange(found.size):
+        mine = words[part * words.size // found.size : (part + 1) * words.size // found.size]
+        both = np.uint64(0)
+        for i in range(mine.size):
+            both |= mine[i]
+        found[part] = both
+
+
+@njit(parallel=True, error_model="numpy")
+def _read_four(words, found):
+    for part in prange(found.size):
+        mine = words[part * words.size // found.size : (part + 1) * words.size // found.size]
+        n = mine.size // 4
+        a, b, c, d = mine[:n], mine[n : 2 * n], mine[2 * n : 3 * n], mine[3 * n : 4 * n]
+        both = np.uint64(0)
+        for i in range(n):
+            both |= a[i] | b[i] | c[i] | d[i]
+        found[part] = both
+
+
+def _memory(nbytes: int, huge: bool) -> NDArray[np.uint64]:
+    """Anonymous memory with or without huge pages, where the system lets one choose, all of it present."""
+    area = mmap.mmap(-1, nbytes)
+    advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
+    if advice is not None:
+        with contextlib.suppress(OSError):  # a kernel built without huge pages: both areas are the same then
+            area.madvise(advice)
+    words = np.frombuffer(area, np.uint64)
+    words[:] = 1
+    return words
+
+
+class Peaks:
+    """The machine's peaks, measured once per round: `Peaks(megabytes)(threads)` -> a sample.
+
+    Its keys: "read" in bytes per second, the best of the ways "read, ..." which are told as well; "fma" in multiply-adds per second; and
+    "int8", too, where the processor has byte dot products.
+    """
+
+    def __init__(self, megabytes: int = 1024):
+        self._memory = {name: _memory(megabytes << 20, name == "huge pages") for name in ("huge pages", "small pages")}
+        self._found = np.zeros(64, np.uint64)
+        self._has_dots = simd.instruction_path() != "generic" and _OPAQUE is not None
+        self(1)  # compile
+
+    def __call__(self, threads: int) -> Sample:
+        numba.set_num_threads(threads)
+        begin = time.perf_counter()
+        ways: dict[str, float] = {}
+        loops: dict[str, Callable] = {"one stream": _read_one, "four streams": _read_four}
+        for pages, words in self._memory.items():
+            for streams, loop in loops.items():
+                ways[f"read, {pages}, {streams}"] = words.nbytes / timed(lambda loop=loop, words=words: loop(words, self._found))  # type: ignore[misc]
+                if (self._found != 1).any():
+                    raise CheckError(f"words of 1 were read as {self._found}")
+        sample = {"read": max(ways.values()), **ways, "fma": max(fused_multiply_adds(threads) for _ in range(_BURSTS))}
+        if self._has_dots:
+            sample["int8"] = max(dot_products(threads) for _ in range(_BURSTS))
+        return {"seconds": time.perf_counter() - begin, **sample}

@@ -1,0 +1,132 @@
+"""Other engines, each in a process of its own that is stopped while it is not its turn.
+
+A process, so that an engine's threads and memory do not disturb ours, and so that it can live in another Python's environment. Requests and
+answers are JSON, one per line; workers/peer.py is the other end.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+WORKER = Path(__file__).parent / "workers" / "peer.py"
+
+
+class PeerError(Exception):
+    """A peer is not installed, or failed."""
+
+
+class Kind(NamedTuple):
+    """A peer one can name."""
+
+    package: str
+    pip: str
+    description: str  # what runs there, so that nobody takes it for the same model
+
+
+KINDS = {
+    "llama-cpp": Kind(
+        "llama_cpp",
+        "pip install llama-cpp-python",
+        "llama.cpp, architecture bitnet, TQ2_0 matrices, float16 head: same shape and weight count, SiLU: not the same model",
+    ),
+    "transformers": Kind(
+        "transformers",
+        "pip install torch transformers",
+        "transformers, BitNetForCausalLM dense bfloat16 matrices: same shape and weight count, not ternary",
+    ),
+    "transformers-f32": Kind(
+        "transformers",
+        "pip install torch transformers",
+        "transformers, BitNetForCausalLM dense float32 matrices: same shape and weight count, not ternary",
+    ),
+}
+
+
+class Peer:
+    """A running worker. `Peer("llama-cpp", python)` raises PeerError if that Python does not have the engine."""
+
+    def __init__(self, name: str, python: str = sys.executable):
+        self.name, self._kind = name, KINDS[name]
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - it lives as long as the process
+        try:
+            self._process = subprocess.Popen(
+                [python, str(WORKER), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1
+            )
+        except OSError as error:
+            raise PeerError(f"{python} does not run: {error.strerror}; --peer-python names the interpreter for --vs {name}") from error
+        try:
+            self.version = str(self._ask({"do": "import"})["version"])
+        except PeerError as error:
+            self.close()
+            wanted = f"{self._kind.pip}, or --peer-python with an interpreter that has it"
+            raise PeerError(f"--vs {name}: {python} has no working {self._kind.package} ({error}); {wanted}") from error
+
+    def __enter__(self) -> "Peer":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def description(self) -> str:
+        return f"{self._kind.description} ({self._kind.package} {self.version})"
+
+    def open(self, **model: Any) -> None:
+        """Load or make the model."""
+        self._ask({"do": "open", **model})
+
+    def run(self, request: dict) -> dict[str, float]:
+        """A sample. Raises PeerError if the peer's logits are not finite, or all the same."""
+        answer = self._ask(request)
+        if not answer["sane"]:
+            raise PeerError(f"{self.name}: the logits of {request['do']} are not finite, or all the same: nothing to compare with")
+        return {"seconds": float(answer["seconds"])}
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.poll() is None:
+            self._signal("SIGCONT")
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            try:
+                if stream:
+                    stream.close()
+            except OSError:  # what was still to be written to a process that is gone
+                pass
+        self._log.close()
+
+    def _signal(self, name: str) -> None:
+        if hasattr(signal, name):  # not on Windows: there the worker goes on waiting for its next request
+            os.kill(self._process.pid, getattr(signal, name))
+
+    def _ask(self, request: dict) -> dict[str, Any]:
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            self._signal("SIGCONT")
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except (OSError, ValueError):
+            line = ""
+        if not line:
+            self._process.wait()
+            self._log.seek(0)
+            tail = " | ".join(self._log.read().strip().splitlines()[-3:])
+            raise PeerError(f"{self.name}: the worker ended with exit code {self._process.returncode}: {tail}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise PeerError(str(answer["error"]))
+        self._signal("SIGSTOP")
+        return answer

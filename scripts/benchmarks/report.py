@@ -1,0 +1,123 @@
+"""Results as people read them (tables that line up, bars) and as programs do (JSON with every sample)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .rounds import Results
+from .stats import Summary, summary
+
+SCHEMA = 1
+
+
+class Bar(NamedTuple):
+    """One bar of a plot: the median, and the spread as a line."""
+
+    label: str
+    value: Summary
+
+
+def bar_label(name: str, threads: int) -> str:
+    return f"{name}, {threads} thread{'s' * (threads > 1)}"
+
+
+@dataclass
+class Table:
+    """Rows of text under a title; `bars` in `unit` for the plot."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    unit: str = ""
+    bars: list[Bar] = field(default_factory=list)
+
+
+def render(table: Table) -> str:
+    """The first column to the left, numbers to the right."""
+    lines = [table.columns, *table.rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
+    rule = ["-" * width for width in widths]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        return "  ".join([first.strip().ljust(widths[0]), *rest]).rstrip()
+
+    text = [table.title, *(line(cells) for cells in (table.columns, rule, *table.rows))]
+    return "\n".join(text + table.notes)
+
+
+def figure(values: Sequence[float], form: str = ".1f") -> str:
+    """A median, or a dash where nothing was measured."""
+    return f"{summary(values).median:{form}}" if values else "-"
+
+
+def spread(values: Sequence[float], form: str = ".1f") -> str:
+    """Median (smallest-largest)."""
+    if not values:
+        return "-"
+    short = summary(values)
+    return f"{short.median:{form}} ({short.low:{form}}-{short.high:{form}})"
+
+
+def percent(values: Sequence[float]) -> str:
+    return f"{100 * summary(values).median:.0f} %" if values else "-"
+
+
+def peaks(results: Results) -> Table:
+    """The machine's peaks, over all rounds of all benches."""
+    table = Table("the machine's peaks", ["threads", "int8 GMAC/s", "float32 GMAC/s", "read GB/s", "fastest way to read"])
+    merged: dict[int, list[dict[str, float]]] = {}
+    for key, samples in results.samples.items():
+        if key.bench == "peaks":
+            merged.setdefault(key.threads, []).extend(samples)
+    for threads, samples in sorted(merged.items()):
+        columns = [spread([sample[name] / 1e9 for sample in samples if name in sample]) for name in ("int8", "fma", "read")]
+        ways = [name for name in samples[0] if name.startswith("read, ")]
+        best = max(ways, key=lambda way: summary([sample[way] for sample in samples]).median)
+        table.rows.append([str(threads), *columns, best.removeprefix("read, ")])
+    single = max((sample["fma"] for sample in merged.get(1, [])), default=0.0)
+    for threads, samples in merged.items():
+        times = summary([sample["fma"] for sample in samples]).median / single if single else threads
+        if times < 0.8 * threads:
+            table.notes.append(f"{threads} threads reach {times:.1f} times one thread's arithmetic: the cores are shared with other work")
+    table.notes.append("fractions below are medians over the rounds, of the same round's peak")
+    if merged and not any("int8" in sample for samples in merged.values() for sample in samples):
+        table.notes.append("no byte dot product instruction is used on this machine, so there is no int8 peak")
+    return table
+
+
+def as_json(head: dict[str, Any], results: Results, tables: Sequence[Table]) -> dict[str, Any]:
+    """Everything. `head` says what ran where; each entry of "results" is one case, side and number of threads."""
+    cases = {(case.bench, case.name): case for case in results.cases}
+    entries = []
+    for key, samples in results.samples.items():
+        entry: dict[str, Any] = {**key._asdict(), "samples": samples}
+        entry["seconds"] = summary([sample["seconds"] for sample in samples])._asdict()
+        if case := cases.get((key.bench, key.case)):
+            entry |= {"tokens": case.tokens, "macs": case.macs, "float_macs": case.float_macs, "nbytes": case.nbytes}
+            entry["sha256"] = results.digests.get((key.bench, key.case))
+        entries.append(entry)
+    return {"schema": SCHEMA, **head, "results": entries, "skipped": results.skipped, "tables": [asdict(table) for table in tables]}
+
+
+def draw(tables: Sequence[Table], title: str, path: Path) -> None:
+    """A picture of all tables that have bars."""
+    from matplotlib.figure import Figure  # not needed by anybody who does not ask for a plot
+
+    drawn = [table for table in tables if table.bars]
+    heights = [1 + 0.3 * len(table.bars) for table in drawn]
+    figure = Figure(figsize=(9, 1 + sum(heights)), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    axes = figure.subplots(len(drawn), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axis, table in zip(axes, drawn, strict=True):
+        labels, values = zip(*table.bars, strict=True)
+        medians = [value.median for value in values]
+        lines = [[value.median - value.low for value in values], [value.high - value.median for value in values]]
+        axis.barh(range(len(values)), medians, xerr=lines, color="#4477aa", ecolor="#222222", capsize=2)
+        axis.set_yticks(range(len(values)), labels, fontsize=8)
+        axis.invert_yaxis()
+        axis.set_title(table.title, fontsize=9, loc="left")
+        axis.set_xlabel(table.unit, fontsize=8)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,174 @@
+"""Cases, the checks of their results, and rounds in which all sides take turns.
+
+Machines drift: clocks change, neighbours come and go. So nothing is measured in one go: each round measures every case with every number of
+threads and on every side once, in an order that turns around from round to round, and sides are compared within a round.
+"""
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from .peers import Peer
+from .stats import ratios
+
+OURS = "bitnet_np"
+Sample = dict[str, float]
+"""What one run measured: "seconds", and more where a case says so."""
+
+
+class CheckError(Exception):
+    """A result is wrong, so its speed means nothing."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something to time."""
+
+    bench: str
+    name: str
+    run: Callable[[int], Sample]  # number of threads, which are set already
+    check: Callable[[], NDArray] | None = None  # the result, by a run of its own: finite, and the same for every number of threads
+    expected: Callable[[], NDArray] | None = None  # the same bits by another path
+    tokens: int = 0  # per run
+    macs: int = 0  # ternary (int8) multiply-adds per run
+    float_macs: int = 0  # float32 ones
+    nbytes: int = 0  # of weights that a run must read from memory
+    request: dict | None = None  # what a peer is asked to do for the same
+    work: float = 1.0  # relative to the other cases of the bench: to foresee how long a run takes
+    rounds: int | None = None  # at most
+    warm: bool = True  # run it once before the rounds
+    threads: tuple[int, ...] | None = None  # instead of those asked for
+
+
+class Key(NamedTuple):
+    """Whose samples."""
+
+    bench: str
+    case: str
+    side: str
+    threads: int
+
+
+@dataclass
+class Results:
+    """Everything measured."""
+
+    cases: list[Case] = field(default_factory=list)
+    samples: dict[Key, list[Sample]] = field(default_factory=dict)
+    digests: dict[tuple[str, str], str] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+
+    def of(self, bench: str) -> list[Case]:
+        return [case for case in self.cases if case.bench == bench]
+
+    def threads(self, case: Case) -> list[int]:
+        return [key.threads for key in self.samples if key[:3] == (case.bench, case.name, OURS)]
+
+    def values(self, case: Case, threads: int, name: str = "seconds", side: str = OURS) -> list[float]:
+        """One sample's value per round."""
+        return [sample[name] for sample in self.samples[Key(case.bench, case.name, side, threads)]]
+
+    def peak(self, case: Case, threads: int, name: str) -> list[float]:
+        """The machine's peak in those rounds; empty where it has none of this kind."""
+        peaks = self.samples.get(Key("peaks", case.bench, "machine", threads), [])
+        return [sample[name] for sample in peaks if name in sample][: len(self.values(case, threads))]
+
+    def fractions(self, case: Case, threads: int, amount: float, peak: str) -> list[float]:
+        """Achieved amount per second as a fraction of the peak, round by round."""
+        peaks = self.peak(case, threads, peak)
+        return ratios([amount / seconds for seconds in self.values(case, threads)], peaks) if peaks else []
+
+
+def timed(run: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def simple(run: Callable[[], object]) -> Callable[[int], Sample]:
+    """A case's `run` where there is nothing to do but to call something."""
+    return lambda threads: {"seconds": timed(run)}
+
+
+def digest(array: NDArray) -> str:
+    """sha256 of the bytes."""
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def check(case: Case, threads: Sequence[int]) -> str | None:
+    """The digest of the case's result, after the checks that Case names. Raises CheckError."""
+    if case.check is None:
+        return None
+    found = {}
+    for n in threads:
+        numba.set_num_threads(n)
+        result = case.check()
+        if not np.isfinite(result).all():
+            raise CheckError(f"{case.bench} {case.name}: the result has NaN or infinity in it, with {n} threads")
+        found[n] = digest(result)
+    if len(set(found.values())) > 1:
+        raise CheckError(f"{case.bench} {case.name}: the result depends on the number of threads: {found}")
+    mine = next(iter(found.values()))
+    if case.expected is not None and (other := digest(case.expected())) != mine:
+        raise CheckError(f"{case.bench} {case.name}: sha256 {mine} is not the other path's, {other}")
+    return mine
+
+
+def measure(
+    bench: str,
+    cases: Iterable[Case],
+    threads: Sequence[int],
+    rounds: int,
+    budget: float,
+    peaks: Callable[[int], Sample],
+    peers: Sequence[Peer],
+    results: Results,
+) -> None:
+    """Check and warm every case, then run the rounds. Cases that would take the bench over `budget` seconds are skipped, and named."""
+    admitted: list[Case] = []
+    planned, pace = 0.0, 0.0  # seconds; seconds per unit of work
+    for case in cases:
+        counts, turns = case.threads or tuple(threads), min(rounds, case.rounds or rounds)
+        sides = 1 + (len(peers) if case.request else 0)
+        if admitted and planned + pace * case.work * turns * len(counts) * sides > budget:
+            results.skipped.append(f"{bench} {case.name}")
+            continue
+        if (found := check(case, counts)) is not None:
+            results.digests[bench, case.name] = found
+        if case.warm:
+            once = [one(case, OURS, n, peers)["seconds"] for n in counts]
+            pace = max(once) / case.work
+            planned += sum(once) * turns * sides
+            for peer in peers if case.request else ():
+                one(case, peer.name, counts[0], peers)
+        admitted.append(case)
+    results.cases += admitted
+    for turn in tqdm(range(rounds), desc=bench, disable=not sys.stderr.isatty(), leave=False):
+        for n in sorted({n for case in admitted for n in case.threads or threads}):
+            results.samples.setdefault(Key("peaks", bench, "machine", n), []).append(peaks(n))
+        order = admitted if turn % 2 == 0 else admitted[::-1]
+        for case in order:
+            if turn >= (case.rounds or rounds):
+                continue
+            for n in case.threads or threads:
+                sides_here = [OURS, *(peer.name for peer in peers if case.request)]
+                for side in sides_here if turn % 2 == 0 else sides_here[::-1]:
+                    results.samples.setdefault(Key(bench, case.name, side, n), []).append(one(case, side, n, peers))
+
+
+def one(case: Case, side: str, threads: int, peers: Sequence[Peer]) -> Sample:
+    """One run of one side."""
+    if side != OURS:
+        peer = next(peer for peer in peers if peer.name == side)
+        return peer.run({**(case.request or {}), "threads": threads})
+    numba.set_num_threads(threads)
+    return case.run(threads)

@@ -1,0 +1,35 @@
+"""What every bench is told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_np import Config, Model
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The model and the options of one call of bench.py."""
+
+    path: Path
+    model: Model
+    threads: tuple[int, ...]
+    lengths: tuple[int, ...] | None  # None: the bench's own
+    batches: tuple[int, ...] | None
+    rows: tuple[int, ...] | None
+    steps: int  # tokens to decode
+    small: Callable[[], tuple[str, Model]]  # a model for what takes too long with a large one, made when it is asked for
+    seed: int = 0
+
+    def fitting(self, wanted: tuple[int, ...] | None, default: tuple[int, ...], config: Config | None = None) -> list[int]:
+        """Lengths that the model's context holds, without repetition and in order."""
+        context = (config or self.model.config).context
+        return sorted({min(length, context) for length in wanted or default})
+
+
+def tokens(seed: int, vocab: int, *shape: int) -> NDArray[np.int64]:
+    """Random ids, the same for every side."""
+    return np.random.default_rng(seed).integers(0, vocab, shape)

@@ -1,0 +1,63 @@
+"""One process's life for processes.py: `fresh.py MODEL THREADS [every]` prints a JSON object of seconds, bytes and a digest."""
+
+import hashlib
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+BEGIN = time.perf_counter()
+
+import numba  # noqa: E402
+from numba.core import event  # noqa: E402
+
+from bitnet_np import KVCache, forward, forward_full, load  # noqa: E402
+
+IMPORTED = time.perf_counter()
+
+
+class Compilations(event.TimingListener):
+    """Seconds of compilation, nested ones counted once, and how many functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions = 0
+
+    def on_start(self, event: object) -> None:
+        super().on_start(event)
+        self.functions += 1
+
+
+def peak_bytes() -> int:
+    """Most memory that was resident. Linux's ru_maxrss may be the parent's, from before this program was started: ask for our own."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def main() -> None:
+    numba.set_num_threads(int(sys.argv[2]))
+    seen = Compilations()
+    with event.install_listener("numba:compile", seen):
+        begin = time.perf_counter()
+        model = load(sys.argv[1])
+        loaded = time.perf_counter()
+        first = forward_full(model, [[0]])
+        done = time.perf_counter()
+        if sys.argv[3:] == ["every"]:
+            prompt = [[0] * min(20, model.config.context - 1)]
+            cache = KVCache(model.config, 1, len(prompt[0]) + 1)
+            forward_full(model, prompt)
+            forward(model, prompt, cache, last_only=True)
+            forward(model, [[0]], cache, last_only=True)
+            done = time.perf_counter()
+    parts = {"import": IMPORTED - BEGIN, "load": loaded - begin, "first": done - loaded, "seconds": done - begin}
+    compiled = {"compile": seen.duration if seen.done else 0.0, "functions": seen.functions}
+    print(json.dumps({**parts, **compiled, "peak_bytes": peak_bytes(), "sha256": hashlib.sha256(first.tobytes()).hexdigest()}))
+
+
+if __name__ == "__main__":
+    main()

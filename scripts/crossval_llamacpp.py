@@ -1,0 +1,306 @@
+"""Cross-validation with llama.cpp, live: random models of every architecture and tensor type, written as GGUF, computed by both.
+
+llama.cpp runs in this process (llama-cpp-python, at least 0.3.36) as it computes most plainly: one thread, no flash attention, a float32
+KV cache, weights not repacked. Every tensor of its graph that is a point of ours is judged from its own inputs in the dialect llama.cpp,
+and so are the logits of the positions before the first activation that was rounded to another code: they must agree to 5e-6 of what the
+logits are large. For each tensor one line is printed only if it is wrong.
+
+    python scripts/crossval_llamacpp.py --seeds 12
+    python scripts/crossval_llamacpp.py --types all --archs llama,gptneox
+"""
+
+import argparse
+import ctypes
+import importlib
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_np import LLAMA_CPP, Config, Error, Model, forward_full, load
+from bitnet_np.blame import judge_trace
+from bitnet_np.compare import Verdict
+from bitnet_np.errors import OptionError, UnsupportedError
+from bitnet_np.families import FAMILIES
+from bitnet_np.points import Key, Trace
+from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
+from bitnet_np.testing import random_model, write_gguf
+
+ARCHITECTURES = tuple(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25"))  # those llama.cpp does not know
+TERNARY = tuple(kind.name for kind in TERNARY_TYPES)
+TYPES = ("float32", "float16", "bfloat16", *(kind.name for kind in BLOCK_TYPES))
+AGREEMENT = 5e-6
+Points = dict[Key, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found for a model."""
+
+    seed: int
+    architecture: str
+    type: str
+    shape: str
+    tensors: int  # judged
+    verdict: str
+    positions: int  # whose logits agree to AGREEMENT, of all
+    tokens: int
+    error: float  # the largest of those, as a part of the largest logit
+    reason: str
+    passed: bool
+
+
+# --- theirs ---------------------------------------------------------------------------------------------------------------------------
+
+
+class _Tensor(ctypes.Structure):
+    """ggml_tensor, as ggml.h has it."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("buffer", ctypes.c_void_p),
+        ("ne", ctypes.c_int64 * 4),
+        ("nb", ctypes.c_size_t * 4),
+        ("op", ctypes.c_int),
+        ("op_params", ctypes.c_int32 * 16),
+        ("flags", ctypes.c_int32),
+        ("src", ctypes.c_void_p * 10),
+        ("view_src", ctypes.c_void_p),
+        ("view_offs", ctypes.c_size_t),
+        ("data", ctypes.c_void_p),
+        ("name", ctypes.c_char * 64),
+    )
+
+
+def _floats(tensor: _Tensor) -> NDArray[np.float32]:
+    shape, strides = list(tensor.ne)[::-1], list(tensor.nb)[::-1]
+    size = 4 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    raw = np.frombuffer((ctypes.c_char * size).from_address(tensor.data or 0), np.uint8).copy()
+    return np.lib.stride_tricks.as_strided(raw.view(np.float32), shape, strides).copy()
+
+
+class LlamaCpp:
+    """llama.cpp, as far as it is used here. It is imported when this is made."""
+
+    def __init__(self) -> None:
+        try:
+            self.lib: Any = importlib.import_module("llama_cpp")
+        except ImportError as error:
+            raise UnsupportedError(f"cross-validation needs llama.cpp: pip install llama-cpp-python ({error})") from None
+        self._log = self.lib.llama_log_callback(lambda level, text, data: None)
+        self.lib.llama_log_set(self._log, ctypes.c_void_p(0))
+
+    @property
+    def version(self) -> str:
+        return f"llama-cpp-python {self.lib.__version__}"
+
+    def run(self, path: Path, tokens: NDArray[np.int64]) -> tuple[NDArray[np.float32], list[tuple[str, NDArray[np.float32]]]]:
+        """Logits [T, V], and the tensors of the graph in the order they were computed, by their names."""
+        lib, n = self.lib, len(tokens)
+        options = lib.llama_model_default_params()
+        options.n_gpu_layers, options.use_extra_bufts = 0, False
+        model = lib.llama_model_load_from_file(str(path).encode(), options)
+        if not model:
+            raise UnsupportedError(f"{path}: llama.cpp does not load it")
+        nodes: list[tuple[str, NDArray[np.float32]]] = []
+
+        def seen(tensor: int, ask: bool, data: object) -> bool:
+            node = ctypes.cast(tensor, ctypes.POINTER(_Tensor)).contents
+            if not ask and node.type == 0 and node.data:
+                nodes.append((node.name.decode(), _floats(node)))
+            return True
+
+        settings = lib.llama_context_default_params()
+        settings.n_ctx = settings.n_batch = settings.n_ubatch = 256
+        settings.n_threads = settings.n_threads_batch = 1
+        settings.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        settings.type_k = settings.type_v = 0  # float32
+        callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)(seen)
+        settings.cb_eval = ctypes.cast(callback, type(settings.cb_eval))
+        context = lib.llama_init_from_model(model, settings)
+        batch = lib.llama_batch_init(n, 0, 1)
+        try:
+            batch.n_tokens = n
+            for i, token in enumerate(tokens):
+                batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = int(token), i, 1, 1
+                batch.seq_id[i][0] = 0
+            if lib.llama_decode(context, batch):
+                raise UnsupportedError(f"{path}: llama.cpp does not compute it")
+            vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+            return np.ctypeslib.as_array(lib.llama_get_logits(context), (n, vocab)).copy(), nodes
+        finally:
+            lib.llama_batch_free(batch)
+            lib.llama_free(context)
+            lib.llama_model_free(model)
+
+
+def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: int) -> Points:
+    """The nodes that are points of ours. Several nodes have one name: Qcur is it from the product to the rotation."""
+    by_name: dict[str, list[NDArray[np.float32]]] = {}
+    for name, array in nodes:
+        by_name.setdefault(name, []).append(array.reshape(tokens, -1) if array.size % tokens == 0 else array)
+    found: Points = {}
+
+    def take(name: str, layer: int | None, node: str, at: int = -1) -> None:
+        label = node if layer is None else f"{node}-{layer}"
+        if label in by_name:
+            found[Key(name, layer)] = by_name[label][at]
+
+    for name in ("inpL", "result_norm", "result_output"):
+        take(name, None, name)
+    take("inp_embd", None, "embd")
+    for n in range(c.n_layers):
+        rotated = c.rope != "none"
+        for name in ("Qcur", "Kcur"):
+            take(name, n, name, -2 if rotated else -1)
+            take(name + "_normed", n, name + "_normed")
+            if rotated:
+                take(name + "_rope", n, name)
+        for name in ("attn_norm", "Vcur", "kqv_out", "attn_sub_norm", "ffn_inp", "ffn_norm", "ffn_sub_norm", "l_out"):
+            take(name, n, name)
+        for node in ("attn_o_out", "attn_out"):
+            take("attn_o_out", n, node)
+        for name in ("ffn_gate", "ffn_up"):
+            for node in ("", "_s", "_b"):  # after the product, its scale, its bias
+                take(name, n, name + node)
+        for node in ("ffn_swiglu", "ffn_gelu", "ffn_sub_out"):
+            take("ffn_out", n, node)
+        take("ffn_down", n, "ffn_down")
+        take("ffn_down", n, "ffn_out", 0)  # with its bias; of a parallel residual, before anything is added
+    return found
+
+
+# --- ours -----------------------------------------------------------------------------------------------------------------------------
+
+
+def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int64]]:
+    """A random model that llama.cpp can have, and tokens for it."""
+    rng = np.random.default_rng([seed, ARCHITECTURES.index(architecture), TYPES.index(kind)])
+    family = FAMILIES[architecture]
+    kv_heads, head_dim = int(rng.choice([1, 2, 4])), int(rng.choice([32, 64]))
+    heads = kv_heads * int(rng.choice([1, 2, 4]))
+    if heads * head_dim % 256:
+        heads, head_dim = 8 * max(1, heads // 8), 32
+        kv_heads = min(kv_heads, heads)
+    if "attn_qkv" in _fused(architecture):
+        kv_heads = heads  # their graphs share no heads
+    shape: dict[str, Any] = {
+        "width": heads * head_dim,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "ffn": 256 * int(rng.integers(1, 4)),
+        "n_layers": int(rng.integers(1, 4)),
+        "vocab": int(rng.integers(40, 300)),
+        "context": 128,
+        "rope_base": float(rng.choice([10000.0, 500000.0])),
+        "eps": float(np.float32(rng.choice([1e-5, 1e-6]))),
+    }
+    if family.partial_rope:
+        shape |= {"rope_width": head_dim // 2 if seed % 2 else None, "parallel_residual": bool(seed // 2 % 2)}
+    if family.scaling and family.config["rope"] != "none":
+        shape["rope_scaling"] = float(rng.choice([1.0, 2.0, 8.0]))
+    table = kind if kind not in TERNARY else "float16"
+    model = random_model(seed, family=architecture, weights=kind, table=table, tied=architecture in ("bitnet", "gpt2"), **shape)
+    if architecture == "gptneox":
+        model = replace(model, output_bias=None)  # llama.cpp reads none there
+    return model, rng.integers(0, model.config.vocab, int(rng.choice([2, 17, 40, 70])))
+
+
+def _fused(architecture: str) -> tuple[str, ...]:
+    return ("attn_qkv",) if architecture in ("gptneox", "gpt2") else ()
+
+
+def validate(theirs: LlamaCpp, seed: int, architecture: str, kind: str, folder: Path) -> Row:
+    drawn, tokens = draw(seed, architecture, kind)
+    path = folder / f"{architecture}-{kind}-{seed}.gguf"
+    write_gguf(path, drawn, fused=bool(_fused(architecture)))
+    model = load(path)
+    logits, nodes = theirs.run(path, tokens)
+    found = points(model.config, nodes, len(tokens))
+    found[Key("result_output", None)] = logits
+    report = judge_trace(model, Trace(found, tokens, theirs.version), tokens, LLAMA_CPP)
+    ours = forward_full(model, tokens[None], dialect=LLAMA_CPP)[0]
+    errors = np.abs(ours - logits).max(axis=1) / np.abs(logits).max()
+    agree = errors <= AGREEMENT
+    path.unlink()
+    c = model.config
+    return Row(
+        seed=seed,
+        architecture=architecture,
+        type=kind,
+        shape=f"L{c.n_layers} heads {c.heads}/{c.kv_heads}x{c.head_dim} F{c.ffn} V{c.vocab}",
+        tensors=len(report.operations),
+        verdict=report.verdict.name,
+        positions=int(agree.sum()),
+        tokens=len(tokens),
+        error=float(errors[agree].max(initial=0)),
+        reason="" if report.verdict < Verdict.WRONG else report.reason,
+        passed=report.verdict < Verdict.WRONG,
+    )
+
+
+def line(row: Row) -> str:
+    cells = (
+        f"{row.seed:>4}",
+        f"{row.architecture:<8}",
+        f"{row.type:<8}",
+        f"{row.shape:<30}",
+        f"{row.tensors:>4} tensors",
+        f"{row.verdict:<9}",
+        f"{row.positions:>3}/{row.tokens:<3} positions",
+        f"{row.error:>8.1e}",
+    )
+    return "  ".join(cells) + (f"\n      {row.reason}" if row.reason else "")
+
+
+def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
+    names = list(known) if text == "all" else text.split(",")
+    for name in names:
+        if name not in known:
+            raise OptionError(f"{option} has {name!r}, expected all or some of {', '.join(known)}")
+    return names
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="models of each architecture and type (default 1)")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
+    parser.add_argument("--archs", default="all", metavar="llama,...", help=f"all (default) or some of {', '.join(ARCHITECTURES)}")
+    parser.add_argument("--types", default="all", metavar="Q4_K,...", help=f"all (default) or some of {', '.join(TYPES)}")
+    parser.add_argument("--json", type=Path, metavar="F", help="write what was found")
+    options = parser.parse_args(argv)
+    rows = []
+    try:
+        if options.seeds < 1 or options.first < 0:
+            raise OptionError(f"{options.seeds} seeds from {options.first} on, expected at least 1, from 0 on")
+        architectures, types = _chosen("--archs", options.archs, ARCHITECTURES), _chosen("--types", options.types, TYPES)
+        theirs = LlamaCpp()
+        print(theirs.version)
+        with tempfile.TemporaryDirectory() as folder:
+            for seed in range(options.first, options.first + options.seeds):
+                for architecture in architectures:
+                    for kind in types:
+                        if FAMILIES[architecture].ternary and kind not in TERNARY:
+                            continue
+                        rows.append(validate(theirs, seed, architecture, kind, Path(folder)))
+                        print(line(rows[-1]), flush=True)
+    except Error as error:
+        print(f"crossval_llamacpp.py: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        options.json.write_text(json.dumps({"version": theirs.version, "rows": [asdict(row) for row in rows]}, indent=2))
+    failed = [row for row in rows if not row.passed]
+    positions, tokens = sum(row.positions for row in rows), sum(row.tokens for row in rows)
+    print(f"{len(rows) - len(failed)} of {len(rows)} models agree; {positions} of {tokens} positions to {AGREEMENT:g}")
+    return 1 if failed or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

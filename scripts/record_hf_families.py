@@ -1,0 +1,248 @@
+"""Record what Hugging Face transformers computes for small random models of families that are not BitNet: `record_hf_families.py FOLDER`.
+
+It needs torch and transformers. Each model is drawn by bitnet_np.testing and written as <name>.gguf; its weights are given to transformers
+in the layout that transformers has; <name>.npz gets `tokens` [B, T], `logits_f32` as transformers computes them in float32, and
+`logits_f64`, with float64 for every float32 in its source (it computes in float32 in places, whatever the model's dtype).
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from crossval_hf import Float64
+from numpy.typing import NDArray
+
+from bitnet_np import Model
+from bitnet_np.errors import UnsupportedError
+from bitnet_np.families import llama3_factors, rope_frequencies
+from bitnet_np.model import Layer, Linear
+from bitnet_np.testing import random_model, write_gguf
+
+SHAPE: dict[str, Any] = {"width": 48, "ffn": 40, "heads": 4, "kv_heads": 2, "head_dim": 12, "vocab": 61, "context": 64, "n_layers": 2}
+SHAPE |= {"eps": float(np.float32(1e-5))}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model: its family, its settings, and transformers' classes and options for the same."""
+
+    name: str
+    family: str
+    shape: dict[str, Any]
+    module: str
+    classes: str  # <classes>Config and <classes>ForCausalLM or LMHeadModel
+    options: dict[str, Any]
+    weights: Callable[[Model], dict[str, Array]]
+
+
+def cases() -> list[Case]:
+    rope = {"rope_theta": 10000.0}
+    llama3 = {"rope_parameters": {"rope_type": "llama3", **rope, **LLAMA3}}
+    linear = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, **rope}}
+    plain = {"rope_parameters": {"rope_type": "default", **rope}}
+    mha = {"kv_heads": 4}
+    neox = {"hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **rope}}
+    return [
+        Case("llama_llama3_biases", "llama", {}, "llama", "Llama", {"attention_bias": True, "mlp_bias": True} | llama3, _llama),
+        Case("qwen2_linear", "qwen2", {"rope_scaling": 4.0}, "qwen2", "Qwen2", linear, _llama),
+        Case("qwen3_wide_heads", "qwen3", {"head_dim": 16}, "qwen3", "Qwen3", plain, _llama),
+        Case("gptneox_parallel", "gptneox", {"rope_width": 6, "parallel_residual": True} | mha, "gpt_neox", "GPTNeoX", neox, _gptneox),
+        Case(
+            "gptneox_sequential",
+            "gptneox",
+            {"rope_width": 6, "parallel_residual": False} | mha,
+            "gpt_neox",
+            "GPTNeoX",
+            neox | {"use_parallel_residual": False},
+            _gptneox,
+        ),
+        Case("gpt2", "gpt2", mha, "gpt2", "GPT2", {"activation_function": "gelu_new"}, _gpt2),
+    ]
+
+
+def draw(case: Case, seed: int) -> Model:
+    """The model as a GGUF file can have it. transformers' exact GELU of gptneox is none of a GGUF's settings: set it after loading."""
+    model = random_model(seed, family=case.family, tied=case.family in ("qwen2", "gpt2"), **{**SHAPE, **case.shape})
+    if model.rope_factors is None:
+        return replace(model, output_bias=None)
+    told = {"factor": 8.0, "low": 1.0, "high": 4.0, "original": 64}
+    frequencies = rope_frequencies(model.config.rope_base, 2 * model.config.rope_pairs)
+    return replace(model, output_bias=None, rope_factors=llama3_factors(frequencies, **told).astype(np.float32))  # type: ignore[arg-type]
+
+
+# --- the same weights in transformers' layouts ----------------------------------------------------------------------------------------
+
+
+def _pair(name: str, linear: Linear, turn: Callable[[NDArray], NDArray] = lambda x: x) -> dict[str, Array]:
+    assert isinstance(linear.weights, np.ndarray)
+    bias = {} if linear.bias is None else {name + ".bias": turn(linear.bias)}
+    return {name + ".weight": turn(linear.weights)} | bias
+
+
+def _ends(model: Model, embedding: str, norm: str, head: str) -> dict[str, Array]:
+    found: dict[str, Any] = {embedding + ".weight": model.token_embd, norm + ".weight": model.output_norm, head + ".weight": model.head}
+    if model.output_norm_bias is not None:
+        found[norm + ".bias"] = model.output_norm_bias
+    return found
+
+
+def _llama(model: Model) -> dict[str, Array]:
+    """Rows of queries and keys in halves: Llama's GGUF files have them permuted so that pairs are adjacent."""
+    c = model.config
+
+    def halved(x: NDArray) -> NDArray:
+        return x.reshape(-1, c.head_dim // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+    found = _ends(model, "model.embed_tokens", "model.norm", "lm_head")
+    for n, layer in enumerate(model.layers):
+        path = f"model.layers.{n}."
+        assert layer.ffn_gate is not None
+        turn = halved if c.rope == "adjacent" else lambda x: x
+        found |= _pair(path + "self_attn.q_proj", layer.attn_q, turn) | _pair(path + "self_attn.k_proj", layer.attn_k, turn)
+        found |= _pair(path + "self_attn.v_proj", layer.attn_v) | _pair(path + "self_attn.o_proj", layer.attn_output)
+        found |= _pair(path + "mlp.gate_proj", layer.ffn_gate) | _pair(path + "mlp.up_proj", layer.ffn_up)
+        found |= _pair(path + "mlp.down_proj", layer.ffn_down)
+        found |= {path + "input_layernorm.weight": layer.attn_norm, path + "post_attention_layernorm.weight": layer.ffn_norm}
+        if layer.attn_q_norm is not None and layer.attn_k_norm is not None:
+            found |= {path + "self_attn.q_norm.weight": layer.attn_q_norm, path + "self_attn.k_norm.weight": layer.attn_k_norm}
+    return found
+
+
+def _norms(path: str, layer: Layer, first: str, second: str) -> dict[str, Array]:
+    assert layer.attn_norm_bias is not None
+    assert layer.ffn_norm_bias is not None
+    return {
+        f"{path}{first}.weight": layer.attn_norm,
+        f"{path}{first}.bias": layer.attn_norm_bias,
+        f"{path}{second}.weight": layer.ffn_norm,
+        f"{path}{second}.bias": layer.ffn_norm_bias,
+    }
+
+
+def _qkv(layer: Layer) -> list[tuple[NDArray, NDArray]]:
+    parts = []
+    for linear in (layer.attn_q, layer.attn_k, layer.attn_v):
+        assert isinstance(linear.weights, np.ndarray)
+        assert linear.bias is not None
+        parts.append((linear.weights, linear.bias))
+    return parts
+
+
+def _gptneox(model: Model) -> dict[str, Array]:
+    """Query, key and value of a head follow each other, head by head."""
+    c = model.config
+    found = _ends(model, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "lm_head")
+    for n, layer in enumerate(model.layers):
+        path = f"gpt_neox.layers.{n}."
+        for i, name in enumerate(("weight", "bias")):
+            parts = [part[i].reshape(c.heads, 1, c.head_dim, -1) for part in _qkv(layer)]
+            fused = np.concatenate(parts, axis=1)
+            found[f"{path}attention.query_key_value.{name}"] = fused.reshape(-1, c.width) if name == "weight" else fused.reshape(-1)
+        found |= _pair(path + "attention.dense", layer.attn_output)
+        found |= _pair(path + "mlp.dense_h_to_4h", layer.ffn_up) | _pair(path + "mlp.dense_4h_to_h", layer.ffn_down)
+        found |= _norms(path, layer, "input_layernorm", "post_attention_layernorm")
+    return found
+
+
+def _gpt2(model: Model) -> dict[str, Array]:
+    """Matrices are [M, N]."""
+    found = _ends(model, "transformer.wte", "transformer.ln_f", "lm_head")
+    assert isinstance(model.position_embd, np.ndarray)
+    found["transformer.wpe.weight"] = model.position_embd
+    for n, layer in enumerate(model.layers):
+        path = f"transformer.h.{n}."
+        weights, biases = zip(*_qkv(layer), strict=True)
+        found |= {path + "attn.c_attn.weight": np.concatenate(weights).T, path + "attn.c_attn.bias": np.concatenate(biases)}
+        found |= _pair(path + "attn.c_proj", layer.attn_output, lambda x: x.T)
+        found |= _pair(path + "mlp.c_fc", layer.ffn_up, lambda x: x.T) | _pair(path + "mlp.c_proj", layer.ffn_down, lambda x: x.T)
+        found |= _norms(path, layer, "ln_1", "ln_2")
+    return found
+
+
+# --- theirs ---------------------------------------------------------------------------------------------------------------------------
+
+
+def run(case: Case, model: Model, tokens: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
+    """transformers' logits [B, T, V] in float32, and in float64 throughout."""
+    try:
+        torch: Any = importlib.import_module("torch")
+        library: Any = importlib.import_module("transformers")
+        modeling: Any = importlib.import_module(f"transformers.models.{case.module}.modeling_{case.module}")
+        rotations: Any = importlib.import_module("transformers.modeling_rope_utils")
+    except ImportError as error:
+        raise UnsupportedError(f"recording needs torch and transformers: pip install torch transformers ({error})") from None
+    c = model.config
+    common = {"vocab_size": c.vocab, "tie_word_embeddings": model.output is None, "attn_implementation": "eager", "use_cache": False}
+    common |= {"bos_token_id": 1, "eos_token_id": 2}
+    if case.classes == "GPT2":
+        sizes: dict[str, Any] = {"n_embd": c.width, "n_layer": c.n_layers, "n_head": c.heads, "n_inner": c.ffn, "n_positions": c.context}
+        sizes |= {"layer_norm_epsilon": c.eps}
+    else:
+        sizes = {"hidden_size": c.width, "intermediate_size": c.ffn, "num_hidden_layers": c.n_layers, "num_attention_heads": c.heads}
+        sizes |= {"max_position_embeddings": c.context, "layer_norm_eps" if c.norm == "layer" else "rms_norm_eps": c.eps}
+        if c.norm == "rms":
+            sizes |= {"num_key_value_heads": c.kv_heads, "head_dim": c.head_dim}
+    told = getattr(library, case.classes + "Config")(**common, **sizes, **case.options)
+
+    def build() -> Any:
+        built = getattr(library, case.classes + ("LMHeadModel" if case.classes == "GPT2" else "ForCausalLM"))(told).eval()
+        state = {name: torch.from_numpy(np.array(value, np.float32)) for name, value in case.weights(model).items()}
+        missing, unexpected = built.load_state_dict(state, strict=False)
+        if unexpected or [name for name in missing if "rotary" not in name and not name.endswith(".attn.bias")]:
+            raise UnsupportedError(f"{case.name}: transformers has other weights: {missing} are missing, {unexpected} have no place")
+        return built
+
+    ids = torch.from_numpy(tokens)
+    with torch.no_grad():
+        single = build()(input_ids=ids).logits.numpy().copy()
+        with ExitStack() as stack:
+            for patched in (modeling, rotations):
+                stack.enter_context(mock.patch.object(patched, "torch", Float64(torch)))
+            stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
+            strict = build().double()
+            for module in strict.modules():
+                if hasattr(module, "inv_freq") and hasattr(module, "rope_type"):
+                    kind = module.rope_type
+                    init = module.compute_default_rope_parameters if kind == "default" else rotations.ROPE_INIT_FUNCTIONS[kind]
+                    module.inv_freq = (init(told) if kind == "default" else init(told, "cpu"))[0]
+                    if module.inv_freq.dtype != torch.float64:
+                        raise UnsupportedError("this transformers works out RoPE's frequencies in another way than with torch.float")
+            exact = strict(input_ids=ids).logits
+        if exact.dtype != torch.float64:
+            raise UnsupportedError(f"{case.name}: transformers' logits are {exact.dtype}, expected float64")
+        return single, exact.numpy().copy()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=7)
+    options = parser.parse_args(argv)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for case in cases():
+        model = draw(case, options.seed)
+        tokens = np.random.default_rng([options.seed, 1]).integers(0, model.config.vocab, (2, 24))
+        try:
+            single, exact = run(case, model, tokens)
+        except UnsupportedError as error:
+            print(f"record_hf_families.py: {error}", file=sys.stderr)
+            return 2
+        write_gguf(options.folder / f"{case.name}.gguf", model)
+        np.savez_compressed(options.folder / f"{case.name}.npz", tokens=tokens, logits_f32=single, logits_f64=exact)
+        print(
+            f"{case.name}: float32 and float64 differ by {np.abs(single - exact).max():.2g}, logits are {np.abs(exact).max():.3g} at most"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,442 @@
+"""The benchmark: what it refuses, what it computes from samples, and every sub-bench once on the tiny shape. No speed is asserted."""
+
+import hashlib
+import json
+import math
+import os
+import stat
+import sys
+
+import bench
+import gguf
+import numba
+import numpy as np
+import pytest
+from benchmarks import forwards, kernel_calls, memory, models, peaks, peers, processes, report, stats
+from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, simple
+from make_model import Shape
+
+from bitnet_np import load
+from bitnet_np.errors import OptionError
+
+FAKE_LLAMA = """
+import time
+__version__ = "fake 1"
+class Llama:
+    def __init__(self, path, n_ctx, verbose):
+        open(path, "rb").close()
+        self.ctx, self.fed, self.context = self, 0, n_ctx
+        print("noise that is no answer", flush=True)
+    def n_vocab(self): return 4
+    def reset(self): self.fed = 0
+    def eval(self, tokens):
+        self.fed += len(tokens)
+        assert self.fed <= self.context
+        time.sleep(0.001)
+def llama_set_n_threads(context, n, batch): assert n == batch
+def llama_get_logits(context): return LOGITS
+LOGITS = [0.0, 1.0, 2.0, 3.0]
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture
+def quick(folder, tmp_path):
+    """Runs bench.py with everything small -> exit code and JSON (None if there is none)."""
+
+    def run(*arguments):
+        target = tmp_path / "out.json"
+        given = ["--model-dir", str(folder), "--rounds", "2", "--steps", "2", "--lengths", "4,8", "--read-mb", "1"]
+        if not {"--shape", "--model"} & set(arguments):
+            given += ["--shape", "tiny"]
+        if "--threads" not in arguments:  # waking a second thread on a busy machine takes longer than all the rest
+            given += ["--threads", "1"]
+        code = bench.main([*arguments, *given, "--batch", "1,2", "--rows", "1,3", "--json", str(target)])
+        return code, json.loads(target.read_text()) if target.exists() else None
+
+    return run
+
+
+@pytest.fixture
+def fake_llama(tmp_path, monkeypatch):
+    """A stand-in for llama-cpp-python that workers import; returns the file, to be changed."""
+    module = tmp_path / "fake" / "llama_cpp.py"
+    module.parent.mkdir()
+    module.write_text(FAKE_LLAMA)
+    monkeypatch.setenv("PYTHONPATH", str(module.parent), prepend=os.pathsep)
+    return module
+
+
+@pytest.fixture
+def bare_python(tmp_path):
+    """A Python without any package."""
+    path = tmp_path / "python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_summary():
+    assert stats.summary([3.0, 1.0, 2.0, 10.0]) == (2.5, 1.0, 10.0, pytest.approx(8.95))
+    with pytest.raises(ValueError, match="no samples"):
+        stats.summary([])
+
+
+def test_ratios_are_taken_round_by_round():
+    assert stats.ratios([2.0, 9.0], [1.0, 3.0]) == [2.0, 3.0]
+    with pytest.raises(ValueError, match="longer"):
+        stats.ratios([1.0], [1.0, 2.0])
+
+
+def test_fit_finds_both_terms():
+    lengths = [32, 64, 128, 512, 4096]
+    found = stats.fit(lengths, [3e-4 * t + 5e-8 * t * t for t in lengths])
+    assert (found.a, found.b, found.r2) == (pytest.approx(3e-4), pytest.approx(5e-8), pytest.approx(1))
+    assert found.equal == pytest.approx(6000)
+
+
+def test_fit_says_how_much_it_explains():
+    found = stats.fit([1, 2, 3, 4], [5.0, 1.0, 7.0, 2.0])
+    assert found.r2 < 0.5
+    assert stats.fit([1, 2, 4], [1.0, 1.9, 3.6]).equal == math.inf
+    with pytest.raises(ValueError, match="at least two different"):
+        stats.fit([8, 8], [1.0, 2.0])
+
+
+def test_fractions_are_of_the_same_rounds_peak():
+    case = Case("b", "c", simple(lambda: None))
+    results = Results([case])
+    results.samples[Key("b", "c", OURS, 1)] = [{"seconds": 1.0}, {"seconds": 2.0}]
+    results.samples[Key("peaks", "b", "machine", 1)] = [{"seconds": 0.0, "read": 20.0}, {"seconds": 0.0, "read": 10.0}]
+    assert results.fractions(case, 1, 10, "read") == [0.5, 0.5]
+    assert results.fractions(case, 1, 10, "int8") == []
+
+
+def test_tables_line_up():
+    text = report.render(report.Table("title", ["", "n", "long name"], [["a", "1", "2.5"], ["longer", "10", "-"]], ["a note"]))
+    assert text.splitlines() == [
+        "title",
+        "         n  long name",
+        "------  --  ---------",
+        "a        1        2.5",
+        "longer  10          -",
+        "a note",
+    ]
+
+
+# --- checks before timing -------------------------------------------------------------------------------------------------------------
+
+
+def case_of(result, **more):
+    return Case("b", "c", simple(lambda: None), check=result, **more)
+
+
+def test_check_gives_a_digest_and_refuses_wrong_results():
+    ones = np.ones(3, np.float32)
+    assert check(case_of(lambda: ones, expected=lambda: ones.copy()), (1, 2)) == hashlib.sha256(ones.tobytes()).hexdigest()
+    with pytest.raises(CheckError, match="NaN or infinity"):
+        check(case_of(lambda: np.array([1.0, np.nan])), (1,))
+    with pytest.raises(CheckError, match="number of threads"):
+        check(case_of(lambda: np.array([float(numba.get_num_threads())])), (1, 2))
+    with pytest.raises(CheckError, match="not the other path's"):
+        check(case_of(lambda: ones, expected=lambda: -ones), (1,))
+
+
+def test_a_wrong_result_is_not_timed(quick, monkeypatch, capsys):
+    monkeypatch.setattr(forwards, "forward_full", lambda model, ids, **options: np.zeros((1, model.config.vocab), np.float32))
+    code, found = quick("prefill")
+    assert (code, found) == (1, None)
+    assert "not the other path's" in capsys.readouterr().err
+
+
+def test_kernel_checks_notice_one_wrong_number(folder):
+    model = load(models.ours(folder, "tiny", 0))
+    matrix = model.layers[0].attn_k
+    rng = np.random.default_rng(0)
+    codes, scale = rng.integers(-127, 128, (2, matrix.shape[1])).astype(np.int8), np.array([3.0, 5.0], np.float32)
+    out = kernel_calls.ternary(codes, scale, matrix)
+    assert kernel_calls.checked(out, codes, scale, matrix) is out
+    out[1, 7] = np.nextafter(out[1, 7], np.float32(np.inf))
+    with pytest.raises(CheckError, match="NumPy's integers"):
+        kernel_calls.checked(out, codes, scale, matrix)
+
+    x = rng.standard_normal((2, model.config.width), np.float32)
+    logits = (x.astype(np.float64) @ model.token_embd.astype(np.float64).T).astype(np.float32)
+    assert kernel_calls.head_checked(logits, x, model.token_embd) is logits
+    logits[0, 3] += 1e-3
+    with pytest.raises(CheckError, match="bound"):
+        kernel_calls.head_checked(logits, x, model.token_embd)
+
+    q, k, v = (rng.standard_normal(shape, np.float32) for shape in ((5, 2, 4), (1, 5, 1, 4), (1, 5, 1, 4)))
+    with pytest.raises(CheckError, match="head 0 of the last of 5 tokens"):
+        kernel_calls.attention_checked(np.zeros_like(q), q, k, v)
+
+
+def test_sides_take_turns_and_the_order_turns_around():
+    class Stub:
+        name = "peer"
+
+        def run(self, request):
+            log.append(("peer", request["threads"]))
+            return {"seconds": 1.0}
+
+    log = []
+
+    def case(name, request):
+        return Case("b", name, lambda threads: log.append((name, threads)) or {"seconds": 1e-3}, request=request, warm=False)
+
+    results = Results()
+    measure("b", [case("one", {"do": "it"}), case("two", None)], (1, 2), 2, 60, lambda n: {"seconds": 0.0}, [Stub()], results)
+    first, second = log[:6], log[6:]
+    assert first == [("one", 1), ("peer", 1), ("one", 2), ("peer", 2), ("two", 1), ("two", 2)]
+    assert second == [("two", 1), ("two", 2), ("peer", 1), ("one", 1), ("peer", 2), ("one", 2)]
+    assert len(results.samples[Key("peaks", "b", "machine", 2)]) == 2
+
+
+def test_what_the_budget_does_not_hold_is_skipped_and_named():
+    def case(name, work):
+        return Case("b", name, lambda threads: {"seconds": 0.1 * work}, work=work)
+
+    results = Results()
+    measure("b", [case("large", 5), case("huge", 100), case("small", 1)], (1,), 3, 2.0, lambda n: {"seconds": 0.0}, [], results)
+    assert [case.name for case in results.cases] == ["large", "small"]
+    assert results.skipped == ["b huge"]
+
+
+# --- the machine ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_peaks_are_checked_sums():
+    found = peaks.Peaks(1)(2)
+    ways = [value for name, value in found.items() if name.startswith("read, ")]
+    assert found["read"] == max(ways)
+    assert len(ways) == 4
+    assert found["fma"] > 0
+
+
+def test_memory_is_seen_where_it_is_used():
+    held = []
+    found = memory.traced(lambda: held.append(np.ones(1_000_000, np.uint8)))
+    assert 1_000_000 <= found["peak"] < 1_100_000
+    assert 1_000_000 <= found["left"] < 1_100_000
+    assert memory.traced(lambda: np.ones(1_000_000, np.uint8))["left"] < 100_000
+    growth = memory.resident_growth(lambda: np.ones(50_000_000, np.uint8))
+    assert growth is None or 45_000_000 < growth < 80_000_000
+
+
+# --- peers ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_for_llama_cpp_holds_the_same_shape(folder):
+    shape = Shape(vocab=300, width=256, layers=1, ffn=512)
+    path = models.for_llama_cpp(folder, shape, seed=1)
+    reader = gguf.GGUFReader(path)
+    assert bytes(reader.fields["general.architecture"].parts[-1]).decode() == "bitnet"
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    gate = tensors["blk.0.ffn_gate.weight"]
+    assert (gate.tensor_type, gate.shape.tolist()) == (gguf.GGMLQuantizationType.TQ2_0, [256, 512])
+    values = gguf.quants.dequantize(gate.data, gate.tensor_type)
+    assert len(np.unique(values)) == 3
+    assert np.isclose(values.std() * 16, 1, atol=0.15)  # 1 / sqrt(width), up to a tenth
+    assert tensors["token_embd.weight"].tensor_type == gguf.GGMLQuantizationType.F16
+    assert models.for_llama_cpp(folder, shape, seed=1) == path
+    assert models.for_llama_cpp(folder, shape, seed=2) != path
+
+
+def test_rows_that_tq2_0_cannot_hold_are_refused(folder):
+    with pytest.raises(OptionError, match="ffn is 384, but rows of TQ2_0 are multiples of 256"):
+        models.for_llama_cpp(folder, Shape(ffn=384), 0)
+
+
+@pytest.mark.parametrize(("name", "pip"), [("llama-cpp", "llama-cpp-python"), ("transformers", "torch transformers")])
+def test_a_peer_that_is_not_installed_is_refused_at_once(quick, bare_python, capsys, name, pip):
+    assert quick("decode", "--vs", name, "--peer-python", bare_python) == (2, None)
+    message = capsys.readouterr().err
+    assert f"pip install {pip}" in message
+    assert "--peer-python" in message
+
+
+def test_a_peer_python_that_does_not_run_is_refused(quick, capsys):
+    assert quick("decode", "--vs", "llama-cpp", "--peer-python", "/nowhere/python") == (2, None)
+    assert "/nowhere/python does not run" in capsys.readouterr().err
+
+
+def test_a_peer_runs_beside_us(quick, fake_llama, capsys):
+    code, found = quick("decode", "prefill", "--vs", "llama-cpp")
+    assert code == 0
+    theirs = {(entry["bench"], entry["case"], entry["threads"]) for entry in found["results"] if entry["side"] == "llama-cpp"}
+    assert theirs == {("prefill", "4 tokens", 1), ("prefill", "8 tokens", 1), ("decode", "2 after 8", 1)}
+    assert "not the same model (llama_cpp fake 1)" in found["peers"]["llama-cpp"]
+    out = capsys.readouterr().out
+    assert "x llama-cpp: llama-cpp's seconds / ours" in out
+
+
+def test_a_peer_with_logits_of_nan_or_all_the_same_is_no_peer(quick, fake_llama, capsys):
+    for logits in ("float('nan'), 1.0, 2.0, 3.0", "1.0, 1.0, 1.0, 1.0"):
+        fake_llama.write_text(FAKE_LLAMA.replace("0.0, 1.0, 2.0, 3.0", logits))
+        assert quick("decode", "--vs", "llama-cpp") == (2, None)
+        assert "not finite, or all the same" in capsys.readouterr().err
+
+
+def test_a_peer_that_dies_is_told(quick, fake_llama, capsys):
+    died = 'import os, sys; print("out of luck", file=sys.stderr, flush=True); os._exit(3)'
+    fake_llama.write_text(FAKE_LLAMA.replace("time.sleep(0.001)", died))
+    assert quick("decode", "--vs", "llama-cpp") == (2, None)
+    assert "exit code 3: " in (message := capsys.readouterr().err)
+    assert "out of luck" in message
+
+
+def test_dense_weights_that_do_not_fit_are_refused():
+    models.check_memory(Shape(), 4)
+    with pytest.raises(OptionError, match="dense weights need"):
+        models.check_memory(Shape(vocab=2**31), 4)
+
+
+# --- the command ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "invalid choice"),
+        ([], "required"),
+        (["decode", "--threads", "1,x"], "'1,x' is not a list of numbers"),
+        (["decode", "--threads", "0"], "0 is not at least 1"),
+        (["decode", "--rounds", "0"], "0 is not at least 1"),
+        (["decode", "--vs", "others"], "invalid choice"),
+        (["decode", "--shape", "tiny", "--model", "m.gguf"], "not allowed with"),
+    ],
+)
+def test_arguments_that_are_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        bench.main(arguments)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_lists_keep_their_order_once():
+    assert bench.parser().parse_args(["decode", "--threads", "2,1,2"]).threads == (2, 1)
+
+
+def test_more_threads_than_there_are_is_refused(quick, capsys):
+    most = numba.config.NUMBA_NUM_THREADS
+    assert bench.main(["decode", "--threads", str(most + 1)]) == 2
+    assert f"Numba has {most} here" in capsys.readouterr().err
+
+
+def test_peers_for_what_has_none_are_refused(capsys):
+    assert bench.main(["matmul", "--vs", "llama-cpp"]) == 2
+    assert "--vs is for decode and prefill, not for matmul" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path, capsys):
+    assert bench.main(["decode", "--model", str(tmp_path / "none.gguf")]) == 2
+    assert "none.gguf" in capsys.readouterr().err
+
+
+CASES = {
+    "prefill": {"4 tokens", "8 tokens", "all logits of 4"},
+    "decode": {"2 after 8", "greedy 2 after 8"},
+    "batch": {f"decode, batch {b}" for b in (1, 2)} | {f"prefill, batch {b} x {t}" for b in (1, 2) for t in (4, 8)},
+    "matmul": {
+        f"{name}, {rows} rows"
+        for name in ("attn_q 256 x 256", "attn_k 128 x 256", "ffn_gate 768 x 256", "ffn_down 256 x 768", "head 512 x 256")
+        for rows in (1, 3)
+    },
+    "attention": {"4 tokens", "8 tokens"},
+    "load": {"first logits"},
+    "modes": {f"{path} {b} x {t}" for path in ("parallel", "incremental") for b in (1, 2) for t in (4, 8)},
+    "fit": {"4 tokens", "8 tokens"},
+    "memory": {
+        "forward_full, all logits",
+        "forward_full, last",
+        "incremental, all logits",
+        "incremental, last",
+        "prefill into a cache",
+        "decode step",
+        f"{memory.LEAK_CALLS} decode steps",
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_bench_runs_and_writes_every_sample(quick, name, capsys):
+    before = numba.get_num_threads()
+    threads = {1, 2} if name == "decode" else {1}
+    code, found = quick(name, "--threads", ",".join(map(str, threads)))
+    assert code == 0
+    assert numba.get_num_threads() == before
+    assert found["schema"] == report.SCHEMA
+    assert found["machine"]["numba"] == numba.__version__
+    assert found["model"]["ternary_weights"] == 3 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 768 * 256)
+    assert found["skipped"] == []
+    ours = [entry for entry in found["results"] if entry["bench"] == name]
+    assert {entry["case"] for entry in ours} == CASES[name]
+    assert {(entry["case"], entry["threads"]) for entry in ours} == {(case, n) for case in CASES[name] for n in threads}
+    for entry in found["results"]:
+        assert len(entry["samples"]) == 2
+        assert all(sample["seconds"] > 0 for sample in entry["samples"])
+    for entry in ours:
+        assert (entry["sha256"] is None) == (name in ("load", "memory"))
+    assert {entry["threads"] for entry in found["results"] if entry["bench"] == "peaks"} == threads
+    out = capsys.readouterr().out
+    for table in found["tables"]:
+        assert table["rows"]
+        assert all(len(row) == len(table["columns"]) for row in table["rows"])
+        assert table["title"] in out
+
+
+def test_several_benches_and_a_plot(quick, tmp_path):
+    picture = tmp_path / "bars.png"
+    code, found = quick("fit", "decode", "--plot", str(picture))
+    assert code == 0
+    assert {entry["bench"] for entry in found["results"]} == {"fit", "decode", "peaks"}
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_given_file_is_used(quick, folder):
+    path = models.ours(folder, "tiny", 5)
+    code, found = quick("fit", "--model", str(path))
+    assert code == 0
+    assert found["model"]["path"] == str(path)
+
+
+def test_compile_tells_cold_from_warm(quick, monkeypatch, capsys):
+    """Without compiling: that takes half a minute."""
+    asked = []
+
+    def fresh(setup, threads, every, cache):
+        asked.append(cache)
+        cold = asked.count(cache) == 1
+        return {"seconds": 9.0 if cold else 1.0, "compile": 8.0 * cold, "functions": 50 * cold}
+
+    monkeypatch.setattr(processes, "fresh", fresh)
+    code, found = quick("compile")
+    assert code == 0
+    assert len(set(asked)) == 2
+    entry = next(entry for entry in found["results"] if entry["bench"] == "compile")
+    assert entry["samples"] == [{"seconds": 9.0, "compile": 8.0, "functions": 50, "warm": 1.0}] * 2
+    assert "at most 15 s of compilation: met (8.0)" in capsys.readouterr().out
+
+    monkeypatch.setattr(processes, "fresh", lambda *arguments, **options: {"seconds": 1.0, "compile": 1.0, "functions": 3})
+    assert quick("compile")[0] == 1
+    assert "3 functions were compiled again" in capsys.readouterr().err
+
+
+def test_a_fresh_process_must_agree(folder, monkeypatch, quick, capsys):
+    monkeypatch.setattr(processes, "forward_full", lambda model, ids: np.zeros(1, np.float32))
+    code, _ = quick("load")
+    assert code == 1
+    assert "a fresh process computed other logits" in capsys.readouterr().err
+
+
+def test_peers_have_names_the_worker_knows():
+    source = peers.WORKER.read_text()
+    assert all(f'"{name}": ' in source for name in peers.KINDS)

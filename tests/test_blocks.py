@@ -1,0 +1,233 @@
+"""Matmuls by matrices in block types: the bits of float32 matrices, and llama.cpp's roundings of activations against its own recordings."""
+
+import ctypes
+import mmap
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from models import assert_same_bits, seeds, threads
+
+from bitnet_np import packing, quants
+from bitnet_np.gguf_file import open_gguf
+from bitnet_np.kernels import blocks as kernels
+from bitnet_np.kernels import cpu
+from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.model import Blocks
+from bitnet_np.tensor_types import BF16, BLOCK_TYPES, F16, F32, Q4_1, Q5_K, Q8_0, TensorType
+
+LLAMA_CPP = Path(__file__).parent / "data" / "llamacpp"
+
+
+def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: int) -> Blocks:
+    """Random bytes, but for scales, which are finite and of both signs."""
+    data = rng.integers(0, 256, (n, per_row * kind.block_bytes), np.uint8)
+    records = data.view(FORMATS[kind.name].layout)
+    for half in FORMATS[kind.name].halves:
+        records[half] = rng.normal(0, 0.01, records.shape).astype(np.float16).view(np.uint16)
+    return packing.frozen(Blocks(data, kind, (n, per_row * kind.block)))
+
+
+# --- matmul ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+@given(seed=seeds, n=st.integers(1, 70), per_row=st.integers(1, 5), rows=st.integers(0, 9))
+def test_products_are_those_of_a_float_matrix(kind, seed, n, per_row, rows):
+    rng = np.random.default_rng(seed)
+    blocks = random_blocks(rng, kind, n, per_row)
+    x = rng.standard_normal((rows, blocks.shape[1])).astype(np.float32)
+    expected = cpu.matmul(x, quants.dequantize(blocks))
+    assert_same_bits(kernels.matmul(x, blocks.data, kind), expected)
+    assert_same_bits(kernels.matmul(x[:1], blocks.data, kind), expected[:1])
+
+
+def test_threads_do_not_change_a_bit():
+    rng = np.random.default_rng(0)
+    blocks = random_blocks(rng, Q5_K, 200, 2)
+    x = rng.standard_normal((7, 512)).astype(np.float32)
+    expected = cpu.matmul(x, quants.dequantize(blocks))
+    with threads(4):
+        assert_same_bits(kernels.matmul(x, blocks.data, Q5_K), expected)
+        assert_same_bits(kernels.matmul(x[:1], blocks.data, Q5_K), expected[:1])
+
+
+@pytest.mark.parametrize("kind", [Q4_1, Q5_K], ids=lambda kind: kind.name)
+def test_a_weight_that_is_not_finite_reaches_the_result(kind):
+    blocks = random_blocks(np.random.default_rng(0), kind, 40, 2)
+    data = blocks.data.copy()
+    data.view(FORMATS[kind.name].layout)["d"][33, 1] = 0x7E00
+    for rows in (1, 3):
+        out = kernels.matmul(np.ones((rows, blocks.shape[1]), np.float32), data, kind)
+        assert (np.isnan(out) == (np.arange(40) == 33)).all()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="takes access to a page away as Linux does")
+@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+def test_nothing_after_the_last_block_is_read(kind):
+    """It lies at the end of a page, at an odd address or not, and the next page may not be touched."""
+    pages = mmap.mmap(-1, 5 * mmap.PAGESIZE)
+    whole = np.frombuffer(pages, np.uint8)
+    blocks = random_blocks(np.random.default_rng(0), kind, 5, 3)
+    data = whole[4 * mmap.PAGESIZE - blocks.data.size : 4 * mmap.PAGESIZE].reshape(blocks.data.shape)
+    data[:] = blocks.data
+    guard = ctypes.c_void_p(whole.ctypes.data + 4 * mmap.PAGESIZE)
+    assert ctypes.CDLL(None).mprotect(guard, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    expected = quants.dequantize(blocks)
+    assert_same_bits(kernels.embed(data, kind, np.arange(5)), expected)
+    x = np.random.default_rng(1).standard_normal((2, blocks.shape[1])).astype(np.float32)
+    for rows in (1, 2):
+        assert_same_bits(kernels.matmul(x[:rows], data, kind), cpu.matmul(x[:rows], expected))
+
+
+# --- activations ----------------------------------------------------------------------------------------------------------------------
+
+
+def ggml_q8_k(x):
+    """quantize_row_q8_K, number by number, for numbers that it can divide by."""
+    codes, scales = np.zeros(x.shape, np.int8), np.zeros((len(x), x.shape[1] // 256), np.float32)
+    for r, block in np.ndindex(scales.shape):
+        part = x[r, block * 256 :][:256]
+        largest = part[np.abs(part).argmax()]  # the first of several
+        if largest:
+            steps = np.float32(-127) / largest
+            codes[r, block * 256 :][:256] = np.minimum(127, np.rint(steps * part))
+            scales[r, block] = np.float32(1) / steps
+    return codes, scales
+
+
+def ggml_q8_0(x):
+    """quantize_row_q8_0 as it is with SIMD."""
+    codes, scales = np.zeros(x.shape, np.int8), np.zeros((len(x), x.shape[1] // 32), np.float32)
+    for r, block in np.ndindex(scales.shape):
+        part = x[r, block * 32 :][:32]
+        largest = np.abs(part).max()
+        if largest:
+            codes[r, block * 32 :][:32] = np.rint(part * (np.float32(127) / largest))
+            with np.errstate(over="ignore"):
+                scales[r, block] = np.float16(largest / np.float32(127))
+    return codes, scales
+
+
+@pytest.mark.parametrize(
+    ("quantize", "expected", "rounded"),
+    [(kernels.q8_k, ggml_q8_k, kernels.round_as_q8_k), (kernels.q8_0, ggml_q8_0, kernels.round_as_q8_0)],
+)
+@given(seed=seeds, rows=st.integers(1, 3), per_row=st.integers(1, 3), exponent=st.integers(-30, 30), steps=st.sampled_from([0, 4, 254]))
+def test_activations_are_rounded_as_ggml_does(quantize, expected, rounded, seed, rows, per_row, exponent, steps):
+    """Also multiples of a number: rounding ties, several numbers of the largest magnitude, blocks of zeros."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((rows, 256 * per_row)).astype(np.float32)
+    if steps:
+        x = rng.integers(-steps, steps + 1, x.shape).astype(np.float32) * np.float32(0.5)
+        x[:, :256] *= rng.integers(0, 2, (rows, 1)).astype(np.float32)
+    x = np.ldexp(x, exponent).astype(np.float32)
+    codes, scales = expected(x)
+    found = quantize(x)
+    np.testing.assert_array_equal(found[0], codes)
+    assert_same_bits(found[1], scales)
+    with np.errstate(invalid="ignore"):  # where a scale of Q8_0 overflows
+        assert_same_bits(rounded(x), codes * np.repeat(scales, x.shape[1] // scales.shape[1], axis=1))
+
+
+@pytest.mark.parametrize(
+    ("quantize", "rounded", "size"), [(kernels.q8_k, kernels.round_as_q8_k, 256), (kernels.q8_0, kernels.round_as_q8_0, 32)]
+)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_stays_visible_in_its_block(quantize, rounded, size, value):
+    x = np.ones((2, 512), np.float32)
+    x[1, 300] = value
+    expected = (np.arange(512) // size == 300 // size) & (np.arange(2) == 1)[:, None]
+    np.testing.assert_array_equal(np.isnan(rounded(x)), expected)
+    codes, scale = quantize(x)
+    np.testing.assert_array_equal(codes == 0, expected)
+    np.testing.assert_array_equal(np.isnan(scale), expected[:, ::size])
+
+
+@pytest.mark.parametrize("rounded", [kernels.round_as_q8_k, kernels.round_as_q8_0])
+def test_numbers_too_small_to_divide_by_become_zeros(rounded):
+    assert not rounded(np.full((1, 256), 1e-40, np.float32)).any()
+
+
+def test_half_precision_rounds_half_to_even():
+    """bfloat16 as gguf-py does; both directions of a tie, subnormal numbers, infinity, what overflows, NaN."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 2**32, (100, 1000), np.uint32)
+    x[50:] = x[50:] & 0xFFFF8000  # ties of bfloat16
+    x = x.view(np.float32)
+    x[0, :3] = np.inf, -np.inf, 3.4e38
+    bits = gguf.quants.quantize(x, gguf.GGMLQuantizationType.BF16)
+    np.testing.assert_array_equal(kernels.round_as_bf16(x), gguf.quants.dequantize(bits, gguf.GGMLQuantizationType.BF16))
+    assert kernels.round_as_bf16(x)[0, 2] == np.inf
+    ties = np.float32([1 + 2**-11, 1 + 3 * 2**-11, 65519, 65520, 2**-25, 3 * 2**-25])[None]
+    np.testing.assert_array_equal(kernels.round_as_f16(ties), np.float32([[1, 1 + 2**-9, 65504, np.inf, 0, 2**-23]]))
+
+
+def test_every_matrix_that_llama_cpp_multiplies_by_has_a_rounding():
+    assert kernels.ROUNDINGS.keys() == {F32, F16, BF16, *BLOCK_TYPES}
+    x = np.float32([[1.00001, 3.14159]])
+    assert kernels.ROUNDINGS[F32](x) is x
+
+
+# --- llama.cpp's own matmuls ----------------------------------------------------------------------------------------------------------
+
+MODELS = {
+    "bitnet_lq_tq1_0": {"TQ1_0", "Q6_K"},
+    "bitnet_tq2_0": {"TQ2_0", "F16"},
+    "llama_lq_q4_k_m": {"Q4_K", "Q6_K"},
+    "llama_lq_q5_k_pure": {"Q5_K"},
+    "llama_q8_0": {"Q8_0"},
+}
+
+
+def recorded(name):
+    """(matrix, input, output) of the matmuls of which llama.cpp recorded both ends: [17, M], [17, N], or of the first token only."""
+    file = open_gguf(LLAMA_CPP / f"{name}.gguf")
+    with np.load(LLAMA_CPP / f"{name}.layers_T17.npz") as stored:
+        nodes = {key: array.reshape(17, -1) if key != "tokens" else array for key, array in stored.items()}
+    bitnet = name.startswith("bitnet")
+    for n in range(3):
+        x = nodes[f"attn_norm-{n}"]
+        yield file.tensors[f"blk.{n}.attn_v.weight"], x, nodes[f"Vcur-{n}"]
+        for letter in "QK":  # position 0 is not rotated
+            yield file.tensors[f"blk.{n}.attn_{letter.lower()}.weight"], x[:1], nodes[f"{letter}cur-{n}"][:1]
+        x = nodes[f"attn_sub_norm-{n}" if bitnet else f"kqv_out-{n}"]
+        yield file.tensors[f"blk.{n}.attn_output.weight"], x, nodes[f"attn_out-{n}"]
+        if bitnet:
+            yield file.tensors[f"blk.{n}.ffn_down.weight"], nodes[f"ffn_sub_norm-{n}"], nodes[f"l_out-{n}"] - nodes[f"ffn_inp-{n}"]
+    head = "output.weight" if "output.weight" in file.tensors else "token_embd.weight"
+    yield file.tensors[head], nodes["result_norm"], nodes["logits"]
+
+
+def error(tensor, x, output):
+    """The largest difference from llama.cpp's output, in units of its root mean square."""
+    if tensor.type is F16:
+        found = cpu.matmul(x, tensor.data.view(np.float16).reshape(tensor.shape))
+    else:
+        found = kernels.matmul(x, tensor.data.reshape(tensor.shape[0], -1), tensor.type)
+    return np.abs(found - output).max() / np.sqrt(np.mean(output.astype(np.float64) ** 2))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rounded_activations_give_what_llama_cpp_recorded(name):
+    """To what a sum in another order differs by; without the rounding, or with another, by a hundred times that."""
+    seen = set()
+    for tensor, x, output in recorded(name):
+        seen.add(tensor.type.name)
+        assert error(tensor, kernels.ROUNDINGS[tensor.type](x), output) < 5e-6
+        for other in set(kernels.ROUNDINGS.values()) - {kernels.ROUNDINGS[tensor.type]}:
+            assert error(tensor, other(x), output) > 2e-4
+    assert seen == MODELS[name]
+
+
+def test_q8_0_multiplies_by_the_float16_scale():
+    """Codes come from the exact scale, numbers from the rounded one: with the exact one for both the recordings are missed."""
+    tensor, x, output = next(recorded("llama_q8_0"))
+    assert tensor.type is Q8_0
+    exact = (np.abs(x.reshape(len(x), -1, 32)).max(axis=2) / np.float32(127))[:, :, None]
+    codes = kernels.q8_0(x)[0].reshape(len(x), -1, 32)
+    assert error(tensor, (codes * exact).reshape(x.shape), output) > 5e-5

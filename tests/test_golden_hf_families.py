@@ -1,0 +1,59 @@
+"""Against transformers' recordings of families that are not BitNet, as scripts/record_hf_families.py makes them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import assert_same_bits
+
+from bitnet_np import packing, spec
+from bitnet_np.families import llama3_factors, rope_frequencies
+from bitnet_np.load import load
+from bitnet_np.transformer import forward_full, forward_incremental
+
+DATA = Path(__file__).parent / "data" / "hf_families"
+NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "gptneox_parallel", "gptneox_sequential", "gpt2")
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def recorded(name):
+    return np.load(DATA / f"{name}.npz")
+
+
+@pytest.fixture(scope="module")
+def model(name):
+    """transformers' gptneox has the exact GELU, which GGUF files cannot ask for."""
+    found = load(DATA / f"{name}.gguf")
+    return replace(found, config=replace(found.config, activation="gelu")) if found.config.architecture == "gptneox" else found
+
+
+def test_the_definition_agrees_to_float64(model, recorded):
+    """Llama 3's factors are float32 in a GGUF file: the definition gets them as config.json implies them."""
+    dense = packing.dense(model)
+    if model.rope_factors is not None:
+        factors = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
+        assert 1 == factors[0] < factors[1] < factors[-1] == 8
+        np.testing.assert_array_equal(model.rope_factors, factors.astype(np.float32))
+        dense = replace(dense, rope_factors=factors)
+    for tokens, theirs in zip(recorded["tokens"], recorded["logits_f64"], strict=True):
+        np.testing.assert_allclose(spec.forward(dense, tokens), theirs, rtol=0, atol=1e-11 * np.abs(theirs).max())
+
+
+def test_the_kernels_agree_to_float32(model, recorded):
+    ours = forward_full(model, recorded["tokens"])
+    scale = np.abs(recorded["logits_f64"]).max()
+    for theirs in (recorded["logits_f32"], recorded["logits_f64"]):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * scale)
+    assert_same_bits(forward_incremental(model, recorded["tokens"], chunk=7), ours)
+
+
+@pytest.mark.parametrize("name", ["gptneox_parallel"], indirect=True)
+def test_the_two_gelus_are_told_apart(model, recorded):
+    tanh = replace(model, config=replace(model.config, activation="gelu_tanh"))
+    assert np.abs(forward_full(tanh, recorded["tokens"]) - recorded["logits_f64"]).max() > 1e-4

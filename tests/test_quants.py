@@ -1,0 +1,217 @@
+"""ggml's block types: the tables, gguf-py's answers, and ternary matrices in TQ1_0 and TQ2_0. And I2_S's other layouts."""
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from models import assert_same_bits, seeds
+
+from bitnet_np import packing, quants
+from bitnet_np.errors import FileFormatError, ShapeError
+from bitnet_np.kernels import blocks as kernels
+from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.model import Blocks
+from bitnet_np.tensor_types import BLOCK_TYPES, BY_NUMBER, REFUSED, TQ1_0, TQ2_0, TensorType
+
+TERNARY_TYPES = (TQ1_0, TQ2_0)
+
+
+def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: int) -> Blocks:
+    """Random bytes: any scale, NaN and infinity too."""
+    data = rng.integers(0, 256, (n, per_row * kind.block_bytes), np.uint8)
+    return packing.frozen(Blocks(data, kind, (n, per_row * kind.block)))
+
+
+def quantized(matrix: np.ndarray, kind: TensorType) -> Blocks:
+    """By gguf-py."""
+    data = gguf.quants.quantize(matrix.astype(np.float32), gguf.GGMLQuantizationType(kind.number))
+    return packing.frozen(Blocks(data, kind, matrix.shape))
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_block_type_has_a_format_of_its_size():
+    assert FORMATS.keys() == {kind.name for kind in BLOCK_TYPES}
+    for kind in BLOCK_TYPES:
+        block_format = FORMATS[kind.name]
+        sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.name]]
+        assert (block_format.weights, block_format.layout.itemsize) == (kind.block, kind.block_bytes) == sizes
+
+
+def test_what_can_be_read_is_what_the_tables_say():
+    readable = {kind.name for kind in BY_NUMBER.values() if kind.readable}
+    assert readable == {"F32", "F16", "BF16", "F64", "I2_S"} | FORMATS.keys()
+    assert not REFUSED.keys() & BY_NUMBER.keys()
+    assert "TL2" in BY_NUMBER[39].remark
+
+
+# --- weights --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+def test_weights_are_those_of_gguf_py(kind):
+    """Of random bytes, which have every code with every scale, in bits; NaN as such."""
+    rng = np.random.default_rng(kind.number)
+    blocks = random_blocks(rng, kind, 64000 // kind.block, 3)
+    data = blocks.data.copy()
+    records = data.view(FORMATS[kind.name].layout)
+    for column, half in enumerate(FORMATS[kind.name].halves):  # in one block the scale, in another the minimum
+        records[half][:4, column] = [0x7C00, 0xFC00, 0x0001, 0x8000]  # infinities, the least subnormal, -0
+    expected = quants.dequantize(Blocks(data, kind, blocks.shape))
+    tokens = rng.permutation(len(expected))
+    rows, expected = kernels.embed(data, kind, tokens), expected[tokens]
+    nan = np.isnan(expected)
+    assert nan.any()
+    assert np.isinf(expected).any()
+    assert (nan == np.isnan(rows)).all()
+    assert_same_bits(np.where(nan, np.float32(0), rows), np.where(nan, np.float32(0), expected))
+
+
+@given(seed=seeds, kind=st.sampled_from(BLOCK_TYPES), n=st.integers(1, 4))
+def test_scales_show_whether_a_weight_is_not_finite(seed, kind, n):
+    blocks = random_blocks(np.random.default_rng(seed), kind, n, 4)
+    assert kernels.has_non_finite(blocks.data, kind) == (not np.isfinite(quants.dequantize(blocks)).all())
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+def test_one_scale_that_is_not_finite_is_found(kind, monkeypatch):
+    monkeypatch.setattr(kernels, "_CHECKED", 5)
+    layout = FORMATS[kind.name].layout
+    for half in FORMATS[kind.name].halves:
+        for bits, found in ((0x7C00, True), (0xFC00, True), (0x7E00, True), (0x7C01, True), (0x7BFF, False), (0x03FF, False)):
+            for at in (0, 4, 5, 11):
+                data = np.full((4, 3 * kind.block_bytes), 0x33, np.uint8)
+                data.view(layout).reshape(-1)[half][at] = bits
+                assert kernels.has_non_finite(data, kind) == found
+
+
+# --- ternary matrices -----------------------------------------------------------------------------------------------------------------
+
+
+@given(seed=seeds, kind=st.sampled_from(TERNARY_TYPES), n=st.integers(1, 5), per_row=st.integers(1, 3))
+def test_a_ternary_matrix_is_packed_as_it_would_have_been_at_first(seed, kind, n, per_row):
+    rng = np.random.default_rng(seed)
+    matrix = rng.integers(-1, 2, (n, 256 * per_row))
+    matrix[:, :256] *= rng.integers(0, 2, (n, 1))  # some blocks of zeros, which have the scale 0
+    matrix[0, -1] = 1
+    scale = np.float32(np.float16(rng.uniform(0.01, 3)))
+    found = quants.ternary_of(quantized(matrix * scale, kind))
+    expected = packing.pack(matrix, scale)
+    assert found.shape == expected.shape
+    assert found.scale == expected.scale
+    np.testing.assert_array_equal(found.codes, expected.codes)
+    assert not found.codes.flags.writeable
+
+
+@pytest.mark.parametrize("kind", TERNARY_TYPES, ids=lambda kind: kind.name)
+@given(seed=seeds, scale=st.sampled_from([0x3555, 0x0100, 0x0001]))
+def test_any_bytes_are_the_weights_that_ggml_reads_in_them(kind, seed, scale):
+    """Bytes of TQ1_0 that nothing writes too, and codes in blocks that have the scale 0; the least scale is not 0."""
+    rng = np.random.default_rng(seed)
+    blocks = random_blocks(rng, kind, 7, 2)
+    data = blocks.data.copy()
+    records = data.view(FORMATS[kind.name].layout)
+    records["d"] = rng.choice(np.array([0, 0x8000, scale], np.uint16), records.shape, p=[0.1, 0.1, 0.8])
+    if kind is TQ2_0:
+        records["qs"] &= ~(records["qs"] & 0xAA & records["qs"] << 1)  # 3 becomes 1
+    blocks = Blocks(data, kind, blocks.shape)
+    found = quants.ternary_of(blocks)
+    np.testing.assert_array_equal(packing.unpack(found) * found.scale, quants.dequantize(blocks))
+
+
+@pytest.mark.parametrize("kind", TERNARY_TYPES, ids=lambda kind: kind.name)
+def test_all_zeros_are_ternary_and_other_scales_are_not(kind):
+    matrix = np.ones((2, 512))
+    zeros = quants.ternary_of(quantized(0 * matrix, kind))
+    assert zeros.scale == 0
+    assert not packing.unpack(zeros).any()
+    assert quants.ternary_of(quantized(matrix, kind)) is not None
+    matrix[1, 300:] = 2
+    assert quants.ternary_of(quantized(matrix, kind)) is None
+    for bits in (0xBC00, 0x7C00, 0x7E00):  # -1, infinity, NaN
+        blocks = quantized(np.ones((1, 256)), kind)
+        data = blocks.data.copy()
+        data.view(FORMATS[kind.name].layout)["d"] = bits
+        assert quants.ternary_of(Blocks(data, kind, blocks.shape)) is None
+
+
+def test_other_types_are_not_ternary():
+    for kind in set(BLOCK_TYPES) - set(TERNARY_TYPES):
+        assert quants.ternary_of(Blocks(np.zeros((1, kind.block_bytes), np.uint8), kind, (1, kind.block))) is None
+
+
+@pytest.mark.parametrize("lane", range(4))
+def test_the_code_three_is_refused(lane, monkeypatch):
+    """Where the bits of two codes that are not 3 make up two ones, none is found."""
+    monkeypatch.setattr(kernels, "_CHECKED", 3)
+    data = np.full((4, 2 * TQ2_0.block_bytes), 0b01100110, np.uint8)
+    data.view(FORMATS["TQ2_0"].layout)["d"] = 0x3C00
+    assert not kernels.has_code_three(data)
+    for at in np.ndindex(4, 2):
+        damaged = data.copy()
+        damaged[at[0], at[1] * TQ2_0.block_bytes + 4] |= 3 << 2 * lane
+        assert kernels.has_code_three(damaged)
+    data[2, 4] |= 3 << 2 * lane
+    with pytest.raises(FileFormatError, match="code 3"):
+        quants.ternary_of(Blocks(data, TQ2_0, (4, 512)))
+
+
+# --- the other layouts of I2_S --------------------------------------------------------------------------------------------------------
+
+
+def arm_layout(matrix: np.ndarray) -> np.ndarray:
+    """As the formula says it, weight by weight."""
+    flat = matrix.reshape(-1) + 1
+    out = np.zeros(flat.size // 4, np.uint8)
+    for e, code in enumerate(flat):
+        out[e // 64 * 16 + e % 16] |= code << (6 - 2 * (e % 64 // 16))
+    return out
+
+
+def four_row_layout(matrix: np.ndarray) -> np.ndarray:
+    n, m = matrix.shape
+    out = np.zeros(n * m // 4, np.uint8)
+    for (row, column), weight in np.ndenumerate(matrix):
+        out[row // 4 * m + column] |= (weight + 1) << (6 - 2 * (row % 4))
+    return out
+
+
+LAYOUTS = [(arm_layout, packing.from_arm_layout), (four_row_layout, packing.from_four_row_layout)]
+
+
+@pytest.mark.parametrize(("write", "convert"), LAYOUTS)
+@given(seed=seeds, fours=st.integers(1, 2), per_row=st.integers(1, 3))
+def test_other_layouts_become_the_one_that_is_read(write, convert, seed, fours, per_row):
+    matrix = np.random.default_rng(seed).integers(-1, 2, (4 * fours, 128 * per_row))
+    expected = packing.to_i2s(packing.pack(matrix, 0.7))
+    trailer = expected[-packing.TRAILER :]
+    data = np.concatenate([write(matrix), trailer])
+    assert (data != expected).mean() > 0.3  # it matters which one it is
+    found = convert(data, matrix.shape)
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == np.uint8
+
+
+@pytest.mark.parametrize(("write", "convert"), LAYOUTS)
+def test_counts_of_codes_cannot_tell_layouts_apart(write, convert):
+    """Why there is no guess: each layout holds the same codes in another order."""
+    matrix = np.random.default_rng(0).choice([-1, 0, 1], (8, 256), p=[0.1, 0.7, 0.2])
+    data = np.concatenate([write(matrix), np.zeros(packing.TRAILER, np.uint8)])
+    misread = packing.unpack(packing.from_i2s(data, 1.0, matrix.shape))
+    assert (misread != matrix).mean() > 0.3
+    np.testing.assert_array_equal(np.sort(misread, axis=None), np.sort(matrix, axis=None))
+
+
+@pytest.mark.parametrize("convert", [convert for _, convert in LAYOUTS])
+def test_bytes_that_do_not_fit_the_shape_are_refused(convert):
+    with pytest.raises(ShapeError, match="expected 160"):
+        convert(np.zeros(161, np.uint8), (4, 128))
+    with pytest.raises(ShapeError, match="192 weights"):
+        convert(np.zeros(4 * 48 + 32, np.uint8), (4, 192))
+
+
+def test_four_rows_to_a_byte_need_fours_of_rows():
+    with pytest.raises(ShapeError, match="6 rows"):
+        packing.from_four_row_layout(np.zeros(6 * 32 + 32, np.uint8), (6, 128))
