@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .cache import KVCache
+from .certified import CertifiedHead
 from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
-from .generate import GREEDY, Sampling, check_prompt, choose, uniforms
+from .generate import GREEDY, Sampling, certified_for, check_prompt, choose, uniforms
 from .kernels import cpu
 from .model import Model
 from .transformer import EXACT, Dialect, _integers, forward, forward_full, pad
@@ -113,8 +114,8 @@ class Batch:
     """A scheduler of `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
 
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
-    chosen from. dtype: of the KV cache; float16 changes logits, but still not with the company. A batch that `step` has left with an
-    exception is of no further use.
+    chosen from. head: makes them instead of the model's output table (certified.py). dtype: of the KV cache; float16 changes logits, but
+    still not with the company. A batch that `step` has left with an exception is of no further use.
     """
 
     def __init__(
@@ -127,8 +128,9 @@ class Batch:
         dialect: Dialect = EXACT,
         ops: ModuleType = cpu,
         observe: Observe = _ignore,
+        head: CertifiedHead | None = None,
     ):
-        self.model, self.dialect, self.ops, self.observe = model, dialect, ops, observe
+        self.model, self.dialect, self.ops, self.observe, self.head = model, dialect, ops, observe, head
         self.cache = KVCache(model.config, slots, capacity, dtype)
         self._free = list(range(slots))
         self._waiting: deque[_Sequence] = deque()
@@ -143,10 +145,11 @@ class Batch:
     def submit(self, request: Request) -> None:
         """Let a request wait for a slot.
 
-        Raises what `stream` raises for a prompt, n, seed or stop tokens that cannot be, OptionError for an id that is in use, CapacityError
-        if prompt and n tokens do not fit a slot.
+        Raises what `stream` raises for a prompt, n, seed or stop tokens that cannot be, or sampling that needs more logits than the head
+        gives; OptionError for an id that is in use, CapacityError if prompt and n tokens do not fit a slot.
         """
         prompt = check_prompt(self.model, request.prompt, request.n, request.stop)
+        certified_for(self.model, request.sampling, request.n, self.head or "exact")
         if request.id in self._ids:
             raise OptionError(f"the id {request.id!r} is in use, expected another one for each sequence")
         needed = len(prompt) + max(request.n - 1, 0)
@@ -182,7 +185,17 @@ class Batch:
         tokens, lengths = pad([sequence.pending for sequence in sequences])
         slots = [sequence.slot for sequence in sequences]
         try:
-            logits = forward(self.model, tokens, self.cache, lengths, slots=slots, last_only=True, dialect=self.dialect, ops=self.ops)
+            logits = forward(
+                self.model,
+                tokens,
+                self.cache,
+                lengths,
+                slots=slots,
+                last_only=True,
+                dialect=self.dialect,
+                ops=self.ops,
+                head=self.head,
+            )
         except NonFiniteError as error:
             if len(sequences) == 1:
                 return [error]
@@ -219,13 +232,16 @@ def generate_batch(
     dialect: Dialect = EXACT,
     ops: ModuleType = cpu,
     observe: Observe = _ignore,
+    head: CertifiedHead | None = None,
 ) -> Iterator[Completion]:
     """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are there.
 
-    Raises, on the call itself, what `Batch.submit` raises, with the request named.
+    Raises, on the call itself, what `Batch.submit` raises.
     """
     needed = max((len(request.prompt) + max(request.n - 1, 0) for request in requests), default=1)
-    batch = Batch(model, min(slots, max(len(requests), 1)), max(needed, 1), dtype=dtype, dialect=dialect, ops=ops, observe=observe)
+    batch = Batch(
+        model, min(slots, max(len(requests), 1)), max(needed, 1), dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head
+    )
     for request in requests:
         batch.submit(request)
 

@@ -12,7 +12,7 @@ from typing import Any
 from . import progress
 from .batch import Completion, Request, generate_batch
 from .errors import EmptyInputError, Error, OptionError, shown
-from .generate import Sampling, check_prompt
+from .generate import Sampling, certified_for, check_prompt
 from .gguf_file import open_gguf
 from .load import load
 from .text import Tokenizer, tokenizer_from
@@ -78,6 +78,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
         tokenizer = tokenizer_from(file.metadata, file.path)
     stops = (tokenizer.stops if tokenizer else ()) if stop is None else stop
     model = load(model_path, progress.bar("checking weights"))
+    head = certified_for(model, sampling, arguments.n, arguments.head if arguments.head == "certified" else "exact")
     requests = []
     for number, name, prompt in lines:
         try:
@@ -90,7 +91,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     start = time.perf_counter()
     advance = progress.bar("generating")
     done: list[Completion] = []
-    for completion in generate_batch(model, requests, batch, dialect=DIALECTS[arguments.dialect]):
+    for completion in generate_batch(model, requests, batch, dialect=DIALECTS[arguments.dialect], head=head):
         done.append(completion)
         advance(len(done), len(requests))
         print(_line(completion, tokenizer, arguments.json, printable), flush=True)

@@ -112,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
         "--head",
         choices=get_args(HeadChoice),
         default="auto",
-        help="compute all logits (exact) or only those that can win (certified): the same tokens; auto (default): what is faster",
+        help="compute all logits (exact) or only those that can win (certified): the same tokens; auto (default): what is faster, with "
+        "--prompts-file exact",
     )
     generate.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text; default: the file's end tokens")
     computing(generate)

@@ -10,6 +10,7 @@ from models import assert_same_bits, random_model, random_tokens
 from bitnet_np import batch as batch_module
 from bitnet_np.batch import Batch, Request, forward_batch, generate_batch
 from bitnet_np.cache import KVCache
+from bitnet_np.certified import certify
 from bitnet_np.errors import CapacityError, ContextLimitError, EmptyInputError, OptionError, ShapeError, SlotError, TokenRangeError
 from bitnet_np.generate import Sampling, generate, uniforms
 from bitnet_np.transformer import BITNET_CPP, forward, forward_full
@@ -182,6 +183,15 @@ def test_what_overflows_ends_alone():
     assert [a.tokens, c.tokens] == [each.tokens for each in generate_batch(loud, [requests[0], requests[2]], 2)]
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, top_k=3)])
+def test_a_certified_head_changes_no_token(sampling):
+    requests = [Request(i, [1 + i, 2], 6, sampling) for i in range(5)]
+    expected = [completion.tokens for completion in generate_batch(MODEL, requests, 2)]
+    head = certify(MODEL.token_embd, 3)
+    assert [completion.tokens for completion in generate_batch(MODEL, requests, 2, head=head)] == expected
+    assert head.counter.calls == 5 * 6
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +216,13 @@ def test_wrong_requests_are_refused_and_the_rest_goes_on(request_, error, messag
         batch.submit(request_())
     assert [completion.request.id for _ in range(2) for completion in batch.step()] == ["taken"]
     assert batch.done
+
+
+def test_a_head_must_give_what_sampling_needs():
+    batch = Batch(MODEL, 1, head=certify(MODEL.token_embd, 3))
+    for sampling in (Sampling(1.0), Sampling(1.0, top_k=4)):
+        with pytest.raises(OptionError, match="no certified head: sampling needs"):
+            batch.submit(Request(0, [1], 1, sampling))
 
 
 def test_a_batch_has_slots():
