@@ -17,7 +17,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from . import embedded, families, progress, selftest, trace_command
+from . import batch_command, embedded, families, mask_command, progress, selftest, trace_command
 from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
 from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
@@ -75,11 +75,12 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
         added.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose roundings to follow")
 
-    def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> None:
+    def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> argparse._MutuallyExclusiveGroup:
         group = added.add_mutually_exclusive_group(required=required)
         group.add_argument("--tokens", metavar="1,2,3", help="token ids")
         group.add_argument("--tokens-file", type=Path, metavar="F", help=".npy, .json or .txt (a line a sequence): [T] or [B, T] token ids")
         group.add_argument(text, dest="text", metavar="S", help="text for the file's tokenizer (extra `text`)")
+        return group
 
     inspect = command("inspect", _inspect, "What a model file holds, and whether it is supported.")
     inspect.add_argument("model", type=Path)
@@ -99,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
     generate = command("generate", _generate, "Continue a prompt, token by token.")
     generate.add_argument("model", type=Path, nargs="?", help="default: the embedded model")
-    tokens(generate, "--prompt", required=True)
+    batch_command.add_arguments(generate, tokens(generate, "--prompt", required=True))
     generate.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template, as the user's message")
     generate.add_argument("-n", type=int, default=64, metavar="N", help="tokens to generate at most (default 64)")
     generate.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (default) is greedy")
@@ -111,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
         "--head",
         choices=get_args(HeadChoice),
         default="auto",
-        help="compute all logits (exact) or only those that can win (certified): the same tokens; auto (default): what is faster",
+        help="compute all logits (exact) or only those that can win (certified): the same tokens; auto (default): what is faster, with "
+        "--prompts-file exact",
     )
     generate.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text; default: the file's end tokens")
     computing(generate)
@@ -141,6 +143,9 @@ def _parser() -> argparse.ArgumentParser:
     nll.add_argument("--stride", type=int, metavar="N", help="tokens between the starts of windows, for texts longer than the context")
     nll.add_argument("--out", type=Path, metavar="F.npy", help="write the value of each token but the first, float64")
     computing(nll)
+
+    mask = command("mask", mask_command.run_mask, "Print a small attention mask.")
+    mask_command.add_arguments(mask)
 
     test = command("selftest", _selftest, "Every kernel against known bits, on this machine.")
     test.add_argument("--threads", type=int, metavar="N")
@@ -372,7 +377,12 @@ def _save(path: Path, array: NDArray) -> None:
 
 def _generate(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
-        path = arguments.model or stack.enter_context(embedded.model_path())
+        path = Path(arguments.model or stack.enter_context(embedded.model_path()))
+        chosen_stops = None if arguments.stop is None else _numbers("--stop", arguments.stop, int)
+        if arguments.prompts_file is not None:
+            return batch_command.run_prompts(arguments, path, chosen_stops, _printable)
+        if arguments.batch is not None:
+            raise OptionError("--batch needs --prompts-file")
         file = open_gguf(path)
         tokenizer = tokenizer_from(file.metadata, file.path) if arguments.text is not None else None
         if arguments.chat:
@@ -383,10 +393,10 @@ def _generate(arguments: argparse.Namespace) -> int:
             ids = _tokens(arguments, lambda: tokenizer or tokenizer_from(file.metadata, file.path))
         if ids.ndim != 1:
             raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
-        stops = (tokenizer.stops if tokenizer else ()) if arguments.stop is None else _numbers("--stop", arguments.stop, int)
+        stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
         numbers = None if arguments.uniforms is None else _numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
-        model = _load(Path(path))
+        model = _load(path)
         tokens = stream(
             model,
             ids.tolist(),
