@@ -29,11 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import packing, spec
+from .kernels import cpu
 from .model import Model, Ternary
 from .points import Key
 from .transformer import Dialect
 
 Array = NDArray[np.float64]
+Floats = NDArray[np.float32]
 
 U = 2.0**-24
 """Half a unit in the last place of float32, relative."""
@@ -55,7 +57,8 @@ class Operation:
 
     key: Key
     inputs: tuple[Key, ...]
-    evaluate: Callable[..., Expected] = field(repr=False)
+    evaluate: Callable[..., Expected] = field(repr=False)  # in float64
+    kernel: Callable[..., NDArray] = field(repr=False)  # the same by our kernels, of float32 inputs [T, width] (token ids: integers)
 
 
 TOKENS = Key("tokens", None)
@@ -68,37 +71,75 @@ def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
     def at(layer: int | None, *names: str) -> tuple[Key, ...]:
         return tuple(Key(name, layer) for name in names)
 
-    yield Operation(Key("inp_embd", None), (TOKENS,), lambda tokens: embed(model, tokens))
+    yield Operation(
+        Key("inp_embd", None), (TOKENS,), lambda tokens: embed(model, tokens), lambda tokens: cpu.embed(model.token_embd, tokens)
+    )
     h = Key("inp_embd", None)
     for n, w in enumerate(model.layers):
 
         def linear(name: str, source: str, matrix: Ternary, n: int = n) -> Operation:
-            return Operation(Key(name, n), at(n, source), lambda x: ternary_matmul(x, matrix))
+            return Operation(Key(name, n), at(n, source), lambda x: ternary_matmul(x, matrix), lambda x: ternary_kernel(x, matrix))
 
         def norm(name: str, source: Key, gain: NDArray, n: int = n) -> Iterator[Operation]:
-            yield Operation(Key(name, n), (source,), lambda x: rms_norm(x, gain, c.eps))
-            yield Operation(Key(name + "_codes", n), at(n, name), codes)
-            yield Operation(Key(name + "_scale", n), at(n, name), code_scale)
+            yield Operation(Key(name, n), (source,), lambda x: rms_norm(x, gain, c.eps), lambda x: cpu.rms_norm(x, gain, c.eps))
+            yield Operation(Key(name + "_codes", n), at(n, name), codes, lambda x: cpu.quantize(x)[0])
+            yield Operation(Key(name + "_scale", n), at(n, name), code_scale, lambda x: cpu.quantize(x)[1])
 
         yield from norm("attn_norm", h, w.attn_norm)
         for name, matrix in (("Qcur", w.attn_q), ("Kcur", w.attn_k), ("Vcur", w.attn_v)):
             yield linear(name, "attn_norm", matrix)
         for name in ("Qcur", "Kcur"):
-            yield Operation(Key(name + "_rope", n), at(n, name), lambda x: rope(model, dialect, x))
-        yield Operation(Key("kqv_out", n), at(n, "Qcur_rope", "Kcur_rope", "Vcur"), lambda q, k, v: attend(model, dialect, q, k, v))
+            yield Operation(
+                Key(name + "_rope", n), at(n, name), lambda x: rope(model, dialect, x), lambda x: rope_kernel(model, dialect, x)
+            )
+        yield Operation(
+            Key("kqv_out", n),
+            at(n, "Qcur_rope", "Kcur_rope", "Vcur"),
+            lambda q, k, v: attend(model, dialect, q, k, v),
+            lambda q, k, v: attend_kernel(model, dialect, q, k, v),
+        )
         yield from norm("attn_sub_norm", Key("kqv_out", n), w.attn_sub_norm)
         yield linear("attn_o_out", "attn_sub_norm", w.attn_output)
-        yield Operation(Key("ffn_inp", n), (h, Key("attn_o_out", n)), add)
+        yield Operation(Key("ffn_inp", n), (h, Key("attn_o_out", n)), add, np.add)
         yield from norm("ffn_norm", Key("ffn_inp", n), w.ffn_norm)
         yield linear("ffn_gate", "ffn_norm", w.ffn_gate)
         yield linear("ffn_up", "ffn_norm", w.ffn_up)
-        yield Operation(Key("ffn_out", n), at(n, "ffn_gate", "ffn_up"), relu2_gate)
+        yield Operation(Key("ffn_out", n), at(n, "ffn_gate", "ffn_up"), relu2_gate, cpu.relu2_gate)
         yield from norm("ffn_sub_norm", Key("ffn_out", n), w.ffn_sub_norm)
         yield linear("ffn_down", "ffn_sub_norm", w.ffn_down)
-        yield Operation(Key("l_out", n), at(n, "ffn_inp", "ffn_down"), add)
+        yield Operation(Key("l_out", n), at(n, "ffn_inp", "ffn_down"), add, np.add)
         h = Key("l_out", n)
-    yield Operation(Key("result_norm", None), (h,), lambda x: rms_norm(x, model.output_norm, c.eps))
-    yield Operation(Key("result_output", None), (Key("result_norm", None),), lambda x: head(model, dialect, x))
+    yield Operation(
+        Key("result_norm", None),
+        (h,),
+        lambda x: rms_norm(x, model.output_norm, c.eps),
+        lambda x: cpu.rms_norm(x, model.output_norm, c.eps),
+    )
+    table = model.token_embd if model.output is None else model.output
+    yield Operation(
+        Key("result_output", None),
+        (Key("result_norm", None),),
+        lambda x: head(model, dialect, x),
+        lambda x: cpu.matmul(dialect.rounded(x), table),
+    )
+
+
+# --- each operation by our kernels, on one sequence from position 0 -------------------------------------------------------------------
+
+
+def ternary_kernel(x: Floats, weights: Ternary) -> Floats:
+    return cpu.ternary_matmul(*cpu.quantize(x), weights.codes, weights.scale, weights.shape[0])
+
+
+def rope_kernel(model: Model, dialect: Dialect, x: Floats) -> Floats:
+    rotations = cpu.rotations(dialect.angles(np.arange(len(x)), model.rope_frequency))
+    return cpu.rope(x.reshape(len(x), -1, model.config.head_dim), *rotations).reshape(len(x), -1)
+
+
+def attend_kernel(model: Model, dialect: Dialect, q: Floats, k: Floats, v: Floats) -> Floats:
+    heads = [dialect.rounded(x).reshape(len(x), -1, model.config.head_dim) for x in (q, k, v)]
+    run = cpu.attend_halves if dialect.halves else cpu.attend
+    return run(heads[0], heads[1][None], heads[2][None], np.zeros(len(q), np.int64), np.arange(len(q))).reshape(len(q), -1)
 
 
 # --- each operation: value, unit, steps -----------------------------------------------------------------------------------------------
