@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import operations as op
-from .compare import Verdict, limits
+from .compare import Reach, Verdict, limits
 from .hypotheses import DECLARE, generic, hypotheses, local, permuted
 from .model import Model
 from .points import Key, Trace
@@ -152,19 +152,20 @@ class _Judge:
         """Several operations at once."""
         key = across[-1]
         value = self._values(across)[key]
-        reach = 0.0
+        reach = None
         if position_errors(value, theirs).max() > _ROUNDING_ACROSS:
-            rounded = self._values(across, {k: self._rounded(k) for k in across})[key]
-            reach = max(FLOOR, float(position_errors(value, rounded).mean()))
+            rounded = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[key])
+            reach = Reach(max(FLOOR, float(rounded.mean())), rounded)
         verdict, reason, ratio = close(value, theirs, reach)
         found = statistics(key, verdict, reason, across, ratio, value, theirs)
+        most = 0.0 if reach is None else reach.nmse
         work = sum(self._cost(k) for k in across)
         if verdict == Verdict.WRONG:
             if work > _MOST_WORK:
                 return replace(found, tried=False)
-            return replace(found, hypothesis=self._explain(across, value, theirs, reach))
+            return replace(found, hypothesis=self._explain(across, value, theirs, most))
         if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
-            mistake = self._explain(across, value, theirs, reach)
+            mistake = self._explain(across, value, theirs, most)
             if mistake is not None and DECLARE not in mistake:
                 return replace(found, verdict=Verdict.WRONG, hypothesis=mistake)
         return found
@@ -319,16 +320,16 @@ def position_errors(value: Array, theirs: Array) -> Array:
     return ((theirs - value) ** 2).sum(axis=1) / np.maximum((value**2).sum(axis=1), _TINY)
 
 
-def close(value: Array, theirs: Array, reach: float | None = None) -> tuple[Verdict, str, float]:
+def close(value: Array, theirs: Array, reach: Reach | None = None) -> tuple[Verdict, str, float]:
     """Where no bound is known, as across several operations: by mean square errors, and by how far roundings reach (compare.limits)."""
     nmse = position_errors(value, theirs)
     if nmse.max() <= _ROUNDING_ACROSS:
         return Verdict.ROUNDING, "", float(np.sqrt(nmse.max() / _ROUNDING_ACROSS))
     most, most_mean = limits(reach, len(nmse))
-    worst = int(nmse.argmax())
-    ratio = float(np.sqrt(max(nmse[worst] / most, nmse.mean() / most_mean)))
-    if nmse[worst] > most:
-        return Verdict.WRONG, f"NMSE {nmse[worst]:.2g} at position {worst}, flipped codes and float16 reach {most:.2g}", ratio
+    worst = int((nmse / most).argmax())
+    ratio = float(np.sqrt(max(nmse[worst] / most[worst], nmse.mean() / most_mean)))
+    if nmse[worst] > most[worst]:
+        return Verdict.WRONG, f"NMSE {nmse[worst]:.2g} at position {worst}, flipped codes and float16 reach {most[worst]:.2g}", ratio
     if nmse.mean() > most_mean:
         return Verdict.WRONG, f"NMSE {nmse.mean():.2g} on average over positions, flipped codes and float16 reach {most_mean:.2g}", ratio
     return Verdict.FLIPS, "", ratio

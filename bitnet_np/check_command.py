@@ -67,7 +67,7 @@ def _check_rows(
 
     every = compute_logits(model, ids[None], dialect=dialect)[0]
     ours = wanted(every[chosen])
-    found = judge_logits(ours, theirs, Variant("ours", model, dialect), run, alone, progress.bar("trying known mistakes"))
+    found = judge_logits(ours, theirs, Variant("ours", model, dialect), run, alone, progress.bar("trying known mistakes"), chosen)
     if not assumed:
         return found, ()
     note = f"one row of {key.name} for {len(ids)} tokens: taken as that of the last position, {len(ids) - 1}"
@@ -76,7 +76,7 @@ def _check_rows(
         distance = position_nmse(wanted(every), np.broadcast_to(theirs, every.shape))
         nearest = int(distance.argmin())
         if distance[nearest] < distance[-1] / 4:
-            reason = f"it is the row of position {nearest}, not of the last one, {len(ids) - 1}: {found.reason}"
+            reason = f"it is the row of position {nearest}, not of the last one, {len(ids) - 1}"
             found = replace(found, verdict=Verdict.WRONG, reason=reason, explanation=f"the row of position {nearest}")
     return found, (note,)
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .compare import Judgement, Verdict, judge, position_nmse
+from .compare import Judgement, Reach, Verdict, judge, position_nmse, position_scale
 from .errors import NonFiniteError
 from .families import rope_frequencies
 from .kernels import cpu
@@ -49,15 +49,22 @@ class Variant:
     model: Model = field(repr=False)
     dialect: Dialect
     ops: ModuleType = field(default=cpu, repr=False)
+    weak: bool = False  # before codes flip it changes less than float16 does, and may flip the very codes that roundings flip
 
 
 def judge_logits(
-    ours: Floats, theirs: ArrayLike, base: Variant, run: Run, search: bool = True, progress: Progress = lambda done, total: None
+    ours: Floats,
+    theirs: ArrayLike,
+    base: Variant,
+    run: Run,
+    search: bool = True,
+    progress: Progress = lambda done, total: None,
+    numbers: NDArray[np.int64] | None = None,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
 
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
-    `run(base)`. search: try the known mistakes too. Raises nothing for what the dump holds: see compare.judge.
+    `run(base)`. search: try the known mistakes too. numbers: see compare.judge. Raises nothing for what the dump holds: see compare.judge.
     """
     found = judge(ours, theirs)
     if found.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
@@ -80,23 +87,25 @@ def judge_logits(
     runs = {variant.text: logits(variant) for variant in honest}
     rows = next(len(x) for x in runs.values() if x is not None)
     a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
-    reach = max(float(position_nmse(a, x).mean()) for x in runs.values() if x is not None)
-    found = judge(ours, theirs, max(reach, FLOOR))
-    now = float(position_nmse(a, b).mean())
+    reach = _reach(a, [x for x in runs.values() if x is not None])
+    found = judge(ours, theirs, reach, numbers)
 
-    distances = {text: _distance(x, a, b) for text, x in runs.items() if x is not None}
-    near = min(distances, key=distances.__getitem__)
-    closest = f"closest to {near}" if distances[near] < now / _CLOSER else None
-    best = min(now, distances[near])
+    distances = {text: _distances(x, a, b) for text, x in runs.items() if x is not None}
+    near = min(distances, key=lambda text: float(distances[text].mean()))
+    ours_away = position_nmse(a, b)
+    closest = f"closest to {near}" if distances[near].mean() < ours_away.mean() / _CLOSER else None
+    best = np.minimum(ours_away, distances[near])
     mistake = None
     for variant in mistakes:
+        if variant.weak and found.verdict != Verdict.WRONG:
+            continue
         x = logits(variant)
-        if x is not None and (distance := _distance(x, a, b)) < best / _CLOSER:
-            mistake, best = variant.text, distance
-            if best < now / 1000:
+        if x is not None and _explains(away := _distances(x, a, b), best):
+            mistake, best = variant.text, away
+            if best.mean() < ours_away.mean() / 1000:
                 break
     if mistake is None and closest is None and found.verdict == Verdict.FLIPS and len(a) >= _POSITIONS:
-        mistake = _wrong_scale(scales, logits, a, b)
+        mistake = _wrong_scale(scales, logits, a, b, reach.nmse)
     progress(total, total)
     if mistake is None:
         return found if closest is None else replace(found, reason=f"{found.reason}; {closest}", explanation=closest)
@@ -107,18 +116,34 @@ FLOOR = 2.0**-24
 """Least reach: the NMSE of numbers rounded to float16 once is about a third of 2^-22."""
 
 
-def _distance(x: Floats, a: NDArray, b: NDArray) -> float:
-    """Mean squared distance of theirs from a variant, in units of our spread."""
-    return float((position_nmse(x, b) * x.var(axis=1, dtype=np.float64) / a.var(axis=1, dtype=np.float64)).mean())
+def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:
+    """Squared distances of theirs from a variant, in units of our spread, [P]."""
+    return position_nmse(x, b) * x.var(axis=1, dtype=np.float64) / a.var(axis=1, dtype=np.float64)
 
 
-def _wrong_scale(scales: list[tuple[str, list[Variant]]], logits: Callable[[Variant], Floats | None], a: NDArray, b: NDArray) -> str | None:
-    """The kind of matrix whose scale is off, if one is."""
+def _explains(away: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
+    """Whether a mistake is that much nearer to theirs than what is no mistake: on average, and at most positions."""
+    nearer = (away < others / _CLOSER).mean()
+    return bool(away.mean() < others.mean() / _CLOSER and nearer >= 0.75)
+
+
+def _reach(a: NDArray, runs: list[Floats]) -> Reach:
+    nmse = np.array([position_nmse(a, x) for x in runs])
+    scale = max(float(np.abs(position_scale(a, x) - 1).max()) for x in runs)
+    return Reach(max(float(nmse.mean(axis=1).max()), FLOOR), nmse.max(axis=0), scale)
+
+
+def _wrong_scale(
+    scales: list[tuple[str, list[Variant]]], logits: Callable[[Variant], Floats | None], a: NDArray, b: NDArray, reach: float
+) -> str | None:
+    """The kind of matrix whose scale is off, if one is. Kinds whose scale a norm cancels change too little to be seen."""
     error = b.astype(np.float64) - a
     found, most = None, 1.0
     for name, variants in scales:
         low, high = (logits(variant) for variant in variants)
         if low is None or high is None:
+            continue
+        if position_nmse(low, high).mean() / 4 < 2 * reach:
             continue
         change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
         along, square = (error * change).sum(axis=1), (change**2).sum(axis=1)
@@ -168,8 +193,12 @@ _NORMS = ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")
 SCALED = tuple(name for name in _MATRICES if name != "attn_k")  # the scales of queries and keys do the same
 
 
-def _every_layer(base: Variant, text: str, change: Callable[[Layer], Layer]) -> Variant:
-    return replace(base, text=text, model=replace(base.model, layers=tuple(map(change, base.model.layers))))
+def _every_layer(base: Variant, text: str, change: Callable[[Layer], Layer], weak: bool = False) -> Variant:
+    return replace(base, text=text, model=replace(base.model, layers=tuple(map(change, base.model.layers))), weak=weak)
+
+
+_CANCELLED = ("attn_v", "ffn_gate", "ffn_up")
+"""Matrices whose scale the next sub-norm divides out, all but epsilon's share."""
 
 
 def _scale(layer: Layer, name: str, change: Callable[[float], float]) -> Layer:
@@ -177,9 +206,33 @@ def _scale(layer: Layer, name: str, change: Callable[[float], float]) -> Layer:
     return replace(layer, **{name: replace(matrix, scale=np.float32(change(float(matrix.scale))))})
 
 
+def _borrowed(name: str, other: str, layer: Layer) -> Layer:
+    return _scale(layer, name, lambda scale: float(getattr(layer, other).scale))
+
+
+def _without_weight(name: str, layer: Layer) -> Layer:
+    return replace(layer, **{name: np.ones_like(getattr(layer, name))})
+
+
 def scaled(base: Variant, name: str, factor: float) -> Variant:
     """The scale of one kind of matrix, times a factor in every layer."""
     return _every_layer(base, f"{name} times {factor}", lambda layer: _scale(layer, name, lambda scale: scale * factor))
+
+
+def quantiser_mistakes(base: Variant) -> Iterator[Variant]:
+    """Mistakes in making int8 codes. They change as little as roundings do."""
+
+    def ops(text: str, **operations: Callable[..., Any]) -> Variant:
+        return replace(base, text=text, ops=_with(**operations))
+
+    yield ops("activations are not quantised to int8", **_unquantized())
+    up = np.float32(1 + 2**-20)  # the largest number is 127, but x * (127 / x) may fall short of it
+    yield ops("codes are truncated instead of rounded", quantize=_quantizer(lambda x: np.trunc(x * up)))
+    yield ops("codes are truncated instead of rounded, some of 127 to 126", quantize=_quantizer(np.trunc))
+    yield ops("codes are rounded down", quantize=_quantizer(np.floor))
+    for most in (126, 128, 63, 7):
+        yield ops(f"activations are scaled to {most} steps instead of 127", quantize=_quantizer(np.rint, most))
+    yield ops("one activation scale for the whole tensor instead of one for each token", quantize=_quantizer(np.rint, axis=None))
 
 
 def known_mistakes(base: Variant) -> Iterator[Variant]:
@@ -189,28 +242,28 @@ def known_mistakes(base: Variant) -> Iterator[Variant]:
     def ops(text: str, **operations: Callable[..., Any]) -> Variant:
         return replace(base, text=text, ops=_with(**operations))
 
-    yield ops("activations are not quantised to int8", **_unquantized())
-    yield ops("codes are truncated instead of rounded", quantize=_quantizer(np.trunc))
-    yield ops("codes are rounded down", quantize=_quantizer(np.floor))
-    for most in (126, 128, 63, 7):
-        yield ops(f"activations are scaled to {most} steps instead of 127", quantize=_quantizer(np.rint, most))
-    yield ops("one activation scale for the whole tensor instead of one for each token", quantize=_quantizer(np.rint, axis=None))
+    yield from quantiser_mistakes(base)
+    for dialect in DIALECTS.values():
+        if dialect != base.dialect:
+            for mistake in quantiser_mistakes(replace(base, dialect=dialect)):
+                yield replace(mistake, text=f"{mistake.text}, in the dialect {dialect.name}")
     for eps in (1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3):
         if not np.isclose(eps, config.eps, rtol=1e-3):
             changed = replace(model, config=replace(config, eps=eps))
-            yield replace(base, text=f"epsilon is {eps:g} instead of {config.eps:.3g}", model=changed)
-    yield ops("epsilon is outside the root", rms_norm=_eps_outside)
-    for name in _MATRICES:
-        yield _every_layer(base, f"the weight scale of {name} is missing", lambda w, name=name: _scale(w, name, lambda s: 1.0))  # type: ignore[misc]
-    for name in _MATRICES:
-        yield _every_layer(
-            base,
-            f"the weight scale of {name} divides instead of multiplying",
-            lambda w, name=name: _scale(w, name, lambda s: 1 / s),  # type: ignore[misc]
-        )
+            yield replace(base, text=f"epsilon is {eps:g} instead of {config.eps:.3g}", model=changed, weak=True)
+    yield replace(ops("epsilon is outside the root", rms_norm=_eps_outside), weak=True)
+    for text, change in (("is missing", lambda s: 1.0), ("divides instead of multiplying", lambda s: 1 / s)):
+        for name in _MATRICES:
+            changed_layer = partial(_scale, name=name, change=change)
+            yield _every_layer(base, f"the weight scale of {name} {text}", changed_layer, name in _CANCELLED)
+    for group in (_MATRICES[:3], _MATRICES[4:6]):  # often one matrix in an engine
+        for name in group:
+            for other in group:
+                if other != name:
+                    text = f"the weight scale of {other} is used for {name}"
+                    yield _every_layer(base, text, partial(_borrowed, name, other), name in _CANCELLED)
     for name in _NORMS:
-        ones = {name: np.ones_like(getattr(model.layers[0], name))}
-        yield _every_layer(base, f"the weight of {name} is missing", lambda w, ones=ones: replace(w, **ones))  # type: ignore[misc]
+        yield _every_layer(base, f"the weight of {name} is missing", partial(_without_weight, name))
     yield replace(base, text="the weight of the final norm is missing", model=replace(model, output_norm=np.ones_like(model.output_norm)))
     for name in ("attn_sub_norm", "ffn_sub_norm"):
         gains = {id(getattr(w, name)) for w in model.layers}
