@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import operations as op
-from .compare import Reach, Verdict, limits
+from .compare import Reach, Verdict, judge, limits
 from .hypotheses import DECLARE, generic, hypotheses, local, permuted
 from .model import Model
 from .points import Key, Trace
@@ -157,6 +157,9 @@ class _Judge:
             rounded = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[key])
             reach = Reach(max(FLOOR, float(rounded.mean())), rounded)
         verdict, reason, ratio = close(value, theirs, reach)
+        if key.name == "result_output" and verdict == Verdict.FLIPS:  # single logits, factors and constants too
+            logits = judge(value.astype(np.float32), theirs, reach)
+            verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
         found = statistics(key, verdict, reason, across, ratio, value, theirs)
         most = 0.0 if reach is None else reach.nmse
         work = sum(self._cost(k) for k in across)
@@ -165,7 +168,7 @@ class _Judge:
                 return replace(found, tried=False)
             return replace(found, hypothesis=self._explain(across, value, theirs, most))
         if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
-            mistake = self._explain(across, value, theirs, most)
+            mistake = self._explain(across, value, theirs, most, most / 2)
             if mistake is not None and DECLARE not in mistake:
                 return replace(found, verdict=Verdict.WRONG, hypothesis=mistake)
         return found
@@ -220,8 +223,11 @@ class _Judge:
                 values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
         return values
 
-    def _explain(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float) -> str | None:
-        """The mistake that comes closest, if the NMSE it leaves is at most `most`, and little of what there was."""
+    def _explain(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, least: float = 0.0) -> str | None:
+        """The mistake that comes closest, if the NMSE it leaves is at most `most`, and little of what there was.
+
+        least: NMSE that it must make of what is right. One that changes less may flip the very codes that roundings flip.
+        """
         key = across[-1]
         now = _nmse(value, theirs)
         best = min(most, now / 10)  # a mistake that explains little explains nothing
@@ -230,7 +236,9 @@ class _Judge:
         def try_(text: str, compute: Callable[[], Array]) -> None:
             nonlocal best, found
             candidate = compute()
-            if candidate.shape == theirs.shape and np.isfinite(candidate).all() and _nmse(candidate, theirs) < best:
+            if candidate.shape != theirs.shape or not np.isfinite(candidate).all() or _nmse(candidate, value) < least:
+                return
+            if _nmse(candidate, theirs) < best:
                 best, found = _nmse(candidate, theirs) / 4, text  # of two that fit alike, the first one tried stands
 
         with np.errstate(all="ignore"):

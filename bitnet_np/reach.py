@@ -102,7 +102,7 @@ def judge_logits(
         x = logits(variant)
         if x is not None and _explains(away := _distances(x, a, b), best):
             mistake, best = variant.text, away
-            if best.mean() < ours_away.mean() / 1000:
+            if best.mean() < ours_away.mean() / 1e6:
                 break
     if mistake is None and closest is None and found.verdict == Verdict.FLIPS and len(a) >= _POSITIONS:
         mistake = _wrong_scale(scales, logits, a, b, reach.nmse)
