@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import operations as op
-from .compare import Reach, Verdict, judge, limits
+from .compare import DIFFERENT, Reach, Verdict, judge, limits
 from .hypotheses import DECLARE, generic, hypotheses, local, permuted
 from .model import Model
 from .points import Key, Trace
@@ -111,7 +111,7 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
     flat = np.flatnonzero((np.ptp(rows, axis=-1) == 0) & (np.ptp(ours, axis=-1) > 0))
     if flat.size:
         return f"all its numbers at position {flat[0]} are {rows[flat[0], 0]}"
-    if len(rows) > 1 and (rows == rows[0]).all() and not (ours == ours[0]).all():
+    if len(rows) > 1 and (rows == rows[0]).all() and np.abs(ours - ours[0].astype(np.float64)).max() > DIFFERENT * ours.std():
         return "its rows are all the same, ours are not"
     return ""
 

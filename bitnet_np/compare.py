@@ -21,7 +21,8 @@ is no model to measure it with. It grows with depth: float16 roundings alone rea
 OUTLIER_LIMIT = 1.0
 """Largest difference of a single logit, in standard deviations and beyond a tenth of its own distance from the mean (roundings grow with
 a logit): NMSE over a large vocabulary is blind to a few of them. Measured over 30 layers: float16 everywhere 0.5. Where half of a
-position's logits agree ten times better than ROUNDING_LIMIT no code has flipped, and that limit is every logit's, by its own distance too."""
+position's logits agree ten times better than ROUNDING_LIMIT no code has flipped. There that limit is every logit's, or as large a part of
+its distance from the mean."""
 
 SCALE_LIMIT = 2e-2
 """How far from 1 the best common factor between the two may be: roundings have no direction. Where it is known how far they reach, twice
@@ -30,6 +31,9 @@ the factor that they make by chance comes on top."""
 SYSTEMATIC = 0.01
 """Part of a position's squared error that a factor and a constant leave if they are what is wrong. Roundings leave nearly all of it: they
 point in as many directions as the model is wide."""
+
+DIFFERENT = 0.1
+"""Standard deviations between two rows of ours that are different where theirs are the same: a repeated token's differ by roundings."""
 
 _ENOUGH = 32  # logits of a position, to know what error is typical
 _BLOCK = 1 << 20  # logits at a time, so that memory is that of the two inputs and a block
@@ -309,7 +313,7 @@ def _invalid(ours: NDArray[np.float32], theirs: NDArray) -> str:
         if rows.shape[1] > 1 and still.size and not flat:
             flat = f"their logits of position {row + still[0]} are all {rows[still[0], 0]}"
         for a, b in zip(true, rows, strict=True):
-            if before is not None and (b == before[1]).all() and np.abs(a - before[0]).max() > ROUNDING_LIMIT * a.std():
+            if before is not None and (b == before[1]).all() and np.abs(a - before[0]).max() > DIFFERENT * a.std():
                 repeated = repeated or f"their logits of positions {row - 1} and {row} are the same numbers, ours are not"
             before = a, b
             row += 1
