@@ -65,11 +65,11 @@ def judge_trace(
         first = invalid[0]
         return Report(Verdict.INVALID, f"{first.place}: {first.reason}", tuple(invalid), first, missing)
 
-    judge = _Judge(model, dialect, ops, theirs, raw, ours)
+    judged = _Judge(model, dialect, ops, theirs, raw, ours, progress)
     found = []
     for i, operation in enumerate(ops):
         if operation.key in raw:
-            found.append(judge.operation(operation))
+            found.append(judged.operation(operation))
         progress(i + 1, len(ops))
     worst = max(o.verdict for o in found)
     first_wrong = next((o for o in found if o.verdict == Verdict.WRONG), None)
@@ -127,7 +127,9 @@ class _Judge:
         theirs: Mapping[Key, Array],
         raw: Mapping[Key, NDArray],
         ours: Mapping[Key, NDArray],
+        progress: Callable[[int, int], None],
     ):
+        self.progress = progress
         self.model, self.dialect, self.ops, self.theirs, self.raw, self.ours = model, dialect, ops, theirs, raw, ours
         self.by_key = {o.key: o for o in ops}
 
@@ -152,10 +154,7 @@ class _Judge:
         """Several operations at once."""
         key = across[-1]
         value = self._values(across)[key]
-        reach = None
-        if position_errors(value, theirs).max() > _ROUNDING_ACROSS:
-            rounded = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[key])
-            reach = Reach(max(FLOOR, float(rounded.mean())), rounded)
+        reach = self._reach(across, value) if position_errors(value, theirs).max() > _ROUNDING_ACROSS else None
         verdict, reason, ratio = close(value, theirs, reach)
         if key.name == "result_output" and verdict == Verdict.FLIPS:  # single logits, factors and constants too
             logits = judge(value.astype(np.float32), theirs, reach)
@@ -172,6 +171,15 @@ class _Judge:
             if mistake is not None and DECLARE not in mistake:
                 return replace(found, verdict=Verdict.WRONG, hypothesis=mistake)
         return found
+
+    def _reach(self, across: tuple[Key, ...], value: Array) -> Reach | None:
+        """How far float16 in every tensor of `across` reaches; None if their numbers leave float32's range on the way."""
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                rounded = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[across[-1]])
+        except FloatingPointError:
+            return None
+        return Reach(max(FLOOR, float(rounded.mean())), rounded)
 
     def _rounded(self, key: Key) -> Callable[[Mapping[Key, Array]], Array]:
         """An operation that rounds what it gives to float16."""
@@ -211,14 +219,25 @@ class _Judge:
         return tuple(o.key for o in self.ops if o.key in wanted)
 
     def _values(
-        self, across: tuple[Key, ...], overrides: Mapping[Key, Callable[[Mapping[Key, Array]], Array]] | None = None
+        self,
+        across: tuple[Key, ...],
+        overrides: Mapping[Key, Callable[[Mapping[Key, Array]], Array]] | None = None,
+        right: Mapping[Key, Array] | None = None,
     ) -> dict[Key, Array]:
-        """Their tensors, and those of `across` computed from them, some of them in another way."""
+        """Their tensors, and those of `across` computed from them, some of them in another way.
+
+        right: what it gives without overrides, if that is known: operations before the first of them need not run again. Raises
+        FloatingPointError if an override gives no finite numbers.
+        """
         values = {k: v for k, v in self.theirs.items() if k not in across}
-        for key in across:
+        first = next((i for i, k in enumerate(across) if overrides and k in overrides), 0) if right else 0
+        values |= {k: right[k] for k in across[:first]} if right else {}
+        for key in across[first:]:
             operation = self.by_key[key]
             if overrides and key in overrides:
                 values[key] = overrides[key](_Lazy(values, self))
+                if not np.isfinite(values[key]).all():
+                    raise FloatingPointError(f"{key} is not finite")
             else:
                 values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
         return values
@@ -235,7 +254,10 @@ class _Judge:
 
         def try_(text: str, compute: Callable[[], Array]) -> None:
             nonlocal best, found
-            candidate = compute()
+            try:
+                candidate = compute()
+            except FloatingPointError:
+                return
             if candidate.shape != theirs.shape or not np.isfinite(candidate).all() or _nmse(candidate, value) < least:
                 return
             if _nmse(candidate, theirs) < best:
@@ -246,12 +268,15 @@ class _Judge:
             everywhere = len(across) > len(names)  # several layers: the mistake is in all of them
             places = [k for k in across if not everywhere or k.layer in (None, 0)]
             mistakes = {k: {h.text: h.compute for h in hypotheses(self.model, self.dialect, self.by_key[k])} for k in across}
+            right = self._values(across)
+            total, done = sum(len(mistakes[k]) for k in places), 0
             for where in places:
                 for text in mistakes[where]:
+                    self.progress(done := done + 1, total)
                     prefix = "" if where == key else f"at {where.name}{' of every layer' if everywhere and where.layer == 0 else ''}: "
                     made = [k for k in across if k.name == where.name and text in mistakes[k]] if everywhere else [where]
                     overrides = {k: mistakes[k][text] for k in made}
-                    try_(prefix + text, lambda overrides=overrides: self._values(across, overrides)[key])  # type: ignore[misc]
+                    try_(prefix + text, lambda overrides=overrides: self._values(across, overrides, right)[key])  # type: ignore[misc]
             for text, candidate in generic(theirs, value, self._previous(key)):
                 try_(text, lambda candidate=candidate: candidate)  # type: ignore[misc]
         if found is None and now > _MATCH and permuted(theirs, value):

@@ -224,6 +224,15 @@ def test_epsilon_across_operations_is_not_blamed_for_roundings(seed):
         assert report.verdict <= Verdict.FLIPS, (name, report.reason)
 
 
+@pytest.mark.parametrize("name", ["inp_embd", "ffn_gate"])
+def test_numbers_beyond_float32_on_the_way_are_wrong(name):
+    dump = {key: value for key, value in recorded().items() if key.name in (name, "ffn_sub_norm", "l_out")}
+    for key in dump:
+        if key.name == name:
+            dump[key] = dump[key] * np.float32(1e25)
+    assert judge_trace(MODEL, trace(dump), TOKENS).verdict is Verdict.WRONG
+
+
 def test_one_wrong_logit_is_seen_across_operations():
     dump, ids = FAULTS["one logit wrong"].make(MODEL, TOKENS)
     report = judge_trace(MODEL, only(dump, "l_out", "result_output"), ids)
