@@ -131,7 +131,7 @@ def forward_full(
     Returns float32 [B, T, V], zeros where there is padding, or [B, V] of each sequence's last token with `last_only`.
 
     `record(name, layer, array)` is called at the points llama.cpp labels in its graph, with arrays whose first axis is the rows: tokens of
-    all sequences end to end. A recorder that keeps an array must copy it.
+    all sequences end to end. A recorder that keeps an array must copy it; what it writes into one the pass goes on with.
 
     Raises ShapeError, TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the model
     overflows.
