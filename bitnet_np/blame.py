@@ -20,12 +20,13 @@ from .errors import NonFiniteError
 from .hypotheses import DECLARE, generic, hypotheses, local, permuted
 from .model import Model
 from .points import Key, Trace
-from .reach import FLOOR, half
+from .reach import FLOOR, half, one_scale
 from .report import OperationVerdict, Report
 from .transformer import EXACT, Dialect, check_tokens, forward_full
 
 Array = NDArray[np.float64]
 
+_LARGEST = 2.0**127  # a power of two that float32 has
 _TINY = 2.0**-126  # below float32's normal numbers engines may flush to zero
 _MATCH = 1e-6  # NMSE at which a hypothesis is what happened: float32 noise, squared, with room for a flipped code
 _MOST_WORK = 3 * 10**8  # multiply-adds of the operations that each hypothesis recomputes: larger models need denser dumps
@@ -182,7 +183,7 @@ class _Judge:
                 rounded = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[across[-1]])
         except FloatingPointError:
             return None
-        return Reach(max(FLOOR, float(rounded.mean())), rounded)
+        return Reach(max(FLOOR, float(rounded.mean())), rounded, one_scale=one_scale(self.model, self.dialect))
 
     def _rounded(self, key: Key) -> Callable[[Mapping[Key, Array]], Array]:
         """An operation that rounds what it gives to float16."""
@@ -407,6 +408,6 @@ def statistics(
         nmse=float((error**2).sum() / square) if square else None,
         scale=dot / square if square else None,
         cosine=dot / norms if norms else None,
-        ulps=float(error.max() / np.spacing(np.float32(np.abs(value).max()))),
+        ulps=float(error.max() / np.spacing(np.float32(min(np.abs(value).max(), _LARGEST)))),
         worst=tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape)),
     )

@@ -30,7 +30,7 @@ the factor that they make by chance comes on top."""
 
 SYSTEMATIC = 0.01
 """Part of a position's squared error that a factor and a constant leave if they are what is wrong. Roundings leave nearly all of it: they
-point in as many directions as the model is wide."""
+point in as many directions as the model is wide, or as the head's input has scales if that is quantised."""
 
 DIFFERENT = 0.1
 """Standard deviations between two rows of ours that are different where theirs are the same: a repeated token's differ by roundings."""
@@ -74,6 +74,7 @@ class Reach:
     nmse: float  # mean over positions of the run that went farthest
     positions: Array  # [P] farthest of all runs at each of the first P positions
     scale: float = 0.0  # largest distance of the best common factor from 1
+    one_scale: bool = False  # the head's input is quantised, with one scale for all of it: without flips a factor is what roundings change
 
 
 def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
@@ -154,7 +155,8 @@ def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = No
     excess = n.nmse / worst
     over = int(excess.argmax())
     beyond = n.largest > ROUNDING_LIMIT * n.spread
-    fitted = np.flatnonzero(beyond & (n.left < SYSTEMATIC)) if shape[-1] >= _ENOUGH else np.zeros(0, int)
+    directed = shape[-1] >= _ENOUGH and not (reach is not None and reach.one_scale)
+    fitted = np.flatnonzero(beyond & (n.left < SYSTEMATIC)) if directed else np.zeros(0, int)
 
     def place(row: Any) -> str:
         return _index(np.unravel_index(int(row), shape[:-1])) if numbers is None else str(numbers[row])

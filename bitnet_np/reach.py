@@ -28,7 +28,7 @@ from .compare import Judgement, Reach, Verdict, judge, position_nmse, position_s
 from .errors import NonFiniteError
 from .families import MATRICES, NORMS, rope_frequencies
 from .kernels import cpu
-from .model import Layer, Linear, Model, Ternary
+from .model import Blocks, Layer, Linear, Model, Ternary
 from .operations import reads_codes
 from .transformer import DIALECTS, Dialect, Record, forward_full, ignore
 
@@ -96,7 +96,7 @@ def judge_logits(
     runs = {variant.text: logits(variant) for variant in honest}
     rows = next(len(x) for x in runs.values() if x is not None)
     a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
-    reach = _reach(a, [x for x in runs.values() if x is not None])
+    reach = _reach(a, [x for x in runs.values() if x is not None], base)
     found = judge(ours, theirs, reach, numbers)
 
     distances = {text: _distances(x, a, b) for text, x in runs.items() if x is not None}
@@ -136,10 +136,15 @@ def _explains(away: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
     return bool(away.mean() < others.mean() / _CLOSER and nearer >= 0.75)
 
 
-def _reach(a: NDArray, runs: list[Floats]) -> Reach:
+def one_scale(model: Model, dialect: Dialect) -> bool:
+    """Whether the head's input is rounded to codes that share one scale."""
+    return dialect.ggml_activations and isinstance(model.head, Blocks) and model.head.type.block >= model.head.shape[1]
+
+
+def _reach(a: NDArray, runs: list[Floats], base: Variant) -> Reach:
     nmse = np.array([position_nmse(a, x) for x in runs])
     scale = max(float(np.abs(position_scale(a, x) - 1).max()) for x in runs)
-    return Reach(max(float(nmse.mean(axis=1).max()), FLOOR), nmse.max(axis=0), scale)
+    return Reach(max(float(nmse.mean(axis=1).max()), FLOOR), nmse.max(axis=0), scale, one_scale(base.model, base.dialect))
 
 
 def _wrong_scale(

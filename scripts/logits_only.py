@@ -15,6 +15,7 @@ from tqdm import tqdm
 from bitnet_np import EXACT, Model
 from bitnet_np.check_command import check_logits
 from bitnet_np.compare import Verdict, judge
+from bitnet_np.model import Ternary
 from bitnet_np.points import Key
 from bitnet_np.testing import random_model
 from bitnet_np.transformer import forward_full
@@ -55,7 +56,13 @@ def engine(kind: type[Engine] = Engine, **how: object) -> Make:
 
 def times(name: str, source: str, field_name: str, factor: float) -> dict:
     """A scale that is off in every layer."""
-    return {name: lambda e, n: e.linear(e.at(source, n), getattr(e.model.layers[n], field_name)) * f32(factor)}
+    return {name: lambda e, n: e.linear(e.at(source, n), getattr(e.model.layers[n], field_name).weights) * f32(factor)}
+
+
+def unscaled_values(e: Engine, n: int) -> Floats:
+    weights = e.model.layers[n].attn_v.weights
+    assert isinstance(weights, Ternary)
+    return e.linear(e.at("attn_norm", n), weights) / weights.scale
 
 
 def half(x: Floats) -> Floats:
@@ -95,7 +102,7 @@ def faulty() -> Iterator[tuple[str, Make]]:
         )
     yield (
         "scale of attn_v missing",
-        engine(faults={"Vcur": lambda e, n: e.linear(e.at("attn_norm", n), e.model.layers[n].attn_v) / e.model.layers[n].attn_v.scale}),
+        engine(faults={"Vcur": unscaled_values}),
     )
     yield "codes truncated in ffn_down of a layer", engine(faults={"ffn_down": truncated}, layers=(LAYER,))
     yield (

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from bitnet_np import BITNET_CPP, EXACT, blame, embedded, forward_full, operations, spec
+from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, blame, embedded, forward_full, operations, packing, spec
 from bitnet_np.blame import judge_trace, within
 from bitnet_np.check_command import check_trace, compare_traces, log_softmax
 from bitnet_np.compare import Verdict
@@ -324,6 +324,24 @@ def test_places_of_wrong_numbers(rows, columns, says):
 # --- who is closer to float64 ---------------------------------------------------------------------------------------------------------
 
 
+def test_our_kernels_read_the_dumps_own_inputs():
+    """After a fault everything is far from ours, but each operation by our kernel is near what it should be there."""
+    dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    found = [o for o in judge_trace(MODEL, trace(dump), ids).operations if o.key.layer == 2]
+    assert len(found) > 10
+    assert all(0 <= o.ours_rms < 3 for o in found)
+    assert np.abs(dump[found[-1].key] - recorded()[found[-1].key]).max() > 0.1
+
+
+def test_numbers_beyond_float32_have_no_kernel_to_compare():
+    points = recorded()
+    del points[LOGITS], points[Key("result_norm", None)]
+    for key in points:
+        if key.layer == 2:
+            points[key] = points[key] * np.float32(1e30)
+    assert judge_trace(MODEL, trace(points), TOKENS).verdict is Verdict.WRONG
+
+
 def test_who_is_closer_to_float64():
     rng = np.random.default_rng(0)
     points = recorded()
@@ -456,6 +474,51 @@ def test_every_operation_of_every_family_is_blamed(family, inner_norms):
         }
         report = judge_trace(model, Trace(wrong, ids, "dump"), ids)
         assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, key)
+
+
+@pytest.mark.parametrize("dialect", [EXACT, BITNET_CPP, LLAMA_CPP])
+@pytest.mark.parametrize("inner_norms", [False, True])
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_what_is_written_into_recorded_tensors_is_gone_on_with(family, inner_norms, dialect):
+    """Every tensor is replaced as it comes, and each operation's own result is still that of its inputs: those that replaced ours."""
+    model, ids, points = family_trace(family, inner_norms=inner_norms)
+    rng, made = np.random.default_rng(0), {}
+    given = {key: (value * rng.uniform(0.5, 2, value.shape)).astype(np.float32) for key, value in points.items()}
+
+    def feed(name, n, array):
+        made[Key(name, n)] = array.reshape(len(ids), -1).copy()
+        if Key(name, n) in given:
+            array[:] = given[Key(name, n)].reshape(array.shape)
+
+    forward_full(model, ids[None], dialect=dialect, record=feed)
+    inputs = {key: value.astype(np.float64) for key, value in given.items()} | {operations.TOKENS: ids}
+    for operation in operations.operations(model, dialect):
+        expected = operation.evaluate(*(inputs[key] for key in operation.inputs))
+        verdict, reason, _ = within(expected, made[operation.key].astype(np.float64))
+        assert verdict <= Verdict.FLIPS, (operation.key, reason)
+
+
+def test_weights_misread_are_placed_behind_a_scale_and_a_bias():
+    """A block of 16 weights of a row is taken from the row after it."""
+    model, ids, points = family_trace("bitnet")
+    linear = dataclasses.replace(model.layers[1].ffn_up, bias=np.linspace(-1, 1, model.config.ffn, dtype=np.float32))
+    model = dataclasses.replace(model, layers=(model.layers[0], dataclasses.replace(model.layers[1], ffn_up=linear)))
+    matrix = packing.unpack(linear.weights).astype(np.float64)
+    matrix[7, 32:48] = matrix[8, 32:48]
+    q, scale = spec.quantize(points[Key("ffn_norm", 1)].astype(np.float64))
+    key = Key("ffn_up", 1)
+    wrong = spec.ternary_matmul(q, scale, matrix, float(linear.weights.scale) * float(linear.scale)) + linear.bias
+    found = judge_trace(model, _recomputed(model, points, key, wrong), ids).first_wrong
+    assert (found.key, found.hypothesis) == (key, "weights 32 to 47 of row 7 are read from row 8")
+
+
+def test_a_wrong_row_of_other_weights_is_placed():
+    model, ids, points = family_trace("llama")
+    key = Key("attn_o_out", 1)
+    wrong = points[key].copy()
+    wrong[:, 5] += np.sin(np.arange(len(ids)))
+    found = judge_trace(model, _recomputed(model, points, key, wrong), ids).first_wrong
+    assert "only element 5 of each position: rows of the weights are misread" in found.hypothesis
 
 
 def _recomputed(model, points, key, value):

@@ -214,6 +214,13 @@ def test_factors_that_roundings_make_by_chance_are_no_fault(by_chance, verdict):
     assert judge(OURS, OURS * 1.05 + noise, Reach(1e-2, np.full(6, 1e-2), by_chance)).verdict is verdict
 
 
+@pytest.mark.parametrize(("one_scale", "verdict"), [(False, WRONG), (True, FLIPS)])
+def test_a_factor_is_a_rounding_where_the_heads_input_has_one_scale(one_scale, verdict):
+    reach = Reach(1e-4, np.full(6, 1e-4), one_scale=one_scale)
+    assert judge(OURS, OURS * np.float32(1.001), reach).verdict is verdict
+    assert judge(OURS, OURS * np.float32(1.03), reach).verdict is WRONG
+
+
 def test_positions_are_judged_in_blocks(monkeypatch):
     """The same numbers whatever the block, and memory beside the two inputs is that of a block."""
     ours, theirs = logits(7, 200), logits(7, 200) + logits(7, 200, seed=1) / 100
