@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import batch_command, embedded, families, mask_command, progress, selftest, trace_command
-from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_trace, judgement_row, run_compare, show_check
+from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_logits, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
 from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
 from .generate import HeadChoice, Sampling, stream
@@ -456,7 +456,7 @@ def _judged(arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgem
     """Theirs against ours."""
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
         theirs = _read_npy(arguments.theirs, "logits")
-        logits = judge(_compute(_load(arguments.model), ids, arguments), theirs)
+        logits = check_logits(_load(arguments.model), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
         return Report(logits.verdict, logits.reason), logits
     trace = read_any(arguments.theirs, arguments.format, tokens=ids)
     return check_trace(_load(arguments.model), ids, trace, DIALECTS[arguments.dialect])

@@ -135,7 +135,7 @@ def forward_full(
     Returns float32 [B, T, V], zeros where there is padding, or [B, V] of each sequence's last token with `last_only`.
 
     `record(name, layer, array)` is called at the points llama.cpp labels in its graph, with arrays whose first axis is the rows: tokens of
-    all sequences end to end. A recorder that keeps an array must copy it.
+    all sequences end to end. A recorder that keeps an array must copy it; what it writes into one the pass goes on with.
 
     mask: which positions each position sees, instead of itself and all before it: [T, T] or [1 or B, 1, T, T], bool or additive (masks.py).
     Padding is never seen. With `strict` it must not show a position what comes later. A position that sees nothing gets zeros from

@@ -648,7 +648,9 @@ def test_check_fails_where_the_kernels_do(run, monkeypatch):
 def test_check_fails_where_roundings_that_are_followed_do_not_agree(run, monkeypatch):
     """A verdict that would do for a dump from elsewhere does not do for the recording."""
     recording = embedded.recording()
-    moved = recording | {name: 1.001 * value for name, value in recording.items() if name.startswith("logits")}
+    noise = np.random.default_rng(0)
+    logits = {name: value for name, value in recording.items() if name.startswith("logits")}
+    moved = recording | {name: value + noise.normal(0, 1e-3, value.shape) for name, value in logits.items()}
     monkeypatch.setattr(embedded, "recording", lambda: moved)
     monkeypatch.setattr(selftest, "run", lambda: [("forward, exact", True)])
     out = run("check", code=1)
@@ -666,7 +668,8 @@ JUDGED = [
     (lambda x: x, 0, "SAME_BITS"),
     (lambda x: x[None], 0, "SAME_BITS"),
     (lambda x: x.astype(np.float64), 0, "ROUNDING"),
-    (lambda x: x * np.float32(1.01), 0, "FLIPS"),
+    (lambda x: x.astype(np.float16), 0, "FLIPS"),
+    (lambda x: x * np.float32(1.01), 1, "WRONG"),
     (lambda x: x * np.float32(1.05), 1, "WRONG"),
     (lambda x: changed(x, (3, 4), np.nan), 2, "INVALID"),
     (lambda x: x[:-1], 2, "INVALID"),
@@ -681,7 +684,7 @@ def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
     theirs = saved(tmp_path / "theirs.npy", change(compute_logits(model, TOKENS[None])[0]))
     arguments = ["check", TINY, "--tokens", listed(TOKENS), "--theirs", theirs]
     found = run(*arguments, "--json", code=code)
-    assert set(found) == {"verdict", "meaning", "reason", "first_wrong", "operations", "missing", "logits"}
+    assert set(found) == {"verdict", "meaning", "reason", "first_wrong", "operations", "missing", "notes", "closer_to_float64", "logits"}
     assert (found["verdict"], found["meaning"]) == (verdict, Verdict[verdict].text)
     assert set(found["logits"]) == {field.name for field in fields(Judgement)} | {"meaning"}
     assert found["logits"]["verdict"] == verdict
