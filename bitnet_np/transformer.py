@@ -510,7 +510,7 @@ def _layer(
         x, source = note("attn_sub_norm", ops.rms_norm(x, w.attn_sub_norm, c.eps)), "attn_sub_norm"
     (attended,) = linears(source, x, attn_o_out=w.attn_output)
     if not c.parallel_residual:
-        h = note("ffn_inp", h + attended)
+        h = note("ffn_inp", ops.add(h, attended))
 
     x = note("ffn_norm", _norm(c, h, w.ffn_norm, w.ffn_norm_bias, ops))
     if w.ffn_gate is None:
@@ -522,5 +522,5 @@ def _layer(
     x, source = note("ffn_out", x), "ffn_out"
     if w.ffn_sub_norm is not None:
         x, source = note("ffn_sub_norm", ops.rms_norm(x, w.ffn_sub_norm, c.eps)), "ffn_sub_norm"
-    h = h + linears(source, x, ffn_down=w.ffn_down)[0]
-    return note("l_out", h + attended if c.parallel_residual else h)
+    h = ops.add(h, linears(source, x, ffn_down=w.ffn_down)[0])
+    return note("l_out", ops.add(h, attended) if c.parallel_residual else h)

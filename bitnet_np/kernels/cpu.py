@@ -5,6 +5,7 @@ Kernels have no bounds checks. Everything that could break them (token ids, slot
 Every output row has one owner, so threads cannot change a bit. Each kernel is a body for some rows (`_..._rows`) inside one `prange`.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -58,17 +59,25 @@ _UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a
 _SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 
 
+_turn = threading.Lock()
+
+
 def _launch(kernel: Callable, work: int, *args: Any) -> None:
-    """Run a parallel kernel, on this thread alone when there is little to do."""
-    threads = get_num_threads()
-    if work > _SMALL or threads == 1:
-        kernel(*args)
-        return
-    set_num_threads(1)
-    try:
-        kernel(*args)
-    finally:
-        set_num_threads(threads)
+    """Run a parallel kernel, on this thread alone when there is little to do.
+
+    One at a time, whichever Python thread calls: two at once would share the cores anyway, and abort the process where Numba has nothing
+    but its workqueue to run threads with.
+    """
+    with _turn:
+        threads = get_num_threads()
+        if work > _SMALL or threads == 1:
+            kernel(*args)
+            return
+        set_num_threads(1)
+        try:
+            kernel(*args)
+        finally:
+            set_num_threads(threads)
 
 
 def _weights(array: NDArray) -> NDArray:
@@ -654,6 +663,22 @@ def attend_halves(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], posi
     """
     out = empty(q.shape)
     _launch(_attend_halves, _attention_work(q, position), q, k, v, slot, position, _scale(q), out)
+    return out
+
+
+# --- residuals ------------------------------------------------------------------------------------------------------------------------
+
+
+@_parallel
+def _add(a, b, out):
+    for r in prange(a.shape[0]):
+        for i in range(a.shape[1]):
+            out[r, i] = a[r, i] + b[r, i]
+
+
+def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
+    out = empty(a.shape)
+    _launch(_add, a.size, a, b, out)
     return out
 
 
