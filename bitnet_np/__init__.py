@@ -1,5 +1,6 @@
 """bitnet_np: a reference implementation of BitNet b1.58 inference. A GGUF file and token ids in, logits one can trust out."""
 
+from . import masks
 from .batch import Batch, Completion, Request, forward_batch, generate_batch
 from .cache import KVCache
 from .certified import CertifiedHead, certify
@@ -50,6 +51,7 @@ __all__ = [
     "generate_batch",
     "judge",
     "load",
+    "masks",
     "open_gguf",
     "pad",
     "stream",

@@ -91,6 +91,7 @@ def test_a_fork_goes_on_as_its_source_would(dtype):
     cache.fork(2, [0])
     cache.fork(2, [3], 4)
     assert cache.lengths.tolist() == [9, 1, 9, 4]
+    assert contents(cache)[3] == prefix(cache, 2, 4)
     expected = forward(MODEL, tokens[None], alone)[0]
     out = forward(MODEL, [tokens[9:], [*tokens[4:15]]], cache, slots=[0, 3])
     assert_same_bits(out[0], expected[9:])
