@@ -1,0 +1,80 @@
+"""The sound files that are changed: small models of every family and type of tensor, and dumps of every format."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from bitnet_np.families import ARCHITECTURES, FAMILIES
+from bitnet_np.interop.formats import FORMATS
+from bitnet_np.points import Key
+from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
+from bitnet_np.testing import random_model, write_gguf
+
+TOKENS = np.array([3, 1, 4, 1, 5])
+VOCAB = 6
+_FLOATS = ("float32", "float16", "bfloat16")
+_DUMPS = {
+    "logits": ".npy",
+    "llama-logits": ".kld",
+    "raw": ".f32",
+    "bitnet-rs-lines": ".jsonl",
+    "npz": ".npz",
+    "safetensors": ".safetensors",
+}
+
+
+def write_models(folder: Path) -> None:
+    """<family>-<type of the layers' matrices>.gguf, with one layer or two each."""
+    for family in ARCHITECTURES:
+        ternary = ("ternary", *(kind.name for kind in TERNARY_TYPES))
+        types = ternary if FAMILIES[family].ternary else (*_FLOATS, *(kind.name for kind in BLOCK_TYPES), "ternary")
+        for i, weights in enumerate(types):
+            wide = weights.endswith("_K") or weights.startswith("TQ")  # 256 weights to a block
+            size = 256 if wide else 128 if weights == "ternary" else 64
+            model = random_model(
+                i,
+                family=family,
+                weights=weights,
+                table=weights if family != "gpt2" and i % 2 and weights != "ternary" and weights not in ternary else _FLOATS[i % 3],
+                tied=i % 3 != 1,
+                vocab=9,
+                context=64,
+                n_layers=1 + (not wide and i % 2),
+                width=size,
+                ffn=size,
+                heads=4,
+                kv_heads=2,
+                head_dim=size // 4,
+            )
+            write_gguf(folder / f"{family}-{weights}.gguf", model, fused=i % 4 == 2 and weights != "ternary")
+
+
+def write_dumps(folder: Path) -> None:
+    """A file or folder of the name of its format, for each format that is read."""
+    rng = np.random.default_rng(0)
+    tokens = len(TOKENS)
+    shapes = {
+        "attn_norm": (tokens, 4),
+        "attn_norm_codes": (tokens, 4),
+        "attn_norm_scale": (tokens,),
+        "kq": (2, tokens, tokens),
+        "l_out": (tokens, 4),
+    }
+    points = {Key(name, 0): rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    points[Key("attn_norm_codes", 0)] = rng.integers(-127, 128, (tokens, 4)).astype(np.int8)
+    points[Key("result_output", None)] = rng.standard_normal((tokens, VOCAB)).astype(np.float32)
+    for name, format in FORMATS.items():
+        if format.writer is None:
+            continue
+        if name in _DUMPS:
+            os.mkdir(folder / name)
+        with format.writer(folder / name / f"t{_DUMPS[name]}" if name in _DUMPS else folder / name, TOKENS) as writer:
+            for key, array in points.items():
+                if writer.names is None or key.name in writer.names:
+                    writer.add(key, array)
+    os.mkdir(folder / "packed")
+    np.savez_compressed(folder / "packed" / "t.npz", tokens=TOKENS, **{str(key): array for key, array in points.items()})
+    graph = {"s0.attn_norm-0.MUL": (1, 1, tokens, 4), "s0.Qcur-0.ROPE": (1, tokens, 2, 2), "s0.kq-0.MUL_MAT": (1, 2, tokens, 32)}
+    os.mkdir(folder / "nodes")
+    np.savez(folder / "nodes" / "t.npz", **{name: np.ones(shape, np.float32) for name, shape in graph.items()})
