@@ -175,14 +175,11 @@ def _worker(options: argparse.Namespace, paths: Sequence[Path], folder: Path, i:
 
 
 def _save(paths: Sequence[Path], n: int, folder: Path) -> Path:
-    from fuzzing.cases import case, read_seeds
+    from fuzzing.cases import case, read_seeds, write
 
     seed, files = case(read_seeds(paths), n)
     shutil.rmtree(folder, ignore_errors=True)
-    for name, raw in files.items():
-        path = folder / seed.name / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(raw)
+    write(folder / seed.name, files)
     return folder
 
 

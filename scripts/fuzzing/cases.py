@@ -1,8 +1,9 @@
 """One case: a sound file is changed, and read and used as its users do. Case n depends on n and the files to begin with alone."""
 
+import io
 import random
-import shutil
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,9 +79,9 @@ def _changed_dump(files: Files, draw: random.Random) -> Files:
         name = draw.choice(sorted(files))
         raw, change = bytearray(files[name]), draw.random()
         if change < 0.5:
-            edit_bytes(raw, draw, near=draw.choice([64, 300, None]))
+            raw = edit_bytes(raw, draw, near=draw.choice([64, 300, None]))
         elif change < 0.9:
-            edit_words(raw, draw)
+            raw = _edit_archive(files[name], draw) if name.endswith(".npz") and draw.random() < 0.7 else edit_words(raw, draw)
         elif change < 0.93:
             raw = bytearray(draw.randbytes(draw.randint(0, 100)))
         elif len(files) > 1:
@@ -91,17 +92,39 @@ def _changed_dump(files: Files, draw: random.Random) -> Files:
     return files
 
 
+def _edit_archive(raw: bytes, draw: random.Random) -> bytearray:
+    """A member of a zip archive is changed, and its checksum is right."""
+    out = io.BytesIO()
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as source, zipfile.ZipFile(out, "w", draw.choice([0, 8])) as target:
+            names = source.namelist()
+            chosen = draw.choice(names)
+            for name in names:
+                data = bytearray(source.read(name))
+                if name == chosen:
+                    data = edit_words(data, draw) if draw.random() < 0.6 else edit_bytes(data, draw, near=200)
+                target.writestr(name, bytes(data))
+    except Exception:  # it was damaged before
+        return bytearray(raw)
+    return bytearray(out.getvalue())
+
+
+def write(folder: Path, files: Files) -> None:
+    """The files of a case, in a folder that may have those of another."""
+    for name, raw in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # a new file: the old one may still be mapped
+        path.write_bytes(raw)
+
+
 def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
     """What became of case n: "ran", "refused", or what is wrong with it."""
     seed, files = case(seeds, n)
     use = use_model if seed.document else use_dump
     size = sum(map(len, files.values()))
     for again in (False, True):
-        shutil.rmtree(scratch, ignore_errors=True)  # new files: the old ones may still be mapped
-        for name, raw in files.items():
-            path = scratch / seed.name / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(raw)
+        write(scratch / seed.name, files)
         start = time.process_time()
         try:
             with limited_memory(size + MEMORY):

@@ -37,8 +37,8 @@ _OTHER_WORDS = [
 ]
 
 
-def edit_bytes(raw: bytearray, draw: random.Random, near: int | None = None) -> None:
-    """One change, within the first `near` bytes if that is given."""
+def edit_bytes(raw: bytearray, draw: random.Random, near: int | None = None) -> bytearray:
+    """One change in place, within the first `near` bytes if that is given."""
     end = len(raw) if near is None else min(len(raw), near)
     at, width = draw.randint(0, end), draw.choice([1, 2, 4, 8])
     change = draw.choice(["flip", "set", "add", "insert", "delete", "double", "cut"])
@@ -58,12 +58,14 @@ def edit_bytes(raw: bytearray, draw: random.Random, near: int | None = None) -> 
         raw[at:at] = raw[at : at + draw.randint(1, 64)]
     else:
         del raw[at:]
+    return raw
 
 
-def edit_words(raw: bytearray, draw: random.Random) -> None:
-    """One word, number or bracket of a text, such as JSON or the header of a .npy, becomes another."""
+def edit_words(raw: bytearray, draw: random.Random) -> bytearray:
+    """One word, number or bracket of a text, such as JSON or the header of a .npy, becomes another, in place."""
     found = list(_WORDS.finditer(raw, 0, 4096))
     if found:
         start, end = draw.choice(found).span()
         other = draw.choice(_OTHER_WORDS) if draw.random() < 0.7 else bytes(raw[slice(*draw.choice(found).span())])
         raw[start:end] = other
+    return raw

@@ -50,6 +50,7 @@ _PATTERNS = [
     b"\xaa",
 ]
 _KNOWN_KEYS = [*families.KEYS, *families.NEUTRAL, "rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
+_TAME = bytes(byte & 0x2A for byte in range(256))  # no NaN in any type, and no ternary code 3
 _LARGEST = 1 << 21  # bytes of a tensor that is made to fit other sizes
 
 
@@ -226,11 +227,15 @@ def _fitted(entry: Entry, dims: list[int], kind: int) -> bytes | None:
     if not 0 < size <= _LARGEST:
         return entry.data
     if kind != entry.type:
-        data = bytes(byte & 0x2A for byte in data)
+        data = data.translate(_TAME)
     if BY_NUMBER[entry.type].trailer and kind == entry.type:
         trailer = BY_NUMBER[kind].trailer
         return (data * (size // len(data) + 1))[: size - trailer] + data[-trailer:]
     return (data * (size // len(data) + 1))[:size]
+
+
+def _matrices(shapes: dict[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return [shape for shape in shapes.values() if len(shape) == 2]
 
 
 def _resize(document: Document, draw: random.Random) -> bool:
@@ -238,7 +243,7 @@ def _resize(document: Document, draw: random.Random) -> bool:
     if document.config is None:
         return False
     names = draw.sample(["vocab", "context", "width", "ffn", "heads", "kv_heads", "head_dim", "rope_width"], draw.randint(1, 3))
-    values = {name: draw.choice(_SIZES) for name in names}
+    values: dict[str, Any] = {name: draw.choice(_SIZES) for name in names}
     if "heads" in values and draw.random() < 0.7:
         values["kv_heads"] = draw.choice([n for n in (1, 2, 3, 4, values["heads"]) if values["heads"] % n == 0])
     try:
@@ -250,12 +255,17 @@ def _resize(document: Document, draw: random.Random) -> bool:
     shapes |= {"position_embd": (config.context, config.width), "rope_freqs": (max(1, config.rope_pairs),)}
     if "attn_q" in shapes:
         shapes["attn_qkv"] = (config.q_width + 2 * config.kv_width, config.width)
-    kind = draw.choice(list(BY_NUMBER)) if draw.random() < 0.4 else None
+    fitting = [
+        kind.number for kind in BY_NUMBER.values() if kind.readable and all(shape[-1] % kind.block == 0 for shape in _matrices(shapes))
+    ]
+    other = draw.choice(fitting) if draw.random() < 0.4 else None
     for i, entry in enumerate(document.entries):
         field, role = str(entry.name).split(".")[-2:]
         dims = [1] if role == "scale" else list((shapes[field][:1] if role == "bias" else shapes[field])[::-1])
-        new = kind if kind is not None and len(dims) == 2 and entry.name != "token_embd.weight" else entry.type
-        document.entries[i] = replace(entry, dims=dims, type=new, data=_fitted(entry, dims, new))
+        kind = other if other is not None and len(dims) == 2 else entry.type
+        if dims[0] % BY_NUMBER[kind].block:
+            kind = draw.choice(fitting)
+        document.entries[i] = replace(entry, dims=dims, type=kind, data=_fitted(entry, dims, kind))
     told = {f"{config.architecture}.{key}": getattr(config, name) for name, key in KEYS.items()}
     told |= {f"{config.architecture}.attention.{key}": config.head_dim for key in ("key_length", "value_length")}
     told[f"{config.architecture}.rope.dimension_count"] = 2 * config.rope_pairs

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,9 @@ def write_dumps(folder: Path) -> None:
                 if writer.names is None or key.name in writer.names:
                     writer.add(key, array)
     os.mkdir(folder / "packed")
-    np.savez_compressed(folder / "packed" / "t.npz", tokens=TOKENS, **{str(key): array for key, array in points.items()})
+    packed: dict[str, Any] = {str(key): array for key, array in points.items()}
+    np.savez_compressed(folder / "packed" / "t.npz", tokens=TOKENS, **packed)
     graph = {"s0.attn_norm-0.MUL": (1, 1, tokens, 4), "s0.Qcur-0.ROPE": (1, tokens, 2, 2), "s0.kq-0.MUL_MAT": (1, 2, tokens, 32)}
     os.mkdir(folder / "nodes")
-    np.savez(folder / "nodes" / "t.npz", **{name: np.ones(shape, np.float32) for name, shape in graph.items()})
+    nodes: dict[str, Any] = {name: np.ones(shape, np.float32) for name, shape in graph.items()}
+    np.savez(folder / "nodes" / "t.npz", **nodes)
