@@ -12,7 +12,7 @@ class KVCache:
 
     `k` and `v` are float32 [L, B, S, G, K], 2 * L * B * S * G * K * 4 bytes together. `lengths` [B] says how many
     positions of each slot are filled. Everything past a slot's length is zero, always, so that two caches with the same
-    content have the same bytes.
+    content have the same bytes. Only what is filled is ever touched: a capacity that is not used takes addresses, and no memory.
     """
 
     def __init__(self, config: Config, batch: int = 1, capacity: int | None = None):
@@ -65,8 +65,8 @@ class KVCache:
         slot = self._checked(slot)
         if not 0 <= length <= self.lengths[slot]:
             raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot be cut to {length}")
-        self.lengths[slot] = length
-        self.erase(slot, length, self.capacity)
+        filled, self.lengths[slot] = int(self.lengths[slot]), length
+        self.erase(slot, length, filled)
 
     def clear(self, slot: int | None = None) -> None:
         """Forget a slot, or all of them."""

@@ -131,7 +131,7 @@ def _values(file: GGUFFile, name: str) -> dict[str, Any]:
         plain = key[len(prefix) :]
         if not key.startswith(prefix) or plain in known:
             continue
-        if family.scaling and plain in NEUTRAL and NEUTRAL[plain] in (None, value):
+        if family.scaling and plain in NEUTRAL and (NEUTRAL[plain] is None or (np.ndim(value) == 0 and value == NEUTRAL[plain])):
             continue
         raise UnsupportedError(f"{file.path}: {key} = {shown(value)} is a setting this package does not implement")
     required = (*_REQUIRED, epsilon, *family.required)
@@ -218,6 +218,10 @@ def layer_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in shapes.items() if name in there}
 
 
+LARGEST_ANGLE = 1.6e6
+"""Radians to which cosine and sine are exact (kernels/scalar.py)."""
+
+
 def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | None = None, scaling: float = 1.0) -> NDArray[np.float64]:
     """base^(-2i / width) for i < width / 2, radians per position, divided by `factors` [width / 2] and by `scaling`.
 
@@ -230,7 +234,8 @@ def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | Non
         if factors.shape != frequencies.shape:
             raise ShapeError(f"{factors.shape[0]} factors of RoPE's frequencies, expected {frequencies.size}")
         frequencies = frequencies / factors
-    return frequencies / scaling
+    with np.errstate(over="ignore"):
+        return frequencies / scaling
 
 
 def llama3_factors(frequencies: NDArray[np.float64], factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:

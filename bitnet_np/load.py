@@ -54,6 +54,12 @@ def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda don
     if parts.tensors:
         raise UnsupportedError(f"{file.path}: tensor {next(iter(parts.tensors))} has no place in architecture {config.architecture}")
     frequencies = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
+    angle = config.context * frequencies.max(initial=0)
+    if not angle <= families.LARGEST_ANGLE:
+        raise UnsupportedError(
+            f"{file.path}: RoPE's angles reach {angle:.3g} radians in the context, expected at most {families.LARGEST_ANGLE:.3g}; "
+            f"the base is {config.rope_base}, the context {config.context}, positions are divided by {config.rope_scaling}"
+        )
     return packing.frozen(
         Model(
             config=config,

@@ -16,6 +16,7 @@ from bitnet_np.errors import Error
 from bitnet_np.gguf_file import GGUFFile, StringArray, open_gguf
 from bitnet_np.interop import bitnet_rs, read_any
 from bitnet_np.load import model_from
+from bitnet_np.transformer import DIALECTS
 
 from .edits import edit_bytes, edit_words
 from .gguf_document import Document, changed
@@ -165,9 +166,9 @@ def use_model(folder: Path, n: int) -> None:
     model = model_from(file, allow_nan=n % 8 == 0)
     last = model.config.vocab - 1
     ids = [[last, 0, last // 2][: model.config.context]]
-    forward_full(model, ids)
-    cache = KVCache(model.config)
-    forward(model, [[last]], cache)
+    dialect = tuple(DIALECTS.values())[n % 3]
+    forward_full(model, ids, dialect=dialect)
+    forward(model, [[last]], KVCache(model.config), dialect=dialect)
 
 
 def read_all(file: GGUFFile) -> None:
