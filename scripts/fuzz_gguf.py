@@ -158,10 +158,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_seeds(folder: Path) -> list[Path]:
-    from fuzzing.seeds import write_dumps, write_models
+    from fuzzing.seeds import write_dumps, write_models, write_tokenizer
 
     folder.mkdir()
     write_models(folder)
+    write_tokenizer(folder)
     write_dumps(folder)
     return sorted(folder.iterdir())
 

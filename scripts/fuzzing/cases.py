@@ -16,6 +16,7 @@ from bitnet_np.errors import Error
 from bitnet_np.gguf_file import GGUFFile, StringArray, open_gguf
 from bitnet_np.interop import bitnet_rs, read_any
 from bitnet_np.load import model_from
+from bitnet_np.text import tokenizer_from
 from bitnet_np.transformer import DIALECTS
 
 from .edits import edit_bytes, edit_words
@@ -59,7 +60,8 @@ def case(seeds: Sequence[Seed], n: int) -> tuple[Seed, Files]:
     draw = random.Random(n)
     models = [seed for seed in seeds if seed.document]
     dumps = [seed for seed in seeds if not seed.document]
-    seed = draw.choice(models if models and (not dumps or draw.random() < 0.7) else dumps)
+    texts = [seed for seed in models if seed.name == "tokenizer.gguf"]
+    seed = draw.choice(texts if texts and draw.random() < 0.1 else models if models and (not dumps or draw.random() < 0.7) else dumps)
     if seed.document is None:
         return seed, _changed_dump(seed.files, draw)
     change = draw.random()
@@ -145,7 +147,10 @@ def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
 
 @contextmanager
 def limited_memory(size: int) -> Iterator[None]:
-    """No more private memory than there is now and `size` bytes; a larger claim is a MemoryError. On Linux, elsewhere no limit."""
+    """No more private memory than the process has now and `size` bytes; a larger claim is a MemoryError. On Linux, elsewhere no limit.
+
+    Mapped files do not count. What the allocator has kept from before can be used again, so a little more may pass.
+    """
     status = Path("/proc/self/status")
     if resource is None or not status.exists():
         yield
@@ -160,9 +165,12 @@ def limited_memory(size: int) -> Iterator[None]:
 
 
 def use_model(folder: Path, n: int) -> None:
-    """Open and read the file, load it, and run it with three tokens and with one more."""
+    """Open and read the file, its tokenizer too if it has one, load it, and run it with three tokens and with one more."""
     file = open_gguf(folder / "t.gguf")
     read_all(file)
+    if folder.name == "tokenizer.gguf":
+        tokenizer = tokenizer_from(file.metadata, file.path)
+        tokenizer.decode(tokenizer.encode("hello \U0001f642 <user>", special=True))
     model = model_from(file, allow_nan=n % 8 == 0)
     last = model.config.vocab - 1
     ids = [[last, 0, last // 2][: model.config.context]]

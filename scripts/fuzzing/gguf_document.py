@@ -51,7 +51,7 @@ _PATTERNS = [
 ]
 _KNOWN_KEYS = [*families.KEYS, *families.NEUTRAL, "rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
 _TAME = bytes(byte & 0x2A for byte in range(256))  # no NaN in any type, and no ternary code 3
-_LARGEST = 1 << 21  # bytes of a tensor that is made to fit other sizes
+_LARGEST = 1 << 19  # bytes of a tensor that is made to fit other sizes
 
 
 class Document:

@@ -1,16 +1,20 @@
-"""The sound files that are changed: small models of every family and type of tensor, and dumps of every format."""
+"""The sound files that are changed: small models of every family and type of tensor, one with a tokenizer, and dumps of every format."""
 
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gguf_bytes import BOOL, INT32, UINT32, number, numbers, text, texts
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.interop.formats import FORMATS
 from bitnet_np.points import Key
 from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.text import BYTE, BYTE_CHARACTERS, CONTROL, NORMAL, USER_DEFINED
+
+from .gguf_document import Document
 
 TOKENS = np.array([3, 1, 4, 1, 5])
 VOCAB = 6
@@ -49,6 +53,30 @@ def write_models(folder: Path) -> None:
                 head_dim=size // 4,
             )
             write_gguf(folder / f"{family}-{weights}.gguf", model, fused=i % 4 == 2 and weights != "ternary")
+
+
+def write_tokenizer(folder: Path) -> None:
+    """tokenizer.gguf: a model with a byte-level vocabulary, some merges and tokens of every kind."""
+    spellings = [*BYTE_CHARACTERS, "he", "ll", "hell", "Ġhe", "<|begin|>", "<|end|>", "<user>", "<0x41>"]
+    kinds = [NORMAL] * (len(spellings) - 4) + [CONTROL, CONTROL, USER_DEFINED, BYTE]
+    model = random_model(
+        0, family="llama", weights="float32", vocab=len(spellings), width=16, ffn=16, heads=2, kv_heads=1, head_dim=8, n_layers=1
+    )
+    write_gguf(folder / "tokenizer.gguf", model)
+    document = Document(folder / "tokenizer.gguf")
+    document.keys = [(key, value) for key, value in document.keys if key != b"tokenizer.ggml.model"]
+    document.keys += [
+        ("tokenizer.ggml.model", text("gpt2")),
+        ("tokenizer.ggml.pre", text("llama-bpe")),
+        ("tokenizer.ggml.tokens", texts(spellings)),
+        ("tokenizer.ggml.token_type", numbers(INT32, kinds)),
+        ("tokenizer.ggml.merges", texts(["h e", "l l", "he ll", "Ġ he"])),
+        ("tokenizer.ggml.bos_token_id", number(UINT32, len(spellings) - 4)),
+        ("tokenizer.ggml.eos_token_id", number(UINT32, len(spellings) - 3)),
+        ("tokenizer.ggml.add_bos_token", number(BOOL, 1)),
+        ("tokenizer.chat_template", text("{% for message in messages %}{{ message.content }}{% endfor %}")),
+    ]
+    (folder / "tokenizer.gguf").write_bytes(document.bytes())
 
 
 def write_dumps(folder: Path) -> None:
