@@ -13,7 +13,8 @@ class KVCache:
     """Keys and values of `batch` sequences (slots) of up to `capacity` positions each.
 
     `k` and `v` are [L, B, S, G, K], 2 * L * B * S * G * K * itemsize bytes together. `lengths` [B] says how many positions of each slot
-    are filled. Everything past a slot's length is zero, always, so that two caches with the same content have the same bytes.
+    are filled. Everything past a slot's length is zero, always, so that two caches with the same content have the same bytes. Only what
+    is filled is ever touched: a capacity that is not used takes addresses, and no memory.
 
     As float32, the default, the cache holds what the model computes, and logits do not depend on there being a cache. As float16 it
     takes half the memory, and keys and values are rounded on their way in: logits then differ from the definition's. They are still the

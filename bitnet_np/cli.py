@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     def computing(added: argparse.ArgumentParser) -> None:
         added.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
         added.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose roundings to follow")
+        added.add_argument("--allow-nan", action="store_true", help="load a model with NaN or infinity in its weights all the same")
 
     def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> argparse._MutuallyExclusiveGroup:
         group = added.add_mutually_exclusive_group(required=required)
@@ -256,8 +257,8 @@ def _print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _load(path: Path) -> Model:
-    return load(path, progress.bar("checking weights"))
+def _load(path: Path, allow_nan: bool = False) -> Model:
+    return load(path, progress.bar("checking weights"), allow_nan=allow_nan)
 
 
 # --- inspect --------------------------------------------------------------------------------------------------------------------------
@@ -331,7 +332,7 @@ def _logits(arguments: argparse.Namespace) -> int:
     _check_out(arguments.out)
     file = open_gguf(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    model = _load(arguments.model)
+    model = _load(arguments.model, arguments.allow_nan)
     start = time.perf_counter()
     chunk = 1 if arguments.chunk is None else arguments.chunk
     result = _compute(model, ids, arguments, mode=mode, parallel_threshold=arguments.parallel_threshold, chunk=chunk)
@@ -396,7 +397,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
         numbers = None if arguments.uniforms is None else _numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
-        model = _load(path)
+        model = _load(path, arguments.allow_nan)
         tokens = stream(
             model,
             ids.tolist(),
@@ -456,10 +457,10 @@ def _judged(arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgem
     """Theirs against ours."""
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
         theirs = _read_npy(arguments.theirs, "logits")
-        logits = check_logits(_load(arguments.model), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
+        logits = check_logits(_load(arguments.model, arguments.allow_nan), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
         return Report(logits.verdict, logits.reason), logits
     trace = read_any(arguments.theirs, arguments.format, tokens=ids)
-    return check_trace(_load(arguments.model), ids, trace, DIALECTS[arguments.dialect])
+    return check_trace(_load(arguments.model, arguments.allow_nan), ids, trace, DIALECTS[arguments.dialect])
 
 
 # What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.
@@ -504,7 +505,7 @@ def _nll(arguments: argparse.Namespace) -> int:
     _check_out(arguments.out)
     file = open_gguf(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    model = _load(arguments.model)
+    model = _load(arguments.model, arguments.allow_nan)
     bar = progress.bar("reading")
     values = token_nll(model, ids, stride=arguments.stride, dialect=DIALECTS[arguments.dialect], progress=bar)
     if arguments.out is not None:

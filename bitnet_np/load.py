@@ -22,27 +22,28 @@ _TABLES = (*_FLOATS, *BLOCK_TYPES)
 _QKV = ("attn_q", "attn_k", "attn_v")
 
 
-def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda done, total: None) -> Model:
+def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda done, total: None, *, allow_nan: bool = False) -> Model:
     """Open a GGUF file as a model.
 
     Tables and block types stay in the mapped file; ternary matrices are packed anew (packing.py), and their pages of the file given back,
     so that a model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that
-    no ternary code is 3. `progress(done, total)` is called after each layer.
+    no ternary code is 3. `allow_nan` lets NaN and infinity pass, to see what a damaged model computes; a scale below zero or a code of 3
+    stays an error. `progress(done, total)` is called after each layer.
 
     Raises FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
     """
-    return model_from(open_gguf(path), progress)
+    return model_from(open_gguf(path), progress, allow_nan=allow_nan)
 
 
-def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda done, total: None) -> Model:
+def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda done, total: None, *, allow_nan: bool = False) -> Model:
     """As `load`, from an open file."""
     config = families.read_config(file)
-    parts = _Parts(file, config)
-    token_embd = _table(file, parts.take("token_embd.weight", (config.vocab, config.width)))
-    position_embd = _table(file, parts.take("position_embd.weight", (config.context, config.width))) if parts.family.positions else None
+    parts = _Parts(file, config, allow_nan)
+    token_embd = _table(parts, parts.take("token_embd.weight", (config.vocab, config.width)))
+    position_embd = _table(parts, parts.take("position_embd.weight", (config.context, config.width))) if parts.family.positions else None
     output_norm = parts.vector("output_norm.weight", config.width)
     output_norm_bias = parts.vector("output_norm.bias", config.width) if config.norm == "layer" else None
-    output = _table(file, parts.take("output.weight", (config.vocab, config.width))) if "output.weight" in parts.tensors else None
+    output = _table(parts, parts.take("output.weight", (config.vocab, config.width))) if "output.weight" in parts.tensors else None
     head_bias = parts.family.head_bias and "output.bias" in parts.tensors
     factors = _rope_factors(parts) if parts.family.rope_factors and "rope_freqs.weight" in parts.tensors else None
     layers = []
@@ -53,6 +54,12 @@ def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda don
     if parts.tensors:
         raise UnsupportedError(f"{file.path}: tensor {next(iter(parts.tensors))} has no place in architecture {config.architecture}")
     frequencies = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
+    angle = config.context * frequencies.max(initial=0)
+    if not angle <= families.LARGEST_ANGLE:
+        raise UnsupportedError(
+            f"{file.path}: RoPE's angles reach {angle:.3g} radians in the context, expected at most {families.LARGEST_ANGLE:.3g}; "
+            f"the base is {config.rope_base}, the context {config.context}, positions are divided by {config.rope_scaling}"
+        )
     return packing.frozen(
         Model(
             config=config,
@@ -72,8 +79,9 @@ def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda don
 class _Parts:
     """The tensors of a file that nobody has taken yet."""
 
-    def __init__(self, file: GGUFFile, config: Config) -> None:
+    def __init__(self, file: GGUFFile, config: Config, allow_nan: bool) -> None:
         self.file, self.config, self.family = file, config, families.FAMILIES[config.architecture]
+        self.allow_nan = allow_nan
         self.tensors = dict(file.tensors)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -85,7 +93,7 @@ class _Parts:
         return tensor
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        return packing.float32(_floats(self.file, self.take(name, (size,))))
+        return packing.float32(_floats(self, self.take(name, (size,))))
 
 
 def _layer(parts: _Parts, n: int) -> Layer:
@@ -106,7 +114,7 @@ def _layer(parts: _Parts, n: int) -> Layer:
 
 def _linears(parts: _Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Linear]:
     """The matrices of one tensor, by their fields: their rows are one after the other in it, and in its bias."""
-    file, family = parts.file, parts.family
+    family = parts.family
     ends = list(accumulate(shape[0] for shape in shapes.values()))
     tensor = parts.take(name + ".weight", (ends[-1], next(iter(shapes.values()))[1]))
     required = all(field in family.biases for field in shapes)
@@ -115,7 +123,7 @@ def _linears(parts: _Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> di
     scale = parts.vector(name + ".scale", 1)[0] if family.scales and name + ".scale" in parts.tensors else None
     found = {}
     for (field, (n, _)), end in zip(shapes.items(), ends, strict=True):
-        weights = _weights(file, tensor, family, slice(end - n, end))
+        weights = _weights(parts, tensor, slice(end - n, end))
         found[field] = Linear(weights, None if bias is None else bias[end - n : end], scale)
     return found
 
@@ -136,57 +144,57 @@ def _names(types: Any) -> str:
     return ", ".join(kind.name for kind in types)
 
 
-def _floats(file: GGUFFile, tensor: Tensor) -> NDArray:
+def _floats(parts: _Parts, tensor: Tensor) -> NDArray:
     """A float array in its own dtype (bfloat16 as uint16 bits), all of it finite."""
     if tensor.type not in _FLOATS:
-        raise _refuse_type(file, tensor, _names(_FLOATS))
+        raise _refuse_type(parts.file, tensor, _names(_FLOATS))
     array = tensor.data.view(_FLOATS[tensor.type]).reshape(tensor.shape)
-    if cpu.has_non_finite(array):
-        raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it")
+    if not parts.allow_nan and cpu.has_non_finite(array):
+        raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has NaN or infinity in it")
     return array
 
 
-def _table(file: GGUFFile, tensor: Tensor) -> Table:
+def _table(parts: _Parts, tensor: Tensor) -> Table:
     """A matrix of numbers as it lies in the file, all of it finite."""
     if tensor.type not in _TABLES:
-        raise _refuse_type(file, tensor, _names(_TABLES))
-    return _blocks(file, tensor) if tensor.type in BLOCK_TYPES else _floats(file, tensor)
+        raise _refuse_type(parts.file, tensor, _names(_TABLES))
+    return _blocks(parts, tensor) if tensor.type in BLOCK_TYPES else _floats(parts, tensor)
 
 
-def _blocks(file: GGUFFile, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
+def _blocks(parts: _Parts, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
     data = tensor.data.reshape(tensor.shape[0], -1)[rows]
-    if block_kernels.has_non_finite(data, tensor.type):
-        raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it")
+    if not parts.allow_nan and block_kernels.has_non_finite(data, tensor.type):
+        raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has NaN or infinity in it")
     return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
 
 
-def _weights(file: GGUFFile, tensor: Tensor, family: families.Family, rows: slice) -> Weights:
+def _weights(parts: _Parts, tensor: Tensor, rows: slice) -> Weights:
     """Some rows of a matrix of a layer."""
     if tensor.type is I2_S:
-        return _ternary(file, tensor, rows)
+        return _ternary(parts, tensor, rows)
     if tensor.type in TERNARY_TYPES:
-        found = _blocks(file, tensor, rows)
+        found = _blocks(parts, tensor, rows)
         try:
             ternary = quants.ternary_of(found)
         except FileFormatError as error:
-            raise FileFormatError(f"{file.path}: tensor {tensor.name}: {error}") from None
+            raise FileFormatError(f"{parts.file.path}: tensor {tensor.name}: {error}") from None
         return found if ternary is None else replace(ternary, blocks=found)
-    if family.ternary or tensor.type not in _TABLES:
-        raise _refuse_type(file, tensor, _names((I2_S, *(TERNARY_TYPES if family.ternary else _TABLES))))
-    return _blocks(file, tensor, rows) if tensor.type in BLOCK_TYPES else _floats(file, tensor)[rows]
+    if parts.family.ternary or tensor.type not in _TABLES:
+        raise _refuse_type(parts.file, tensor, _names((I2_S, *(TERNARY_TYPES if parts.family.ternary else _TABLES))))
+    return _blocks(parts, tensor, rows) if tensor.type in BLOCK_TYPES else _floats(parts, tensor)[rows]
 
 
-def _ternary(file: GGUFFile, tensor: Tensor, rows: slice) -> Ternary:
+def _ternary(parts: _Parts, tensor: Tensor, rows: slice) -> Ternary:
     m = tensor.shape[1]
     codes = tensor.data[: -packing.TRAILER]
     scale = tensor.data[codes.size : codes.size + 4].view("<f4")[0]
-    if not (np.isfinite(scale) and scale >= 0):
-        raise NonFiniteError(f"{file.path}: tensor {tensor.name} has the scale {scale}, expected a finite number, not negative")
+    if scale < 0 or not (parts.allow_nan or np.isfinite(scale)):
+        raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has the scale {scale}, expected a finite number, not negative")
     if cpu.has_code_three(codes):
         raise FileFormatError(
-            f"{file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file or another layout"
+            f"{parts.file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file or another layout"
         )
     width = packing.i2s_row_bytes(m)
     weights = packing.from_i2s(codes[rows.start * width : rows.stop * width], scale, (rows.stop - rows.start, m))
-    file.release(tensor)
+    parts.file.release(tensor)
     return weights

@@ -143,7 +143,7 @@ def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, s
     return data
 
 
-_KEYS = {  # field of Config: key of the architecture
+KEYS = {
     "vocab": "vocab_size",
     "context": "context_length",
     "width": "embedding_length",
@@ -152,6 +152,7 @@ _KEYS = {  # field of Config: key of the architecture
     "heads": "attention.head_count",
     "kv_heads": "attention.head_count_kv",
 }
+"""Field of Config: the architecture's key."""
 
 
 def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool = False) -> None:
@@ -165,7 +166,7 @@ def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool = False) ->
     writer = gguf.GGUFWriter(path, c.architecture)
     prefix = c.architecture + "."
     writer.add_string("tokenizer.ggml.model", "none")
-    for field, key in _KEYS.items():
+    for field, key in KEYS.items():
         writer.add_uint32(prefix + key, getattr(c, field))
     writer.add_uint32(prefix + "attention.key_length", c.head_dim)
     writer.add_uint32(prefix + "attention.value_length", c.head_dim)

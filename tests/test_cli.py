@@ -27,6 +27,7 @@ from bitnet_np.compare import Judgement, Verdict
 from bitnet_np.generate import generate, uniforms
 from bitnet_np.gguf_file import open_gguf
 from bitnet_np.load import load
+from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text import BYTE_CHARACTERS, tokenizer_from
 from bitnet_np.transformer import compute_logits, forward_full
 
@@ -184,6 +185,20 @@ def test_no_file_at_all(refused, tmp_path):
 
 
 # --- logits ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_with_nan_in_it_is_run_if_that_is_said(run, refused, tmp_path):
+    model = random_model(1, family="llama", tied=False)
+    write_gguf(tmp_path / "sound.gguf", model)
+    model.token_embd.flags.writeable = True
+    model.token_embd[7, 3] = np.nan  # no token of ours
+    write_gguf(tmp_path / "nan.gguf", model)
+    for command in (["logits"], ["generate"], ["nll"], ["trace", "--out", tmp_path / "t.npz"]):
+        told = [command[0], tmp_path / "nan.gguf", "--tokens", "1,2,3", *command[1:], "--json"]
+        assert "tensor token_embd.weight has NaN or infinity in it" in refused(*told)
+        run(*told, "--allow-nan")
+    sound, damaged = (run("logits", tmp_path / f"{name}.gguf", "--tokens", "1,2,3", "--json", "--allow-nan") for name in ("sound", "nan"))
+    assert damaged["sha256"] == sound["sha256"]
 
 
 def test_logits_in_text(run, model):
