@@ -333,6 +333,7 @@ def _shaped(logits: Floats, rows: Rows, shape: tuple[int, ...], last_only: bool)
 # --- the model ------------------------------------------------------------------------------------------------------------------------
 
 
+@np.errstate(over="ignore", invalid="ignore")  # told at the end, as an error
 def _decoder(
     model: Model,
     rows: Rows,
