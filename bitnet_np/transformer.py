@@ -379,6 +379,7 @@ def _masked_attention(mask: ArrayLike, counts: NDArray[np.int64], length: int, s
 # --- the model ------------------------------------------------------------------------------------------------------------------------
 
 
+@np.errstate(over="ignore", invalid="ignore")  # told at the end, as an error
 def _decoder(
     model: Model,
     rows: Rows,

@@ -447,6 +447,12 @@ REFUSED: dict[str, tuple[bytes, list[str]]] = {
     "2**63 elements": (tensors(Entry("t", [2**32, 2**31], data=b"")), ["tensor 't'", str(2**31), "2**63"]),
     "2**64 elements": (tensors(Entry("t", [2**32, 2**32], data=b"")), ["tensor 't'", str(2**32), "2**63"]),
     "2**256 elements": (tensors(Entry("t", [BIG] * 4, data=b"")), ["tensor 't'", str(BIG), "2**63"]),
+    "dimension -1": (tensors(Entry("t", [8, BIG], data=b"")), ["tensor 't'", str(BIG), "2**63"]),
+    "2**64 bytes": (tensors(Entry("t", [2**61], 28, data=b"")), ["tensor 't'", str(2**64 + 128), "file ends"]),
+    "2**64 bytes together": (
+        tensors(Entry("t", [2**63 - 64], 24, data=b""), Entry("u", [2**63 - 64], 24, offset=2**63, data=b"")),
+        ["tensor 't'", str(2**63 + 96), "file ends"],
+    ),
     "row no multiple of the block": (tensors(Entry("t", [192, 2], I2_S.number)), ["tensor 't'", "192", "I2_S", "128"]),
     "rows that only together fill blocks": (tensors(Entry("t", [16, 2], 8)), ["tensor 't'", "16", "Q8_0", "32"]),
     "offset not aligned": (tensors(Entry("t", [8], offset=40)), ["tensor 't'", "offset 40", "multiple of 32"]),
@@ -493,6 +499,43 @@ def test_a_damaged_file_is_refused(folder: Path, raw: bytes, fragments: list[str
 @pytest.mark.parametrize(("raw", "fragments"), UNSUPPORTED.values(), ids=UNSUPPORTED)
 def test_a_file_of_another_kind_is_refused(folder: Path, raw: bytes, fragments: list[str]) -> None:
     refuse(folder, raw, UnsupportedError, fragments)
+
+
+# The files that llama.cpp's own reader is tested with (tests/test-gguf.cpp), by its names; a dimension of 0 it allows.
+CORRUPT = {
+    "HEADER_BAD_MAGIC": "magic reversed",
+    "HEADER_BAD_VERSION_0": "version 0",
+    "HEADER_BAD_VERSION_1": "version 1",
+    "HEADER_BAD_VERSION_FUTURE": "version 4",
+    "HEADER_BAD_N_TENSORS": "tensor count",
+    "HEADER_BAD_N_KV": "key count",
+    "KV_BAD_KEY_SIZE": "endless key",
+    "KV_EMPTY_KEY": "empty key",
+    "KV_BAD_TYPE": "value type 13",
+    "KV_BAD_VALUE_SIZE": "endless string",
+    "KV_DUPLICATE_KEY": "key twice",
+    "KV_BAD_ALIGN": "alignment 12",
+    "KV_WRONG_TYPE_ALIGN": "alignment int32",
+    "TENSORS_BAD_NAME_SIZE": "long name",
+    "TENSORS_BAD_N_DIMS": "five dimensions",
+    "TENSORS_BAD_SHAPE": "dimension -1",
+    "TENSORS_ZERO_DIM": "dimension 0",
+    "TENSORS_NE_TOO_BIG": "2**64 elements",
+    "TENSORS_NBYTES_TOO_BIG": "2**64 bytes",
+    "TENSORS_BAD_TYPE": "type 2**32-1",
+    "TENSORS_BAD_OFFSET": "data far away",
+    "TENSORS_DUPLICATE_NAME": "name twice",
+    "TENSORS_BAD_ALIGN": "offset not aligned",
+    "TENSORS_INCONSISTENT_ALIGN": "offset not aligned to 64",
+    "DATA_NOT_ENOUGH_DATA": "data past the end by one",
+    "DATA_MEM_SIZE_OVERFLOW": "2**64 bytes together",
+}
+
+
+@pytest.mark.parametrize(("theirs", "ours"), CORRUPT.items(), ids=CORRUPT)
+def test_llama_cpps_corrupt_files_are_refused(folder: Path, theirs: str, ours: str) -> None:
+    raw, fragments = (REFUSED | UNSUPPORTED)[ours]
+    refuse(folder, raw, FileFormatError if ours in REFUSED else UnsupportedError, fragments)
 
 
 def refuse(folder: Path, raw: bytes, error: type[Error], fragments: list[str]) -> None:

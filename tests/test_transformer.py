@@ -416,6 +416,13 @@ def test_a_cache_can_be_cut_but_not_grown():
     assert bytes_of(cache) == before
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_overflow_is_an_error_and_not_a_warning_too():
+    model = random_model(2, gain=1e38)
+    with pytest.raises(NonFiniteError, match="the model leaves float32's range"):
+        forward_full(model, [[1, 2, 3]], dialect=BITNET_CPP)
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory as Linux tells it")
 def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
     def resident():
