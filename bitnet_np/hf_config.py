@@ -140,10 +140,10 @@ class _Keys:
             return cast(T, default)
         if kind is float and type(value) is int and abs(value) < 2**53:
             value = float(value)
+        if kind is int and type(value) is int and not 0 <= value < 2**31:
+            raise FileFormatError(f"{self.where}: {key} is {shown(value)}, expected a number from 0 to 2**31 - 1")
         if type(value) is not kind:
             raise FileFormatError(f"{self.where}: {key} is {shown(value)}, expected {kind.__name__}")
-        if type(value) is int and not 0 <= value < 2**31:
-            raise FileFormatError(f"{self.where}: {key} is {shown(value)}, expected a number from 0 to 2**31 - 1")
         return cast(T, value)
 
     def fixed(self, key: str, *values: Any) -> None:

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from . import families, hf_load, packing, quants
 from .errors import FileFormatError, NonFiniteError, UnsupportedError
 from .gguf_file import GGUFFile, Tensor, open_gguf
+from .hf_config import read_recipe
 from .hf_folder import Folder, open_folder
 from .kernels import blocks as block_kernels
 from .kernels import cpu
-from .model import Blocks, Layer, Linear, Model, Table, Ternary, Weights
+from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
 from .parts import FLOATS, Parts, Source, floats, names, refuse_type
 from .tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 
@@ -43,6 +44,11 @@ def open_model(path: str | os.PathLike) -> GGUFFile | Folder:
 def model_from(file: GGUFFile | Folder, progress: Callable[[int, int], None] = lambda done, total: None) -> Model:
     """As `load`, from what is open."""
     return hf_load.model_from(file, progress) if isinstance(file, Folder) else _from_gguf(file, progress)
+
+
+def read_config(file: GGUFFile | Folder) -> Config:
+    """What `model_from` will give the model, without its tensors."""
+    return read_recipe(file.config, file.path / "config.json").config if isinstance(file, Folder) else families.read_config(file)
 
 
 def _from_gguf(file: GGUFFile, progress: Callable[[int, int], None]) -> Model:
