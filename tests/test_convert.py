@@ -101,9 +101,9 @@ def test_folders_give_the_same_bits(run, digest, tmp_path, name):
     }
 
 
-def bitnet_folder(path, width=256):
+def bitnet_folder(path, **shape):
     """A BitNetForCausalLM of random weights, offline by autobitlinear."""
-    model = half_scales(random_model(5, **SHAPE | {"width": width, "ffn": 512}))
+    model = half_scales(random_model(5, **SHAPE | {"ffn": 512} | shape))
     c = model.config
     tensors = {"model.embed_tokens.weight": model.token_embd, "model.norm.weight": model.output_norm}
     for n, layer in enumerate(model.layers):
