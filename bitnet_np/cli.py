@@ -31,7 +31,7 @@ from .model import Model
 from .nll import token_nll
 from .report import Report
 from .text import Tokenizer, tokenizer_from
-from .transformer import DIALECTS, PARALLEL_THRESHOLD, Mode, compute_logits
+from .transformer import BITNET_CPP, DIALECTS, EXACT, PARALLEL_THRESHOLD, Mode, compute_logits
 
 TOP = 5
 
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def computing(added: argparse.ArgumentParser) -> None:
         added.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
-        added.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose float16 roundings to follow")
+        added.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose roundings to follow")
 
     def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> None:
         group = added.add_mutually_exclusive_group(required=required)
@@ -470,9 +470,9 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     recording = embedded.recording()
     found: dict[str, dict[str, Judgement]] = {}
     fine = True
-    for name, dialect in DIALECTS.items():
+    for name in (EXACT.name, BITNET_CPP.name):
         for n in embedded.LENGTHS:
-            logits = compute_logits(model, recording[f"tokens_T{n}"][None], dialect=dialect)[0]
+            logits = compute_logits(model, recording[f"tokens_T{n}"][None], dialect=DIALECTS[name])[0]
             for path_name in ("prefill", "decode"):
                 judgement = judge(logits, recording[f"logits_{path_name}_T{n}"])
                 found.setdefault(name, {})[f"{n} {path_name}"] = judgement

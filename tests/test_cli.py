@@ -139,16 +139,16 @@ def test_inspect_in_json(run):
 
 
 def test_inspect_shows_what_cannot_be_run_and_says_why(run, tmp_path):
-    keys = [("general.architecture", text("llama")), ("odd", number(FLOAT32, float("nan"))), ("llama.block_count", number(UINT32, 1))]
+    keys = [("general.architecture", text("falcon")), ("odd", number(FLOAT32, float("nan"))), ("falcon.block_count", number(UINT32, 1))]
     path = written(tmp_path / "other.gguf", build(keys, [Entry("output.weight", (256, 2), 14)]))
     out = run("inspect", path, "--tensors")
-    assert f"supported: no: {path}: general.architecture is 'llama', supported are bitnet-b1.58, bitnet-25\n" in out
+    assert f"supported: no: {path}: general.architecture is 'falcon', supported are bitnet-b1.58, bitnet-25, bitnet, llama, " in out
     assert "config" not in out
-    assert re.search(r"\nllama\.block_count +1\n", out)
+    assert re.search(r"\nfalcon\.block_count +1\n", out)
     assert re.search(r"\noutput\.weight +Q6_K +2 x 256 +420\n", out)
     found = run("inspect", path, "--json")
     assert (found["supported"], found["config"], found["kv_cache_bytes_per_token"]) == (False, None, None)
-    assert "general.architecture is 'llama'" in found["problem"]
+    assert "general.architecture is 'falcon'" in found["problem"]
     assert found["keys"]["odd"] == "nan"
 
 
@@ -800,7 +800,7 @@ def test_help(capsys):
         ["logits", TINY, "--tokens", "1", "--text", "a"],
         ["logits", TINY, "--tokens", "1", "--threads", "many"],
         ["logits", TINY, "--tokens", "1", "--mode", "fast"],
-        ["logits", TINY, "--tokens", "1", "--as", "llama.cpp"],
+        ["logits", TINY, "--tokens", "1", "--as", "ollama"],
         ["generate"],
         ["inspect"],
         ["inspect", TINY, "--threads", "1"],

@@ -167,6 +167,31 @@ def test_relu2_gate():
     assert spec.relu2_gate(np.array([[3.0, -3.0, 0.5]]), np.array([[2.0, 2.0, -4.0]])).tolist() == [[18, 0, -1]]
 
 
+def test_layer_norm():
+    out = spec.layer_norm(np.array([[1.0, 3.0]]), np.array([2.0, 2.0]), np.array([0.5, -0.5]), 3.0)
+    np.testing.assert_allclose(out, [[-2 / 2 + 0.5, 2 / 2 - 0.5]])  # mean 2, variance 1, root 2
+
+
+def test_silu_gate():
+    np.testing.assert_allclose(spec.silu_gate(np.array([[np.log(3), 0.0]]), np.array([[2.0, 5.0]])), [[np.log(3) * 1.5, 0]])
+
+
+def test_the_two_gelus():
+    """x times the normal distribution: Phi(1) = 0.841344746; the approximation is off by 1.5e-4 there."""
+    x = np.array([[1.0, -1.0, 0.0, 10.0]])
+    np.testing.assert_allclose(spec.gelu(x), [[0.841344746068543, -0.158655253931457, 0, 10]], rtol=1e-14)
+    np.testing.assert_allclose(spec.gelu_tanh(x), [[0.841191990608, -0.158808009392, 0, 10]], rtol=1e-11)
+
+
+def test_rope_of_adjacent_pairs_of_a_part_of_the_head():
+    x = np.array([[[1.0, 2.0, 3.0, 4.0, 5.0]]])
+    out = spec.rope(x, [1], 16.0, "adjacent", 4)[0, 0]  # 1 and 1/4 radian per position
+    turned = [(1 + 2j) * np.exp(1j), (3 + 4j) * np.exp(0.25j)]
+    np.testing.assert_allclose(out, [turned[0].real, turned[0].imag, turned[1].real, turned[1].imag, 5])
+    slower = spec.rope(x, [1], 16.0, "adjacent", 4, np.array([2.0, 1.0]))[0, 0]
+    np.testing.assert_allclose(slower[0], ((1 + 2j) * np.exp(0.5j)).real)
+
+
 # --- what it is made of ---------------------------------------------------------------------------------------------------------------
 
 
