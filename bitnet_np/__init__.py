@@ -1,5 +1,7 @@
 """bitnet_np: a reference implementation of BitNet b1.58 inference. A GGUF file and token ids in, logits one can trust out."""
 
+from . import masks
+from .batch import Batch, Completion, Request, forward_batch, generate_batch
 from .cache import KVCache
 from .certified import CertifiedHead, certify
 from .compare import Judgement, judge
@@ -24,8 +26,10 @@ __all__ = [
     "BITNET_CPP",
     "EXACT",
     "LLAMA_CPP",
+    "Batch",
     "Blocks",
     "CertifiedHead",
+    "Completion",
     "Config",
     "Dialect",
     "Error",
@@ -34,16 +38,20 @@ __all__ = [
     "Layer",
     "Linear",
     "Model",
+    "Request",
     "Sampling",
     "Ternary",
     "certify",
     "compute_logits",
     "forward",
+    "forward_batch",
     "forward_full",
     "forward_incremental",
     "generate",
+    "generate_batch",
     "judge",
     "load",
+    "masks",
     "open_gguf",
     "pad",
     "stream",

@@ -1,28 +1,36 @@
 """The judge of a whole trace: each operation recomputed from the other engine's own inputs, the first wrong one named, and why.
 
-Where an operation's inputs are not in the dump they are recomputed from what is there, and the verdict covers all operations in between;
-derived bounds do not hold across several operations (int8 codes flip), so the limits for logits are used there.
+Where an operation's inputs are not in the dump they are recomputed from what is there, and the verdict covers all operations in between.
+Derived bounds do not hold across several operations, because int8 codes flip. There the same operations are evaluated once more with every
+tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (compare.limits).
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import operations as op
-from .compare import FLIPS_LIMIT, Verdict
-from .hypotheses import generic, hypotheses, permuted
+from .compare import DIFFERENT, Reach, Verdict, judge, limits
+from .errors import NonFiniteError
+from .hypotheses import DECLARE, generic, hypotheses, local, permuted
 from .model import Model
 from .points import Key, Trace
+from .reach import FLOOR, half, one_scale
 from .report import OperationVerdict, Report
 from .transformer import EXACT, Dialect, check_tokens, forward_full
 
 Array = NDArray[np.float64]
 
+_LARGEST = 2.0**127  # a power of two that float32 has
 _TINY = 2.0**-126  # below float32's normal numbers engines may flush to zero
 _MATCH = 1e-6  # NMSE at which a hypothesis is what happened: float32 noise, squared, with room for a flipped code
 _MOST_WORK = 3 * 10**8  # multiply-adds of the operations that each hypothesis recomputes: larger models need denser dumps
+_LITTLE_WORK = _MOST_WORK // 10  # where nothing is wrong but for what a small mistake may change
 _ROUNDING_ACROSS = 1e-9  # NMSE across several operations in which no code flipped
 
 
@@ -61,11 +69,11 @@ def judge_trace(
         first = invalid[0]
         return Report(Verdict.INVALID, f"{first.place}: {first.reason}", tuple(invalid), first, missing)
 
-    judge = _Judge(model, dialect, ops, theirs, raw, ours)
+    judged = _Judge(model, dialect, ops, theirs, raw, ours, progress)
     found = []
     for i, operation in enumerate(ops):
         if operation.key in raw:
-            found.append(judge.operation(operation))
+            found.append(judged.operation(operation))
         progress(i + 1, len(ops))
     worst = max(o.verdict for o in found)
     first_wrong = next((o for o in found if o.verdict == Verdict.WRONG), None)
@@ -77,7 +85,20 @@ def judge_trace(
             several = len({k.layer for k in first_wrong.across if k.layer is not None}) > 1
             names = "l_out of every layer" if several else ", ".join(k.name for k in first_wrong.across[:-1])
             reason += f"; {len(first_wrong.across)} operations lie between it and what the dump has, to tell which dump {names}"
-    return Report(worst, reason, tuple(found), first_wrong, missing)
+    notes = [_untried(o) for o in found if not o.tried][:1]
+    return Report(worst, reason, tuple(found), first_wrong, missing, tuple(notes))
+
+
+def _untried(found: OperationVerdict) -> str:
+    """What to record so that known mistakes can be tried."""
+    layers = sorted({k.layer for k in found.across if k.layer is not None})
+    names = ",".join(dict.fromkeys(k.name for k in found.across if len(layers) < 2 or k.name == "l_out"))
+    which = f" --layers {layers[0]}" if len(layers) == 1 else ""
+    more = "; then all names of the first layer that is wrong" if len(layers) > 1 else ""
+    return (
+        f"{found.place}: known mistakes were not tried, {len(found.across)} operations of a model this large are too much work. "
+        f"Record what lies between, as `bitnet-np trace{which} --names {names}` does{more}"
+    )
 
 
 def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
@@ -94,7 +115,7 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
     flat = np.flatnonzero((np.ptp(rows, axis=-1) == 0) & (np.ptp(ours, axis=-1) > 0))
     if flat.size:
         return f"all its numbers at position {flat[0]} are {rows[flat[0], 0]}"
-    if len(rows) > 1 and (rows == rows[0]).all() and not (ours == ours[0]).all():
+    if len(rows) > 1 and (rows == rows[0]).all() and np.abs(ours - ours[0].astype(np.float64)).max() > DIFFERENT * ours.std():
         return "its rows are all the same, ours are not"
     return ""
 
@@ -110,7 +131,9 @@ class _Judge:
         theirs: Mapping[Key, Array],
         raw: Mapping[Key, NDArray],
         ours: Mapping[Key, NDArray],
+        progress: Callable[[int, int], None],
     ):
+        self.progress = progress
         self.model, self.dialect, self.ops, self.theirs, self.raw, self.ours = model, dialect, ops, theirs, raw, ours
         self.by_key = {o.key: o for o in ops}
 
@@ -122,17 +145,81 @@ class _Judge:
             return OperationVerdict(
                 key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
             )
-        if len(across) == 1:
-            expected = operation.evaluate(*(self.theirs[k] for k in operation.inputs))
-            verdict, reason, ratio = within(expected, theirs)
-            value = expected.value
-        else:
-            value = self._values(across)[key]
-            verdict, reason, ratio = close(value, theirs)
-        found = statistics(key, verdict, reason, across, ratio, value, theirs)
+        if len(across) > 1:
+            return self._several(across, theirs)
+        expected = operation.evaluate(*(self.theirs[k] for k in operation.inputs))
+        verdict, reason, ratio = within(expected, theirs)
+        found = statistics(key, verdict, reason, across, ratio, expected.value, theirs)
         if verdict != Verdict.WRONG:
-            return found
-        return replace(found, hypothesis=self._explain(across, value, theirs))
+            return replace(found, **self._from_float64(operation, expected.value, theirs))
+        return replace(found, hypothesis=self._explain(across, expected.value, theirs, _MATCH) or self._local(operation, expected, theirs))
+
+    def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
+        """Several operations at once."""
+        key = across[-1]
+        value = self._values(across)[key]
+        reach = self._reach(across, value) if position_errors(value, theirs).max() > _ROUNDING_ACROSS else None
+        verdict, reason, ratio = close(value, theirs, reach)
+        if key.name == "result_output" and verdict == Verdict.FLIPS:  # single logits, factors and constants too
+            logits = judge(value.astype(np.float32), theirs, reach)
+            verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
+        found = statistics(key, verdict, reason, across, ratio, value, theirs)
+        most = 0.0 if reach is None else reach.nmse
+        work = sum(self._cost(k) for k in across)
+        if verdict == Verdict.WRONG:
+            if work > _MOST_WORK:
+                return replace(found, tried=False)
+            return replace(found, hypothesis=self._explain(across, value, theirs, most))
+        if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
+            mistake = self._explain(across, value, theirs, most, most / 2)
+            if mistake is not None and DECLARE not in mistake:
+                return replace(found, verdict=Verdict.WRONG, hypothesis=mistake)
+        return found
+
+    def _reach(self, across: tuple[Key, ...], value: Array) -> Reach | None:
+        """How far float16 in every tensor of `across` reaches; None if their numbers leave float32's range on the way."""
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                rounded = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[across[-1]])
+        except FloatingPointError:
+            return None
+        return Reach(max(FLOOR, float(rounded.mean())), rounded, one_scale=one_scale(self.model, self.dialect))
+
+    def _rounded(self, key: Key) -> Callable[[Mapping[Key, Array]], Array]:
+        """An operation that rounds what it gives to float16."""
+        operation = self.by_key[key]
+        return lambda values: half(operation.evaluate(*(values[k] for k in operation.inputs)).value.astype(np.float32)).astype(np.float64)
+
+    def _from_float64(self, operation: op.Operation, value: Array, theirs: Array) -> dict[str, Any]:
+        """RMS errors of our kernel and of theirs, both on their inputs, in u of the RMS of what float64 gives."""
+        inputs = [self.raw[k] if k in self.raw else self.theirs[k] for k in operation.inputs]
+        size = float(np.sqrt((value**2).mean()))
+        if size == 0 or any(x.dtype not in (np.float32, np.float16, np.int64) for x in inputs):
+            return {}  # inputs of more bits than ours can take would count against us
+        errors = (self._ours_on_theirs[operation.key].reshape(value.shape) - value, theirs - value)
+        return {name: float(np.sqrt((e**2).mean())) / (op.U * size) for name, e in zip(("ours_rms", "theirs_rms"), errors, strict=True)}
+
+    @cached_property
+    def _ours_on_theirs(self) -> dict[Key, NDArray]:
+        """What our kernels make of each tensor's inputs, where those are in the dump: a forward pass that goes on with theirs."""
+        found: dict[Key, NDArray] = {}
+
+        def feed(name: str, layer: int | None, array: NDArray) -> None:
+            key = Key(name, layer)
+            if key in self.raw:
+                found[key] = array.copy()
+                if not name.endswith(("_codes", "_scale")):  # an operation's inputs are the numbers before they are quantised
+                    array[:] = self.raw[key].reshape(array.shape)
+
+        with np.errstate(all="ignore"), suppress(NonFiniteError):  # the logits come last
+            forward_full(self.model, self.theirs[op.TOKENS][None], dialect=self.dialect, record=feed)
+        return found
+
+    def _local(self, operation: op.Operation, expected: op.Expected, theirs: Array) -> str | None:
+        """What the places of wrong numbers say, where no known mistake makes all of them."""
+        wrong = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
+        inputs = [self.theirs[k] for k in operation.inputs]
+        return local(self.model, self.dialect, operation, inputs, expected.value, theirs, wrong)
 
     def _same_bits(self, key: Key) -> bool:
         return self.raw[key].dtype == self.ours[key].dtype and self.raw[key].tobytes() == self.ours[key].tobytes()
@@ -151,46 +238,64 @@ class _Judge:
         return tuple(o.key for o in self.ops if o.key in wanted)
 
     def _values(
-        self, across: tuple[Key, ...], overrides: Mapping[Key, Callable[[Mapping[Key, Array]], Array]] | None = None
+        self,
+        across: tuple[Key, ...],
+        overrides: Mapping[Key, Callable[[Mapping[Key, Array]], Array]] | None = None,
+        right: Mapping[Key, Array] | None = None,
     ) -> dict[Key, Array]:
-        """Their tensors, and those of `across` computed from them, some of them in another way."""
+        """Their tensors, and those of `across` computed from them, some of them in another way.
+
+        right: what it gives without overrides, if that is known: operations before the first of them need not run again. Raises
+        FloatingPointError if an override gives no finite numbers.
+        """
         values = {k: v for k, v in self.theirs.items() if k not in across}
-        for key in across:
+        first = next((i for i, k in enumerate(across) if overrides and k in overrides), 0) if right else 0
+        values |= {k: right[k] for k in across[:first]} if right else {}
+        for key in across[first:]:
             operation = self.by_key[key]
             if overrides and key in overrides:
                 values[key] = overrides[key](_Lazy(values, self))
+                if not np.isfinite(values[key]).all():
+                    raise FloatingPointError(f"{key} is not finite")
             else:
                 values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
         return values
 
-    def _explain(self, across: tuple[Key, ...], value: Array, theirs: Array) -> str | None:
-        """The mistake that comes closest, if it is close enough to be what happened."""
+    def _explain(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, least: float = 0.0) -> str | None:
+        """The mistake that comes closest, if the NMSE it leaves is at most `most`, and little of what there was.
+
+        least: NMSE that it must make of what is right. One that changes less may flip the very codes that roundings flip.
+        """
         key = across[-1]
         now = _nmse(value, theirs)
-        exact = len(across) == 1
-        best = min(_MATCH if exact else FLIPS_LIMIT / 3, now / 10)  # a mistake that explains little explains nothing
+        best = min(most, now / 10)  # a mistake that explains little explains nothing
         found: str | None = None
 
         def try_(text: str, compute: Callable[[], Array]) -> None:
             nonlocal best, found
-            candidate = compute()
-            if candidate.shape == theirs.shape and np.isfinite(candidate).all() and _nmse(candidate, theirs) < best:
+            try:
+                candidate = compute()
+            except FloatingPointError:
+                return
+            if candidate.shape != theirs.shape or not np.isfinite(candidate).all() or _nmse(candidate, value) < least:
+                return
+            if _nmse(candidate, theirs) < best:
                 best, found = _nmse(candidate, theirs) / 4, text  # of two that fit alike, the first one tried stands
 
         with np.errstate(all="ignore"):
             names = {k.name for k in across}
-            small = sum(self._cost(k) for k in across) <= _MOST_WORK
             everywhere = len(across) > len(names)  # several layers: the mistake is in all of them
-            places = [k for k in across if not everywhere or k.layer in (None, 0)] if small or exact else []
-            mistakes = (
-                {k: {h.text: h.compute for h in hypotheses(self.model, self.dialect, self.by_key[k])} for k in across} if places else {}
-            )
+            places = [k for k in across if not everywhere or k.layer in (None, 0)]
+            mistakes = {k: {h.text: h.compute for h in hypotheses(self.model, self.dialect, self.by_key[k])} for k in across}
+            right = self._values(across)
+            total, done = sum(len(mistakes[k]) for k in places), 0
             for where in places:
                 for text in mistakes[where]:
+                    self.progress(done := done + 1, total)
                     prefix = "" if where == key else f"at {where.name}{' of every layer' if everywhere and where.layer == 0 else ''}: "
                     made = [k for k in across if k.name == where.name and text in mistakes[k]] if everywhere else [where]
                     overrides = {k: mistakes[k][text] for k in made}
-                    try_(prefix + text, lambda overrides=overrides: self._values(across, overrides)[key])  # type: ignore[misc]
+                    try_(prefix + text, lambda overrides=overrides: self._values(across, overrides, right)[key])  # type: ignore[misc]
             for text, candidate in generic(theirs, value, self._previous(key)):
                 try_(text, lambda candidate=candidate: candidate)  # type: ignore[misc]
         if found is None and now > _MATCH and permuted(theirs, value):
@@ -217,16 +322,22 @@ class _Lazy(dict):
         return self[key]
 
 
+def bound_of(expected: op.Expected, shape: tuple[int, ...]) -> tuple[Array, ...]:
+    """How far each element may be off, flips included and not; and value, unit, steps and reach, all of that shape."""
+    value, unit, steps, reach = (np.broadcast_to(np.asarray(x, np.float64), shape) for x in expected[:4])
+    bound = op.U * unit * np.minimum(steps, 6 * np.sqrt(steps)) + _TINY
+    return bound + reach, bound, value, unit, steps, reach
+
+
 def within(expected: op.Expected, theirs: Array) -> tuple[Verdict, str, float]:
     """The three tests of operations.py."""
-    value, unit, steps, reach = (np.broadcast_to(np.asarray(x, np.float64), theirs.shape) for x in expected[:4])
+    most, bound, value, unit, steps, reach = bound_of(expected, theirs.shape)
     error = np.abs(theirs - value)
-    bound = op.U * unit * np.minimum(steps, 6 * np.sqrt(steps)) + _TINY
-    ratio = float((error / (bound + reach)).max())
+    ratio = float((error / most).max())
     if ratio > 1:
-        t, i = np.unravel_index(int((error / (bound + reach)).argmax()), theirs.shape)
+        t, i = np.unravel_index(int((error / most).argmax()), theirs.shape)
         there = f"{theirs[t, i]:.6g} at position {t}, element {i}, expected {value[t, i]:.6g} +- {bound[t, i] + reach[t, i]:.2g}"
-        return Verdict.WRONG, there + _where(error > bound + reach), ratio
+        return Verdict.WRONG, there + _where(error > most), ratio
     firm = (reach == 0) & (unit > 0) & (steps > 0)
     if firm.any():
         normal = (theirs - value)[firm] / (op.U * unit[firm])
@@ -256,14 +367,24 @@ def _where(wrong: NDArray[np.bool_]) -> str:
     return f"; wrong only at {', '.join(parts)}" if parts else ""
 
 
-def close(value: Array, theirs: Array) -> tuple[Verdict, str, float]:
-    """Where no bound is known, as across several operations: each position by its mean square error."""
-    nmse = ((theirs - value) ** 2).sum(axis=1) / np.maximum((value**2).sum(axis=1), _TINY)
-    worst = int(nmse.argmax())
-    ratio = float(np.sqrt(nmse[worst] / FLIPS_LIMIT))
-    if nmse[worst] > FLIPS_LIMIT:
-        return Verdict.WRONG, f"NMSE {nmse[worst]:.2g} at position {worst}, flipped codes reach {FLIPS_LIMIT:g}", ratio
-    return (Verdict.ROUNDING, "", ratio) if nmse[worst] <= _ROUNDING_ACROSS else (Verdict.FLIPS, "", ratio)
+def position_errors(value: Array, theirs: Array) -> Array:
+    """NMSE of each position, [T, width] -> [T]."""
+    return ((theirs - value) ** 2).sum(axis=1) / np.maximum((value**2).sum(axis=1), _TINY)
+
+
+def close(value: Array, theirs: Array, reach: Reach | None = None) -> tuple[Verdict, str, float]:
+    """Where no bound is known, as across several operations: by mean square errors, and by how far roundings reach (compare.limits)."""
+    nmse = position_errors(value, theirs)
+    if nmse.max() <= _ROUNDING_ACROSS:
+        return Verdict.ROUNDING, "", float(np.sqrt(nmse.max() / _ROUNDING_ACROSS))
+    most, most_mean = limits(reach, len(nmse))
+    worst = int((nmse / most).argmax())
+    ratio = float(np.sqrt(max(nmse[worst] / most[worst], nmse.mean() / most_mean)))
+    if nmse[worst] > most[worst]:
+        return Verdict.WRONG, f"NMSE {nmse[worst]:.2g} at position {worst}, flipped codes and float16 reach {most[worst]:.2g}", ratio
+    if nmse.mean() > most_mean:
+        return Verdict.WRONG, f"NMSE {nmse.mean():.2g} on average over positions, flipped codes and float16 reach {most_mean:.2g}", ratio
+    return Verdict.FLIPS, "", ratio
 
 
 def _nmse(value: Array, theirs: Array) -> float:
@@ -287,6 +408,6 @@ def statistics(
         nmse=float((error**2).sum() / square) if square else None,
         scale=dot / square if square else None,
         cosine=dot / norms if norms else None,
-        ulps=float(error.max() / np.spacing(np.float32(np.abs(value).max()))),
+        ulps=float(error.max() / np.spacing(np.float32(min(np.abs(value).max(), _LARGEST)))),
         worst=tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape)),
     )

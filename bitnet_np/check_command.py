@@ -7,16 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from . import progress
 from .blame import close, invalid_tensor, judge_trace, statistics
-from .compare import Judgement, Verdict, judge
+from .compare import Judgement, Verdict, position_nmse
 from .errors import OptionError
 from .interop import read_any
 from .model import Model
 from .points import Key, Trace
-from .report import TABLE_HEADER, OperationVerdict, Report, heat_map, plot, table_rows
+from .reach import Variant, judge_logits, variant_logits
+from .report import CLOSER_HEADER, TABLE_HEADER, OperationVerdict, Report, closer_rows, closer_summary, heat_map, plot, table_rows
 from .transformer import Dialect, compute_logits
 
 LOGITS, LOG_PROBS = Key("result_output", None), Key("log_probs", None)
@@ -33,21 +34,76 @@ def judgement_row(name: str, j: Judgement) -> tuple:
 
 def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dialect) -> tuple[Report, Judgement | None]:
     """Every operation of a dump, and its logits or log-probabilities as such."""
-    logits = None
-    rows = np.arange(len(ids)) if trace.positions is None else trace.positions
+    alone = trace.positions is not None or len(trace.points) == 1
+    logits: Judgement | None = None
+    notes: tuple[str, ...] = ()
     for key in (LOGITS, LOG_PROBS):
-        if key not in trace.points:
-            continue
-        theirs = trace.points[key]
-        chosen = rows if len(theirs) == len(rows) else rows[-1:] if len(theirs) == 1 else rows
-        ours = compute_logits(model, ids[None], dialect=dialect)[0][chosen]
-        logits = judge(ours if key == LOGITS else log_softmax(ours), theirs)
-        break
-    if logits is not None and (trace.positions is not None or (len(trace.points) == 1 and logits.verdict <= Verdict.FLIPS)):
-        return Report(logits.verdict, logits.reason), logits
+        if key in trace.points:
+            logits, notes = _check_rows(model, ids, trace, key, dialect, alone)
+            break
+    if logits is not None and (trace.positions is not None or (alone and (logits.verdict <= Verdict.FLIPS or logits.explanation))):
+        return Report(logits.verdict, logits.reason, notes=notes), logits
     if logits is not None and logits.verdict == Verdict.INVALID:
-        return Report(Verdict.INVALID, f"logits: {logits.reason}"), logits
+        return Report(Verdict.INVALID, f"logits: {logits.reason}", notes=notes), logits
+    if logits is not None and notes:  # one row: no operation can be told from it
+        return Report(logits.verdict, logits.reason, notes=notes), logits
     return judge_trace(model, trace, ids, dialect, progress.bar("judging operations")), logits
+
+
+def _check_rows(
+    model: Model, ids: NDArray[np.int64], trace: Trace, key: Key, dialect: Dialect, alone: bool
+) -> tuple[Judgement, tuple[str, ...]]:
+    """The logits, or log-probabilities, of the positions a dump has, and what was taken for granted."""
+    theirs = trace.points[key]
+    rows = np.arange(len(ids)) if trace.positions is None else trace.positions
+    assumed = trace.positions is None and len(theirs) == 1 < len(ids)
+    chosen = rows[-1:] if assumed else rows
+    looked_at = _first(chosen)
+    wanted: Callable[[NDArray[np.float32]], NDArray[np.float32]] = log_softmax if key == LOG_PROBS else lambda x: x
+
+    def run(variant: Variant) -> NDArray[np.float32]:
+        end = int(looked_at.max()) + 1
+        return wanted(variant_logits(variant, ids[None, :end])[0][looked_at])
+
+    every = compute_logits(model, ids[None], dialect=dialect)[0]
+    ours = wanted(every[chosen])
+    found = judge_logits(ours, theirs, Variant("ours", model, dialect), run, alone, progress.bar("trying known mistakes"), chosen)
+    if not assumed:
+        return found, ()
+    note = f"one row of {key.name} for {len(ids)} tokens: taken as that of the last position, {len(ids) - 1}"
+    found = replace(found, compared=(len(ids) - 1,))
+    if found.verdict in (Verdict.FLIPS, Verdict.WRONG):
+        distance = position_nmse(wanted(every), np.broadcast_to(theirs, every.shape))
+        nearest = int(distance.argmin())
+        if distance[nearest] < distance[-1] / 4:
+            reason = f"it is the row of position {nearest}, not of the last one, {len(ids) - 1}"
+            found = replace(found, verdict=Verdict.WRONG, reason=reason, explanation=f"the row of position {nearest}")
+    return found, (note,)
+
+
+_MOST_POSITIONS = 64  # to try mistakes on: each is a forward pass
+
+
+def _first(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first of some positions, of which the logits need few tokens."""
+    few = positions[:_MOST_POSITIONS]
+    late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
+    return few[: late[0]] if late.size else few
+
+
+def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect, last_only: bool) -> Judgement:
+    """Logits of whole sequences [T] or [B, T], and nothing else: theirs have an axis V more, or in place of T with last_only."""
+    batch = ids if ids.ndim == 2 else ids[None]
+    ours = compute_logits(model, batch, last_only=last_only, dialect=dialect)
+    ours = ours if ids.ndim == 2 else ours[0]
+    part = batch[: max(1, _MOST_POSITIONS // batch.shape[1])]
+    part = part if last_only else part[:, :_MOST_POSITIONS]
+
+    def run(variant: Variant) -> NDArray[np.float32]:
+        logits = variant_logits(variant, part, last_only)
+        return logits.reshape(-1, logits.shape[-1])
+
+    return judge_logits(ours, theirs, Variant("ours", model, dialect), run, progress=progress.bar("trying known mistakes"))
 
 
 def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -70,6 +126,8 @@ def show_check(arguments: argparse.Namespace, report: Report, logits: Judgement 
         print(json.dumps(report.as_dict() | {"logits": logits.as_dict() if logits else None}, indent=2))
         return verdict.exit_code
     print(f"{verdict.text}\n{report.reason}\n")
+    if report.notes:
+        print("\n".join(f"note: {note}" for note in report.notes) + "\n")
     if logits is not None and logits.verdict != Verdict.INVALID:
         print(table(JUDGEMENT_HEADER, [judgement_row("logits", logits)]) + "\n")
     if len(report.operations) > 1:
@@ -79,6 +137,8 @@ def show_check(arguments: argparse.Namespace, report: Report, logits: Judgement 
             print(table(TABLE_HEADER, table_rows(bad[:LARGEST_TABLE])))
             if len(bad) > LARGEST_TABLE:
                 print(f"and {len(bad) - LARGEST_TABLE} more")
+        if summary := closer_summary(report):
+            print(f"RMS errors, in units of 2^-24 of a tensor's RMS:\n{table(CLOSER_HEADER, closer_rows(report))}\n{summary}")
     elif verdict == Verdict.WRONG and report.missing and not report.operations:
         print("dump intermediate tensors too, attn_norm to l_out of each layer, and the operation at fault can be named")
     return verdict.exit_code

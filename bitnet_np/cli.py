@@ -17,8 +17,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from . import convert_command, embedded, progress, selftest, trace_command
-from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_trace, judgement_row, run_compare, show_check
+from . import batch_command, convert_command, embedded, mask_command, progress, selftest, trace_command
+from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_logits, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
 from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
 from .generate import HeadChoice, Sampling, stream
@@ -75,12 +75,14 @@ def _parser() -> argparse.ArgumentParser:
     def computing(added: argparse.ArgumentParser) -> None:
         added.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
         added.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose roundings to follow")
+        added.add_argument("--allow-nan", action="store_true", help="load a model with NaN or infinity in its weights all the same")
 
-    def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> None:
+    def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> argparse._MutuallyExclusiveGroup:
         group = added.add_mutually_exclusive_group(required=required)
         group.add_argument("--tokens", metavar="1,2,3", help="token ids")
         group.add_argument("--tokens-file", type=Path, metavar="F", help=".npy, .json or .txt (a line a sequence): [T] or [B, T] token ids")
         group.add_argument(text, dest="text", metavar="S", help="text for the file's tokenizer (extra `text`)")
+        return group
 
     inspect = command("inspect", _inspect, "What a model file holds, and whether it is supported.")
     inspect.add_argument("model", type=Path)
@@ -100,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
 
     generate = command("generate", _generate, "Continue a prompt, token by token.")
     generate.add_argument("model", type=Path, nargs="?", help="default: the embedded model")
-    tokens(generate, "--prompt", required=True)
+    batch_command.add_arguments(generate, tokens(generate, "--prompt", required=True))
     generate.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template, as the user's message")
     generate.add_argument("-n", type=int, default=64, metavar="N", help="tokens to generate at most (default 64)")
     generate.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (default) is greedy")
@@ -112,7 +114,8 @@ def _parser() -> argparse.ArgumentParser:
         "--head",
         choices=get_args(HeadChoice),
         default="auto",
-        help="compute all logits (exact) or only those that can win (certified): the same tokens; auto (default): what is faster",
+        help="compute all logits (exact) or only those that can win (certified): the same tokens; auto (default): what is faster, with "
+        "--prompts-file exact",
     )
     generate.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text; default: the file's end tokens")
     computing(generate)
@@ -145,6 +148,9 @@ def _parser() -> argparse.ArgumentParser:
 
     convert = command("convert", convert_command.run_convert, "Write a model as a GGUF file: the same model to the bit, or a refusal.")
     convert_command.add_arguments(convert)
+
+    mask = command("mask", mask_command.run_mask, "Print a small attention mask.")
+    mask_command.add_arguments(mask)
 
     test = command("selftest", _selftest, "Every kernel against known bits, on this machine.")
     test.add_argument("--threads", type=int, metavar="N")
@@ -257,8 +263,8 @@ def _print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _load(path: Path) -> Model:
-    return load(path, progress.bar("checking weights"))
+def _load(path: Path, allow_nan: bool = False) -> Model:
+    return load(path, progress.bar("checking weights"), allow_nan=allow_nan)
 
 
 # --- inspect --------------------------------------------------------------------------------------------------------------------------
@@ -334,7 +340,7 @@ def _logits(arguments: argparse.Namespace) -> int:
     _check_out(arguments.out)
     file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    model = _load(arguments.model)
+    model = _load(arguments.model, arguments.allow_nan)
     start = time.perf_counter()
     chunk = 1 if arguments.chunk is None else arguments.chunk
     result = _compute(model, ids, arguments, mode=mode, parallel_threshold=arguments.parallel_threshold, chunk=chunk)
@@ -380,7 +386,12 @@ def _save(path: Path, array: NDArray) -> None:
 
 def _generate(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
-        path = arguments.model or stack.enter_context(embedded.model_path())
+        path = Path(arguments.model or stack.enter_context(embedded.model_path()))
+        chosen_stops = None if arguments.stop is None else _numbers("--stop", arguments.stop, int)
+        if arguments.prompts_file is not None:
+            return batch_command.run_prompts(arguments, path, chosen_stops, _printable)
+        if arguments.batch is not None:
+            raise OptionError("--batch needs --prompts-file")
         file = open_model(path)
         tokenizer = tokenizer_from(file.metadata, file.path) if arguments.text is not None else None
         if arguments.chat:
@@ -391,10 +402,10 @@ def _generate(arguments: argparse.Namespace) -> int:
             ids = _tokens(arguments, lambda: tokenizer or tokenizer_from(file.metadata, file.path))
         if ids.ndim != 1:
             raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
-        stops = (tokenizer.stops if tokenizer else ()) if arguments.stop is None else _numbers("--stop", arguments.stop, int)
+        stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
         numbers = None if arguments.uniforms is None else _numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
-        model = _load(Path(path))
+        model = _load(path, arguments.allow_nan)
         tokens = stream(
             model,
             ids.tolist(),
@@ -454,10 +465,10 @@ def _judged(arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgem
     """Theirs against ours."""
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
         theirs = _read_npy(arguments.theirs, "logits")
-        logits = judge(_compute(_load(arguments.model), ids, arguments), theirs)
+        logits = check_logits(_load(arguments.model, arguments.allow_nan), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
         return Report(logits.verdict, logits.reason), logits
     trace = read_any(arguments.theirs, arguments.format, tokens=ids)
-    return check_trace(_load(arguments.model), ids, trace, DIALECTS[arguments.dialect])
+    return check_trace(_load(arguments.model, arguments.allow_nan), ids, trace, DIALECTS[arguments.dialect])
 
 
 # What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.
@@ -502,7 +513,7 @@ def _nll(arguments: argparse.Namespace) -> int:
     _check_out(arguments.out)
     file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    model = _load(arguments.model)
+    model = _load(arguments.model, arguments.allow_nan)
     bar = progress.bar("reading")
     values = token_nll(model, ids, stride=arguments.stride, dialect=DIALECTS[arguments.dialect], progress=bar)
     if arguments.out is not None:

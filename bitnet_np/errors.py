@@ -37,6 +37,10 @@ class SlotError(Error, IndexError):
     """A KV cache slot that does not exist, or is named twice."""
 
 
+class MaskError(ShapeError):
+    """A mask of an impossible size, of the wrong shape or form, or that lets a query see what it must not."""
+
+
 class NonFiniteError(Error):
     """NaN or infinity where a finite number is needed."""
 

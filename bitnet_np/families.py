@@ -81,7 +81,7 @@ FAMILIES: dict[str, Family] = {
 }
 ARCHITECTURES = tuple(FAMILIES)
 
-_KEYS: dict[str, type] = {
+KEYS: dict[str, type] = {
     "context_length": int,
     "embedding_length": int,
     "block_count": int,
@@ -96,7 +96,7 @@ _REQUIRED = ("context_length", "embedding_length", "block_count", "feed_forward_
 _ROPE: dict[str, type] = {"rope.freq_base": float, "rope.dimension_count": int}
 _SCALING: dict[str, type] = {"rope.scaling.type": str, "rope.scaling.factor": float, "rope.scale_linear": float}
 # what writers put into files although it changes nothing, with the value that says so (None: any)
-_NEUTRAL: dict[str, Any] = {
+NEUTRAL: dict[str, Any] = {
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
@@ -124,14 +124,14 @@ def _values(file: GGUFFile, name: str) -> dict[str, Any]:
     """The architecture's keys, each of its type, None where it is not there."""
     family, prefix = FAMILIES[name], name + "."
     rope = {} if family.config["rope"] == "none" else _ROPE | (_SCALING if family.scaling else {})
-    known = _KEYS | {("attention.layer_norm_rms_epsilon" if family.config["norm"] == "rms" else "attention.layer_norm_epsilon"): float}
+    known = KEYS | {("attention.layer_norm_rms_epsilon" if family.config["norm"] == "rms" else "attention.layer_norm_epsilon"): float}
     epsilon = tuple(known)[-1]
     known |= rope | dict(family.keys)
     for key, value in file.metadata.items():
         plain = key[len(prefix) :]
         if not key.startswith(prefix) or plain in known:
             continue
-        if family.scaling and plain in _NEUTRAL and _NEUTRAL[plain] in (None, value):
+        if family.scaling and plain in NEUTRAL and (NEUTRAL[plain] is None or (np.ndim(value) == 0 and value == NEUTRAL[plain])):
             continue
         raise UnsupportedError(f"{file.path}: {key} = {shown(value)} is a setting this package does not implement")
     required = (*_REQUIRED, epsilon, *family.required)
@@ -218,6 +218,10 @@ def layer_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     return {name: shape for name, shape in shapes.items() if name in there}
 
 
+LARGEST_ANGLE = 1.6e6
+"""Radians to which cosine and sine are exact (kernels/scalar.py)."""
+
+
 def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | None = None, scaling: float = 1.0) -> NDArray[np.float64]:
     """base^(-2i / width) for i < width / 2, radians per position, divided by `factors` [width / 2] and by `scaling`.
 
@@ -230,7 +234,8 @@ def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | Non
         if factors.shape != frequencies.shape:
             raise ShapeError(f"{factors.shape[0]} factors of RoPE's frequencies, expected {frequencies.size}")
         frequencies = frequencies / factors
-    return frequencies / scaling
+    with np.errstate(over="ignore"):
+        return frequencies / scaling
 
 
 def llama3_factors(frequencies: NDArray[np.float64], factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:

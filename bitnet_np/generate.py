@@ -46,11 +46,15 @@ class Sampling:
 GREEDY = Sampling()
 
 
-def uniforms(seed: int) -> Iterator[float]:
-    """An endless stream of numbers in [0, 1): the upper 53 bits of each output of Philox4x64 with this key."""
-    if not 0 <= seed < 2**64:
-        raise OptionError(f"seed is {seed}, expected 0 to 2**64 - 1")
-    bits = Philox(key=seed)
+def uniforms(seed: int, sequence: int = 0) -> Iterator[float]:
+    """An endless stream of numbers in [0, 1): the upper 53 bits of each output of Philox4x64 with the key (seed, sequence).
+
+    Streams of other seeds or sequences are independent of it, so sequences that run together do not share numbers.
+    """
+    for name, value in (("seed", seed), ("sequence", sequence)):
+        if not 0 <= value < 2**64:
+            raise OptionError(f"{name} is {value}, expected 0 to 2**64 - 1")
+    bits = Philox(key=seed | sequence << 64)
     return ((int(bits.random_raw()) >> 11) * 2.0**-53 for _ in count())
 
 
@@ -81,6 +85,21 @@ def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: fl
     kept = int(np.searchsorted(total, sampling.top_p * total[-1])) + 1
     pick = int(np.searchsorted(total[:kept], uniform * total[min(kept, total.size) - 1], side="right"))
     return int(order[min(pick, kept - 1, total.size - 1)])
+
+
+def check_prompt(model: Model, prompt: Sequence[int], n: int, stop: Collection[int]) -> list[int]:
+    """A prompt that can be continued by n tokens, as plain integers. Raises what `stream` raises on the call itself."""
+    if len(prompt) == 0:
+        raise EmptyInputError("Prompt cannot be empty")
+    if n < 0:
+        raise OptionError(f"number of tokens to generate is {n}, expected at least 0")
+    ids, _ = check_tokens(model.config, [list(prompt)], None)
+    if len(prompt) + n > model.config.context:
+        raise ContextLimitError(f"a prompt of {len(prompt)} and {n} new tokens exceed the model's context of {model.config.context}")
+    for token in stop:
+        if not 0 <= token < model.config.vocab:
+            raise OptionError(f"stop token {token} is not an id of the vocabulary, 0..{model.config.vocab - 1}")
+    return ids[0].tolist()
 
 
 HeadChoice = Literal["auto", "exact", "certified"]
@@ -138,16 +157,7 @@ def stream(
     Raises, on the call itself: EmptyInputError "Prompt cannot be empty", ContextLimitError if prompt and n tokens do not fit
     the model's context, and what `forward` raises.
     """
-    if len(prompt) == 0:
-        raise EmptyInputError("Prompt cannot be empty")
-    if n < 0:
-        raise OptionError(f"number of tokens to generate is {n}, expected at least 0")
-    ids, _ = check_tokens(model.config, [list(prompt)], None)
-    if len(prompt) + n > model.config.context:
-        raise ContextLimitError(f"a prompt of {len(prompt)} and {n} new tokens exceed the model's context of {model.config.context}")
-    for token in stop:
-        if not 0 <= token < model.config.vocab:
-            raise OptionError(f"stop token {token} is not an id of the vocabulary, 0..{model.config.vocab - 1}")
+    ids = check_prompt(model, prompt, n, stop)
     certified = certified_for(model, sampling, n, head)
     source = iter(uniforms(seed) if numbers is None else numbers)
     cache = KVCache(model.config, 1, len(prompt) + max(n - 1, 0))
@@ -161,7 +171,7 @@ def stream(
             raise OptionError("the uniform numbers ran out before the tokens did") from None
 
     def run() -> Iterator[int]:
-        logits = forward(model, ids, cache, last_only=True, dialect=dialect, ops=ops, head=certified)
+        logits = forward(model, [ids], cache, last_only=True, dialect=dialect, ops=ops, head=certified)
         for left in range(n, 0, -1):
             token = choose(logits[0], sampling, next_uniform())
             if token in stop:

@@ -40,6 +40,18 @@ FIELDS = (  # of model.Layer, in the released file's order, and then what it has
 )
 
 
+KEYS = {
+    "vocab": "vocab_size",
+    "context": "context_length",
+    "width": "embedding_length",
+    "n_layers": "block_count",
+    "ffn": "feed_forward_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+}
+"""Field of Config: the architecture's key."""
+
+
 class Stored(NamedTuple):
     """A tensor as a file has it; `make` gives its bytes."""
 
@@ -103,16 +115,12 @@ def write_keys(
             raise UnsupportedError(f"{key} is {getattr(c, key)}, which is no float32, and a GGUF file has no other place for it")
     rotates = c.rope != "none"
     wide = c.q_width != c.width
+    sizes = [(prefix + key, getattr(c, field)) for field, key in KEYS.items()]
     keys: dict[str, Any] = {
         "general.name": name,
-        prefix + "vocab_size": c.vocab,
-        prefix + "context_length": c.context,
-        prefix + "embedding_length": c.width,
-        prefix + "block_count": c.n_layers,
-        prefix + "feed_forward_length": c.ffn,
+        **dict(sizes[:-2]),
         prefix + "rope.dimension_count": 2 * c.rope_pairs if rotates else None,
-        prefix + "attention.head_count": c.heads,
-        prefix + "attention.head_count_kv": c.kv_heads,
+        **dict(sizes[-2:]),
         prefix + "attention.key_length": c.head_dim if wide else None,
         prefix + "attention.value_length": c.head_dim if wide else None,
         "tokenizer.ggml.add_bos_token": tokenizer.get("tokenizer.ggml.add_bos_token"),

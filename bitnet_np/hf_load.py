@@ -19,24 +19,25 @@ from . import families, packing
 from .errors import FileFormatError, NonFiniteError, UnsupportedError
 from .hf_config import Llama3Scaling, Quantization, Recipe, read_recipe
 from .hf_folder import Folder
+from .kernels import cpu
 from .model import Config, Layer, Linear, Model, Ternary, Weights
-from .parts import FLOATS, Parts, floats, names, refuse_type
+from .parts import FLOATS, Parts, floats, frequencies, names, refuse_type
 
 _CHUNK = 1 << 20  # weights that are widened at a time
 _QKV = ("attn_q", "attn_k", "attn_v")
 
 
-def model_from(folder: Folder, progress: Callable[[int, int], None] = lambda done, total: None) -> Model:
+def model_from(folder: Folder, progress: Callable[[int, int], None], allow_nan: bool) -> Model:
     """As load.load. Raises FileFormatError, UnsupportedError, ShapeError or NonFiniteError, naming the folder and the key or tensor."""
     recipe = read_recipe(folder.config, folder.path / "config.json")
     config, kind = recipe.config, recipe.kind
-    parts = Parts(folder, config)
+    parts = Parts(folder, config, allow_nan)
     _strip(parts, recipe)
-    token_embd = floats(folder, parts.take(kind.embedding + ".weight", (config.vocab, config.width)))
-    positions = floats(folder, parts.take(kind.positions + ".weight", (config.context, config.width))) if kind.positions else None
+    token_embd = floats(parts, parts.take(kind.embedding + ".weight", (config.vocab, config.width)))
+    positions = floats(parts, parts.take(kind.positions + ".weight", (config.context, config.width))) if kind.positions else None
     output_norm = parts.vector(kind.norm + ".weight", config.width)
     output_norm_bias = parts.vector(kind.norm + ".bias", config.width) if config.norm == "layer" else None
-    output = None if recipe.tied else floats(folder, parts.take("lm_head.weight", (config.vocab, config.width)))
+    output = None if recipe.tied else floats(parts, parts.take("lm_head.weight", (config.vocab, config.width)))
     layers = []
     for n in range(config.n_layers):
         layers.append(_layer(parts, recipe, kind.layer.format(n)))
@@ -50,7 +51,7 @@ def model_from(folder: Folder, progress: Callable[[int, int], None] = lambda don
             token_embd=token_embd,
             layers=tuple(layers),
             output_norm=output_norm,
-            rope_frequency=families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling),
+            rope_frequency=frequencies(parts, factors),
             output=output,
             output_norm_bias=output_norm_bias,
             position_embd=positions,
@@ -116,8 +117,8 @@ def _linear(parts: Parts, recipe: Recipe, module: str, n: int, m: int, biased: b
 
 def _matrix(parts: Parts, recipe: Recipe, module: str, n: int, m: int) -> NDArray:
     if not recipe.kind.transposed:
-        return floats(parts.file, parts.take(module + ".weight", (n, m)))
-    return np.ascontiguousarray(floats(parts.file, parts.take(module + ".weight", (m, n))).T)
+        return floats(parts, parts.take(module + ".weight", (n, m)))
+    return np.ascontiguousarray(floats(parts, parts.take(module + ".weight", (m, n))).T)
 
 
 def _fused(parts: Parts, recipe: Recipe, module: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Linear]:
@@ -166,7 +167,7 @@ def _stated_scale(parts: Parts, name: str, divides: bool) -> float:
     """What products are multiplied by."""
     tensor = parts.tensors.get(name)
     shape = () if tensor is not None and not tensor.shape else (1,)  # both are written
-    stated = packing.float32(floats(parts.file, parts.take(name, shape))).item()
+    stated = packing.float32(floats(parts, parts.take(name, shape))).item()
     with np.errstate(over="ignore"):
         scale = np.float32(1 / stated if divides and stated else stated)
     if not (stated > 0 and 0 < scale < np.inf):
@@ -180,7 +181,9 @@ def _quantized(parts: Parts, module: str, n: int, m: int) -> Ternary:
     tensor = parts.take(module + ".weight", (n, m))
     if tensor.type not in FLOATS:
         raise refuse_type(file, tensor, names(FLOATS) + ", in a quantization_mode that is online")
-    masters = floats(file, tensor)
+    masters = floats(parts, tensor)
+    if parts.allow_nan and cpu.has_non_finite(masters):
+        raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it, which no ternary code stands for")
     rows = max(1, _CHUNK // m)
     mean = mean_magnitude(masters)
     steps = 1 / max(mean, 1e-5)

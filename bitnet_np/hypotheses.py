@@ -65,6 +65,9 @@ class _Context:
         return lambda values: function(*self.inputs(values))
 
 
+DECLARE = "declare the dialect"
+"""What the text of a hypothesis has in it that is no mistake."""
+
 Found = Iterator[tuple[str, Callable[[Values], Array]]]
 
 
@@ -112,8 +115,9 @@ def _ternary(c: _Context, weights: Ternary) -> Found:
         return op.half(q @ op.dense(weights).T.astype(np.float64)) / scale * w_scale
 
     def truncated(x: Array) -> Array:
-        scale = spec.quantize(x)[1]
-        return np.trunc(x * scale) @ op.dense(weights).T.astype(np.float64) / scale * w_scale
+        single = x.astype(np.float32)  # in float32 the largest number may come out below 127
+        scale = np.float32(127) / np.abs(single).max(axis=1, keepdims=True)
+        return np.trunc(single * scale).astype(np.float64) @ op.dense(weights).T.astype(np.float64) / scale * w_scale
 
     def unshifted(x: Array) -> Array:
         return times(x, op.dense(weights) + 1)
@@ -503,3 +507,89 @@ def generic(theirs: Array, value: Array, earlier: Array | None) -> Iterator[tupl
 def permuted(theirs: Array, value: Array) -> bool:
     """Whether a row has the right numbers in another order."""
     return bool(np.allclose(np.sort(theirs, axis=1), np.sort(value, axis=1), rtol=1e-4, atol=1e-6))
+
+
+def local(
+    model: Model, dialect: Dialect, operation: op.Operation, inputs: list[Array], value: Array, theirs: Array, wrong: NDArray[np.bool_]
+) -> str | None:
+    """What the places of wrong numbers say by themselves. wrong: which elements are, [T, width]."""
+    rows, columns = np.flatnonzero(wrong.any(axis=1)), np.flatnonzero(wrong.any(axis=0))
+    if rows.size == 0:
+        return None
+    if wrong.sum() == 1:
+        return f"one number alone is wrong: position {rows[0]}, element {columns[0]}"
+    name, n = operation.key
+    if name in _FIELDS and n is not None and columns.size <= _FEW:
+        return _misread(getattr(model.layers[n], _FIELDS[name]), dialect, inputs[0], theirs, columns)
+    if name == "kqv_out":
+        return _foreign_values(model, dialect, inputs[2], value, theirs)
+    if columns.size <= _FEW < value.shape[1]:
+        return f"only {_listed('element', columns)} of each position: the rest of the tensor is right"
+    if rows.size <= max(1, len(value) // 4):
+        return f"only {_listed('position', rows)}: the other {len(value) - rows.size} are right"
+    return None
+
+
+_FEW = 4  # columns, or listed numbers
+
+
+def _listed(what: str, numbers: NDArray) -> str:
+    more = f" and {numbers.size - _FEW} more" if numbers.size > _FEW else ""
+    return f"{what}{'s' * (numbers.size > 1)} {', '.join(map(str, numbers[:_FEW]))}{more}"
+
+
+def _misread(linear: Linear, dialect: Dialect, x: Array, theirs: Array, columns: NDArray) -> str:
+    """Which block of a row of weights was read from elsewhere, if one was. Products of int8 codes show that: they are integers."""
+    somewhere = f"only {_listed('element', columns)} of each position: rows of the weights are misread, the others are right"
+    weights = linear.weights
+    if not isinstance(weights, Ternary) or not op.reads_codes(linear, dialect):
+        return somewhere
+    matrix = op.dense(weights).astype(np.float64)
+    q, scale = spec.quantize(x)
+    factor = float(weights.scale) * (1.0 if linear.scale is None else float(linear.scale)) / scale[:, 0]
+    row = int(columns[0])
+    product = theirs[:, row] - (0.0 if linear.bias is None else float(linear.bias[row]))
+    for block in (128, 64, 32, 16):
+        blocks = matrix.shape[1] // block
+        cut = matrix[:, : blocks * block].reshape(len(matrix), blocks, block)
+        parts = np.einsum("tbm,nbm->nbt", q[:, : blocks * block].reshape(len(q), blocks, block), cut[[row]])[0]  # [blocks, T]
+        missing = product / factor - q @ matrix[row]  # what the misread block adds
+        for b in range(blocks):
+            others = [(r, b) for r in (row - 1, row + 1) if 0 <= r < len(matrix)] + [(row, c) for c in (b - 1, b + 1) if 0 <= c < blocks]
+            for r, c in others:
+                changed = q[:, b * block : (b + 1) * block] @ cut[r, c] - parts[b]
+                if np.abs(changed - missing).max() <= 0.25:  # sums of integers
+                    where = f"row {r}" if r != row else f"weights {c * block} to {(c + 1) * block - 1}"
+                    return f"weights {b * block} to {(b + 1) * block - 1} of row {row} are read from {where}"
+    return somewhere
+
+
+def _foreign_values(model: Model, dialect: Dialect, v: Array, value: Array, theirs: Array) -> str | None:
+    """Attention gives sums of values. What is not one of this sequence's has come from elsewhere; how many, the rank says."""
+    c = model.config
+    t = len(v)
+    if t + 1 >= c.head_dim:
+        return None
+    v = (op.half(v) if dialect.halves else v).reshape(t, c.kv_heads, c.head_dim)
+    out = theirs.reshape(t, c.heads, c.head_dim)
+    ranks, hidden = [], False
+    for head in range(c.heads):
+        values, sums = v[:, head // (c.heads // c.kv_heads)], out[:, head]
+        least = 1e-3 * np.abs(sums).max()
+        ranks.append(int((np.linalg.svd(_outside(values, sums), compute_uv=False) > least).sum()))
+        hidden |= any(np.abs(_outside(values[: i + 1], sums[i])).max() > least for i in range(t))
+    most = max(ranks)
+    if most == 0 and hidden:
+        return "values are summed that a token must not see: the mask, or a cache that holds another sequence's"
+    if most == 0:
+        return "sums of the right values with wrong weights: scores or softmax are wrong"
+    if min(ranks) == 0 or most >= min(t, c.head_dim - t):
+        return None
+    return f"values that are not of this sequence are summed too, {most} of them: a cache slot that was not cleared, or another's"
+
+
+def _outside(values: Array, sums: Array) -> Array:
+    """What is left of [.., K] without its part in the span of values [n, K]."""
+    basis, size, _ = np.linalg.svd(values.T, full_matrices=False)
+    basis = basis[:, size > 1e-9 * size[0]]
+    return sums - sums @ basis @ basis.T

@@ -17,23 +17,24 @@ from .hf_folder import Folder, open_folder
 from .kernels import blocks as block_kernels
 from .kernels import cpu
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
-from .parts import FLOATS, Parts, Source, floats, names, refuse_type
+from .parts import FLOATS, Parts, floats, frequencies, names, refuse_type
 from .tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 
 _TABLES = (*FLOATS, *BLOCK_TYPES)
 _QKV = ("attn_q", "attn_k", "attn_v")
 
 
-def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda done, total: None) -> Model:
+def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda done, total: None, *, allow_nan: bool = False) -> Model:
     """Open a GGUF file, or a Hugging Face folder, as a model.
 
     Tables and block types stay in the mapped file; ternary matrices are packed anew (packing.py), and their pages of the file given back,
     so that a model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that
-    no ternary code is 3. `progress(done, total)` is called after each layer.
+    no ternary code is 3. `allow_nan` lets NaN and infinity pass, to see what a damaged model computes; a scale below zero or a code of 3
+    stays an error. `progress(done, total)` is called after each layer.
 
     Raises FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
     """
-    return model_from(open_model(path), progress)
+    return model_from(open_model(path), progress, allow_nan=allow_nan)
 
 
 def open_model(path: str | os.PathLike) -> GGUFFile | Folder:
@@ -41,9 +42,11 @@ def open_model(path: str | os.PathLike) -> GGUFFile | Folder:
     return open_folder(path) if os.path.isdir(path) else open_gguf(path)
 
 
-def model_from(file: GGUFFile | Folder, progress: Callable[[int, int], None] = lambda done, total: None) -> Model:
+def model_from(
+    file: GGUFFile | Folder, progress: Callable[[int, int], None] = lambda done, total: None, *, allow_nan: bool = False
+) -> Model:
     """As `load`, from what is open."""
-    return hf_load.model_from(file, progress) if isinstance(file, Folder) else _from_gguf(file, progress)
+    return hf_load.model_from(file, progress, allow_nan) if isinstance(file, Folder) else _from_gguf(file, progress, allow_nan)
 
 
 def read_config(file: GGUFFile | Folder) -> Config:
@@ -51,14 +54,14 @@ def read_config(file: GGUFFile | Folder) -> Config:
     return read_recipe(file.config, file.path / "config.json").config if isinstance(file, Folder) else families.read_config(file)
 
 
-def _from_gguf(file: GGUFFile, progress: Callable[[int, int], None]) -> Model:
+def _from_gguf(file: GGUFFile, progress: Callable[[int, int], None], allow_nan: bool) -> Model:
     config = families.read_config(file)
-    parts = Parts(file, config)
-    token_embd = _table(file, parts.take("token_embd.weight", (config.vocab, config.width)))
-    position_embd = _table(file, parts.take("position_embd.weight", (config.context, config.width))) if parts.family.positions else None
+    parts = Parts(file, config, allow_nan)
+    token_embd = _table(parts, parts.take("token_embd.weight", (config.vocab, config.width)))
+    position_embd = _table(parts, parts.take("position_embd.weight", (config.context, config.width))) if parts.family.positions else None
     output_norm = parts.vector("output_norm.weight", config.width)
     output_norm_bias = parts.vector("output_norm.bias", config.width) if config.norm == "layer" else None
-    output = _table(file, parts.take("output.weight", (config.vocab, config.width))) if "output.weight" in parts.tensors else None
+    output = _table(parts, parts.take("output.weight", (config.vocab, config.width))) if "output.weight" in parts.tensors else None
     head_bias = parts.family.head_bias and "output.bias" in parts.tensors
     factors = _rope_factors(parts) if parts.family.rope_factors and "rope_freqs.weight" in parts.tensors else None
     layers = []
@@ -68,14 +71,13 @@ def _from_gguf(file: GGUFFile, progress: Callable[[int, int], None]) -> Model:
     output_bias = parts.vector("output.bias", config.vocab) if head_bias else None
     if parts.tensors:
         raise UnsupportedError(f"{file.path}: tensor {next(iter(parts.tensors))} has no place in architecture {config.architecture}")
-    frequencies = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
     return packing.frozen(
         Model(
             config=config,
             token_embd=token_embd,
             layers=tuple(layers),
             output_norm=output_norm,
-            rope_frequency=frequencies,
+            rope_frequency=frequencies(parts, factors),
             output=output,
             output_bias=output_bias,
             output_norm_bias=output_norm_bias,
@@ -103,7 +105,7 @@ def _layer(parts: Parts, n: int) -> Layer:
 
 def _linears(parts: Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Linear]:
     """The matrices of one tensor, by their fields: their rows are one after the other in it, and in its bias."""
-    file, family = parts.file, parts.family
+    family = parts.family
     ends = list(accumulate(shape[0] for shape in shapes.values()))
     tensor = parts.take(name + ".weight", (ends[-1], next(iter(shapes.values()))[1]))
     required = all(field in family.biases for field in shapes)
@@ -112,7 +114,7 @@ def _linears(parts: Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> dic
     scale = parts.vector(name + ".scale", 1)[0] if family.scales and name + ".scale" in parts.tensors else None
     found = {}
     for (field, (n, _)), end in zip(shapes.items(), ends, strict=True):
-        weights = _weights(file, tensor, family, slice(end - n, end))
+        weights = _weights(parts, tensor, slice(end - n, end))
         found[field] = Linear(weights, None if bias is None else bias[end - n : end], scale)
     return found
 
@@ -124,47 +126,47 @@ def _rope_factors(parts: Parts) -> NDArray[np.float32]:
     return factors
 
 
-def _table(file: Source, tensor: Tensor) -> Table:
+def _table(parts: Parts, tensor: Tensor) -> Table:
     """A matrix of numbers as it lies in the file, all of it finite."""
     if tensor.type not in _TABLES:
-        raise refuse_type(file, tensor, names(_TABLES))
-    return _blocks(file, tensor) if tensor.type in BLOCK_TYPES else floats(file, tensor)
+        raise refuse_type(parts.file, tensor, names(_TABLES))
+    return _blocks(parts, tensor) if tensor.type in BLOCK_TYPES else floats(parts, tensor)
 
 
-def _blocks(file: Source, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
+def _blocks(parts: Parts, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
     data = tensor.data.reshape(tensor.shape[0], -1)[rows]
-    if block_kernels.has_non_finite(data, tensor.type):
-        raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it")
+    if not parts.allow_nan and block_kernels.has_non_finite(data, tensor.type):
+        raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has NaN or infinity in it")
     return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
 
 
-def _weights(file: Source, tensor: Tensor, family: families.Family, rows: slice) -> Weights:
+def _weights(parts: Parts, tensor: Tensor, rows: slice) -> Weights:
     """Some rows of a matrix of a layer."""
     if tensor.type is I2_S:
-        return _ternary(file, tensor, rows)
+        return _ternary(parts, tensor, rows)
     if tensor.type in TERNARY_TYPES:
-        found = _blocks(file, tensor, rows)
+        found = _blocks(parts, tensor, rows)
         try:
             ternary = quants.ternary_of(found)
         except FileFormatError as error:
-            raise FileFormatError(f"{file.path}: tensor {tensor.name}: {error}") from None
+            raise FileFormatError(f"{parts.file.path}: tensor {tensor.name}: {error}") from None
         return found if ternary is None else replace(ternary, blocks=found)
-    if family.ternary or tensor.type not in _TABLES:
-        raise refuse_type(file, tensor, names((I2_S, *(TERNARY_TYPES if family.ternary else _TABLES))))
-    return _blocks(file, tensor, rows) if tensor.type in BLOCK_TYPES else floats(file, tensor)[rows]
+    if parts.family.ternary or tensor.type not in _TABLES:
+        raise refuse_type(parts.file, tensor, names((I2_S, *(TERNARY_TYPES if parts.family.ternary else _TABLES))))
+    return _blocks(parts, tensor, rows) if tensor.type in BLOCK_TYPES else floats(parts, tensor)[rows]
 
 
-def _ternary(file: Source, tensor: Tensor, rows: slice) -> Ternary:
+def _ternary(parts: Parts, tensor: Tensor, rows: slice) -> Ternary:
     m = tensor.shape[1]
     codes = tensor.data[: -packing.TRAILER]
     scale = tensor.data[codes.size : codes.size + 4].view("<f4")[0]
-    if not (np.isfinite(scale) and scale >= 0):
-        raise NonFiniteError(f"{file.path}: tensor {tensor.name} has the scale {scale}, expected a finite number, not negative")
+    if scale < 0 or not (parts.allow_nan or np.isfinite(scale)):
+        raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has the scale {scale}, expected a finite number, not negative")
     if cpu.has_code_three(codes):
         raise FileFormatError(
-            f"{file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file or another layout"
+            f"{parts.file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file or another layout"
         )
     width = packing.i2s_row_bytes(m)
     weights = packing.from_i2s(codes[rows.start * width : rows.stop * width], scale, (rows.stop - rows.start, m))
-    file.release(tensor)
+    parts.file.release(tensor)
     return weights

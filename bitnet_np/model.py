@@ -24,6 +24,15 @@ Rope = Literal["halves", "adjacent", "none"]
 """Which numbers of a head make a pair: (i, i + J) as in GPT-NeoX, or (2i, 2i + 1) as in the permuted rows of Llama's GGUF files."""
 
 
+_MOST = {
+    "context": 1 << 20,  # positions whose angles are exact (families.LARGEST_ANGLE); the longest context in use is 1,010,000
+    "width": 1 << 19,  # 128 times 127 summed over a quarter of them is the most that a sum of the ternary kernels' int32 can hold
+    "ffn": 1 << 19,
+    "head_dim": 1 << 12,
+    "q_width": 1 << 19,
+}
+
+
 @dataclass(frozen=True)
 class Config:
     """What the numbers of a model file mean. Names follow GGUF's keys where those are short enough; defaults are BitNet b1.58's."""
@@ -50,6 +59,9 @@ class Config:
         for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ShapeError(f"{name} is {getattr(self, name)}, expected at least 1")
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise UnsupportedError(f"{name} is {getattr(self, name)}, expected at most {most}")
         if self.heads % self.kv_heads:
             raise ShapeError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope)):

@@ -57,7 +57,7 @@ class Operation:
 
     key: Key
     inputs: tuple[Key, ...]
-    evaluate: Callable[..., Expected] = field(repr=False)
+    evaluate: Callable[..., Expected] = field(repr=False)  # in float64
 
 
 TOKENS = Key("tokens", None)

@@ -34,8 +34,9 @@ class Source(Protocol):
 class Parts:
     """The tensors of a file that nobody has taken yet."""
 
-    def __init__(self, file: Source, config: Config) -> None:
+    def __init__(self, file: Source, config: Config, allow_nan: bool = False) -> None:
         self.file, self.config, self.family = file, config, families.FAMILIES[config.architecture]
+        self.allow_nan = allow_nan
         self.tensors = dict(file.tensors)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -47,7 +48,7 @@ class Parts:
         return tensor
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        return packing.float32(floats(self.file, self.take(name, (size,))))
+        return packing.float32(floats(self, self.take(name, (size,))))
 
 
 def refuse_type(file: Source, tensor: Tensor, expected: str) -> UnsupportedError:
@@ -59,11 +60,24 @@ def names(types: Any) -> str:
     return ", ".join(kind.name for kind in types)
 
 
-def floats(file: Source, tensor: Tensor) -> NDArray:
+def floats(parts: Parts, tensor: Tensor) -> NDArray:
     """A float array in its own dtype (bfloat16 as uint16 bits), all of it finite."""
     if tensor.type not in FLOATS:
-        raise refuse_type(file, tensor, names(FLOATS))
+        raise refuse_type(parts.file, tensor, names(FLOATS))
     array = np.require(tensor.data.view(FLOATS[tensor.type]).reshape(tensor.shape), requirements="A")  # a copy where a file aligns nothing
-    if cpu.has_non_finite(array):
-        raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it")
+    if not parts.allow_nan and cpu.has_non_finite(array):
+        raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has NaN or infinity in it")
     return array
+
+
+def frequencies(parts: Parts, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:  # [J]
+    """RoPE's, all scaling included, if every angle of the context can be computed."""
+    config = parts.config
+    found = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
+    angle = config.context * found.max(initial=0)
+    if not angle <= families.LARGEST_ANGLE:
+        raise UnsupportedError(
+            f"{parts.file.path}: RoPE's angles reach {angle:.3g} radians in the context, expected at most {families.LARGEST_ANGLE:.3g}; "
+            f"the base is {config.rope_base}, the context {config.context}, positions are divided by {config.rope_scaling}"
+        )
+    return found

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .compare import Verdict
 from .errors import UnsupportedError
 from .points import LAYER_NAMES, Key
@@ -25,7 +27,19 @@ class OperationVerdict:
     cosine: float | None = None
     ulps: float | None = None  # largest error in units of the last place of the largest value
     worst: tuple[int, ...] | None = None
+    ours_rms: float | None = None  # RMS error of our kernel on their own inputs, in u = 2^-24 of the RMS of what float64 gives
+    theirs_rms: float | None = None  # theirs, in the same unit; both only where the operation's inputs are in the dump
     hypothesis: str | None = None  # what the operation did instead, if recognised
+    tried: bool = True  # whether known mistakes were tried on it: across many operations of a large model that is too much work
+
+    @property
+    def closer(self) -> str | None:
+        """Who is closer to float64: "ours", "theirs", or "alike" within 5 %; None where it is not known."""
+        if self.ours_rms is None or self.theirs_rms is None:
+            return None
+        if abs(self.ours_rms - self.theirs_rms) <= 0.05 * max(self.ours_rms, self.theirs_rms):
+            return "alike"
+        return "ours" if self.ours_rms < self.theirs_rms else "theirs"
 
     @property
     def place(self) -> str:
@@ -41,13 +55,14 @@ class Report:
     operations: tuple[OperationVerdict, ...] = ()
     first_wrong: OperationVerdict | None = None
     missing: tuple[Key, ...] = field(default=(), repr=False)  # tensors of the forward pass that the dump does not have
+    notes: tuple[str, ...] = ()  # what was taken for granted, and what was left out
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
 
         def plain(o: OperationVerdict) -> dict[str, Any]:
             keys = {"tensor": o.key.name, "layer": o.key.layer, "across": [f"{k.name}:{k.layer}" for k in o.across]}
-            return asdict(o) | keys | {"verdict": o.verdict.name, "key": None}
+            return asdict(o) | keys | {"verdict": o.verdict.name, "key": None, "closer_to_float64": o.closer}
 
         return {
             "verdict": self.verdict.name,
@@ -56,7 +71,42 @@ class Report:
             "first_wrong": plain(self.first_wrong) if self.first_wrong else None,
             "operations": [plain(o) for o in self.operations],
             "missing": [f"{key.name}:{key.layer}" for key in self.missing],
+            "notes": list(self.notes),
+            "closer_to_float64": _closer(self.operations),
         }
+
+
+def _closer(operations: Sequence[OperationVerdict]) -> dict[str, int]:
+    """How many tensors whose are closer to float64."""
+    return {who: sum(o.closer == who for o in operations) for who in ("ours", "theirs", "alike")}
+
+
+CLOSER_HEADER = ("tensor", "tensors", "ours", "theirs", "closer")
+
+
+def closer_rows(report: Report) -> list[tuple]:
+    """A line for each kind of tensor: RMS errors from float64 over all layers, in u = 2^-24 of its RMS, and who is closer."""
+    rows = []
+    for name in dict.fromkeys(o.key.name for o in report.operations if o.closer):
+        of = [o for o in report.operations if o.closer and o.key.name == name]
+        ours, theirs = (float(np.sqrt(np.mean([x**2 for x in values]))) for values in zip(*_errors(of), strict=True))
+        closer = OperationVerdict(of[0].key, Verdict.ROUNDING, ours_rms=ours, theirs_rms=theirs).closer
+        rows.append((name, len(of), ours, theirs, closer))
+    return rows
+
+
+def _errors(operations: Sequence[OperationVerdict]) -> list[tuple[float, float]]:
+    return [(o.ours_rms, o.theirs_rms) for o in operations if o.ours_rms is not None and o.theirs_rms is not None]
+
+
+def closer_summary(report: Report) -> str:
+    """Who is closer to float64, in a line; empty where it is not known."""
+    count = _closer(report.operations)
+    if not any(count.values()):
+        return ""
+    return (
+        f"closer to float64, on their own inputs: ours in {count['ours']} tensors, theirs in {count['theirs']}, alike in {count['alike']}"
+    )
 
 
 SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.WRONG: "X", Verdict.INVALID: "!"}

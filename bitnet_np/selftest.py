@@ -14,8 +14,9 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from . import embedded, packing
+from . import embedded, masks, packing
 from .kernels import cpu
+from .kernels.masks import attend_masked
 from .load import load
 from .transformer import BITNET_CPP, EXACT, Dialect, forward_full
 
@@ -65,6 +66,14 @@ def _attention(kernel: Callable, *window: int) -> tuple[NDArray, ...]:
     return (kernel(q, k, v, slot, position, *window),)
 
 
+def _masked() -> tuple[NDArray, ...]:
+    """A window and sinks with biases, a row that sees nothing, chunks that some rows do not see."""
+    mask = masks.mask(130, 130, masks.Pattern(window=70, sinks=3)) + noise(19, 130, 130)
+    mask[99] = -np.inf
+    q, (k, v) = 4 * noise(4, 130, 6, 20), noise(5, 2, 1, 130, 2, 20)
+    return (attend_masked(q, k, v, np.zeros(130, np.int64), np.arange(130), mask[None]),)
+
+
 def _forward(dialect: Dialect) -> tuple[NDArray, ...]:
     with embedded.model_path() as path:
         return (forward_full(load(path), embedded.recording()["tokens_T64"][None], dialect=dialect),)
@@ -87,6 +96,8 @@ def cases() -> dict[str, Case]:
         "attend": lambda: _attention(cpu.attend),
         "attend, window": lambda: _attention(cpu.attend, 70),
         "attend_halves": lambda: _attention(cpu.attend_halves),
+        "attend_masked": _masked,
+        "fill_mask": lambda: (masks.batch([5, 0, 70], past_lens=[9, 1, 0], pattern=masks.Pattern(7, 2, 16, 1)),),
         "rope, part of a head": lambda: (cpu.rope(noise(12, 9, 3, 66), noise(13, 9, 10), noise(14, 9, 10)),),
         "rope_adjacent": lambda: (cpu.rope_adjacent(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
         "layer_norm": lambda: (cpu.layer_norm(noise(8, 5, 2571), noise(9, 2571), noise(18, 2571), 1e-5),),

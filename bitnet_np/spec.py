@@ -66,8 +66,8 @@ def causal_mask(q_len: int, k_len: int, past: int = 0, window: int | None = None
 def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:  # [T, H, K], [S, G, K], [S, G, K], [T, S] -> [T, H, K]
     k, v = (np.repeat(kv, q.shape[1] // kv.shape[1], axis=1) for kv in (k, v))  # query head h reads key-value head h // (H / G)
     scores = np.einsum("thk,shk->hts", q, k) / np.sqrt(q.shape[2]) + mask
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return np.einsum("hts,shk->thk", p / p.sum(axis=-1, keepdims=True), v)
+    p = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float64).min))  # a row that sees nothing: all zeros
+    return np.einsum("hts,shk->thk", p / np.maximum(p.sum(axis=-1, keepdims=True), 1), v)  # else the sum is 1 at least
 
 
 def relu2_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]

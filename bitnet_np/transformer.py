@@ -22,16 +22,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from . import masks
 from .cache import KVCache
-from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
+from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
 from .kernels import blocks, cpu
+from .kernels.masks import attend_masked
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
 from .tensor_types import BF16, F16, F32, TERNARY_TYPES
 
 Floats = NDArray[np.float32]
 Record = Callable[[str, int | None, NDArray], None]
 Head = Callable[[Floats], Floats]
-KeysValues = Callable[[int, Floats, Floats], tuple[Floats, Floats]]
+Attend = Callable[[int, Floats, Floats, Floats], Floats]  # layer, [R, H, K], [R, G, K] x 2 -> [R, H, K]
 
 PARALLEL_THRESHOLD = 16
 """Longest sequence that mode "auto" runs incrementally. Both modes give the same bits; from a few tokens on the parallel one is faster."""
@@ -124,6 +126,8 @@ def forward_full(
     dialect: Dialect = EXACT,
     ops: ModuleType = cpu,
     record: Record = ignore,
+    mask: ArrayLike | None = None,
+    strict: bool = False,
 ) -> Floats:
     """Logits of whole sequences, without a KV cache and without a loop over tokens.
 
@@ -131,21 +135,27 @@ def forward_full(
     Returns float32 [B, T, V], zeros where there is padding, or [B, V] of each sequence's last token with `last_only`.
 
     `record(name, layer, array)` is called at the points llama.cpp labels in its graph, with arrays whose first axis is the rows: tokens of
-    all sequences end to end. A recorder that keeps an array must copy it.
+    all sequences end to end. A recorder that keeps an array must copy it; what it writes into one the pass goes on with.
 
-    Raises ShapeError, TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the model
-    overflows.
+    mask: which positions each position sees, instead of itself and all before it: [T, T] or [1 or B, 1, T, T], bool or additive (masks.py).
+    Padding is never seen. With `strict` it must not show a position what comes later. A position that sees nothing gets zeros from
+    attention. A mask that says what is the rule anyway changes no bit, and costs an array and time.
+
+    Raises ShapeError (MaskError), TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the
+    model overflows, UnsupportedError for a mask in a dialect that rounds probabilities.
     """
     ids, counts = check_tokens(model.config, tokens, lengths)
     rows = _rows(model.config, ids, counts, np.arange(len(counts)), np.zeros_like(counts))
 
-    def keys_values(layer: int, k: Floats, v: Floats) -> tuple[Floats, Floats]:
+    attention = _attention(dialect, ops) if mask is None else _masked_attention(mask, counts, ids.shape[1], strict, dialect)
+
+    def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         whole = np.zeros((2, *ids.shape, *k.shape[1:]), np.float32)
         whole[0, rows.slot, rows.position] = k
         whole[1, rows.slot, rows.position] = v
-        return whole[0], whole[1]
+        return attention(q, whole[0], whole[1], rows.slot, rows.position)
 
-    return _shaped(_decoder(model, rows, keys_values, last_only, dialect, ops, record), rows, ids.shape, last_only)
+    return _shaped(_decoder(model, rows, attend, last_only, dialect, ops, record), rows, ids.shape, last_only)
 
 
 def forward(
@@ -179,13 +189,20 @@ def forward(
     start = cache.reserve(chosen, counts)
     rows = _rows(model.config, ids, counts, chosen, start)
 
-    def keys_values(layer: int, k: Floats, v: Floats) -> tuple[Floats, Floats]:
-        cache.k[layer, rows.slot, rows.position] = k
-        cache.v[layer, rows.slot, rows.position] = v
-        return cache.k[layer], cache.v[layer]
+    end, attention = int((start + counts).max()), _attention(dialect, ops)
+
+    def readable(kept: NDArray) -> NDArray:
+        """float16 as attention takes it: as its bits, 0.8 times as long for one query as float32; or widened for the plain loops."""
+        if kept.dtype == np.float32:
+            return kept
+        return kept[:, :end].astype(np.float32) if dialect.halves else kept.view(np.int16)
+
+    def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
+        cache.write(layer, rows.slot, rows.position, k, v)
+        return attention(q, readable(cache.k[layer]), readable(cache.v[layer]), rows.slot, rows.position)
 
     try:
-        logits = _shaped(_decoder(model, rows, keys_values, last_only, dialect, ops, record, head), rows, ids.shape, last_only)
+        logits = _shaped(_decoder(model, rows, attend, last_only, dialect, ops, record, head), rows, ids.shape, last_only)
     except BaseException:
         for slot, length, count in zip(chosen, start, counts, strict=True):
             cache.erase(slot, length, length + count)
@@ -237,13 +254,20 @@ def compute_logits(
     dialect: Dialect = EXACT,
     ops: ModuleType = cpu,
     record: Record = ignore,
+    mask: ArrayLike | None = None,
+    strict: bool = False,
 ) -> Floats:
-    """Logits of whole sequences by the path `mode` names; "auto" is parallel for more than `parallel_threshold` tokens. Same bits."""
+    """Logits of whole sequences by the path `mode` names; "auto" is parallel for more than `parallel_threshold` tokens. Same bits.
+
+    A mask (as in `forward_full`) needs the parallel path, because it may show a position what comes later; "auto" takes it then.
+    """
     if mode not in ("parallel", "incremental", "auto"):
         raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
+    if mask is not None and mode == "incremental":
+        raise OptionError("mode is 'incremental', which takes no mask; expected 'parallel' or 'auto'")
     ids, counts = check_tokens(model.config, tokens, lengths)
-    if mode == "parallel" or (mode == "auto" and ids.shape[1] > parallel_threshold):
-        return forward_full(model, ids, counts, last_only=last_only, dialect=dialect, ops=ops, record=record)
+    if mode == "parallel" or (mode == "auto" and (ids.shape[1] > parallel_threshold or mask is not None)):
+        return forward_full(model, ids, counts, last_only=last_only, dialect=dialect, ops=ops, record=record, mask=mask, strict=strict)
     return forward_incremental(model, ids, counts, chunk=chunk, last_only=last_only, dialect=dialect, ops=ops, record=record)
 
 
@@ -330,13 +354,35 @@ def _shaped(logits: Floats, rows: Rows, shape: tuple[int, ...], last_only: bool)
     return out
 
 
+# --- attention ------------------------------------------------------------------------------------------------------------------------
+
+
+def _attention(dialect: Dialect, ops: ModuleType) -> Callable[..., Floats]:
+    """Causal attention as the dialect rounds it."""
+    return ops.attend_halves if dialect.halves else ops.attend
+
+
+def _masked_attention(mask: ArrayLike, counts: NDArray[np.int64], length: int, strict: bool, dialect: Dialect) -> Callable[..., Floats]:
+    """Attention that sees what a caller's mask says, and no padding."""
+    if dialect.halves:
+        raise UnsupportedError(f"the dialect {dialect.name} has no attention with a mask")
+    additive = masks.as_additive(masks.check(mask, length, length, batch=len(counts), strict=strict))[:, 0]
+    if (counts < length).any():
+        additive = np.where(np.arange(length) < counts[:, None, None], additive, np.float32(-np.inf))
+
+    def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
+        return attend_masked(q, k, v, slot, position, additive)
+
+    return attend
+
+
 # --- the model ------------------------------------------------------------------------------------------------------------------------
 
 
 def _decoder(
     model: Model,
     rows: Rows,
-    keys_values: KeysValues,
+    attend: Attend,
     last_only: bool,
     dialect: Dialect,
     ops: ModuleType,
@@ -352,7 +398,7 @@ def _decoder(
         record("inpL", None, h)
     rotations = ops.rotations(dialect.angles(rows.position, model)) if c.rope != "none" else None
     for n, weights in enumerate(model.layers):
-        h = _layer(c, weights, n, h, rows, rotations, keys_values, dialect, ops, record)
+        h = _layer(c, weights, n, h, rows, rotations, attend, dialect, ops, record)
     if last_only:
         h = h[rows.last]
     x = _norm(c, h, model.output_norm, model.output_norm_bias, ops)
@@ -418,7 +464,7 @@ def _layer(
     h: Floats,
     rows: Rows,
     rotations: tuple[Floats, Floats] | None,
-    keys_values: KeysValues,
+    attend: Attend,
     dialect: Dialect,
     ops: ModuleType,
     record: Record,
@@ -458,15 +504,13 @@ def _layer(
     if rotations is not None:
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
         q, k = note("Qcur_rope", rope(q, *rotations)), note("Kcur_rope", rope(k, *rotations))
-    keys, values = keys_values(n, dialect.rounded(k), dialect.rounded(v))
-    attend = ops.attend_halves if dialect.halves else ops.attend
-    x, source = attend(dialect.rounded(q), keys, values, rows.slot, rows.position), "kqv_out"
+    x, source = attend(n, dialect.rounded(q), dialect.rounded(k), dialect.rounded(v)), "kqv_out"
     x = note(source, x.reshape(len(x), -1))
     if w.attn_sub_norm is not None:
         x, source = note("attn_sub_norm", ops.rms_norm(x, w.attn_sub_norm, c.eps)), "attn_sub_norm"
     (attended,) = linears(source, x, attn_o_out=w.attn_output)
     if not c.parallel_residual:
-        h = note("ffn_inp", h + attended)
+        h = note("ffn_inp", ops.add(h, attended))
 
     x = note("ffn_norm", _norm(c, h, w.ffn_norm, w.ffn_norm_bias, ops))
     if w.ffn_gate is None:
@@ -478,5 +522,5 @@ def _layer(
     x, source = note("ffn_out", x), "ffn_out"
     if w.ffn_sub_norm is not None:
         x, source = note("ffn_sub_norm", ops.rms_norm(x, w.ffn_sub_norm, c.eps)), "ffn_sub_norm"
-    h = h + linears(source, x, ffn_down=w.ffn_down)[0]
-    return note("l_out", h + attended if c.parallel_residual else h)
+    h = ops.add(h, linears(source, x, ffn_down=w.ffn_down)[0])
+    return note("l_out", ops.add(h, attended) if c.parallel_residual else h)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numba
-from benchmarks import forwards, kernel_calls, machine, memory, models, peaks, peers, processes, report
+from benchmarks import forwards, kernel_calls, machine, mask_arrays, memory, models, peaks, peers, processes, report
 from benchmarks.report import Table
 from benchmarks.rounds import Case, CheckError, Results, measure
 from benchmarks.setup import Setup
@@ -38,6 +38,7 @@ BENCHES = {
     "batch": Bench(forwards.batch, forwards.batch_tables, "decode of many sequences, and the grid batch x length"),
     "matmul": Bench(kernel_calls.matmul, kernel_calls.matmul_tables, "the matrix kernels at the model's shapes"),
     "attention": Bench(kernel_calls.attention, kernel_calls.attention_tables, "the attention kernel, and its memory"),
+    "mask": Bench(mask_arrays.cases, mask_arrays.tables, "causal masks as arrays, and hits of their cache"),
     "load": Bench(processes.load, processes.load_tables, "a new process until its first logits, and its memory"),
     "compile": Bench(processes.compilation, processes.compile_tables, "cold start: seconds of compilation"),
     "modes": Bench(forwards.modes, forwards.modes_tables, "parallel against incremental, on a small model"),

@@ -1,160 +1,187 @@
-"""Mutate GGUF files and read them whole: whatever is wrong with a file, the reader must say so with an error of its own family.
+"""Change model files and dumps, and use them: whatever is wrong with a file, an error of the package's own family must say so.
 
-    python scripts/fuzz_gguf.py [--mutations 20000] [--seed 0] [--seconds S] [FILE ...]
+    python scripts/fuzz_gguf.py [--cases 20000] [--seed 0] [--jobs J] [--seconds S] [--save DIR] [FILE ...]
 
-Without a FILE a small sample is made up. Only headers are mutated, as the reader does not look into tensor data: those are a hole of the
-right size. Mutation i depends on seed + i alone, so a finding is repeated by that seed and `--mutations 1`. Exit status 1 if there is any.
+The files to begin with are small models of every family and tensor type, and dumps of every format that the judge reads; or the GGUF files
+that are given, which should be small. A model that loads is run, because kernels have no bounds checks. Findings are: an exception of
+another kind, a crash, more than a second of processor time (compiling not counted), more memory than the file's size and 64 MB.
+Case n depends on n alone (seed + i for the i-th), so a finding is repeated by that seed and `--cases 1`. Cases run in processes of their
+own; `--jobs 0` runs them in this one. Exit status 1 if anything is found.
 """
 
 import argparse
-import random
+import json
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, cast
 
-import gguf
-import numpy as np
+HANG = 60.0  # seconds of silence after which a process is ended; kernels may have to be compiled in them
+_START = 300.0  # the same before its first case: it may have all kernels to compile
 
-from bitnet_np.errors import Error
-from bitnet_np.gguf_file import GGUFFile, StringArray, open_gguf
-from bitnet_np.tensor_types import I2_S
-
-SLOW = 10.0  # seconds; a read that takes longer is a finding
-SMALL = 1 << 20  # bytes; tensors up to here are summed
-EDGES = [*range(16), 32, 64, 65, 65535, 65536, *(1 << bit for bit in (31, 32, 62, 63)), (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1]
+Say = Callable[[int, str], None]
 
 
-class Seed(NamedTuple):
-    """A file to mutate."""
+@dataclass
+class Worker:
+    """A process that runs some cases, started again after a case that ended it."""
 
-    name: str  # as it is given on the command line
-    head: bytes
-    tail: int  # bytes of tensor data
+    command: Callable[[int], list[str]]  # the number of the first case -> what to run
+    first: int
+    step: int
+    log: Path  # its standard error
+    say: Say
+    process: subprocess.Popen | None = None
+    current: int | None = None  # the case it is at
+    heard: float = field(default_factory=time.monotonic)
+    failed: str = ""  # why it could not go on
 
+    def run(self) -> None:
+        while True:
+            self.current, self.heard, hung = None, time.monotonic(), False
+            with open(self.log, "w") as log:
+                self.process = subprocess.Popen(self.command(self.first), stdout=subprocess.PIPE, stderr=log, text=True)
+            assert self.process.stdout is not None
+            for line in self.process.stdout:
+                self.heard = time.monotonic()
+                n, outcome = json.loads(line)
+                self.current = None if outcome else n
+                if outcome:
+                    self.say(n, outcome)
+                    self.first = n + self.step
+            code = self.process.wait()
+            if code == 0:
+                return
+            if self.current is None:
+                self.failed = f"a process ended with {code} outside of any case:\n{self.log.read_text()[-2000:]}"
+                return
+            hung = time.monotonic() - self.heard > HANG
+            self.say(self.current, "no end" if hung else f"ended its process with {code}: {self.log.read_text()[-300:]!r}")
+            self.first = self.current + self.step
 
-def write_sample(path: Path) -> None:
-    """A small file with a value of every kind."""
-    writer = gguf.GGUFWriter(path, "bitnet-b1.58")
-    writer.add_custom_alignment(32)
-    writer.add_name("sample ✓")
-    writer.add_uint64("block_count", 2)
-    writer.add_float32("epsilon", 1e-5)
-    writer.add_float64("base", 5e5)
-    writer.add_bool("flag", True)
-    writer.add_array("tokens", ["a", "Ġthe", "🙂", "<|end|>"])
-    writer.add_array("scores", [0.5, -1.0, 2.0, 0.0])
-    writer.add_array("types", [1, 1, 1, 3])
-    writer.add_array("flags", [True, False])
-    writer.add_tensor("norm.weight", np.ones(8, np.float32))
-    writer.add_tensor("table.weight", np.ones((4, 8), np.float16))
-    i2_s = cast(gguf.GGMLQuantizationType, I2_S.number)  # unknown to gguf, which writes it all the same
-    writer.add_tensor("down.weight", np.zeros(I2_S.nbytes(256), np.int8), raw_shape=(2, 128), raw_dtype=i2_s)
-    writer.add_tensor("q8.weight", np.zeros((2, 34), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def load_seed(path: Path, name: str) -> Seed:
-    size = path.stat().st_size
-    try:
-        end = min((tensor.offset for tensor in open_gguf(path).tensors.values()), default=size)
-    except Error:  # a damaged file may be worth mutating, too
-        end = min(size, 1 << 24)
-    with open(path, "rb") as file:
-        return Seed(name, file.read(end), size - end)
-
-
-def mutate(seed: Seed, draw: random.Random) -> tuple[bytes, int]:
-    """One to four changes of the kinds that break readers: lengths and types that lie, bytes lost, doubled or put in."""
-    head, tail = bytearray(seed.head), seed.tail
-    for _ in range(draw.randint(1, 4)):
-        at, width = draw.randint(0, len(head)), draw.choice([1, 4, 8])
-        change = draw.choice(["flip", "set", "add", "insert", "delete", "double", "cut"])
-        if change == "flip":
-            head[at : at + 1] = bytes(byte ^ 1 << draw.randrange(8) for byte in head[at : at + 1])
-        elif change == "set":
-            number = draw.choice([*EDGES, len(head), len(head) + tail, draw.getrandbits(64)])
-            head[at : at + width] = (number % (1 << 8 * width)).to_bytes(width, "little")
-        elif change == "add":
-            number = int.from_bytes(head[at : at + width], "little") + draw.randint(-9, 9)
-            head[at : at + width] = (number % (1 << 8 * width)).to_bytes(width, "little")
-        elif change == "insert":
-            head[at:at] = draw.randbytes(draw.randint(1, 16))
-        elif change == "delete":
-            del head[at : at + draw.randint(1, 64)]
-        elif change == "double":
-            head[at:at] = head[at : at + draw.randint(1, 64)]
-        elif draw.random() < 0.5:
-            tail = draw.randint(0, tail)
-        else:
-            del head[at:]
-            tail = 0
-    return bytes(head), tail
+    def watch(self) -> None:
+        """End a process that has been silent for too long."""
+        silent = time.monotonic() - self.heard
+        if self.process and self.process.poll() is None and silent > (_START if self.current is None else HANG):
+            self.process.kill()
 
 
-def read_all(file: GGUFFile) -> None:
-    for value in file.metadata.values():
-        if isinstance(value, StringArray):
-            list(value)
-        elif isinstance(value, np.ndarray):
-            value.tobytes()
-    for tensor in file.tensors.values():
-        if tensor.data.size <= SMALL:
-            tensor.data.sum()
+def supervise(workers: Sequence[Worker], tick: Callable[[], None]) -> None:
+    """Run workers side by side until all are done. `tick` is called twice a second."""
+    threads = [threading.Thread(target=worker.run, daemon=True) for worker in workers]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        for worker in workers:
+            worker.watch()
+        tick()
+        threads[0].join(0.5) if threads[0].is_alive() else time.sleep(0.5)
+    for worker in workers:
+        if worker.failed:
+            raise RuntimeError(worker.failed)
 
 
-def attempt(path: Path, head: bytes, tail: int) -> tuple[bool, str]:
-    """Whether the file was read to the end, and what is wrong with the way it was not ('' if nothing)."""
-    path.unlink(missing_ok=True)  # a new inode: the old one may still be mapped
-    with open(path, "wb") as file:
-        file.write(head)
-        file.truncate(len(head) + tail)
-    start = time.perf_counter()
-    try:
-        read_all(open_gguf(path))
-        read = True
-    except Error:
-        read = False
-    except Exception as error:  # the very thing this script looks for
-        return False, f"{type(error).__name__}: {error}"
-    took = time.perf_counter() - start
-    return read, f"took {took:.1f} s" if took > SLOW else ""
+def _work(options: argparse.Namespace, paths: Sequence[Path], folder: Path) -> None:
+    """What a worker process does: a line for the start of each case, and one for its end."""
+    import faulthandler
+
+    from fuzzing.cases import read_seeds, run_cases
+
+    faulthandler.enable()
+    first, step = map(int, options.worker.split(":"))
+    numbers = range(first, options.seed + options.cases, step)
+    run_cases(read_seeds(paths), numbers, folder, lambda *said: print(json.dumps(said), flush=True), options.seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Fuzz the GGUF reader.")
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="files to mutate in turn; default: a small sample")
-    parser.add_argument("--mutations", type=int, default=20_000, help="how many, over all files (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first mutation (default %(default)s)")
+    parser = argparse.ArgumentParser(description="Fuzz the readers of models and dumps, and the kernels behind them.")
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="GGUF files to change; default: small models and dumps of all kinds"
+    )
+    parser.add_argument("--cases", type=int, default=20_000, help="how many (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="number of the first case (default %(default)s)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default %(default)s); 0: this one")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this long")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="keep the files of cases that fail")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.worker:
+        _work(options, options.files, options.folder)
+        return 0
 
-    start, done, read, found = time.perf_counter(), 0, 0, 0
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder, "mutated.gguf")
-        if options.files:
-            seeds = [load_seed(path, str(path)) for path in options.files]
+    start, outcomes, lock = time.perf_counter(), Counter[str](), threading.Lock()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        paths = options.files or _write_seeds(folder / "seeds")
+
+        def say(n: int, outcome: str) -> None:
+            with lock:
+                known = outcome in ("ran", "refused")
+                outcomes[outcome if known else "found"] += 1
+                if known:
+                    return
+                given = "".join(f" {path}" for path in options.files)
+                kept = ""
+                if options.save:
+                    kept = f" (kept in {_save(paths, n, options.save / str(n))})"
+                print(f"{outcome} <- fuzz_gguf.py --seed {n} --cases 1{given}{kept}", flush=True)
+
+        def tick() -> None:
+            if sys.stderr.isatty():
+                done = sum(outcomes.values())
+                filled = 30 * done // max(1, options.cases)
+                bar = f"[{'#' * filled}{'.' * (30 - filled)}] {done}/{options.cases}, {outcomes['found']} findings"
+                print(f"\r\033[K{bar}", end="", file=sys.stderr, flush=True)
+
+        if options.jobs:
+            jobs = min(options.jobs, max(1, options.cases))
+            supervise([_worker(options, paths, folder, i, jobs, say) for i in range(jobs)], tick)
         else:
-            write_sample(Path(folder, "sample.gguf"))
-            seeds = [load_seed(Path(folder, "sample.gguf"), "")]
-        while done < options.mutations and time.perf_counter() - start < options.seconds:
-            seed, number = seeds[done % len(seeds)], options.seed + done
-            was_read, wrong = attempt(scratch, *mutate(seed, random.Random(number)))
-            done, read = done + 1, read + was_read
-            if wrong:
-                found += 1
-                print(f"{wrong} <- fuzz_gguf.py --seed {number} --mutations 1 {seed.name}".rstrip())
-            if done % 250 == 0 and sys.stderr.isatty():
-                print(f"\r{done} of {options.mutations}, {found} findings", end="", file=sys.stderr, flush=True)
-    if done >= 250 and sys.stderr.isatty():
-        print(file=sys.stderr)
-    print(f"{done} mutations: {read} read, {done - read - found} refused, {found} findings, {time.perf_counter() - start:.1f} s")
-    return 1 if found else 0
+            from fuzzing.cases import read_seeds, run_cases
+
+            numbers = range(options.seed, options.seed + options.cases)
+            run_cases(read_seeds(paths), numbers, folder / "0", lambda n, outcome: say(n, outcome) if outcome else None, options.seconds)
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr)
+    done, took = sum(outcomes.values()), time.perf_counter() - start
+    counts = f"{outcomes['ran']} ran, {outcomes['refused']} refused, {outcomes['found']} findings"
+    print(f"{done} cases: {counts}, {took:.1f} s, {done / took:.0f} a second")
+    return 1 if outcomes["found"] else 0
+
+
+def _write_seeds(folder: Path) -> list[Path]:
+    from fuzzing.seeds import write_dumps, write_models, write_tokenizer
+
+    folder.mkdir()
+    write_models(folder)
+    write_tokenizer(folder)
+    write_dumps(folder)
+    return sorted(folder.iterdir())
+
+
+def _worker(options: argparse.Namespace, paths: Sequence[Path], folder: Path, i: int, jobs: int, say: Say) -> Worker:
+    def command(first: int) -> list[str]:
+        given = [f"--seed={options.seed}", f"--cases={options.cases}", f"--seconds={options.seconds}", f"--folder={folder / str(i)}"]
+        return [sys.executable, __file__, f"--worker={first}:{jobs}", *given, *map(str, paths)]
+
+    return Worker(command, options.seed + i, jobs, folder / f"{i}.log", say)
+
+
+def _save(paths: Sequence[Path], n: int, folder: Path) -> Path:
+    from fuzzing.cases import case, read_seeds, write
+
+    seed, files = case(read_seeds(paths), n)
+    shutil.rmtree(folder, ignore_errors=True)
+    write(folder / seed.name, files)
+    return folder
 
 
 if __name__ == "__main__":

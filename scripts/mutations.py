@@ -224,7 +224,7 @@ def _misread(e: Engine, n: int, name: str, source: str) -> Floats:
     return e.linear(e.at(source, n), _weights(e, n, name), matrix)
 
 
-def _truncated(e: Engine, n: int) -> Floats:
+def truncated(e: Engine, n: int) -> Floats:
     x, w = e.at("ffn_sub_norm", n), _weights(e, n, "ffn_down")
     _, scale = e.quantized(x)
     return (np.trunc(x * scale) @ packing.unpack(w).T.astype(f32)) / scale * w.scale
@@ -370,7 +370,7 @@ def faults() -> Iterator[Fault]:
     yield Fault("one activation scale per tensor", "ffn_up", in_engine(ffn_up=_per_tensor))
     yield Fault("activations not quantised", "ffn_gate", in_engine(ffn_gate=lambda e, n: _unquantized(e, n)))
     yield Fault("codes not shifted to -1..1", "Kcur", in_engine(Kcur=lambda e, n: _unshifted(e, n)))
-    yield Fault("codes truncated, not rounded", "ffn_down", in_engine(ffn_down=_truncated))
+    yield Fault("codes truncated, not rounded", "ffn_down", in_engine(ffn_down=truncated))
     yield Fault("I2_S read as 64/16", "Qcur", in_engine(Qcur=_relaid))
     yield Fault("one block's codes misread", "ffn_gate", in_engine(ffn_gate=lambda e, n: _misread(e, n, "ffn_gate", "ffn_norm")))
     yield Fault("weight transposed", "attn_o_out", in_engine(attn_o_out=lambda e, n: _transposed_weight(e, n)))

@@ -12,7 +12,7 @@ import gguf
 import numba
 import numpy as np
 import pytest
-from benchmarks import forwards, kernel_calls, memory, models, peaks, peers, processes, report, stats
+from benchmarks import forwards, kernel_calls, mask_arrays, memory, models, peaks, peers, processes, report, stats
 from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, simple
 from make_model import Shape
 
@@ -158,7 +158,7 @@ def test_a_wrong_result_is_not_timed(quick, monkeypatch, capsys):
 
 def test_kernel_checks_notice_one_wrong_number(folder):
     model = load(models.ours(folder, "tiny", 0))
-    matrix = model.layers[0].attn_k
+    matrix = model.layers[0].attn_k.weights
     rng = np.random.default_rng(0)
     codes, scale = rng.integers(-127, 128, (2, matrix.shape[1])).astype(np.int8), np.array([3.0, 5.0], np.float32)
     out = kernel_calls.ternary(codes, scale, matrix)
@@ -325,6 +325,12 @@ def test_lists_keep_their_order_once():
     assert bench.parser().parse_args(["decode", "--threads", "2,1,2"]).threads == (2, 1)
 
 
+@pytest.mark.parametrize("wrong", [np.zeros((3, 3)), np.triu(np.full((3, 3), -np.inf)), np.triu(np.full((3, 3), -1e10), 1)])
+def test_masks_are_checked(wrong):
+    with pytest.raises(CheckError, match="a causal mask of 3 positions"):
+        mask_arrays.checked(wrong, 3)
+
+
 def test_more_threads_than_there_are_is_refused(quick, capsys):
     most = numba.config.NUMBA_NUM_THREADS
     assert bench.main(["decode", "--threads", str(most + 1)]) == 2
@@ -347,10 +353,11 @@ CASES = {
     "batch": {f"decode, batch {b}" for b in (1, 2)} | {f"prefill, batch {b} x {t}" for b in (1, 2) for t in (4, 8)},
     "matmul": {
         f"{name}, {rows} rows"
-        for name in ("attn_q 256 x 256", "attn_k 128 x 256", "ffn_gate 768 x 256", "ffn_down 256 x 768", "head 512 x 256")
+        for name in ("attn_q 256 x 256", "attn_k 128 x 256", "ffn_up 768 x 256", "ffn_down 256 x 768", "head 512 x 256")
         for rows in (1, 3)
     },
     "attention": {"4 tokens", "8 tokens"},
+    "mask": {f"{way} {n}" for way in ("nested loop", "rows of NumPy", "made", "cached") for n in (4, 8)},
     "load": {"first logits"},
     "modes": {f"{path} {b} x {t}" for path in ("parallel", "incremental") for b in (1, 2) for t in (4, 8)},
     "fit": {"4 tokens", "8 tokens"},

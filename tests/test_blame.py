@@ -7,13 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from bitnet_np import BITNET_CPP, EXACT, embedded, forward_full, operations, spec
+from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, blame, embedded, forward_full, operations, packing, spec
 from bitnet_np.blame import judge_trace, within
 from bitnet_np.check_command import check_trace, compare_traces, log_softmax
 from bitnet_np.compare import Verdict
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.points import Key, Trace
-from bitnet_np.report import heat_map, plot
+from bitnet_np.reach import Variant, known_mistakes
+from bitnet_np.report import closer_rows, closer_summary, heat_map, plot
 from bitnet_np.testing import random_model
 from scripts import mutations
 
@@ -187,6 +188,187 @@ def test_small_errors_everywhere_are_seen(size):
     assert judge_trace(MODEL, trace(points), TOKENS).first_wrong.key == key
 
 
+# --- across operations ----------------------------------------------------------------------------------------------------------------
+
+DEEP = random_model(52, n_layers=30, width=128, ffn=256, vocab=256, heads=4, kv_heads=2, head_dim=32)
+
+
+def only(dump, *names):
+    return trace({key: value for key, value in dump.items() if key.name in names})
+
+
+@pytest.mark.parametrize("names", [("inp_embd", "result_output"), ("l_out", "result_norm"), ("Qcur", "Kcur", "ffn_out")])
+def test_roundings_across_many_operations_are_no_fault(names):
+    ids = np.random.default_rng(0).integers(0, 256, 12)
+    report = judge_trace(DEEP, only(recorded(DEEP, ids, BITNET_CPP), *names), ids)
+    assert report.verdict is Verdict.FLIPS, report.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("codes truncated, not rounded", "codes are truncated"), ("one activation scale per tensor", "one activation scale")]
+)
+def test_small_mistakes_across_operations_are_found(name, says):
+    """Each changes less than the limit for logits without a model."""
+    dump, ids = FAULTS[name].make(MODEL, TOKENS)
+    report = judge_trace(MODEL, only(dump, "l_out"), ids)
+    assert report.first_wrong.key == Key("l_out", 1)
+    assert report.first_wrong.nmse < 1e-2
+    assert says in report.first_wrong.hypothesis
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_epsilon_across_operations_is_not_blamed_for_roundings(seed):
+    model = random_model(seed, table="float16", tied=seed % 2 == 0)
+    ids = np.random.default_rng(seed).integers(0, model.config.vocab, 5 + 2 * seed)
+    for name, dump, dialect in mutations.honest(model, ids):
+        report = judge_trace(model, only(dump, "l_out", "result_output"), ids, dialect)
+        assert report.verdict <= Verdict.FLIPS, (name, report.reason)
+
+
+@pytest.mark.parametrize("name", ["inp_embd", "ffn_gate"])
+def test_numbers_beyond_float32_on_the_way_are_wrong(name):
+    dump = {key: value for key, value in recorded().items() if key.name in (name, "ffn_sub_norm", "l_out")}
+    for key in dump:
+        if key.name == name:
+            dump[key] = dump[key] * np.float32(1e25)
+    assert judge_trace(MODEL, trace(dump), TOKENS).verdict is Verdict.WRONG
+
+
+def test_one_wrong_logit_is_seen_across_operations():
+    dump, ids = FAULTS["one logit wrong"].make(MODEL, TOKENS)
+    report = judge_trace(MODEL, only(dump, "l_out", "result_output"), ids)
+    assert "logit 5 of position 8 is off by 0.01" in report.reason
+
+
+def test_what_is_too_much_work_to_explain_is_said(monkeypatch):
+    monkeypatch.setattr(blame, "_MOST_WORK", 10**5)
+    dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    report = judge_trace(MODEL, only(dump, "l_out"), ids)
+    assert report.verdict is Verdict.WRONG
+    assert (report.first_wrong.hypothesis, report.first_wrong.tried) == (None, False)
+    (note,) = report.notes
+    assert "layer 1 l_out: known mistakes were not tried" in note
+    assert "`bitnet-np trace --layers 1 --names attn_norm,Qcur," in note
+    assert report.as_dict()["notes"] == [note]
+    (note,) = judge_trace(MODEL, only(dump, "result_output"), ids).notes
+    assert "--names l_out`" in note.replace(" does", "")
+    assert "then all names of the first layer that is wrong" in note
+    assert not judge_trace(MODEL, trace(dump), ids).notes
+
+
+# --- where the places say what happened -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("one logit wrong", "one number alone is wrong: position 8, element 5"),
+        ("one block's codes misread", "weights 0 to 127 of row 3 are read from row 4"),
+        ("cache slot leaks another sequence", "values are summed that a token must not see"),
+        ("codes truncated, not rounded", "codes are truncated instead of rounded"),
+    ],
+)
+def test_local_mistakes_are_explained(name, says):
+    dump, ids = FAULTS[name].make(MODEL, TOKENS)
+    assert says in judge_trace(MODEL, trace(dump), ids).first_wrong.hypothesis
+
+
+def with_step(key, compute, model=MODEL, ids=TOKENS):
+    return mutations.Engine(model, ids, {key.name: compute}, (key.layer,)).run()
+
+
+def test_values_of_another_sequence_are_counted():
+    other = mutations.Engine(MODEL, np.arange(100, 105)).run()
+    key = Key("kqv_out", 1)
+    dump = with_step(key, lambda e, n: e.attend(n, extra=(other[Key("Kcur_rope", n)], other[Key("Vcur", n)])))
+    found = judge_trace(MODEL, trace(dump), TOKENS).first_wrong
+    assert (found.key, found.hypothesis.split(",")[1]) == (key, " 5 of them: a cache slot that was not cleared")
+
+
+def test_wrong_weights_of_the_right_values():
+    found = judge_trace(MODEL, trace(with_step(Key("kqv_out", 1), lambda e, n: e.attend(n, scale=0.1))), TOKENS).first_wrong
+    assert found.hypothesis == "sums of the right values with wrong weights: scores or softmax are wrong"
+
+
+def test_equal_rows_are_fine_where_tokens_are_equal():
+    ids = np.full(9, 7)
+    assert judge_trace(MODEL, trace(mutations.Engine(MODEL, ids).run()), ids).verdict <= Verdict.FLIPS
+
+
+def test_repeated_tokens_have_no_values_of_others():
+    ids = np.full(9, 7)
+    found = judge_trace(MODEL, trace(with_step(Key("kqv_out", 0), lambda e, n: e.attend(n) * np.float32(1.5), ids=ids)), ids).first_wrong
+    assert "1.5 times" in found.hypothesis
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "says"),
+    [
+        (slice(None), [3, 70], "only elements 3, 70 of each position: rows of the weights are misread"),
+        ([4], slice(None, None, 3), "only position 4: the other 16 are right"),
+        ([4, 5, 6, 7, 8, 9], slice(None, None, 3), None),
+    ],
+)
+def test_places_of_wrong_numbers(rows, columns, says):
+    points = recorded()
+    key = Key("ffn_up", 1)
+    noise = np.random.default_rng(0).normal(0, 1, points[key].shape).astype(np.float32)
+    mask = np.zeros(noise.shape, bool)
+    mask[rows, columns] = True
+    points[key] = points[key] + noise * mask
+    found = judge_trace(MODEL, trace(points), TOKENS).first_wrong
+    assert found.key == key
+    assert found.hypothesis is None if says is None else says in found.hypothesis
+
+
+# --- who is closer to float64 ---------------------------------------------------------------------------------------------------------
+
+
+def test_our_kernels_read_the_dumps_own_inputs():
+    """After a fault everything is far from ours, but each operation by our kernel is near what it should be there."""
+    dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    found = [o for o in judge_trace(MODEL, trace(dump), ids).operations if o.key.layer == 2]
+    assert len(found) > 10
+    assert all(0 <= o.ours_rms < 3 for o in found)
+    assert np.abs(dump[found[-1].key] - recorded()[found[-1].key]).max() > 0.1
+
+
+def test_numbers_beyond_float32_have_no_kernel_to_compare():
+    points = recorded()
+    del points[LOGITS], points[Key("result_norm", None)]
+    for key in points:
+        if key.layer == 2:
+            points[key] = points[key] * np.float32(1e30)
+    assert judge_trace(MODEL, trace(points), TOKENS).verdict is Verdict.WRONG
+
+
+def test_who_is_closer_to_float64():
+    rng = np.random.default_rng(0)
+    points = recorded()
+    worse, better = Key("ffn_down", 1), Key("kqv_out", 2)
+    points[worse] = (points[worse] * (1 + 1e-7 * rng.standard_normal(points[worse].shape))).astype(np.float32)
+    inputs = [points[Key(name, 2)].astype(np.float64) for name in ("Qcur_rope", "Kcur_rope", "Vcur")]
+    points[better] = operations.attend(MODEL, EXACT, *inputs).value.astype(np.float32)
+    report = judge_trace(MODEL, trace(points), TOKENS)
+    found = {o.key: o for o in report.operations}
+    assert (found[worse].closer, found[better].closer) == ("ours", "theirs")
+    assert found[worse].ours_rms < found[worse].theirs_rms < 3
+    assert found[Key("Qcur", 0)].closer is None  # the same bits: nothing to ask
+    plain = report.as_dict()
+    assert {o["tensor"]: o["closer_to_float64"] for o in plain["operations"] if o["layer"] == 1}["ffn_down"] == "ours"
+    assert plain["closer_to_float64"]["theirs"] >= 1
+    rows = {row[0]: row[1:] for row in closer_rows(report)}
+    assert (rows["ffn_down"][0], rows["ffn_down"][3]) == (1, "ours")
+    assert "theirs in " in closer_summary(report)
+    assert closer_summary(judge_trace(MODEL, trace(recorded()), TOKENS)) == ""
+
+
+def test_inputs_of_more_bits_than_ours_are_not_held_against_us():
+    exact = {key: value.astype(np.float64) for key, value in recorded().items() if key.name in ("ffn_gate", "ffn_up", "ffn_out")}
+    found = judge_trace(MODEL, trace(exact), TOKENS).operations
+    assert [o.closer for o in found if o.key.name == "ffn_out"] == [None] * 3
+
+
 # --- logits and dumps without a model -------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +380,33 @@ def test_log_probabilities_and_some_positions_are_judged():
         assert judgement.positions == 9
         report, _ = check_trace(MODEL, TOKENS, trace({key: values[7:16]}, positions=np.arange(8, 17)), EXACT)
         assert report.verdict >= Verdict.WRONG
+
+
+def test_one_row_of_logits_is_taken_for_the_last():
+    logits = recorded()[LOGITS]
+    report, judgement = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}), EXACT)
+    assert (report.verdict, judgement.compared, judgement.positions) == (Verdict.SAME_BITS, (16,), 1)
+    assert report.notes == ("one row of result_output for 17 tokens: taken as that of the last position, 16",)
+    for key, values in ((LOGITS, logits), (Key("log_probs", None), log_softmax(logits))):
+        report, judgement = check_trace(MODEL, TOKENS, trace({key: values[5:6]}), EXACT)
+        assert report.verdict is Verdict.WRONG
+        assert report.reason == "it is the row of position 5, not of the last one, 16"
+        assert judgement.explanation == "the row of position 5"
+    report, judgement = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}, positions=np.array([16])), EXACT)
+    assert (report.verdict, report.notes, judgement.compared) == (Verdict.SAME_BITS, (), None)
+    report, judgement = check_trace(MODEL, TOKENS[:1], trace({LOGITS: logits[:1]}), EXACT)
+    assert (report.verdict, report.notes, judgement.compared) == (Verdict.SAME_BITS, (), None)
+
+
+@pytest.mark.parametrize("positions", [[16], [3, 9], [0, 1, 70, 90], [90, 3]])
+def test_mistakes_are_tried_on_the_positions_a_dump_has(positions):
+    model = random_model(5)
+    ids = np.random.default_rng(2).integers(0, 50, 91)
+    faulty = next(m for m in known_mistakes(Variant("", model, EXACT)) if "truncated" in m.text)
+    theirs = forward_full(model, ids[None], ops=faulty.ops)[0]
+    report, judgement = check_trace(model, ids, trace({LOGITS: theirs[positions]}, positions=np.array(positions)), EXACT)
+    assert report.verdict is Verdict.WRONG
+    assert judgement.explanation == faulty.text
 
 
 def test_compare_two_dumps():
@@ -265,6 +474,51 @@ def test_every_operation_of_every_family_is_blamed(family, inner_norms):
         }
         report = judge_trace(model, Trace(wrong, ids, "dump"), ids)
         assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, key)
+
+
+@pytest.mark.parametrize("dialect", [EXACT, BITNET_CPP, LLAMA_CPP])
+@pytest.mark.parametrize("inner_norms", [False, True])
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_what_is_written_into_recorded_tensors_is_gone_on_with(family, inner_norms, dialect):
+    """Every tensor is replaced as it comes, and each operation's own result is still that of its inputs: those that replaced ours."""
+    model, ids, points = family_trace(family, inner_norms=inner_norms)
+    rng, made = np.random.default_rng(0), {}
+    given = {key: (value * rng.uniform(0.5, 2, value.shape)).astype(np.float32) for key, value in points.items()}
+
+    def feed(name, n, array):
+        made[Key(name, n)] = array.reshape(len(ids), -1).copy()
+        if Key(name, n) in given:
+            array[:] = given[Key(name, n)].reshape(array.shape)
+
+    forward_full(model, ids[None], dialect=dialect, record=feed)
+    inputs = {key: value.astype(np.float64) for key, value in given.items()} | {operations.TOKENS: ids}
+    for operation in operations.operations(model, dialect):
+        expected = operation.evaluate(*(inputs[key] for key in operation.inputs))
+        verdict, reason, _ = within(expected, made[operation.key].astype(np.float64))
+        assert verdict <= Verdict.FLIPS, (operation.key, reason)
+
+
+def test_weights_misread_are_placed_behind_a_scale_and_a_bias():
+    """A block of 16 weights of a row is taken from the row after it."""
+    model, ids, points = family_trace("bitnet")
+    linear = dataclasses.replace(model.layers[1].ffn_up, bias=np.linspace(-1, 1, model.config.ffn, dtype=np.float32))
+    model = dataclasses.replace(model, layers=(model.layers[0], dataclasses.replace(model.layers[1], ffn_up=linear)))
+    matrix = packing.unpack(linear.weights).astype(np.float64)
+    matrix[7, 32:48] = matrix[8, 32:48]
+    q, scale = spec.quantize(points[Key("ffn_norm", 1)].astype(np.float64))
+    key = Key("ffn_up", 1)
+    wrong = spec.ternary_matmul(q, scale, matrix, float(linear.weights.scale) * float(linear.scale)) + linear.bias
+    found = judge_trace(model, _recomputed(model, points, key, wrong), ids).first_wrong
+    assert (found.key, found.hypothesis) == (key, "weights 32 to 47 of row 7 are read from row 8")
+
+
+def test_a_wrong_row_of_other_weights_is_placed():
+    model, ids, points = family_trace("llama")
+    key = Key("attn_o_out", 1)
+    wrong = points[key].copy()
+    wrong[:, 5] += np.sin(np.arange(len(ids)))
+    found = judge_trace(model, _recomputed(model, points, key, wrong), ids).first_wrong
+    assert "only element 5 of each position: rows of the weights are misread" in found.hypothesis
 
 
 def _recomputed(model, points, key, value):

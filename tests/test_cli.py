@@ -27,13 +27,14 @@ from bitnet_np.compare import Judgement, Verdict
 from bitnet_np.generate import generate, uniforms
 from bitnet_np.gguf_file import open_gguf
 from bitnet_np.load import load
+from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text import BYTE_CHARACTERS, tokenizer_from
 from bitnet_np.transformer import compute_logits, forward_full
 
 PACKAGE = Path(bitnet_np.__file__).parents[1]
 TINY = str(PACKAGE / "bitnet_np" / "data" / "tiny.gguf")
 TOKENS = embedded.recording()["tokens_T17"]
-COMMANDS = ("inspect", "logits", "generate", "check", "trace", "compare", "nll", "selftest")
+COMMANDS = ("inspect", "logits", "generate", "check", "trace", "compare", "nll", "mask", "selftest")
 needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")
 
 
@@ -184,6 +185,20 @@ def test_no_file_at_all(refused, tmp_path):
 
 
 # --- logits ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_with_nan_in_it_is_run_if_that_is_said(run, refused, tmp_path):
+    model = random_model(1, family="llama", tied=False)
+    write_gguf(tmp_path / "sound.gguf", model)
+    model.token_embd.flags.writeable = True
+    model.token_embd[7, 3] = np.nan  # no token of ours
+    write_gguf(tmp_path / "nan.gguf", model)
+    for command in (["logits"], ["generate"], ["nll"], ["trace", "--out", tmp_path / "t.npz"]):
+        told = [command[0], tmp_path / "nan.gguf", "--tokens", "1,2,3", *command[1:], "--json"]
+        assert "tensor token_embd.weight has NaN or infinity in it" in refused(*told)
+        run(*told, "--allow-nan")
+    sound, damaged = (run("logits", tmp_path / f"{name}.gguf", "--tokens", "1,2,3", "--json", "--allow-nan") for name in ("sound", "nan"))
+    assert damaged["sha256"] == sound["sha256"]
 
 
 def test_logits_in_text(run, model):
@@ -648,7 +663,9 @@ def test_check_fails_where_the_kernels_do(run, monkeypatch):
 def test_check_fails_where_roundings_that_are_followed_do_not_agree(run, monkeypatch):
     """A verdict that would do for a dump from elsewhere does not do for the recording."""
     recording = embedded.recording()
-    moved = recording | {name: 1.001 * value for name, value in recording.items() if name.startswith("logits")}
+    noise = np.random.default_rng(0)
+    logits = {name: value for name, value in recording.items() if name.startswith("logits")}
+    moved = recording | {name: value + noise.normal(0, 1e-3, value.shape) for name, value in logits.items()}
     monkeypatch.setattr(embedded, "recording", lambda: moved)
     monkeypatch.setattr(selftest, "run", lambda: [("forward, exact", True)])
     out = run("check", code=1)
@@ -666,7 +683,8 @@ JUDGED = [
     (lambda x: x, 0, "SAME_BITS"),
     (lambda x: x[None], 0, "SAME_BITS"),
     (lambda x: x.astype(np.float64), 0, "ROUNDING"),
-    (lambda x: x * np.float32(1.01), 0, "FLIPS"),
+    (lambda x: x.astype(np.float16), 0, "FLIPS"),
+    (lambda x: x * np.float32(1.01), 1, "WRONG"),
     (lambda x: x * np.float32(1.05), 1, "WRONG"),
     (lambda x: changed(x, (3, 4), np.nan), 2, "INVALID"),
     (lambda x: x[:-1], 2, "INVALID"),
@@ -681,7 +699,7 @@ def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
     theirs = saved(tmp_path / "theirs.npy", change(compute_logits(model, TOKENS[None])[0]))
     arguments = ["check", TINY, "--tokens", listed(TOKENS), "--theirs", theirs]
     found = run(*arguments, "--json", code=code)
-    assert set(found) == {"verdict", "meaning", "reason", "first_wrong", "operations", "missing", "logits"}
+    assert set(found) == {"verdict", "meaning", "reason", "first_wrong", "operations", "missing", "notes", "closer_to_float64", "logits"}
     assert (found["verdict"], found["meaning"]) == (verdict, Verdict[verdict].text)
     assert set(found["logits"]) == {field.name for field in fields(Judgement)} | {"meaning"}
     assert found["logits"]["verdict"] == verdict

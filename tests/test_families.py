@@ -11,6 +11,7 @@ from models import assert_same_bits, random_model
 from bitnet_np import cli, packing, spec
 from bitnet_np.errors import FileFormatError, NonFiniteError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES, FAMILIES, rope_frequencies
+from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.load import load
 from bitnet_np.model import Blocks, Config, Linear, Ternary
 from bitnet_np.testing import write_gguf
@@ -43,7 +44,7 @@ def written(tmp_path):
 def rewrite(path, architecture, keys):
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(path.with_suffix(".new"), architecture)
-    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string, list: writer.add_array}
     told = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")} | {
         name if name.startswith(("general.", "split.")) else f"{architecture}.{name}": value for name, value in keys.items()
     }
@@ -181,7 +182,31 @@ def test_factors_are_positive(written, bad):
     model.rope_factors[5] = bad
     assert_refused(written(model), FileFormatError, "tensor rope_freqs.weight has the value")
     model.rope_factors[5] = np.nan
-    assert_refused(written(model), NonFiniteError, "tensor rope_freqs.weight has NaN")
+    path = written(model)
+    assert_refused(path, NonFiniteError, "tensor rope_freqs.weight has NaN")
+    with pytest.raises(FileFormatError, match=r"tensor rope_freqs\.weight has the value nan"):
+        load(path, allow_nan=True)  # angles must be numbers all the same
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e-30])
+def test_angles_stay_where_cosines_are_exact(written, factor):
+    model = drawn("llama")
+    model.rope_factors.flags.writeable = True
+    model.rope_factors[0] = factor
+    assert_refused(written(model), UnsupportedError, "RoPE's angles reach ")
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "TQ1_0", "TQ2_0"])
+def test_nan_in_blocks_is_found_and_may_be_allowed(written, kind):
+    model = drawn("llama", kind)
+    blocks = model.layers[1].ffn_up.weights
+    blocks = blocks.blocks if isinstance(blocks, Ternary) else blocks
+    blocks.data.flags.writeable = True
+    blocks.data.view(FORMATS[kind].layout)["d"][7, 0] = 0x7E00
+    path = written(model)
+    assert_refused(path, NonFiniteError, "tensor blk.1.ffn_up.weight has NaN or infinity in it")
+    loaded = load(path, allow_nan=True)
+    np.testing.assert_array_equal(loaded.layers[1].ffn_up.weights.data, blocks.data)
 
 
 NEUTRAL = {
@@ -227,6 +252,12 @@ def test_settings_that_are_not_implemented_are_refused_by_name(written, key, val
     path = written(drawn("llama"), **{key: value})
     shown = repr(float(np.float32(value))) if isinstance(value, float) else repr(value)
     assert_refused(path, UnsupportedError, f"llama.{key} = {shown} is a setting this package does not implement")
+
+
+@pytest.mark.parametrize("value", [[0], [0, 0], [8]])
+def test_an_array_is_no_neutral_number(written, value):
+    path = written(drawn("llama"), **{"attention.sliding_window": value})
+    assert_refused(path, UnsupportedError, f"llama.attention.sliding_window = {np.array(value, np.int32)!r} is a setting")
 
 
 @pytest.mark.parametrize("kind", ["yarn", "longrope", "dynamic", ""])

@@ -1,16 +1,13 @@
 """The GGUF reader: equal to gguf.GGUFReader on sound files, a named refusal on every other, lazy, and quick on a header of full size."""
 
 import dataclasses
-import importlib.util
 import json
 import math
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 
 import gguf
 import numpy as np
@@ -555,41 +552,6 @@ def test_a_mutated_file_is_read_or_refused(folder: Path, edits: list[tuple[str, 
             raw[at:at] = new
     with suppress(Error):  # any other exception fails the test
         everything(read(folder, bytes(raw)))
-
-
-@pytest.fixture
-def fuzz() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fuzz_gguf", ROOT / "scripts" / "fuzz_gguf.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_fuzzer_finds_nothing(fuzz: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fuzz.main(["--mutations", "1500", "--seed", "7"]) == 0
-    out, err = capsys.readouterr()
-    assert "1500 mutations" in out
-    assert err == ""  # no progress line where nobody watches
-    assert fuzz.main(["--mutations", "40", str(TINY)]) == 0
-    assert fuzz.main(["--seconds", "0", str(TINY)]) == 0
-
-
-def test_the_fuzzer_reports_what_it_finds(
-    fuzz: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
-    def fragile(path: Path) -> Mapping:
-        if path.name != "seed.gguf" and sum(path.read_bytes()) % 8 == 0:
-            raise KeyError("planted")
-        return open_gguf(path)
-
-    monkeypatch.setattr(fuzz, "open_gguf", fragile)
-    path = write(folder, SAMPLE, "seed.gguf")
-    assert fuzz.main(["--mutations", "60", str(path)]) == 1
-    finds = [line for line in capsys.readouterr().out.splitlines() if "planted" in line]
-    assert finds
-    again = finds[0].rpartition("fuzz_gguf.py ")[2].split()
-    assert fuzz.main(again) == 1
-    assert finds[0] in capsys.readouterr().out
 
 
 # Speed and memory of a header of full size.

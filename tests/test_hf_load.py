@@ -315,6 +315,17 @@ def test_a_scale_may_have_no_axes(tmp_path):
 def test_master_weights_with_nan(tmp_path):
     folder = rewritten(tmp_path, put(Q, np.full((64, 64), np.nan, np.float32)), "bitnet_online_mha_tied")
     assert_refused(folder, NonFiniteError, f"{Q} has NaN")
+    with pytest.raises(NonFiniteError, match="which no ternary code stands for"):
+        load(folder, allow_nan=True)
+
+
+def test_nan_may_be_allowed_in_tables(tmp_path):
+    folder = rewritten(tmp_path, put("model.norm.weight", np.full(64, np.nan, np.float32)))
+    assert np.isnan(load(folder, allow_nan=True).output_norm).all()
+
+
+def test_angles_that_cannot_be_computed(tmp_path):
+    assert_refused(changed(tmp_path, OFFLINE, max_position_embeddings=2**31 - 1), UnsupportedError, "RoPE's angles reach")
 
 
 @pytest.mark.parametrize(

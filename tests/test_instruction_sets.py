@@ -21,7 +21,7 @@ from numba import njit, types
 from numba.core import codegen
 from numba.np.numpy_support import from_dtype
 
-from bitnet_np import packing
+from bitnet_np import masks, packing
 from bitnet_np.kernels import blocks, cpu, simd
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.tensor_types import BLOCK_TYPES, Q3_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
@@ -79,6 +79,7 @@ def fingerprint():
         "wide": simd.is_wide(),
         "halves": digest(widened),
         "logits": digests,
+        "masked": digest(forward_full(model, tokens, mask=masks.mask(70, 70, masks.Pattern(window=9, sinks=2)))),
         "weights": {kind.name: digest(blocks.embed(random_blocks(kind), kind, np.arange(40))) for kind in DIFFERENT_TYPES},
         "products": [digest(blocks.matmul(random_floats((rows, 512)), random_blocks(Q5_K), Q5_K)) for rows in (1, 7)],
     }
@@ -218,7 +219,7 @@ def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
 def test_float_dot_products_are_fused_and_call_nothing(triple, processor, features, fused, widen):
     """A call would be one for each lane. float16 is widened by an instruction where there is one."""
     n, half, floats = types.intp, array(types.int16, readonly=True), array(types.float32)
-    signature = (simd.Tile("f32", 2, 2), half, n, n, n, floats, n, n, n, n)
+    signature = (simd.Tile("f32", 2, 2), half, n, n, n, floats, n, n, n, n, n, n)
     lines = assembly(lowered(cpu._dot_tile, signature, "generic"), triple, processor, features)
     names = [line[0] for line in lines if line]
     assert sum(name.startswith(fused) for name in names) >= 2 * 4

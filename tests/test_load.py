@@ -15,8 +15,10 @@ from models import assert_same_bits
 
 from bitnet_np import embedded, packing
 from bitnet_np.errors import Error, FileFormatError, NonFiniteError, ShapeError, UnsupportedError
-from bitnet_np.families import ARCHITECTURES, MATRICES, NORMS, layer_shapes, rope_frequencies
+from bitnet_np.families import ARCHITECTURES, LARGEST_ANGLE, MATRICES, NORMS, layer_shapes, rope_frequencies
 from bitnet_np.gguf_file import open_gguf
+from bitnet_np.kernels import cpu
+from bitnet_np.kernels.scalar import cos_sin
 from bitnet_np.load import load, model_from
 from bitnet_np.model import Config, Layer, Linear, Model, Ternary
 from bitnet_np.tensor_types import BF16, BY_NUMBER, F16, F32, I2_S
@@ -351,6 +353,29 @@ def test_floats_are_finite_to_the_last(write, name, form):
         assert_refused(write(tensors={name: form(wrong)}), NonFiniteError, f"tensor {name} has NaN or infinity in it")
 
 
+@pytest.mark.parametrize("name", ["token_embd.weight", "blk.0.ffn_norm.weight", MATRIX_NAMES[0]])
+def test_nan_may_be_allowed(write, name):
+    if isinstance(TENSORS[name], Ternary):
+        wrong = packing.pack(packing.unpack(TENSORS[name]), nan)
+    else:
+        wrong = TENSORS[name].copy()
+        wrong.reshape(-1)[-1] = nan
+    path = write(tensors={name: wrong})
+    with pytest.raises(NonFiniteError, match=f"tensor {name} has "):
+        load(path)
+    model = load(path, allow_nan=True)
+    found = {"token_embd.weight": model.token_embd, "blk.0.ffn_norm.weight": model.layers[0].ffn_norm}
+    assert np.isnan(model.layers[0].attn_q.weights.scale if isinstance(wrong, Ternary) else found[name].reshape(-1)[-1])
+    with pytest.raises(NonFiniteError, match="logits of sequence 0"):
+        forward_full(model, [[8]])
+
+
+def test_what_is_no_number_is_not_allowed_with_nan(write):
+    name = MATRIX_NAMES[0]
+    with pytest.raises(NonFiniteError, match=r"scale -1\.0"):
+        load(write(tensors={name: packing.pack(packing.unpack(TENSORS[name]), -1.0)}), allow_nan=True)
+
+
 @pytest.mark.parametrize("name", ["gemma", "LLAMA", "bitnet-b1.58 ", "BITNET-B1.58", ""])
 def test_other_architectures(write, name):
     message = f"general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}"
@@ -413,11 +438,43 @@ def test_a_setting_that_is_not_known_is_not_ignored(write, key):
         ("embedding_length", number(UINT32, 256), FileFormatError, "has shape [9, 128], expected [9, 256]"),
         ("embedding_length", number(UINT32, 0), ShapeError, "width is 0"),
         ("feed_forward_length", number(UINT32, 128), FileFormatError, "tensor blk.0.ffn_sub_norm.weight has shape [256], expected [128]"),
-        ("feed_forward_length", number(UINT64, 2**63), FileFormatError, "expected [9223372036854775808]"),
+        ("feed_forward_length", number(UINT64, 2**63), UnsupportedError, "ffn is 9223372036854775808, expected at most 524288"),
+        ("feed_forward_length", number(UINT32, 2**19), FileFormatError, "expected [524288]"),
+        ("feed_forward_length", number(UINT32, 2**19 + 1), UnsupportedError, "ffn is 524289, expected at most 524288"),
+        ("embedding_length", number(UINT32, 2**19 + 128), UnsupportedError, "width is 524416, expected at most 524288"),
+        ("attention.key_length", number(UINT32, 4098), UnsupportedError, "head_dim is 4098, expected at most 4096"),
+        ("attention.head_count", number(UINT64, 2**60), FileFormatError, "is no multiple of 1152921504606846976"),
+        ("context_length", number(UINT32, 2**20 + 1), UnsupportedError, "context is 1048577, expected at most 1048576"),
+        ("context_length", number(UINT64, 2**64 - 1), UnsupportedError, "context is 18446744073709551615"),
+        ("rope.freq_base", number(FLOAT32, 1e-9), UnsupportedError, "RoPE's angles reach "),
     ],
 )
 def test_settings_that_no_model_has(write, key, value, error, message):
     assert_refused(write({A + key: value}), error, message)
+
+
+def test_many_wide_heads_are_too_wide_together(write):
+    keys = {A + "attention.head_count": number(UINT32, 256), A + "attention.key_length": number(UINT32, 4096)}
+    assert_refused(write(keys), UnsupportedError, "q_width is 1048576, expected at most 524288")
+
+
+def test_the_longest_context_that_is_allowed(write):
+    model = load(write({A + "context_length": number(UINT32, 2**20)}))
+    assert model.config.context * model.rope_frequency.max() <= LARGEST_ANGLE
+    angle = np.array([np.nextafter(LARGEST_ANGLE, 0.0), 2.0**20])
+    cos, sin = np.array([cos_sin(a) for a in angle]).T
+    np.testing.assert_allclose(cos, np.cos(angle), rtol=0, atol=2e-15)
+    np.testing.assert_allclose(sin, np.sin(angle), rtol=0, atol=2e-15)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_widest_ternary_matrix_does_not_overflow(sign):
+    width, value = 2**19, np.int8(127 * sign)
+    weights = packing.from_i2s(np.full(2 * width // 4, 0b10101010, np.uint8), 1.0, (2, width))  # nothing but +1
+    for tokens in (1, 2, 3):
+        q = np.full((tokens, width), value)
+        out = cpu.ternary_matmul(q, np.ones(tokens, np.float32), weights.codes, np.float32(1), 2)
+        np.testing.assert_array_equal(out, np.float32(width) * value)
 
 
 def test_every_message_is_of_the_one_family(write):

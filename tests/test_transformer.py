@@ -4,8 +4,10 @@ Float32 cannot equal float64 from end to end: one int8 code on the other side of
 operation by the input the kernels themselves gave it, each layer where no code differs, and the whole in quantiser steps.
 """
 
+import mmap
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import bounds
@@ -412,6 +414,30 @@ def test_a_cache_can_be_cut_but_not_grown():
             cache.truncate(0, length)
     cache.truncate(0, 3)
     assert bytes_of(cache) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory as Linux tells it")
+def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    model = replace(MODEL, config=replace(MODEL.config, context=1 << 20))
+    before = resident()
+    cache = KVCache(model.config)
+    assert cache.capacity == 1 << 20
+    assert cache.nbytes > 1 << 27
+    forward(model, [[1, 2, 3]], cache)
+    cache.clear()
+    assert not cache.k[:, 0, :8].any()
+    assert resident() - before < 1 << 24
+
+
+def test_a_cache_that_cannot_be_had_is_an_error():
+    config = replace(MODEL.config, context=1 << 20, kv_heads=1, head_dim=1 << 12, heads=1, n_layers=1 << 30)
+    with pytest.raises(
+        CapacityError, match=r"KV cache: 36,893,488,147,419,103,232 bytes for 1 sequences of 1048576 positions cannot be had"
+    ):
+        KVCache(config)
 
 
 @pytest.mark.parametrize("change", [{"n_layers": 1}, {"kv_heads": 2}, {"head_dim": 4}])

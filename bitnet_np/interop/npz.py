@@ -18,7 +18,7 @@ from .output import Writer
 MAX_RATIO = 64
 """How much larger than in the file a compressed array may be, once it is larger than MAX_SMALL. Deflate could reach 1032."""
 
-MAX_SMALL = 1 << 28
+MAX_SMALL = 1 << 25  # bytes
 
 T = TypeVar("T")
 

@@ -5,6 +5,7 @@ Kernels have no bounds checks. Everything that could break them (token ids, slot
 Every output row has one owner, so threads cannot change a bit. Each kernel is a body for some rows (`_..._rows`) inside one `prange`.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -58,17 +59,25 @@ _UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a
 _SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 
 
+_turn = threading.Lock()
+
+
 def _launch(kernel: Callable, work: int, *args: Any) -> None:
-    """Run a parallel kernel, on this thread alone when there is little to do."""
-    threads = get_num_threads()
-    if work > _SMALL or threads == 1:
-        kernel(*args)
-        return
-    set_num_threads(1)
-    try:
-        kernel(*args)
-    finally:
-        set_num_threads(threads)
+    """Run a parallel kernel, on this thread alone when there is little to do.
+
+    One at a time, whichever Python thread calls: two at once would share the cores anyway, and abort the process where Numba has nothing
+    but its workqueue to run threads with.
+    """
+    with _turn:
+        threads = get_num_threads()
+        if work > _SMALL or threads == 1:
+            kernel(*args)
+            return
+        set_num_threads(1)
+        try:
+            kernel(*args)
+        finally:
+            set_num_threads(threads)
 
 
 def _weights(array: NDArray) -> NDArray:
@@ -85,11 +94,17 @@ def _weights(array: NDArray) -> NDArray:
 
 
 @_inlined
-def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count):
-    """Dot products of some rows of w with some rows of x over `count` elements, unfinished: 16 lanes each."""
+def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_valid, count, rows=1, ahead=0):
+    """Dot products of some rows of w with some rows of x over `count` elements, unfinished: 16 lanes each.
+
+    With `ahead`, ask for the elements of w that many places on, for each of `rows`: of several streams at once processors lose track.
+    """
     tile = zeros
     whole = count - count % LANES
     for i in range(0, whole, LANES):
+        if ahead:
+            for row in range(rows):
+                prefetch(w, w_start + row * w_stride + i + ahead)
         tile = dot_step(tile, w, w_start + i, w_stride, w_valid, x, x_start + i, x_stride, x_valid, LANES)
     if whole < count:
         tile = dot_tail(tile, w, w_start + whole, w_stride, w_valid, x, x_start + whole, x_stride, x_valid, count - whole)
@@ -270,9 +285,10 @@ def _ternary_tile(zeros, groups, tokens, codes, steps, first, end, q, token, sum
     n, present = min(groups, end - first), min(tokens, q.shape[0] - token)
     tile = zeros
     start, x = first * steps * STEP, token * q.shape[1]
-    ahead = (groups + (token // tokens + groups - 1) % groups) * steps * STEP  # each tile asks for one of the groups that come next
     for _ in range(steps):
-        prefetch(codes, start + ahead)
+        if token == 0:  # the groups that come next: several streams at once are more than the processor foresees
+            for group in range(groups):
+                prefetch(codes, start + (groups + group) * steps * STEP)
         tile = ternary_step(tile, codes, start, steps * STEP, n, q, x, q.shape[1], present)
         start += STEP
         x += LANES
@@ -381,7 +397,8 @@ def _matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
         valid = min(rows, end - n)
         for t in range(0, x.shape[0], tokens):
             present = min(tokens, x.shape[0] - t)
-            store_sums(_dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width), totals)
+            ahead = rows * width if rows > 1 and t == 0 else 0  # the rows that come next
+            store_sums(_dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width, rows, ahead), totals)
             for j in range(present):
                 for i in range(valid):
                     out[t + j, n + i] = totals[i * tokens + j]
@@ -394,8 +411,6 @@ def _matmul(w, x, out):
         end = min(first + _ROW_BLOCK, w.shape[0])
         if x.shape[0] == 1:
             _matmul_tiles(tile_f32(1, 1), 1, 1, w, first, end, x, out)
-        elif x.shape[0] <= _TOKENS:
-            _matmul_tiles(tile_f32(1, _TOKENS), 1, _TOKENS, w, first, end, x, out)
         else:
             _matmul_tiles(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, w, first, end, x, out)
 
@@ -648,6 +663,22 @@ def attend_halves(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], posi
     """
     out = empty(q.shape)
     _launch(_attend_halves, _attention_work(q, position), q, k, v, slot, position, _scale(q), out)
+    return out
+
+
+# --- residuals ------------------------------------------------------------------------------------------------------------------------
+
+
+@_parallel
+def _add(a, b, out):
+    for r in prange(a.shape[0]):
+        for i in range(a.shape[1]):
+            out[r, i] = a[r, i] + b[r, i]
+
+
+def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
+    out = empty(a.shape)
+    _launch(_add, a.size, a, b, out)
     return out
 
 

@@ -1,0 +1,255 @@
+"""Batches: many prompts over few slots of a KV cache, every sequence as if it were alone.
+
+`Batch` is a scheduler. Each step admits waiting requests to free slots, runs one forward pass for all that are in progress (whole prompts
+of the new ones, one token of the others, end to end in rows) and retires what has ended. Its random numbers are each sequence's own. So
+tokens and logits do not depend on how many slots there are, on the order of the requests, or on what else is being generated.
+"""
+
+import hashlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from .cache import KVCache
+from .certified import CertifiedHead
+from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
+from .generate import GREEDY, Sampling, certified_for, check_prompt, choose, uniforms
+from .kernels import cpu
+from .model import Model
+from .transformer import EXACT, Dialect, _integers, forward, forward_full, pad
+
+Observe = Callable[["Request", NDArray[np.float32]], None]
+
+
+def forward_batch(
+    model: Model,
+    sequences: Sequence[Sequence[int]],
+    cache: KVCache | None = None,
+    *,
+    slots: Sequence[int] | None = None,
+    start: ArrayLike | None = None,
+    dialect: Dialect = EXACT,
+    ops: ModuleType = cpu,
+) -> list[NDArray[np.float32]]:
+    """Logits [T, V] of each of several sequences of any lengths, in one pass: the same bits that each gives alone.
+
+    With a cache the sequences go on from what their slots hold (as in `forward`). start: the positions at which they go on, one for all or
+    one for each. It changes nothing; it is refused where it is not what the cache says.
+
+    Raises EmptyInputError for no sequences or an empty one, OptionError for a wrong start, and what `forward` raises.
+    """
+    tokens, lengths = pad(sequences)
+    chosen = np.arange(len(lengths)) if slots is None else _integers("slots", slots, 1)
+    if start is not None and chosen.shape == lengths.shape:  # another shape is an error that `forward` knows
+        held = np.zeros_like(lengths) if cache is None else cache.reserve(chosen, lengths)
+        given = _integers("start", np.atleast_1d(start), 1)
+        if given.shape not in ((1,), held.shape):
+            raise ShapeError(f"start has shape {given.shape}, expected one position, or {len(held)}: one for each sequence")
+        for i in np.flatnonzero(given != held)[:1]:
+            wanted = np.broadcast_to(given, held.shape)[i]
+            raise OptionError(f"start of sequence {i} is {wanted}, but {held[i]} positions of it are there")
+    if cache is None:
+        logits = forward_full(model, tokens, lengths, dialect=dialect, ops=ops)
+    else:
+        logits = forward(model, tokens, cache, lengths, slots=chosen, dialect=dialect, ops=ops)
+    return [rows[:length] for rows, length in zip(logits, lengths, strict=True)]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt to continue by up to `n` tokens, ending before a token of `stop`. `id` names it, and with `seed` says its random numbers."""
+
+    id: str | int
+    prompt: Sequence[int]
+    n: int
+    sampling: Sampling = GREEDY
+    seed: int = 0
+    stop: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str | int) or isinstance(self.id, bool):
+            raise OptionError(f"id is {shown(self.id)}, expected a string or an integer")
+
+    def numbers(self) -> Iterator[float]:
+        """The uniform numbers it samples with: `stream(..., numbers=request.numbers())` gives the same tokens, alone."""
+        digest = hashlib.sha256(json.dumps(self.id).encode()).digest()
+        return uniforms(self.seed, int.from_bytes(digest[:8], "little"))
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What became of a request."""
+
+    request: Request
+    tokens: list[int]  # the new ones
+    error: str | None = None  # why it ended early: its numbers left float32's range
+    first: float | None = field(default=None, compare=False)  # seconds from admission to the first token
+    seconds: float = field(default=0.0, compare=False)  # from admission to the end
+
+
+@dataclass
+class _Sequence:
+    """A request on its way."""
+
+    request: Request
+    numbers: Iterator[float]
+    pending: Sequence[int]  # tokens that are not in the cache yet
+    slot: int = -1
+    tokens: list[int] = field(default_factory=list)
+    admitted: float = 0.0
+    first: float | None = None
+
+
+def _ignore(request: Request, logits: NDArray[np.float32]) -> None:
+    pass
+
+
+class Batch:
+    """A scheduler of `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
+
+    `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
+    chosen from. head: makes them instead of the model's output table (certified.py). dtype: of the KV cache; float16 changes logits, but
+    still not with the company. A batch that `step` has left with an exception is of no further use.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        slots: int,
+        capacity: int | None = None,
+        *,
+        dtype: DTypeLike = np.float32,
+        dialect: Dialect = EXACT,
+        ops: ModuleType = cpu,
+        observe: Observe = _ignore,
+        head: CertifiedHead | None = None,
+    ):
+        self.model, self.dialect, self.ops, self.observe, self.head = model, dialect, ops, observe, head
+        self.cache = KVCache(model.config, slots, capacity, dtype)
+        self._free = list(range(slots))
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._ids: set[str | int] = set()
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not self._waiting and not self._running
+
+    def submit(self, request: Request) -> None:
+        """Let a request wait for a slot.
+
+        Raises what `stream` raises for a prompt, n, seed or stop tokens that cannot be, or sampling that needs more logits than the head
+        gives; OptionError for an id that is in use, CapacityError if prompt and n tokens do not fit a slot.
+        """
+        prompt = check_prompt(self.model, request.prompt, request.n, request.stop)
+        certified_for(self.model, request.sampling, request.n, self.head or "exact")
+        if request.id in self._ids:
+            raise OptionError(f"the id {request.id!r} is in use, expected another one for each sequence")
+        needed = len(prompt) + max(request.n - 1, 0)
+        if needed > self.cache.capacity:
+            raise CapacityError(
+                f"a prompt of {len(prompt)} and {request.n} new tokens exceed the {self.cache.capacity} positions of a slot"
+            )
+        self._waiting.append(_Sequence(request, request.numbers(), prompt))
+        self._ids.add(request.id)
+
+    def step(self) -> list[Completion]:
+        """Admit, run one forward pass, choose a token for each sequence, retire. Returns what has ended."""
+        while self._free and self._waiting:
+            sequence = self._waiting.popleft()
+            sequence.slot, sequence.admitted = self._free.pop(0), time.perf_counter()
+            self._running.append(sequence)
+        ended = []
+        for sequence, logits in zip(self._running, self._forward(self._running), strict=True):
+            completion = self._advance(sequence, logits)
+            if completion is not None:
+                ended.append((sequence, completion))
+        for sequence, _ in ended:
+            self._running.remove(sequence)
+            self._ids.remove(sequence.request.id)
+            self._free.append(sequence.slot)
+            self.cache.clear(sequence.slot)
+        return [completion for _, completion in ended]
+
+    def _forward(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:
+        """The logits [V] of each; one that leaves float32's range takes no other with it."""
+        if not sequences:
+            return []
+        tokens, lengths = pad([sequence.pending for sequence in sequences])
+        slots = [sequence.slot for sequence in sequences]
+        try:
+            logits = forward(
+                self.model,
+                tokens,
+                self.cache,
+                lengths,
+                slots=slots,
+                last_only=True,
+                dialect=self.dialect,
+                ops=self.ops,
+                head=self.head,
+            )
+        except NonFiniteError as error:
+            if len(sequences) == 1:
+                return [error]
+            return [result for sequence in sequences for result in self._forward([sequence])]
+        return list(logits)
+
+    def _advance(self, sequence: _Sequence, logits: NDArray[np.float32] | NonFiniteError) -> Completion | None:
+        """Choose the next token. Returns the completion when the sequence ends here."""
+        request, tokens = sequence.request, sequence.tokens
+        if isinstance(logits, NonFiniteError):
+            return self._completion(sequence, str(logits))
+        if request.n == 0:
+            return self._completion(sequence)
+        self.observe(request, logits)
+        token = choose(logits, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
+        if token in request.stop:
+            return self._completion(sequence)
+        sequence.first = sequence.first or time.perf_counter()
+        tokens.append(token)
+        sequence.pending = [token]
+        return self._completion(sequence) if len(tokens) == request.n else None
+
+    def _completion(self, sequence: _Sequence, error: str | None = None) -> Completion:
+        first = None if sequence.first is None else sequence.first - sequence.admitted
+        return Completion(sequence.request, sequence.tokens, error, first, time.perf_counter() - sequence.admitted)
+
+
+def generate_batch(
+    model: Model,
+    requests: Sequence[Request],
+    slots: int,
+    *,
+    dtype: DTypeLike = np.float32,
+    dialect: Dialect = EXACT,
+    ops: ModuleType = cpu,
+    observe: Observe = _ignore,
+    head: CertifiedHead | None = None,
+) -> Iterator[Completion]:
+    """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are there.
+
+    Raises, on the call itself, what `Batch.submit` raises.
+    """
+    needed = max((len(request.prompt) + max(request.n - 1, 0) for request in requests), default=1)
+    batch = Batch(
+        model, min(slots, max(len(requests), 1)), max(needed, 1), dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head
+    )
+    for request in requests:
+        batch.submit(request)
+
+    def run() -> Iterator[Completion]:
+        finished: dict[str | int, Completion] = {}
+        for request in requests:
+            while request.id not in finished:
+                finished |= {completion.request.id: completion for completion in batch.step()}
+            yield finished.pop(request.id)
+
+    return run()

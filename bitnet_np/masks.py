@@ -1,0 +1,345 @@
+"""Masks as arrays: which keys each query sees. For engines and people that need an array: the attention kernels work from positions.
+
+Rows are queries, columns are keys; query i stands at position past + i, key j at position j. Two forms:
+
+* "additive": 0 where the key is seen, -infinity where not, to be added to scores. Never a large negative number: after a softmax that
+  is the same only as long as a row sees something, and a row that sees nothing would attend to everything.
+* "bool": True where the key is seen, as ONNX's Attention and PyTorch's scaled_dot_product_attention read it.
+
+A row that sees nothing gives zeros (`fully_masked` finds such rows). A float mask of zeros and ones is refused wherever an additive one
+is expected: added to scores it hides nothing, and lets the future through.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
+from threading import Lock
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from .errors import MaskError
+from .kernels import masks as kernels
+
+Form = Literal["additive", "bool"]
+Align = Literal["bottom_right", "top_left"]
+
+LARGEST = 2**31 - 1  # of every size and position
+LOWEST_BIAS = -1e9  # below this a finite number in an additive mask was meant to be -infinity
+STREAM_ROWS = 256
+
+
+def _size(name: str, value: int, least: int = 0) -> int:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not least <= value <= LARGEST:
+        raise MaskError(f"{name} is {value!r}, expected an integer from {least} to {LARGEST}")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which keys a query at position p sees; 0 means no such rule.
+
+    All keys up to its own, k <= p, narrowed by
+    window: only the last so many, p - window < k: the window counts the query's own key (as in Mistral, ONNX and llama.cpp),
+    block: only those of its own block of so many positions, k // block == p // block,
+    and widened by
+    sinks: the first so many keys, k <= p still, whatever the window or block says (StreamingLLM, arXiv 2309.17453),
+    prefix: the first so many keys, for every query, later ones too (prefix-LM, arXiv 1910.10683).
+    """
+
+    window: int = 0
+    prefix: int = 0
+    block: int = 0
+    sinks: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            _size(name, value)
+        if self.sinks and not (self.window or self.block):
+            raise MaskError(f"sinks is {self.sinks} without a window or block: every earlier key is seen anyway")
+
+
+CAUSAL = Pattern()
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One mask, checked. It is the cache's key, too: everything that says what the mask holds."""
+
+    q_len: int
+    k_len: int
+    past: int
+    pattern: Pattern
+    dtype: np.dtype  # bool for the form "bool"
+
+
+def mask(
+    q_len: int,
+    k_len: int,
+    pattern: Pattern = CAUSAL,
+    *,
+    past: int | None = None,
+    align: Align = "bottom_right",
+    form: Form = "additive",
+    dtype: DTypeLike = np.float32,
+) -> NDArray:
+    """The mask [q_len, k_len] of one sequence.
+
+    past: how many keys come before the first query's own. By default k_len - q_len: the last query sees the last key. Keys past the last
+    query are hidden as the future is. With align="top_left" past is 0, and only then there may be fewer keys than queries.
+    dtype: of an additive mask: float32, float64 or float16.
+
+    q_len 0 gives [0, k_len]. Raises MaskError for anything else that cannot be: no keys, fewer keys than queries, a negative size.
+    """
+    return _build(_request(q_len, k_len, pattern, past, align, form, dtype))
+
+
+def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike = np.float32) -> NDArray:
+    """The causal mask [q_len, k_len]: each query sees the k_len - q_len keys before the first one, and all up to its own."""
+    return mask(q_len, k_len, form=form, dtype=dtype)
+
+
+def causal_loop(q_len: int, k_len: int) -> NDArray[np.float32]:
+    """What `causal` must be: BitNet-rs's nested loop, element by element. A definition to compare with; slow."""
+    past_len = k_len - q_len
+    out = np.zeros((q_len, k_len), np.float32)
+    for i in range(q_len):
+        for j in range(past_len + i + 1, k_len):
+            out[i, j] = -np.inf
+    return out
+
+
+def rows(
+    q_len: int,
+    k_len: int,
+    pattern: Pattern = CAUSAL,
+    *,
+    block: int = STREAM_ROWS,
+    past: int | None = None,
+    align: Align = "bottom_right",
+    form: Form = "additive",
+    dtype: DTypeLike = np.float32,
+) -> Iterator[NDArray]:
+    """The same mask, `block` rows at a time, in O(block * k_len) memory: end to end the pieces are what `mask` gives."""
+    request = _request(q_len, k_len, pattern, past, align, form, dtype)
+    _size("block", block, 1)
+    return (_build(request, start, min(start + block, q_len)) for start in range(0, q_len, block))
+
+
+def batch(
+    q_lens: ArrayLike,
+    *,
+    k_lens: ArrayLike | None = None,
+    past_lens: ArrayLike | None = None,
+    pattern: Pattern = CAUSAL,
+    form: Form = "additive",
+    dtype: DTypeLike = np.float32,
+) -> NDArray:
+    """The masks [B, 1, longest q, longest k] of sequences of different lengths.
+
+    Sequence b has q_lens[b] queries after past_lens[b] keys (default 0), or k_lens[b] keys in all; give one or neither of them. Rows past
+    a sequence's queries are padding and see nothing; columns past its keys are padding and are never seen.
+    """
+    queries = _sizes("q_lens", q_lens)
+    if k_lens is not None and past_lens is not None:
+        raise MaskError("k_lens and past_lens say the same thing, expected one of them")
+    past = np.zeros_like(queries) if past_lens is None else _sizes("past_lens", past_lens)
+    keys = past if k_lens is None else _sizes("k_lens", k_lens)
+    if keys.shape != queries.shape:
+        raise MaskError(f"{len(keys)} sequences have keys and {len(queries)} have queries, expected as many")
+    if k_lens is None:
+        keys = past + queries
+    for b in np.flatnonzero(keys < queries):
+        raise MaskError(f"sequence {b} has {queries[b]} queries and only {keys[b]} keys")
+    dtype = _dtype(form, dtype)
+    out = np.empty((len(queries), 1, queries.max(), keys.max()), dtype)
+    kernels.fill_mask(out[:, 0], 0, queries, keys - queries, keys, *astuple(pattern))
+    return out
+
+
+def expand(one: NDArray, batch: int) -> NDArray:
+    """A mask [q, k] for each of `batch` sequences: [batch, 1, q, k], read-only, without copying."""
+    if one.ndim != 2:
+        raise MaskError(f"mask has shape {one.shape}, expected [q, k]")
+    return np.broadcast_to(one, (_size("batch", batch, 1), 1, *one.shape))
+
+
+def needs_mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, past: int | None = None, align: Align = "bottom_right") -> bool:
+    """Whether anything is hidden. A decode step, one query that sees all keys, needs no mask at all."""
+    request = _request(q_len, k_len, pattern, past, align, "bool", np.bool_)
+    for position in range(request.past, request.past + q_len):
+        head, low, high = kernels.visible_keys.py_func(position, *astuple(pattern))
+        if max(head, high if low <= head else 0) < k_len:
+            return True
+    return False
+
+
+def as_additive(mask: NDArray, dtype: DTypeLike = np.float32) -> NDArray:
+    """A mask in additive form: a bool one translated, an additive one as it is (of the dtype asked for)."""
+    if mask.dtype == np.bool_:
+        return np.where(mask, 0.0, -np.inf).astype(dtype)
+    return mask.astype(dtype, copy=False)
+
+
+def as_bool(mask: NDArray) -> NDArray[np.bool_]:
+    """Which keys are seen: an additive mask's finite numbers, a bool mask as it is."""
+    return mask if mask.dtype == np.bool_ else mask > -np.inf
+
+
+def fully_masked(mask: NDArray) -> NDArray[np.bool_]:  # [..., q, k] -> [..., q]
+    """Which rows see nothing at all: attention gives zeros there."""
+    return np.asarray(~as_bool(mask).any(axis=-1))
+
+
+def check(
+    mask: ArrayLike, q_len: int, k_len: int, *, batch: int = 1, form: Form | None = None, past: int | None = None, strict: bool = False
+) -> NDArray:
+    """A caller's mask, found good: [1 or B, 1, q_len, k_len], a view of what was given and read-only.
+
+    mask: [q_len, k_len] or [1 or B, 1, q_len, k_len], bool or additive, or only the one `form` asks for. An additive mask may hold
+    finite numbers other than 0, which are biases. With `strict`, nothing after a query's own position, `past` (default k_len - q_len)
+    plus its row, may be seen.
+
+    Raises MaskError for another shape or dtype, NaN, +infinity, zeros and ones, or a finite number meant to be -infinity.
+    """
+    array = np.asarray(mask)
+    if array.ndim == 2:
+        array = array[None, None]
+    if array.ndim != 4 or array.shape[0] not in (1, batch) or array.shape[1:] != (1, q_len, k_len):
+        raise MaskError(f"mask has shape {np.shape(mask)}, expected {(q_len, k_len)} or {(batch, 1, q_len, k_len)}")
+    if form is not None and (array.dtype == np.bool_) != (form == "bool"):
+        raise MaskError(f"mask has dtype {array.dtype}, expected {'bool' if form == 'bool' else 'an additive mask of floats'}")
+    if array.dtype != np.bool_:
+        _check_additive(array)
+    if strict:
+        first = k_len - q_len if past is None else past
+        future = as_bool(array) & (np.arange(k_len) > first + np.arange(q_len)[:, None])
+        for b, _, i, j in np.argwhere(future)[:1]:
+            raise MaskError(f"mask[{b}, 0, {i}, {j}] lets the query at position {first + i} see the key at position {j}, which is later")
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _check_additive(array: NDArray) -> None:
+    if array.dtype not in (np.float16, np.float32, np.float64):
+        raise MaskError(f"mask has dtype {array.dtype}, expected bool, or float32, float64 or float16 to add")
+    lowest = max(LOWEST_BIAS, float(np.finfo(array.dtype).min))
+    for wrong, expected in (
+        (np.isnan(array), "a number, or -inf where a key is hidden"),
+        (array == np.inf, "a number, or -inf where a key is hidden"),
+        ((array <= lowest) & (array > -np.inf), "-inf: a finite number hides nothing from a row that sees nothing else"),
+    ):
+        for index in np.argwhere(wrong)[:1]:
+            raise MaskError(f"mask{index.tolist()} is {array[tuple(index)]}, expected {expected}")
+    if ((array == 0) | (array == 1)).all() and (array == 1).any():
+        raise MaskError(f"mask is {array.dtype} of zeros and ones, expected 0 and -inf: added to scores, ones hide nothing; use bool")
+
+
+# --- the cache ------------------------------------------------------------------------------------------------------------------------
+
+
+class MaskCache:
+    """Masks made before, for callers that ask for the same ones again and again. Results are shared, so they are read-only.
+
+    It holds at most `entries` masks, each of at most `side` queries and keys, and `nbytes` bytes in all; what was not asked for longest
+    goes first. A larger mask is made anew each time. `hits` and `misses` count requests. Safe to share between threads.
+    """
+
+    def __init__(self, entries: int = 100, side: int = 2048, nbytes: int = 1 << 28):
+        self.entries, self.side, self.limit = _size("entries", entries, 1), _size("side", side), _size("nbytes", nbytes)
+        self.hits = self.misses = self.nbytes = 0
+        self._masks: OrderedDict[_Request, NDArray] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def get(
+        self,
+        q_len: int,
+        k_len: int,
+        pattern: Pattern = CAUSAL,
+        *,
+        past: int | None = None,
+        align: Align = "bottom_right",
+        form: Form = "additive",
+        dtype: DTypeLike = np.float32,
+    ) -> NDArray:
+        """As `mask`, but read-only, and the same array when it is still there."""
+        request = _request(q_len, k_len, pattern, past, align, form, dtype)
+        with self._lock:
+            found = self._masks.get(request)
+            if found is not None:
+                self.hits += 1
+                self._masks.move_to_end(request)
+                return found
+            self.misses += 1
+        made = _build(request)
+        made.flags.writeable = False
+        if max(q_len, k_len) <= self.side and made.nbytes <= self.limit:
+            with self._lock:
+                made = self._masks.setdefault(request, made)  # another thread may have been faster
+                self.nbytes = sum(mask.nbytes for mask in self._masks.values())
+                while len(self._masks) > self.entries or self.nbytes > self.limit:
+                    self.nbytes -= self._masks.popitem(last=False)[1].nbytes
+        return made
+
+    def warm(self, sizes: Iterable[int]) -> None:
+        """Make the causal masks [n, n] of these sizes now."""
+        for n in sizes:
+            self.get(n, n)
+
+    def clear(self) -> None:
+        """Forget every mask; the counters go on."""
+        with self._lock:
+            self._masks.clear()
+            self.nbytes = 0
+
+
+# --- the border -----------------------------------------------------------------------------------------------------------------------
+
+
+def _sizes(name: str, values: ArrayLike) -> NDArray[np.int64]:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu":
+        raise MaskError(f"{name} has shape {array.shape} and dtype {array.dtype}, expected integers, one for each sequence")
+    for b in np.flatnonzero((array < 0) | (array > LARGEST))[:1]:
+        raise MaskError(f"{name}[{b}] is {array[b]}, expected 0 to {LARGEST}")
+    return array.astype(np.int64)
+
+
+def _dtype(form: Form, dtype: DTypeLike) -> np.dtype:
+    if form == "bool":
+        return np.dtype(np.bool_)
+    if form != "additive":
+        raise MaskError(f"form is {form!r}, expected 'additive' or 'bool'")
+    if np.dtype(dtype) not in (np.float16, np.float32, np.float64):
+        raise MaskError(f"dtype is {np.dtype(dtype)}, expected float32, float64 or float16 for an additive mask")
+    return np.dtype(dtype)
+
+
+def _request(q_len: int, k_len: int, pattern: Pattern, past: int | None, align: Align, form: Form, dtype: DTypeLike) -> _Request:
+    q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
+    if align not in ("bottom_right", "top_left"):
+        raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
+    if q_len and not k_len:
+        raise MaskError(f"{q_len} queries have no keys to see")
+    if align == "top_left":
+        if past:
+            raise MaskError(f"past is {past}, but align='top_left' means 0")
+        past = 0
+    else:
+        past = max(k_len - q_len, 0) if past is None else _size("past", past)
+        if q_len and k_len < past + q_len:
+            raise MaskError(f"{k_len} keys are fewer than {past} past and {q_len} queries; align='top_left' if that is meant")
+    return _Request(q_len, k_len, past, pattern, _dtype(form, dtype))
+
+
+def _build(request: _Request, start: int = 0, end: int | None = None) -> NDArray:
+    end = request.q_len if end is None else end
+    out = np.empty((1, end - start, request.k_len), request.dtype)
+    queries, past, keys = (np.array([n]) for n in (request.q_len, request.past, request.k_len))
+    kernels.fill_mask(out, start, queries, past, keys, *astuple(request.pattern))
+    return out[0]

@@ -1,0 +1,214 @@
+"""One case: a sound file is changed, and read and used as its users do. Case n depends on n and the files to begin with alone."""
+
+import io
+import random
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from bitnet_np import KVCache, forward, forward_full
+from bitnet_np.errors import Error
+from bitnet_np.gguf_file import GGUFFile, StringArray, open_gguf
+from bitnet_np.interop import bitnet_rs, read_any
+from bitnet_np.load import model_from
+from bitnet_np.text import tokenizer_from
+from bitnet_np.transformer import DIALECTS
+
+from .edits import edit_bytes, edit_words
+from .gguf_document import Document, changed
+from .seeds import TOKENS, VOCAB
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
+SECONDS = 1.0  # of processor time; a case that takes longer twice is a finding: the first time may have compiled kernels
+MEMORY = 64 << 20  # bytes beside those of the file
+_SUMMED = 1 << 20  # bytes; tensors up to here are read whole
+
+Files: TypeAlias = dict[str, bytes]
+
+
+class Seed(NamedTuple):
+    """What is changed: a GGUF file, or the files of a dump by their names."""
+
+    name: str
+    document: Document | None
+    files: Files
+
+
+def read_seeds(paths: Sequence[Path]) -> list[Seed]:
+    """GGUF files, and folders of one dump each, named after the format."""
+    seeds = []
+    for path in paths:
+        if path.is_dir():
+            files = {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+            seeds.append(Seed(path.name, None, files))
+        else:
+            seeds.append(Seed(path.name, Document(path), {path.name: path.read_bytes()}))
+    return seeds
+
+
+def case(seeds: Sequence[Seed], n: int) -> tuple[Seed, Files]:
+    """The changed files of case n."""
+    draw = random.Random(n)
+    models = [seed for seed in seeds if seed.document]
+    dumps = [seed for seed in seeds if not seed.document]
+    texts = [seed for seed in models if seed.name == "tokenizer.gguf"]
+    seed = draw.choice(texts if texts and draw.random() < 0.1 else models if models and (not dumps or draw.random() < 0.7) else dumps)
+    if seed.document is None:
+        return seed, _changed_dump(seed.files, draw)
+    change = draw.random()
+    if change < 0.75:
+        raw = changed(seed.document, draw)
+    else:
+        (whole,) = seed.files.values()
+        edited = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            edit_bytes(edited, draw, near=None if change < 0.8 else 4096)
+        raw = bytes(edited) if change < 0.98 else whole[: draw.choice([0, 4, 8, 24])] + draw.randbytes(draw.randint(0, 300))
+    return seed, {"t.gguf": raw}
+
+
+def _changed_dump(files: Files, draw: random.Random) -> Files:
+    files = dict(files)
+    for _ in range(draw.randint(1, 4)):
+        name = draw.choice(sorted(files))
+        raw, change = bytearray(files[name]), draw.random()
+        if change < 0.5:
+            raw = edit_bytes(raw, draw, near=draw.choice([64, 300, None]))
+        elif change < 0.9:
+            raw = _edit_archive(files[name], draw) if name.endswith(".npz") and draw.random() < 0.7 else edit_words(raw, draw)
+        elif change < 0.93:
+            raw = bytearray(draw.randbytes(draw.randint(0, 100)))
+        elif len(files) > 1:
+            other = draw.choice(sorted(files))
+            files[name], raw = files[other], bytearray(files[name])
+            name = other
+        files[name] = bytes(raw)
+    return files
+
+
+def _edit_archive(raw: bytes, draw: random.Random) -> bytearray:
+    """A member of a zip archive is changed, and its checksum is right."""
+    out = io.BytesIO()
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as source, zipfile.ZipFile(out, "w", draw.choice([0, 8])) as target:
+            names = source.namelist()
+            chosen = draw.choice(names)
+            for name in names:
+                data = bytearray(source.read(name))
+                if name == chosen:
+                    data = edit_words(data, draw) if draw.random() < 0.6 else edit_bytes(data, draw, near=200)
+                target.writestr(name, bytes(data))
+    except Exception:  # it was damaged before
+        return bytearray(raw)
+    return bytearray(out.getvalue())
+
+
+def write(folder: Path, files: Files) -> None:
+    """The files of a case, in a folder that may have those of another."""
+    for name, raw in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)  # a new file: the old one may still be mapped
+        path.write_bytes(raw)
+
+
+def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
+    """What became of case n: "ran", "refused", or what is wrong with it."""
+    seed, files = case(seeds, n)
+    use = use_model if seed.document else use_dump
+    size = sum(map(len, files.values()))
+    for again in (False, True):
+        write(scratch / seed.name, files)
+        start = time.process_time()
+        try:
+            with limited_memory(size + MEMORY):
+                use(scratch / seed.name, n)
+            outcome = "ran"
+        except Error:
+            outcome = "refused"
+        except Exception as error:  # the very thing that is looked for
+            return f"{type(error).__name__}: {str(error)[:300]}"
+        took = time.process_time() - start
+        if took <= SECONDS:
+            return outcome
+        if again:
+            return f"took {took:.1f} s"
+    raise AssertionError
+
+
+@contextmanager
+def limited_memory(size: int) -> Iterator[None]:
+    """No more private memory than the process has now and `size` bytes; a larger claim is a MemoryError. On Linux, elsewhere no limit.
+
+    Mapped files do not count. What the allocator has kept from before can be used again, so a little more may pass.
+    """
+    status = Path("/proc/self/status")
+    if resource is None or not status.exists():
+        yield
+        return
+    now = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmData")) * 1024
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (now + size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def use_model(folder: Path, n: int) -> None:
+    """Open and read the file, its tokenizer too if it has one, load it, and run it with three tokens and with one more."""
+    file = open_gguf(folder / "t.gguf")
+    read_all(file)
+    if folder.name == "tokenizer.gguf":
+        tokenizer = tokenizer_from(file.metadata, file.path)
+        tokenizer.decode(tokenizer.encode("hello \U0001f642 <user>", special=True))
+    model = model_from(file, allow_nan=n % 8 == 0)
+    last = model.config.vocab - 1
+    ids = [[last, 0, last // 2][: model.config.context]]
+    dialect = tuple(DIALECTS.values())[n % 3]
+    forward_full(model, ids, dialect=dialect)
+    forward(model, [[last]], KVCache(model.config), dialect=dialect)
+
+
+def read_all(file: GGUFFile) -> None:
+    for value in file.metadata.values():
+        if isinstance(value, StringArray):
+            list(value)
+        elif isinstance(value, np.ndarray):
+            value.tobytes()
+    for tensor in file.tensors.values():
+        if tensor.data.size <= _SUMMED:
+            tensor.data.sum()
+
+
+def use_dump(folder: Path, n: int) -> None:
+    """Find the format out or know it, and read every point."""
+    name = folder.name
+    entries = list(folder.iterdir())
+    path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "bitnet-rs") else folder
+    if name.startswith("bitnet-rs"):
+        bitnet_rs.read(path)
+    told = {"packed": "npz"}.get(name, name) if n % 2 else None
+    shape = (len(TOKENS), VOCAB) if name == "raw" else None
+    trace = read_any(path, told, shape=shape, tokens=TOKENS if n % 3 else None)
+    for point in trace.points:
+        trace.points[point].sum()
+
+
+def run_cases(seeds: Sequence[Seed], numbers: Sequence[int], scratch: Path, say: Callable[[int, str], None], seconds: float) -> None:
+    """Cases one after another; `say(n, "")` before each and `say(n, outcome)` after it."""
+    end = time.monotonic() + seconds
+    for n in numbers:
+        if time.monotonic() > end:
+            return
+        say(n, "")
+        say(n, attempt(seeds, n, scratch))

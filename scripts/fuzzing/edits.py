@@ -1,0 +1,71 @@
+"""Changes to files that need not know the format: lengths and types that lie, bytes lost, doubled or put in, words swapped for others."""
+
+import random
+import re
+
+NUMBERS = [
+    *range(18),
+    *(31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 65535, 65536),
+    *(1 << bit for bit in (20, 30, 31, 32, 40, 62, 63)),
+    *((1 << bit) - 1 for bit in (31, 32, 63, 64)),
+]
+"""Where integers of some width end, and what small models have."""
+
+_WORDS = re.compile(rb'"[^"]{0,40}"|\'[^\']{0,40}\'|-?\d+(?:\.\d+)?(?:e-?\d+)?|[\[\]{}(),:]|[A-Za-z_]\w*')
+_OTHER_WORDS = [
+    b"-1",
+    b"0",
+    b"1e999",
+    b"1.5",
+    b"NaN",
+    b"null",
+    b"true",
+    b"None",
+    b'""',
+    b'"F32"',
+    b"'<f4'",
+    b"'|O'",
+    b"[]",
+    b"{}",
+    b"[[",
+    b"()",
+    b"(",
+    b"\\ud800",
+    b"9" * 5000,
+    b"[" * 3000,
+    *(str(number).encode() for number in NUMBERS),
+]
+
+
+def edit_bytes(raw: bytearray, draw: random.Random, near: int | None = None) -> bytearray:
+    """One change in place, within the first `near` bytes if that is given."""
+    end = len(raw) if near is None else min(len(raw), near)
+    at, width = draw.randint(0, end), draw.choice([1, 2, 4, 8])
+    change = draw.choice(["flip", "set", "add", "insert", "delete", "double", "cut"])
+    if change == "flip":
+        raw[at : at + 1] = bytes(byte ^ 1 << draw.randrange(8) for byte in raw[at : at + 1])
+    elif change == "set":
+        number = draw.choice([*NUMBERS, len(raw), draw.getrandbits(64)])
+        raw[at : at + width] = (number % (1 << 8 * width)).to_bytes(width, "little")
+    elif change == "add":
+        number = int.from_bytes(raw[at : at + width], "little") + draw.randint(-9, 9)
+        raw[at : at + width] = (number % (1 << 8 * width)).to_bytes(width, "little")
+    elif change == "insert":
+        raw[at:at] = draw.randbytes(draw.randint(1, 16))
+    elif change == "delete":
+        del raw[at : at + draw.randint(1, 64)]
+    elif change == "double":
+        raw[at:at] = raw[at : at + draw.randint(1, 64)]
+    else:
+        del raw[at:]
+    return raw
+
+
+def edit_words(raw: bytearray, draw: random.Random) -> bytearray:
+    """One word, number or bracket of a text, such as JSON or the header of a .npy, becomes another, in place."""
+    found = list(_WORDS.finditer(raw, 0, 4096))
+    if found:
+        start, end = draw.choice(found).span()
+        other = draw.choice(_OTHER_WORDS) if draw.random() < 0.7 else bytes(raw[slice(*draw.choice(found).span())])
+        raw[start:end] = other
+    return raw

@@ -1,0 +1,165 @@
+"""What verdicts on logits alone are worth: honest engines and faulty ones on random models, by the fixed and by the measured limit.
+
+The engine is that of mutations.py: float32 NumPy, or with float16 roundings where bitnet.cpp has them, which nobody has declared here.
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from mutations import LAYER, Engine, Floats, accumulate, embedded_model, f32, faults, precise, truncated
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from bitnet_np import EXACT, Model
+from bitnet_np.check_command import check_logits
+from bitnet_np.compare import Verdict, judge
+from bitnet_np.model import Ternary
+from bitnet_np.points import Key
+from bitnet_np.testing import random_model
+from bitnet_np.transformer import forward_full
+
+Make = Callable[[Model, NDArray[np.int64]], Floats]
+LOGITS = Key("result_output", None)
+SHAPES = (
+    (2, 128, 16),
+    (2, 64, 4),
+    (3, 256, 17),
+    (6, 256, 17),
+    (12, 256, 16),
+    (12, 256, 40),
+    (24, 192, 8),
+    (30, 256, 16),
+    (30, 128, 64),
+    (30, 128, 1),
+)
+"""Layers, width, tokens."""
+
+
+@dataclass
+class Quantizer(Engine):
+    """An engine with another quantiser."""
+
+    most: float = 127
+    rounded: Callable[[Floats], Floats] = field(default=np.rint)
+    axis: int | None = 1
+
+    def quantized(self, x: Floats) -> tuple[Floats, Floats]:
+        scale = f32(self.most) / np.maximum(f32(1e-5), np.abs(x).max(axis=self.axis, keepdims=True))
+        return self.rounded(x * scale), np.broadcast_to(scale, (len(x), 1))
+
+
+def engine(kind: type[Engine] = Engine, **how: object) -> Make:
+    return lambda model, tokens: kind(model, tokens, **how).run()[LOGITS]  # type: ignore[arg-type]
+
+
+def times(name: str, source: str, field_name: str, factor: float) -> dict:
+    """A scale that is off in every layer."""
+    return {name: lambda e, n: e.linear(e.at(source, n), getattr(e.model.layers[n], field_name).weights) * f32(factor)}
+
+
+def unscaled_values(e: Engine, n: int) -> Floats:
+    weights = e.model.layers[n].attn_v.weights
+    assert isinstance(weights, Ternary)
+    return e.linear(e.at("attn_norm", n), weights) / weights.scale
+
+
+def half(x: Floats) -> Floats:
+    return x.astype(np.float16).astype(f32)
+
+
+def honest() -> Iterator[tuple[str, Make]]:
+    for halves in (False, True):
+        kind = "bitnet.cpp's float16" if halves else "float32"
+        yield f"{kind}, BLAS", engine(halves=halves)
+        yield f"{kind}, rounded once", engine(halves=halves, dot=precise)
+        yield f"{kind}, sums of 8", engine(halves=halves, dot=accumulate(8))
+    norm_names = {"attn_norm": None, "attn_sub_norm": "kqv_out", "ffn_norm": "ffn_inp", "ffn_sub_norm": "ffn_out"}
+
+    def norm(name: str, source: str | None) -> Callable[[Engine, int], Floats]:
+        return lambda e, n: half(e.norm(e.stream(n) if source is None else e.at(source, n), getattr(e.model.layers[n], name)))
+
+    yield "float16 norms", engine(faults={name: norm(name, source) for name, source in norm_names.items()})
+
+
+def faulty() -> Iterator[tuple[str, Make]]:
+    for halves in (False, True):
+        end = ", float16 engine" if halves else ""
+        yield "codes truncated" + end, engine(Quantizer, rounded=np.trunc, halves=halves)
+        yield "activations of 7 bits" + end, engine(Quantizer, most=63, halves=halves)
+        yield "absmax to 126" + end, engine(Quantizer, most=126, halves=halves)
+        yield "activations not quantised" + end, engine(Quantizer, rounded=lambda x: x, halves=halves)
+        yield "one activation scale for all tokens" + end, engine(Quantizer, axis=None, halves=halves)
+        for factor in (1.02, 1.05, 1.1):
+            yield (
+                f"scale of ffn_down times {factor}{end}",
+                engine(faults=times("ffn_down", "ffn_sub_norm", "ffn_down", factor), halves=halves),
+            )
+        yield (
+            f"scale of attn_output times 1.05{end}",
+            engine(faults=times("attn_o_out", "attn_sub_norm", "attn_output", 1.05), halves=halves),
+        )
+    yield (
+        "scale of attn_v missing",
+        engine(faults={"Vcur": unscaled_values}),
+    )
+    yield "codes truncated in ffn_down of a layer", engine(faults={"ffn_down": truncated}, layers=(LAYER,))
+    yield (
+        "SiLU for relu squared",
+        engine(faults={"ffn_out": lambda e, n: e.at("ffn_gate", n) / (1 + np.exp(-e.at("ffn_gate", n))) * e.at("ffn_up", n)}),
+    )
+    yield "keys one position late", engine(faults={"Kcur_rope": lambda e, n: e.rope(e.at("Kcur", n), np.arange(len(e.tokens)) + 1)})
+    yield "logits times 1.01", lambda model, tokens: engine()(model, tokens) * f32(1.01)
+
+
+def verdicts(model: Model, tokens: NDArray[np.int64], theirs: Floats) -> tuple[Verdict, Verdict]:
+    """By the fixed limit, and by the measured one."""
+    return judge(forward_full(model, tokens[None])[0], theirs).verdict, check_logits(model, tokens, theirs, EXACT, False).verdict
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="of the models (default 0)")
+    arguments = parser.parse_args(argv)
+    models = []
+    for i, (layers, width, length) in enumerate(SHAPES):
+        wide = 2 * width
+        model = random_model(
+            arguments.seed + i,
+            table=("float32", "float16")[i % 2],
+            n_layers=layers,
+            width=width,
+            ffn=wide,
+            vocab=wide,
+            heads=width // 16,
+            kv_heads=width // 32,
+            head_dim=16,
+        )
+        models.append((model, np.random.default_rng(arguments.seed + i).integers(0, wide, length)))
+    print(f"How many of {len(models)} random models, of {min(SHAPES)[0]} to {max(SHAPES)[0]} layers, are called WRONG")
+    alarms = 0
+    for title, cases in (("honest engine", list(honest())), ("fault", list(faulty()))):
+        print(f"\n| {title} | fixed | measured | no difference to see |\n|---|---|---|---|")
+        for name, make in tqdm(cases, desc=title, disable=None):
+            found = [verdicts(model, tokens, make(model, tokens)) for model, tokens in models]
+            fixed, measured = (sum(v == Verdict.WRONG for v in column) for column in zip(*found, strict=True))
+            alarms += measured if title == "honest engine" else 0
+            print(f"| {name} | {fixed} | {measured} | {sum(f <= Verdict.ROUNDING and m <= Verdict.ROUNDING for f, m in found)} |")
+    print("\nThe faults of mutations.py, logits alone, on the embedded model with 17 tokens")
+    missed: dict[str, list[str]] = {"fixed": [], "measured": []}
+    model, tokens = embedded_model(), np.random.default_rng(arguments.seed).integers(0, 512, 17)
+    every = list(faults())
+    for fault in tqdm(every, desc="mutations", disable=None):
+        dump, ids = fault.make(model, tokens)
+        if LOGITS in dump:
+            for how, verdict in zip(missed, verdicts(model, ids, dump[LOGITS]), strict=True):
+                if verdict <= Verdict.FLIPS:
+                    missed[how].append(fault.name)
+    for how, names in missed.items():
+        print(f"{how}: {len(every) - len(names)} of {len(every)} found, not {'; '.join(names)}")
+    return 1 if alarms else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

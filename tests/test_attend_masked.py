@@ -1,0 +1,182 @@
+"""Attention by a mask: the bits of the structural rule where it says the same, the definition elsewhere, zeros where nothing is seen."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import assert_same_bits, padded, random_model, random_tokens, seeds, shapes, threads
+
+from bitnet_np import masks, spec
+from bitnet_np.errors import MaskError, OptionError, UnsupportedError
+from bitnet_np.kernels import cpu
+from bitnet_np.kernels.masks import attend_masked
+from bitnet_np.masks import Pattern
+from bitnet_np.transformer import BITNET_CPP, EXACT, LLAMA_CPP, compute_logits, forward_full
+
+INF = np.inf
+MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
+sizes = st.integers(1, 12) | st.sampled_from([63, 64, 65, 127, 129, 200])
+widths = st.sampled_from([2, 6, 16, 20, 64])
+
+
+def arrays(seed, batch, length, heads, kv_heads, width):
+    """q, k, v and the places of rows: `batch` whole sequences."""
+    rng = np.random.default_rng(seed)
+    slot, position = np.repeat(np.arange(batch), length), np.tile(np.arange(length), batch)
+    q = rng.standard_normal((batch * length, heads, width)).astype(np.float32)
+    k, v = rng.standard_normal((2, batch, length, kv_heads, width)).astype(np.float32)
+    return q, k, v, slot, position
+
+
+# --- the kernel -----------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    seed=seeds,
+    batch=st.integers(1, 3),
+    length=sizes,
+    group=st.integers(1, 3),
+    kv=st.integers(1, 2),
+    width=widths,
+    window=st.integers(0, 130),
+)
+def test_a_mask_that_says_the_rule_gives_the_rules_bits(seed, batch, length, group, kv, width, window):
+    data = arrays(seed, batch, length, group * kv, kv, width)
+    mask = masks.mask(length, length, Pattern(window=window))
+    expected = cpu.attend(*data, window=window or None)
+    assert_same_bits(attend_masked(*data, mask[None]), expected)
+    assert_same_bits(attend_masked(*data, masks.expand(mask, batch)[:, 0]), expected)
+    with threads(3):
+        assert_same_bits(attend_masked(*data, mask[None]), expected)
+
+
+@settings(max_examples=60)
+@given(seed=seeds, batch=st.integers(1, 2), length=sizes, width=widths, kind=st.sampled_from(["pattern", "random", "biases"]))
+def test_any_mask_is_the_definitions(seed, batch, length, width, kind):
+    """Fully masked rows among them."""
+    rng = np.random.default_rng(seed)
+    data = arrays(seed, batch, length, 4, 2, width)
+    if kind == "pattern":
+        mask = np.stack([masks.mask(length, length, Pattern(window=3, prefix=2 + b, sinks=1)) for b in range(batch)])
+    else:
+        mask = np.where(rng.random((batch, length, length)) < rng.choice([0.01, 0.5, 0.99]), 0, -INF).astype(np.float32)
+        mask[:, rng.integers(length)] = -INF
+        if kind == "biases":
+            mask += rng.uniform(-3, 3, mask.shape).astype(np.float32)
+    out = attend_masked(*data, mask).reshape(batch, length, 4, width)
+    q, k, v = data[0].reshape(batch, length, 4, width), data[1], data[2]
+    for b in range(batch):
+        wide = (x[b].astype(np.float64) for x in (q, k, v, mask))
+        np.testing.assert_allclose(out[b], spec.attend(*wide), rtol=1e-4, atol=1e-5)
+    assert not out[masks.fully_masked(mask)].any()
+
+
+def test_a_hidden_key_contributes_nothing_whatever_it_holds():
+    q, k, v, slot, position = arrays(1, 1, 70, 2, 1, 6)
+    mask = masks.causal(70, 70)
+    mask[:, [3, 65]] = -INF
+    expected = attend_masked(q, k, v, slot, position, mask[None])
+    k[0, 3], v[0, 65] = np.nan, INF
+    assert_same_bits(attend_masked(q, k, v, slot, position, mask[None]), expected)
+    assert np.isfinite(expected[1:]).all()
+
+
+def test_a_definition_of_rows_that_see_nothing():
+    rng = np.random.default_rng(0)
+    q, k, v = rng.standard_normal((3, 5, 2, 4))
+    mask = spec.causal_mask(5, 5)
+    mask[2] = -INF
+    out = spec.attend(q, k, v, mask)
+    assert not out[2].any()
+    np.testing.assert_array_equal(np.delete(out, 2, 0), np.delete(spec.attend(q, k, v, spec.causal_mask(5, 5)), 2, 0))
+
+
+# --- in a forward pass ----------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(shape=shapes(), seed=seeds, counts=st.lists(sizes, min_size=1, max_size=3), form=st.sampled_from(["bool", "additive", "batch"]))
+def test_a_causal_mask_changes_no_bit(shape, seed, counts, form):
+    model = random_model(seed, **shape)
+    rng = np.random.default_rng(seed)
+    tokens, lengths = padded(rng, [random_tokens(rng, model, n) for n in counts], extra=1)
+    t = tokens.shape[1]
+    mask = masks.batch([t] * len(counts)) if form == "batch" else masks.causal(t, t, form=form)
+    for dialect in (EXACT, LLAMA_CPP):
+        expected = forward_full(model, tokens, lengths, dialect=dialect)
+        assert_same_bits(forward_full(model, tokens, lengths, dialect=dialect, mask=mask, strict=True), expected)
+    assert_same_bits(
+        compute_logits(model, tokens, lengths, mask=mask, last_only=True), compute_logits(model, tokens, lengths, last_only=True)
+    )
+
+
+def test_a_mask_decides_what_a_position_sees():
+    """What a mask hides may change, and no bit does; what it shows, matters: also if it comes later."""
+    rng = np.random.default_rng(4)
+    tokens = random_tokens(rng, MODEL, 1, 12)
+    changed = tokens.copy()
+    changed[0, 7] = (tokens[0, 7] + 1) % 20
+    window = masks.mask(12, 12, Pattern(window=2))  # through two layers a position sees two back
+    a, b = (forward_full(MODEL, ids, mask=window)[0] for ids in (tokens, changed))
+    same = (a == b).all(axis=1)
+    np.testing.assert_array_equal(same, [not 7 <= i <= 7 + MODEL.config.n_layers for i in range(12)])
+    prefix = masks.mask(12, 12, Pattern(prefix=8))
+    a, b = (forward_full(MODEL, ids, mask=prefix)[0] for ids in (tokens, changed))
+    assert not (a == b).all(axis=1).any()
+
+
+def test_padding_is_never_seen():
+    tokens = np.array([[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]])
+    everything = np.zeros((5, 5), np.float32)
+    out = forward_full(MODEL, tokens, [5, 2], mask=everything)
+    assert_same_bits(out[0], forward_full(MODEL, tokens[:1], mask=everything)[0])
+    assert_same_bits(out[1, :2], forward_full(MODEL, tokens[1:, :2], mask=everything[:2, :2])[0])
+    assert not out[1, 2:].any()
+
+
+def test_each_sequence_may_have_a_mask_of_its_own():
+    tokens = random_tokens(np.random.default_rng(5), MODEL, 2, 9)
+    both = np.stack([masks.causal(9, 9), masks.mask(9, 9, Pattern(prefix=4))])[:, None]
+    out = forward_full(MODEL, tokens, mask=both)
+    for b in range(2):
+        assert_same_bits(out[b], forward_full(MODEL, tokens[b : b + 1], mask=both[b, 0])[0])
+    assert_same_bits(out[0], forward_full(MODEL, tokens[:1])[0])
+
+
+def test_a_pass_by_a_mask_is_the_definitions():
+    """Layer by layer, from our own input of the layer: attention alone is compared, so that no int8 code can differ."""
+    tokens = random_tokens(np.random.default_rng(6), MODEL, 1, 70)
+    mask = masks.mask(70, 70, Pattern(window=9, prefix=5))
+    mask[11] = -INF
+    seen = {}
+    forward_full(MODEL, tokens, mask=mask, record=lambda name, layer, array: seen.setdefault((name, layer), array.copy()))
+    for layer in range(MODEL.config.n_layers):
+        q, k, v = (seen[name, layer].reshape(70, -1, 6).astype(np.float64) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
+        expected = spec.attend(q, k, v, mask.astype(np.float64)).reshape(70, -1)
+        np.testing.assert_allclose(seen["kqv_out", layer], expected, rtol=1e-4, atol=1e-5)
+        assert not seen["kqv_out", layer][11].any()
+
+
+@pytest.mark.parametrize(
+    ("mask", "options", "error", "message"),
+    [
+        (np.zeros((3, 4)), {}, MaskError, r"mask has shape \(3, 4\), expected \(4, 4\) or \(2, 1, 4, 4\)"),
+        (np.zeros((3, 1, 4, 4)), {}, MaskError, "mask has shape"),
+        (np.tril(np.ones((4, 4), np.float32)), {}, MaskError, "zeros and ones"),
+        (np.tril(np.ones((4, 4), int)), {}, MaskError, "mask has dtype int64"),
+        (np.full((4, 4), np.nan), {}, MaskError, "is nan"),
+        (np.zeros((4, 4)), {"strict": True}, MaskError, "lets the query at position 0 see the key at position 1, which is later"),
+        (np.zeros((4, 4)), {"dialect": BITNET_CPP}, UnsupportedError, "the dialect bitnet.cpp has no attention with a mask"),
+    ],
+)
+def test_wrong_masks_are_refused_before_anything_is_computed(monkeypatch, mask, options, error, message):
+    monkeypatch.setattr(cpu, "embed", lambda *_: pytest.fail("computed"))
+    for path in (forward_full, compute_logits):
+        with pytest.raises(error, match=message):
+            path(MODEL, np.ones((2, 4), int), mask=mask, **options)
+
+
+def test_no_mask_goes_token_by_token():
+    with pytest.raises(OptionError, match="mode is 'incremental', which takes no mask"):
+        compute_logits(MODEL, [[1, 2]], mode="incremental", mask=masks.causal(2, 2))

@@ -1,0 +1,178 @@
+"""`bitnet-np generate --prompts-file`: one line for each sequence, whatever the batch; and what is wrong with a line, by its number."""
+
+import json
+import random
+from importlib.util import find_spec
+
+import pytest
+
+from bitnet_np import batch as batch_module
+from bitnet_np import embedded, load
+from bitnet_np.batch import Request
+from bitnet_np.cli import main
+from bitnet_np.errors import NonFiniteError
+from bitnet_np.generate import Sampling, generate
+from bitnet_np.gguf_file import open_gguf
+from bitnet_np.text import tokenizer_from
+from bitnet_np.transformer import forward
+
+needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")
+
+
+@pytest.fixture(scope="module")
+def path():
+    with embedded.model_path() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    return load(path)
+
+
+@pytest.fixture
+def run(capsys, tmp_path):
+    """Standard output and error of `generate` on these lines of a prompts file."""
+
+    def ran(lines, *arguments, code=0):
+        file = tmp_path / "prompts.jsonl"
+        text = lines if isinstance(lines, bytes) else "".join(json.dumps(line) + "\n" for line in lines).encode()
+        file.write_bytes(text)
+        assert main(["generate", "--prompts-file", str(file), *map(str, arguments)]) == code
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return out, err.replace(str(file), "FILE")
+
+    return ran
+
+
+def sequences(n, vocabulary):
+    rng = random.Random(n)
+    return [{"id": f"q{i}", "tokens": [rng.randrange(vocabulary) for _ in range(rng.randint(1, 12))]} for i in range(n)]
+
+
+def test_64_prompts_give_the_same_lines_at_any_batch(run, model):
+    lines = sequences(64, model.config.vocab)
+    outputs = {run(lines, "--batch", batch, "-n", 5, "--temperature", 1, "--seed", 3, "--json")[0] for batch in (1, 4, 16, 100)}
+    (out,) = outputs
+    results = [json.loads(line) for line in out.splitlines()]
+    assert [result["id"] for result in results] == [line["id"] for line in lines]
+    for result, line in zip(results, lines, strict=True):
+        assert result.keys() == {"id", "tokens"}
+        numbers = Request(line["id"], line["tokens"], 5, seed=3).numbers()
+        assert result["tokens"] == generate(model, line["tokens"], 5, sampling=Sampling(1.0), numbers=numbers)[len(line["tokens"]) :]
+    by_id = {line["id"]: line for line in lines}
+    shuffled = [by_id[name] for name in random.Random(0).sample(sorted(by_id), 64)]
+    out, _ = run(shuffled, "--batch", 7, "-n", 5, "--temperature", 1, "--seed", 3, "--json")
+    assert sorted(out.splitlines()) == sorted(map(json.dumps, results))
+    assert [json.loads(line)["id"] for line in out.splitlines()] == [line["id"] for line in shuffled]
+
+
+@needs_text
+def test_text_in_and_out(run, path):
+    file = open_gguf(path)
+    tokenizer = tokenizer_from(file.metadata, file.path)
+    lines = [{"id": 1, "prompt": "Hello"}, {"id": 2, "tokens": [5, 6]}]
+    out, err = run(lines, "-n", 4, "--json")
+    for line in map(json.loads, out.splitlines()):
+        assert line["text"] == tokenizer.decode(line["tokens"])
+    assert "2 sequences, 4 at a time" in err
+    assert "tokens/s" in err
+    plain, _ = run(lines, "-n", 4)
+    assert [line.split("\t")[0] for line in plain.splitlines()] == ["1", "2"]
+
+
+@needs_text
+def test_a_prompt_is_what_generate_makes_of_it(run, path, capsys):
+    for options in ([], ["--chat"]):
+        out, _ = run([{"id": "x", "prompt": "Hi"}], "-n", 6, "--json", *options)
+        assert main(["generate", str(path), "--prompt", "Hi", "-n", "6", "--json", *options]) == 0
+        single = json.loads(capsys.readouterr().out)
+        assert json.loads(out) == {"id": "x", "tokens": single["tokens"], "text": single["text"]}
+
+
+def test_plain_output_is_a_line_for_each(run, model):
+    out, _ = run([{"id": "a\n\x1b[2J", "tokens": [1]}, {"id": 7, "tokens": [2]}], "-n", 2)
+    expected = [generate(model, [token], 2)[1:] for token in (1, 2)]
+    assert out == f"a\\n\\x1b[2J\t{expected[0][0]},{expected[0][1]}\n7\t{expected[1][0]},{expected[1][1]}\n"
+
+
+def test_the_head_changes_no_token(run):
+    lines = [{"id": i, "tokens": [i, 2 * i]} for i in range(1, 6)]
+    assert len({run(lines, "-n", 4, "--json", "--head", head)[0] for head in ("auto", "exact", "certified")}) == 1
+    assert "no certified head" in run(lines, "--temperature", 1, "--head", "certified", code=2)[1]
+
+
+def test_blank_lines_are_passed_over_and_counted(run):
+    out, _ = run(b'\n{"id": 1, "tokens": [1]}\r\n  \n', "-n", 1, "--json")
+    assert json.loads(out)["id"] == 1
+    _, err = run(b'\n{"id": 1, "tokens": [1]}\n\n{"id": 2}', code=2)
+    assert "FILE, line 4: ['id'], expected" in err
+
+
+def test_a_sequence_that_fails_says_why_and_the_others_go_on(run, monkeypatch):
+    def failing(model, tokens, *rest, **options):
+        if (tokens == 9).any():
+            raise NonFiniteError("the model leaves float32's range")
+        return forward(model, tokens, *rest, **options)
+
+    monkeypatch.setattr(batch_module, "forward", failing)
+    out, _ = run([{"id": "good", "tokens": [1]}, {"id": "bad", "tokens": [9]}], "-n", 1, "--json", code=2)
+    good, bad = map(json.loads, out.splitlines())
+    assert len(good["tokens"]) == 1
+    assert bad == {"id": "bad", "tokens": [], "error": "the model leaves float32's range"}
+    out, _ = run([{"id": "bad", "tokens": [9]}], "-n", 1, code=2)
+    assert out == "bad\t\tthe model leaves float32's range\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b'{"id": 1, "tokens": [' + b"9" * 5000 + b"]}", "no JSON"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[]", "[], expected an object with 'id', and 'prompt' or 'tokens'"),
+        (b'"text"', "'text', expected an object"),
+        (b'{"id": 1}', "['id'], expected"),
+        (b'{"tokens": [1]}', "['tokens'], expected"),
+        (b'{"id": 1, "prompt": "a", "tokens": [1]}', "['id', 'prompt', 'tokens'], expected"),
+        (b'{"id": 1, "tokens": [1], "seed": 2}', "['id', 'seed', 'tokens'], expected"),
+        (b'{"id": null, "tokens": [1]}', "id is None, expected a string or an integer"),
+        (b'{"id": true, "tokens": [1]}', "id is True"),
+        (b'{"id": 1.5, "tokens": [1]}', "id is 1.5"),
+        (b'{"id": "first", "tokens": [1]}', "id 'first' is that of line 1, too"),
+        (b'{"id": 1, "prompt": ["a"]}', "prompt is ['a'], expected a string"),
+        (b'{"id": 1, "prompt": null}', "prompt is None, expected a string"),
+        (b'{"id": 1, "tokens": "1"}', "tokens is '1', expected a list of integers"),
+        (b'{"id": 1, "tokens": [1.0]}', "tokens is [1.0], expected a list of integers"),
+        (b'{"id": 1, "tokens": [true]}', "tokens is [True]"),
+        (b'{"id": 1, "tokens": []}', "Prompt cannot be empty"),
+        (b'{"id": 1, "tokens": [-1]}', "token -1 at position 0 of sequence 0 is not an id of the vocabulary"),
+        (b'{"id": 1, "tokens": [99999999999999999999]}', "tokens has a value beyond 64 bits"),
+        (b'{"id": 1, "tokens": [' + b"1," * 5000 + b"1]}", "exceed the model's context"),
+    ],
+)
+def test_a_bad_line_is_named_with_its_file_and_number(run, line, message):
+    out, err = run(b'{"id": "first", "tokens": [1]}\n' + line + b"\n", code=2)
+    assert out == ""
+    assert err.startswith("bitnet-np: FILE, line 2: ")
+    assert message in err
+    assert len(err) < 300
+
+
+def test_wrong_options(run, capsys, tmp_path):
+    line = [{"id": 1, "tokens": [1]}]
+    assert "--batch is 0, expected at least 1" in run(line, "--batch", 0, code=2)[1]
+    assert "--uniforms is for one prompt" in run(line, "--uniforms", "0.5", code=2)[1]
+    assert "temperature is -1" in run(line, "--temperature", -1, code=2)[1]
+    assert "FILE: Empty batch provided" in run([], code=2)[1]
+    assert main(["generate", "--prompts-file", str(tmp_path / "none")]) == 2
+    assert "none" in capsys.readouterr().err
+    assert main(["generate", "--tokens", "1", "--batch", "2"]) == 2
+    assert "--batch needs --prompts-file" in capsys.readouterr().err
+
+
+@needs_text
+def test_chat_needs_prompts(run):
+    assert "FILE, line 1: --chat needs a prompt, not tokens" in run([{"id": 1, "tokens": [1]}], "--chat", code=2)[1]

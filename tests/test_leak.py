@@ -1,0 +1,133 @@
+"""Nothing is kept that is not asked for: passes, steps, batches and masks leave memory where it was."""
+
+import gc
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models import random_model, random_tokens
+
+from bitnet_np import masks
+from bitnet_np.batch import Request, generate_batch
+from bitnet_np.cache import KVCache
+from bitnet_np.kernels import workspace
+from bitnet_np.transformer import forward, forward_full
+
+MODEL = random_model(0, width=64, ffn=96, vocab=64, context=4096)
+MEGABYTE = 1 << 20
+TOKENS = random_tokens(np.random.default_rng(0), MODEL, 2, 40)
+
+
+def whole_passes(n):
+    for _ in range(n):
+        forward_full(MODEL, TOKENS)
+
+
+def masked_passes(n):
+    for _ in range(n):
+        forward_full(MODEL, TOKENS, mask=masks.causal(40, 40))
+
+
+def decode_steps(n):
+    """In a cache as large as it will be, so that it does not count."""
+    cache = KVCache(MODEL.config, 2, 2100)
+    cache.k.fill(0)
+    cache.v.fill(0)
+    for _ in range(n):
+        if cache.lengths[0] == 60:
+            cache.clear()
+        forward(MODEL, [[1], [2]], cache)
+
+
+def failed_passes(n):
+    cache = KVCache(MODEL.config, 2, 50)
+
+    def fail(name, layer, array):
+        if name == "result_norm":
+            raise RuntimeError
+
+    for _ in range(n):
+        with pytest.raises(RuntimeError):
+            forward(MODEL, TOKENS, cache, record=fail)
+
+
+def batches(n):
+    for _ in range(n // 8):
+        list(generate_batch(MODEL, [Request(i, [1, 2, 3], 4) for i in range(5)], 2))
+
+
+def cached_masks(n):
+    cache = masks.MaskCache(nbytes=MEGABYTE // 4)
+    for i in range(n):
+        cache.get(64 + i % 150, 300)
+
+
+def cache_changes(n):
+    cache = KVCache(MODEL.config, 2, 50)
+    forward(MODEL, TOKENS, cache)
+    for i in range(n):
+        cache.resize(2 + i % 3, 50 + i % 7)
+        cache.rollback(0, 1)
+        cache.fork(0, [cache.batch - 1] if cache.batch > 2 else [])
+        forward(MODEL, [[1]], cache)
+        for slot in range(2, cache.batch):
+            cache.clear(slot)
+
+
+WORK = {
+    work.__name__: (work, n)
+    for work, n in (
+        (whole_passes, 200),
+        (masked_passes, 200),
+        (decode_steps, 2000),
+        (failed_passes, 200),
+        (batches, 200),
+        (cached_masks, 2000),
+        (cache_changes, 200),
+    )
+}
+
+
+def resident():
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.parametrize(("work", "n"), WORK.values(), ids=WORK)
+def test_memory_stays_where_it_was(work, n):
+    """Objects, by Python's own count: NumPy's arrays are in it. After a first round, which compiles, and fills what is kept on purpose."""
+    work(20)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work(10)
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        work(n)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < MEGABYTE // 16
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("work", "n"), WORK.values(), ids=WORK)
+def test_the_process_does_not_grow(work, n):
+    """What the system counts, and Python does not see: a first round lets the allocator find its size."""
+    work(n // 4)
+    gc.collect()
+    before = resident()
+    work(n)
+    gc.collect()
+    assert resident() - before < MEGABYTE
+
+
+def test_what_is_kept_for_results_does_not_grow():
+    """The pool holds the most that one pass needs at once, not something of every pass."""
+    whole_passes(3)
+    kept, blocks = workspace._pool.kept[0], sum(map(len, workspace._pool.free.values()))
+    whole_passes(50)
+    assert workspace._pool.kept[0] == kept <= workspace.LIMIT
+    assert sum(map(len, workspace._pool.free.values())) == blocks

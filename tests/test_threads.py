@@ -1,0 +1,44 @@
+"""Python threads may call at once, whichever of Numba's threading layers is there; one of them aborts if it is entered twice."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bitnet_np
+
+PROGRAM = """
+import hashlib, threading
+import numba, numpy as np
+from bitnet_np import forward_full, generate
+from bitnet_np.testing import random_model
+
+model = random_model(3, width=96, ffn=160)
+tokens = np.random.default_rng(3).integers(0, model.config.vocab, (2, 40))
+expected = forward_full(model, tokens).tobytes(), generate(model, [1, 2, 3], 12)
+found = []
+start = threading.Barrier(4)
+
+def work():
+    start.wait()
+    for _ in range(5):
+        found.append((forward_full(model, tokens).tobytes(), generate(model, [1, 2, 3], 12)) == expected)
+
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(numba.threading_layer(), len(found), all(found))
+"""
+
+
+@pytest.mark.parametrize("layer", ["workqueue", "omp"])
+def test_python_threads_may_call_at_once(layer):
+    root = Path(bitnet_np.__file__).parents[1]
+    env = {**os.environ, "NUMBA_THREADING_LAYER": layer, "NUMBA_NUM_THREADS": "2", "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=600, check=False)
+    if "No threading layer could be loaded" in done.stderr:
+        pytest.skip(f"no {layer} here")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [layer, "20", "True"]
