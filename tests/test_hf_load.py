@@ -215,8 +215,9 @@ OFFLINE, LLAMA = "bitnet_autooff_gqa_tied", "llama_plain_gqa_untied"
         (OFFLINE, {"hidden_size": "64"}, FileFormatError, "hidden_size is '64', expected int"),
         (OFFLINE, {"hidden_size": True}, FileFormatError, "hidden_size is True, expected int"),
         (OFFLINE, {"hidden_size": 2**40}, FileFormatError, "hidden_size is 1099511627776"),
-        (OFFLINE, {"head_dim": 2**31 - 1}, ShapeError, "head width 2147483647 is odd"),
-        (OFFLINE, {"head_dim": 2**31 - 2}, FileFormatError, "attn_sub_norm.weight has shape"),
+        (OFFLINE, {"head_dim": 2**31 - 1}, UnsupportedError, "head_dim is 2147483647, expected at most 4096"),
+        (OFFLINE, {"max_position_embeddings": 2**31 - 1}, UnsupportedError, "context is 2147483647, expected at most"),
+        (OFFLINE, {"head_dim": 18}, FileFormatError, "attn_sub_norm.weight has shape"),
         (OFFLINE, {"num_hidden_layers": 0}, ShapeError, "n_layers is 0"),
         (OFFLINE, {"num_hidden_layers": 2}, UnsupportedError, "tensor model.layers.2.input_layernorm.weight has no place"),
         (OFFLINE, {"num_hidden_layers": 2**31 - 1}, FileFormatError, "tensor model.layers.3.input_layernorm.weight is missing"),
@@ -325,7 +326,8 @@ def test_nan_may_be_allowed_in_tables(tmp_path):
 
 
 def test_angles_that_cannot_be_computed(tmp_path):
-    assert_refused(changed(tmp_path, OFFLINE, max_position_embeddings=2**31 - 1), UnsupportedError, "RoPE's angles reach")
+    rope = {"rope_type": "linear", "factor": 1e-9}
+    assert_refused(changed(tmp_path, OFFLINE, rope_parameters=rope), UnsupportedError, "RoPE's angles reach")
 
 
 @pytest.mark.parametrize(
