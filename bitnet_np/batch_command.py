@@ -13,8 +13,7 @@ from . import progress
 from .batch import Completion, Request, generate_batch
 from .errors import EmptyInputError, Error, OptionError, shown
 from .generate import Sampling, certified_for, check_prompt
-from .gguf_file import open_gguf
-from .load import load
+from .load import load, open_model
 from .text import Tokenizer, tokenizer_from
 from .transformer import DIALECTS
 
@@ -72,7 +71,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     lines = list(read_prompts(arguments.prompts_file))
     if not lines:
         raise EmptyInputError(f"{arguments.prompts_file}: Empty batch provided")
-    file = open_gguf(model_path)
+    file = open_model(model_path)
     tokenizer = None
     if arguments.chat or any(isinstance(prompt, str) for _, _, prompt in lines):
         tokenizer = tokenizer_from(file.metadata, file.path)

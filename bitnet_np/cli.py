@@ -17,15 +17,16 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from . import batch_command, embedded, families, mask_command, progress, selftest, trace_command
+from . import batch_command, convert_command, embedded, mask_command, progress, selftest, trace_command
 from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_logits, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
 from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
 from .generate import HeadChoice, Sampling, stream
-from .gguf_file import GGUFFile, Value, open_gguf
+from .gguf_file import GGUFFile, Value
+from .hf_folder import Folder
 from .interop import FORMATS, read_any
 from .kernels import simd
-from .load import load, model_from
+from .load import load, model_from, open_model, read_config
 from .model import Model
 from .nll import token_nll
 from .report import Report
@@ -145,6 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     nll.add_argument("--out", type=Path, metavar="F.npy", help="write the value of each token but the first, float64")
     computing(nll)
 
+    convert = command("convert", convert_command.run_convert, "Write a model as a GGUF file: the same model to the bit, or a refusal.")
+    convert_command.add_arguments(convert)
+
     mask = command("mask", mask_command.run_mask, "Print a small attention mask.")
     mask_command.add_arguments(mask)
 
@@ -246,8 +250,10 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _plain(value: Value) -> str | int | float:
+def _plain(value: Value | dict | list | None) -> str | int | float | None:
     """A metadata value as JSON can hold it: arrays by their length, and NaN and infinity by their names."""
+    if isinstance(value, dict | list | None):
+        return None if value is None else json.dumps(value)
     if not isinstance(value, str | int | float):
         return f"[{len(value)} values]"
     return value if isinstance(value, str) or math.isfinite(value) else str(value)
@@ -264,7 +270,7 @@ def _load(path: Path, allow_nan: bool = False) -> Model:
 # --- inspect --------------------------------------------------------------------------------------------------------------------------
 
 
-def _support(file: GGUFFile) -> str:
+def _support(file: GGUFFile | Folder) -> str:
     """Why this file cannot be run, or an empty string."""
     try:
         model_from(file, progress.bar("checking weights"))
@@ -274,12 +280,13 @@ def _support(file: GGUFFile) -> str:
 
 
 def _inspect(arguments: argparse.Namespace) -> int:
-    file = open_gguf(arguments.model)
+    file = open_model(arguments.model)
     problem = _support(file)
     try:
-        config = families.read_config(file)
+        config = read_config(file)
     except Error:
         config = None
+    keys = file.config if isinstance(file, Folder) else file.metadata
     types: dict[str, list[int]] = {}
     for tensor in file.tensors.values():
         entry = types.setdefault(tensor.type.name, [0, 0, 0])
@@ -289,27 +296,28 @@ def _inspect(arguments: argparse.Namespace) -> int:
     facts = {
         "file": str(file.path),
         "bytes": file.size,
-        "version": file.version,
+        "kind": file.kind,
+        "version": file.version if isinstance(file, GGUFFile) else None,
         "supported": not problem,
         "problem": problem or None,
         "config": vars(config) if config else None,
         "kv_cache_bytes_per_token": cache,
         "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
-        "keys": {key: _plain(value) for key, value in file.metadata.items()},
+        "keys": {key: _plain(value) for key, value in keys.items()},
     }
     tensors = [(t.name, t.type.name, " x ".join(map(str, t.shape)), t.data.size) for t in file.tensors.values()]
     if arguments.json:
         listed = [dict(zip(("name", "type", "shape", "bytes"), row, strict=True)) for row in tensors]
         _print_json(facts | ({"tensors": listed} if arguments.tensors else {}))
         return 0
-    print(f"{_printable(str(file.path))}: GGUF v{file.version}, {file.size:,} bytes, {len(file.tensors)} tensors")
+    print(f"{_printable(str(file.path))}: {file.kind}, {file.size:,} bytes, {len(file.tensors)} tensors")
     print("supported: " + (f"no: {_printable(problem)}" if problem else "yes") + "\n")
     if config:
         rows = [(name, str(value)) for name, value in vars(config).items()]
         print(_table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]) + "\n")
     print(_table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]) + "\n")
-    keys = [(key, shown(v) if isinstance(v, str | int | float) else _plain(v)) for key, v in file.metadata.items()]
-    print(_table(("key", "value"), keys))
+    values = [(key, shown(v) if isinstance(v, str | int | float) else _plain(v)) for key, v in keys.items()]
+    print(_table(("key", "value"), values))
     if arguments.tensors:
         print("\n" + _table(("tensor", "type", "shape", "bytes"), tensors))
     return 0
@@ -330,7 +338,7 @@ def _logits(arguments: argparse.Namespace) -> int:
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
     _check_out(arguments.out)
-    file = open_gguf(arguments.model)
+    file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
     model = _load(arguments.model, arguments.allow_nan)
     start = time.perf_counter()
@@ -384,7 +392,7 @@ def _generate(arguments: argparse.Namespace) -> int:
             return batch_command.run_prompts(arguments, path, chosen_stops, _printable)
         if arguments.batch is not None:
             raise OptionError("--batch needs --prompts-file")
-        file = open_gguf(path)
+        file = open_model(path)
         tokenizer = tokenizer_from(file.metadata, file.path) if arguments.text is not None else None
         if arguments.chat:
             if tokenizer is None:
@@ -445,7 +453,7 @@ def _check(arguments: argparse.Namespace) -> int:
         return _check_embedded(arguments)
     if not all(given):
         raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
-    file = open_gguf(arguments.model)
+    file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
     report, logits = _judged(arguments, ids)
     if not arguments.json:
@@ -503,7 +511,7 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
 
 def _nll(arguments: argparse.Namespace) -> int:
     _check_out(arguments.out)
-    file = open_gguf(arguments.model)
+    file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
     model = _load(arguments.model, arguments.allow_nan)
     bar = progress.bar("reading")

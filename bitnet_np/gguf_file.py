@@ -23,6 +23,7 @@ from typing import TypeAlias, TypeVar, cast, overload
 import numpy as np
 
 from .errors import FileFormatError, UnsupportedError, shown
+from .mapped import release_pages
 from .tensor_types import BY_NUMBER, REFUSED, TensorType
 
 _UINT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 7, 8, 9, 10
@@ -123,13 +124,14 @@ class GGUFFile:
     size: int  # bytes of the file
     mapping: mmap.mmap = field(repr=False)
 
+    @property
+    def kind(self) -> str:
+        """For people."""
+        return f"GGUF v{self.version}"
+
     def release(self, tensor: Tensor) -> None:
         """Let the system have the pages of a tensor that is not going to be read again. Its data stay valid: they would be read anew."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            start = -(-tensor.offset // mmap.PAGESIZE) * mmap.PAGESIZE
-            whole = (tensor.offset + tensor.data.size - start) // mmap.PAGESIZE * mmap.PAGESIZE
-            if whole > 0:
-                self.mapping.madvise(mmap.MADV_DONTNEED, start, whole)
+        release_pages(self.mapping, tensor.offset, tensor.data.size)
 
     def require(self, key: str, kind: type[T]) -> T:
         """The value of `key`, which must be there and exactly of `kind`: a bool is not an int, and an int not a float."""

@@ -9,21 +9,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import families, packing, quants
+from . import families, hf_load, packing, quants
 from .errors import FileFormatError, NonFiniteError, UnsupportedError
 from .gguf_file import GGUFFile, Tensor, open_gguf
+from .hf_config import read_recipe
+from .hf_folder import Folder, open_folder
 from .kernels import blocks as block_kernels
 from .kernels import cpu
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
-from .tensor_types import BF16, BLOCK_TYPES, F16, F32, I2_S, TERNARY_TYPES
+from .parts import FLOATS, Parts, floats, frequencies, names, refuse_type
+from .tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 
-_FLOATS: dict[Any, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2")}
-_TABLES = (*_FLOATS, *BLOCK_TYPES)
+_TABLES = (*FLOATS, *BLOCK_TYPES)
 _QKV = ("attn_q", "attn_k", "attn_v")
 
 
 def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda done, total: None, *, allow_nan: bool = False) -> Model:
-    """Open a GGUF file as a model.
+    """Open a GGUF file, or a Hugging Face folder, as a model.
 
     Tables and block types stay in the mapped file; ternary matrices are packed anew (packing.py), and their pages of the file given back,
     so that a model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that
@@ -32,13 +34,29 @@ def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda 
 
     Raises FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
     """
-    return model_from(open_gguf(path), progress, allow_nan=allow_nan)
+    return model_from(open_model(path), progress, allow_nan=allow_nan)
 
 
-def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda done, total: None, *, allow_nan: bool = False) -> Model:
-    """As `load`, from an open file."""
+def open_model(path: str | os.PathLike) -> GGUFFile | Folder:
+    """Check the headers of a GGUF file or of a folder's files. Raises as `load` does."""
+    return open_folder(path) if os.path.isdir(path) else open_gguf(path)
+
+
+def model_from(
+    file: GGUFFile | Folder, progress: Callable[[int, int], None] = lambda done, total: None, *, allow_nan: bool = False
+) -> Model:
+    """As `load`, from what is open."""
+    return hf_load.model_from(file, progress, allow_nan) if isinstance(file, Folder) else _from_gguf(file, progress, allow_nan)
+
+
+def read_config(file: GGUFFile | Folder) -> Config:
+    """What `model_from` will give the model, without its tensors."""
+    return read_recipe(file.config, file.path / "config.json").config if isinstance(file, Folder) else families.read_config(file)
+
+
+def _from_gguf(file: GGUFFile, progress: Callable[[int, int], None], allow_nan: bool) -> Model:
     config = families.read_config(file)
-    parts = _Parts(file, config, allow_nan)
+    parts = Parts(file, config, allow_nan)
     token_embd = _table(parts, parts.take("token_embd.weight", (config.vocab, config.width)))
     position_embd = _table(parts, parts.take("position_embd.weight", (config.context, config.width))) if parts.family.positions else None
     output_norm = parts.vector("output_norm.weight", config.width)
@@ -53,20 +71,13 @@ def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda don
     output_bias = parts.vector("output.bias", config.vocab) if head_bias else None
     if parts.tensors:
         raise UnsupportedError(f"{file.path}: tensor {next(iter(parts.tensors))} has no place in architecture {config.architecture}")
-    frequencies = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
-    angle = config.context * frequencies.max(initial=0)
-    if not angle <= families.LARGEST_ANGLE:
-        raise UnsupportedError(
-            f"{file.path}: RoPE's angles reach {angle:.3g} radians in the context, expected at most {families.LARGEST_ANGLE:.3g}; "
-            f"the base is {config.rope_base}, the context {config.context}, positions are divided by {config.rope_scaling}"
-        )
     return packing.frozen(
         Model(
             config=config,
             token_embd=token_embd,
             layers=tuple(layers),
             output_norm=output_norm,
-            rope_frequency=frequencies,
+            rope_frequency=frequencies(parts, factors),
             output=output,
             output_bias=output_bias,
             output_norm_bias=output_norm_bias,
@@ -76,27 +87,7 @@ def model_from(file: GGUFFile, progress: Callable[[int, int], None] = lambda don
     )
 
 
-class _Parts:
-    """The tensors of a file that nobody has taken yet."""
-
-    def __init__(self, file: GGUFFile, config: Config, allow_nan: bool) -> None:
-        self.file, self.config, self.family = file, config, families.FAMILIES[config.architecture]
-        self.allow_nan = allow_nan
-        self.tensors = dict(file.tensors)
-
-    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = self.tensors.pop(name, None)
-        if tensor is None:
-            raise FileFormatError(f"{self.file.path}: tensor {name} is missing")
-        if tensor.shape != shape:
-            raise FileFormatError(f"{self.file.path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
-        return tensor
-
-    def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        return packing.float32(_floats(self, self.take(name, (size,))))
-
-
-def _layer(parts: _Parts, n: int) -> Layer:
+def _layer(parts: Parts, n: int) -> Layer:
     config, family = parts.config, parts.family
     shapes = families.layer_shapes(config)
     fields: dict[str, Any] = {}
@@ -112,7 +103,7 @@ def _layer(parts: _Parts, n: int) -> Layer:
     return packing.frozen(Layer(**fields))
 
 
-def _linears(parts: _Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Linear]:
+def _linears(parts: Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Linear]:
     """The matrices of one tensor, by their fields: their rows are one after the other in it, and in its bias."""
     family = parts.family
     ends = list(accumulate(shape[0] for shape in shapes.values()))
@@ -128,47 +119,28 @@ def _linears(parts: _Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> di
     return found
 
 
-def _rope_factors(parts: _Parts) -> NDArray[np.float32]:
+def _rope_factors(parts: Parts) -> NDArray[np.float32]:
     factors = parts.vector("rope_freqs.weight", parts.config.rope_pairs)
     if not (factors > 0).all():
         raise FileFormatError(f"{parts.file.path}: tensor rope_freqs.weight has the value {factors.min()}, expected positive numbers")
     return factors
 
 
-def _refuse_type(file: GGUFFile, tensor: Tensor, expected: str) -> UnsupportedError:
-    remark = f" ({tensor.type.remark})" if tensor.type.remark else ""
-    return UnsupportedError(f"{file.path}: tensor {tensor.name} has type {tensor.type.name}{remark}, supported here: {expected}")
-
-
-def _names(types: Any) -> str:
-    return ", ".join(kind.name for kind in types)
-
-
-def _floats(parts: _Parts, tensor: Tensor) -> NDArray:
-    """A float array in its own dtype (bfloat16 as uint16 bits), all of it finite."""
-    if tensor.type not in _FLOATS:
-        raise _refuse_type(parts.file, tensor, _names(_FLOATS))
-    array = tensor.data.view(_FLOATS[tensor.type]).reshape(tensor.shape)
-    if not parts.allow_nan and cpu.has_non_finite(array):
-        raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has NaN or infinity in it")
-    return array
-
-
-def _table(parts: _Parts, tensor: Tensor) -> Table:
+def _table(parts: Parts, tensor: Tensor) -> Table:
     """A matrix of numbers as it lies in the file, all of it finite."""
     if tensor.type not in _TABLES:
-        raise _refuse_type(parts.file, tensor, _names(_TABLES))
-    return _blocks(parts, tensor) if tensor.type in BLOCK_TYPES else _floats(parts, tensor)
+        raise refuse_type(parts.file, tensor, names(_TABLES))
+    return _blocks(parts, tensor) if tensor.type in BLOCK_TYPES else floats(parts, tensor)
 
 
-def _blocks(parts: _Parts, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
+def _blocks(parts: Parts, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
     data = tensor.data.reshape(tensor.shape[0], -1)[rows]
     if not parts.allow_nan and block_kernels.has_non_finite(data, tensor.type):
         raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has NaN or infinity in it")
     return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
 
 
-def _weights(parts: _Parts, tensor: Tensor, rows: slice) -> Weights:
+def _weights(parts: Parts, tensor: Tensor, rows: slice) -> Weights:
     """Some rows of a matrix of a layer."""
     if tensor.type is I2_S:
         return _ternary(parts, tensor, rows)
@@ -180,11 +152,11 @@ def _weights(parts: _Parts, tensor: Tensor, rows: slice) -> Weights:
             raise FileFormatError(f"{parts.file.path}: tensor {tensor.name}: {error}") from None
         return found if ternary is None else replace(ternary, blocks=found)
     if parts.family.ternary or tensor.type not in _TABLES:
-        raise _refuse_type(parts.file, tensor, _names((I2_S, *(TERNARY_TYPES if parts.family.ternary else _TABLES))))
-    return _blocks(parts, tensor, rows) if tensor.type in BLOCK_TYPES else _floats(parts, tensor)[rows]
+        raise refuse_type(parts.file, tensor, names((I2_S, *(TERNARY_TYPES if parts.family.ternary else _TABLES))))
+    return _blocks(parts, tensor, rows) if tensor.type in BLOCK_TYPES else floats(parts, tensor)[rows]
 
 
-def _ternary(parts: _Parts, tensor: Tensor, rows: slice) -> Ternary:
+def _ternary(parts: Parts, tensor: Tensor, rows: slice) -> Ternary:
     m = tensor.shape[1]
     codes = tensor.data[: -packing.TRAILER]
     scale = tensor.data[codes.size : codes.size + 4].view("<f4")[0]

@@ -72,12 +72,17 @@ def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[i
 
 def to_i2s(weights: Ternary) -> NDArray[np.uint8]:
     """An I2_S tensor's bytes: codes, scale, padding."""
-    n, m = weights.shape
-    codes = np.ones((n, i2s_row_bytes(m) * 4), np.uint8)
-    codes[:, :m] = unpack(weights) + 1
     trailer = np.zeros(TRAILER, np.uint8)
     trailer[:4] = np.array([weights.scale], "<f4").view(np.uint8)
-    return np.concatenate([_packed(codes), trailer])
+    return np.concatenate([i2s_codes(unpack(weights)), trailer])
+
+
+def i2s_codes(matrix: NDArray[np.int8]) -> NDArray[np.uint8]:  # [N, M] of -1, 0, +1 -> [N * i2s_row_bytes(M)]
+    """Rows as they lie in an I2_S tensor."""
+    n, m = matrix.shape
+    codes = np.ones((n, i2s_row_bytes(m) * 4), np.uint8)
+    np.add(matrix, 1, out=codes[:, :m], casting="unsafe")
+    return _packed(codes)
 
 
 _PLACES = np.array([6, 4, 2, 0], np.uint8)  # of the four codes of a byte

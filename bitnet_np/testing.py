@@ -1,7 +1,6 @@
 """Random models for property tests, ours and those of other engines."""
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import gguf
@@ -11,9 +10,10 @@ from numpy.typing import NDArray
 from . import packing
 from .errors import UnsupportedError
 from .families import FAMILIES, layer_shapes, rope_frequencies
+from .gguf_writer import present, write_model
 from .kernels.block_formats import FORMATS
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
-from .tensor_types import BF16, BLOCK_TYPES, F16, F32, I2_S, TensorType
+from .tensor_types import BLOCK_TYPES, TensorType
 
 SHAPE = {
     "vocab": 50,
@@ -143,100 +143,18 @@ def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, s
     return data
 
 
-KEYS = {
-    "vocab": "vocab_size",
-    "context": "context_length",
-    "width": "embedding_length",
-    "n_layers": "block_count",
-    "ffn": "feed_forward_length",
-    "heads": "attention.head_count",
-    "kv_heads": "attention.head_count_kv",
-}
-"""Field of Config: the architecture's key."""
-
-
 def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool = False) -> None:
     """Write a model of a family of families.py as a GGUF file without a tokenizer; `fused`: queries, keys and values in one tensor.
 
     Raises UnsupportedError for what such a file cannot say.
     """
-    c, family = model.config, FAMILIES[model.config.architecture]
-    if family.config != {name: getattr(c, name) for name in family.config}:
-        raise UnsupportedError(f"a {c.architecture} has {family.config}, this model has not")
-    writer = gguf.GGUFWriter(path, c.architecture)
-    prefix = c.architecture + "."
-    writer.add_string("tokenizer.ggml.model", "none")
-    for field, key in KEYS.items():
-        writer.add_uint32(prefix + key, getattr(c, field))
-    writer.add_uint32(prefix + "attention.key_length", c.head_dim)
-    writer.add_uint32(prefix + "attention.value_length", c.head_dim)
-    writer.add_float32(prefix + f"attention.layer_norm_{'rms_' if c.norm == 'rms' else ''}epsilon", c.eps)
-    if c.rope != "none":
-        writer.add_float32(prefix + "rope.freq_base", c.rope_base)
-        writer.add_uint32(prefix + "rope.dimension_count", 2 * c.rope_pairs)
-    if c.rope_scaling != 1:
-        writer.add_string(prefix + "rope.scaling.type", "linear")
-        writer.add_float32(prefix + "rope.scaling.factor", c.rope_scaling)
-    if "use_parallel_residual" in family.keys:
-        writer.add_bool(prefix + "use_parallel_residual", c.parallel_residual)
-    tensors = dict(_tensors(model, fused))
-    for name, (kind, shape, data) in tensors.items():
-        # GGUFWriter does not know I2_S, but writes any number as a type, and the shape as given where the dtype is not that of bytes
-        writer.add_tensor_info(name, shape, np.dtype(np.float32), data.nbytes, kind.number)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for _, _, data in tensors.values():
-        writer.write_tensor_data(data)
-    writer.close()
+    write_model(path, model, {"tokenizer.ggml.model": "none"}, fields=_fused if fused else present)
 
 
-Stored = tuple[TensorType, tuple[int, ...], NDArray]
-"""A tensor's type, shape and bytes."""
-
-
-def _tensors(model: Model, fused: bool) -> Iterator[tuple[str, Stored]]:
-    whole: dict[str, Weights | None] = {
-        "token_embd.weight": model.token_embd,
-        "position_embd.weight": model.position_embd,
-        "output_norm.weight": model.output_norm,
-        "output_norm.bias": model.output_norm_bias,
-        "output.weight": model.output,
-        "output.bias": model.output_bias,
-        "rope_freqs.weight": model.rope_factors,
-    }
-    for name, array in whole.items():
-        if array is not None:
-            yield name, _stored(array)
-    for n, layer in enumerate(model.layers):
-        named = {name: value for name, value in vars(layer).items() if value is not None}
-        if fused:
-            q, k, v = (named.pop(name) for name in ("attn_q", "attn_k", "attn_v"))
-            named["attn_qkv"] = Linear(_joined(q.weights, k.weights, v.weights), _concatenated(q.bias, k.bias, v.bias))
-        for name, value in named.items():
-            if not isinstance(value, Linear):
-                plain = name.removesuffix("_bias")
-                yield f"blk.{n}.{plain}.{'weight' if plain == name else 'bias'}", _stored(value)
-                continue
-            if value.norm is not None:
-                raise UnsupportedError("GGUF has no place for a norm inside a linear")
-            yield f"blk.{n}.{name}.weight", _stored(value.weights)
-            if value.bias is not None:
-                yield f"blk.{n}.{name}.bias", _stored(value.bias)
-            if value.scale is not None:
-                yield f"blk.{n}.{name}.scale", _stored(np.array([value.scale]))
-
-
-def _stored(weights: Weights) -> Stored:
-    if isinstance(weights, Ternary) and weights.blocks is None:
-        return I2_S, weights.shape, packing.to_i2s(weights)
-    if isinstance(weights, Ternary):
-        assert weights.blocks is not None
-        weights = weights.blocks
-    if isinstance(weights, Blocks):
-        return weights.type, weights.shape, weights.data
-    kinds = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
-    return kinds[weights.dtype], weights.shape, weights
+def _fused(layer: Layer) -> dict[str, Any]:
+    named = present(layer)
+    q, k, v = (named.pop(name) for name in ("attn_q", "attn_k", "attn_v"))
+    return named | {"attn_qkv": Linear(_joined(q.weights, k.weights, v.weights), _concatenated(q.bias, k.bias, v.bias))}
 
 
 def _joined(*parts: Weights) -> Weights:

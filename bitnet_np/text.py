@@ -66,6 +66,12 @@ _PRE_TOKENIZERS = {
 }
 
 
+def pre_tokenizer_name(patterns: tuple[str, ...] | None, whole_words: bool) -> str | None:
+    """The first name of these rules, if they have one. None for the patterns are those of GPT-2."""
+    wanted = patterns or _GPT2.patterns
+    return next((name for name, pre in _PRE_TOKENIZERS.items() if (pre.patterns, pre.whole_words) == (wanted, whole_words)), None)
+
+
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
     """Text to token ids and back, as one GGUF file has it. Made by `tokenizer_from`."""

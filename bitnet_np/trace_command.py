@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from . import progress
 from .errors import OptionError, ShapeError
-from .gguf_file import open_gguf
 from .interop import FORMATS, writer
-from .load import load
+from .load import load, open_model
 from .text import Tokenizer, tokenizer_from
 from .trace import record_trace
 from .transformer import DIALECTS
@@ -36,7 +35,7 @@ def run_trace(arguments: argparse.Namespace, read_tokens: ReadTokens, table: Tab
     layers = None if arguments.layers is None else parse_layers(arguments.layers)
     names = None if arguments.names is None else [name.strip() for name in arguments.names.split(",") if name.strip()]
     chosen, _ = writer(arguments.out, arguments.format)
-    file = open_gguf(arguments.model)
+    file = open_model(arguments.model)
     ids = read_tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
     if ids.ndim == 2 and len(ids) != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected one sequence")

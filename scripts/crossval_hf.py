@@ -32,7 +32,7 @@ from bitnet_np import packing, spec
 from bitnet_np.blame import judge_trace
 from bitnet_np.compare import Verdict, judge
 from bitnet_np.errors import Error, OptionError, UnsupportedError
-from bitnet_np.families import MATRICES, NORMS, rope_frequencies
+from bitnet_np.families import HF_MODULES, MATRICES, NORMS, rope_frequencies
 from bitnet_np.interop import stages
 from bitnet_np.model import Config, Layer, Linear, Model
 from bitnet_np.packing import DenseLinear
@@ -47,19 +47,8 @@ KINDS = (  # linear_class, quantization_mode
     ("autobitlinear", "offline"),  # -1, 0, +1; multiplied by weight_scale
 )
 
-MODULES = {  # field of model.Layer: module of a decoder layer
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_sub_norm": "self_attn.attn_sub_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_sub_norm": "mlp.ffn_sub_norm",
-    "ffn_down": "mlp.down_proj",
-}
+MODULES = {field: HF_MODULES[field] for field in (*NORMS, *MATRICES)}
+"""Field of model.Layer -> module of a decoder layer."""
 
 BEFORE = {"attn_sub_norm": "kqv_out", "ffn_norm": "ffn_inp", "ffn_sub_norm": "ffn_out"}
 """What no module puts out, but goes into one."""

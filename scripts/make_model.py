@@ -9,9 +9,8 @@ stable (NEP 19), and each value is looked up in a table by 16 bits of it. That i
 
 import argparse
 import hashlib
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import count, islice, product
 from math import prod, sqrt
@@ -22,9 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from gguf import GGUFWriter
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from bitnet_np.errors import Error, OptionError
+from bitnet_np.gguf_writer import FILE_TYPES, write_file, write_keys
+from bitnet_np.model import Config
+from bitnet_np.progress import bar
 from bitnet_np.tensor_types import F16, F32, I2_S, TensorType
 from bitnet_np.text import BYTE_CHARACTERS, CONTROL, NORMAL
 
@@ -205,62 +206,39 @@ def bpe(word: str, ranks: dict[tuple[str, str], int]) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def write_metadata(writer: GGUFWriter, shape: Shape, name: str) -> None:
+def write_metadata(writer: GGUFWriter, shape: Shape, name: str, file_type: int = FILE_TYPES[I2_S]) -> None:
     """The 24 keys of the released file, in its order (23 without merges; 26 where head_dim is not width / heads and must be told)."""
     tokens, merges, special = vocabulary(shape.vocab)
     bos = shape.vocab - special
-    writer.add_name(name)
-    writer.add_vocab_size(shape.vocab)
-    writer.add_context_length(shape.context)
-    writer.add_embedding_length(shape.width)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(shape.ffn)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    if shape.q_width != shape.width:
-        writer.add_key_length(shape.head_dim)
-        writer.add_value_length(shape.head_dim)
-    writer.add_add_bos_token(True)
-    writer.add_layer_norm_rms_eps(shape.eps)
-    writer.add_rope_freq_base(shape.rope_base)
-    writer.add_file_type(40)  # bitnet.cpp's "mostly I2_S"
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types([NORMAL] * bos + [CONTROL] * special)
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(bos)
-    writer.add_eos_token_id(bos + 1)
-    writer.add_pad_token_id(bos + 1)
-    writer.add_chat_template(CHAT_TEMPLATE)
-    writer.add_quantization_version(2)
+    tokenizer = {
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type": [NORMAL] * bos + [CONTROL] * special,
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": bos,
+        "tokenizer.ggml.eos_token_id": bos + 1,
+        "tokenizer.ggml.padding_token_id": bos + 1,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+    numbers = {field.name: getattr(shape, field.name) for field in fields(shape) if field.name not in ("layers", "activation")}
+    config = Config(ARCHITECTURES[shape.activation], n_layers=shape.layers, **numbers)
+    write_keys(writer, config, tokenizer, name=name, file_type=file_type)
 
 
-def write_model(path: Path, shape: Shape, seed: int, *, progress: bool = False) -> None:
-    """Write the file under another name beside `path` and rename it at the end, so that `path` is whole or not there."""
+def write_model(path: Path, shape: Shape, seed: int, *, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+    """Write the file so that `path` is whole or not there."""
     check(shape)
     table = tensor_table(shape)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    writer = GGUFWriter(partial, ARCHITECTURES[shape.activation])
-    try:
-        write_metadata(writer, shape, f"random, seed {seed}")
-        for tensor in table:
-            # GGUFWriter does not know I2_S, but writes any number as a type, and the dims as given where they are not those of bytes.
-            size = tensor.kind.nbytes(tensor.elements)
-            writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), size, tensor.kind.number)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        with tqdm(total=len(table), unit="tensor", disable=not progress) as bar:
-            for data in weights(shape, seed):
-                writer.write_tensor_data(data)
-                bar.update()
-        writer.close()
-        partial.replace(path)
-    finally:
-        writer.close()
-        partial.unlink(missing_ok=True)
+    write_file(
+        path,
+        ARCHITECTURES[shape.activation],
+        lambda writer: write_metadata(writer, shape, f"random, seed {seed}"),
+        [(tensor.name, tensor.kind, tensor.dims) for tensor in table],
+        weights(shape, seed),
+        progress=progress,
+    )
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -283,7 +261,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if options.seed < 0:
             raise OptionError(f"seed is {options.seed}, but must not be negative")
-        write_model(options.out, replace(SHAPES[options.shape], **given), options.seed, progress=sys.stderr.isatty())
+        write_model(options.out, replace(SHAPES[options.shape], **given), options.seed, progress=bar("writing"))
     except (Error, OSError) as error:
         print(f"make_model.py: {error}", file=sys.stderr)
         return 2

@@ -1,6 +1,6 @@
 """Hugging Face transformers as an outside witness: what spec.py, the kernels and our reading of weights could be wrong about together.
 
-Three tiny random models, one for each way its checkpoints state weights and scales; see data/hf/README.md. The recordings are in strict
+Six tiny random models, one for each way its checkpoints state weights and scales; see data/hf/README.md. The recordings are in strict
 float64: transformers' modules with every float32 in them made float64. So there are two kinds of comparison:
 
 * the definition (spec.py, float64, with the scales the file implies in float64) with all they recorded. Equal but for float64 rounding,
@@ -13,6 +13,7 @@ kernels run differs from the file's by half a unit in the last place of each sca
 """
 
 from pathlib import Path
+from typing import NamedTuple
 
 import hf_models
 import numpy as np
@@ -20,19 +21,17 @@ import pytest
 
 from bitnet_np import spec
 from bitnet_np.compare import Verdict, judge
-from bitnet_np.points import QUANTIZED
+from bitnet_np.families import HF_MODULES, MATRICES
+from bitnet_np.load import load
+from bitnet_np.model import Linear, Ternary
 from bitnet_np.transformer import forward_full, forward_incremental
 
 DATA = Path(__file__).parent / "data" / "hf"
-NAMES = ("bitnet_online_mha_tied", "bitnet_bitlinear_gqa_untied", "bitnet_autooff_gqa_tied")
+QUANTIZED = ("bitnet_online_mha_tied", "bitnet_bitlinear_gqa_untied", "bitnet_autooff_gqa_tied", "llama_bitlinear_rms_untied")
+NAMES = (*QUANTIZED, "bitnet_plain_mha_tied", "llama_plain_gqa_untied")
 CASES = [("case_T17_B4", b) for b in range(4)] + [("case_T64_B1", 0)]
 
-INPUT = {  # point: the modules that quantise it, each on its own
-    "attn_norm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attn_sub_norm": ("self_attn.o_proj",),
-    "ffn_norm": ("mlp.gate_proj", "mlp.up_proj"),
-    "ffn_sub_norm": ("mlp.down_proj",),
-}
+OUTPUTS = dict(zip(MATRICES, ("Qcur", "Kcur", "Vcur", "attn_o_out", "ffn_gate", "ffn_up", "ffn_down"), strict=True))
 
 TIE = 1e-9
 """Distance of a number from k + 0.5 below which float64 does not say which integer it rounds to."""
@@ -47,14 +46,22 @@ PATHS = {
 }
 
 
-@pytest.fixture(scope="module", params=NAMES)
+class Loaded(NamedTuple):
+    """A folder read. A `Ternary` keeps its scale in float32; `definition` has the scale that the file implies, in float64."""
+
+    model: object
+    definition: object  # what spec.forward takes
+
+
+@pytest.fixture(scope="module", params=[DATA / name for name in NAMES], ids=NAMES)
 def folder(request):
-    return DATA / request.param
+    return request.param
 
 
 @pytest.fixture(scope="module")
 def loaded(folder):
-    return hf_models.read(folder)
+    model = load(folder)
+    return Loaded(model, hf_models.definition(folder, model))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +73,8 @@ def acts(folder):
 def acts_tokens(loaded, acts):
     """They recorded codes but not the tokens. Codes of layer 0's input depend on the token alone, and no two tokens have the same."""
     definition = loaded.definition
-    codes, _ = spec.quantize(spec.rms_norm(definition.token_embd, definition.layers[0].attn_norm, definition.config.eps))
+    x = spec.rms_norm(definition.token_embd, definition.layers[0].attn_norm, definition.config.eps)
+    codes, _ = spec.quantize(own_norm(x, definition.layers[0].attn_q))
     same = (codes == acts["q8:model.layers.0.self_attn.q_proj"][:, None]).all(axis=-1)  # [T, V]
     np.testing.assert_array_equal(same.sum(axis=1), 1)
     return same.argmax(axis=1)
@@ -95,21 +103,37 @@ def from_boundary(x):
     return np.abs(np.abs(x * spec.quantize(x)[1]) % 1 - 0.5)
 
 
-def quantized(model):
-    return [(name, layer) for layer in range(model.config.n_layers) for name in QUANTIZED]
+def own_norm(x, linear):
+    """What a linear quantises of its input."""
+    return x if linear.norm is None else spec.rms_norm(x, linear.norm, linear.norm_eps)
 
 
-def first_flips(model, ours, exact):
+def quantized(loaded, exact):
+    """(name under which our codes are recorded, layer, field) -> the float64 numbers that are quantised, in the forward pass's order."""
+    found = {}
+    for n, layer in enumerate(loaded.definition.layers):
+        bitnet = layer.attn_sub_norm is not None
+        last = {"attn_output": ("kqv_out", "attn_sub_norm")[bitnet], "ffn_down": ("ffn_out", "ffn_sub_norm")[bitnet]}
+        for field, output in OUTPUTS.items():
+            linear = getattr(layer, field)
+            source = last.get(field, "attn_norm" if field.startswith("attn") else "ffn_norm")
+            if linear.int8:
+                found[source if linear.norm is None else output + "_in", n, field] = own_norm(exact[source, n], linear)
+    return found
+
+
+def first_flips(loaded, ours, exact):
     """The first position at which one of our codes differs from the float64 one, T if none does; and all that differ first there.
 
-    The latter are [(point, layer, element)] of the first point of that position at which any does: what differs later follows from it.
+    The latter are [(key of `quantized`, element)] of the first input of that position of which any does: what differs later follows.
     """
-    differs = {key: ours[key[0] + "_codes", key[1]] != spec.quantize(exact[key])[0] for key in quantized(model)}
+    inputs = quantized(loaded, exact)
+    differs = {key: ours[key[0] + "_codes", key[1]] != spec.quantize(x)[0] for key, x in inputs.items()}
     length = len(exact["result_output", None])
     position = min([int(d.any(axis=1).argmax()) for d in differs.values() if d.any()], default=length)
     for key, d in differs.items():
         if position < length and d[position].any():
-            return position, [(*key, int(element)) for element in np.flatnonzero(d[position])]
+            return position, [(key, int(element)) for element in np.flatnonzero(d[position])]
     return position, []
 
 
@@ -130,28 +154,28 @@ def test_the_definition_gives_their_float64_logits_and_hidden_states(folder, loa
         np.testing.assert_allclose(mine[sure], theirs[sure], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("folder", [DATA / name for name in QUANTIZED], indirect=True, ids=QUANTIZED)
 @pytest.mark.parametrize(("case", "row"), CASES)
 def test_the_definition_is_as_close_to_rounding_boundaries_as_they_are(folder, loaded, case, row):
     """Their `margin`: the least distance from a boundary of all codes so far. A check that both quantise the same numbers, all of them."""
     golden = case_of(folder, case, row)
     _, points = run(spec.forward, loaded.definition, golden["tokens"])
-    distance = np.min([from_boundary(points[key]).min(axis=1) for key in quantized(loaded.model)], axis=0)
+    distance = np.min([from_boundary(x).min(axis=1) for x in quantized(loaded, points).values()], axis=0)
     np.testing.assert_allclose(np.minimum.accumulate(distance), golden["margin"], rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("folder", [DATA / name for name in QUANTIZED], indirect=True, ids=QUANTIZED)
 def test_the_definition_gives_their_codes_and_scales(loaded, acts, acts_tokens):
     """Every quantised linear's int8 codes, exactly, and its 1 / scale. q, k and v (gate and up) share an input; each has its own record."""
     _, points = run(spec.forward, loaded.definition, acts_tokens)
     seen = set()
-    for name, layer in quantized(loaded.model):
-        x = points[name, layer]
+    for (_, layer, field), x in quantized(loaded, points).items():
         assert from_boundary(x).min() > TIE  # so all codes can be asked for
         codes, scale = spec.quantize(x)
-        for module in INPUT[name]:
-            module = f"model.layers.{layer}.{module}"
-            np.testing.assert_array_equal(codes, acts["q8:" + module])
-            np.testing.assert_allclose(1 / scale, acts["scale:" + module], rtol=1e-12)
-            seen |= {"q8:" + module, "scale:" + module}
+        module = f"model.layers.{layer}.{HF_MODULES[field]}"
+        np.testing.assert_array_equal(codes, acts["q8:" + module])
+        np.testing.assert_allclose(1 / scale, acts["scale:" + module], rtol=1e-12)
+        seen |= {"q8:" + module, "scale:" + module}
     assert seen == set(acts)
 
 
@@ -165,11 +189,11 @@ def test_the_kernels_give_their_float64_logits_until_a_code_differs(folder, load
     golden = case_of(folder, case, row)
     logits, ours = run(path, loaded.model, golden["tokens"][None])
     _, exact = run(spec.forward, loaded.definition, golden["tokens"])
-    position, flips = first_flips(loaded.model, ours, exact)
-    for name, layer, element in flips:
-        x = exact[name, layer]
+    position, flips = first_flips(loaded, ours, exact)
+    for key, element in flips:
+        x = quantized(loaded, exact)[key]
         assert from_boundary(x)[position, element] < DOUBT
-        step = ours[name + "_codes", layer][position, element] - spec.quantize(x)[0][position, element]
+        step = ours[key[0] + "_codes", key[1]][position, element] - spec.quantize(x)[0][position, element]
         assert abs(step) == 1
     np.testing.assert_allclose(logits[0, :position], golden["logits_f64s"][:position], rtol=0, atol=2e-5)
     assert judge(logits[0], golden["logits_f32"]).verdict <= Verdict.FLIPS
@@ -184,41 +208,47 @@ def test_most_positions_come_before_the_first_code_that_differs(folder, loaded):
         golden = case_of(folder, case, row)
         _, ours = run(forward_full, loaded.model, golden["tokens"][None])
         _, exact = run(spec.forward, loaded.definition, golden["tokens"])
-        before += first_flips(loaded.model, ours, exact)[0]
+        before += first_flips(loaded, ours, exact)[0]
         total += len(golden["tokens"])
     assert total == 132
     assert before > 100
 
 
+@pytest.mark.parametrize("folder", [DATA / name for name in QUANTIZED], indirect=True, ids=QUANTIZED)
 @pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 def test_the_kernels_give_their_codes(loaded, acts, acts_tokens, path):
     """All int8 codes of 21 linears and 17 tokens equal the float64 ones, but for those that float32 cannot decide."""
     _, ours = run(path, loaded.model, acts_tokens[None])
     _, exact = run(spec.forward, loaded.definition, acts_tokens)
-    position, flips = first_flips(loaded.model, ours, exact)
-    assert all(from_boundary(exact[name, layer])[position, element] < DOUBT for name, layer, element in flips)
+    inputs = quantized(loaded, exact)
+    position, flips = first_flips(loaded, ours, exact)
+    assert all(from_boundary(inputs[key])[position, element] < DOUBT for key, element in flips)
     assert position >= 10
-    for name, layer in quantized(loaded.model):
-        for module in INPUT[name]:
-            module = f"model.layers.{layer}.{module}"
-            np.testing.assert_array_equal(ours[name + "_codes", layer][:position], acts["q8:" + module][:position])
-            np.testing.assert_allclose(1 / ours[name + "_scale", layer][:position], acts["scale:" + module][:position, 0], rtol=1e-5)
+    assert len(inputs) == 21
+    for name, layer, field in inputs:
+        module = f"model.layers.{layer}.{HF_MODULES[field]}"
+        np.testing.assert_array_equal(ours[name + "_codes", layer][:position], acts["q8:" + module][:position])
+        np.testing.assert_allclose(1 / ours[name + "_scale", layer][:position], acts["scale:" + module][:position, 0], rtol=1e-5)
 
 
 # --- what the files say ---------------------------------------------------------------------------------------------------------------
 
 
-def test_which_scales_are_no_float32(folder, loaded):
+def test_which_linears_are_ternary_and_which_scales_are_no_float32(folder, loaded):
     """Only a weight_scale that multiplies is one. Where it is not, ours is the nearest float32."""
-    exact = [getattr(layer, name).scale for layer in loaded.definition.layers for name in hf_models.MATRICES]
-    ours = [getattr(layer, name).weights.scale for layer in loaded.model.layers for name in hf_models.MATRICES]
-    np.testing.assert_array_equal(ours, np.float32(exact))
+    linears = [
+        (getattr(ours, name), getattr(wide, name))
+        for ours, wide in zip(loaded.model.layers, loaded.definition.layers, strict=True)
+        for name in MATRICES
+    ]
+    assert all(
+        isinstance(ours, Linear) and isinstance(ours.weights, Ternary) == ("plain" not in folder.name) == wide.int8
+        for ours, wide in linears
+    )
+    if "plain" in folder.name:
+        return
+    exact = [wide.scale for _, wide in linears]
+    np.testing.assert_array_equal([ours.weights.scale for ours, _ in linears], np.float32(exact))
     same = np.float32(exact).astype(np.float64) == exact
     assert same.all() if folder.name == "bitnet_autooff_gqa_tied" else not same.all()
-
-
-def test_the_published_packing():
-    """Row i * ceil(N / 4) + r sits in bits 2i and 2i + 1 of packed row r; rows beyond N are padding."""
-    packed = np.array([[0b10_01_00_10, 0], [0b01_00_10_00, 255]], np.uint8)
-    np.testing.assert_array_equal(hf_models.unpack_2bit(packed, 7)[:, 0], [1, -1, -1, 1, 0, -1, 1])
-    np.testing.assert_array_equal(hf_models.unpack_2bit(packed, 8)[:, 0], [1, -1, -1, 1, 0, -1, 1, 0])
+    assert all((ours.norm is not None, ours.norm_eps) == ((True, 1e-6) if "rms" in folder.name else (False, None)) for ours, _ in linears)

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from ..errors import FileFormatError, OptionError, shown
 from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key
+from ..safetensors_file import strict_json
 from . import stages
 from .npy import MAX_POINTS
 from .output import Writer
-from .safetensors_file import strict_json
 
 WHOLE_MODEL, ALL_LAYERS = -1, -2
 _MAX_RECORD = 1 << 23  # bytes: a record may hold the first 262,144 values, which are not read

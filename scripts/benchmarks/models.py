@@ -3,23 +3,22 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import make_model
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
 from make_model import Shape
 from numpy.typing import NDArray
 
 from bitnet_np import Linear, Model
 from bitnet_np.errors import OptionError
+from bitnet_np.gguf_writer import FILE_TYPES, write_file
 from bitnet_np.model import Layer, Ternary
+from bitnet_np.tensor_types import I2_S, TQ2_0
 
 SMALL = Shape(vocab=4096, context=4096, width=512, layers=6, ffn=1536, heads=8, kv_heads=2)
 SHAPES = {**{name: shape for name, shape in make_model.SHAPES.items() if name != "custom"}, "small": SMALL}
-
-TQ2_0_BLOCK, TQ2_0_BYTES = 256, 66  # 64 bytes of two-bit codes, then the float16 scale
 
 
 def folder() -> Path:
@@ -47,41 +46,27 @@ def ours(where: Path, name: str, seed: int) -> Path:
 def for_llama_cpp(where: Path, shape: Shape, seed: int) -> Path:
     """The same shape as llama.cpp loads it: architecture `bitnet`, ternary matrices of type TQ2_0, a float16 embedding that is the head."""
     for name in ("width", "ffn", "q_width"):
-        if getattr(shape, name) % TQ2_0_BLOCK:
-            raise OptionError(f"--vs llama-cpp: {name} is {getattr(shape, name)}, but rows of TQ2_0 are multiples of {TQ2_0_BLOCK}")
+        if getattr(shape, name) % TQ2_0.block:
+            raise OptionError(f"--vs llama-cpp: {name} is {getattr(shape, name)}, but rows of TQ2_0 are multiples of {TQ2_0.block}")
     return cached(where, "llama-cpp-tq2_0", shape, seed, lambda path: _write_tq2_0(path, shape, seed))
 
 
 def _write_tq2_0(path: Path, shape: Shape, seed: int) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    writer = GGUFWriter(partial, "bitnet", use_temp_file=False)
-    make_model.write_metadata(writer, shape, f"random, seed {seed}, TQ2_0")
     table = make_model.tensor_table(shape)
-    kinds = {
-        make_model.I2_S: GGMLQuantizationType.TQ2_0,
-        make_model.F16: GGMLQuantizationType.F16,
-        make_model.F32: GGMLQuantizationType.F32,
-    }
-    try:
-        for tensor in table:
-            size = tensor.elements // TQ2_0_BLOCK * TQ2_0_BYTES if tensor.kind is make_model.I2_S else tensor.kind.nbytes(tensor.elements)
-            writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), size, kinds[tensor.kind])
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        for tensor, data in zip(table, make_model.weights(shape, seed), strict=True):
-            writer.write_tensor_data(_tq2_0(data) if tensor.kind is make_model.I2_S else data)
-        writer.close()
-        partial.replace(path)
-    finally:
-        writer.close()
-        partial.unlink(missing_ok=True)
+    shape = replace(shape, activation="silu")  # which makes it architecture `bitnet`
+    write_file(
+        path,
+        "bitnet",
+        lambda writer: make_model.write_metadata(writer, shape, f"random, seed {seed}, TQ2_0", FILE_TYPES[TQ2_0]),
+        [(tensor.name, TQ2_0 if tensor.kind is I2_S else tensor.kind, tensor.dims) for tensor in table],
+        (_tq2_0(data) if tensor.kind is I2_S else data for tensor, data in zip(table, make_model.weights(shape, seed), strict=True)),
+    )
 
 
 def _tq2_0(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Bytes of I2_S -> blocks of TQ2_0 with the same scale. Codes stay where they are in each 64 bytes, so the matrix is another one."""
-    trailer = make_model.I2_S.trailer
-    codes = data[:-trailer].reshape(-1, TQ2_0_BLOCK // 4)
+    trailer = I2_S.trailer
+    codes = data[:-trailer].reshape(-1, TQ2_0.block // 4)
     scale = np.frombuffer(data[-trailer:][:4].tobytes(), "<f4").astype("<f2").view(np.uint8)
     return np.concatenate([codes, np.broadcast_to(scale, (len(codes), 2))], axis=1)
 

@@ -1,0 +1,83 @@
+"""The tensors of an open model file or folder, taken one by one: what is missing, misshapen or not finite is refused by its name."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import families, packing
+from .errors import FileFormatError, NonFiniteError, UnsupportedError
+from .gguf_file import Tensor
+from .kernels import cpu
+from .model import Config
+from .tensor_types import BF16, F16, F32
+
+FLOATS: dict[Any, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2")}
+
+
+class Source(Protocol):
+    """What has tensors."""
+
+    @property
+    def path(self) -> Path:
+        """For messages."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]: ...
+
+    def release(self, tensor: Tensor) -> None:
+        """Its data will not be read again."""
+
+
+class Parts:
+    """The tensors of a file that nobody has taken yet."""
+
+    def __init__(self, file: Source, config: Config, allow_nan: bool = False) -> None:
+        self.file, self.config, self.family = file, config, families.FAMILIES[config.architecture]
+        self.allow_nan = allow_nan
+        self.tensors = dict(file.tensors)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self.tensors.pop(name, None)
+        if tensor is None:
+            raise FileFormatError(f"{self.file.path}: tensor {name} is missing")
+        if tensor.shape != shape:
+            raise FileFormatError(f"{self.file.path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}")
+        return tensor
+
+    def vector(self, name: str, size: int) -> NDArray[np.float32]:
+        return packing.float32(floats(self, self.take(name, (size,))))
+
+
+def refuse_type(file: Source, tensor: Tensor, expected: str) -> UnsupportedError:
+    remark = f" ({tensor.type.remark})" if tensor.type.remark else ""
+    return UnsupportedError(f"{file.path}: tensor {tensor.name} has type {tensor.type.name}{remark}, supported here: {expected}")
+
+
+def names(types: Any) -> str:
+    return ", ".join(kind.name for kind in types)
+
+
+def floats(parts: Parts, tensor: Tensor) -> NDArray:
+    """A float array in its own dtype (bfloat16 as uint16 bits), all of it finite."""
+    if tensor.type not in FLOATS:
+        raise refuse_type(parts.file, tensor, names(FLOATS))
+    array = np.require(tensor.data.view(FLOATS[tensor.type]).reshape(tensor.shape), requirements="A")  # a copy where a file aligns nothing
+    if not parts.allow_nan and cpu.has_non_finite(array):
+        raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has NaN or infinity in it")
+    return array
+
+
+def frequencies(parts: Parts, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:  # [J]
+    """RoPE's, all scaling included, if every angle of the context can be computed."""
+    config = parts.config
+    found = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
+    angle = config.context * found.max(initial=0)
+    if not angle <= families.LARGEST_ANGLE:
+        raise UnsupportedError(
+            f"{parts.file.path}: RoPE's angles reach {angle:.3g} radians in the context, expected at most {families.LARGEST_ANGLE:.3g}; "
+            f"the base is {config.rope_base}, the context {config.context}, positions are divided by {config.rope_scaling}"
+        )
+    return found

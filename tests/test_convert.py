@@ -1,0 +1,246 @@
+"""`bitnet-np convert`: what is written is the same model to the bit, or nothing is written."""
+
+import json
+from pathlib import Path
+
+import gguf
+import hf_models
+import numpy as np
+import pytest
+from models import assert_same_bits, random_model
+from test_families import SHAPE, drawn
+from test_hf_load import theirs
+
+from bitnet_np import cli, packing
+from bitnet_np.families import ARCHITECTURES, FAMILIES
+from bitnet_np.gguf_file import open_gguf
+from bitnet_np.load import load
+from bitnet_np.model import Ternary
+from bitnet_np.testing import write_gguf
+from bitnet_np.transformer import forward_full
+
+DATA = Path(__file__).parent / "data"
+PACKAGED = Path(cli.__file__).parent / "data" / "tiny.gguf"  # a file of the released form
+TERNARY = ("I2_S", "TQ1_0", "TQ2_0")
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*arguments):
+        code = cli.main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return code, out + err
+
+    return run
+
+
+@pytest.fixture
+def digest(run):
+    return lambda path: json.loads(run("logits", path, "--tokens", "1,2,3,4,5", "--json")[1])["sha256"]
+
+
+def half_scales(model):
+    """With scales that float16 has, too."""
+    for layer in model.layers:
+        for value in vars(layer).values():
+            if isinstance(getattr(value, "weights", None), Ternary):
+                object.__setattr__(value.weights, "scale", np.float32(np.float16(value.weights.scale)))
+    return model
+
+
+def test_the_released_form_is_kept_to_the_byte(run, tmp_path):
+    """Keys, their types and order, tensors, their order, alignment and padding."""
+    assert run("convert", PACKAGED, tmp_path / "out.gguf") == (0, f"{tmp_path}/out.gguf: 886,720 bytes, bitnet-b1.58\n")
+    assert (tmp_path / "out.gguf").read_bytes() == PACKAGED.read_bytes()
+    for kind in ("TQ1_0", "TQ2_0"):
+        assert run("convert", PACKAGED, tmp_path / "tq.gguf", "--type", kind, "--force")[0] == 2  # its scales are no float16 numbers
+        assert not (tmp_path / "tq.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [(name, kind) for name in ARCHITECTURES for kind in (*TERNARY, "F16", "F32") if kind in TERNARY or not FAMILIES[name].ternary],
+)
+def test_converted_and_loaded_gives_the_same_bits(run, digest, tmp_path, architecture, kind):
+    ternary = kind in TERNARY
+    weights = "ternary" if ternary else "float16" if kind == "F16" else "bfloat16"
+    source, out = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    write_gguf(source, half_scales(drawn(architecture, weights)))
+    code, said = run("convert", source, out, "--type", kind)
+    assert code == 0, said
+    found = open_gguf(out)
+    assert {t.type.name for name, t in found.tensors.items() if len(t.shape) == 2 and name.startswith("blk.")} == {kind}
+    assert digest(out) == digest(source)
+    before, after = load(source).config, load(out).config
+    assert after == before
+    # and back again
+    if ternary:
+        assert run("convert", out, tmp_path / "back.gguf", "--type", "I2_S")[0] == 0
+        assert {n: t.data.tobytes() for n, t in open_gguf(tmp_path / "back.gguf").tensors.items()} == {
+            n: t.data.tobytes() for n, t in open_gguf(source).tensors.items()
+        }
+
+
+@pytest.mark.parametrize("name", ["llama_q8_0", "llama_lq_q4_k_m"])
+def test_blocks_as_float32_give_the_same_bits(run, digest, tmp_path, name):
+    source = DATA / "llamacpp" / f"{name}.gguf"
+    for options in (["--type", "F32"], ["--type", "F32", "--head", "F32"], []):
+        assert run("convert", source, tmp_path / "out.gguf", *options, "--force")[0] == 0
+        assert digest(tmp_path / "out.gguf") == digest(source)
+
+
+@pytest.mark.parametrize("name", ["qwen2_linear", "qwen3_wide_heads", "gpt2"])
+def test_folders_give_the_same_bits(run, digest, tmp_path, name):
+    folder = hf_models.write_folder(tmp_path / "in", *theirs(name))
+    assert run("convert", folder, tmp_path / "out.gguf")[0] == 0
+    assert digest(tmp_path / "out.gguf") == digest(folder)
+    # Their norm's epsilon is the nearest float32 there. The recorded file was made otherwise.
+    recorded = open_gguf(DATA / "hf_families" / f"{name}.gguf")
+    assert {n: t.data.tobytes() for n, t in open_gguf(tmp_path / "out.gguf").tensors.items()} == {
+        n: t.data.tobytes() for n, t in recorded.tensors.items()
+    }
+
+
+def bitnet_folder(path, **shape):
+    """A BitNetForCausalLM of random weights, offline by autobitlinear."""
+    model = half_scales(random_model(5, **SHAPE | {"ffn": 512} | shape))
+    c = model.config
+    tensors = {"model.embed_tokens.weight": model.token_embd, "model.norm.weight": model.output_norm}
+    for n, layer in enumerate(model.layers):
+        for field, value in vars(layer).items():
+            if value is None:
+                continue
+            name = f"model.layers.{n}.{hf_models.HF_MODULES[field]}.weight"
+            if not hasattr(value, "weights"):
+                tensors[name] = value
+                continue
+            rows = (packing.unpack(value.weights) + 1).astype(np.uint8).reshape(4, -1, value.shape[1])
+            tensors[name] = rows[0] | rows[1] << 2 | rows[2] << 4 | rows[3] << 6
+            tensors[name + "_scale"] = np.array([value.weights.scale])
+    config = {"model_type": "bitnet", "hidden_act": "relu2", "vocab_size": c.vocab, "hidden_size": c.width, "intermediate_size": c.ffn}
+    config |= {"num_hidden_layers": c.n_layers, "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim}
+    config |= {"max_position_embeddings": c.context, "rms_norm_eps": 1e-5, "rope_theta": c.rope_base, "tie_word_embeddings": True}
+    config["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
+    return hf_models.write_folder(path, config, tensors), model
+
+
+@pytest.mark.parametrize("kind", [None, *TERNARY])
+def test_a_bitnet_folder_becomes_a_file_of_the_released_form(run, digest, tmp_path, kind):
+    folder, drawn_model = bitnet_folder(tmp_path / "in")
+    assert_same_bits(forward_full(load(folder), [[1, 2, 3]]), forward_full(drawn_model, [[1, 2, 3]]))
+    out = tmp_path / "out.gguf"
+    assert run("convert", folder, out, *(["--type", kind] if kind else []), "--head", "F16", "--allow-rounding")[0] == 0
+    again = open_gguf(out)
+    released = [(name, t.type.name) for name, t in open_gguf(PACKAGED).tensors.items() if "blk.2." not in name]
+    told = [(name, t.type.name.replace(kind or "I2_S", "I2_S")) for name, t in again.tensors.items()]
+    assert told == released
+    assert again.metadata["general.file_type"] == {"TQ1_0": 36, "TQ2_0": 37}.get(kind, 40)
+    assert run("convert", folder, out, *(["--type", kind] if kind else []), "--force")[0] == 0
+    assert digest(out) == digest(folder)
+
+
+def test_llamas_halves_become_adjacent(run, tmp_path):
+    """Every weight is the recorded file's; sums of q . k are in another order, so logits agree to rounding."""
+    folder = hf_models.write_folder(tmp_path / "in", *theirs("llama_llama3_biases"))
+    code, said = run("convert", folder, tmp_path / "out.gguf")
+    assert code == 0
+    assert "rows of queries and keys are permuted" in said
+    recorded = open_gguf(DATA / "hf_families" / "llama_llama3_biases.gguf")
+    assert {n: t.data.tobytes() for n, t in open_gguf(tmp_path / "out.gguf").tensors.items()} == {
+        n: t.data.tobytes() for n, t in recorded.tensors.items()
+    }
+    a, b = (forward_full(load(path), [[1, 2, 3]]) for path in (folder, tmp_path / "out.gguf"))
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+    assert run("convert", DATA / "hf" / "llama_plain_gqa_untied", tmp_path / "plain.gguf")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("bitnet_plain_mha_tied", [], "blk.0.ffn_down.weight is not ternary, but all matrices of a GGUF file of architecture bitnet-b1.58"),
+        ("bitnet_autooff_gqa_tied", [], "blk.0.ffn_down.weight has rows of 160 weights, and those of I2_S are multiples of 128"),
+        ("bitnet_autooff_gqa_tied", ["--type", "TQ1_0"], "rows of 160 weights, and those of TQ1_0 are multiples of 256"),
+        ("bitnet_autooff_gqa_tied", ["--type", "F32"], "is ternary and takes int8 activations: as F32 it would be another model"),
+        ("llama_bitlinear_rms_untied", [], "layer 0 ffn_down has a norm inside the linear"),
+        ("llama_plain_gqa_untied", ["--type", "I2_S"], "is not -1, 0, +1 times one scale: it cannot be I2_S without loss"),
+        ("llama_plain_gqa_untied", ["--type", "F16"], "which is none of F16's: --allow-rounding lets it change"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_and_nothing_is_written(run, tmp_path, source, options, message):
+    code, said = run("convert", DATA / "hf" / source, tmp_path / "out.gguf", *options)
+    assert code == 2
+    assert message in said
+    assert source in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_exact_gelu_has_no_architecture(run, tmp_path):
+    folder = hf_models.write_folder(tmp_path / "in", *theirs("gptneox_parallel"))
+    code, said = run("convert", folder, tmp_path / "out.gguf")
+    assert (code, "'activation': 'gelu'" in said, (tmp_path / "out.gguf").exists()) == (2, True, False)
+
+
+def test_rounding_is_to_nearest_and_must_be_allowed(run, tmp_path):
+    source, out = DATA / "hf" / "llama_plain_gqa_untied", tmp_path / "out.gguf"
+    assert run("convert", source, out, "--type", "F16", "--allow-rounding")[0] == 0
+    a, b = load(source), load(out)
+    wide = packing.float32(a.layers[0].ffn_up.weights)
+    np.testing.assert_array_equal(b.layers[0].ffn_up.weights, wide.astype(np.float16))
+    write_gguf(tmp_path / "f32.gguf", drawn("llama", "float32"))
+    assert run("convert", tmp_path / "f32.gguf", out, "--head", "BF16", "--force")[0] == 2
+    assert run("convert", tmp_path / "f32.gguf", out, "--head", "BF16", "--allow-rounding", "--force")[0] == 0
+    exact, rounded = load(tmp_path / "f32.gguf").token_embd, packing.float32(load(out).token_embd)
+    step = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 7)
+    assert (np.abs(rounded - exact) <= step / 2).all()
+    assert (rounded != exact).any()
+
+
+def test_numbers_too_large_for_float16(run, tmp_path):
+    model = drawn("llama", "float32")
+    model.token_embd.flags.writeable = True
+    model.token_embd[3, 3] = 1e5
+    write_gguf(tmp_path / "in.gguf", model)
+    code, said = run("convert", tmp_path / "in.gguf", tmp_path / "out.gguf", "--head", "F16", "--allow-rounding")
+    assert (code, "token_embd.weight has the number 100000.0, which is infinity in F16" in said) == (2, True)
+
+
+def test_a_file_that_is_there_stays_unless_forced(run, tmp_path):
+    out = tmp_path / "out.gguf"
+    out.write_text("mine")
+    code, said = run("convert", PACKAGED, out)
+    assert (code, f"{out} is there, --force replaces it" in said, out.read_text()) == (2, True, "mine")
+    assert run("convert", DATA / "hf" / "bitnet_plain_mha_tied", out, "--force")[0] == 2
+    assert out.read_text() == "mine"
+    assert run("convert", PACKAGED, out, "--force")[0] == 0
+    assert run("convert", out, out, "--force")[0] == 0
+    assert out.read_bytes() == PACKAGED.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
+    assert run("convert", PACKAGED, tmp_path / "no" / "out.gguf")[0] == 2
+    assert run("convert", PACKAGED, tmp_path, "--force")[0] == 2
+
+
+def test_other_keys_of_general_and_tokenizer_are_carried_over(run, tmp_path):
+    source = tmp_path / "in.gguf"
+    writer = gguf.GGUFWriter(source, "llama")
+    write_gguf(tmp_path / "plain.gguf", drawn("llama", "float32"))
+    reader = gguf.GGUFReader(tmp_path / "plain.gguf")
+    for name, field in reader.fields.items():
+        if name.startswith("llama."):
+            writer.add_key_value(name, field.contents(), field.types[0])
+    writer.add_string("general.license", "mit")
+    writer.add_string("tokenizer.ggml.model", "llama")
+    writer.add_key_value("tokenizer.ggml.precompiled_charsmap", [1, 2, 255], gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.UINT8)
+    writer.add_array("tokenizer.ggml.scores", [0.5, -1.0])
+    writer.add_array("tokenizer.ggml.tokens", ["a", "é"])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    assert run("convert", source, tmp_path / "out.gguf")[0] == 0
+    before, after = open_gguf(source).metadata, open_gguf(tmp_path / "out.gguf").metadata
+    for key in before:
+        if key.startswith(("tokenizer.", "general.")):
+            one, other = before[key], after[key]
+            assert type(one) is type(other)
+            assert list(one) == list(other) if not isinstance(one, str) else one == other
+            assert getattr(one, "dtype", None) == getattr(other, "dtype", None)

@@ -1,0 +1,202 @@
+"""tokenizer.json -> the tokenizer that a GGUF file would have, judged by the tokenizers library on the same file."""
+
+import json
+
+import hf_models
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_convert import bitnet_folder
+
+from bitnet_np import cli
+from bitnet_np.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.gguf_file import open_gguf
+from bitnet_np.hf_folder import open_folder
+from bitnet_np.text import _LLAMA3_WORDS, tokenizer_from
+from scripts.make_model import CHAT_TEMPLATE, vocabulary
+
+tokenizers = pytest.importorskip("tokenizers")
+
+SIZE = 600
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+SPLIT = {"type": "Split", "pattern": {"Regex": _LLAMA3_WORDS}, "behavior": "Isolated", "invert": False}
+LLAMA3 = {"type": "Sequence", "pretokenizers": [SPLIT, BYTES]}
+GPT2 = BYTES | {"use_regex": True}
+
+
+def tokenizer_json(pre=LLAMA3, pairs=True):
+    """Of make_model's vocabulary: bytes, words, and special tokens at the end."""
+    tokens, merges, special = vocabulary(SIZE)
+    first = SIZE - special
+    added = [
+        {"id": first + i, "content": token, "special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        for i, token in enumerate(tokens[first:])
+    ]
+    added.append(added[0] | {"id": SIZE, "content": "<tool>", "special": False})
+    bos = tokens[first]
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": pre,
+        "post_processor": {
+            "type": "Sequence",
+            "processors": [
+                BYTES,
+                {
+                    "type": "TemplateProcessing",
+                    "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+                    "special_tokens": {bos: {"id": bos, "ids": [first], "tokens": [bos]}},
+                },
+            ],
+        },
+        "decoder": BYTES,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre is LLAMA3,
+            "vocab": {token: i for i, token in enumerate(tokens[:first])},
+            "merges": [merge.split(" ") for merge in merges] if pairs else merges,
+        },
+    }
+
+
+def write(folder, told, config=None):
+    (folder / "tokenizer.json").write_text(json.dumps(told))
+    more = {"bos_token": "<|begin_of_text|>", "eos_token": {"content": "<|end_of_text|>"}, "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(more if config is None else config))
+    if not (folder / "config.json").exists():
+        hf_models.write_folder(folder, {"vocab_size": SIZE + 4}, {})
+    return folder
+
+
+@pytest.fixture(scope="module", params=["llama3", "gpt2"])
+def both(request, tmp_path_factory):
+    folder = write(tmp_path_factory.mktemp("t"), tokenizer_json(*{"llama3": (LLAMA3, True), "gpt2": (GPT2, False)}[request.param]))
+    ours = tokenizer_from(open_folder(folder).metadata, folder)
+    return ours, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@given(st.text() | st.text("etaoin <|>begin_of_text tool\n0123456789'sé🙂"))
+def test_the_library_gives_the_same_ids(both, text):
+    ours, theirs = both
+    assert ours.encode(text, special=True) == theirs.encode(text).ids
+    assert ours.decode(ours.encode(text)) == text
+
+
+def test_special_tokens_and_the_chat_template(both):
+    ours, _ = both
+    assert (ours.bos, ours.eos, ours.add_bos) == (SIZE - 86, SIZE - 85, True)
+    assert ours.tokens[ours.bos] == "<|begin_of_text|>"
+    assert ours.encode("<|end_of_text|>")[-1] != ours.eos  # only text
+    assert ours.encode("a<tool>", special=False)[-1] == SIZE  # user-defined: always found
+    assert ours.tokens[SIZE + 1 :] == [f"[PAD{SIZE + i}]" for i in (1, 2, 3)]  # rows of the embedding without a token
+    chat = ours.chat([{"role": "user", "content": "hi"}])
+    assert ours.decode(chat, skip_special=False).startswith("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|>")
+
+
+def changed(key, value):
+    def change(told):
+        *path, last = key.split(".")
+        for part in path:
+            told = told[int(part)] if part.isdigit() else told[part]
+        told[last] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (changed("model.type", "Unigram"), UnsupportedError, "model.type is 'Unigram'"),
+        (changed("model.byte_fallback", True), UnsupportedError, "model.byte_fallback is True"),
+        (changed("model.dropout", 0.1), UnsupportedError, "model.dropout is 0.1"),
+        (changed("model.end_of_word_suffix", "</w>"), UnsupportedError, "model.end_of_word_suffix is '</w>'"),
+        (changed("normalizer", {"type": "NFC"}), UnsupportedError, "normalizer is {'type': 'NFC'}"),
+        (changed("pre_tokenizer", {"type": "Whitespace"}), UnsupportedError, "pre_tokenizer is"),
+        (changed("pre_tokenizer.pretokenizers.0.pattern", {"Regex": r"\d"}), UnsupportedError, "pre_tokenizer is"),
+        (changed("pre_tokenizer.pretokenizers.0.behavior", "Removed"), UnsupportedError, "pre_tokenizer is"),
+        (changed("pre_tokenizer.pretokenizers.1.add_prefix_space", True), UnsupportedError, "pre_tokenizer is"),
+        (changed("model.ignore_merges", False), UnsupportedError, "with ignore_merges False"),
+        (changed("added_tokens.0.lstrip", True), UnsupportedError, "has lstrip"),
+        (changed("added_tokens.0.id", 3), FileFormatError, "as 3, expected an id of its own"),
+        (changed("added_tokens.0.id", -1), FileFormatError, "as -1, expected an id of its own"),
+        (changed("added_tokens.0.id", 2**40), FileFormatError, "expected at most 65536 more"),
+        (changed("added_tokens", {}), None, ""),
+        (changed("added_tokens", 7), FileFormatError, "added_tokens is 7"),
+        (changed("model.vocab", []), FileFormatError, "model.vocab is []"),
+        (changed("model.vocab.!", 1), FileFormatError, "as 1, expected an id of its own"),
+        (changed("model.merges", {}), FileFormatError, "model.merges is {}"),
+        (changed("model.merges", [7]), FileFormatError, "model.merges has 7"),
+        (changed("model.merges", [["a", "b", "c"]]), FileFormatError, "as merge 0, expected two tokens"),
+        (changed("model.merges", ["! \u4e00"]), FileFormatError, "is no token of type normal"),
+    ],
+)
+def test_what_is_no_such_tokenizer_is_refused_by_name(tmp_path, change, error, message):
+    told = json.loads(json.dumps(tokenizer_json()))
+    change(told)
+    write(tmp_path, told)
+    if error is None:
+        assert tokenizer_from(open_folder(tmp_path).metadata, tmp_path).bos is None
+        return
+    with pytest.raises(Error) as caught:
+        tokenizer_from(open_folder(tmp_path).metadata, tmp_path)
+    assert type(caught.value) is error
+    assert message in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_where_bos_and_the_template_come_from(tmp_path):
+    told = tokenizer_json()
+    told["post_processor"] = None
+    hf_models.write_folder(tmp_path, {"vocab_size": SIZE, "bos_token_id": 7, "eos_token_id": [8, 9]}, {})
+    write(
+        tmp_path, told, {"add_bos_token": True, "chat_template": [{"name": "rag", "template": "x"}, {"name": "default", "template": "y"}]}
+    )
+    found = tokenizer_from(open_folder(tmp_path).metadata, tmp_path)
+    assert (found.bos, found.eos, found.add_bos, found.template) == (7, 8, True, "y")
+    (tmp_path / "chat_template.jinja").write_text("z")
+    write(tmp_path, told, {})
+    found = tokenizer_from(open_folder(tmp_path).metadata, tmp_path)
+    assert (found.add_bos, found.template) == (False, "z")
+
+
+def test_a_folder_without_a_tokenizer_says_so(tmp_path):
+    hf_models.write_folder(tmp_path, {}, {})
+    with pytest.raises(UnsupportedError, match="missing"):
+        tokenizer_from(open_folder(tmp_path).metadata, tmp_path)
+
+
+def test_every_command_takes_a_folder_and_converting_keeps_the_tokenizer(tmp_path, capsys):
+    folder, _ = bitnet_folder(tmp_path / "model", vocab=SIZE + 4)
+    write(folder, tokenizer_json())
+
+    def run(*arguments):
+        assert cli.main([str(argument) for argument in arguments]) == 0
+        return capsys.readouterr().out
+
+    assert "Hugging Face folder" in run("inspect", folder)
+    assert "supported: yes" in run("inspect", folder, "--tensors")
+    told = json.loads(run("inspect", folder, "--json"))
+    assert (told["supported"], told["kind"], told["config"]["architecture"]) == (True, "Hugging Face folder", "bitnet-b1.58")
+    out = tmp_path / "out.gguf"
+    run("convert", folder, out)
+    for text in ("she ate it", "é🙂"):
+        one, other = (json.loads(run("logits", path, "--text", text, "--json"))["sha256"] for path in (folder, out))
+        assert one == other
+    one, other = (json.loads(run("generate", path, "--prompt", "hi", "--chat", "-n", "4", "--json")) for path in (folder, out))
+    assert (one["prompt"], one["tokens"], one["text"]) == (other["prompt"], other["tokens"], other["text"])
+    metadata = open_gguf(out).metadata
+    assert metadata["tokenizer.ggml.pre"] == "llama-bpe"
+    assert metadata["tokenizer.ggml.token_type"].dtype == np.int32
+    trace = tmp_path / "trace.npz"
+    run("trace", folder, "--tokens", "1,2,3,4,5", "--out", trace)
+    assert "SAME_BITS" in run("check", folder, "--tokens", "1,2,3,4,5", "--theirs", trace)
+    assert "perplexity" in run("nll", folder, "--tokens", "1,2,3,4,5")
