@@ -123,9 +123,9 @@ def test_inspect_says_what_a_file_holds(run):
 
 def test_inspect_in_json(run):
     found = run("inspect", TINY, "--json")
-    names = "file bytes version supported problem config kv_cache_bytes_per_token types keys"
+    names = "file bytes kind version supported problem config kv_cache_bytes_per_token types keys"
     assert set(found) == set(names.split())
-    assert (found["file"], found["bytes"], found["version"]) == (TINY, Path(TINY).stat().st_size, 3)
+    assert (found["file"], found["bytes"], found["kind"], found["version"]) == (TINY, Path(TINY).stat().st_size, "GGUF v3", 3)
     assert (found["supported"], found["problem"]) == (True, None)
     assert found["config"] == vars(load(TINY).config)
     assert found["kv_cache_bytes_per_token"] == 2 * 4 * 3 * 2 * 64
