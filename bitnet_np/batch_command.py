@@ -10,10 +10,11 @@ from statistics import median
 from typing import Any
 
 from . import progress
+from .arguments import loaded
 from .batch import Completion, Request, generate_batch
 from .errors import EmptyInputError, Error, OptionError, shown
 from .generate import Sampling, certified_for, check_prompt
-from .load import load, open_model
+from .load import open_model
 from .text import Tokenizer, tokenizer_from
 from .transformer import DIALECTS
 
@@ -76,7 +77,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     if arguments.chat or any(isinstance(prompt, str) for _, _, prompt in lines):
         tokenizer = tokenizer_from(file.metadata, file.path)
     stops = (tokenizer.stops if tokenizer else ()) if stop is None else stop
-    model = load(model_path, progress.bar("checking weights"))
+    model = loaded(model_path, arguments)
     head = certified_for(model, sampling, arguments.n, arguments.head if arguments.head == "certified" else "exact")
     requests = []
     for number, name, prompt in lines:

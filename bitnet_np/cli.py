@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import batch_command, convert_command, embedded, mask_command, progress, selftest, trace_command
+from .arguments import add_load_arguments, loaded
 from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_logits, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
 from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
@@ -26,7 +27,7 @@ from .gguf_file import GGUFFile, Value
 from .hf_folder import Folder
 from .interop import FORMATS, read_any
 from .kernels import simd
-from .load import load, model_from, open_model, read_config
+from .load import model_from, open_model, read_config
 from .model import Model
 from .nll import token_nll
 from .report import Report
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     def computing(added: argparse.ArgumentParser) -> None:
         added.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
         added.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose roundings to follow")
-        added.add_argument("--allow-nan", action="store_true", help="load a model with NaN or infinity in its weights all the same")
+        add_load_arguments(added)
 
     def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> argparse._MutuallyExclusiveGroup:
         group = added.add_mutually_exclusive_group(required=required)
@@ -263,10 +264,6 @@ def _print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _load(path: Path, allow_nan: bool = False) -> Model:
-    return load(path, progress.bar("checking weights"), allow_nan=allow_nan)
-
-
 # --- inspect --------------------------------------------------------------------------------------------------------------------------
 
 
@@ -340,7 +337,7 @@ def _logits(arguments: argparse.Namespace) -> int:
     _check_out(arguments.out)
     file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    model = _load(arguments.model, arguments.allow_nan)
+    model = loaded(arguments.model, arguments)
     start = time.perf_counter()
     chunk = 1 if arguments.chunk is None else arguments.chunk
     result = _compute(model, ids, arguments, mode=mode, parallel_threshold=arguments.parallel_threshold, chunk=chunk)
@@ -405,7 +402,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
         numbers = None if arguments.uniforms is None else _numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
-        model = _load(path, arguments.allow_nan)
+        model = loaded(path, arguments)
         tokens = stream(
             model,
             ids.tolist(),
@@ -465,10 +462,10 @@ def _judged(arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgem
     """Theirs against ours."""
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
         theirs = _read_npy(arguments.theirs, "logits")
-        logits = check_logits(_load(arguments.model, arguments.allow_nan), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
+        logits = check_logits(loaded(arguments.model, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
         return Report(logits.verdict, logits.reason), logits
     trace = read_any(arguments.theirs, arguments.format, tokens=ids)
-    return check_trace(_load(arguments.model, arguments.allow_nan), ids, trace, DIALECTS[arguments.dialect])
+    return check_trace(loaded(arguments.model, arguments), ids, trace, DIALECTS[arguments.dialect])
 
 
 # What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.
@@ -477,7 +474,7 @@ _EXPECTED = {("bitnet.cpp", n): Verdict.ROUNDING if n <= 17 else Verdict.FLIPS f
 
 def _check_embedded(arguments: argparse.Namespace) -> int:
     with embedded.model_path() as path:
-        model = _load(path)
+        model = loaded(path, arguments)
     recording = embedded.recording()
     found: dict[str, dict[str, Judgement]] = {}
     fine = True
@@ -513,7 +510,7 @@ def _nll(arguments: argparse.Namespace) -> int:
     _check_out(arguments.out)
     file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    model = _load(arguments.model, arguments.allow_nan)
+    model = loaded(arguments.model, arguments)
     bar = progress.bar("reading")
     values = token_nll(model, ids, stride=arguments.stride, dialect=DIALECTS[arguments.dialect], progress=bar)
     if arguments.out is not None:

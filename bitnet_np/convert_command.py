@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import packing, progress
+from .arguments import add_load_arguments
 from .errors import NonFiniteError, OptionError, UnsupportedError
 from .families import FAMILIES
 from .gguf_file import GGUFFile
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head", choices=HEADS, help="of the embedding and the head (default: as they are)")
     parser.add_argument("--allow-rounding", action="store_true", help="let a narrower float type round numbers")
     parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it is there")
+    add_load_arguments(parser)
 
 
 def run_convert(arguments: argparse.Namespace) -> int:
@@ -51,7 +53,7 @@ def run_convert(arguments: argparse.Namespace) -> int:
     if out.exists() and not arguments.force:
         raise OptionError(f"{out} is there, --force replaces it")
     source = open_model(arguments.model)
-    model = model_from(source, progress.bar("reading"))
+    model = model_from(source, progress.bar("reading"), allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout)
     matrix, head = TYPES.get(arguments.type), HEADS.get(arguments.head)
     convert(model, out, source, matrix=matrix, head=head, rounding=arguments.allow_rounding, progress=progress.bar("writing"))
     permuted = _is_permuted(model.config)

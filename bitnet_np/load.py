@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import families, hf_load, packing, quants
-from .errors import FileFormatError, NonFiniteError, UnsupportedError
+from .errors import FileFormatError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from .gguf_file import GGUFFile, Tensor, open_gguf
 from .hf_config import read_recipe
 from .hf_folder import Folder, open_folder
@@ -24,17 +24,24 @@ _TABLES = (*FLOATS, *BLOCK_TYPES)
 _QKV = ("attn_q", "attn_k", "attn_v")
 
 
-def load(path: str | os.PathLike, progress: Callable[[int, int], None] = lambda done, total: None, *, allow_nan: bool = False) -> Model:
+def load(
+    path: str | os.PathLike,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    allow_nan: bool = False,
+    i2s_layout: str = packing.I2S_DEFAULT,
+) -> Model:
     """Open a GGUF file, or a Hugging Face folder, as a model.
 
     Tables and block types stay in the mapped file; ternary matrices are packed anew (packing.py), and their pages of the file given back,
     so that a model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that
     no ternary code is 3. `allow_nan` lets NaN and infinity pass, to see what a damaged model computes; a scale below zero or a code of 3
-    stays an error. `progress(done, total)` is called after each layer.
+    stays an error. `i2s_layout` is one of packing.I2S_LAYOUTS: no file says which one it has, nor can it be guessed.
+    `progress(done, total)` is called after each layer.
 
-    Raises FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
+    Raises OptionError for another layout, FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
     """
-    return model_from(open_model(path), progress, allow_nan=allow_nan)
+    return model_from(open_model(path), progress, allow_nan=allow_nan, i2s_layout=i2s_layout)
 
 
 def open_model(path: str | os.PathLike) -> GGUFFile | Folder:
@@ -43,10 +50,18 @@ def open_model(path: str | os.PathLike) -> GGUFFile | Folder:
 
 
 def model_from(
-    file: GGUFFile | Folder, progress: Callable[[int, int], None] = lambda done, total: None, *, allow_nan: bool = False
+    file: GGUFFile | Folder,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    allow_nan: bool = False,
+    i2s_layout: str = packing.I2S_DEFAULT,
 ) -> Model:
     """As `load`, from what is open."""
-    return hf_load.model_from(file, progress, allow_nan) if isinstance(file, Folder) else _from_gguf(file, progress, allow_nan)
+    if i2s_layout not in packing.I2S_LAYOUTS:
+        raise OptionError(f"i2s_layout is {i2s_layout!r}, expected one of {', '.join(packing.I2S_LAYOUTS)}")
+    if isinstance(file, Folder):
+        return hf_load.model_from(file, progress, allow_nan)
+    return _from_gguf(file, progress, allow_nan, i2s_layout)
 
 
 def read_config(file: GGUFFile | Folder) -> Config:
@@ -54,9 +69,9 @@ def read_config(file: GGUFFile | Folder) -> Config:
     return read_recipe(file.config, file.path / "config.json").config if isinstance(file, Folder) else families.read_config(file)
 
 
-def _from_gguf(file: GGUFFile, progress: Callable[[int, int], None], allow_nan: bool) -> Model:
+def _from_gguf(file: GGUFFile, progress: Callable[[int, int], None], allow_nan: bool, i2s_layout: str) -> Model:
     config = families.read_config(file)
-    parts = Parts(file, config, allow_nan)
+    parts = Parts(file, config, allow_nan, i2s_layout)
     token_embd = _table(parts, parts.take("token_embd.weight", (config.vocab, config.width)))
     position_embd = _table(parts, parts.take("position_embd.weight", (config.context, config.width))) if parts.family.positions else None
     output_norm = parts.vector("output_norm.weight", config.width)
@@ -157,15 +172,17 @@ def _weights(parts: Parts, tensor: Tensor, rows: slice) -> Weights:
 
 
 def _ternary(parts: Parts, tensor: Tensor, rows: slice) -> Ternary:
-    m = tensor.shape[1]
-    codes = tensor.data[: -packing.TRAILER]
-    scale = tensor.data[codes.size : codes.size + 4].view("<f4")[0]
+    n, m = tensor.shape
+    try:
+        data = packing.I2S_LAYOUTS[parts.i2s_layout](tensor.data, (n, m))
+    except ShapeError as error:
+        raise FileFormatError(f"{parts.file.path}: tensor {tensor.name} in layout {parts.i2s_layout}: {error}") from None
+    codes = data[: -packing.TRAILER]
+    scale = data[codes.size : codes.size + 4].view("<f4")[0]
     if scale < 0 or not (parts.allow_nan or np.isfinite(scale)):
         raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has the scale {scale}, expected a finite number, not negative")
     if cpu.has_code_three(codes):
-        raise FileFormatError(
-            f"{parts.file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file or another layout"
-        )
+        raise FileFormatError(f"{parts.file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file")
     width = packing.i2s_row_bytes(m)
     weights = packing.from_i2s(codes[rows.start * width : rows.stop * width], scale, (rows.stop - rows.start, m))
     parts.file.release(tensor)

@@ -16,6 +16,7 @@ from memory one core streams what two-bit codes of 13.8 GB/s hold, and 25.6 GB/s
 layout.
 """
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, NamedTuple
 
@@ -132,6 +133,15 @@ def from_four_row_layout(data: NDArray[np.uint8], shape: tuple[int, int]) -> NDA
         rows = data[group * m : (group + 1) * m]
         out[group * m : (group + 1) * m] = _packed(np.stack([rows >> 6, rows >> 4 & 3, rows >> 2 & 3, rows & 3]))
     return out
+
+
+I2S_DEFAULT = "128/32"
+I2S_LAYOUTS: dict[str, Callable[[NDArray[np.uint8], tuple[int, int]], NDArray[np.uint8]]] = {
+    I2S_DEFAULT: lambda data, shape: data,
+    "64/16": from_arm_layout,
+    "4-rows": from_four_row_layout,
+}
+"""Weights and the bytes they take together, or rows that share a byte -> what makes the bytes of an I2_S tensor those of the first."""
 
 
 def _check_i2_s(data: NDArray[np.uint8], shape: tuple[int, int]) -> None:

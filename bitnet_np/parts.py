@@ -34,9 +34,9 @@ class Source(Protocol):
 class Parts:
     """The tensors of a file that nobody has taken yet."""
 
-    def __init__(self, file: Source, config: Config, allow_nan: bool = False) -> None:
+    def __init__(self, file: Source, config: Config, allow_nan: bool = False, i2s_layout: str = packing.I2S_DEFAULT) -> None:
         self.file, self.config, self.family = file, config, families.FAMILIES[config.architecture]
-        self.allow_nan = allow_nan
+        self.allow_nan, self.i2s_layout = allow_nan, i2s_layout
         self.tensors = dict(file.tensors)
 
     def take(self, name: str, shape: tuple[int, ...]) -> Tensor:

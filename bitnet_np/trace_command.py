@@ -7,10 +7,10 @@ from pathlib import Path
 
 from numpy.typing import NDArray
 
-from . import progress
+from .arguments import loaded
 from .errors import OptionError, ShapeError
 from .interop import FORMATS, writer
-from .load import load, open_model
+from .load import open_model
 from .text import Tokenizer, tokenizer_from
 from .trace import record_trace
 from .transformer import DIALECTS
@@ -39,7 +39,7 @@ def run_trace(arguments: argparse.Namespace, read_tokens: ReadTokens, table: Tab
     ids = read_tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
     if ids.ndim == 2 and len(ids) != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected one sequence")
-    model = load(arguments.model, progress.bar("checking weights"), allow_nan=arguments.allow_nan)
+    model = loaded(arguments.model, arguments)
     written = record_trace(
         model,
         ids,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from models import assert_same_bits
 
 from bitnet_np import embedded, packing
-from bitnet_np.errors import Error, FileFormatError, NonFiniteError, ShapeError, UnsupportedError
+from bitnet_np.errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES, LARGEST_ANGLE, MATRICES, NORMS, layer_shapes, rope_frequencies
 from bitnet_np.gguf_file import open_gguf
 from bitnet_np.kernels import cpu
@@ -70,6 +70,18 @@ TENSORS = {
 MATRIX_NAMES = [name for name, value in TENSORS.items() if isinstance(value, Ternary)]
 FLOAT_NAMES = [name for name in TENSORS if name not in MATRIX_NAMES]
 TYPES = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
+
+
+def i2s_as_arm_writes_it(matrix):
+    """64 weights in 16 bytes, element e in byte e % 16 at bits 6 - 2 * (e // 16)."""
+    codes = (matrix + 1).astype(np.uint8).reshape(-1, 4, 16)
+    return (codes[:, 0] << 6 | codes[:, 1] << 4 | codes[:, 2] << 2 | codes[:, 3]).tobytes()
+
+
+def i2s_as_four_rows(matrix):
+    """One column of four rows in a byte."""
+    codes = (matrix + 1).astype(np.uint8).reshape(len(matrix) // 4, 4, -1)
+    return (codes[:, 0] << 6 | codes[:, 1] << 4 | codes[:, 2] << 2 | codes[:, 3]).tobytes()
 
 
 def entry(name, value):
@@ -318,6 +330,26 @@ def test_no_code_is_three(tmp_path_factory, data):
     path.unlink()  # a file that is still mapped must not change
     path.write_bytes(raw[:at] + bytes([raw[at] | three]) + raw[at + 1 :])
     assert_refused(path, FileFormatError, f"tensor {tensor.name} has the ternary code 3")
+
+
+@pytest.mark.parametrize(
+    ("layout", "write_codes"), [("64/16", i2s_as_arm_writes_it), ("4-rows", i2s_as_four_rows)], ids=["64/16", "4-rows"]
+)
+def test_the_other_layouts_of_i2s_are_read_when_asked_for(write, layout, write_codes):
+    tensors = {
+        name: Entry(name, value.shape[::-1], I2_S.number, data=write_codes(packing.unpack(value)) + packing.to_i2s(value)[-32:].tobytes())
+        for name, value in TENSORS.items()
+        if isinstance(value, Ternary)
+    }
+    path = write(tensors=tensors)
+    assert_same_model(load(path, i2s_layout=layout), written_model())
+    tokens = [[0, 8, 3]]
+    assert (forward_full(load(path), tokens) != forward_full(written_model(), tokens)).any()
+
+
+def test_no_other_layout_is_known(write):
+    with pytest.raises(OptionError, match="i2s_layout is '32/8', expected one of 128/32, 64/16, 4-rows"):
+        load(write(), i2s_layout="32/8")
 
 
 def test_what_follows_the_scale_is_padding(write):

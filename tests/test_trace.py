@@ -232,7 +232,7 @@ def command(*arguments):
     parser = argparse.ArgumentParser()
     trace_command.add_arguments(parser)
     parser.add_argument("--tokens")
-    parser.set_defaults(tokens_file=None, text=None, json=False, dialect="exact", allow_nan=False)
+    parser.set_defaults(tokens_file=None, text=None, json=False, dialect="exact", allow_nan=False, i2s_layout="128/32")
     parser.add_argument("--json", action="store_true")
     with model_path() as path:
         return trace_command.run_trace(parser.parse_args([str(path), *map(str, arguments)]), cli._tokens, cli._table)

@@ -1,0 +1,24 @@
+"""Command-line arguments that several commands share, and what they mean."""
+
+import argparse
+from pathlib import Path
+
+from . import packing, progress
+from .load import load
+from .model import Model
+
+
+def add_load_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--allow-nan", action="store_true", help="load a model with NaN or infinity in its weights all the same")
+    parser.add_argument(
+        "--i2s-layout",
+        choices=packing.I2S_LAYOUTS,
+        default=packing.I2S_DEFAULT,
+        help="how I2_S matrices lie in the file, which no file says: the released one (default), bitnet.cpp's for ARM from the end of "
+        "2025, or its four rows in a byte. Read in another one, half of all weights are wrong",
+    )
+
+
+def loaded(path: Path, arguments: argparse.Namespace) -> Model:
+    """The model, as the arguments ask for it, with a progress bar."""
+    return load(path, progress.bar("checking weights"), allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout)
