@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numba.core import event
 
 from bitnet_np import KVCache, forward, forward_full
 from bitnet_np.errors import Error
@@ -147,23 +148,49 @@ def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
     raise AssertionError
 
 
+class _Compiling(event.Listener):
+    """Calls `lift` when Numba begins to compile and `limit` when it is done: LLVM aborts the process where it gets no memory."""
+
+    def __init__(self, lift: Callable[[], None], limit: Callable[[], None]) -> None:
+        self.lift, self.limit, self.depth = lift, limit, 0
+
+    def on_start(self, event: object) -> None:
+        self.depth += 1
+        if self.depth == 1:
+            self.lift()
+
+    def on_end(self, event: object) -> None:
+        self.depth -= 1
+        if self.depth == 0:
+            self.limit()
+
+
 @contextmanager
 def limited_memory(size: int) -> Iterator[None]:
     """No more private memory than the process has now and `size` bytes; a larger claim is a MemoryError. On Linux, elsewhere no limit.
 
-    Mapped files do not count. What the allocator has kept from before can be used again, so a little more may pass.
+    Mapped files do not count, nor what compiling a kernel takes. What the allocator has kept from before can be used again, so a little
+    more may pass.
     """
     status = Path("/proc/self/status")
     if resource is None or not status.exists():
         yield
         return
-    now = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmData")) * 1024
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (now + size, most))
-    try:
-        yield
-    finally:
+
+    def limit() -> None:
+        now = next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith("VmData")) * 1024
+        resource.setrlimit(resource.RLIMIT_DATA, (now + size, most))
+
+    def lift() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+    limit()
+    try:
+        with event.install_listener("numba:compile", _Compiling(lift, limit)):
+            yield
+    finally:
+        lift()
 
 
 def use_model(folder: Path, n: int) -> None:
