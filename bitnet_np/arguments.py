@@ -1,10 +1,11 @@
 """Command-line arguments that several commands share, and what they mean."""
 
 import argparse
-from pathlib import Path
 
 from . import packing, progress
-from .load import load
+from .gguf_file import GGUFFile
+from .hf_folder import Folder
+from .load import model_from
 from .model import Model
 
 
@@ -19,6 +20,6 @@ def add_load_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def loaded(path: Path, arguments: argparse.Namespace) -> Model:
-    """The model, as the arguments ask for it, with a progress bar."""
-    return load(path, progress.bar("checking weights"), allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout)
+def loaded(file: GGUFFile | Folder, arguments: argparse.Namespace) -> Model:
+    """The model of an open file, as the arguments ask for it, with a progress bar."""
+    return model_from(file, progress.bar("checking weights"), allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout)

@@ -77,7 +77,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     if arguments.chat or any(isinstance(prompt, str) for _, _, prompt in lines):
         tokenizer = tokenizer_from(file.metadata, file.path)
     stops = (tokenizer.stops if tokenizer else ()) if stop is None else stop
-    model = loaded(model_path, arguments)
+    model = loaded(file, arguments)
     head = certified_for(model, sampling, arguments.n, arguments.head if arguments.head == "certified" else "exact")
     requests = []
     for number, name, prompt in lines:

@@ -337,7 +337,7 @@ def _logits(arguments: argparse.Namespace) -> int:
     _check_out(arguments.out)
     file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    model = loaded(arguments.model, arguments)
+    model = loaded(file, arguments)
     start = time.perf_counter()
     chunk = 1 if arguments.chunk is None else arguments.chunk
     result = _compute(model, ids, arguments, mode=mode, parallel_threshold=arguments.parallel_threshold, chunk=chunk)
@@ -402,7 +402,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
         numbers = None if arguments.uniforms is None else _numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
-        model = loaded(path, arguments)
+        model = loaded(file, arguments)
         tokens = stream(
             model,
             ids.tolist(),
@@ -452,20 +452,20 @@ def _check(arguments: argparse.Namespace) -> int:
         raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
     file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    report, logits = _judged(arguments, ids)
+    report, logits = _judged(file, arguments, ids)
     if not arguments.json:
         print(f"{_printable(f'{arguments.theirs} against {arguments.model}')}, dialect {arguments.dialect}\n")
     return show_check(arguments, report, logits, _table)
 
 
-def _judged(arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgement | None]:
+def _judged(file: GGUFFile | Folder, arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgement | None]:
     """Theirs against ours."""
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
         theirs = _read_npy(arguments.theirs, "logits")
-        logits = check_logits(loaded(arguments.model, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
+        logits = check_logits(loaded(file, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
         return Report(logits.verdict, logits.reason), logits
     trace = read_any(arguments.theirs, arguments.format, tokens=ids)
-    return check_trace(loaded(arguments.model, arguments), ids, trace, DIALECTS[arguments.dialect])
+    return check_trace(loaded(file, arguments), ids, trace, DIALECTS[arguments.dialect])
 
 
 # What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.
@@ -474,7 +474,7 @@ _EXPECTED = {("bitnet.cpp", n): Verdict.ROUNDING if n <= 17 else Verdict.FLIPS f
 
 def _check_embedded(arguments: argparse.Namespace) -> int:
     with embedded.model_path() as path:
-        model = loaded(path, arguments)
+        model = loaded(open_model(path), arguments)
     recording = embedded.recording()
     found: dict[str, dict[str, Judgement]] = {}
     fine = True
@@ -510,7 +510,7 @@ def _nll(arguments: argparse.Namespace) -> int:
     _check_out(arguments.out)
     file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    model = loaded(arguments.model, arguments)
+    model = loaded(file, arguments)
     bar = progress.bar("reading")
     values = token_nll(model, ids, stride=arguments.stride, dialect=DIALECTS[arguments.dialect], progress=bar)
     if arguments.out is not None:

@@ -39,7 +39,7 @@ def run_trace(arguments: argparse.Namespace, read_tokens: ReadTokens, table: Tab
     ids = read_tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
     if ids.ndim == 2 and len(ids) != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected one sequence")
-    model = loaded(arguments.model, arguments)
+    model = loaded(file, arguments)
     written = record_trace(
         model,
         ids,
