@@ -1,7 +1,7 @@
 """A model file -> a Model: every tensor checked, float tables left where they lie in the mapped file."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -127,11 +127,11 @@ def _linears(parts: Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> dic
     allowed = all(field in family.optional_biases for field in shapes) and name + ".bias" in parts.tensors
     bias = parts.vector(name + ".bias", ends[-1]) if required or allowed else None
     scale = parts.vector(name + ".scale", 1)[0] if family.scales and name + ".scale" in parts.tensors else None
-    found = {}
-    for (field, (n, _)), end in zip(shapes.items(), ends, strict=True):
-        weights = _weights(parts, tensor, slice(end - n, end))
-        found[field] = Linear(weights, None if bias is None else bias[end - n : end], scale)
-    return found
+    pieces = [slice(end - shape[0], end) for shape, end in zip(shapes.values(), ends, strict=True)]
+    return {
+        field: Linear(weights, None if bias is None else bias[rows], scale)
+        for field, weights, rows in zip(shapes, _weights(parts, tensor, pieces), pieces, strict=True)
+    }
 
 
 def _rope_factors(parts: Parts) -> NDArray[np.float32]:
@@ -155,23 +155,30 @@ def _blocks(parts: Parts, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
     return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
 
 
-def _weights(parts: Parts, tensor: Tensor, rows: slice) -> Weights:
-    """Some rows of a matrix of a layer."""
+def _weights(parts: Parts, tensor: Tensor, pieces: Sequence[slice]) -> Sequence[Weights]:
+    """The matrices of a layer that some rows each of a tensor are."""
     if tensor.type is I2_S:
-        return _ternary(parts, tensor, rows)
+        return _ternary(parts, tensor, pieces)
     if tensor.type in TERNARY_TYPES:
-        found = _blocks(parts, tensor, rows)
-        try:
-            ternary = quants.ternary_of(found)
-        except FileFormatError as error:
-            raise FileFormatError(f"{parts.file.path}: tensor {tensor.name}: {error}") from None
-        return found if ternary is None else replace(ternary, blocks=found)
+        return [_ternary_blocks(parts, tensor, rows) for rows in pieces]
     if parts.family.ternary or tensor.type not in _TABLES:
         raise refuse_type(parts.file, tensor, names((I2_S, *(TERNARY_TYPES if parts.family.ternary else _TABLES))))
-    return _blocks(parts, tensor, rows) if tensor.type in BLOCK_TYPES else floats(parts, tensor)[rows]
+    if tensor.type in BLOCK_TYPES:
+        return [_blocks(parts, tensor, rows) for rows in pieces]
+    table = floats(parts, tensor)
+    return [table[rows] for rows in pieces]
 
 
-def _ternary(parts: Parts, tensor: Tensor, rows: slice) -> Ternary:
+def _ternary_blocks(parts: Parts, tensor: Tensor, rows: slice) -> Weights:
+    found = _blocks(parts, tensor, rows)
+    try:
+        ternary = quants.ternary_of(found)
+    except FileFormatError as error:
+        raise FileFormatError(f"{parts.file.path}: tensor {tensor.name}: {error}") from None
+    return found if ternary is None else replace(ternary, blocks=found)
+
+
+def _ternary(parts: Parts, tensor: Tensor, pieces: Sequence[slice]) -> list[Ternary]:
     n, m = tensor.shape
     try:
         data = packing.I2S_LAYOUTS[parts.i2s_layout](tensor.data, (n, m))
@@ -184,6 +191,6 @@ def _ternary(parts: Parts, tensor: Tensor, rows: slice) -> Ternary:
     if cpu.has_code_three(codes):
         raise FileFormatError(f"{parts.file.path}: tensor {tensor.name} has the ternary code 3, which means nothing: a damaged file")
     width = packing.i2s_row_bytes(m)
-    weights = packing.from_i2s(codes[rows.start * width : rows.stop * width], scale, (rows.stop - rows.start, m))
+    found = [packing.from_i2s(codes[rows.start * width : rows.stop * width], scale, (rows.stop - rows.start, m)) for rows in pieces]
     parts.file.release(tensor)
-    return weights
+    return found
