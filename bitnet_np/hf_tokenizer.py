@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from .byte_level import DIGITS, GPT2_WORDS, pre_tokenizer_name
 from .errors import FileFormatError, UnsupportedError, shown
-from .text import CONTROL, NORMAL, UNUSED, USER_DEFINED, pre_tokenizer_name
+from .vocabulary import CONTROL, NORMAL, UNUSED, USER_DEFINED
 
 _MAX_PADDING = 1 << 16  # rows of an embedding that no token has
 _OFF = (None, False, "")
@@ -108,20 +109,21 @@ def _pre_tokenizer(where: str, told: Any, whole_words: bool) -> str:
     parts = told.get("pretokenizers") if isinstance(told, dict) and told.get("type") == "Sequence" else [told]
     name = None
     if isinstance(parts, list) and parts and all(isinstance(part, dict) for part in parts):
-        *splits, last = parts
-        plain = last.get("type") == "ByteLevel" and last.get("add_prefix_space") is False
-        patterns = [_pattern(part) for part in splits]
-        if plain and last.get("use_regex", True) is True:
-            name = None if splits else pre_tokenizer_name(None, whole_words)
-        elif plain and None not in patterns:
-            name = pre_tokenizer_name(tuple(str(pattern) for pattern in patterns), whole_words)
+        *cuts, last = parts
+        patterns = [_pattern(part) for part in cuts]
+        if last.get("use_regex", True) is True:
+            patterns.append(GPT2_WORDS)
+        if last.get("type") == "ByteLevel" and last.get("add_prefix_space") is False:
+            name = pre_tokenizer_name(tuple(pattern or "" for pattern in patterns), whole_words)
     if name is None:
         raise UnsupportedError(f"{where}: pre_tokenizer is {shown(told)} with ignore_merges {whole_words}, which has no name in GGUF here")
     return name
 
 
 def _pattern(part: Mapping[str, Any]) -> str | None:
-    """Of a Split that keeps all it cuts."""
+    """Of a step that keeps all it cuts."""
+    if part.get("type") == "Digits" and part.get("individual_digits") is True:
+        return DIGITS
     pattern = part.get("pattern")
     plain = part.get("type") == "Split" and part.get("behavior") == "Isolated" and part.get("invert") is False
     found = pattern.get("Regex") if plain and isinstance(pattern, dict) else None

@@ -10,22 +10,23 @@ from hypothesis import strategies as st
 from test_convert import bitnet_folder
 
 from bitnet_np import cli
+from bitnet_np.byte_level import LLAMA3_WORDS, PRE_TOKENIZERS
 from bitnet_np.errors import Error, FileFormatError, UnsupportedError
 from bitnet_np.gguf_file import open_gguf
 from bitnet_np.hf_folder import open_folder
-from bitnet_np.text import _LLAMA3_WORDS, tokenizer_from
+from bitnet_np.text import tokenizer_from
 from scripts.make_model import CHAT_TEMPLATE, vocabulary
 
 tokenizers = pytest.importorskip("tokenizers")
 
 SIZE = 600
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-SPLIT = {"type": "Split", "pattern": {"Regex": _LLAMA3_WORDS}, "behavior": "Isolated", "invert": False}
+SPLIT = {"type": "Split", "pattern": {"Regex": LLAMA3_WORDS}, "behavior": "Isolated", "invert": False}
 LLAMA3 = {"type": "Sequence", "pretokenizers": [SPLIT, BYTES]}
 GPT2 = BYTES | {"use_regex": True}
 
 
-def tokenizer_json(pre=LLAMA3, pairs=True):
+def tokenizer_json(pre=LLAMA3, whole_words=True, pairs=True):
     """Of make_model's vocabulary: bytes, words, and special tokens at the end."""
     tokens, merges, special = vocabulary(SIZE)
     first = SIZE - special
@@ -61,7 +62,7 @@ def tokenizer_json(pre=LLAMA3, pairs=True):
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": pre is LLAMA3,
+            "ignore_merges": whole_words,
             "vocab": {token: i for i, token in enumerate(tokens[:first])},
             "merges": [merge.split(" ") for merge in merges] if pairs else merges,
         },
@@ -77,9 +78,13 @@ def write(folder, told, config=None):
     return folder
 
 
-@pytest.fixture(scope="module", params=["llama3", "gpt2"])
+DIGITS_GPT2 = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
+STYLES = {"llama3": (LLAMA3, True), "gpt2": (GPT2, False, False), "digits": (DIGITS_GPT2, False)}
+
+
+@pytest.fixture(scope="module", params=STYLES)
 def both(request, tmp_path_factory):
-    folder = write(tmp_path_factory.mktemp("t"), tokenizer_json(*{"llama3": (LLAMA3, True), "gpt2": (GPT2, False)}[request.param]))
+    folder = write(tmp_path_factory.mktemp("t"), tokenizer_json(*STYLES[request.param]))
     ours = tokenizer_from(open_folder(folder).metadata, folder)
     return ours, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
@@ -89,6 +94,15 @@ def test_the_library_gives_the_same_ids(both, text):
     ours, theirs = both
     assert ours.encode(text, special=True) == theirs.encode(text).ids
     assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_patterns_have_the_name_that_stands_for_them(name, tmp_path):
+    rules = PRE_TOKENIZERS[name]
+    splits = [SPLIT | {"pattern": {"Regex": pattern}} for pattern in rules.patterns]
+    write(tmp_path, tokenizer_json({"type": "Sequence", "pretokenizers": [*splits, BYTES]}, rules.whole_words))
+    found = PRE_TOKENIZERS[open_folder(tmp_path).metadata["tokenizer.ggml.pre"]]
+    assert (found.patterns, found.whole_words) == (rules.patterns, rules.whole_words)
 
 
 def test_special_tokens_and_the_chat_template(both):
@@ -124,7 +138,7 @@ def changed(key, value):
         (changed("pre_tokenizer.pretokenizers.0.pattern", {"Regex": r"\d"}), UnsupportedError, "pre_tokenizer is"),
         (changed("pre_tokenizer.pretokenizers.0.behavior", "Removed"), UnsupportedError, "pre_tokenizer is"),
         (changed("pre_tokenizer.pretokenizers.1.add_prefix_space", True), UnsupportedError, "pre_tokenizer is"),
-        (changed("model.ignore_merges", False), UnsupportedError, "with ignore_merges False"),
+        (changed("pre_tokenizer.pretokenizers.1.use_regex", True), UnsupportedError, "pre_tokenizer is"),
         (changed("added_tokens.0.lstrip", True), UnsupportedError, "has lstrip"),
         (changed("added_tokens.0.id", 3), FileFormatError, "as 3, expected an id of its own"),
         (changed("added_tokens.0.id", -1), FileFormatError, "as -1, expected an id of its own"),
