@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from .byte_level import ByteLevelBpe, byte_level_bpe, pre_tokenizer
 from .chat_template import render
 from .errors import OptionError, TokenRangeError, UnsupportedError, shown
 from .spm import SPACE, ScoredPieces, scored_pieces
-from .vocabulary import BYTE, CONTROL, NORMAL, SPECIAL, UNKNOWN, USER_DEFINED, Keys, read_vocabulary
+from .vocabulary import BYTE, CONTROL, NFC, NORMAL, SPECIAL, UNKNOWN, USER_DEFINED, Keys, read_vocabulary
 
 _NAMED = ("bos", "eos", "eot", "padding", "unknown")
 _SPM_NAMED = {"bos": 1, "eos": 2, "unknown": 0}  # where a file with the tokenizer "llama" does not say
@@ -39,6 +40,7 @@ class Tokenizer:
     template: str | None = field(repr=False)
     tokens: Sequence[str] = field(repr=False)  # as spelled in the file
     types: np.ndarray = field(repr=False)  # int [len(tokens)]
+    _nfc: bool = field(repr=False)  # text is brought to Unicode's form C before it is cut
     _ordinary: ByteLevelBpe | ScoredPieces = field(repr=False)
     _bytes: Mapping[int, int] = field(repr=False)  # of tokens of type byte
     _ids: Mapping[str, int] = field(repr=False)  # of tokens that are found in a text before it is cut
@@ -56,7 +58,7 @@ class Tokenizer:
         pieces = (self._any_special if special else self._user_defined).split(text)
         for i, piece in enumerate(pieces):  # split leaves what it matched at odd places
             if piece:
-                ids += [self._ids[piece]] if i % 2 else self._ordinary.encode(piece)
+                ids += [self._ids[piece]] if i % 2 else self._ordinary.encode(normalize("NFC", piece) if self._nfc else piece)
         return ids + self._named("eos", self.eos, self.add_eos if add_eos is None else add_eos)
 
     def decode(self, ids: Iterable[int], *, after: Sequence[int] = (), skip_special: bool = True) -> str:
@@ -175,6 +177,7 @@ def tokenizer_from(metadata: Mapping[str, Any], path: str | PathLike[str]) -> To
         template=keys.get("tokenizer.chat_template", str),
         tokens=vocabulary.tokens,
         types=vocabulary.types,
+        _nfc=keys.get(NFC, bool) is True,
         _ordinary=ordinary,
         _bytes=vocabulary.bytes,
         _ids={**user_defined, **control},

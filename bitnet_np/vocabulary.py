@@ -14,6 +14,8 @@ T = TypeVar("T")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = TYPES = range(1, 7)  # llama_token_type
 SPECIAL = (UNKNOWN, CONTROL, UNUSED)  # say something to the model, nothing to a reader
 
+NFC = "tokenizer.bitnet_np.nfc"  # a key of our own: GGUF has none for text that is normalised before it is cut
+
 _BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
@@ -71,6 +73,11 @@ def read_vocabulary(keys: Keys) -> Vocabulary:
     for spelling in ids[BYTE]:
         keys.check(spelling in _BYTES, "tokenizer.ggml.tokens", f"has {shown(spelling)} of type byte, expected <0x00> to <0xFF>")
     return Vocabulary(tokens, types, ids, {token: _BYTES[spelling] for spelling, token in ids[BYTE].items()})
+
+
+def is_byte(spelling: str) -> bool:
+    """Whether a token of type byte is spelled like this."""
+    return spelling in _BYTES
 
 
 def read_scores(keys: Keys, vocabulary: int) -> np.ndarray:  # -> float64 [vocabulary]

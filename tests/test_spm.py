@@ -1,7 +1,9 @@
 """SentencePiece's BPE from the metadata of a GGUF file, judged by SentencePiece itself."""
 
 import io
+import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +12,12 @@ from hypothesis import strategies as st
 from test_text import CORPUS
 
 from bitnet_np.errors import FileFormatError, UnsupportedError
+from bitnet_np.hf_tokenizer import tokenizer_metadata
 from bitnet_np.text import tokenizer_from
 from bitnet_np.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 sentencepiece = pytest.importorskip("sentencepiece")
+tokenizers = pytest.importorskip("tokenizers")
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto  # noqa: E402
 
@@ -87,7 +91,7 @@ texts = st.lists(
 
 @BY_NAME
 @given(text=texts)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_ids_are_sentencepieces(name, text):
     ours, theirs = BOTH[name]
     ids = ours.encode(text)
@@ -97,7 +101,7 @@ def test_ids_are_sentencepieces(name, text):
 
 @BY_NAME
 @given(data=st.data())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_any_ids_say_what_sentencepiece_says_and_a_stream_says_the_same(name, data):
     ours, theirs = BOTH[name]
     ids = data.draw(st.lists(st.integers(3, len(ours.tokens) - 1)))  # without <unk>, which SentencePiece shows as a sign of its own
@@ -119,7 +123,7 @@ def one_sign(text):
     unused=st.sets(st.integers(0, 14)),
     text=st.text("ab ", max_size=24),
 )
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=500)
 def test_vocabularies_that_no_training_makes(pieces, scores, unused, text):
     """Pieces without parts, equal scores, parts that score less than the whole."""
     proto = ModelProto()
@@ -138,6 +142,116 @@ def test_bytes_come_one_by_one_and_a_character_comes_whole():
     stream = ours.decode_stream()
     assert [stream.feed(token) for token in ids] == ["", "a", "", "", "", "🙂", "b"]
     assert ours.decode(ids[:3]) == "a\ufffd"
+
+
+# The same in a tokenizer.json: as transformers converts such models, scores become merges of all pairs that make a token.
+
+
+def converted(proto):
+    vocab = {piece.piece: i for i, piece in enumerate(proto.pieces)}
+    merges = []
+    for token, piece in zip(vocab, proto.pieces, strict=True):
+        pairs = [(token[:i], token[i:]) for i in range(1, len(token)) if token[:i] in vocab and token[i:] in vocab]
+        merges += [(*pair, piece.score) for pair in sorted(pairs, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))]
+    merges.sort(key=lambda merge: (merge[2], len(merge[0]), len(merge[1])), reverse=True)
+    plain = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": proto.pieces[i].piece, **plain} for i in range(3)],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                {"type": "Prepend", "prepend": "\u2581"},
+                {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
+            ],
+        },
+        "pre_tokenizer": None,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": None,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": "<unk>",
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "ignore_merges": False,
+            "vocab": vocab,
+            "merges": [[left, right] for left, right, _ in merges],
+        },
+    }
+
+
+def from_json(told, config=(("bos_token", "<s>"), ("eos_token", "</s>"))):
+    return tokenizer_from(tokenizer_metadata(Path("m"), told, dict(config), {}, None), "m")
+
+
+METASPACE = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "never", "split": False}
+
+
+@pytest.fixture(scope="module", params=["prefix", "no prefix"])
+def json_and_library(request):
+    told = converted(PROTOS["llama"])
+    if request.param == "no prefix":
+        told |= {"normalizer": None, "pre_tokenizer": METASPACE}
+    return from_json(told), tokenizers.Tokenizer.from_str(json.dumps(told))
+
+
+@given(text=texts)
+@settings(deadline=None, max_examples=100)
+def test_tokenizer_json_gives_the_ids_of_the_library(json_and_library, text):
+    ours, library = json_and_library
+    assert ours.encode(text, special=True) == library.encode(text).ids
+
+
+def changed(**changes):
+    told = converted(PROTOS["llama"])
+    for path, value in changes.items():
+        *keys, last = path.split("__")
+        part = told
+        for key in keys:
+            part = part[key]
+        part[last] = value
+    return told
+
+
+MERGES = converted(PROTOS["llama"])["model"]["merges"]
+AGAIN = next(i for i in range(1, len(MERGES)) if "".join(MERGES[i]) == "".join(MERGES[i - 1]))  # the second pair that makes a token
+
+
+@pytest.mark.parametrize(
+    ("told", "match"),
+    [
+        (changed(model__merges=MERGES[1:]), "model.merges with byte_fallback are not what scores of tokens can say"),
+        (changed(model__merges=[*MERGES[:AGAIN], *MERGES[AGAIN + 1 :], MERGES[AGAIN]]), "model.merges with byte_fallback are not"),
+        (changed(model__ignore_merges=True), "model.ignore_merges is True"),
+        (changed(normalizer=None), "normalizer is None and pre_tokenizer None, supported with byte_fallback are"),
+        (changed(normalizer={"type": "NFC"}), r"normalizer is \{'type': 'NFC'\} and"),
+        (changed(normalizer=None, pre_tokenizer=METASPACE | {"prepend_scheme": "always"}), "'prepend_scheme': 'always'"),
+        (changed(normalizer=None, pre_tokenizer=METASPACE | {"prepend_scheme": "first"}), "'prepend_scheme': 'first'"),
+        (changed(added_tokens=[{"id": 1, "content": "<s>", "normalized": True}]), "the added token '<s>' is normalized"),
+        (changed(post_processor={"type": "TemplateProcessing", "single": []}), r"post_processor makes \[\], supported is a text"),
+    ],
+)
+def test_what_is_no_such_tokenizer_json_is_refused_by_name(told, match):
+    with pytest.raises(UnsupportedError, match=r"m/tokenizer\.json: .*" + match):
+        from_json(told)
+
+
+def test_a_tokenizer_json_says_what_a_text_gets():
+    ours = from_json(converted(PROTOS["llama"]))
+    assert (ours.bos, ours.eos, ours.add_bos, ours.add_eos) == (1, 2, True, False)
+    assert ours.types[:4].tolist() == [UNKNOWN, CONTROL, CONTROL, BYTE]
+    step = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    ours = from_json(changed(post_processor__single=[{"Sequence": {"id": "A", "type_id": 0}}, step]))
+    assert (ours.add_bos, ours.add_eos) == (False, True)
+    assert ours.encode("it")[-1] == 2
 
 
 # What SentencePiece leaves to others: tokens that are found in a text. The rules are llama.cpp's.
@@ -175,7 +289,7 @@ def mixed(draw_texts):
 
 
 @given(text=mixed(texts).filter(lambda text: "\u2581" not in text and "<unk>" not in text))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_round_trips_with_tokens_that_are_found(special, text):
     ids = special.encode(text, special=True)
     assert ids[0] == 1
