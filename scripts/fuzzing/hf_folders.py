@@ -34,6 +34,7 @@ _KNOWN = {
     "head_dim": 16,
     "pretraining_tp": 2,
 }
+_NEEDED = ("config.json", "model.safetensors", "model.safetensors.index.json")  # a folder without them is not one of a model
 _VALUES: list[Any] = [None, True, False, "", "bitnet", "llama", "silu", "relu2", "gelu", "x" * 300, [], [[]], {}, {"a": 1}, 1.5, 10**400]
 
 
@@ -70,7 +71,7 @@ def _edit_config(files: Files, draw: random.Random) -> None:
     """A value changes, or a key goes or comes, at the top or in an object."""
     try:
         config = json.loads(files["config.json"])
-    except (KeyError, ValueError):  # it was damaged before
+    except Exception:  # it was damaged before
         return
     objects = [config, *(value for value in config.values() if isinstance(value, dict))] if isinstance(config, dict) else []
     where = draw.choice(objects) if objects else {}
@@ -118,7 +119,7 @@ def _edit_tensors(files: Files, draw: random.Random) -> None:
     name = draw.choice(names or sorted(files))
     try:
         tensors = _tensors(files[name])
-    except (ValueError, KeyError, TypeError, AttributeError):  # it was damaged before
+    except Exception:  # it was damaged before
         return
     if not tensors:
         return
@@ -175,7 +176,7 @@ def _edit_text(files: Files, draw: random.Random) -> None:
         files[name] = bytes(edit_words(bytearray(files[name]), draw))
     elif change < 0.9:
         files[name] = bytes(edit_bytes(bytearray(files[name]), draw, near=draw.choice([16, 4096, None])))
-    elif change < 0.95 and name not in ("config.json", "model.safetensors"):  # without them it is no folder of a model
+    elif change < 0.95 and name not in _NEEDED:
         del files[name]
     else:
         files[draw.choice(sorted(files))] = files[name]
