@@ -255,6 +255,7 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch):
     monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
     for name in ("_store_ternary", "_ternary_tile", "_ternary_tile_apart"):
         monkeypatch.setattr(cpu, name, njit(getattr(cpu, name).py_func))
-    monkeypatch.setattr(cpu, "_ternary_matmul", njit(cpu._ternary_matmul.py_func, parallel=True))
+    kernel = njit(cpu._ternary_matmul.shared.py_func)
+    monkeypatch.setattr(cpu, "_ternary_matmul", cpu._Kernel(kernel, kernel))
     for rows, same in zip((1, 2, 3, 5), expected, strict=True):
         assert_same_bits(cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7), same)

@@ -7,10 +7,11 @@ Every output row has one owner, so threads cannot change a bit. Each kernel is a
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import get_num_threads, njit, prange, set_num_threads
+from numba import njit, prange
 from numpy.typing import NDArray
 
 from . import simd
@@ -45,7 +46,20 @@ Floats = NDArray[np.float32]
 # IEEE division: Python's would raise on a zero, and test for one at every step
 _serial = njit(cache=True, error_model="numpy")
 _inlined = njit(cache=True, error_model="numpy", forceinline=True)  # what takes a full tile: as an argument it would go through memory
-_parallel = njit(cache=True, error_model="numpy", parallel=True)
+
+
+class _Kernel(NamedTuple):
+    """One kernel compiled two ways, which give the same bits."""
+
+    shared: Callable  # its `prange` shared out among threads
+    alone: Callable  # all on the calling thread
+
+
+def _parallel(function: Callable) -> _Kernel:
+    alone = FunctionType(function.__code__, function.__globals__, function.__name__ + "_alone")
+    alone.__qualname__ = alone.__name__  # by which Numba finds what it compiled on disk; it does not tell options apart
+    return _Kernel(njit(cache=True, error_model="numpy", parallel=True)(function), _serial(alone))
+
 
 # Accumulators that fit the registers: 16 of AVX-512's 32; else the same tile would be spilled to memory at every step.
 _WIDE = simd.is_wide()
@@ -54,6 +68,7 @@ _GROUPS = 4 if _WIDE else 1  # of 16 weight rows
 _VALUE_COLUMNS = 4 if _WIDE else 2
 _ROW_BLOCK = 32  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache while these pass
 _NO_WINDOW = 1 << 62
+_AHEAD = 12  # keys
 _QUERIES = 32  # that share one reading of the keys and values they see
 _UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a weight cannot be negative
 _SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
@@ -62,22 +77,17 @@ _SMALL = 1 << 15  # elementary steps below which waking other threads costs more
 _turn = threading.Lock()
 
 
-def _launch(kernel: Callable, work: int, *args: Any) -> None:
-    """Run a parallel kernel, on this thread alone when there is little to do.
+def _launch(kernel: _Kernel, work: int, *args: Any) -> None:
+    """Run a kernel, on this thread alone when there is little to do: asking for fewer threads takes longer than a small kernel.
 
-    One at a time, whichever Python thread calls: two at once would share the cores anyway, and abort the process where Numba has nothing
-    but its workqueue to run threads with.
+    Shared ones go one at a time, whichever Python thread calls: two at once would share the cores anyway, and abort the process where Numba
+    has nothing but its workqueue to run threads with.
     """
-    with _turn:
-        threads = get_num_threads()
-        if work > _SMALL or threads == 1:
-            kernel(*args)
-            return
-        set_num_threads(1)
-        try:
-            kernel(*args)
-        finally:
-            set_num_threads(threads)
+    if work <= _SMALL:
+        kernel.alone(*args)
+    else:
+        with _turn:
+            kernel.shared(*args)
 
 
 def _weights(array: NDArray) -> NDArray:
@@ -468,10 +478,25 @@ def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 
 
 
 @_serial
-def _chunk_scores(queries, width, keys, key_start, key_stride, n_keys, scale, scores):
-    """scores[i, j] = query i . key j * scale, for the keys of one chunk. Queries, and keys past the last, are padded to whole tiles."""
+def _ask_for(rows, start, stride, width, count):
+    """Prefetch the first `width` elements of `count` rows: pieces that lie apart, of which the processor foresees no more than one."""
+    for row in range(count):
+        for i in range(0, width, LANES):
+            prefetch(rows, start + row * stride + i)
+
+
+@_serial
+def _chunk_scores(queries, width, keys, values, key_start, key_stride, n_keys, scale, scores):
+    """scores[i, j] = query i . key j * scale, for the keys of one chunk. Queries, and keys past the last, are padded to whole tiles.
+
+    Few queries wait for memory: keys are asked for ahead of time, and values, which come next.
+    """
+    few = queries.shape[0] <= _TOKENS
     for j in range(0, n_keys, _ROWS):
         n_j, start = min(_ROWS, n_keys - j), key_start + j * key_stride
+        if few:
+            _ask_for(keys, start + _AHEAD * key_stride, key_stride, width, n_j)
+            _ask_for(values, start, key_stride, width, n_j)
         for i in range(0, queries.shape[0], _TOKENS):
             tile = _dot_tile(tile_f32(_ROWS, _TOKENS), keys, start, key_stride, n_j, queries, i * width, width, _TOKENS, width)
             store_products(tile, scale, scores, i * CHUNK + j, CHUNK)
@@ -562,7 +587,7 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
     for chunk in range(max(0, position[first] - window + 1) // CHUNK, position[end - 1] // CHUNK + 1):
         key = chunk * CHUNK
         n_keys = min(CHUNK, position[end - 1] + 1 - key)
-        _chunk_scores(queries, width, k, base + key * stride, stride, n_keys, scale, scores)
+        _chunk_scores(queries, width, k, v, base + key * stride, stride, n_keys, scale, scores)
         for i in range(n):
             low, high = _visible(position[first + i // group], window, key)
             m = _largest_score(scores[i], low, high, lanes)
