@@ -17,7 +17,7 @@ Tokens of all sequences are laid end to end in rows, so padding is never compute
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -445,12 +445,18 @@ def _norm(c: Config, x: Floats, gain: Floats, bias: Floats | None, ops: ModuleTy
     return ops.layer_norm(x, gain, np.zeros_like(gain) if bias is None else bias, c.eps)
 
 
+def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
+    """Whether the codes of x are what these weights multiply, and not x as ggml rounds it."""
+    return isinstance(weights, Ternary) and (not dialect.ggml_activations or weights.blocks is None)
+
+
 def _product(x: Floats, weights: Weights, codes: Codes | None, dialect: Dialect, ops: ModuleType) -> Floats:
     """x times a matrix: [R, M] -> [R, N]. Ternary weights of a layer take the codes of x instead. A head has no codes."""
+    if _takes_codes(weights, dialect):
+        assert codes is not None, "a head is never ternary"
+        return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
     if isinstance(weights, Ternary):
-        if not dialect.ggml_activations or weights.blocks is None:
-            assert codes is not None, "a head is never ternary"
-            return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
+        assert weights.blocks is not None, "or it would take codes"
         weights = weights.blocks
     if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and codes is not None and not dialect.ggml_activations:
         q, scale = codes()
@@ -480,16 +486,22 @@ def _layer(
         """Matrices that read the same input, by the names of what they give."""
         shared = Codes(source, n, x, ops, record)
 
-        def linear(name: str, w: Linear) -> Floats:
+        def product(name: str, w: Linear) -> Floats:
             if w.norm is None:
-                y = _product(x, w.weights, shared, dialect, ops)
-            else:
-                own = note(name + "_in", ops.rms_norm(x, w.norm, w.norm_eps or c.eps))
-                y = _product(own, w.weights, Codes(name + "_in", n, own, ops, record), dialect, ops)
+                return _product(x, w.weights, shared, dialect, ops)
+            own = note(name + "_in", ops.rms_norm(x, w.norm, w.norm_eps or c.eps))
+            return _product(own, w.weights, Codes(name + "_in", n, own, ops, record), dialect, ops)
+
+        def finish(name: str, w: Linear, y: Floats) -> Floats:
             y = y if w.scale is None else y * w.scale
             return note(name, y if w.bias is None else y + w.bias)
 
-        return [linear(name, w) for name, w in outputs.items()]
+        together = [w.weights for w in outputs.values() if w.norm is None and _takes_codes(w.weights, dialect)]
+        if len(together) == len(outputs) > 1:
+            matrices = ((weights.codes, weights.scale, weights.shape[0]) for weights in together)
+            found = zip(outputs.items(), ops.ternary_matmuls(*shared(), *matrices), strict=True)
+            return [finish(name, w, y) for (name, w), y in found]
+        return [finish(name, w, product(name, w)) for name, w in outputs.items()]
 
     def heads(x: Floats) -> Floats:
         return x.reshape(len(x), -1, c.head_dim)

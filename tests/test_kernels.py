@@ -253,6 +253,19 @@ def test_ternary_matmul_ignores_what_pads_a_row(width):
             assert_same_bits(cpu.ternary_matmul(q[:rows], one[:rows], codes, f32(1), 7), expected[:rows])
 
 
+@given(seed=seeds, rows=row_counts, width=widths, n=st.lists(columns, min_size=1, max_size=3), workers=st.sampled_from([1, 2]))
+def test_ternary_matmuls_is_each_alone(seed, rows, width, n, workers):
+    rng = np.random.default_rng(seed)
+    q, scale = rng.integers(-127, 128, (rows, width)).astype(np.int8), rng.uniform(0.5, 2, rows).astype(np.float32)
+    weights = [packing.pack(rng.integers(-1, 2, (each, width)), rng.uniform(0.5, 2)) for each in n]
+    matrices = [(w.codes, w.scale, w.shape[0]) for w in weights]
+    with threads(workers):
+        together = cpu.ternary_matmuls(q, scale, *matrices)
+    assert [out.shape for out in together] == [(rows, each) for each in n]
+    for out, matrix in zip(together, matrices, strict=True):
+        assert_same_bits(out, cpu.ternary_matmul(q, scale, *matrix))
+
+
 # --- float matmul ---------------------------------------------------------------------------------------------------------------------
 
 

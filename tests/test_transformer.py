@@ -608,7 +608,9 @@ def test_the_full_path_has_no_loop_over_tokens_and_no_cache(monkeypatch, dialect
         )
         seen.append((calls, records))
     assert seen[0] == seen[1] == seen[2]
-    assert seen[0][0]["ternary_matmul"] == 7 * model.config.n_layers
+    layers = model.config.n_layers
+    assert seen[0][0]["ternary_matmuls"] == 2 * layers, "query, key and value together; gate and up together"
+    assert seen[0][0]["ternary_matmul"] == 2 * layers
 
 
 def test_a_chunk_is_one_pass():

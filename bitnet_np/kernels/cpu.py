@@ -68,7 +68,8 @@ _GROUPS = 4 if _WIDE else 1  # of 16 weight rows
 _VALUE_COLUMNS = 4 if _WIDE else 2
 _ROW_BLOCK = 32  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache while these pass
 _NO_WINDOW = 1 << 62
-_AHEAD = 12  # keys
+_AHEAD = 12  # keys that are asked for ahead of time
+_STREAM = 1 << 13  # bytes that a single stream of weights is asked for ahead: the processor's own foresight ends with each page of 4 KB
 _QUERIES = 32  # that share one reading of the keys and values they see
 _UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a weight cannot be negative
 _SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
@@ -276,25 +277,25 @@ def _row_sums(q, sums):
 
 
 @_inlined
-def _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out):
-    """A finished tile to its place, by way of `edge` where it does not lie wholly inside."""
-    column, width = first * LANES, out.shape[1]
-    columns, rows = min(groups * LANES, width - column), min(tokens, out.shape[0] - token)
+def _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out, start, width):
+    """A finished tile to its place in the matrix [tokens, width] at `start`, by way of `edge` where it does not lie wholly inside."""
+    column = first * LANES
+    columns, rows = min(groups * LANES, width - column), min(tokens, scale.size - _TOKENS - token)
     if columns == groups * LANES and rows == tokens:
-        store_scaled(tile, sums, scale, token, factor, out, token * width + column, width)
+        store_scaled(tile, sums, scale, token, factor, out, start + token * width + column, width)
     else:
         store_scaled(tile, sums, scale, token, factor, edge, 0, groups * LANES)
         for j in range(rows):
             for i in range(columns):
-                out[token + j, column + i] = edge[j * groups * LANES + i]
+                out[start + (token + j) * width + column + i] = edge[j * groups * LANES + i]
 
 
 @_inlined
-def _ternary_tile(zeros, groups, tokens, codes, steps, first, end, q, token, sums, scale, factor, edge, out):
-    """The tile of output that begins at group `first` of 16 columns and at `token`; groups end at `end`."""
+def _ternary_tile(zeros, groups, tokens, codes, begin, steps, first, end, q, token, sums, scale, factor, edge, out, place, width):
+    """The tile of output that begins at group `first` of 16 columns and at `token`; groups end at `end`, their codes begin at `begin`."""
     n, present = min(groups, end - first), min(tokens, q.shape[0] - token)
     tile = zeros
-    start, x = first * steps * STEP, token * q.shape[1]
+    start, x = begin + first * steps * STEP, token * q.shape[1]
     for _ in range(steps):
         if token == 0:  # the groups that come next: several streams at once are more than the processor foresees
             for group in range(groups):
@@ -302,46 +303,69 @@ def _ternary_tile(zeros, groups, tokens, codes, steps, first, end, q, token, sum
         tile = ternary_step(tile, codes, start, steps * STEP, n, q, x, q.shape[1], present)
         start += STEP
         x += LANES
-    _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out)
+    _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out, place, width)
 
 
 @_inlined
-def _ternary_tile_apart(zeros, tokens, codes, steps, first, q, sums, scale, factor, edge, out):
+def _ternary_tile_apart(zeros, tokens, codes, begin, steps, first, q, sums, scale, factor, edge, out, place, width):
     """As `_ternary_tile` for one group and a call of one or two tokens: the weights are one stream of memory, read once and in order."""
     tile = zeros
-    start, x = first * steps * STEP, 0
+    start, x = begin + first * steps * STEP, 0
     for _ in range(steps):
+        prefetch(codes, start + _STREAM)
         tile = ternary_step_apart(tile, codes, start, 0, 1, q, x, q.shape[1], tokens)
         start += STEP
         x += LANES
-    _store_ternary(join_planes(tile), 1, tokens, first, 0, sums, scale, factor, edge, out)
+    _store_ternary(join_planes(tile), 1, tokens, first, 0, sums, scale, factor, edge, out, place, width)
+
+
+@_serial
+def _block_of(widths, size, block):
+    """Of three matrices cut into blocks of `size` columns: whose a block is, which of its blocks, how many columns others before have."""
+    first, second = -(-widths[0] // size), -(-widths[1] // size)
+    if block < first:
+        return 0, block, 0
+    if block < first + second:
+        return 1, block - first, widths[0]
+    return 2, block - first - second, widths[0] + widths[1]
 
 
 @_parallel
-def _ternary_matmul(codes, steps, q, scale, factor, out):
-    groups = (out.shape[1] + LANES - 1) // LANES
-    n = out.shape[0]
+def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out):
+    start = np.int64(codes.ctypes.data)
+    begins = np.int64(0), np.int64(second.ctypes.data) - start, np.int64(third.ctypes.data) - start  # of three arrays, as if they were one
+    n = q.shape[0]
+    size = LANES if n <= 2 else _GROUPS * LANES
+    blocks = -(-widths[0] // size) - (-widths[1] // size) - (-widths[2] // size)
     padded, sums = np.empty(n + _TOKENS, np.float32), np.empty(n + _TOKENS, np.int32)
     for i in range(padded.size):  # a tile reads the scales and sums of all its tokens, whether they are there or not
         padded[i], sums[i] = scale[min(i, n - 1)], 0
     _row_sums(q, sums)
     if n == 1:
-        for group in prange(groups):
+        for item in prange(blocks):
+            m, group, before = _block_of(widths, size, np.int64(item))
             edge = np.empty(LANES, np.float32)
-            _ternary_tile_apart(tile_i32(4, 1), 1, codes, steps, group, q, sums, padded, factor, edge, out)
+            place, width = before, widths[m]
+            _ternary_tile_apart(tile_i32(4, 1), 1, codes, begins[m], steps, group, q, sums, padded, factors[m], edge, out, place, width)
     elif n == 2:
-        for group in prange(groups):
+        for item in prange(blocks):
+            m, group, before = _block_of(widths, size, np.int64(item))
             edge = np.empty(2 * LANES, np.float32)
-            _ternary_tile_apart(tile_i32(4, 2), 2, codes, steps, group, q, sums, padded, factor, edge, out)
+            place, width = 2 * before, widths[m]
+            _ternary_tile_apart(tile_i32(4, 2), 2, codes, begins[m], steps, group, q, sums, padded, factors[m], edge, out, place, width)
     else:
-        for block in prange((groups + _GROUPS - 1) // _GROUPS):
+        for item in prange(blocks):
+            m, block, before = _block_of(widths, size, np.int64(item))
+            begin, factor, place, width = begins[m], factors[m], n * before, widths[m]
             edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
+            groups = -(-width // LANES)
             for token in range(0, n, _TOKENS):
                 _ternary_tile(
                     tile_i32(_GROUPS, _TOKENS),
                     _GROUPS,
                     _TOKENS,
                     codes,
+                    begin,
                     steps,
                     block * _GROUPS,
                     groups,
@@ -352,19 +376,34 @@ def _ternary_matmul(codes, steps, q, scale, factor, out):
                     factor,
                     edge,
                     out,
+                    place,
+                    width,
                 )
 
 
-def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8], w_scale: np.float32, width: int) -> Floats:
-    # [R, M] int8, [R], packed [N, M] (packing.py), N -> [R, N]
-    """Integers exactly, then float32: (accumulated - row sum) / scale * w_scale. Codes count 0, 1, 2, hence the row sum."""
+def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[NDArray[np.uint8], np.float32, int]) -> list[Floats]:
+    # [R, M] int8, [R], (packed [N, M] (packing.py), scale, N) each -> [R, N] each
+    """Up to three matrices that read the same input: integers exactly, then float32, (accumulated - row sum) / scale * the weights' scale.
+
+    Codes count 0, 1, 2, hence the row sum. Together, because threads that start and wait for each other cost as much as a small matrix.
+    """
     rows, m = q.shape
     steps = -(-m // LANES)
     if m % LANES:
         q = np.concatenate([q, np.zeros((rows, steps * LANES - m), np.int8)], axis=1)
-    out = empty((rows, width))
-    _launch(_ternary_matmul, q.size * width // 64, _weights(codes), steps, q, scale, w_scale, out)
-    return out
+    absent = matrices[0][0], np.float32(0), 0
+    (a, f, i), (b, g, j), (c, h, k) = (*matrices, absent, absent)[:3]
+    out = empty((rows * (i + j + k),))
+    work = out.size * q.shape[1] // 64
+    _launch(_ternary_matmul, work, _weights(a), _weights(b), _weights(c), (i, j, k), (f, g, h), steps, q, scale, out)
+    ends = 0, rows * i, rows * (i + j), rows * (i + j + k)
+    return [out[ends[n] : ends[n + 1]].reshape(rows, matrix[2]) for n, matrix in enumerate(matrices)]
+
+
+def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8], w_scale: np.float32, width: int) -> Floats:
+    # [R, M] int8, [R], packed [N, M], N -> [R, N]
+    """`ternary_matmuls` for one matrix."""
+    return ternary_matmuls(q, scale, (codes, w_scale, width))[0]
 
 
 @_parallel
@@ -407,7 +446,7 @@ def _matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
         valid = min(rows, end - n)
         for t in range(0, x.shape[0], tokens):
             present = min(tokens, x.shape[0] - t)
-            ahead = rows * width if rows > 1 and t == 0 else 0  # the rows that come next
+            ahead = 0 if t else rows * width if rows > 1 else _STREAM // w.itemsize  # the rows that come next
             store_sums(_dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width, rows, ahead), totals)
             for j in range(present):
                 for i in range(valid):
