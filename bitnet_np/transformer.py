@@ -137,9 +137,10 @@ def forward_full(
     `record(name, layer, array)` is called at the points llama.cpp labels in its graph, with arrays whose first axis is the rows: tokens of
     all sequences end to end. A recorder that keeps an array must copy it; what it writes into one the pass goes on with.
 
-    mask: which positions each position sees, instead of itself and all before it: [T, T] or [1 or B, 1, T, T], bool or additive (masks.py).
-    Padding is never seen. With `strict` it must not show a position what comes later. A position that sees nothing gets zeros from
-    attention. A mask that says what is the rule anyway changes no bit, and costs an array and time.
+    mask: which positions each position sees, instead of itself and those before it (in layers with a window, too): [T, T] or
+    [1 or B, 1, T, T], bool or additive (masks.py). Padding is never seen. With `strict` it must not show a position what comes later. A
+    position that sees nothing gets zeros from attention. A mask that says what is the rule anyway changes no bit, and costs an array and
+    time.
 
     Raises ShapeError (MaskError), TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the
     model overflows, UnsupportedError for a mask in a dialect that rounds probabilities.
@@ -153,7 +154,7 @@ def forward_full(
         whole = np.zeros((2, *ids.shape, *k.shape[1:]), np.float32)
         whole[0, rows.slot, rows.position] = k
         whole[1, rows.slot, rows.position] = v
-        return attention(q, whole[0], whole[1], rows.slot, rows.position)
+        return attention(q, whole[0], whole[1], rows.slot, rows.position, model.config.window_of(layer))
 
     return _shaped(_decoder(model, rows, attend, last_only, dialect, ops, record), rows, ids.shape, last_only)
 
@@ -190,6 +191,7 @@ def forward(
     rows = _rows(model.config, ids, counts, chosen, start)
 
     end, attention = int((start + counts).max()), _attention(dialect, ops)
+    pieces = cache.pieces(rows.slot, rows.position)
 
     def readable(kept: NDArray) -> NDArray:
         """float16 as attention takes it: as its bits, 0.8 times as long for one query as float32; or widened for the plain loops."""
@@ -198,16 +200,26 @@ def forward(
         return kept[:, :end].astype(np.float32) if dialect.halves else kept.view(np.int16)
 
     def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        cache.write(layer, rows.slot, rows.position, k, v)
-        return attention(q, readable(cache.k[layer]), readable(cache.v[layer]), rows.slot, rows.position)
+        def attended(piece: slice | NDArray[np.intp]) -> Floats:
+            slot, position = rows.slot[piece], rows.position[piece]
+            cache.write(layer, slot, position, k[piece], v[piece])
+            keys, values = readable(cache.k[layer]), readable(cache.v[layer])
+            return attention(q[piece], keys, values, slot, position, model.config.window_of(layer))
 
+        if len(pieces) == 1:
+            return attended(pieces[0])
+        out = np.empty_like(q)
+        for piece in pieces:
+            out[piece] = attended(piece)
+        return out
+
+    saved = cache.save(chosen, counts)
     try:
         logits = _shaped(_decoder(model, rows, attend, last_only, dialect, ops, record, head), rows, ids.shape, last_only)
     except BaseException:
-        for slot, length, count in zip(chosen, start, counts, strict=True):
-            cache.erase(slot, length, length + count)
+        cache.restore(saved)
         raise
-    cache.lengths[chosen] += counts
+    cache.advance(chosen, counts)
     return logits
 
 
@@ -370,8 +382,8 @@ def _masked_attention(mask: ArrayLike, counts: NDArray[np.int64], length: int, s
     if (counts < length).any():
         additive = np.where(np.arange(length) < counts[:, None, None], additive, np.float32(-np.inf))
 
-    def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
-        return attend_masked(q, k, v, slot, position, additive)
+    def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None) -> Floats:
+        return attend_masked(q, k, v, slot, position, additive)  # the mask stands for the window, too
 
     return attend
 
