@@ -6,7 +6,7 @@ arithmetic and is not known here is refused by name.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -188,7 +188,7 @@ def read_recipe(told: Mapping[str, Any], path: Path) -> Recipe:
     base, scaling, llama3, fraction = (10000.0, 1.0, None, 1.0) if family.config["rope"] == "none" else _rope(keys, family.partial_rope)
     if not (fraction == 1 or (family.partial_rope and 0 < fraction < 1)):
         raise UnsupportedError(f"{path}: partial_rotary_factor is {fraction}, which {model_type} cannot have")
-    rotated, n_layers = int(head_dim * fraction), take("num_hidden_layers", int)
+    rotated = int(head_dim * fraction)
     sets = {
         "activation": _ACTIVATIONS.get(activation, activation),
         "rope": "halves" if family.config["rope"] == "adjacent" else family.config["rope"],  # of GGUF's permuted rows only
@@ -200,7 +200,7 @@ def read_recipe(told: Mapping[str, Any], path: Path) -> Recipe:
             vocab=keys.take("vocab_size", int),
             context=take("max_position_embeddings", int),
             width=width,
-            n_layers=n_layers,
+            n_layers=take("num_hidden_layers", int),
             ffn=ffn,
             heads=heads,
             kv_heads=keys.take("num_key_value_heads", int, heads),
@@ -209,9 +209,9 @@ def read_recipe(told: Mapping[str, Any], path: Path) -> Recipe:
             rope_base=base,
             rope_width=None if rotated == head_dim else rotated,
             rope_scaling=scaling,
-            **_window(keys, kind, n_layers),
             **{**family.config, **cast(dict[str, Any], sets)},
         )
+        config = replace(config, **_window(keys, kind, config.n_layers))
     except ValueError as error:
         raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     biases = _biases(keys, model_type, architecture)

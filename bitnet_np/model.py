@@ -29,6 +29,7 @@ _MOST = {
     "width": 1 << 19,  # 128 times 127 summed over a quarter of them is the most that a sum of the ternary kernels' int32 can hold
     "ffn": 1 << 19,
     "head_dim": 1 << 12,
+    "n_layers": 1 << 12,  # a list of them stays short, whatever a file says
     "q_width": 1 << 19,
 }
 
@@ -76,7 +77,7 @@ class Config:
             raise ShapeError(f"{self.rope_width} numbers of each head are rotated, expected an even number from 2 to {self.head_dim}")
         if self.window is not None and self.window < 1:
             raise ShapeError(f"window is {self.window}, expected at least 1")
-        if self.window_layers is not None and not set(self.window_layers) <= set(range(self.n_layers)):
+        if not all(0 <= layer < self.n_layers for layer in self.window_layers or ()):
             raise ShapeError(f"window_layers are {self.window_layers}, expected numbers of {self.n_layers} layers")
         for name in ("eps", "rope_base", "rope_scaling"):
             if not 0 < getattr(self, name) < np.inf:
