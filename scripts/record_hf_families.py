@@ -102,7 +102,9 @@ def draw(case: Case, seed: int) -> Model:
 
 def _bare(model: Model) -> Model:
     """Without what a file of architecture llama may have and Mistral has not: biases and factors of RoPE's frequencies."""
-    fields = [{name: replace(x, bias=None) if isinstance(x, Linear) else x for name, x in vars(layer).items()} for layer in model.layers]
+    fields: list[dict[str, Any]] = [
+        {name: replace(x, bias=None) if isinstance(x, Linear) else x for name, x in vars(layer).items()} for layer in model.layers
+    ]
     layers = tuple(Layer(**field) for field in fields)
     c = model.config
     return replace(model, layers=layers, rope_frequency=rope_frequencies(c.rope_base, 2 * c.rope_pairs), rope_factors=None)
