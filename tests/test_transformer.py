@@ -109,7 +109,7 @@ def test_every_operation_is_the_definitions(shape, seed, batch):
         for name in ("Qcur", "Kcur"):
             assert_within(heads(name + "_rope"), *bounds.rope(heads(name), position, c.rope_base))
         keys, values = in_slots(heads("Kcur_rope")), in_slots(heads("Vcur"))
-        assert_within(heads("kqv_out"), *bounds.attend(heads("Qcur_rope"), keys, values, slot, position))
+        assert_within(heads("kqv_out"), *bounds.attend(heads("Qcur_rope"), keys, values, slot, position, c.window_of(n)))
         assert_within(at("attn_sub_norm"), *bounds.rms_norm(at("kqv_out"), w.attn_sub_norm, c.eps))
         assert_within(at("attn_o_out"), *bounds.linear(at("attn_sub_norm"), w.attn_output.matrix, w.attn_output.scale))
         assert_same_bits(at("ffn_inp"), h + at("attn_o_out"))

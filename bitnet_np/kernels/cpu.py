@@ -122,6 +122,10 @@ def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_vali
     return tile
 
 
+def mark(event: str, count: int = 1) -> None:
+    """Told of each "forward", of each "layer", and of the positions of each "kv_write". Nothing is done about it: metrics.py counts."""
+
+
 # --- checks of weights ----------------------------------------------------------------------------------------------------------------
 
 
@@ -603,7 +607,10 @@ def _visible(position, window, first_key):
 
 @_serial
 def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
-    """Rows first..end, which are consecutive positions of one sequence, against key-value head g of that sequence."""
+    """Rows first..end, which are consecutive positions of one sequence, against key-value head g of that sequence.
+
+    Position p is in place p % S of k and v. S is more than every position, or a multiple of CHUNK (a ring): no chunk is torn apart.
+    """
     width = q.shape[2]
     group = q.shape[1] // k.shape[2]
     stride = k.shape[2] * width
@@ -626,7 +633,8 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
     for chunk in range(max(0, position[first] - window + 1) // CHUNK, position[end - 1] // CHUNK + 1):
         key = chunk * CHUNK
         n_keys = min(CHUNK, position[end - 1] + 1 - key)
-        _chunk_scores(queries, width, k, v, base + key * stride, stride, n_keys, scale, scores)
+        start = base + key % k.shape[1] * stride
+        _chunk_scores(queries, width, k, v, start, stride, n_keys, scale, scores)
         for i in range(n):
             low, high = _visible(position[first + i // group], window, key)
             m = _largest_score(scores[i], low, high, lanes)
@@ -637,7 +645,7 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
                 old[i], new[i] = exp(np.float32(largest[i] - after)), exp(np.float32(m - after))
                 weight[i] = fma(weight[i], old[i], np.float32(weight_here * new[i]))
                 largest[i] = after
-        _chunk_values(scores, n_keys, v, base + key * stride, stride, width, part)
+        _chunk_values(scores, n_keys, v, start, stride, width, part)
         for i in range(n):
             if new[i] != _UNSEEN:  # adding +0 instead would turn a -0 around
                 for d in range(width):
@@ -673,16 +681,18 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """Row r attends to keys 0..position[r] of sequence slot[r], or to the last `window` of them; scale 1/sqrt(K).
 
-    There is no mask array and no [T, S] buffer.
+    There is no mask array and no [T, S] buffer. Position p is in place p % S: with a window k and v may be rings of S positions, S a
+    multiple of CHUNK, which hold all chunks that a call's rows see.
     """
     out = empty(q.shape)
     tiles = _query_tiles(slot, position, max(1, _QUERIES // (q.shape[1] // k.shape[2])))
-    _launch(_attend, _attention_work(q, position), q, k, v, slot, position, tiles, _scale(q), window or _NO_WINDOW, out)
+    window = window or _NO_WINDOW
+    _launch(_attend, _attention_work(q, position, window), q, k, v, slot, position, tiles, _scale(q), window, out)
     return out
 
 
-def _attention_work(q: Floats, position: NDArray[np.int64]) -> int:
-    return int(position.sum() + position.size) * q.shape[1] * q.shape[2] // 8
+def _attention_work(q: Floats, position: NDArray[np.int64], window: int) -> int:
+    return int(np.minimum(position + 1, window).sum()) * q.shape[1] * q.shape[2] // 8
 
 
 def _scale(q: Floats) -> np.float32:
@@ -690,17 +700,18 @@ def _scale(q: Floats) -> np.float32:
 
 
 @_parallel
-def _attend_halves(q, k, v, slot, position, scale, out):
-    heads, width = q.shape[1], q.shape[2]
+def _attend_halves(q, k, v, slot, position, scale, window, out):
+    heads, width, places = q.shape[1], q.shape[2], k.shape[1]
     stride = k.shape[2] * width
     for item in prange(q.shape[0] * heads):
         r, h = item // heads, item % heads
         g = h // (heads // k.shape[2])
-        n = position[r] + 1
+        first = max(0, position[r] - window + 1)
+        n = position[r] + 1 - first
         p, sums, total = np.empty(n, np.float32), np.empty(LANES, np.float32), np.empty(width, np.float64)
         largest = np.float32(-np.inf)
         for j in range(n):
-            key = (slot[r] * k.shape[1] + j) * stride + g * width
+            key = (slot[r] * places + (first + j) % places) * stride + g * width
             store_sums(_dot_tile(tile_f32(1, 1), k, key, 0, 1, q, (r * heads + h) * width, 0, 1, width), sums)
             p[j] = sums[0] * scale
             largest = max(largest, p[j])
@@ -713,20 +724,24 @@ def _attend_halves(q, k, v, slot, position, scale, out):
             total[d] = 0
         for j in range(n):
             half = np.float64(round_to_half(np.float32(p[j] * factor)))
+            row = v[slot[r], (first + j) % places, g]
             for d in range(width):
-                total[d] += half * v[slot[r], j, g, d]
+                total[d] += half * row[d]
         for d in range(width):
             out[r, h, d] = total[d]
 
 
-def attend_halves(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
+def attend_halves(
+    q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None = None
+) -> Floats:
     # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """`attend` for an engine that rounds probabilities to float16 before it sums the values: plain loops, and sums in float64.
 
     With q, k and v rounded too, no rounding but float16's shows in the result, whatever order the engine sums in.
     """
     out = empty(q.shape)
-    _launch(_attend_halves, _attention_work(q, position), q, k, v, slot, position, _scale(q), out)
+    window = window or _NO_WINDOW
+    _launch(_attend_halves, _attention_work(q, position, window), q, k, v, slot, position, _scale(q), window, out)
     return out
 
 
