@@ -761,6 +761,39 @@ def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
     return out
 
 
+def add_bias(x: Floats, bias: Floats) -> Floats:  # [R, N], [N] -> [R, N]
+    return x + bias
+
+
+def scaled(x: Floats, factor: np.float32) -> Floats:  # [R, N] -> [R, N]
+    return x * factor
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------------------------
+
+
+def take(x: Floats, rows: NDArray[np.int64]) -> Floats:  # [R, D], [B] -> [B, D]
+    return x[rows]
+
+
+def spread(x: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
+    # [R, G, K], [R], [R], (B, T) -> [B, T, G, K]
+    """Keys or values of whole sequences as a cache would hold them: zeros where no row goes."""
+    out = np.zeros((*shape, *x.shape[1:]), np.float32)
+    out[slot, position] = x
+    return out
+
+
+def resident(record: Any) -> Any:
+    """A record with its arrays where the kernels of this backend read them."""
+    return record
+
+
+def to_host(array: Floats) -> Floats:
+    """A result as a NumPy array."""
+    return array
+
+
 # --- gates ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -815,12 +848,13 @@ def _layer_norm(x, ones, gain, bias, eps, out):
             centred[i] = np.float32(np.float32(centred[i] * factor) * gain[i]) + bias[i]
 
 
-def layer_norm(x: Floats, gain: Floats, bias: Floats, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
+def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
     """(x - mean) / sqrt(variance + eps) * gain + bias.
 
     The mean in float64; the difference rounded to float32, its squares summed in float64; then in float32: 1 / root, times the difference,
-    times gain, plus bias.
+    times gain, plus bias; no bias is one of zeros.
     """
+    bias = np.zeros(x.shape[1], np.float32) if bias is None else bias
     out = empty(x.shape)
     _launch(_layer_norm, x.size, x, np.ones(x.shape[1], np.float32), _weights(gain), _weights(bias), np.float32(eps), out)
     return out
