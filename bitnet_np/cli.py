@@ -414,7 +414,7 @@ def _generate(arguments: argparse.Namespace) -> int:
             dialect=DIALECTS[arguments.dialect],
             head=arguments.head,
         )
-        decoder = tokenizer.decode_stream() if tokenizer else None
+        decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
         pieces: list[str] = []
         start = time.perf_counter()

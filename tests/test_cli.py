@@ -22,13 +22,14 @@ from gguf_bytes import gguf as build
 
 import bitnet_np
 from bitnet_np import BITNET_CPP, Sampling, cli, embedded, selftest
+from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.cli import main
 from bitnet_np.compare import Judgement, Verdict
 from bitnet_np.generate import generate, uniforms
 from bitnet_np.gguf_file import open_gguf
 from bitnet_np.load import load
 from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.text import BYTE_CHARACTERS, tokenizer_from
+from bitnet_np.text import tokenizer_from
 from bitnet_np.transformer import compute_logits, forward_full
 
 PACKAGE = Path(bitnet_np.__file__).parents[1]
