@@ -11,8 +11,8 @@ master weights and uses `x + (quantize(x) - x).detach()` for activations and wei
 gradient passes as if nothing had happened, scale, rounding and clamp included (`int8`, `ternary`; transformers' AutoBitLinear does
 the same). So a matrix's gradient is dy^T quantize(x), and its input's is dy quantize(W).
 `ternary_differentiated` is the other choice for weights: only rounding passes as identity; the clamp and the absmean scale are
-differentiated, so that a weight beyond the clamp gets a gradient through the scale alone. With `smooth` quantisers nothing is pretended, and
-the gradients are the loss's derivatives: finite differences can check them.
+differentiated, so that a weight beyond the clamp gets a gradient through the scale alone. With `smooth` quantisers nothing is pretended:
+the gradients are the loss's derivatives, and finite differences can check them.
 
 Letters as in spec.py. `parameters` have the names of GGUF's tensors: token_embd.weight [V, D], blk.<n>.attn_q.weight [H*K, D] and so on,
 output_norm.weight [D], and output.weight [V, D] where the head is not the embedding.
@@ -111,7 +111,7 @@ def rope(x: Array, base: float, pairs: str, width: int | None, factors: Any, sca
 
 
 def attend(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Back]:  # [T, H, K], [S, G, K], [S, G, K] -> [T, H, K]
-    t, heads, width = q.shape
+    heads, width = q.shape[1:]
     keys, values = (np.repeat(kv, heads // k.shape[1], axis=1) for kv in (k, v))
     scores = np.einsum("thk,shk->hts", q, keys) / np.sqrt(width) + mask
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -140,17 +140,15 @@ def silu_gate(gate: Array, up: Array) -> tuple[Array, Back]:  # [T, F], [T, F] -
     return spec.silu_gate(gate, up), lambda dy: (dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid)
 
 
-def cross_entropy(logits: Array, targets: ArrayLike, divisor: float) -> tuple[float, Back]:  # [T, V], [T] -> sum of -ln p / divisor
+def cross_entropy(logits: Array, targets: ArrayLike, divisor: float) -> tuple[float, Array]:  # [T, V], [T] -> loss, [T, V]
+    """The sum of -ln p(target) / divisor, and its gradient."""
     row, target = np.arange(len(logits)), np.asarray(targets)
     shifted = logits - logits.max(axis=-1, keepdims=True)
     log_p = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
-    def back(dy: float = 1.0) -> Array:
-        gradient = np.exp(log_p)
-        gradient[row, target] -= 1
-        return gradient * (dy / divisor)
-
-    return float(-log_p[row, target].sum() / divisor), back
+    gradient = np.exp(log_p)
+    gradient[row, target] -= 1
+    return float(-log_p[row, target].sum() / divisor), gradient / divisor
 
 
 GATES = {"relu2": relu2_gate, "silu": silu_gate}
@@ -239,9 +237,9 @@ def loss_and_gradients(
         backs.append(layer_back)
     x, norm_back = rms_norm(h, parameters["output_norm.weight"], c.eps)
     logits, head_back = linear(x, parameters[head], smooth, smooth)  # the head is never quantised
-    loss, loss_back = cross_entropy(logits, targets, t if divisor is None else divisor)
+    loss, dlogits = cross_entropy(logits, targets, t if divisor is None else divisor)
 
-    dx, gradient = head_back(loss_back(1.0))
+    dx, gradient = head_back(dlogits)
     gradients[head] += gradient
     dh, gradient = norm_back(dx)
     gradients["output_norm.weight"] += gradient
