@@ -183,6 +183,26 @@ def has_non_finite(table: NDArray) -> bool:
     return bool(found.any())
 
 
+@_parallel
+def _magnitude_sums(bits, sums):
+    for part in prange(sums.shape[0]):
+        mine, total = bits[part * bits.size // sums.shape[0] : (part + 1) * bits.size // sums.shape[0]], sums[part]
+        apart = np.zeros((4, 256), np.int64)  # neighbours often have the same exponent: their sums need not wait for each other
+        for i in range(mine.size):
+            exponent = (mine[i] >> np.uint32(23)) & np.uint32(0xFF)
+            hidden = np.uint32(exponent > 0) << np.uint32(23)
+            apart[i % 4, exponent] += np.int64((mine[i] & np.uint32(0x7FFFFF)) | hidden)
+        for place in range(256):
+            total[place] = apart[0, place] + apart[1, place] + apart[2, place] + apart[3, place]
+
+
+def magnitude_sums(x: Floats) -> NDArray[np.int64]:  # any shape, at most 2^39 numbers -> [256]
+    """The sum of |x|, exactly: entry e, times 2^(max(e, 1) - 150), is that of the numbers whose bits have the exponent e."""
+    sums = np.empty((_PARTS, 256), np.int64)
+    _launch(_magnitude_sums, x.size, _weights(x.reshape(-1).view(np.uint32)), sums)
+    return sums.sum(axis=0)
+
+
 # --- embedding ------------------------------------------------------------------------------------------------------------------------
 
 
