@@ -30,8 +30,8 @@ from training.settings import DEMO, SMOKE, Settings
 
 from bitnet_np import embedded, generate, load, progress
 from bitnet_np.errors import Error
-from bitnet_np.gradients import loss_and_gradients, parameter_shapes
 from bitnet_np.gguf_file import open_gguf
+from bitnet_np.gradients import loss_and_gradients, parameter_shapes
 from bitnet_np.model import Model
 from bitnet_np.selftest import digest, noise
 from bitnet_np.text import Tokenizer, tokenizer_from
@@ -46,8 +46,8 @@ def initial(settings: Settings) -> State:
     for i, (name, shape) in enumerate(parameter_shapes(settings.config).items()):
         spread = np.float32(3**0.5 * settings.deviation)
         parameters[name] = spread * noise(settings.seed << 16 | i, *shape) if len(shape) == 2 else np.ones(shape, np.float32)
-    zeros = [{name: np.zeros_like(x) for name, x in parameters.items()} for _ in range(2)]
-    return State(parameters, *zeros)
+    first, second = ({name: np.zeros_like(x) for name, x in parameters.items()} for _ in range(2))
+    return State(parameters, first, second)
 
 
 def learned_tokenizer(settings: Settings) -> dict[str, Any]:

@@ -8,8 +8,10 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 from numpy.typing import NDArray
+
+from bitnet_np.kernels.cpu import _parallel, _serial
 
 from .settings import Settings
 
@@ -17,8 +19,8 @@ Arrays = Mapping[str, NDArray[np.float32]]
 _LANES = 16
 
 
-@njit(cache=True, error_model="numpy")
-def _squares(x, out):  # [N], [16]
+@_serial
+def _squares(x: NDArray, out: NDArray) -> None:  # [N], [16]
     """Sum of squares by index mod 16."""
     for i in range(x.size // _LANES):
         for j in range(_LANES):
@@ -37,8 +39,8 @@ def norm(gradients: Arrays) -> float:
     return math.sqrt(math.fsum(lanes))
 
 
-@njit(cache=True, error_model="numpy", parallel=True)
-def _update(w, g, m, v, numbers):  # [N] each, w, m and v in place
+@_parallel
+def _update(w: NDArray, g: NDArray, m: NDArray, v: NDArray, numbers: tuple[np.float32, ...]) -> None:  # [N] each; w, m and v in place
     factor, beta1, one_minus_beta1, beta2, one_minus_beta2, rate, root, epsilon, decay = numbers
     for i in prange(w.size):
         x = g[i] * factor

@@ -10,7 +10,9 @@ from bitnet_np.errors import OptionError
 from bitnet_np.text import BYTE_CHARACTERS, CONTROL, NORMAL
 
 END = "<|endoftext|>"  # before every text and after it, as GPT-2 has it
-CHAT_TEMPLATE = "{% for message in messages %}{% if message['role'] == 'user' %}Q: {{ message['content'] | trim }}\nA:{% endif %}{% endfor %}"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}Q: {{ message['content'] | trim }}\nA:{% endif %}{% endfor %}"
+)
 
 
 def train(texts: Iterable[str], vocabulary: int) -> dict[str, Any]:

@@ -33,12 +33,16 @@ def save(path: Path, state: State, settings: Settings, tokenizer: dict[str, Any]
     arrays = {f"{group}/{name}": array for group in _GROUPS for name, array in getattr(state, group).items()}
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as file:
-        np.savez(file, told=np.array(told), **arrays)  # type: ignore[arg-type]
+        np.savez(file, told=np.array(told), **arrays)
     os.replace(partial, path)
 
 
 def load(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
-    """The state and the tokenizer's keys. Raises OptionError if the checkpoint is of a run with other settings."""
+    """The state and the tokenizer's keys.
+
+    Raises OptionError if the checkpoint is of a run with other settings. The number of steps may differ, as long as it would have made no
+    difference yet.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             told = json.loads(str(file["told"]))
@@ -48,7 +52,12 @@ def load(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
                 groups[group][name] = file[key]
     except (ValueError, KeyError) as error:
         raise FileFormatError(f"{path}: no checkpoint: {error}") from None
+    then = told["settings"]
     for name, value in asdict(settings).items():
-        if told["settings"].get(name) != value:
-            raise OptionError(f"{path}: {name} is {told['settings'].get(name)}, but this run has {value}")
+        if then.get(name) != value and (name != "steps" or not _same_rates(Settings(**then), settings, told["step"])):
+            raise OptionError(f"{path}: {name} is {then.get(name)}, but this run has {value}")
     return State(**groups, step=told["step"]), told["tokenizer"]
+
+
+def _same_rates(one: Settings, other: Settings, steps: int) -> bool:
+    return all(one.rate(step) == other.rate(step) for step in range(steps))

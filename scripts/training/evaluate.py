@@ -11,6 +11,7 @@ from bitnet_np.nll import token_nll
 from bitnet_np.text import Tokenizer
 
 from .corpus import FRESH, document
+from .document import Question
 
 _LONGEST_ANSWER = 16  # tokens
 
@@ -55,7 +56,8 @@ def grade(
     model: Model, tokenizer: Tokenizer, split: str, seed: int, documents: int, progress: Callable[[int, int], None], slots: int = 16
 ) -> Grades:
     """All questions of so many documents, those of the training split taken from where no training comes."""
-    asked, requests = [], []
+    asked: list[Question] = []
+    requests = []
     for i in range(documents):
         made = document(split, seed, FRESH + i)
         for question in made.questions:

@@ -21,8 +21,9 @@ def model(config: Config, parameters: Mapping[str, NDArray[np.float32]]) -> Mode
 
     def layer(n: int) -> Layer:
         prefix = f"blk.{n}."
-        fields = {name.removeprefix(prefix).removesuffix(".weight"): x for name, x in parameters.items() if name.startswith(prefix)}
-        return Layer(**{name: Linear(quantize(x)) if x.ndim == 2 else x for name, x in fields.items()})
+        ours = {name.removeprefix(prefix).removesuffix(".weight"): x for name, x in parameters.items() if name.startswith(prefix)}
+        fields: dict[str, Any] = {name: Linear(quantize(x)) if x.ndim == 2 else x for name, x in ours.items()}
+        return Layer(**fields)
 
     return Model(
         config=config,

@@ -12,7 +12,7 @@ class Settings:
     """Sizes of the model, data and optimiser of a run. The defaults are the demo model's."""
 
     seed: int = 0
-    vocabulary: int = 1024
+    vocabulary: int = 1536
     tokenizer_documents: int = 20000  # the tokenizer learns from the first so many
     context: int = 256  # tokens of a sequence
     width: int = 256
@@ -23,7 +23,8 @@ class Settings:
     batch: int = 8  # sequences of a step
     steps: int = 4000
     warmup: int = 50  # steps in which the learning rate rises to its peak
-    learning_rate: float = 3e-3  # at the peak; then it falls along a half cosine
+    learning_rate: float = 4e-3  # at the peak
+    fall: float = 0.4  # the last part of the steps, in which it falls along a half cosine
     last_rate: float = 0.02  # of the peak, at the end
     beta1: float = 0.9
     beta2: float = 0.95
@@ -58,9 +59,9 @@ class Settings:
         """The learning rate of a step, counted from 0."""
         if step < self.warmup:
             return self.learning_rate * (step + 1) / self.warmup
-        done = (step - self.warmup) / max(1, self.steps - self.warmup)
-        fall = 0.5 + 0.5 * math.cos(math.pi * done)
-        return self.learning_rate * (self.last_rate + (1 - self.last_rate) * fall)
+        length = max(1, round(self.fall * self.steps))
+        left = min(1.0, (self.steps - step) / length)
+        return self.learning_rate * (self.last_rate + (1 - self.last_rate) * (0.5 - 0.5 * math.cos(math.pi * left)))
 
 
 DEMO = Settings()

@@ -29,11 +29,28 @@ class Place:
         return f"{self.at} the {self.name}"
 
 
-_GIRLS = "Anna Lily Mia Emma Lucy Sara Rosa Ella Nora Ruby Clara Alice Maya Jane Kate Zoe Ivy Amy Lena Eva".split()
-_BOYS = "Tom Ben Max Sam Leo Jack Tim Finn Oscar Paul Noah Hugo Adam Peter Dan Luke Theo Joe Carl Otto".split()
-PEOPLE = tuple(
-    [Person(name, "girl", "she", "her", "her") for name in _GIRLS] + [Person(name, "boy", "he", "him", "his") for name in _BOYS]
+# fmt: off
+_GIRLS = ("Anna", "Lily", "Mia", "Emma", "Lucy", "Sara", "Rosa", "Ella", "Nora", "Ruby", "Clara", "Alice", "Maya", "Jane", "Kate", "Zoe",
+          "Ivy", "Amy", "Lena", "Eva")
+_BOYS = ("Tom", "Ben", "Max", "Sam", "Leo", "Jack", "Tim", "Finn", "Oscar", "Paul", "Noah", "Hugo", "Adam", "Peter", "Dan", "Luke",
+         "Theo", "Joe", "Carl", "Otto")
+# fmt: on
+PEOPLE = tuple([Person(name, "girl", "she", "her", "her") for name in _GIRLS] + [Person(name, "boy", "he", "him", "his") for name in _BOYS])
+
+_ANIMAL_HEROES = (
+    ("Pip", "mouse", "he"),
+    ("Bruno", "bear", "he"),
+    ("Molly", "hen", "she"),
+    ("Luna", "cat", "she"),
+    ("Rex", "dog", "he"),
+    ("Daisy", "cow", "she"),
+    ("Coco", "duck", "she"),
+    ("Bobo", "rabbit", "he"),
+    ("Foxy", "fox", "she"),
+    ("Hoot", "owl", "he"),
 )
+HEROES = PEOPLE + tuple(Person(name, kind, he, *(("him", "his") if he == "he" else ("her", "her"))) for name, kind, he in _ANIMAL_HEROES)
+"""Who stories are about; sums are about people."""
 
 PLACES = (
     Place("park", "in", ("under a bench", "behind a tree", "near the pond")),
@@ -56,13 +73,23 @@ PLACES = (
     Place("meadow", "in", ("between the flowers", "in the tall grass", "under a bush")),
     Place("kitchen", "in", ("under the table", "behind a pot", "on a shelf")),
     Place("attic", "in", ("in an old box", "under a blanket", "behind a mirror")),
+    Place("barn", "in", ("under the hay", "behind a cow", "in a bucket")),
+    Place("island", "on", ("under a palm tree", "in the sand", "in a dark cave")),
+    Place("mountain", "on", ("in a dark cave", "behind a rock", "under the snow")),
+    Place("harbor", "at", ("behind a boat", "under a net", "in a barrel")),
 )
+_INDOORS = ("school", "library", "castle", "bakery", "station", "kitchen", "attic", "barn")
+OUTDOORS = tuple(place for place in PLACES if place.name not in _INDOORS)
 
 COLOURS = ("red", "blue", "green", "yellow", "white", "black", "brown", "orange", "purple", "pink")
 LOOKS = ("small", "big", "old", "new", "shiny", "pretty")
-THINGS = tuple("ball kite doll boat drum book hat scarf key ring cup bell spoon lamp whistle basket shovel flag coat pencil".split())
-ANIMALS = tuple("cat dog rabbit fox bird duck hen mouse frog horse cow sheep goat bear owl squirrel turtle pig".split())
-FOODS = ("bread", "soup", "cake", "cheese", "honey", "rice", "pie", "jam", "fish", "corn")
+# fmt: off
+THINGS = ("ball", "kite", "doll", "boat", "drum", "book", "hat", "scarf", "key", "ring", "cup", "bell", "spoon", "lamp", "whistle",
+          "basket", "shovel", "flag", "coat", "pencil", "clock", "mirror", "bag", "map", "horn", "pot")
+ANIMALS = ("cat", "dog", "rabbit", "fox", "bird", "duck", "hen", "mouse", "frog", "horse", "cow", "sheep", "goat", "bear", "owl",
+           "squirrel", "turtle", "pig", "bee", "snail", "crow", "wolf")
+# fmt: on
+FOODS = ("bread", "soup", "cake", "cheese", "honey", "rice", "pie", "jam", "fish", "corn", "butter", "salad")
 COUNTED = (  # one, many
     ("apple", "apples"),
     ("pear", "pears"),
