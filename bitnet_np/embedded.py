@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 _DATA = files(__package__) / "data"
 LENGTHS = (1, 2, 17, 64)
+DEMO_TOKENS = 160
+"""What most of the demo model's stories end within."""
 
 
 def model_path() -> AbstractContextManager[Path]:
