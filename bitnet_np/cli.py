@@ -35,6 +35,7 @@ from .text import Tokenizer, tokenizer_from
 from .transformer import BITNET_CPP, DIALECTS, EXACT, PARALLEL_THRESHOLD, Mode, compute_logits
 
 TOP = 5
+TOKENS = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,10 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     computing(logits)
 
     generate = command("generate", _generate, "Continue a prompt, token by token.")
-    generate.add_argument("model", type=Path, nargs="?", help="default: the embedded model")
+    generate.add_argument("model", type=Path, nargs="?", help="default: the embedded demo model")
     batch_command.add_arguments(generate, tokens(generate, "--prompt", required=True))
     generate.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template, as the user's message")
-    generate.add_argument("-n", type=int, default=64, metavar="N", help="tokens to generate at most (default 64)")
+    generate.add_argument(
+        "-n", type=int, metavar="N", help=f"tokens to generate at most (default {TOKENS}; {embedded.DEMO_TOKENS} from the demo model)"
+    )
     generate.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (default) is greedy")
     generate.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K largest logits (default 0: all)")
     generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the fewest tokens with probability P")
@@ -383,7 +386,9 @@ def _save(path: Path, array: NDArray) -> None:
 
 def _generate(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
-        path = Path(arguments.model or stack.enter_context(embedded.model_path()))
+        if arguments.n is None:
+            arguments.n = embedded.DEMO_TOKENS if arguments.model is None else TOKENS
+        path = Path(arguments.model or stack.enter_context(embedded.demo_path()))
         chosen_stops = None if arguments.stop is None else _numbers("--stop", arguments.stop, int)
         if arguments.prompts_file is not None:
             return batch_command.run_prompts(arguments, path, chosen_stops, _printable)
