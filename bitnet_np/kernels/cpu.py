@@ -365,23 +365,15 @@ def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out)
     for i in range(padded.size):  # a tile reads the scales and sums of all its tokens, whether they are there or not
         padded[i], sums[i] = scale[min(i, n - 1)], 0
     _row_sums(q, sums)
-    if n == 1:
-        for item in prange(blocks):
-            m, group, before = _block_of(widths, size, np.int64(item))
-            edge = np.empty(LANES, np.float32)
-            place, width = before, widths[m]
-            _ternary_tile_apart(tile_i32(4, 1), 1, codes, begins[m], steps, group, q, sums, padded, factors[m], edge, out, place, width)
-    elif n == 2:
-        for item in prange(blocks):
-            m, group, before = _block_of(widths, size, np.int64(item))
-            edge = np.empty(2 * LANES, np.float32)
-            place, width = 2 * before, widths[m]
-            _ternary_tile_apart(tile_i32(4, 2), 2, codes, begins[m], steps, group, q, sums, padded, factors[m], edge, out, place, width)
-    else:
-        for item in prange(blocks):
-            m, block, before = _block_of(widths, size, np.int64(item))
-            begin, factor, place, width = begins[m], factors[m], n * before, widths[m]
-            edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
+    for item in prange(blocks):
+        m, block, before = _block_of(widths, size, np.int64(item))
+        begin, factor, place, width = begins[m], factors[m], n * before, widths[m]
+        edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
+        if n == 1:
+            _ternary_tile_apart(tile_i32(4, 1), 1, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+        elif n == 2:
+            _ternary_tile_apart(tile_i32(4, 2), 2, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+        else:
             groups = -(-width // LANES)
             for token in range(0, n, _TOKENS):
                 _ternary_tile(
