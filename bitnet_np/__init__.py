@@ -9,6 +9,7 @@ from .errors import Error
 from .generate import Sampling, generate, stream
 from .gguf_file import open_gguf
 from .load import load
+from .metrics import Metrics
 from .model import Blocks, Config, Layer, Linear, Model, Ternary
 from .transformer import (
     BITNET_CPP,
@@ -37,6 +38,7 @@ __all__ = [
     "KVCache",
     "Layer",
     "Linear",
+    "Metrics",
     "Model",
     "Request",
     "Sampling",
