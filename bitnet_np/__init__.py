@@ -21,6 +21,7 @@ from .transformer import (
     forward_full,
     forward_incremental,
     pad,
+    prefill,
 )
 
 __all__ = [
@@ -56,5 +57,6 @@ __all__ = [
     "masks",
     "open_gguf",
     "pad",
+    "prefill",
     "stream",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+import bitnet_np
 from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental, stream
 
 from . import models
@@ -33,11 +34,11 @@ def prefill_case(bench: str, setup: Setup, model: Model, length: int, peer: bool
 
     def logits() -> NDArray[np.float32]:
         cache.clear()
-        return forward(model, prompt, cache, last_only=True)
+        return bitnet_np.prefill(model, prompt, cache)
 
     def run(threads: int) -> Sample:
         cache.clear()  # writes zeros, which is no part of a prefill
-        return {"seconds": timed(lambda: forward(model, prompt, cache, last_only=True))}
+        return {"seconds": timed(lambda: bitnet_np.prefill(model, prompt, cache))}
 
     return Case(
         bench,
