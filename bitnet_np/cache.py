@@ -9,8 +9,8 @@ from .errors import CapacityError, NonFiniteError, OptionError, SlotError
 from .kernels.scalar import CHUNK
 from .model import Config
 
-Saved = list[tuple[int, int, int, slice | NDArray[np.int64], NDArray | None]]
-"""Of some slots: the slot, its length, what it would be, and the places between with the keys and values that were there, if any."""
+Saved = list[tuple[int, int, int, int, NDArray | None]]
+"""Of some slots: the slot, its first position that is still there, its length, what it is to be, and keys and values that this covers."""
 
 
 class KVCache:
@@ -110,16 +110,18 @@ class KVCache:
             places = self._between(length, length + count)
             covers = length > 0 and self.k.shape[2] < length + count
             held = np.stack([self.k[:, slot, places], self.v[:, slot, places]]) if covers else None
-            saved.append((slot, length, length + count, places, held))
+            saved.append((slot, int(self._oldest[slot]), length, length + count, held))
         return saved
 
     def restore(self, saved: Saved) -> None:
         """Undo what was written since `save`."""
-        for slot, start, end, places, held in saved:
+        for slot, oldest, length, end, held in saved:
             if held is None:
-                self.erase(slot, start, end)
+                self.erase(slot, length, end)
             else:
+                places = self._between(length, end)
                 self.k[:, slot, places], self.v[:, slot, places] = held
+            self.lengths[slot], self._oldest[slot] = length, oldest
 
     def _between(self, start: int, end: int) -> slice | NDArray[np.int64]:
         """The places of positions start..end, as far as they are there at the same time."""

@@ -14,7 +14,7 @@ engines' recordings check that. They differ in where keys and values live, in ti
 Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal, TypeGuard
@@ -37,6 +37,9 @@ Attend = Callable[[int, Floats, Floats, Floats], Floats]  # layer, [R, H, K], [R
 
 PARALLEL_THRESHOLD = 16
 """Longest sequence that mode "auto" runs incrementally. Both modes give the same bits; from a few tokens on the parallel one is faster."""
+
+BLOCK = 512
+"""Tokens of each sequence that `prefill` takes at a time. Larger ones are hardly faster, and take more memory."""
 
 Mode = Literal["parallel", "incremental", "auto"]
 
@@ -183,9 +186,7 @@ def forward(
     Whatever is raised, also by `record`, the cache is as it was.
     """
     ids, counts = check_tokens(model.config, tokens, lengths)
-    chosen = np.arange(len(counts)) if slots is None else _integers("slots", slots, 1)
-    if chosen.shape != counts.shape:
-        raise ShapeError(f"slots has shape {chosen.shape}, expected {counts.shape}: one for each sequence")
+    chosen = _slots(slots, counts)
     if cache.k.shape[0::3] + cache.k.shape[4:] != (model.config.n_layers, model.config.kv_heads, model.config.head_dim):
         raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
     start = cache.reserve(chosen, counts)
@@ -225,6 +226,53 @@ def forward(
     return _shaped(logits, rows, ids.shape, last_only)
 
 
+def prefill(
+    model: Model,
+    tokens: ArrayLike,
+    cache: KVCache,
+    lengths: ArrayLike | None = None,
+    *,
+    block: int = BLOCK,
+    slots: ArrayLike | None = None,
+    dialect: Dialect = EXACT,
+    ops: ModuleType = cpu,
+    head: Head | None = None,
+) -> Floats:
+    """As `forward` with last_only, at most `block` tokens of each sequence at a time: memory is the cache's and O(B * block), not O(B * T).
+
+    The same bits. Raises what `forward` raises; whatever is raised, the cache is as it was.
+    """
+    ids, counts = check_tokens(model.config, tokens, lengths)
+    if block < 1:
+        raise OptionError(f"block is {block}, expected at least 1")
+    chosen = _slots(slots, counts)
+    _check_context(model.config, cache.reserve(chosen, counts) + counts)
+    logits: list[tuple[int, Floats]] = []
+    saved = cache.save(chosen, counts)
+    try:
+        for begin, active, present in _in_blocks(counts, block):
+            ends = counts[active] <= begin + block
+            part, wanted = ids[active, begin : begin + block], head if ends.any() else _no_logits
+            out = forward(model, part, cache, present, slots=chosen[active], last_only=True, dialect=dialect, ops=ops, head=wanted)
+            logits += zip(active[ends], out[ends], strict=True)
+    except BaseException:
+        cache.restore(saved)
+        raise
+    return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
+
+
+def _no_logits(x: Floats) -> Floats:
+    """For what nobody asked for."""
+    return np.zeros((len(x), 1), np.float32)
+
+
+def _in_blocks(counts: NDArray[np.int64], block: int) -> Iterator[tuple[int, NDArray[np.intp], NDArray[np.int64]]]:
+    """Sequences of `counts` tokens, a block of each at a time: where it begins, which sequences reach it, with how many tokens."""
+    for begin in range(0, int(counts.max()), block):
+        active = np.flatnonzero(counts > begin)
+        yield begin, active, np.minimum(counts[active] - begin, block)
+
+
 def forward_incremental(
     model: Model,
     tokens: ArrayLike,
@@ -244,9 +292,8 @@ def forward_incremental(
     batch, length = ids.shape
     cache = KVCache(model.config, batch, length)
     logits = np.zeros((batch, model.config.vocab) if last_only else (batch, length, model.config.vocab), np.float32)
-    for start in range(0, int(counts.max()), chunk):
-        active = np.flatnonzero(counts > start)
-        part, present = ids[active, start : start + chunk], np.minimum(counts[active] - start, chunk)
+    for start, active, present in _in_blocks(counts, chunk):
+        part = ids[active, start : start + chunk]
         out = forward(model, part, cache, present, slots=active, last_only=last_only, dialect=dialect, ops=ops, record=record)
         if last_only:
             ends = counts[active] <= start + chunk
@@ -311,6 +358,13 @@ def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise TokenRangeError(f"{name} has the value {array.max()}, expected less than 2**63")
     return array.astype(np.int64)
+
+
+def _slots(slots: ArrayLike | None, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    chosen = np.arange(len(counts)) if slots is None else _integers("slots", slots, 1)
+    if chosen.shape != counts.shape:
+        raise ShapeError(f"slots has shape {chosen.shape}, expected {counts.shape}: one for each sequence")
+    return chosen
 
 
 def _is_empty(values: ArrayLike) -> bool:

@@ -511,19 +511,19 @@ def test_attend(seed, heads, head_dim, firsts, count, window):
 
 
 @settings(max_examples=80)
-@given(**attentions)
-def test_attend_halves(seed, heads, head_dim, firsts, count):
+@given(**attentions, window=st.none() | st.sampled_from([1, 2, 64, 65, 1000]))
+def test_attend_halves(seed, heads, head_dim, firsts, count, window):
     """Bit for bit as the contract's, and the probabilities of the definition to one rounding to float16 each."""
     rng = np.random.default_rng(seed)
     sequences = [(s, first, int(rng.integers(1, count + 1))) for s, first in enumerate(firsts)]
     q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
-    out = cpu.attend_halves(q, k, v, slot, position)
+    out = cpu.attend_halves(q, k, v, slot, position, window)
     for r in rng.permutation(len(slot))[:4]:
-        assert_same_bits(out[r], contract.attend_halves_row(q[r], k[slot[r]], v[slot[r]], position[r]))
-    exact, rounding = bounds.attend(q, k, v, slot, position)
+        assert_same_bits(out[r], contract.attend_halves_row(q[r], k[slot[r]], v[slot[r]], position[r], window))
+    exact, rounding = bounds.attend(q, k, v, slot, position, window)
     for r, (s, p) in enumerate(zip(slot, position, strict=True)):
-        values = np.abs(v[s, : p + 1].astype(np.float64))
-        absolute = spec.attend(q[r : r + 1].astype(np.float64), k[s, : p + 1].astype(np.float64), values, np.zeros((1, p + 1)))[0]
+        values, mask = np.abs(v[s, : p + 1].astype(np.float64)), spec.causal_mask(1, p + 1, p, window)
+        absolute = spec.attend(q[r : r + 1].astype(np.float64), k[s, : p + 1].astype(np.float64), values, mask)[0]
         subnormal = 2.0**-25 * np.repeat(values.sum(axis=0), heads[0] // heads[1], axis=0)
         assert_within(out[r], exact[r], (1 + 2.0**-11) * rounding[r] + 2.0**-11 * absolute + subnormal)
 

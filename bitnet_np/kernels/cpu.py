@@ -618,6 +618,51 @@ def _visible(position, window, first_key):
 
 
 @_serial
+def _tile_queries(q, first, end, g, group):
+    """The queries of rows first..end that read key-value head g, padded to whole tiles: number i is head g * group + i % group of row
+    first + i // group."""
+    width = q.shape[2]
+    n = (end - first) * group
+    queries = np.zeros((-(-n // _TOKENS) * _TOKENS, width), np.float32)
+    for i in range(n):
+        for d in range(width):
+            queries[i, d] = q[first + i // group, g * group + i % group, d]
+    return queries
+
+
+@_serial
+def _part_like(queries):
+    """For `_chunk_values`: its rows are padded to whole tiles."""
+    span = _VALUE_COLUMNS * LANES
+    return np.empty((queries.shape[0], -(-queries.shape[1] // span) * span), np.float32)
+
+
+@_serial
+def _fold_weight(i, m, weight_here, largest, weight, old, new):
+    """Fold the sum of a chunk that query i sees, of maximum m, into its weight: old[i] and new[i] are what its values are folded with."""
+    after = max(largest[i], m)
+    old[i], new[i] = exp(np.float32(largest[i] - after)), exp(np.float32(m - after))
+    weight[i] = fma(weight[i], old[i], np.float32(weight_here * new[i]))
+    largest[i] = after
+
+
+@_serial
+def _fold_values(part, old, new, total):
+    for i in range(total.shape[0]):
+        if new[i] != _UNSEEN:  # adding +0 instead would turn a -0 around
+            for d in range(total.shape[1]):
+                total[i, d] = fma(total[i, d], old[i], np.float32(part[i, d] * new[i]))
+
+
+@_serial
+def _store_attended(total, weight, first, g, group, out):
+    """What has been folded, divided by its weight. A query that saw nothing has none: its weights' largest is 1 otherwise."""
+    for i in range(total.shape[0]):
+        for d in range(total.shape[1]):
+            out[first + i // group, g * group + i % group, d] = total[i, d] / weight[i] if weight[i] != 0 else np.float32(0.0)
+
+
+@_serial
 def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
     """Rows first..end, which are consecutive positions of one sequence, against key-value head g of that sequence.
 
@@ -628,19 +673,11 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
     stride = k.shape[2] * width
     base = slot[first] * k.shape[1] * stride + g * width
 
-    n = (end - first) * group  # query i is head g * group + i % group of row first + i // group
-    padded = -(-n // _TOKENS) * _TOKENS
-    queries = np.zeros((padded, width), np.float32)
-    for i in range(n):
-        for d in range(width):
-            queries[i, d] = q[first + i // group, g * group + i % group, d]
-    span = _VALUE_COLUMNS * LANES
-    part = np.empty((padded, -(-width // span) * span), np.float32)
-    scores, lanes = np.zeros((padded, CHUNK), np.float32), np.empty(LANES, np.float32)
+    n, queries = (end - first) * group, _tile_queries(q, first, end, g, group)
+    part = _part_like(queries)
+    scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
     total, weight = np.zeros((n, width), np.float32), np.zeros(n, np.float32)
-    largest, old, new = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
-    for i in range(n):
-        largest[i] = -np.inf
+    largest, old, new = np.full(n, -np.inf, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
 
     for chunk in range(max(0, position[first] - window + 1) // CHUNK, position[end - 1] // CHUNK + 1):
         key = chunk * CHUNK
@@ -653,18 +690,10 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
             weight_here = _exponentials(scores[i], m, lanes)
             new[i] = _UNSEEN
             if high > low:
-                after = max(largest[i], m)
-                old[i], new[i] = exp(np.float32(largest[i] - after)), exp(np.float32(m - after))
-                weight[i] = fma(weight[i], old[i], np.float32(weight_here * new[i]))
-                largest[i] = after
+                _fold_weight(i, m, weight_here, largest, weight, old, new)
         _chunk_values(scores, n_keys, v, start, stride, width, part)
-        for i in range(n):
-            if new[i] != _UNSEEN:  # adding +0 instead would turn a -0 around
-                for d in range(width):
-                    total[i, d] = fma(total[i, d], old[i], np.float32(part[i, d] * new[i]))
-    for i in range(n):
-        for d in range(width):
-            out[first + i // group, g * group + i % group, d] = total[i, d] / weight[i]
+        _fold_values(part, old, new, total)
+    _store_attended(total, weight, first, g, group, out)
 
 
 @_parallel
@@ -689,6 +718,11 @@ def _query_tiles(slot, position, limit):
     return cuts[: n + 1].copy()
 
 
+def query_tiles(slot: NDArray[np.int64], position: NDArray[np.int64], group: int) -> NDArray[np.int64]:
+    """Rows whose queries, `group` of each, share one reading of their keys and values: the first of each tile, and the end."""
+    return _query_tiles(slot, position, max(1, _QUERIES // group))
+
+
 def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None = None) -> Floats:
     # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """Row r attends to keys 0..position[r] of sequence slot[r], or to the last `window` of them; scale 1/sqrt(K).
@@ -697,7 +731,7 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     multiple of CHUNK, which hold all chunks that a call's rows see.
     """
     out = empty(q.shape)
-    tiles = _query_tiles(slot, position, max(1, _QUERIES // (q.shape[1] // k.shape[2])))
+    tiles = query_tiles(slot, position, q.shape[1] // k.shape[2])
     window = window or _NO_WINDOW
     _launch(_attend, _attention_work(q, position, window), q, k, v, slot, position, tiles, _scale(q), window, out)
     return out
