@@ -27,6 +27,7 @@ from .transformer import check_tokens
 Floats = NDArray[np.float32]
 Gradients = dict[str, Floats]
 QUANTIZERS = ("ternary", "none")
+FACTORS = "rope_freqs.weight"
 _LOGITS = 1 << 24  # numbers of logits that exist at a time, if a sequence does not need more
 
 
@@ -43,7 +44,8 @@ def loss_and_gradients(
     """Next-token cross-entropy in nats, and its gradient for every parameter by the same names.
 
     parameters: float32 arrays by GGUF's names, as the family of config.architecture has them: token_embd.weight [V, D],
-    blk.<n>.attn_q.weight [H*K, D], ..., output_norm.weight [D]; output.weight [V, D] where the head is not the embedding.
+    blk.<n>.attn_q.weight [H*K, D], ..., output_norm.weight [D]; output.weight [V, D] where the head is not the embedding, and biases
+    blk.<n>.attn_q.bias [H*K] where the family can have them. rope_freqs.weight [J] divides RoPE's frequencies and gets no gradient.
     tokens: integers [B, T]; lengths: [B], how many of the T are tokens of each sequence, at least 2. Each token but the last of its
     sequence predicts the next; the loss is the sum over all of them / divisor.
 
@@ -63,8 +65,8 @@ def loss_and_gradients(
         raise ContextLimitError(f"sequence {int(counts.argmax())} has {counts.max()} tokens, the model's context is {config.context}")
     if divisor is not None and not 0 < divisor < np.inf:
         raise OptionError(f"divisor is {divisor}, expected a positive number")
-    batch = _Batch.of(config, ids, counts)
-    quantised = {name: _matrix(table, weights) for name, table in tables.items() if name.startswith("blk.") and len(table.shape) == 2}
+    batch = _Batch.of(config, ids, counts, tables.pop(FACTORS, None))
+    quantised = {name: _matrix(table, weights) for name, table in tables.items() if _is_matrix(name, table.shape)}
     return _run(config, tables, quantised, batch, recompute, 1 / (len(batch.tokens) if divisor is None else divisor))
 
 
@@ -72,7 +74,7 @@ def loss_and_gradients(
 
 
 def parameter_shapes(config: Config, tied: bool = True) -> dict[str, tuple[int, ...]]:
-    """The parameters of a model, by GGUF's names, and their shapes. tied: the head is the embedding."""
+    """The parameters of a model without biases, by GGUF's names, and their shapes. tied: the head is the embedding."""
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (config.vocab, config.width)}
     for n in range(config.n_layers):
         shapes |= {f"blk.{n}.{name}.weight": shape for name, shape in layer_shapes(config).items()}
@@ -88,6 +90,12 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
     if family is None or family.head_norms or config.norm != "rms" or not config.gated or config.rope == "none":
         raise UnsupportedError(f"architecture is {config.architecture!r}, gradients are there for BitNet's and Llama's")
     expected = parameter_shapes(config, "output.weight" not in parameters)
+    for n in range(config.n_layers):
+        for field in family.biases + family.optional_biases:
+            if (name := f"blk.{n}.{field}.bias") in parameters or field in family.biases:
+                expected[name] = layer_shapes(config)[field][:1]
+    if family.rope_factors and FACTORS in parameters:
+        expected[FACTORS] = (config.rope_pairs,)
     for name in parameters:
         if name not in expected:
             raise ShapeError(f"parameter {name!r} has no place in a {config.architecture} of {config.n_layers} layers")
@@ -97,7 +105,7 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
             raise ShapeError(f"parameter {name} is missing, expected float32 {list(shape)}")
         value = parameters[name]
         if isinstance(value, Ternary):
-            right = value.shape == shape and name.startswith("blk.")
+            right = value.shape == shape and _is_matrix(name, shape)
         else:
             right = isinstance(value, np.ndarray) and value.dtype == np.float32 and value.shape == shape
         if not right:
@@ -105,6 +113,11 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
             raise ShapeError(f"parameter {name} is {kind}, expected float32 {list(shape)}")
         found[name] = value if isinstance(value, Ternary) else np.ascontiguousarray(value)
     return found
+
+
+def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a parameter is one of a layer's matrices."""
+    return name.startswith("blk.") and len(shape) == 2
 
 
 def quantize(master: Floats) -> Ternary:
@@ -135,12 +148,17 @@ class _Batch:
     rotations: tuple[Floats, Floats]  # 2 x [R, J]
 
     @classmethod
-    def of(cls, c: Config, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> "_Batch":
+    def of(cls, c: Config, ids: NDArray[np.int64], counts: NDArray[np.int64], factors: Floats | Ternary | None) -> "_Batch":
         rows = counts - 1
         cuts = np.concatenate([[0], rows.cumsum()])
         sequence = np.repeat(np.arange(len(rows)), rows)
         position = np.arange(cuts[-1]) - cuts[sequence]
-        angles = np.multiply.outer(np.arange(rows.max()), _frequencies(c.rope_base, 2 * c.rope_pairs, c.rope_scaling))
+        width = 2 * c.rope_pairs
+        if isinstance(factors, np.ndarray):
+            frequencies = rope_frequencies(c.rope_base, width, factors, c.rope_scaling)
+        else:
+            frequencies = _frequencies(c.rope_base, width, c.rope_scaling)
+        angles = np.multiply.outer(np.arange(rows.max()), frequencies)
         cos, sin = (table[position] for table in cpu.rotations(angles))
         return cls(ids[sequence, position], ids[sequence, position + 1], sequence, position, cuts, (cos, sin))
 
@@ -199,11 +217,16 @@ class _Layer:
 
     block: str  # blk.<n>.
     gains: Mapping[str, Floats]
+    biases: Mapping[str, Floats]
     matrices: Mapping[str, _Matrix]
 
     def norm(self, c: Config, name: str, x: Floats) -> Floats:
         """x itself, where the family has no such norm."""
         return cpu.rms_norm(x, self.gains[name], c.eps) if name in self.gains else x
+
+    def project(self, name: str, x: "_Input") -> Floats:  # [R, M] -> [R, N]
+        y = self.matrices[name].forward(x)
+        return y + self.biases[name] if name in self.biases else y
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,19 +253,19 @@ def _forward(c: Config, w: _Layer, h: Floats, batch: _Batch) -> tuple[Floats, _K
     m = w.matrices
     rope = cpu.rope if c.rope == "halves" else cpu.rope_adjacent
     attn_in = _Input(w.norm(c, "attn_norm", h), m["attn_q"], m["attn_k"], m["attn_v"])
-    q, k, v = (m[name].forward(attn_in).reshape(len(h), -1, c.head_dim) for name in ("attn_q", "attn_k", "attn_v"))
+    q, k, v = (w.project(name, attn_in).reshape(len(h), -1, c.head_dim) for name in ("attn_q", "attn_k", "attn_v"))
     q, k = rope(q, *batch.rotations), rope(k, *batch.rotations)
     whole = np.zeros((2, len(batch.cuts) - 1, int(batch.position.max()) + 1, *k.shape[1:]), np.float32)
     whole[0, batch.sequence, batch.position] = k
     whole[1, batch.sequence, batch.position] = v
     attended = cpu.attend(q, whole[0], whole[1], batch.sequence, batch.position)
     output_in = _Input(w.norm(c, "attn_sub_norm", attended.reshape(len(h), -1)), m["attn_output"])
-    middle = cpu.add(h, m["attn_output"].forward(output_in))
+    middle = cpu.add(h, w.project("attn_output", output_in))
     ffn_in = _Input(w.norm(c, "ffn_norm", middle), m["ffn_gate"], m["ffn_up"])
-    gate, up = m["ffn_gate"].forward(ffn_in), m["ffn_up"].forward(ffn_in)
+    gate, up = w.project("ffn_gate", ffn_in), w.project("ffn_up", ffn_in)
     activated = cpu.relu2_gate(gate, up) if c.activation == "relu2" else cpu.silu_gate(gate, up)
     down_in = _Input(w.norm(c, "ffn_sub_norm", activated), m["ffn_down"])
-    out = cpu.add(middle, m["ffn_down"].forward(down_in))
+    out = cpu.add(middle, w.project("ffn_down", down_in))
     return out, _Kept(h, attn_in, q, k, v, attended, output_in, middle, ffn_in, gate, up, activated, down_in)
 
 
@@ -259,12 +282,13 @@ def _backward(c: Config, w: _Layer, kept: _Kept, dh: Floats, batch: _Batch, grad
     def linears_back(x: _Input, **above: Floats) -> Floats:
         """Matrices that read the same input, by name, each with the gradient of its output."""
         values = x.values()
-        dx = np.zeros(values.shape, np.float32)
+        dx = None
         for name, dy in above.items():
-            matrix = w.matrices[name]
-            backward.add_product(dx, dy, matrix.dense, backward.parts(dy.shape[1]))
-            gradient = gradients[f"{w.block}{name}.weight"] = np.zeros(matrix.dense.shape, np.float32)
-            backward.add_transposed_product(gradient, dy, values, batch.cuts)
+            dx = backward.product(dy, w.matrices[name].dense, dx)
+            gradients[f"{w.block}{name}.weight"] = backward.transposed_product(dy, values, batch.cuts)
+            if name in w.biases:
+                gradients[f"{w.block}{name}.bias"] = backward.column_sums(dy, batch.cuts)
+        assert dx is not None
         return dx
 
     def turned_back(dy: Floats) -> Floats:
@@ -295,7 +319,8 @@ def _run(
     def layer(n: int) -> _Layer:
         names = {name: f"blk.{n}.{name}.weight" for name in layer_shapes(c)}
         gains = {name: floats(full) for name, full in names.items() if full not in quantised}
-        return _Layer(f"blk.{n}.", gains, {name: quantised[full] for name, full in names.items() if full in quantised})
+        biases = {name: floats(bias) for name in names if (bias := f"blk.{n}.{name}.bias") in tables}
+        return _Layer(f"blk.{n}.", gains, biases, {name: quantised[full] for name, full in names.items() if full in quantised})
 
     gradients: Gradients = {}
     layers = [layer(n) for n in range(c.n_layers)]
@@ -326,8 +351,7 @@ def _run(
 
 def _head(x: Floats, table: Floats, batch: _Batch, factor: float) -> tuple[float, Floats, Floats]:
     """The loss, its gradient at the head's input [R, D] and at the head's table [V, D]; some sequences at a time, for the logits."""
-    dx, gradient = np.zeros(x.shape, np.float32), np.zeros(table.shape, np.float32)
-    losses = []
+    losses, dx, gradient = [], [], None
     most = max(1, _LOGITS // len(table))
     first = 0  # sequence
     while first < len(batch.cuts) - 1:
@@ -337,7 +361,8 @@ def _head(x: Floats, table: Floats, batch: _Batch, factor: float) -> tuple[float
         rows = slice(start, batch.cuts[end])
         logits = cpu.matmul(x[rows], table)
         losses.append(backward.cross_entropy_in_place(logits, batch.targets[rows], factor))
-        backward.add_product(dx[rows], logits, table, backward.parts(len(table)))
-        backward.add_transposed_product(gradient, logits, x[rows], cuts)
+        dx.append(backward.product(logits, table))
+        gradient = backward.transposed_product(logits, x[rows], cuts, gradient)
         first = end
-    return fsum(np.concatenate(losses)) * factor, dx, gradient
+    assert gradient is not None
+    return fsum(np.concatenate(losses)) * factor, dx[0] if len(dx) == 1 else np.concatenate(dx), gradient

@@ -195,7 +195,15 @@ def loss_and_gradients(
 
             def project(name: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
                 y, back = linear(x, weight(name), activations, weights)
-                return y, lambda dy: taken(name, back(dy))
+                bias = f"{block}{name}.bias"
+                if bias not in parameters:
+                    return y, lambda dy: taken(name, back(dy))
+
+                def biased_back(dy: Array) -> Array:
+                    gradients[bias] += dy.sum(axis=0)
+                    return taken(name, back(dy))
+
+                return y + parameters[bias], biased_back
 
             def taken(name: str, found: tuple[Array, Array]) -> Array:
                 """The second is a parameter's: keep it, give the first."""

@@ -17,7 +17,7 @@ Tokens of all sequences are laid end to end in rows, so padding is never compute
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,7 +71,8 @@ class Dialect:
         """x times a table: [R, M], [N, M] -> [R, N]."""
         if not isinstance(table, Blocks):
             return ops.matmul(self.seen(x, table), table)
-        multiply = blocks.matmul_as_llama_cpp if self.ggml_activations else blocks.matmul
+        kernels = _block_kernels(ops)
+        multiply = kernels.matmul_as_llama_cpp if self.ggml_activations else kernels.matmul
         return multiply(x, table.data, table.type)
 
     def gelu_tanh(self, x: Floats, ops: ModuleType) -> Floats:
@@ -137,9 +138,10 @@ def forward_full(
     `record(name, layer, array)` is called at the points llama.cpp labels in its graph, with arrays whose first axis is the rows: tokens of
     all sequences end to end. A recorder that keeps an array must copy it; what it writes into one the pass goes on with.
 
-    mask: which positions each position sees, instead of itself and all before it: [T, T] or [1 or B, 1, T, T], bool or additive (masks.py).
-    Padding is never seen. With `strict` it must not show a position what comes later. A position that sees nothing gets zeros from
-    attention. A mask that says what is the rule anyway changes no bit, and costs an array and time.
+    mask: which positions each position sees, instead of itself and those before it (in layers with a window, too): [T, T] or
+    [1 or B, 1, T, T], bool or additive (masks.py). Padding is never seen. With `strict` it must not show a position what comes later. A
+    position that sees nothing gets zeros from attention. A mask that says what is the rule anyway changes no bit, and costs an array and
+    time.
 
     Raises ShapeError (MaskError), TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the
     model overflows, UnsupportedError for a mask in a dialect that rounds probabilities.
@@ -147,13 +149,13 @@ def forward_full(
     ids, counts = check_tokens(model.config, tokens, lengths)
     rows = _rows(model.config, ids, counts, np.arange(len(counts)), np.zeros_like(counts))
 
-    attention = _attention(dialect, ops) if mask is None else _masked_attention(mask, counts, ids.shape[1], strict, dialect)
+    attention = _attention(dialect, ops) if mask is None else _masked_attention(mask, counts, ids.shape[1], strict, dialect, ops)
 
     def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         whole = np.zeros((2, *ids.shape, *k.shape[1:]), np.float32)
         whole[0, rows.slot, rows.position] = k
         whole[1, rows.slot, rows.position] = v
-        return attention(q, whole[0], whole[1], rows.slot, rows.position)
+        return attention(q, whole[0], whole[1], rows.slot, rows.position, model.config.window_of(layer))
 
     return _shaped(_decoder(model, rows, attend, last_only, dialect, ops, record), rows, ids.shape, last_only)
 
@@ -190,6 +192,7 @@ def forward(
     rows = _rows(model.config, ids, counts, chosen, start)
 
     end, attention = int((start + counts).max()), _attention(dialect, ops)
+    pieces = cache.pieces(rows.slot, rows.position)
 
     def readable(kept: NDArray) -> NDArray:
         """float16 as attention takes it: as its bits, 0.8 times as long for one query as float32; or widened for the plain loops."""
@@ -198,16 +201,27 @@ def forward(
         return kept[:, :end].astype(np.float32) if dialect.halves else kept.view(np.int16)
 
     def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        cache.write(layer, rows.slot, rows.position, k, v)
-        return attention(q, readable(cache.k[layer]), readable(cache.v[layer]), rows.slot, rows.position)
+        def attended(piece: slice | NDArray[np.intp]) -> Floats:
+            slot, position = rows.slot[piece], rows.position[piece]
+            cache.write(layer, slot, position, k[piece], v[piece])
+            ops.mark("kv_write", len(position))
+            keys, values = readable(cache.k[layer]), readable(cache.v[layer])
+            return attention(q[piece], keys, values, slot, position, model.config.window_of(layer))
 
+        if len(pieces) == 1:
+            return attended(pieces[0])
+        out = np.empty_like(q)
+        for piece in pieces:
+            out[piece] = attended(piece)
+        return out
+
+    saved = cache.save(chosen, counts)
     try:
         logits = _shaped(_decoder(model, rows, attend, last_only, dialect, ops, record, head), rows, ids.shape, last_only)
     except BaseException:
-        for slot, length, count in zip(chosen, start, counts, strict=True):
-            cache.erase(slot, length, length + count)
+        cache.restore(saved)
         raise
-    cache.lengths[chosen] += counts
+    cache.advance(chosen, counts)
     return logits
 
 
@@ -362,7 +376,9 @@ def _attention(dialect: Dialect, ops: ModuleType) -> Callable[..., Floats]:
     return ops.attend_halves if dialect.halves else ops.attend
 
 
-def _masked_attention(mask: ArrayLike, counts: NDArray[np.int64], length: int, strict: bool, dialect: Dialect) -> Callable[..., Floats]:
+def _masked_attention(
+    mask: ArrayLike, counts: NDArray[np.int64], length: int, strict: bool, dialect: Dialect, ops: ModuleType
+) -> Callable[..., Floats]:
     """Attention that sees what a caller's mask says, and no padding."""
     if dialect.halves:
         raise UnsupportedError(f"the dialect {dialect.name} has no attention with a mask")
@@ -370,8 +386,8 @@ def _masked_attention(mask: ArrayLike, counts: NDArray[np.int64], length: int, s
     if (counts < length).any():
         additive = np.where(np.arange(length) < counts[:, None, None], additive, np.float32(-np.inf))
 
-    def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
-        return attend_masked(q, k, v, slot, position, additive)
+    def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None) -> Floats:
+        return getattr(ops, "attend_masked", attend_masked)(q, k, v, slot, position, additive)  # the mask stands for the window, too
 
     return attend
 
@@ -392,6 +408,7 @@ def _decoder(
 ) -> Floats:
     """All layers and the head: [R] -> [R, V], or [B, V] with last_only."""
     c = model.config
+    ops.mark("forward")
     h = _embed(model.token_embd, rows.tokens, ops)
     record("inp_embd", None, h)
     if model.position_embd is not None:
@@ -435,7 +452,12 @@ class Codes:
 
 
 def _embed(table: Table, rows: NDArray[np.int64], ops: ModuleType) -> Floats:
-    return blocks.embed(table.data, table.type, rows) if isinstance(table, Blocks) else ops.embed(table, rows)
+    return _block_kernels(ops).embed(table.data, table.type, rows) if isinstance(table, Blocks) else ops.embed(table, rows)
+
+
+def _block_kernels(ops: ModuleType) -> ModuleType:
+    """Those of the backend, or the CPU's where it has none."""
+    return getattr(ops, "blocks", blocks)
 
 
 def _norm(c: Config, x: Floats, gain: Floats, bias: Floats | None, ops: ModuleType) -> Floats:
@@ -445,16 +467,22 @@ def _norm(c: Config, x: Floats, gain: Floats, bias: Floats | None, ops: ModuleTy
     return ops.layer_norm(x, gain, np.zeros_like(gain) if bias is None else bias, c.eps)
 
 
+def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
+    """Whether the codes of x are what these weights multiply, and not x as ggml rounds it."""
+    return isinstance(weights, Ternary) and (not dialect.ggml_activations or weights.blocks is None)
+
+
 def _product(x: Floats, weights: Weights, codes: Codes | None, dialect: Dialect, ops: ModuleType) -> Floats:
     """x times a matrix: [R, M] -> [R, N]. Ternary weights of a layer take the codes of x instead. A head has no codes."""
+    if _takes_codes(weights, dialect):
+        assert codes is not None, "a head is never ternary"
+        return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
     if isinstance(weights, Ternary):
-        if not dialect.ggml_activations or weights.blocks is None:
-            assert codes is not None, "a head is never ternary"
-            return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
+        assert weights.blocks is not None, "or it would take codes"
         weights = weights.blocks
     if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and codes is not None and not dialect.ggml_activations:
         q, scale = codes()
-        return blocks.matmul(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
+        return _block_kernels(ops).matmul(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
     return dialect.matmul(x, weights, ops)
 
 
@@ -480,16 +508,22 @@ def _layer(
         """Matrices that read the same input, by the names of what they give."""
         shared = Codes(source, n, x, ops, record)
 
-        def linear(name: str, w: Linear) -> Floats:
+        def product(name: str, w: Linear) -> Floats:
             if w.norm is None:
-                y = _product(x, w.weights, shared, dialect, ops)
-            else:
-                own = note(name + "_in", ops.rms_norm(x, w.norm, w.norm_eps or c.eps))
-                y = _product(own, w.weights, Codes(name + "_in", n, own, ops, record), dialect, ops)
+                return _product(x, w.weights, shared, dialect, ops)
+            own = note(name + "_in", ops.rms_norm(x, w.norm, w.norm_eps or c.eps))
+            return _product(own, w.weights, Codes(name + "_in", n, own, ops, record), dialect, ops)
+
+        def finish(name: str, w: Linear, y: Floats) -> Floats:
             y = y if w.scale is None else y * w.scale
             return note(name, y if w.bias is None else y + w.bias)
 
-        return [linear(name, w) for name, w in outputs.items()]
+        together = [w.weights for w in outputs.values() if w.norm is None and _takes_codes(w.weights, dialect)]
+        if len(together) == len(outputs) > 1:
+            matrices = ((weights.codes, weights.scale, weights.shape[0]) for weights in together)
+            found = zip(outputs.items(), ops.ternary_matmuls(*shared(), *matrices), strict=True)
+            return [finish(name, w, y) for (name, w), y in found]
+        return [finish(name, w, product(name, w)) for name, w in outputs.items()]
 
     def heads(x: Floats) -> Floats:
         return x.reshape(len(x), -1, c.head_dim)
@@ -499,6 +533,7 @@ def _layer(
             return x
         return note(name, ops.rms_norm(x.reshape(-1, c.head_dim), gain, c.eps).reshape(x.shape))
 
+    ops.mark("layer")
     x = note("attn_norm", _norm(c, h, w.attn_norm, w.attn_norm_bias, ops))
     q, k, v = map(heads, linears("attn_norm", x, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v))
     q, k = head_norm("Qcur_normed", q, w.attn_q_norm), head_norm("Kcur_normed", k, w.attn_k_norm)

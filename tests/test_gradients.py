@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 
 from bitnet_np import spec_grad
-from bitnet_np.families import FAMILIES
+from bitnet_np.families import FAMILIES, layer_shapes
 from bitnet_np.gradients import loss_and_gradients, parameter_shapes
 from bitnet_np.model import Config
 
 SHAPE = {"vocab": 11, "width": 12, "n_layers": 2, "ffn": 10, "heads": 4, "kv_heads": 2, "head_dim": 4, "context": 300}
-FAMILY = st.sampled_from(["bitnet-b1.58", "bitnet", "llama"])
+FAMILY = st.sampled_from(["bitnet-b1.58", "bitnet", "llama", "qwen2"])
 
 
 def config_of(family, **shape):
@@ -27,6 +27,10 @@ def random_parameters(rng, config, tied, dtype=np.float32):
         return rng.normal(1, 0.3, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[1] ** 0.5
 
     found = {name: draw(shape).astype(dtype) for name, shape in parameter_shapes(config, tied).items()}
+    told = FAMILIES[config.architecture]
+    for n in range(config.n_layers):
+        for field in told.biases + told.optional_biases:
+            found[f"blk.{n}.{field}.bias"] = rng.normal(0, 0.3, layer_shapes(config)[field][0]).astype(dtype)
     found["token_embd.weight"] *= 3
     return found
 
@@ -83,7 +87,7 @@ def test_float_gradients_are_the_definitions(seed, family, tied, length, width):
         assert distance(gradients[name], theirs[name]) < 2e-5, name
 
 
-@pytest.mark.parametrize("family", ["bitnet-b1.58", "bitnet"])
+@pytest.mark.parametrize("family", ["bitnet-b1.58", "bitnet", "llama"])
 def test_nothing_changes_a_bit(family):
     """Threads, recomputation; and a ragged batch of an untied model is the sum of its sequences in order."""
     rng = np.random.default_rng(1)

@@ -37,10 +37,10 @@ def test_what_is_kept_is_bounded(pool, monkeypatch):
     monkeypatch.setattr(workspace, "LIMIT", 1 << 20)
     arrays = [workspace.empty((1 << 19,), np.uint8) for _ in range(5)]
     del arrays
-    assert pool.kept == [1 << 20]
+    assert pool.counts.kept == 1 << 20
     assert sum(len(blocks) for blocks in pool.free.values()) == 2
     lent = workspace.empty((1 << 19,), np.uint8)
-    assert pool.kept == [1 << 19]
+    assert pool.counts.kept == 1 << 19
     del lent
 
 

@@ -72,15 +72,19 @@ def _chain(zeros, a, a_start, a_k, a_i, valid, b, count, span):
 
 
 @_serial
-def _fold(edge, rows, columns, out, row, column):
+def _fold(edge, rows, columns, fresh, out, row, column):
     for i in range(rows):
         target = out[row + i, column : column + columns]
-        for j in range(target.size):
-            target[j] += edge[i, j]
+        if fresh:
+            for j in range(target.size):
+                target[j] = edge[i, j]
+        else:
+            for j in range(target.size):
+                target[j] += edge[i, j]
 
 
 @_parallel
-def _product(a, b, cuts, transposed, out):
+def _product(a, b, cuts, transposed, fresh, out):
     longest = 0
     for part in range(cuts.size - 1):
         longest = max(longest, cuts[part + 1] - cuts[part])
@@ -105,17 +109,23 @@ def _product(a, b, cuts, transposed, out):
                 else:
                     tile = _chain(zeros, a, (row + i) * a.shape[1] + first, 1, a.shape[1], valid, right, end - first, _PANEL)
                 store_tile(tile, edge, 0, _PANEL)
-                _fold(edge, valid, columns, out, row + i, column)
+                _fold(edge, valid, columns, fresh and part == 0, out, row + i, column)
 
 
-def add_product(out: Floats, a: Floats, b: Floats, cuts: NDArray[np.int64]) -> None:  # [I, J], [I, K], [K, J] over parts of K
-    """out += a b, part after part."""
-    _launch(_product, a.shape[0] * b.size // 8, _weights(a), _weights(b), cuts, False, out)
+def product(a: Floats, b: Floats, into: Floats | None = None) -> Floats:  # [I, K], [K, J] -> [I, J]
+    """a b, in parts of PART numbers of K; added to `into`, part after part, if that is given."""
+    out = empty((a.shape[0], b.shape[1])) if into is None else into
+    _launch(_product, a.shape[0] * b.size // 8, _weights(a), _weights(b), parts(len(b)), False, into is None, out)
+    return out
 
 
-def add_transposed_product(out: Floats, a: Floats, b: Floats, cuts: NDArray[np.int64]) -> None:  # [I, J], [K, I], [K, J] over parts of K
-    """out += a^T b, part after part."""
-    _launch(_product, a.shape[1] * b.size // 8, _weights(a), _weights(b), cuts, True, out)
+def transposed_product(
+    a: Floats, b: Floats, cuts: NDArray[np.int64], into: Floats | None = None
+) -> Floats:  # [K, I], [K, J] over cuts of K -> [I, J]
+    """a^T b, in the parts of K that `cuts` says; added to `into`, part after part, if that is given."""
+    out = empty((a.shape[1], b.shape[1])) if into is None else into
+    _launch(_product, a.shape[1] * b.size // 8, _weights(a), _weights(b), cuts, True, into is None, out)
+    return out
 
 
 # --- weights --------------------------------------------------------------------------------------------------------------------------
@@ -434,3 +444,10 @@ def add_rows(out: Floats, x: Floats, tokens: NDArray[np.int64], cuts: NDArray[np
     changes = (np.diff(tokens[order]) != 0) | (np.diff(sequence[order]) != 0)
     runs = np.concatenate([[0], np.flatnonzero(changes) + 1, [len(tokens)]])
     _launch(_add_rows, x.size, out, x, order, runs, tokens)
+
+
+def column_sums(x: Floats, cuts: NDArray[np.int64]) -> Floats:  # [R, N], cuts of R -> [N]
+    """The sum of the rows: those of a sequence in order, sequence after sequence."""
+    out = np.zeros((1, x.shape[1]), np.float32)
+    add_rows(out, x, np.zeros(len(x), np.int64), cuts)
+    return out[0]
