@@ -1,8 +1,9 @@
 """Record what the embedded demo model says, and what Hugging Face transformers computes for it: `record_demo.py FOLDER`.
 
 greedy.json gets greedy continuations of some prompts. With `--transformers`, which needs torch and transformers, the weights of the model
-file are given to transformers' BitNet with its own quantised linears (AutoBitLinear, offline), and transformers.npz gets `text`, its `tokens`
-[T], `logits_f32` [T, V] as transformers computes them in float32, and `logits_f64`, with float64 for every float32 in its source.
+file are given to transformers' BitNet with its own quantised linears (AutoBitLinear, offline), and transformers.npz gets `text`, its
+`tokens` [T], `logits_f32` [T, V] as transformers computes them in float32, and `logits_f64`, with float64 for every float32 in its
+source.
 """
 
 import argparse

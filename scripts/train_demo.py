@@ -141,7 +141,7 @@ def load_model(path: Path) -> tuple[Model, Tokenizer]:
 
 def run_evaluate(path: Path, documents: int, seed: int) -> int:
     model, tokenizer = load_model(path)
-    print(json.dumps(report(model, tokenizer, seed, documents, progress.bar), indent=2))
+    print(report(model, tokenizer, seed, documents, progress.bar))
     return 0
 
 

@@ -615,6 +615,12 @@ def test_wrong_arguments_of_generate(refused, arguments, message):
     assert message in refused("generate", *(arguments if "gguf" in arguments[0] else [TINY, *arguments]))
 
 
+def test_without_n_as_many_tokens_as_fit(run):
+    prompt = ",".join(["7"] * 500)
+    assert len(run("generate", TINY, "--tokens", prompt, "--json")["tokens"]) == 12
+    assert len(run("generate", TINY, "--tokens", "7", "--json")["tokens"]) == 64
+
+
 def test_generate_takes_one_prompt(refused, tmp_path):
     path = written(tmp_path / "two.json", "[[1], [2]]")
     assert "token ids have shape [2, 1], expected [T]: one prompt" in refused("generate", TINY, "--tokens-file", path)

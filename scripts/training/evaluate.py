@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp
-from typing import Any
 
 from bitnet_np.batch import Request, generate_batch
 from bitnet_np.model import Model
@@ -33,6 +32,10 @@ class Grades:
     def count(self, kind: str, right: bool) -> None:
         before = self.kinds.get(kind, (0, 0))
         self.kinds[kind] = (before[0] + right, before[1] + 1)
+
+    def shown(self, kind: str) -> str:
+        right, asked = self.kinds.get(kind, (0, 0))
+        return f"{right} of {asked}" if asked else ""
 
     @property
     def accuracy(self) -> float:
@@ -72,14 +75,14 @@ def grade(
     return grades
 
 
-def report(
-    model: Model, tokenizer: Tokenizer, seed: int, documents: int, progress: Callable[[str], Callable[[int, int], None]]
-) -> dict[str, Any]:
-    """Everything that is published of a model."""
+def report(model: Model, tokenizer: Tokenizer, seed: int, documents: int, progress: Callable[[str], Callable[[int, int], None]]) -> str:
+    """Everything that is published of a model, as Markdown."""
     found = perplexity(model, tokenizer, seed, documents, progress("perplexity"))
-    splits = {"held-out": "combinations never seen", "train": "seen combinations, new texts"}
-    grades = {told: grade(model, tokenizer, split, seed, documents, progress(told)) for split, told in splits.items()}
-    return {
-        "perplexity": vars(found),
-        "accuracy": {told: {"all": g.accuracy, "right of asked": dict(sorted(g.kinds.items()))} for told, g in grades.items()},
-    }
+    hidden, seen = (grade(model, tokenizer, split, seed, documents, progress(split)) for split in ("held-out", "train"))
+    rows = [(kind, hidden.shown(kind), seen.shown(kind)) for kind in sorted({*hidden.kinds, *seen.kinds})]
+    rows.append(("all", f"{hidden.accuracy:.1%}", f"{seen.accuracy:.1%}"))
+    told = (
+        f"perplexity of held-out text {found.token:.3f} a token, {found.byte:.4f} a byte ({found.tokens:,} tokens, {found.bytes:,} bytes)"
+    )
+    header = ("questions", "combinations never seen", "combinations seen, new texts")
+    return "\n".join([told, "", *("| " + " | ".join(row) + " |" for row in (header, ("---",) * 3, *rows))])
