@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import masks
 from .cache import KVCache
+from .device import new_cache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
 from .kernels import blocks, cpu
 from .kernels.masks import attend_masked
@@ -148,13 +149,13 @@ def forward_full(
     rows = _rows(model.config, ids, counts, np.arange(len(counts)), np.zeros_like(counts))
     there = ops.resident(rows)
 
-    attention = _attention(dialect, ops) if mask is None else _masked_attention(mask, counts, ids.shape[1], strict, dialect)
+    attention = _attention(dialect, ops) if mask is None else _masked_attention(mask, counts, ids.shape[1], strict, dialect, ops)
 
     def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         keys, values = (ops.spread(x, there.slot, there.position, ids.shape) for x in (k, v))
         return attention(q, keys, values, there.slot, there.position)
 
-    logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, record)
+    logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops))
     return _shaped(_finite(ops.to_host(logits), rows, last_only), rows, ids.shape, last_only)
 
 
@@ -203,7 +204,7 @@ def forward(
         return attention(q, readable(cache.k[layer]), readable(cache.v[layer]), there.slot, there.position)
 
     try:
-        logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, record, head)
+        logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
         logits = _finite(ops.to_host(logits), rows, last_only, head)
     except BaseException:
         for slot, length, count in zip(chosen, start, counts, strict=True):
@@ -230,7 +231,7 @@ def forward_incremental(
     if chunk < 1:
         raise OptionError(f"chunk is {chunk}, expected at least 1")
     batch, length = ids.shape
-    cache = KVCache(model.config, batch, length)
+    cache = new_cache(model.config, batch, length, ops)
     logits = np.zeros((batch, model.config.vocab) if last_only else (batch, length, model.config.vocab), np.float32)
     for start in range(0, int(counts.max()), chunk):
         active = np.flatnonzero(counts > start)
@@ -360,11 +361,16 @@ def _shaped(logits: Floats, rows: Rows, shape: tuple[int, ...], last_only: bool)
 
 
 def _attention(dialect: Dialect, ops: ModuleType) -> Callable[..., Floats]:
-    """Causal attention as the dialect rounds it."""
+    """Causal attention as the dialect rounds it. A backend may say which dialects it has; kernels/cpu.py has them all."""
+    known = getattr(ops, "dialects", None)
+    if known is not None and dialect.name not in known:
+        raise UnsupportedError(f"the dialect is {dialect.name}, expected {' or '.join(known)} on this device")
     return ops.attend_halves if dialect.halves else ops.attend
 
 
-def _masked_attention(mask: ArrayLike, counts: NDArray[np.int64], length: int, strict: bool, dialect: Dialect) -> Callable[..., Floats]:
+def _masked_attention(
+    mask: ArrayLike, counts: NDArray[np.int64], length: int, strict: bool, dialect: Dialect, ops: ModuleType
+) -> Callable[..., Floats]:
     """Attention that sees what a caller's mask says, and no padding."""
     if dialect.halves:
         raise UnsupportedError(f"the dialect {dialect.name} has no attention with a mask")
@@ -373,12 +379,17 @@ def _masked_attention(mask: ArrayLike, counts: NDArray[np.int64], length: int, s
         additive = np.where(np.arange(length) < counts[:, None, None], additive, np.float32(-np.inf))
 
     def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
-        return attend_masked(q, k, v, slot, position, additive)
+        return getattr(ops, "attend_masked", attend_masked)(q, k, v, slot, position, additive)
 
     return attend
 
 
 # --- the model ------------------------------------------------------------------------------------------------------------------------
+
+
+def _seen(record: Record, ops: ModuleType) -> Record:
+    """A recorder of what `ops` computes: it gets NumPy's arrays, copies of those that are elsewhere."""
+    return record if record is ignore else lambda name, layer, array: record(name, layer, ops.to_host(array))
 
 
 def _rotations(model: Model, rows: Rows, dialect: Dialect, ops: ModuleType) -> tuple[Floats, Floats] | None:
