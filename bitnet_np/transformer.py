@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import masks
 from .cache import KVCache
+from .device import new_cache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
 from .kernels import blocks, cpu
 from .kernels.masks import attend_masked
@@ -159,7 +160,7 @@ def forward_full(
         keys, values = (ops.spread(x, there.slot, there.position, ids.shape) for x in (k, v))
         return attention(q, keys, values, there.slot, there.position, model.config.window_of(layer))
 
-    logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, record)
+    logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops))
     return _shaped(_finite(ops.to_host(logits), rows, last_only), rows, ids.shape, last_only)
 
 
@@ -217,7 +218,7 @@ def forward(
 
     saved = cache.save(chosen, counts)
     try:
-        logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, record, head)
+        logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
         logits = _finite(ops.to_host(logits), rows, last_only, head)
     except BaseException:
         cache.restore(saved)
@@ -290,7 +291,7 @@ def forward_incremental(
     if chunk < 1:
         raise OptionError(f"chunk is {chunk}, expected at least 1")
     batch, length = ids.shape
-    cache = KVCache(model.config, batch, length)
+    cache = new_cache(model.config, batch, length, ops)
     logits = np.zeros((batch, model.config.vocab) if last_only else (batch, length, model.config.vocab), np.float32)
     for start, active, present in _in_blocks(counts, chunk):
         part = ids[active, start : start + chunk]
@@ -426,7 +427,10 @@ def _shaped(logits: Floats, rows: Rows, shape: tuple[int, ...], last_only: bool)
 
 
 def _attention(dialect: Dialect, ops: ModuleType) -> Callable[..., Floats]:
-    """Causal attention as the dialect rounds it."""
+    """Causal attention as the dialect rounds it. A backend may say which dialects it has; kernels/cpu.py has them all."""
+    known = getattr(ops, "dialects", None)
+    if known is not None and dialect.name not in known:
+        raise UnsupportedError(f"the dialect is {dialect.name}, expected {' or '.join(known)} on this device")
     return ops.attend_halves if dialect.halves else ops.attend
 
 
@@ -447,6 +451,11 @@ def _masked_attention(
 
 
 # --- the model ------------------------------------------------------------------------------------------------------------------------
+
+
+def _seen(record: Record, ops: ModuleType) -> Record:
+    """A recorder of what `ops` computes: it gets NumPy's arrays, copies of those that are elsewhere."""
+    return record if record is ignore else lambda name, layer, array: record(name, layer, ops.to_host(array))
 
 
 def _rotations(model: Model, rows: Rows, dialect: Dialect, ops: ModuleType) -> tuple[Floats, Floats] | None:
