@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .cache import KVCache
 from .certified import CertifiedHead
+from .device import new_cache
 from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
 from .generate import GREEDY, Sampling, certified_for, check_prompt, choose, uniforms
 from .kernels import cpu
@@ -131,7 +132,7 @@ class Batch:
         head: CertifiedHead | None = None,
     ):
         self.model, self.dialect, self.ops, self.observe, self.head = model, dialect, ops, observe, head
-        self.cache = KVCache(model.config, slots, capacity, dtype)
+        self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(slots))
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []

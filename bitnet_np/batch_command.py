@@ -117,7 +117,7 @@ def _encoded(prompt: str | list[int], tokenizer: Tokenizer | None, chat: bool) -
 def _line(completion: Completion, tokenizer: Tokenizer | None, as_json: bool, printable: Callable[[str], str]) -> str:
     entry: dict[str, Any] = {"id": completion.request.id, "tokens": completion.tokens}
     if tokenizer:
-        entry["text"] = tokenizer.decode(completion.tokens)
+        entry["text"] = tokenizer.decode(completion.tokens, after=completion.request.prompt)
     if completion.error:
         entry["error"] = completion.error
     if as_json:

@@ -221,11 +221,16 @@ class KVCache:
         self.v[:, slot, places] = 0
 
 
-def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[NDArray, NDArray]:
-    layers, batch, capacity, heads, width = shape
-    for name, value in (("batch", batch), ("capacity", capacity)):
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Raises OptionError for a cache [L, B, S, G, K] without a slot or a position."""
+    for name, value in (("batch", shape[1]), ("capacity", shape[2])):
         if value < 1:
             raise OptionError(f"KV cache: {name} is {value}, expected at least 1")
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[NDArray, NDArray]:
+    check_shape(shape)
+    layers, batch, capacity, heads, width = shape
     try:
         return np.zeros(shape, dtype), np.zeros(shape, dtype)
     except (MemoryError, ValueError) as error:

@@ -36,6 +36,7 @@ from .text import Tokenizer, tokenizer_from
 from .transformer import BITNET_CPP, DIALECTS, EXACT, PARALLEL_THRESHOLD, Mode, compute_logits
 
 TOP = 5
+TOKENS = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,10 +109,15 @@ def _parser() -> argparse.ArgumentParser:
     measurable(logits)
 
     generate = command("generate", _generate, "Continue a prompt, token by token.")
-    generate.add_argument("model", type=Path, nargs="?", help="default: the embedded model")
+    generate.add_argument("model", type=Path, nargs="?", help="default: the embedded demo model")
     batch_command.add_arguments(generate, tokens(generate, "--prompt", required=True))
     generate.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template, as the user's message")
-    generate.add_argument("-n", type=int, default=64, metavar="N", help="tokens to generate at most (default 64)")
+    generate.add_argument(
+        "-n",
+        type=int,
+        metavar="N",
+        help=f"tokens to generate at most (default {TOKENS}, {embedded.DEMO_TOKENS} from the demo model, or what fits the context)",
+    )
     generate.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (default) is greedy")
     generate.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K largest logits (default 0: all)")
     generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the fewest tokens with probability P")
@@ -407,9 +413,11 @@ def _save(path: Path, array: NDArray) -> None:
 
 def _generate(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
-        path = Path(arguments.model or stack.enter_context(embedded.model_path()))
+        most = embedded.DEMO_TOKENS if arguments.model is None else TOKENS
+        path = Path(arguments.model or stack.enter_context(embedded.demo_path()))
         chosen_stops = None if arguments.stop is None else _numbers("--stop", arguments.stop, int)
         if arguments.prompts_file is not None:
+            arguments.n = most if arguments.n is None else arguments.n
             return batch_command.run_prompts(arguments, path, chosen_stops, _printable)
         if arguments.batch is not None:
             raise OptionError("--batch needs --prompts-file")
@@ -430,7 +438,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         tokens = stream(
             model,
             ids.tolist(),
-            arguments.n,
+            max(1, min(most, model.config.context - len(ids))) if arguments.n is None else arguments.n,
             sampling=sampling,
             numbers=numbers,
             seed=arguments.seed,
@@ -439,7 +447,7 @@ def _generate(arguments: argparse.Namespace) -> int:
             ops=arguments.ops,
             head=arguments.head,
         )
-        decoder = tokenizer.decode_stream() if tokenizer else None
+        decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
         pieces: list[str] = []
         start = time.perf_counter()

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from .cache import KVCache
 from .certified import LARGEST_K, CertifiedHead, certify
+from .device import new_cache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
 from .kernels import cpu
 from .model import Model
@@ -160,7 +160,7 @@ def stream(
     ids = check_prompt(model, prompt, n, stop)
     certified = certified_for(model, sampling, n, head)
     source = iter(uniforms(seed) if numbers is None else numbers)
-    cache = KVCache(model.config, 1, len(prompt) + max(n - 1, 0))
+    cache = new_cache(model.config, 1, len(prompt) + max(n - 1, 0), ops)
 
     def next_uniform() -> float:
         if sampling.greedy:

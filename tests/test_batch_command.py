@@ -30,14 +30,14 @@ def model(path):
 
 
 @pytest.fixture
-def run(capsys, tmp_path):
+def run(capsys, tmp_path, path):
     """Standard output and error of `generate` on these lines of a prompts file."""
 
     def ran(lines, *arguments, code=0):
         file = tmp_path / "prompts.jsonl"
         text = lines if isinstance(lines, bytes) else "".join(json.dumps(line) + "\n" for line in lines).encode()
         file.write_bytes(text)
-        assert main(["generate", "--prompts-file", str(file), *map(str, arguments)]) == code
+        assert main(["generate", str(path), "--prompts-file", str(file), *map(str, arguments)]) == code
         out, err = capsys.readouterr()
         assert "Traceback" not in err
         return out, err.replace(str(file), "FILE")

@@ -245,11 +245,18 @@ OFFLINE, LLAMA = "bitnet_autooff_gqa_tied", "llama_plain_gqa_untied"
             "linear_class is 'missing', expected 'bitlinear' (divides",
         ),
         (OFFLINE, {"quantization_config": {"linear_class": "linear"}}, UnsupportedError, "linear_class is 'linear'"),
+        (OFFLINE, {"quantization_config": {"quantization_mode": "lazy"}}, UnsupportedError, "quantization_mode of autobitlinear is 'lazy'"),
         (
             OFFLINE,
-            {"quantization_config": {"quantization_mode": None}},
+            {"quantization_config": {"linear_class": "bitlinear", "quantization_mode": "online"}},
             UnsupportedError,
-            "quantization_mode of autobitlinear is 'missing'",
+            "quantization_mode of bitlinear is 'online', expected offline",
+        ),
+        (
+            "bitnet_online_mha_tied",
+            {"quantization_config": {"linear_class": None, "quantization_mode": None}},
+            FileFormatError,
+            "q_proj.weight has shape",
         ),
         (
             OFFLINE,
@@ -311,6 +318,14 @@ def test_what_config_json_may_not_say(tmp_path, name, keys, error, message):
     if keys.get("quantization_config", 0) is None:
         assert "quantization_config" in json.loads((DATA / "hf" / name / "config.json").read_text())
     assert_refused(changed(tmp_path, name, **keys), error, message)
+
+
+def test_what_config_json_need_not_say(tmp_path):
+    """Files from before there were classes and modes of linears have what was the only one: bitlinear, offline."""
+    both = "linear_class", "quantization_mode"
+    for name, keys in (("llama_bitlinear_rms_untied", both), ("bitnet_bitlinear_gqa_untied", both), (OFFLINE, both[1:])):
+        silent = load(changed(tmp_path, name, quantization_config=dict.fromkeys(keys)))
+        assert_same_bits(forward_full(silent, [[1, 2, 3]]), forward_full(load(DATA / "hf" / name), [[1, 2, 3]]))
 
 
 def test_modules_that_are_not_converted(tmp_path):

@@ -11,7 +11,7 @@ from contract import f32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
-from numba import get_num_threads, njit
+from numba import njit
 
 from bitnet_np import packing, spec
 from bitnet_np.families import rope_frequencies
@@ -251,6 +251,19 @@ def test_ternary_matmul_ignores_what_pads_a_row(width):
         codes = packing.pack(whole, 1.0).codes
         for rows in (1, 5):
             assert_same_bits(cpu.ternary_matmul(q[:rows], one[:rows], codes, f32(1), 7), expected[:rows])
+
+
+@given(seed=seeds, rows=row_counts, width=widths, n=st.lists(columns, min_size=1, max_size=3), workers=st.sampled_from([1, 2]))
+def test_ternary_matmuls_is_each_alone(seed, rows, width, n, workers):
+    rng = np.random.default_rng(seed)
+    q, scale = rng.integers(-127, 128, (rows, width)).astype(np.int8), rng.uniform(0.5, 2, rows).astype(np.float32)
+    weights = [packing.pack(rng.integers(-1, 2, (each, width)), rng.uniform(0.5, 2)) for each in n]
+    matrices = [(w.codes, w.scale, w.shape[0]) for w in weights]
+    with threads(workers):
+        together = cpu.ternary_matmuls(q, scale, *matrices)
+    assert [out.shape for out in together] == [(rows, each) for each in n]
+    for out, matrix in zip(together, matrices, strict=True):
+        assert_same_bits(out, cpu.ternary_matmul(q, scale, *matrix))
 
 
 # --- float matmul ---------------------------------------------------------------------------------------------------------------------
@@ -600,15 +613,23 @@ def test_a_number_that_is_not_finite_is_found_wherever_it_is(shape, dtype):
 # --- threads --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_little_work_runs_on_one_thread_and_gives_the_others_back():
+def test_little_work_stays_on_the_calling_thread():
     seen = []
-    with threads(3):
-        cpu._launch(lambda: seen.append(get_num_threads()), work=1)  # `threads` lowers the limit of what is little
-    with threads(3), pytest.MonkeyPatch.context() as patch:
+    kernel = cpu._Kernel(shared=lambda: seen.append("shared"), alone=lambda: seen.append("alone"))
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "_SMALL", 100)
-        cpu._launch(lambda: seen.append(get_num_threads()), work=101)
-        cpu._launch(lambda: seen.append(get_num_threads()), work=100)
-        with pytest.raises(ZeroDivisionError):
-            cpu._launch(lambda: 1 // 0, work=1)
-        assert get_num_threads() == 3
-    assert seen == [3, 3, 1]
+        for work in (101, 100):
+            cpu._launch(kernel, work)
+    assert seen == ["shared", "alone"]
+
+
+def test_both_ways_of_a_kernel_give_the_same_bits():
+    rng = np.random.default_rng(0)
+    x, gain = rng.standard_normal((5, 77), np.float32), rng.standard_normal(77, np.float32)
+    shared, alone = np.empty_like(x), np.empty_like(x)
+    with threads(2):
+        cpu._rms_norm.shared(x, cpu._weights(gain), f32(1e-5), shared)
+    cpu._rms_norm.alone(x, cpu._weights(gain), f32(1e-5), alone)
+    np.testing.assert_array_equal(shared, alone)
+    assert cpu._rms_norm.shared.targetoptions["parallel"]
+    assert not cpu._rms_norm.alone.targetoptions.get("parallel")

@@ -7,10 +7,11 @@ Every output row has one owner, so threads cannot change a bit. Each kernel is a
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import get_num_threads, njit, prange, set_num_threads
+from numba import njit, prange
 from numpy.typing import NDArray
 
 from . import simd
@@ -45,7 +46,20 @@ Floats = NDArray[np.float32]
 # IEEE division: Python's would raise on a zero, and test for one at every step
 _serial = njit(cache=True, error_model="numpy")
 _inlined = njit(cache=True, error_model="numpy", forceinline=True)  # what takes a full tile: as an argument it would go through memory
-_parallel = njit(cache=True, error_model="numpy", parallel=True)
+
+
+class _Kernel(NamedTuple):
+    """One kernel compiled two ways, which give the same bits."""
+
+    shared: Callable  # its `prange` shared out among threads
+    alone: Callable  # all on the calling thread
+
+
+def _parallel(function: Callable) -> _Kernel:
+    alone = FunctionType(function.__code__, function.__globals__, function.__name__ + "_alone")
+    alone.__qualname__ = alone.__name__  # by which Numba finds what it compiled on disk; it does not tell options apart
+    return _Kernel(njit(cache=True, error_model="numpy", parallel=True)(function), _serial(alone))
+
 
 # Accumulators that fit the registers: 16 of AVX-512's 32; else the same tile would be spilled to memory at every step.
 _WIDE = simd.is_wide()
@@ -54,6 +68,8 @@ _GROUPS = 4 if _WIDE else 1  # of 16 weight rows
 _VALUE_COLUMNS = 4 if _WIDE else 2
 _ROW_BLOCK = 32  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache while these pass
 _NO_WINDOW = 1 << 62
+_AHEAD = 12  # keys that are asked for ahead of time
+_STREAM = 1 << 13  # bytes that a single stream of weights is asked for ahead: the processor's own foresight ends with each page of 4 KB
 _QUERIES = 32  # that share one reading of the keys and values they see
 _UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a weight cannot be negative
 _SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
@@ -62,22 +78,17 @@ _SMALL = 1 << 15  # elementary steps below which waking other threads costs more
 _turn = threading.Lock()
 
 
-def _launch(kernel: Callable, work: int, *args: Any) -> None:
-    """Run a parallel kernel, on this thread alone when there is little to do.
+def _launch(kernel: _Kernel, work: int, *args: Any) -> None:
+    """Run a kernel, on this thread alone when there is little to do: asking for fewer threads takes longer than a small kernel.
 
-    One at a time, whichever Python thread calls: two at once would share the cores anyway, and abort the process where Numba has nothing
-    but its workqueue to run threads with.
+    Shared ones go one at a time, whichever Python thread calls: two at once would share the cores anyway, and abort the process where Numba
+    has nothing but its workqueue to run threads with.
     """
-    with _turn:
-        threads = get_num_threads()
-        if work > _SMALL or threads == 1:
-            kernel(*args)
-            return
-        set_num_threads(1)
-        try:
-            kernel(*args)
-        finally:
-            set_num_threads(threads)
+    if work <= _SMALL:
+        kernel.alone(*args)
+    else:
+        with _turn:
+            kernel.shared(*args)
 
 
 def _weights(array: NDArray) -> NDArray:
@@ -170,6 +181,26 @@ def has_non_finite(table: NDArray) -> bool:
     exponent, one = (np.uint64(bits) for bits in _EXPONENTS[table.dtype])
     _launch(_all_ones, table.size, _words(table), exponent, one, found)
     return bool(found.any())
+
+
+@_parallel
+def _magnitude_sums(bits, sums):
+    for part in prange(sums.shape[0]):
+        mine, total = bits[part * bits.size // sums.shape[0] : (part + 1) * bits.size // sums.shape[0]], sums[part]
+        apart = np.zeros((4, 256), np.int64)  # neighbours often have the same exponent: their sums need not wait for each other
+        for i in range(mine.size):
+            exponent = (mine[i] >> np.uint32(23)) & np.uint32(0xFF)
+            hidden = np.uint32(exponent > 0) << np.uint32(23)
+            apart[i % 4, exponent] += np.int64((mine[i] & np.uint32(0x7FFFFF)) | hidden)
+        for place in range(256):
+            total[place] = apart[0, place] + apart[1, place] + apart[2, place] + apart[3, place]
+
+
+def magnitude_sums(x: Floats) -> NDArray[np.int64]:  # any shape, at most 2^39 numbers -> [256]
+    """The sum of |x|, exactly: entry e, times 2^(max(e, 1) - 150), is that of the numbers whose bits have the exponent e."""
+    sums = np.empty((_PARTS, 256), np.int64)
+    _launch(_magnitude_sums, x.size, _weights(x.reshape(-1).view(np.uint32)), sums)
+    return sums.sum(axis=0)
 
 
 # --- embedding ------------------------------------------------------------------------------------------------------------------------
@@ -270,25 +301,25 @@ def _row_sums(q, sums):
 
 
 @_inlined
-def _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out):
-    """A finished tile to its place, by way of `edge` where it does not lie wholly inside."""
-    column, width = first * LANES, out.shape[1]
-    columns, rows = min(groups * LANES, width - column), min(tokens, out.shape[0] - token)
+def _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out, start, width):
+    """A finished tile to its place in the matrix [tokens, width] at `start`, by way of `edge` where it does not lie wholly inside."""
+    column = first * LANES
+    columns, rows = min(groups * LANES, width - column), min(tokens, scale.size - _TOKENS - token)
     if columns == groups * LANES and rows == tokens:
-        store_scaled(tile, sums, scale, token, factor, out, token * width + column, width)
+        store_scaled(tile, sums, scale, token, factor, out, start + token * width + column, width)
     else:
         store_scaled(tile, sums, scale, token, factor, edge, 0, groups * LANES)
         for j in range(rows):
             for i in range(columns):
-                out[token + j, column + i] = edge[j * groups * LANES + i]
+                out[start + (token + j) * width + column + i] = edge[j * groups * LANES + i]
 
 
 @_inlined
-def _ternary_tile(zeros, groups, tokens, codes, steps, first, end, q, token, sums, scale, factor, edge, out):
-    """The tile of output that begins at group `first` of 16 columns and at `token`; groups end at `end`."""
+def _ternary_tile(zeros, groups, tokens, codes, begin, steps, first, end, q, token, sums, scale, factor, edge, out, place, width):
+    """The tile of output that begins at group `first` of 16 columns and at `token`; groups end at `end`, their codes begin at `begin`."""
     n, present = min(groups, end - first), min(tokens, q.shape[0] - token)
     tile = zeros
-    start, x = first * steps * STEP, token * q.shape[1]
+    start, x = begin + first * steps * STEP, token * q.shape[1]
     for _ in range(steps):
         if token == 0:  # the groups that come next: several streams at once are more than the processor foresees
             for group in range(groups):
@@ -296,46 +327,61 @@ def _ternary_tile(zeros, groups, tokens, codes, steps, first, end, q, token, sum
         tile = ternary_step(tile, codes, start, steps * STEP, n, q, x, q.shape[1], present)
         start += STEP
         x += LANES
-    _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out)
+    _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out, place, width)
 
 
 @_inlined
-def _ternary_tile_apart(zeros, tokens, codes, steps, first, q, sums, scale, factor, edge, out):
+def _ternary_tile_apart(zeros, tokens, codes, begin, steps, first, q, sums, scale, factor, edge, out, place, width):
     """As `_ternary_tile` for one group and a call of one or two tokens: the weights are one stream of memory, read once and in order."""
     tile = zeros
-    start, x = first * steps * STEP, 0
+    start, x = begin + first * steps * STEP, 0
     for _ in range(steps):
+        prefetch(codes, start + _STREAM)
         tile = ternary_step_apart(tile, codes, start, 0, 1, q, x, q.shape[1], tokens)
         start += STEP
         x += LANES
-    _store_ternary(join_planes(tile), 1, tokens, first, 0, sums, scale, factor, edge, out)
+    _store_ternary(join_planes(tile), 1, tokens, first, 0, sums, scale, factor, edge, out, place, width)
+
+
+@_serial
+def _block_of(widths, size, block):
+    """Of three matrices cut into blocks of `size` columns: whose a block is, which of its blocks, how many columns others before have."""
+    first, second = -(-widths[0] // size), -(-widths[1] // size)
+    if block < first:
+        return 0, block, 0
+    if block < first + second:
+        return 1, block - first, widths[0]
+    return 2, block - first - second, widths[0] + widths[1]
 
 
 @_parallel
-def _ternary_matmul(codes, steps, q, scale, factor, out):
-    groups = (out.shape[1] + LANES - 1) // LANES
-    n = out.shape[0]
+def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out):
+    start = np.int64(codes.ctypes.data)
+    begins = np.int64(0), np.int64(second.ctypes.data) - start, np.int64(third.ctypes.data) - start  # of three arrays, as if they were one
+    n = q.shape[0]
+    size = LANES if n <= 2 else _GROUPS * LANES
+    blocks = -(-widths[0] // size) - (-widths[1] // size) - (-widths[2] // size)
     padded, sums = np.empty(n + _TOKENS, np.float32), np.empty(n + _TOKENS, np.int32)
     for i in range(padded.size):  # a tile reads the scales and sums of all its tokens, whether they are there or not
         padded[i], sums[i] = scale[min(i, n - 1)], 0
     _row_sums(q, sums)
-    if n == 1:
-        for group in prange(groups):
-            edge = np.empty(LANES, np.float32)
-            _ternary_tile_apart(tile_i32(4, 1), 1, codes, steps, group, q, sums, padded, factor, edge, out)
-    elif n == 2:
-        for group in prange(groups):
-            edge = np.empty(2 * LANES, np.float32)
-            _ternary_tile_apart(tile_i32(4, 2), 2, codes, steps, group, q, sums, padded, factor, edge, out)
-    else:
-        for block in prange((groups + _GROUPS - 1) // _GROUPS):
-            edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
+    for item in prange(blocks):
+        m, block, before = _block_of(widths, size, np.int64(item))
+        begin, factor, place, width = begins[m], factors[m], n * before, widths[m]
+        edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
+        if n == 1:
+            _ternary_tile_apart(tile_i32(4, 1), 1, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+        elif n == 2:
+            _ternary_tile_apart(tile_i32(4, 2), 2, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+        else:
+            groups = -(-width // LANES)
             for token in range(0, n, _TOKENS):
                 _ternary_tile(
                     tile_i32(_GROUPS, _TOKENS),
                     _GROUPS,
                     _TOKENS,
                     codes,
+                    begin,
                     steps,
                     block * _GROUPS,
                     groups,
@@ -346,19 +392,34 @@ def _ternary_matmul(codes, steps, q, scale, factor, out):
                     factor,
                     edge,
                     out,
+                    place,
+                    width,
                 )
 
 
-def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8], w_scale: np.float32, width: int) -> Floats:
-    # [R, M] int8, [R], packed [N, M] (packing.py), N -> [R, N]
-    """Integers exactly, then float32: (accumulated - row sum) / scale * w_scale. Codes count 0, 1, 2, hence the row sum."""
+def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[NDArray[np.uint8], np.float32, int]) -> list[Floats]:
+    # [R, M] int8, [R], (packed [N, M] (packing.py), scale, N) each -> [R, N] each
+    """Up to three matrices that read the same input: integers exactly, then float32, (accumulated - row sum) / scale * the weights' scale.
+
+    Codes count 0, 1, 2, hence the row sum. Together, because threads that start and wait for each other cost as much as a small matrix.
+    """
     rows, m = q.shape
     steps = -(-m // LANES)
     if m % LANES:
         q = np.concatenate([q, np.zeros((rows, steps * LANES - m), np.int8)], axis=1)
-    out = empty((rows, width))
-    _launch(_ternary_matmul, q.size * width // 64, _weights(codes), steps, q, scale, w_scale, out)
-    return out
+    absent = matrices[0][0], np.float32(0), 0
+    (a, f, i), (b, g, j), (c, h, k) = (*matrices, absent, absent)[:3]
+    out = empty((rows * (i + j + k),))
+    work = out.size * q.shape[1] // 64
+    _launch(_ternary_matmul, work, _weights(a), _weights(b), _weights(c), (i, j, k), (f, g, h), steps, q, scale, out)
+    ends = 0, rows * i, rows * (i + j), rows * (i + j + k)
+    return [out[ends[n] : ends[n + 1]].reshape(rows, matrix[2]) for n, matrix in enumerate(matrices)]
+
+
+def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8], w_scale: np.float32, width: int) -> Floats:
+    # [R, M] int8, [R], packed [N, M], N -> [R, N]
+    """`ternary_matmuls` for one matrix."""
+    return ternary_matmuls(q, scale, (codes, w_scale, width))[0]
 
 
 @_parallel
@@ -401,7 +462,7 @@ def _matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
         valid = min(rows, end - n)
         for t in range(0, x.shape[0], tokens):
             present = min(tokens, x.shape[0] - t)
-            ahead = rows * width if rows > 1 and t == 0 else 0  # the rows that come next
+            ahead = 0 if t else rows * width if rows > 1 else _STREAM // w.itemsize  # the rows that come next
             store_sums(_dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width, rows, ahead), totals)
             for j in range(present):
                 for i in range(valid):
@@ -472,10 +533,25 @@ def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 
 
 
 @_serial
-def _chunk_scores(queries, width, keys, key_start, key_stride, n_keys, scale, scores):
-    """scores[i, j] = query i . key j * scale, for the keys of one chunk. Queries, and keys past the last, are padded to whole tiles."""
+def _ask_for(rows, start, stride, width, count):
+    """Prefetch the first `width` elements of `count` rows: pieces that lie apart, of which the processor foresees no more than one."""
+    for row in range(count):
+        for i in range(0, width, LANES):
+            prefetch(rows, start + row * stride + i)
+
+
+@_serial
+def _chunk_scores(queries, width, keys, values, key_start, key_stride, n_keys, scale, scores):
+    """scores[i, j] = query i . key j * scale, for the keys of one chunk. Queries, and keys past the last, are padded to whole tiles.
+
+    Few queries wait for memory: keys are asked for ahead of time, and values, which come next.
+    """
+    few = queries.shape[0] <= _TOKENS
     for j in range(0, n_keys, _ROWS):
         n_j, start = min(_ROWS, n_keys - j), key_start + j * key_stride
+        if few:
+            _ask_for(keys, start + _AHEAD * key_stride, key_stride, width, n_j)
+            _ask_for(values, start, key_stride, width, n_j)
         for i in range(0, queries.shape[0], _TOKENS):
             tile = _dot_tile(tile_f32(_ROWS, _TOKENS), keys, start, key_stride, n_j, queries, i * width, width, _TOKENS, width)
             store_products(tile, scale, scores, i * CHUNK + j, CHUNK)
@@ -607,7 +683,7 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
         key = chunk * CHUNK
         n_keys = min(CHUNK, position[end - 1] + 1 - key)
         start = base + key % k.shape[1] * stride
-        _chunk_scores(queries, width, k, start, stride, n_keys, scale, scores)
+        _chunk_scores(queries, width, k, v, start, stride, n_keys, scale, scores)
         for i in range(n):
             low, high = _visible(position[first + i // group], window, key)
             m = _largest_score(scores[i], low, high, lanes)
@@ -731,6 +807,39 @@ def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
     return out
 
 
+def add_bias(x: Floats, bias: Floats) -> Floats:  # [R, N], [N] -> [R, N]
+    return x + bias
+
+
+def scaled(x: Floats, factor: np.float32) -> Floats:  # [R, N] -> [R, N]
+    return x * factor
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------------------------
+
+
+def take(x: Floats, rows: NDArray[np.int64]) -> Floats:  # [R, D], [B] -> [B, D]
+    return x[rows]
+
+
+def spread(x: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
+    # [R, G, K], [R], [R], (B, T) -> [B, T, G, K]
+    """Keys or values of whole sequences as a cache would hold them: zeros where no row goes."""
+    out = np.zeros((*shape, *x.shape[1:]), np.float32)
+    out[slot, position] = x
+    return out
+
+
+def resident(record: Any) -> Any:
+    """A record with its arrays where the kernels of this backend read them."""
+    return record
+
+
+def to_host(array: Floats) -> Floats:
+    """A result as a NumPy array."""
+    return array
+
+
 # --- gates ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -785,12 +894,13 @@ def _layer_norm(x, ones, gain, bias, eps, out):
             centred[i] = np.float32(np.float32(centred[i] * factor) * gain[i]) + bias[i]
 
 
-def layer_norm(x: Floats, gain: Floats, bias: Floats, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
+def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
     """(x - mean) / sqrt(variance + eps) * gain + bias.
 
     The mean in float64; the difference rounded to float32, its squares summed in float64; then in float32: 1 / root, times the difference,
-    times gain, plus bias.
+    times gain, plus bias; no bias is one of zeros.
     """
+    bias = np.zeros(x.shape[1], np.float32) if bias is None else bias
     out = empty(x.shape)
     _launch(_layer_norm, x.size, x, np.ones(x.shape[1], np.float32), _weights(gain), _weights(bias), np.float32(eps), out)
     return out
