@@ -201,13 +201,19 @@ def _frequencies(base: float, width: int, scaling: float) -> NDArray[np.float64]
 class _Matrix:
     """A matrix of a layer as both passes need it."""
 
-    dense: Floats  # [N, M] dequantised
+    dense: Floats | None  # [N, M] dequantised; None: worked out each time it is needed, from what is ternary already
     ternary: Ternary | None = None  # the same for inputs of int8 codes
+
+    def values(self) -> Floats:  # [N, M]
+        if self.dense is not None:
+            return self.dense
+        assert self.ternary is not None
+        return packing.unpack(self.ternary).astype(np.float32) * self.ternary.scale
 
 
 def _matrix(value: Floats | Ternary, weights: str) -> _Matrix:
     if isinstance(value, Ternary):
-        return _Matrix(packing.unpack(value).astype(np.float32) * value.scale, value)
+        return _Matrix(None, value)
     if weights == "none":
         return _Matrix(value)
     ternary, dense = _quantized(value)
@@ -256,7 +262,7 @@ class _Layer:
         if ternary:
             products = cpu.ternary_matmuls(*x.codes(), *((t.codes, t.scale, t.shape[0]) for t in ternary))
         else:
-            products = [cpu.matmul(x.values(), matrix.dense) for matrix in matrices]
+            products = [cpu.matmul(x.values(), matrix.values()) for matrix in matrices]
         return [y + self.biases[name] if name in self.biases else y for name, y in zip(names, products, strict=True)]
 
 
@@ -315,7 +321,7 @@ def _backward(c: Config, w: _Layer, kept: _Kept, dh: Floats, batch: _Batch, grad
         values = x.values()
         dx = None
         for name, dy in above.items():
-            dx = backward.product(dy, w.matrices[name].dense, dx)
+            dx = backward.product(dy, w.matrices[name].values(), dx)
             gradients[f"{w.block}{name}.weight"] = backward.transposed_product(dy, values, batch.cuts)
             if name in w.biases:
                 gradients[f"{w.block}{name}.bias"] = backward.column_sums(dy, batch.cuts)
