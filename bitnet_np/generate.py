@@ -11,6 +11,7 @@ from numpy.random import Philox
 from numpy.typing import NDArray
 
 from .certified import LARGEST_K, CertifiedHead, certify
+from .decode import stepper
 from .device import new_cache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
 from .kernels import cpu
@@ -172,13 +173,15 @@ def stream(
 
     def run() -> Iterator[int]:
         logits = forward(model, [ids], cache, last_only=True, dialect=dialect, ops=ops, head=certified)
+        step = None
         for left in range(n, 0, -1):
             token = choose(logits[0], sampling, next_uniform())
             if token in stop:
                 return
             yield token
             if left > 1:
-                logits = forward(model, [[token]], cache, last_only=True, dialect=dialect, ops=ops, head=certified)
+                step = step or stepper(model, cache, ops, dialect=dialect, head=certified)
+                logits = step([token])
 
     return run()
 

@@ -25,13 +25,16 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import pytest
 from models import assert_same_bits
 from numba.cuda.simulator.kernel import BlockManager, BlockThread
 from numpy.typing import NDArray
 
 from bitnet_np import packing
 from bitnet_np.cache import KVCache
+from bitnet_np.decode import stepper
 from bitnet_np.device import new_cache, open_cuda, place
+from bitnet_np.errors import CapacityError, TokenRangeError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.kernels.cuda import ternary
@@ -370,6 +373,24 @@ def other_families() -> None:
 def generation() -> None:
     on, model = device(), random_model(rng(4), **TINY | {"heads": 2})
     assert generate(place(model, on), [1, 2], 2, ops=on) == generate(model, [1, 2], 2)
+
+
+@check
+def decoder() -> None:
+    on, model = device(), random_model(rng(5), **SMALLEST)
+    there, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
+    prompt = [[1, 2], [3, 0]], [2, 1]
+    assert_same_bits(forward(there, prompt[0], cache, prompt[1], ops=on), forward(model, prompt[0], own, prompt[1]))
+    step, ours = stepper(there, cache, on), stepper(model, own)
+    same(on, cache.k, own.k)  # getting ready leaves nothing behind
+    for tokens in ([3, 1], [0, 4]):
+        assert_same_bits(step(tokens), ours(tokens))
+        same(on, cache.v, own.v)
+    for both in (step, ours):
+        with pytest.raises(CapacityError, match="slot 0 holds 4 of 4"):
+            both([1, 1])
+        with pytest.raises(TokenRangeError, match="token 5 at position 0 of sequence 1"):
+            both([1, 5])
 
 
 def main(arguments: list[str]) -> None:

@@ -33,6 +33,7 @@ class Cuda:
     """A backend. `processors` is how many of them the device has: blocks below that leave some idle."""
 
     on_device = True
+    chunk = CHUNK
     dialects = ("exact",)
 
     def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
@@ -51,6 +52,10 @@ class Cuda:
         """A copy on the device, for good: weights, tables, caches."""
         return cuda.to_device(np.ascontiguousarray(array), stream=self.stream)
 
+    def overwrite(self, array: DeviceArray, values: NDArray) -> None:
+        """Other values for an array that is there."""
+        array.copy_to_device(np.ascontiguousarray(values, array.dtype), stream=self.stream)
+
     def table(self, array: NDArray) -> DeviceTable:
         """A table of float32, float16 or bfloat16 bits [N, M], in the device's layout."""
         return DeviceTable(self.upload(floats.in_lanes(array)), floats.kind_of(array), array.shape)
@@ -61,7 +66,7 @@ class Cuda:
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
         out = self.empty(shape, dtype)
-        self._numbers(row_kernels.fill, out.size, view(out, dtype), np.dtype(dtype).type(0))
+        self.launch(row_kernels.fill, out.size, view(out, dtype), np.dtype(dtype).type(0))
         return out
 
     def resident(self, record: Any) -> Any:
@@ -81,21 +86,21 @@ class Cuda:
 
     # --- launching ---
 
-    def _numbers(self, kernel: Any, n: int, *arguments: Any) -> None:
+    def launch(self, kernel: Any, n: int, *arguments: Any) -> None:
         """A kernel that goes through n numbers, whatever its grid is."""
         kernel[min(GRID, -(-n // BLOCK)), BLOCK, self.stream](*arguments)
 
     def _flat(self, kernel: Any, *arrays: DeviceArray) -> DeviceArray:
         """A kernel over numbers of equally many in all arrays, and its result."""
         out = self.empty(arrays[0].shape)
-        self._numbers(kernel, out.size, *(view(array, np.float32) for array in arrays), view(out, np.float32))
+        self.launch(kernel, out.size, *(view(array, np.float32) for array in arrays), view(out, np.float32))
         return out
 
     # --- embedding and float matmul ---
 
     def embed(self, table: DeviceTable, tokens: DeviceArray) -> DeviceArray:
         out = self.empty((tokens.size, table.shape[1]))
-        self._numbers(floats.embed(table.kind), out.size, table.words, tokens, out)
+        self.launch(floats.embed(table.kind), out.size, table.words, tokens, out)
         return out
 
     def matmul(self, x: DeviceArray, weights: DeviceTable) -> DeviceArray:
@@ -170,6 +175,12 @@ class Cuda:
         cos, sin = cpu.rotations(angle)
         return self.upload(cos), self.upload(sin)
 
+    def take_rotations(self, all_cos: DeviceArray, all_sin: DeviceArray, position: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+        """Those of some positions, out of a table of all: [P, J] x 2, [R] -> [R, J] x 2."""
+        cos, sin = (self.empty((position.size, all_cos.shape[1])) for _ in range(2))
+        self.launch(row_kernels.take_rotations, cos.size, all_cos, all_sin, position, cos, sin)
+        return cos, sin
+
     def rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> DeviceArray:
         return self._rope(x, cos, sin, cos.shape[1], 1)
 
@@ -178,7 +189,7 @@ class Cuda:
 
     def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> DeviceArray:
         out = self.empty(x.shape)
-        self._numbers(row_kernels.rope, x.size, x, cos, sin, distance, step, out)
+        self.launch(row_kernels.rope, x.size, x, cos, sin, distance, step, out)
         return out
 
     def attend(
@@ -237,17 +248,17 @@ class Cuda:
 
     def add_bias(self, x: DeviceArray, bias: DeviceArray) -> DeviceArray:
         out = self.empty(x.shape)
-        self._numbers(row_kernels.add_bias, out.size, view(x, np.float32), bias, view(out, np.float32))
+        self.launch(row_kernels.add_bias, out.size, view(x, np.float32), bias, view(out, np.float32))
         return out
 
     def scaled(self, x: DeviceArray, factor: np.float32) -> DeviceArray:
         out = self.empty(x.shape)
-        self._numbers(row_kernels.scaled, out.size, view(x, np.float32), np.float32(factor), view(out, np.float32))
+        self.launch(row_kernels.scaled, out.size, view(x, np.float32), np.float32(factor), view(out, np.float32))
         return out
 
     def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
         out = self.empty((rows.size, x.shape[1]))
-        self._numbers(row_kernels.take, out.size, x, rows, out)
+        self.launch(row_kernels.take, out.size, x, rows, out)
         return out
 
     def spread(self, x: DeviceArray, slot: DeviceArray, position: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
@@ -257,12 +268,12 @@ class Cuda:
 
     def write(self, out: DeviceArray, slot: DeviceArray, position: DeviceArray, x: DeviceArray) -> None:
         """Keys or values [R, G, K] to their places in [B, S, G, K]."""
-        self._numbers(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, position, out.reshape(out.shape[0], out.shape[1], -1))
+        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, position, out.reshape(out.shape[0], out.shape[1], -1))
 
     def erase(self, out: DeviceArray, slot: int, start: int, end: int) -> None:
         """Zeros for positions start..end of a slot of [B, S, G, K]."""
         flat = out.reshape(out.shape[0], out.shape[1], -1)
-        self._numbers(row_kernels.erase, max(1, (end - start) * flat.shape[2]), flat, slot, start, end)
+        self.launch(row_kernels.erase, max(1, (end - start) * flat.shape[2]), flat, slot, start, end)
 
     def relu2_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
         return self._flat(row_kernels.relu2_gate, gate, up)
