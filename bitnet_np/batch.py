@@ -23,7 +23,7 @@ from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, show
 from .generate import GREEDY, Sampling, certified_for, check_prompt, choose, uniforms
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, _integers, forward, forward_full, pad
+from .transformer import EXACT, Dialect, _integers, forward, forward_full, pad, prefill
 
 Observe = Callable[["Request", NDArray[np.float32]], None]
 
@@ -186,17 +186,7 @@ class Batch:
         tokens, lengths = pad([sequence.pending for sequence in sequences])
         slots = [sequence.slot for sequence in sequences]
         try:
-            logits = forward(
-                self.model,
-                tokens,
-                self.cache,
-                lengths,
-                slots=slots,
-                last_only=True,
-                dialect=self.dialect,
-                ops=self.ops,
-                head=self.head,
-            )
+            logits = prefill(self.model, tokens, self.cache, lengths, slots=slots, dialect=self.dialect, ops=self.ops, head=self.head)
         except NonFiniteError as error:
             if len(sequences) == 1:
                 return [error]

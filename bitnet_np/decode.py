@@ -20,7 +20,7 @@ class Decoder:
     """One more token of each of some sequences of a cache at a time: the bits of `forward`, by one launch.
 
     The graph reads positions from the device's memory and moves them on, so that one serves all tokens; tokens go there and logits come
-    back. It works in memory of its own. Between steps nobody else may change the slots' lengths.
+    back. It works in memory of its own.
     """
 
     def __init__(self, model: Model, cache: DeviceCache, on: Any, slots: ArrayLike = (0,)) -> None:
@@ -33,7 +33,8 @@ class Decoder:
         n, capacity = self._slots.size, cache.capacity
         cache.reserve(self._slots, np.ones(n, np.int64))
         self._tokens, slot, last = (on.upload(array) for array in (np.zeros(n, np.int64), self._slots, np.arange(n)))
-        self._position = on.upload(cache.lengths[self._slots])
+        self._next = cache.lengths[self._slots]
+        self._position = on.upload(self._next)
         self._position.chunks = -(-capacity // on.chunk)
         inside = Rows(self._tokens, last, slot, self._position, last)
         table, arena = None, Arena()
@@ -42,10 +43,11 @@ class Decoder:
 
         def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
             cache.write(layer, slot, self._position, k, v)
-            return on.attend(q, cache.k[layer], cache.v[layer], slot, self._position)
+            return on.attend(q, cache.k[layer], cache.v[layer], slot, self._position, model.config.window_of(layer))
 
         def run() -> None:
             before, on.arena = on.arena, arena
+            self._logits = None  # so that every run finds as much memory free
             try:
                 rotations = on.take_rotations(*table, self._position) if table else None
                 self._logits = _decoder(model, inside, rotations, attend, True, EXACT, on, ignore)
@@ -54,7 +56,7 @@ class Decoder:
                 on.arena = before
 
         run()  # compiles, and takes the memory that the graph is to work in
-        on.overwrite(self._position, cache.lengths[self._slots])
+        on.overwrite(self._position, self._next)
         for i in self._slots:
             cache.erase(int(i), int(cache.lengths[i]), int(cache.lengths[i]) + 1)
         self.launch = graph.captured(on.stream, run)
@@ -67,6 +69,8 @@ class Decoder:
             raise TokenRangeError(f"tokens have shape {ids.shape}, expected {self._slots.shape}: one for each sequence")
         ids, _ = check_tokens(self._model.config, ids[:, None])
         position = self._cache.reserve(self._slots, np.ones(ids.size, np.int64))
+        if not np.array_equal(position, self._next):  # slots were cut, or written to by others
+            self._on.overwrite(self._position, position)
         self._on.overwrite(self._tokens, ids[:, 0])
         self.launch()
         sequence = np.arange(ids.size)
@@ -75,9 +79,10 @@ class Decoder:
         except BaseException:
             for slot, length in zip(self._slots, position, strict=True):
                 self._cache.erase(int(slot), int(length), int(length) + 1)
-            self._on.overwrite(self._position, position)
+            self._next = position + 1  # where the device is; it is told to go back when there is a next token
             raise
-        self._cache.lengths[self._slots] += 1
+        self._cache.advance(self._slots, np.ones(ids.size, np.int64))
+        self._next = position + 1
         return logits
 
 

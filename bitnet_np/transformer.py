@@ -14,10 +14,10 @@ engines' recordings check that. They differ in where keys and values live, in ti
 Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -38,6 +38,9 @@ Attend = Callable[[int, Floats, Floats, Floats], Floats]  # layer, [R, H, K], [R
 
 PARALLEL_THRESHOLD = 16
 """Longest sequence that mode "auto" runs incrementally. Both modes give the same bits; from a few tokens on the parallel one is faster."""
+
+BLOCK = 512
+"""Tokens of each sequence that `prefill` takes at a time. Larger ones are hardly faster, and take more memory."""
 
 Mode = Literal["parallel", "incremental", "auto"]
 
@@ -72,7 +75,8 @@ class Dialect:
         """x times a table: [R, M], [N, M] -> [R, N]."""
         if not isinstance(table, Blocks):
             return ops.matmul(self.seen(x, table), table)
-        multiply = blocks.matmul_as_llama_cpp if self.ggml_activations else blocks.matmul
+        kernels = _block_kernels(ops)
+        multiply = kernels.matmul_as_llama_cpp if self.ggml_activations else kernels.matmul
         return multiply(x, table.data, table.type)
 
     def gelu_tanh(self, x: Floats, ops: ModuleType) -> Floats:
@@ -138,9 +142,10 @@ def forward_full(
     `record(name, layer, array)` is called at the points llama.cpp labels in its graph, with arrays whose first axis is the rows: tokens of
     all sequences end to end. A recorder that keeps an array must copy it; what it writes into one the pass goes on with.
 
-    mask: which positions each position sees, instead of itself and all before it: [T, T] or [1 or B, 1, T, T], bool or additive (masks.py).
-    Padding is never seen. With `strict` it must not show a position what comes later. A position that sees nothing gets zeros from
-    attention. A mask that says what is the rule anyway changes no bit, and costs an array and time.
+    mask: which positions each position sees, instead of itself and those before it (in layers with a window, too): [T, T] or
+    [1 or B, 1, T, T], bool or additive (masks.py). Padding is never seen. With `strict` it must not show a position what comes later. A
+    position that sees nothing gets zeros from attention. A mask that says what is the rule anyway changes no bit, and costs an array and
+    time.
 
     Raises ShapeError (MaskError), TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the
     model overflows, UnsupportedError for a mask in a dialect that rounds probabilities.
@@ -153,7 +158,7 @@ def forward_full(
 
     def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
         keys, values = (ops.spread(x, there.slot, there.position, ids.shape) for x in (k, v))
-        return attention(q, keys, values, there.slot, there.position)
+        return attention(q, keys, values, there.slot, there.position, model.config.window_of(layer))
 
     logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops))
     return _shaped(_finite(ops.to_host(logits), rows, last_only), rows, ids.shape, last_only)
@@ -182,9 +187,7 @@ def forward(
     Whatever is raised, also by `record`, the cache is as it was.
     """
     ids, counts = check_tokens(model.config, tokens, lengths)
-    chosen = np.arange(len(counts)) if slots is None else _integers("slots", slots, 1)
-    if chosen.shape != counts.shape:
-        raise ShapeError(f"slots has shape {chosen.shape}, expected {counts.shape}: one for each sequence")
+    chosen = _slots(slots, counts)
     if cache.k.shape[0::3] + cache.k.shape[4:] != (model.config.n_layers, model.config.kv_heads, model.config.head_dim):
         raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
     start = cache.reserve(chosen, counts)
@@ -192,6 +195,7 @@ def forward(
     there = ops.resident(rows)
 
     end, attention = int((start + counts).max()), _attention(dialect, ops)
+    pieces = cache.pieces(rows.slot, rows.position)
 
     def readable(kept: NDArray) -> NDArray:
         """float16 as attention takes it: as its bits, 0.8 times as long for one query as float32; or widened for the plain loops."""
@@ -200,18 +204,74 @@ def forward(
         return kept[:, :end].astype(np.float32) if dialect.halves else kept.view(np.int16)
 
     def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        cache.write(layer, there.slot, there.position, k, v)
-        return attention(q, readable(cache.k[layer]), readable(cache.v[layer]), there.slot, there.position)
+        def attended(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
+            cache.write(layer, slot, position, k, v)
+            ops.mark("kv_write", q.shape[0])
+            return attention(q, readable(cache.k[layer]), readable(cache.v[layer]), slot, position, model.config.window_of(layer))
 
+        if len(pieces) == 1:
+            return attended(q, k, v, there.slot, there.position)
+        out = np.empty_like(q)
+        for piece in pieces:
+            out[piece] = attended(q[piece], k[piece], v[piece], rows.slot[piece], rows.position[piece])
+        return out
+
+    saved = cache.save(chosen, counts)
     try:
         logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
         logits = _finite(ops.to_host(logits), rows, last_only, head)
     except BaseException:
-        for slot, length, count in zip(chosen, start, counts, strict=True):
-            cache.erase(slot, length, length + count)
+        cache.restore(saved)
         raise
-    cache.lengths[chosen] += counts
+    cache.advance(chosen, counts)
     return _shaped(logits, rows, ids.shape, last_only)
+
+
+def prefill(
+    model: Model,
+    tokens: ArrayLike,
+    cache: KVCache,
+    lengths: ArrayLike | None = None,
+    *,
+    block: int = BLOCK,
+    slots: ArrayLike | None = None,
+    dialect: Dialect = EXACT,
+    ops: ModuleType = cpu,
+    head: Head | None = None,
+) -> Floats:
+    """As `forward` with last_only, at most `block` tokens of each sequence at a time: memory is the cache's and O(B * block), not O(B * T).
+
+    The same bits. Raises what `forward` raises; whatever is raised, the cache is as it was.
+    """
+    ids, counts = check_tokens(model.config, tokens, lengths)
+    if block < 1:
+        raise OptionError(f"block is {block}, expected at least 1")
+    chosen = _slots(slots, counts)
+    _check_context(model.config, cache.reserve(chosen, counts) + counts)
+    logits: list[tuple[int, Floats]] = []
+    saved = cache.save(chosen, counts)
+    try:
+        for begin, active, present in _in_blocks(counts, block):
+            ends = counts[active] <= begin + block
+            part, wanted = ids[active, begin : begin + block], head if ends.any() else _no_logits
+            out = forward(model, part, cache, present, slots=chosen[active], last_only=True, dialect=dialect, ops=ops, head=wanted)
+            logits += zip(active[ends], out[ends], strict=True)
+    except BaseException:
+        cache.restore(saved)
+        raise
+    return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
+
+
+def _no_logits(x: Floats) -> Floats:
+    """For what nobody asked for."""
+    return np.zeros((len(x), 1), np.float32)
+
+
+def _in_blocks(counts: NDArray[np.int64], block: int) -> Iterator[tuple[int, NDArray[np.intp], NDArray[np.int64]]]:
+    """Sequences of `counts` tokens, a block of each at a time: where it begins, which sequences reach it, with how many tokens."""
+    for begin in range(0, int(counts.max()), block):
+        active = np.flatnonzero(counts > begin)
+        yield begin, active, np.minimum(counts[active] - begin, block)
 
 
 def forward_incremental(
@@ -233,9 +293,8 @@ def forward_incremental(
     batch, length = ids.shape
     cache = new_cache(model.config, batch, length, ops)
     logits = np.zeros((batch, model.config.vocab) if last_only else (batch, length, model.config.vocab), np.float32)
-    for start in range(0, int(counts.max()), chunk):
-        active = np.flatnonzero(counts > start)
-        part, present = ids[active, start : start + chunk], np.minimum(counts[active] - start, chunk)
+    for start, active, present in _in_blocks(counts, chunk):
+        part = ids[active, start : start + chunk]
         out = forward(model, part, cache, present, slots=active, last_only=last_only, dialect=dialect, ops=ops, record=record)
         if last_only:
             ends = counts[active] <= start + chunk
@@ -300,6 +359,13 @@ def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
         raise TokenRangeError(f"{name} has the value {array.max()}, expected less than 2**63")
     return array.astype(np.int64)
+
+
+def _slots(slots: ArrayLike | None, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    chosen = np.arange(len(counts)) if slots is None else _integers("slots", slots, 1)
+    if chosen.shape != counts.shape:
+        raise ShapeError(f"slots has shape {chosen.shape}, expected {counts.shape}: one for each sequence")
+    return chosen
 
 
 def _is_empty(values: ArrayLike) -> bool:
@@ -378,8 +444,8 @@ def _masked_attention(
     if (counts < length).any():
         additive = np.where(np.arange(length) < counts[:, None, None], additive, np.float32(-np.inf))
 
-    def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
-        return getattr(ops, "attend_masked", attend_masked)(q, k, v, slot, position, additive)
+    def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None) -> Floats:
+        return getattr(ops, "attend_masked", attend_masked)(q, k, v, slot, position, additive)  # the mask stands for the window, too
 
     return attend
 
@@ -411,6 +477,7 @@ def _decoder(
 ) -> Floats:
     """All layers and the head: [R] -> [R, V], or [B, V] with last_only. Arrays are where `ops` has them, tokens and logits too."""
     c = model.config
+    ops.mark("forward")
     h = _embed(model.token_embd, rows.tokens, ops)
     record("inp_embd", None, h)
     if model.position_embd is not None:
@@ -458,7 +525,12 @@ class Codes:
 
 
 def _embed(table: Table, rows: NDArray[np.int64], ops: ModuleType) -> Floats:
-    return blocks.embed(table.data, table.type, rows) if isinstance(table, Blocks) else ops.embed(table, rows)
+    return _block_kernels(ops).embed(table.data, table.type, rows) if isinstance(table, Blocks) else ops.embed(table, rows)
+
+
+def _block_kernels(ops: ModuleType) -> ModuleType:
+    """Those of the backend, or the CPU's where it has none."""
+    return getattr(ops, "blocks", blocks)
 
 
 def _norm(c: Config, x: Floats, gain: Floats, bias: Floats | None, ops: ModuleType) -> Floats:
@@ -468,16 +540,22 @@ def _norm(c: Config, x: Floats, gain: Floats, bias: Floats | None, ops: ModuleTy
     return ops.layer_norm(x, gain, bias, c.eps)
 
 
+def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
+    """Whether the codes of x are what these weights multiply, and not x as ggml rounds it."""
+    return isinstance(weights, Ternary) and (not dialect.ggml_activations or weights.blocks is None)
+
+
 def _product(x: Floats, weights: Weights, codes: Codes | None, dialect: Dialect, ops: ModuleType) -> Floats:
     """x times a matrix: [R, M] -> [R, N]. Ternary weights of a layer take the codes of x instead. A head has no codes."""
+    if _takes_codes(weights, dialect):
+        assert codes is not None, "a head is never ternary"
+        return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
     if isinstance(weights, Ternary):
-        if not dialect.ggml_activations or weights.blocks is None:
-            assert codes is not None, "a head is never ternary"
-            return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
+        assert weights.blocks is not None, "or it would take codes"
         weights = weights.blocks
     if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and codes is not None and not dialect.ggml_activations:
         q, scale = codes()
-        return blocks.matmul(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
+        return _block_kernels(ops).matmul(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
     return dialect.matmul(x, weights, ops)
 
 
@@ -503,16 +581,22 @@ def _layer(
         """Matrices that read the same input, by the names of what they give."""
         shared = Codes(source, n, x, ops, record)
 
-        def linear(name: str, w: Linear) -> Floats:
+        def product(name: str, w: Linear) -> Floats:
             if w.norm is None:
-                y = _product(x, w.weights, shared, dialect, ops)
-            else:
-                own = note(name + "_in", ops.rms_norm(x, w.norm, w.norm_eps or c.eps))
-                y = _product(own, w.weights, Codes(name + "_in", n, own, ops, record), dialect, ops)
+                return _product(x, w.weights, shared, dialect, ops)
+            own = note(name + "_in", ops.rms_norm(x, w.norm, w.norm_eps or c.eps))
+            return _product(own, w.weights, Codes(name + "_in", n, own, ops, record), dialect, ops)
+
+        def finish(name: str, w: Linear, y: Floats) -> Floats:
             y = y if w.scale is None else ops.scaled(y, w.scale)
             return note(name, y if w.bias is None else ops.add_bias(y, w.bias))
 
-        return [linear(name, w) for name, w in outputs.items()]
+        together = [w.weights for w in outputs.values() if w.norm is None and _takes_codes(w.weights, dialect)]
+        if len(together) == len(outputs) > 1:
+            matrices = ((weights.codes, weights.scale, weights.shape[0]) for weights in together)
+            found = zip(outputs.items(), ops.ternary_matmuls(*shared(), *matrices), strict=True)
+            return [finish(name, w, y) for (name, w), y in found]
+        return [finish(name, w, product(name, w)) for name, w in outputs.items()]
 
     def heads(x: Floats) -> Floats:
         return x.reshape(len(x), -1, c.head_dim)
@@ -522,6 +606,7 @@ def _layer(
             return x
         return note(name, ops.rms_norm(x.reshape(-1, c.head_dim), gain, c.eps).reshape(x.shape))
 
+    ops.mark("layer")
     x = note("attn_norm", _norm(c, h, w.attn_norm, w.attn_norm_bias, ops))
     q, k, v = map(heads, linears("attn_norm", x, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v))
     q, k = head_norm("Qcur_normed", q, w.attn_q_norm), head_norm("Kcur_normed", k, w.attn_k_norm)

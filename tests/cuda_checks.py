@@ -371,7 +371,7 @@ def other_families() -> None:
 
 @check
 def generation() -> None:
-    on, model = device(), random_model(rng(4), **TINY | {"heads": 2})
+    on, model = device(), random_model(rng(4), **SMALLEST)
     assert generate(place(model, on), [1, 2], 2, ops=on) == generate(model, [1, 2], 2)
 
 
@@ -386,6 +386,11 @@ def decoder() -> None:
     for tokens in ([3, 1], [0, 4]):
         assert_same_bits(step(tokens), ours(tokens))
         same(on, cache.v, own.v)
+    cache.truncate(1, 1)  # and a step after one that was taken back
+    own.truncate(1, 1)
+    for kept in (cache, own):
+        kept.truncate(0, 3)
+    assert_same_bits(step([0, 2]), ours([0, 2]))
     for both in (step, ours):
         with pytest.raises(CapacityError, match="slot 0 holds 4 of 4"):
             both([1, 1])

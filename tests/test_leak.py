@@ -127,7 +127,7 @@ def test_the_process_does_not_grow(work, n):
 def test_what_is_kept_for_results_does_not_grow():
     """The pool holds the most that one pass needs at once, not something of every pass."""
     whole_passes(3)
-    kept, blocks = workspace._pool.kept[0], sum(map(len, workspace._pool.free.values()))
+    kept, blocks = workspace._pool.counts.kept, sum(map(len, workspace._pool.free.values()))
     whole_passes(50)
-    assert workspace._pool.kept[0] == kept <= workspace.LIMIT
+    assert workspace._pool.counts.kept == kept <= workspace.LIMIT
     assert sum(map(len, workspace._pool.free.values())) == blocks

@@ -161,7 +161,7 @@ def _edit_entry(document: Document, header: dict[str, Any], draw: random.Random)
     if not entries:
         return
     i = draw.randrange(len(entries))
-    entry, dims, change = entries[i], list(entries[i].dims), draw.random()
+    entry, dims, change = entries[i], list(entries[i].dims) or [1], draw.random()  # a change before this one may have left none
     if change < 0.2:
         dims[draw.randrange(len(dims))] = draw.choice([*_SIZES, *NUMBERS]) % (1 << 64)
         entries[i] = replace(entry, dims=dims, data=_fitted(entry, dims, entry.type) if draw.random() < 0.6 else entry.data)

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from gguf_bytes import BOOL, INT32, UINT32, number, numbers, text, texts
 
+from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.interop.formats import FORMATS
 from bitnet_np.points import Key
 from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.text import BYTE, BYTE_CHARACTERS, CONTROL, NORMAL, USER_DEFINED
+from bitnet_np.vocabulary import BYTE, CONTROL, NORMAL, USER_DEFINED
 
 from .gguf_document import Document
 

@@ -32,7 +32,7 @@ TILES = ((4, 6, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2))
 class Cuda:
     """A backend. `processors` is how many of them the device has: blocks below that leave some idle."""
 
-    on_device = True
+    DEVICE = "cuda"
     chunk = CHUNK
     dialects = ("exact",)
 
@@ -47,6 +47,9 @@ class Cuda:
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
         return self.arena.empty(shape, dtype)
+
+    def mark(self, event: str, count: int = 1) -> None:
+        """Nothing, as on the CPU."""
 
     def upload(self, array: NDArray) -> DeviceArray:
         """A copy on the device, for good: weights, tables, caches."""
@@ -167,6 +170,9 @@ class Cuda:
             codes, q.unsigned, scale, factor, blocks, q.row_words, width, flat
         )
         return out
+
+    def ternary_matmuls(self, q: Codes, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
+        return [self.ternary_matmul(q, scale, *matrix) for matrix in matrices]
 
     # --- positions and attention ---
 
