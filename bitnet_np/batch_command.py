@@ -91,7 +91,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     start = time.perf_counter()
     advance = progress.bar("generating")
     done: list[Completion] = []
-    for completion in generate_batch(model, requests, batch, dialect=DIALECTS[arguments.dialect], head=head):
+    for completion in generate_batch(model, requests, batch, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, head=head):
         done.append(completion)
         advance(len(done), len(requests))
         print(_line(completion, tokenizer, arguments.json, printable), flush=True)

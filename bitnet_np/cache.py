@@ -6,7 +6,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from .errors import CapacityError, NonFiniteError, OptionError, SlotError
+from .kernels.scalar import CHUNK
 from .model import Config
+
+Saved = list[tuple[int, int, int, int, NDArray | None]]
+"""Of some slots: the slot, its first position that is still there, its length, what it is to be, and keys and values that this covers."""
 
 
 class KVCache:
@@ -19,23 +23,31 @@ class KVCache:
     As float32, the default, the cache holds what the model computes, and logits do not depend on there being a cache. As float16 it
     takes half the memory, and keys and values are rounded on their way in: logits then differ from the definition's. They are still the
     same bits in any chunks and any company, and those of dialect bitnet.cpp do not change, because it rounds there anyway.
+
+    As a ring, for a model all of whose layers see a window only, S is no more than the window and a chunk of attention or two:
+    position p is in place p % S, over the position that no later token sees. Logits are the same bits. A slot can then be cut back only
+    as far as what the next token would see is still there.
     """
 
-    def __init__(self, config: Config, batch: int = 1, capacity: int | None = None, dtype: DTypeLike = np.float32):
+    def __init__(self, config: Config, batch: int = 1, capacity: int | None = None, dtype: DTypeLike = np.float32, *, ring: bool = False):
         """`capacity` defaults to the model's context. Raises OptionError, or CapacityError when the memory cannot be had."""
-        capacity = config.context if capacity is None else capacity
+        self.capacity = config.context if capacity is None else capacity
         if np.dtype(dtype) not in (np.float32, np.float16):
             raise OptionError(f"KV cache: dtype is {np.dtype(dtype)}, expected float32 or float16")
-        self.k, self.v = _zeros((config.n_layers, batch, capacity, config.kv_heads, config.head_dim), np.dtype(dtype))
+        if ring and (config.window is None or config.window_layers is not None):
+            raise OptionError("KV cache: a ring is for a model with a window in every layer, this one has layers that see all positions")
+        self.window = config.window if ring else None
+        self.k, self.v = _zeros((config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim), np.dtype(dtype))
         self.lengths = np.zeros(batch, np.int64)
+        self._oldest = np.zeros(batch, np.int64)  # the first position of each slot that is still there
+
+    def _places(self, capacity: int) -> int:
+        """S. The chunks that one query's window touches, while another chunk is being written: those of a whole chunk of queries."""
+        return capacity if self.window is None else min(capacity, (-(-(self.window - 1) // CHUNK) + 1) * CHUNK)
 
     @property
     def batch(self) -> int:
         return self.k.shape[1]
-
-    @property
-    def capacity(self) -> int:
-        return self.k.shape[2]
 
     @property
     def dtype(self) -> np.dtype:
@@ -74,15 +86,65 @@ class KVCache:
                 rounded = new.astype(self.dtype, copy=False)
             if self.dtype == np.float16 and not np.isfinite(rounded).all():
                 raise NonFiniteError(f"KV cache: a {name} of layer {layer} is not a number within float16's range")
-            kept[layer, slot, position] = rounded
+            kept[layer, slot, position % kept.shape[2]] = rounded
+
+    def pieces(self, slot: NDArray[np.int64], position: NDArray[np.int64]) -> list[slice | NDArray[np.intp]]:
+        """Which rows [R] of a call may be written together, and read before the next are: one chunk of each sequence where a ring wraps."""
+        chunk = position // CHUNK
+        first = np.full(self.batch, chunk.max())
+        np.minimum.at(first, slot, chunk)
+        turn = chunk - first[slot]
+        if position.max() < self.k.shape[2] or not turn.any():
+            return [slice(None)]
+        return [np.flatnonzero(turn == n) for n in range(turn.max() + 1)]
+
+    def advance(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Slot slots[i] holds counts[i] positions more: they have been written in every layer."""
+        self.lengths[slots] += counts
+        self._oldest = np.maximum(self._oldest, self.lengths - self.k.shape[2])
+
+    def save(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Saved:
+        """What is needed to undo the writing of counts[i] more positions to slot slots[i]: of a ring, what they are written over."""
+        saved: Saved = []
+        for slot, length, count in zip(slots.tolist(), self.lengths[slots].tolist(), counts.tolist(), strict=True):
+            places = self._between(length, length + count)
+            covers = length > 0 and self.k.shape[2] < length + count
+            held = np.stack([self.k[:, slot, places], self.v[:, slot, places]]) if covers else None
+            saved.append((slot, int(self._oldest[slot]), length, length + count, held))
+        return saved
+
+    def restore(self, saved: Saved) -> None:
+        """Undo what was written since `save`."""
+        for slot, oldest, length, end, held in saved:
+            if held is None:
+                self.erase(slot, length, end)
+            else:
+                places = self._between(length, end)
+                self.k[:, slot, places], self.v[:, slot, places] = held
+            self.lengths[slot], self._oldest[slot] = length, oldest
+
+    def _between(self, start: int, end: int) -> slice | NDArray[np.int64]:
+        """The places of positions start..end, as far as they are there at the same time."""
+        size = self.k.shape[2]
+        return slice(start, end) if end <= size else np.arange(max(start, end - size), end) % size
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` positions of a slot; other slots keep every byte."""
         slot = self._checked(slot)
         if not 0 <= length <= self.lengths[slot]:
             raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot be cut to {length}")
+        self._check_kept(slot, length)
         self.erase(slot, length, int(self.lengths[slot]))
         self.lengths[slot] = length
+        self._oldest[slot] = min(self._oldest[slot], length)
+
+    def _check_kept(self, slot: int, length: int) -> None:
+        """Whether a sequence can go on from `length` positions: what its next token sees must be there."""
+        if length and self.window is not None and max(0, length - self.window + 1) < self._oldest[slot]:
+            raise CapacityError(
+                f"KV cache: slot {slot} has forgotten the positions before {self._oldest[slot]}, "
+                f"and after {length} a window of {self.window} needs them"
+            )
 
     def rollback(self, slot: int, count: int) -> None:
         """Forget the last `count` positions of a slot: tokens that were tried and not taken."""
@@ -111,15 +173,17 @@ class KVCache:
         length = held if length is None else length
         if not 0 <= length <= held:
             raise CapacityError(f"KV cache: slot {source} holds {held} positions, {length} cannot be copied")
+        self._check_kept(source, length)
         if len({source, *targets}) <= len(targets):
             raise SlotError(f"KV cache: slots {list(targets)} name one slot twice, or the source {source}")
         for slot in targets:
             if self.lengths[self._checked(slot)]:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
+        end = length if held <= self.k.shape[2] else self.k.shape[2]
         for slot in targets:
             for kept in (self.k, self.v):
-                kept[:, slot, :length] = kept[:, source, :length]
-            self.lengths[slot] = length
+                kept[:, slot, :end] = kept[:, source, :end]
+            self.lengths[slot], self._oldest[slot] = length, self._oldest[source]
 
     def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
         """Change the number of slots, or of positions in each. What slots hold stays, as far as there is room for it.
@@ -128,20 +192,23 @@ class KVCache:
         Needs memory for the old and the new cache at once.
         """
         batch, capacity = self.batch if batch is None else batch, self.capacity if capacity is None else capacity
+        for slot in np.flatnonzero(self.lengths[:batch] > capacity) if force else ():
+            self._check_kept(int(slot), capacity)
         if not force:
             for slot in np.flatnonzero(self.lengths):
                 if slot >= batch:
                     raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {batch} slots")
                 if self.lengths[slot] > capacity:
                     raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {capacity}")
-        k, v = _zeros((self.k.shape[0], batch, capacity, *self.k.shape[3:]), self.dtype)
-        lengths = np.zeros(batch, np.int64)
+        k, v = _zeros((self.k.shape[0], batch, self._places(capacity), *self.k.shape[3:]), self.dtype)
+        lengths, oldest = np.zeros((2, batch), np.int64)
         slots = min(batch, self.batch)
-        lengths[:slots] = np.minimum(self.lengths[:slots], capacity)
-        for new, old in ((k, self.k), (v, self.v)):
-            for i, length in enumerate(lengths[:slots]):
-                new[:, i, :length] = old[:, i, :length]
-        self.k, self.v, self.lengths = k, v, lengths
+        lengths[:slots], oldest[:slots] = np.minimum(self.lengths[:slots], capacity), self._oldest[:slots]
+        for i in range(slots):
+            held = np.arange(oldest[i], lengths[i])
+            for new, old in ((k, self.k), (v, self.v)):
+                new[:, i, held % new.shape[2]] = old[:, i, held % old.shape[2]]
+        self.k, self.v, self.capacity, self.lengths, self._oldest = k, v, capacity, lengths, oldest
 
     def set_batch_size(self, batch: int, *, force: bool = False) -> None:
         """Change the number of slots, as `resize` does."""
@@ -149,15 +216,21 @@ class KVCache:
 
     def erase(self, slot: int, start: int, end: int) -> None:
         """Zero positions start..end of a slot in every layer."""
-        self.k[:, slot, start:end] = 0
-        self.v[:, slot, start:end] = 0
+        places = self._between(start, end)
+        self.k[:, slot, places] = 0
+        self.v[:, slot, places] = 0
+
+
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Raises OptionError for a cache [L, B, S, G, K] without a slot or a position."""
+    for name, value in (("batch", shape[1]), ("capacity", shape[2])):
+        if value < 1:
+            raise OptionError(f"KV cache: {name} is {value}, expected at least 1")
 
 
 def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[NDArray, NDArray]:
+    check_shape(shape)
     layers, batch, capacity, heads, width = shape
-    for name, value in (("batch", batch), ("capacity", capacity)):
-        if value < 1:
-            raise OptionError(f"KV cache: {name} is {value}, expected at least 1")
     try:
         return np.zeros(shape, dtype), np.zeros(shape, dtype)
     except (MemoryError, ValueError) as error:

@@ -4,10 +4,10 @@ A key or tensor that is not in these tables could change the arithmetic, so it i
 llama.cpp (for `bitnet-b1.58` and `bitnet-25`, bitnet.cpp and transformers) makes of its files.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,8 @@ class Family:
 
     config: the fields of model.Config that the architecture implies. norms: of a layer; LayerNorms have a bias each. biases: matrices
     that have one; optional_biases: that may have one. scales: a tensor blk.<n>.<matrix>.scale may multiply a product. ternary: all
-    matrices of the layers are. partial_rope: rope.dimension_count may be less than the head width. required: keys without a default.
+    matrices of the layers are. partial_rope: rope.dimension_count may be less than the head width. windows: attention.sliding_window may
+    say that layers see a window only. required: keys without a default.
     """
 
     config: Mapping[str, Any]
@@ -42,6 +43,7 @@ class Family:
     ternary: bool = False
     rope_factors: bool = False  # rope_freqs.weight may be there
     partial_rope: bool = False
+    windows: bool = False
     positions: bool = False  # position_embd.weight
     head_bias: bool = False  # output.bias may be there
     required: tuple[str, ...] = ()
@@ -63,9 +65,9 @@ FAMILIES: dict[str, Family] = {
     "bitnet-b1.58": _RELEASED,
     "bitnet-25": _RELEASED,  # the name that an earlier upload of the same model used
     "bitnet": Family(_BITNET | {"activation": "silu"}, norms=NORMS, scales=True, ternary=True),
-    "llama": Family({"activation": "silu", "norm": "rms", "rope": "adjacent"}, optional_biases=MATRICES, rope_factors=True),
-    "qwen2": Family(_QWEN, biases=("attn_q", "attn_k", "attn_v"), head_bias=True),
-    "qwen3": Family(_QWEN, head_norms=("attn_q_norm", "attn_k_norm")),
+    "llama": Family({"activation": "silu", "norm": "rms", "rope": "adjacent"}, optional_biases=MATRICES, rope_factors=True, windows=True),
+    "qwen2": Family(_QWEN, biases=("attn_q", "attn_k", "attn_v"), head_bias=True, windows=True),
+    "qwen3": Family(_QWEN, head_norms=("attn_q_norm", "attn_k_norm"), windows=True),
     "gptneox": Family(
         {"activation": "gelu_tanh", "norm": "layer", "rope": "halves"},  # llama.cpp has no exact GELU here
         matrices=UNGATED,
@@ -95,6 +97,8 @@ KEYS: dict[str, type] = {
 _REQUIRED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
 _ROPE: dict[str, type] = {"rope.freq_base": float, "rope.dimension_count": int}
 _SCALING: dict[str, type] = {"rope.scaling.type": str, "rope.scaling.factor": float, "rope.scale_linear": float}
+# llama.cpp reads these of other architectures only, and sees everything in files of ours that have them
+_WINDOW: dict[str, type] = {"attention.sliding_window": int, "attention.sliding_window_pattern": np.ndarray}
 # what writers put into files although it changes nothing, with the value that says so (None: any)
 NEUTRAL: dict[str, Any] = {
     "attention.causal": True,
@@ -126,7 +130,7 @@ def _values(file: GGUFFile, name: str) -> dict[str, Any]:
     rope = {} if family.config["rope"] == "none" else _ROPE | (_SCALING if family.scaling else {})
     known = KEYS | {("attention.layer_norm_rms_epsilon" if family.config["norm"] == "rms" else "attention.layer_norm_epsilon"): float}
     epsilon = tuple(known)[-1]
-    known |= rope | dict(family.keys)
+    known |= rope | dict(family.keys) | (_WINDOW if family.windows else {})
     for key, value in file.metadata.items():
         plain = key[len(prefix) :]
         if not key.startswith(prefix) or plain in known:
@@ -149,6 +153,26 @@ def _rope_scaling(file: GGUFFile, prefix: str, value: Mapping[str, Any]) -> floa
     factor = value.get("rope.scaling.factor")
     factor = value.get("rope.scale_linear") if factor is None else factor
     return 1.0 if kind == "none" or not factor else factor
+
+
+def _window(file: GGUFFile, prefix: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a Config: how many keys a query sees, where that is said, and in which layers."""
+    window, pattern = value.get("attention.sliding_window") or None, value.get("attention.sliding_window_pattern")
+    if pattern is None:
+        return {"window": window}
+    if pattern.dtype != np.bool_ or len(pattern) != value["block_count"]:
+        expected = f"{value['block_count']} bools, one for each layer"
+        raise UnsupportedError(f"{file.path}: {prefix}attention.sliding_window_pattern is {shown(pattern)}, supported are {expected}")
+    if window is None and pattern.any():
+        raise FileFormatError(f"{file.path}: {prefix}attention.sliding_window_pattern has layers with a window, but none is told")
+    return windows(window, np.flatnonzero(pattern).tolist(), len(pattern))
+
+
+def windows(window: int | None, layers: Sequence[int], n_layers: int) -> dict[str, Any]:
+    """Fields of a Config whose layers of these numbers see `window` keys."""
+    if not layers:
+        return {"window": None}
+    return {"window": window, "window_layers": None if len(layers) == n_layers else tuple(layers)}
 
 
 def read_config(file: GGUFFile) -> Config:
@@ -190,6 +214,7 @@ def read_config(file: GGUFFile) -> Config:
             rope_width=None if rotated == head_dim else rotated,
             rope_scaling=_rope_scaling(file, prefix, value),
             parallel_residual=value.get("use_parallel_residual", False),
+            **_window(file, prefix, value),
             **family.config,
         )
     except ValueError as error:
@@ -238,6 +263,16 @@ def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | Non
         return frequencies / scaling
 
 
+def check_angles(config: Config, frequencies: NDArray[np.float64]) -> None:
+    """Raises UnsupportedError if not every angle of the context can be computed exactly."""
+    angle = config.context * frequencies.max(initial=0)
+    if not angle <= LARGEST_ANGLE:
+        raise UnsupportedError(
+            f"RoPE's angles reach {angle:.3g} radians in the context, expected at most {LARGEST_ANGLE:.3g}; "
+            f"the base is {config.rope_base}, the context {config.context}, positions are divided by {config.rope_scaling}"
+        )
+
+
 def llama3_factors(frequencies: NDArray[np.float64], factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:
     """What Llama 3.1's scaling divides frequencies [J] by: GGUF files keep these numbers as rope_freqs.weight, config.json the four here.
 
@@ -258,7 +293,8 @@ class ModelType:
 
     architectures: activation of the feed-forward -> the architecture above with the same arithmetic. causal_lm: the one class that is read.
     names: key of config.json that is called otherwise here -> what transformers' other model types call it. layer, embedding, norm,
-    positions: modules. modules: field of model.Layer -> module of a decoder layer; several matrices may be rows of one.
+    positions: modules. window: sliding_window is on always, or if use_sliding_window says so. modules: field of model.Layer -> module of
+    a decoder layer; several matrices may be rows of one.
     """
 
     architectures: Mapping[str, str]
@@ -268,6 +304,7 @@ class ModelType:
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
     positions: str = ""
+    window: Literal["", "always", "switched"] = ""
     names: Mapping[str, str] = field(default_factory=dict)
     tied: bool = False  # where config.json does not say
     quantizable: bool = True  # its linears may be BitLinear or AutoBitLinear
@@ -314,8 +351,9 @@ _OLD_ROPE = ("self_attn.rotary_emb.inv_freq",)
 MODEL_TYPES: dict[str, ModelType] = {
     "bitnet": ModelType({"relu2": "bitnet-b1.58", "silu": "bitnet"}, "BitNetForCausalLM", HF_MODULES, buffers=_OLD_ROPE),
     "llama": ModelType({"silu": "llama"}, "LlamaForCausalLM", HF_MODULES, buffers=_OLD_ROPE),
-    "qwen2": ModelType({"silu": "qwen2"}, "Qwen2ForCausalLM", HF_MODULES, buffers=_OLD_ROPE),
-    "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, buffers=_OLD_ROPE),
+    "qwen2": ModelType({"silu": "qwen2"}, "Qwen2ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
+    "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
+    "mistral": ModelType({"silu": "llama"}, "MistralForCausalLM", HF_MODULES, window="always", quantizable=False, buffers=_OLD_ROPE),
     "gpt_neox": ModelType(
         dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh"), "gptneox"),
         "GPTNeoXForCausalLM",

@@ -113,6 +113,9 @@ def write_keys(
     for key in ("rope_base", "rope_scaling"):
         if np.float32(getattr(c, key)) != getattr(c, key):
             raise UnsupportedError(f"{key} is {getattr(c, key)}, which is no float32, and a GGUF file has no other place for it")
+    if c.window is not None and not family.windows:
+        raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
+    sliding = None if c.window_layers is None else np.isin(np.arange(c.n_layers), c.window_layers)
     rotates = c.rope != "none"
     wide = c.q_width != c.width
     sizes = [(prefix + key, getattr(c, field)) for field, key in KEYS.items()]
@@ -129,6 +132,8 @@ def write_keys(
         prefix + "rope.scaling.type": "linear" if c.rope_scaling != 1 else None,
         prefix + "rope.scaling.factor": c.rope_scaling if c.rope_scaling != 1 else None,
         prefix + "use_parallel_residual": c.parallel_residual if "use_parallel_residual" in family.keys else None,
+        prefix + "attention.sliding_window": c.window,
+        prefix + "attention.sliding_window_pattern": sliding,
         "general.file_type": file_type,
     }
     for key, value in (keys | {key: value for key, value in {**tokenizer, **(general or {})}.items() if key not in keys}).items():

@@ -6,12 +6,12 @@ arithmetic and is not known here is refused by name.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from .errors import FileFormatError, UnsupportedError, shown
-from .families import FAMILIES, MATRICES, MODEL_TYPES, ModelType
+from .families import FAMILIES, MATRICES, MODEL_TYPES, ModelType, windows
 from .model import Activation, Config
 
 T = TypeVar("T")
@@ -189,7 +189,6 @@ def read_recipe(told: Mapping[str, Any], path: Path) -> Recipe:
     if not (fraction == 1 or (family.partial_rope and 0 < fraction < 1)):
         raise UnsupportedError(f"{path}: partial_rotary_factor is {fraction}, which {model_type} cannot have")
     rotated = int(head_dim * fraction)
-    _check_layers(keys)
     sets = {
         "activation": _ACTIVATIONS.get(activation, activation),
         "rope": "halves" if family.config["rope"] == "adjacent" else family.config["rope"],  # of GGUF's permuted rows only
@@ -212,6 +211,7 @@ def read_recipe(told: Mapping[str, Any], path: Path) -> Recipe:
             rope_scaling=scaling,
             **{**family.config, **cast(dict[str, Any], sets)},
         )
+        config = replace(config, **_window(keys, kind, config.n_layers))
     except ValueError as error:
         raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     biases = _biases(keys, model_type, architecture)
@@ -229,14 +229,38 @@ _ACTIVATIONS: dict[str, Activation] = {"gelu_new": "gelu_tanh", "gelu_pytorch_ta
 """transformers' name -> ours, where they differ. Both of those are the approximation by tanh, in other words."""
 
 
-def _check_layers(keys: _Keys) -> None:
-    """All layers attend to all positions. A window that is switched off is a number without a meaning."""
+_DEFAULT_WINDOW, _FIRST_LAYER = 4096, 28  # sliding_window and max_window_layers where config.json does not say
+
+
+def _window(keys: _Keys, kind: ModelType, n_layers: int) -> dict[str, Any]:
+    """The fields of a Config that say which layers see a window only. One that is switched off is a number without a meaning."""
+    if not kind.window:
+        if "use_sliding_window" in keys.left:
+            keys.left.pop("sliding_window", None)
+        keys.fixed("sliding_window", None)
+        _layer_types(keys, n_layers, ("full_attention",))
+        return {}
+    window: int | None = keys.take("sliding_window", int, None) if "sliding_window" in keys.left else _DEFAULT_WINDOW
+    first = 0
+    if kind.window == "switched":
+        first = keys.take("max_window_layers", int, _FIRST_LAYER)
+        window = window if keys.take("use_sliding_window", bool, False) else None
+        types = _layer_types(keys, n_layers, ("full_attention", "sliding_attention"))
+        if types:
+            sliding = [n for n, value in enumerate(types) if value == "sliding_attention"]
+            if sliding and window is None:
+                raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but no sliding_window is in use")
+            return windows(window, sliding, n_layers)
+    return windows(window, [] if window is None else range(first, n_layers), n_layers)
+
+
+def _layer_types(keys: _Keys, n_layers: int, supported: tuple[str, ...]) -> list[str]:
+    """layer_types, one for each layer, if it is there."""
     types = keys.take("layer_types", list, [])
-    if any(value != "full_attention" for value in types):
-        raise UnsupportedError(f"{keys.where}: layer_types is {shown(types)}, supported is full_attention only")
-    if "use_sliding_window" in keys.left:
-        keys.left.pop("sliding_window", None)
-    keys.fixed("sliding_window", None)
+    if any(value not in supported for value in types) or len(types) not in (0, n_layers):
+        expected = f"{' or '.join(supported)}, for each of {n_layers} layers"
+        raise UnsupportedError(f"{keys.where}: layer_types is {shown(types)}, supported is {expected}")
+    return types
 
 
 def _rope(keys: _Keys, partial: bool) -> tuple[float, float, Llama3Scaling | None, float]:
@@ -283,7 +307,7 @@ _OLD_ROPE = {
 def _biases(keys: _Keys, model_type: str, architecture: str) -> tuple[str, ...]:
     """Matrices that have one."""
     family = FAMILIES[architecture]
-    if not family.optional_biases:
+    if not family.optional_biases or model_type == "mistral":
         keys.fixed("attention_bias", model_type == "gpt_neox")
         keys.fixed("mlp_bias", False)
         return family.biases

@@ -186,12 +186,8 @@ def _quantized(parts: Parts, module: str, n: int, m: int) -> Ternary:
 def mean_magnitude(table: NDArray) -> float:  # [N, M] float32, float16 or bfloat16's bits
     """The mean of |x|, correctly rounded but for the division: the sum is of integers, one for each exponent, so its order is free."""
     n, m = table.shape
-    sums = [0] * 256
+    sums = np.zeros(256, np.int64)
     rows = max(1, _CHUNK // m)
     for start in range(0, n, rows):
-        bits = packing.float32(table[start : start + rows]).view(np.uint32).ravel()
-        exponents = bits >> 23 & 0xFF
-        mantissas = (bits & 0x7FFFFF) | np.where(exponents > 0, np.uint32(1 << 23), np.uint32(0))
-        for exponent, total in enumerate(np.bincount(exponents, mantissas, 256).tolist()):  # in float64, exact below 2**29 numbers
-            sums[exponent] += int(total)
-    return fsum(total * 2.0 ** (max(exponent, 1) - 150) for exponent, total in enumerate(sums)) / (n * m)
+        sums += cpu.magnitude_sums(packing.float32(table[start : start + rows]))
+    return fsum(total * 2.0 ** (max(exponent, 1) - 150) for exponent, total in enumerate(sums.tolist())) / (n * m)

@@ -291,6 +291,8 @@ def _rope_row(x: Array, base: float) -> Array:
 
 def _attention(c: _Context) -> Found:
     heads, groups, width = c.config.heads, c.config.kv_heads, c.config.head_dim
+    limit = c.config.window_of(c.index)
+    window = np.inf if limit is None else limit
 
     def attend(q: Array, k: Array, v: Array, mask: Array, scale: float = width**-0.5, shared: Array | None = None) -> Array:
         t = len(q)
@@ -311,19 +313,26 @@ def _attention(c: _Context) -> Found:
         return c.of(compute)
 
     def causal(i: Array, j: Array) -> NDArray[np.bool_]:
-        return j <= i
+        return (j <= i) & (j > i - window)
+
+    def right(*qkv: Array) -> Array:
+        return op.attend(c.model, c.dialect, c.index, *qkv).value
 
     def ones(q: Array, k: Array, v: Array) -> Array:
-        return attend(q, k, v, np.tril(np.ones((len(q), len(q)))))
+        return attend(q, k, v, (spec.causal_mask(len(q), len(q), window=limit) == 0).astype(np.float64))
 
     def heads_last(q: Array, k: Array, v: Array) -> Array:
-        right = attend(q, k, v, spec.causal_mask(len(q), len(q)))
-        return right.reshape(len(q), heads, width).transpose(0, 2, 1).reshape(len(q), -1)
+        return right(q, k, v).reshape(len(q), heads, width).transpose(0, 2, 1).reshape(len(q), -1)
 
     raw = tuple(Key(name, c.index) for name in ("Qcur", "Kcur", "Vcur"))
-    yield "the mask is missing: tokens see the future", masked(lambda i, j: i == i + 0 * j)
-    yield "the mask is off by one: a token sees the next one", masked(lambda i, j: j <= i + 1)
-    yield "the mask is off by one: a token does not see itself", masked(lambda i, j: (j < i) | ((i == 0) & (j == 0)))
+    if limit is not None:
+        yield "the window is missing: all tokens before are seen", masked(lambda i, j: j <= i)
+        yield "the window is too long by one: it does not count the token itself", masked(partial(_windowed, limit + 1))
+        yield "the window is too short by one", masked(partial(_windowed, limit - 1))
+        yield f"blocks of {limit} tokens instead of a window", masked(lambda i, j: (j <= i) & (j // limit == i // limit))
+    yield "the mask is missing: tokens see the future", masked(lambda i, j: j > i - window)
+    yield "the mask is off by one: a token sees the next one", masked(lambda i, j: (j <= i + 1) & (j > i - window))
+    yield "the mask is off by one: a token does not see itself", masked(lambda i, j: ((j < i) & (j > i - window)) | ((i == 0) & (j == 0)))
     yield "the mask is 1 and 0, and added", c.of(ones)
     yield "key-value heads are dealt out in turn (h % G) instead of in groups", masked(causal, shared=np.arange(heads) % groups)
     yield "every query head reads the first key-value head", masked(causal, shared=np.zeros(heads, int))
@@ -333,25 +342,22 @@ def _attention(c: _Context) -> Found:
     yield "scores are divided by the root of the model width", masked(causal, scale=c.config.width**-0.5)
     yield "scores are multiplied by sqrt(K)", masked(causal, scale=width**0.5)
     yield "heads and head width are transposed in the output", c.of(heads_last)
-    yield "queries and keys are not rotated", lambda v: op.attend(c.model, c.dialect, *(v[key] for key in raw)).value
-    yield "keys are not rotated", lambda v: op.attend(c.model, c.dialect, v[c.operation.inputs[0]], v[raw[1]], v[raw[2]]).value
-    yield "values are the keys", c.of(lambda q, k, v: op.attend(c.model, c.dialect, q, k, k).value)
-    yield "keys and values are swapped", c.of(lambda q, k, v: op.attend(c.model, c.dialect, q, v, k).value)
-    yield "keys and values of the first token are lost", masked(lambda i, j: (j <= i) & ((j > 0) | (i == 0)))
+    yield "queries and keys are not rotated", lambda v: right(*(v[key] for key in raw))
+    yield "keys are not rotated", lambda v: right(v[c.operation.inputs[0]], v[raw[1]], v[raw[2]])
+    yield "values are the keys", c.of(lambda q, k, v: right(q, k, k))
+    yield "keys and values are swapped", c.of(lambda q, k, v: right(q, v, k))
+    yield "keys and values of the first token are lost", masked(lambda i, j: causal(i, j) & ((j > 0) | (i == 0)))
     yield "each token sees itself only", masked(lambda i, j: j == i)
-    for window in (2, 4, 8, 16, 32, 64):
-        yield f"only the last {window} tokens are seen", masked(partial(_windowed, window))
+    for seen in (2, 4, 8, 16, 32, 64):
+        yield f"only the last {seen} tokens are seen", masked(partial(_windowed, seen))
     if not c.dialect.halves:
         halves = replace(c.dialect, halves=True)
-        yield "float16 roundings: declare the dialect bitnet.cpp", c.of(partial(_halves, c.model, halves))
+        rounded = c.of(lambda *qkv: op.attend(c.model, halves, c.index, *qkv).value)
+        yield "float16 roundings: declare the dialect bitnet.cpp", rounded
 
 
 def _windowed(window: int, i: Array, j: Array) -> NDArray[np.bool_]:
     return (j <= i) & (j > i - window)
-
-
-def _halves(model: Model, dialect: Dialect, q: Array, k: Array, v: Array) -> Array:
-    return op.attend(model, dialect, q, k, v).value
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------------------------

@@ -24,11 +24,14 @@ Rope = Literal["halves", "adjacent", "none"]
 """Which numbers of a head make a pair: (i, i + J) as in GPT-NeoX, or (2i, 2i + 1) as in the permuted rows of Llama's GGUF files."""
 
 
+LONGEST_CONTEXT = 1 << 20  # positions whose angles are exact (families.LARGEST_ANGLE); the longest context in use is 1,010,000
+
 _MOST = {
-    "context": 1 << 20,  # positions whose angles are exact (families.LARGEST_ANGLE); the longest context in use is 1,010,000
+    "context": LONGEST_CONTEXT,
     "width": 1 << 19,  # 128 times 127 summed over a quarter of them is the most that a sum of the ternary kernels' int32 can hold
     "ffn": 1 << 19,
     "head_dim": 1 << 12,
+    "n_layers": 1 << 12,  # a list of them stays short, whatever a file says
     "q_width": 1 << 19,
 }
 
@@ -54,6 +57,8 @@ class Config:
     rope_width: int | None = None  # how many of the first numbers of a head are rotated, 2J; None: all K
     rope_scaling: float = 1.0  # positions are divided by it (linear scaling)
     parallel_residual: bool = False  # attention and feed-forward both read the layer's input
+    window: int | None = None  # how many keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
+    window_layers: tuple[int, ...] | None = None  # which layers that holds for; None: for every one
 
     def __post_init__(self) -> None:
         for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
@@ -72,9 +77,17 @@ class Config:
                 raise ShapeError(f"head width {self.head_dim} is odd, but RoPE rotates pairs")
         elif self.rope == "none" or self.rope_width % 2 or not 2 <= self.rope_width <= self.head_dim:
             raise ShapeError(f"{self.rope_width} numbers of each head are rotated, expected an even number from 2 to {self.head_dim}")
+        if self.window is not None and self.window < 1:
+            raise ShapeError(f"window is {self.window}, expected at least 1")
+        if not all(0 <= layer < self.n_layers for layer in self.window_layers or ()):
+            raise ShapeError(f"window_layers are {self.window_layers}, expected numbers of {self.n_layers} layers")
         for name in ("eps", "rope_base", "rope_scaling"):
             if not 0 < getattr(self, name) < np.inf:
                 raise UnsupportedError(f"{name} is {getattr(self, name)}, expected a positive number")
+
+    def window_of(self, layer: int) -> int | None:
+        """How many keys a query of this layer sees at most; None: all."""
+        return self.window if self.window_layers is None or layer in self.window_layers else None
 
     @property
     def q_width(self) -> int:

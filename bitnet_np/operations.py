@@ -124,7 +124,7 @@ def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
             yield Operation(Key("Qcur_rope", n), at(n, q), lambda x: rope(model, dialect, x))
             yield Operation(Key("Kcur_rope", n), at(n, k), lambda x: rope(model, dialect, x))
             q, k = "Qcur_rope", "Kcur_rope"
-        yield Operation(Key("kqv_out", n), at(n, q, k, "Vcur"), lambda q, k, v: attend(model, dialect, q, k, v))
+        yield Operation(Key("kqv_out", n), at(n, q, k, "Vcur"), lambda q, k, v, n=n: attend(model, dialect, n, q, k, v))
         source = "kqv_out"
         if w.attn_sub_norm is not None:
             yield norm("attn_sub_norm", Key(source, n), w.attn_sub_norm, rms=True)
@@ -349,9 +349,10 @@ def scores(model: Model, q: Array, k: Array) -> tuple[Array, Array]:
     return np.einsum("thk,shk->hts", q, k) * scale, np.einsum("thk,shk->hts", np.abs(q), np.abs(k)) * scale
 
 
-def attend(model: Model, dialect: Dialect, q: Array, k: Array, v: Array) -> Expected:
-    """A wrong score changes its probability by as much, relatively, and the others through their sum: twice the worst score error.
+def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Array) -> Expected:
+    """Of the layer with that number, whose window it is.
 
+    A wrong score changes its probability by as much, relatively, and the others through their sum: twice the worst score error.
     With float16 probabilities each is rounded as the engine rounds it, and ambiguous if float32 cannot tell to which side.
     """
     c = model.config
@@ -360,7 +361,7 @@ def attend(model: Model, dialect: Dialect, q: Array, k: Array, v: Array) -> Expe
         q, k, v = half(q), half(k), half(v)
     values = np.repeat(v.reshape(t, c.kv_heads, c.head_dim), c.heads // c.kv_heads, axis=1)
     s, s_unit = scores(model, q, k)
-    mask = spec.causal_mask(t, t)
+    mask = spec.causal_mask(t, t, window=c.window_of(layer))
     s = s + mask
     largest = s.max(axis=-1, keepdims=True)
     p = np.exp(s - largest)

@@ -75,12 +75,10 @@ def frequencies(parts: Parts, factors: NDArray[np.float32] | None) -> NDArray[np
     """RoPE's, all scaling included, if every angle of the context can be computed."""
     config = parts.config
     found = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
-    angle = config.context * found.max(initial=0)
-    if not angle <= families.LARGEST_ANGLE:
-        raise UnsupportedError(
-            f"{parts.file.path}: RoPE's angles reach {angle:.3g} radians in the context, expected at most {families.LARGEST_ANGLE:.3g}; "
-            f"the base is {config.rope_base}, the context {config.context}, positions are divided by {config.rope_scaling}"
-        )
+    try:
+        families.check_angles(config, found)
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{parts.file.path}: {error}") from None
     return found
 
 

@@ -425,6 +425,8 @@ def _of_attention(base: Variant) -> Iterator[Variant]:
     root = np.float32(config.head_dim**0.5)
     yield ops("scores are not scaled by 1/sqrt(K)", lambda attend, q, *rest: attend(q * root, *rest))
     yield ops("scores are divided by K instead of its root", lambda attend, q, *rest: attend(q / root, *rest))
+    if config.window is not None:
+        yield replace(base, text="the window is missing", model=_but(base.model, "config", replace(config, window=None)))
     if 1 < config.kv_heads < config.heads:
         in_turn = np.argsort(np.arange(config.heads) % config.kv_heads, kind="stable")
         text = "key-value heads are dealt out in turn (h % G) instead of in groups"
@@ -435,7 +437,9 @@ def _of_layers(base: Variant) -> Iterator[Variant]:
     model, config = base.model, base.model.config
     if len(model.layers) > 1:
         yield replace(base, text="the last layer is skipped", model=replace(model, layers=model.layers[:-1]))
-        yield replace(base, text="the first layer is skipped", model=replace(model, layers=model.layers[1:]))
+        windows = None if config.window_layers is None else tuple(n - 1 for n in config.window_layers if n)
+        shifted = replace(model, config=replace(config, window_layers=windows), layers=model.layers[1:])
+        yield replace(base, text="the first layer is skipped", model=shifted)
     if config.norm == "layer":
         read = ("the layer's input", "what attention's branch was added to")
         text = "the feed-forward reads {} instead of {}".format(*(read[::-1] if config.parallel_residual else read))

@@ -5,7 +5,8 @@ Report" (arXiv 2504.12285) for sub-norms and squared ReLU, RoFormer (arXiv 2104.
 Large Language Models via Position Interpolation" (arXiv 2306.15595) for scaled positions, "LLaMA" (arXiv 2302.13971) and "GLU Variants
 Improve Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization" (arXiv 1607.06450), "Gaussian Error Linear Units" (arXiv
 1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial rotation, "Qwen3 Technical Report" (arXiv 2505.09388)
-for norms of queries and keys, "Language Models are Unsupervised Multitask Learners" (GPT-2) for learned positions.
+for norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models are Unsupervised Multitask
+Learners" (GPT-2) for learned positions.
 
 Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
 width, J rotated pairs of a head, F feed-forward width, V vocabulary. `model` is any record with the fields of model.Model in which a
@@ -95,7 +96,7 @@ def _ignore(name: str, layer: int | None, array: Array) -> None:
 
 def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, Array], None] = _ignore) -> Array:  # [T] -> logits [T, V]
     c, t = model.config, len(np.asarray(tokens))
-    position, mask = np.arange(t) / c.rope_scaling, causal_mask(t, t)
+    position = np.arange(t) / c.rope_scaling
     factors = 1.0 if model.rope_factors is None else model.rope_factors
 
     def norm(x: Array, gain: Array, bias: Array | None) -> Array:
@@ -128,6 +129,7 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, Ar
         if c.rope != "none":
             q = note("Qcur_rope", rope(q, position, c.rope_base, c.rope, c.rope_width, factors))
             k = note("Kcur_rope", rope(k, position, c.rope_base, c.rope, c.rope_width, factors))
+        mask = causal_mask(t, t, window=c.window if c.window_layers is None or n in c.window_layers else None)
         x = note("kqv_out", attend(q, k, v, mask).reshape(t, -1))
         if w.attn_sub_norm is not None:
             x = note("attn_sub_norm", rms_norm(x, w.attn_sub_norm, c.eps))

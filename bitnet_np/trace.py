@@ -64,7 +64,7 @@ class Recorder:
         if name == "Qcur" + suffix:
             self._queries = self._heads(array)
         elif name == "Kcur" + suffix and self._queries is not None:
-            for scored, values in scores(self._queries, self._heads(array), self.names):
+            for scored, values in scores(self._queries, self._heads(array), self.names, self._config.window_of(layer or 0)):
                 self._add(Key(scored, layer), values)
             self._queries = None
 
@@ -77,13 +77,15 @@ class Recorder:
         return not self.names.isdisjoint(("result_norm", "result_output"))
 
 
-def scores(q: Floats, k: Floats, names: Iterable[str] = SCORES) -> Iterator[tuple[str, Floats]]:
+def scores(q: Floats, k: Floats, names: Iterable[str] = SCORES, window: int | None = None) -> Iterator[tuple[str, Floats]]:
     """Attention scores q.k / sqrt(K) and their softmax over the keys that a query sees, [H, T, T]: [T, H, K], [T, G, K].
 
     Each is worked out in float64, head by head, and rounded to float32 once. What a query does not see is 0 in both.
     """
     length, heads, width = q.shape
     visible = np.tri(length, dtype=bool)
+    if window is not None:
+        visible &= ~np.tri(length, k=-window, dtype=bool)
     for name in SCORES:
         if name not in names:
             continue

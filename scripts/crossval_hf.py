@@ -246,7 +246,7 @@ class Transformers:
             num_hidden_layers=c.n_layers,
             num_attention_heads=c.heads,
             num_key_value_heads=c.kv_heads,
-            hidden_act="relu2",
+            hidden_act=c.activation,
             max_position_embeddings=c.context,
             rms_norm_eps=c.eps,
             rope_parameters={"rope_type": "default", "rope_theta": c.rope_base},

@@ -66,17 +66,48 @@ def cases() -> list[Case]:
             _gptneox,
         ),
         Case("gpt2", "gpt2", mha, "gpt2", "GPT2", {"activation_function": "gelu_new"}, _gpt2),
+        Case("mistral_window", "llama", {"window": 5}, "mistral", "Mistral", {"sliding_window": 5} | plain, _llama),
+        Case(
+            "qwen2_window",
+            "qwen2",
+            {"window": 6, "window_layers": (1,)},
+            "qwen2",
+            "Qwen2",
+            {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1} | plain,
+            _llama,
+        ),
+        Case(
+            "qwen3_window",
+            "qwen3",
+            {"window": 7, "window_layers": (0,)},
+            "qwen3",
+            "Qwen3",
+            {"use_sliding_window": True, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]} | plain,
+            _llama,
+        ),
     ]
 
 
 def draw(case: Case, seed: int) -> Model:
     """The model as a GGUF file can have it. transformers' exact GELU of gptneox is none of a GGUF's settings: set it after loading."""
     model = random_model(seed, family=case.family, tied=case.family in ("qwen2", "gpt2"), **{**SHAPE, **case.shape})
+    if case.classes == "Mistral":
+        return _bare(model)
     if model.rope_factors is None:
         return replace(model, output_bias=None)
     told = {"factor": 8.0, "low": 1.0, "high": 4.0, "original": 64}
     frequencies = rope_frequencies(model.config.rope_base, 2 * model.config.rope_pairs)
     return replace(model, output_bias=None, rope_factors=llama3_factors(frequencies, **told).astype(np.float32))  # type: ignore[arg-type]
+
+
+def _bare(model: Model) -> Model:
+    """Without what a file of architecture llama may have and Mistral has not: biases and factors of RoPE's frequencies."""
+    fields: list[dict[str, Any]] = [
+        {name: replace(x, bias=None) if isinstance(x, Linear) else x for name, x in vars(layer).items()} for layer in model.layers
+    ]
+    layers = tuple(Layer(**field) for field in fields)
+    c = model.config
+    return replace(model, layers=layers, rope_frequency=rope_frequencies(c.rope_base, 2 * c.rope_pairs), rope_factors=None)
 
 
 # --- the same weights in transformers' layouts ----------------------------------------------------------------------------------------

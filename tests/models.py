@@ -36,7 +36,15 @@ def shapes(draw: st.DrawFn) -> dict:
         "vocab": draw(st.sampled_from([5, 33, 64, 150])),
         "table": draw(st.sampled_from(["float32", "float16", "bfloat16"])),
         "tied": draw(st.booleans()),
+        **draw(windows()),
     }
+
+
+@st.composite
+def windows(draw: st.DrawFn) -> dict:
+    """Which keys the layers see: all, or some of them a window."""
+    window = draw(st.sampled_from([None, None, 1, 3, 64, 65, 100]))
+    return {} if window is None else {"window": window, "window_layers": draw(st.sampled_from([None, (), (0,)]))}
 
 
 @st.composite

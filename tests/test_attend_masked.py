@@ -97,12 +97,12 @@ def test_a_definition_of_rows_that_see_nothing():
 
 @settings(max_examples=40)
 @given(shape=shapes(), seed=seeds, counts=st.lists(sizes, min_size=1, max_size=3), form=st.sampled_from(["bool", "additive", "batch"]))
-def test_a_causal_mask_changes_no_bit(shape, seed, counts, form):
-    model = random_model(seed, **shape)
+def test_a_mask_that_is_the_models_rule_changes_no_bit(shape, seed, counts, form):
+    model = random_model(seed, **shape | {"window_layers": None})
     rng = np.random.default_rng(seed)
     tokens, lengths = padded(rng, [random_tokens(rng, model, n) for n in counts], extra=1)
-    t = tokens.shape[1]
-    mask = masks.batch([t] * len(counts)) if form == "batch" else masks.causal(t, t, form=form)
+    t, rule = tokens.shape[1], Pattern(model.config.window or 0)
+    mask = masks.batch([t] * len(counts), pattern=rule) if form == "batch" else masks.mask(t, t, rule, form=form)
     for dialect in (EXACT, LLAMA_CPP):
         expected = forward_full(model, tokens, lengths, dialect=dialect)
         assert_same_bits(forward_full(model, tokens, lengths, dialect=dialect, mask=mask, strict=True), expected)

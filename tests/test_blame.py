@@ -348,7 +348,7 @@ def test_who_is_closer_to_float64():
     worse, better = Key("ffn_down", 1), Key("kqv_out", 2)
     points[worse] = (points[worse] * (1 + 1e-7 * rng.standard_normal(points[worse].shape))).astype(np.float32)
     inputs = [points[Key(name, 2)].astype(np.float64) for name in ("Qcur_rope", "Kcur_rope", "Vcur")]
-    points[better] = operations.attend(MODEL, EXACT, *inputs).value.astype(np.float32)
+    points[better] = operations.attend(MODEL, EXACT, better.layer, *inputs).value.astype(np.float32)
     report = judge_trace(MODEL, trace(points), TOKENS)
     found = {o.key: o for o in report.operations}
     assert (found[worse].closer, found[better].closer) == ("ours", "theirs")

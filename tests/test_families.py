@@ -234,7 +234,6 @@ def test_keys_that_change_nothing_pass(written):
     [
         ("attention.causal", False),
         ("attention.clamp_kqv", 8.0),
-        ("attention.sliding_window", 4096),
         ("expert_count", 8),
         ("expert_used_count", 2),
         ("rope.scaling.attn_factor", 1.2),
@@ -256,8 +255,59 @@ def test_settings_that_are_not_implemented_are_refused_by_name(written, key, val
 
 @pytest.mark.parametrize("value", [[0], [0, 0], [8]])
 def test_an_array_is_no_neutral_number(written, value):
-    path = written(drawn("llama"), **{"attention.sliding_window": value})
-    assert_refused(path, UnsupportedError, f"llama.attention.sliding_window = {np.array(value, np.int32)!r} is a setting")
+    path = written(drawn("llama"), expert_count=value)
+    assert_refused(path, UnsupportedError, f"llama.expert_count = {np.array(value, np.int32)!r} is a setting")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("layers", [None, (1,)])
+def test_windows_are_written_and_read(written, family, layers):
+    model = drawn(family, window=3, window_layers=layers)
+    found = load(written(model))
+    assert (found.config.window, found.config.window_layers) == (3, layers)
+    assert_same_bits(forward_full(found, TOKENS), forward_full(model, TOKENS))
+    assert (forward_full(found, TOKENS) != forward_full(drawn(family), TOKENS)).any()
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, (None, None)),
+        ({"attention.sliding_window": 7}, (7, None)),
+        ({"attention.sliding_window": 7, "attention.sliding_window_pattern": [True, True]}, (7, None)),
+        ({"attention.sliding_window": 7, "attention.sliding_window_pattern": [True, False]}, (7, (0,))),
+        ({"attention.sliding_window": 7, "attention.sliding_window_pattern": [False, False]}, (None, None)),
+        ({"attention.sliding_window": 0, "attention.sliding_window_pattern": [False, False]}, (None, None)),
+    ],
+)
+def test_which_layers_a_files_window_is_for(written, keys, expected):
+    config = load(written(drawn("llama"), **keys)).config
+    assert (config.window, config.window_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "error", "message"),
+    [
+        ("llama", {"attention.sliding_window_pattern": [True, False]}, FileFormatError, "has layers with a window, but none is told"),
+        (
+            "llama",
+            {"attention.sliding_window_pattern": [True]},
+            UnsupportedError,
+            "sliding_window_pattern is array([ True]), supported are 2",
+        ),
+        ("llama", {"attention.sliding_window_pattern": [1, 0]}, UnsupportedError, "supported are 2 bools, one for each layer"),
+        ("llama", {"attention.sliding_window_pattern": 2}, FileFormatError, "expected ndarray"),
+        ("llama", {"attention.sliding_window": [8]}, FileFormatError, "expected int"),
+        ("gptneox", {"attention.sliding_window": 8}, UnsupportedError, "gptneox.attention.sliding_window = 8 is a setting"),
+    ],
+)
+def test_windows_that_cannot_be(written, family, keys, error, message):
+    assert_refused(written(drawn(family), **keys), error, message)
+
+
+def test_a_window_that_no_file_can_say_is_refused(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"window is 3, and a GGUF file of architecture bitnet-b1\.58 has no place for it"):
+        write_gguf(tmp_path / "a.gguf", drawn("bitnet-b1.58", window=3))
 
 
 @pytest.mark.parametrize("kind", ["yarn", "longrope", "dynamic", ""])

@@ -14,6 +14,8 @@ from bitnet_np.transformer import forward_full, forward_incremental
 
 DATA = Path(__file__).parent / "data" / "hf_families"
 NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "gptneox_parallel", "gptneox_sequential", "gpt2")
+WINDOWS = {"mistral_window": (5, None), "qwen2_window": (6, (1,)), "qwen3_window": (7, (0,))}
+NAMES += tuple(WINDOWS)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -51,6 +53,21 @@ def test_the_kernels_agree_to_float32(model, recorded):
     for theirs in (recorded["logits_f32"], recorded["logits_f64"]):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * scale)
     assert_same_bits(forward_incremental(model, recorded["tokens"], chunk=7), ours)
+
+
+@pytest.mark.parametrize("name", WINDOWS, indirect=True)
+def test_the_windows_show(name, model, recorded):
+    """In which layer it is, and where it ends, to the token."""
+    c = model.config
+    assert (c.window, c.window_layers) == WINDOWS[name]
+    for change in (
+        {"window": None},
+        {"window": c.window + 1},
+        {"window": c.window - 1},
+        {"window_layers": () if c.window_layers is None else None},
+    ):
+        other = forward_full(replace(model, config=replace(c, **change)), recorded["tokens"])
+        assert np.abs(other - recorded["logits_f64"]).max() > 1e-2
 
 
 @pytest.mark.parametrize("name", ["gptneox_parallel"], indirect=True)

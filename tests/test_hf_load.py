@@ -32,6 +32,9 @@ NEOX = {name: SIZES[name] for name in list(SIZES)[:6]} | {"model_type": "gpt_neo
 NEOX |= {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}}
 GPT2 = {"model_type": "gpt2", "vocab_size": 61, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 40, "n_positions": 64}
 GPT2 |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+WINDOW = {"use_sliding_window": True, "rope_parameters": PLAIN}
+QWEN2_WINDOW = {"model_type": "qwen2", "sliding_window": 6, "max_window_layers": 1} | WINDOW
+QWEN3_WINDOW = {"model_type": "qwen3", "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]} | WINDOW
 FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the layout of transformers' weights
     "llama_llama3_biases": (
         SIZES
@@ -49,6 +52,9 @@ FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the 
     "gptneox_parallel": (NEOX, _gptneox),
     "gptneox_sequential": (NEOX | {"use_parallel_residual": False}, _gptneox),
     "gpt2": (GPT2, _gpt2),
+    "mistral_window": (SIZES | {"model_type": "mistral", "rope_theta": 10000.0, "sliding_window": 5}, _llama),
+    "qwen2_window": (SIZES | QWEN2_WINDOW | {"tie_word_embeddings": True}, _llama),
+    "qwen3_window": (SIZES | QWEN3_WINDOW, _llama),
 }
 BIASES = {"llama_llama3_biases": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")}
 
@@ -78,6 +84,58 @@ def test_model_types_give_their_recorded_logits(tmp_path, name):
         # their layer_norm_eps was the nearest float32 of 1e-5
         np.testing.assert_allclose(spec.forward(dense, tokens), logits, rtol=0, atol=1e-10 * scale)
     np.testing.assert_allclose(forward_full(model, recorded["tokens"]), recorded["logits_f64"], rtol=0, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "expected"),
+    [
+        ("mistral_window", {}, (5, None)),
+        ("mistral_window", {"sliding_window": None}, (None, None)),
+        ("qwen2_window", {}, (6, (1,))),
+        ("qwen2_window", {"max_window_layers": 0}, (6, None)),
+        ("qwen2_window", {"max_window_layers": 2}, (None, None)),
+        ("qwen2_window", {"use_sliding_window": False}, (None, None)),
+        ("qwen2_window", {"sliding_window": None}, (None, None)),
+        ("qwen2_window", {"layer_types": ["full_attention"] * 2}, (None, None)),
+        ("qwen3_window", {}, (7, (0,))),
+        ("qwen3_window", {"layer_types": ["sliding_attention"] * 2}, (7, None)),
+        ("qwen3_window", {"layer_types": None, "max_window_layers": 1}, (7, (1,))),
+    ],
+)
+def test_which_layers_see_a_window(tmp_path, name, keys, expected):
+    """As transformers' configuration classes say."""
+    config, tensors = theirs(name)
+    found = load(hf_models.write_folder(tmp_path, config | keys, tensors)).config
+    assert (found.window, found.window_layers) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [("mistral_window", (4096, None)), ("qwen2_window", (4096, (1,)))])
+def test_the_window_where_config_json_has_none(tmp_path, name, expected):
+    config, tensors = theirs(name)
+    found = load(hf_models.write_folder(tmp_path, {key: config[key] for key in config if key != "sliding_window"}, tensors)).config
+    assert (found.window, found.window_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "error", "message"),
+    [
+        ("mistral_window", {"sliding_window": 0}, ShapeError, "window is 0, expected at least 1"),
+        ("mistral_window", {"layer_types": ["full_attention"] * 2}, UnsupportedError, "'layer_types' = "),
+        ("mistral_window", {"attention_bias": True}, UnsupportedError, "attention_bias is True"),
+        (
+            "qwen3_window",
+            {"use_sliding_window": False},
+            FileFormatError,
+            "layer_types has sliding_attention, but no sliding_window is in use",
+        ),
+        ("qwen3_window", {"layer_types": ["chunked_attention"] * 2}, UnsupportedError, "layer_types is ['chunked_attention', "),
+        ("qwen3_window", {"layer_types": ["sliding_attention"]}, UnsupportedError, "layer_types is ['sliding_attention'], supported is"),
+        ("qwen2_window", {"num_hidden_layers": 2**31 - 1}, UnsupportedError, "n_layers is 2147483647, expected at most 4096"),
+    ],
+)
+def test_windows_that_cannot_be(tmp_path, name, keys, error, message):
+    config, tensors = theirs(name)
+    assert_refused(hf_models.write_folder(tmp_path, config | keys, tensors), error, message)
 
 
 def test_names_without_the_models_prefix_and_buffers_of_old_files(tmp_path):
@@ -213,7 +271,7 @@ OFFLINE, LLAMA = "bitnet_autooff_gqa_tied", "llama_plain_gqa_untied"
         (OFFLINE, {"quantization_config": {"modules_to_not_convert": ["(a+)+"]}}, UnsupportedError, "expected plain names"),
         (OFFLINE, {"quantization_config": None}, FileFormatError, "q_proj.weight has shape [16, 64], expected [64, 64]"),
         ("bitnet_online_mha_tied", {"quantization_config": {"quantization_mode": "offline"}}, FileFormatError, "q_proj.weight has shape"),
-        (OFFLINE, {"model_type": "mistral"}, UnsupportedError, "model_type is 'mistral'"),
+        (OFFLINE, {"model_type": "mixtral"}, UnsupportedError, "model_type is 'mixtral'"),
         (OFFLINE, {"model_type": None}, FileFormatError, "model_type is missing"),
         (OFFLINE, {"architectures": ["BitNetForSequenceClassification"]}, UnsupportedError, "architectures is"),
         (OFFLINE, {"hidden_act": "gelu"}, UnsupportedError, "hidden_act is 'gelu'"),
@@ -227,7 +285,8 @@ OFFLINE, LLAMA = "bitnet_autooff_gqa_tied", "llama_plain_gqa_untied"
         (OFFLINE, {"head_dim": 18}, FileFormatError, "attn_sub_norm.weight has shape"),
         (OFFLINE, {"num_hidden_layers": 0}, ShapeError, "n_layers is 0"),
         (OFFLINE, {"num_hidden_layers": 2}, UnsupportedError, "tensor model.layers.2.input_layernorm.weight has no place"),
-        (OFFLINE, {"num_hidden_layers": 2**31 - 1}, FileFormatError, "tensor model.layers.3.input_layernorm.weight is missing"),
+        (OFFLINE, {"num_hidden_layers": 4096}, FileFormatError, "tensor model.layers.3.input_layernorm.weight is missing"),
+        (OFFLINE, {"num_hidden_layers": 2**31 - 1}, UnsupportedError, "n_layers is 2147483647, expected at most 4096"),
         (OFFLINE, {"num_attention_heads": 3}, FileFormatError, "hidden_size 64 is no multiple of num_attention_heads 3"),
         (OFFLINE, {"num_attention_heads": 0}, FileFormatError, "num_attention_heads 0"),
         (OFFLINE, {"num_key_value_heads": 3}, ShapeError, "4 query heads cannot share 3"),

@@ -21,7 +21,7 @@ from numba import njit, types
 from numba.core import codegen
 from numba.np.numpy_support import from_dtype
 
-from bitnet_np import masks, packing
+from bitnet_np import masks, packing, selftest
 from bitnet_np.kernels import blocks, cpu, simd
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.tensor_types import BLOCK_TYPES, Q3_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
@@ -62,7 +62,8 @@ def random_blocks(kind):
 
 def fingerprint():
     """SHA-256 of the logits of two models, 70 tokens of 2 sequences, in both dialects by both paths, and of every float16 widened:
-    random weights are hardly ever subnormal. Of the weights of block types, and of products with one. And how all that was computed.
+    random weights are hardly ever subnormal. Of the weights of block types, and of products with one. Of the backward pass's kernels. And
+    how all that was computed.
     """
     digests = []
     for shape in (SHAPE, {"width": 33, "ffn": 45, "heads": 2, "kv_heads": 1, "head_dim": 6}):
@@ -81,6 +82,7 @@ def fingerprint():
         "logits": digests,
         "masked": digest(forward_full(model, tokens, mask=masks.mask(70, 70, masks.Pattern(window=9, sinks=2)))),
         "weights": {kind.name: digest(blocks.embed(random_blocks(kind), kind, np.arange(40))) for kind in DIFFERENT_TYPES},
+        "backward": {name: selftest.digest(*compute()) for name, compute in selftest.backward_cases().items()},
         "products": [digest(blocks.matmul(random_floats((rows, 512)), random_blocks(Q5_K), Q5_K)) for rows in (1, 7)],
     }
 
@@ -196,11 +198,11 @@ def array(dtype, axes=1, readonly=False):
 def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     """A step of 2 x 2 sums for 4 planes of codes, or of the 4 planes of 2 sums: in as many instructions as a register has pieces."""
     n, floats, sums, codes = types.intp, array(types.float32), array(types.int32), array(types.uint8, readonly=True)
-    shared = (array(types.int8, 2), sums, floats, types.float32, floats, array(types.float32, 2))
+    shared = (array(types.int8, 2), sums, floats, types.float32, floats, floats, n, n)
     if apart:
-        function, signature = cpu._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, codes, n, n, *shared)
+        function, signature = cpu._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, codes, n, n, n, *shared)
     else:
-        function, signature = cpu._ternary_tile, (simd.Tile("i32", 2, 2), n, n, codes, n, n, n, shared[0], n, *shared[1:])
+        function, signature = cpu._ternary_tile, (simd.Tile("i32", 2, 2), n, n, codes, n, n, n, n, shared[0], n, *shared[1:])
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     lines = assembly(lowered(function, signature, path), triple, processor, features)
     found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it
@@ -255,6 +257,7 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch):
     monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
     for name in ("_store_ternary", "_ternary_tile", "_ternary_tile_apart"):
         monkeypatch.setattr(cpu, name, njit(getattr(cpu, name).py_func))
-    monkeypatch.setattr(cpu, "_ternary_matmul", njit(cpu._ternary_matmul.py_func, parallel=True))
+    kernel = njit(cpu._ternary_matmul.shared.py_func)
+    monkeypatch.setattr(cpu, "_ternary_matmul", cpu._Kernel(kernel, kernel))
     for rows, same in zip((1, 2, 3, 5), expected, strict=True):
         assert_same_bits(cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7), same)

@@ -1,6 +1,7 @@
 """Each kernel of kernels/cpu.py against two judges: the contract bit for bit (contract.py), the definition within a bound (bounds.py)."""
 
 from fractions import Fraction
+from unittest import mock
 
 import bounds
 import contract
@@ -11,7 +12,7 @@ from contract import f32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
-from numba import get_num_threads, njit
+from numba import njit
 
 from bitnet_np import packing, spec
 from bitnet_np.families import rope_frequencies
@@ -251,6 +252,19 @@ def test_ternary_matmul_ignores_what_pads_a_row(width):
         codes = packing.pack(whole, 1.0).codes
         for rows in (1, 5):
             assert_same_bits(cpu.ternary_matmul(q[:rows], one[:rows], codes, f32(1), 7), expected[:rows])
+
+
+@given(seed=seeds, rows=row_counts, width=widths, n=st.lists(columns, min_size=1, max_size=3), workers=st.sampled_from([1, 2]))
+def test_ternary_matmuls_is_each_alone(seed, rows, width, n, workers):
+    rng = np.random.default_rng(seed)
+    q, scale = rng.integers(-127, 128, (rows, width)).astype(np.int8), rng.uniform(0.5, 2, rows).astype(np.float32)
+    weights = [packing.pack(rng.integers(-1, 2, (each, width)), rng.uniform(0.5, 2)) for each in n]
+    matrices = [(w.codes, w.scale, w.shape[0]) for w in weights]
+    with threads(workers):
+        together = cpu.ternary_matmuls(q, scale, *matrices)
+    assert [out.shape for out in together] == [(rows, each) for each in n]
+    for out, matrix in zip(together, matrices, strict=True):
+        assert_same_bits(out, cpu.ternary_matmul(q, scale, *matrix))
 
 
 # --- float matmul ---------------------------------------------------------------------------------------------------------------------
@@ -497,20 +511,41 @@ def test_attend(seed, heads, head_dim, firsts, count, window):
     assert_same_bits(cpu.attend(q[order], k, v, slot[order], position[order], window), out[order])
 
 
+@given(**attentions, window=st.none() | st.sampled_from([1, 2, 5, 63, 64, 65, 128, 1000]))
+def test_attention_of_single_rows_shared_out_by_chunks_is_the_same(seed, heads, head_dim, firsts, count, window):
+    """As where there are many threads and few heads. `count` moves the first positions, so that windows begin anywhere in a chunk."""
+    rng = np.random.default_rng(seed)
+    sequences = [(s, first + count - 1, 1) for s, first in enumerate(firsts)]
+    q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
+    expected, launched = cpu.attend(q, k, v, slot, position, window), []
+
+    def launch(kernel, *args):
+        launched.append(kernel)
+        kernel.alone(*args[1:])
+
+    with mock.patch.multiple(cpu, _LONG=1, get_num_threads=lambda: 1000, _launch=launch, empty=full_of_nan):
+        assert_same_bits(cpu.attend(q, k, v, slot, position, window), expected)
+    assert launched == [cpu._attend_split]
+
+
+def full_of_nan(shape, dtype=np.float32):
+    return np.full(shape, np.nan, dtype)
+
+
 @settings(max_examples=80)
-@given(**attentions)
-def test_attend_halves(seed, heads, head_dim, firsts, count):
+@given(**attentions, window=st.none() | st.sampled_from([1, 2, 64, 65, 1000]))
+def test_attend_halves(seed, heads, head_dim, firsts, count, window):
     """Bit for bit as the contract's, and the probabilities of the definition to one rounding to float16 each."""
     rng = np.random.default_rng(seed)
     sequences = [(s, first, int(rng.integers(1, count + 1))) for s, first in enumerate(firsts)]
     q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
-    out = cpu.attend_halves(q, k, v, slot, position)
+    out = cpu.attend_halves(q, k, v, slot, position, window)
     for r in rng.permutation(len(slot))[:4]:
-        assert_same_bits(out[r], contract.attend_halves_row(q[r], k[slot[r]], v[slot[r]], position[r]))
-    exact, rounding = bounds.attend(q, k, v, slot, position)
+        assert_same_bits(out[r], contract.attend_halves_row(q[r], k[slot[r]], v[slot[r]], position[r], window))
+    exact, rounding = bounds.attend(q, k, v, slot, position, window)
     for r, (s, p) in enumerate(zip(slot, position, strict=True)):
-        values = np.abs(v[s, : p + 1].astype(np.float64))
-        absolute = spec.attend(q[r : r + 1].astype(np.float64), k[s, : p + 1].astype(np.float64), values, np.zeros((1, p + 1)))[0]
+        values, mask = np.abs(v[s, : p + 1].astype(np.float64)), spec.causal_mask(1, p + 1, p, window)
+        absolute = spec.attend(q[r : r + 1].astype(np.float64), k[s, : p + 1].astype(np.float64), values, mask)[0]
         subnormal = 2.0**-25 * np.repeat(values.sum(axis=0), heads[0] // heads[1], axis=0)
         assert_within(out[r], exact[r], (1 + 2.0**-11) * rounding[r] + 2.0**-11 * absolute + subnormal)
 
@@ -600,15 +635,23 @@ def test_a_number_that_is_not_finite_is_found_wherever_it_is(shape, dtype):
 # --- threads --------------------------------------------------------------------------------------------------------------------------
 
 
-def test_little_work_runs_on_one_thread_and_gives_the_others_back():
+def test_little_work_stays_on_the_calling_thread():
     seen = []
-    with threads(3):
-        cpu._launch(lambda: seen.append(get_num_threads()), work=1)  # `threads` lowers the limit of what is little
-    with threads(3), pytest.MonkeyPatch.context() as patch:
+    kernel = cpu._Kernel(shared=lambda: seen.append("shared"), alone=lambda: seen.append("alone"))
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "_SMALL", 100)
-        cpu._launch(lambda: seen.append(get_num_threads()), work=101)
-        cpu._launch(lambda: seen.append(get_num_threads()), work=100)
-        with pytest.raises(ZeroDivisionError):
-            cpu._launch(lambda: 1 // 0, work=1)
-        assert get_num_threads() == 3
-    assert seen == [3, 3, 1]
+        for work in (101, 100):
+            cpu._launch(kernel, work)
+    assert seen == ["shared", "alone"]
+
+
+def test_both_ways_of_a_kernel_give_the_same_bits():
+    rng = np.random.default_rng(0)
+    x, gain = rng.standard_normal((5, 77), np.float32), rng.standard_normal(77, np.float32)
+    shared, alone = np.empty_like(x), np.empty_like(x)
+    with threads(2):
+        cpu._rms_norm.shared(x, cpu._weights(gain), f32(1e-5), shared)
+    cpu._rms_norm.alone(x, cpu._weights(gain), f32(1e-5), alone)
+    np.testing.assert_array_equal(shared, alone)
+    assert cpu._rms_norm.shared.targetoptions["parallel"]
+    assert not cpu._rms_norm.alone.targetoptions.get("parallel")

@@ -109,7 +109,7 @@ def test_every_operation_is_the_definitions(shape, seed, batch):
         for name in ("Qcur", "Kcur"):
             assert_within(heads(name + "_rope"), *bounds.rope(heads(name), position, c.rope_base))
         keys, values = in_slots(heads("Kcur_rope")), in_slots(heads("Vcur"))
-        assert_within(heads("kqv_out"), *bounds.attend(heads("Qcur_rope"), keys, values, slot, position))
+        assert_within(heads("kqv_out"), *bounds.attend(heads("Qcur_rope"), keys, values, slot, position, c.window_of(n)))
         assert_within(at("attn_sub_norm"), *bounds.rms_norm(at("kqv_out"), w.attn_sub_norm, c.eps))
         assert_within(at("attn_o_out"), *bounds.linear(at("attn_sub_norm"), w.attn_output.matrix, w.attn_output.scale))
         assert_same_bits(at("ffn_inp"), h + at("attn_o_out"))
@@ -440,11 +440,11 @@ def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
 
 
 def test_a_cache_that_cannot_be_had_is_an_error():
-    config = replace(MODEL.config, context=1 << 20, kv_heads=1, head_dim=1 << 12, heads=1, n_layers=1 << 30)
+    config = replace(MODEL.config, context=1 << 20, kv_heads=1, head_dim=1 << 12, heads=1, n_layers=1 << 12)
     with pytest.raises(
-        CapacityError, match=r"KV cache: 36,893,488,147,419,103,232 bytes for 1 sequences of 1048576 positions cannot be had"
+        CapacityError, match=r"KV cache: 36,893,488,147,419,103,232 bytes for 262144 sequences of 1048576 positions cannot be had"
     ):
-        KVCache(config)
+        KVCache(config, 1 << 18)
 
 
 @pytest.mark.parametrize("change", [{"n_layers": 1}, {"kv_heads": 2}, {"head_dim": 4}])
@@ -608,7 +608,9 @@ def test_the_full_path_has_no_loop_over_tokens_and_no_cache(monkeypatch, dialect
         )
         seen.append((calls, records))
     assert seen[0] == seen[1] == seen[2]
-    assert seen[0][0]["ternary_matmul"] == 7 * model.config.n_layers
+    layers = model.config.n_layers
+    assert seen[0][0]["ternary_matmuls"] == 2 * layers, "query, key and value together; gate and up together"
+    assert seen[0][0]["ternary_matmul"] == 2 * layers
 
 
 def test_a_chunk_is_one_pass():

@@ -37,11 +37,24 @@ def test_what_is_kept_is_bounded(pool, monkeypatch):
     monkeypatch.setattr(workspace, "LIMIT", 1 << 20)
     arrays = [workspace.empty((1 << 19,), np.uint8) for _ in range(5)]
     del arrays
-    assert pool.kept == [1 << 20]
+    assert pool.counts.kept == 1 << 20
     assert sum(len(blocks) for blocks in pool.free.values()) == 2
     lent = workspace.empty((1 << 19,), np.uint8)
-    assert pool.kept == [1 << 19]
+    assert pool.counts.kept == 1 << 19
     del lent
+
+
+def test_what_is_kept_can_be_given_back(pool):
+    kept, lent = workspace.empty((1 << 15,), np.uint8), workspace.empty((1 << 16,), np.uint8)
+    del kept
+    assert (pool.counts.kept, pool.counts.lent) == (1 << 15, 1 << 16)
+    workspace.release()
+    assert (pool.counts.kept, pool.counts.lent, sum(map(len, pool.free.values()))) == (0, 1 << 16, 0)
+    lent[:] = 1  # is its holder's still, and its memory is kept when it goes
+    address = lent.ctypes.data
+    del lent
+    assert (pool.counts.kept, pool.counts.lent) == (1 << 16, 0)
+    assert workspace.empty((1 << 16,), np.uint8).ctypes.data == address
 
 
 def test_threads_have_their_own(pool):

@@ -7,10 +7,11 @@ Every output row has one owner, so threads cannot change a bit. Each kernel is a
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import get_num_threads, njit, prange, set_num_threads
+from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
 
 from . import simd
@@ -45,16 +46,33 @@ Floats = NDArray[np.float32]
 # IEEE division: Python's would raise on a zero, and test for one at every step
 _serial = njit(cache=True, error_model="numpy")
 _inlined = njit(cache=True, error_model="numpy", forceinline=True)  # what takes a full tile: as an argument it would go through memory
-_parallel = njit(cache=True, error_model="numpy", parallel=True)
+
+
+class _Kernel(NamedTuple):
+    """One kernel compiled two ways, which give the same bits."""
+
+    shared: Callable  # its `prange` shared out among threads
+    alone: Callable  # all on the calling thread
+
+
+def _parallel(function: Callable) -> _Kernel:
+    alone = FunctionType(function.__code__, function.__globals__, function.__name__ + "_alone")
+    alone.__qualname__ = alone.__name__  # by which Numba finds what it compiled on disk; it does not tell options apart
+    return _Kernel(njit(cache=True, error_model="numpy", parallel=True)(function), _serial(alone))
+
 
 # Accumulators that fit the registers: 16 of AVX-512's 32; else the same tile would be spilled to memory at every step.
 _WIDE = simd.is_wide()
 _ROWS, _TOKENS = (4, 4) if _WIDE else (2, 2)
 _GROUPS = 4 if _WIDE else 1  # of 16 weight rows
 _VALUE_COLUMNS = 4 if _WIDE else 2
+_SPAN = _VALUE_COLUMNS * LANES
 _ROW_BLOCK = 32  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache while these pass
 _NO_WINDOW = 1 << 62
+_AHEAD = 12  # keys that are asked for ahead of time
+_STREAM = 1 << 13  # bytes that a single stream of weights is asked for ahead: the processor's own foresight ends with each page of 4 KB
 _QUERIES = 32  # that share one reading of the keys and values they see
+_LONG = 256  # keys, from which on a row's are shared out when threads have fewer than two heads each
 _UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a weight cannot be negative
 _SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 
@@ -62,22 +80,17 @@ _SMALL = 1 << 15  # elementary steps below which waking other threads costs more
 _turn = threading.Lock()
 
 
-def _launch(kernel: Callable, work: int, *args: Any) -> None:
-    """Run a parallel kernel, on this thread alone when there is little to do.
+def _launch(kernel: _Kernel, work: int, *args: Any) -> None:
+    """Run a kernel, on this thread alone when there is little to do: asking for fewer threads takes longer than a small kernel.
 
-    One at a time, whichever Python thread calls: two at once would share the cores anyway, and abort the process where Numba has nothing
-    but its workqueue to run threads with.
+    Shared ones go one at a time, whichever Python thread calls: two at once would share the cores anyway, and abort the process where Numba
+    has nothing but its workqueue to run threads with.
     """
-    with _turn:
-        threads = get_num_threads()
-        if work > _SMALL or threads == 1:
-            kernel(*args)
-            return
-        set_num_threads(1)
-        try:
-            kernel(*args)
-        finally:
-            set_num_threads(threads)
+    if work <= _SMALL:
+        kernel.alone(*args)
+    else:
+        with _turn:
+            kernel.shared(*args)
 
 
 def _weights(array: NDArray) -> NDArray:
@@ -109,6 +122,10 @@ def _dot_tile(zeros, w, w_start, w_stride, w_valid, x, x_start, x_stride, x_vali
     if whole < count:
         tile = dot_tail(tile, w, w_start + whole, w_stride, w_valid, x, x_start + whole, x_stride, x_valid, count - whole)
     return tile
+
+
+def mark(event: str, count: int = 1) -> None:
+    """Told of each "forward", of each "layer", and of the positions of each "kv_write". Nothing is done about it: metrics.py counts."""
 
 
 # --- checks of weights ----------------------------------------------------------------------------------------------------------------
@@ -166,6 +183,26 @@ def has_non_finite(table: NDArray) -> bool:
     exponent, one = (np.uint64(bits) for bits in _EXPONENTS[table.dtype])
     _launch(_all_ones, table.size, _words(table), exponent, one, found)
     return bool(found.any())
+
+
+@_parallel
+def _magnitude_sums(bits, sums):
+    for part in prange(sums.shape[0]):
+        mine, total = bits[part * bits.size // sums.shape[0] : (part + 1) * bits.size // sums.shape[0]], sums[part]
+        apart = np.zeros((4, 256), np.int64)  # neighbours often have the same exponent: their sums need not wait for each other
+        for i in range(mine.size):
+            exponent = (mine[i] >> np.uint32(23)) & np.uint32(0xFF)
+            hidden = np.uint32(exponent > 0) << np.uint32(23)
+            apart[i % 4, exponent] += np.int64((mine[i] & np.uint32(0x7FFFFF)) | hidden)
+        for place in range(256):
+            total[place] = apart[0, place] + apart[1, place] + apart[2, place] + apart[3, place]
+
+
+def magnitude_sums(x: Floats) -> NDArray[np.int64]:  # any shape, at most 2^39 numbers -> [256]
+    """The sum of |x|, exactly: entry e, times 2^(max(e, 1) - 150), is that of the numbers whose bits have the exponent e."""
+    sums = np.empty((_PARTS, 256), np.int64)
+    _launch(_magnitude_sums, x.size, _weights(x.reshape(-1).view(np.uint32)), sums)
+    return sums.sum(axis=0)
 
 
 # --- embedding ------------------------------------------------------------------------------------------------------------------------
@@ -266,25 +303,25 @@ def _row_sums(q, sums):
 
 
 @_inlined
-def _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out):
-    """A finished tile to its place, by way of `edge` where it does not lie wholly inside."""
-    column, width = first * LANES, out.shape[1]
-    columns, rows = min(groups * LANES, width - column), min(tokens, out.shape[0] - token)
+def _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out, start, width):
+    """A finished tile to its place in the matrix [tokens, width] at `start`, by way of `edge` where it does not lie wholly inside."""
+    column = first * LANES
+    columns, rows = min(groups * LANES, width - column), min(tokens, scale.size - _TOKENS - token)
     if columns == groups * LANES and rows == tokens:
-        store_scaled(tile, sums, scale, token, factor, out, token * width + column, width)
+        store_scaled(tile, sums, scale, token, factor, out, start + token * width + column, width)
     else:
         store_scaled(tile, sums, scale, token, factor, edge, 0, groups * LANES)
         for j in range(rows):
             for i in range(columns):
-                out[token + j, column + i] = edge[j * groups * LANES + i]
+                out[start + (token + j) * width + column + i] = edge[j * groups * LANES + i]
 
 
 @_inlined
-def _ternary_tile(zeros, groups, tokens, codes, steps, first, end, q, token, sums, scale, factor, edge, out):
-    """The tile of output that begins at group `first` of 16 columns and at `token`; groups end at `end`."""
+def _ternary_tile(zeros, groups, tokens, codes, begin, steps, first, end, q, token, sums, scale, factor, edge, out, place, width):
+    """The tile of output that begins at group `first` of 16 columns and at `token`; groups end at `end`, their codes begin at `begin`."""
     n, present = min(groups, end - first), min(tokens, q.shape[0] - token)
     tile = zeros
-    start, x = first * steps * STEP, token * q.shape[1]
+    start, x = begin + first * steps * STEP, token * q.shape[1]
     for _ in range(steps):
         if token == 0:  # the groups that come next: several streams at once are more than the processor foresees
             for group in range(groups):
@@ -292,46 +329,61 @@ def _ternary_tile(zeros, groups, tokens, codes, steps, first, end, q, token, sum
         tile = ternary_step(tile, codes, start, steps * STEP, n, q, x, q.shape[1], present)
         start += STEP
         x += LANES
-    _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out)
+    _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out, place, width)
 
 
 @_inlined
-def _ternary_tile_apart(zeros, tokens, codes, steps, first, q, sums, scale, factor, edge, out):
+def _ternary_tile_apart(zeros, tokens, codes, begin, steps, first, q, sums, scale, factor, edge, out, place, width):
     """As `_ternary_tile` for one group and a call of one or two tokens: the weights are one stream of memory, read once and in order."""
     tile = zeros
-    start, x = first * steps * STEP, 0
+    start, x = begin + first * steps * STEP, 0
     for _ in range(steps):
+        prefetch(codes, start + _STREAM)
         tile = ternary_step_apart(tile, codes, start, 0, 1, q, x, q.shape[1], tokens)
         start += STEP
         x += LANES
-    _store_ternary(join_planes(tile), 1, tokens, first, 0, sums, scale, factor, edge, out)
+    _store_ternary(join_planes(tile), 1, tokens, first, 0, sums, scale, factor, edge, out, place, width)
+
+
+@_serial
+def _block_of(widths, size, block):
+    """Of three matrices cut into blocks of `size` columns: whose a block is, which of its blocks, how many columns others before have."""
+    first, second = -(-widths[0] // size), -(-widths[1] // size)
+    if block < first:
+        return 0, block, 0
+    if block < first + second:
+        return 1, block - first, widths[0]
+    return 2, block - first - second, widths[0] + widths[1]
 
 
 @_parallel
-def _ternary_matmul(codes, steps, q, scale, factor, out):
-    groups = (out.shape[1] + LANES - 1) // LANES
-    n = out.shape[0]
+def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out):
+    start = np.int64(codes.ctypes.data)
+    begins = np.int64(0), np.int64(second.ctypes.data) - start, np.int64(third.ctypes.data) - start  # of three arrays, as if they were one
+    n = q.shape[0]
+    size = LANES if n <= 2 else _GROUPS * LANES
+    blocks = -(-widths[0] // size) - (-widths[1] // size) - (-widths[2] // size)
     padded, sums = np.empty(n + _TOKENS, np.float32), np.empty(n + _TOKENS, np.int32)
     for i in range(padded.size):  # a tile reads the scales and sums of all its tokens, whether they are there or not
         padded[i], sums[i] = scale[min(i, n - 1)], 0
     _row_sums(q, sums)
-    if n == 1:
-        for group in prange(groups):
-            edge = np.empty(LANES, np.float32)
-            _ternary_tile_apart(tile_i32(4, 1), 1, codes, steps, group, q, sums, padded, factor, edge, out)
-    elif n == 2:
-        for group in prange(groups):
-            edge = np.empty(2 * LANES, np.float32)
-            _ternary_tile_apart(tile_i32(4, 2), 2, codes, steps, group, q, sums, padded, factor, edge, out)
-    else:
-        for block in prange((groups + _GROUPS - 1) // _GROUPS):
-            edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
+    for item in prange(blocks):
+        m, block, before = _block_of(widths, size, np.int64(item))
+        begin, factor, place, width = begins[m], factors[m], n * before, widths[m]
+        edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
+        if n == 1:
+            _ternary_tile_apart(tile_i32(4, 1), 1, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+        elif n == 2:
+            _ternary_tile_apart(tile_i32(4, 2), 2, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+        else:
+            groups = -(-width // LANES)
             for token in range(0, n, _TOKENS):
                 _ternary_tile(
                     tile_i32(_GROUPS, _TOKENS),
                     _GROUPS,
                     _TOKENS,
                     codes,
+                    begin,
                     steps,
                     block * _GROUPS,
                     groups,
@@ -342,19 +394,34 @@ def _ternary_matmul(codes, steps, q, scale, factor, out):
                     factor,
                     edge,
                     out,
+                    place,
+                    width,
                 )
 
 
-def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8], w_scale: np.float32, width: int) -> Floats:
-    # [R, M] int8, [R], packed [N, M] (packing.py), N -> [R, N]
-    """Integers exactly, then float32: (accumulated - row sum) / scale * w_scale. Codes count 0, 1, 2, hence the row sum."""
+def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[NDArray[np.uint8], np.float32, int]) -> list[Floats]:
+    # [R, M] int8, [R], (packed [N, M] (packing.py), scale, N) each -> [R, N] each
+    """Up to three matrices that read the same input: integers exactly, then float32, (accumulated - row sum) / scale * the weights' scale.
+
+    Codes count 0, 1, 2, hence the row sum. Together, because threads that start and wait for each other cost as much as a small matrix.
+    """
     rows, m = q.shape
     steps = -(-m // LANES)
     if m % LANES:
         q = np.concatenate([q, np.zeros((rows, steps * LANES - m), np.int8)], axis=1)
-    out = empty((rows, width))
-    _launch(_ternary_matmul, q.size * width // 64, _weights(codes), steps, q, scale, w_scale, out)
-    return out
+    absent = matrices[0][0], np.float32(0), 0
+    (a, f, i), (b, g, j), (c, h, k) = (*matrices, absent, absent)[:3]
+    out = empty((rows * (i + j + k),))
+    work = out.size * q.shape[1] // 64
+    _launch(_ternary_matmul, work, _weights(a), _weights(b), _weights(c), (i, j, k), (f, g, h), steps, q, scale, out)
+    ends = 0, rows * i, rows * (i + j), rows * (i + j + k)
+    return [out[ends[n] : ends[n + 1]].reshape(rows, matrix[2]) for n, matrix in enumerate(matrices)]
+
+
+def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8], w_scale: np.float32, width: int) -> Floats:
+    # [R, M] int8, [R], packed [N, M], N -> [R, N]
+    """`ternary_matmuls` for one matrix."""
+    return ternary_matmuls(q, scale, (codes, w_scale, width))[0]
 
 
 @_parallel
@@ -397,7 +464,7 @@ def _matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
         valid = min(rows, end - n)
         for t in range(0, x.shape[0], tokens):
             present = min(tokens, x.shape[0] - t)
-            ahead = rows * width if rows > 1 and t == 0 else 0  # the rows that come next
+            ahead = 0 if t else rows * width if rows > 1 else _STREAM // w.itemsize  # the rows that come next
             store_sums(_dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width, rows, ahead), totals)
             for j in range(present):
                 for i in range(valid):
@@ -468,10 +535,25 @@ def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 
 
 
 @_serial
-def _chunk_scores(queries, width, keys, key_start, key_stride, n_keys, scale, scores):
-    """scores[i, j] = query i . key j * scale, for the keys of one chunk. Queries, and keys past the last, are padded to whole tiles."""
+def _ask_for(rows, start, stride, width, count):
+    """Prefetch the first `width` elements of `count` rows: pieces that lie apart, of which the processor foresees no more than one."""
+    for row in range(count):
+        for i in range(0, width, LANES):
+            prefetch(rows, start + row * stride + i)
+
+
+@_serial
+def _chunk_scores(queries, width, keys, values, key_start, key_stride, n_keys, scale, scores):
+    """scores[i, j] = query i . key j * scale, for the keys of one chunk. Queries, and keys past the last, are padded to whole tiles.
+
+    Few queries wait for memory: keys are asked for ahead of time, and values, which come next.
+    """
+    few = queries.shape[0] <= _TOKENS
     for j in range(0, n_keys, _ROWS):
         n_j, start = min(_ROWS, n_keys - j), key_start + j * key_stride
+        if few:
+            _ask_for(keys, start + _AHEAD * key_stride, key_stride, width, n_j)
+            _ask_for(values, start, key_stride, width, n_j)
         for i in range(0, queries.shape[0], _TOKENS):
             tile = _dot_tile(tile_f32(_ROWS, _TOKENS), keys, start, key_stride, n_j, queries, i * width, width, _TOKENS, width)
             store_products(tile, scale, scores, i * CHUNK + j, CHUNK)
@@ -514,15 +596,14 @@ def _exponentials(scores, largest, lanes):
 @_serial
 def _chunk_values(p, n_keys, values, value_start, value_stride, width, out):
     """out[i] = sum over keys of p[i, j] * value j, one chain per element in key order. Rows of `out` are padded to whole tiles."""
-    span = _VALUE_COLUMNS * LANES
     for i in range(0, p.shape[0], _TOKENS):
         n_i = min(_TOKENS, p.shape[0] - i)
-        for d in range(0, width, span):
+        for d in range(0, width, _SPAN):
             tile = tile_f32(_TOKENS, _VALUE_COLUMNS)
             start = value_start + d
-            if width - d >= span:
+            if width - d >= _SPAN:
                 for j in range(n_keys):
-                    tile = axpy_step(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, span)
+                    tile = axpy_step(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, _SPAN)
             else:
                 for j in range(n_keys):
                     tile = axpy_tail(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, width - d)
@@ -538,49 +619,89 @@ def _visible(position, window, first_key):
 
 
 @_serial
+def _first_chunk(position, window):
+    """The first of which a query at `position` sees a key."""
+    return max(0, position - window + 1) // CHUNK
+
+
+@_serial
+def _tile_queries(q, first, end, g, group):
+    """The queries of rows first..end that read key-value head g, padded to whole tiles: number i is head g * group + i % group of row
+    first + i // group."""
+    width = q.shape[2]
+    n = (end - first) * group
+    queries = np.zeros((-(-n // _TOKENS) * _TOKENS, width), np.float32)
+    for i in range(n):
+        for d in range(width):
+            queries[i, d] = q[first + i // group, g * group + i % group, d]
+    return queries
+
+
+@_serial
+def _part_like(queries):
+    """For `_chunk_values`: its rows are padded to whole tiles."""
+    return np.empty((queries.shape[0], -(-queries.shape[1] // _SPAN) * _SPAN), np.float32)
+
+
+@_serial
+def _attend_chunk(queries, k, v, start, stride, n_keys, position, first, group, key, window, scale, scores, lanes, largest, weight, part):
+    """What queries get from the chunk of keys that begins with number `key`, at `start` of k and v: the largest score of those they see,
+    their weight or _UNSEEN, and their part of the values."""
+    width = queries.shape[1]
+    _chunk_scores(queries, width, k, v, start, stride, n_keys, scale, scores)
+    for i in range(weight.size):
+        low, high = _visible(position[first + i // group], window, key)
+        largest[i] = _largest_score(scores[i], low, high, lanes)
+        here = _exponentials(scores[i], largest[i], lanes)
+        weight[i] = here if high > low else _UNSEEN
+    _chunk_values(scores, n_keys, v, start, stride, width, part)
+
+
+@_serial
+def _fold(largest_here, weight_here, part, largest, weight, total):
+    """Fold what queries get from one more chunk into what they have."""
+    for i in range(weight.size):
+        if weight_here[i] != _UNSEEN:  # adding +0 instead would turn a -0 around
+            after = max(largest[i], largest_here[i])
+            old, new = exp(np.float32(largest[i] - after)), exp(np.float32(largest_here[i] - after))
+            weight[i] = fma(weight[i], old, np.float32(weight_here[i] * new))
+            largest[i] = after
+            for d in range(total.shape[1]):
+                total[i, d] = fma(total[i, d], old, np.float32(part[i, d] * new))
+
+
+@_serial
+def _store_attended(total, weight, first, g, group, out):
+    """What has been folded, divided by its weight. A query that saw nothing has none: its weights' largest is 1 otherwise."""
+    for i in range(total.shape[0]):
+        for d in range(total.shape[1]):
+            out[first + i // group, g * group + i % group, d] = total[i, d] / weight[i] if weight[i] != 0 else np.float32(0.0)
+
+
+@_serial
 def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
-    """Rows first..end, which are consecutive positions of one sequence, against key-value head g of that sequence."""
+    """Rows first..end, which are consecutive positions of one sequence, against key-value head g of that sequence.
+
+    Position p is in place p % S of k and v. S is more than every position, or a multiple of CHUNK (a ring): no chunk is torn apart.
+    """
     width = q.shape[2]
     group = q.shape[1] // k.shape[2]
     stride = k.shape[2] * width
     base = slot[first] * k.shape[1] * stride + g * width
 
-    n = (end - first) * group  # query i is head g * group + i % group of row first + i // group
-    padded = -(-n // _TOKENS) * _TOKENS
-    queries = np.zeros((padded, width), np.float32)
-    for i in range(n):
-        for d in range(width):
-            queries[i, d] = q[first + i // group, g * group + i % group, d]
-    span = _VALUE_COLUMNS * LANES
-    part = np.empty((padded, -(-width // span) * span), np.float32)
-    scores, lanes = np.zeros((padded, CHUNK), np.float32), np.empty(LANES, np.float32)
-    total, weight = np.zeros((n, width), np.float32), np.zeros(n, np.float32)
-    largest, old, new = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
-    for i in range(n):
-        largest[i] = -np.inf
-
-    for chunk in range(max(0, position[first] - window + 1) // CHUNK, position[end - 1] // CHUNK + 1):
+    n, queries = (end - first) * group, _tile_queries(q, first, end, g, group)
+    part = _part_like(queries)
+    scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
+    largest_here, weight_here = np.empty(n, np.float32), np.empty(n, np.float32)
+    largest, weight, total = np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32)
+    for chunk in range(_first_chunk(position[first], window), position[end - 1] // CHUNK + 1):
         key = chunk * CHUNK
         n_keys = min(CHUNK, position[end - 1] + 1 - key)
-        _chunk_scores(queries, width, k, base + key * stride, stride, n_keys, scale, scores)
-        for i in range(n):
-            low, high = _visible(position[first + i // group], window, key)
-            m = _largest_score(scores[i], low, high, lanes)
-            weight_here = _exponentials(scores[i], m, lanes)
-            new[i] = _UNSEEN
-            if high > low:
-                after = max(largest[i], m)
-                old[i], new[i] = exp(np.float32(largest[i] - after)), exp(np.float32(m - after))
-                weight[i] = fma(weight[i], old[i], np.float32(weight_here * new[i]))
-                largest[i] = after
-        _chunk_values(scores, n_keys, v, base + key * stride, stride, width, part)
-        for i in range(n):
-            if new[i] != _UNSEEN:  # adding +0 instead would turn a -0 around
-                for d in range(width):
-                    total[i, d] = fma(total[i, d], old[i], np.float32(part[i, d] * new[i]))
-    for i in range(n):
-        for d in range(width):
-            out[first + i // group, g * group + i % group, d] = total[i, d] / weight[i]
+        start = base + key % k.shape[1] * stride
+        here = largest_here, weight_here, part
+        _attend_chunk(queries, k, v, start, stride, n_keys, position, first, group, key, window, scale, scores, lanes, *here)
+        _fold(largest_here, weight_here, part, largest, weight, total)
+    _store_attended(total, weight, first, g, group, out)
 
 
 @_parallel
@@ -590,6 +711,29 @@ def _attend(q, k, v, slot, position, tiles, scale, window, out):
         mirrored = n - 1 - item // 2 if item % 2 else item // 2  # late rows see more keys: give each thread early and late ones
         t, g = mirrored // k.shape[2], mirrored % k.shape[2]
         _attend_tile(q, k, v, slot, position, tiles[t], tiles[t + 1], g, scale, window, out)
+
+
+@_parallel
+def _attend_split(q, k, v, slot, position, scale, window, largest, weight, part, out):
+    """As `_attend`, for rows that stand alone: cut between chunks of keys, so that threads share out a single row."""
+    rows, heads, group = q.shape[0], k.shape[2], q.shape[1] // k.shape[2]
+    width, chunks = q.shape[2], largest.shape[1]
+    for item in prange(rows * chunks * heads):
+        r, chunk, g = item // (chunks * heads), item // heads % chunks, item % heads
+        key = (_first_chunk(position[r], window) + np.int64(chunk)) * CHUNK
+        n_keys = min(CHUNK, position[r] + 1 - key)
+        if n_keys > 0:
+            queries = _tile_queries(q, r, r + 1, g, group)
+            scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
+            start = ((slot[r] * k.shape[1] + key % k.shape[1]) * heads + g) * width
+            here = largest[r, chunk, g], weight[r, chunk, g], part[r, chunk, g]
+            _attend_chunk(queries, k, v, start, heads * width, n_keys, position, r, group, key, window, scale, scores, lanes, *here)
+    for item in prange(rows * heads):
+        r, g = item // heads, item % heads
+        folded = np.full(group, -np.inf, np.float32), np.zeros(group, np.float32), np.zeros((group, width), np.float32)
+        for chunk in range(position[r] // CHUNK - _first_chunk(position[r], window) + 1):
+            _fold(largest[r, chunk, g], weight[r, chunk, g], part[r, chunk, g], *folded)
+        _store_attended(folded[2], folded[1], r, g, group, out)
 
 
 @_serial
@@ -605,20 +749,36 @@ def _query_tiles(slot, position, limit):
     return cuts[: n + 1].copy()
 
 
+def query_tiles(slot: NDArray[np.int64], position: NDArray[np.int64], group: int) -> NDArray[np.int64]:
+    """Rows whose queries, `group` of each, share one reading of their keys and values: the first of each tile, and the end."""
+    return _query_tiles(slot, position, max(1, _QUERIES // group))
+
+
 def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None = None) -> Floats:
     # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """Row r attends to keys 0..position[r] of sequence slot[r], or to the last `window` of them; scale 1/sqrt(K).
 
-    There is no mask array and no [T, S] buffer.
+    There is no mask array and no [T, S] buffer. Position p is in place p % S: with a window k and v may be rings of S positions, S a
+    multiple of CHUNK, which hold all chunks that a call's rows see.
     """
     out = empty(q.shape)
-    tiles = _query_tiles(slot, position, max(1, _QUERIES // (q.shape[1] // k.shape[2])))
-    _launch(_attend, _attention_work(q, position), q, k, v, slot, position, tiles, _scale(q), window or _NO_WINDOW, out)
+    heads, group = k.shape[2], q.shape[1] // k.shape[2]
+    tiles = query_tiles(slot, position, group)
+    window = window or _NO_WINDOW
+    work = _attention_work(q, position, window)
+    alone = tiles.size == len(q) + 1 and len(q) * heads < 2 * get_num_threads()
+    if alone and (longest := min(int(position.max()) + 1, window)) >= _LONG:
+        chunks = longest // CHUNK + 2  # a window touches one more than it fills
+        part = empty((len(q), chunks, heads, -(-group // _TOKENS) * _TOKENS, -(-q.shape[2] // _SPAN) * _SPAN))
+        sums = empty((2, len(q), chunks, heads, group))
+        _launch(_attend_split, work, q, k, v, slot, position, _scale(q), window, *sums, part, out)
+    else:
+        _launch(_attend, work, q, k, v, slot, position, tiles, _scale(q), window, out)
     return out
 
 
-def _attention_work(q: Floats, position: NDArray[np.int64]) -> int:
-    return int(position.sum() + position.size) * q.shape[1] * q.shape[2] // 8
+def _attention_work(q: Floats, position: NDArray[np.int64], window: int) -> int:
+    return int(np.minimum(position + 1, window).sum()) * q.shape[1] * q.shape[2] // 8
 
 
 def _scale(q: Floats) -> np.float32:
@@ -626,17 +786,18 @@ def _scale(q: Floats) -> np.float32:
 
 
 @_parallel
-def _attend_halves(q, k, v, slot, position, scale, out):
-    heads, width = q.shape[1], q.shape[2]
+def _attend_halves(q, k, v, slot, position, scale, window, out):
+    heads, width, places = q.shape[1], q.shape[2], k.shape[1]
     stride = k.shape[2] * width
     for item in prange(q.shape[0] * heads):
         r, h = item // heads, item % heads
         g = h // (heads // k.shape[2])
-        n = position[r] + 1
+        first = max(0, position[r] - window + 1)
+        n = position[r] + 1 - first
         p, sums, total = np.empty(n, np.float32), np.empty(LANES, np.float32), np.empty(width, np.float64)
         largest = np.float32(-np.inf)
         for j in range(n):
-            key = (slot[r] * k.shape[1] + j) * stride + g * width
+            key = (slot[r] * places + (first + j) % places) * stride + g * width
             store_sums(_dot_tile(tile_f32(1, 1), k, key, 0, 1, q, (r * heads + h) * width, 0, 1, width), sums)
             p[j] = sums[0] * scale
             largest = max(largest, p[j])
@@ -649,20 +810,24 @@ def _attend_halves(q, k, v, slot, position, scale, out):
             total[d] = 0
         for j in range(n):
             half = np.float64(round_to_half(np.float32(p[j] * factor)))
+            row = v[slot[r], (first + j) % places, g]
             for d in range(width):
-                total[d] += half * v[slot[r], j, g, d]
+                total[d] += half * row[d]
         for d in range(width):
             out[r, h, d] = total[d]
 
 
-def attend_halves(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
+def attend_halves(
+    q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None = None
+) -> Floats:
     # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """`attend` for an engine that rounds probabilities to float16 before it sums the values: plain loops, and sums in float64.
 
     With q, k and v rounded too, no rounding but float16's shows in the result, whatever order the engine sums in.
     """
     out = empty(q.shape)
-    _launch(_attend_halves, _attention_work(q, position), q, k, v, slot, position, _scale(q), out)
+    window = window or _NO_WINDOW
+    _launch(_attend_halves, _attention_work(q, position, window), q, k, v, slot, position, _scale(q), window, out)
     return out
 
 
@@ -680,6 +845,39 @@ def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
     out = empty(a.shape)
     _launch(_add, a.size, a, b, out)
     return out
+
+
+def add_bias(x: Floats, bias: Floats) -> Floats:  # [R, N], [N] -> [R, N]
+    return x + bias
+
+
+def scaled(x: Floats, factor: np.float32) -> Floats:  # [R, N] -> [R, N]
+    return x * factor
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------------------------
+
+
+def take(x: Floats, rows: NDArray[np.int64]) -> Floats:  # [R, D], [B] -> [B, D]
+    return x[rows]
+
+
+def spread(x: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
+    # [R, G, K], [R], [R], (B, T) -> [B, T, G, K]
+    """Keys or values of whole sequences as a cache would hold them: zeros where no row goes."""
+    out = np.zeros((*shape, *x.shape[1:]), np.float32)
+    out[slot, position] = x
+    return out
+
+
+def resident(record: Any) -> Any:
+    """A record with its arrays where the kernels of this backend read them."""
+    return record
+
+
+def to_host(array: Floats) -> Floats:
+    """A result as a NumPy array."""
+    return array
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------------------------
@@ -736,12 +934,13 @@ def _layer_norm(x, ones, gain, bias, eps, out):
             centred[i] = np.float32(np.float32(centred[i] * factor) * gain[i]) + bias[i]
 
 
-def layer_norm(x: Floats, gain: Floats, bias: Floats, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
+def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
     """(x - mean) / sqrt(variance + eps) * gain + bias.
 
     The mean in float64; the difference rounded to float32, its squares summed in float64; then in float32: 1 / root, times the difference,
-    times gain, plus bias.
+    times gain, plus bias; no bias is one of zeros.
     """
+    bias = np.zeros(x.shape[1], np.float32) if bias is None else bias
     out = empty(x.shape)
     _launch(_layer_norm, x.size, x, np.ones(x.shape[1], np.float32), _weights(gain), _weights(bias), np.float32(eps), out)
     return out

@@ -1,0 +1,456 @@
+"""The kernels of the backward pass, beside cpu.py's of the forward pass: float32 arrays and scalars in, arrays out.
+
+The arithmetic contract (scalar.py) goes on here. Sums over the numbers of a row are its 16 lanes. Every other sum is a fold of chains: the
+summed axis is cut into parts (`cuts`, first indices and the end), each part is one chain of fused multiply-adds in order that starts at +0,
+and the parts' chains are added in order. Where rows are summed (gradients of weights), parts are sequences, so that a batch's gradient
+is, to the bit, the sum of its sequences' in order. Elsewhere parts are PART numbers long. Nothing depends on threads or tiles.
+"""
+
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
+
+from .cpu import (
+    _NO_WINDOW,
+    _TOKENS,
+    _VALUE_COLUMNS,
+    _WIDE,
+    Floats,
+    _chunk_scores,
+    _chunk_values,
+    _dot_tile,
+    _exponentials,
+    _inlined,
+    _largest_score,
+    _launch,
+    _parallel,
+    _scale,
+    _serial,
+    _sum_of_squares,
+    _visible,
+    _weights,
+)
+from .scalar import CHUNK, exp
+from .simd import LANES, axpy_step, axpy_tail, fma, store_sums, store_tile, tile_f32, tile_f64
+from .workspace import empty
+
+PART = 256  # numbers of a row, or rows of a matrix, that are summed in one chain
+
+_TILE_ROWS, _TILE_COLUMNS = (4, 4) if _WIDE else (2, 2)  # registers of a tile of a product
+_BLOCK = 128  # rows of a result that one step of a parallel loop owns
+_PANEL = _TILE_COLUMNS * LANES  # columns of it
+
+
+def parts(n: int) -> NDArray[np.int64]:
+    """Where chains over n numbers begin, and the end."""
+    return np.append(np.arange(0, n, PART), n)
+
+
+# --- products -------------------------------------------------------------------------------------------------------------------------
+
+
+@_serial
+def _panel(source, first, end, column, width, target):
+    """target[k] = source[first + k, column : column + width], filled up with zeros."""
+    for k in range(end - first):
+        row = source[first + k, column : column + width]
+        for i in range(row.size):
+            target[k, i] = row[i]
+        for i in range(target.shape[1] - row.size):
+            target[k, row.size + i] = 0
+
+
+@_inlined
+def _chain(zeros, a, a_start, a_k, a_i, valid, b, count, span):
+    """tile[i, j] = sum over k < count of a[a_start + k * a_k + i * a_i] * b[k, j], one chain in order of k."""
+    tile = zeros
+    p = a_start
+    v = 0
+    for _ in range(count):
+        tile = axpy_step(tile, a, p, a_i, valid, b, v, span)
+        p += a_k
+        v += span
+    return tile
+
+
+@_serial
+def _fold(edge, rows, columns, fresh, out, row, column):
+    for i in range(rows):
+        target = out[row + i, column : column + columns]
+        if fresh:
+            for j in range(target.size):
+                target[j] = edge[i, j]
+        else:
+            for j in range(target.size):
+                target[j] += edge[i, j]
+
+
+@_parallel
+def _product(a, b, cuts, transposed, fresh, out):
+    longest = 0
+    for part in range(cuts.size - 1):
+        longest = max(longest, cuts[part + 1] - cuts[part])
+    across = (out.shape[1] + _PANEL - 1) // _PANEL
+    down = (out.shape[0] + _BLOCK - 1) // _BLOCK
+    for item in prange(across * down):
+        row, column = item // across * _BLOCK, item % across * _PANEL
+        rows, columns = min(_BLOCK, out.shape[0] - row), min(_PANEL, out.shape[1] - column)
+        right = np.empty((longest, _PANEL), np.float32)
+        left = np.empty((longest if transposed else 1, _BLOCK), np.float32)
+        edge = np.empty((_TILE_ROWS, _PANEL), np.float32)
+        for part in range(cuts.size - 1):
+            first, end = cuts[part], cuts[part + 1]
+            _panel(b, first, end, column, columns, right)
+            if transposed:
+                _panel(a, first, end, row, rows, left)
+            for i in range(0, rows, _TILE_ROWS):
+                valid = min(_TILE_ROWS, rows - i)
+                zeros = tile_f32(_TILE_ROWS, _TILE_COLUMNS)
+                if transposed:
+                    tile = _chain(zeros, left, i, _BLOCK, 1, valid, right, end - first, _PANEL)
+                else:
+                    tile = _chain(zeros, a, (row + i) * a.shape[1] + first, 1, a.shape[1], valid, right, end - first, _PANEL)
+                store_tile(tile, edge, 0, _PANEL)
+                _fold(edge, valid, columns, fresh and part == 0, out, row + i, column)
+
+
+def product(a: Floats, b: Floats, into: Floats | None = None) -> Floats:  # [I, K], [K, J] -> [I, J]
+    """a b, in parts of PART numbers of K; added to `into`, part after part, if that is given."""
+    out = empty((a.shape[0], b.shape[1])) if into is None else into
+    _launch(_product, a.shape[0] * b.size // 8, _weights(a), _weights(b), parts(len(b)), False, into is None, out)
+    return out
+
+
+def transposed_product(
+    a: Floats, b: Floats, cuts: NDArray[np.int64], into: Floats | None = None
+) -> Floats:  # [K, I], [K, J] over cuts of K -> [I, J]
+    """a^T b, in the parts of K that `cuts` says; added to `into`, part after part, if that is given."""
+    out = empty((a.shape[1], b.shape[1])) if into is None else into
+    _launch(_product, a.shape[1] * b.size // 8, _weights(a), _weights(b), cuts, True, into is None, out)
+    return out
+
+
+# --- weights --------------------------------------------------------------------------------------------------------------------------
+
+
+@_parallel
+def _quantize_weights(w, steps, scale, packed, dense):
+    n, m = w.shape
+    wide = (m + LANES - 1) // LANES
+    for group in prange((n + LANES - 1) // LANES):
+        codes = np.ones(wide * LANES, np.uint8)  # zero weights where the matrix ends
+        for lane in range(LANES):
+            row = group * LANES + lane
+            if row < n:
+                master, seen = w[row], dense[row]
+                for i in range(m):
+                    position = np.float64(master[i]) * steps
+                    sign = np.int8(position > 0.5) - np.int8(position < -0.5)  # half to even, and the clamp
+                    codes[i] = sign + 1
+                    seen[i] = np.float32(sign) * scale
+            else:
+                codes[:] = 1
+            for step in range(wide):
+                word = np.uint32(0)
+                for i in range(LANES):
+                    place = np.uint32(8 * (i % 4) + 6 - 2 * (i // 4))
+                    word |= np.uint32(codes[step * LANES + i]) << place
+                packed[(group * wide + step) * LANES + lane] = word
+
+
+def quantize_weights(w: Floats, steps: float, scale: np.float32) -> tuple[NDArray[np.uint8], Floats]:  # [N, M] -> packed, [N, M]
+    """Codes of w * steps (in float64) rounded half to even and cut to -1, 0, +1: packed (packing.py), and times scale as float32."""
+    n, m = w.shape
+    packed, dense = empty((-(-n // LANES) * -(-m // LANES) * LANES,), np.uint32), empty(w.shape)
+    _launch(_quantize_weights, w.size, _weights(w), steps, scale, packed, dense)
+    return packed.view(np.uint8), dense
+
+
+@_parallel
+def _dequantize(codes, scale, out):
+    for r in prange(out.shape[0]):
+        row, target = codes[r], out[r]
+        for i in range(row.size):
+            target[i] = np.float32(row[i]) / scale[r]
+
+
+def dequantize(codes: NDArray[np.int8], scale: Floats) -> Floats:  # [R, M], [R] -> [R, M]
+    """The numbers that codes stand for: code / scale."""
+    out = empty(codes.shape)
+    _launch(_dequantize, codes.size, codes, scale, out)
+    return out
+
+
+# --- norms ----------------------------------------------------------------------------------------------------------------------------
+
+
+@_parallel
+def _rms_norm_back(x, gain, eps, dy, dx, factors):
+    for r in prange(x.shape[0]):
+        row, above, out, sums = x[r], dy[r], dx[r], np.empty(LANES, np.float64)
+        factor = np.float32(1.0) / np.sqrt(np.float32(_sum_of_squares(row, sums) / row.size) + eps)
+        for i in range(row.size):
+            out[i] = above[i] * gain[i]
+        store_sums(_dot_tile(tile_f64(1, 1), out, 0, 0, 1, row, 0, 0, 1, row.size), sums)
+        along = np.float32(np.float32(factor * factor) * np.float32(sums[0] / row.size))
+        for i in range(row.size):
+            out[i] = np.float32(fma(-row[i], along, out[i]) * factor)
+        factors[r] = factor
+
+
+@_parallel
+def _gain_back(x, dy, factors, cuts, out):
+    for panel in prange((x.shape[1] + _PANEL - 1) // _PANEL):
+        first, end = panel * _PANEL, min(panel * _PANEL + _PANEL, x.shape[1])
+        chain, total = np.empty(end - first, np.float32), out[first:end]
+        for part in range(cuts.size - 1):
+            for i in range(chain.size):
+                chain[i] = 0
+            for r in range(cuts[part + 1] - cuts[part]):
+                row = cuts[part] + r
+                values, above, factor = x[row, first:end], dy[row, first:end], factors[row]
+                for i in range(chain.size):
+                    chain[i] = fma(above[i], np.float32(values[i] * factor), chain[i])
+            for i in range(chain.size):
+                total[i] += chain[i]
+
+
+def rms_norm_back(x: Floats, gain: Floats, eps: float, dy: Floats, cuts: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    # [R, D], [D], [R, D], cuts of R -> [R, D], [D]
+    """Of cpu.rms_norm: with f = 1 / root and g = dy gain, dx = (g - x f^2 mean(g x)) f, the mean from float64; dgain = sum of dy x f."""
+    dx, factors, dgain = empty(x.shape), np.empty(len(x), np.float32), np.zeros(x.shape[1], np.float32)
+    _launch(_rms_norm_back, 2 * x.size, x, _weights(gain), np.float32(eps), dy, dx, factors)
+    _launch(_gain_back, x.size, x, dy, factors, cuts, dgain)
+    return dx, dgain
+
+
+# --- gates ----------------------------------------------------------------------------------------------------------------------------
+
+
+@_parallel
+def _relu2_gate_back(gate, up, dy, dgate, dup):
+    for r in prange(gate.shape[0]):
+        for i in range(gate.shape[1]):
+            x = gate[r, i]
+            positive = np.float32(0.0) if x < 0 else x  # NaN stays NaN
+            dgate[r, i] = np.float32(dy[r, i] * up[r, i]) * np.float32(positive + positive)
+            dup[r, i] = dy[r, i] * np.float32(positive * positive)
+
+
+@_parallel
+def _silu_gate_back(gate, up, dy, dgate, dup):
+    one = np.float32(1.0)
+    for r in prange(gate.shape[0]):
+        for i in range(gate.shape[1]):
+            x = gate[r, i]
+            e = exp(-x)
+            sigmoid = one / np.float32(one + e)
+            rest = np.float32(e * sigmoid) if x > 0 else np.float32(one - sigmoid)  # 1 - sigmoid, where it does not cancel
+            slope = np.float32(sigmoid * fma(x, rest, one))
+            dgate[r, i] = np.float32(dy[r, i] * up[r, i]) * slope
+            dup[r, i] = dy[r, i] * np.float32(x * sigmoid)
+
+
+def relu2_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats]:  # [R, F] x 3 -> [R, F] x 2
+    """dy up 2 max(gate, 0), and dy max(gate, 0)^2."""
+    dgate, dup = empty(gate.shape), empty(gate.shape)
+    _launch(_relu2_gate_back, gate.size, gate, up, dy, dgate, dup)
+    return dgate, dup
+
+
+def silu_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats]:  # [R, F] x 3 -> [R, F] x 2
+    """dy up s (1 + gate (1 - s)), and dy gate s, where s = 1 / (1 + e^-gate)."""
+    dgate, dup = empty(gate.shape), empty(gate.shape)
+    _launch(_silu_gate_back, 16 * gate.size, gate, up, dy, dgate, dup)
+    return dgate, dup
+
+
+# --- attention ------------------------------------------------------------------------------------------------------------------------
+
+
+@_serial
+def _head_rows(x, first, head, target):
+    """target[i] = x[first + i, head], and zeros after the last row of x that is asked for."""
+    for i in range(target.shape[0]):
+        row = x[first + i, head]
+        for d in range(row.size):
+            target[i, d] = row[d]
+
+
+@_serial
+def _transposed_values(p, rows, values, value_start, width, out):
+    """out[j] = sum over i < rows of p[i, j] * value i, one chain per element in order of i, for the CHUNK columns of p."""
+    span = _VALUE_COLUMNS * LANES
+    for j in range(0, CHUNK, _TOKENS):
+        for d in range(0, width, span):
+            tile = tile_f32(_TOKENS, _VALUE_COLUMNS)
+            if width - d >= span:
+                for i in range(rows):
+                    tile = axpy_step(tile, p, i * CHUNK + j, 1, _TOKENS, values, value_start + i * width + d, span)
+            else:
+                for i in range(rows):
+                    tile = axpy_tail(tile, p, i * CHUNK + j, 1, _TOKENS, values, value_start + i * width + d, width - d)
+            store_tile(tile, out, j * out.shape[1] + d, out.shape[1])
+
+
+@_serial
+def _add_part(part, count, out, first, head):
+    """out[first + i, head] += part[i]."""
+    for i in range(count):
+        row, target = part[i], out[first + i, head]
+        for d in range(target.size):
+            target[d] += row[d]
+
+
+@_serial
+def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, dk, dv):
+    """One sequence, rows first..end, and the query heads that read key-value head g."""
+    width, length = q.shape[2], end - first
+    group = q.shape[1] // k.shape[1]
+    chunks = (length + CHUNK - 1) // CHUNK
+    span = _VALUE_COLUMNS * LANES
+    keys, values = np.empty((length, width), np.float32), np.empty((length, width), np.float32)
+    _head_rows(k, first, g, keys)
+    _head_rows(v, first, g, values)
+    queries, above = np.zeros((CHUNK, width), np.float32), np.zeros((CHUNK, width), np.float32)
+    part = np.empty((CHUNK, -(-width // span) * span), np.float32)
+    p, ds = np.zeros((chunks, CHUNK, CHUNK), np.float32), np.zeros((CHUNK, CHUNK), np.float32)
+    lanes, sums, along = np.empty(LANES, np.float32), np.empty(LANES, np.float64), np.empty(CHUNK, np.float32)
+    largest, weight = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+
+    for member in range(group):
+        h = g * group + member
+        for block in range(chunks):
+            n = min(CHUNK, length - block * CHUNK)
+            row = first + block * CHUNK
+            _head_rows(q, row, h, queries[:n])
+            _head_rows(dy, row, h, above[:n])
+            padded = -(-n // _TOKENS) * _TOKENS
+            for i in range(n):
+                store_sums(_dot_tile(tile_f64(1, 1), above[i], 0, 0, 1, attended[row + i, h], 0, 0, 1, width), sums)
+                along[i] = sums[0]
+                largest[i], weight[i] = -np.inf, 0
+            earliest = max(0, block * CHUNK - window + 1) // CHUNK
+            for chunk in range(earliest, block + 1):
+                n_keys = min(CHUNK, length - chunk * CHUNK)
+                _chunk_scores(queries[:padded], width, keys, values, chunk * CHUNK * width, width, n_keys, scale, p[chunk])
+                for i in range(n):
+                    low, high = _visible(block * CHUNK + i, window, chunk * CHUNK)
+                    largest[i] = max(largest[i], _largest_score(p[chunk, i], low, high, lanes))
+            for chunk in range(earliest, block + 1):
+                for i in range(n):
+                    weight[i] += _exponentials(p[chunk, i], largest[i], lanes)
+            for chunk in range(earliest, block + 1):
+                n_keys = min(CHUNK, length - chunk * CHUNK)
+                _chunk_scores(above[:padded], width, values, keys, chunk * CHUNK * width, width, n_keys, np.float32(1.0), ds)
+                for i in range(n):
+                    probability, slope = p[chunk, i], ds[i]
+                    for j in range(CHUNK):
+                        probability[j] = probability[j] / weight[i]
+                        difference = np.float32(slope[j] - along[i])
+                        slope[j] = np.float32(np.float32(probability[j] * difference) * scale) if j < n_keys else np.float32(0.0)
+                _chunk_values(ds[:padded], n_keys, keys, chunk * CHUNK * width, width, width, part)
+                _add_part(part, n, dq, row, h)
+                _transposed_values(ds, n, queries, 0, width, part)
+                _add_part(part, n_keys, dk, first + chunk * CHUNK, g)
+                _transposed_values(p[chunk], n, above, 0, width, part)
+                _add_part(part, n_keys, dv, first + chunk * CHUNK, g)
+
+
+@_parallel
+def _attend_back(q, k, v, attended, dy, cuts, scale, window, dq, dk, dv):
+    groups = k.shape[1]
+    for item in prange((cuts.size - 1) * groups):
+        sequence, g = item // groups, item % groups
+        _attend_back_group(q, k, v, attended, dy, cuts[sequence], cuts[sequence + 1], g, scale, window, dq, dk, dv)
+
+
+def attend_back(
+    q: Floats, k: Floats, v: Floats, attended: Floats, dy: Floats, cuts: NDArray[np.int64], window: int | None = None
+) -> tuple[Floats, Floats, Floats]:  # [R, H, K], [R, G, K] x 2, [R, H, K] x 2, first rows of sequences -> [R, H, K], [R, G, K] x 2
+    """Of cpu.attend within each sequence, `attended` being what it gave. Memory is O(T) for each thread.
+
+    Probabilities p are recomputed: exp(score - row's largest), divided by the row's sum, chunk after chunk. With dp = dy . v and
+    ds = p (dp - dy . attended) scale: dq sums ds k over chunks of CHUNK keys; dk and dv sum ds q and p dy over the query heads of the
+    key-value head in order, and in each over blocks of CHUNK queries.
+    """
+    dq, dk, dv = np.zeros(q.shape, np.float32), np.zeros(k.shape, np.float32), np.zeros(v.shape, np.float32)
+    work = int((np.diff(cuts) ** 2).sum()) * q.shape[1] * q.shape[2] // 8
+    _launch(_attend_back, work, q, k, v, attended, dy, cuts, _scale(q), window or _NO_WINDOW, dq, dk, dv)
+    return dq, dk, dv
+
+
+# --- loss and embedding ---------------------------------------------------------------------------------------------------------------
+
+
+@_parallel
+def _cross_entropy(logits, targets, factor, losses, largests):
+    for r in prange(logits.shape[0]):
+        row, lanes = logits[r], np.zeros(LANES, np.float64)
+        largest = np.float32(-np.inf)
+        for i in range(row.size):
+            largest = row[i] if row[i] > largest else largest
+        target = row[targets[r]]
+        whole = row.size - row.size % LANES
+        for i in range(0, whole, LANES):
+            for lane in range(LANES):
+                e = exp(np.float32(row[i + lane] - largest))
+                row[i + lane] = e
+                lanes[lane] += e
+        for lane in range(row.size - whole):
+            e = exp(np.float32(row[whole + lane] - largest))
+            row[whole + lane] = e
+            lanes[lane] += e
+        half = LANES // 2
+        while half:
+            for lane in range(half):
+                lanes[lane] += lanes[lane + half]
+            half //= 2
+        losses[r], largests[r] = lanes[0], np.float64(largest) - np.float64(target)
+        share = np.float32(np.float64(factor) / lanes[0])
+        for i in range(row.size):
+            row[i] = row[i] * share
+        row[targets[r]] -= factor
+
+
+def cross_entropy_in_place(logits: Floats, targets: NDArray[np.int64], factor: float) -> NDArray[np.float64]:  # [R, V], [R] -> [R]
+    """-ln p(target) of each row; the logits become the gradient of the sum of these times factor: (p - [target]) factor.
+
+    exp is the contract's, its sum is in float64; p = exp(logit - largest) * float32(factor / sum). The logarithm is the math library's.
+    """
+    sums, offset = np.empty(len(logits)), np.empty(len(logits))
+    _launch(_cross_entropy, 16 * logits.size, logits, targets, np.float32(factor), sums, offset)
+    return np.log(sums) + offset
+
+
+@_parallel
+def _add_rows(out, x, order, runs, tokens):
+    for panel in prange((x.shape[1] + _PANEL - 1) // _PANEL):
+        first, end = panel * _PANEL, min(panel * _PANEL + _PANEL, x.shape[1])
+        total = np.empty(end - first, np.float32)
+        for run in range(runs.size - 1):
+            for i in range(total.size):
+                total[i] = 0
+            for n in range(runs[run + 1] - runs[run]):
+                row = x[order[runs[run] + n], first:end]
+                for i in range(total.size):
+                    total[i] += row[i]
+            target = out[tokens[order[runs[run]]], first:end]
+            for i in range(total.size):
+                target[i] += total[i]
+
+
+def add_rows(out: Floats, x: Floats, tokens: NDArray[np.int64], cuts: NDArray[np.int64]) -> None:  # [V, D], [R, D], [R], cuts of R
+    """out[token] += the rows of x that have this token: those of a sequence are summed in order, sequence after sequence."""
+    sequence = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
+    order = np.lexsort((tokens, sequence))  # stable: rows of a token stay in order
+    changes = (np.diff(tokens[order]) != 0) | (np.diff(sequence[order]) != 0)
+    runs = np.concatenate([[0], np.flatnonzero(changes) + 1, [len(tokens)]])
+    _launch(_add_rows, x.size, out, x, order, runs, tokens)
+
+
+def column_sums(x: Floats, cuts: NDArray[np.int64]) -> Floats:  # [R, N], cuts of R -> [N]
+    """The sum of the rows: those of a sequence in order, sequence after sequence."""
+    out = np.zeros((1, x.shape[1]), np.float32)
+    add_rows(out, x, np.zeros(len(x), np.int64), cuts)
+    return out[0]
