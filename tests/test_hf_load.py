@@ -369,7 +369,7 @@ def put(name, value):
         (put(Q + "_scale", np.array([-1], np.float32)), NonFiniteError, f"{Q}_scale is -1.0"),
         (put(Q + "_scale", np.ones(2, np.float32)), FileFormatError, f"{Q}_scale has shape [2]"),
         (put("model.norm.weight", np.full(64, 0x7FC0, np.uint16)), NonFiniteError, "model.norm.weight has NaN"),
-        (put("model.norm.weight", np.ones(64, np.float64)), UnsupportedError, "model.norm.weight has type F64"),
+        (put("model.norm.weight", np.full(64, 0.1)), UnsupportedError, "model.norm.weight of type F64 has the number 0.1"),
         (put("model.embed_tokens.weight", np.full((131, 64), np.inf, np.float16)), NonFiniteError, "model.embed_tokens.weight has NaN"),
     ],
 )
