@@ -122,8 +122,8 @@ class DeviceCache(KVCache):
         if wanted > free:
             raise CapacityError(f"KV cache: {wanted:,} bytes for {batch} sequences of {shape[2]} positions, the device has {free:,} free")
         self._on = on
+        self._begin(config, batch, capacity, None)
         self.k, self.v = on.zeros(shape), on.zeros(shape)
-        self.lengths = np.zeros(batch, np.int64)
 
     @property
     def nbytes(self) -> int:

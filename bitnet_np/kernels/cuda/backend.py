@@ -40,6 +40,9 @@ class Cuda:
         self.stream = cuda.stream()
         self.arena = Arena()
 
+    def mark(self, event: str, count: int = 1) -> None:
+        """As `cpu.mark`."""
+
     # --- where arrays are ---
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
