@@ -116,7 +116,8 @@ class DeviceCache(KVCache):
 
     def __init__(self, on: Backend, config: Config, batch: int = 1, capacity: int | None = None) -> None:
         """Raises OptionError for an impossible size, CapacityError when the device has no memory for it."""
-        shape = (config.n_layers, batch, config.context if capacity is None else capacity, config.kv_heads, config.head_dim)
+        self.capacity, self.window = config.context if capacity is None else capacity, None
+        shape = (config.n_layers, batch, self.capacity, config.kv_heads, config.head_dim)
         check_shape(shape)
         wanted, free = 8 * int(np.prod(shape, dtype=object)), on.free_bytes()
         if wanted > free:
@@ -148,7 +149,7 @@ class DeviceCache(KVCache):
 
 def new_cache(config: Config, batch: int, capacity: int | None, ops: Any, dtype: DTypeLike = np.float32) -> KVCache:
     """A KV cache where `ops` computes. Raises what KVCache does, and UnsupportedError for float16 on a device."""
-    if not getattr(ops, "on_device", False):
+    if getattr(ops, "DEVICE", "cpu") == "cpu":
         return KVCache(config, batch, capacity, dtype)
     if np.dtype(dtype) != np.float32:
         raise UnsupportedError(f"KV cache: dtype is {np.dtype(dtype)}, on a device expected float32")

@@ -11,11 +11,12 @@ from numpy.random import Philox
 from numpy.typing import NDArray
 
 from .certified import LARGEST_K, CertifiedHead, certify
+from .decode import stepper
 from .device import new_cache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, check_tokens, forward, prefill
+from .transformer import EXACT, Dialect, check_tokens, prefill
 
 
 @dataclass(frozen=True)
@@ -172,13 +173,15 @@ def stream(
 
     def run() -> Iterator[int]:
         logits = prefill(model, [ids], cache, dialect=dialect, ops=ops, head=certified)
+        step = None
         for left in range(n, 0, -1):
             token = choose(logits[0], sampling, next_uniform())
             if token in stop:
                 return
             yield token
             if left > 1:
-                logits = forward(model, [[token]], cache, last_only=True, dialect=dialect, ops=ops, head=certified)
+                step = step or stepper(model, cache, ops, dialect=dialect, head=certified)
+                logits = step([token])
 
     return run()
 

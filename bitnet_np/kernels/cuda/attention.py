@@ -16,7 +16,7 @@ from numba import cuda
 
 from ..scalar import CHUNK, exp
 from ..simd import LANES
-from .target import instructions, kernel
+from .target import SIMULATED, instructions, kernel
 
 device, fma, half_warp_max, half_warp_sum, load4, plus, times = (
     instructions.device,
@@ -34,6 +34,7 @@ _UNSEEN = _f(-1.0)  # marks a query that sees no key of a chunk, where a weight 
 _LARGEST, _WEIGHT, _OLD, _NEW = 0, 1, 2, 3  # of a query, in `state`
 _STATE = 4
 WIDEST = 256  # head width
+_WIDTHS = (16, 64, 128, WIDEST) if SIMULATED else (64, 128, WIDEST)
 
 
 class Shape(NamedTuple):
@@ -46,7 +47,7 @@ class Shape(NamedTuple):
 
 def shape_for(width: int, queries: int) -> Shape:
     """The kernel for heads of a width up to WIDEST, in blocks of as many queries as share keys, or some of them."""
-    rounded = 64 if width <= 64 else 128 if width <= 128 else WIDEST
+    rounded = next(size for size in _WIDTHS if width <= size)
     if queries <= 4:
         return Shape(rounded, 4, 1)
     return Shape(rounded, 8 if rounded == WIDEST else 16, 2)

@@ -13,7 +13,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from ...errors import ShapeError, UnsupportedError
 from .. import cpu
-from . import attention, floats, rows, ternary
+from . import attention, floats, ternary
+from . import rows as row_kernels
 from .arrays import Arena, Codes, DeviceArray, DeviceTable, host, view
 from .attention import CHUNK, WIDEST, Shape, shape_for
 from .target import BLOCK, GRID, SIMULATED
@@ -31,26 +32,32 @@ TILES = ((4, 6, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2))
 class Cuda:
     """A backend. `processors` is how many of them the device has: blocks below that leave some idle."""
 
-    on_device = True
+    DEVICE = "cuda"
+    chunk = CHUNK
     dialects = ("exact",)
 
     def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
         self.processors = processors
         self.free_bytes = free_bytes
+        self.tiles = TILES
         self.stream = cuda.stream()
         self.arena = Arena()
-
-    def mark(self, event: str, count: int = 1) -> None:
-        """As `cpu.mark`."""
 
     # --- where arrays are ---
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
         return self.arena.empty(shape, dtype)
 
+    def mark(self, event: str, count: int = 1) -> None:
+        """Nothing, as on the CPU."""
+
     def upload(self, array: NDArray) -> DeviceArray:
         """A copy on the device, for good: weights, tables, caches."""
         return cuda.to_device(np.ascontiguousarray(array), stream=self.stream)
+
+    def overwrite(self, array: DeviceArray, values: NDArray) -> None:
+        """Other values for an array that is there."""
+        array.copy_to_device(np.ascontiguousarray(values, array.dtype), stream=self.stream)
 
     def table(self, array: NDArray) -> DeviceTable:
         """A table of float32, float16 or bfloat16 bits [N, M], in the device's layout."""
@@ -62,7 +69,7 @@ class Cuda:
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
         out = self.empty(shape, dtype)
-        self._numbers(rows.fill, out.size, view(out, dtype), np.dtype(dtype).type(0))
+        self.launch(row_kernels.fill, out.size, view(out, dtype), np.dtype(dtype).type(0))
         return out
 
     def resident(self, record: Any) -> Any:
@@ -82,21 +89,21 @@ class Cuda:
 
     # --- launching ---
 
-    def _numbers(self, kernel: Any, n: int, *arguments: Any) -> None:
+    def launch(self, kernel: Any, n: int, *arguments: Any) -> None:
         """A kernel that goes through n numbers, whatever its grid is."""
         kernel[min(GRID, -(-n // BLOCK)), BLOCK, self.stream](*arguments)
 
     def _flat(self, kernel: Any, *arrays: DeviceArray) -> DeviceArray:
         """A kernel over numbers of equally many in all arrays, and its result."""
         out = self.empty(arrays[0].shape)
-        self._numbers(kernel, out.size, *(view(array, np.float32) for array in arrays), view(out, np.float32))
+        self.launch(kernel, out.size, *(view(array, np.float32) for array in arrays), view(out, np.float32))
         return out
 
     # --- embedding and float matmul ---
 
     def embed(self, table: DeviceTable, tokens: DeviceArray) -> DeviceArray:
         out = self.empty((tokens.size, table.shape[1]))
-        self._numbers(floats.embed(table.kind), out.size, table.words, tokens, out)
+        self.launch(floats.embed(table.kind), out.size, table.words, tokens, out)
         return out
 
     def matmul(self, x: DeviceArray, weights: DeviceTable) -> DeviceArray:
@@ -120,14 +127,14 @@ class Cuda:
 
     def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> DeviceArray:
         out, scale, codes = self.empty(x.shape), self.empty(x.shape[:1]), self._codes(*x.shape)
-        rows.rms_norm[len(x), BLOCK, self.stream](x, gain, np.float32(eps), out, codes.row_words, codes.words, codes.bytes, scale)
+        row_kernels.rms_norm[len(x), BLOCK, self.stream](x, gain, np.float32(eps), out, codes.row_words, codes.words, codes.bytes, scale)
         out.quantized = codes, scale
         return out
 
     def layer_norm(self, x: DeviceArray, gain: DeviceArray, bias: DeviceArray | None, eps: float) -> DeviceArray:
         out = self.empty(x.shape)
         bias = self.zeros((x.shape[1],)) if bias is None else bias
-        rows.layer_norm[len(x), BLOCK, self.stream](x, gain, bias, np.float32(eps), out)
+        row_kernels.layer_norm[len(x), BLOCK, self.stream](x, gain, bias, np.float32(eps), out)
         return out
 
     def quantize(self, x: DeviceArray) -> tuple[Codes, DeviceArray]:
@@ -136,7 +143,7 @@ class Cuda:
         if found is not None:
             return found
         scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
-        rows.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, codes.bytes, scale)
+        row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, codes.bytes, scale)
         return codes, scale
 
     def ternary_matmul(self, q: Codes, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
@@ -150,7 +157,7 @@ class Cuda:
         if n == 1:
             ternary.gemv(_WARPS)[tiles, 32 * _WARPS, self.stream](codes, q.unsigned, scale, factor, blocks, flat)
             return out
-        fitting = [tile for tile in TILES if tile[0] <= tiles] if n > SKINNY else []
+        fitting = [tile for tile in self.tiles if tile[0] <= tiles] if n > SKINNY else []
         if not fitting:
             groups = 1 if n <= 8 else 2  # of 8 tokens
             kernel = ternary.skinny(groups, _WARPS)[(tiles, -(-n // (8 * groups))), 32 * _WARPS, self.stream]
@@ -164,12 +171,21 @@ class Cuda:
         )
         return out
 
+    def ternary_matmuls(self, q: Codes, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
+        return [self.ternary_matmul(q, scale, *matrix) for matrix in matrices]
+
     # --- positions and attention ---
 
     def rotations(self, angle: NDArray[np.float64]) -> tuple[DeviceArray, DeviceArray]:
         """Worked out by the CPU: some bytes for each token, once for all layers."""
         cos, sin = cpu.rotations(angle)
         return self.upload(cos), self.upload(sin)
+
+    def take_rotations(self, all_cos: DeviceArray, all_sin: DeviceArray, position: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+        """Those of some positions, out of a table of all: [P, J] x 2, [R] -> [R, J] x 2."""
+        cos, sin = (self.empty((position.size, all_cos.shape[1])) for _ in range(2))
+        self.launch(row_kernels.take_rotations, cos.size, all_cos, all_sin, position, cos, sin)
+        return cos, sin
 
     def rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> DeviceArray:
         return self._rope(x, cos, sin, cos.shape[1], 1)
@@ -179,7 +195,7 @@ class Cuda:
 
     def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> DeviceArray:
         out = self.empty(x.shape)
-        self._numbers(rows.rope, x.size, x, cos, sin, distance, step, out)
+        self.launch(row_kernels.rope, x.size, x, cos, sin, distance, step, out)
         return out
 
     def attend(
@@ -234,21 +250,21 @@ class Cuda:
     # --- residuals, gates, rows ---
 
     def add(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
-        return self._flat(rows.add, a, b)
+        return self._flat(row_kernels.add, a, b)
 
     def add_bias(self, x: DeviceArray, bias: DeviceArray) -> DeviceArray:
         out = self.empty(x.shape)
-        self._numbers(rows.add_bias, out.size, view(x, np.float32), bias, view(out, np.float32))
+        self.launch(row_kernels.add_bias, out.size, view(x, np.float32), bias, view(out, np.float32))
         return out
 
     def scaled(self, x: DeviceArray, factor: np.float32) -> DeviceArray:
         out = self.empty(x.shape)
-        self._numbers(rows.scaled, out.size, view(x, np.float32), np.float32(factor), view(out, np.float32))
+        self.launch(row_kernels.scaled, out.size, view(x, np.float32), np.float32(factor), view(out, np.float32))
         return out
 
-    def take(self, x: DeviceArray, rows_: DeviceArray) -> DeviceArray:
-        out = self.empty((rows_.size, x.shape[1]))
-        self._numbers(rows.take, out.size, x, rows_, out)
+    def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
+        out = self.empty((rows.size, x.shape[1]))
+        self.launch(row_kernels.take, out.size, x, rows, out)
         return out
 
     def spread(self, x: DeviceArray, slot: DeviceArray, position: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
@@ -258,24 +274,24 @@ class Cuda:
 
     def write(self, out: DeviceArray, slot: DeviceArray, position: DeviceArray, x: DeviceArray) -> None:
         """Keys or values [R, G, K] to their places in [B, S, G, K]."""
-        self._numbers(rows.spread, x.size, x.reshape(len(x), -1), slot, position, out.reshape(out.shape[0], out.shape[1], -1))
+        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, position, out.reshape(out.shape[0], out.shape[1], -1))
 
     def erase(self, out: DeviceArray, slot: int, start: int, end: int) -> None:
         """Zeros for positions start..end of a slot of [B, S, G, K]."""
         flat = out.reshape(out.shape[0], out.shape[1], -1)
-        self._numbers(rows.erase, max(1, (end - start) * flat.shape[2]), flat, slot, start, end)
+        self.launch(row_kernels.erase, max(1, (end - start) * flat.shape[2]), flat, slot, start, end)
 
     def relu2_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
-        return self._flat(rows.relu2_gate, gate, up)
+        return self._flat(row_kernels.relu2_gate, gate, up)
 
     def silu_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
-        return self._flat(rows.silu_gate, gate, up)
+        return self._flat(row_kernels.silu_gate, gate, up)
 
     def gelu(self, x: DeviceArray) -> DeviceArray:
-        return self._flat(rows.gelu, x)
+        return self._flat(row_kernels.gelu, x)
 
     def gelu_tanh(self, x: DeviceArray) -> DeviceArray:
-        return self._flat(rows.gelu_tanh, x)
+        return self._flat(row_kernels.gelu_tanh, x)
 
     # --- masks ---
 
@@ -294,7 +310,9 @@ class Cuda:
         """As kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
         hidden = np.float32(-np.inf)
         grid = min(GRID, max(1, out.shape[0] * out.shape[1]))
-        rows.fill_mask[grid, BLOCK, self.stream](first, queries, past, keys, window, prefix, block, sinks, np.float32(0), hidden, out)
+        row_kernels.fill_mask[grid, BLOCK, self.stream](
+            first, queries, past, keys, window, prefix, block, sinks, np.float32(0), hidden, out
+        )
 
 
 def _threads(shape: Shape) -> int:

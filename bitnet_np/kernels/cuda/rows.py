@@ -157,7 +157,8 @@ def layer_norm(x, gain, bias, eps, out):
         cuda.syncthreads()
         if t == 0:
             _fold(lanes)
-            factor[0] = _factor(lanes[0], width, eps)
+            if squares:
+                factor[0] = _factor(lanes[0], width, eps)
         cuda.syncthreads()
         if not squares:
             mean = lanes[0] / np.float64(width)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from numba import njit
+from numpy.typing import NDArray
 
 from .. import simd
 
@@ -67,14 +68,15 @@ def dp4a(a: np.uint32, b: np.uint32, c: np.int32) -> np.int32:
 class _Meeting:
     def __init__(self, lanes: int) -> None:
         self.barrier, self.values = threading.Barrier(lanes), [None] * lanes
+        self.result: Any = None
 
 
 _meetings: WeakKeyDictionary[Any, dict[int, _Meeting]] = WeakKeyDictionary()  # by block, then warp
 _lock = threading.Lock()
 
 
-def _exchange(value: Any) -> tuple[int, list]:
-    """This thread's lane, and what all lanes of its warp brought."""
+def _exchange(value: Any, combine: Callable[[list], Any] = list) -> tuple[int, Any]:
+    """This thread's lane, and what `combine` makes, once, of what all lanes of its warp brought."""
     thread: Any = threading.current_thread()
     warp, lane = divmod(thread.thread_id, _WARP)
     block = thread._manager
@@ -84,10 +86,10 @@ def _exchange(value: Any) -> tuple[int, list]:
             meetings[warp] = _Meeting(min(_WARP, int(np.prod(block._block_dim)) - warp * _WARP))
     meeting = meetings[warp]
     meeting.values[lane] = value
+    if meeting.barrier.wait(60) == 0:
+        meeting.result = combine(meeting.values)
     meeting.barrier.wait(60)
-    values = list(meeting.values)
-    meeting.barrier.wait(60)
-    return lane, values
+    return lane, meeting.result  # whoever comes next waits for this lane before there is another result
 
 
 def quad_sum(x: np.int32) -> np.int32:
@@ -150,26 +152,24 @@ def zeros(count: int) -> Callable:
 def multiply(rows: int, tokens: int, half: int) -> Callable:
     """As the PTX manual lays out the fragments of m16n8k32, not as ternary.py reads them."""
 
-    def step(sums: tuple, weights: tuple, codes: tuple) -> tuple:
-        lane, lanes = _exchange((weights, codes))
-        total = np.array(sums, np.int32).reshape(rows, tokens, 4)
+    def products(lanes: list) -> NDArray[np.int32]:  # [rows, tokens, 16, 8]
+        total = np.zeros((rows, tokens, 16, 8), np.int32)
+        weights, codes = (np.array(words, np.uint32) for words in zip(*lanes, strict=True))
         for part in range(2):
-            a, b = np.zeros((rows, 16, 32), np.int32), np.zeros((tokens, 32, 8), np.int32)
-            for other, (theirs, bytes_) in enumerate(lanes):
-                group, column = other // 4, other % 4 * 4
-                for row in range(rows):
-                    word = int(theirs[4 * row + 2 * half + part])
-                    for register in range(4):  # (row group, low columns), (group + 8, low), (group, high), (group + 8, high)
-                        place = column + register // 2 * 16
-                        a[row, group + register % 2 * 8, place : place + 4] = _bytes([word >> 2 * register & 0x03030303], np.int8)
-                for token in range(tokens):
-                    for register in range(2):
-                        place = column + register * 16
-                        b[token, place : place + 4, group] = _bytes([bytes_[4 * token + 2 * part + register]], np.int8)
-            group, column = lane // 4, lane % 4 * 2
-            product = a[:, None] @ b[None]
-            for i in range(4):
-                total[:, :, i] += product[:, :, group + i // 2 * 8, column + i % 2]
-        return tuple(total.reshape(-1))
+            registers = weights[:, 2 * half + part :: 4, None] >> np.array([0, 2, 4, 6], np.uint32) & np.uint32(0x03030303)
+            # group, column, row tile, (low or high columns, group or group + 8), byte
+            a = np.ascontiguousarray(registers).view(np.int8).reshape(8, 4, rows, 2, 2, 4)
+            a = a.transpose(2, 4, 0, 3, 1, 5).reshape(rows, 16, 32).astype(np.int32)
+            registers = codes.reshape(32, tokens, 4)[:, :, 2 * part : 2 * part + 2]
+            b = np.ascontiguousarray(registers).view(np.int8).reshape(8, 4, tokens, 2, 4)
+            b = b.transpose(2, 3, 1, 4, 0).reshape(tokens, 32, 8).astype(np.int32)
+            total += a[:, None] @ b[None]
+        return total
+
+    def step(sums: tuple, weights: tuple, codes: tuple) -> tuple:
+        lane, product = _exchange((weights, codes), products)
+        group, column = lane // 4, lane % 4 * 2
+        mine = product[:, :, [group, group, group + 8, group + 8], [column, column + 1, column, column + 1]]
+        return tuple(np.array(sums, np.int32) + mine.reshape(-1))
 
     return step
