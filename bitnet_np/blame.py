@@ -367,14 +367,14 @@ def _where(wrong: NDArray[np.bool_]) -> str:
     return f"; wrong only at {', '.join(parts)}" if parts else ""
 
 
-def position_errors(value: Array, theirs: Array) -> Array:
-    """NMSE of each position, [T, width] -> [T]."""
-    return ((theirs - value) ** 2).sum(axis=1) / np.maximum((value**2).sum(axis=1), _TINY)
+def position_errors(value: Array, theirs: Array, least: float = 0.0) -> Array:
+    """NMSE of each position, [T, width] -> [T]. Sums of squares are taken to be `least` at least."""
+    return ((theirs - value) ** 2).sum(axis=1) / np.maximum((value**2).sum(axis=1), max(least, _TINY))
 
 
-def close(value: Array, theirs: Array, reach: Reach | None = None) -> tuple[Verdict, str, float]:
+def close(value: Array, theirs: Array, reach: Reach | None = None, least: float = 0.0) -> tuple[Verdict, str, float]:
     """Where no bound is known, as across several operations: by mean square errors, and by how far roundings reach (compare.limits)."""
-    nmse = position_errors(value, theirs)
+    nmse = position_errors(value, theirs, least)
     if nmse.max() <= _ROUNDING_ACROSS:
         return Verdict.ROUNDING, "", float(np.sqrt(nmse.max() / _ROUNDING_ACROSS))
     most, most_mean = limits(reach, len(nmse))

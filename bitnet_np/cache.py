@@ -179,13 +179,10 @@ class KVCache:
         for slot in targets:
             if self.lengths[self._checked(slot)]:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
-        wraps = held > self.k.shape[2]
+        end = length if held <= self.k.shape[2] else self.k.shape[2]
         for slot in targets:
             for kept in (self.k, self.v):
-                end = kept.shape[2] if wraps else length
                 kept[:, slot, :end] = kept[:, source, :end]
-            if wraps:
-                self.erase(slot, length, held)
             self.lengths[slot], self._oldest[slot] = length, self._oldest[source]
 
     def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:

@@ -17,7 +17,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from . import batch_command, convert_command, embedded, mask_command, progress, selftest, trace_command
+from . import batch_command, convert_command, embedded, grad_command, mask_command, progress, selftest, trace_command
 from .arguments import add_load_arguments, add_override_arguments, loaded
 from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_logits, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
@@ -156,6 +156,10 @@ def _parser() -> argparse.ArgumentParser:
     trace_command.add_arguments(trace)
     tokens(trace, "--text", required=True)
     computing(trace)
+
+    grad = command("grad", lambda a: grad_command.run_grad(a, _tokens, _table), "Loss of token ids, and its gradients.")
+    grad_command.add_arguments(grad)
+    tokens(grad, "--text", required=True)
 
     compare = command("compare", lambda a: run_compare(a, _table), "Compare two dumps, without a model.")
     add_compare_arguments(compare)

@@ -12,21 +12,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from . import packing
 from .errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from .families import FAMILIES, layer_shapes, rope_frequencies
 from .hf_load import mean_magnitude
 from .kernels import backward, cpu
-from .model import Config, Ternary
-from .packing import frozen, unpack
+from .model import Blocks, Config, Linear, Model, Ternary
+from .tensor_types import TERNARY_TYPES
 from .transformer import check_tokens
 
 Floats = NDArray[np.float32]
 Gradients = dict[str, Floats]
-QUANTIZERS = ("ternary", "none")
+Quantizer = Literal["ternary", "none"]
+"""What becomes of float32 matrices."""
 FACTORS = "rope_freqs.weight"
 _LOGITS = 1 << 24  # numbers of logits that exist at a time, if a sequence does not need more
 
@@ -37,7 +40,7 @@ def loss_and_gradients(
     tokens: ArrayLike,
     lengths: ArrayLike | None = None,
     *,
-    weights: str = "ternary",
+    weights: Quantizer = "ternary",
     recompute: bool = False,
     divisor: float | None = None,
 ) -> tuple[float, Gradients]:
@@ -82,10 +85,38 @@ def parameter_shapes(config: Config, tied: bool = True) -> dict[str, tuple[int, 
     return shapes if tied else shapes | {"output.weight": (config.vocab, config.width)}
 
 
+def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
+    """What `loss_and_gradients` takes, with weights="none": ternary matrices as they are, tables and blocks widened to float32.
+
+    Raises UnsupportedError for what has no gradient here: factors, inner norms and biases that only some models have.
+    """
+    found: dict[str, Floats | Ternary] = {"token_embd.weight": packing.float32(model.token_embd), "output_norm.weight": model.output_norm}
+    if model.output is not None:
+        found["output.weight"] = packing.float32(model.output)
+    if model.rope_factors is not None:
+        found[FACTORS] = model.rope_factors
+    for n, layer in enumerate(model.layers):
+        for field in layer_shapes(model.config):
+            value, name = getattr(layer, field), f"blk.{n}.{field}"
+            if not isinstance(value, Linear):
+                found[f"{name}.weight"] = value
+                continue
+            if value.scale is not None or value.norm is not None:
+                raise UnsupportedError(f"{name} has a {'factor' if value.norm is None else 'norm inside'}, which has no gradient here")
+            if isinstance(value.weights, Blocks) and value.weights.type in TERNARY_TYPES:
+                raise UnsupportedError(f"{name} is {value.weights.type.name} of several scales, which has no gradient here")
+            found[f"{name}.weight"] = value.weights if isinstance(value.weights, Ternary) else packing.float32(value.weights)
+            if value.bias is not None:
+                found[f"{name}.bias"] = value.bias
+    if model.output_bias is not None:
+        raise UnsupportedError("output.bias has no gradient here")
+    return found
+
+
 def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> dict[str, Floats | Ternary]:
     """The parameters as kernels take them."""
-    if weights not in QUANTIZERS:
-        raise OptionError(f"weights is {weights!r}, expected one of {', '.join(QUANTIZERS)}")
+    if weights not in get_args(Quantizer):
+        raise OptionError(f"weights is {weights!r}, expected one of {', '.join(get_args(Quantizer))}")
     family = FAMILIES.get(config.architecture)
     if family is None or family.head_norms or config.norm != "rms" or not config.gated or config.rope == "none":
         raise UnsupportedError(f"architecture is {config.architecture!r}, gradients are there for BitNet's and Llama's")
@@ -111,7 +142,11 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
         if not right:
             kind = f"{getattr(value, 'dtype', type(value).__name__)} {list(np.shape(value))}"
             raise ShapeError(f"parameter {name} is {kind}, expected float32 {list(shape)}")
-        found[name] = value if isinstance(value, Ternary) else np.ascontiguousarray(value)
+        if isinstance(value, np.ndarray):
+            value = np.require(value, requirements=("C", "A"))
+            if cpu.has_non_finite(value):
+                raise NonFiniteError(f"parameter {name} has NaN or infinity in it")
+        found[name] = value
     return found
 
 
@@ -130,7 +165,7 @@ def _quantized(master: Floats) -> tuple[Ternary, Floats]:
     steps = 1 / max(mean_magnitude(master), 1e-5)
     scale = np.float32(1 / steps)
     packed, dense = backward.quantize_weights(master, steps, scale)
-    return frozen(Ternary(packed, scale, dense.shape)), dense
+    return packing.frozen(Ternary(packed, scale, dense.shape)), dense
 
 
 # --- what a pass works on -------------------------------------------------------------------------------------------------------------
@@ -172,18 +207,19 @@ def _frequencies(base: float, width: int, scaling: float) -> NDArray[np.float64]
 class _Matrix:
     """A matrix of a layer as both passes need it."""
 
-    dense: Floats  # [N, M] dequantised
+    dense: Floats | None  # [N, M] dequantised; None: worked out each time it is needed, from what is ternary already
     ternary: Ternary | None = None  # the same for inputs of int8 codes
 
-    def forward(self, x: "_Input") -> Floats:  # [R, M] -> [R, N]
-        if self.ternary is None:
-            return cpu.matmul(x.values(), self.dense)
-        return cpu.ternary_matmul(*x.codes(), self.ternary.codes, self.ternary.scale, self.dense.shape[0])
+    def values(self) -> Floats:  # [N, M]
+        if self.dense is not None:
+            return self.dense
+        assert self.ternary is not None
+        return packing.unpack(self.ternary).astype(np.float32) * self.ternary.scale
 
 
 def _matrix(value: Floats | Ternary, weights: str) -> _Matrix:
     if isinstance(value, Ternary):
-        return _Matrix(unpack(value).astype(np.float32) * value.scale, value)
+        return _Matrix(None, value)
     if weights == "none":
         return _Matrix(value)
     ternary, dense = _quantized(value)
@@ -216,6 +252,7 @@ class _Layer:
     """The parameters of one layer."""
 
     block: str  # blk.<n>.
+    window: int | None
     gains: Mapping[str, Floats]
     biases: Mapping[str, Floats]
     matrices: Mapping[str, _Matrix]
@@ -224,9 +261,15 @@ class _Layer:
         """x itself, where the family has no such norm."""
         return cpu.rms_norm(x, self.gains[name], c.eps) if name in self.gains else x
 
-    def project(self, name: str, x: "_Input") -> Floats:  # [R, M] -> [R, N]
-        y = self.matrices[name].forward(x)
-        return y + self.biases[name] if name in self.biases else y
+    def linears(self, x: "_Input", *names: str) -> list[Floats]:  # [R, M] -> [R, N] each
+        """Matrices that read the same input."""
+        matrices = [self.matrices[name] for name in names]
+        ternary = [matrix.ternary for matrix in matrices if matrix.ternary is not None]
+        if ternary:
+            products = cpu.ternary_matmuls(*x.codes(), *((t.codes, t.scale, t.shape[0]) for t in ternary))
+        else:
+            products = [cpu.matmul(x.values(), matrix.values()) for matrix in matrices]
+        return [y + self.biases[name] if name in self.biases else y for name, y in zip(names, products, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,19 +296,19 @@ def _forward(c: Config, w: _Layer, h: Floats, batch: _Batch) -> tuple[Floats, _K
     m = w.matrices
     rope = cpu.rope if c.rope == "halves" else cpu.rope_adjacent
     attn_in = _Input(w.norm(c, "attn_norm", h), m["attn_q"], m["attn_k"], m["attn_v"])
-    q, k, v = (w.project(name, attn_in).reshape(len(h), -1, c.head_dim) for name in ("attn_q", "attn_k", "attn_v"))
+    q, k, v = (y.reshape(len(h), -1, c.head_dim) for y in w.linears(attn_in, "attn_q", "attn_k", "attn_v"))
     q, k = rope(q, *batch.rotations), rope(k, *batch.rotations)
     whole = np.zeros((2, len(batch.cuts) - 1, int(batch.position.max()) + 1, *k.shape[1:]), np.float32)
     whole[0, batch.sequence, batch.position] = k
     whole[1, batch.sequence, batch.position] = v
-    attended = cpu.attend(q, whole[0], whole[1], batch.sequence, batch.position)
+    attended = cpu.attend(q, whole[0], whole[1], batch.sequence, batch.position, w.window)
     output_in = _Input(w.norm(c, "attn_sub_norm", attended.reshape(len(h), -1)), m["attn_output"])
-    middle = cpu.add(h, w.project("attn_output", output_in))
+    middle = cpu.add(h, w.linears(output_in, "attn_output")[0])
     ffn_in = _Input(w.norm(c, "ffn_norm", middle), m["ffn_gate"], m["ffn_up"])
-    gate, up = w.project("ffn_gate", ffn_in), w.project("ffn_up", ffn_in)
+    gate, up = w.linears(ffn_in, "ffn_gate", "ffn_up")
     activated = cpu.relu2_gate(gate, up) if c.activation == "relu2" else cpu.silu_gate(gate, up)
     down_in = _Input(w.norm(c, "ffn_sub_norm", activated), m["ffn_down"])
-    out = cpu.add(middle, w.project("ffn_down", down_in))
+    out = cpu.add(middle, w.linears(down_in, "ffn_down")[0])
     return out, _Kept(h, attn_in, q, k, v, attended, output_in, middle, ffn_in, gate, up, activated, down_in)
 
 
@@ -284,7 +327,7 @@ def _backward(c: Config, w: _Layer, kept: _Kept, dh: Floats, batch: _Batch, grad
         values = x.values()
         dx = None
         for name, dy in above.items():
-            dx = backward.product(dy, w.matrices[name].dense, dx)
+            dx = backward.product(dy, w.matrices[name].values(), dx)
             gradients[f"{w.block}{name}.weight"] = backward.transposed_product(dy, values, batch.cuts)
             if name in w.biases:
                 gradients[f"{w.block}{name}.bias"] = backward.column_sums(dy, batch.cuts)
@@ -300,7 +343,7 @@ def _backward(c: Config, w: _Layer, kept: _Kept, dh: Floats, batch: _Batch, grad
     dgate, dup = gate_back(kept.gate, kept.up, dx)
     dh = cpu.add(dh, norm_back("ffn_norm", kept.middle, linears_back(kept.ffn_in, ffn_gate=dgate, ffn_up=dup)))
     dx = norm_back("attn_sub_norm", kept.attended.reshape(rows, -1), linears_back(kept.output_in, attn_output=dh))
-    dq, dk, dv = backward.attend_back(kept.q, kept.k, kept.v, kept.attended, dx.reshape(kept.q.shape), batch.cuts)
+    dq, dk, dv = backward.attend_back(kept.q, kept.k, kept.v, kept.attended, dx.reshape(kept.q.shape), batch.cuts, w.window)
     dx = linears_back(kept.attn_in, attn_q=turned_back(dq), attn_k=turned_back(dk), attn_v=dv.reshape(rows, -1))
     return cpu.add(dh, norm_back("attn_norm", kept.h, dx))
 
@@ -320,7 +363,9 @@ def _run(
         names = {name: f"blk.{n}.{name}.weight" for name in layer_shapes(c)}
         gains = {name: floats(full) for name, full in names.items() if full not in quantised}
         biases = {name: floats(bias) for name in names if (bias := f"blk.{n}.{name}.bias") in tables}
-        return _Layer(f"blk.{n}.", gains, biases, {name: quantised[full] for name, full in names.items() if full in quantised})
+        return _Layer(
+            f"blk.{n}.", c.window_of(n), gains, biases, {name: quantised[full] for name, full in names.items() if full in quantised}
+        )
 
     gradients: Gradients = {}
     layers = [layer(n) for n in range(c.n_layers)]

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -10,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import families, hf_load, packing, quants
-from .errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, UnsupportedError, shown
+from .errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, shown
 from .gguf_file import GGUFFile, Tensor, open_gguf
 from .hf_config import read_recipe
 from .hf_folder import Folder, open_folder
 from .kernels import blocks as block_kernels
 from .kernels import cpu
 from .model import LONGEST_CONTEXT, Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
-from .parts import FLOATS, Parts, floats, frequencies, names, refuse_type
+from .parts import FLOATS, Names, Parts, assemble, floats, refuse_type, type_names
 from .tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 
 _TABLES = (*FLOATS, *BLOCK_TYPES)
@@ -100,36 +101,17 @@ def read_config(file: GGUFFile | Folder) -> Config:
 
 
 def _from_gguf(file: GGUFFile, progress: Callable[[int, int], None], allow_nan: bool, i2s_layout: str) -> Model:
-    config = families.read_config(file)
-    parts = Parts(file, config, allow_nan, i2s_layout)
-    token_embd = _table(parts, parts.take("token_embd.weight", (config.vocab, config.width)))
-    position_embd = _table(parts, parts.take("position_embd.weight", (config.context, config.width))) if parts.family.positions else None
-    output_norm = parts.vector("output_norm.weight", config.width)
-    output_norm_bias = parts.vector("output_norm.bias", config.width) if config.norm == "layer" else None
-    output = _table(parts, parts.take("output.weight", (config.vocab, config.width))) if "output.weight" in parts.tensors else None
-    head_bias = parts.family.head_bias and "output.bias" in parts.tensors
-    factors = _rope_factors(parts) if parts.family.rope_factors and "rope_freqs.weight" in parts.tensors else None
-    layers = []
-    for n in range(config.n_layers):
-        layers.append(_layer(parts, n))
-        progress(n + 1, config.n_layers)
-    output_bias = parts.vector("output.bias", config.vocab) if head_bias else None
-    if parts.tensors:
-        raise UnsupportedError(f"{file.path}: tensor {next(iter(parts.tensors))} has no place in architecture {config.architecture}")
-    return packing.frozen(
-        Model(
-            config=config,
-            token_embd=token_embd,
-            layers=tuple(layers),
-            output_norm=output_norm,
-            rope_frequency=frequencies(parts, factors),
-            output=output,
-            output_bias=output_bias,
-            output_norm_bias=output_norm_bias,
-            position_embd=position_embd,
-            rope_factors=factors,
-        )
+    parts = Parts(file, families.read_config(file), allow_nan, i2s_layout)
+    family, tensors = parts.family, parts.tensors
+    factors = _rope_factors(parts) if family.rope_factors and "rope_freqs.weight" in tensors else None
+    names = Names(
+        token_embd="token_embd",
+        position_embd="position_embd" if family.positions else None,
+        output_norm="output_norm",
+        output="output" if "output.weight" in tensors else None,
+        output_bias="output" if family.head_bias and "output.bias" in tensors else None,
     )
+    return assemble(parts, names, partial(_table, parts), partial(_layer, parts), factors, progress)
 
 
 def _layer(parts: Parts, n: int) -> Layer:
@@ -174,7 +156,7 @@ def _rope_factors(parts: Parts) -> NDArray[np.float32]:
 def _table(parts: Parts, tensor: Tensor) -> Table:
     """A matrix of numbers as it lies in the file, all of it finite."""
     if tensor.type not in _TABLES:
-        raise refuse_type(parts.file, tensor, names(_TABLES))
+        raise refuse_type(parts.file, tensor, type_names(_TABLES))
     return _blocks(parts, tensor) if tensor.type in BLOCK_TYPES else floats(parts, tensor)
 
 
@@ -192,7 +174,7 @@ def _weights(parts: Parts, tensor: Tensor, pieces: Sequence[slice]) -> Sequence[
     if tensor.type in TERNARY_TYPES:
         return [_ternary_blocks(parts, tensor, rows) for rows in pieces]
     if parts.family.ternary or tensor.type not in _TABLES:
-        raise refuse_type(parts.file, tensor, names((I2_S, *(TERNARY_TYPES if parts.family.ternary else _TABLES))))
+        raise refuse_type(parts.file, tensor, type_names((I2_S, *(TERNARY_TYPES if parts.family.ternary else _TABLES))))
     if tensor.type in BLOCK_TYPES:
         return [_blocks(parts, tensor, rows) for rows in pieces]
     table = floats(parts, tensor)

@@ -52,6 +52,18 @@ LAYER_NAMES = tuple(_in_order())
 RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "inpL", "result_norm", "result_output")
 """What a forward pass records, of one family or another. Scores are worked out on request; log_probs come from files without logits."""
 
+LOSS = "loss"
+GRADIENTS = tuple(
+    f"grad_{name}{end}"
+    for name, end in (
+        *((name, "") for name in ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")),
+        *((name, end) for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down") for end in ("", "_bias")),
+    )
+)
+"""Of a layer: the loss's gradients for its parameters, by the names that GGUF gives these, all but the end."""
+MODEL_GRADIENTS = ("grad_token_embd", "grad_output_norm", "grad_output")
+
+_TENSOR = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_]+)\.(weight|bias)")
 _LABEL = re.compile(r"([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?")
 _HEADS = ("Qcur", "Kcur", "Vcur", "Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope", "kqv_out")
 
@@ -73,9 +85,18 @@ def key_of(label: str) -> Key | None:
     if not match:
         return None
     name, layer = match[1], match[2]
-    if name not in (MODEL_NAMES if layer is None else LAYER_NAMES):
+    if name not in ((*MODEL_NAMES, *MODEL_GRADIENTS, LOSS) if layer is None else (*LAYER_NAMES, *GRADIENTS)):
         return None
     return Key(name, None if layer is None else int(layer))
+
+
+def gradient_key(tensor: str) -> Key | None:
+    """The gradient for a parameter that GGUF calls so, as blk.0.attn_q.weight; None: it has no such parameter."""
+    match = _TENSOR.fullmatch(tensor)
+    if not match:
+        return None
+    layer, name, end = match.groups()
+    return key_of(f"grad_{name}{'_bias' * (end == 'bias')}{'' if layer is None else f'-{layer}'}")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from .compare import Verdict
 from .errors import UnsupportedError
-from .points import LAYER_NAMES, Key
+from .points import GRADIENTS, LAYER_NAMES, Key
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ LEGEND = "= same bits   . rounding   ~ flips   X WRONG   ! INVALID   (blank: not
 def heat_map(report: Report) -> str:
     """Layers down, operations across, a sign for each tensor."""
     signs = {o.key: SYMBOLS[o.verdict] for o in report.operations}
-    names = [name for name in LAYER_NAMES if any(key.name == name for key in signs)]
+    names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(key.name == name for key in signs)]
     lines = []
     whole = [f"{key.name} {sign}" for key, sign in signs.items() if key.layer is None]
     layers = sorted({key.layer for key in signs if key.layer is not None})
@@ -137,7 +137,7 @@ def plot(report: Report, path: Path) -> None:
         from matplotlib import pyplot
     except ImportError:
         raise UnsupportedError("a plot needs matplotlib: pip install 'bitnet_np[plots]'") from None
-    names = [name for name in LAYER_NAMES if any(o.key.name == name for o in report.operations)]
+    names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(o.key.name == name for o in report.operations)]
     layers = sorted({o.key.layer for o in report.operations if o.key.layer is not None})
     ratios = {o.key: max(o.bound_ratio or 0.0, 1e-4) for o in report.operations}
     grid = [[ratios.get(Key(name, n), float("nan")) for name in names] for n in layers]

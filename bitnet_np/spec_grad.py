@@ -174,15 +174,14 @@ def loss_and_gradients(
     """
     c, ids = config, np.asarray(tokens)
     seen, targets = ids[:-1], ids[1:]
-    t, mask, head = len(seen), spec.causal_mask(len(ids) - 1, len(ids) - 1), "output.weight"
-    head = head if head in parameters else "token_embd.weight"
+    t, head = len(seen), "output.weight" if "output.weight" in parameters else "token_embd.weight"
     gradients = {name: np.zeros_like(p) for name, p in parameters.items()}
     backs: list[Callable[[Array], Array]] = []  # of the layers: the gradient at a layer's output -> at its input
 
     h, embed_back = embed(parameters["token_embd.weight"], seen)
     for n in range(c.n_layers):
 
-        def layer(h: Array, block: str = f"blk.{n}.") -> tuple[Array, Callable[[Array], Array]]:
+        def layer(h: Array, block: str = f"blk.{n}.", window: int | None = c.window_of(n)) -> tuple[Array, Callable[[Array], Array]]:
             def weight(name: str) -> Array:
                 return parameters[f"{block}{name}.weight"]
 
@@ -219,7 +218,7 @@ def loss_and_gradients(
             v, v_back = project("attn_v", x)
             q, q_turn_back = turn(q.reshape(t, c.heads, c.head_dim))
             k, k_turn_back = turn(k.reshape(t, c.kv_heads, c.head_dim))
-            x, attend_back = attend(q, k, v.reshape(t, c.kv_heads, c.head_dim), mask)
+            x, attend_back = attend(q, k, v.reshape(t, c.kv_heads, c.head_dim), spec.causal_mask(t, t, window=window))
             x, attn_sub_norm_back = norm("attn_sub_norm", x.reshape(t, -1))
             x, output_back = project("attn_output", x)
             h = h + x

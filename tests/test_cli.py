@@ -35,7 +35,7 @@ from bitnet_np.transformer import compute_logits, forward_full
 PACKAGE = Path(bitnet_np.__file__).parents[1]
 TINY = str(PACKAGE / "bitnet_np" / "data" / "tiny.gguf")
 TOKENS = embedded.recording()["tokens_T17"]
-COMMANDS = ("inspect", "logits", "generate", "check", "trace", "compare", "nll", "mask", "selftest")
+COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "mask", "selftest")
 needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")
 
 

@@ -1,6 +1,7 @@
 """Each kernel of kernels/cpu.py against two judges: the contract bit for bit (contract.py), the definition within a bound (bounds.py)."""
 
 from fractions import Fraction
+from unittest import mock
 
 import bounds
 import contract
@@ -508,6 +509,27 @@ def test_attend(seed, heads, head_dim, firsts, count, window):
 
     order = rng.permutation(len(slot))  # rows need not be neighbours
     assert_same_bits(cpu.attend(q[order], k, v, slot[order], position[order], window), out[order])
+
+
+@given(**attentions, window=st.none() | st.sampled_from([1, 2, 5, 63, 64, 65, 128, 1000]))
+def test_attention_of_single_rows_shared_out_by_chunks_is_the_same(seed, heads, head_dim, firsts, count, window):
+    """As where there are many threads and few heads. `count` moves the first positions, so that windows begin anywhere in a chunk."""
+    rng = np.random.default_rng(seed)
+    sequences = [(s, first + count - 1, 1) for s, first in enumerate(firsts)]
+    q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
+    expected, launched = cpu.attend(q, k, v, slot, position, window), []
+
+    def launch(kernel, *args):
+        launched.append(kernel)
+        kernel.alone(*args[1:])
+
+    with mock.patch.multiple(cpu, _LONG=1, get_num_threads=lambda: 1000, _launch=launch, empty=full_of_nan):
+        assert_same_bits(cpu.attend(q, k, v, slot, position, window), expected)
+    assert launched == [cpu._attend_split]
+
+
+def full_of_nan(shape, dtype=np.float32):
+    return np.full(shape, np.nan, dtype)
 
 
 @settings(max_examples=80)

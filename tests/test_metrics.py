@@ -140,6 +140,18 @@ def test_allocations_and_the_peak(monkeypatch):
     assert workspace.counts().lent == 0
 
 
+def test_the_number_of_results_does_not_depend_on_the_tokens():
+    """No concatenation, no small tensor for each: as many arrays for one token as for two sequences of a hundred."""
+    found = set()
+    for shape in ((1, 1), (1, 7), (2, 100)):
+        metrics = Metrics()
+        forward_full(MODEL, random_tokens(np.random.default_rng(0), MODEL, *shape), ops=metrics.ops())
+        found.add(sum(o.allocations + o.reused for o in metrics.operations.values()))
+        calls = {name: o.calls for name, o in metrics.operations.items()}
+        assert calls["add"] == 2 * L
+    assert len(found) == 1
+
+
 def test_seconds_are_those_of_the_calls(monkeypatch):
     clock = iter(np.arange(0, 100, 0.25))
     monkeypatch.setattr("bitnet_np.metrics.time.perf_counter", lambda: next(clock))

@@ -8,7 +8,7 @@ transformers' models, seen by forward hooks.
 import re
 from typing import NamedTuple
 
-from ..points import Key, key_of
+from ..points import Key, gradient_key, key_of
 
 
 class Stage(NamedTuple):
@@ -111,5 +111,5 @@ def to_transformers(key: Key) -> str | None:
 
 
 def find(label: str) -> Key | None:
-    """The point a label names, in our words or by transformers' module."""
-    return key_of(label) or from_transformers(label)
+    """The point a label names, in our words or by transformers' module; the name of a GGUF tensor stands for its gradient."""
+    return key_of(label) or from_transformers(label) or gradient_key(label)

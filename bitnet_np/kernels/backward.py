@@ -11,6 +11,7 @@ from numba import prange
 from numpy.typing import NDArray
 
 from .cpu import (
+    _NO_WINDOW,
     _TOKENS,
     _VALUE_COLUMNS,
     _WIDE,
@@ -26,6 +27,7 @@ from .cpu import (
     _scale,
     _serial,
     _sum_of_squares,
+    _visible,
     _weights,
 )
 from .scalar import CHUNK, exp
@@ -301,7 +303,7 @@ def _add_part(part, count, out, first, head):
 
 
 @_serial
-def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, dq, dk, dv):
+def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, dk, dv):
     """One sequence, rows first..end, and the query heads that read key-value head g."""
     width, length = q.shape[2], end - first
     group = q.shape[1] // k.shape[1]
@@ -328,18 +330,19 @@ def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, dq, dk, dv):
                 store_sums(_dot_tile(tile_f64(1, 1), above[i], 0, 0, 1, attended[row + i, h], 0, 0, 1, width), sums)
                 along[i] = sums[0]
                 largest[i], weight[i] = -np.inf, 0
-            for chunk in range(block + 1):
+            earliest = max(0, block * CHUNK - window + 1) // CHUNK
+            for chunk in range(earliest, block + 1):
                 n_keys = min(CHUNK, length - chunk * CHUNK)
-                _chunk_scores(queries[:padded], width, keys, chunk * CHUNK * width, width, n_keys, scale, p[chunk])
+                _chunk_scores(queries[:padded], width, keys, values, chunk * CHUNK * width, width, n_keys, scale, p[chunk])
                 for i in range(n):
-                    high = i + 1 if chunk == block else CHUNK
-                    largest[i] = max(largest[i], _largest_score(p[chunk, i], 0, high, lanes))
-            for chunk in range(block + 1):
+                    low, high = _visible(block * CHUNK + i, window, chunk * CHUNK)
+                    largest[i] = max(largest[i], _largest_score(p[chunk, i], low, high, lanes))
+            for chunk in range(earliest, block + 1):
                 for i in range(n):
                     weight[i] += _exponentials(p[chunk, i], largest[i], lanes)
-            for chunk in range(block + 1):
+            for chunk in range(earliest, block + 1):
                 n_keys = min(CHUNK, length - chunk * CHUNK)
-                _chunk_scores(above[:padded], width, values, chunk * CHUNK * width, width, n_keys, np.float32(1.0), ds)
+                _chunk_scores(above[:padded], width, values, keys, chunk * CHUNK * width, width, n_keys, np.float32(1.0), ds)
                 for i in range(n):
                     probability, slope = p[chunk, i], ds[i]
                     for j in range(CHUNK):
@@ -355,17 +358,17 @@ def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, dq, dk, dv):
 
 
 @_parallel
-def _attend_back(q, k, v, attended, dy, cuts, scale, dq, dk, dv):
+def _attend_back(q, k, v, attended, dy, cuts, scale, window, dq, dk, dv):
     groups = k.shape[1]
     for item in prange((cuts.size - 1) * groups):
         sequence, g = item // groups, item % groups
-        _attend_back_group(q, k, v, attended, dy, cuts[sequence], cuts[sequence + 1], g, scale, dq, dk, dv)
+        _attend_back_group(q, k, v, attended, dy, cuts[sequence], cuts[sequence + 1], g, scale, window, dq, dk, dv)
 
 
 def attend_back(
-    q: Floats, k: Floats, v: Floats, attended: Floats, dy: Floats, cuts: NDArray[np.int64]
+    q: Floats, k: Floats, v: Floats, attended: Floats, dy: Floats, cuts: NDArray[np.int64], window: int | None = None
 ) -> tuple[Floats, Floats, Floats]:  # [R, H, K], [R, G, K] x 2, [R, H, K] x 2, first rows of sequences -> [R, H, K], [R, G, K] x 2
-    """Of causal attention within each sequence, `attended` being what it gave. Nothing of size [T, T] is kept.
+    """Of cpu.attend within each sequence, `attended` being what it gave. Memory is O(T) for each thread.
 
     Probabilities p are recomputed: exp(score - row's largest), divided by the row's sum, chunk after chunk. With dp = dy . v and
     ds = p (dp - dy . attended) scale: dq sums ds k over chunks of CHUNK keys; dk and dv sum ds q and p dy over the query heads of the
@@ -373,7 +376,7 @@ def attend_back(
     """
     dq, dk, dv = np.zeros(q.shape, np.float32), np.zeros(k.shape, np.float32), np.zeros(v.shape, np.float32)
     work = int((np.diff(cuts) ** 2).sum()) * q.shape[1] * q.shape[2] // 8
-    _launch(_attend_back, work, q, k, v, attended, dy, cuts, _scale(q), dq, dk, dv)
+    _launch(_attend_back, work, q, k, v, attended, dy, cuts, _scale(q), window or _NO_WINDOW, dq, dk, dv)
     return dq, dk, dv
 
 

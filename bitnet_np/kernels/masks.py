@@ -15,8 +15,7 @@ from .cpu import (
     _chunk_scores,
     _chunk_values,
     _exponentials,
-    _fold_values,
-    _fold_weight,
+    _fold,
     _launch,
     _parallel,
     _part_like,
@@ -152,24 +151,22 @@ def _masked_tile(q, k, v, slot, position, first, end, g, mask, scale, out):
     n, queries = (end - first) * group, _tile_queries(q, first, end, g, group)
     part = _part_like(queries)
     scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
-    total, weight = np.zeros((n, width), np.float32), np.zeros(n, np.float32)
-    largest, old, new = np.full(n, -np.inf, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
+    largest_here, weight_here = np.empty(n, np.float32), np.empty(n, np.float32)
+    largest, weight, total = np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32)
     for chunk in range((keys + CHUNK - 1) // CHUNK):
         key = chunk * CHUNK
         n_keys = min(CHUNK, keys - key)
         if _sees_any(mask, start, end - first, key, key + n_keys):
-            _chunk_scores(queries, width, k, base + key * stride, stride, n_keys, scale, scores)
+            _chunk_scores(queries, width, k, v, base + key * stride, stride, n_keys, scale, scores)
             for i in range(n):
-                m, seen = _add_biases(scores[i], mask[start + i // group, key : key + n_keys], lanes)
-                weight_here = _exponentials(scores[i], m, lanes)
-                new[i] = _UNSEEN
-                if seen:
-                    _fold_weight(i, m, weight_here, largest, weight, old, new)
+                largest_here[i], seen = _add_biases(scores[i], mask[start + i // group, key : key + n_keys], lanes)
+                here = _exponentials(scores[i], largest_here[i], lanes)
+                weight_here[i] = here if seen else _UNSEEN
             if _all_finite(v[slot[first]], key, n_keys, g):
                 _chunk_values(scores, n_keys, v, base + key * stride, stride, width, part)
             else:
                 _seen_values(scores[:n], mask, start, group, v[slot[first]], key, n_keys, g, part)
-            _fold_values(part, old, new, total)
+            _fold(largest_here, weight_here, part, largest, weight, total)
     _store_attended(total, weight, first, g, group, out)
 
 

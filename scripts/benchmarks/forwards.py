@@ -320,7 +320,7 @@ def fit_tables(setup: Setup, results: Results) -> list[Table]:
     cases = results.of("fit")
     if len(cases) < 2:
         table.notes.append("fewer than two lengths were measured: nothing to fit")
-        return [table]
+        return [table, fit_memory(setup, results, cases)]
     lengths, c = [case.tokens for case in cases], setup.model.config
     for n in results.threads(cases[0]):
         seconds = [summary(results.values(case, n)) for case in cases]
