@@ -38,7 +38,8 @@ def open_cuda(number: int = 0) -> Backend:
     from .kernels.cuda.target import SIMULATED
 
     if not cuda.is_available():
-        raise OptionError(f"no CUDA device: {cuda.cuda_error() or 'the driver found none'}; expected an NVIDIA GPU and its driver")
+        why = " ".join(str(cuda.cuda_error() or "the driver found none").split())
+        raise OptionError(f"no CUDA device: {why} (expected an NVIDIA GPU and its driver)")
     found = len(cuda.gpus)
     if not 0 <= number < found:
         raise OptionError(f"CUDA device is {number}, expected 0 to {found - 1} here")
@@ -50,6 +51,11 @@ def open_cuda(number: int = 0) -> Backend:
         has, wants = (".".join(map(str, version)) for version in (gpu.compute_capability, OLDEST))
         raise OptionError(f"CUDA device {number} has compute capability {has}, expected at least {wants}")
     return Cuda(gpu.MULTIPROCESSOR_COUNT, lambda: int(cuda.current_context().get_memory_info().free))
+
+
+def on_cpu(ops: Any) -> bool:
+    """Whether a backend's arrays are NumPy's."""
+    return getattr(ops, "DEVICE", "cpu") == "cpu"
 
 
 def bytes_needed(model: Model) -> int:
@@ -148,8 +154,8 @@ class DeviceCache(KVCache):
 
 def new_cache(config: Config, batch: int, capacity: int | None, ops: Any, dtype: DTypeLike = np.float32) -> KVCache:
     """A KV cache where `ops` computes. Raises what KVCache does, and UnsupportedError for float16 on a device."""
-    if getattr(ops, "DEVICE", "cpu") == "cpu":
+    if on_cpu(ops):
         return KVCache(config, batch, capacity, dtype)
     if np.dtype(dtype) != np.float32:
         raise UnsupportedError(f"KV cache: dtype is {np.dtype(dtype)}, on a device expected float32")
-    return DeviceCache(ops, config, batch, capacity)
+    return DeviceCache(ops.backend, config, batch, capacity)

@@ -74,14 +74,17 @@ class Metrics:
         self.operations: dict[str, Operation] = {}
         self.forwards = self.layers = self.kv_writes = self.kv_positions = self.peak_workspace = 0
 
-    def ops(self, backend: Any = cpu) -> ModuleType:
-        """The backend with every call counted; its results are the same. On a device each call is waited for, to know how long it takes."""
-        device = "cuda" if getattr(backend, "on_device", False) else "cpu"
+    def ops(self, backend: Any = cpu, reason: str = "the caller chose the backend") -> ModuleType:
+        """The backend with every call counted; its results are the same. `reason`: why this one.
+
+        On a device each call is waited for, to know how long it takes.
+        """
+        device = getattr(backend, "DEVICE", "cpu")
 
         def where(name: str) -> tuple[str, str]:
-            return (device, _CHOSEN) if hasattr(backend, name) else ("cpu", _LACKS)
+            return (device, reason) if hasattr(backend, name) else ("cpu", _LACKS)
 
-        measured = self._copy(backend, "", device, _CHOSEN)
+        measured = self._copy(backend, "", device, reason)
         measured.__dict__["blocks"] = self._copy(getattr(backend, "blocks", blocks), "blocks.", *where("blocks"))
         masked = getattr(backend, "attend_masked", masks.attend_masked)
         measured.__dict__["attend_masked"] = self._counted("attend_masked", masked, *where("attend_masked"))
@@ -135,11 +138,11 @@ class Metrics:
 
     def _copy(self, backend: Any, prefix: str, device: str, reason: str) -> ModuleType:
         """Of a module, or of an object whose methods are the operations."""
-        copy = ModuleType("measured")
+        copy = ModuleType(f"{prefix or device}, measured")
         wait = getattr(getattr(backend, "stream", None), "synchronize", lambda: None)
-        for name in (name for name in dir(backend) if not name.startswith("_")):
+        for name in (name for name in dir(backend) if not name.startswith("__")):
             value = getattr(backend, name)
-            operation = inspect.isfunction(value) or inspect.ismethod(value)
+            operation = (inspect.isfunction(value) or inspect.ismethod(value)) and not name.startswith("_")
             copy.__dict__[name] = self._counted(prefix + name, value, device, reason, wait) if operation else value
         return copy
 
@@ -156,14 +159,14 @@ class Metrics:
             operation.count(seconds)
             operation.allocations += memory.fresh - fresh
             operation.reused += memory.again - again
-            operation.nbytes += _bytes_read(name, arguments, options) + _size(result)
+            operation.nbytes += _bytes_read(name, arguments, options) + _size(result) if device == "cpu" else 0
             self.peak_workspace = max(self.peak_workspace, memory.lent)
             return result
 
         return counted
 
 
-_CHOSEN, _LACKS = "the backend the caller chose", "the backend the caller chose has none"
+_LACKS = "the backend the caller chose has none"
 
 
 def _size(value: Any) -> int:
