@@ -5,9 +5,11 @@ import sys
 from typing import Any
 
 from . import packing, progress
+from .device import on_cpu, place
 from .errors import OptionError
 from .gguf_file import GGUFFile
 from .hf_folder import Folder
+from .kernels import cpu
 from .load import BEYOND, OVERRIDABLE, model_from, read_config
 from .model import Model
 
@@ -49,11 +51,12 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def loaded(file: GGUFFile | Folder, arguments: argparse.Namespace) -> Model:
-    """The model of an open file, as the arguments ask for it, with a progress bar. What is overridden is told."""
+    """The model of an open file, as the arguments ask for it and where, with a progress bar. What is overridden is told."""
     overrides = _overrides(arguments)
     bar = progress.bar("checking weights")
     model = model_from(file, bar, allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout, overrides=overrides)
     before = read_config(file) if overrides else model.config
     for name in overrides:
         print(f"bitnet-np: {name} is {getattr(model.config, name)}, the file says {getattr(before, name)}", file=sys.stderr)
-    return model
+    ops = getattr(arguments, "ops", cpu)
+    return model if on_cpu(ops) else place(model, ops)

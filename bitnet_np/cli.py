@@ -21,12 +21,13 @@ from . import batch_command, convert_command, embedded, grad_command, mask_comma
 from .arguments import add_load_arguments, add_override_arguments, loaded
 from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_logits, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
+from .dispatch import Device, choose
 from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
 from .generate import HeadChoice, Sampling, stream
 from .gguf_file import GGUFFile, Value
 from .hf_folder import Folder
 from .interop import FORMATS, read_any
-from .kernels import cpu, simd
+from .kernels import simd
 from .load import model_from, open_model, read_config
 from .metrics import Metrics
 from .model import Model
@@ -82,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
         add_override_arguments(added)
 
     def measurable(added: argparse.ArgumentParser) -> None:
+        added.add_argument(
+            "--device",
+            choices=get_args(Device),
+            default="cpu",
+            help="compute on the CPU (default) or on a GPU (extra `cuda`): the same bits",
+        )
         added.add_argument("--metrics", type=Path, metavar="F.json", help="count and time every operation; a table on standard error, too")
 
     def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> argparse._MutuallyExclusiveGroup:
@@ -189,7 +196,8 @@ def _measured(arguments: argparse.Namespace) -> Iterator[None]:
     path: Path | None = getattr(arguments, "metrics", None)
     _check_out("--metrics", path)
     metrics = Metrics()
-    arguments.ops = cpu if path is None else metrics.ops(cpu)
+    chosen = choose(getattr(arguments, "device", "cpu"))
+    arguments.ops = chosen.ops if path is None else metrics.ops(*chosen)
     yield
     if path is not None:
         path.write_text(json.dumps(metrics.as_dict(), indent=1) + "\n", "utf-8")

@@ -89,7 +89,7 @@ class Decoder:
 def stepper(model: Model, cache: KVCache, ops: Any = cpu, *, dialect: Dialect = EXACT, head: Head | None = None) -> Step:
     """A function from the next tokens [B] of the first B slots to their logits [B, V], as fast as `ops` can."""
     if isinstance(cache, DeviceCache):
-        return Decoder(model, cache, ops, np.arange(cache.batch))
+        return Decoder(model, cache, ops.backend, np.arange(cache.batch))
 
     def step(tokens: ArrayLike) -> NDArray[np.float32]:
         return forward(model, np.asarray(tokens)[:, None], cache, last_only=True, dialect=dialect, ops=ops, head=head)

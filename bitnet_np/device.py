@@ -38,7 +38,8 @@ def open_cuda(number: int = 0) -> Backend:
     from .kernels.cuda.target import SIMULATED
 
     if not cuda.is_available():
-        raise OptionError(f"no CUDA device: {cuda.cuda_error() or 'the driver found none'}; expected an NVIDIA GPU and its driver")
+        why = " ".join(str(cuda.cuda_error() or "the driver found none").split())
+        raise OptionError(f"no CUDA device: {why} (expected an NVIDIA GPU and its driver)")
     found = len(cuda.gpus)
     if not 0 <= number < found:
         raise OptionError(f"CUDA device is {number}, expected 0 to {found - 1} here")
@@ -50,6 +51,11 @@ def open_cuda(number: int = 0) -> Backend:
         has, wants = (".".join(map(str, version)) for version in (gpu.compute_capability, OLDEST))
         raise OptionError(f"CUDA device {number} has compute capability {has}, expected at least {wants}")
     return Cuda(gpu.MULTIPROCESSOR_COUNT, lambda: int(cuda.current_context().get_memory_info().free))
+
+
+def on_cpu(ops: Any) -> bool:
+    """Whether a backend's arrays are NumPy's."""
+    return getattr(ops, "DEVICE", "cpu") == "cpu"
 
 
 def bytes_needed(model: Model) -> int:
@@ -116,7 +122,7 @@ class DeviceCache(KVCache):
 
     def __init__(self, on: Backend, config: Config, batch: int = 1, capacity: int | None = None) -> None:
         """Raises OptionError for an impossible size, CapacityError when the device has no memory for it."""
-        self.capacity, self.window = config.context if capacity is None else capacity, None
+        self._begin(config, batch, capacity, None)
         shape = (config.n_layers, batch, self.capacity, config.kv_heads, config.head_dim)
         check_shape(shape)
         wanted, free = 8 * int(np.prod(shape, dtype=object)), on.free_bytes()
@@ -124,7 +130,6 @@ class DeviceCache(KVCache):
             raise CapacityError(f"KV cache: {wanted:,} bytes for {batch} sequences of {shape[2]} positions, the device has {free:,} free")
         self._on = on
         self.k, self.v = on.zeros(shape), on.zeros(shape)
-        self.lengths, self._oldest = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
 
     @property
     def nbytes(self) -> int:
@@ -149,8 +154,8 @@ class DeviceCache(KVCache):
 
 def new_cache(config: Config, batch: int, capacity: int | None, ops: Any, dtype: DTypeLike = np.float32) -> KVCache:
     """A KV cache where `ops` computes. Raises what KVCache does, and UnsupportedError for float16 on a device."""
-    if getattr(ops, "DEVICE", "cpu") == "cpu":
+    if on_cpu(ops):
         return KVCache(config, batch, capacity, dtype)
     if np.dtype(dtype) != np.float32:
         raise UnsupportedError(f"KV cache: dtype is {np.dtype(dtype)}, on a device expected float32")
-    return DeviceCache(ops, config, batch, capacity)
+    return DeviceCache(ops.backend, config, batch, capacity)

@@ -74,14 +74,17 @@ class Metrics:
         self.operations: dict[str, Operation] = {}
         self.forwards = self.layers = self.kv_writes = self.kv_positions = self.peak_workspace = 0
 
-    def ops(self, backend: ModuleType = cpu) -> ModuleType:
-        """The backend with every call counted; its results are the same."""
+    def ops(self, backend: Any = cpu, reason: str = "the caller chose the backend") -> ModuleType:
+        """The backend with every call counted; its results are the same. `reason`: why this one.
+
+        On a device each call is waited for, to know how long it takes.
+        """
         device = getattr(backend, "DEVICE", "cpu")
 
         def where(name: str) -> tuple[str, str]:
-            return (device, _CHOSEN) if hasattr(backend, name) else ("cpu", _LACKS)
+            return (device, reason) if hasattr(backend, name) else ("cpu", _LACKS)
 
-        measured = self._copy(backend, "", device, _CHOSEN)
+        measured = self._copy(backend, "", device, reason)
         measured.__dict__["blocks"] = self._copy(getattr(backend, "blocks", blocks), "blocks.", *where("blocks"))
         masked = getattr(backend, "attend_masked", masks.attend_masked)
         measured.__dict__["attend_masked"] = self._counted("attend_masked", masked, *where("attend_masked"))
@@ -133,48 +136,56 @@ class Metrics:
             self.kv_writes += 1
             self.kv_positions += count
 
-    def _copy(self, backend: ModuleType, prefix: str, device: str, reason: str) -> ModuleType:
-        copy = ModuleType(f"{backend.__name__}, measured")
-        for name, value in vars(backend).items():
-            operation = inspect.isfunction(value) and not name.startswith("_")
-            copy.__dict__[name] = self._counted(prefix + name, value, device, reason) if operation else value
+    def _copy(self, backend: Any, prefix: str, device: str, reason: str) -> ModuleType:
+        """Of a module, or of an object whose methods are the operations."""
+        copy = ModuleType(f"{prefix or device}, measured")
+        wait = getattr(getattr(backend, "stream", None), "synchronize", lambda: None)
+        for name in (name for name in dir(backend) if not name.startswith("__")):
+            value = getattr(backend, name)
+            operation = (inspect.isfunction(value) or inspect.ismethod(value)) and not name.startswith("_")
+            copy.__dict__[name] = self._counted(prefix + name, value, device, reason, wait) if operation else value
         return copy
 
-    def _counted(self, name: str, function: Callable, device: str, reason: str) -> Callable:
+    def _counted(self, name: str, function: Callable, device: str, reason: str, wait: Callable[[], object] = lambda: None) -> Callable:
         @wraps(function)
         def counted(*arguments: Any, **options: Any) -> Any:
             memory = workspace.counts()
             fresh, again = memory.fresh, memory.again
             start = time.perf_counter()
             result = function(*arguments, **options)
+            wait()
             seconds = time.perf_counter() - start
             operation = self.operations.get(name) or self.operations.setdefault(name, Operation(device, reason))
             operation.count(seconds)
             operation.allocations += memory.fresh - fresh
             operation.reused += memory.again - again
-            operation.nbytes += _bytes_read(name, arguments, options) + _size(result)
+            operation.nbytes += _bytes_read(name, arguments, options) + _size(result) if device == "cpu" else 0
             self.peak_workspace = max(self.peak_workspace, memory.lent)
             return result
 
         return counted
 
 
-_CHOSEN, _LACKS = "the backend the caller chose", "the backend the caller chose has none"
+_LACKS = "the backend the caller chose has none"
 
 
 def _size(value: Any) -> int:
-    """Bytes of an array, or of all arrays of a tuple."""
-    if isinstance(value, tuple):
+    """Bytes of an array, wherever it is, or of all arrays of a tuple or list."""
+    if isinstance(value, tuple | list):
         return sum(_size(part) for part in value)
-    return value.nbytes if isinstance(value, np.ndarray) else 0
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
 
 
 def _bytes_read(name: str, arguments: tuple, options: Mapping[str, Any]) -> int:
-    """Of the arguments. Of a table that rows are taken from: those rows; of a KV cache: the positions that are seen."""
-    if name in _GATHERING:
+    """Of the arguments. Of a table that rows are taken from: those rows; of a KV cache: the positions that are seen.
+
+    On a device, whose numbers are not looked at, all of either.
+    """
+    if name in _GATHERING and isinstance(arguments[-1], np.ndarray):
         table, tokens = arguments[0], arguments[-1]
         return table[0].nbytes * len(tokens) + tokens.nbytes
-    if name in _ATTENTION:
+    if name in _ATTENTION and isinstance(arguments[4], np.ndarray):
         q, k, _, slot, position = arguments[:5]
         mask_or_window = arguments[5] if len(arguments) > 5 else options.get("window")
         seen = _positions_seen(slot, position, mask_or_window if isinstance(mask_or_window, int) else None, k.shape[1])

@@ -39,6 +39,7 @@ from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.kernels.cuda import ternary
 from bitnet_np.kernels.cuda.backend import TILES, Cuda
+from bitnet_np.metrics import Metrics
 from bitnet_np.testing import random_model
 from bitnet_np.transformer import forward, forward_full
 
@@ -373,6 +374,16 @@ def other_families() -> None:
 def generation() -> None:
     on, model = device(), random_model(rng(4), **SMALLEST)
     assert generate(place(model, on), [1, 2], 2, ops=on) == generate(model, [1, 2], 2)
+
+
+@check
+def metered() -> None:
+    on, model, metrics = device(), random_model(rng(4), **SMALLEST), Metrics()
+    ops = metrics.ops(on, "a test")
+    assert generate(place(model, ops), [1, 2], 2, ops=ops) == generate(model, [1, 2], 2)
+    counted = metrics.as_dict()
+    assert counted["cpu_dispatches"] == 0
+    assert counted["operations"]["attend"] | {"device": "cuda", "reason": "a test", "calls": 1} == counted["operations"]["attend"]
 
 
 @check

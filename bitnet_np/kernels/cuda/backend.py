@@ -37,6 +37,7 @@ class Cuda:
     dialects = ("exact",)
 
     def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
+        self.backend = self  # what has arenas and launches, where this is wrapped
         self.processors = processors
         self.free_bytes = free_bytes
         self.tiles = TILES
