@@ -13,21 +13,16 @@ if not GPU:
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 import json
-import math
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 from models import assert_same_bits
-from numba.cuda.simulator.kernel import BlockManager, BlockThread
 from numpy.typing import NDArray
 
 from bitnet_np import packing
@@ -37,7 +32,7 @@ from bitnet_np.device import new_cache, open_cuda, place
 from bitnet_np.errors import CapacityError, TokenRangeError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
-from bitnet_np.kernels.cuda import ternary
+from bitnet_np.kernels.cuda import simulated, ternary
 from bitnet_np.kernels.cuda.backend import TILES, Cuda
 from bitnet_np.metrics import Metrics
 from bitnet_np.testing import random_model
@@ -49,25 +44,6 @@ CHECKS: dict[str, Callable[[], None]] = {}
 def check(function: Callable[[], None]) -> Callable[[], None]:
     CHECKS[function.__name__] = function
     return function
-
-
-def use_barriers() -> None:
-    """Run blocks as the simulator does, which polls its threads, but ten times as fast: they meet at a barrier, all of them or none."""
-
-    def run(manager: Any, grid_point: tuple, *arguments: Any) -> None:
-        size = tuple(manager._block_dim)
-        manager.barrier = threading.Barrier(math.prod(size))
-        threads = [BlockThread(partial(manager._f, *arguments), manager, grid_point, point, False) for point in np.ndindex(*size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-            if thread.exception:
-                manager.barrier.abort()
-                raise thread.exception[0].with_traceback(thread.exception[1])
-
-    BlockManager.run = run
-    BlockThread.syncthreads = lambda thread: thread._manager.barrier.wait(60)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -411,7 +387,7 @@ def decoder() -> None:
 
 def main(arguments: list[str]) -> None:
     if not GPU:
-        use_barriers()
+        simulated.use_barriers()
     for name in [name for name in arguments if name != "--gpu"] or CHECKS:
         began, problem = time.perf_counter(), ""
         try:
