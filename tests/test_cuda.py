@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from bitnet_np import cli, embedded
 from bitnet_np.device import open_cuda
+from bitnet_np.dispatch import choose
 from bitnet_np.errors import OptionError
 from bitnet_np.kernels import cpu, masks
 
@@ -264,6 +266,24 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
 def test_without_a_gpu_the_error_says_so():
     with pytest.raises(OptionError, match="no CUDA device"):
         open_cuda()
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_the_device_is_chosen_once_and_the_reason_kept():
+    assert choose("cpu") == (cpu, "the CPU was asked for")
+    ops, reason = choose("auto")
+    assert ops is cpu
+    assert reason.startswith("no CUDA")
+    with pytest.raises(OptionError, match="no CUDA"):
+        choose("cuda")
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_the_command_line_without_a_gpu(capsys):
+    with embedded.model_path() as path:
+        assert cli.main(["logits", str(path), "--tokens", "1,2", "--device", "cuda"]) == 2
+        assert "no CUDA" in capsys.readouterr().err
+        assert cli.main(["logits", str(path), "--tokens", "1,2", "--device", "auto"]) == 0
 
 
 def test_the_cpu_path_imports_no_cuda():

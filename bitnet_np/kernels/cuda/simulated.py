@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from .. import simd
 
 _WARP = 32
+_PATIENCE = 600  # seconds that a thread waits for others: more means that a kernel lets some of them miss a meeting
 
 
 def use_barriers() -> None:
@@ -37,7 +38,7 @@ def use_barriers() -> None:
                 raise thread.exception[0].with_traceback(thread.exception[1])
 
     BlockManager.run = run
-    BlockThread.syncthreads = lambda thread: thread._manager.barrier.wait(60)
+    BlockThread.syncthreads = lambda thread: thread._manager.barrier.wait(_PATIENCE)
 
 
 def device(function: Callable) -> Callable:
@@ -108,9 +109,9 @@ def _exchange(value: Any, combine: Callable[[list], Any] = list) -> tuple[int, A
             meetings[warp] = _Meeting(min(_WARP, int(np.prod(block._block_dim)) - warp * _WARP))
     meeting = meetings[warp]
     meeting.values[lane] = value
-    if meeting.barrier.wait(60) == 0:
+    if meeting.barrier.wait(_PATIENCE) == 0:
         meeting.result = combine(meeting.values)
-    meeting.barrier.wait(60)
+    meeting.barrier.wait(_PATIENCE)
     return lane, meeting.result  # whoever comes next waits for this lane before there is another result
 
 
