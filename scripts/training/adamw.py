@@ -11,7 +11,7 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from bitnet_np.kernels.cpu import _parallel, _serial
+from bitnet_np.kernels.cpu import _launch, _parallel, _serial
 
 from .settings import Settings
 
@@ -61,5 +61,5 @@ def update(parameters: Arrays, gradients: Arrays, first: Arrays, second: Arrays,
         decay = 1 - rate * settings.weight_decay if w.ndim == 2 else 1.0
         numbers = (factor, settings.beta1, 1 - settings.beta1, settings.beta2, 1 - settings.beta2, corrected, root, settings.epsilon, decay)
         flat = (array.reshape(-1) for array in (w, gradients[name], first[name], second[name]))
-        _update(*flat, tuple(map(np.float32, numbers)))
+        _launch(_update, w.size, *flat, tuple(map(np.float32, numbers)))
     return length
