@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,7 +28,8 @@ from .transformer import check_tokens
 
 Floats = NDArray[np.float32]
 Gradients = dict[str, Floats]
-QUANTIZERS = ("ternary", "none")
+Quantizer = Literal["ternary", "none"]
+"""What becomes of float32 matrices."""
 FACTORS = "rope_freqs.weight"
 _LOGITS = 1 << 24  # numbers of logits that exist at a time, if a sequence does not need more
 
@@ -38,7 +40,7 @@ def loss_and_gradients(
     tokens: ArrayLike,
     lengths: ArrayLike | None = None,
     *,
-    weights: str = "ternary",
+    weights: Quantizer = "ternary",
     recompute: bool = False,
     divisor: float | None = None,
 ) -> tuple[float, Gradients]:
@@ -113,8 +115,8 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
 
 def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> dict[str, Floats | Ternary]:
     """The parameters as kernels take them."""
-    if weights not in QUANTIZERS:
-        raise OptionError(f"weights is {weights!r}, expected one of {', '.join(QUANTIZERS)}")
+    if weights not in get_args(Quantizer):
+        raise OptionError(f"weights is {weights!r}, expected one of {', '.join(get_args(Quantizer))}")
     family = FAMILIES.get(config.architecture)
     if family is None or family.head_norms or config.norm != "rms" or not config.gated or config.rope == "none":
         raise UnsupportedError(f"architecture is {config.architecture!r}, gradients are there for BitNet's and Llama's")
@@ -140,7 +142,11 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
         if not right:
             kind = f"{getattr(value, 'dtype', type(value).__name__)} {list(np.shape(value))}"
             raise ShapeError(f"parameter {name} is {kind}, expected float32 {list(shape)}")
-        found[name] = value if isinstance(value, Ternary) else np.ascontiguousarray(value)
+        if isinstance(value, np.ndarray):
+            value = np.require(value, requirements=("C", "A"))
+            if cpu.has_non_finite(value):
+                raise NonFiniteError(f"parameter {name} has NaN or infinity in it")
+        found[name] = value
     return found
 
 

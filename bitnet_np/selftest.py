@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import embedded, masks, packing
-from .kernels import cpu
+from .kernels import backward, cpu
 from .kernels.masks import attend_masked
 from .load import load
 from .transformer import BITNET_CPP, EXACT, Dialect, forward_full
@@ -74,6 +74,40 @@ def _masked() -> tuple[NDArray, ...]:
     return (attend_masked(q, k, v, np.zeros(130, np.int64), np.arange(130), mask[None]),)
 
 
+def backward_cases() -> dict[str, Case]:
+    """Of the backward pass: two sequences, of 130 rows and of 7."""
+    cuts = np.array([0, 130, 137])
+
+    def attend_back() -> tuple[NDArray, ...]:
+        q, attended, dy = (4 * noise(seed, 137, 6, 20) for seed in (20, 21, 22))
+        return backward.attend_back(q, noise(23, 137, 2, 20), noise(24, 137, 2, 20), attended, dy, cuts, 70)
+
+    def cross_entropy() -> tuple[NDArray, ...]:
+        """The gradient. Losses take a logarithm, which is the math library's."""
+        logits = 9 * noise(25, 5, 161)
+        backward.cross_entropy_in_place(logits, np.array([160, 0, 7, 7, 99]), 0.01)
+        return (logits,)
+
+    def add_rows() -> tuple[NDArray, ...]:
+        out = noise(26, 3, 70)
+        backward.add_rows(out, noise(27, 137, 70), np.arange(137) % 3, cuts)
+        return (out,)
+
+    gate, up, dy = 9 * noise(28, 3, 161), noise(29, 3, 161), noise(30, 3, 161)
+    return {
+        "product": lambda: (backward.product(noise(31, 37, 300), noise(32, 300, 70)),),
+        "transposed_product": lambda: (backward.transposed_product(noise(33, 137, 37), noise(34, 137, 70), cuts),),
+        "rms_norm_back": lambda: backward.rms_norm_back(noise(35, 137, 161), noise(36, 161), 1e-5, noise(37, 137, 161), cuts),
+        "relu2_gate_back": lambda: backward.relu2_gate_back(gate, up, dy),
+        "silu_gate_back": lambda: backward.silu_gate_back(gate, up, dy),
+        "attend_back": attend_back,
+        "cross_entropy_in_place": cross_entropy,
+        "add_rows": add_rows,
+        "quantize_weights": lambda: backward.quantize_weights(noise(38, 37, 161), 2.0, np.float32(0.37)),
+        "dequantize": lambda: (backward.dequantize(*cpu.quantize(noise(39, 5, 161))),),
+    }
+
+
 def _forward(dialect: Dialect) -> tuple[NDArray, ...]:
     with embedded.model_path() as path:
         return (forward_full(load(path), embedded.recording()["tokens_T64"][None], dialect=dialect),)
@@ -109,7 +143,7 @@ def cases() -> dict[str, Case]:
         "forward, bitnet.cpp": lambda: _forward(BITNET_CPP),
         "exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),),
     }
-    return found
+    return found | backward_cases()
 
 
 def known_bits() -> dict[str, str]:

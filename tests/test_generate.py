@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens, seeds, shapes
 
+from bitnet_np import transformer
 from bitnet_np.errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.generate import GREEDY, Sampling, choose, generate, stream, uniforms
 from bitnet_np.transformer import DIALECTS, forward_full
@@ -183,7 +184,8 @@ def passes(monkeypatch):
         counted.append(np.shape(tokens))
         return forward(model, tokens, *args, **options)
 
-    monkeypatch.setattr(module, "forward", counting)
+    for user in (module, transformer):  # a prompt goes through `prefill`
+        monkeypatch.setattr(user, "forward", counting)
     return counted
 
 

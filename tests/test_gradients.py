@@ -440,7 +440,7 @@ def call(config=None, drop=None, lengths=None, tokens=((1, 2, 3), (4, 5, 6)), ch
         ({"tokens": [[1, 11]]}, TokenRangeError, "token 11"),
         ({"tokens": np.zeros((1, 301), np.int64)}, ContextLimitError, "sequence 0 has 301 tokens, the model's context is 300"),
         ({"config": config_of("qwen2"), "drop": "blk.0.attn_k.bias"}, ShapeError, "blk.0.attn_k.bias is missing"),
-        ({"change": {"output_norm.weight": np.full(12, np.inf, np.float32)}}, NonFiniteError, "leaves float32's range"),
+        ({"change": {"blk.0.attn_q.weight": np.full((16, 12), np.nan, np.float32)}}, NonFiniteError, "blk.0.attn_q.weight has NaN"),
         ({"change": {"output_norm.weight": np.full(12, 3e38, np.float32)}}, NonFiniteError, "leaves float32's range"),
     ],
 )

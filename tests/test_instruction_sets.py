@@ -21,7 +21,7 @@ from numba import njit, types
 from numba.core import codegen
 from numba.np.numpy_support import from_dtype
 
-from bitnet_np import masks, packing
+from bitnet_np import masks, packing, selftest
 from bitnet_np.kernels import blocks, cpu, simd
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.tensor_types import BLOCK_TYPES, Q3_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
@@ -62,7 +62,8 @@ def random_blocks(kind):
 
 def fingerprint():
     """SHA-256 of the logits of two models, 70 tokens of 2 sequences, in both dialects by both paths, and of every float16 widened:
-    random weights are hardly ever subnormal. Of the weights of block types, and of products with one. And how all that was computed.
+    random weights are hardly ever subnormal. Of the weights of block types, and of products with one. Of the backward pass's kernels. And
+    how all that was computed.
     """
     digests = []
     for shape in (SHAPE, {"width": 33, "ffn": 45, "heads": 2, "kv_heads": 1, "head_dim": 6}):
@@ -81,6 +82,7 @@ def fingerprint():
         "logits": digests,
         "masked": digest(forward_full(model, tokens, mask=masks.mask(70, 70, masks.Pattern(window=9, sinks=2)))),
         "weights": {kind.name: digest(blocks.embed(random_blocks(kind), kind, np.arange(40))) for kind in DIFFERENT_TYPES},
+        "backward": {name: selftest.digest(*compute()) for name, compute in selftest.backward_cases().items()},
         "products": [digest(blocks.matmul(random_floats((rows, 512)), random_blocks(Q5_K), Q5_K)) for rows in (1, 7)],
     }
 

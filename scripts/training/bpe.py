@@ -6,8 +6,9 @@ from typing import Any
 
 import tokenizers
 
+from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.errors import OptionError
-from bitnet_np.text import BYTE_CHARACTERS, CONTROL, NORMAL
+from bitnet_np.text import CONTROL, NORMAL
 
 END = "<|endoftext|>"  # before every text and after it, as GPT-2 has it
 CHAT_TEMPLATE = (
