@@ -31,15 +31,18 @@ class KVCache:
 
     def __init__(self, config: Config, batch: int = 1, capacity: int | None = None, dtype: DTypeLike = np.float32, *, ring: bool = False):
         """`capacity` defaults to the model's context. Raises OptionError, or CapacityError when the memory cannot be had."""
-        self.capacity = config.context if capacity is None else capacity
         if np.dtype(dtype) not in (np.float32, np.float16):
             raise OptionError(f"KV cache: dtype is {np.dtype(dtype)}, expected float32 or float16")
         if ring and (config.window is None or config.window_layers is not None):
             raise OptionError("KV cache: a ring is for a model with a window in every layer, this one has layers that see all positions")
-        self.window = config.window if ring else None
+        self._begin(config, batch, capacity, config.window if ring else None)
         self.k, self.v = _zeros((config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim), np.dtype(dtype))
-        self.lengths = np.zeros(batch, np.int64)
-        self._oldest = np.zeros(batch, np.int64)  # the first position of each slot that is still there
+
+    def _begin(self, config: Config, batch: int, capacity: int | None, window: int | None) -> None:
+        """All but the keys and values."""
+        self.capacity, self.window = config.context if capacity is None else capacity, window
+        self.lengths = np.zeros(max(batch, 0), np.int64)
+        self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is still there
 
     def _places(self, capacity: int) -> int:
         """S. The chunks that one query's window touches, while another chunk is being written: those of a whole chunk of queries."""

@@ -124,7 +124,7 @@ class DeviceCache(KVCache):
 
     def __init__(self, on: Backend, config: Config, batch: int = 1, capacity: int | None = None) -> None:
         """Raises OptionError for an impossible size, CapacityError when the device has no memory for it."""
-        self.capacity, self.window = config.context if capacity is None else capacity, None
+        self._begin(config, batch, capacity, None)
         shape = (config.n_layers, batch, self.capacity, config.kv_heads, config.head_dim)
         check_shape(shape)
         wanted, free = 8 * int(np.prod(shape, dtype=object)), on.free_bytes()
@@ -132,7 +132,6 @@ class DeviceCache(KVCache):
             raise CapacityError(f"KV cache: {wanted:,} bytes for {batch} sequences of {shape[2]} positions, the device has {free:,} free")
         self._on = on
         self.k, self.v = on.zeros(shape), on.zeros(shape)
-        self.lengths, self._oldest = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
 
     @property
     def nbytes(self) -> int:

@@ -34,7 +34,7 @@ class Operation:
     shortest: float = np.inf
     longest: float = 0.0
     histogram: Counter[int] = field(default_factory=Counter)  # calls of 2^i to 2^(i+1) microseconds
-    nbytes: int = 0  # read and written at least, once each
+    nbytes: int = 0  # read and written at least, once each; on a device they are not counted
     allocations: int = 0  # arrays of new memory for results
     reused: int = 0  # arrays of memory that an earlier result had
 
@@ -77,7 +77,7 @@ class Metrics:
     def ops(self, backend: Any = cpu, reason: str = "the backend the caller chose") -> ModuleType:
         """The backend with every call counted; its results are the same. `reason`: why this one.
 
-        Of a device other than the CPU the times are those of launching, which does not wait for the work, and bytes are not counted.
+        On a device each call is waited for, to know how long it takes.
         """
         device = getattr(backend, "DEVICE", "cpu")
 
@@ -137,20 +137,23 @@ class Metrics:
             self.kv_positions += count
 
     def _copy(self, backend: Any, prefix: str, device: str, reason: str) -> ModuleType:
+        """Of a module, or of an object whose methods are the operations."""
         copy = ModuleType(f"{prefix or device}, measured")
+        wait = getattr(getattr(backend, "stream", None), "synchronize", lambda: None)
         for name in (name for name in dir(backend) if not name.startswith("__")):
             value = getattr(backend, name)
             operation = (inspect.isfunction(value) or inspect.ismethod(value)) and not name.startswith("_")
-            copy.__dict__[name] = self._counted(prefix + name, value, device, reason) if operation else value
+            copy.__dict__[name] = self._counted(prefix + name, value, device, reason, wait) if operation else value
         return copy
 
-    def _counted(self, name: str, function: Callable, device: str, reason: str) -> Callable:
+    def _counted(self, name: str, function: Callable, device: str, reason: str, wait: Callable[[], object] = lambda: None) -> Callable:
         @wraps(function)
         def counted(*arguments: Any, **options: Any) -> Any:
             memory = workspace.counts()
             fresh, again = memory.fresh, memory.again
             start = time.perf_counter()
             result = function(*arguments, **options)
+            wait()
             seconds = time.perf_counter() - start
             operation = self.operations.get(name) or self.operations.setdefault(name, Operation(device, reason))
             operation.count(seconds)
@@ -167,10 +170,11 @@ _LACKS = "the backend the caller chose has none"
 
 
 def _size(value: Any) -> int:
-    """Bytes of an array, or of all arrays of a tuple."""
-    if isinstance(value, tuple):
+    """Bytes of an array, or of all arrays of a tuple or list."""
+    if isinstance(value, tuple | list):
         return sum(_size(part) for part in value)
-    return value.nbytes if isinstance(value, np.ndarray) else 0
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
 
 
 def _bytes_read(name: str, arguments: tuple, options: Mapping[str, Any]) -> int:

@@ -13,9 +13,9 @@ from .errors import FileFormatError, NonFiniteError, UnsupportedError
 from .gguf_file import Tensor
 from .kernels import cpu
 from .model import Config, Layer, Model, Table
-from .tensor_types import BF16, F16, F32
+from .tensor_types import BF16, F16, F32, F64
 
-FLOATS: dict[Any, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2")}
+FLOATS: dict[Any, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2"), F64: np.dtype("<f8")}
 
 
 class Source(Protocol):
@@ -62,13 +62,26 @@ def type_names(types: Any) -> str:
 
 
 def floats(parts: Parts, tensor: Tensor) -> NDArray:
-    """A float array in its own dtype (bfloat16 as uint16 bits), all of it finite."""
+    """A float array in its own dtype (bfloat16 as uint16 bits; float64 as float32, which must hold it), all of it finite."""
     if tensor.type not in FLOATS:
         raise refuse_type(parts.file, tensor, type_names(FLOATS))
     array = np.require(tensor.data.view(FLOATS[tensor.type]).reshape(tensor.shape), requirements="A")  # a copy where a file aligns nothing
+    if tensor.type is F64:
+        array = _narrowed(parts, tensor, array)
     if not parts.allow_nan and cpu.has_non_finite(array):
         raise NonFiniteError(f"{parts.file.path}: tensor {tensor.name} has NaN or infinity in it")
     return array
+
+
+def _narrowed(parts: Parts, tensor: Tensor, wide: NDArray[np.float64]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = wide.astype(np.float32)
+    lost = (narrow != wide) & ~np.isnan(wide)
+    if lost.any():
+        raise UnsupportedError(
+            f"{parts.file.path}: tensor {tensor.name} of type F64 has the number {float(wide[lost][0])!r}, which float32 cannot hold"
+        )
+    return narrow
 
 
 def frequencies(parts: Parts, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:  # [J]

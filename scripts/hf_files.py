@@ -104,6 +104,7 @@ def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
         table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
     raw = json.dumps(table).encode()
+    raw += b" " * (-len(raw) % 8)  # so that numbers are aligned
     return len(raw).to_bytes(8, "little") + raw
 
 

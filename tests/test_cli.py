@@ -34,6 +34,8 @@ from bitnet_np.transformer import compute_logits, forward_full
 
 PACKAGE = Path(bitnet_np.__file__).parents[1]
 TINY = str(PACKAGE / "bitnet_np" / "data" / "tiny.gguf")
+DATA = Path(__file__).parent / "data"
+RECORDED = [*sorted(DATA.glob("*/*.gguf")), *sorted(path.parent for path in DATA.glob("hf/*/config.json"))]
 TOKENS = embedded.recording()["tokens_T17"]
 COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "mask", "selftest")
 needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")
@@ -120,6 +122,11 @@ def test_inspect_says_what_a_file_holds(run):
     assert re.search(r"\ntokenizer\.ggml\.tokens +\[512 values\]\n", out)
     assert "attn_q" not in out
     assert re.search(r"\nblk\.2\.attn_k\.weight +I2_S +128 x 256 +8,224\n", run("inspect", TINY, "--tensors"))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_inspect_knows_every_recorded_model(run, path):
+    assert "supported: yes" in run("inspect", str(path))
 
 
 def test_inspect_in_json(run):

@@ -369,7 +369,7 @@ def put(name, value):
         (put(Q + "_scale", np.array([-1], np.float32)), NonFiniteError, f"{Q}_scale is -1.0"),
         (put(Q + "_scale", np.ones(2, np.float32)), FileFormatError, f"{Q}_scale has shape [2]"),
         (put("model.norm.weight", np.full(64, 0x7FC0, np.uint16)), NonFiniteError, "model.norm.weight has NaN"),
-        (put("model.norm.weight", np.ones(64, np.float64)), UnsupportedError, "model.norm.weight has type F64"),
+        (put("model.norm.weight", np.full(64, 0.1)), UnsupportedError, "model.norm.weight of type F64 has the number 0.1"),
         (put("model.embed_tokens.weight", np.full((131, 64), np.inf, np.float16)), NonFiniteError, "model.embed_tokens.weight has NaN"),
     ],
 )
@@ -419,6 +419,10 @@ def test_an_index_names_files_of_the_folder_only(tmp_path, file):
     [
         ({"a": "1.safetensors", "b": "2.safetensors"}, "2.safetensors: tensor 'b' is missing"),
         ({"a": "2.safetensors"}, "tensor 'b' is in None by"),
+        (
+            {"a": "1.safetensors", "b": "3.safetensors"},
+            "3.safetensors: the file is missing, model.safetensors.index.json has tensors in it",
+        ),
     ],
 )
 def test_an_index_and_its_files_agree(tmp_path, where, message):

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hf_files import write_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_text import CORPUS
 
+from bitnet_np import cli
 from bitnet_np.errors import FileFormatError, UnsupportedError
+from bitnet_np.gguf_file import open_gguf
+from bitnet_np.gguf_writer import write_model
 from bitnet_np.hf_tokenizer import tokenizer_metadata
+from bitnet_np.testing import random_model
 from bitnet_np.text import tokenizer_from
 from bitnet_np.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
@@ -308,6 +313,40 @@ def test_what_follows_keeps_its_space(special):
     assert special.decode(rest) == special.decode(rest, after=special.encode("it</s>", special=True)) == "it"
     stream = special.decode_stream(after=prompt)
     assert [stream.feed(i) for i in rest] == [" it"]
+
+
+def test_what_is_generated_goes_on_where_the_prompt_ends(tmp_path, capsys):
+    """Its first space is the text's."""
+    path, prompts = tmp_path / "t.gguf", tmp_path / "prompts.jsonl"
+    prompts.write_text('{"id": 1, "prompt": "it"}')
+    spaces = 0
+    for seed in range(8):
+        model = random_model(
+            seed, family="llama", weights="float32", vocab=420, width=16, ffn=16, heads=2, kv_heads=1, head_dim=8, n_layers=1
+        )
+        write_model(path, model, metadata(PROTOS["llama"]))
+        assert cli.main(["generate", str(path), "--prompt", "it", "-n", "3", "--json"]) == 0
+        one = json.loads(capsys.readouterr().out)
+        assert cli.main(["generate", str(path), "--prompts-file", str(prompts), "-n", "3", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["text"] == one["text"]
+        first = PROTOS["llama"].pieces[one["tokens"][0]]
+        spaces += first.type == first.NORMAL and first.piece[0] == "\u2581"
+        assert first.type != first.NORMAL or one["text"].startswith(first.piece.replace("\u2581", " "))
+    assert spaces
+
+
+def test_converting_a_folder_keeps_the_tokenizer(tmp_path):
+    told = converted(PROTOS["llama"])
+    config = {"model_type": "llama", "hidden_act": "silu", "vocab_size": 420, "hidden_size": 16, "intermediate_size": 16}
+    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
+    write_folder(tmp_path / "m", config)
+    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(told))
+    (tmp_path / "m" / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    assert cli.main(["convert", str(tmp_path / "m"), str(tmp_path / "m.gguf")]) == 0
+    ours = tokenizer_from(open_gguf(tmp_path / "m.gguf").metadata, "m.gguf")
+    assert (ours.bos, ours.eos, ours.add_bos) == (1, 2, True)
+    for text in CORPUS[:4]:
+        assert ours.encode(text) == from_json(told).encode(text)
 
 
 def test_defaults_are_those_of_files_that_do_not_say():
