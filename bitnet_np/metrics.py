@@ -74,7 +74,7 @@ class Metrics:
         self.operations: dict[str, Operation] = {}
         self.forwards = self.layers = self.kv_writes = self.kv_positions = self.peak_workspace = 0
 
-    def ops(self, backend: Any = cpu, reason: str = "the caller chose the backend") -> ModuleType:
+    def ops(self, backend: Any = cpu, reason: str = "the backend the caller chose") -> ModuleType:
         """The backend with every call counted; its results are the same. `reason`: why this one.
 
         On a device each call is waited for, to know how long it takes.

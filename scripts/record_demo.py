@@ -83,7 +83,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.transformers:
             record_transformers(options.folder / "transformers.npz", model, tokenizer)
         else:
-            (options.folder / "greedy.json").write_text(json.dumps(greedy(model, tokenizer), indent=1) + "\n", "utf-8")
+            lines = ",\n".join(map(json.dumps, greedy(model, tokenizer)))
+            (options.folder / "greedy.json").write_text(f"[\n{lines}\n]\n", "utf-8")
     except (Error, OSError) as error:
         print(f"record_demo.py: {error}", file=sys.stderr)
         return 2

@@ -40,8 +40,8 @@ def save(path: Path, state: State, settings: Settings, tokenizer: dict[str, Any]
 def load(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
     """The state and the tokenizer's keys.
 
-    Raises OptionError if the checkpoint is of a run with other settings. The number of steps may differ, as long as it would have made no
-    difference yet.
+    Raises OptionError if the checkpoint is of a run with other settings. The number of steps and when the rate falls may differ, as
+    long as that would have made no difference yet.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -54,7 +54,7 @@ def load(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
         raise FileFormatError(f"{path}: no checkpoint: {error}") from None
     then = told["settings"]
     for name, value in asdict(settings).items():
-        if then.get(name) != value and (name != "steps" or not _same_rates(Settings(**then), settings, told["step"])):
+        if then.get(name) != value and (name not in ("steps", "fall") or not _same_rates(Settings(**then), settings, told["step"])):
             raise OptionError(f"{path}: {name} is {then.get(name)}, but this run has {value}")
     return State(**groups, step=told["step"]), told["tokenizer"]
 
