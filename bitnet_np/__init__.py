@@ -9,6 +9,7 @@ from .errors import Error
 from .generate import Sampling, generate, stream
 from .gguf_file import open_gguf
 from .load import load
+from .metrics import Metrics
 from .model import Blocks, Config, Layer, Linear, Model, Ternary
 from .transformer import (
     BITNET_CPP,
@@ -20,6 +21,7 @@ from .transformer import (
     forward_full,
     forward_incremental,
     pad,
+    prefill,
 )
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "KVCache",
     "Layer",
     "Linear",
+    "Metrics",
     "Model",
     "Request",
     "Sampling",
@@ -54,5 +57,6 @@ __all__ = [
     "masks",
     "open_gguf",
     "pad",
+    "prefill",
     "stream",
 ]

@@ -18,11 +18,12 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from .cache import KVCache
 from .certified import CertifiedHead
+from .device import new_cache
 from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
 from .generate import GREEDY, Sampling, certified_for, check_prompt, choose, uniforms
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, _integers, forward, forward_full, pad
+from .transformer import EXACT, Dialect, _integers, forward, forward_full, pad, prefill
 
 Observe = Callable[["Request", NDArray[np.float32]], None]
 
@@ -131,7 +132,7 @@ class Batch:
         head: CertifiedHead | None = None,
     ):
         self.model, self.dialect, self.ops, self.observe, self.head = model, dialect, ops, observe, head
-        self.cache = KVCache(model.config, slots, capacity, dtype)
+        self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(slots))
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
@@ -185,17 +186,7 @@ class Batch:
         tokens, lengths = pad([sequence.pending for sequence in sequences])
         slots = [sequence.slot for sequence in sequences]
         try:
-            logits = forward(
-                self.model,
-                tokens,
-                self.cache,
-                lengths,
-                slots=slots,
-                last_only=True,
-                dialect=self.dialect,
-                ops=self.ops,
-                head=self.head,
-            )
+            logits = prefill(self.model, tokens, self.cache, lengths, slots=slots, dialect=self.dialect, ops=self.ops, head=self.head)
         except NonFiniteError as error:
             if len(sequences) == 1:
                 return [error]

@@ -91,7 +91,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     start = time.perf_counter()
     advance = progress.bar("generating")
     done: list[Completion] = []
-    for completion in generate_batch(model, requests, batch, dialect=DIALECTS[arguments.dialect], head=head):
+    for completion in generate_batch(model, requests, batch, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, head=head):
         done.append(completion)
         advance(len(done), len(requests))
         print(_line(completion, tokenizer, arguments.json, printable), flush=True)
@@ -117,7 +117,7 @@ def _encoded(prompt: str | list[int], tokenizer: Tokenizer | None, chat: bool) -
 def _line(completion: Completion, tokenizer: Tokenizer | None, as_json: bool, printable: Callable[[str], str]) -> str:
     entry: dict[str, Any] = {"id": completion.request.id, "tokens": completion.tokens}
     if tokenizer:
-        entry["text"] = tokenizer.decode(completion.tokens)
+        entry["text"] = tokenizer.decode(completion.tokens, after=completion.request.prompt)
     if completion.error:
         entry["error"] = completion.error
     if as_json:

@@ -9,8 +9,8 @@ from .errors import CapacityError, NonFiniteError, OptionError, SlotError
 from .kernels.scalar import CHUNK
 from .model import Config
 
-Saved = list[tuple[int, int, int, slice | NDArray[np.int64], NDArray | None]]
-"""Of some slots: the slot, its length, what it would be, and the places between with the keys and values that were there, if any."""
+Saved = list[tuple[int, int, int, int, NDArray | None]]
+"""Of some slots: the slot, its first position that is still there, its length, what it is to be, and keys and values that this covers."""
 
 
 class KVCache:
@@ -31,15 +31,18 @@ class KVCache:
 
     def __init__(self, config: Config, batch: int = 1, capacity: int | None = None, dtype: DTypeLike = np.float32, *, ring: bool = False):
         """`capacity` defaults to the model's context. Raises OptionError, or CapacityError when the memory cannot be had."""
-        self.capacity = config.context if capacity is None else capacity
         if np.dtype(dtype) not in (np.float32, np.float16):
             raise OptionError(f"KV cache: dtype is {np.dtype(dtype)}, expected float32 or float16")
         if ring and (config.window is None or config.window_layers is not None):
             raise OptionError("KV cache: a ring is for a model with a window in every layer, this one has layers that see all positions")
-        self.window = config.window if ring else None
+        self._begin(config, batch, capacity, config.window if ring else None)
         self.k, self.v = _zeros((config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim), np.dtype(dtype))
-        self.lengths = np.zeros(batch, np.int64)
-        self._oldest = np.zeros(batch, np.int64)  # the first position of each slot that is still there
+
+    def _begin(self, config: Config, batch: int, capacity: int | None, window: int | None) -> None:
+        """All but the keys and values."""
+        self.capacity, self.window = config.context if capacity is None else capacity, window
+        self.lengths = np.zeros(max(batch, 0), np.int64)
+        self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is still there
 
     def _places(self, capacity: int) -> int:
         """S. The chunks that one query's window touches, while another chunk is being written: those of a whole chunk of queries."""
@@ -110,16 +113,18 @@ class KVCache:
             places = self._between(length, length + count)
             covers = length > 0 and self.k.shape[2] < length + count
             held = np.stack([self.k[:, slot, places], self.v[:, slot, places]]) if covers else None
-            saved.append((slot, length, length + count, places, held))
+            saved.append((slot, int(self._oldest[slot]), length, length + count, held))
         return saved
 
     def restore(self, saved: Saved) -> None:
         """Undo what was written since `save`."""
-        for slot, start, end, places, held in saved:
+        for slot, oldest, length, end, held in saved:
             if held is None:
-                self.erase(slot, start, end)
+                self.erase(slot, length, end)
             else:
+                places = self._between(length, end)
                 self.k[:, slot, places], self.v[:, slot, places] = held
+            self.lengths[slot], self._oldest[slot] = length, oldest
 
     def _between(self, start: int, end: int) -> slice | NDArray[np.int64]:
         """The places of positions start..end, as far as they are there at the same time."""
@@ -177,13 +182,10 @@ class KVCache:
         for slot in targets:
             if self.lengths[self._checked(slot)]:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
-        wraps = held > self.k.shape[2]
+        end = length if held <= self.k.shape[2] else self.k.shape[2]
         for slot in targets:
             for kept in (self.k, self.v):
-                end = kept.shape[2] if wraps else length
                 kept[:, slot, :end] = kept[:, source, :end]
-            if wraps:
-                self.erase(slot, length, held)
             self.lengths[slot], self._oldest[slot] = length, self._oldest[source]
 
     def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
@@ -222,11 +224,16 @@ class KVCache:
         self.v[:, slot, places] = 0
 
 
-def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[NDArray, NDArray]:
-    layers, batch, capacity, heads, width = shape
-    for name, value in (("batch", batch), ("capacity", capacity)):
+def check_shape(shape: tuple[int, ...]) -> None:
+    """Raises OptionError for a cache [L, B, S, G, K] without a slot or a position."""
+    for name, value in (("batch", shape[1]), ("capacity", shape[2])):
         if value < 1:
             raise OptionError(f"KV cache: {name} is {value}, expected at least 1")
+
+
+def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[NDArray, NDArray]:
+    check_shape(shape)
+    layers, batch, capacity, heads, width = shape
     try:
         return np.zeros(shape, dtype), np.zeros(shape, dtype)
     except (MemoryError, ValueError) as error:

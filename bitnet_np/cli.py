@@ -8,8 +8,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import batch_command, convert_command, embedded, grad_command, mask_command, progress, selftest, trace_command
-from .arguments import add_load_arguments, loaded
+from .arguments import add_load_arguments, add_override_arguments, loaded
 from .check_command import JUDGEMENT_HEADER, add_compare_arguments, check_logits, check_trace, judgement_row, run_compare, show_check
 from .compare import Judgement, Verdict, judge
+from .dispatch import Device, choose
 from .errors import EmptyInputError, Error, OptionError, ShapeError, shown
 from .generate import HeadChoice, Sampling, stream
 from .gguf_file import GGUFFile, Value
@@ -28,6 +29,7 @@ from .hf_folder import Folder
 from .interop import FORMATS, read_any
 from .kernels import simd
 from .load import model_from, open_model, read_config
+from .metrics import Metrics
 from .model import Model
 from .nll import token_nll
 from .report import Report
@@ -35,6 +37,7 @@ from .text import Tokenizer, tokenizer_from
 from .transformer import BITNET_CPP, DIALECTS, EXACT, PARALLEL_THRESHOLD, Mode, compute_logits
 
 TOP = 5
+TOKENS = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if getattr(arguments, "threads", None) is not None:
             _set_threads(arguments.threads)
-        with progress.compiling():
+        with progress.compiling(), _measured(arguments):
             code = arguments.run(arguments)
         print(end="", flush=True)
         return code
@@ -77,6 +80,16 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
         added.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose roundings to follow")
         add_load_arguments(added)
+        add_override_arguments(added)
+
+    def measurable(added: argparse.ArgumentParser) -> None:
+        added.add_argument(
+            "--device",
+            choices=get_args(Device),
+            default="cpu",
+            help="compute on the CPU (default) or on a GPU (extra `cuda`): the same bits",
+        )
+        added.add_argument("--metrics", type=Path, metavar="F.json", help="count and time every operation; a table on standard error, too")
 
     def tokens(added: argparse.ArgumentParser, text: str, required: bool) -> argparse._MutuallyExclusiveGroup:
         group = added.add_mutually_exclusive_group(required=required)
@@ -100,12 +113,18 @@ def _parser() -> argparse.ArgumentParser:
     logits.add_argument("--last", action="store_true", help="logits of the last position only")
     logits.add_argument("--out", type=Path, metavar="F.npy", help="write the logits, float32")
     computing(logits)
+    measurable(logits)
 
     generate = command("generate", _generate, "Continue a prompt, token by token.")
-    generate.add_argument("model", type=Path, nargs="?", help="default: the embedded model")
+    generate.add_argument("model", type=Path, nargs="?", help="default: the embedded demo model")
     batch_command.add_arguments(generate, tokens(generate, "--prompt", required=True))
     generate.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template, as the user's message")
-    generate.add_argument("-n", type=int, default=64, metavar="N", help="tokens to generate at most (default 64)")
+    generate.add_argument(
+        "-n",
+        type=int,
+        metavar="N",
+        help=f"tokens to generate at most (default {TOKENS}, {embedded.DEMO_TOKENS} from the demo model, or what fits the context)",
+    )
     generate.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (default) is greedy")
     generate.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K largest logits (default 0: all)")
     generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the fewest tokens with probability P")
@@ -120,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text; default: the file's end tokens")
     computing(generate)
+    measurable(generate)
 
     check = command("check", _check, "Judge another engine's logits; with no arguments, the embedded recording of bitnet.cpp's.")
     check.add_argument("model", type=Path, nargs="?")
@@ -150,6 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     nll.add_argument("--stride", type=int, metavar="N", help="tokens between the starts of windows, for texts longer than the context")
     nll.add_argument("--out", type=Path, metavar="F.npy", help="write the value of each token but the first, float64")
     computing(nll)
+    measurable(nll)
 
     convert = command("convert", convert_command.run_convert, "Write a model as a GGUF file: the same model to the bit, or a refusal.")
     convert_command.add_arguments(convert)
@@ -167,6 +188,23 @@ def _set_threads(threads: int) -> None:
     if not 1 <= threads <= most:
         raise OptionError(f"--threads is {threads}, expected 1 to {most} here")
     numba.set_num_threads(threads)
+
+
+@contextmanager
+def _measured(arguments: argparse.Namespace) -> Iterator[None]:
+    """The backend that the command computes with, and what --metrics asks to be told of it when the command is done."""
+    path: Path | None = getattr(arguments, "metrics", None)
+    _check_out("--metrics", path)
+    metrics = Metrics()
+    chosen = choose(getattr(arguments, "device", "cpu"))
+    arguments.ops = chosen.ops if path is None else metrics.ops(*chosen)
+    yield
+    if path is not None:
+        path.write_text(json.dumps(metrics.as_dict(), indent=1) + "\n", "utf-8")
+        print(_table(*metrics.table()), file=sys.stderr)
+        print(
+            f"{metrics.forwards} forwards, {metrics.layers} layers, {metrics.kv_positions} positions written to KV caches", file=sys.stderr
+        )
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Any]) -> list:
@@ -330,7 +368,7 @@ def _inspect(arguments: argparse.Namespace) -> int:
 def _compute(model: Model, ids: NDArray, arguments: argparse.Namespace, **how: Any) -> NDArray[np.float32]:
     """Logits of ids [T] or [B, T]: an axis V more, or in place of T with --last."""
     batch = ids if ids.ndim == 2 else ids[None]
-    logits = compute_logits(model, batch, last_only=arguments.last, dialect=DIALECTS[arguments.dialect], **how)
+    logits = compute_logits(model, batch, last_only=arguments.last, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, **how)
     return logits if ids.ndim == 2 else logits[0]
 
 
@@ -338,7 +376,7 @@ def _logits(arguments: argparse.Namespace) -> int:
     mode: Mode = arguments.mode or ("auto" if arguments.chunk is None else "incremental")
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
-    _check_out(arguments.out)
+    _check_out("--out", arguments.out)
     file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
     model = loaded(file, arguments)
@@ -365,10 +403,10 @@ def _logits(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_out(path: Path | None) -> None:
+def _check_out(option: str, path: Path | None) -> None:
     """Before anything is computed."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise OptionError(f"--out is {path}, expected a file in a folder that is there")
+        raise OptionError(f"{option} is {path}, expected a file in a folder that is there")
 
 
 def _save(path: Path, array: NDArray) -> None:
@@ -387,9 +425,11 @@ def _save(path: Path, array: NDArray) -> None:
 
 def _generate(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
-        path = Path(arguments.model or stack.enter_context(embedded.model_path()))
+        most = embedded.DEMO_TOKENS if arguments.model is None else TOKENS
+        path = Path(arguments.model or stack.enter_context(embedded.demo_path()))
         chosen_stops = None if arguments.stop is None else _numbers("--stop", arguments.stop, int)
         if arguments.prompts_file is not None:
+            arguments.n = most if arguments.n is None else arguments.n
             return batch_command.run_prompts(arguments, path, chosen_stops, _printable)
         if arguments.batch is not None:
             raise OptionError("--batch needs --prompts-file")
@@ -410,15 +450,16 @@ def _generate(arguments: argparse.Namespace) -> int:
         tokens = stream(
             model,
             ids.tolist(),
-            arguments.n,
+            max(1, min(most, model.config.context - len(ids))) if arguments.n is None else arguments.n,
             sampling=sampling,
             numbers=numbers,
             seed=arguments.seed,
             stop=stops,
             dialect=DIALECTS[arguments.dialect],
+            ops=arguments.ops,
             head=arguments.head,
         )
-        decoder = tokenizer.decode_stream() if tokenizer else None
+        decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
         pieces: list[str] = []
         start = time.perf_counter()
@@ -511,12 +552,12 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
 
 
 def _nll(arguments: argparse.Namespace) -> int:
-    _check_out(arguments.out)
+    _check_out("--out", arguments.out)
     file = open_model(arguments.model)
     ids = _tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
     model = loaded(file, arguments)
     bar = progress.bar("reading")
-    values = token_nll(model, ids, stride=arguments.stride, dialect=DIALECTS[arguments.dialect], progress=bar)
+    values = token_nll(model, ids, stride=arguments.stride, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, progress=bar)
     if arguments.out is not None:
         _save(arguments.out, values)
     mean = float(values.mean())

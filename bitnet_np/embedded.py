@@ -1,7 +1,9 @@
-"""The embedded default: a tiny random BitNet model in the released file's form, and what bitnet.cpp computed with it.
+"""The embedded models: one that is checked against bitnet.cpp, and one that has something to say.
 
-`tiny.gguf` and the recording (logits of 1, 2, 17 and 64 tokens, by prefill and by decode) come from a build of bitnet.cpp of 2026-03 with
-squared ReLU and GGML_LLAMAFILE=OFF, so that its prefill and its decode agree.
+`tiny.gguf` has random weights in the released file's form; the recording (logits of 1, 2, 17 and 64 tokens, by prefill and by decode) comes
+from a build of bitnet.cpp of 2026-03 with squared ReLU and GGML_LLAMAFILE=OFF, so that its prefill and its decode agree.
+
+`demo.gguf` tells small stories, answers questions about them and adds up; scripts/train_demo.py made it.
 """
 
 from contextlib import AbstractContextManager
@@ -13,11 +15,18 @@ from numpy.typing import NDArray
 
 _DATA = files(__package__) / "data"
 LENGTHS = (1, 2, 17, 64)
+DEMO_TOKENS = 160
+"""What most of the demo model's stories end within."""
 
 
 def model_path() -> AbstractContextManager[Path]:
-    """The model file, for as long as the context lasts."""
+    """The model of the recording, for as long as the context lasts."""
     return as_file(_DATA / "tiny.gguf")
+
+
+def demo_path() -> AbstractContextManager[Path]:
+    """The model that speaks, for as long as the context lasts."""
+    return as_file(_DATA / "demo.gguf")
 
 
 def recording() -> dict[str, NDArray]:

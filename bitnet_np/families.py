@@ -263,6 +263,16 @@ def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | Non
         return frequencies / scaling
 
 
+def check_angles(config: Config, frequencies: NDArray[np.float64]) -> None:
+    """Raises UnsupportedError if not every angle of the context can be computed exactly."""
+    angle = config.context * frequencies.max(initial=0)
+    if not angle <= LARGEST_ANGLE:
+        raise UnsupportedError(
+            f"RoPE's angles reach {angle:.3g} radians in the context, expected at most {LARGEST_ANGLE:.3g}; "
+            f"the base is {config.rope_base}, the context {config.context}, positions are divided by {config.rope_scaling}"
+        )
+
+
 def llama3_factors(frequencies: NDArray[np.float64], factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:
     """What Llama 3.1's scaling divides frequencies [J] by: GGUF files keep these numbers as rope_freqs.weight, config.json the four here.
 

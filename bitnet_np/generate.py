@@ -10,12 +10,13 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from .cache import KVCache
 from .certified import LARGEST_K, CertifiedHead, certify
+from .decode import stepper
+from .device import new_cache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, check_tokens, forward
+from .transformer import EXACT, Dialect, check_tokens, prefill
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def stream(
     """Yield up to `n` new tokens, each as soon as it is chosen; end before a token of `stop`.
 
     `numbers` are the uniform numbers to sample with, one for each token, for replaying; without them they come from `seed`.
-    One forward pass for the prompt, also when n is 0, and one for each token but the last.
+    One forward pass for each block of the prompt (transformer.BLOCK), also when n is 0, and one for each token but the last.
 
     `head` changes how fast tokens come, never which: "exact" computes all logits, "certified" the largest ones only where the choice needs
     no others (certified.py), "auto" does so where it pays. A head of an earlier call saves making its copy of the table.
@@ -160,7 +161,7 @@ def stream(
     ids = check_prompt(model, prompt, n, stop)
     certified = certified_for(model, sampling, n, head)
     source = iter(uniforms(seed) if numbers is None else numbers)
-    cache = KVCache(model.config, 1, len(prompt) + max(n - 1, 0))
+    cache = new_cache(model.config, 1, len(prompt) + max(n - 1, 0), ops)
 
     def next_uniform() -> float:
         if sampling.greedy:
@@ -171,14 +172,16 @@ def stream(
             raise OptionError("the uniform numbers ran out before the tokens did") from None
 
     def run() -> Iterator[int]:
-        logits = forward(model, [ids], cache, last_only=True, dialect=dialect, ops=ops, head=certified)
+        logits = prefill(model, [ids], cache, dialect=dialect, ops=ops, head=certified)
+        step = None
         for left in range(n, 0, -1):
             token = choose(logits[0], sampling, next_uniform())
             if token in stop:
                 return
             yield token
             if left > 1:
-                logits = forward(model, [[token]], cache, last_only=True, dialect=dialect, ops=ops, head=certified)
+                step = step or stepper(model, cache, ops, dialect=dialect, head=certified)
+                logits = step([token])
 
     return run()
 

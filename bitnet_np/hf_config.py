@@ -316,7 +316,11 @@ def _biases(keys: _Keys, model_type: str, architecture: str) -> tuple[str, ...]:
 
 
 def _quantization(keys: _Keys, kind: ModelType) -> Quantization | None:
-    """quantization_config of BitNet. `linear_class` must be said: one divides by the scale that the other multiplies by."""
+    """quantization_config of BitNet. One linear_class divides by the scale that the other multiplies by.
+
+    Files from before there were two (Falcon3-1.58's, HF1BitLLM's) name neither class nor mode: what they have is bitlinear, offline, which
+    is transformers' default, too. A mode without a class is a file of both times, and refused.
+    """
     told = keys.take("quantization_config", dict, None)
     if told is None:
         return None
@@ -324,16 +328,17 @@ def _quantization(keys: _Keys, kind: ModelType) -> Quantization | None:
     keys.fixed("quant_method", "bitnet")
     if not kind.quantizable:
         raise UnsupportedError(f"{keys.where}: supported for linears of BitNet and Llama, not for {kind.causal_lm}")
-    linear = keys.take("linear_class", str, None)
+    mode = keys.take("quantization_mode", str, None)
+    linear = keys.take("linear_class", str, "bitlinear" if mode is None else None)
     if linear not in ("bitlinear", "autobitlinear"):
         raise UnsupportedError(
             f"{keys.where}: linear_class is {shown(linear or 'missing')}, expected 'bitlinear' (divides by weight_scale) "
             "or 'autobitlinear' (multiplies by it): find out which, and say so in config.json"
         )
-    mode = keys.take("quantization_mode", str, "offline" if linear == "bitlinear" else None)  # bitlinear has no other
+    mode = mode or "offline"
     if mode not in ("online", "offline") or (linear, mode) == ("bitlinear", "online"):
         choices = "offline" if linear == "bitlinear" else "online or offline"
-        raise UnsupportedError(f"{keys.where}: quantization_mode of {linear} is {shown(mode or 'missing')}, expected {choices}")
+        raise UnsupportedError(f"{keys.where}: quantization_mode of {linear} is {shown(mode)}, expected {choices}")
     skipped = tuple(keys.take("modules_to_not_convert", list, ["lm_head"]))
     if not all(isinstance(name, str) and re.fullmatch(r"[\w.]+", name) for name in skipped):
         raise UnsupportedError(f"{keys.where}: modules_to_not_convert is {shown(list(skipped))}, expected plain names of modules")

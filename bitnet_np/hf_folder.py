@@ -64,6 +64,9 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     config = read_json(path / "config.json")
     index = _index(path)
     files = [SINGLE] if index is None else sorted(set(index.values()))
+    for file in files:
+        if index is not None and not (path / file).exists():
+            raise FileFormatError(f"{path / file}: the file is missing, {INDEX} has tensors in it")
     shards = {name: _open(path / name) for name in files}
     tensors: dict[str, Tensor] = {}
     mappings: dict[str, mmap.mmap] = {}

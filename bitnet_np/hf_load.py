@@ -9,6 +9,7 @@ A Ternary's scale is a float32. 1 / weight_scale and the mean are none in genera
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import fsum
 from typing import Any
 
@@ -21,7 +22,7 @@ from .hf_config import Llama3Scaling, Quantization, Recipe, read_recipe
 from .hf_folder import Folder
 from .kernels import cpu
 from .model import Config, Layer, Linear, Model, Ternary, Weights
-from .parts import FLOATS, Parts, floats, frequencies, names, refuse_type
+from .parts import FLOATS, Names, Parts, assemble, floats, refuse_type, type_names
 
 _CHUNK = 1 << 20  # weights that are widened at a time
 _QKV = ("attn_q", "attn_k", "attn_v")
@@ -30,34 +31,18 @@ _QKV = ("attn_q", "attn_k", "attn_v")
 def model_from(folder: Folder, progress: Callable[[int, int], None], allow_nan: bool) -> Model:
     """As load.load. Raises FileFormatError, UnsupportedError, ShapeError or NonFiniteError, naming the folder and the key or tensor."""
     recipe = read_recipe(folder.config, folder.path / "config.json")
-    config, kind = recipe.config, recipe.kind
-    parts = Parts(folder, config, allow_nan)
+    kind = recipe.kind
+    parts = Parts(folder, recipe.config, allow_nan)
     _strip(parts, recipe)
-    token_embd = floats(parts, parts.take(kind.embedding + ".weight", (config.vocab, config.width)))
-    positions = floats(parts, parts.take(kind.positions + ".weight", (config.context, config.width))) if kind.positions else None
-    output_norm = parts.vector(kind.norm + ".weight", config.width)
-    output_norm_bias = parts.vector(kind.norm + ".bias", config.width) if config.norm == "layer" else None
-    output = None if recipe.tied else floats(parts, parts.take("lm_head.weight", (config.vocab, config.width)))
-    layers = []
-    for n in range(config.n_layers):
-        layers.append(_layer(parts, recipe, kind.layer.format(n)))
-        progress(n + 1, config.n_layers)
-    if parts.tensors:
-        raise UnsupportedError(f"{folder.path}: tensor {next(iter(parts.tensors))} has no place in a {kind.causal_lm}")
-    factors = None if recipe.llama3 is None else _factors(config, recipe.llama3)
-    return packing.frozen(
-        Model(
-            config=config,
-            token_embd=token_embd,
-            layers=tuple(layers),
-            output_norm=output_norm,
-            rope_frequency=frequencies(parts, factors),
-            output=output,
-            output_norm_bias=output_norm_bias,
-            position_embd=positions,
-            rope_factors=factors,
-        )
+    names = Names(
+        token_embd=kind.embedding,
+        position_embd=kind.positions,
+        output_norm=kind.norm,
+        output=None if recipe.tied else "lm_head",
+        output_bias=None,
     )
+    factors = None if recipe.llama3 is None else _factors(recipe.config, recipe.llama3)
+    return assemble(parts, names, partial(floats, parts), lambda n: _layer(parts, recipe, kind.layer.format(n)), factors, progress)
 
 
 def _strip(parts: Parts, recipe: Recipe) -> None:
@@ -180,7 +165,7 @@ def _quantized(parts: Parts, module: str, n: int, m: int) -> Ternary:
     file = parts.file
     tensor = parts.take(module + ".weight", (n, m))
     if tensor.type not in FLOATS:
-        raise refuse_type(file, tensor, names(FLOATS) + ", in a quantization_mode that is online")
+        raise refuse_type(file, tensor, type_names(FLOATS) + ", in a quantization_mode that is online")
     masters = floats(parts, tensor)
     if parts.allow_nan and cpu.has_non_finite(masters):
         raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it, which no ternary code stands for")

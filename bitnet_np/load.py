@@ -1,8 +1,9 @@
 """A model file -> a Model: every tensor checked, float tables left where they lie in the mapped file."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -10,18 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import families, hf_load, packing, quants
-from .errors import FileFormatError, NonFiniteError, OptionError, ShapeError, UnsupportedError
+from .errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, shown
 from .gguf_file import GGUFFile, Tensor, open_gguf
 from .hf_config import read_recipe
 from .hf_folder import Folder, open_folder
 from .kernels import blocks as block_kernels
 from .kernels import cpu
-from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
-from .parts import FLOATS, Parts, floats, frequencies, names, refuse_type
+from .model import LONGEST_CONTEXT, Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from .parts import FLOATS, Names, Parts, assemble, floats, refuse_type, type_names
 from .tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 
 _TABLES = (*FLOATS, *BLOCK_TYPES)
 _QKV = ("attn_q", "attn_k", "attn_v")
+
+
+OVERRIDABLE: dict[str, type] = {"context": int, "eps": float, "rope_base": float, "rope_scaling": float, "window": int}
+"""Fields of Config that do not say what shapes tensors have."""
+
+BEYOND = {"context": LONGEST_CONTEXT}
+"""Overrides for `load`: let sequences be longer than the model was trained for. Each number is exact, but the text may make no sense."""
 
 
 def load(
@@ -30,6 +38,7 @@ def load(
     *,
     allow_nan: bool = False,
     i2s_layout: str = packing.I2S_DEFAULT,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Model:
     """Open a GGUF file, or a Hugging Face folder, as a model.
 
@@ -37,11 +46,12 @@ def load(
     so that a model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that
     no ternary code is 3. `allow_nan` lets NaN and infinity pass, to see what a damaged model computes; a scale below zero or a code of 3
     stays an error. `i2s_layout` is one of packing.I2S_LAYOUTS: no file says which one it has, nor can it be guessed.
+    `overrides` are fields of the Config, of OVERRIDABLE, to have instead of what the file says: {"context": 8192}, or BEYOND.
     `progress(done, total)` is called after each layer.
 
     Raises OptionError for another layout, FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
     """
-    return model_from(open_model(path), progress, allow_nan=allow_nan, i2s_layout=i2s_layout)
+    return model_from(open_model(path), progress, allow_nan=allow_nan, i2s_layout=i2s_layout, overrides=overrides)
 
 
 def open_model(path: str | os.PathLike) -> GGUFFile | Folder:
@@ -55,13 +65,34 @@ def model_from(
     *,
     allow_nan: bool = False,
     i2s_layout: str = packing.I2S_DEFAULT,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Model:
     """As `load`, from what is open."""
     if i2s_layout not in packing.I2S_LAYOUTS:
         raise OptionError(f"i2s_layout is {i2s_layout!r}, expected one of {', '.join(packing.I2S_LAYOUTS)}")
-    if isinstance(file, Folder):
-        return hf_load.model_from(file, progress, allow_nan)
-    return _from_gguf(file, progress, allow_nan, i2s_layout)
+    if isinstance(file, GGUFFile):
+        model = _from_gguf(file, progress, allow_nan, i2s_layout)
+    else:
+        model = hf_load.model_from(file, progress, allow_nan)
+    return overridden(model, overrides) if overrides else model
+
+
+def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
+    """The model with other numbers in its Config. Raises OptionError for a field, or a value of it, that cannot be."""
+    for name, value in overrides.items():
+        if name not in OVERRIDABLE:
+            raise OptionError(f"overrides has {shown(name)}, expected some of {', '.join(OVERRIDABLE)}")
+        if type(value) is not OVERRIDABLE[name]:
+            raise OptionError(f"overrides has {name} = {shown(value)}, expected {OVERRIDABLE[name].__name__}")
+    try:
+        config = replace(model.config, **overrides)
+        if model.position_embd is not None and config.context > model.position_embd.shape[0]:
+            raise OptionError(f"the model has learned {model.position_embd.shape[0]} positions, not {config.context}")
+        frequency = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, model.rope_factors, config.rope_scaling)
+        families.check_angles(config, frequency)
+    except Error as error:
+        raise OptionError(f"overrides {dict(overrides)}: {error}") from None
+    return replace(model, config=config, rope_frequency=frequency)
 
 
 def read_config(file: GGUFFile | Folder) -> Config:
@@ -70,36 +101,17 @@ def read_config(file: GGUFFile | Folder) -> Config:
 
 
 def _from_gguf(file: GGUFFile, progress: Callable[[int, int], None], allow_nan: bool, i2s_layout: str) -> Model:
-    config = families.read_config(file)
-    parts = Parts(file, config, allow_nan, i2s_layout)
-    token_embd = _table(parts, parts.take("token_embd.weight", (config.vocab, config.width)))
-    position_embd = _table(parts, parts.take("position_embd.weight", (config.context, config.width))) if parts.family.positions else None
-    output_norm = parts.vector("output_norm.weight", config.width)
-    output_norm_bias = parts.vector("output_norm.bias", config.width) if config.norm == "layer" else None
-    output = _table(parts, parts.take("output.weight", (config.vocab, config.width))) if "output.weight" in parts.tensors else None
-    head_bias = parts.family.head_bias and "output.bias" in parts.tensors
-    factors = _rope_factors(parts) if parts.family.rope_factors and "rope_freqs.weight" in parts.tensors else None
-    layers = []
-    for n in range(config.n_layers):
-        layers.append(_layer(parts, n))
-        progress(n + 1, config.n_layers)
-    output_bias = parts.vector("output.bias", config.vocab) if head_bias else None
-    if parts.tensors:
-        raise UnsupportedError(f"{file.path}: tensor {next(iter(parts.tensors))} has no place in architecture {config.architecture}")
-    return packing.frozen(
-        Model(
-            config=config,
-            token_embd=token_embd,
-            layers=tuple(layers),
-            output_norm=output_norm,
-            rope_frequency=frequencies(parts, factors),
-            output=output,
-            output_bias=output_bias,
-            output_norm_bias=output_norm_bias,
-            position_embd=position_embd,
-            rope_factors=factors,
-        )
+    parts = Parts(file, families.read_config(file), allow_nan, i2s_layout)
+    family, tensors = parts.family, parts.tensors
+    factors = _rope_factors(parts) if family.rope_factors and "rope_freqs.weight" in tensors else None
+    names = Names(
+        token_embd="token_embd",
+        position_embd="position_embd" if family.positions else None,
+        output_norm="output_norm",
+        output="output" if "output.weight" in tensors else None,
+        output_bias="output" if family.head_bias and "output.bias" in tensors else None,
     )
+    return assemble(parts, names, partial(_table, parts), partial(_layer, parts), factors, progress)
 
 
 def _layer(parts: Parts, n: int) -> Layer:
@@ -144,7 +156,7 @@ def _rope_factors(parts: Parts) -> NDArray[np.float32]:
 def _table(parts: Parts, tensor: Tensor) -> Table:
     """A matrix of numbers as it lies in the file, all of it finite."""
     if tensor.type not in _TABLES:
-        raise refuse_type(parts.file, tensor, names(_TABLES))
+        raise refuse_type(parts.file, tensor, type_names(_TABLES))
     return _blocks(parts, tensor) if tensor.type in BLOCK_TYPES else floats(parts, tensor)
 
 
@@ -162,7 +174,7 @@ def _weights(parts: Parts, tensor: Tensor, pieces: Sequence[slice]) -> Sequence[
     if tensor.type in TERNARY_TYPES:
         return [_ternary_blocks(parts, tensor, rows) for rows in pieces]
     if parts.family.ternary or tensor.type not in _TABLES:
-        raise refuse_type(parts.file, tensor, names((I2_S, *(TERNARY_TYPES if parts.family.ternary else _TABLES))))
+        raise refuse_type(parts.file, tensor, type_names((I2_S, *(TERNARY_TYPES if parts.family.ternary else _TABLES))))
     if tensor.type in BLOCK_TYPES:
         return [_blocks(parts, tensor, rows) for rows in pieces]
     table = floats(parts, tensor)

@@ -24,8 +24,10 @@ Rope = Literal["halves", "adjacent", "none"]
 """Which numbers of a head make a pair: (i, i + J) as in GPT-NeoX, or (2i, 2i + 1) as in the permuted rows of Llama's GGUF files."""
 
 
+LONGEST_CONTEXT = 1 << 20  # positions whose angles are exact (families.LARGEST_ANGLE); the longest context in use is 1,010,000
+
 _MOST = {
-    "context": 1 << 20,  # positions whose angles are exact (families.LARGEST_ANGLE); the longest context in use is 1,010,000
+    "context": LONGEST_CONTEXT,
     "width": 1 << 19,  # 128 times 127 summed over a quarter of them is the most that a sum of the ternary kernels' int32 can hold
     "ffn": 1 << 19,
     "head_dim": 1 << 12,

@@ -6,7 +6,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .cache import KVCache
+from .device import new_cache
 from .errors import OptionError, ShapeError
 from .kernels import cpu
 from .model import Model
@@ -42,7 +42,7 @@ def token_nll(
     if chunk < 1:
         raise OptionError(f"chunk is {chunk}, expected at least 1")
     out = np.empty(len(ids) - 1)
-    cache = KVCache(model.config, 1, window)
+    cache = new_cache(model.config, 1, window, ops)
     known = 0  # tokens whose successors are judged
     begin = 0
     while known < len(out):

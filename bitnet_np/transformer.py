@@ -14,7 +14,7 @@ engines' recordings check that. They differ in where keys and values live, in ti
 Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal, TypeGuard
@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import masks
 from .cache import KVCache
+from .device import new_cache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
 from .kernels import blocks, cpu
 from .kernels.masks import attend_masked
@@ -37,6 +38,9 @@ Attend = Callable[[int, Floats, Floats, Floats], Floats]  # layer, [R, H, K], [R
 
 PARALLEL_THRESHOLD = 16
 """Longest sequence that mode "auto" runs incrementally. Both modes give the same bits; from a few tokens on the parallel one is faster."""
+
+BLOCK = 512
+"""Tokens of each sequence that `prefill` takes at a time. Larger ones are hardly faster, and take more memory."""
 
 Mode = Literal["parallel", "incremental", "auto"]
 
@@ -148,16 +152,16 @@ def forward_full(
     """
     ids, counts = check_tokens(model.config, tokens, lengths)
     rows = _rows(model.config, ids, counts, np.arange(len(counts)), np.zeros_like(counts))
+    there = ops.resident(rows)
 
     attention = _attention(dialect, ops) if mask is None else _masked_attention(mask, counts, ids.shape[1], strict, dialect, ops)
 
     def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        whole = np.zeros((2, *ids.shape, *k.shape[1:]), np.float32)
-        whole[0, rows.slot, rows.position] = k
-        whole[1, rows.slot, rows.position] = v
-        return attention(q, whole[0], whole[1], rows.slot, rows.position, model.config.window_of(layer))
+        keys, values = (ops.spread(x, there.slot, there.position, ids.shape) for x in (k, v))
+        return attention(q, keys, values, there.slot, there.position, model.config.window_of(layer))
 
-    return _shaped(_decoder(model, rows, attend, last_only, dialect, ops, record), rows, ids.shape, last_only)
+    logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops))
+    return _shaped(_finite(ops.to_host(logits), rows, last_only), rows, ids.shape, last_only)
 
 
 def forward(
@@ -183,13 +187,12 @@ def forward(
     Whatever is raised, also by `record`, the cache is as it was.
     """
     ids, counts = check_tokens(model.config, tokens, lengths)
-    chosen = np.arange(len(counts)) if slots is None else _integers("slots", slots, 1)
-    if chosen.shape != counts.shape:
-        raise ShapeError(f"slots has shape {chosen.shape}, expected {counts.shape}: one for each sequence")
+    chosen = _slots(slots, counts)
     if cache.k.shape[0::3] + cache.k.shape[4:] != (model.config.n_layers, model.config.kv_heads, model.config.head_dim):
         raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
     start = cache.reserve(chosen, counts)
     rows = _rows(model.config, ids, counts, chosen, start)
+    there = ops.resident(rows)
 
     end, attention = int((start + counts).max()), _attention(dialect, ops)
     pieces = cache.pieces(rows.slot, rows.position)
@@ -201,28 +204,74 @@ def forward(
         return kept[:, :end].astype(np.float32) if dialect.halves else kept.view(np.int16)
 
     def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        def attended(piece: slice | NDArray[np.intp]) -> Floats:
-            slot, position = rows.slot[piece], rows.position[piece]
-            cache.write(layer, slot, position, k[piece], v[piece])
-            ops.mark("kv_write", len(position))
-            keys, values = readable(cache.k[layer]), readable(cache.v[layer])
-            return attention(q[piece], keys, values, slot, position, model.config.window_of(layer))
+        def attended(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
+            cache.write(layer, slot, position, k, v)
+            ops.mark("kv_write", q.shape[0])
+            return attention(q, readable(cache.k[layer]), readable(cache.v[layer]), slot, position, model.config.window_of(layer))
 
         if len(pieces) == 1:
-            return attended(pieces[0])
+            return attended(q, k, v, there.slot, there.position)
         out = np.empty_like(q)
         for piece in pieces:
-            out[piece] = attended(piece)
+            out[piece] = attended(q[piece], k[piece], v[piece], rows.slot[piece], rows.position[piece])
         return out
 
     saved = cache.save(chosen, counts)
     try:
-        logits = _shaped(_decoder(model, rows, attend, last_only, dialect, ops, record, head), rows, ids.shape, last_only)
+        logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
+        logits = _finite(ops.to_host(logits), rows, last_only, head)
     except BaseException:
         cache.restore(saved)
         raise
     cache.advance(chosen, counts)
-    return logits
+    return _shaped(logits, rows, ids.shape, last_only)
+
+
+def prefill(
+    model: Model,
+    tokens: ArrayLike,
+    cache: KVCache,
+    lengths: ArrayLike | None = None,
+    *,
+    block: int = BLOCK,
+    slots: ArrayLike | None = None,
+    dialect: Dialect = EXACT,
+    ops: ModuleType = cpu,
+    head: Head | None = None,
+) -> Floats:
+    """As `forward` with last_only, at most `block` tokens of each sequence at a time: memory is the cache's and O(B * block), not O(B * T).
+
+    The same bits. Raises what `forward` raises; whatever is raised, the cache is as it was.
+    """
+    ids, counts = check_tokens(model.config, tokens, lengths)
+    if block < 1:
+        raise OptionError(f"block is {block}, expected at least 1")
+    chosen = _slots(slots, counts)
+    _check_context(model.config, cache.reserve(chosen, counts) + counts)
+    logits: list[tuple[int, Floats]] = []
+    saved = cache.save(chosen, counts)
+    try:
+        for begin, active, present in _in_blocks(counts, block):
+            ends = counts[active] <= begin + block
+            part, wanted = ids[active, begin : begin + block], head if ends.any() else _no_logits
+            out = forward(model, part, cache, present, slots=chosen[active], last_only=True, dialect=dialect, ops=ops, head=wanted)
+            logits += zip(active[ends], out[ends], strict=True)
+    except BaseException:
+        cache.restore(saved)
+        raise
+    return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
+
+
+def _no_logits(x: Floats) -> Floats:
+    """For what nobody asked for."""
+    return np.zeros((len(x), 1), np.float32)
+
+
+def _in_blocks(counts: NDArray[np.int64], block: int) -> Iterator[tuple[int, NDArray[np.intp], NDArray[np.int64]]]:
+    """Sequences of `counts` tokens, a block of each at a time: where it begins, which sequences reach it, with how many tokens."""
+    for begin in range(0, int(counts.max()), block):
+        active = np.flatnonzero(counts > begin)
+        yield begin, active, np.minimum(counts[active] - begin, block)
 
 
 def forward_incremental(
@@ -242,11 +291,10 @@ def forward_incremental(
     if chunk < 1:
         raise OptionError(f"chunk is {chunk}, expected at least 1")
     batch, length = ids.shape
-    cache = KVCache(model.config, batch, length)
+    cache = new_cache(model.config, batch, length, ops)
     logits = np.zeros((batch, model.config.vocab) if last_only else (batch, length, model.config.vocab), np.float32)
-    for start in range(0, int(counts.max()), chunk):
-        active = np.flatnonzero(counts > start)
-        part, present = ids[active, start : start + chunk], np.minimum(counts[active] - start, chunk)
+    for start, active, present in _in_blocks(counts, chunk):
+        part = ids[active, start : start + chunk]
         out = forward(model, part, cache, present, slots=active, last_only=last_only, dialect=dialect, ops=ops, record=record)
         if last_only:
             ends = counts[active] <= start + chunk
@@ -313,6 +361,13 @@ def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
+def _slots(slots: ArrayLike | None, counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    chosen = np.arange(len(counts)) if slots is None else _integers("slots", slots, 1)
+    if chosen.shape != counts.shape:
+        raise ShapeError(f"slots has shape {chosen.shape}, expected {counts.shape}: one for each sequence")
+    return chosen
+
+
 def _is_empty(values: ArrayLike) -> bool:
     try:
         return len(values) == 0  # type: ignore[arg-type]
@@ -372,7 +427,10 @@ def _shaped(logits: Floats, rows: Rows, shape: tuple[int, ...], last_only: bool)
 
 
 def _attention(dialect: Dialect, ops: ModuleType) -> Callable[..., Floats]:
-    """Causal attention as the dialect rounds it."""
+    """Causal attention as the dialect rounds it. A backend may say which dialects it has; kernels/cpu.py has them all."""
+    known = getattr(ops, "dialects", None)
+    if known is not None and dialect.name not in known:
+        raise UnsupportedError(f"the dialect is {dialect.name}, expected {' or '.join(known)} on this device")
     return ops.attend_halves if dialect.halves else ops.attend
 
 
@@ -395,10 +453,21 @@ def _masked_attention(
 # --- the model ------------------------------------------------------------------------------------------------------------------------
 
 
+def _seen(record: Record, ops: ModuleType) -> Record:
+    """A recorder of what `ops` computes: it gets NumPy's arrays, copies of those that are elsewhere."""
+    return record if record is ignore else lambda name, layer, array: record(name, layer, ops.to_host(array))
+
+
+def _rotations(model: Model, rows: Rows, dialect: Dialect, ops: ModuleType) -> tuple[Floats, Floats] | None:
+    """Cosines and sines of the rows' positions, [R, J] each; None for a model without RoPE."""
+    return ops.rotations(dialect.angles(rows.position, model)) if model.config.rope != "none" else None
+
+
 @np.errstate(over="ignore", invalid="ignore")  # told at the end, as an error
 def _decoder(
     model: Model,
     rows: Rows,
+    rotations: tuple[Floats, Floats] | None,
     attend: Attend,
     last_only: bool,
     dialect: Dialect,
@@ -406,28 +475,32 @@ def _decoder(
     record: Record,
     head: Head | None = None,
 ) -> Floats:
-    """All layers and the head: [R] -> [R, V], or [B, V] with last_only."""
+    """All layers and the head: [R] -> [R, V], or [B, V] with last_only. Arrays are where `ops` has them, tokens and logits too."""
     c = model.config
     ops.mark("forward")
     h = _embed(model.token_embd, rows.tokens, ops)
     record("inp_embd", None, h)
     if model.position_embd is not None:
-        h = h + _embed(model.position_embd, rows.position, ops)
+        h = ops.add(h, _embed(model.position_embd, rows.position, ops))
         record("inpL", None, h)
-    rotations = ops.rotations(dialect.angles(rows.position, model)) if c.rope != "none" else None
     for n, weights in enumerate(model.layers):
         h = _layer(c, weights, n, h, rows, rotations, attend, dialect, ops, record)
     if last_only:
-        h = h[rows.last]
+        h = ops.take(h, rows.last)
     x = _norm(c, h, model.output_norm, model.output_norm_bias, ops)
     record("result_norm", None, x)
     x = dialect.rounded(x)
     logits = _product(x, model.head, None, dialect, ops) if head is None else head(dialect.seen(x, model.head))
     if model.output_bias is not None:
-        logits = logits + model.output_bias
+        logits = ops.add_bias(logits, model.output_bias)
     record("result_output", None, logits)
+    return logits
+
+
+def _finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
+    """The logits, if all are finite numbers; a head that leaves some out gives -infinity for those, but never for the largest."""
     largest = logits if head is None else logits.max(axis=1)
-    if ops.has_non_finite(largest):
+    if cpu.has_non_finite(largest):
         row = int(np.flatnonzero(~np.isfinite(largest.reshape(len(logits), -1)).all(axis=1))[0])
         row = int(rows.last[row]) if last_only else row
         where = f"sequence {rows.sequence[row]}, position {rows.position[row]}"
@@ -464,7 +537,7 @@ def _norm(c: Config, x: Floats, gain: Floats, bias: Floats | None, ops: ModuleTy
     """The family's norm: [R, D] -> [R, D]."""
     if c.norm == "rms":
         return ops.rms_norm(x, gain, c.eps)
-    return ops.layer_norm(x, gain, np.zeros_like(gain) if bias is None else bias, c.eps)
+    return ops.layer_norm(x, gain, bias, c.eps)
 
 
 def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
@@ -515,8 +588,8 @@ def _layer(
             return _product(own, w.weights, Codes(name + "_in", n, own, ops, record), dialect, ops)
 
         def finish(name: str, w: Linear, y: Floats) -> Floats:
-            y = y if w.scale is None else y * w.scale
-            return note(name, y if w.bias is None else y + w.bias)
+            y = y if w.scale is None else ops.scaled(y, w.scale)
+            return note(name, y if w.bias is None else ops.add_bias(y, w.bias))
 
         together = [w.weights for w in outputs.values() if w.norm is None and _takes_codes(w.weights, dialect)]
         if len(together) == len(outputs) > 1:

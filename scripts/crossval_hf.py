@@ -9,6 +9,8 @@ BitLinear) and the same model as a `Model` of ours. Then, for one sequence:
 * strict float64: transformers computes in float32 in places, whatever its model's dtype (norms, softmax, RoPE's frequencies and angles, the
   quantisers). Its source is run with float64 for every float32 in it, and every tensor must equal spec.forward's to 1e-10 of its largest
   number, at all positions before one with an activation within 1e-9 of an int8 rounding boundary, where either code is right.
+* the folder: what save_pretrained writes, `load` reads, and it has the bits of ours. (What transformers has unpacked, it does not
+  save by itself: those matrices are packed again by its own function.)
 
 Exit status: 0 all agree, 1 a disagreement, 2 nothing could be compared.
 """
@@ -17,8 +19,10 @@ import argparse
 import importlib
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,7 @@ from bitnet_np.compare import Verdict, judge
 from bitnet_np.errors import Error, OptionError, UnsupportedError
 from bitnet_np.families import HF_MODULES, MATRICES, NORMS, rope_frequencies
 from bitnet_np.interop import stages
+from bitnet_np.load import load
 from bitnet_np.model import Config, Layer, Linear, Model
 from bitnet_np.packing import DenseLinear
 from bitnet_np.points import QUANTIZED, Key, Trace
@@ -224,6 +229,7 @@ class Transformers:
             self.linears: Any = importlib.import_module("transformers.integrations.bitnet")
         except ImportError as error:
             raise UnsupportedError(f"cross-validation needs torch and transformers: pip install torch transformers ({error})") from None
+        self.transformers.utils.logging.disable_progress_bar()
         self.torch.compiler.set_stance("force_eager")  # some of BitLinear is compiled otherwise, which takes minutes
 
     @property
@@ -257,6 +263,16 @@ class Transformers:
                 module.to_empty(device="cpu")
         model.tie_weights()
         return model.eval()
+
+    def save(self, model: Any, kind: tuple[str, str], folder: Path) -> None:
+        """As a checkpoint of this kind is published. A copy of the model: saving changes it."""
+        model = deepcopy(model)
+        state = model.state_dict()
+        for name, module in model.named_modules():
+            if isinstance(module, self.linears.AutoBitLinear) and not module.online_quant:
+                state[name + ".weight"] = self.linears.pack_weights(module.weight.data)
+        model.config.quantization_config = {"quant_method": "bitnet", "linear_class": kind[0], "quantization_mode": kind[1]}
+        model.save_pretrained(folder, state_dict=state)
 
     def set(self, tensor: Any, values: NDArray) -> None:
         """Copy into a parameter or buffer. No broadcasting."""
@@ -408,6 +424,9 @@ def validate(hf: Transformers, seed: int) -> Row:
     other = theirs[Key("result_output", None)]
     report = judge_trace(pair.model, Trace(theirs, tokens, hf.versions), tokens)
     judgement = judge(logits[0], other)
+    with tempfile.TemporaryDirectory() as name:
+        hf.save(pair.theirs, case.kind, Path(name))
+        saved = forward_full(load(name), tokens[None])
 
     with hf.strict(pair.theirs):
         strict = hf.run(pair.theirs, tokens)
@@ -415,6 +434,8 @@ def validate(hf: Transformers, seed: int) -> Row:
     positions, error, where = compare_float64(exact, strict)
 
     reasons = [report.reason] * (report.verdict >= Verdict.WRONG) + [judgement.reason] * (judgement.verdict >= Verdict.WRONG)
+    if not np.array_equal(saved, logits):
+        reasons.append(f"the saved folder gives other logits, by up to {np.abs(saved - logits).max():.2g}")
     if not positions:
         reasons.append("float64: every position comes after a tie, nothing could be compared")
     if error > AGREEMENT:

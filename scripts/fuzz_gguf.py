@@ -2,9 +2,10 @@
 
     python scripts/fuzz_gguf.py [--cases 20000] [--seed 0] [--jobs J] [--seconds S] [--save DIR] [FILE ...]
 
-The files to begin with are small models of every family and tensor type, and dumps of every format that the judge reads; or the GGUF files
-that are given, which should be small. A model that loads is run, because kernels have no bounds checks. Findings are: an exception of
-another kind, a crash, more than a second of processor time (compiling not counted), more memory than the file's size and 64 MB.
+The files to begin with are small models of every family and tensor type, Hugging Face folders of every model type, tokenizers, and dumps
+of every format that the judge reads; or the GGUF files and folders that are given, which should be small. A model that loads is run,
+because kernels have no bounds checks. Findings are: an exception of another kind, a crash, more than a second of processor time (compiling
+not counted), more memory than the file's size and 64 MB.
 Case n depends on n alone (seed + i for the i-th), so a finding is repeated by that seed and `--cases 1`. Cases run in processes of their
 own; `--jobs 0` runs them in this one. Exit status 1 if anything is found.
 """
@@ -103,7 +104,7 @@ def _work(options: argparse.Namespace, paths: Sequence[Path], folder: Path) -> N
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Fuzz the readers of models and dumps, and the kernels behind them.")
     parser.add_argument(
-        "files", nargs="*", type=Path, metavar="FILE", help="GGUF files to change; default: small models and dumps of all kinds"
+        "files", nargs="*", type=Path, metavar="FILE", help="GGUF files and folders to change; default: small models and dumps of all kinds"
     )
     parser.add_argument("--cases", type=int, default=20_000, help="how many (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first case (default %(default)s)")
@@ -158,11 +159,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_seeds(folder: Path) -> list[Path]:
-    from fuzzing.seeds import write_dumps, write_models, write_tokenizer
+    from fuzzing.seeds import write_dumps, write_folders, write_models, write_tokenizers
 
     folder.mkdir()
     write_models(folder)
-    write_tokenizer(folder)
+    write_tokenizers(folder)
+    write_folders(folder)
     write_dumps(folder)
     return sorted(folder.iterdir())
 

@@ -133,8 +133,12 @@ def attend_row(q: Floats, k: Floats, v: Floats, position: int, window: int | Non
     return total / weight[:, None]
 
 
-def attend_halves_row(q: Floats, k: Floats, v: Floats, position: int) -> Floats:  # [H, K], [S, G, K] x 2 -> [H, K]
+def attend_halves_row(q: Floats, k: Floats, v: Floats, position: int, window: int | None = None) -> Floats:
+    # [H, K], [S, G, K] x 2 -> [H, K]
     """Probabilities normalised and rounded to float16; their sum, and the sum over values, in float64 in key order."""
+    if window is not None:
+        first = max(0, position - window + 1)
+        return attend_halves_row(q, k[first:], v[first:], position - first)
     k, v = k[: position + 1], np.repeat(v, q.shape[0] // v.shape[1], axis=1)
     s = scores(q, k)
     p = exp(s - s.max(axis=1, keepdims=True))

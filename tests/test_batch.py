@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np import batch as batch_module
+from bitnet_np import transformer
 from bitnet_np.batch import Batch, Request, forward_batch, generate_batch
 from bitnet_np.cache import KVCache
 from bitnet_np.certified import certify
@@ -28,7 +28,7 @@ def passes(monkeypatch):
         seen.append((len(lengths), int(np.sum(lengths))))
         return forward(model, tokens, cache, lengths, **options)
 
-    monkeypatch.setattr(batch_module, "forward", counted)
+    monkeypatch.setattr(transformer, "forward", counted)
     return seen
 
 
@@ -111,8 +111,8 @@ def test_prompts_are_admitted_together_and_slots_used_again(passes):
     requests = [Request(f"r{i}", [1] * length, n) for i, (length, n) in enumerate([(4, 3), (2, 1), (5, 2), (1, 1), (3, 2)])]
     done = list(generate_batch(MODEL, requests, 2))
     assert [completion.request.id for completion in done] == ["r0", "r1", "r2", "r3", "r4"]
-    assert [completion.tokens for completion in done] == [alone(request) for request in requests]
     assert passes == [(2, 4 + 2), (2, 1 + 5), (2, 1 + 1), (2, 1 + 3), (1, 1)]
+    assert [completion.tokens for completion in done] == [alone(request) for request in requests]
 
 
 def test_one_pass_for_a_prompt_and_one_for_each_token_but_the_last(passes):

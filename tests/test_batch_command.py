@@ -6,8 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from bitnet_np import batch as batch_module
-from bitnet_np import embedded, load
+from bitnet_np import embedded, load, transformer
 from bitnet_np.batch import Request
 from bitnet_np.cli import main
 from bitnet_np.errors import NonFiniteError
@@ -31,14 +30,14 @@ def model(path):
 
 
 @pytest.fixture
-def run(capsys, tmp_path):
+def run(capsys, tmp_path, path):
     """Standard output and error of `generate` on these lines of a prompts file."""
 
     def ran(lines, *arguments, code=0):
         file = tmp_path / "prompts.jsonl"
         text = lines if isinstance(lines, bytes) else "".join(json.dumps(line) + "\n" for line in lines).encode()
         file.write_bytes(text)
-        assert main(["generate", "--prompts-file", str(file), *map(str, arguments)]) == code
+        assert main(["generate", str(path), "--prompts-file", str(file), *map(str, arguments)]) == code
         out, err = capsys.readouterr()
         assert "Traceback" not in err
         return out, err.replace(str(file), "FILE")
@@ -116,7 +115,7 @@ def test_a_sequence_that_fails_says_why_and_the_others_go_on(run, monkeypatch):
             raise NonFiniteError("the model leaves float32's range")
         return forward(model, tokens, *rest, **options)
 
-    monkeypatch.setattr(batch_module, "forward", failing)
+    monkeypatch.setattr(transformer, "forward", failing)
     out, _ = run([{"id": "good", "tokens": [1]}, {"id": "bad", "tokens": [9]}], "-n", 1, "--json", code=2)
     good, bad = map(json.loads, out.splitlines())
     assert len(good["tokens"]) == 1

@@ -22,17 +22,20 @@ from gguf_bytes import gguf as build
 
 import bitnet_np
 from bitnet_np import BITNET_CPP, Sampling, cli, embedded, selftest
+from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.cli import main
 from bitnet_np.compare import Judgement, Verdict
 from bitnet_np.generate import generate, uniforms
 from bitnet_np.gguf_file import open_gguf
 from bitnet_np.load import load
 from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.text import BYTE_CHARACTERS, tokenizer_from
+from bitnet_np.text import tokenizer_from
 from bitnet_np.transformer import compute_logits, forward_full
 
 PACKAGE = Path(bitnet_np.__file__).parents[1]
 TINY = str(PACKAGE / "bitnet_np" / "data" / "tiny.gguf")
+DATA = Path(__file__).parent / "data"
+RECORDED = [*sorted(DATA.glob("*/*.gguf")), *sorted(path.parent for path in DATA.glob("hf/*/config.json"))]
 TOKENS = embedded.recording()["tokens_T17"]
 COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "mask", "selftest")
 needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")
@@ -119,6 +122,11 @@ def test_inspect_says_what_a_file_holds(run):
     assert re.search(r"\ntokenizer\.ggml\.tokens +\[512 values\]\n", out)
     assert "attn_q" not in out
     assert re.search(r"\nblk\.2\.attn_k\.weight +I2_S +128 x 256 +8,224\n", run("inspect", TINY, "--tensors"))
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_inspect_knows_every_recorded_model(run, path):
+    assert "supported: yes" in run("inspect", str(path))
 
 
 def test_inspect_in_json(run):
@@ -514,19 +522,19 @@ def test_each_token_is_printed_as_it_comes(monkeypatch):
 
     monkeypatch.setattr(cli, "stream", slow)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(screen))
-    assert main(["generate", "--tokens", "1"]) == 0
+    assert main(["generate", TINY, "--tokens", "1"]) == 0
     assert seen == [b"", b"5", b"5,60"]
     assert screen.getvalue() == b"5,60,7\n"
 
 
 def test_generate_in_json(run, model):
-    found = run("generate", "--tokens", "1,2,3", "-n", "6", "--json")
+    found = run("generate", TINY, "--tokens", "1,2,3", "-n", "6", "--json")
     assert found.pop("prefill_tokens_per_second") > 0
     assert found.pop("decode_tokens_per_second") > 0
     assert found == {"prompt": [1, 2, 3], "tokens": generate(model, [1, 2, 3], 6)[3:]}
-    assert run("generate", "--tokens", "1", "-n", "1", "--json")["decode_tokens_per_second"] is None
-    assert run("generate", "--tokens", "1", "-n", "0", "--json")["tokens"] == []
-    assert run("generate", "--tokens", "1", "-n", "0") == "\n"
+    assert run("generate", TINY, "--tokens", "1", "-n", "1", "--json")["decode_tokens_per_second"] is None
+    assert run("generate", TINY, "--tokens", "1", "-n", "0", "--json")["tokens"] == []
+    assert run("generate", TINY, "--tokens", "1", "-n", "0") == "\n"
 
 
 @needs_text
@@ -534,8 +542,8 @@ def test_generate_from_text(run, model, tokenizer):
     prompt = tokenizer.encode("a b")
     options = ["-n", "9", "--stop", "", *HOT]
     new = generate(model, prompt, 9, sampling=Sampling(3.0))[len(prompt) :]
-    assert run("generate", "--prompt", "a b", *options) == tokenizer.decode(new) + "\n"
-    found = run("generate", "--prompt", "a b", *options, "--json")
+    assert run("generate", TINY, "--prompt", "a b", *options) == tokenizer.decode(new) + "\n"
+    found = run("generate", TINY, "--prompt", "a b", *options, "--json")
     assert (found["prompt"], found["tokens"], found["text"]) == (prompt, new, tokenizer.decode(new))
 
 
@@ -544,20 +552,20 @@ def test_text_may_end_inside_a_character(run, tokenizer, monkeypatch):
     first, second = (list(tokenizer.tokens).index(BYTE_CHARACTERS[byte]) for byte in "é".encode())
     for new, expected in (([first, second], "é"), ([first], "\ufffd")):
         monkeypatch.setattr(cli, "stream", lambda *args, new=new, **options: iter(new))
-        assert run("generate", "--prompt", "a") == expected + "\n"
-        assert run("generate", "--prompt", "a", "--json")["text"] == expected
+        assert run("generate", TINY, "--prompt", "a") == expected + "\n"
+        assert run("generate", TINY, "--prompt", "a", "--json")["text"] == expected
 
 
 @needs_text
 def test_generate_as_a_chat(run, tokenizer):
-    found = run("generate", "--prompt", "a b", "--chat", "-n", "3", "--json")
+    found = run("generate", TINY, "--prompt", "a b", "--chat", "-n", "3", "--json")
     assert found["prompt"] == tokenizer.chat([{"role": "user", "content": "a b"}])
     assert set(found) == {"prompt", "tokens", "text", "prefill_tokens_per_second", "decode_tokens_per_second"}
 
 
 def test_seeds_and_numbers_say_every_token(run, model):
     def of(*options):
-        return run("generate", "--tokens", "7,8", "-n", "12", *HOT, *options)
+        return run("generate", TINY, "--tokens", "7,8", "-n", "12", *HOT, *options)
 
     assert of("--seed", "5") == of("--seed", "5") == of("--uniforms", listed(islice(uniforms(5), 12)))
     assert of("--seed", "5") != of("--seed", "6")
@@ -569,10 +577,10 @@ def test_seeds_and_numbers_say_every_token(run, model):
 
 
 def test_generation_stops(run):
-    new = run("generate", "--tokens", "7", "-n", "12", *HOT, "--json")["tokens"]
+    new = run("generate", TINY, "--tokens", "7", "-n", "12", *HOT, "--json")["tokens"]
     first = new.index(new[4])
-    assert run("generate", "--tokens", "7", "-n", "12", *HOT, "--json", "--stop", f"{new[4]}")["tokens"] == new[:first]
-    assert run("generate", "--tokens", "7", "-n", "12", *HOT, "--json", "--stop", "")["tokens"] == new
+    assert run("generate", TINY, "--tokens", "7", "-n", "12", *HOT, "--json", "--stop", f"{new[4]}")["tokens"] == new[:first]
+    assert run("generate", TINY, "--tokens", "7", "-n", "12", *HOT, "--json", "--stop", "")["tokens"] == new
 
 
 @needs_text
@@ -582,9 +590,9 @@ def test_text_stops_at_the_files_end_tokens(run, model, tokenizer):
         s for s in range(999) if set(tokenizer.stops) & set(generate(model, prompt, 40, sampling=Sampling(9.0), seed=s)[len(prompt) :])
     )
     options = ["--prompt", "ab", "-n", "40", "--temperature", "9", "--seed", seed, "--json"]
-    whole = run("generate", *options, "--stop", "")["tokens"]
+    whole = run("generate", TINY, *options, "--stop", "")["tokens"]
     first = min(whole.index(stop) for stop in tokenizer.stops if stop in whole)
-    assert run("generate", *options)["tokens"] == whole[:first]
+    assert run("generate", TINY, *options)["tokens"] == whole[:first]
 
 
 @pytest.mark.parametrize(
@@ -611,12 +619,18 @@ def test_text_stops_at_the_files_end_tokens(run, model, tokenizer):
     ],
 )
 def test_wrong_arguments_of_generate(refused, arguments, message):
-    assert message in refused("generate", *arguments)
+    assert message in refused("generate", *(arguments if "gguf" in arguments[0] else [TINY, *arguments]))
+
+
+def test_without_n_as_many_tokens_as_fit(run):
+    prompt = ",".join(["7"] * 500)
+    assert len(run("generate", TINY, "--tokens", prompt, "--json")["tokens"]) == 12
+    assert len(run("generate", TINY, "--tokens", "7", "--json")["tokens"]) == 64
 
 
 def test_generate_takes_one_prompt(refused, tmp_path):
     path = written(tmp_path / "two.json", "[[1], [2]]")
-    assert "token ids have shape [2, 1], expected [T]: one prompt" in refused("generate", "--tokens-file", path)
+    assert "token ids have shape [2, 1], expected [T]: one prompt" in refused("generate", TINY, "--tokens-file", path)
 
 
 def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
@@ -625,7 +639,7 @@ def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "stream", interrupted)
-    assert main(["generate", "--tokens", "1"]) == 130
+    assert main(["generate", TINY, "--tokens", "1"]) == 130
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("5", "bitnet-np: interrupted\n")
 
@@ -867,7 +881,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 @needs_text
 def test_a_terminal_that_cannot_show_the_text():
-    process = program("generate", "--prompt", "ab", "-n", "20", *HOT, PYTHONIOENCODING="ascii")
+    process = program("generate", TINY, "--prompt", "ab", "-n", "20", *HOT, PYTHONIOENCODING="ascii")
     out, _ = process.communicate()
     assert process.returncode == 0
     assert b"\\ufffd" in out

@@ -11,8 +11,8 @@ import pytest
 from fuzzing import cases, seeds
 
 from bitnet_np.errors import UnsupportedError
-from bitnet_np.gguf_file import open_gguf
 from bitnet_np.interop import FORMATS
+from bitnet_np.load import open_model
 
 needs_limits = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
 
@@ -21,7 +21,8 @@ needs_limits = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("seeds")
     seeds.write_models(found)
-    seeds.write_tokenizer(found)
+    seeds.write_tokenizers(found)
+    seeds.write_folders(found)
     seeds.write_dumps(found)
     return found
 
@@ -38,7 +39,13 @@ def test_what_is_changed_is_sound(sound, tmp_path):
         cases.write(tmp_path / seed.name, {"t.gguf": seed.document.bytes()})  # taken apart and put together again
         for n in (0, 1, 2):  # a dialect each
             cases.use_model(tmp_path / seed.name, n)
-    dumps = {seed.name: seed.files for seed in sound if not seed.document}
+    folders = [seed for seed in sound if seed.kind == "folder"]
+    assert len(folders) > 10
+    for seed in folders:
+        cases.write(tmp_path / seed.name, seed.files)
+        for n in (0, 1, 2):
+            cases.use_model(tmp_path / seed.name, n)
+    dumps = {seed.name: seed.files for seed in sound if seed.kind == "dump"}
     assert set(dumps) == {"packed", *FORMATS}
     for name, files in dumps.items():
         cases.write(tmp_path / name, files)
@@ -75,9 +82,9 @@ def test_a_finding_is_reported_kept_and_repeated(folder, monkeypatch, capsys, tm
     def fragile(path):
         if path.read_bytes()[-1] % 4 == 0:
             raise KeyError("planted")
-        return open_gguf(path)
+        return open_model(path)
 
-    monkeypatch.setattr(cases, "open_gguf", fragile)
+    monkeypatch.setattr(cases, "open_model", fragile)
     file = str(folder / "llama-ternary.gguf")
     assert fuzz_gguf.main(["--cases", "40", "--jobs", "0", "--save", str(tmp_path), file]) == 1
     line = next(line for line in capsys.readouterr().out.splitlines() if "planted" in line)

@@ -245,11 +245,18 @@ OFFLINE, LLAMA = "bitnet_autooff_gqa_tied", "llama_plain_gqa_untied"
             "linear_class is 'missing', expected 'bitlinear' (divides",
         ),
         (OFFLINE, {"quantization_config": {"linear_class": "linear"}}, UnsupportedError, "linear_class is 'linear'"),
+        (OFFLINE, {"quantization_config": {"quantization_mode": "lazy"}}, UnsupportedError, "quantization_mode of autobitlinear is 'lazy'"),
         (
             OFFLINE,
-            {"quantization_config": {"quantization_mode": None}},
+            {"quantization_config": {"linear_class": "bitlinear", "quantization_mode": "online"}},
             UnsupportedError,
-            "quantization_mode of autobitlinear is 'missing'",
+            "quantization_mode of bitlinear is 'online', expected offline",
+        ),
+        (
+            "bitnet_online_mha_tied",
+            {"quantization_config": {"linear_class": None, "quantization_mode": None}},
+            FileFormatError,
+            "q_proj.weight has shape",
         ),
         (
             OFFLINE,
@@ -313,6 +320,14 @@ def test_what_config_json_may_not_say(tmp_path, name, keys, error, message):
     assert_refused(changed(tmp_path, name, **keys), error, message)
 
 
+def test_what_config_json_need_not_say(tmp_path):
+    """Files from before there were classes and modes of linears have what was the only one: bitlinear, offline."""
+    both = "linear_class", "quantization_mode"
+    for name, keys in (("llama_bitlinear_rms_untied", both), ("bitnet_bitlinear_gqa_untied", both), (OFFLINE, both[1:])):
+        silent = load(changed(tmp_path, name, quantization_config=dict.fromkeys(keys)))
+        assert_same_bits(forward_full(silent, [[1, 2, 3]]), forward_full(load(DATA / "hf" / name), [[1, 2, 3]]))
+
+
 def test_modules_that_are_not_converted(tmp_path):
     """By the start of a name up to a dot, and by its end."""
     skipped = ["lm_head", "model.layers.1", "layers.2.mlp.up_proj"]
@@ -354,7 +369,7 @@ def put(name, value):
         (put(Q + "_scale", np.array([-1], np.float32)), NonFiniteError, f"{Q}_scale is -1.0"),
         (put(Q + "_scale", np.ones(2, np.float32)), FileFormatError, f"{Q}_scale has shape [2]"),
         (put("model.norm.weight", np.full(64, 0x7FC0, np.uint16)), NonFiniteError, "model.norm.weight has NaN"),
-        (put("model.norm.weight", np.ones(64, np.float64)), UnsupportedError, "model.norm.weight has type F64"),
+        (put("model.norm.weight", np.full(64, 0.1)), UnsupportedError, "model.norm.weight of type F64 has the number 0.1"),
         (put("model.embed_tokens.weight", np.full((131, 64), np.inf, np.float16)), NonFiniteError, "model.embed_tokens.weight has NaN"),
     ],
 )
@@ -404,6 +419,10 @@ def test_an_index_names_files_of_the_folder_only(tmp_path, file):
     [
         ({"a": "1.safetensors", "b": "2.safetensors"}, "2.safetensors: tensor 'b' is missing"),
         ({"a": "2.safetensors"}, "tensor 'b' is in None by"),
+        (
+            {"a": "1.safetensors", "b": "3.safetensors"},
+            "3.safetensors: the file is missing, model.safetensors.index.json has tensors in it",
+        ),
     ],
 )
 def test_an_index_and_its_files_agree(tmp_path, where, message):

@@ -10,22 +10,23 @@ from hypothesis import strategies as st
 from test_convert import bitnet_folder
 
 from bitnet_np import cli
+from bitnet_np.byte_level import LLAMA3_WORDS, PRE_TOKENIZERS
 from bitnet_np.errors import Error, FileFormatError, UnsupportedError
 from bitnet_np.gguf_file import open_gguf
 from bitnet_np.hf_folder import open_folder
-from bitnet_np.text import _LLAMA3_WORDS, tokenizer_from
+from bitnet_np.text import tokenizer_from
 from scripts.make_model import CHAT_TEMPLATE, vocabulary
 
 tokenizers = pytest.importorskip("tokenizers")
 
 SIZE = 600
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-SPLIT = {"type": "Split", "pattern": {"Regex": _LLAMA3_WORDS}, "behavior": "Isolated", "invert": False}
+SPLIT = {"type": "Split", "pattern": {"Regex": LLAMA3_WORDS}, "behavior": "Isolated", "invert": False}
 LLAMA3 = {"type": "Sequence", "pretokenizers": [SPLIT, BYTES]}
 GPT2 = BYTES | {"use_regex": True}
 
 
-def tokenizer_json(pre=LLAMA3, pairs=True):
+def tokenizer_json(pre=LLAMA3, whole_words=True, pairs=True):
     """Of make_model's vocabulary: bytes, words, and special tokens at the end."""
     tokens, merges, special = vocabulary(SIZE)
     first = SIZE - special
@@ -61,7 +62,7 @@ def tokenizer_json(pre=LLAMA3, pairs=True):
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": pre is LLAMA3,
+            "ignore_merges": whole_words,
             "vocab": {token: i for i, token in enumerate(tokens[:first])},
             "merges": [merge.split(" ") for merge in merges] if pairs else merges,
         },
@@ -77,9 +78,13 @@ def write(folder, told, config=None):
     return folder
 
 
-@pytest.fixture(scope="module", params=["llama3", "gpt2"])
+DIGITS_GPT2 = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, GPT2]}
+STYLES = {"llama3": (LLAMA3, True), "gpt2": (GPT2, False, False), "digits": (DIGITS_GPT2, False)}
+
+
+@pytest.fixture(scope="module", params=STYLES)
 def both(request, tmp_path_factory):
-    folder = write(tmp_path_factory.mktemp("t"), tokenizer_json(*{"llama3": (LLAMA3, True), "gpt2": (GPT2, False)}[request.param]))
+    folder = write(tmp_path_factory.mktemp("t"), tokenizer_json(*STYLES[request.param]))
     ours = tokenizer_from(open_folder(folder).metadata, folder)
     return ours, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
@@ -89,6 +94,15 @@ def test_the_library_gives_the_same_ids(both, text):
     ours, theirs = both
     assert ours.encode(text, special=True) == theirs.encode(text).ids
     assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_patterns_have_the_name_that_stands_for_them(name, tmp_path):
+    rules = PRE_TOKENIZERS[name]
+    splits = [SPLIT | {"pattern": {"Regex": pattern}} for pattern in rules.patterns]
+    write(tmp_path, tokenizer_json({"type": "Sequence", "pretokenizers": [*splits, BYTES]}, rules.whole_words))
+    found = PRE_TOKENIZERS[open_folder(tmp_path).metadata["tokenizer.ggml.pre"]]
+    assert (found.patterns, found.whole_words) == (rules.patterns, rules.whole_words)
 
 
 def test_special_tokens_and_the_chat_template(both):
@@ -116,26 +130,27 @@ def changed(key, value):
     ("change", "error", "message"),
     [
         (changed("model.type", "Unigram"), UnsupportedError, "model.type is 'Unigram'"),
-        (changed("model.byte_fallback", True), UnsupportedError, "model.byte_fallback is True"),
+        (changed("model.byte_fallback", True), UnsupportedError, "model.ignore_merges is True"),
+        (changed("model.fuse_unk", True), UnsupportedError, "model.fuse_unk is True"),
         (changed("model.dropout", 0.1), UnsupportedError, "model.dropout is 0.1"),
         (changed("model.end_of_word_suffix", "</w>"), UnsupportedError, "model.end_of_word_suffix is '</w>'"),
-        (changed("normalizer", {"type": "NFC"}), UnsupportedError, "normalizer is {'type': 'NFC'}"),
+        (changed("normalizer", {"type": "NFKC"}), UnsupportedError, "normalizer is {'type': 'NFKC'}"),
         (changed("pre_tokenizer", {"type": "Whitespace"}), UnsupportedError, "pre_tokenizer is"),
         (changed("pre_tokenizer.pretokenizers.0.pattern", {"Regex": r"\d"}), UnsupportedError, "pre_tokenizer is"),
         (changed("pre_tokenizer.pretokenizers.0.behavior", "Removed"), UnsupportedError, "pre_tokenizer is"),
         (changed("pre_tokenizer.pretokenizers.1.add_prefix_space", True), UnsupportedError, "pre_tokenizer is"),
-        (changed("model.ignore_merges", False), UnsupportedError, "with ignore_merges False"),
+        (changed("pre_tokenizer.pretokenizers.1.use_regex", True), UnsupportedError, "pre_tokenizer is"),
         (changed("added_tokens.0.lstrip", True), UnsupportedError, "has lstrip"),
         (changed("added_tokens.0.id", 3), FileFormatError, "as 3, expected an id of its own"),
         (changed("added_tokens.0.id", -1), FileFormatError, "as -1, expected an id of its own"),
         (changed("added_tokens.0.id", 2**40), FileFormatError, "expected at most 65536 more"),
-        (changed("added_tokens", {}), None, ""),
+        (changed("added_tokens", {}), UnsupportedError, "post_processor makes"),
         (changed("added_tokens", 7), FileFormatError, "added_tokens is 7"),
         (changed("model.vocab", []), FileFormatError, "model.vocab is []"),
         (changed("model.vocab.!", 1), FileFormatError, "as 1, expected an id of its own"),
         (changed("model.merges", {}), FileFormatError, "model.merges is {}"),
         (changed("model.merges", [7]), FileFormatError, "model.merges has 7"),
-        (changed("model.merges", [["a", "b", "c"]]), FileFormatError, "as merge 0, expected two tokens"),
+        (changed("model.merges", [["a", "b", "c"]]), FileFormatError, "model.merges has ['a', 'b', 'c'], expected two tokens"),
         (changed("model.merges", ["! \u4e00"]), FileFormatError, "is no token of type normal"),
     ],
 )
@@ -143,9 +158,6 @@ def test_what_is_no_such_tokenizer_is_refused_by_name(tmp_path, change, error, m
     told = json.loads(json.dumps(tokenizer_json()))
     change(told)
     write(tmp_path, told)
-    if error is None:
-        assert tokenizer_from(open_folder(tmp_path).metadata, tmp_path).bos is None
-        return
     with pytest.raises(Error) as caught:
         tokenizer_from(open_folder(tmp_path).metadata, tmp_path)
     assert type(caught.value) is error
@@ -166,6 +178,18 @@ def test_where_bos_and_the_template_come_from(tmp_path):
     write(tmp_path, told, {})
     found = tokenizer_from(open_folder(tmp_path).metadata, tmp_path)
     assert (found.add_bos, found.template) == (False, "z")
+
+
+def test_text_is_normalised_where_the_file_says_so(tmp_path):
+    told = tokenizer_json() | {"normalizer": {"type": "NFC"}}
+    write(tmp_path, told)
+    ours, theirs = (
+        tokenizer_from(open_folder(tmp_path).metadata, tmp_path),
+        tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")),
+    )
+    for text in ("e\u0301", "\u1100\u1161 <tool>e\u0301", "\u212b"):
+        assert ours.encode(text, special=True) == theirs.encode(text).ids
+    assert ours.decode(ours.encode("e\u0301")) == "\u00e9"
 
 
 def test_a_folder_without_a_tokenizer_says_so(tmp_path):

@@ -1,6 +1,7 @@
 """Each kernel of kernels/cpu.py against two judges: the contract bit for bit (contract.py), the definition within a bound (bounds.py)."""
 
 from fractions import Fraction
+from unittest import mock
 
 import bounds
 import contract
@@ -510,20 +511,41 @@ def test_attend(seed, heads, head_dim, firsts, count, window):
     assert_same_bits(cpu.attend(q[order], k, v, slot[order], position[order], window), out[order])
 
 
+@given(**attentions, window=st.none() | st.sampled_from([1, 2, 5, 63, 64, 65, 128, 1000]))
+def test_attention_of_single_rows_shared_out_by_chunks_is_the_same(seed, heads, head_dim, firsts, count, window):
+    """As where there are many threads and few heads. `count` moves the first positions, so that windows begin anywhere in a chunk."""
+    rng = np.random.default_rng(seed)
+    sequences = [(s, first + count - 1, 1) for s, first in enumerate(firsts)]
+    q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
+    expected, launched = cpu.attend(q, k, v, slot, position, window), []
+
+    def launch(kernel, *args):
+        launched.append(kernel)
+        kernel.alone(*args[1:])
+
+    with mock.patch.multiple(cpu, _LONG=1, get_num_threads=lambda: 1000, _launch=launch, empty=full_of_nan):
+        assert_same_bits(cpu.attend(q, k, v, slot, position, window), expected)
+    assert launched == [cpu._attend_split]
+
+
+def full_of_nan(shape, dtype=np.float32):
+    return np.full(shape, np.nan, dtype)
+
+
 @settings(max_examples=80)
-@given(**attentions)
-def test_attend_halves(seed, heads, head_dim, firsts, count):
+@given(**attentions, window=st.none() | st.sampled_from([1, 2, 64, 65, 1000]))
+def test_attend_halves(seed, heads, head_dim, firsts, count, window):
     """Bit for bit as the contract's, and the probabilities of the definition to one rounding to float16 each."""
     rng = np.random.default_rng(seed)
     sequences = [(s, first, int(rng.integers(1, count + 1))) for s, first in enumerate(firsts)]
     q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
-    out = cpu.attend_halves(q, k, v, slot, position)
+    out = cpu.attend_halves(q, k, v, slot, position, window)
     for r in rng.permutation(len(slot))[:4]:
-        assert_same_bits(out[r], contract.attend_halves_row(q[r], k[slot[r]], v[slot[r]], position[r]))
-    exact, rounding = bounds.attend(q, k, v, slot, position)
+        assert_same_bits(out[r], contract.attend_halves_row(q[r], k[slot[r]], v[slot[r]], position[r], window))
+    exact, rounding = bounds.attend(q, k, v, slot, position, window)
     for r, (s, p) in enumerate(zip(slot, position, strict=True)):
-        values = np.abs(v[s, : p + 1].astype(np.float64))
-        absolute = spec.attend(q[r : r + 1].astype(np.float64), k[s, : p + 1].astype(np.float64), values, np.zeros((1, p + 1)))[0]
+        values, mask = np.abs(v[s, : p + 1].astype(np.float64)), spec.causal_mask(1, p + 1, p, window)
+        absolute = spec.attend(q[r : r + 1].astype(np.float64), k[s, : p + 1].astype(np.float64), values, mask)[0]
         subnormal = 2.0**-25 * np.repeat(values.sum(axis=0), heads[0] // heads[1], axis=0)
         assert_within(out[r], exact[r], (1 + 2.0**-11) * rounding[r] + 2.0**-11 * absolute + subnormal)
 

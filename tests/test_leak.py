@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from models import random_model, random_tokens
 
-from bitnet_np import masks
+from bitnet_np import Metrics, masks
 from bitnet_np.batch import Request, generate_batch
 from bitnet_np.cache import KVCache
 from bitnet_np.kernels import workspace
 from bitnet_np.transformer import forward, forward_full
 
 MODEL = random_model(0, width=64, ffn=96, vocab=64, context=4096)
+RING = random_model(0, width=20, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, context=4096, window=70)
 MEGABYTE = 1 << 20
 TOKENS = random_tokens(np.random.default_rng(0), MODEL, 2, 40)
 
@@ -39,6 +40,22 @@ def decode_steps(n):
         if cache.lengths[0] == 60:
             cache.clear()
         forward(MODEL, [[1], [2]], cache)
+
+
+def ring_steps(n):
+    """Round and round, with a prompt of several rounds now and then."""
+    cache = KVCache(RING.config, 2, 4096, ring=True)
+    for i in range(n):
+        if i % 1000 == 0:
+            cache.clear()
+            forward(RING, np.ones((2, 300), int), cache)
+        forward(RING, [[1], [2]], cache)
+
+
+def measured_passes(n):
+    metrics = Metrics()
+    for _ in range(n):
+        forward_full(MODEL, TOKENS, ops=metrics.ops())
 
 
 def failed_passes(n):
@@ -82,6 +99,8 @@ WORK = {
         (whole_passes, 200),
         (masked_passes, 200),
         (decode_steps, 2000),
+        (ring_steps, 2000),
+        (measured_passes, 200),
         (failed_passes, 200),
         (batches, 200),
         (cached_masks, 2000),

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.errors import OptionError
 from bitnet_np.gguf_file import open_gguf
-from bitnet_np.text import BYTE_CHARACTERS
 from scripts import make_model
 from scripts.make_model import SHAPES, Shape, main, tensor_table, vocabulary, write_model
 

@@ -14,18 +14,11 @@ jinja2 = pytest.importorskip("jinja2")
 
 from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers  # noqa: E402
 
-from bitnet_np import text as text_module  # noqa: E402
+from bitnet_np import chat_template  # noqa: E402
+from bitnet_np.byte_level import BYTE_CHARACTERS  # noqa: E402
 from bitnet_np.errors import FileFormatError, OptionError, TokenRangeError, UnsupportedError  # noqa: E402
-from bitnet_np.text import (  # noqa: E402
-    BYTE,
-    BYTE_CHARACTERS,
-    CONTROL,
-    NORMAL,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    tokenizer_from,
-)
+from bitnet_np.text import tokenizer_from  # noqa: E402
+from bitnet_np.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED  # noqa: E402
 
 CORPUS = [
     "The quick brown fox doesn't jump; it's 12345 years old, they'll say. I'M sure WE'VE seen it.",
@@ -249,9 +242,9 @@ TOKENS = small()["tokenizer.ggml.tokens"]
     ("error", "match", "changes"),
     [
         (UnsupportedError, r"tokenizer\.ggml\.model is 'missing'", {"model": None}),
-        (UnsupportedError, r"tokenizer\.ggml\.model is 'llama', expected 'gpt2'", {"model": "llama"}),
+        (UnsupportedError, r"tokenizer\.ggml\.model is 't5', expected 'gpt2'", {"model": "t5"}),
         (FileFormatError, r"tokenizer\.ggml\.model is 3, expected str", {"model": 3}),
-        (UnsupportedError, r"tokenizer\.ggml\.pre is 'tekken', expected one of llama-bpe, .*gpt-2", {"pre": "tekken"}),
+        (UnsupportedError, r"tokenizer\.ggml\.pre is 'superbpe', expected one of llama-bpe, .*gpt-2", {"pre": "superbpe"}),
         (FileFormatError, r"tokenizer\.ggml\.tokens is missing or empty", {"tokens": None, "token_type": []}),
         (FileFormatError, r"tokenizer\.ggml\.tokens is 'abc', expected an array of strings", {"tokens": "abc"}),
         (FileFormatError, r"tokenizer\.ggml\.tokens is \[1, 2\], expected an array of strings", {"tokens": [1, 2]}),
@@ -388,7 +381,7 @@ BLOCK = "{% set n = namespace(n=60) %}{% block b scoped %}" + TWICE + "{% endblo
     ],
 )
 def test_a_template_without_end_is_stopped(template, monkeypatch):
-    monkeypatch.setattr(text_module, "_CHAT_SECONDS", 0.1)
+    monkeypatch.setattr(chat_template, "_CHAT_SECONDS", 0.1)
     start = time.monotonic()
     with pytest.raises(FileFormatError, match=r"does not work: TimeoutError: 'it takes longer than 0\.1 s'"):
         chatty(template).chat(MESSAGES)

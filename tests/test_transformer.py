@@ -440,11 +440,11 @@ def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
 
 
 def test_a_cache_that_cannot_be_had_is_an_error():
-    config = replace(MODEL.config, context=1 << 20, kv_heads=1, head_dim=1 << 12, heads=1, n_layers=1 << 30)
+    config = replace(MODEL.config, context=1 << 20, kv_heads=1, head_dim=1 << 12, heads=1, n_layers=1 << 12)
     with pytest.raises(
-        CapacityError, match=r"KV cache: 36,893,488,147,419,103,232 bytes for 1 sequences of 1048576 positions cannot be had"
+        CapacityError, match=r"KV cache: 36,893,488,147,419,103,232 bytes for 262144 sequences of 1048576 positions cannot be had"
     ):
-        KVCache(config)
+        KVCache(config, 1 << 18)
 
 
 @pytest.mark.parametrize("change", [{"n_layers": 1}, {"kv_heads": 2}, {"head_dim": 4}])

@@ -44,6 +44,19 @@ def test_what_is_kept_is_bounded(pool, monkeypatch):
     del lent
 
 
+def test_what_is_kept_can_be_given_back(pool):
+    kept, lent = workspace.empty((1 << 15,), np.uint8), workspace.empty((1 << 16,), np.uint8)
+    del kept
+    assert (pool.counts.kept, pool.counts.lent) == (1 << 15, 1 << 16)
+    workspace.release()
+    assert (pool.counts.kept, pool.counts.lent, sum(map(len, pool.free.values()))) == (0, 1 << 16, 0)
+    lent[:] = 1  # is its holder's still, and its memory is kept when it goes
+    address = lent.ctypes.data
+    del lent
+    assert (pool.counts.kept, pool.counts.lent) == (1 << 16, 0)
+    assert workspace.empty((1 << 16,), np.uint8).ctypes.data == address
+
+
 def test_threads_have_their_own(pool):
     array = workspace.empty((1 << 15,), np.uint8)
     address = array.ctypes.data

@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import get_num_threads, njit, prange
 from numpy.typing import NDArray
 
 from . import simd
@@ -66,11 +66,13 @@ _WIDE = simd.is_wide()
 _ROWS, _TOKENS = (4, 4) if _WIDE else (2, 2)
 _GROUPS = 4 if _WIDE else 1  # of 16 weight rows
 _VALUE_COLUMNS = 4 if _WIDE else 2
+_SPAN = _VALUE_COLUMNS * LANES
 _ROW_BLOCK = 32  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache while these pass
 _NO_WINDOW = 1 << 62
 _AHEAD = 12  # keys that are asked for ahead of time
 _STREAM = 1 << 13  # bytes that a single stream of weights is asked for ahead: the processor's own foresight ends with each page of 4 KB
 _QUERIES = 32  # that share one reading of the keys and values they see
+_LONG = 256  # keys, from which on a row's are shared out when threads have fewer than two heads each
 _UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a weight cannot be negative
 _SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 
@@ -365,23 +367,15 @@ def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out)
     for i in range(padded.size):  # a tile reads the scales and sums of all its tokens, whether they are there or not
         padded[i], sums[i] = scale[min(i, n - 1)], 0
     _row_sums(q, sums)
-    if n == 1:
-        for item in prange(blocks):
-            m, group, before = _block_of(widths, size, np.int64(item))
-            edge = np.empty(LANES, np.float32)
-            place, width = before, widths[m]
-            _ternary_tile_apart(tile_i32(4, 1), 1, codes, begins[m], steps, group, q, sums, padded, factors[m], edge, out, place, width)
-    elif n == 2:
-        for item in prange(blocks):
-            m, group, before = _block_of(widths, size, np.int64(item))
-            edge = np.empty(2 * LANES, np.float32)
-            place, width = 2 * before, widths[m]
-            _ternary_tile_apart(tile_i32(4, 2), 2, codes, begins[m], steps, group, q, sums, padded, factors[m], edge, out, place, width)
-    else:
-        for item in prange(blocks):
-            m, block, before = _block_of(widths, size, np.int64(item))
-            begin, factor, place, width = begins[m], factors[m], n * before, widths[m]
-            edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
+    for item in prange(blocks):
+        m, block, before = _block_of(widths, size, np.int64(item))
+        begin, factor, place, width = begins[m], factors[m], n * before, widths[m]
+        edge = np.empty(_TOKENS * _GROUPS * LANES, np.float32)
+        if n == 1:
+            _ternary_tile_apart(tile_i32(4, 1), 1, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+        elif n == 2:
+            _ternary_tile_apart(tile_i32(4, 2), 2, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+        else:
             groups = -(-width // LANES)
             for token in range(0, n, _TOKENS):
                 _ternary_tile(
@@ -602,15 +596,14 @@ def _exponentials(scores, largest, lanes):
 @_serial
 def _chunk_values(p, n_keys, values, value_start, value_stride, width, out):
     """out[i] = sum over keys of p[i, j] * value j, one chain per element in key order. Rows of `out` are padded to whole tiles."""
-    span = _VALUE_COLUMNS * LANES
     for i in range(0, p.shape[0], _TOKENS):
         n_i = min(_TOKENS, p.shape[0] - i)
-        for d in range(0, width, span):
+        for d in range(0, width, _SPAN):
             tile = tile_f32(_TOKENS, _VALUE_COLUMNS)
             start = value_start + d
-            if width - d >= span:
+            if width - d >= _SPAN:
                 for j in range(n_keys):
-                    tile = axpy_step(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, span)
+                    tile = axpy_step(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, _SPAN)
             else:
                 for j in range(n_keys):
                     tile = axpy_tail(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, width - d)
@@ -626,6 +619,66 @@ def _visible(position, window, first_key):
 
 
 @_serial
+def _first_chunk(position, window):
+    """The first of which a query at `position` sees a key."""
+    return max(0, position - window + 1) // CHUNK
+
+
+@_serial
+def _tile_queries(q, first, end, g, group):
+    """The queries of rows first..end that read key-value head g, padded to whole tiles: number i is head g * group + i % group of row
+    first + i // group."""
+    width = q.shape[2]
+    n = (end - first) * group
+    queries = np.zeros((-(-n // _TOKENS) * _TOKENS, width), np.float32)
+    for i in range(n):
+        for d in range(width):
+            queries[i, d] = q[first + i // group, g * group + i % group, d]
+    return queries
+
+
+@_serial
+def _part_like(queries):
+    """For `_chunk_values`: its rows are padded to whole tiles."""
+    return np.empty((queries.shape[0], -(-queries.shape[1] // _SPAN) * _SPAN), np.float32)
+
+
+@_serial
+def _attend_chunk(queries, k, v, start, stride, n_keys, position, first, group, key, window, scale, scores, lanes, largest, weight, part):
+    """What queries get from the chunk of keys that begins with number `key`, at `start` of k and v: the largest score of those they see,
+    their weight or _UNSEEN, and their part of the values."""
+    width = queries.shape[1]
+    _chunk_scores(queries, width, k, v, start, stride, n_keys, scale, scores)
+    for i in range(weight.size):
+        low, high = _visible(position[first + i // group], window, key)
+        largest[i] = _largest_score(scores[i], low, high, lanes)
+        here = _exponentials(scores[i], largest[i], lanes)
+        weight[i] = here if high > low else _UNSEEN
+    _chunk_values(scores, n_keys, v, start, stride, width, part)
+
+
+@_serial
+def _fold(largest_here, weight_here, part, largest, weight, total):
+    """Fold what queries get from one more chunk into what they have."""
+    for i in range(weight.size):
+        if weight_here[i] != _UNSEEN:  # adding +0 instead would turn a -0 around
+            after = max(largest[i], largest_here[i])
+            old, new = exp(np.float32(largest[i] - after)), exp(np.float32(largest_here[i] - after))
+            weight[i] = fma(weight[i], old, np.float32(weight_here[i] * new))
+            largest[i] = after
+            for d in range(total.shape[1]):
+                total[i, d] = fma(total[i, d], old, np.float32(part[i, d] * new))
+
+
+@_serial
+def _store_attended(total, weight, first, g, group, out):
+    """What has been folded, divided by its weight. A query that saw nothing has none: its weights' largest is 1 otherwise."""
+    for i in range(total.shape[0]):
+        for d in range(total.shape[1]):
+            out[first + i // group, g * group + i % group, d] = total[i, d] / weight[i] if weight[i] != 0 else np.float32(0.0)
+
+
+@_serial
 def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
     """Rows first..end, which are consecutive positions of one sequence, against key-value head g of that sequence.
 
@@ -636,43 +689,19 @@ def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
     stride = k.shape[2] * width
     base = slot[first] * k.shape[1] * stride + g * width
 
-    n = (end - first) * group  # query i is head g * group + i % group of row first + i // group
-    padded = -(-n // _TOKENS) * _TOKENS
-    queries = np.zeros((padded, width), np.float32)
-    for i in range(n):
-        for d in range(width):
-            queries[i, d] = q[first + i // group, g * group + i % group, d]
-    span = _VALUE_COLUMNS * LANES
-    part = np.empty((padded, -(-width // span) * span), np.float32)
-    scores, lanes = np.zeros((padded, CHUNK), np.float32), np.empty(LANES, np.float32)
-    total, weight = np.zeros((n, width), np.float32), np.zeros(n, np.float32)
-    largest, old, new = np.empty(n, np.float32), np.empty(n, np.float32), np.empty(n, np.float32)
-    for i in range(n):
-        largest[i] = -np.inf
-
-    for chunk in range(max(0, position[first] - window + 1) // CHUNK, position[end - 1] // CHUNK + 1):
+    n, queries = (end - first) * group, _tile_queries(q, first, end, g, group)
+    part = _part_like(queries)
+    scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
+    largest_here, weight_here = np.empty(n, np.float32), np.empty(n, np.float32)
+    largest, weight, total = np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32)
+    for chunk in range(_first_chunk(position[first], window), position[end - 1] // CHUNK + 1):
         key = chunk * CHUNK
         n_keys = min(CHUNK, position[end - 1] + 1 - key)
         start = base + key % k.shape[1] * stride
-        _chunk_scores(queries, width, k, v, start, stride, n_keys, scale, scores)
-        for i in range(n):
-            low, high = _visible(position[first + i // group], window, key)
-            m = _largest_score(scores[i], low, high, lanes)
-            weight_here = _exponentials(scores[i], m, lanes)
-            new[i] = _UNSEEN
-            if high > low:
-                after = max(largest[i], m)
-                old[i], new[i] = exp(np.float32(largest[i] - after)), exp(np.float32(m - after))
-                weight[i] = fma(weight[i], old[i], np.float32(weight_here * new[i]))
-                largest[i] = after
-        _chunk_values(scores, n_keys, v, start, stride, width, part)
-        for i in range(n):
-            if new[i] != _UNSEEN:  # adding +0 instead would turn a -0 around
-                for d in range(width):
-                    total[i, d] = fma(total[i, d], old[i], np.float32(part[i, d] * new[i]))
-    for i in range(n):
-        for d in range(width):
-            out[first + i // group, g * group + i % group, d] = total[i, d] / weight[i]
+        here = largest_here, weight_here, part
+        _attend_chunk(queries, k, v, start, stride, n_keys, position, first, group, key, window, scale, scores, lanes, *here)
+        _fold(largest_here, weight_here, part, largest, weight, total)
+    _store_attended(total, weight, first, g, group, out)
 
 
 @_parallel
@@ -682,6 +711,29 @@ def _attend(q, k, v, slot, position, tiles, scale, window, out):
         mirrored = n - 1 - item // 2 if item % 2 else item // 2  # late rows see more keys: give each thread early and late ones
         t, g = mirrored // k.shape[2], mirrored % k.shape[2]
         _attend_tile(q, k, v, slot, position, tiles[t], tiles[t + 1], g, scale, window, out)
+
+
+@_parallel
+def _attend_split(q, k, v, slot, position, scale, window, largest, weight, part, out):
+    """As `_attend`, for rows that stand alone: cut between chunks of keys, so that threads share out a single row."""
+    rows, heads, group = q.shape[0], k.shape[2], q.shape[1] // k.shape[2]
+    width, chunks = q.shape[2], largest.shape[1]
+    for item in prange(rows * chunks * heads):
+        r, chunk, g = item // (chunks * heads), item // heads % chunks, item % heads
+        key = (_first_chunk(position[r], window) + np.int64(chunk)) * CHUNK
+        n_keys = min(CHUNK, position[r] + 1 - key)
+        if n_keys > 0:
+            queries = _tile_queries(q, r, r + 1, g, group)
+            scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
+            start = ((slot[r] * k.shape[1] + key % k.shape[1]) * heads + g) * width
+            here = largest[r, chunk, g], weight[r, chunk, g], part[r, chunk, g]
+            _attend_chunk(queries, k, v, start, heads * width, n_keys, position, r, group, key, window, scale, scores, lanes, *here)
+    for item in prange(rows * heads):
+        r, g = item // heads, item % heads
+        folded = np.full(group, -np.inf, np.float32), np.zeros(group, np.float32), np.zeros((group, width), np.float32)
+        for chunk in range(position[r] // CHUNK - _first_chunk(position[r], window) + 1):
+            _fold(largest[r, chunk, g], weight[r, chunk, g], part[r, chunk, g], *folded)
+        _store_attended(folded[2], folded[1], r, g, group, out)
 
 
 @_serial
@@ -697,6 +749,11 @@ def _query_tiles(slot, position, limit):
     return cuts[: n + 1].copy()
 
 
+def query_tiles(slot: NDArray[np.int64], position: NDArray[np.int64], group: int) -> NDArray[np.int64]:
+    """Rows whose queries, `group` of each, share one reading of their keys and values: the first of each tile, and the end."""
+    return _query_tiles(slot, position, max(1, _QUERIES // group))
+
+
 def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None = None) -> Floats:
     # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """Row r attends to keys 0..position[r] of sequence slot[r], or to the last `window` of them; scale 1/sqrt(K).
@@ -705,9 +762,18 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     multiple of CHUNK, which hold all chunks that a call's rows see.
     """
     out = empty(q.shape)
-    tiles = _query_tiles(slot, position, max(1, _QUERIES // (q.shape[1] // k.shape[2])))
+    heads, group = k.shape[2], q.shape[1] // k.shape[2]
+    tiles = query_tiles(slot, position, group)
     window = window or _NO_WINDOW
-    _launch(_attend, _attention_work(q, position, window), q, k, v, slot, position, tiles, _scale(q), window, out)
+    work = _attention_work(q, position, window)
+    alone = tiles.size == len(q) + 1 and len(q) * heads < 2 * get_num_threads()
+    if alone and (longest := min(int(position.max()) + 1, window)) >= _LONG:
+        chunks = longest // CHUNK + 2  # a window touches one more than it fills
+        part = empty((len(q), chunks, heads, -(-group // _TOKENS) * _TOKENS, -(-q.shape[2] // _SPAN) * _SPAN))
+        sums = empty((2, len(q), chunks, heads, group))
+        _launch(_attend_split, work, q, k, v, slot, position, _scale(q), window, *sums, part, out)
+    else:
+        _launch(_attend, work, q, k, v, slot, position, tiles, _scale(q), window, out)
     return out
 
 
@@ -781,6 +847,39 @@ def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
     return out
 
 
+def add_bias(x: Floats, bias: Floats) -> Floats:  # [R, N], [N] -> [R, N]
+    return x + bias
+
+
+def scaled(x: Floats, factor: np.float32) -> Floats:  # [R, N] -> [R, N]
+    return x * factor
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------------------------
+
+
+def take(x: Floats, rows: NDArray[np.int64]) -> Floats:  # [R, D], [B] -> [B, D]
+    return x[rows]
+
+
+def spread(x: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
+    # [R, G, K], [R], [R], (B, T) -> [B, T, G, K]
+    """Keys or values of whole sequences as a cache would hold them: zeros where no row goes."""
+    out = np.zeros((*shape, *x.shape[1:]), np.float32)
+    out[slot, position] = x
+    return out
+
+
+def resident(record: Any) -> Any:
+    """A record with its arrays where the kernels of this backend read them."""
+    return record
+
+
+def to_host(array: Floats) -> Floats:
+    """A result as a NumPy array."""
+    return array
+
+
 # --- gates ----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -835,12 +934,13 @@ def _layer_norm(x, ones, gain, bias, eps, out):
             centred[i] = np.float32(np.float32(centred[i] * factor) * gain[i]) + bias[i]
 
 
-def layer_norm(x: Floats, gain: Floats, bias: Floats, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
+def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
     """(x - mean) / sqrt(variance + eps) * gain + bias.
 
     The mean in float64; the difference rounded to float32, its squares summed in float64; then in float32: 1 / root, times the difference,
-    times gain, plus bias.
+    times gain, plus bias; no bias is one of zeros.
     """
+    bias = np.zeros(x.shape[1], np.float32) if bias is None else bias
     out = empty(x.shape)
     _launch(_layer_norm, x.size, x, np.ones(x.shape[1], np.float32), _weights(gain), _weights(bias), np.float32(eps), out)
     return out

@@ -9,9 +9,25 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from .cpu import Floats, _dot_tile, _launch, _parallel, _scale, _weights
-from .scalar import CHUNK, exp
-from .simd import LANES, fma, store_sums, tile_f32
+from .cpu import (
+    _UNSEEN,
+    Floats,
+    _chunk_scores,
+    _chunk_values,
+    _exponentials,
+    _fold,
+    _launch,
+    _parallel,
+    _part_like,
+    _scale,
+    _serial,
+    _store_attended,
+    _tile_queries,
+    _weights,
+    query_tiles,
+)
+from .scalar import CHUNK
+from .simd import LANES, float_bits, fma
 from .workspace import empty
 
 
@@ -71,54 +87,96 @@ def fill_mask(
     _launch(_fill_mask, out.size // 8, first, queries, past, keys, *pattern, integer(seen), integer(hidden), out.view(integer))
 
 
+@_serial
+def _sees_any(mask, start, rows, first, end):
+    """Whether one of some rows of a mask shows one of its keys first..end."""
+    found = np.int32(0)
+    for r in range(rows):
+        biases = mask[start + r, first:end]
+        for j in range(biases.size):
+            found |= np.int32(biases[j] > -np.inf)
+    return found != 0
+
+
+@_serial
+def _add_biases(scores, biases, lanes):
+    """scores[j] + biases[j], and -infinity where that hides the key or there is none; the largest of them, and whether a key is seen."""
+    for i in range(LANES):
+        lanes[i] = -np.inf
+    n, found = biases.size, np.int32(0)
+    for j in range(0, CHUNK, LANES):
+        for i in range(LANES):
+            bias = biases[j + i] if j + i < n else np.float32(-np.inf)
+            found |= np.int32(bias > -np.inf)
+            score = np.float32(scores[j + i] + bias) if bias > -np.inf else np.float32(-np.inf)
+            scores[j + i] = score
+            lanes[i] = score if score > lanes[i] else lanes[i]
+    largest = lanes[0]
+    for i in range(LANES):
+        largest = lanes[i] if lanes[i] > largest else largest
+    return largest, found != 0
+
+
+@_serial
+def _all_finite(values, first, n_keys, g):
+    """Whether a probability of 0 makes 0 of each value of some keys."""
+    largest = np.int32(0)
+    for j in range(n_keys):
+        row = values[first + j, g]
+        for d in range(row.size):
+            largest = max(largest, np.int32(float_bits(row[d]) & 0x7F800000))
+    return largest < 0x7F800000
+
+
+@_serial
+def _seen_values(p, mask, start, group, values, first, n_keys, g, part):
+    """As `_chunk_values`, key by key, so that what is hidden is not touched: the same bits where values are finite."""
+    for i in range(p.shape[0]):
+        biases = mask[start + i // group, first : first + n_keys]
+        for d in range(values.shape[2]):
+            part[i, d] = 0
+        for j in range(n_keys):
+            if biases[j] > -np.inf:
+                row = values[first + j, g]
+                for d in range(row.size):
+                    part[i, d] = fma(p[i, j], row[d], part[i, d])
+
+
+@_serial
+def _masked_tile(q, k, v, slot, position, first, end, g, mask, scale, out):
+    """As `cpu._attend_tile`, with rows of a mask instead of the rule."""
+    width, keys = q.shape[2], mask.shape[1]
+    group, stride = q.shape[1] // k.shape[2], k.shape[2] * width
+    base, start = slot[first] * k.shape[1] * stride + g * width, position[first]
+    n, queries = (end - first) * group, _tile_queries(q, first, end, g, group)
+    part = _part_like(queries)
+    scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
+    largest_here, weight_here = np.empty(n, np.float32), np.empty(n, np.float32)
+    largest, weight, total = np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32)
+    for chunk in range((keys + CHUNK - 1) // CHUNK):
+        key = chunk * CHUNK
+        n_keys = min(CHUNK, keys - key)
+        if _sees_any(mask, start, end - first, key, key + n_keys):
+            _chunk_scores(queries, width, k, v, base + key * stride, stride, n_keys, scale, scores)
+            for i in range(n):
+                largest_here[i], seen = _add_biases(scores[i], mask[start + i // group, key : key + n_keys], lanes)
+                here = _exponentials(scores[i], largest_here[i], lanes)
+                weight_here[i] = here if seen else _UNSEEN
+            if _all_finite(v[slot[first]], key, n_keys, g):
+                _chunk_values(scores, n_keys, v, base + key * stride, stride, width, part)
+            else:
+                _seen_values(scores[:n], mask, start, group, v[slot[first]], key, n_keys, g, part)
+            _fold(largest_here, weight_here, part, largest, weight, total)
+    _store_attended(total, weight, first, g, group, out)
+
+
 @_parallel
-def _attend_masked(q, k, v, slot, position, mask, scale, out):
-    heads, width = q.shape[1], q.shape[2]
-    group, stride = heads // k.shape[2], k.shape[2] * width
-    for item in prange(q.shape[0] * heads):
-        r, h = item // heads, item % heads
-        base = slot[r] * k.shape[1] * stride + h // group * width
-        biases = mask[min(slot[r], mask.shape[0] - 1), position[r]]
-        p, sums, lanes = np.empty(CHUNK, np.float32), np.empty(LANES, np.float32), np.empty(LANES, np.float32)
-        part, total = np.empty(width, np.float32), np.zeros(width, np.float32)
-        largest, weight, seen = np.float32(-np.inf), np.float32(0.0), False
-        for chunk in range((biases.size + CHUNK - 1) // CHUNK):
-            first = chunk * CHUNK
-            n_keys, any_here, m = min(CHUNK, biases.size - first), False, np.float32(-np.inf)
-            for j in range(n_keys):
-                if biases[first + j] > -np.inf:
-                    any_here = True
-                    store_sums(
-                        _dot_tile(tile_f32(1, 1), k, base + (first + j) * stride, 0, 1, q, (r * heads + h) * width, 0, 1, width), sums
-                    )
-                    p[j] = np.float32(sums[0] * scale) + biases[first + j]
-                    m = max(m, p[j])
-            if any_here:
-                seen = True
-                for i in range(LANES):
-                    lanes[i] = 0
-                for d in range(width):
-                    part[d] = 0
-                for j in range(n_keys):
-                    if biases[first + j] > -np.inf:
-                        e = exp(np.float32(p[j] - m))
-                        lanes[j % LANES] += e
-                        row = v[slot[r], first + j, h // group]
-                        for d in range(width):
-                            part[d] = fma(e, row[d], part[d])
-                half = LANES // 2
-                while half:
-                    for i in range(half):
-                        lanes[i] += lanes[i + half]
-                    half //= 2
-                after = max(largest, m)
-                old, new = exp(np.float32(largest - after)), exp(np.float32(m - after))
-                weight = fma(weight, old, np.float32(lanes[0] * new))
-                for d in range(width):
-                    total[d] = fma(total[d], old, np.float32(part[d] * new))
-                largest = after
-        for d in range(width):
-            out[r, h, d] = total[d] / weight if seen else np.float32(0.0)
+def _attend_masked(q, k, v, slot, position, tiles, mask, scale, out):
+    heads = k.shape[2]
+    for item in prange((tiles.size - 1) * heads):
+        first, end = tiles[item // heads], tiles[item // heads + 1]
+        biases = mask[min(slot[first], mask.shape[0] - 1)]
+        _masked_tile(q, k, v, slot, position, first, end, item % heads, biases, scale, out)
 
 
 def attend_masked(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], mask: Floats) -> Floats:
@@ -126,9 +184,10 @@ def attend_masked(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], posi
     """Attention by an additive mask: row r adds mask[slot[r] or 0, position[r]] to its scores of keys 0..S' of sequence slot[r].
 
     In the contract's order, by absolute position; keys hidden by -infinity are passed over, a row that sees none gives zeros. With a
-    causal mask these are the bits of `cpu.attend`, one query at a time.
+    causal mask these are the bits of `cpu.attend`.
     """
     out = empty(q.shape)
+    tiles = query_tiles(slot, position, q.shape[1] // k.shape[2])
     work = q.size * mask.shape[2] // 8
-    _launch(_attend_masked, work, q, k, v, slot, position, _weights(np.ascontiguousarray(mask)), _scale(q), out)
+    _launch(_attend_masked, work, q, k, v, slot, position, tiles, _weights(np.ascontiguousarray(mask)), _scale(q), out)
     return out

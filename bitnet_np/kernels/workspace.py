@@ -63,6 +63,13 @@ def counts() -> Counts:
     return _pool.counts
 
 
+def release() -> None:
+    """Let the system have what this thread keeps."""
+    for blocks in _pool.free.values():  # the lists stay: arrays that are lent come back to them
+        blocks.clear()
+    _pool.counts.kept = 0
+
+
 def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
     """As np.empty: what is in it is left over from before."""
     dtype = np.dtype(dtype)

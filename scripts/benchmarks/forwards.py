@@ -3,15 +3,21 @@
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental, stream
+import bitnet_np
+from bitnet_np import Config, KVCache, Model, forward, forward_full, forward_incremental, stream
+from bitnet_np.kernels import cpu, workspace
+from bitnet_np.load import BEYOND, overridden
+from bitnet_np.transformer import BLOCK
 
-from . import models
+from . import memory, models
 from .report import Bar, Table, bar_label, figure, percent, spread
-from .rounds import OURS, Case, CheckError, Results, Sample, simple, timed
+from .rounds import OURS, Case, CheckError, Key, Results, Sample, simple, timed
 from .setup import Setup, tokens
 from .stats import fit, ratios, summary
 
@@ -33,11 +39,11 @@ def prefill_case(bench: str, setup: Setup, model: Model, length: int, peer: bool
 
     def logits() -> NDArray[np.float32]:
         cache.clear()
-        return forward(model, prompt, cache, last_only=True)
+        return bitnet_np.prefill(model, prompt, cache)
 
     def run(threads: int) -> Sample:
         cache.clear()  # writes zeros, which is no part of a prefill
-        return {"seconds": timed(lambda: forward(model, prompt, cache, last_only=True))}
+        return {"seconds": timed(lambda: bitnet_np.prefill(model, prompt, cache))}
 
     return Case(
         bench,
@@ -271,25 +277,51 @@ def modes_tables(setup: Setup, results: Results) -> list[Table]:
 # --- fit ------------------------------------------------------------------------------------------------------------------------------
 
 
+FIT_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
+FIT_CHECKED = 4096  # tokens up to which a prefill is checked against the other path, warmed up and repeated
+
+
 def fit_cases(setup: Setup) -> Iterator[Case]:
-    context = setup.model.config.context
-    default = tuple(length for length in (64, 128, 256, 512, 1024, 2048, 4096) if length <= context)
-    for length in setup.fitting(setup.lengths, default):
-        yield prefill_case("fit", setup, setup.model, length)
+    """Prompts of any length, the model's context or not, with what the process grows by beside weights and cache."""
+    model = overridden(setup.model, BEYOND)
+    default = tuple(length for length in FIT_LENGTHS if length <= setup.model.config.context)
+    for length in sorted(set(setup.lengths or default)):
+        case = prefill_case("fit", setup, model, length)
+        run = with_growth(model, tokens(setup.seed, model.config.vocab, 1, length))
+        case = replace(case, run=run, work=length + length * length / FIT_CHECKED)
+        yield case if length <= FIT_CHECKED else replace(case, check=None, expected=None, warm=False, rounds=1)
+
+
+def with_growth(model: Model, prompt: NDArray[np.int64]) -> Callable[[int], Sample]:
+    """How to time a prefill, and what is resident at most that was not before: weights and cache have been touched by then."""
+
+    def run(threads: int) -> Sample:
+        cache, sample = KVCache(model.config, 1, prompt.shape[1]), Sample()
+        bitnet_np.prefill(model, prompt[:, :1], cache)
+        cache.erase(0, 0, cache.capacity)
+        cache.clear()
+        workspace.release()  # of earlier runs: it would be taken again without growing
+        growth = memory.resident_growth(lambda: sample.update(seconds=timed(lambda: bitnet_np.prefill(model, prompt, cache))))
+        return sample | ({} if growth is None else {"resident": growth})
+
+    return run
 
 
 def fit_tables(setup: Setup, results: Results) -> list[Table]:
     table = Table(
         "fit: seconds of prefill = a * T + b * T^2",
-        ["threads", "lengths", "a, us", "b, ns", "R^2", "equal at T", "steepest exponent"],
-        notes=["exponent: slope of log seconds over log T between neighbouring lengths; 1 is linear"],
+        ["threads", "lengths", "a, us", "b, ns", "R^2", "equal at T", "b's GMAC/s", "attend's GMAC/s", "steepest exponent"],
+        notes=[
+            "b's GMAC/s: multiply-adds of attention, L * H * K * T^2, over b * T^2; attend's: of the kernel alone, at the longest length",
+            "exponent: slope of log seconds over log T between neighbouring lengths; 1 is linear",
+        ],
         unit="seconds",
     )
     cases = results.of("fit")
     if len(cases) < 2:
         table.notes.append("fewer than two lengths were measured: nothing to fit")
-        return [table]
-    lengths = [case.tokens for case in cases]
+        return [table, fit_memory(setup, results, cases)]
+    lengths, c = [case.tokens for case in cases], setup.model.config
     for n in results.threads(cases[0]):
         seconds = [summary(results.values(case, n)) for case in cases]
         medians = [value.median for value in seconds]
@@ -303,8 +335,38 @@ def fit_tables(setup: Setup, results: Results) -> list[Table]:
                 f"{found.b * 1e9:.1f}",
                 f"{found.r2:.4f}",
                 f"{found.equal:.0f}",
+                f"{c.n_layers * c.q_width / found.b / 1e9:.1f}",
+                f"{attention_rate(c, lengths[-1], n):.1f}",
                 f"{steepest:.2f}",
             ]
         )
         table.bars += [Bar(bar_label(f"{length} tokens", n), value) for length, value in zip(lengths, seconds, strict=True)]
-    return [table]
+    return [table, fit_memory(setup, results, cases)]
+
+
+def fit_memory(setup: Setup, results: Results, cases: list[Case]) -> Table:
+    """What a prefill takes beside weights and KV cache."""
+    columns = ["tokens", "threads", "seconds", "tok/s", "KV cache MB", "growth beside it MB", "[T, T] of one head MB"]
+    table = Table("fit: memory of prefill", columns, unit="MB")
+    c = setup.model.config
+    for case in cases:
+        for n in results.threads(case):
+            seconds = summary(results.values(case, n)).median
+            samples = results.samples[Key("fit", case.name, OURS, n)]
+            growth = [sample["resident"] / 1e6 for sample in samples if "resident" in sample]
+            speed = (f"{seconds:.2f}", f"{case.tokens / seconds:.1f}")
+            kept = f"{2 * 4 * c.n_layers * c.kv_width * case.tokens / 1e6:.1f}"
+            table.rows.append([str(case.tokens), str(n), *speed, kept, figure(growth, ".1f"), f"{4 * case.tokens**2 / 1e6:.1f}"])
+    table.notes.append(f"prompts are taken {BLOCK} tokens at a time: the growth ends where that many are")
+    return table
+
+
+def attention_rate(c: Config, length: int, threads: int) -> float:
+    """GMAC/s of the attention kernel on one block of queries at the end of a sequence, in its middle on average."""
+    rng, rows = np.random.default_rng(0), min(length, BLOCK)
+    q = rng.standard_normal((rows, c.heads, c.head_dim), np.float32)
+    k, v = (rng.standard_normal((1, length, c.kv_heads, c.head_dim), np.float32) for _ in range(2))
+    numba.set_num_threads(threads)
+    slot, position = np.zeros(rows, np.int64), np.arange(length - rows, length)
+    seconds = min(timed(lambda: cpu.attend(q, k, v, slot, position)) for _ in range(3))
+    return 2 * float((position + 1).sum()) * c.q_width / seconds / 1e9

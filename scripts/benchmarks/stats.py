@@ -42,12 +42,12 @@ class Fit(NamedTuple):
 
 
 def fit(lengths: Sequence[int], seconds: Sequence[float]) -> Fit:
-    """Least squares without a constant. Two lengths at least."""
+    """Least squares of relative errors, without a constant: the short lengths, which say what a is, count as much. Two lengths at least."""
     if len(set(lengths)) < 2:
         raise ValueError(f"lengths are {list(lengths)}, expected at least two different ones: a fit has two numbers to find")
     t, s = np.array(lengths, np.float64), np.array(seconds, np.float64)
     scale = t.max()  # T and T^2 of the same size: the solver's rounding does not matter then
     columns = np.stack([t / scale, (t / scale) ** 2], axis=1)
-    solution = np.linalg.lstsq(columns, s, rcond=None)[0]
+    solution = np.linalg.lstsq(columns / s[:, None], np.ones_like(s), rcond=None)[0]
     left, total = float(((s - columns @ solution) ** 2).sum()), float(((s - s.mean()) ** 2).sum())
     return Fit(float(solution[0] / scale), float(solution[1] / scale**2), 1 - left / total if total else 1.0)

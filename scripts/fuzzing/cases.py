@@ -15,14 +15,16 @@ from numba.core import event
 
 from bitnet_np import KVCache, forward, forward_full
 from bitnet_np.errors import Error
-from bitnet_np.gguf_file import GGUFFile, StringArray, open_gguf
+from bitnet_np.gguf_file import GGUFFile, StringArray
+from bitnet_np.hf_folder import Folder
 from bitnet_np.interop import bitnet_rs, read_any
-from bitnet_np.load import model_from
+from bitnet_np.load import model_from, open_model
 from bitnet_np.text import tokenizer_from
 from bitnet_np.transformer import DIALECTS
 
 from .edits import edit_bytes, edit_words
 from .gguf_document import Document, changed
+from .hf_folders import changed_folder
 from .seeds import TOKENS, VOCAB
 
 try:
@@ -38,15 +40,24 @@ Files: TypeAlias = dict[str, bytes]
 
 
 class Seed(NamedTuple):
-    """What is changed: a GGUF file, or the files of a dump by their names."""
+    """What is changed: a GGUF file, or the files of a Hugging Face folder or a dump by their names."""
 
     name: str
     document: Document | None
     files: Files
 
+    @property
+    def kind(self) -> str:
+        if "config.json" in self.files:
+            return "folder"
+        return "dump" if self.document is None else "tokenizer" if self.name.startswith("tokenizer") else "model"
+
+
+_SHARES = {"model": 5, "dump": 2, "folder": 2, "tokenizer": 1}
+
 
 def read_seeds(paths: Sequence[Path]) -> list[Seed]:
-    """GGUF files, and folders of one dump each, named after the format."""
+    """GGUF files, and folders of one dump each, named after the format, or of one model."""
     seeds = []
     for path in paths:
         if path.is_dir():
@@ -60,10 +71,11 @@ def read_seeds(paths: Sequence[Path]) -> list[Seed]:
 def case(seeds: Sequence[Seed], n: int) -> tuple[Seed, Files]:
     """The changed files of case n."""
     draw = random.Random(n)
-    models = [seed for seed in seeds if seed.document]
-    dumps = [seed for seed in seeds if not seed.document]
-    texts = [seed for seed in models if seed.name == "tokenizer.gguf"]
-    seed = draw.choice(texts if texts and draw.random() < 0.1 else models if models and (not dumps or draw.random() < 0.7) else dumps)
+    kinds = {kind: [seed for seed in seeds if seed.kind == kind] for kind in _SHARES}
+    there = [kind for kind, found in kinds.items() if found]
+    seed = draw.choice(kinds[draw.choices(there, [_SHARES[kind] for kind in there])[0]])
+    if seed.kind == "folder":
+        return seed, changed_folder(seed.files, draw)
     if seed.document is None:
         return seed, _changed_dump(seed.files, draw)
     change = draw.random()
@@ -115,18 +127,20 @@ def _edit_archive(raw: bytes, draw: random.Random) -> bytearray:
 
 
 def write(folder: Path, files: Files) -> None:
-    """The files of a case, in a folder that may have those of another."""
+    """The files of a case, and no others, in a folder that may have those of another."""
+    for path in folder.rglob("*") if folder.exists() else ():
+        if path.is_file():
+            path.unlink()  # and new files, because the old ones may still be mapped
     for name, raw in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # a new file: the old one may still be mapped
         path.write_bytes(raw)
 
 
 def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
     """What became of case n: "ran", "refused", or what is wrong with it."""
     seed, files = case(seeds, n)
-    use = use_model if seed.document else use_dump
+    use = use_dump if seed.kind == "dump" else use_model
     size = sum(map(len, files.values()))
     for again in (False, True):
         write(scratch / seed.name, files)
@@ -194,10 +208,10 @@ def limited_memory(size: int) -> Iterator[None]:
 
 
 def use_model(folder: Path, n: int) -> None:
-    """Open and read the file, its tokenizer too if it has one, load it, and run it with three tokens and with one more."""
-    file = open_gguf(folder / "t.gguf")
+    """Open and read the file or folder, its tokenizer too if it has one, load it, and run it with three tokens and with one more."""
+    file = open_model(folder / "t.gguf" if (folder / "t.gguf").exists() else folder)
     read_all(file)
-    if folder.name == "tokenizer.gguf":
+    if "tokenizer.ggml.tokens" in file.metadata:
         tokenizer = tokenizer_from(file.metadata, file.path)
         tokenizer.decode(tokenizer.encode("hello \U0001f642 <user>", special=True))
     model = model_from(file, allow_nan=n % 8 == 0)
@@ -208,7 +222,7 @@ def use_model(folder: Path, n: int) -> None:
     forward(model, [[last]], KVCache(model.config), dialect=dialect)
 
 
-def read_all(file: GGUFFile) -> None:
+def read_all(file: GGUFFile | Folder) -> None:
     for value in file.metadata.values():
         if isinstance(value, StringArray):
             list(value)

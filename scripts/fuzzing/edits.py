@@ -11,6 +11,19 @@ NUMBERS = [
 ]
 """Where integers of some width end, and what small models have."""
 
+FLOAT_VALUES = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-5, 1e-45, 1e-30, 1e30, 3e38, float("nan"), float("inf"), float("-inf")]
+_PATTERNS = [
+    b"\xff",
+    b"\x00",
+    b"\x00\x7c",
+    b"\x00\xfc",
+    b"\x80\x7f",
+    b"\x00\x00\xc0\x7f",
+    b"\x00\x00\x80\xff",
+    b"\xff\xff\x7f\x7f",
+    b"\xaa",
+]
+
 _WORDS = re.compile(rb'"[^"]{0,40}"|\'[^\']{0,40}\'|-?\d+(?:\.\d+)?(?:e-?\d+)?|[\[\]{}(),:]|[A-Za-z_]\w*')
 _OTHER_WORDS = [
     b"-1",
@@ -69,3 +82,12 @@ def edit_words(raw: bytearray, draw: random.Random) -> bytearray:
         other = draw.choice(_OTHER_WORDS) if draw.random() < 0.7 else bytes(raw[slice(*draw.choice(found).span())])
         raw[start:end] = other
     return raw
+
+
+def damage(data: bytearray, draw: random.Random) -> bytearray:
+    """Some bytes of a tensor are others, in place: random ones, or those of NaN, infinity and the largest numbers."""
+    for _ in range(draw.randint(1, 3)):
+        at, size = draw.randint(0, len(data)), draw.choice([1, 2, 4, 32, 300])
+        new = draw.randbytes(size) if draw.random() < 0.5 else draw.choice(_PATTERNS) * size
+        data[at : at + len(new)] = new[: len(data) - at]
+    return data

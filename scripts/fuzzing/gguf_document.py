@@ -34,21 +34,9 @@ from bitnet_np.gguf_writer import KEYS
 from bitnet_np.model import Config
 from bitnet_np.tensor_types import BY_NUMBER
 
-from .edits import NUMBERS, edit_bytes
+from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes
 
 _SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129, 256, 257, 384, 512]
-_FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-5, 1e-45, 1e-30, 1e30, 3e38, float("nan"), float("inf"), float("-inf")]
-_PATTERNS = [
-    b"\xff",
-    b"\x00",
-    b"\x00\x7c",
-    b"\x00\xfc",
-    b"\x80\x7f",
-    b"\x00\x00\xc0\x7f",
-    b"\x00\x00\x80\xff",
-    b"\xff\xff\x7f\x7f",
-    b"\xaa",
-]
 _KNOWN_KEYS = [*families.KEYS, *families.NEUTRAL, "rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
 _TAME = bytes(byte & 0x2A for byte in range(256))  # no NaN in any type, and no ternary code 3
 _LARGEST = 1 << 19  # bytes of a tensor that is made to fit other sizes
@@ -120,7 +108,7 @@ def _value(draw: random.Random) -> bytes:
     if kind == 9:
         return draw.choice([texts(["a", ""]), texts([]), numbers(INT32, [1, 2, 3]), numbers(FLOAT32, [])])
     if kind in (FLOAT32, FLOAT64):
-        return number(kind, draw.choice(_FLOATS))
+        return number(kind, draw.choice(FLOAT_VALUES))
     return u32(kind) + (draw.choice(NUMBERS) % (1 << 64)).to_bytes(8, "little")[: struct.calcsize(FORMATS[kind])]
 
 
@@ -134,7 +122,7 @@ def _edit_key(document: Document, header: dict[str, Any], draw: random.Random) -
     if change < 0.45 and value[0] in FORMATS:
         size = len(value) - 4
         if value[0] in (FLOAT32, FLOAT64):
-            keys[i] = key, number(value[0], draw.choice(_FLOATS))
+            keys[i] = key, number(value[0], draw.choice(FLOAT_VALUES))
         else:
             keys[i] = key, value[:4] + (draw.choice(NUMBERS) % (1 << 8 * size)).to_bytes(size, "little")
     elif change < 0.65:
@@ -161,7 +149,7 @@ def _edit_entry(document: Document, header: dict[str, Any], draw: random.Random)
     if not entries:
         return
     i = draw.randrange(len(entries))
-    entry, dims, change = entries[i], list(entries[i].dims), draw.random()
+    entry, dims, change = entries[i], list(entries[i].dims) or [1], draw.random()  # a change before this one may have left none
     if change < 0.2:
         dims[draw.randrange(len(dims))] = draw.choice([*_SIZES, *NUMBERS]) % (1 << 64)
         entries[i] = replace(entry, dims=dims, data=_fitted(entry, dims, entry.type) if draw.random() < 0.6 else entry.data)
@@ -185,15 +173,11 @@ def _edit_entry(document: Document, header: dict[str, Any], draw: random.Random)
 
 
 def _edit_data(document: Document, header: dict[str, Any], draw: random.Random) -> None:
-    """Some bytes of a tensor are others, random ones or those of NaN, infinity and the largest numbers."""
+    """Some bytes of a tensor are others, or there are less of them."""
     if not document.entries:
         return
     i = draw.randrange(len(document.entries))
-    data = bytearray(document.entries[i].content())
-    for _ in range(draw.randint(1, 3)):
-        at, size = draw.randint(0, len(data)), draw.choice([1, 2, 4, 32, 300])
-        new = draw.randbytes(size) if draw.random() < 0.5 else draw.choice(_PATTERNS) * size
-        data[at : at + len(new)] = new[: len(data) - at]
+    data = damage(bytearray(document.entries[i].content()), draw)
     if draw.random() < 0.1:
         del data[draw.randint(0, len(data)) :]
     document.entries[i] = replace(document.entries[i], data=bytes(data))

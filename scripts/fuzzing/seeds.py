@@ -1,23 +1,32 @@
-"""The sound files that are changed: small models of every family and type of tensor, one with a tokenizer, and dumps of every format."""
+"""The sound files that are changed: small models of every family and type of tensor, Hugging Face
+folders, some with a tokenizer, and dumps of every format."""
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf_bytes import BOOL, INT32, UINT32, number, numbers, text, texts
+from gguf_bytes import BOOL, FLOAT32, INT32, UINT32, number, numbers, text, texts
+from hf_files import write_folder
 
+from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.interop.formats import FORMATS
 from bitnet_np.points import Key
+from bitnet_np.spm import SPACE
 from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.text import BYTE, BYTE_CHARACTERS, CONTROL, NORMAL, USER_DEFINED
+from bitnet_np.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 from .gguf_document import Document
 
 TOKENS = np.array([3, 1, 4, 1, 5])
 VOCAB = 6
+_MERGED = ["he", "ll", "hell", "Ġhe"]
+_MERGES = ["h e", "l l", "he ll", "Ġ he"]
+_PIECES = [SPACE, *"helo", SPACE + "h", "el", "ll", "ello", "he", SPACE + "hello", "llo"]
 _FLOATS = ("float32", "float16", "bfloat16")
 _DUMPS = {
     "logits": ".npy",
@@ -55,28 +64,115 @@ def write_models(folder: Path) -> None:
             write_gguf(folder / f"{family}-{weights}.gguf", model, fused=i % 4 == 2 and weights != "ternary")
 
 
-def write_tokenizer(folder: Path) -> None:
-    """tokenizer.gguf: a model with a byte-level vocabulary, some merges and tokens of every kind."""
-    spellings = [*BYTE_CHARACTERS, "he", "ll", "hell", "Ġhe", "<|begin|>", "<|end|>", "<user>", "<0x41>"]
+def write_tokenizers(folder: Path) -> None:
+    """tokenizer-bytes.gguf and tokenizer-scores.gguf: models with vocabularies of both kinds, some merges and tokens of every type."""
+    spellings = [*BYTE_CHARACTERS, *_MERGED, "<|begin|>", "<|end|>", "<user>", "<0x41>"]
     kinds = [NORMAL] * (len(spellings) - 4) + [CONTROL, CONTROL, USER_DEFINED, BYTE]
+    keys = [
+        ("tokenizer.ggml.model", text("gpt2")),
+        ("tokenizer.ggml.pre", text("llama-bpe")),
+        ("tokenizer.ggml.merges", texts(_MERGES)),
+        ("tokenizer.ggml.bos_token_id", number(UINT32, len(spellings) - 4)),
+        ("tokenizer.ggml.eos_token_id", number(UINT32, len(spellings) - 3)),
+    ]
+    _write_tokenizer(folder / "tokenizer-bytes.gguf", spellings, kinds, keys)
+    spellings = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES, "<user>"]
+    kinds = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (len(_PIECES) - 1) + [UNUSED, USER_DEFINED]
+    scores = [-float(i) for i in range(len(spellings))]
+    keys = [("tokenizer.ggml.model", text("llama")), ("tokenizer.ggml.scores", numbers(FLOAT32, scores))]
+    _write_tokenizer(folder / "tokenizer-scores.gguf", spellings, kinds, keys)
+
+
+def _write_tokenizer(path: Path, spellings: list[str], kinds: list[int], keys: list[tuple[str, bytes]]) -> None:
     model = random_model(
         0, family="llama", weights="float32", vocab=len(spellings), width=16, ffn=16, heads=2, kv_heads=1, head_dim=8, n_layers=1
     )
-    write_gguf(folder / "tokenizer.gguf", model)
-    document = Document(folder / "tokenizer.gguf")
+    write_gguf(path, model)
+    document = Document(path)
     document.keys = [(key, value) for key, value in document.keys if key != b"tokenizer.ggml.model"]
     document.keys += [
-        ("tokenizer.ggml.model", text("gpt2")),
-        ("tokenizer.ggml.pre", text("llama-bpe")),
+        *keys,
         ("tokenizer.ggml.tokens", texts(spellings)),
         ("tokenizer.ggml.token_type", numbers(INT32, kinds)),
-        ("tokenizer.ggml.merges", texts(["h e", "l l", "he ll", "Ġ he"])),
-        ("tokenizer.ggml.bos_token_id", number(UINT32, len(spellings) - 4)),
-        ("tokenizer.ggml.eos_token_id", number(UINT32, len(spellings) - 3)),
         ("tokenizer.ggml.add_bos_token", number(BOOL, 1)),
         ("tokenizer.chat_template", text("{% for message in messages %}{{ message.content }}{% endfor %}")),
     ]
-    (folder / "tokenizer.gguf").write_bytes(document.bytes())
+    path.write_bytes(document.bytes())
+
+
+_PLAIN = {"special": False, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+_SIZES: dict[str, Any] = {"vocab_size": 9, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+_SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu"}
+_NEOX: dict[str, Any] = {key: _SIZES[key] for key in list(_SIZES)[:5]} | {
+    "max_position_embeddings": 64,
+    "layer_norm_eps": 1e-5,
+    "hidden_act": "gelu",
+}
+_NEOX |= {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "rope_type": "default"}}
+_GPT2: dict[str, Any] = {"vocab_size": 9, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_inner": 48, "n_positions": 64}
+_GPT2 |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+_LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def _bitnet(**quantization: Any) -> dict[str, Any]:
+    told = {"quant_method": "bitnet"} | quantization
+    return _SIZES | {"model_type": "bitnet", "hidden_act": "relu2", "tie_word_embeddings": True, "quantization_config": told}
+
+
+_FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "multiplied": (_bitnet(linear_class="autobitlinear", quantization_mode="offline"), {}),
+    "divided": (_bitnet(linear_class="bitlinear"), {"floats": "F32"}),
+    "online": (_bitnet(linear_class="autobitlinear", quantization_mode="online"), {"shards": 2}),
+    "inner-norms": (
+        _SIZES | {"model_type": "llama", "quantization_config": {"quant_method": "bitnet", "use_rms_norm": True}},
+        {"floats": "F16"},
+    ),
+    "llama": (
+        {key: value for key, value in _SIZES.items() if key != "rope_theta"}
+        | {"model_type": "llama", "attention_bias": True, "rope_parameters": _LLAMA3 | {"original_max_position_embeddings": 32}},
+        {"shards": 3},
+    ),
+    "qwen2": (_SIZES | {"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 2.0}}, {}),
+    "qwen3": (_SIZES | {"model_type": "qwen3", "head_dim": 16}, {"floats": "F32"}),
+    "gpt_neox": (_NEOX | {"model_type": "gpt_neox"}, {}),
+    "gpt2": (_GPT2 | {"model_type": "gpt2"}, {"floats": "F32"}),
+    "tokenizer-bytes": (_SIZES | {"model_type": "qwen2", "vocab_size": 256 + len(_MERGED) + 2}, {}),
+    "tokenizer-scores": (_SIZES | {"model_type": "llama", "vocab_size": 259 + len(_PIECES) + 1}, {}),
+}
+
+
+def write_folders(folder: Path) -> None:
+    """hf-<name>: Hugging Face folders of every model type and way to state a ternary matrix, and two with a tokenizer."""
+    for name, (config, how) in _FOLDERS.items():
+        write_folder(folder / f"hf-{name}", config, **how)
+    ids = {spelling: i for i, spelling in enumerate([*BYTE_CHARACTERS, *_MERGED])}
+    told: dict[str, Any] = {
+        "added_tokens": [_PLAIN | {"id": len(ids), "content": "<s>", "special": True}, _PLAIN | {"id": len(ids) + 1, "content": "<user>"}],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]},
+        "model": {"type": "BPE", "vocab": ids, "merges": _MERGES},
+    }
+    _write_json(folder / "hf-tokenizer-bytes" / "tokenizer.json", told)
+    _write_json(folder / "hf-tokenizer-bytes" / "tokenizer_config.json", {"bos_token": "<s>", "chat_template": "{{ messages[0].content }}"})
+    ids = {spelling: i for i, spelling in enumerate(["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES])}
+    told = {
+        "added_tokens": [_PLAIN | {"id": i, "content": spelling, "special": True} for i, spelling in enumerate(list(ids)[:3])],
+        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+        "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]},
+        "model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": True, "vocab": ids, "merges": _splits(_PIECES)},
+    }
+    _write_json(folder / "hf-tokenizer-scores" / "tokenizer.json", told)
+    _write_json(folder / "hf-tokenizer-scores" / "tokenizer_config.json", {"bos_token": "<s>", "eos_token": {"content": "</s>"}})
+
+
+def _splits(pieces: Sequence[str]) -> list[list[str]]:
+    """All pairs of pieces that make a third."""
+    return [[piece[:i], piece[i:]] for piece in pieces for i in range(1, len(piece)) if piece[:i] in pieces and piece[i:] in pieces]
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value))
 
 
 def write_dumps(folder: Path) -> None:

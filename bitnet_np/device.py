@@ -1,0 +1,163 @@
+"""A GPU as the place where a model is computed. Importing this imports no CUDA.
+
+    on = open_cuda()
+    model = place(load("model.gguf"), on)
+    logits = forward_full(model, tokens, ops=on)
+
+Weights go to the device once. Token ids go in and logits come out; what is between stays there, unless it is recorded.
+"""
+
+from collections.abc import Collection
+from dataclasses import fields, replace
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from . import packing
+from .cache import KVCache, check_shape
+from .errors import CapacityError, OptionError, UnsupportedError
+from .model import Blocks, Config, Layer, Linear, Model, Ternary
+from .tensor_types import TERNARY_TYPES
+
+INSTALL = "pip install 'bitnet_np[cuda]'"
+OLDEST = (8, 0)  # compute capability: asynchronous copies, and tensor cores for int8 in the shape used here
+_HEADROOM = 1 << 28  # bytes beside the weights for what lies between operations, for code, and for the driver
+
+Backend = Any  # kernels.cuda.backend.Cuda, whose module imports CUDA
+
+
+def open_cuda(number: int = 0) -> Backend:
+    """The GPU of that number as a backend. Raises OptionError that says what is missing: the package, a driver, the device, its age."""
+    if find_spec("numba_cuda") is None:
+        raise OptionError(f"no CUDA: the package numba-cuda is not installed, expected the extra `cuda`: {INSTALL}")
+    from numba import cuda
+    from numba.cuda import config
+
+    from .kernels.cuda.backend import Cuda
+    from .kernels.cuda.target import SIMULATED
+
+    if not cuda.is_available():
+        why = " ".join(str(cuda.cuda_error() or "the driver found none").split())
+        raise OptionError(f"no CUDA device: {why} (expected an NVIDIA GPU and its driver)")
+    found = len(cuda.gpus)
+    if not 0 <= number < found:
+        raise OptionError(f"CUDA device is {number}, expected 0 to {found - 1} here")
+    cuda.select_device(number)
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = False  # of small grids, which a token's are
+    if SIMULATED:
+        return Cuda()
+    gpu = cuda.get_current_device()
+    if gpu.compute_capability < OLDEST:
+        has, wants = (".".join(map(str, version)) for version in (gpu.compute_capability, OLDEST))
+        raise OptionError(f"CUDA device {number} has compute capability {has}, expected at least {wants}")
+    return Cuda(gpu.MULTIPROCESSOR_COUNT, lambda: int(cuda.current_context().get_memory_info().free))
+
+
+def on_cpu(ops: Any) -> bool:
+    """Whether a backend's arrays are NumPy's."""
+    return getattr(ops, "DEVICE", "cpu") == "cpu"
+
+
+def bytes_needed(model: Model) -> int:
+    """What the weights take on a device, in whole tiles of ternary weights; ggml's block types are widened to float32 there."""
+    total = 0
+    records: list[Model | Layer] = [model, *model.layers]
+    for record in records:
+        for field in fields(record):
+            value = getattr(record, field.name)
+            parts = (value.weights, value.bias, value.norm) if isinstance(value, Linear) else (value,)
+            total += sum(map(_bytes, parts))
+    return total
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Ternary):
+        n, m = value.shape
+        return -(-n // 16) * -(-m // 128) * 512
+    if isinstance(value, Blocks):
+        return 4 * value.shape[0] * value.shape[1]
+    return value.nbytes if isinstance(value, np.ndarray) else 0
+
+
+def place(model: Model, on: Backend) -> Model:
+    """The same model with its weights on the device.
+
+    Raises CapacityError before anything is sent if the device has too little memory, UnsupportedError for matrices it has no kernel for.
+    """
+    wanted, free = bytes_needed(model), on.free_bytes()
+    if wanted + _HEADROOM > free:
+        raise CapacityError(f"the weights take {wanted:,} bytes on the device and {_HEADROOM:,} are kept beside, it has {free:,} free")
+
+    def linear(name: str, value: Linear) -> Linear:
+        weights = value.weights
+        if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES:
+            raise UnsupportedError(f"{name} is {weights.type.name} with a scale for each block, which the device has no kernel for")
+        placed = (
+            replace(weights, codes=on.ternary(packing.unpack(weights)), blocks=None) if isinstance(weights, Ternary) else table(weights)
+        )
+        bias, norm = (None if array is None else on.upload(array) for array in (value.bias, value.norm))
+        return replace(value, weights=placed, bias=bias, norm=norm)
+
+    def table(value: Any) -> Any:
+        return on.table(packing.float32(value) if isinstance(value, Blocks) else value)
+
+    def there(name: str, value: Any) -> Any:
+        if isinstance(value, Linear):
+            return linear(name, value)
+        if isinstance(value, Blocks) or (isinstance(value, np.ndarray) and value.ndim == 2):
+            return table(value)
+        return on.upload(value) if isinstance(value, np.ndarray) and value.dtype == np.float32 else value
+
+    def layer(n: int, weights: Layer) -> Layer:
+        return replace(weights, **{f.name: there(f"layer {n}: {f.name}", getattr(weights, f.name)) for f in fields(weights)})
+
+    # what angles are worked out from stays here
+    kept = ("config", "layers", "rope_frequency", "rope_factors")
+    own = {f.name: there(f.name, getattr(model, f.name)) for f in fields(model) if f.name not in kept}
+    return replace(model, layers=tuple(layer(n, weights) for n, weights in enumerate(model.layers)), **own)
+
+
+class DeviceCache(KVCache):
+    """A KV cache of float32 with its keys and values on a device, and its lengths here."""
+
+    def __init__(self, on: Backend, config: Config, batch: int = 1, capacity: int | None = None) -> None:
+        """Raises OptionError for an impossible size, CapacityError when the device has no memory for it."""
+        self._begin(config, batch, capacity, None)
+        shape = (config.n_layers, batch, self.capacity, config.kv_heads, config.head_dim)
+        check_shape(shape)
+        wanted, free = 8 * int(np.prod(shape, dtype=object)), on.free_bytes()
+        if wanted > free:
+            raise CapacityError(f"KV cache: {wanted:,} bytes for {batch} sequences of {shape[2]} positions, the device has {free:,} free")
+        self._on = on
+        self.k, self.v = on.zeros(shape), on.zeros(shape)
+
+    @property
+    def nbytes(self) -> int:
+        return 8 * int(np.prod(self.k.shape))
+
+    def write(self, layer: int, slot: NDArray[np.int64], position: NDArray[np.int64], k: NDArray, v: NDArray) -> None:
+        """As `KVCache.write`, of arrays that are on the device."""
+        self._on.write(self.k[layer], slot, position, k)
+        self._on.write(self.v[layer], slot, position, v)
+
+    def erase(self, slot: int, start: int, end: int) -> None:
+        for kept in (self.k, self.v):
+            for layer in range(kept.shape[0]):
+                self._on.erase(kept[layer], slot, start, end)
+
+    def fork(self, source: int, targets: Collection[int], length: int | None = None) -> None:
+        raise UnsupportedError("a KV cache on a device does not copy slots; prefill each")
+
+    def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
+        raise UnsupportedError("a KV cache on a device cannot change its size; make another")
+
+
+def new_cache(config: Config, batch: int, capacity: int | None, ops: Any, dtype: DTypeLike = np.float32) -> KVCache:
+    """A KV cache where `ops` computes. Raises what KVCache does, and UnsupportedError for float16 on a device."""
+    if on_cpu(ops):
+        return KVCache(config, batch, capacity, dtype)
+    if np.dtype(dtype) != np.float32:
+        raise UnsupportedError(f"KV cache: dtype is {np.dtype(dtype)}, on a device expected float32")
+    return DeviceCache(ops.backend, config, batch, capacity)

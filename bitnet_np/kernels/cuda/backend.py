@@ -1,0 +1,326 @@
+"""The vocabulary of kernels/cpu.py on a GPU: the same names and parameters, and the same bits. Arrays are the device's.
+
+What a method is given must be checked already, as for the CPU's kernels: here, too, nothing is.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numpy.typing import DTypeLike, NDArray
+
+from ...errors import ShapeError, UnsupportedError
+from .. import cpu
+from . import attention, floats, ternary
+from . import rows as row_kernels
+from .arrays import Arena, Codes, DeviceArray, DeviceTable, host, view
+from .attention import CHUNK, WIDEST, Shape, shape_for
+from .target import BLOCK, GRID, SIMULATED
+
+_NO_WINDOW = 1 << 62
+_WARPS = 1 if SIMULATED else 8  # of a block that shares 16 rows of a ternary matrix
+_HALVES = 1 if SIMULATED else 8  # half warps of a block, each with floats.ROWS rows of a table
+_TOKENS = 8  # that a reading of a table's row serves at most
+SKINNY = 16
+"""Tokens up to which a ternary product reads activations straight from the cache."""
+TILES = ((4, 6, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2))
+"""Of ternary.gemm, the largest first: the first one is taken that keeps the device busy, else the last."""
+
+
+class Cuda:
+    """A backend. `processors` is how many of them the device has: blocks below that leave some idle."""
+
+    DEVICE = "cuda"
+    chunk = CHUNK
+    dialects = ("exact",)
+
+    def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
+        self.backend = self  # what has arenas and launches, where this is wrapped
+        self.processors = processors
+        self.free_bytes = free_bytes
+        self.tiles = TILES
+        self.stream = cuda.stream()
+        self.arena = Arena()
+
+    # --- where arrays are ---
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
+        return self.arena.empty(shape, dtype)
+
+    def mark(self, event: str, count: int = 1) -> None:
+        """Nothing, as on the CPU."""
+
+    def upload(self, array: NDArray) -> DeviceArray:
+        """A copy on the device, for good: weights, tables, caches."""
+        return cuda.to_device(np.ascontiguousarray(array), stream=self.stream)
+
+    def overwrite(self, array: DeviceArray, values: NDArray) -> None:
+        """Other values for an array that is there."""
+        array.copy_to_device(np.ascontiguousarray(values, array.dtype), stream=self.stream)
+
+    def table(self, array: NDArray) -> DeviceTable:
+        """A table of float32, float16 or bfloat16 bits [N, M], in the device's layout."""
+        return DeviceTable(self.upload(floats.in_lanes(array)), floats.kind_of(array), array.shape)
+
+    def ternary(self, matrix: NDArray[np.int8]) -> DeviceArray:
+        """A matrix of -1, 0, +1 [N, M], in the device's layout."""
+        return self.upload(ternary.in_fragments(matrix))
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
+        out = self.empty(shape, dtype)
+        self.launch(row_kernels.fill, out.size, view(out, dtype), np.dtype(dtype).type(0))
+        return out
+
+    def resident(self, record: Any) -> Any:
+        """The rows of a pass, in one transfer. `position` tells `attend` how long the sequences are, and whether any has several rows."""
+        names = [field.name for field in fields(record)]
+        arrays = [np.asarray(getattr(record, name), np.int64) for name in names]
+        together = self.upload(np.concatenate(arrays))
+        ends = np.cumsum([array.size for array in arrays])
+        parts = {name: together[end - array.size : end] for name, array, end in zip(names, arrays, ends, strict=True)}
+        if np.unique(record.slot).size == record.slot.size:
+            parts["position"].chunks = int(record.position.max()) // CHUNK + 1
+        return replace(record, **parts)
+
+    def to_host(self, array: DeviceArray | Codes) -> NDArray:
+        """A result as a NumPy array: a copy."""
+        return host(array, self.stream)
+
+    # --- launching ---
+
+    def launch(self, kernel: Any, n: int, *arguments: Any) -> None:
+        """A kernel that goes through n numbers, whatever its grid is."""
+        kernel[min(GRID, -(-n // BLOCK)), BLOCK, self.stream](*arguments)
+
+    def _flat(self, kernel: Any, *arrays: DeviceArray) -> DeviceArray:
+        """A kernel over numbers of equally many in all arrays, and its result."""
+        out = self.empty(arrays[0].shape)
+        self.launch(kernel, out.size, *(view(array, np.float32) for array in arrays), view(out, np.float32))
+        return out
+
+    # --- embedding and float matmul ---
+
+    def embed(self, table: DeviceTable, tokens: DeviceArray) -> DeviceArray:
+        _check_table(table)
+        out = self.empty((tokens.size, table.shape[1]))
+        self.launch(floats.embed(table.kind), out.size, table.words, tokens, out)
+        return out
+
+    def matmul(self, x: DeviceArray, weights: DeviceTable) -> DeviceArray:
+        _check_table(weights)
+        (present, width), (n, _) = x.shape, weights.shape
+        tokens = min(_TOKENS, 1 << (present - 1).bit_length())
+        grid = -(-n // (floats.ROWS * _HALVES)), -(-present // tokens)
+        out = self.empty((present, n))
+        words = view(weights.words, np.uint32)
+        kernel = floats.matmul(weights.kind, tokens)[grid, 16 * _HALVES, self.stream]
+        kernel(words, view(x, np.float32), weights.words.shape[1], width, n, present, view(out, np.float32))
+        return out
+
+    # --- norms and ternary matmul ---
+
+    def _codes(self, n: int, width: int) -> Codes:
+        row_words = ternary.row_words(width)
+        words = self.empty((-(-n // SKINNY) * SKINNY * row_words,), np.int32)
+        return Codes(words, view(words, np.uint32), view(words, np.int8), n, width, row_words)
+
+    def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> DeviceArray:
+        out, scale, codes = self.empty(x.shape), self.empty(x.shape[:1]), self._codes(*x.shape)
+        row_kernels.rms_norm[len(x), BLOCK, self.stream](x, gain, np.float32(eps), out, codes.row_words, codes.words, codes.bytes, scale)
+        out.quantized = codes, scale
+        return out
+
+    def layer_norm(self, x: DeviceArray, gain: DeviceArray, bias: DeviceArray | None, eps: float) -> DeviceArray:
+        out = self.empty(x.shape)
+        bias = self.zeros((x.shape[1],)) if bias is None else bias
+        row_kernels.layer_norm[len(x), BLOCK, self.stream](x, gain, bias, np.float32(eps), out)
+        return out
+
+    def quantize(self, x: DeviceArray) -> tuple[Codes, DeviceArray]:
+        """What `rms_norm` found on its way, if x is its result."""
+        found = getattr(x, "quantized", None)
+        if found is not None:
+            return found
+        scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
+        row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, codes.bytes, scale)
+        return codes, scale
+
+    def ternary_matmul(self, q: Codes, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
+        if not isinstance(q, Codes) or codes.dtype != np.uint32:
+            raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
+        n, blocks = q.rows, -(-q.width // ternary.COLUMNS)
+        tiles = -(-width // ternary.ROWS)
+        out = self.empty((n, width))
+        flat = view(out, np.float32)
+        factor = np.float32(w_scale)
+        if n == 1:
+            ternary.gemv(_WARPS)[tiles, 32 * _WARPS, self.stream](codes, q.unsigned, scale, factor, blocks, flat)
+            return out
+        fitting = [tile for tile in self.tiles if tile[0] <= tiles] if n > SKINNY else []
+        if not fitting:
+            groups = 1 if n <= 8 else 2  # of 8 tokens
+            kernel = ternary.skinny(groups, _WARPS)[(tiles, -(-n // (8 * groups))), 32 * _WARPS, self.stream]
+            kernel(codes, q.unsigned, scale, factor, blocks, q.row_words, width, flat)
+            return out
+        grids = [(-(-tiles // (t[0] * t[2])), -(-n // (t[1] * t[3] * 8))) for t in fitting]
+        chosen = next((i for i, (a, b) in enumerate(grids) if a * b >= self.processors), len(grids) - 1)
+        tile = fitting[chosen]
+        ternary.gemm(*tile)[grids[chosen], 32 * tile[2] * tile[3], self.stream](
+            codes, q.unsigned, scale, factor, blocks, q.row_words, width, flat
+        )
+        return out
+
+    def ternary_matmuls(self, q: Codes, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
+        return [self.ternary_matmul(q, scale, *matrix) for matrix in matrices]
+
+    # --- positions and attention ---
+
+    def rotations(self, angle: NDArray[np.float64]) -> tuple[DeviceArray, DeviceArray]:
+        """Worked out by the CPU: some bytes for each token, once for all layers."""
+        cos, sin = cpu.rotations(angle)
+        return self.upload(cos), self.upload(sin)
+
+    def take_rotations(self, all_cos: DeviceArray, all_sin: DeviceArray, position: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+        """Those of some positions, out of a table of all: [P, J] x 2, [R] -> [R, J] x 2."""
+        cos, sin = (self.empty((position.size, all_cos.shape[1])) for _ in range(2))
+        self.launch(row_kernels.take_rotations, cos.size, all_cos, all_sin, position, cos, sin)
+        return cos, sin
+
+    def rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> DeviceArray:
+        return self._rope(x, cos, sin, cos.shape[1], 1)
+
+    def rope_adjacent(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> DeviceArray:
+        return self._rope(x, cos, sin, 1, 2)
+
+    def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> DeviceArray:
+        out = self.empty(x.shape)
+        self.launch(row_kernels.rope, x.size, x, cos, sin, distance, step, out)
+        return out
+
+    def attend(
+        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, window: int | None = None
+    ) -> DeviceArray:
+        n, heads, width = q.shape
+        capacity, kv_heads = k.shape[1:3]
+        if width > WIDEST:
+            raise UnsupportedError(f"heads are {width} wide, on the device expected at most {WIDEST}")
+        group = heads // kv_heads
+        out = self.empty(q.shape)
+        seen = window or _NO_WINDOW
+        scale = np.float32(1.0) / np.sqrt(np.float32(width))
+        keys, values = view(k, np.float32), view(v, np.float32)
+        chunks = getattr(position, "chunks", None)
+        if chunks is not None:
+            return self._attend_split(q, keys, values, slot, position, chunks, capacity, kv_heads, scale, seen, out)
+        shape = shape_for(width, group * n)
+        grid = -(-n // max(1, shape.queries // min(group, shape.queries))), kv_heads, -(-group // shape.queries)
+        kernel = attention.attend(shape)[grid, _threads(shape), self.stream]
+        kernel(q, keys, values, slot, position, capacity, kv_heads, scale, seen, out)
+        return out
+
+    def _attend_split(
+        self,
+        q: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        slot: DeviceArray,
+        position: DeviceArray,
+        chunks: int,
+        capacity: int,
+        kv_heads: int,
+        scale: np.float32,
+        window: int,
+        out: DeviceArray,
+    ) -> DeviceArray:
+        """Rows that share no keys: a block for each chunk of keys. `chunks` is as many as the longest row has, or more."""
+        n, heads, width = q.shape
+        shape = shape_for(width, heads // kv_heads)
+        parts = self.empty((n, heads, chunks, width))
+        largest, weight = self.empty((n, heads, chunks)), self.empty((n, heads, chunks))
+        grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks
+        kernel = attention.attend_chunk(shape)[grid, _threads(shape), self.stream]
+        kernel(q, k, v, slot, position, capacity, kv_heads, scale, window, parts, largest, weight)
+        attention.fold_chunks[(n, heads), _threads(shape), self.stream](parts, largest, weight, position, window, out)
+        return out
+
+    def attend_masked(self, *arguments: Any) -> DeviceArray:
+        raise UnsupportedError("there is no attention by a mask array on the device; leave the mask out, or compute on the CPU")
+
+    # --- residuals, gates, rows ---
+
+    def add(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
+        return self._flat(row_kernels.add, a, b)
+
+    def add_bias(self, x: DeviceArray, bias: DeviceArray) -> DeviceArray:
+        out = self.empty(x.shape)
+        self.launch(row_kernels.add_bias, out.size, view(x, np.float32), bias, view(out, np.float32))
+        return out
+
+    def scaled(self, x: DeviceArray, factor: np.float32) -> DeviceArray:
+        out = self.empty(x.shape)
+        self.launch(row_kernels.scaled, out.size, view(x, np.float32), np.float32(factor), view(out, np.float32))
+        return out
+
+    def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
+        out = self.empty((rows.size, x.shape[1]))
+        self.launch(row_kernels.take, out.size, x, rows, out)
+        return out
+
+    def spread(self, x: DeviceArray, slot: DeviceArray, position: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+        out = self.zeros((*shape, *x.shape[1:]))
+        self.write(out, slot, position, x)
+        return out
+
+    def write(self, out: DeviceArray, slot: DeviceArray, position: DeviceArray, x: DeviceArray) -> None:
+        """Keys or values [R, G, K] to their places in [B, S, G, K]."""
+        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, position, out.reshape(out.shape[0], out.shape[1], -1))
+
+    def erase(self, out: DeviceArray, slot: int, start: int, end: int) -> None:
+        """Zeros for positions start..end of a slot of [B, S, G, K]."""
+        flat = out.reshape(out.shape[0], out.shape[1], -1)
+        self.launch(row_kernels.erase, max(1, (end - start) * flat.shape[2]), flat, slot, start, end)
+
+    def relu2_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
+        return self._flat(row_kernels.relu2_gate, gate, up)
+
+    def silu_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
+        return self._flat(row_kernels.silu_gate, gate, up)
+
+    def gelu(self, x: DeviceArray) -> DeviceArray:
+        return self._flat(row_kernels.gelu, x)
+
+    def gelu_tanh(self, x: DeviceArray) -> DeviceArray:
+        return self._flat(row_kernels.gelu_tanh, x)
+
+    # --- masks ---
+
+    def fill_mask(
+        self,
+        out: DeviceArray,
+        first: int,
+        queries: DeviceArray,
+        past: DeviceArray,
+        keys: DeviceArray,
+        window: int,
+        prefix: int,
+        block: int,
+        sinks: int,
+    ) -> None:
+        """As kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
+        hidden = np.float32(-np.inf)
+        grid = min(GRID, max(1, out.shape[0] * out.shape[1]))
+        row_kernels.fill_mask[grid, BLOCK, self.stream](
+            first, queries, past, keys, window, prefix, block, sinks, np.float32(0), hidden, out
+        )
+
+
+def _check_table(table: Any) -> None:
+    if not isinstance(table, DeviceTable):
+        raise ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
+
+
+def _threads(shape: Shape) -> int:
+    """A thread for each number of a head."""
+    return shape.width

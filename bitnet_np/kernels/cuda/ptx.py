@@ -1,0 +1,249 @@
+"""Single instructions for the GPU's kernels: the one file that knows PTX. simulated.py has their twins in plain Python.
+
+NVVM fuses a product with a sum that it meets, and ptxas does so again, unless one of the two says how it rounds. The contract fuses only
+where it says so. So a kernel writes a product whose sum comes next, or that sum, as `times` and `plus`; `fma` is for what is to be fused.
+
+A thread of a warp is a lane; four lanes that hold the same row of a fragment are a quad. Offsets count elements, and nothing is checked.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import njit
+from numba.cuda import cgutils, types
+from numba.cuda.extending import intrinsic
+
+from .. import simd
+
+I16, I32, I64, F32, F64, HALF = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType(), ir.HalfType()
+VOID = ir.VoidType()
+
+device = njit(inline="always")  # a function of kernels; the simulator runs it as it is
+float_bits, bits_float, fma = simd.float_bits, simd.bits_float, simd.fma
+
+
+def _asm(builder: ir.IRBuilder, result: ir.Type, text: str, constraints: str, args: list[ir.Value], effect: bool = True) -> ir.Value:
+    kind = ir.FunctionType(result, [arg.type for arg in args])
+    return builder.call(ir.InlineAsm(kind, text, constraints, side_effect=effect), args)
+
+
+def _calls(name: str, result: Any, *arguments: Any) -> Callable:
+    """An intrinsic that is one of NVVM's."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
+        kind = ir.FunctionType(context.get_value_type(signature.return_type), [arg.type for arg in args])
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+    if len(arguments) == 2:
+
+        @intrinsic
+        def two(typing_context, a, b):
+            return result(*arguments), codegen
+
+        return two
+
+    @intrinsic
+    def three(typing_context, a, b, c):
+        return result(*arguments), codegen
+
+    return three
+
+
+times = _calls("llvm.nvvm.mul.rn.f", types.float32, types.float32, types.float32)
+plus = _calls("llvm.nvvm.add.rn.f", types.float32, types.float32, types.float32)
+fma64 = _calls("llvm.fma.f64", types.float64, types.float64, types.float64, types.float64)
+
+
+@intrinsic
+def half_value(typing_context, bits):
+    """The float16 of the low 16 bits, widened."""
+
+    def codegen(context, builder, signature, args):
+        return builder.fpext(builder.bitcast(builder.trunc(args[0], I16), HALF), F32)
+
+    return types.float32(types.uint32), codegen
+
+
+@intrinsic
+def dp4a(typing_context, a, b, c):
+    """c + the sum of four unsigned bytes of `a` times four signed ones of `b`."""
+
+    def codegen(context, builder, signature, args):
+        return _asm(builder, I32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", args, effect=False)
+
+    return types.int32(types.uint32, types.uint32, types.int32), codegen
+
+
+# --- among the lanes of a warp --------------------------------------------------------------------------------------------------------
+
+
+def _butterfly(builder: ir.IRBuilder, value: ir.Value, distance: int) -> ir.Value:
+    """What the lane whose number differs in one bit has. All 32 lanes must come here together."""
+    kind = ir.FunctionType(I32, [I32, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.nvvm.shfl.sync.bfly.i32")
+    bits = builder.bitcast(value, I32)
+    other = builder.call(function, [ir.Constant(I32, -1), bits, ir.Constant(I32, distance), ir.Constant(I32, 31)])
+    return builder.bitcast(other, value.type)
+
+
+@intrinsic
+def quad_sum(typing_context, x):
+    """The sum of four lanes' integers, in each of them."""
+
+    def codegen(context, builder, signature, args):
+        x = args[0]
+        for distance in (2, 1):
+            x = builder.add(x, _butterfly(builder, x, distance))
+        return x
+
+    return types.int32(types.int32), codegen
+
+
+def _half_warp(combine: Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value]) -> Callable:
+    @intrinsic
+    def reduce(typing_context, x):
+        def codegen(context, builder, signature, args):
+            x = args[0]
+            for distance in (8, 4, 2, 1):
+                x = combine(builder, x, _butterfly(builder, x, distance))
+            return x
+
+        return types.float32(types.float32), codegen
+
+    return reduce
+
+
+def _larger(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    return builder.select(builder.fcmp_ordered(">", b, a), b, a)
+
+
+half_warp_sum = _half_warp(lambda builder, a, b: builder.fadd(a, b))  # 16 lanes by halving: i with i + 8, i + 4, i + 2, i + 1
+half_warp_max = _half_warp(_larger)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _address(context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, offset: ir.Value) -> ir.Value:
+    return builder.gep(context.make_array(array)(context, builder, value).data, [offset])
+
+
+def _load_four(context: Any, builder: ir.IRBuilder, array: Any, address: ir.Value) -> list[ir.Value]:
+    vector = ir.VectorType(context.get_data_type(array.dtype), 4)
+    loaded = builder.load(builder.bitcast(address, vector.as_pointer(addrspace=address.type.addrspace)), typ=vector)
+    loaded.align = 16
+    return [builder.extract_element(loaded, ir.Constant(I32, i)) for i in range(4)]
+
+
+@intrinsic
+def load4(typing_context, array, offset):
+    """Four numbers of 4 bytes from an offset that is a multiple of 4: one load of 16 bytes."""
+
+    def codegen(context, builder, signature, args):
+        values = _load_four(context, builder, signature.args[0], _address(context, builder, signature.args[0], *args))
+        return context.make_tuple(builder, signature.return_type, values)
+
+    return types.UniTuple(array.dtype, 4)(array, types.int64), codegen
+
+
+def load_fragments(count: int) -> Callable:
+    """A function (array, offset, stride) that gives `count` times the four words at offset + i * stride, as one tuple."""
+
+    @intrinsic
+    def load(typing_context, array, offset, stride):
+        def codegen(context, builder, signature, args):
+            kind = signature.args[0]
+            array, offset, stride = args
+            values = []
+            for _ in range(count):
+                values += _load_four(context, builder, kind, _address(context, builder, kind, array, offset))
+                offset = builder.add(offset, stride)
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(array.dtype, 4 * count)(array, types.int64, types.int64), codegen
+
+    return load
+
+
+@intrinsic
+def copy_async(typing_context, shared, to, source, start, size):
+    """Begin to copy 16 bytes from global to shared memory, or zeros if `size` is 0 and not 16. Offsets in words."""
+
+    def codegen(context, builder, signature, args):
+        text = (
+            "{ .reg .u64 s; .reg .u64 g; cvta.to.shared.u64 s, $0; cvta.to.global.u64 g, $1; cp.async.cg.shared.global [s], [g], 16, $2; }"
+        )
+        addresses = [_address(context, builder, signature.args[i], args[i], args[i + 1]) for i in (0, 2)]
+        _asm(builder, VOID, text, "l,l,r,~{memory}", [*(builder.ptrtoint(address, I64) for address in addresses), args[4]])
+        return context.get_dummy_value()
+
+    return types.none(shared, types.int64, source, types.int64, types.int32), codegen
+
+
+def _nothing(text: str) -> Callable:
+    @intrinsic
+    def instruction(typing_context):
+        def codegen(context, builder, signature, args):
+            _asm(builder, VOID, text, "~{memory}", [])
+            return context.get_dummy_value()
+
+        return types.none(), codegen
+
+    return instruction
+
+
+commit_copies = _nothing("cp.async.commit_group;")
+
+
+def wait_copies(pending: int) -> Callable:
+    """A function that waits until all but the last `pending` committed groups of this thread's copies have arrived."""
+    return _nothing(f"cp.async.wait_group {pending};")
+
+
+# --- tensor cores ---------------------------------------------------------------------------------------------------------------------
+
+_MMA = "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+
+
+def zeros(count: int) -> Callable:
+    """A function that gives a tuple of `count` int32 zeros."""
+
+    @intrinsic
+    def make(typing_context):
+        kind = types.UniTuple(types.int32, count)
+        return kind(), lambda context, builder, signature, args: ir.Constant(context.get_value_type(kind), None)
+
+    return make
+
+
+def multiply(rows: int, tokens: int, half: int) -> Callable:
+    """A function (sums, weights, codes) -> sums: `rows` tiles of 16 weight rows times `tokens` tiles of 8 tokens, over 64 columns.
+
+    sums: 4 int32 for each pair of tiles, row tiles outermost. weights: 4 words for each row tile, of which words 2 half and 2 half + 1
+    hold these columns, two bits each (packing in ternary.py). codes: 4 words for each token tile.
+    """
+
+    @intrinsic
+    def step(typing_context, sums, weights, codes):
+        def codegen(context, builder, signature, args):
+            sums, weights, codes = (
+                [builder.extract_value(value, i) for i in range(kind.count)] for value, kind in zip(args, signature.args, strict=True)
+            )
+            four = ir.LiteralStructType([I32] * 4)
+            bytes_of = ir.Constant(I32, 0x03030303)
+            for part in range(2):
+                for row in range(rows):
+                    word = weights[4 * row + 2 * half + part]
+                    a = [builder.and_(builder.lshr(word, ir.Constant(I32, 2 * plane)), bytes_of) for plane in range(4)]
+                    for token in range(tokens):
+                        b = codes[4 * token + 2 * part : 4 * token + 2 * part + 2]
+                        at = 4 * (row * tokens + token)
+                        constraints = "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r"
+                        result = _asm(builder, four, _MMA, constraints, [*a, *b, *sums[at : at + 4]], effect=False)
+                        sums[at : at + 4] = [builder.extract_value(result, i) for i in range(4)]
+            return context.make_tuple(builder, signature.return_type, sums)
+
+        return sums(sums, weights, codes), codegen
+
+    return step

@@ -1,0 +1,198 @@
+"""The instructions of ptx.py in plain Python, for Numba's CUDA simulator: the same names, the same results.
+
+Rules for floats are compiled for the CPU, so that they round as they do there. Lanes of a warp are threads of Python here, and meet at a
+barrier where a warp would exchange registers.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from .. import simd
+
+_WARP = 32
+_PATIENCE = 600  # seconds that a thread waits for others: more means that a kernel lets some of them miss a meeting
+
+
+def use_barriers() -> None:
+    """Run blocks as the simulator does, which polls its threads, but ten times as fast: they meet at a barrier, all of them or none."""
+    from numba.cuda.simulator.kernel import BlockManager, BlockThread
+
+    def run(manager: Any, grid_point: tuple, *arguments: Any) -> None:
+        size = tuple(manager._block_dim)
+        manager.barrier = threading.Barrier(math.prod(size))
+        threads = [BlockThread(partial(manager._f, *arguments), manager, grid_point, point, False) for point in np.ndindex(*size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+            if thread.exception:
+                manager.barrier.abort()
+                raise thread.exception[0].with_traceback(thread.exception[1])
+
+    BlockManager.run = run
+    BlockThread.syncthreads = lambda thread: thread._manager.barrier.wait(_PATIENCE)
+
+
+def device(function: Callable) -> Callable:
+    return function
+
+
+@njit
+def fma(a, b, c):
+    return simd.fma(a, b, c)
+
+
+@njit
+def times(a, b):
+    return np.float32(a * b)
+
+
+@njit
+def plus(a, b):
+    return np.float32(a + b)
+
+
+def fma64(a: np.float64, b: np.float64, c: np.float64) -> np.float64:
+    """The kernels' products of two float32 are exact in float64."""
+    return np.float64(a * b + c)
+
+
+def float_bits(x: np.float32) -> np.int32:
+    return np.float32(x).view(np.int32)
+
+
+def bits_float(bits: np.int32) -> np.float32:
+    return np.int32(bits).view(np.float32)
+
+
+def half_value(bits: np.uint32) -> np.float32:
+    return np.float32(np.uint16(bits & 0xFFFF).view(np.float16))
+
+
+def _bytes(words: Any, kind: type) -> np.ndarray:
+    return np.array(words, np.uint32).view(kind).astype(np.int32)
+
+
+def dp4a(a: np.uint32, b: np.uint32, c: np.int32) -> np.int32:
+    return np.int32(c + np.dot(_bytes([a], np.uint8), _bytes([b], np.int8)))
+
+
+# --- among the lanes of a warp --------------------------------------------------------------------------------------------------------
+
+
+class _Meeting:
+    def __init__(self, lanes: int) -> None:
+        self.barrier, self.values = threading.Barrier(lanes), [None] * lanes
+        self.result: Any = None
+
+
+_meetings: WeakKeyDictionary[Any, dict[int, _Meeting]] = WeakKeyDictionary()  # by block, then warp
+_lock = threading.Lock()
+
+
+def _exchange(value: Any, combine: Callable[[list], Any] = list) -> tuple[int, Any]:
+    """This thread's lane, and what `combine` makes, once, of what all lanes of its warp brought."""
+    thread: Any = threading.current_thread()
+    warp, lane = divmod(thread.thread_id, _WARP)
+    block = thread._manager
+    with _lock:
+        meetings = _meetings.setdefault(block, {})
+        if warp not in meetings:
+            meetings[warp] = _Meeting(min(_WARP, int(np.prod(block._block_dim)) - warp * _WARP))
+    meeting = meetings[warp]
+    meeting.values[lane] = value
+    if meeting.barrier.wait(_PATIENCE) == 0:
+        meeting.result = combine(meeting.values)
+    meeting.barrier.wait(_PATIENCE)
+    return lane, meeting.result  # whoever comes next waits for this lane before there is another result
+
+
+def quad_sum(x: np.int32) -> np.int32:
+    lane, values = _exchange(x)
+    return np.int32(sum(int(value) for value in values[lane // 4 * 4 : lane // 4 * 4 + 4]))
+
+
+def _halve(x: np.float32, combine: Callable) -> np.float32:
+    lane, values = _exchange(x)
+    lanes = values[lane // 16 * 16 : lane // 16 * 16 + 16]
+    for half in (8, 4, 2, 1):
+        lanes = [combine(lanes[i], lanes[i + half]) for i in range(half)]
+    return lanes[0]
+
+
+def half_warp_sum(x: np.float32) -> np.float32:
+    return _halve(x, plus)
+
+
+def half_warp_max(x: np.float32) -> np.float32:
+    return _halve(x, lambda a, b: b if b > a else a)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------------------------
+
+
+def load4(array: Any, offset: int) -> tuple:
+    assert offset % 4 == 0, "a load of 16 bytes is aligned"
+    return tuple(array[offset + i] for i in range(4))
+
+
+def load_fragments(count: int) -> Callable:
+    def load(array: Any, offset: int, stride: int) -> tuple:
+        return tuple(value for i in range(count) for value in load4(array, offset + i * stride))
+
+    return load
+
+
+def copy_async(shared: Any, to: int, source: Any, start: int, size: int) -> None:
+    assert (to | start) % 4 == 0, "a copy of 16 bytes is aligned"
+    for i in range(4):
+        shared[to + i] = source[start + i] if size else 0
+
+
+def commit_copies() -> None:
+    """Copies are finished when they begin, here."""
+
+
+def wait_copies(pending: int) -> Callable:
+    return commit_copies
+
+
+# --- tensor cores ---------------------------------------------------------------------------------------------------------------------
+
+
+def zeros(count: int) -> Callable:
+    return lambda: (np.int32(0),) * count
+
+
+def multiply(rows: int, tokens: int, half: int) -> Callable:
+    """As the PTX manual lays out the fragments of m16n8k32, not as ternary.py reads them."""
+
+    def products(lanes: list) -> NDArray[np.int32]:  # [rows, tokens, 16, 8]
+        total = np.zeros((rows, tokens, 16, 8), np.int32)
+        weights, codes = (np.array(words, np.uint32) for words in zip(*lanes, strict=True))
+        for part in range(2):
+            registers = weights[:, 2 * half + part :: 4, None] >> np.array([0, 2, 4, 6], np.uint32) & np.uint32(0x03030303)
+            # group, column, row tile, (low or high columns, group or group + 8), byte
+            a = np.ascontiguousarray(registers).view(np.int8).reshape(8, 4, rows, 2, 2, 4)
+            a = a.transpose(2, 4, 0, 3, 1, 5).reshape(rows, 16, 32).astype(np.int32)
+            registers = codes.reshape(32, tokens, 4)[:, :, 2 * part : 2 * part + 2]
+            b = np.ascontiguousarray(registers).view(np.int8).reshape(8, 4, tokens, 2, 4)
+            b = b.transpose(2, 3, 1, 4, 0).reshape(tokens, 32, 8).astype(np.int32)
+            total += a[:, None] @ b[None]
+        return total
+
+    def step(sums: tuple, weights: tuple, codes: tuple) -> tuple:
+        lane, product = _exchange((weights, codes), products)
+        group, column = lane // 4, lane % 4 * 2
+        mine = product[:, :, [group, group, group + 8, group + 8], [column, column + 1, column, column + 1]]
+        return tuple(np.array(sums, np.int32) + mine.reshape(-1))
+
+    return step

@@ -1,0 +1,21 @@
+"""What kernels are compiled for: a GPU, or Numba's simulator where NUMBA_ENABLE_CUDASIM=1 was set before Numba was imported."""
+
+from typing import TYPE_CHECKING, Any
+
+from numba import cuda
+from numba.cuda import config
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+
+if TYPE_CHECKING or not SIMULATED:
+    from . import ptx as instructions
+else:
+    from . import simulated as instructions
+
+kernel: Any = cuda.jit if SIMULATED else cuda.jit(lto=False)
+"""Kernels are linked as the PTX that they compile to, so that what is seen in it is what runs."""
+
+BLOCK = 16 if SIMULATED else 256  # threads of a block that works on one row, at least 16
+GRID = 2 if SIMULATED else 4096  # blocks at most, of those that work on single numbers
+
+__all__ = ["BLOCK", "GRID", "SIMULATED", "instructions", "kernel"]

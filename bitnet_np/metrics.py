@@ -1,0 +1,200 @@
+"""Metrics: what forward passes did, operation by operation, for a caller who asks. Nothing is counted otherwise.
+
+`Metrics().ops()` is a backend like any other, to be given to whatever takes `ops`: it calls the kernels of the backend it was made from
+and counts. So a forward pass that nobody measures runs the code it always runs.
+"""
+
+import inspect
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .kernels import blocks, cpu, masks, workspace
+
+_ATTENTION = ("attend", "attend_halves", "attend_masked")
+_GATHERING = ("embed", "blocks.embed")
+
+
+@dataclass
+class Operation:
+    """The calls of one operation on one device."""
+
+    device: str
+    reason: str  # why there
+    calls: int = 0
+    seconds: float = 0.0
+    squares: float = 0.0  # of seconds
+    shortest: float = np.inf
+    longest: float = 0.0
+    histogram: Counter[int] = field(default_factory=Counter)  # calls of 2^i to 2^(i+1) microseconds
+    nbytes: int = 0  # read and written at least, once each; on a device they are not counted
+    allocations: int = 0  # arrays of new memory for results
+    reused: int = 0  # arrays of memory that an earlier result had
+
+    def count(self, seconds: float) -> None:
+        self.calls += 1
+        self.seconds += seconds
+        self.squares += seconds * seconds
+        self.shortest, self.longest = min(self.shortest, seconds), max(self.longest, seconds)
+        self.histogram[max(0, int(seconds * 1e6).bit_length() - 1)] += 1
+
+    def as_dict(self) -> dict[str, Any]:
+        mean = self.seconds / self.calls
+        latency = {"min": self.shortest, "max": self.longest, "avg": mean, "var": max(0.0, self.squares / self.calls - mean * mean)}
+        buckets = {str(1 << i): self.histogram[i] for i in sorted(self.histogram)}
+        return {
+            "device": self.device,
+            "reason": self.reason,
+            "calls": self.calls,
+            "seconds": self.seconds,
+            "bytes": self.nbytes,
+            "allocations": self.allocations,
+            "reused": self.reused,
+            "latency_seconds": latency,
+            "latency_histogram_us": buckets,
+        }
+
+
+class Metrics:
+    """Counters of all that ran over its backends: `forward_full(model, tokens, ops=metrics.ops())`. For one thread at a time.
+
+    `operations` by name; `forwards` and `layers` that began; `kv_writes`, calls that wrote to a KV cache, one for each layer, and
+    `kv_positions`, how many keys and values each they wrote: none where there is no cache. `peak_workspace`: bytes of results in memory
+    that workspace.py lends, all of the thread, at the end of any operation; results below 16 KB and above 64 MB are not among them.
+    """
+
+    def __init__(self) -> None:
+        self.operations: dict[str, Operation] = {}
+        self.forwards = self.layers = self.kv_writes = self.kv_positions = self.peak_workspace = 0
+
+    def ops(self, backend: Any = cpu, reason: str = "the backend the caller chose") -> ModuleType:
+        """The backend with every call counted; its results are the same. `reason`: why this one.
+
+        On a device each call is waited for, to know how long it takes.
+        """
+        device = getattr(backend, "DEVICE", "cpu")
+
+        def where(name: str) -> tuple[str, str]:
+            return (device, reason) if hasattr(backend, name) else ("cpu", _LACKS)
+
+        measured = self._copy(backend, "", device, reason)
+        measured.__dict__["blocks"] = self._copy(getattr(backend, "blocks", blocks), "blocks.", *where("blocks"))
+        masked = getattr(backend, "attend_masked", masks.attend_masked)
+        measured.__dict__["attend_masked"] = self._counted("attend_masked", masked, *where("attend_masked"))
+        measured.__dict__["mark"] = self._mark
+        return measured
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON. `cpu_dispatches`, `gpu_dispatches` and `gpu_ratio` are calls of operations by device."""
+        on = Counter[str]()
+        for operation in self.operations.values():
+            on[operation.device] += operation.calls
+        total, arrays = on.total(), sum(o.allocations for o in self.operations.values())
+        reused = sum(operation.reused for operation in self.operations.values())
+        return {
+            "forwards": self.forwards,
+            "layers": self.layers,
+            "kv_writes": self.kv_writes,
+            "kv_positions": self.kv_positions,
+            "cpu_dispatches": on["cpu"],
+            "gpu_dispatches": total - on["cpu"],
+            "gpu_ratio": (total - on["cpu"]) / total if total else 0.0,
+            "workspace": {
+                "allocations": arrays,
+                "hits": reused,
+                "hit_rate": reused / (arrays + reused) if arrays + reused else 0.0,
+                "peak_bytes": self.peak_workspace,
+            },
+            "operations": {name: operation.as_dict() for name, operation in self._by_time()},
+        }
+
+    def table(self) -> tuple[Sequence[str], list[Sequence[object]]]:
+        """Header and rows for people, the longest first."""
+        header = ("operation", "device", "calls", "ms", "us a call", "MB", "GB/s", "new arrays", "reused")
+        rows: list[Sequence[object]] = []
+        for name, o in self._by_time():
+            times = (o.seconds * 1e3, o.seconds / o.calls * 1e6)
+            rows.append((name, o.device, o.calls, *times, o.nbytes / 1e6, o.nbytes / o.seconds / 1e9, o.allocations, o.reused))
+        return header, rows
+
+    def _by_time(self) -> list[tuple[str, Operation]]:
+        return sorted(self.operations.items(), key=lambda item: -item[1].seconds)
+
+    def _mark(self, event: str, count: int = 1) -> None:
+        if event == "forward":
+            self.forwards += 1
+        elif event == "layer":
+            self.layers += 1
+        else:
+            self.kv_writes += 1
+            self.kv_positions += count
+
+    def _copy(self, backend: Any, prefix: str, device: str, reason: str) -> ModuleType:
+        """Of a module, or of an object whose methods are the operations."""
+        copy = ModuleType(f"{prefix or device}, measured")
+        wait = getattr(getattr(backend, "stream", None), "synchronize", lambda: None)
+        for name in (name for name in dir(backend) if not name.startswith("__")):
+            value = getattr(backend, name)
+            operation = (inspect.isfunction(value) or inspect.ismethod(value)) and not name.startswith("_")
+            copy.__dict__[name] = self._counted(prefix + name, value, device, reason, wait) if operation else value
+        return copy
+
+    def _counted(self, name: str, function: Callable, device: str, reason: str, wait: Callable[[], object] = lambda: None) -> Callable:
+        @wraps(function)
+        def counted(*arguments: Any, **options: Any) -> Any:
+            memory = workspace.counts()
+            fresh, again = memory.fresh, memory.again
+            start = time.perf_counter()
+            result = function(*arguments, **options)
+            wait()
+            seconds = time.perf_counter() - start
+            operation = self.operations.get(name) or self.operations.setdefault(name, Operation(device, reason))
+            operation.count(seconds)
+            operation.allocations += memory.fresh - fresh
+            operation.reused += memory.again - again
+            operation.nbytes += _bytes_read(name, arguments, options) + _size(result) if device == "cpu" else 0
+            self.peak_workspace = max(self.peak_workspace, memory.lent)
+            return result
+
+        return counted
+
+
+_LACKS = "the backend the caller chose has none"
+
+
+def _size(value: Any) -> int:
+    """Bytes of an array, or of all arrays of a tuple or list."""
+    if isinstance(value, tuple | list):
+        return sum(_size(part) for part in value)
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
+
+
+def _bytes_read(name: str, arguments: tuple, options: Mapping[str, Any]) -> int:
+    """Of the arguments. Of a table that rows are taken from: those rows; of a KV cache: the positions that are seen."""
+    if name in _GATHERING:
+        table, tokens = arguments[0], arguments[-1]
+        return table[0].nbytes * len(tokens) + tokens.nbytes
+    if name in _ATTENTION:
+        q, k, _, slot, position = arguments[:5]
+        mask_or_window = arguments[5] if len(arguments) > 5 else options.get("window")
+        seen = _positions_seen(slot, position, mask_or_window if isinstance(mask_or_window, int) else None, k.shape[1])
+        return _size((q, slot, position, mask_or_window)) + 2 * seen * k[0, 0].nbytes
+    return sum(map(_size, (*arguments, *options.values())))
+
+
+def _positions_seen(slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None, places: int) -> int:
+    """Positions of all sequences that some row sees."""
+    total = 0
+    for one in np.unique(slot):
+        mine = position[slot == one]
+        first = 0 if window is None else max(0, int(mine.min()) - window + 1)
+        total += min(int(mine.max()) + 1 - first, places)
+    return total

@@ -1,0 +1,119 @@
+"""What a GPU is measured with: a random model made for its memory, its own peaks, and time by its own clock."""
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numpy.typing import NDArray
+
+from bitnet_np.kernels.cuda import ternary
+from bitnet_np.kernels.cuda.arrays import DeviceTable
+from bitnet_np.kernels.cuda.backend import Cuda
+from bitnet_np.kernels.cuda.target import instructions, kernel
+from bitnet_np.model import Config, Layer, Linear, Model, Ternary
+
+BITNET_2B = Config("bitnet-b1.58", 128256, 4096, 2560, 30, 6912, 20, 5, 128, 1e-5, 500000.0)
+TINY = Config("bitnet-b1.58", 5, 64, 8, 1, 12, 2, 1, 4, 1e-5, 500000.0)
+
+_VALID = np.array([a << 6 | b << 4 | c << 2 | d for a in range(3) for b in range(3) for c in range(3) for d in range(3)], np.uint8)
+
+
+def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> float:
+    """Of one call, by the device's clock: median over rounds of `calls` calls each, after one that is not counted."""
+    run()
+    found = []
+    for _ in range(rounds):
+        start, end = cuda.event(), cuda.event()
+        start.record(on.stream)
+        for _ in range(calls):
+            run()
+        end.record(on.stream)
+        end.synchronize()
+        found.append(start.elapsed_time(end) / 1e3 / calls)
+    return median(found)
+
+
+# --- a model --------------------------------------------------------------------------------------------------------------------------
+
+
+def ternary_words(n: int, m: int, rng: np.random.Generator) -> NDArray[np.uint32]:
+    """Random codes of a matrix [N, M] in the device's layout."""
+    size = -(-n // ternary.ROWS) * -(-m // ternary.COLUMNS) * ternary.TILE_WORDS * 4
+    return _VALID[rng.integers(0, len(_VALID), size, np.uint8)].view(np.uint32)
+
+
+def random_placed(config: Config, on: Cuda, seed: int = 0) -> Model:
+    """A model of random weights that is on the device only, its head float16: for time, which does not depend on them."""
+    rng = np.random.default_rng(seed)
+
+    def linear(n: int, m: int) -> Linear:
+        return Linear(Ternary(on.upload(ternary_words(n, m, rng)), np.float32(1 / np.sqrt(m)), (n, m)))
+
+    def ones(n: int) -> Any:
+        return on.upload(np.ones(n, np.float32))
+
+    def layer() -> Layer:
+        d, f, q, kv = config.width, config.ffn, config.q_width, config.kv_width
+        matrices = {"attn_q": (q, d), "attn_k": (kv, d), "attn_v": (kv, d), "attn_output": (d, q), "ffn_up": (f, d), "ffn_down": (d, f)}
+        linears: Any = {name: linear(*shape) for name, shape in matrices.items()}
+        return Layer(ones(d), **linears, ffn_norm=ones(d), ffn_gate=linear(f, d), attn_sub_norm=ones(q), ffn_sub_norm=ones(f))
+
+    words = -(-config.width // 128) * 64
+    some = rng.standard_normal(min(1 << 20, config.vocab * words * 2)).astype(np.float16).view(np.uint32)
+    table: Any = DeviceTable(on.upload(np.resize(some, (config.vocab, words))), "float16", (config.vocab, config.width))
+    frequency = config.rope_base ** (-np.arange(config.rope_pairs) / config.rope_pairs)
+    return Model(config, table, tuple(layer() for _ in range(config.n_layers)), ones(config.width), frequency)
+
+
+def bytes_per_token(config: Config) -> int:
+    """What a decoded token reads: ternary weights at two bits, and the float16 head. Keys and values come on top."""
+    layer = config.width * (2 * config.q_width + 2 * config.kv_width + 3 * config.ffn)
+    return config.n_layers * layer // 4 + 2 * config.vocab * config.width
+
+
+def ternary_operations(config: Config) -> int:
+    """Multiplications and additions of a token in the layers' matrices."""
+    return 2 * config.n_layers * config.width * (2 * config.q_width + 2 * config.kv_width + 3 * config.ffn)
+
+
+# --- peaks ----------------------------------------------------------------------------------------------------------------------------
+
+
+def copy_bandwidth(on: Cuda, size: int) -> float:
+    """Bytes per second, read and written, of the driver's copy of `size` bytes."""
+    source, target = (on.upload(np.zeros(size, np.uint8)) for _ in range(2))
+    return 2 * size / seconds(on, lambda: target.copy_to_device(source, stream=on.stream), 5)
+
+
+_ROWS, _TOKENS, _WARPS = 4, 4, 4
+_MMA_OPERATIONS = 2 * 16 * 8 * 32
+
+
+def _tensor_loop() -> Any:
+    none, step = instructions.zeros(4 * _ROWS * _TOKENS), instructions.multiply(_ROWS, _TOKENS, 0)
+    load_weights, load_codes = instructions.load_fragments(_ROWS), instructions.load_fragments(_TOKENS)
+
+    @kernel
+    def tensor_loop(words: Any, turns: int, out: Any) -> None:
+        lane = cuda.threadIdx.x % 32
+        weights, codes = load_weights(words, lane * 4, 128), load_codes(words, lane * 4, 128)
+        sums = none()
+        for _ in range(turns):
+            sums = step(sums, weights, codes)
+        total = np.int32(0)
+        for i in range(4 * _ROWS * _TOKENS):
+            total = np.int32(total + sums[i])
+        out[cuda.grid(1)] = total
+
+    return tensor_loop
+
+
+def tensor_peak(on: Cuda, turns: int) -> float:
+    """int8 operations per second of mma.sync with nothing else to do but unpack its weights."""
+    blocks = 2 * on.processors
+    words, out = on.upload(np.zeros(128 * _ROWS, np.uint32)), on.empty((blocks * 32 * _WARPS,), np.int32)
+    loop = _tensor_loop()
+    time = seconds(on, lambda: loop[blocks, 32 * _WARPS, on.stream](words, turns, out), 1)
+    return blocks * _WARPS * turns * 2 * _ROWS * _TOKENS * _MMA_OPERATIONS / time

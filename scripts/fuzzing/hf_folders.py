@@ -1,0 +1,182 @@
+"""Changes to Hugging Face folders that know what their files are: a value of config.json, a tensor's entry or bytes, sizes that agree."""
+
+import json
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hf_files import FLOATS, folder_bytes, header
+
+from bitnet_np.errors import Error
+from bitnet_np.safetensors_file import DTYPES
+
+from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes, edit_words
+
+Files = dict[str, bytes]
+
+_SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129]
+_SIZE_KEYS: tuple[str, ...] = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+_SIZE_KEYS += ("max_position_embeddings", "n_embd", "n_head", "n_inner", "n_positions")
+_KNOWN = {
+    "quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
+    "linear_class": "bitlinear",
+    "quantization_mode": "offline",
+    "modules_to_not_convert": ["lm_head", "model.layers.0"],
+    "use_rms_norm": True,
+    "rope_scaling": {"type": "linear", "factor": 2.0},
+    "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0},
+    "tie_word_embeddings": True,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "use_parallel_residual": False,
+    "sliding_window": 8,
+    "partial_rotary_factor": 0.5,
+    "head_dim": 16,
+    "pretraining_tp": 2,
+}
+_NEEDED = ("config.json", "model.safetensors", "model.safetensors.index.json")  # a folder without them is not one of a model
+_VALUES: list[Any] = [None, True, False, "", "bitnet", "llama", "silu", "relu2", "gelu", "x" * 300, [], [[]], {}, {"a": 1}, 1.5, 10**400]
+
+
+def changed_folder(files: Files, draw: random.Random) -> Files:
+    """The files of a folder that differs from this one in one to three things; in sizes that agree, in one of four cases."""
+    files = dict(files)
+    resized = draw.random() < 0.25 and _resize(files, draw)
+    for _ in range(draw.randint(0, 2) if resized else draw.randint(1, 3)):
+        draw.choice((_edit_config, _edit_config, _edit_tensors, _edit_tensors, _edit_text))(files, draw)
+    return files
+
+
+def _resize(files: Files, draw: random.Random) -> bool:
+    """Other sizes of the model, and other random weights. Says whether it was done."""
+    config = json.loads(files["config.json"])
+    for key in draw.sample([key for key in _SIZE_KEYS if key in config], 2):
+        config[key] = draw.choice(_SIZES)
+    found: Files = {}
+    try:
+        for name, raw in folder_bytes(config, seed=draw.randrange(9), floats=draw.choice(FLOATS), shards=draw.choice([1, 1, 2])):
+            found[name] = found.get(name, b"") + raw
+    except Error:
+        return False
+    for name in [name for name in files if name.startswith("model")]:
+        del files[name]
+    files |= found
+    return True
+
+
+# --- config.json ----------------------------------------------------------------------------------------------------------------------
+
+
+def _edit_config(files: Files, draw: random.Random) -> None:
+    """A value changes, or a key goes or comes, at the top or in an object."""
+    try:
+        config = json.loads(files["config.json"])
+    except Exception:  # it was damaged before
+        return
+    objects = [config, *(value for value in config.values() if isinstance(value, dict))] if isinstance(config, dict) else []
+    where = draw.choice(objects) if objects else {}
+    change = draw.random()
+    if where and change < 0.6:
+        key = draw.choice(sorted(where))
+        same = type(where[key]) in (int, float) and draw.random() < 0.7
+        where[key] = draw.choice([*NUMBERS, *FLOAT_VALUES] if same else [*_VALUES, *NUMBERS])
+    elif where and change < 0.75:
+        del where[draw.choice(sorted(where))]
+    else:
+        key = draw.choice(sorted(_KNOWN))
+        where[key] = _KNOWN[key]
+    files["config.json"] = json.dumps(config).encode()
+
+
+# --- tensors --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def _tensors(raw: bytes) -> list[_Tensor]:
+    """Of a sound file."""
+    start = 8 + int.from_bytes(raw[:8], "little")
+    table = json.loads(raw[8:start])
+    return [
+        _Tensor(name, told["dtype"], tuple(told["shape"]), raw[start + told["data_offsets"][0] : start + told["data_offsets"][1]])
+        for name, told in table.items()
+    ]
+
+
+def _together(tensors: list[_Tensor]) -> bytes:
+    return header({tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}) + b"".join(tensor.data for tensor in tensors)
+
+
+def _edit_tensors(files: Files, draw: random.Random) -> None:
+    """A tensor has another type, shape, name or other bytes, is missing, or moves to another file."""
+    names = sorted(name for name in files if name.endswith(".safetensors"))
+    name = draw.choice(names or sorted(files))
+    try:
+        tensors = _tensors(files[name])
+    except Exception:  # it was damaged before
+        return
+    if not tensors:
+        return
+    i = draw.randrange(len(tensors))
+    draw.choice((_edit_dtype, _edit_shape, _edit_name, _edit_data, _edit_data))(tensors, i, draw)
+    files[name] = _together(tensors)
+
+
+def _edit_dtype(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
+    """Mostly to one of the same width, so that sizes agree."""
+    size = DTYPES[tensors[i].dtype].itemsize
+    same = [dtype for dtype, kind in DTYPES.items() if kind.itemsize == size]
+    tensors[i] = replace(tensors[i], dtype=draw.choice(same if draw.random() < 0.8 else list(DTYPES)))
+
+
+def _edit_shape(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
+    shape = list(tensors[i].shape)
+    change = draw.random()
+    if shape and change < 0.5:
+        shape[draw.randrange(len(shape))] = draw.choice([*_SIZES, *NUMBERS])
+    else:
+        shape = draw.choice([shape[::-1], [*shape, 1], [1, *shape], shape[:-1], []])
+    data = tensors[i].data
+    size = DTYPES[tensors[i].dtype].itemsize
+    for length in shape:
+        size *= length
+    if size < 1 << 18 and draw.random() < 0.7:  # bytes to fit
+        data = (data * (size // max(1, len(data)) + 1))[:size]
+    tensors[i] = replace(tensors[i], shape=tuple(shape), data=data)
+
+
+def _edit_name(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
+    change, j = draw.random(), draw.randrange(len(tensors))
+    if change < 0.3:
+        del tensors[i]
+    elif change < 0.6:
+        tensors.append(replace(tensors[i], name=tensors[i].name + draw.choice(["_scale", ".x", "\0", "é"])))
+    else:
+        tensors[i], tensors[j] = replace(tensors[i], name=tensors[j].name), replace(tensors[j], name=tensors[i].name)
+
+
+def _edit_data(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
+    tensors[i] = replace(tensors[i], data=bytes(damage(bytearray(tensors[i].data), draw)))
+
+
+# --- any file -------------------------------------------------------------------------------------------------------------------------
+
+
+def _edit_text(files: Files, draw: random.Random) -> None:
+    """A word or some bytes of a file, mostly near its start, where headers are; or a file goes, or has another's name."""
+    name = draw.choice(sorted(files))
+    change = draw.random()
+    if change < 0.5:
+        files[name] = bytes(edit_words(bytearray(files[name]), draw))
+    elif change < 0.9:
+        files[name] = bytes(edit_bytes(bytearray(files[name]), draw, near=draw.choice([16, 4096, None])))
+    elif change < 0.95 and name not in _NEEDED:
+        del files[name]
+    else:
+        files[draw.choice(sorted(files))] = files[name]

@@ -1,0 +1,340 @@
+"""Everything a GPU has to show, in one call of less than eight minutes: the CPU's bits, then speed against the device's own peaks.
+
+    python scripts/gpu_check.py --json gpu.json
+
+Needs numpy, numba, numba-cuda, gguf and pytest, and no installation of this package. Each part is independent: what fails is told, and
+the others go on. The JSON is written after each part; the short table comes last. Exit codes: 0 fine, 1 something is wrong, 3 no GPU.
+`--simulate` runs the same code on tiny shapes in Numba's simulator: it shows that this script works, and nothing else.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+SIMULATE = "--simulate" in sys.argv
+if SIMULATE:
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import numpy as np  # noqa: E402
+
+from bitnet_np import Config, KVCache, Model, forward, forward_full  # noqa: E402
+from bitnet_np.decode import Decoder  # noqa: E402
+from bitnet_np.device import DeviceCache, open_cuda, place  # noqa: E402
+from bitnet_np.errors import OptionError  # noqa: E402
+from bitnet_np.kernels import cpu  # noqa: E402
+from bitnet_np.masks import causal_loop  # noqa: E402
+from bitnet_np.testing import random_model  # noqa: E402
+
+PATIENCE = 170  # seconds for the checks of single kernels
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is measured: of a GPU's time, or of the simulator's."""
+
+    shape: dict[str, Any]  # of the model whose bits are compared
+    bits: int  # tokens of its prompts
+    prompts: tuple[int, ...]
+    batches: tuple[int, ...]
+    context: int  # of the caches that decoding is timed with
+    matrices: tuple[tuple[int, int], ...]  # N, M
+    rows: tuple[int, ...]
+    mask: int
+    large_mask: int
+    copied: int  # bytes
+    turns: int  # of the tensor loop
+    rounds: int
+    checks: tuple[str, ...]  # of tests/cuda_checks.py; none: all
+
+
+GPU = Sizes(
+    {"width": 2560, "heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912, "n_layers": 3, "vocab": 2000},
+    140, (128, 512, 2048), (1, 2, 4, 8, 16), 1024, ((2560, 2560), (6912, 2560), (2560, 6912)),
+    (1, 2, 4, 8, 16, 17, 32, 64, 128, 512, 2048), 1100, 8192, 1 << 30, 20000, 5, (),
+)  # fmt: skip
+TINY = Sizes(
+    {"width": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 12, "n_layers": 1, "vocab": 5},
+    2, (2,), (2,), 4, ((16, 20),), (2,), 12, 20, 64, 1, 1, ("quantize",),
+)  # fmt: skip
+
+
+@dataclass
+class Run:
+    """What was found so far."""
+
+    on: Any
+    sizes: Sizes
+    found: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    _model: Model | None = None
+
+    @property
+    def config(self) -> Config:
+        from benchmarks import gpu
+
+        return gpu.TINY if SIMULATE else gpu.BITNET_2B
+
+    @property
+    def model(self) -> Model:
+        """The random model that is timed, made once."""
+        from benchmarks import gpu
+
+        self._model = self._model or gpu.random_placed(self.config, self.on)
+        return self._model
+
+    def seconds(self, run: Callable[[], Any], calls: int = 1) -> float:
+        from benchmarks import gpu
+
+        return gpu.seconds(self.on, run, calls, self.sizes.rounds)
+
+
+def describe(run: Run) -> dict[str, Any]:
+    from importlib.metadata import version
+
+    from numba import cuda
+
+    packages = {name: version(name) for name in ("numpy", "numba", "numba-cuda")}
+    if SIMULATE:
+        return {"device": "simulator", **packages}
+    gpu = cuda.get_current_device()
+    name = gpu.name.decode() if isinstance(gpu.name, bytes) else gpu.name
+    free = run.on.free_bytes()
+    return {"device": name, "compute": list(gpu.compute_capability), "processors": run.on.processors, "free_bytes": free, **packages}
+
+
+def kernels(run: Run) -> dict[str, Any]:
+    """Each kernel against the CPU's, bit for bit."""
+    command = [sys.executable, str(ROOT / "tests" / "cuda_checks.py"), *([] if SIMULATE else ["--gpu"]), *run.sizes.checks]
+    paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    try:
+        output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        text, error = output.stdout, output.stderr[-2000:] if output.returncode else ""
+    except subprocess.TimeoutExpired as late:
+        text, error = (late.stdout or b"").decode(), f"not done after {PATIENCE} s"
+    results = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    wrong = {result["check"]: result["problem"][-1500:] for result in results if result["problem"]}
+    for name in wrong:
+        run.problems.append(f"kernel {name} differs from the CPU's")
+    if error:
+        run.problems.append(f"checks of kernels: {error}")
+    if not results:
+        raise RuntimeError(f"no check of a kernel ran: {error}")
+    return {"ran": len(results), "wrong": wrong, "seconds": {result["check"]: result["seconds"] for result in results}}
+
+
+def digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def bits(run: Run) -> dict[str, Any]:
+    """Logits of the CPU and of the GPU: whole sequences, a ragged batch through a cache, and decoding by the captured graph."""
+    model, t = random_model(0, table="float16", **run.sizes.shape), run.sizes.bits
+    there, rng, on = place(model, run.on), np.random.default_rng(1), run.on
+    tokens, lengths = rng.integers(0, model.config.vocab, (2, t)), [t, max(1, t // 3)]
+    found: dict[str, Any] = {}
+
+    def compare(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
+        found[name] = {"cpu": digest(ours), "gpu": digest(theirs), "equal": digest(ours) == digest(theirs)}
+        if not found[name]["equal"]:
+            found[name] |= {"largest_difference": float(np.abs(ours - theirs).max()), "differ": int((ours != theirs).sum())}
+            run.problems.append(f"logits of {name} differ from the CPU's")
+
+    compare("whole sequences", forward_full(model, tokens, lengths), forward_full(there, tokens, lengths, ops=on))
+    own, cache = KVCache(model.config, 2, t + 3), DeviceCache(on, model.config, 2, t + 3)
+    compare("ragged prefill", forward(model, tokens, own, lengths), forward(there, tokens, cache, lengths, ops=on))
+    decoder = Decoder(there, cache, on, [0, 1])
+    for i in range(2):
+        following = rng.integers(0, model.config.vocab, 2)
+        compare(f"decoded token {i}", forward(model, following[:, None], own, last_only=True), decoder(following))
+    return found
+
+
+def peaks(run: Run) -> dict[str, float]:
+    from benchmarks import gpu
+
+    return {
+        "copy_bytes_per_second": gpu.copy_bandwidth(run.on, run.sizes.copied),
+        "int8_operations_per_second": gpu.tensor_peak(run.on, run.sizes.turns),
+    }
+
+
+def matrices(run: Run) -> list[dict[str, Any]]:
+    """Ternary products by number of tokens, on the GPU and on this CPU."""
+    from benchmarks import gpu
+
+    from bitnet_np import packing
+
+    rng, found = np.random.default_rng(0), []
+    for n, m in run.sizes.matrices:
+        words = run.on.upload(gpu.ternary_words(n, m, rng))
+        ours = packing.pack(rng.integers(-1, 2, (n, m)).astype(np.int8), 1.0)
+        for rows in run.sizes.rows:
+            x = rng.standard_normal((rows, m), np.float32)
+            codes, scale = run.on.quantize(run.on.upload(x))
+            time_there = run.seconds(partial(run.on.ternary_matmul, codes, scale, words, np.float32(1), n), 20)
+            here, found_here = cpu.quantize(x), []
+            for _ in range(3):
+                start = time.perf_counter()
+                cpu.ternary_matmul(*here, ours.codes, ours.scale, n)
+                found_here.append(time.perf_counter() - start)
+            found.append(
+                {"n": n, "m": m, "rows": rows, "gpu_seconds": time_there, "cpu_seconds": min(found_here)}
+                | {"operations_per_second": 2 * n * m * rows / time_there, "weight_bytes_per_second": n * m / 4 / time_there}
+            )
+    return found
+
+
+def prefill(run: Run) -> list[dict[str, Any]]:
+    found = []
+    for length in run.sizes.prompts:
+        tokens = np.random.default_rng(0).integers(0, run.config.vocab, (1, length))
+        cache = DeviceCache(run.on, run.config, 1, length)
+        times = []
+        for _ in range(run.sizes.rounds + 1):  # the first compiles
+            cache.clear()
+            start = time.perf_counter()
+            forward(run.model, tokens, cache, last_only=True, ops=run.on)
+            times.append(time.perf_counter() - start)
+        best = sorted(times[1:])[len(times[1:]) // 2]
+        found.append({"tokens": length, "seconds": best, "tokens_per_second": length / best})
+    return found
+
+
+def decode(run: Run) -> list[dict[str, Any]]:
+    """By batch: the graph alone, by the device's clock, and a step with tokens sent and logits brought back."""
+    found = []
+    for batch in run.sizes.batches:
+        cache = DeviceCache(run.on, run.config, batch, run.sizes.context)
+        decoder = Decoder(run.model, cache, run.on, np.arange(batch))
+        decoder(np.zeros(batch, np.int64))
+        calls = min(50, run.sizes.context - 3)
+        start = time.perf_counter()
+        for _ in range(calls):
+            decoder(np.zeros(batch, np.int64))
+        whole = (time.perf_counter() - start) / calls
+        alone = run.seconds(decoder.launch, 20)
+        found.append({"batch": batch, "graph_seconds": alone, "step_seconds": whole, "tokens_per_second": batch / alone})
+        cache.clear()
+    return found
+
+
+def masks(run: Run) -> dict[str, float]:
+    """A causal mask of more than 1024 positions against the nested loop, and the bandwidth of a large one."""
+    on, found = run.on, dict[str, float]()
+    for name, size in (("mask", run.sizes.mask), ("large", run.sizes.large_mask)):
+        out = on.empty((1, size, size))
+        count, past = (on.upload(np.array([value])) for value in (size, 0))
+        found[f"{name}_size"] = size
+        found[f"{name}_seconds"] = run.seconds(partial(on.fill_mask, out, 0, count, past, count, 0, 0, 0, 0), 5)
+    start = time.perf_counter()
+    causal_loop(run.sizes.mask, run.sizes.mask)
+    found["loop_seconds"] = time.perf_counter() - start
+    found["bytes_per_second"] = 4 * run.sizes.large_mask**2 / found["large_seconds"]
+    return found
+
+
+PARTS: dict[str, Callable[[Run], Any]] = {
+    part.__name__: part for part in (describe, peaks, bits, kernels, decode, prefill, matrices, masks)
+}
+
+
+def table(run: Run) -> list[str]:
+    """The short table: what was measured, of the peak measured here, and the goal."""
+    from benchmarks import gpu
+
+    f, lines = run.found, []
+
+    def line(what: str, value: str, share: str = "", goal: str = "") -> None:
+        lines.append(f"{what:<34}{value:>18}  {share:<24}{goal}")
+
+    peak = f.get("peaks", {})
+    if peak:
+        line("copy, read and write", f"{peak['copy_bytes_per_second'] / 1e12:.2f} TB/s")
+        line("int8 mma.sync", f"{peak['int8_operations_per_second'] / 1e12:.0f} TOPS")
+    for entry in f.get("decode", ()):
+        rate, goal = entry["tokens_per_second"], {1: 2000, 16: 16000}.get(entry["batch"])
+        share = gpu.bytes_per_token(run.config) / entry["graph_seconds"] / peak["copy_bytes_per_second"] if peak else 0
+        step = entry["batch"] / entry["step_seconds"]
+        line(f"decode, batch {entry['batch']}", f"{rate:,.0f} tok/s", f"{share:.0%} of copy; {step:,.0f} in all", _goal(rate, goal))
+    for entry in f.get("prefill", ()):
+        rate, goal = entry["tokens_per_second"], 60000 if entry["tokens"] == 2048 else None
+        share = gpu.ternary_operations(run.config) * rate / peak["int8_operations_per_second"] if peak else 0
+        line(f"prefill {entry['tokens']}", f"{rate:,.0f} tok/s", f"{share:.0%} of int8", _goal(rate, goal))
+    for entry in f.get("matrices", ()):
+        tops = entry["operations_per_second"] / 1e12
+        share = f"{entry['cpu_seconds'] / entry['gpu_seconds']:.1f} x this CPU"
+        shape = f"ternary {entry['n']}x{entry['m']}, {entry['rows']} rows"
+        line(shape, f"{tops:.1f} TOPS", share, _goal(tops, 500 if entry["rows"] == 2048 else None))
+    if "masks" in f:
+        times = f["masks"]["loop_seconds"] / f["masks"]["mask_seconds"]
+        share = f"{f['masks']['bytes_per_second'] / 1e12:.2f} TB/s at {f['masks']['large_size']}"
+        line(f"mask {f['masks']['mask_size']}", f"{times:,.0f} x the loop", share, _goal(times, 10))
+    if "bits" in f:
+        line("logits equal to the CPU's", f"{sum(e['equal'] for e in f['bits'].values())} of {len(f['bits'])}")
+    if "kernels" in f:
+        line("kernels equal to the CPU's", f"{f['kernels']['ran'] - len(f['kernels']['wrong'])} of {f['kernels']['ran']}")
+    return lines
+
+
+def _goal(value: float, goal: float | None) -> str:
+    return "" if goal is None else f"goal {goal:,}: {'met' if value >= goal else 'missed'}"
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    result.add_argument("--json", type=Path, default=Path("gpu_check.json"), metavar="F", help="where everything is written")
+    result.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (default all)")
+    result.add_argument("--seconds", type=float, default=450, metavar="S", help="no part begins after this long (default 450)")
+    result.add_argument("--simulate", action="store_true", help="tiny shapes in Numba's simulator: only to see that this script works")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    chosen = options.parts.split(",")
+    unknown = [name for name in chosen if name not in PARTS]
+    if unknown:
+        print(f"gpu_check.py: --parts has {unknown[0]!r}, expected some of {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    began = time.perf_counter()
+    if SIMULATE:
+        from bitnet_np.kernels.cuda import simulated
+
+        simulated.use_barriers()
+    try:
+        run = Run(open_cuda(), TINY if SIMULATE else GPU)
+    except OptionError as error:
+        print(f"gpu_check.py: {error}; nothing was run", file=sys.stderr)
+        return 3
+    for name in chosen:
+        start = time.perf_counter()
+        if start - began > options.seconds:
+            run.problems.append(f"{name} was not begun: the time was up")
+            continue
+        try:
+            run.found[name] = PARTS[name](run)
+        except Exception:
+            run.problems.append(f"{name}: {traceback.format_exc()[-3000:]}")
+        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+        options.json.write_text(json.dumps({"found": run.found, "problems": run.problems}, indent=1) + "\n", "utf-8")
+    print("\n".join(["", *(["SIMULATED: no number below means anything"] if SIMULATE else []), *table(run)]))
+    for problem in run.problems:
+        print(f"PROBLEM: {problem}")
+    return 1 if run.problems else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

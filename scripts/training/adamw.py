@@ -1,0 +1,65 @@
+"""AdamW (arXiv 1711.05101) in float32, with clipped gradients: the same bits on every machine, with any number of threads.
+
+Each number is updated by itself, in stated order; the gradients' norm is summed in float64 in one order. No fused multiply-adds: Numba
+makes none unless asked.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
+
+from bitnet_np.kernels.cpu import _launch, _parallel, _serial
+
+from .settings import Settings
+
+Arrays = Mapping[str, NDArray[np.float32]]
+_LANES = 16
+
+
+@_serial
+def _squares(x: NDArray, out: NDArray) -> None:  # [N], [16]
+    """Sum of squares by index mod 16."""
+    for i in range(x.size // _LANES):
+        for j in range(_LANES):
+            value = np.float64(x[i * _LANES + j])
+            out[j] += value * value
+    for i in range(x.size % _LANES):
+        value = np.float64(x[x.size // _LANES * _LANES + i])
+        out[i] += value * value
+
+
+def norm(gradients: Arrays) -> float:
+    """The root of the sum of all squares."""
+    lanes = np.zeros(_LANES)
+    for name in sorted(gradients):
+        _squares(gradients[name].reshape(-1), lanes)
+    return math.sqrt(math.fsum(lanes))
+
+
+@_parallel
+def _update(w: NDArray, g: NDArray, m: NDArray, v: NDArray, numbers: tuple[np.float32, ...]) -> None:  # [N] each; w, m and v in place
+    factor, beta1, one_minus_beta1, beta2, one_minus_beta2, rate, root, epsilon, decay = numbers
+    for i in prange(w.size):
+        x = g[i] * factor
+        first = beta1 * m[i] + one_minus_beta1 * x
+        second = beta2 * v[i] + one_minus_beta2 * x * x
+        m[i], v[i] = first, second
+        w[i] = decay * w[i] - rate * first / (np.sqrt(second) * root + epsilon)
+
+
+def update(parameters: Arrays, gradients: Arrays, first: Arrays, second: Arrays, step: int, settings: Settings) -> float:
+    """One step, in place: parameters and both moments. Returns the gradients' norm before it is clipped."""
+    length = norm(gradients)
+    rate = settings.rate(step)
+    corrected = rate / (1 - settings.beta1 ** (step + 1))
+    root = 1 / math.sqrt(1 - settings.beta2 ** (step + 1))
+    factor = min(1.0, settings.clip / max(length, 1e-30))
+    for name, w in parameters.items():
+        decay = 1 - rate * settings.weight_decay if w.ndim == 2 else 1.0
+        numbers = (factor, settings.beta1, 1 - settings.beta1, settings.beta2, 1 - settings.beta2, corrected, root, settings.epsilon, decay)
+        flat = (array.reshape(-1) for array in (w, gradients[name], first[name], second[name]))
+        _launch(_update, w.size, *flat, tuple(map(np.float32, numbers)))
+    return length

@@ -1,0 +1,42 @@
+"""The model's own byte-level BPE, trained on its own text, as the keys of a GGUF file."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import tokenizers
+
+from bitnet_np.byte_level import BYTE_CHARACTERS
+from bitnet_np.errors import OptionError
+from bitnet_np.text import CONTROL, NORMAL
+
+END = "<|endoftext|>"  # before every text and after it, as GPT-2 has it
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}Q: {{ message['content'] | trim }}\nA:{% endif %}{% endfor %}"
+)
+
+
+def train(texts: Iterable[str], vocabulary: int) -> dict[str, Any]:
+    """`tokenizer.*` keys and values of a GGUF file: all bytes, merged tokens, and END as the last of `vocabulary` tokens.
+
+    The same texts give the same tokens. Raises OptionError if the texts do not have so many to merge.
+    """
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # its words are GPT-2's
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocabulary - 1, initial_alphabet=list(BYTE_CHARACTERS), show_progress=False)
+    bpe.train_from_iterator(texts, trainer)
+    made = json.loads(bpe.to_str())["model"]
+    spelled = sorted(made["vocab"], key=made["vocab"].__getitem__)
+    if len(spelled) != vocabulary - 1:
+        raise OptionError(f"the vocabulary is {vocabulary}, but the texts and the end of text make {len(spelled) + 1} tokens")
+    return {
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [*spelled, END],
+        "tokenizer.ggml.token_type": [NORMAL] * len(spelled) + [CONTROL],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in made["merges"]],
+        "tokenizer.ggml.bos_token_id": len(spelled),
+        "tokenizer.ggml.eos_token_id": len(spelled),
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }

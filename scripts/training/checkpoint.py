@@ -1,0 +1,63 @@
+"""Where a run is: enough to go on to the same bits as if it had never stopped."""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_np.errors import FileFormatError, OptionError
+
+from .settings import Settings
+
+
+@dataclass
+class State:
+    """Parameters and moments by the name of their GGUF tensor, float32, and how many steps were taken."""
+
+    parameters: dict[str, NDArray[np.float32]]
+    first: dict[str, NDArray[np.float32]]
+    second: dict[str, NDArray[np.float32]]
+    step: int = 0
+
+
+_GROUPS = ("parameters", "first", "second")
+
+
+def save(path: Path, state: State, settings: Settings, tokenizer: dict[str, Any]) -> None:
+    """Under another name first: `path` is whole, or as it was."""
+    told = json.dumps({"settings": asdict(settings), "step": state.step, "tokenizer": tokenizer})
+    arrays = {f"{group}/{name}": array for group in _GROUPS for name, array in getattr(state, group).items()}
+    partial = path.with_name(path.name + ".part")
+    with partial.open("wb") as file:
+        np.savez(file, told=np.array(told), **arrays)
+    os.replace(partial, path)
+
+
+def load(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
+    """The state and the tokenizer's keys.
+
+    Raises OptionError if the checkpoint is of a run with other settings. The number of steps and when the rate falls may differ, as
+    long as that would have made no difference yet.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            told = json.loads(str(file["told"]))
+            groups: dict[str, dict[str, NDArray[np.float32]]] = {group: {} for group in _GROUPS}
+            for key in file.files[1:]:
+                group, _, name = key.partition("/")
+                groups[group][name] = file[key]
+    except (ValueError, KeyError) as error:
+        raise FileFormatError(f"{path}: no checkpoint: {error}") from None
+    then = told["settings"]
+    for name, value in asdict(settings).items():
+        if then.get(name) != value and (name not in ("steps", "fall") or not _same_rates(Settings(**then), settings, told["step"])):
+            raise OptionError(f"{path}: {name} is {then.get(name)}, but this run has {value}")
+    return State(**groups, step=told["step"]), told["tokenizer"]
+
+
+def _same_rates(one: Settings, other: Settings, steps: int) -> bool:
+    return all(one.rate(step) == other.rate(step) for step in range(steps))

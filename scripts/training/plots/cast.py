@@ -1,0 +1,41 @@
+"""Who and what a story is about, and what a plot makes of it."""
+
+from dataclasses import dataclass
+
+from ..dice import Dice
+from ..document import Question
+from ..words import ANIMALS, COLOURS, FOODS, HEROES, LOOKS, PLACES, THINGS, Person, Place
+
+
+@dataclass(frozen=True)
+class Cast:
+    hero: Person
+    friend: Person
+    place: Place
+    other: Place
+    thing: str
+    look: str
+    animal: str
+    food: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a plot makes: sentences between opening and ending, and questions."""
+
+    sentences: list[str]
+    questions: list[Question]
+
+
+def cast(d: Dice, places: tuple[Place, ...] = PLACES) -> Cast:
+    hero, friend = d.some(HEROES, 2)
+    place, other = d.some(places, 2)
+    look = d.pick(COLOURS) if d.chance(0.7) else d.pick(LOOKS)
+    animal = d.pick([kind for kind in ANIMALS if kind not in (hero.kind, friend.kind)])
+    return Cast(hero, friend, place, other, d.pick(THINGS), look, animal, d.pick(FOODS))
+
+
+def one_day(d: Dice) -> str:
+    return d.pick(
+        ("One day,", "One morning,", "One sunny day,", "One cold day,", "One evening,", "One summer day,", "On a rainy day,", "Yesterday,")
+    )

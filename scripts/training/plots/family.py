@@ -1,0 +1,112 @@
+"""Plots of one alone, or with family and strangers."""
+
+from ..dice import Dice
+from ..document import Question
+from ..words import a
+from .cast import Cast, Told, one_day
+
+
+def magic(d: Dice, c: Cast) -> Told:
+    h = c.hero
+    tool = d.pick(("stone", "ring", "lamp", "feather", "shell", "wand"))
+    wish, came = d.pick(
+        (
+            ("to fly", "flew over the houses like a bird"),
+            ("to be tall", "grew as tall as a tree"),
+            ("to talk with animals", "could talk with every bird"),
+            ("for a big cake", "saw a big cake on the table"),
+            ("for snow", "saw snow falling from the sky"),
+            ("to be strong", "was as strong as a bear"),
+        )
+    )
+    sentences = [
+        f"{one_day(d)} {h.name} found a magic {tool} {c.place.where}.",
+        d.pick((f'"You have one wish," said the {tool}.', f'The {tool} said, "I can give you one wish."')),
+        d.pick((f"{h.name} thought for a long time. Then {h.he} wished {wish}.", f"{h.name} closed {h.his} eyes and wished {wish}.")),
+        f"Suddenly {h.name} {came}!",
+        d.pick((f'"It is magic!" cried {h.name}.', f"{h.name} could not believe {h.his} eyes.", "It was the best day ever.")),
+        d.pick((f"In the evening the magic was gone, but {h.he} was not sad.", f"{h.he.title()} kept the {tool} in a safe place.")),
+    ]
+    questions = [
+        Question("what", f"What did {h.name} find?", f"a magic {tool}"),
+        Question("what", f"What did {h.name} wish?", wish),
+        Question("where", f"Where was the {tool}?", c.place.where),
+        Question("who", f"Who found the {tool}?", h.name),
+    ]
+    return Told(sentences, questions)
+
+
+def truth(d: Dice, c: Cast) -> Told:
+    h = c.hero
+    parent = d.pick(("mother", "father", "grandmother", "grandfather", "teacher"))
+    broken = d.pick(("cup", "window", "plate", "lamp", "clock", "mirror", "pot"))
+    how = d.pick(("ran in the house", "played with a ball", "jumped on the bed", "did not look"))
+    sentences = [
+        f"{one_day(d)} {h.name} {how} and broke {a(broken)}.",
+        d.pick((f"{h.name} was afraid to tell {h.his} {parent}.", f'"Oh no! What will my {parent} say?" thought {h.name}.')),
+        d.pick((f"First {h.he} hid the pieces under the bed.", f"{h.he.title()} wanted to hide, but {h.he} did not.")),
+        d.pick((f'Then {h.he} said, "I am sorry. I broke the {broken}."', f"But then {h.name} told the truth.")),
+        d.pick((f"{h.his.title()} {parent} was not angry.", f'"I am glad that you told the truth," said {h.his} {parent}.')),
+        d.pick(("They cleaned the floor together.", f"{h.his.title()} {parent} gave {h.him} a hug.")),
+    ]
+    questions = [
+        Question("what", f"What did {h.name} break?", a(broken)),
+        Question("who", f"Who broke the {broken}?", h.name),
+        Question("why", f"Why did the {broken} break?", f"because {h.name} {how}"),
+        Question("who", "Who was not angry?" if "not angry" in sentences[4] else "Who was glad?", f"{h.his} {parent}"),
+    ]
+    return Told(sentences, questions)
+
+
+def sleepless(d: Dice, c: Cast) -> Told:
+    h = c.hero
+    reason = d.pick(("the wind was loud", "the moon was so bright", "it was too hot", "a dog barked outside", "it was dark"))
+    parent = d.pick(("mother", "father", "grandmother", "grandfather"))
+    help_ = d.pick(("sang a soft song", "told a story", "brought warm milk", "closed the window", "lit a small lamp"))
+    sentences = [
+        d.pick((f"It was night, and {h.name} was in bed.", f"One night {h.name} lay in {h.his} bed.")),
+        d.pick((f"{h.he.title()} could not sleep because {reason}.", f"Because {reason}, {h.he} could not sleep.")),
+        d.pick((f"{h.name} counted sheep, but it did not help.", f"{h.he.title()} thought about {c.place.the}.", "The clock said ten.")),
+        d.pick((f"Then {h.his} {parent} came in.", f'"Why are you awake?" asked {h.his} {parent}.')),
+        f"{h.his.title()} {parent} {help_}.",
+        d.pick((f"Soon {h.name} fell asleep.", f'"Good night," said {h.name} and fell asleep.')),
+    ]
+    questions = [
+        Question("why", f"Why could {h.name} not sleep?", f"because {reason}"),
+        Question("who", f"Who helped {h.name}?", f"{h.his} {parent}"),
+        Question("what", f"What did {h.his} {parent} do?", help_),
+        Question("who", "Who could not sleep?", h.name),
+    ]
+    return Told(sentences, questions)
+
+
+def good_deed(d: Dice, c: Cast) -> Told:
+    h = c.hero
+    old = d.pick(("an old woman", "an old man", "a farmer", "a baker", "a king", "a queen", "a sailor"))
+    the = "the " + old.split(" ", 1)[1]
+    trouble, did = d.pick(
+        (
+            ("had a heavy bag", "carried the bag"),
+            ("had lost a key", "found the key"),
+            ("had a broken cart", "mended the cart"),
+            ("could not open the gate", "opened the gate"),
+            ("was very tired", "brought a chair"),
+        )
+    )
+    owned = f"{c.look} {c.thing}"
+    sentences = [
+        f"{one_day(d)} {h.name} met {old} {c.place.where}.",
+        d.pick((f"{the.capitalize()} {trouble}.", f"{h.name} saw that {the} {trouble}.")),
+        d.pick((f'"Can I help you?" asked {h.name}.', f'"I will help you," said {h.name}.')),
+        f"{h.name} {did}.",
+        d.pick((f'"You are very kind," said {the}.', f'"Thank you, {h.name}," said {the}.')),
+        f"{the.capitalize()} gave {h.him} {a(owned)}.",
+    ]
+    questions = [
+        Question("who", f"Who did {h.name} meet?", old),
+        Question("what", f"What did {h.name} get?", a(owned)),
+        Question("what", f"What did {h.name} do?", f"{h.he} {did}"),
+        Question("where", f"Where did {h.name} meet {the}?", c.place.where),
+        Question("why", f"Why did {the} need help?", f"because {the} {trouble}"),
+    ]
+    return Told(sentences, questions)

@@ -1,0 +1,273 @@
+"""Plots of two friends: what they lose, give, make, share and quarrel about."""
+
+from ..dice import Dice
+from ..document import Question
+from ..words import COLOURS, a
+from .cast import Cast, Told, one_day
+
+
+def lost_and_found(d: Dice, c: Cast) -> Told:
+    h, f, it = c.hero, c.friend, c.thing
+    corner = d.pick(c.place.corners)
+    owned = f"{c.look} {it}"
+    sentences = [
+        d.pick((f"{h.he.title()} had {a(owned)}.", f"{h.his.title()} favorite thing was {a(owned)}.")),
+        f"{one_day(d)} {h.name} took the {it} to {c.place.the}.",
+        d.pick((f"But then {h.he} lost it.", f"While {h.he} was playing, {h.he} lost it.", f"{h.he.title()} ran and jumped, and lost it.")),
+        d.pick((f"{h.name} was very sad because the {it} was gone.", f"{h.name} began to cry because {h.he} had lost the {it}.")),
+        d.pick(
+            (
+                f'{f.name} said, "Do not cry. I will help you."',
+                f'"I will help you look," said {f.name}.',
+                f'"Let us look for it together," said {f.name}.',
+            )
+        ),
+        d.pick(
+            (
+                f"They looked and looked. At last {f.name} found the {it} {corner}.",
+                f"They looked everywhere, and {f.name} found the {it} {corner}.",
+                f"Soon {f.name} saw the {it} {corner}.",
+            )
+        ),
+        d.pick((f'"Thank you!" said {h.name}.', f'"You are a good friend," said {h.name}.', f"{h.name} gave {f.name} a big hug.")),
+    ]
+    questions = [
+        Question("who", f"Who lost the {it}?", h.name),
+        Question("who", f"Who found the {it}?", f.name),
+        Question("where", f"Where was the {it}?", corner),
+        Question("why", f"Why was {h.name} sad?", f"because {h.he} lost the {it}"),
+        Question("where", f"Where did {h.name} take the {it}?", f"to {c.place.the}"),
+    ]
+    if c.look in COLOURS:
+        questions.append(Question("colour", f"What color was the {it}?", c.look))
+    return Told(sentences, questions)
+
+
+def gift(d: Dice, c: Cast) -> Told:
+    h, f, owned = c.hero, c.friend, f"{c.look} {c.thing}"
+    sentences = [
+        d.pick((f"{one_day(d)} it was {h.name}'s birthday.", f"It was {h.name}'s birthday.")),
+        d.pick((f"{h.he.title()} wanted {a(c.thing)} very much.", f'"I wish I had {a(c.thing)}," said {h.name}.')),
+        f"{f.name} went to {c.place.the} and {d.pick(('bought', 'made', 'found'))} {a(owned)}.",
+        d.pick((f"{f.name} gave it to {h.name}.", f'"This is for you," said {f.name} and gave it to {h.name}.')),
+        d.pick((f"{h.name} was so happy that {h.he} jumped for joy.", f'"It is just what I wanted!" said {h.name}.')),
+        f"They {d.pick(('ate', 'shared', 'baked'))} {d.pick(('a cake', 'a pie', 'some cookies', 'some bread and jam'))} together.",
+    ]
+    questions = [
+        Question("what", f"What did {h.name} want?", a(c.thing)),
+        Question("who", f"Who gave {h.name} a gift?", f.name),
+        Question("who", "Whose birthday was it?", h.name),
+        Question("where", f"Where did {f.name} go?", f"to {c.place.the}"),
+    ]
+    if c.look in COLOURS:
+        questions.append(Question("colour", f"What color was the {c.thing}?", c.look))
+    return Told(sentences, questions)
+
+
+def hurt(d: Dice, c: Cast) -> Told:
+    h, f = c.hero, c.friend
+    did, part = d.pick((("climbed a tree", "arm"), ("ran too fast", "knee"), ("jumped from a wall", "foot"), ("rode a horse", "leg")))
+    sentences = [
+        f"{one_day(d)} {h.name} and {f.name} were {c.place.where}.",
+        f"{h.name} {did}.",
+        d.pick((f'"Be careful!" said {f.name}, but it was too late.', f'{f.name} said, "Stop!"')),
+        f"{h.name} fell and hurt {h.his} {part}.",
+        d.pick((f'"It hurts!" cried {h.name}.', f"{h.name} began to cry.")),
+        d.pick(
+            (
+                f"{f.name} washed the {part} and gave {h.him} some {c.food}.",
+                f"{f.name} took {h.his} hand and brought {h.him} home.",
+                f"{f.name} ran to get {d.pick(('help', 'a doctor', 'some water'))}.",
+            )
+        ),
+    ]
+    questions = [
+        Question("who", f"Who hurt {h.his} {part}?", h.name),
+        Question("who", f"Who helped {h.name}?", f.name),
+        Question("what", f"What did {h.name} hurt?", f"{h.his} {part}"),
+        Question("why", f"Why did {h.name} fall?", f"because {h.he} {did}"),
+        Question("where", "Where were they?", c.place.where),
+    ]
+    return Told(sentences, questions)
+
+
+def hide_and_seek(d: Dice, c: Cast) -> Told:
+    h, f = c.hero, c.friend
+    wrong, right = d.some(c.place.corners, 2)
+    sentences = [
+        f"{one_day(d)} {h.name} and {f.name} played hide and seek {c.place.where}.",
+        f"{f.name} hid {right}.",
+        f"{h.name} {d.pick(('closed', 'shut'))} {h.his} eyes and counted to {d.pick(('ten', 'twenty'))}.",
+        d.pick((f"First {h.he} looked {wrong}, but {f.name} was not there.", f"{h.he.title()} looked {wrong}. No one was there.")),
+        f"Then {h.he} looked {right}.",
+        d.pick((f'"I found you!" said {h.name}.', f'"There you are, {f.name}!" said {h.name}.')),
+    ]
+    questions = [
+        Question("where", f"Where did {f.name} hide?", right),
+        Question("who", f"Who found {f.name}?", h.name),
+        Question("who", "Who hid?", f.name),
+        Question("where", f"Where did {h.name} look first?", wrong),
+        Question("where", "Where did they play?", c.place.where),
+    ]
+    return Told(sentences, questions)
+
+
+def sharing(d: Dice, c: Cast) -> Told:
+    h, f, food = c.hero, c.friend, c.food
+    sentences = [
+        f"{one_day(d)} {h.name} made some {food} in the kitchen.",
+        f"{h.he.title()} put it in a basket and went to {c.place.the}.",
+        f"There {h.he} met {f.name}.",
+        d.pick((f"{f.name} was hungry because {f.he} had no food.", f'"I am hungry," said {f.name}. "I have no food."')),
+        d.pick((f"So {h.name} shared the {food} with {f.him}.", f'"You can have half of my {food}," said {h.name}.')),
+        d.pick((f'"It is so good," said {f.name}.', f"They sat down and ate the {food}.")),
+    ]
+    questions = [
+        Question("what", f"What did {h.name} make?", f"some {food}"),
+        Question("who", "Who was hungry?", f.name),
+        Question("why", f"Why was {f.name} hungry?", f"because {f.he} had no food"),
+        Question("where", f"Where did {h.name} meet {f.name}?", c.place.where),
+        Question("who", f"Who made the {food}?", h.name),
+    ]
+    return Told(sentences, questions)
+
+
+def practice(d: Dice, c: Cast) -> Told:
+    h, f = c.hero, c.friend
+    skill = d.pick(
+        ("swim", "sing", "read", "ride a bike", "play the drum", "draw a horse", "climb a tree", "bake bread", "count to twenty")
+    )
+    sentences = [
+        d.pick((f"{h.name} wanted to {skill}, but {h.he} could not.", f"{h.name} did not know how to {skill}.")),
+        d.pick((f'"It is too hard," said {h.name}.', f'"I will never learn it," said {h.name}.', f"{h.he.title()} tried and tried.")),
+        d.pick((f'"Do not give up," said {f.name}.', f'{f.name} said, "I will help you. Try every day."')),
+        f"So {h.name} tried every day {c.place.where}.",
+        d.pick((f"After a week {h.he} could {skill}.", f"And one morning {h.he} could {skill}!")),
+        d.pick((f'"Look at me!" cried {h.name}.', f"{f.name} clapped and was proud of {h.him}.")),
+    ]
+    questions = [
+        Question("what", f"What did {h.name} learn?", f"to {skill}"),
+        Question("who", f"Who helped {h.name}?", f.name),
+        Question("where", f"Where did {h.name} try?", c.place.where),
+        Question("who", f"Who can {skill} now?", h.name),
+    ]
+    return Told(sentences, questions)
+
+
+def seed(d: Dice, c: Cast) -> Told:
+    h, f = c.hero, c.friend
+    plant = d.pick(("a tall flower", "an apple tree", "a big pumpkin", "a rose", "a pear tree", "a green bush", "a bean plant"))
+    sentences = [
+        f"{one_day(d)} {f.name} gave {h.name} a small seed.",
+        d.pick((f"{h.name} put it in the ground {c.place.where}.", f"{h.name} went to {c.place.the} and put the seed in the ground.")),
+        d.pick((f"Every day {h.he} gave it water.", f"{h.he.title()} watered it every morning.")),
+        d.pick(("The sun was warm, and the rain was soft.", f'"When will it grow?" asked {h.name}. "Be patient," said {f.name}.')),
+        f"{d.pick(('At last', 'In spring', 'After many weeks'))} {plant} grew there.",
+        d.pick((f"{h.name} showed it to {f.name}.", f'"It is beautiful!" said {f.name}.')),
+    ]
+    questions = [
+        Question("who", f"Who gave {h.name} a seed?", f.name),
+        Question("what", "What grew from the seed?", plant),
+        Question("where", "Where was the seed?", c.place.where),
+        Question("what", f"What did {f.name} give {h.name}?", "a small seed"),
+    ]
+    return Told(sentences, questions)
+
+
+def treasure(d: Dice, c: Cast) -> Told:
+    h, f = c.hero, c.friend
+    corner = d.pick(c.place.corners)
+    inside = d.pick(("gold coins", "old letters", "sweet cookies", "shiny stones", "toys", "books", "silver spoons"))
+    sentences = [
+        f"{one_day(d)} {h.name} and {f.name} found an old map {c.other.where}.",
+        d.pick((f"The map showed the way to {c.place.the}.", f'"Look, it shows {c.place.the}," said {h.name}.')),
+        d.pick(("They walked and walked.", "It was a long way.", "They crossed a bridge and climbed over a wall.")),
+        f"There, {corner}, {d.pick(('was', 'stood', 'they saw'))} a box.",
+        d.pick((f"{h.name} opened it. It was full of {inside}!", f"The box was full of {inside}.")),
+        d.pick((f"{h.name} and {f.name} shared the {inside}.", f'"We are rich!" cried {f.name}.')),
+    ]
+    questions = [
+        Question("what", "What was in the box?", inside),
+        Question("where", "Where was the box?", corner),
+        Question("where", "Where did they find the map?", c.other.where),
+        Question("who", f"Who was with {h.name}?", f.name),
+        Question("where", "Where did they go?", f"to {c.place.the}"),
+    ]
+    return Told(sentences, questions)
+
+
+def built_again(d: Dice, c: Cast) -> Told:
+    h, f = c.hero, c.friend
+    work, where, enemy, broke = d.pick(
+        (
+            ("a sand castle", "at the beach", "a big wave", "came and washed it away"),
+            ("a snowman", "in the garden", "the hot sun", "melted it"),
+            ("a tower of stones", "by the river", "a cow", "came and knocked it down"),
+            ("a house of sticks", "in the forest", "the strong wind", "came and blew it down"),
+            ("a kite", "on the hill", "a sharp branch", "made a hole in it"),
+            ("a little boat", "by the lake", "a big fish", "came and turned it over"),
+        )
+    )
+    sentences = [
+        f"{one_day(d)} {h.name} and {f.name} made {work} {where}.",
+        d.pick(("It was big and beautiful.", "It took all morning.", f"{h.name} was very proud of it.")),
+        f"But then {enemy} {broke}.",
+        d.pick((f"{h.name} was angry.", f"{h.name} was so sad that {h.he} cried.", f'"Oh no!" cried {h.name}.')),
+        d.pick((f'"We can make it again," said {f.name}.', f'{f.name} said, "Let us try once more."')),
+        d.pick(("The new one was even better.", "They worked together, and soon it was done.")),
+    ]
+    questions = [
+        Question("what", "What did they make?", work),
+        Question("what", f"What {broke}?", enemy),
+        Question("where", "Where were they?", where),
+        Question("who", f"Who helped {h.name}?", f.name),
+    ]
+    return Told(sentences, questions)
+
+
+def quarrel(d: Dice, c: Cast) -> Told:
+    h, f, it = c.hero, c.friend, c.thing
+    sentences = [
+        f"{one_day(d)} {h.name} and {f.name} saw {a(f'{c.look} {it}')} {c.place.where}.",
+        d.pick((f'"It is mine!" said {h.name}. "No, it is mine!" said {f.name}.', f"Both of them wanted the {it}.")),
+        d.pick((f"{h.name} pulled, and {f.name} pulled, too.", "They were angry and did not talk.", f"{f.name} would not let go.")),
+        d.pick((f"Then {h.name} was sorry.", f"After a while, {h.name} felt bad.")),
+        d.pick((f'"You can have it first," said {h.name}.', f'"Let us share the {it}," said {h.name}.')),
+        d.pick((f"So they played with the {it} together.", f'"Thank you," said {f.name}. "You are kind."')),
+    ]
+    questions = [
+        Question("what", "What did both want?", f"the {it}"),
+        Question("who", "Who was sorry?" if "sorry" in sentences[3] else "Who felt bad?", h.name),
+        Question("where", f"Where did they see the {it}?", c.place.where),
+        Question("why", "Why were they angry?", f"because both wanted the {it}"),
+    ]
+    if c.look in COLOURS:
+        questions.append(Question("colour", f"What color was the {it}?", c.look))
+    return Told(sentences, questions)
+
+
+def weather(d: Dice, c: Cast) -> Told:
+    h, f = c.hero, c.friend
+    came, wet, reason, inside = d.pick(
+        (
+            ("it began to rain", "wet", "it was raining", "read a book by the fire"),
+            ("it began to snow", "cold", "it was snowing", "drank hot milk"),
+            ("a strong wind came", "cold", "the wind was strong", "told stories"),
+            ("the sun was too hot", "hot", "it was too hot", "sat by the open window"),
+            ("it grew dark", "afraid", "it was dark", "lit a candle"),
+        )
+    )
+    sentences = [
+        f"{one_day(d)} {h.name} and {f.name} wanted to play {c.place.where}.",
+        d.pick((f"But {came}, and {h.name} was {wet}.", f"But soon {came}. {h.name} was {wet}.")),
+        f'"Let us go {d.pick(("home", "inside", "to my house"))}," said {f.name}.',
+        d.pick((f"They went home because {reason}.", f"Because {reason}, they ran home.")),
+        d.pick((f"At home they {inside}.", f"There they {inside} and laughed.")),
+    ]
+    questions = [
+        Question("why", "Why did they go home?", f"because {reason}"),
+        Question("who", f"Who was with {h.name}?", f.name),
+        Question("where", "Where did they want to play?", c.place.where),
+        Question("what", "What did they do at home?", f"they {inside}"),
+    ]
+    return Told(sentences, questions)

@@ -1,0 +1,432 @@
+# ruff: noqa: E402
+"""Every kernel for the GPU against the CPU's, in Numba's CUDA simulator, or with --gpu on a GPU. test_cuda.py runs it as a process.
+
+The simulator is chosen when Numba is imported, for all of a process. It runs a thread of Python for each of the GPU's, so shapes are small.
+Prints one line of JSON for each check: its name, seconds, and what went wrong.
+"""
+
+import os
+import sys
+
+GPU = "--gpu" in sys.argv
+if not GPU:
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+import pytest
+from models import assert_same_bits
+from numpy.typing import NDArray
+
+from bitnet_np import packing
+from bitnet_np.cache import KVCache
+from bitnet_np.decode import stepper
+from bitnet_np.device import bytes_needed, new_cache, open_cuda, place
+from bitnet_np.errors import CapacityError, ShapeError, TokenRangeError, UnsupportedError
+from bitnet_np.generate import generate
+from bitnet_np.kernels import cpu, masks
+from bitnet_np.kernels.cuda import simulated, ternary
+from bitnet_np.kernels.cuda.backend import TILES, Cuda
+from bitnet_np.metrics import Metrics
+from bitnet_np.testing import random_model
+from bitnet_np.transformer import BITNET_CPP, forward, forward_full
+
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> NDArray[np.float32]:
+    return rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def device() -> Cuda:
+    return open_cuda()
+
+
+def same(on: Cuda, theirs: object, ours: NDArray) -> None:
+    assert_same_bits(on.to_host(theirs), ours)
+
+
+def odd_rows(width: int) -> NDArray[np.float32]:
+    """Rows with everything that has a rule: ties of the quantiser, zeros, tiny and huge numbers, infinity, NaN."""
+    x = normal(6, width)
+    x[1] = 0
+    x[2] = np.arange(width) % 255 - 127 + 0.5
+    x[2, 0] = 127
+    x[3] *= np.float32(1e-30)
+    x[4, width // 2] = np.inf
+    x[5, -1] = np.nan
+    return x
+
+
+def equal_where_finite(on: Cuda, theirs: object, ours: NDArray) -> None:
+    """Bits, but for those of a NaN, which IEEE leaves open."""
+    found = on.to_host(theirs)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(ours))
+    same_numbers = np.where(np.isnan(ours), np.float32(0), ours)
+    assert_same_bits(np.where(np.isnan(found), np.float32(0), found), same_numbers)
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _quantized_alike(on: Cuda, found: tuple, x: NDArray[np.float32]) -> None:
+    codes, scale = cpu.quantize(x)
+    np.testing.assert_array_equal(on.to_host(found[0]), codes)
+    equal_where_finite(on, found[1], scale)
+    sums = on.to_host(found[0].words).reshape(-1, found[0].row_words)[: len(x), -4]
+    np.testing.assert_array_equal(sums, codes.sum(axis=1, dtype=np.int32))
+
+
+@check
+def quantize() -> None:
+    on = device()
+    for width in (1, 33, 128, 300):
+        x = odd_rows(width)
+        _quantized_alike(on, on.quantize(on.upload(x)), x)
+
+
+@check
+def rms_norm() -> None:
+    on = device()
+    for width in (1, 33, 300, 4200):  # the last is more than fits shared memory at once
+        x, gain = odd_rows(width) if width < 4200 else normal(1, width), normal(width, seed=1)
+        out = on.rms_norm(on.upload(x), on.upload(gain), 1e-5)
+        ours = cpu.rms_norm(x, gain, 1e-5)
+        equal_where_finite(on, out, ours)
+        _quantized_alike(on, on.quantize(out), ours)
+
+
+@check
+def layer_norm() -> None:
+    on = device()
+    for width in (1, 33, 4200):
+        x, gain, bias = normal(2, width) + 3, normal(width, seed=1), normal(width, seed=2)
+        x[-1, -1] = 1e30 if width == 33 else x[-1, -1]  # its square is not a float32
+        x_there, gain_there = on.upload(x), on.upload(gain)
+        for b, b_there in ((bias, on.upload(bias)), (None, None)):
+            equal_where_finite(on, on.layer_norm(x_there, gain_there, b_there, 1e-5), cpu.layer_norm(x, gain, b, 1e-5))
+
+
+@check
+def numbers() -> None:
+    on = device()
+    a, b = odd_rows(20), normal(6, 20, seed=1)
+    a[0, :8] = [-0.0, 0.0, 90, -90, -104, 9, -9, 1]
+    a_there, b_there = on.upload(a), on.upload(b)
+    with np.errstate(all="ignore"):
+        for name in ("add", "relu2_gate", "silu_gate"):
+            equal_where_finite(on, getattr(on, name)(a_there, b_there), getattr(cpu, name)(a, b))
+        for name in ("gelu", "gelu_tanh"):
+            equal_where_finite(on, getattr(on, name)(a_there), getattr(cpu, name)(a))
+        equal_where_finite(on, on.add_bias(a_there, on.upload(b[0])), cpu.add_bias(a, b[0]))
+        equal_where_finite(on, on.scaled(a_there, np.float32(0.3)), cpu.scaled(a, np.float32(0.3)))
+    rows = np.array([4, 0, 0])
+    same(on, on.take(b_there, on.upload(rows)), cpu.take(b, rows))
+
+
+@check
+def rope() -> None:
+    on = device()
+    x, angle = normal(3, 2, 10), rng().uniform(0, 1e5, (3, 4))
+    cos, sin = cpu.rotations(angle)
+    rotations = on.rotations(angle)
+    for name in ("rope", "rope_adjacent"):
+        same(on, getattr(on, name)(on.upload(x), *rotations), getattr(cpu, name)(x, cos, sin))
+
+
+@check
+def spread_and_erase() -> None:
+    on = device()
+    x, slot, position = normal(4, 2, 3), np.array([0, 0, 2, 2]), np.array([0, 1, 0, 4])
+    out = on.spread(on.upload(x), on.upload(slot), on.upload(position), (3, 5))
+    ours = cpu.spread(x, slot, position, (3, 5))
+    same(on, out, ours)
+    on.erase(out, 2, 0, 2)
+    ours[2, :2] = 0
+    same(on, out, ours)
+
+
+@check
+def fill_mask() -> None:
+    on = device()
+    queries, past, keys = np.array([3, 2]), np.array([2, 0]), np.array([5, 2])
+    for pattern in ((0, 0, 0, 0), (2, 0, 0, 0), (0, 3, 0, 0), (0, 0, 2, 1)):
+        ours, out = np.empty((2, 3, 5), np.float32), on.empty((2, 3, 5))
+        masks.fill_mask(ours, 0, queries, past, keys, *pattern)
+        on.fill_mask(out, 0, on.upload(queries), on.upload(past), on.upload(keys), *pattern)
+        same(on, out, ours)
+
+
+# --- matrices -------------------------------------------------------------------------------------------------------------------------
+
+
+def tables(n: int, width: int) -> Iterator[NDArray]:
+    table = normal(n, width, seed=3)
+    table[0, 0] = -0.0
+    yield table
+    yield table.astype(np.float16)
+    yield (table.view(np.uint32) >> 16).astype(np.uint16)
+
+
+@check
+def embed() -> None:
+    on, tokens = device(), np.array([6, 0, 0, 3])
+    for width in (1, 40, 130):
+        for table in tables(7, width):
+            same(on, on.embed(on.table(table), on.upload(tokens)), cpu.embed(table, tokens))
+
+
+@check
+def matmul() -> None:
+    on = device()
+    for width, presents in ((1, (1,)), (40, (2, 9)), (130, (1, 3))):
+        for table, present in product(tables(6, width), presents):
+            x = normal(present, width, seed=4)
+            x[0, 0] = -0.0
+            same(on, on.matmul(on.upload(x), on.table(table)), cpu.matmul(x, table))
+
+
+def ternary_alike(on: Cuda, n: int, width: int, present: int) -> None:
+    matrix = rng(5).integers(-1, 2, (n, width)).astype(np.int8)
+    matrix[-1] = 1
+    x = normal(present, width, seed=6)
+    x[-1] = 1  # with the row above: the largest sum there can be
+    weights = packing.pack(matrix, 0.37)
+    ours = cpu.ternary_matmul(*cpu.quantize(x), weights.codes, weights.scale, n)
+    same(on, on.ternary_matmul(*on.quantize(on.upload(x)), on.ternary(matrix), weights.scale, n), ours)
+
+
+@check
+def ternary_layout() -> None:
+    for shape in ((1, 1), (16, 128), (37, 200)):
+        matrix = rng().integers(-1, 2, shape).astype(np.int8)
+        np.testing.assert_array_equal(ternary.from_fragments(ternary.in_fragments(matrix), shape), matrix)
+
+
+@check
+def ternary_gemv() -> None:
+    for n, width in ((1, 1), (37, 200), *(((2560, 6912), (6912, 2560)) if GPU else ())):
+        ternary_alike(device(), n, width, 1)
+
+
+@check
+def ternary_skinny() -> None:
+    for present in (2, 9, 17):
+        ternary_alike(device(), 20, 200, present)  # 17: more tokens than it has at once, and too few rows for the tiles of many tokens
+
+
+def gemm(tile: tuple[int, ...], n: int, width: int, present: int) -> None:
+    on = device()
+    on.tiles = (tile,)
+    ternary_alike(on, n, width, present)
+
+
+@check
+def ternary_gemm() -> None:
+    gemm(TILES[-1], 40, 520, 35)  # more blocks of columns than are in shared memory at a time; edges on all sides
+    gemm(TILES[-1], 70, 100, 17)
+
+
+@check
+def ternary_gemm_of_any_shape() -> None:
+    for n, width, present in ((2560, 2560, 17), (640, 6912, 128), (6912, 2560, 513)) if GPU else ():
+        for tile in TILES:
+            gemm(tile, n, width, present)
+
+
+@check
+def ternary_gemm_largest() -> None:
+    gemm(TILES[0], 64 + 5, 130, 50)
+
+
+# --- attention ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rows:
+    slot: NDArray[np.int64]
+    position: NDArray[np.int64]
+
+
+def attention(heads: int, kv_heads: int, width: int, slot: list[int], position: list[int], window: int | None, capacity: int) -> None:
+    on, n = device(), len(slot)
+    q, (k, v) = normal(n, heads, width), (normal(max(slot) + 1, capacity, kv_heads, width, seed=s) for s in (1, 2))
+    slots, positions = np.array(slot), np.array(position)
+    ours = cpu.attend(q, k, v, slots, positions, window)
+    there = on.resident(Rows(slots, positions))
+    same(on, on.attend(on.upload(q), on.upload(k), on.upload(v), there.slot, there.position, window), ours)
+
+
+@check
+def attend_rows() -> None:
+    attention(4, 2, 6, [0, 0, 0, 1, 1], [0, 1, 2, 3, 4], None, 5)  # two runs in one tile
+    attention(5, 1, 20, [1, 1], [63, 64], None, 66)  # a group that is more than four queries; across a chunk's edge
+
+
+@check
+def attend_window() -> None:
+    attention(2, 2, 4, [0, 0], [68, 69], 3, 70)  # the first chunk is not seen at all
+    attention(2, 2, 4, [0, 1], [69, 64], 6, 70)
+
+
+@check
+def attend_chunks() -> None:
+    attention(4, 2, 6, [1, 0], [69, 1], None, 70)
+    attention(20, 1, 6, [0], [2], None, 3)  # a group larger than a block
+
+
+@check
+def attend_long() -> None:
+    if GPU:
+        attention(20, 5, 128, [1] * 300 + [0] * 41, [*range(200, 500), *range(41)], None, 500)
+        attention(20, 5, 128, [0, 1, 2], [4000, 63, 2047], None, 4096)
+        attention(32, 8, 64, [0] * 200, list(range(200)), 100, 200)
+
+
+@check
+def attend_wide() -> None:
+    attention(1, 1, 130, [0, 0], [0, 1], None, 2)
+
+
+# --- models ---------------------------------------------------------------------------------------------------------------------------
+
+TINY = {"width": 40, "heads": 4, "kv_heads": 2, "head_dim": 6, "ffn": 36, "n_layers": 1, "vocab": 9}
+
+SMALLEST = {"width": 8, "heads": 2, "kv_heads": 2, "head_dim": 4, "ffn": 12, "n_layers": 1, "vocab": 5}
+
+
+@check
+def whole_forward() -> None:
+    on, model = device(), random_model(rng(), **TINY)
+    seen: dict[str, NDArray] = {}
+    theirs: dict[str, NDArray] = {}
+    tokens = rng(1).integers(0, 9, (2, 3))
+    ours = forward_full(model, tokens, [3, 1], record=lambda name, n, array: seen.update({name: array.copy()}))
+    found = forward_full(place(model, on), tokens, [3, 1], ops=on, record=lambda name, n, array: theirs.update({name: array.copy()}))
+    assert_same_bits(found, ours)
+    assert seen.keys() == theirs.keys()
+    for name, array in seen.items():
+        np.testing.assert_array_equal(theirs[name], array, err_msg=name)
+
+
+@check
+def cached_forward() -> None:
+    on, model = device(), random_model(rng(2), **TINY | {"heads": 2})
+    there, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
+    for tokens, lengths in (([[3, 1], [7, 0]], [2, 1]), ([[5], [8]], [1, 1])):
+        assert_same_bits(forward(there, tokens, cache, lengths, ops=on), forward(model, tokens, own, lengths))
+    for kept, ours in ((cache.k, own.k), (cache.v, own.v)):
+        same(on, kept, ours)
+    cache.truncate(0, 1)
+    own.truncate(0, 1)
+    same(on, cache.k, own.k)
+
+
+@check
+def other_families() -> None:
+    for family, more in (("llama", {"weights": "float16"}), ("gptneox", {"weights": "bfloat16", "parallel_residual": True}), ("gpt2", {})):
+        on, model = device(), random_model(rng(3), **SMALLEST | {"family": family} | more)
+        tokens = rng(1).integers(0, 5, (1, 2))
+        assert_same_bits(forward_full(place(model, on), tokens, last_only=True, ops=on), forward_full(model, tokens, last_only=True))
+
+
+@check
+def generation() -> None:
+    on, model = device(), random_model(rng(4), **SMALLEST)
+    assert generate(place(model, on), [1, 2], 2, ops=on) == generate(model, [1, 2], 2)
+
+
+@check
+def metered() -> None:
+    on, model, metrics = device(), random_model(rng(4), **SMALLEST), Metrics()
+    ops = metrics.ops(on, "a test")
+    assert generate(place(model, ops), [1, 2], 2, ops=ops) == generate(model, [1, 2], 2)
+    counted = metrics.as_dict()
+    assert counted["cpu_dispatches"] == 0
+    assert counted["operations"]["attend"] | {"device": "cuda", "reason": "a test", "calls": 1} == counted["operations"]["attend"]
+
+
+@check
+def decoder() -> None:
+    on, model = device(), random_model(rng(5), **SMALLEST)
+    there, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
+    prompt = [[1, 2], [3, 0]], [2, 1]
+    assert_same_bits(forward(there, prompt[0], cache, prompt[1], ops=on), forward(model, prompt[0], own, prompt[1]))
+    step, ours = stepper(there, cache, on), stepper(model, own)
+    same(on, cache.k, own.k)  # getting ready leaves nothing behind
+    for tokens in ([3, 1], [0, 4]):
+        assert_same_bits(step(tokens), ours(tokens))
+        same(on, cache.v, own.v)
+    cache.truncate(1, 1)  # and a step after one that was taken back
+    own.truncate(1, 1)
+    for kept in (cache, own):
+        kept.truncate(0, 3)
+    assert_same_bits(step([0, 2]), ours([0, 2]))
+    for both in (step, ours):
+        with pytest.raises(CapacityError, match="slot 0 holds 4 of 4"):
+            both([1, 1])
+        with pytest.raises(TokenRangeError, match="token 5 at position 0 of sequence 1"):
+            both([1, 5])
+
+
+@check
+def refusals() -> None:
+    """What a device cannot do is told by name, and too little memory before anything is sent."""
+    on, model = device(), random_model(rng(6), **SMALLEST)
+    there = place(model, on)
+    with pytest.raises(UnsupportedError, match=r"the dialect is bitnet\.cpp, expected exact on this device"):
+        forward_full(there, [[1]], dialect=BITNET_CPP, ops=on)
+    with pytest.raises(UnsupportedError, match="no attention by a mask array on the device"):
+        forward_full(there, [[1]], mask=np.zeros((1, 1), np.float32), ops=on)
+    with pytest.raises(ShapeError, match="upload the model"):
+        forward_full(model, [[1]], ops=on)
+    with pytest.raises(ShapeError, match="expected the device's layout, uint32"):
+        on.ternary_matmul(*on.quantize(on.zeros((1, 8))), model.layers[0].attn_q.weights.codes, np.float32(1), 8)
+    with pytest.raises(UnsupportedError, match="dtype is float16, on a device expected float32"):
+        new_cache(model.config, 1, 4, on, np.float16)
+    with pytest.raises(UnsupportedError, match="heads are 258 wide, on the device expected at most 256"):
+        on.attend(*(on.zeros((1, *shape)) for shape in ((1, 258), (1, 1, 258), (1, 1, 258))), on.upload(np.zeros(1, np.int64)), None)
+    cache = new_cache(model.config, 2, 4, on)
+    for call in (lambda: cache.fork(0, [1]), lambda: cache.resize(3)):
+        with pytest.raises(UnsupportedError, match="on a device"):
+            call()
+    blocks = random_model(rng(6), **SMALLEST | {"family": "llama", "weights": "TQ2_0", "width": 256, "ffn": 256, "head_dim": 128})
+    with pytest.raises(UnsupportedError, match="layer 0: attn_q is TQ2_0 with a scale for each block"):
+        place(blocks, on)
+    on.free_bytes = lambda: 1 << 20
+    with pytest.raises(CapacityError, match=rf"the weights take {bytes_needed(model):,} bytes on the device .* it has 1,048,576 free"):
+        place(model, on)
+    with pytest.raises(CapacityError, match=r"KV cache: .* the device has 1,048,576 free"):
+        new_cache(model.config, 9, 1 << 20, on)
+
+
+def main(arguments: list[str]) -> None:
+    if not GPU:
+        simulated.use_barriers()
+    for name in [name for name in arguments if name != "--gpu"] or CHECKS:
+        began, problem = time.perf_counter(), ""
+        try:
+            CHECKS[name]()
+        except Exception:
+            problem = traceback.format_exc()
+        print(json.dumps({"check": name, "seconds": round(time.perf_counter() - began, 2), "problem": problem}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,292 @@
+"""The GPU's kernels without a GPU: run in Numba's simulator, and compiled to PTX that is read. With a GPU (marked gpu): run there too."""
+
+import ast
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from bitnet_np import cli, embedded
+from bitnet_np.device import open_cuda
+from bitnet_np.dispatch import choose
+from bitnet_np.errors import OptionError
+from bitnet_np.kernels import cpu, masks
+
+CHECKS = Path(__file__).with_name("cuda_checks.py")
+NAMES = [
+    node.name
+    for node in ast.parse(CHECKS.read_text("utf-8")).body
+    if isinstance(node, ast.FunctionDef) and any(getattr(decorator, "id", "") == "check" for decorator in node.decorator_list)
+]
+needs_package = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="numba-cuda is not installed (extra `cuda`)")
+
+
+def has_gpu() -> bool:
+    try:
+        open_cuda()
+    except OptionError:
+        return False
+    return True
+
+
+def run_checks(*arguments: str) -> dict[str, str]:
+    """Names of checks -> what went wrong, or an empty string."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NUMBA_NUM_THREADS": "1"}
+    command = [sys.executable, str(CHECKS), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    found = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    return {line["check"]: line["problem"] for line in found}
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    return run_checks()
+
+
+@needs_package
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kernel_in_the_simulator_gives_the_bits_of_the_cpu(simulated, name):
+    assert simulated[name] == "", simulated[name]
+
+
+@pytest.fixture(scope="module")
+def on_gpu():
+    return run_checks("--gpu")
+
+
+@pytest.mark.gpu
+@needs_package
+@pytest.mark.skipif(not has_gpu(), reason="no GPU here")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kernel_on_the_gpu_gives_the_bits_of_the_cpu(on_gpu, name):
+    assert on_gpu[name] == "", on_gpu[name]
+
+
+# --- twins ----------------------------------------------------------------------------------------------------------------------------
+
+VOCABULARY = [
+    *("embed", "rms_norm", "layer_norm", "quantize", "ternary_matmul", "matmul", "rotations", "rope", "rope_adjacent", "attend"),
+    *("relu2_gate", "silu_gate", "gelu", "gelu_tanh", "add", "add_bias", "scaled", "take", "spread", "resident", "to_host"),
+]
+
+
+@needs_package
+@pytest.mark.parametrize("name", [*VOCABULARY, "fill_mask"])
+def test_twins_have_the_same_parameters(name):
+    from bitnet_np.kernels.cuda.backend import Cuda
+
+    ours = inspect.signature(getattr(masks if name == "fill_mask" else cpu, name)).parameters.values()
+    theirs = list(inspect.signature(getattr(Cuda, name)).parameters.values())[1:]
+    assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
+
+
+@needs_package
+def test_the_forward_uses_no_operation_that_the_device_lacks():
+    from bitnet_np import transformer
+    from bitnet_np.kernels.cuda.backend import Cuda
+
+    used = set(re.findall(r"\bops\.(\w+)", inspect.getsource(transformer)))
+    assert used >= {"rms_norm", "attend", "take"}
+    assert {name for name in used if not hasattr(Cuda, name)} <= {"attend_halves"}  # of dialects that the device refuses
+
+
+# --- what the kernels compile to ------------------------------------------------------------------------------------------------------
+
+FUSED_BY_NVVM = {"silu_gate", "gelu_tanh"}
+"""1 + e^y is one rounding with or without the product that ends e^y, which is by a power of two: the bits are the same."""
+
+EXPECTED = {
+    "ternary_gemv": ("dp4a.u32.s32", "ld.global.v4"),
+    "ternary_skinny": ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "ld.global.v4"),
+    "ternary_gemm": ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "ld.global.v4", "ld.shared.v4", "cp.async.cg.shared.global"),
+    "matmul": ("ld.global.v4", "fma.rn.f32", "shfl.sync.bfly"),
+    "attend": ("ld.shared.v4", "fma.rn.f32", "div.rn.f32"),
+    "attend_chunk": ("ld.shared.v4", "fma.rn.f32"),
+    "rms_norm": ("fma.rn.f64", "sqrt.rn.f32", "div.rn.f32"),
+}
+
+
+def kernels() -> dict[str, tuple]:
+    """Names of kernels as they are used for the 2B model, and the types they are compiled for."""
+    from numba.cuda import types as t
+
+    from bitnet_np.kernels.cuda import attention, floats, rows, ternary
+    from bitnet_np.kernels.cuda.backend import TILES
+
+    f, i, f1, f2, f3, f4 = t.float32, t.int64, t.float32[::1], t.float32[:, ::1], t.float32[:, :, ::1], t.float32[:, :, :, ::1]
+    ids, words, signed, codes = t.int64[::1], t.uint32[::1], t.int32[::1], t.int8[::1]
+    split, tiled = attention.shape_for(128, 4), attention.shape_for(128, 16)
+    by_tokens = (words, words, f1, f, i, i, i, f1)
+    attended = (f3, f1, f1, ids, ids, i, i, f, i)
+    listed = [
+        (rows.quantize, (f2, i, signed, codes, f1)),
+        (rows.rms_norm, (f2, f1, f, f2, i, signed, codes, f1)),
+        (rows.layer_norm, (f2, f1, f1, f, f2)),
+        (rows.add, (f1, f1, f1)),
+        (rows.add_bias, (f1, f1, f1)),
+        (rows.scaled, (f1, f, f1)),
+        (rows.relu2_gate, (f1, f1, f1)),
+        (rows.silu_gate, (f1, f1, f1)),
+        (rows.gelu, (f1, f1)),
+        (rows.gelu_tanh, (f1, f1)),
+        (rows.take, (f2, ids, f2)),
+        (rows.fill, (f1, f)),
+        (rows.spread, (f2, ids, ids, f3)),
+        (rows.erase, (f3, i, i, i)),
+        (rows.rope, (f3, f2, f2, i, i, f3)),
+        (rows.fill_mask, (i, ids, ids, ids, i, i, i, i, f, f, f3)),
+        (floats.embed("float16"), (t.uint32[:, ::1], ids, f2)),
+        (floats.matmul("float16", 1), (words, f1, i, i, i, i, f1)),
+        (floats.matmul("bfloat16", 4), (words, f1, i, i, i, i, f1)),
+        (floats.matmul("float32", 8), (words, f1, i, i, i, i, f1)),
+        (ternary.gemv(8), (words, words, f1, f, i, f1)),
+        (ternary.skinny(1, 8), by_tokens),
+        (ternary.skinny(2, 8), by_tokens),
+        *((ternary.gemm(*tile), by_tokens) for tile in TILES),
+        (attention.attend(tiled), (*attended, f3)),
+        (attention.attend_chunk(split), (*attended, f4, f3, f3)),
+        (attention.fold_chunks, (f4, f3, f3, ids, i, f3)),
+    ]
+    return {f"{kernel.py_func.__name__} {number}": (kernel.py_func, types) for number, (kernel, types) in enumerate(listed)}
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Names -> PTX for sm_80 and sm_90, and for sm_90 with NVVM told to fuse nothing."""
+    from numba.cuda import compiler
+
+    found = {}
+    for name, (kernel, types) in kernels().items():
+        library, _ = compiler._compile_pyfunc_with_fixup(kernel, types, device=False, cc=(9, 0), abi="numba")
+        old, new = (library.get_asm_str(cc=cc) for cc in ((8, 0), (9, 0)))
+        library._nvvm_options["fma"] = 0
+        library._ptx_cache.clear()
+        found[name] = {"sm_80": old, "sm_90": new, "unfused": library.get_asm_str(cc=(9, 0))}
+    return found
+
+
+@needs_package
+def test_nothing_is_fused_but_what_the_contract_fuses(compiled):
+    for name, ptx in compiled.items():
+        kernel = name.split()[0]
+        for precision in ("f32", "f64"):
+            told, allowed = (ptx[how].count(f"fma.rn.{precision}") for how in ("unfused", "sm_90"))
+            assert told == allowed or kernel in FUSED_BY_NVVM, f"{name}: {allowed - told} products fused with a sum"
+        assert not _fusable(ptx["unfused"]) or kernel in FUSED_BY_NVVM, f"{name}: ptxas may fuse {_fusable(ptx['unfused'])}"
+
+
+def _fusable(ptx: str) -> list[str]:
+    """Sums that say no rounding, of products that say none either: what ptxas would fuse."""
+    products = set(re.findall(r"\bmul\.f(?:32|64)\s+(%\w+)", ptx))
+    sums = re.findall(r"\b(?:add|sub)\.f(?:32|64)\s+%\w+, (%?\w+), (%?\w+);", ptx)
+    return [f"{a} + {b}" for a, b in sums if a in products or b in products]
+
+
+def test_what_ptxas_would_fuse_is_found():
+    assert _fusable("mul.f32 \t%f1, %f2, %f3;\nadd.f32 \t%f4, %f1, %f5;") == ["%f1 + %f5"]
+    assert not _fusable("mul.rn.f32 \t%f1, %f2, %f3;\nadd.f32 \t%f4, %f1, %f5;")
+
+
+@needs_package
+def test_the_kernels_compile_to_the_instructions_they_are_written_for(compiled):
+    for name, ptx in compiled.items():
+        for arch in ("sm_80", "sm_90"):
+            assert f".target {arch}" in ptx[arch]
+            for instruction in EXPECTED.get(name.split()[0], ()):
+                assert instruction in ptx[arch], f"{name} for {arch}: no {instruction}"
+            for approximate in (".approx", ".ftz", "ld.local", "st.local"):
+                assert approximate not in ptx[arch], f"{name} for {arch}: {approximate}"
+
+
+PTXAS = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
+
+
+@needs_package
+@pytest.mark.skipif(PTXAS is None, reason="no ptxas here")
+def test_no_kernel_spills_registers(compiled, tmp_path):
+    for name, ptx in compiled.items():
+        source = tmp_path / "kernel.ptx"
+        source.write_text(re.sub(r"\.version .*", ".version 8.0", ptx["sm_90"]))
+        result = subprocess.run([PTXAS, "-arch=sm_90", "-v", "-o", os.devnull, source], capture_output=True, text=True, check=False)
+        assert result.returncode == 0, f"{name}: {result.stderr[-500:]}"
+        used = dict(re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", result.stderr)[::-1])
+        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr, f"{name}: {used}"
+
+
+# --- what a GPU is to show ------------------------------------------------------------------------------------------------------------
+
+GPU_CHECK = Path(__file__).parents[1] / "scripts" / "gpu_check.py"
+
+
+def gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NUMBA_NUM_THREADS": "1"}
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, str(GPU_CHECK), "--json", str(out), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return result.returncode, result.stdout + result.stderr, json.loads(out.read_text()) if out.exists() else {}
+
+
+@needs_package
+def test_gpu_check_runs_all_its_parts_in_the_simulator(tmp_path):
+    code, told, written = gpu_check(tmp_path, "--simulate")
+    assert (code, written["problems"]) == (0, []), told
+    assert written["found"].keys() == {"describe", "peaks", "bits", "kernels", "decode", "prefill", "matrices", "masks"}
+    assert all(entry["equal"] for entry in written["found"]["bits"].values())
+    assert "SIMULATED: no number below means anything" in told
+
+
+@needs_package
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_gpu_check_without_a_gpu_runs_nothing_and_says_so(tmp_path):
+    code, told, written = gpu_check(tmp_path)
+    assert (code, written) == (3, {})
+    assert "no CUDA device" in told
+    assert "nothing was run" in told
+
+
+# --- what is missing ------------------------------------------------------------------------------------------------------------------
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("bitnet_np.device.find_spec", lambda name: None)
+    with pytest.raises(OptionError, match=r"numba-cuda is not installed.*pip install 'bitnet_np\[cuda\]'"):
+        open_cuda()
+
+
+@needs_package
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_without_a_gpu_the_error_says_so():
+    with pytest.raises(OptionError, match="no CUDA device"):
+        open_cuda()
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_the_device_is_chosen_once_and_the_reason_kept():
+    assert choose("cpu") == (cpu, "the CPU was asked for")
+    ops, reason = choose("auto")
+    assert ops is cpu
+    assert reason.startswith("no CUDA")
+    with pytest.raises(OptionError, match="no CUDA"):
+        choose("cuda")
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_the_command_line_without_a_gpu(capsys):
+    with embedded.model_path() as path:
+        assert cli.main(["logits", str(path), "--tokens", "1,2", "--device", "cuda"]) == 2
+        assert "no CUDA" in capsys.readouterr().err
+        assert cli.main(["logits", str(path), "--tokens", "1,2", "--device", "auto"]) == 0
+
+
+def test_the_cpu_path_imports_no_cuda():
+    code = "import sys, bitnet_np.cli; sys.exit(any(name.startswith('numba.cuda.cudadrv') for name in sys.modules))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

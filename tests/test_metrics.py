@@ -1,0 +1,227 @@
+"""Metrics: the counters say what ran, and measuring changes nothing."""
+
+import json
+from types import ModuleType
+
+import numpy as np
+import pytest
+from models import assert_same_bits, random_model, random_tokens
+
+from bitnet_np import KVCache, Metrics, Request, cli, embedded, forward, forward_full, forward_incremental, generate, generate_batch, masks
+from bitnet_np.kernels import cpu, workspace
+
+L = 3
+MODEL = random_model(0, n_layers=L, width=64, ffn=96, vocab=40)
+TOKENS = random_tokens(np.random.default_rng(0), MODEL, 2, 9)
+
+
+def counts(metrics):
+    return metrics.forwards, metrics.layers, metrics.kv_writes, metrics.kv_positions
+
+
+def calls(metrics, name):
+    return metrics.operations[name].calls if name in metrics.operations else 0
+
+
+# --- what is counted ------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_forward_runs_each_layer_once_and_writes_no_cache():
+    metrics = Metrics()
+    assert_same_bits(forward_full(MODEL, TOKENS, ops=metrics.ops()), forward_full(MODEL, TOKENS))
+    assert counts(metrics) == (1, L, 0, 0)
+    expected = {"attend": L, "ternary_matmuls": 2 * L, "ternary_matmul": 2 * L, "quantize": 4 * L, "embed": 1, "matmul": 1, "rotations": 1}
+    assert {name: calls(metrics, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 9])
+def test_through_a_cache_each_layer_writes_each_position_once(chunk):
+    metrics = Metrics()
+    assert_same_bits(forward_incremental(MODEL, TOKENS, chunk=chunk, ops=metrics.ops()), forward_full(MODEL, TOKENS))
+    forwards = -(-9 // chunk)
+    assert counts(metrics) == (forwards, L * forwards, L * forwards, L * TOKENS.size)
+    assert calls(metrics, "attend") == L * forwards
+
+
+def test_a_ring_writes_in_pieces():
+    """300 positions are five chunks, which a ring of two takes one after the other."""
+    model = random_model(0, n_layers=L, width=20, ffn=36, window=20)
+    metrics, tokens = Metrics(), random_tokens(np.random.default_rng(0), model, 1, 300)
+    forward(model, tokens, KVCache(model.config, 1, 400, ring=True), ops=metrics.ops())
+    assert counts(metrics) == (1, L, 5 * L, 300 * L)
+    assert calls(metrics, "attend") == 5 * L
+
+
+@pytest.mark.parametrize("n", [0, 1, 5])
+def test_generation_runs_one_forward_for_the_prompt_and_one_for_each_token_but_the_last(n):
+    metrics = Metrics()
+    assert generate(MODEL, [1, 2, 3], n, ops=metrics.ops()) == generate(MODEL, [1, 2, 3], n)
+    assert counts(metrics) == (max(1, n), L * max(1, n), L * max(1, n), L * (3 + max(0, n - 1)))
+
+
+def test_a_batch_shares_its_forwards():
+    metrics = Metrics()
+    requests = [Request(i, [1 + i] * (1 + i), 4) for i in range(4)]
+    found = [done.tokens for done in generate_batch(MODEL, requests, 4, ops=metrics.ops())]
+    assert found == [done.tokens for done in generate_batch(MODEL, requests, 1)]
+    assert counts(metrics) == (4, 4 * L, 4 * L, L * (1 + 2 + 3 + 4 + 4 * 3))
+
+
+def test_a_forward_that_fails_has_begun():
+    metrics = Metrics()
+
+    def stop(name, layer, array):
+        if (name, layer) == ("kqv_out", 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forward(MODEL, TOKENS, KVCache(MODEL.config, 2), ops=metrics.ops(), record=stop)
+    assert counts(metrics) == (1, 2, 2, 2 * TOKENS.size)
+
+
+@pytest.mark.parametrize("table", ["Q8_0", "float16"])
+def test_block_types_and_masks_are_counted(table):
+    shape = {"family": "llama", "table": table, "width": 64, "ffn": 64, "heads": 2, "kv_heads": 1, "head_dim": 32}
+    model, metrics = random_model(0, n_layers=L, **shape), Metrics()
+    tokens = random_tokens(np.random.default_rng(0), model, 1, 5)
+    mask = masks.causal(5, 5)
+    assert_same_bits(forward_full(model, tokens, ops=metrics.ops(), mask=mask), forward_full(model, tokens))
+    prefix = "blocks." if table == "Q8_0" else ""
+    assert [calls(metrics, name) for name in (prefix + "matmul", prefix + "embed", "attend_masked", "attend")] == [7 * L + 1, 1, L, 0]
+
+
+# --- how much -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_are_those_of_what_is_read_and_written():
+    metrics, c = Metrics(), MODEL.config
+    cache = KVCache(c, 2, 50)
+    forward(MODEL, TOKENS, cache, ops=metrics.ops())
+    rows = TOKENS.size
+    one = MODEL.layers[0].ffn_up
+    ops = metrics.ops()
+    before = metrics.operations["ternary_matmul"].nbytes
+    q, scale = cpu.quantize(np.ones((rows, c.width), np.float32))
+    ops.ternary_matmul(q, scale, one.weights.codes, one.weights.scale, c.ffn)
+    assert metrics.operations["ternary_matmul"].nbytes - before == rows * (c.width + 4 + 4 * c.ffn) + one.weights.codes.nbytes + 4
+    assert metrics.operations["embed"].nbytes == rows * (8 + 2 * 4 * c.width)  # rows of the table, not all of it
+    attended = L * (rows * (2 * 4 * c.q_width + 16) + 2 * 4 * rows * c.kv_width)  # each key and value once, not the cache
+    assert metrics.operations["attend"].nbytes == attended
+
+
+@pytest.mark.parametrize(("window", "positions"), [(None, 30), (10, 14), (1, 5), (100, 30)])
+def test_attention_reads_what_the_window_shows(window, positions):
+    """Five rows that end at position 29."""
+    rng, metrics = np.random.default_rng(0), Metrics()
+    q, k = rng.standard_normal((5, 2, 4), np.float32), rng.standard_normal((1, 64, 1, 4), np.float32)
+    metrics.ops().attend(q, k, k, np.zeros(5, np.int64), np.arange(25, 30), window)
+    assert metrics.operations["attend"].nbytes == 2 * q.nbytes + 2 * 5 * 8 + 2 * positions * 4 * 4
+
+
+def test_allocations_and_the_peak(monkeypatch):
+    """The second pass has its large arrays from the first: the pool serves as many as the first one made."""
+    monkeypatch.setattr(workspace, "_pool", workspace._Pool())
+    model = random_model(0, n_layers=L, width=256, ffn=512, vocab=40)
+    tokens = random_tokens(np.random.default_rng(0), model, 1, 64)
+    first, second = Metrics(), Metrics()
+    for metrics in (first, second):
+        forward_full(model, tokens, ops=metrics.ops())
+    a, b = (metrics.as_dict()["workspace"] for metrics in (first, second))
+    assert b["hits"] > a["hits"] > 0
+    assert a["allocations"] + a["hits"] == b["allocations"] + b["hits"]
+    assert b["hit_rate"] == b["hits"] / (b["allocations"] + b["hits"])
+    assert 64 * 512 * 4 <= b["peak_bytes"] == a["peak_bytes"] < 64 * 512 * 4 * 10
+    assert workspace.counts().lent == 0
+
+
+def test_the_number_of_results_does_not_depend_on_the_tokens():
+    """No concatenation, no small tensor for each: as many arrays for one token as for two sequences of a hundred."""
+    found = set()
+    for shape in ((1, 1), (1, 7), (2, 100)):
+        metrics = Metrics()
+        forward_full(MODEL, random_tokens(np.random.default_rng(0), MODEL, *shape), ops=metrics.ops())
+        found.add(sum(o.allocations + o.reused for o in metrics.operations.values()))
+        calls = {name: o.calls for name, o in metrics.operations.items()}
+        assert calls["add"] == 2 * L
+    assert len(found) == 1
+
+
+def test_seconds_are_those_of_the_calls(monkeypatch):
+    clock = iter(np.arange(0, 100, 0.25))
+    monkeypatch.setattr("bitnet_np.metrics.time.perf_counter", lambda: next(clock))
+    metrics = Metrics()
+    ops, x = metrics.ops(), np.ones((2, 3), np.float32)
+    ops.add(x, x)
+    next(clock)
+    next(clock)
+    ops.add(x, x)
+    told = metrics.as_dict()["operations"]["add"]
+    assert (told["calls"], told["seconds"], told["bytes"]) == (2, 0.5, 2 * 3 * 24)
+    assert told["latency_seconds"] == {"min": 0.25, "max": 0.25, "avg": 0.25, "var": 0.0}
+    assert told["latency_histogram_us"] == {"131072": 2}
+    assert metrics.table()[1][0][:4] == ("add", "cpu", 2, 500.0)
+
+
+# --- where ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_devices_and_reasons():
+    """A backend that says it is elsewhere, without kernels for blocks."""
+    other = ModuleType("other")
+    vars(other).update({name: value for name, value in vars(cpu).items() if name != "attend_masked"} | {"DEVICE": "cuda"})
+    metrics = Metrics()
+    model = random_model(0, n_layers=L, family="llama", table="Q8_0", width=64, ffn=64, heads=2, kv_heads=1, head_dim=32)
+    forward_full(model, [[1, 2, 3]], ops=metrics.ops(other, "there is one"))
+    told = metrics.as_dict()
+    where = {name: (operation["device"], operation["reason"]) for name, operation in told["operations"].items()}
+    assert where["attend"] == ("cuda", "there is one")
+    assert where["blocks.matmul"] == ("cpu", "the backend the caller chose has none")
+    by_device = {device: sum(o["calls"] for o in told["operations"].values() if o["device"] == device) for device in ("cpu", "cuda")}
+    assert (told["cpu_dispatches"], told["gpu_dispatches"]) == (by_device["cpu"], by_device["cuda"])
+    assert told["gpu_ratio"] == by_device["cuda"] / sum(by_device.values())
+
+
+def test_nothing_is_counted_that_was_not_asked_for():
+    metrics = Metrics()
+    metrics.ops()
+    forward_full(MODEL, TOKENS)
+    assert metrics.as_dict()["operations"] == {}
+    assert counts(metrics) == (0, 0, 0, 0)
+
+
+# --- the command line -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["logits", "--tokens", "1,2,3"], (3, 9, 9)),
+        (["logits", "--tokens", "1,2,3", "--mode", "parallel"], (1, 3, 0)),
+        (["generate", "--tokens", "1,2", "-n", "4"], (4, 12, 15)),
+        (["nll", "--tokens", "1,2,3"], (1, 3, 9)),
+    ],
+)
+def test_the_command_line_writes_and_prints_them(tmp_path, capsys, arguments, expected):
+    out = tmp_path / "metrics.json"
+    with embedded.model_path() as path:
+        assert cli.main([arguments[0], str(path), *arguments[1:], "--metrics", str(out)]) == 0
+    told = json.loads(out.read_text())
+    assert (told["forwards"], told["layers"], told["kv_positions"]) == expected
+    error = capsys.readouterr().err
+    assert "ternary_matmul" in error
+    assert f"{expected[0]} forwards, {expected[1]} layers, {expected[2]} positions written to KV caches" in error
+
+
+def test_a_batch_of_prompts_is_measured_too(tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"id": 1, "tokens": [1, 2]}\n{"id": 2, "tokens": [3]}\n')
+    out = tmp_path / "metrics.json"
+    arguments = ["--prompts-file", str(tmp_path / "prompts.jsonl"), "--batch", "2", "-n", "3", "--metrics", str(out)]
+    with embedded.model_path() as path:
+        assert cli.main(["generate", str(path), *arguments]) == 0
+    assert json.loads(out.read_text())["forwards"] == 3
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_runs(tmp_path, capsys):
+    out = tmp_path / "none" / "metrics.json"
+    assert cli.main(["logits", "nothing.gguf", "--tokens", "1", "--metrics", str(out)]) == 2
+    assert f"--metrics is {out}, expected a file in a folder that is there" in capsys.readouterr().err
