@@ -33,6 +33,7 @@ def open_cuda(number: int = 0) -> Backend:
     if find_spec("numba_cuda") is None:
         raise OptionError(f"no CUDA: the package numba-cuda is not installed, expected the extra `cuda`: {INSTALL}")
     from numba import cuda
+    from numba.cuda import config
 
     from .kernels.cuda.backend import Cuda
     from .kernels.cuda.target import SIMULATED
@@ -44,6 +45,7 @@ def open_cuda(number: int = 0) -> Backend:
     if not 0 <= number < found:
         raise OptionError(f"CUDA device is {number}, expected 0 to {found - 1} here")
     cuda.select_device(number)
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = False  # of small grids, which a token's are
     if SIMULATED:
         return Cuda()
     gpu = cuda.get_current_device()

@@ -34,7 +34,7 @@ class Operation:
     shortest: float = np.inf
     longest: float = 0.0
     histogram: Counter[int] = field(default_factory=Counter)  # calls of 2^i to 2^(i+1) microseconds
-    nbytes: int = 0  # read and written at least, once each
+    nbytes: int = 0  # read and written at least, once each; on a device they are not counted
     allocations: int = 0  # arrays of new memory for results
     reused: int = 0  # arrays of memory that an earlier result had
 
@@ -74,7 +74,7 @@ class Metrics:
         self.operations: dict[str, Operation] = {}
         self.forwards = self.layers = self.kv_writes = self.kv_positions = self.peak_workspace = 0
 
-    def ops(self, backend: Any = cpu, reason: str = "the caller chose the backend") -> ModuleType:
+    def ops(self, backend: Any = cpu, reason: str = "the backend the caller chose") -> ModuleType:
         """The backend with every call counted; its results are the same. `reason`: why this one.
 
         On a device each call is waited for, to know how long it takes.
@@ -170,7 +170,7 @@ _LACKS = "the backend the caller chose has none"
 
 
 def _size(value: Any) -> int:
-    """Bytes of an array, wherever it is, or of all arrays of a tuple or list."""
+    """Bytes of an array, or of all arrays of a tuple or list."""
     if isinstance(value, tuple | list):
         return sum(_size(part) for part in value)
     size = getattr(value, "nbytes", 0)
@@ -178,14 +178,11 @@ def _size(value: Any) -> int:
 
 
 def _bytes_read(name: str, arguments: tuple, options: Mapping[str, Any]) -> int:
-    """Of the arguments. Of a table that rows are taken from: those rows; of a KV cache: the positions that are seen.
-
-    On a device, whose numbers are not looked at, all of either.
-    """
-    if name in _GATHERING and isinstance(arguments[-1], np.ndarray):
+    """Of the arguments. Of a table that rows are taken from: those rows; of a KV cache: the positions that are seen."""
+    if name in _GATHERING:
         table, tokens = arguments[0], arguments[-1]
         return table[0].nbytes * len(tokens) + tokens.nbytes
-    if name in _ATTENTION and isinstance(arguments[4], np.ndarray):
+    if name in _ATTENTION:
         q, k, _, slot, position = arguments[:5]
         mask_or_window = arguments[5] if len(arguments) > 5 else options.get("window")
         seen = _positions_seen(slot, position, mask_or_window if isinstance(mask_or_window, int) else None, k.shape[1])

@@ -310,6 +310,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gpu_check.py: --parts has {unknown[0]!r}, expected some of {', '.join(PARTS)}", file=sys.stderr)
         return 2
     began = time.perf_counter()
+    if SIMULATE:
+        from bitnet_np.kernels.cuda import simulated
+
+        simulated.use_barriers()
     try:
         run = Run(open_cuda(), TINY if SIMULATE else GPU)
     except OptionError as error:

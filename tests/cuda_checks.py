@@ -13,35 +13,30 @@ if not GPU:
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 import json
-import math
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 from models import assert_same_bits
-from numba.cuda.simulator.kernel import BlockManager, BlockThread
 from numpy.typing import NDArray
 
 from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.decode import stepper
-from bitnet_np.device import new_cache, open_cuda, place
-from bitnet_np.errors import CapacityError, TokenRangeError
+from bitnet_np.device import bytes_needed, new_cache, open_cuda, place
+from bitnet_np.errors import CapacityError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
-from bitnet_np.kernels.cuda import ternary
+from bitnet_np.kernels.cuda import simulated, ternary
 from bitnet_np.kernels.cuda.backend import TILES, Cuda
 from bitnet_np.metrics import Metrics
 from bitnet_np.testing import random_model
-from bitnet_np.transformer import forward, forward_full
+from bitnet_np.transformer import BITNET_CPP, forward, forward_full
 
 CHECKS: dict[str, Callable[[], None]] = {}
 
@@ -49,25 +44,6 @@ CHECKS: dict[str, Callable[[], None]] = {}
 def check(function: Callable[[], None]) -> Callable[[], None]:
     CHECKS[function.__name__] = function
     return function
-
-
-def use_barriers() -> None:
-    """Run blocks as the simulator does, which polls its threads, but ten times as fast: they meet at a barrier, all of them or none."""
-
-    def run(manager: Any, grid_point: tuple, *arguments: Any) -> None:
-        size = tuple(manager._block_dim)
-        manager.barrier = threading.Barrier(math.prod(size))
-        threads = [BlockThread(partial(manager._f, *arguments), manager, grid_point, point, False) for point in np.ndindex(*size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-            if thread.exception:
-                manager.barrier.abort()
-                raise thread.exception[0].with_traceback(thread.exception[1])
-
-    BlockManager.run = run
-    BlockThread.syncthreads = lambda thread: thread._manager.barrier.wait(60)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -409,9 +385,40 @@ def decoder() -> None:
             both([1, 5])
 
 
+@check
+def refusals() -> None:
+    """What a device cannot do is told by name, and too little memory before anything is sent."""
+    on, model = device(), random_model(rng(6), **SMALLEST)
+    there = place(model, on)
+    with pytest.raises(UnsupportedError, match=r"the dialect is bitnet\.cpp, expected exact on this device"):
+        forward_full(there, [[1]], dialect=BITNET_CPP, ops=on)
+    with pytest.raises(UnsupportedError, match="no attention by a mask array on the device"):
+        forward_full(there, [[1]], mask=np.zeros((1, 1), np.float32), ops=on)
+    with pytest.raises(ShapeError, match="upload the model"):
+        forward_full(model, [[1]], ops=on)
+    with pytest.raises(ShapeError, match="expected the device's layout, uint32"):
+        on.ternary_matmul(*on.quantize(on.zeros((1, 8))), model.layers[0].attn_q.weights.codes, np.float32(1), 8)
+    with pytest.raises(UnsupportedError, match="dtype is float16, on a device expected float32"):
+        new_cache(model.config, 1, 4, on, np.float16)
+    with pytest.raises(UnsupportedError, match="heads are 258 wide, on the device expected at most 256"):
+        on.attend(*(on.zeros((1, *shape)) for shape in ((1, 258), (1, 1, 258), (1, 1, 258))), on.upload(np.zeros(1, np.int64)), None)
+    cache = new_cache(model.config, 2, 4, on)
+    for call in (lambda: cache.fork(0, [1]), lambda: cache.resize(3)):
+        with pytest.raises(UnsupportedError, match="on a device"):
+            call()
+    blocks = random_model(rng(6), **SMALLEST | {"family": "llama", "weights": "TQ2_0", "width": 256, "ffn": 256, "head_dim": 128})
+    with pytest.raises(UnsupportedError, match="layer 0: attn_q is TQ2_0 with a scale for each block"):
+        place(blocks, on)
+    on.free_bytes = lambda: 1 << 20
+    with pytest.raises(CapacityError, match=rf"the weights take {bytes_needed(model):,} bytes on the device .* it has 1,048,576 free"):
+        place(model, on)
+    with pytest.raises(CapacityError, match=r"KV cache: .* the device has 1,048,576 free"):
+        new_cache(model.config, 9, 1 << 20, on)
+
+
 def main(arguments: list[str]) -> None:
     if not GPU:
-        use_barriers()
+        simulated.use_barriers()
     for name in [name for name in arguments if name != "--gpu"] or CHECKS:
         began, problem = time.perf_counter(), ""
         try:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from bitnet_np import cli, embedded
 from bitnet_np.device import open_cuda
+from bitnet_np.dispatch import choose
 from bitnet_np.errors import OptionError
 from bitnet_np.kernels import cpu, masks
 
@@ -219,6 +221,37 @@ def test_no_kernel_spills_registers(compiled, tmp_path):
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr, f"{name}: {used}"
 
 
+# --- what a GPU is to show ------------------------------------------------------------------------------------------------------------
+
+GPU_CHECK = Path(__file__).parents[1] / "scripts" / "gpu_check.py"
+
+
+def gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NUMBA_NUM_THREADS": "1"}
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, str(GPU_CHECK), "--json", str(out), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return result.returncode, result.stdout + result.stderr, json.loads(out.read_text()) if out.exists() else {}
+
+
+@needs_package
+def test_gpu_check_runs_all_its_parts_in_the_simulator(tmp_path):
+    code, told, written = gpu_check(tmp_path, "--simulate")
+    assert (code, written["problems"]) == (0, []), told
+    assert written["found"].keys() == {"describe", "peaks", "bits", "kernels", "decode", "prefill", "matrices", "masks"}
+    assert all(entry["equal"] for entry in written["found"]["bits"].values())
+    assert "SIMULATED: no number below means anything" in told
+
+
+@needs_package
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_gpu_check_without_a_gpu_runs_nothing_and_says_so(tmp_path):
+    code, told, written = gpu_check(tmp_path)
+    assert (code, written) == (3, {})
+    assert "no CUDA device" in told
+    assert "nothing was run" in told
+
+
 # --- what is missing ------------------------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +266,24 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
 def test_without_a_gpu_the_error_says_so():
     with pytest.raises(OptionError, match="no CUDA device"):
         open_cuda()
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_the_device_is_chosen_once_and_the_reason_kept():
+    assert choose("cpu") == (cpu, "the CPU was asked for")
+    ops, reason = choose("auto")
+    assert ops is cpu
+    assert reason.startswith("no CUDA")
+    with pytest.raises(OptionError, match="no CUDA"):
+        choose("cuda")
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
+def test_the_command_line_without_a_gpu(capsys):
+    with embedded.model_path() as path:
+        assert cli.main(["logits", str(path), "--tokens", "1,2", "--device", "cuda"]) == 2
+        assert "no CUDA" in capsys.readouterr().err
+        assert cli.main(["logits", str(path), "--tokens", "1,2", "--device", "auto"]) == 0
 
 
 def test_the_cpu_path_imports_no_cuda():

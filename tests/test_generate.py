@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens, seeds, shapes
 
-from bitnet_np import transformer
+from bitnet_np import decode, transformer
 from bitnet_np.errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.generate import GREEDY, Sampling, choose, generate, stream, uniforms
 from bitnet_np.transformer import DIALECTS, forward_full
@@ -177,14 +177,14 @@ def model():
 @pytest.fixture
 def passes(monkeypatch):
     """Tokens of each forward pass that generation makes."""
-    counted, forward = [], module.forward
+    counted, forward = [], transformer.forward
 
     def counting(model, tokens, *args, **options):
         assert options["last_only"]
         counted.append(np.shape(tokens))
         return forward(model, tokens, *args, **options)
 
-    for user in (module, transformer):  # a prompt goes through `prefill`
+    for user in (decode, transformer):  # a prompt goes through `prefill`
         monkeypatch.setattr(user, "forward", counting)
     return counted
 

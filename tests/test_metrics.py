@@ -168,13 +168,13 @@ def test_seconds_are_those_of_the_calls(monkeypatch):
 def test_devices_and_reasons():
     """A backend that says it is elsewhere, without kernels for blocks."""
     other = ModuleType("other")
-    vars(other).update({name: value for name, value in vars(cpu).items() if name != "attend_masked"} | {"on_device": True})
+    vars(other).update({name: value for name, value in vars(cpu).items() if name != "attend_masked"} | {"DEVICE": "cuda"})
     metrics = Metrics()
     model = random_model(0, n_layers=L, family="llama", table="Q8_0", width=64, ffn=64, heads=2, kv_heads=1, head_dim=32)
-    forward_full(model, [[1, 2, 3]], ops=metrics.ops(other))
+    forward_full(model, [[1, 2, 3]], ops=metrics.ops(other, "there is one"))
     told = metrics.as_dict()
     where = {name: (operation["device"], operation["reason"]) for name, operation in told["operations"].items()}
-    assert where["attend"] == ("cuda", "the backend the caller chose")
+    assert where["attend"] == ("cuda", "there is one")
     assert where["blocks.matmul"] == ("cpu", "the backend the caller chose has none")
     by_device = {device: sum(o["calls"] for o in told["operations"].values() if o["device"] == device) for device in ("cpu", "cuda")}
     assert (told["cpu_dispatches"], told["gpu_dispatches"]) == (by_device["cpu"], by_device["cuda"])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, padded, random_model, random_tokens, seeds
 
-from bitnet_np import KVCache, Request, certify, forward, forward_full, generate, generate_batch, prefill
+from bitnet_np import KVCache, Metrics, Request, certify, forward, forward_full, generate, generate_batch, prefill
 from bitnet_np.errors import CapacityError, ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
 from bitnet_np.transformer import BLOCK, DIALECTS
 
@@ -122,11 +122,10 @@ def test_prompts_that_cannot_be(tokens, options, error, message):
 
 
 def test_the_context_is_checked_before_anything_is_computed():
-    calls = []
-    model = random_model(0, **SMALL | {"context": 20})
+    model, metrics = random_model(0, **SMALL | {"context": 20}), Metrics()
     with pytest.raises(ContextLimitError, match="21 positions, the model's context is 20"):
-        prefill(model, [[1] * 21], KVCache(model.config, 1, 30), block=5, head=calls.append)
-    assert not calls
+        prefill(model, [[1] * 21], KVCache(model.config, 1, 30), block=5, ops=metrics.ops())
+    assert metrics.forwards == 0
 
 
 def test_numbers_that_leave_the_range_are_told():

@@ -103,13 +103,13 @@ class Cuda:
     # --- embedding and float matmul ---
 
     def embed(self, table: DeviceTable, tokens: DeviceArray) -> DeviceArray:
+        _check_table(table)
         out = self.empty((tokens.size, table.shape[1]))
         self.launch(floats.embed(table.kind), out.size, table.words, tokens, out)
         return out
 
     def matmul(self, x: DeviceArray, weights: DeviceTable) -> DeviceArray:
-        if not isinstance(weights, DeviceTable):
-            raise ShapeError(f"weights are {type(weights).__name__}, expected a table on the device: upload the model")
+        _check_table(weights)
         (present, width), (n, _) = x.shape, weights.shape
         tokens = min(_TOKENS, 1 << (present - 1).bit_length())
         grid = -(-n // (floats.ROWS * _HALVES)), -(-present // tokens)
@@ -314,6 +314,11 @@ class Cuda:
         row_kernels.fill_mask[grid, BLOCK, self.stream](
             first, queries, past, keys, window, prefix, block, sinks, np.float32(0), hidden, out
         )
+
+
+def _check_table(table: Any) -> None:
+    if not isinstance(table, DeviceTable):
+        raise ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
 
 
 def _threads(shape: Shape) -> int:

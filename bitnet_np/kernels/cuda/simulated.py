@@ -4,8 +4,10 @@ Rules for floats are compiled for the CPU, so that they round as they do there. 
 barrier where a warp would exchange registers.
 """
 
+import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +18,27 @@ from numpy.typing import NDArray
 from .. import simd
 
 _WARP = 32
+_PATIENCE = 600  # seconds that a thread waits for others: more means that a kernel lets some of them miss a meeting
+
+
+def use_barriers() -> None:
+    """Run blocks as the simulator does, which polls its threads, but ten times as fast: they meet at a barrier, all of them or none."""
+    from numba.cuda.simulator.kernel import BlockManager, BlockThread
+
+    def run(manager: Any, grid_point: tuple, *arguments: Any) -> None:
+        size = tuple(manager._block_dim)
+        manager.barrier = threading.Barrier(math.prod(size))
+        threads = [BlockThread(partial(manager._f, *arguments), manager, grid_point, point, False) for point in np.ndindex(*size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+            if thread.exception:
+                manager.barrier.abort()
+                raise thread.exception[0].with_traceback(thread.exception[1])
+
+    BlockManager.run = run
+    BlockThread.syncthreads = lambda thread: thread._manager.barrier.wait(_PATIENCE)
 
 
 def device(function: Callable) -> Callable:
@@ -86,9 +109,9 @@ def _exchange(value: Any, combine: Callable[[list], Any] = list) -> tuple[int, A
             meetings[warp] = _Meeting(min(_WARP, int(np.prod(block._block_dim)) - warp * _WARP))
     meeting = meetings[warp]
     meeting.values[lane] = value
-    if meeting.barrier.wait(60) == 0:
+    if meeting.barrier.wait(_PATIENCE) == 0:
         meeting.result = combine(meeting.values)
-    meeting.barrier.wait(60)
+    meeting.barrier.wait(_PATIENCE)
     return lane, meeting.result  # whoever comes next waits for this lane before there is another result
 
 
