@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .arguments import add_load_arguments, loaded
+from .arguments import add_load_arguments, add_override_arguments, loaded
 from .errors import UnsupportedError
 from .gradients import loss_and_gradients, parameters_of
 from .interop import FORMATS, writer
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recompute", action="store_true", help="keep less of the forward pass: the same result, slower")
     parser.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
     add_load_arguments(parser)
+    add_override_arguments(parser)
 
 
 def run_grad(arguments: argparse.Namespace, read_tokens: ReadTokens, table: Table) -> int:
