@@ -5,7 +5,8 @@ quantised as loading a Hugging Face folder does (hf_load.py), so that the loss i
 through estimator of the published recipe (spec_grad.py, "THE CONVENTION").
 
 Rows are the tokens that predict one, all but each sequence's last, end to end. Every sum over rows is over a sequence first, then over
-sequences in order: so gradients do not depend on how many threads there are, and a batch's are the sum of its sequences'.
+sequences in order: so gradients do not depend on how many threads there are, and a batch's are, to the bit, the sum of its sequences'.
+Of a tied embedding that is true for what it gets as the head and for what it gets as the input; the two are added at the end.
 """
 
 from collections.abc import Mapping

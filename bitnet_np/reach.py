@@ -469,7 +469,10 @@ def _unquantized() -> dict[str, Callable[..., Any]]:
         y = cpu.ternary_matmul(q, scale, *weights)
         return y + cpu.ternary_matmul(remainder, scale * np.float32(254), *weights) if of is q else y
 
-    return {"quantize": quantize, "ternary_matmul": ternary_matmul}
+    def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: Any) -> list[Floats]:
+        return [ternary_matmul(q, scale, *weights) for weights in matrices]
+
+    return {"quantize": quantize, "ternary_matmul": ternary_matmul, "ternary_matmuls": ternary_matmuls}
 
 
 def _eps_outside(x: Floats, gain: Floats, eps: float) -> Floats:

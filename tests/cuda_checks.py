@@ -113,6 +113,14 @@ def rms_norm() -> None:
 
 
 @check
+def norms_fold_their_lanes_by_halving() -> None:
+    """The sum of squares is a tie of float32 plus what is lost where each lane is added to the first one by one."""
+    on, x, gain = device(), np.full((1, 32), 8, np.float32), np.ones(32, np.float32)
+    x[0, [0, 16]] = 2**30, 2**18
+    same(on, on.rms_norm(on.upload(x), on.upload(gain), 1e-5), cpu.rms_norm(x, gain, 1e-5))
+
+
+@check
 def layer_norm() -> None:
     on = device()
     for width in (1, 33, 4200):

@@ -42,14 +42,16 @@ def silu_gate_back(gate: NDArray, up: NDArray, dy: NDArray) -> tuple[Bounded, Bo
 
 
 def cross_entropy(logits: NDArray, targets: NDArray, factor: float) -> tuple[Bounded, Bounded]:
-    """Losses and their gradient. An exponential's argument is rounded once; so are the sum's share, and product and difference with it."""
+    """Losses and their gradient. An exponential's argument is rounded once; so are the sum's share, and product and difference with it.
+    Numbers below float32's normal range, an exponential and a product, are rounded to multiples of 2^-149.
+    """
     (logits,) = wide(logits)
     losses = np.array([spec_grad.cross_entropy(row[None], [target], 1)[0] for row, target in zip(logits, targets, strict=True)])
     _, gradient = spec_grad.cross_entropy(logits, targets, 1 / factor)
     eta = np.expm1(U * np.ptp(logits, axis=1) + 1.84 * U)
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
-    bound = (2 * eta[:, None] + gamma(4)) * p * factor + U * np.abs(gradient) + U * factor * (gradient < 0)
+    bound = (2 * eta[:, None] + gamma(4)) * p * factor + U * np.abs(gradient) + U * factor * (gradient < 0) + 2.0**-149
     return (losses, eta + 2.0**-48 * (1 + np.abs(losses))), (gradient, bound)
 
 

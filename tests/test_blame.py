@@ -64,6 +64,27 @@ def test_mistake_is_recognised(name, says):
     assert report.reason == f"WRONG at {report.first_wrong.place}: {report.first_wrong.hypothesis}"
 
 
+@pytest.mark.parametrize(
+    ("layer", "change", "says"),
+    [
+        (1, {"window": None}, "the window is missing: all tokens before are seen"),
+        (1, {"window": 6}, "the window is too long by one"),
+        (1, {"window": 4}, "the window is too short by one"),
+        (0, {"window_layers": None}, "only the last 4 tokens are seen"),
+    ],
+)
+def test_windows_are_judged_layer_by_layer(layer, change, says):
+    """The second layer of two sees five tokens; the first one all. Theirs sees something else."""
+    size = 4 if "window_layers" in change else 5
+    model = random_model(0, n_layers=2, window=size, window_layers=(1,))
+    ids = np.random.default_rng(0).integers(0, model.config.vocab, 17)
+    assert judge_trace(model, trace(recorded(model, ids)), ids).verdict is Verdict.SAME_BITS
+    other = dataclasses.replace(model, config=dataclasses.replace(model.config, **change))
+    report = judge_trace(model, trace(recorded(other, ids)), ids)
+    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("kqv_out", layer))
+    assert says in report.first_wrong.hypothesis
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_honest_engines_are_left_alone(seed):
     model = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0)

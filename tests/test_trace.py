@@ -9,6 +9,7 @@ import pytest
 from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np import cli, spec, trace_command
+from bitnet_np.arguments import add_load_arguments, add_override_arguments
 from bitnet_np.embedded import model_path
 from bitnet_np.errors import EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.families import FAMILIES
@@ -232,7 +233,9 @@ def command(*arguments):
     parser = argparse.ArgumentParser()
     trace_command.add_arguments(parser)
     parser.add_argument("--tokens")
-    parser.set_defaults(tokens_file=None, text=None, json=False, dialect="exact", allow_nan=False, i2s_layout="128/32")
+    add_load_arguments(parser)
+    add_override_arguments(parser)
+    parser.set_defaults(tokens_file=None, text=None, json=False, dialect="exact")
     parser.add_argument("--json", action="store_true")
     with model_path() as path:
         return trace_command.run_trace(parser.parse_args([str(path), *map(str, arguments)]), cli._tokens, cli._table)

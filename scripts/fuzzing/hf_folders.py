@@ -119,6 +119,7 @@ def _edit_tensors(files: Files, draw: random.Random) -> None:
     name = draw.choice(names or sorted(files))
     try:
         tensors = _tensors(files[name])
+        _together(tensors)
     except Exception:  # it was damaged before
         return
     if not tensors:
