@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="FOLDER", help="train there, or go on")
     what.add_argument("--smoke", action="store_true", help="a short check that training works here")
-    what.add_argument("--evaluate", nargs="?", type=Path, const="", metavar="MODEL", help="measure a model (default: the embedded one)")
+    what.add_argument("--evaluate", nargs="?", type=Path, const=False, metavar="MODEL", help="measure a model (default: the embedded one)")
     parser.add_argument("--steps", type=int, default=DEMO.steps, help=f"of training (default {DEMO.steps})")
     parser.add_argument("--documents", type=int, default=300, help="to evaluate with, of each split (default 300)")
     parser.add_argument("--threads", type=int, default=numba.config.NUMBA_NUM_THREADS, help="the result is the same")

@@ -68,6 +68,13 @@ def test_its_grades(demo):
     assert evaluate.grade(model, tokenizer, "train", DEMO.seed, 30, silent).accuracy > 0.8
 
 
+def test_the_report_is_of_the_embedded_model(capsys):
+    assert train_demo.main(["--evaluate", "--documents", "3", "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("perplexity of held-out text ")
+    assert "| questions | combinations never seen | combinations seen, new texts |\n| --- | --- | --- |\n" in out
+
+
 @pytest.fixture(scope="module")
 def recorded():
     return np.load(DATA / "transformers.npz")

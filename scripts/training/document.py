@@ -8,6 +8,7 @@ class Question:
     kind: str  # who, where, what, why, sum, ...: accuracy is counted by it
     text: str
     answer: str
+    combination: str = ""  # of numbers, if it asks for a sum
 
     @property
     def prompt(self) -> str:

@@ -21,7 +21,7 @@ class Settings:
     heads: int = 8
     kv_heads: int = 4
     batch: int = 8  # sequences of a step
-    steps: int = 1070
+    steps: int = 4400
     warmup: int = 50  # steps in which the learning rate rises to its peak
     learning_rate: float = 4e-3  # at the peak
     fall: float = 0.4  # the last part of the steps, in which it falls along a half cosine

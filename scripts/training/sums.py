@@ -14,13 +14,12 @@ def _combination(x: int, y: int) -> str:
 
 def bare(d: Dice) -> Document:
     """A few sums of numbers, each on a line as question and answer."""
-    questions, combinations = [], []
+    questions = []
     for _ in range(d.number(2, 8)):
         x, y = d.number(1, LARGEST), d.number(1, LARGEST)
         text, answer = (f"{x} + {y} = ?", x + y) if d.chance(0.6) else (f"{x + y} - {x} = ?", y)
-        questions.append(Question("bare sum", text, str(answer)))
-        combinations.append(_combination(x, y))
-    return Document("bare sum", "", tuple(questions), tuple(combinations))
+        questions.append(Question("bare sum", text, str(answer), _combination(x, y)))
+    return Document("bare sum", "", tuple(questions), tuple(question.combination for question in questions))
 
 
 def tale(d: Dice) -> Document:
