@@ -19,9 +19,9 @@ os.environ["NUMBA_NUM_THREADS"] = str(max(4, os.cpu_count() or 1))  # the bits m
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin for work would keep each other from it there
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's own threads: they spin too
 
+import numba  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
-from models import threads  # noqa: E402
 
 settings.register_profile("bitnet_np", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bitnet_np")
@@ -29,6 +29,11 @@ settings.load_profile("bitnet_np")
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """Waking threads costs milliseconds on a busy machine. Tests of threads say how many with `models.threads`."""
-    with threads(1):
-        yield
+    """Waking threads costs milliseconds on a busy machine. Tests of threads say how many with `models.threads`.
+
+    Little work stays on the calling thread, as for users, and `models.threads` shares out even that: so kernels run both ways.
+    """
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(before)
