@@ -77,8 +77,8 @@ class Config:
                 raise ShapeError(f"head width {self.head_dim} is odd, but RoPE rotates pairs")
         elif self.rope == "none" or self.rope_width % 2 or not 2 <= self.rope_width <= self.head_dim:
             raise ShapeError(f"{self.rope_width} numbers of each head are rotated, expected an even number from 2 to {self.head_dim}")
-        if self.window is not None and self.window < 1:
-            raise ShapeError(f"window is {self.window}, expected at least 1")
+        if self.window is not None and not 1 <= self.window <= LONGEST_CONTEXT:
+            raise ShapeError(f"window is {self.window}, expected 1 to {LONGEST_CONTEXT}")
         if not all(0 <= layer < self.n_layers for layer in self.window_layers or ()):
             raise ShapeError(f"window_layers are {self.window_layers}, expected numbers of {self.n_layers} layers")
         for name in ("eps", "rope_base", "rope_scaling"):

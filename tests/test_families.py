@@ -298,6 +298,7 @@ def test_which_layers_a_files_window_is_for(written, keys, expected):
         ("llama", {"attention.sliding_window_pattern": [1, 0]}, UnsupportedError, "supported are 2 bools, one for each layer"),
         ("llama", {"attention.sliding_window_pattern": 2}, FileFormatError, "expected ndarray"),
         ("llama", {"attention.sliding_window": [8]}, FileFormatError, "expected int"),
+        ("llama", {"attention.sliding_window": (1 << 20) + 1}, ShapeError, "window is 1048577, expected 1 to 1048576"),
         ("gptneox", {"attention.sliding_window": 8}, UnsupportedError, "gptneox.attention.sliding_window = 8 is a setting"),
     ],
 )
