@@ -496,7 +496,14 @@ def test_no_memory(refused, monkeypatch):
 def test_text_without_the_extra(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     assert "pip install 'bitnet_np[text]'" in refused("logits", TINY, "--text", "ab")
-    assert "pip install 'bitnet_np[text]'" in refused("generate", "--prompt", "ab")
+    assert "pip install 'bitnet_np[text]'" in refused("generate", TINY, "--prompt", "ab")
+
+
+def test_the_demo_model_speaks_without_the_extra(monkeypatch, capsys):
+    for name in ("tokenizers", "jinja2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["generate", "--prompt", "Once upon a time", "-n", "8"]) == 0
+    assert capsys.readouterr().out.startswith(", a young girl named Nora")
 
 
 # --- generate -------------------------------------------------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ def test_the_file_is_what_training_computed(run, tmp_path):
     loss, _ = loss_and_gradients(TINY.config, parameters, tokens)
     assert token_nll(load(tmp_path / "m.gguf"), tokens[0]).mean() == pytest.approx(loss, rel=1e-6)
     assert load(tmp_path / "m.gguf").config == TINY.config
-    assert open_gguf(tmp_path / "m.gguf").metadata["tokenizer.ggml.pre"] == "gpt-2"
+    assert open_gguf(tmp_path / "m.gguf").metadata["tokenizer.ggml.model"] == "llama"
 
 
 def test_smoke_passes_and_can_fail(capsys, monkeypatch):

@@ -1,4 +1,8 @@
-"""The model's own byte-level BPE, trained on its own text, as the keys of a GGUF file."""
+"""The model's own BPE, trained on its own text, as the keys of a GGUF file.
+
+It is learned as byte-level BPE and written as SentencePiece's: token i has the score -i, the order in which it was learned, and no token
+crosses a word, so the same pieces are found. A file of that kind is read without any library (bitnet_np/spm.py).
+"""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +12,8 @@ import tokenizers
 
 from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.errors import OptionError
-from bitnet_np.text import CONTROL, NORMAL
+from bitnet_np.spm import SPACE
+from bitnet_np.text import BYTE, CONTROL, NORMAL
 
 END = "<|endoftext|>"  # before every text and after it, as GPT-2 has it
 CHAT_TEMPLATE = (
@@ -29,14 +34,23 @@ def train(texts: Iterable[str], vocabulary: int) -> dict[str, Any]:
     spelled = sorted(made["vocab"], key=made["vocab"].__getitem__)
     if len(spelled) != vocabulary - 1:
         raise OptionError(f"the vocabulary is {vocabulary}, but the texts and the end of text make {len(spelled) + 1} tokens")
+    tokens, kinds = zip(*map(_as_piece, spelled), strict=True)
     return {
         "tokenizer.ggml.add_bos_token": True,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": [*spelled, END],
-        "tokenizer.ggml.token_type": [NORMAL] * len(spelled) + [CONTROL],
-        "tokenizer.ggml.merges": [" ".join(pair) for pair in made["merges"]],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*tokens, END],
+        "tokenizer.ggml.token_type": [*kinds, CONTROL],
+        "tokenizer.ggml.scores": [-float(i) for i in range(vocabulary)],
         "tokenizer.ggml.bos_token_id": len(spelled),
         "tokenizer.ggml.eos_token_id": len(spelled),
         "tokenizer.chat_template": CHAT_TEMPLATE,
     }
+
+
+def _as_piece(spelled: str) -> tuple[str, int]:
+    """A token of byte-level BPE as SentencePiece has it, and its kind: text, or a byte that is none."""
+    data = bytes(BYTE_CHARACTERS.index(character) for character in spelled)
+    if len(data) == 1 and not data.isascii():
+        return f"<0x{data[0]:02X}>", BYTE
+    return data.decode().replace(" ", SPACE), NORMAL
