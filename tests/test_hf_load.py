@@ -119,7 +119,7 @@ def test_the_window_where_config_json_has_none(tmp_path, name, expected):
 @pytest.mark.parametrize(
     ("name", "keys", "error", "message"),
     [
-        ("mistral_window", {"sliding_window": 0}, ShapeError, "window is 0, expected at least 1"),
+        ("mistral_window", {"sliding_window": 0}, ShapeError, "window is 0, expected 1 to 1048576"),
         ("mistral_window", {"layer_types": ["full_attention"] * 2}, UnsupportedError, "'layer_types' = "),
         ("mistral_window", {"attention_bias": True}, UnsupportedError, "attention_bias is True"),
         (

@@ -94,7 +94,7 @@ def test_everything_that_may_be_overridden_is_tried():
         ({"eps": float("nan")}, "eps is nan, expected a positive number"),
         ({"context": 0}, "context is 0, expected at least 1"),
         ({"context": LONGEST_CONTEXT + 1}, f"expected at most {LONGEST_CONTEXT}"),
-        ({"window": 0}, "window is 0, expected at least 1"),
+        ({"window": 0}, "window is 0, expected 1 to 1048576"),
         ({"rope_scaling": 1e-6}, "RoPE's angles reach"),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_window_reaches_as_far_back_as_the_layers_carry_it():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"window": 0}, "window is 0, expected at least 1"),
+        ({"window": 0}, "window is 0, expected 1 to 1048576"),
         ({"window": 3, "window_layers": (0, 2)}, r"window_layers are \(0, 2\), expected numbers of 2 layers"),
     ],
 )
