@@ -20,6 +20,7 @@ from .cpu import (
     _chunk_values,
     _dot_tile,
     _exponentials,
+    _fold_lanes,
     _inlined,
     _largest_score,
     _launch,
@@ -401,13 +402,9 @@ def _cross_entropy(logits, targets, factor, losses, largests):
             e = exp(np.float32(row[whole + lane] - largest))
             row[whole + lane] = e
             lanes[lane] += e
-        half = LANES // 2
-        while half:
-            for lane in range(half):
-                lanes[lane] += lanes[lane + half]
-            half //= 2
-        losses[r], largests[r] = lanes[0], np.float64(largest) - np.float64(target)
-        share = np.float32(np.float64(factor) / lanes[0])
+        total = _fold_lanes(lanes)
+        losses[r], largests[r] = total, np.float64(largest) - np.float64(target)
+        share = np.float32(np.float64(factor) / total)
         for i in range(row.size):
             row[i] = row[i] * share
         row[targets[r]] -= factor

@@ -576,6 +576,17 @@ def _largest_score(scores, low, high, lanes):
 
 
 @_serial
+def _fold_lanes(lanes):
+    """The sum of 16 lanes by the lane rule; they are used up."""
+    half = LANES // 2
+    while half:
+        for i in range(half):
+            lanes[i] += lanes[i + half]
+        half //= 2
+    return lanes[0]
+
+
+@_serial
 def _exponentials(scores, largest, lanes):
     """scores -> exp(score - largest), which makes 0 of -infinity; their sum by the lane rule."""
     for i in range(LANES):
@@ -585,12 +596,7 @@ def _exponentials(scores, largest, lanes):
             e = exp(np.float32(scores[j + i] - largest))
             scores[j + i] = e
             lanes[i] += e
-    half = LANES // 2
-    while half:
-        for i in range(half):
-            lanes[i] += lanes[i + half]
-        half //= 2
-    return lanes[0]
+    return _fold_lanes(lanes)
 
 
 @_serial

@@ -192,14 +192,18 @@ def _run_end(slot, position, first, limit):
     return end
 
 
+def _sizes(shape: Shape) -> tuple[int, int, int, int, int]:
+    """How many numbers the arrays of a block hold: sums of a thread, queries, keys, scores, state."""
+    stride = shape.width + 4
+    return shape.tile * shape.tile * LANES, shape.queries * stride, _PART * stride, shape.queries * CHUNK, shape.queries * _STATE
+
+
 @cache
 def attend(shape: Shape) -> Any:
     """Blocks: tiles of rows, the last first, because they see most; key-value heads; parts of a group larger than a block."""
     load_queries, score, weigh, values = _body(shape)
-    n_queries, tile = shape.queries, shape.tile
-    stride = shape.width + 4
-    n_sums, n_query_words, n_key_words = tile * tile * LANES, n_queries * stride, _PART * stride
-    n_scores, n_state = n_queries * CHUNK, n_queries * _STATE
+    n_queries = shape.queries
+    n_sums, n_query_words, n_key_words, n_scores, n_state = _sizes(shape)
 
     @kernel
     def attend(q, k, v, slot, position, capacity, kv_heads, scale, window, out):  # [R, H, K], [B * S * G * K] x 2, [R] x 2
@@ -252,10 +256,8 @@ def attend(shape: Shape) -> Any:
 def attend_chunk(shape: Shape) -> Any:
     """Blocks: rows, key-value heads with the parts of a group larger than a block, chunks. A block past a row's last chunk ends at once."""
     load_queries, score, weigh, values = _body(shape)
-    n_queries, tile = shape.queries, shape.tile
-    stride = shape.width + 4
-    n_sums, n_query_words, n_key_words = tile * tile * LANES, n_queries * stride, _PART * stride
-    n_scores, n_state = n_queries * CHUNK, n_queries * _STATE
+    n_queries = shape.queries
+    n_sums, n_query_words, n_key_words, n_scores, n_state = _sizes(shape)
 
     @kernel
     def attend_chunk(q, k, v, slot, position, capacity, kv_heads, scale, window, parts, largest, weight):
