@@ -4,7 +4,8 @@ import numpy as np
 from bounds import Bounded, U, gamma, wide
 from numpy.typing import NDArray
 
-from bitnet_np import spec, spec_grad
+from bitnet_np import spec_grad
+from bitnet_np.spec_grad import attend, rms_norm  # themselves: a test puts others in their place there
 
 
 def transposed_product(a: NDArray, b: NDArray, cuts: NDArray) -> Bounded:
@@ -20,7 +21,7 @@ def rms_norm_back(x: NDArray, gain: NDArray, eps: float, dy: NDArray, cuts: NDAr
     """
     x, gain, dy = wide(x, gain, dy)
     f = 1 / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps)
-    dx, dgain = spec_grad.rms_norm(x, gain, eps)[1](dy)
+    dx, dgain = rms_norm(x, gain, eps)[1](dy)
     g = np.abs(dy * gain)
     both = f * (g + np.abs(x) * f**2 * np.mean(g * np.abs(x), axis=1, keepdims=True))
     steps = int(np.diff(cuts).max()) + len(cuts) + 5
@@ -56,8 +57,8 @@ def cross_entropy(logits: NDArray, targets: NDArray, factor: float) -> tuple[Bou
 
 
 def attend_back(
-    q: NDArray, k: NDArray, v: NDArray, dy: NDArray, window: int | None
-) -> tuple[Bounded, Bounded, Bounded]:  # one sequence, [T, H, K], [T, G, K] x 2, [T, H, K]
+    q: NDArray, k: NDArray, v: NDArray, dy: NDArray, mask: NDArray
+) -> tuple[Bounded, Bounded, Bounded]:  # one sequence, [T, H, K], [T, G, K] x 2, [T, H, K], [T, T]
     """Probabilities are off by `rho`, relatively, as in bounds.attend, and so is what attention gave, which the kernel takes as given.
 
     With DP = |dy| . |v| and AD its mean by the probabilities, ds = p (dp - dy . attended) scale is then off by no more than
@@ -66,8 +67,7 @@ def attend_back(
     q, k, v, dy = wide(q, k, v, dy)
     t, heads, width = q.shape
     group = heads // k.shape[1]
-    mask = spec.causal_mask(t, t, window=window)
-    expected = spec_grad.attend(q, k, v, mask)[1](dy)
+    expected = attend(q, k, v, mask)[1](dy)
     keys, values = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("thk,shk->hts", q, keys) / np.sqrt(width) + mask
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))

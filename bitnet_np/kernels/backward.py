@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .cpu import (
     _NO_WINDOW,
+    _SPAN,
     _TOKENS,
     _VALUE_COLUMNS,
     _WIDE,
@@ -281,13 +282,12 @@ def _head_rows(x, first, head, target):
 @_serial
 def _transposed_values(p, rows, values, value_start, width, out):
     """out[j] = sum over i < rows of p[i, j] * value i, one chain per element in order of i, for the CHUNK columns of p."""
-    span = _VALUE_COLUMNS * LANES
     for j in range(0, CHUNK, _TOKENS):
-        for d in range(0, width, span):
+        for d in range(0, width, _SPAN):
             tile = tile_f32(_TOKENS, _VALUE_COLUMNS)
-            if width - d >= span:
+            if width - d >= _SPAN:
                 for i in range(rows):
-                    tile = axpy_step(tile, p, i * CHUNK + j, 1, _TOKENS, values, value_start + i * width + d, span)
+                    tile = axpy_step(tile, p, i * CHUNK + j, 1, _TOKENS, values, value_start + i * width + d, _SPAN)
             else:
                 for i in range(rows):
                     tile = axpy_tail(tile, p, i * CHUNK + j, 1, _TOKENS, values, value_start + i * width + d, width - d)
@@ -309,12 +309,11 @@ def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, 
     width, length = q.shape[2], end - first
     group = q.shape[1] // k.shape[1]
     chunks = (length + CHUNK - 1) // CHUNK
-    span = _VALUE_COLUMNS * LANES
     keys, values = np.empty((length, width), np.float32), np.empty((length, width), np.float32)
     _head_rows(k, first, g, keys)
     _head_rows(v, first, g, values)
     queries, above = np.zeros((CHUNK, width), np.float32), np.zeros((CHUNK, width), np.float32)
-    part = np.empty((CHUNK, -(-width // span) * span), np.float32)
+    part = np.empty((CHUNK, -(-width // _SPAN) * _SPAN), np.float32)
     p, ds = np.zeros((chunks, CHUNK, CHUNK), np.float32), np.zeros((CHUNK, CHUNK), np.float32)
     lanes, sums, along = np.empty(LANES, np.float32), np.empty(LANES, np.float64), np.empty(CHUNK, np.float32)
     largest, weight = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
