@@ -7,6 +7,7 @@ Every output row has one owner, so threads cannot change a bit. Each kernel is a
 
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -771,9 +772,10 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     heads, group = k.shape[2], q.shape[1] // k.shape[2]
     tiles = query_tiles(slot, position, group)
     window = window or _NO_WINDOW
-    work = _attention_work(q, position, window)
+    longest = _longest(position, window)
+    work = q.size * longest // 8
     alone = tiles.size == len(q) + 1 and len(q) * heads < 2 * get_num_threads()
-    if alone and (longest := min(int(position.max()) + 1, window)) >= _LONG:
+    if alone and longest >= _LONG:
         chunks = longest // CHUNK + 2  # a window touches one more than it fills
         part = empty((len(q), chunks, heads, -(-group // _TOKENS) * _TOKENS, -(-q.shape[2] // _SPAN) * _SPAN))
         sums = empty((2, len(q), chunks, heads, group))
@@ -783,12 +785,18 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     return out
 
 
-def _attention_work(q: Floats, position: NDArray[np.int64], window: int) -> int:
-    return int(np.minimum(position + 1, window).sum()) * q.shape[1] * q.shape[2] // 8
+def _longest(position: NDArray[np.int64], window: int) -> int:
+    """How many keys the row sees that sees most."""
+    return min(int(position.max()) + 1, window)
 
 
 def _scale(q: Floats) -> np.float32:
-    return np.float32(1.0) / np.sqrt(np.float32(q.shape[2]))
+    return _inverse_root(q.shape[2])
+
+
+@lru_cache
+def _inverse_root(width: int) -> np.float32:
+    return np.float32(1.0) / np.sqrt(np.float32(width))
 
 
 @_parallel
@@ -833,7 +841,7 @@ def attend_halves(
     """
     out = empty(q.shape)
     window = window or _NO_WINDOW
-    _launch(_attend_halves, _attention_work(q, position, window), q, k, v, slot, position, _scale(q), window, out)
+    _launch(_attend_halves, q.size * _longest(position, window) // 8, q, k, v, slot, position, _scale(q), window, out)
     return out
 
 
