@@ -405,7 +405,20 @@ def test_angles_that_cannot_be_computed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "file", ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "..", "x.bin", "a\\b.safetensors", "x\n.safetensors", 7]
+    "file",
+    [
+        "../x.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..",
+        "x.bin",
+        "a\\b.safetensors",
+        "x\n.safetensors",
+        "\ud800.safetensors",
+        "9" * 244 + ".safetensors",  # 256 bytes
+        "\u00e9" * 130 + ".safetensors",
+        7,
+    ],
 )
 def test_an_index_names_files_of_the_folder_only(tmp_path, file):
     folder = changed(tmp_path, OFFLINE)
