@@ -18,7 +18,19 @@ from bitnet_np.kernels import cpu
 from bitnet_np.model import Model
 from bitnet_np.testing import SHAPE, random_model
 
-__all__ = ["SHAPE", "assert_same_bits", "family_shapes", "lengths", "padded", "random_model", "random_tokens", "seeds", "shapes", "threads"]
+__all__ = [
+    "SHAPE",
+    "as_table",
+    "assert_same_bits",
+    "family_shapes",
+    "lengths",
+    "padded",
+    "random_model",
+    "random_tokens",
+    "seeds",
+    "shapes",
+    "threads",
+]
 
 
 @st.composite
@@ -100,3 +112,11 @@ def threads(n: int) -> Iterator[None]:
             yield
     finally:
         numba.set_num_threads(before)
+
+
+def as_table(values: NDArray, dtype: str = "float32") -> NDArray:
+    """Numbers as a table of that dtype, bfloat16 as its bits; read-only, as a model's are."""
+    values = np.asarray(values, np.float32)
+    table = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
+    table.flags.writeable = False
+    return table

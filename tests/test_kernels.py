@@ -11,7 +11,7 @@ from bounds import U, assert_within, gamma
 from contract import f32
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import assert_same_bits, seeds, threads
+from models import as_table, assert_same_bits, seeds, threads
 from numba import njit
 
 from bitnet_np import packing, spec
@@ -29,13 +29,6 @@ def normal(rng, *shape):
     """Rows of very different sizes, so that a scale of a wrong row shows."""
     x = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 7, (shape[0], *[1] * (len(shape) - 1))))
     return x.astype(np.float32)
-
-
-def as_table(values, dtype="float32"):
-    """float32 values as a table of that dtype, read-only as a model's are."""
-    table = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
-    table.flags.writeable = False
-    return table
 
 
 # --- the judge itself -----------------------------------------------------------------------------------------------------------------

@@ -136,36 +136,22 @@ def transposed_product(
 
 
 @_parallel
-def _quantize_weights(w, steps, scale, packed, dense):
-    n, m = w.shape
-    wide = (m + LANES - 1) // LANES
-    for group in prange((n + LANES - 1) // LANES):
-        codes = np.ones(wide * LANES, np.uint8)  # zero weights where the matrix ends
-        for lane in range(LANES):
-            row = group * LANES + lane
-            if row < n:
-                master, seen = w[row], dense[row]
-                for i in range(m):
-                    position = np.float64(master[i]) * steps
-                    sign = np.int8(position > 0.5) - np.int8(position < -0.5)  # half to even, and the clamp
-                    codes[i] = sign + 1
-                    seen[i] = np.float32(sign) * scale
-            else:
-                codes[:] = 1
-            for step in range(wide):
-                word = np.uint32(0)
-                for i in range(LANES):
-                    place = np.uint32(8 * (i % 4) + 6 - 2 * (i // 4))
-                    word |= np.uint32(codes[step * LANES + i]) << place
-                packed[(group * wide + step) * LANES + lane] = word
+def _dense(packed, scale, out):
+    n, m = out.shape
+    steps = (m + LANES - 1) // LANES
+    for r in prange(n):
+        row, first = out[r], r // LANES * steps * LANES + r % LANES
+        for i in range(m):
+            word = packed[first + i // LANES * LANES]
+            place = np.uint32(8 * (i % 4) + 6 - 2 * (i % LANES // 4))
+            row[i] = np.float32(np.int32(np.uint32(word >> place) & np.uint32(3)) - np.int32(1)) * scale
 
 
-def quantize_weights(w: Floats, steps: float, scale: np.float32) -> tuple[NDArray[np.uint8], Floats]:  # [N, M] -> packed, [N, M]
-    """Codes of w * steps (in float64) rounded half to even and cut to -1, 0, +1: packed (packing.py), and times scale as float32."""
-    n, m = w.shape
-    packed, dense = empty((-(-n // LANES) * -(-m // LANES) * LANES,), np.uint32), empty(w.shape)
-    _launch(_quantize_weights, w.size, _weights(w), steps, scale, packed, dense)
-    return packed.view(np.uint8), dense
+def dense(packed: NDArray[np.uint8], scale: np.float32, shape: tuple[int, int]) -> Floats:  # packed [N, M] (packing.py) -> [N, M]
+    """A ternary matrix as the numbers it stands for."""
+    out = empty(shape)
+    _launch(_dense, out.size, _weights(packed.view(np.uint32)), scale, out)
+    return out
 
 
 @_parallel

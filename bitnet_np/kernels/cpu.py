@@ -185,26 +185,6 @@ def has_non_finite(table: NDArray) -> bool:
     return bool(found.any())
 
 
-@_parallel
-def _magnitude_sums(bits, sums):
-    for part in prange(sums.shape[0]):
-        mine, total = bits[part * bits.size // sums.shape[0] : (part + 1) * bits.size // sums.shape[0]], sums[part]
-        apart = np.zeros((4, 256), np.int64)  # neighbours often have the same exponent: their sums need not wait for each other
-        for i in range(mine.size):
-            exponent = (mine[i] >> np.uint32(23)) & np.uint32(0xFF)
-            hidden = np.uint32(exponent > 0) << np.uint32(23)
-            apart[i % 4, exponent] += np.int64((mine[i] & np.uint32(0x7FFFFF)) | hidden)
-        for place in range(256):
-            total[place] = apart[0, place] + apart[1, place] + apart[2, place] + apart[3, place]
-
-
-def magnitude_sums(x: Floats) -> NDArray[np.int64]:  # any shape, at most 2^39 numbers -> [256]
-    """The sum of |x|, exactly: entry e, times 2^(max(e, 1) - 150), is that of the numbers whose bits have the exponent e."""
-    sums = np.empty((_PARTS, 256), np.int64)
-    _launch(_magnitude_sums, x.size, _weights(x.reshape(-1).view(np.uint32)), sums)
-    return sums.sum(axis=0)
-
-
 # --- embedding ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -422,34 +402,6 @@ def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8],
     # [R, M] int8, [R], packed [N, M], N -> [R, N]
     """`ternary_matmuls` for one matrix."""
     return ternary_matmuls(q, scale, (codes, w_scale, width))[0]
-
-
-@_parallel
-def _stream(source, row_words, steps, rows, target):
-    for group in prange((rows + LANES - 1) // LANES):
-        for lane in range(min(LANES, rows - group * LANES)):
-            row = (group * LANES + lane) * row_words
-            for step in range(steps):
-                block, part = step // 8, step % 8  # 16 columns are half of one plane of a block of 128
-                first, place = row + block * 8 + part % 2 * 4, np.uint32(6 - part // 2 * 2)
-                word = np.uint32(0)
-                for plane in range(4):
-                    codes = np.uint32(np.uint32(source[first + plane] >> place) & np.uint32(0x03030303))
-                    word = np.uint32(np.uint32(word << np.uint32(2)) | codes)
-                target[(group * steps + step) * LANES + lane] = word
-
-
-def stream_i2s(
-    codes: NDArray[np.uint8], shape: tuple[int, int]
-) -> NDArray[np.uint8]:  # I2_S bytes of [N, M], rows padded to 128 -> [N, M] packed
-    """I2_S codes in the order `ternary_matmul` streams them (packing.py). What is missing of the last 16 rows is weights of zero."""
-    n, m = shape
-    groups, steps = -(-n // LANES), -(-m // LANES)
-    target = np.empty(groups * steps * LANES, np.uint32)
-    if n % LANES:
-        target[(groups - 1) * steps * LANES :] = 0x55555555
-    _launch(_stream, target.size, _weights(codes.view(np.uint32)), -(-m // 128) * 8, steps, n, target)
-    return target.view(np.uint8)
 
 
 # --- float matmul ---------------------------------------------------------------------------------------------------------------------
