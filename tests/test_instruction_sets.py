@@ -153,7 +153,7 @@ class Lowered(BaseException):
     """Carries a function's LLVM module out of Numba before it is compiled for this processor."""
 
 
-def lowered(function, signature, path):
+def lowered(function, signature, path, wide=False):
     def stop(library, module):
         if function.__name__ in library.name:
             raise Lowered(str(module))
@@ -164,6 +164,7 @@ def lowered(function, signature, path):
         mock.patch.object(codegen.CPUCodeLibrary, "add_ir_module", stop),
         mock.patch.object(simd, "instruction_path", return_value=path),
         mock.patch.object(simd, "_converts_half", return_value=True),
+        mock.patch.object(simd, "is_wide", return_value=wide),
         pytest.raises(Lowered) as caught,
     ):
         njit(function.py_func).compile(signature)
@@ -238,14 +239,25 @@ def test_float_dot_products_are_fused_and_call_nothing(triple, processor, featur
 )
 def test_block_types_are_unpacked_in_registers(kind, triple, processor, to_float, pieces, widen):
     """Whole registers of codes become floats, float16 scales are widened by an instruction, and no function is called but Numba's own."""
-    n = types.intp
-    signature = (array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True), n, n, array(types.float32, 2), n)
-    lines = assembly(lowered(blocks._unpack_row, signature, "generic"), triple, processor, "")
+    lines = assembly(lowered(blocks._unpack_row, unpacking(kind), "generic"), triple, processor, "")
     names = [line[0] for line in lines if line]
     assert names.count(to_float) >= kind.block // 16 * pieces
     assert widen in names
     called = [line[1] for line in lines if line and line[0] in ("bl", "callq")]
     assert [name for name in called if not name.startswith(("NRT_", "*%r"))] == []
+
+
+def unpacking(kind):
+    n = types.intp
+    return array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True), n, n, array(types.float32, 2), n
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q2_K", "Q4_K", "TQ2_0"])
+def test_avx512_looks_up_what_codes_of_at_most_four_bits_stand_for(name):
+    kind = next(kind for kind in BLOCK_TYPES if kind.name == name)
+    lines = assembly(lowered(blocks._unpack_row, unpacking(kind), "generic", wide=True), X86, "icelake-server", "")
+    names = [line[0] for line in lines if line]
+    assert sum(mnemonic in ("vpermps", "vpermd") for mnemonic in names) >= kind.block // 16
 
 
 @pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= simd.cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
