@@ -9,7 +9,7 @@ import pytest
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, blame, embedded, forward_full, operations, packing, spec
 from bitnet_np.blame import judge_trace, within
-from bitnet_np.check_command import check_trace, compare_traces, log_softmax
+from bitnet_np.check import check_trace, compare_traces, log_softmax
 from bitnet_np.compare import Verdict
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.points import Key, Trace
