@@ -19,21 +19,19 @@ LOGITS, LOG_PROBS = Key("result_output", None), Key("log_probs", None)
 
 
 def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dialect) -> tuple[Report, Judgement | None]:
-    """Every operation of a dump, and its logits or log-probabilities as such."""
-    alone = trace.positions is not None or len(trace.points) == 1
-    logits: Judgement | None = None
-    notes: tuple[str, ...] = ()
-    for key in (LOGITS, LOG_PROBS):
-        if key in trace.points:
-            logits, notes = _check_rows(model, ids, trace, key, dialect, alone)
-            break
-    if logits is not None and (trace.positions is not None or (alone and (logits.verdict <= Verdict.FLIPS or logits.explanation))):
+    """Every operation of a dump, and its logits or log-probabilities as such, where it has some."""
+    key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
+    if key is None:
+        return judge_trace(model, trace, ids, dialect, progress.bar("judging operations")), None
+    alone = trace.positions is not None or trace.points.keys() <= {LOGITS, LOG_PROBS}
+    logits, notes = _check_rows(model, ids, trace, key, dialect, alone)
+    whole = key == LOGITS and not notes  # as the operation gives them
+    if alone and (trace.positions is not None or not whole or logits.verdict <= Verdict.FLIPS or logits.explanation):
         return Report(logits.verdict, logits.reason, notes=notes), logits
-    if logits is not None and logits.verdict == Verdict.INVALID:
+    if logits.verdict == Verdict.INVALID:
         return Report(Verdict.INVALID, f"logits: {logits.reason}", notes=notes), logits
-    if logits is not None and notes:  # one row: no operation can be told from it
-        return Report(logits.verdict, logits.reason, notes=notes), logits
-    return judge_trace(model, trace, ids, dialect, progress.bar("judging operations")), logits
+    report = judge_trace(model, trace if whole else trace.without(key), ids, dialect, progress.bar("judging operations"))
+    return replace(report, notes=(*notes, *report.notes)), logits
 
 
 def _check_rows(
