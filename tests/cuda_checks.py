@@ -29,11 +29,13 @@ from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.decode import stepper
 from bitnet_np.device import bytes_needed, new_cache, open_cuda, place
+from bitnet_np.dispatch import Above, make_mask
 from bitnet_np.errors import CapacityError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.kernels.cuda import simulated, ternary
 from bitnet_np.kernels.cuda.backend import TILES, Cuda
+from bitnet_np.masks import Pattern, mask
 from bitnet_np.metrics import Metrics
 from bitnet_np.testing import random_model
 from bitnet_np.transformer import BITNET_CPP, forward, forward_full
@@ -181,6 +183,14 @@ def fill_mask() -> None:
         same(on, out, ours)
 
 
+@check
+def mask_where_the_policy_says() -> None:
+    on = device()
+    for limit in (0, 100):
+        made = make_mask(3, 5, Pattern(window=2), ops=on, policy=Above(("q_len", "k_len"), limit))
+        same(on, made, mask(3, 5, Pattern(window=2)))
+
+
 # --- matrices -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -229,7 +239,7 @@ def ternary_layout() -> None:
 
 @check
 def ternary_gemv() -> None:
-    for n, width in ((1, 1), (37, 200), *(((2560, 6912), (6912, 2560)) if GPU else ())):
+    for n, width in ((1, 1), (37, 200), (17, 1300), *(((2560, 6912), (6912, 2560)) if GPU else ())):  # 1300: more than one go of a warp
         ternary_alike(device(), n, width, 1)
 
 
@@ -237,6 +247,26 @@ def ternary_gemv() -> None:
 def ternary_skinny() -> None:
     for present in (2, 9, 17):
         ternary_alike(device(), 20, 200, present)  # 17: more tokens than it has at once, and too few rows for the tiles of many tokens
+
+
+def ternary_together(on: Cuda, present: int, *rows: int) -> None:
+    width = 130
+    x, matrices = normal(present, width), [rng(n).integers(-1, 2, (n, width)).astype(np.int8) for n in rows]
+    packed = [packing.pack(matrix, 0.3 + i) for i, matrix in enumerate(matrices)]
+    ours = cpu.ternary_matmuls(*cpu.quantize(x), *((w.codes, w.scale, w.shape[0]) for w in packed))
+    there = [(on.ternary(matrix), w.scale, w.shape[0]) for matrix, w in zip(matrices, packed, strict=True)]
+    found = on.ternary_matmuls(*on.quantize(on.upload(x)), *there)
+    for theirs, expected in zip(found, ours, strict=True):
+        same(on, theirs, expected)
+
+
+@check
+def ternary_matrices_together() -> None:
+    for present, rows in ((1, (20, 33, 1)), (2, (17, 5)), (17, (20, 40, 33))):
+        ternary_together(device(), present, *rows)
+    on = device()
+    on.tiles = (TILES[-1],)
+    ternary_together(on, 18, 70, 33, 40)
 
 
 def gemm(tile: tuple[int, ...], n: int, width: int, present: int) -> None:

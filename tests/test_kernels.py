@@ -504,6 +504,21 @@ def test_attend(seed, heads, head_dim, firsts, count, window):
     assert_same_bits(cpu.attend(q[order], k, v, slot[order], position[order], window), out[order])
 
 
+@pytest.mark.parametrize("window", [None, 3, 64])
+@pytest.mark.parametrize(("kept", "value"), [("k", np.nan), ("v", np.nan), ("v", np.inf)])
+@pytest.mark.parametrize("at", [0, 1, 62, 64, 99])
+def test_what_a_later_position_holds_reaches_no_row_before_it(at, kept, value, window):
+    """Rows of one tile share a reading of keys that some of them do not see: 0 * NaN is NaN."""
+    rng = np.random.default_rng(at)
+    q, k, v = (rng.standard_normal(shape, np.float32) for shape in ((100, 4, 6), (1, 100, 2, 6), (1, 100, 2, 6)))
+    rows = np.zeros(100, np.int64), np.arange(100)
+    expected = cpu.attend(q, k, v, *rows, window)
+    (k if kept == "k" else v)[0, at, :, 2] = value
+    out = cpu.attend(q, k, v, *rows, window)
+    assert_same_bits(out[:at], expected[:at])
+    assert not np.isfinite(out[at]).all()
+
+
 @given(**attentions, window=st.none() | st.sampled_from([1, 2, 5, 63, 64, 65, 128, 1000]))
 def test_attention_of_single_rows_shared_out_by_chunks_is_the_same(seed, heads, head_dim, firsts, count, window):
     """As where there are many threads and few heads. `count` moves the first positions, so that windows begin anywhere in a chunk."""

@@ -144,7 +144,7 @@ def _seen_values(p, mask, start, group, values, first, n_keys, g, part):
 
 @_serial
 def _masked_tile(q, k, v, slot, position, first, end, g, mask, scale, out):
-    """As `cpu._attend_tile`, with rows of a mask instead of the rule."""
+    """As `cpu._attend_together`, with rows of a mask instead of the rule."""
     width, keys = q.shape[2], mask.shape[1]
     group, stride = q.shape[1] // k.shape[2], k.shape[2] * width
     base, start = slot[first] * k.shape[1] * stride + g * width, position[first]

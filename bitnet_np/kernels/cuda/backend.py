@@ -148,32 +148,49 @@ class Cuda:
         return codes, scale
 
     def ternary_matmul(self, q: Codes, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
-        if not isinstance(q, Codes) or codes.dtype != np.uint32:
-            raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
-        n, blocks = q.rows, -(-q.width // ternary.COLUMNS)
-        tiles = -(-width // ternary.ROWS)
-        out = self.empty((n, width))
-        flat = view(out, np.float32)
-        factor = np.float32(w_scale)
-        if n == 1:
-            ternary.gemv(_WARPS)[tiles, 32 * _WARPS, self.stream](codes, q.unsigned, scale, factor, blocks, flat)
-            return out
-        fitting = [tile for tile in self.tiles if tile[0] <= tiles] if n > SKINNY else []
-        if not fitting:
-            groups = 1 if n <= 8 else 2  # of 8 tokens
-            kernel = ternary.skinny(groups, _WARPS)[(tiles, -(-n // (8 * groups))), 32 * _WARPS, self.stream]
-            kernel(codes, q.unsigned, scale, factor, blocks, q.row_words, width, flat)
-            return out
-        grids = [(-(-tiles // (t[0] * t[2])), -(-n // (t[1] * t[3] * 8))) for t in fitting]
-        chosen = next((i for i, (a, b) in enumerate(grids) if a * b >= self.processors), len(grids) - 1)
-        tile = fitting[chosen]
-        ternary.gemm(*tile)[grids[chosen], 32 * tile[2] * tile[3], self.stream](
-            codes, q.unsigned, scale, factor, blocks, q.row_words, width, flat
-        )
-        return out
+        return self.ternary_matmuls(q, scale, (codes, w_scale, width))[0]
 
     def ternary_matmuls(self, q: Codes, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
-        return [self.ternary_matmul(q, scale, *matrix) for matrix in matrices]
+        """In one launch, whatever their number up to three: small ones alone leave the device idle."""
+        for codes, _, _ in matrices:
+            if not isinstance(q, Codes) or codes.dtype != np.uint32:
+                raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
+        n, blocks = q.rows, -(-q.width // ternary.COLUMNS)
+        three = (*matrices, *[(matrices[0][0], np.float32(0), 0)] * 2)[:3]
+        words, factors, widths = zip(*((codes, np.float32(w_scale), width) for codes, w_scale, width in three), strict=True)
+        tiles = [-(-width // ternary.ROWS) for width in widths]
+
+        def parts(tiles_of_a_block: int) -> tuple[int, ...]:
+            """Up to which block each matrix goes."""
+            return tuple(np.cumsum([-(-each // tiles_of_a_block) for each in tiles]).tolist())
+
+        out = self.empty((n * sum(widths),))
+        tile = self._tile([count for count in tiles if count], n)
+        if n == 1:
+            warps = _WARPS if blocks <= _WARPS * ternary.DEPTH else 2 * _WARPS
+            ends, depth = parts(1), min(ternary.DEPTH, -(-blocks // warps))
+            kernel = ternary.gemv(warps, depth)[ends[-1], 32 * warps, self.stream]
+            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, out)
+        elif tile is None:
+            ends, groups = parts(1), 1 if n <= 8 else 2  # of 8 tokens
+            kernel = ternary.skinny(groups, _WARPS)[(ends[-1], -(-n // (8 * groups))), 32 * _WARPS, self.stream]
+            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, q.row_words, out)
+        else:
+            ends = parts(tile[0] * tile[2])
+            kernel = ternary.gemm(*tile)[(ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3], self.stream]
+            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, q.row_words, out)
+        begins = np.cumsum([0, *(n * width for width in widths)]).tolist()
+        return [out[begins[i] : begins[i + 1]].reshape(n, widths[i]) for i in range(len(matrices))]
+
+    def _tile(self, tiles: list[int], n: int) -> tuple[int, ...] | None:
+        """The shape of the blocks of `ternary.gemm` for n tokens and matrices of so many tiles of rows, or None if it is not for these."""
+        if n <= SKINNY:
+            return None
+        fitting = [tile for tile in self.tiles if tile[0] <= min(tiles)]
+        for tile in fitting:
+            if sum(-(-each // (tile[0] * tile[2])) for each in tiles) * -(-n // (tile[1] * tile[3] * 8)) >= self.processors:
+                return tile
+        return fitting[-1] if fitting else None
 
     # --- positions and attention ---
 

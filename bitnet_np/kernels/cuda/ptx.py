@@ -65,14 +65,33 @@ def half_value(typing_context, bits):
     return types.float32(types.uint32), codegen
 
 
-@intrinsic
-def dp4a(typing_context, a, b, c):
-    """c + the sum of four unsigned bytes of `a` times four signed ones of `b`."""
+def dot_tiles(count: int) -> Callable:
+    """A function (sums, weights, low, high, valid) -> sums: byte dot products of the first `valid` of `count` tiles of weights.
 
-    def codegen(context, builder, signature, args):
-        return _asm(builder, I32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", args, effect=False)
+    sums: of the upper and of the lower row. weights: 4 words for each tile, two bits each (packing in ternary.py); low and high: 4 words of
+    codes for each tile, of its columns below 64 and of the others.
+    """
 
-    return types.int32(types.uint32, types.uint32, types.int32), codegen
+    @intrinsic
+    def dot(typing_context, sums, weights, low, high, valid):
+        def codegen(context, builder, signature, args):
+            *tuples, valid = args
+            sums, weights, low, high = (
+                [builder.extract_value(value, i) for i in range(kind.count)] for value, kind in zip(tuples, signature.args, strict=False)
+            )
+            for tile in range(count):
+                counts = builder.icmp_signed(">", valid, ir.Constant(valid.type, tile))
+                bytes_of = builder.select(counts, ir.Constant(I32, 0x03030303), ir.Constant(I32, 0))
+                for place in range(16):
+                    word, x = weights[4 * tile + place // 4], (low, high)[place // 8][4 * tile + place // 4 % 2 * 2 + place % 4 // 2]
+                    codes = builder.and_(builder.lshr(word, ir.Constant(I32, 2 * (place % 4))), bytes_of)
+                    row = place % 2
+                    sums[row] = _asm(builder, I32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", [codes, x, sums[row]], effect=False)
+            return context.make_tuple(builder, signature.return_type, sums)
+
+        return sums(sums, weights, low, high, valid), codegen
+
+    return dot
 
 
 # --- among the lanes of a warp --------------------------------------------------------------------------------------------------------
@@ -129,9 +148,15 @@ def _address(context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, o
     return builder.gep(context.make_array(array)(context, builder, value).data, [offset])
 
 
-def _load_four(context: Any, builder: ir.IRBuilder, array: Any, address: ir.Value) -> list[ir.Value]:
+_GLOBAL = 1  # the number of that address space
+
+
+def _load_four(context: Any, builder: ir.IRBuilder, array: Any, address: ir.Value, in_global: bool = False) -> list[ir.Value]:
     vector = ir.VectorType(context.get_data_type(array.dtype), 4)
-    loaded = builder.load(builder.bitcast(address, vector.as_pointer(addrspace=address.type.addrspace)), typ=vector)
+    address = builder.bitcast(address, vector.as_pointer(addrspace=address.type.addrspace))
+    if in_global:
+        address = builder.addrspacecast(address, vector.as_pointer(addrspace=_GLOBAL))
+    loaded = builder.load(address, typ=vector)
     loaded.align = 16
     return [builder.extract_element(loaded, ir.Constant(I32, i)) for i in range(4)]
 
@@ -147,23 +172,52 @@ def load4(typing_context, array, offset):
     return types.UniTuple(array.dtype, 4)(array, types.int64), codegen
 
 
-def load_fragments(count: int) -> Callable:
-    """A function (array, offset, stride) that gives `count` times the four words at offset + i * stride, as one tuple."""
+def load_fragments(count: int, in_global: bool = False) -> Callable:
+    """A function (array, offset, stride) that gives `count` times the four words at offset + i * stride, as one tuple.
+
+    `in_global` tells NVVM where the array is: of one that is chosen among several it does not find out.
+    """
 
     @intrinsic
     def load(typing_context, array, offset, stride):
         def codegen(context, builder, signature, args):
-            kind = signature.args[0]
-            array, offset, stride = args
-            values = []
-            for _ in range(count):
-                values += _load_four(context, builder, kind, _address(context, builder, kind, array, offset))
-                offset = builder.add(offset, stride)
-            return context.make_tuple(builder, signature.return_type, values)
+            return _load_many(context, builder, signature, count, in_global, *args)
 
         return types.UniTuple(array.dtype, 4 * count)(array, types.int64, types.int64), codegen
 
     return load
+
+
+def load_within(count: int) -> Callable:
+    """As `load_fragments` of global memory, with an argument more: what would be past that offset is read there."""
+
+    @intrinsic
+    def load(typing_context, array, offset, stride, last):
+        def codegen(context, builder, signature, args):
+            return _load_many(context, builder, signature, count, True, *args)
+
+        return types.UniTuple(array.dtype, 4 * count)(array, types.int64, types.int64, types.int64), codegen
+
+    return load
+
+
+def _load_many(
+    context: Any,
+    builder: ir.IRBuilder,
+    signature: Any,
+    count: int,
+    in_global: bool,
+    array: ir.Value,
+    offset: ir.Value,
+    stride: ir.Value,
+    last: ir.Value | None = None,
+) -> ir.Value:
+    kind, values = signature.args[0], []
+    for _ in range(count):
+        place = offset if last is None else builder.select(builder.icmp_signed("<", offset, last), offset, last)
+        values += _load_four(context, builder, kind, _address(context, builder, kind, array, place), in_global)
+        offset = builder.add(offset, stride)
+    return context.make_tuple(builder, signature.return_type, values)
 
 
 @intrinsic

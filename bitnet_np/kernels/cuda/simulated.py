@@ -81,8 +81,19 @@ def _bytes(words: Any, kind: type) -> np.ndarray:
     return np.array(words, np.uint32).view(kind).astype(np.int32)
 
 
-def dp4a(a: np.uint32, b: np.uint32, c: np.int32) -> np.int32:
-    return np.int32(c + np.dot(_bytes([a], np.uint8), _bytes([b], np.int8)))
+def dot_tiles(count: int) -> Callable:
+    def dot(sums: tuple, weights: tuple, low: tuple, high: tuple, valid: int) -> tuple:
+        total = np.array(sums, np.int32)
+        for tile in range(min(count, valid)):
+            x = _bytes([*low[4 * tile : 4 * tile + 4], *high[4 * tile : 4 * tile + 4]], np.int8).reshape(
+                2, 2, 2, 4
+            )  # half, word, low or high
+            planes = np.array(weights[4 * tile : 4 * tile + 4], np.uint32)[:, None] >> np.array([0, 2, 4, 6], np.uint32)
+            codes = _bytes(planes & np.uint32(0x03030303), np.uint8).reshape(2, 2, 2, 2, 4)  # half, word, low or high, row, byte
+            total += (codes * x[:, :, :, None]).sum(axis=(0, 1, 2, 4), dtype=np.int32)
+        return tuple(total)
+
+    return dot
 
 
 # --- among the lanes of a warp --------------------------------------------------------------------------------------------------------
@@ -144,9 +155,16 @@ def load4(array: Any, offset: int) -> tuple:
     return tuple(array[offset + i] for i in range(4))
 
 
-def load_fragments(count: int) -> Callable:
+def load_fragments(count: int, in_global: bool = False) -> Callable:
     def load(array: Any, offset: int, stride: int) -> tuple:
         return tuple(value for i in range(count) for value in load4(array, offset + i * stride))
+
+    return load
+
+
+def load_within(count: int) -> Callable:
+    def load(array: Any, offset: int, stride: int, last: int) -> tuple:
+        return tuple(value for i in range(count) for value in load4(array, min(offset + i * stride, last)))
 
     return load
 
