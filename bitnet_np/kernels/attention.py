@@ -1,5 +1,7 @@
 """Attention without a [T, T] array: keys in chunks of CHUNK from position 0, in the contract's order."""
 
+from functools import lru_cache
+
 import numpy as np
 from numba import get_num_threads, prange
 from numpy.typing import NDArray
@@ -270,9 +272,10 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     heads, group = k.shape[2], q.shape[1] // k.shape[2]
     tiles = query_tiles(slot, position, group)
     window = window or NO_WINDOW
-    work = attention_work(q, position, window)
+    longest = _longest(position, window)
+    work = q.size * longest // 8
     alone = tiles.size == len(q) + 1 and len(q) * heads < 2 * get_num_threads()
-    if alone and (longest := min(int(position.max()) + 1, window)) >= _LONG:
+    if alone and longest >= _LONG:
         chunks = longest // CHUNK + 2  # a window touches one more than it fills
         part = empty((len(q), chunks, heads, -(-group // TOKENS) * TOKENS, -(-q.shape[2] // SPAN) * SPAN))
         sums = empty((2, len(q), chunks, heads, group))
@@ -282,12 +285,18 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     return out
 
 
-def attention_work(q: Floats, position: NDArray[np.int64], window: int) -> int:
-    return int(np.minimum(position + 1, window).sum()) * q.shape[1] * q.shape[2] // 8
+def _longest(position: NDArray[np.int64], window: int) -> int:
+    """How many keys the row sees that sees most."""
+    return min(int(position.max()) + 1, window)
 
 
 def scale_of(q: Floats) -> np.float32:
-    return np.float32(1.0) / np.sqrt(np.float32(q.shape[2]))
+    return _inverse_root(q.shape[2])
+
+
+@lru_cache
+def _inverse_root(width: int) -> np.float32:
+    return np.float32(1.0) / np.sqrt(np.float32(width))
 
 
 @parallel
@@ -332,5 +341,5 @@ def attend_halves(
     """
     out = empty(q.shape)
     window = window or NO_WINDOW
-    launch(_attend_halves, attention_work(q, position, window), q, k, v, slot, position, scale_of(q), window, out)
+    launch(_attend_halves, q.size * _longest(position, window) // 8, q, k, v, slot, position, scale_of(q), window, out)
     return out
