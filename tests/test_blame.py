@@ -9,7 +9,7 @@ import pytest
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, blame, embedded, forward_full, operations, packing, spec
 from bitnet_np.blame import judge_trace, within
-from bitnet_np.check_command import check_trace, compare_traces, log_softmax
+from bitnet_np.check import check_trace, compare_traces, log_softmax
 from bitnet_np.compare import Verdict
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.points import Key, Trace
@@ -417,6 +417,27 @@ def test_one_row_of_logits_is_taken_for_the_last():
     assert (report.verdict, report.notes, judgement.compared) == (Verdict.SAME_BITS, (), None)
     report, judgement = check_trace(MODEL, TOKENS[:1], trace({LOGITS: logits[:1]}), EXACT)
     assert (report.verdict, report.notes, judgement.compared) == (Verdict.SAME_BITS, (), None)
+
+
+@pytest.mark.parametrize("key", [LOGITS, Key("log_probs", None)])
+def test_one_row_of_logits_does_not_keep_the_other_tensors_from_being_judged(key):
+    """Aprender's stage files hold the last token's logits, and all of each layer."""
+    row = recorded()[LOGITS][-1:] if key == LOGITS else log_softmax(recorded()[LOGITS][-1:])
+    others = {k: v for k, v in recorded().items() if k != LOGITS}
+    report, judgement = check_trace(MODEL, TOKENS, trace(others | {key: row}), EXACT)
+    assert judgement.verdict is Verdict.SAME_BITS
+    assert (report.verdict, len(report.operations)) == (Verdict.SAME_BITS, len(others))
+    assert report.notes == (f"one row of {key.name} for 17 tokens: taken as that of the last position, 16",)
+    bad, _ = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    wrong = {k: v for k, v in bad.items() if k != LOGITS}
+    report, _ = check_trace(MODEL, TOKENS, trace(wrong | {key: row}), EXACT)
+    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_out", 1))
+
+
+def test_wrong_log_probabilities_alone_are_wrong():
+    """Not a dump that cannot be compared, for want of an operation that gives them."""
+    report, judgement = check_trace(MODEL, TOKENS, trace({Key("log_probs", None): log_softmax(3 * recorded()[LOGITS])}), EXACT)
+    assert (report.verdict, judgement.verdict) == (Verdict.WRONG, Verdict.WRONG)
 
 
 @pytest.mark.parametrize("positions", [[16], [3, 9], [0, 1, 70, 90], [90, 3]])

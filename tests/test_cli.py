@@ -21,7 +21,7 @@ from gguf_bytes import FLOAT32, UINT32, Entry, number, text
 from gguf_bytes import gguf as build
 
 import bitnet_np
-from bitnet_np import BITNET_CPP, Sampling, cli, embedded, selftest
+from bitnet_np import BITNET_CPP, Sampling, embedded, generate_command, logits_command, selftest
 from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.cli import main
 from bitnet_np.compare import Judgement, Verdict
@@ -37,7 +37,7 @@ TINY = str(PACKAGE / "bitnet_np" / "data" / "tiny.gguf")
 DATA = Path(__file__).parent / "data"
 RECORDED = [*sorted(DATA.glob("*/*.gguf")), *sorted(path.parent for path in DATA.glob("hf/*/config.json"))]
 TOKENS = embedded.recording()["tokens_T17"]
-COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "mask", "selftest")
+COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest")
 needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")
 
 
@@ -489,7 +489,7 @@ def test_no_memory(refused, monkeypatch):
     def too_much(*args, **options):
         raise MemoryError("Unable to allocate 9 TiB")
 
-    monkeypatch.setattr(cli, "compute_logits", too_much)
+    monkeypatch.setattr(logits_command, "compute_logits", too_much)
     assert "Unable to allocate 9 TiB" in refused("logits", TINY, "--tokens", "1")
 
 
@@ -527,7 +527,7 @@ def test_each_token_is_printed_as_it_comes(monkeypatch):
             seen.append(screen.getvalue())
             yield token
 
-    monkeypatch.setattr(cli, "stream", slow)
+    monkeypatch.setattr(generate_command, "stream", slow)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(screen))
     assert main(["generate", TINY, "--tokens", "1"]) == 0
     assert seen == [b"", b"5", b"5,60"]
@@ -558,7 +558,7 @@ def test_generate_from_text(run, model, tokenizer):
 def test_text_may_end_inside_a_character(run, tokenizer, monkeypatch):
     first, second = (list(tokenizer.tokens).index(BYTE_CHARACTERS[byte]) for byte in "é".encode())
     for new, expected in (([first, second], "é"), ([first], "\ufffd")):
-        monkeypatch.setattr(cli, "stream", lambda *args, new=new, **options: iter(new))
+        monkeypatch.setattr(generate_command, "stream", lambda *args, new=new, **options: iter(new))
         assert run("generate", TINY, "--prompt", "a") == expected + "\n"
         assert run("generate", TINY, "--prompt", "a", "--json")["text"] == expected
 
@@ -645,7 +645,7 @@ def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
         yield 5
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "stream", interrupted)
+    monkeypatch.setattr(generate_command, "stream", interrupted)
     assert main(["generate", TINY, "--tokens", "1"]) == 130
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("5", "bitnet-np: interrupted\n")

@@ -7,7 +7,7 @@ import pytest
 from test_compare import SMALL_FAULTS, definition, model, ours, tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect, forward_full, reach
-from bitnet_np.check_command import check_logits
+from bitnet_np.check import check_logits
 from bitnet_np.compare import Verdict, judge
 from bitnet_np.errors import NonFiniteError
 from bitnet_np.kernels import cpu

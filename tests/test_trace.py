@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np import cli, spec, trace_command
-from bitnet_np.arguments import add_load_arguments, add_override_arguments
+from bitnet_np import spec, trace_command
 from bitnet_np.embedded import model_path
 from bitnet_np.errors import EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.families import FAMILIES
@@ -231,14 +230,10 @@ def test_a_model_that_overflows_leaves_no_file(tokens, tmp_path, format):
 
 def command(*arguments):
     parser = argparse.ArgumentParser()
-    trace_command.add_arguments(parser)
-    parser.add_argument("--tokens")
-    add_load_arguments(parser)
-    add_override_arguments(parser)
-    parser.set_defaults(tokens_file=None, text=None, json=False, dialect="exact")
     parser.add_argument("--json", action="store_true")
+    trace_command.add_arguments(parser)
     with model_path() as path:
-        return trace_command.run_trace(parser.parse_args([str(path), *map(str, arguments)]), cli._tokens, cli._table)
+        return trace_command.run(parser.parse_args([str(path), *map(str, arguments)]))
 
 
 def test_the_command_writes_and_says_what(tmp_path, capsys):

@@ -1,0 +1,75 @@
+"""`bitnet-np inspect`: what a model file holds, and whether it is supported."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from . import progress
+from .errors import Error, shown
+from .gguf_file import GGUFFile
+from .hf_folder import Folder
+from .load import model_from, open_model, read_config
+from .printing import plain, print_json, printable, table
+
+SUMMARY = "What a model file holds, and whether it is supported."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+
+
+def _problem(file: GGUFFile | Folder) -> str:
+    """Why this file cannot be run, or an empty string."""
+    try:
+        model_from(file, progress.bar("checking weights"))
+    except Error as error:
+        return str(error)
+    return ""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the facts; returns the exit code."""
+    file = open_model(arguments.model)
+    problem = _problem(file)
+    try:
+        config = read_config(file)
+    except Error:
+        config = None
+    keys = file.config if isinstance(file, Folder) else file.metadata
+    types: dict[str, list[int]] = {}
+    for tensor in file.tensors.values():
+        entry = types.setdefault(tensor.type.name, [0, 0, 0])
+        for i, value in enumerate((1, int(np.prod(tensor.shape, dtype=object)), tensor.data.size)):
+            entry[i] += value
+    cache = 2 * 4 * config.n_layers * config.kv_width if config else None
+    facts = {
+        "file": str(file.path),
+        "bytes": file.size,
+        "kind": file.kind,
+        "version": file.version if isinstance(file, GGUFFile) else None,
+        "supported": not problem,
+        "problem": problem or None,
+        "config": vars(config) if config else None,
+        "kv_cache_bytes_per_token": cache,
+        "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
+        "keys": {key: plain(value) for key, value in keys.items()},
+    }
+    tensors = [(t.name, t.type.name, " x ".join(map(str, t.shape)), t.data.size) for t in file.tensors.values()]
+    if arguments.json:
+        listed = [dict(zip(("name", "type", "shape", "bytes"), row, strict=True)) for row in tensors]
+        print_json(facts | ({"tensors": listed} if arguments.tensors else {}))
+        return 0
+    print(f"{printable(str(file.path))}: {file.kind}, {file.size:,} bytes, {len(file.tensors)} tensors")
+    print("supported: " + (f"no: {printable(problem)}" if problem else "yes") + "\n")
+    if config:
+        rows = [(name, str(value)) for name, value in vars(config).items()]
+        print(table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]) + "\n")
+    print(table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]) + "\n")
+    values = [(key, shown(v) if isinstance(v, str | int | float) else plain(v)) for key, v in keys.items()]
+    print(table(("key", "value"), values))
+    if arguments.tensors:
+        print("\n" + table(("tensor", "type", "shape", "bytes"), tensors))
+    return 0
