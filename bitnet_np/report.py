@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .compare import Verdict
-from .errors import UnsupportedError
+from .errors import OptionError, UnsupportedError
 from .points import GRADIENTS, LAYER_NAMES, Key
 
 
@@ -128,21 +128,36 @@ def heat_map(report: Report) -> str:
     return "\n".join([*lines, *(["", "   ".join(whole)] if whole else []), "", LEGEND])
 
 
-def plot(report: Report, path: Path) -> None:
-    """The heat map as a picture: how much of its bound each tensor's largest error takes, on a logarithmic scale."""
+def _pyplot() -> Any:
+    """matplotlib, drawing into files and never a window; UnsupportedError says how to install it."""
     try:
         import matplotlib
 
-        matplotlib.use("Agg")  # a file, never a window
+        matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
         raise UnsupportedError("a plot needs matplotlib: pip install 'bitnet_np[plots]'") from None
+    return pyplot
+
+
+def check_plot(path: Path) -> None:
+    """Before anything is computed: whether `plot` can write such a file. Raises UnsupportedError or OptionError."""
+    known = _pyplot().FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise OptionError(f"{path}: expected a name that ends in one of .{', .'.join(sorted(known))}")
+
+
+def plot(report: Report, path: Path) -> None:
+    """The heat map as a picture: how much of its bound each tensor's largest error takes, on a logarithmic scale."""
+    pyplot = _pyplot()
+    from matplotlib.colors import LogNorm
+
     names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(o.key.name == name for o in report.operations)]
     layers = sorted({o.key.layer for o in report.operations if o.key.layer is not None})
     ratios = {o.key: max(o.bound_ratio or 0.0, 1e-4) for o in report.operations}
     grid = [[ratios.get(Key(name, n), float("nan")) for name in names] for n in layers]
     figure, axes = pyplot.subplots(figsize=(2 + 0.45 * len(names), 2.2 + 0.25 * len(layers)), layout="constrained")
-    shown = axes.imshow(grid or [[float("nan")]], aspect="auto", cmap="RdYlGn_r", norm=matplotlib.colors.LogNorm(1e-4, 1e4))
+    shown = axes.imshow(grid or [[float("nan")]], aspect="auto", cmap="RdYlGn_r", norm=LogNorm(1e-4, 1e4))
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
     axes.set_yticks(range(len(layers)), [str(n) for n in layers])
     axes.set_ylabel("layer")

@@ -62,7 +62,7 @@ def read_any(
     ids = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
     if name == "raw":
         if shape is None:
-            raise OptionError(f"{path}: bare numbers need a shape")
+            raise OptionError(f"{path}: bare float32 numbers, which need a shape")
         return raw.read(path, shape, ids)
     if shape is not None:
         raise OptionError(f"{path}: format {name} holds shapes, expected none to be given")
@@ -102,6 +102,8 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         return "raw"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         return "nodes" if _has_nodes(path) else "npz"
+    if path.suffix == ".f32":
+        return "raw"
     for magic, name in ((npy.MAGIC, "logits"), (llama_logits.MAGIC, "llama-logits"), (aprt.MAGIC, "aprt")):
         if head.startswith(magic):
             return name
