@@ -13,12 +13,13 @@ from .errors import EmptyInputError, Error, OptionError, ShapeError
 from .text import Tokenizer
 
 
-def parse_numbers(option: str, text: str, kind: Callable[[str], Any]) -> list:
-    """Numbers between commas or blanks. Raises OptionError that names the option."""
+def parse_numbers(option: str, text: str, kind: type[int] | type[float]) -> list:
+    """Numbers between commas or blanks. Raises OptionError that names the option, or file and line."""
     try:
         return [kind(part) for part in text.replace(",", " ").split()]
     except ValueError:
-        raise OptionError(f"{option} is {text[:60]!r}, expected numbers separated by commas") from None
+        what = "integers" if kind is int else "numbers"
+        raise OptionError(f"{option} is {text[:60]!r}, expected {what} separated by commas or blanks") from None
 
 
 def read_npy(path: Path, what: str) -> NDArray:
@@ -41,7 +42,7 @@ def _read_tokens(path: Path) -> NDArray:
     try:
         text = path.read_text("utf-8")
         if path.suffix == ".txt":
-            rows = [parse_numbers(str(path), line, int) for line in text.splitlines() if line.strip()]
+            rows = [parse_numbers(f"{path}, line {n}", line, int) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
             return _array(rows[0] if len(rows) == 1 else rows)
         return _array(json.loads(text))
     except Error:

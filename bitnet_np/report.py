@@ -61,8 +61,9 @@ class Report:
         """For JSON."""
 
         def plain(o: OperationVerdict) -> dict[str, Any]:
-            keys = {"tensor": o.key.name, "layer": o.key.layer, "across": [f"{k.name}:{k.layer}" for k in o.across]}
-            return asdict(o) | keys | {"verdict": o.verdict.name, "key": None, "closer_to_float64": o.closer}
+            found = asdict(o) | {"verdict": o.verdict.name, "across": list(map(str, o.across)), "closer_to_float64": o.closer}
+            del found["key"]
+            return {"tensor": o.key.name, "layer": o.key.layer} | found
 
         return {
             "verdict": self.verdict.name,
@@ -70,7 +71,7 @@ class Report:
             "reason": self.reason,
             "first_wrong": plain(self.first_wrong) if self.first_wrong else None,
             "operations": [plain(o) for o in self.operations],
-            "missing": [f"{key.name}:{key.layer}" for key in self.missing],
+            "missing": list(map(str, self.missing)),
             "notes": list(self.notes),
             "closer_to_float64": _closer(self.operations),
         }

@@ -12,7 +12,7 @@ from bitnet_np.blame import judge_trace, within
 from bitnet_np.check import check_trace, compare_traces, log_softmax
 from bitnet_np.compare import Verdict
 from bitnet_np.families import ARCHITECTURES
-from bitnet_np.points import Key, Trace
+from bitnet_np.points import Key, Trace, key_of
 from bitnet_np.reach import Variant, known_mistakes
 from bitnet_np.report import closer_rows, closer_summary, heat_map, plot
 from bitnet_np.testing import random_model
@@ -485,6 +485,9 @@ def test_report_for_people_and_machines(tmp_path):
     assert "X" not in rows["0"] + rows["2"]
     plain = json.loads(json.dumps(report.as_dict(), allow_nan=False))
     assert plain["first_wrong"]["tensor"] == "ffn_out"
+    assert plain["first_wrong"]["layer"] == 1
+    assert "key" not in plain["first_wrong"]
+    assert all(key_of(label) for o in plain["operations"] for label in o["across"])
     assert plain["verdict"] == "WRONG"
     pytest.importorskip("matplotlib")
     plot(report, tmp_path / "map.png")

@@ -221,6 +221,17 @@ def test_no_file_at_all(refused, tmp_path):
 # --- logits ---------------------------------------------------------------------------------------------------------------------------
 
 
+def test_a_folder_that_is_no_model(refused, tmp_path):
+    expected = "no such file, expected a Hugging Face folder or the path of a GGUF file"
+    assert refused("inspect", tmp_path) == f"bitnet-np: {tmp_path / 'config.json'}: {expected}\n"
+
+
+def test_a_missing_file_is_named_first(refused, tmp_path):
+    path = tmp_path / "nowhere.npz"
+    for arguments in (["inspect", path], ["check", TINY, "--tokens", "1", "--theirs", path], ["compare", path, path]):
+        assert refused(*arguments) == f"bitnet-np: {path}: No such file or directory\n"
+
+
 def test_a_model_with_nan_in_it_is_run_if_that_is_said(run, refused, tmp_path):
     model = random_model(1, family="llama", tied=False)
     write_gguf(tmp_path / "sound.gguf", model)
@@ -349,7 +360,7 @@ def test_another_dialect(run, model):
     [
         (["--tokens", ""], "--tokens: Tokens cannot be empty"),
         (["--tokens", ","], "--tokens: Tokens cannot be empty"),
-        (["--tokens", "1,x"], "--tokens is '1,x', expected numbers separated by commas"),
+        (["--tokens", "1,x"], "--tokens is '1,x', expected integers separated by commas or blanks"),
         (["--tokens", "1.5"], "--tokens is '1.5'"),
         (["--tokens", "1," * 100 + "\x1b"], "--tokens is '1,1,1"),
         (["--tokens", "9" * 5000], "--tokens is '999"),
@@ -403,7 +414,8 @@ def test_wrong_arguments_of_logits(refused, arguments, message):
         ("x.txt", "", "Tokens cannot be empty"),
         ("x.txt", " \n\n", "Tokens cannot be empty"),
         ("x.txt", "1 2\n3\n", "its sequences have 1 to 2 tokens"),
-        ("x.txt", "1 2 three", "is '1 2 three', expected numbers separated by commas"),
+        ("x.txt", "1 2 three", ", line 1 is '1 2 three', expected integers separated by commas or blanks"),
+        ("x.txt", "1 2\n\n3 4.5\n", ", line 3 is '3 4.5', expected integers"),
         ("x.txt", b"\xff", "no array of token ids"),
     ],
 )
@@ -885,6 +897,12 @@ def test_selftest_names_the_kernel_that_differs(run, monkeypatch, name):
 
 
 # --- help, and the program from outside -----------------------------------------------------------------------------------------------
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"bitnet-np {bitnet_np.__version__}\n")
 
 
 def test_help(capsys):
