@@ -48,7 +48,7 @@ def _check_rows(
     assumed = trace.positions is None and len(theirs) == 1 < len(ids)
     chosen = rows[-1:] if assumed else rows
     looked_at = _first(chosen)
-    wanted: Callable[[NDArray[np.float32]], NDArray[np.float32]] = log_softmax if key == LOG_PROBS else lambda x: x
+    wanted: Callable[[NDArray[np.float32]], NDArray[np.float32]] = (trace.log_probs or log_softmax) if key == LOG_PROBS else lambda x: x
 
     def run(variant: Variant) -> NDArray[np.float32]:
         end = int(looked_at.max()) + 1

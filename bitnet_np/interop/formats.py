@@ -3,7 +3,7 @@
 import os
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +71,7 @@ def read_any(
         raise UnsupportedError(f"{path}: records of BitNet-rs hold hashes and no values, read them with interop.bitnet_rs.read")
     trace = read(path, None if _holds_tokens(name) else ids)
     if trace.tokens is None and ids is not None:
-        return Trace(trace.points, ids, trace.origin, trace.positions, trace.ignored, trace.notes)
+        return replace(trace, tokens=ids)
     if ids is not None and trace.tokens is not None and not np.array_equal(ids, trace.tokens):
         raise FileFormatError(f"{path}: holds the tokens {_start(trace.tokens)}, expected {_start(ids)}")
     return trace
