@@ -14,8 +14,8 @@ from .compare import Judgement, Verdict, judge
 from .errors import OptionError
 from .gguf_file import GGUFFile
 from .hf_folder import Folder
-from .inputs import read_npy, token_ids
-from .interop import FORMATS, detect, raw, read_any
+from .inputs import token_ids
+from .interop import FORMATS, detect, npy, raw, read_any
 from .load import open_model, read_config
 from .printing import print_json, printable, table
 from .report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
@@ -82,7 +82,7 @@ def _judged(file: GGUFFile | Folder, arguments: argparse.Namespace, ids: NDArray
             which = "--last" if arguments.last else "several sequences"
             raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
         rows = ids.shape[:-1] if arguments.last else ids.shape
-        theirs = read_npy(path, "logits") if name == "logits" else _bare(path, file, rows)
+        theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, file, rows)
         logits = check_logits(loaded(file, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
         return Report(logits.verdict, logits.reason), logits
     shape = _bare(path, file, ids.shape).shape if name == "raw" else None

@@ -111,6 +111,8 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         return "safetensors"
     if path.suffix in (".jsonl", ".trace"):
         return "bitnet-rs"
+    if path.suffix == ".npy":  # whose reader says what is wrong with it
+        return "logits"
     raise _unknown(path, f"a file that starts with {shown(head)}")
 
 
