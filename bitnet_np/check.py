@@ -13,13 +13,16 @@ from .model import Model
 from .points import Key, Trace
 from .reach import Variant, judge_logits, variant_logits
 from .report import OperationVerdict, Report
-from .transformer import Dialect, compute_logits
+from .transformer import EXACT, Dialect, compute_logits
 
 LOGITS, LOG_PROBS = Key("result_output", None), Key("log_probs", None)
 
 
-def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dialect) -> tuple[Report, Judgement | None]:
-    """Every operation of a dump, and its logits or log-probabilities as such, where it has some."""
+def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dialect = EXACT) -> tuple[Report, Judgement | None]:
+    """Every operation of a dump, and its logits or log-probabilities as such, where it has some: the report is of both.
+
+    ids: token ids [T] of the one sequence. What a dump holds is judged, and never an error. Raises what `forward_full` raises.
+    """
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
         return judge_trace(model, trace, ids, dialect, progress.bar("judging operations")), None
@@ -31,6 +34,8 @@ def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dia
     if logits.verdict == Verdict.INVALID:
         return Report(Verdict.INVALID, f"logits: {logits.reason}", notes=notes), logits
     report = judge_trace(model, trace if whole else trace.without(key), ids, dialect, progress.bar("judging operations"))
+    if logits.verdict > report.verdict:  # no operation is at fault by itself, the sum of all is
+        report = replace(report, verdict=logits.verdict, reason=f"logits: {logits.reason}")
     return replace(report, notes=(*notes, *report.notes)), logits
 
 
@@ -43,7 +48,7 @@ def _check_rows(
     assumed = trace.positions is None and len(theirs) == 1 < len(ids)
     chosen = rows[-1:] if assumed else rows
     looked_at = _first(chosen)
-    wanted: Callable[[NDArray[np.float32]], NDArray[np.float32]] = log_softmax if key == LOG_PROBS else lambda x: x
+    wanted: Callable[[NDArray[np.float32]], NDArray[np.float32]] = (trace.log_probs or log_softmax) if key == LOG_PROBS else lambda x: x
 
     def run(variant: Variant) -> NDArray[np.float32]:
         end = int(looked_at.max()) + 1

@@ -1,23 +1,24 @@
 """`bitnet-np check`: judge another engine's dump, or with no arguments the embedded recording of bitnet.cpp."""
 
 import argparse
-from dataclasses import replace
+from math import prod
 from pathlib import Path
 
+import numpy as np
 from numpy.typing import NDArray
 
 from . import embedded, selftest
-from .arguments import add_computing_arguments, add_token_arguments, loaded
-from .check import check_logits, check_trace
+from .arguments import add_computing_arguments, add_token_arguments, check_out, loaded
+from .check import LOGITS, check_logits, check_trace
 from .compare import Judgement, Verdict, judge
 from .errors import OptionError
 from .gguf_file import GGUFFile
 from .hf_folder import Folder
-from .inputs import read_npy, token_ids
-from .interop import FORMATS, read_any
-from .load import open_model
+from .inputs import token_ids
+from .interop import FORMATS, detect, npy, raw, read_any
+from .load import open_model, read_config
 from .printing import print_json, printable, table
-from .report import CLOSER_HEADER, TABLE_HEADER, Report, closer_rows, closer_summary, heat_map, plot, table_rows
+from .report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
 from .text import tokenizer_from
 from .transformer import BITNET_CPP, DIALECTS, EXACT, compute_logits
 
@@ -46,8 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plot_argument(parser: argparse.ArgumentParser) -> None:
-    """--plot, which `show` obeys."""
+    """--plot, which `check_plot_argument` checks and `show` obeys."""
     parser.add_argument("--plot", type=Path, metavar="F.png", help="the heat map as a picture (extra `plots`)")
+
+
+def check_plot_argument(arguments: argparse.Namespace) -> None:
+    """Before anything is computed. Raises OptionError, or UnsupportedError without the extra."""
+    if arguments.plot is not None:
+        check_out("--plot", arguments.plot)
+        check_plot(arguments.plot)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,22 +66,35 @@ def run(arguments: argparse.Namespace) -> int:
         return _check_embedded(arguments)
     if not all(given):
         raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
+    check_plot_argument(arguments)
     file = open_model(arguments.model)
     ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
     report, logits = _judged(file, arguments, ids)
-    if not arguments.json:
-        print(f"{printable(f'{arguments.theirs} against {arguments.model}')}, dialect {arguments.dialect}\n")
-    return show(arguments, report, logits)
+    return show(arguments, report, logits, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
 
 
 def _judged(file: GGUFFile | Folder, arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgement | None]:
     """Theirs against ours."""
+    path: Path = arguments.theirs
+    name = arguments.format or detect(path)
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
-        theirs = read_npy(arguments.theirs, "logits")
+        if name not in ("logits", "raw"):
+            which = "--last" if arguments.last else "several sequences"
+            raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
+        rows = ids.shape[:-1] if arguments.last else ids.shape
+        theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, file, rows)
         logits = check_logits(loaded(file, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
         return Report(logits.verdict, logits.reason), logits
-    trace = read_any(arguments.theirs, arguments.format, tokens=ids)
+    shape = _bare(path, file, ids.shape).shape if name == "raw" else None
+    trace = read_any(path, name, shape, ids)
     return check_trace(loaded(file, arguments), ids, trace, DIALECTS[arguments.dialect])
+
+
+def _bare(path: Path, file: GGUFFile | Folder, rows: tuple[int, ...]) -> NDArray[np.float32]:
+    """The logits [*rows, V] in a file of bare float32; those of the last token, [V], if that is how large it is."""
+    vocab = read_config(file).vocab
+    shape = (vocab,) if path.stat().st_size == 4 * vocab else (*rows, vocab)
+    return raw.read(path, (prod(shape[:-1]), vocab)).points[LOGITS].reshape(shape)
 
 
 # What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.
@@ -111,10 +132,8 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     return 0 if fine else 1
 
 
-def show(arguments: argparse.Namespace, report: Report, logits: Judgement | None) -> int:
-    """Print a report; returns the exit code."""
-    if logits is not None and logits.verdict > report.verdict:  # no operation is at fault by itself, the sum of all is
-        report = replace(report, verdict=logits.verdict, reason=f"logits: {logits.reason}")
+def show(arguments: argparse.Namespace, report: Report, logits: Judgement | None, heading: str) -> int:
+    """Print a report, and draw it with --plot; returns the exit code. Raises OptionError if there is nothing to draw."""
     verdict = report.verdict
     if arguments.plot is not None:
         if not report.operations:
@@ -123,7 +142,7 @@ def show(arguments: argparse.Namespace, report: Report, logits: Judgement | None
     if arguments.json:
         print_json(report.as_dict() | {"logits": logits.as_dict() if logits else None})
         return verdict.exit_code
-    print(f"{verdict.text}\n{report.reason}\n")
+    print(f"{printable(heading)}\n\n{verdict.text}\n{report.reason}\n")
     if report.notes:
         print("\n".join(f"note: {note}" for note in report.notes) + "\n")
     if logits is not None and logits.verdict != Verdict.INVALID:

@@ -13,6 +13,7 @@ from typing import Protocol
 import numba
 
 from . import (
+    __version__,
     check_command,
     compare_command,
     convert_command,
@@ -74,15 +75,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (Error, OSError, MemoryError) as error:
-        print(f"bitnet-np: {printable(str(error) or type(error).__name__)}", file=sys.stderr)
+        print(f"bitnet-np: {printable(_told(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("bitnet-np: interrupted", file=sys.stderr)
         return 130
 
 
+def _told(error: Exception) -> str:
+    """What went wrong, the file first."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bitnet-np", description="A reference implementation of BitNet b1.58 inference.", epilog=__doc__)
+    parser.add_argument("--version", action="version", version=f"bitnet-np {__version__}")
     commands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)

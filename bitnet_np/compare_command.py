@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from .check import compare_traces
-from .check_command import add_plot_argument, show
+from .check_command import add_plot_argument, check_plot_argument, show
 from .interop import read_any
 
 SUMMARY = "Compare two dumps, without a model."
@@ -21,5 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
+    check_plot_argument(arguments)
     ours, theirs = (read_any(path, arguments.format) for path in (arguments.ours, arguments.theirs))
-    return show(arguments, compare_traces(ours, theirs, arguments.partial), None)
+    return show(arguments, compare_traces(ours, theirs, arguments.partial), None, f"{theirs.origin} against {ours.origin}")

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from errno import ENOENT
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,10 @@ class Folder:
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Check config.json's form and the headers of all safetensors files. Raises FileFormatError, or what opening a file raises."""
     path = Path(path)
-    config = read_json(path / "config.json")
+    config_path = path / "config.json"
+    if not config_path.exists():
+        raise FileNotFoundError(ENOENT, "no such file, expected a Hugging Face folder or the path of a GGUF file", str(config_path))
+    config = read_json(config_path)
     index = _index(path)
     files = [SINGLE] if index is None else sorted(set(index.values()))
     for file in files:

@@ -1,4 +1,4 @@
-"""What the commands are given: token ids, and arrays in .npy files."""
+"""What the commands are given: token ids and other numbers."""
 
 import argparse
 import json
@@ -10,38 +10,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import EmptyInputError, Error, OptionError, ShapeError
+from .interop import npy
 from .text import Tokenizer
 
 
-def parse_numbers(option: str, text: str, kind: Callable[[str], Any]) -> list:
-    """Numbers between commas or blanks. Raises OptionError that names the option."""
+def parse_numbers(option: str, text: str, kind: type[int] | type[float]) -> list:
+    """Numbers between commas or blanks. Raises OptionError that names the option, or file and line."""
     try:
         return [kind(part) for part in text.replace(",", " ").split()]
     except ValueError:
-        raise OptionError(f"{option} is {text[:60]!r}, expected numbers separated by commas") from None
-
-
-def read_npy(path: Path, what: str) -> NDArray:
-    """The array in a .npy file, mapped: a header cannot claim more than the file holds."""
-    try:
-        with np.errstate(over="raise"):
-            return np.lib.format.open_memmap(path, mode="r")
-    except OSError:
-        raise
-    except Exception as error:  # NumPy reads the header as Python's source: a damaged one can raise nearly anything
-        raise ShapeError(f"{path}: no .npy array of {what}: {error}") from None
+        what = "integers" if kind is int else "numbers"
+        raise OptionError(f"{option} is {text[:60]!r}, expected {what} separated by commas or blanks") from None
 
 
 def _read_tokens(path: Path) -> NDArray:
     """[T] or [B, T] token ids from .npy, .json or .txt (one sequence a line)."""
     if path.suffix == ".npy":
-        return read_npy(path, "token ids")
+        return npy.mapped(path)[1]()
     if path.suffix not in (".json", ".txt"):
         raise OptionError(f"{path}: expected a name that ends in .npy, .json or .txt")
     try:
         text = path.read_text("utf-8")
         if path.suffix == ".txt":
-            rows = [parse_numbers(str(path), line, int) for line in text.splitlines() if line.strip()]
+            rows = [parse_numbers(f"{path}, line {n}", line, int) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
             return _array(rows[0] if len(rows) == 1 else rows)
         return _array(json.loads(text))
     except Error:

@@ -43,6 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"tokens": len(ids), "mean_nll": mean, "perplexity": perplexity, "sha256": digest(values)})
         return 0
-    print(f"mean negative log-likelihood  {mean:.6f} nats a token ({len(values)} tokens)")
+    print(f"mean negative log-likelihood  {mean:.6f} nats a token ({len(values)} predicted)")
     print(f"perplexity                    {perplexity:.4f}")
     return 0

@@ -182,6 +182,7 @@ class Trace:
     positions: NDArray[np.int64] | None = None  # [P] of the rows, where a file has only some
     ignored: tuple[str, ...] = ()  # records of the file that are no point of ours, by its own names
     notes: Mapping[str, object] = field(default_factory=dict)
+    log_probs: Callable[[NDArray], NDArray] | None = None  # what the file makes of logits [P, V], where that is less than their log-softmax
 
     def without(self, key: Key) -> "Trace":
         """All of it but one point."""

@@ -12,7 +12,8 @@ from bitnet_np.blame import judge_trace, within
 from bitnet_np.check import check_trace, compare_traces, log_softmax
 from bitnet_np.compare import Verdict
 from bitnet_np.families import ARCHITECTURES
-from bitnet_np.points import Key, Trace
+from bitnet_np.interop import llama_logits, read_any
+from bitnet_np.points import Key, Trace, key_of
 from bitnet_np.reach import Variant, known_mistakes
 from bitnet_np.report import closer_rows, closer_summary, heat_map, plot
 from bitnet_np.testing import random_model
@@ -403,6 +404,18 @@ def test_log_probabilities_and_some_positions_are_judged():
         assert report.verdict >= Verdict.WRONG
 
 
+def test_log_probabilities_are_judged_as_far_as_their_file_tells_them(tmp_path):
+    """llama.cpp's has nothing below the largest minus 16, and steps: a right engine is not to blame for that."""
+    logits = recorded()[LOGITS]
+    verdicts = []
+    for theirs in (logits, logits * np.float32(1 + 1e-6), logits * np.float32(1.05)):
+        with llama_logits.LlamaLogitsWriter(tmp_path / "x.kld", TOKENS) as out:
+            out.add(LOGITS, theirs)
+        report, judgement = check_trace(MODEL, TOKENS, read_any(tmp_path / "x.kld"), EXACT)
+        verdicts.append((report.verdict, judgement.verdict))
+    assert verdicts == [(verdict, verdict) for verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.WRONG)]
+
+
 def test_one_row_of_logits_is_taken_for_the_last():
     logits = recorded()[LOGITS]
     report, judgement = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}), EXACT)
@@ -485,6 +498,9 @@ def test_report_for_people_and_machines(tmp_path):
     assert "X" not in rows["0"] + rows["2"]
     plain = json.loads(json.dumps(report.as_dict(), allow_nan=False))
     assert plain["first_wrong"]["tensor"] == "ffn_out"
+    assert plain["first_wrong"]["layer"] == 1
+    assert "key" not in plain["first_wrong"]
+    assert all(key_of(label) for o in plain["operations"] for label in o["across"])
     assert plain["verdict"] == "WRONG"
     pytest.importorskip("matplotlib")
     plot(report, tmp_path / "map.png")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -197,6 +198,14 @@ def test_what_is_not_there_is_refused_before_anything_is_computed(model, tokens,
     with pytest.raises(OptionError, match=message):
         record_trace(model, tokens, tmp_path / "t.npz", **how)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("format", ["npz", "npy", "safetensors", "llama-logits"])
+def test_the_folder_to_write_into_must_be_there(model, tokens, tmp_path, format):
+    """And is named, not the file beside it that is written first."""
+    out = tmp_path / "no" / "t"
+    with pytest.raises(OptionError, match=re.escape(f"{out}: there is no folder {out.parent}")):
+        record_trace(model, tokens, out, format=format)
 
 
 def test_a_name_without_a_known_ending_needs_a_format(model, tokens, tmp_path):
