@@ -120,6 +120,13 @@ class Rows:
     last: NDArray[np.int64]  # [B] the row of each sequence's last token
 
 
+@dataclass(frozen=True)
+class _Mask:
+    """What attention adds to its scores."""
+
+    mask: Floats  # [1 or B, T, T]
+
+
 def ignore(name: str, layer: int | None, array: NDArray) -> None:
     """Record nothing."""
 
@@ -447,9 +454,10 @@ def _masked_attention(
     additive = masks.as_additive(masks.check(mask, length, length, batch=len(counts), strict=strict))[:, 0]
     if (counts < length).any():
         additive = np.where(np.arange(length) < counts[:, None, None], additive, np.float32(-np.inf))
+    there = ops.resident(_Mask(additive)).mask
 
     def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None) -> Floats:
-        return getattr(ops, "attend_masked", attend_masked)(q, k, v, slot, position, additive)  # the mask stands for the window, too
+        return getattr(ops, "attend_masked", attend_masked)(q, k, v, slot, position, there)  # the mask stands for the window, too
 
     return attend
 
