@@ -139,13 +139,11 @@ class DeviceCache(KVCache):
 
     def write(self, layer: int, slot: NDArray[np.int64], position: NDArray[np.int64], k: NDArray, v: NDArray) -> None:
         """As `KVCache.write`, of arrays that are on the device."""
-        self._on.write(self.k[layer], slot, position, k)
-        self._on.write(self.v[layer], slot, position, v)
+        self._on.keep(k, v, slot, position, self.k[layer], self.v[layer])
 
     def erase(self, slot: int, start: int, end: int) -> None:
         for kept in (self.k, self.v):
-            for layer in range(kept.shape[0]):
-                self._on.erase(kept[layer], slot, start, end)
+            self._on.erase(kept, slot, start, end)
 
     def fork(self, source: int, targets: Collection[int], length: int | None = None) -> None:
         raise UnsupportedError("a KV cache on a device does not copy slots; prefill each")

@@ -120,6 +120,13 @@ class Rows:
     last: NDArray[np.int64]  # [B] the row of each sequence's last token
 
 
+@dataclass(frozen=True)
+class _Mask:
+    """What attention adds to its scores."""
+
+    mask: Floats  # [1 or B, T, T]
+
+
 def ignore(name: str, layer: int | None, array: NDArray) -> None:
     """Record nothing."""
 
@@ -253,9 +260,9 @@ def prefill(
     logits: list[tuple[int, Floats]] = []
     saved = cache.save(chosen, counts)
     try:
-        for begin, active, present in _in_blocks(counts, block):
-            ends = counts[active] <= begin + block
-            part, wanted = ids[active, begin : begin + block], head if ends.any() else _no_logits
+        for begin, end, active, present in _in_blocks(counts, block):
+            ends = counts[active] <= end
+            part, wanted = ids[active, begin:end], head if ends.any() else _no_logits
             out = forward(model, part, cache, present, slots=chosen[active], last_only=True, dialect=dialect, ops=ops, head=wanted)
             logits += zip(active[ends], out[ends], strict=True)
     except BaseException:
@@ -269,11 +276,13 @@ def _no_logits(x: Floats) -> Floats:
     return np.zeros((len(x), 1), np.float32)
 
 
-def _in_blocks(counts: NDArray[np.int64], block: int) -> Iterator[tuple[int, NDArray[np.intp], NDArray[np.int64]]]:
-    """Sequences of `counts` tokens, a block of each at a time: where it begins, which sequences reach it, with how many tokens."""
-    for begin in range(0, int(counts.max()), block):
+def _in_blocks(counts: NDArray[np.int64], block: int) -> Iterator[tuple[int, int, NDArray[np.intp], NDArray[np.int64]]]:
+    """Sequences of `counts` tokens, a block of each at a time: its first token and the one behind it, who reaches it, with how many."""
+    longest = int(counts.max())
+    for begin in range(0, longest, block):
+        end = min(begin + block, longest)
         active = np.flatnonzero(counts > begin)
-        yield begin, active, np.minimum(counts[active] - begin, block)
+        yield begin, end, active, np.minimum(counts[active], end) - begin
 
 
 def forward_incremental(
@@ -295,14 +304,14 @@ def forward_incremental(
     batch, length = ids.shape
     cache = new_cache(model.config, batch, length, ops)
     logits = np.zeros((batch, model.config.vocab) if last_only else (batch, length, model.config.vocab), np.float32)
-    for start, active, present in _in_blocks(counts, chunk):
-        part = ids[active, start : start + chunk]
+    for start, end, active, present in _in_blocks(counts, chunk):
+        part = ids[active, start:end]
         out = forward(model, part, cache, present, slots=active, last_only=last_only, dialect=dialect, ops=ops, record=record)
         if last_only:
-            ends = counts[active] <= start + chunk
+            ends = counts[active] <= end
             logits[active[ends]] = out[ends]
         else:
-            logits[active, start : start + chunk] = out
+            logits[active, start:end] = out
     return logits
 
 
@@ -445,9 +454,10 @@ def _masked_attention(
     additive = masks.as_additive(masks.check(mask, length, length, batch=len(counts), strict=strict))[:, 0]
     if (counts < length).any():
         additive = np.where(np.arange(length) < counts[:, None, None], additive, np.float32(-np.inf))
+    there = ops.resident(_Mask(additive)).mask
 
     def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None) -> Floats:
-        return getattr(ops, "attend_masked", attend_masked)(q, k, v, slot, position, additive)  # the mask stands for the window, too
+        return getattr(ops, "attend_masked", attend_masked)(q, k, v, slot, position, there)  # the mask stands for the window, too
 
     return attend
 

@@ -29,11 +29,14 @@ from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.decode import stepper
 from bitnet_np.device import bytes_needed, new_cache, open_cuda, place
-from bitnet_np.errors import CapacityError, ShapeError, TokenRangeError, UnsupportedError
+from bitnet_np.dispatch import Above, make_mask
+from bitnet_np.errors import CapacityError, MaskError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.kernels.cuda import simulated, ternary
 from bitnet_np.kernels.cuda.backend import TILES, Cuda
+from bitnet_np.kernels.cuda.target import PIECE
+from bitnet_np.masks import Pattern, mask
 from bitnet_np.metrics import Metrics
 from bitnet_np.testing import random_model
 from bitnet_np.transformer import BITNET_CPP, forward, forward_full
@@ -104,12 +107,28 @@ def quantize() -> None:
 @check
 def rms_norm() -> None:
     on = device()
-    for width in (1, 33, 300, 4200):  # the last is more than fits shared memory at once
-        x, gain = odd_rows(width) if width < 4200 else normal(1, width), normal(width, seed=1)
+    for width in (1, 33, 300, PIECE + 70):  # the last is more than fits shared memory at once
+        x, gain = odd_rows(width), normal(width, seed=1)
         out = on.rms_norm(on.upload(x), on.upload(gain), 1e-5)
         ours = cpu.rms_norm(x, gain, 1e-5)
         equal_where_finite(on, out, ours)
         _quantized_alike(on, on.quantize(out), ours)
+
+
+@check
+def norms_of_what_comes_before() -> None:
+    """A sum or a gate that nobody has read yet is worked out by the norm that does; and so are its own readers' numbers."""
+    on = device()
+    for name, width in (("add", 33), ("relu2_gate", 300), ("silu_gate", 20), ("relu2_gate", PIECE + 20)):
+        a, b, gain = normal(3, width), normal(3, width, seed=1), normal(width, seed=2)
+        ours = getattr(cpu, name)(a, b)
+        there = getattr(on, name)(on.upload(a), on.upload(b))
+        normed = on.rms_norm(there, on.upload(gain), 1e-5)
+        same(on, normed, cpu.rms_norm(ours, gain, 1e-5))
+        _quantized_alike(on, on.quantize(normed), cpu.rms_norm(ours, gain, 1e-5))
+        same(on, there, ours)
+        same(on, on.rms_norm(there, on.upload(gain), 1e-5), cpu.rms_norm(ours, gain, 1e-5))
+        same(on, on.add(there, there), ours + ours)
 
 
 @check
@@ -123,7 +142,7 @@ def norms_fold_their_lanes_by_halving() -> None:
 @check
 def layer_norm() -> None:
     on = device()
-    for width in (1, 33, 4200):
+    for width in (1, 33, PIECE + 90):
         x, gain, bias = normal(2, width) + 3, normal(width, seed=1), normal(width, seed=2)
         x[-1, -1] = 1e30 if width == 33 else x[-1, -1]  # its square is not a float32
         x_there, gain_there = on.upload(x), on.upload(gain)
@@ -155,19 +174,44 @@ def rope() -> None:
     cos, sin = cpu.rotations(angle)
     rotations = on.rotations(angle)
     for name in ("rope", "rope_adjacent"):
-        same(on, getattr(on, name)(on.upload(x), *rotations), getattr(cpu, name)(x, cos, sin))
+        rotated, ours = getattr(on, name)(on.upload(x), *rotations), getattr(cpu, name)(x, cos, sin)
+        same(on, rotated, ours)
+        same(on, on.add(rotated, rotated), ours + ours)
 
 
 @check
-def spread_and_erase() -> None:
+def keep_erase_carry() -> None:
+    """Keys and values to their places of a ring, of which some are forgotten and some copied."""
+    on, slot, position = device(), np.array([0, 2, 2]), np.array([3, 6, 9])
+    k, v, angle = normal(3, 2, 6), normal(3, 2, 6, seed=1), rng().uniform(0, 9, (3, 3))
+    k[1, 0, 5], v[0, 0, 0], v[2, 1, 1] = 70000, 1e-6, 65519.9
+    ours = cpu.rope(k, *cpu.rotations(angle)), v
+    for dtype in (np.float32, np.int16):
+        kept = [np.zeros((2, 3, 5, 2, 6), dtype) for _ in ours]
+        there = [on.upload(array) for array in kept]
+        rotated = on.rope(on.upload(k), *on.rotations(angle))
+        on.keep(rotated, on.upload(v), on.upload(slot), on.upload(position), *(array[1] for array in there))
+        for array, new in zip(kept, ours, strict=True):
+            with np.errstate(over="ignore"):
+                half = new.astype(np.float16)
+            half[~np.isfinite(half)] = np.float16(np.nan)
+            array[1, slot, position % 5] = new if dtype == np.float32 else half.view(np.int16)
+        for array, theirs in zip(kept, there, strict=True):
+            np.testing.assert_array_equal(on.to_host(theirs), array)
+    on.carry(there[0], 2, there[1], 1, 6, 10)
+    kept[1][:, 1, np.arange(6, 10) % 5] = kept[0][:, 2, np.arange(6, 10) % 5]
+    np.testing.assert_array_equal(on.to_host(there[1]), kept[1])
+    on.erase(there[1], 2, 4, 7)
+    kept[1][:, 2, [4, 0, 1]] = 0
+    np.testing.assert_array_equal(on.to_host(there[1]), kept[1])
+
+
+@check
+def spread() -> None:
     on = device()
     x, slot, position = normal(4, 2, 3), np.array([0, 0, 2, 2]), np.array([0, 1, 0, 4])
-    out = on.spread(on.upload(x), on.upload(slot), on.upload(position), (3, 5))
-    ours = cpu.spread(x, slot, position, (3, 5))
-    same(on, out, ours)
-    on.erase(out, 2, 0, 2)
-    ours[2, :2] = 0
-    same(on, out, ours)
+    there = on.upload(x), on.upload(slot), on.upload(position)
+    same(on, on.spread(*there, (3, 5)), cpu.spread(x, slot, position, (3, 5)))
 
 
 @check
@@ -179,6 +223,14 @@ def fill_mask() -> None:
         masks.fill_mask(ours, 0, queries, past, keys, *pattern)
         on.fill_mask(out, 0, on.upload(queries), on.upload(past), on.upload(keys), *pattern)
         same(on, out, ours)
+
+
+@check
+def mask_where_the_policy_says() -> None:
+    on = device()
+    for limit in (0, 100):
+        made = make_mask(3, 5, Pattern(window=2), ops=on, policy=Above(("q_len", "k_len"), limit))
+        same(on, made, mask(3, 5, Pattern(window=2)))
 
 
 # --- matrices -------------------------------------------------------------------------------------------------------------------------
@@ -229,7 +281,7 @@ def ternary_layout() -> None:
 
 @check
 def ternary_gemv() -> None:
-    for n, width in ((1, 1), (37, 200), *(((2560, 6912), (6912, 2560)) if GPU else ())):
+    for n, width in ((1, 1), (37, 200), (17, 1300), *(((2560, 6912), (6912, 2560)) if GPU else ())):  # 1300: more than one go of a warp
         ternary_alike(device(), n, width, 1)
 
 
@@ -237,6 +289,26 @@ def ternary_gemv() -> None:
 def ternary_skinny() -> None:
     for present in (2, 9, 17):
         ternary_alike(device(), 20, 200, present)  # 17: more tokens than it has at once, and too few rows for the tiles of many tokens
+
+
+def ternary_together(on: Cuda, present: int, *rows: int) -> None:
+    width = 130
+    x, matrices = normal(present, width), [rng(n).integers(-1, 2, (n, width)).astype(np.int8) for n in rows]
+    packed = [packing.pack(matrix, 0.3 + i) for i, matrix in enumerate(matrices)]
+    ours = cpu.ternary_matmuls(*cpu.quantize(x), *((w.codes, w.scale, w.shape[0]) for w in packed))
+    there = [(on.ternary(matrix), w.scale, w.shape[0]) for matrix, w in zip(matrices, packed, strict=True)]
+    found = on.ternary_matmuls(*on.quantize(on.upload(x)), *there)
+    for theirs, expected in zip(found, ours, strict=True):
+        same(on, theirs, expected)
+
+
+@check
+def ternary_matrices_together() -> None:
+    for present, rows in ((1, (20, 33, 1)), (2, (17, 5)), (17, (20, 40, 33))):
+        ternary_together(device(), present, *rows)
+    on = device()
+    on.tiles = (TILES[-1],)
+    ternary_together(on, 18, 70, 33, 40)
 
 
 def gemm(tile: tuple[int, ...], n: int, width: int, present: int) -> None:
@@ -273,12 +345,19 @@ class Rows:
 
 
 def attention(heads: int, kv_heads: int, width: int, slot: list[int], position: list[int], window: int | None, capacity: int) -> None:
+    """As it is, and twice over rotated queries and keys and values in float16: what was worked out before leaves nothing behind."""
     on, n = device(), len(slot)
     q, (k, v) = normal(n, heads, width), (normal(max(slot) + 1, capacity, kv_heads, width, seed=s) for s in (1, 2))
     slots, positions = np.array(slot), np.array(position)
-    ours = cpu.attend(q, k, v, slots, positions, window)
     there = on.resident(Rows(slots, positions))
+    ours = cpu.attend(q, k, v, slots, positions, window)
     same(on, on.attend(on.upload(q), on.upload(k), on.upload(v), there.slot, there.position, window), ours)
+    angle = rng(7).uniform(0, 9, (n, width // 2 - width // 8))
+    bits = [array.astype(np.float16).view(np.int16) for array in (k, v)]
+    ours = cpu.attend(cpu.rope_adjacent(q, *cpu.rotations(angle)), *bits, slots, positions, window)
+    rotated = on.rope_adjacent(on.upload(q), *on.rotations(angle))
+    for _ in range(2):
+        same(on, on.attend(rotated, *map(on.upload, bits), there.slot, there.position, window), ours)
 
 
 @check
@@ -310,6 +389,33 @@ def attend_long() -> None:
 @check
 def attend_wide() -> None:
     attention(1, 1, 130, [0, 0], [0, 1], None, 2)
+
+
+@check
+def attend_ring() -> None:
+    attention(1, 1, 4, [0, 0], [190, 191], 60, 128)  # two chunks of places, of which the first holds the last keys
+    attention(2, 1, 4, [0, 1], [190, 130], 60, 128)
+
+
+def masked_attention(heads: int, kv_heads: int, width: int, slot: list[int], position: list[int], mask: NDArray, v: NDArray) -> None:
+    on, n, t = device(), len(slot), mask.shape[2]
+    q, k = normal(n, heads, width), normal(max(slot) + 1, t, kv_heads, width, seed=1)
+    slots, positions = np.array(slot), np.array(position)
+    there = on.resident(Rows(slots, positions))
+    ours = masks.attend_masked(q, k, v, slots, positions, mask)
+    equal_where_finite(on, on.attend_masked(*map(on.upload, (q, k, v)), there.slot, there.position, on.upload(mask)), ours)
+
+
+@check
+def attend_masked() -> None:
+    """Biases; a chunk and a row that see nothing; padding; and values that are not finite, which hidden keys keep to themselves."""
+    mask = np.where(rng(3).random((2, 67, 67)) < 0.5, normal(2, 67, 67, seed=4), np.float32(-np.inf)).astype(np.float32)
+    mask[0, 3], mask[0, 4, :64], mask[1, :, 66:] = -np.inf, -np.inf, -np.inf
+    v = normal(2, 67, 1, 4, seed=2)
+    masked_attention(2, 1, 4, [0, 0, 1], [3, 4, 66], mask, v)
+    v[0, 65, 0, 2] = np.inf
+    mask[0, 4, 65] = -np.inf
+    masked_attention(2, 1, 4, [0, 0, 1], [3, 4, 1], mask[:1], v)
 
 
 # --- models ---------------------------------------------------------------------------------------------------------------------------
@@ -344,6 +450,16 @@ def cached_forward() -> None:
     cache.truncate(0, 1)
     own.truncate(0, 1)
     same(on, cache.k, own.k)
+
+
+@check
+def masked_forward() -> None:
+    """A mask of each sequence's own, padding, and a position that sees nothing."""
+    on, model = device(), random_model(rng(7), **SMALLEST)
+    tokens, mask = [[1, 2, 3], [4, 0, 0]], np.zeros((2, 1, 3, 3), np.bool_)
+    mask[0, 0, 0, 2] = mask[0, 0, 2, :2] = mask[1, 0, 0, 0] = True
+    ours = forward_full(model, tokens, [3, 1], mask=mask)
+    assert_same_bits(forward_full(place(model, on), tokens, [3, 1], mask=mask, ops=on), ours)
 
 
 @check
@@ -400,8 +516,8 @@ def refusals() -> None:
     there = place(model, on)
     with pytest.raises(UnsupportedError, match=r"the dialect is bitnet\.cpp, expected exact on this device"):
         forward_full(there, [[1]], dialect=BITNET_CPP, ops=on)
-    with pytest.raises(UnsupportedError, match="no attention by a mask array on the device"):
-        forward_full(there, [[1]], mask=np.zeros((1, 1), np.float32), ops=on)
+    with pytest.raises(MaskError, match="later"):
+        forward_full(there, [[1, 2]], mask=np.zeros((2, 2), np.float32), strict=True, ops=on)
     with pytest.raises(ShapeError, match="upload the model"):
         forward_full(model, [[1]], ops=on)
     with pytest.raises(ShapeError, match="expected the device's layout, uint32"):

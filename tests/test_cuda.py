@@ -79,11 +79,11 @@ VOCABULARY = [
 
 
 @needs_package
-@pytest.mark.parametrize("name", [*VOCABULARY, "fill_mask"])
+@pytest.mark.parametrize("name", [*VOCABULARY, "fill_mask", "attend_masked"])
 def test_twins_have_the_same_parameters(name):
     from bitnet_np.kernels.cuda.backend import Cuda
 
-    ours = inspect.signature(getattr(masks if name == "fill_mask" else cpu, name)).parameters.values()
+    ours = inspect.signature(getattr(cpu if hasattr(cpu, name) else masks, name)).parameters.values()
     theirs = list(inspect.signature(getattr(Cuda, name)).parameters.values())[1:]
     assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
 
@@ -100,7 +100,7 @@ def test_the_forward_uses_no_operation_that_the_device_lacks():
 
 # --- what the kernels compile to ------------------------------------------------------------------------------------------------------
 
-FUSED_WITHOUT_HARM = {"silu_gate", "gelu_tanh", "gelu"}
+FUSED_WITHOUT_HARM = {"silu_gate", "rms_norm_silu", "gelu_tanh", "gelu"}
 """1 + e^y, whose last product is by a power of two, and 1 - p / 2: exact products, or too small to matter to 1. The bits are the same."""
 
 EXPECTED = {
@@ -110,7 +110,7 @@ EXPECTED = {
     "matmul": ("ld.global.v4", "fma.rn.f32", "shfl.sync.bfly"),
     "attend": ("ld.shared.v4", "fma.rn.f32", "div.rn.f32"),
     "attend_chunk": ("ld.shared.v4", "fma.rn.f32"),
-    "rms_norm": ("fma.rn.f64", "sqrt.rn.f32", "div.rn.f32"),
+    "rms_norm_sum": ("fma.rn.f64", "add.rn.f32", "sqrt.rn.f32", "div.rn.f32"),
 }
 
 
@@ -123,12 +123,20 @@ def kernels() -> dict[str, tuple]:
 
     f, i, f1, f2, f3, f4 = t.float32, t.int64, t.float32[::1], t.float32[:, ::1], t.float32[:, :, ::1], t.float32[:, :, :, ::1]
     ids, words, signed, codes = t.int64[::1], t.uint32[::1], t.int32[::1], t.int8[::1]
-    split, tiled = attention.shape_for(128, 4), attention.shape_for(128, 16)
-    by_tokens = (words, words, f1, f, i, i, i, f1)
-    attended = (f3, f1, f1, ids, ids, i, i, f, i)
+    matrices = (t.UniTuple(words, 3), t.UniTuple(i, 3), t.UniTuple(i, 3), t.UniTuple(f, 3), words, f1)
+    by_tokens = (*matrices, i, i, f1)
+    rotation, halves = (f2, f2, i, i, i), t.int16[::1]
+    masked = (f1, i, i, i)
+
+    def attended(kept: t.Array = f1) -> tuple:
+        return (f3, *rotation, kept, kept, ids, ids, i, i, f)
+
+    def shapes(queries: int) -> list:
+        return [attention.shape_for(width, queries) for width in (64, 128, 256)]
+
     listed = [
         (rows.quantize, (f2, i, signed, codes, f1)),
-        (rows.rms_norm, (f2, f1, f, f2, i, signed, codes, f1)),
+        *((rows.rms_norm(source), (f2, f2, f2, f1, f, f2, i, signed, codes, f1)) for source in rows.SOURCES),
         (rows.layer_norm, (f2, f1, f1, f, f2)),
         (rows.add, (f1, f1, f1)),
         (rows.add_bias, (f1, f1, f1)),
@@ -140,20 +148,24 @@ def kernels() -> dict[str, tuple]:
         (rows.take, (f2, ids, f2)),
         (rows.fill, (f1, f)),
         (rows.spread, (f2, ids, ids, f3)),
-        (rows.erase, (f3, i, i, i)),
-        (rows.rope, (f3, f2, f2, i, i, f3)),
+        *((rows.keep(bits), (f3, f3, *rotation, ids, ids, kept, kept)) for bits, kept in ((False, f4), (True, t.int16[:, :, :, ::1]))),
+        (rows.erase, (f4, i, i, i)),
+        (rows.carry, (f4, i, f4, i, i, i)),
+        (rows.rope, (f3, *rotation, f3)),
         (rows.fill_mask, (i, ids, ids, ids, i, i, i, i, f, f, f3)),
         (floats.embed("float16"), (t.uint32[:, ::1], ids, f2)),
         (floats.matmul("float16", 1), (words, f1, i, i, i, i, f1)),
         (floats.matmul("bfloat16", 4), (words, f1, i, i, i, i, f1)),
         (floats.matmul("float32", 8), (words, f1, i, i, i, i, f1)),
-        (ternary.gemv(8), (words, words, f1, f, i, f1)),
+        *((ternary.gemv(warps, depth), (*matrices, i, f1)) for warps, depth in ((8, 3), (16, 4))),
         (ternary.skinny(1, 8), by_tokens),
         (ternary.skinny(2, 8), by_tokens),
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
-        (attention.attend(tiled), (*attended, f3)),
-        (attention.attend_chunk(split), (*attended, f4, f3, f3)),
-        (attention.fold_chunks, (f4, f3, f3, ids, i, f3)),
+        *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
+        *((attention.attend_chunk(shape), (*attended(), i, f1, f3, f3, signed, f3)) for shape in shapes(4)),
+        (attention.attend(attention.shape_for(128, 16, True)), (*attended(halves), i, f3)),
+        (attention.attend_chunk(attention.shape_for(128, 4, True)), (*attended(halves), i, f1, f3, f3, signed, f3)),
+        (attention.attend_masked(attention.shape_for(128, 16)), (*attended(), *masked, f3)),
     ]
     return {f"{kernel.py_func.__name__} {number}": (kernel.py_func, types) for number, (kernel, types) in enumerate(listed)}
 
@@ -202,8 +214,16 @@ def test_the_kernels_compile_to_the_instructions_they_are_written_for(compiled):
             assert f".target {arch}" in ptx[arch]
             for instruction in EXPECTED.get(name.split()[0], ()):
                 assert instruction in ptx[arch], f"{name} for {arch}: no {instruction}"
-            for approximate in (".approx", ".ftz", "ld.local", "st.local"):
-                assert approximate not in ptx[arch], f"{name} for {arch}: {approximate}"
+            for unwanted in (
+                ".approx",
+                ".ftz",
+                "ld.local",
+                "st.local",
+                "ld.v4",
+                "ld.u64",
+                "ld.f32",
+            ):  # the last: of memory that might be any
+                assert unwanted not in ptx[arch], f"{name} for {arch}: {unwanted}"
 
 
 PTXAS = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")

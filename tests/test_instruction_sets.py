@@ -22,8 +22,9 @@ from numba.core import codegen
 from numba.np.numpy_support import from_dtype
 
 from bitnet_np import masks, packing, selftest
-from bitnet_np.kernels import blocks, cpu, simd
+from bitnet_np.kernels import blocks, cpu, simd, ternary, tiles
 from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.kernels.launching import Kernel
 from bitnet_np.tensor_types import BLOCK_TYPES, Q3_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
 from bitnet_np.transformer import DIALECTS, forward_full, forward_incremental
 
@@ -201,9 +202,9 @@ def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     n, floats, sums, codes = types.intp, array(types.float32), array(types.int32), array(types.uint8, readonly=True)
     shared = (array(types.int8, 2), sums, floats, types.float32, floats, floats, n, n)
     if apart:
-        function, signature = cpu._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, codes, n, n, n, *shared)
+        function, signature = ternary._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, codes, n, n, n, *shared)
     else:
-        function, signature = cpu._ternary_tile, (simd.Tile("i32", 2, 2), n, n, codes, n, n, n, n, shared[0], n, *shared[1:])
+        function, signature = ternary._ternary_tile, (simd.Tile("i32", 2, 2), n, n, codes, n, n, n, n, shared[0], n, *shared[1:])
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     lines = assembly(lowered(function, signature, path), triple, processor, features)
     found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it
@@ -223,7 +224,7 @@ def test_float_dot_products_are_fused_and_call_nothing(triple, processor, featur
     """A call would be one for each lane. float16 is widened by an instruction where there is one."""
     n, half, floats = types.intp, array(types.int16, readonly=True), array(types.float32)
     signature = (simd.Tile("f32", 2, 2), half, n, n, n, floats, n, n, n, n, n, n)
-    lines = assembly(lowered(cpu._dot_tile, signature, "generic"), triple, processor, features)
+    lines = assembly(lowered(tiles.dot_tile, signature, "generic"), triple, processor, features)
     names = [line[0] for line in lines if line]
     assert sum(name.startswith(fused) for name in names) >= 2 * 4
     assert sum(name.startswith(widen) for name in names) >= 2 * 2
@@ -268,8 +269,8 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch):
     expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in (1, 2, 3, 5)]
     monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
     for name in ("_store_ternary", "_ternary_tile", "_ternary_tile_apart"):
-        monkeypatch.setattr(cpu, name, njit(getattr(cpu, name).py_func))
-    kernel = njit(cpu._ternary_matmul.shared.py_func)
-    monkeypatch.setattr(cpu, "_ternary_matmul", cpu._Kernel(kernel, kernel))
+        monkeypatch.setattr(ternary, name, njit(getattr(ternary, name).py_func))
+    kernel = njit(ternary._ternary_matmul.shared.py_func)
+    monkeypatch.setattr(ternary, "_ternary_matmul", Kernel(kernel, kernel))
     for rows, same in zip((1, 2, 3, 5), expected, strict=True):
         assert_same_bits(cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7), same)

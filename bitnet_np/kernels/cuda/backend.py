@@ -5,6 +5,7 @@ What a method is given must be checked already, as for the CPU's kernels: here, 
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,9 @@ from ...errors import ShapeError, UnsupportedError
 from .. import cpu
 from . import attention, floats, ternary
 from . import rows as row_kernels
-from .arrays import Arena, Codes, DeviceArray, DeviceTable, host, view
+from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .attention import CHUNK, WIDEST, Shape, shape_for
-from .target import BLOCK, GRID, SIMULATED
+from .target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 
 _NO_WINDOW = 1 << 62
 _WARPS = 1 if SIMULATED else 8  # of a block that shares 16 rows of a ternary matrix
@@ -43,6 +44,8 @@ class Cuda:
         self.tiles = TILES
         self.stream = cuda.stream()
         self.arena = Arena()
+        self._nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
+        self._arrived = self.upload(np.zeros(1 << 12, np.int32))  # of `attention.attend_chunk`
 
     # --- where arrays are ---
 
@@ -74,14 +77,17 @@ class Cuda:
         return out
 
     def resident(self, record: Any) -> Any:
-        """The rows of a pass, in one transfer. `position` tells `attend` how long the sequences are, and whether any has several rows."""
-        names = [field.name for field in fields(record)]
-        arrays = [np.asarray(getattr(record, name), np.int64) for name in names]
-        together = self.upload(np.concatenate(arrays))
-        ends = np.cumsum([array.size for array in arrays])
-        parts = {name: together[end - array.size : end] for name, array, end in zip(names, arrays, ends, strict=True)}
-        if np.unique(record.slot).size == record.slot.size:
-            parts["position"].chunks = int(record.position.max()) // CHUNK + 1
+        """The rows of a pass, in one transfer, or arrays of float32. `position` tells `attend` how long the sequences are, and whether any
+        has several rows."""
+        given = {field.name: np.asarray(getattr(record, field.name)) for field in fields(record)}
+        parts = {name: self.upload(array) for name, array in given.items() if array.dtype == np.float32}
+        integers = {name: array.astype(np.int64) for name, array in given.items() if name not in parts}
+        if integers:
+            together = self.upload(np.concatenate(list(integers.values())))
+            ends = np.cumsum([array.size for array in integers.values()]).tolist()
+            parts |= {name: together[end - array.size : end] for (name, array), end in zip(integers.items(), ends, strict=True)}
+        if "slot" in integers and np.unique(integers["slot"]).size == integers["slot"].size:
+            parts["position"].chunks = int(integers["position"].max()) // CHUNK + 1
         return replace(record, **parts)
 
     def to_host(self, array: DeviceArray | Codes) -> NDArray:
@@ -92,13 +98,18 @@ class Cuda:
 
     def launch(self, kernel: Any, n: int, *arguments: Any) -> None:
         """A kernel that goes through n numbers, whatever its grid is."""
-        kernel[min(GRID, -(-n // BLOCK)), BLOCK, self.stream](*arguments)
+        kernel[max(1, min(GRID, -(-n // BLOCK))), BLOCK, self.stream](*arguments)
 
     def _flat(self, kernel: Any, *arrays: DeviceArray) -> DeviceArray:
         """A kernel over numbers of equally many in all arrays, and its result."""
         out = self.empty(arrays[0].shape)
-        self.launch(kernel, out.size, *(view(array, np.float32) for array in arrays), view(out, np.float32))
+        self.launch(kernel, out.size, *(view(now(array), np.float32) for array in arrays), view(out, np.float32))
         return out
+
+    def _later(self, source: str, kernel: Any, a: DeviceArray, b: DeviceArray) -> Deferred:
+        """As `_flat`, when it is needed: a norm that comes next has its own way (`rows.rms_norm`)."""
+        a, b = now(a), now(b)
+        return Deferred(source, (a, b), a.shape, lambda: self._flat(kernel, a, b))
 
     # --- embedding and float matmul ---
 
@@ -116,7 +127,7 @@ class Cuda:
         out = self.empty((present, n))
         words = view(weights.words, np.uint32)
         kernel = floats.matmul(weights.kind, tokens)[grid, 16 * _HALVES, self.stream]
-        kernel(words, view(x, np.float32), weights.words.shape[1], width, n, present, view(out, np.float32))
+        kernel(words, view(now(x), np.float32), weights.words.shape[1], width, n, present, view(out, np.float32))
         return out
 
     # --- norms and ternary matmul ---
@@ -128,14 +139,22 @@ class Cuda:
 
     def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> DeviceArray:
         out, scale, codes = self.empty(x.shape), self.empty(x.shape[:1]), self._codes(*x.shape)
-        row_kernels.rms_norm[len(x), BLOCK, self.stream](x, gain, np.float32(eps), out, codes.row_words, codes.words, codes.bytes, scale)
+        source = "row"
+        if isinstance(x, Deferred) and x.is_open():
+            source, (a, b), made = x.source, x.inputs, self.empty(x.shape)
+            x.found(made)
+        else:
+            a = b = made = now(x)
+        threads = LARGE_BLOCK if len(x) <= self.processors else BLOCK
+        kernel = row_kernels.rms_norm(source)[len(x), threads, self.stream]
+        kernel(a, b, made, gain, np.float32(eps), out, codes.row_words, codes.words, codes.bytes, scale)
         out.quantized = codes, scale
         return out
 
     def layer_norm(self, x: DeviceArray, gain: DeviceArray, bias: DeviceArray | None, eps: float) -> DeviceArray:
         out = self.empty(x.shape)
         bias = self.zeros((x.shape[1],)) if bias is None else bias
-        row_kernels.layer_norm[len(x), BLOCK, self.stream](x, gain, bias, np.float32(eps), out)
+        row_kernels.layer_norm[len(x), BLOCK, self.stream](now(x), gain, bias, np.float32(eps), out)
         return out
 
     def quantize(self, x: DeviceArray) -> tuple[Codes, DeviceArray]:
@@ -144,36 +163,53 @@ class Cuda:
         if found is not None:
             return found
         scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
-        row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, codes.bytes, scale)
+        row_kernels.quantize[len(x), BLOCK, self.stream](now(x), codes.row_words, codes.words, codes.bytes, scale)
         return codes, scale
 
     def ternary_matmul(self, q: Codes, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
-        if not isinstance(q, Codes) or codes.dtype != np.uint32:
-            raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
-        n, blocks = q.rows, -(-q.width // ternary.COLUMNS)
-        tiles = -(-width // ternary.ROWS)
-        out = self.empty((n, width))
-        flat = view(out, np.float32)
-        factor = np.float32(w_scale)
-        if n == 1:
-            ternary.gemv(_WARPS)[tiles, 32 * _WARPS, self.stream](codes, q.unsigned, scale, factor, blocks, flat)
-            return out
-        fitting = [tile for tile in self.tiles if tile[0] <= tiles] if n > SKINNY else []
-        if not fitting:
-            groups = 1 if n <= 8 else 2  # of 8 tokens
-            kernel = ternary.skinny(groups, _WARPS)[(tiles, -(-n // (8 * groups))), 32 * _WARPS, self.stream]
-            kernel(codes, q.unsigned, scale, factor, blocks, q.row_words, width, flat)
-            return out
-        grids = [(-(-tiles // (t[0] * t[2])), -(-n // (t[1] * t[3] * 8))) for t in fitting]
-        chosen = next((i for i, (a, b) in enumerate(grids) if a * b >= self.processors), len(grids) - 1)
-        tile = fitting[chosen]
-        ternary.gemm(*tile)[grids[chosen], 32 * tile[2] * tile[3], self.stream](
-            codes, q.unsigned, scale, factor, blocks, q.row_words, width, flat
-        )
-        return out
+        return self.ternary_matmuls(q, scale, (codes, w_scale, width))[0]
 
     def ternary_matmuls(self, q: Codes, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
-        return [self.ternary_matmul(q, scale, *matrix) for matrix in matrices]
+        """In one launch, whatever their number up to three: small ones alone leave the device idle."""
+        for codes, _, _ in matrices:
+            if not isinstance(q, Codes) or codes.dtype != np.uint32:
+                raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
+        n, blocks = q.rows, -(-q.width // ternary.COLUMNS)
+        three = (*matrices, *[(matrices[0][0], np.float32(0), 0)] * 2)[:3]
+        words, factors, widths = zip(*((codes, np.float32(w_scale), width) for codes, w_scale, width in three), strict=True)
+        tiles = [-(-width // ternary.ROWS) for width in widths]
+
+        def parts(tiles_of_a_block: int) -> tuple[int, ...]:
+            """Up to which block each matrix goes."""
+            return tuple(np.cumsum([-(-each // tiles_of_a_block) for each in tiles]).tolist())
+
+        out = self.empty((n * sum(widths),))
+        tile = self._tile([count for count in tiles if count], n)
+        if n == 1:
+            warps = _WARPS if blocks <= _WARPS * ternary.DEPTH else 2 * _WARPS
+            ends, depth = parts(1), min(ternary.DEPTH, -(-blocks // warps))
+            kernel = ternary.gemv(warps, depth)[ends[-1], 32 * warps, self.stream]
+            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, out)
+        elif tile is None:
+            ends, groups = parts(1), 1 if n <= 8 else 2  # of 8 tokens
+            kernel = ternary.skinny(groups, _WARPS)[(ends[-1], -(-n // (8 * groups))), 32 * _WARPS, self.stream]
+            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, q.row_words, out)
+        else:
+            ends = parts(tile[0] * tile[2])
+            kernel = ternary.gemm(*tile)[(ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3], self.stream]
+            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, q.row_words, out)
+        begins = np.cumsum([0, *(n * width for width in widths)]).tolist()
+        return [out[begins[i] : begins[i + 1]].reshape(n, widths[i]) for i in range(len(matrices))]
+
+    def _tile(self, tiles: list[int], n: int) -> tuple[int, ...] | None:
+        """The shape of the blocks of `ternary.gemm` for n tokens and matrices of so many tiles of rows, or None if it is not for these."""
+        if n <= SKINNY:
+            return None
+        fitting = [tile for tile in self.tiles if tile[0] <= min(tiles)]
+        for tile in fitting:
+            if sum(-(-each // (tile[0] * tile[2])) for each in tiles) * -(-n // (tile[1] * tile[3] * 8)) >= self.processors:
+                return tile
+        return fitting[-1] if fitting else None
 
     # --- positions and attention ---
 
@@ -188,105 +224,126 @@ class Cuda:
         self.launch(row_kernels.take_rotations, cos.size, all_cos, all_sin, position, cos, sin)
         return cos, sin
 
-    def rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> DeviceArray:
+    def rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> Deferred:
         return self._rope(x, cos, sin, cos.shape[1], 1)
 
-    def rope_adjacent(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> DeviceArray:
+    def rope_adjacent(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> Deferred:
         return self._rope(x, cos, sin, 1, 2)
 
-    def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> DeviceArray:
-        out = self.empty(x.shape)
-        self.launch(row_kernels.rope, x.size, x, cos, sin, distance, step, out)
-        return out
+    def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> Deferred:
+        rotation = now(x), cos, sin, cos.shape[1], distance, step
+
+        def launch() -> DeviceArray:
+            out = self.empty(x.shape)
+            self.launch(row_kernels.rope, prod(x.shape), *rotation, out)
+            return out
+
+        return Deferred("rope", rotation, x.shape, launch)
+
+    def _rotation(self, x: DeviceArray) -> tuple:
+        """What kernels take that rotate what they read: numbers, cosines, sines, and which are pairs: none of those that are rotated."""
+        if isinstance(x, Deferred) and x.is_open():
+            return x.inputs
+        return now(x), self._nothing, self._nothing, 0, 0, 1
 
     def attend(
         self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, window: int | None = None
     ) -> DeviceArray:
-        n, heads, width = q.shape
-        capacity, kv_heads = k.shape[1:3]
-        if width > WIDEST:
-            raise UnsupportedError(f"heads are {width} wide, on the device expected at most {WIDEST}")
-        group = heads // kv_heads
-        out = self.empty(q.shape)
-        seen = window or _NO_WINDOW
-        scale = np.float32(1.0) / np.sqrt(np.float32(width))
-        keys, values = view(k, np.float32), view(v, np.float32)
+        n, heads, _ = q.shape
+        shape = self._shape(q, k, heads // k.shape[2] * n)
         chunks = getattr(position, "chunks", None)
         if chunks is not None:
-            return self._attend_split(q, keys, values, slot, position, chunks, capacity, kv_heads, scale, seen, out)
-        shape = shape_for(width, group * n)
-        grid = -(-n // max(1, shape.queries // min(group, shape.queries))), kv_heads, -(-group // shape.queries)
-        kernel = attention.attend(shape)[grid, _threads(shape), self.stream]
-        kernel(q, keys, values, slot, position, capacity, kv_heads, scale, seen, out)
+            return self._attend_split(q, k, v, slot, position, chunks, window or _NO_WINDOW)
+        out = self.empty(q.shape)
+        kernel = attention.attend(shape)[_tiles(shape, n, heads, k.shape[2]), shape.threads, self.stream]
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], _scale(q), window or _NO_WINDOW, out)
         return out
 
     def _attend_split(
-        self,
-        q: DeviceArray,
-        k: DeviceArray,
-        v: DeviceArray,
-        slot: DeviceArray,
-        position: DeviceArray,
-        chunks: int,
-        capacity: int,
-        kv_heads: int,
-        scale: np.float32,
-        window: int,
-        out: DeviceArray,
+        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, chunks: int, window: int
     ) -> DeviceArray:
         """Rows that share no keys: a block for each chunk of keys. `chunks` is as many as the longest row has, or more."""
-        n, heads, width = q.shape
-        shape = shape_for(width, heads // kv_heads)
-        parts = self.empty((n, heads, chunks, width))
+        (n, heads, width), kv_heads = q.shape, k.shape[2]
+        shape = self._shape(q, k, heads // kv_heads)
+        parts, out = self.empty((n * heads * chunks * width,)), self.empty(q.shape)
         largest, weight = self.empty((n, heads, chunks)), self.empty((n, heads, chunks))
         grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks
-        kernel = attention.attend_chunk(shape)[grid, _threads(shape), self.stream]
-        kernel(q, k, v, slot, position, capacity, kv_heads, scale, window, parts, largest, weight)
-        attention.fold_chunks[(n, heads), _threads(shape), self.stream](parts, largest, weight, position, window, out)
+        if self._arrived.size < n * grid[1]:
+            self._arrived = self.upload(np.zeros(n * grid[1], np.int32))
+        kernel, arguments = attention.attend_chunk(shape)[grid, shape.threads, self.stream], (*k.shape[1:3], _scale(q), window)
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, parts, largest, weight, self._arrived, out)
         return out
 
-    def attend_masked(self, *arguments: Any) -> DeviceArray:
-        raise UnsupportedError("there is no attention by a mask array on the device; leave the mask out, or compute on the CPU")
+    def attend_masked(
+        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, mask: DeviceArray
+    ) -> DeviceArray:
+        (n, heads, _), kv_heads = q.shape, k.shape[2]
+        shape, out = self._shape(q, k, heads // kv_heads * n), self.empty(q.shape)
+        kernel = attention.attend_masked(shape)[_tiles(shape, n, heads, kv_heads), shape.threads, self.stream]
+        arguments = *k.shape[1:3], _scale(q), view(mask, np.float32), *mask.shape
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, out)
+        return out
+
+    def _shape(self, q: DeviceArray, k: DeviceArray, queries: int) -> Shape:
+        if q.shape[2] > WIDEST:
+            raise UnsupportedError(f"heads are {q.shape[2]} wide, on the device expected at most {WIDEST}")
+        return shape_for(q.shape[2], queries, k.dtype == np.int16)
+
+    def _kept(self, *arrays: DeviceArray) -> tuple[DeviceArray, ...]:
+        """Keys or values as one axis."""
+        return tuple(view(now(array), array.dtype) for array in arrays)
 
     # --- residuals, gates, rows ---
 
     def add(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.add, a, b)
+        return self._later("sum", row_kernels.add, a, b)
 
     def add_bias(self, x: DeviceArray, bias: DeviceArray) -> DeviceArray:
         out = self.empty(x.shape)
-        self.launch(row_kernels.add_bias, out.size, view(x, np.float32), bias, view(out, np.float32))
+        self.launch(row_kernels.add_bias, out.size, view(now(x), np.float32), bias, view(out, np.float32))
         return out
 
     def scaled(self, x: DeviceArray, factor: np.float32) -> DeviceArray:
         out = self.empty(x.shape)
-        self.launch(row_kernels.scaled, out.size, view(x, np.float32), np.float32(factor), view(out, np.float32))
+        self.launch(row_kernels.scaled, out.size, view(now(x), np.float32), np.float32(factor), view(out, np.float32))
         return out
 
     def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
         out = self.empty((rows.size, x.shape[1]))
-        self.launch(row_kernels.take, out.size, x, rows, out)
+        self.launch(row_kernels.take, out.size, now(x), rows, out)
         return out
 
     def spread(self, x: DeviceArray, slot: DeviceArray, position: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
-        out = self.zeros((*shape, *x.shape[1:]))
-        self.write(out, slot, position, x)
+        x, out = now(x), self.zeros((*shape, *x.shape[1:]))
+        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, position, out.reshape(*shape, -1))
         return out
 
-    def write(self, out: DeviceArray, slot: DeviceArray, position: DeviceArray, x: DeviceArray) -> None:
-        """Keys or values [R, G, K] to their places in [B, S, G, K]."""
-        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, position, out.reshape(out.shape[0], out.shape[1], -1))
+    def keep(
+        self, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, k_out: DeviceArray, v_out: DeviceArray
+    ) -> None:
+        """Keys and values [R, G, K] to their places in [B, S, G, K]. Beyond float16's range is NaN there, so that it reaches the logits."""
+        kernel = row_kernels.keep(k_out.dtype == np.int16)
+        _, *how = rotation = self._rotation(k)
+        self.launch(kernel, prod(k.shape), rotation[0], now(v), *how, slot, position, k_out, v_out)
 
     def erase(self, out: DeviceArray, slot: int, start: int, end: int) -> None:
-        """Zeros for positions start..end of a slot of [B, S, G, K]."""
-        flat = out.reshape(out.shape[0], out.shape[1], -1)
-        self.launch(row_kernels.erase, max(1, (end - start) * flat.shape[2]), flat, slot, start, end)
+        """Zeros for positions start..end of a slot of [L, B, S, G, K]."""
+        if end > start:
+            flat = _of_positions(out)
+            self.launch(row_kernels.erase, flat.shape[0] * (end - start) * flat.shape[3], flat, slot, start, end)
+
+    def carry(self, source: DeviceArray, slot: int, out: DeviceArray, target: int, start: int, end: int) -> None:
+        """Positions start..end of a slot of [L, B, S, G, K] to another, there or in [L, B', S', G, K]."""
+        if end > start:
+            flat = _of_positions(out)
+            count = flat.shape[0] * (end - start) * flat.shape[3]
+            self.launch(row_kernels.carry, count, _of_positions(source), slot, flat, target, start, end)
 
     def relu2_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.relu2_gate, gate, up)
+        return self._later("relu2", row_kernels.relu2_gate, gate, up)
 
     def silu_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.silu_gate, gate, up)
+        return self._later("silu", row_kernels.silu_gate, gate, up)
 
     def gelu(self, x: DeviceArray) -> DeviceArray:
         return self._flat(row_kernels.gelu, x)
@@ -321,6 +378,16 @@ def _check_table(table: Any) -> None:
         raise ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
 
 
-def _threads(shape: Shape) -> int:
-    """A thread for each number of a head."""
-    return shape.width
+def _scale(q: DeviceArray) -> np.float32:
+    return np.float32(1.0) / np.sqrt(np.float32(q.shape[2]))
+
+
+def _tiles(shape: Shape, n: int, heads: int, kv_heads: int) -> tuple[int, int, int]:
+    """The grid of `attention.attend` for n rows."""
+    group = heads // kv_heads
+    return -(-n // max(1, shape.queries // min(group, shape.queries))), kv_heads, -(-group // shape.queries)
+
+
+def _of_positions(kept: DeviceArray) -> DeviceArray:
+    """[L, B, S, G, K] -> [L, B, S, G * K]."""
+    return kept.reshape(*kept.shape[:3], kept.shape[3] * kept.shape[4])

@@ -60,19 +60,54 @@ def half_value(typing_context, bits):
     """The float16 of the low 16 bits, widened."""
 
     def codegen(context, builder, signature, args):
-        return builder.fpext(builder.bitcast(builder.trunc(args[0], I16), HALF), F32)
+        return _half_value(builder, builder.trunc(args[0], I16))
 
     return types.float32(types.uint32), codegen
 
 
+def _half_value(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+    return builder.fpext(builder.bitcast(bits, HALF), F32)
+
+
 @intrinsic
-def dp4a(typing_context, a, b, c):
-    """c + the sum of four unsigned bytes of `a` times four signed ones of `b`."""
+def half_bits(typing_context, x):
+    """x rounded to float16, half to even, as its bits: a NaN where it is beyond float16's range."""
 
     def codegen(context, builder, signature, args):
-        return _asm(builder, I32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", args, effect=False)
+        bits = builder.bitcast(builder.fptrunc(args[0], HALF), I16)
+        finite = builder.icmp_unsigned("<", builder.and_(bits, ir.Constant(I16, 0x7FFF)), ir.Constant(I16, 0x7C00))
+        return builder.select(finite, bits, ir.Constant(I16, 0x7E00))
 
-    return types.int32(types.uint32, types.uint32, types.int32), codegen
+    return types.int16(types.float32), codegen
+
+
+def dot_tiles(count: int) -> Callable:
+    """A function (sums, weights, low, high, valid) -> sums: byte dot products of the first `valid` of `count` tiles of weights.
+
+    sums: of the upper and of the lower row. weights: 4 words for each tile, two bits each (packing in ternary.py); low and high: 4 words of
+    codes for each tile, of its columns below 64 and of the others.
+    """
+
+    @intrinsic
+    def dot(typing_context, sums, weights, low, high, valid):
+        def codegen(context, builder, signature, args):
+            *tuples, valid = args
+            sums, weights, low, high = (
+                [builder.extract_value(value, i) for i in range(kind.count)] for value, kind in zip(tuples, signature.args, strict=False)
+            )
+            for tile in range(count):
+                counts = builder.icmp_signed(">", valid, ir.Constant(valid.type, tile))
+                bytes_of = builder.select(counts, ir.Constant(I32, 0x03030303), ir.Constant(I32, 0))
+                for place in range(16):
+                    word, x = weights[4 * tile + place // 4], (low, high)[place // 8][4 * tile + place // 4 % 2 * 2 + place % 4 // 2]
+                    codes = builder.and_(builder.lshr(word, ir.Constant(I32, 2 * (place % 4))), bytes_of)
+                    row = place % 2
+                    sums[row] = _asm(builder, I32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", [codes, x, sums[row]], effect=False)
+            return context.make_tuple(builder, signature.return_type, sums)
+
+        return sums(sums, weights, low, high, valid), codegen
+
+    return dot
 
 
 # --- among the lanes of a warp --------------------------------------------------------------------------------------------------------
@@ -129,9 +164,15 @@ def _address(context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, o
     return builder.gep(context.make_array(array)(context, builder, value).data, [offset])
 
 
-def _load_four(context: Any, builder: ir.IRBuilder, array: Any, address: ir.Value) -> list[ir.Value]:
+_GLOBAL = 1  # the number of that address space
+
+
+def _load_four(context: Any, builder: ir.IRBuilder, array: Any, address: ir.Value, in_global: bool = False) -> list[ir.Value]:
     vector = ir.VectorType(context.get_data_type(array.dtype), 4)
-    loaded = builder.load(builder.bitcast(address, vector.as_pointer(addrspace=address.type.addrspace)), typ=vector)
+    address = builder.bitcast(address, vector.as_pointer(addrspace=address.type.addrspace))
+    if in_global:
+        address = builder.addrspacecast(address, vector.as_pointer(addrspace=_GLOBAL))
+    loaded = builder.load(address, typ=vector)
     loaded.align = 16
     return [builder.extract_element(loaded, ir.Constant(I32, i)) for i in range(4)]
 
@@ -147,23 +188,132 @@ def load4(typing_context, array, offset):
     return types.UniTuple(array.dtype, 4)(array, types.int64), codegen
 
 
-def load_fragments(count: int) -> Callable:
-    """A function (array, offset, stride) that gives `count` times the four words at offset + i * stride, as one tuple."""
+def load_fragments(count: int, in_global: bool = False) -> Callable:
+    """A function (array, offset, stride) that gives `count` times the four words at offset + i * stride, as one tuple.
+
+    `in_global` tells NVVM where the array is: of one that is chosen among several it does not find out.
+    """
 
     @intrinsic
     def load(typing_context, array, offset, stride):
         def codegen(context, builder, signature, args):
-            kind = signature.args[0]
-            array, offset, stride = args
-            values = []
-            for _ in range(count):
-                values += _load_four(context, builder, kind, _address(context, builder, kind, array, offset))
-                offset = builder.add(offset, stride)
-            return context.make_tuple(builder, signature.return_type, values)
+            return _load_many(context, builder, signature, count, in_global, *args)
 
         return types.UniTuple(array.dtype, 4 * count)(array, types.int64, types.int64), codegen
 
     return load
+
+
+def load_within(count: int) -> Callable:
+    """As `load_fragments` of global memory, with an argument more: what would be past that offset is read there."""
+
+    @intrinsic
+    def load(typing_context, array, offset, stride, last):
+        def codegen(context, builder, signature, args):
+            return _load_many(context, builder, signature, count, True, *args)
+
+        return types.UniTuple(array.dtype, 4 * count)(array, types.int64, types.int64, types.int64), codegen
+
+    return load
+
+
+def _load_many(
+    context: Any,
+    builder: ir.IRBuilder,
+    signature: Any,
+    count: int,
+    in_global: bool,
+    array: ir.Value,
+    offset: ir.Value,
+    stride: ir.Value,
+    last: ir.Value | None = None,
+) -> ir.Value:
+    kind, values = signature.args[0], []
+    for _ in range(count):
+        place = offset if last is None else builder.select(builder.icmp_signed("<", offset, last), offset, last)
+        values += _load_four(context, builder, kind, _address(context, builder, kind, array, place), in_global)
+        offset = builder.add(offset, stride)
+    return context.make_tuple(builder, signature.return_type, values)
+
+
+def load_column(count: int) -> Callable:
+    """A function (array, offset, stride, last) that gives `count` float32 of global memory, at min(offset + i * stride, last), as a tuple.
+
+    An array of int16 holds float16: they are widened.
+    """
+
+    @intrinsic
+    def load(typing_context, array, offset, stride, last):
+        def codegen(context, builder, signature, args):
+            kind, values = signature.args[0], []
+            array, offset, stride, last = args
+            for _ in range(count):
+                place = builder.select(builder.icmp_signed("<", offset, last), offset, last)
+                value = builder.load(_address(context, builder, kind, array, place), typ=context.get_data_type(kind.dtype))
+                values.append(_half_value(builder, value) if kind.dtype == types.int16 else value)
+                offset = builder.add(offset, stride)
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(types.float32, count)(array, types.int64, types.int64, types.int64), codegen
+
+    return load
+
+
+def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 3), "llvm.fma.f32")
+    return builder.call(function, [a, b, c])
+
+
+def _product(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 2), "llvm.nvvm.mul.rn.f")
+    return builder.call(function, [a, b])
+
+
+def chain_column(count: int) -> Callable:
+    """A function (total, weights, at, values) -> total: fma(weights[at + i], values[i], total) for i in order. `at` is a multiple of 4."""
+
+    @intrinsic
+    def chain(typing_context, total, weights, at, values):
+        def codegen(context, builder, signature, args):
+            total, array, at, values = args
+            for i in range(0, count, 4):
+                place = builder.add(at, ir.Constant(I64, i))
+                four = _load_four(context, builder, signature.args[1], _address(context, builder, signature.args[1], array, place))
+                for j in range(4):
+                    total = _fma(builder, four[j], builder.extract_value(values, i + j), total)
+            return total
+
+        return types.float32(types.float32, weights, types.int64, values), codegen
+
+    return chain
+
+
+def fold_column(count: int) -> Callable:
+    """A function (total, factors, old, new, values, valid) -> total: fma(total, factors[old + i], values[i] * factors[new + i]) for i below
+    `valid`, in order. Both offsets are multiples of 4."""
+
+    @intrinsic
+    def fold(typing_context, total, factors, old, new, values, valid):
+        def codegen(context, builder, signature, args):
+            total, array, old, new, values, valid = args
+            for i in range(0, count, 4):
+                olds, news = (
+                    _load_four(
+                        context,
+                        builder,
+                        signature.args[1],
+                        _address(context, builder, signature.args[1], array, builder.add(at, ir.Constant(I64, i))),
+                    )
+                    for at in (old, new)
+                )
+                for j in range(4):
+                    folded = _fma(builder, total, olds[j], _product(builder, builder.extract_value(values, i + j), news[j]))
+                    total = builder.select(builder.icmp_signed(">", valid, ir.Constant(I64, i + j)), folded, total)
+            return total
+
+        return types.float32(types.float32, factors, types.int64, types.int64, values, types.int64), codegen
+
+    return fold
 
 
 @intrinsic

@@ -77,12 +77,28 @@ def half_value(bits: np.uint32) -> np.float32:
     return np.float32(np.uint16(bits & 0xFFFF).view(np.float16))
 
 
+def half_bits(x: np.float32) -> np.int16:
+    half = np.float32(x).astype(np.float16)
+    return half.view(np.int16) if np.isfinite(half) else np.int16(0x7E00)
+
+
 def _bytes(words: Any, kind: type) -> np.ndarray:
     return np.array(words, np.uint32).view(kind).astype(np.int32)
 
 
-def dp4a(a: np.uint32, b: np.uint32, c: np.int32) -> np.int32:
-    return np.int32(c + np.dot(_bytes([a], np.uint8), _bytes([b], np.int8)))
+def dot_tiles(count: int) -> Callable:
+    def dot(sums: tuple, weights: tuple, low: tuple, high: tuple, valid: int) -> tuple:
+        total = np.array(sums, np.int32)
+        for tile in range(min(count, valid)):
+            x = _bytes([*low[4 * tile : 4 * tile + 4], *high[4 * tile : 4 * tile + 4]], np.int8).reshape(
+                2, 2, 2, 4
+            )  # half, word, low or high
+            planes = np.array(weights[4 * tile : 4 * tile + 4], np.uint32)[:, None] >> np.array([0, 2, 4, 6], np.uint32)
+            codes = _bytes(planes & np.uint32(0x03030303), np.uint8).reshape(2, 2, 2, 2, 4)  # half, word, low or high, row, byte
+            total += (codes * x[:, :, :, None]).sum(axis=(0, 1, 2, 4), dtype=np.int32)
+        return tuple(total)
+
+    return dot
 
 
 # --- among the lanes of a warp --------------------------------------------------------------------------------------------------------
@@ -144,11 +160,44 @@ def load4(array: Any, offset: int) -> tuple:
     return tuple(array[offset + i] for i in range(4))
 
 
-def load_fragments(count: int) -> Callable:
+def load_fragments(count: int, in_global: bool = False) -> Callable:
     def load(array: Any, offset: int, stride: int) -> tuple:
         return tuple(value for i in range(count) for value in load4(array, offset + i * stride))
 
     return load
+
+
+def load_within(count: int) -> Callable:
+    def load(array: Any, offset: int, stride: int, last: int) -> tuple:
+        return tuple(value for i in range(count) for value in load4(array, min(offset + i * stride, last)))
+
+    return load
+
+
+def load_column(count: int) -> Callable:
+    def load(array: Any, offset: int, stride: int, last: int) -> tuple:
+        found = [array[min(offset + i * stride, last)] for i in range(count)]
+        return tuple(value.view(np.float16).astype(np.float32) if value.dtype == np.int16 else value for value in found)
+
+    return load
+
+
+def chain_column(count: int) -> Callable:
+    def chain(total: np.float32, weights: Any, at: int, values: tuple) -> np.float32:
+        for i in range(count):
+            total = fma(weights[at + i], values[i], total)
+        return total
+
+    return chain
+
+
+def fold_column(count: int) -> Callable:
+    def fold(total: np.float32, factors: Any, old: int, new: int, values: tuple, valid: int) -> np.float32:
+        for i in range(min(count, valid)):
+            total = fma(total, factors[old + i], times(values[i], factors[new + i]))
+        return total
+
+    return fold
 
 
 def copy_async(shared: Any, to: int, source: Any, start: int, size: int) -> None:

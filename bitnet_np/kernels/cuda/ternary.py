@@ -12,6 +12,9 @@ to each other.
 
 Activations are codes [R, row_words] in words: columns up to a multiple of 128, then the row's sum and three words to keep 16-byte loads
 aligned. Codes count 0, 1, 2, hence the sum: (accumulated - sum) / scale * weight scale.
+
+A launch takes three matrices that read the same input, some of them with no rows: parts of the grid, `ends` says up to which block each.
+Their results are one after the other.
 """
 
 from functools import cache
@@ -23,13 +26,13 @@ from numpy.typing import NDArray
 
 from .target import instructions, kernel
 
-commit_copies, copy_async, device, dp4a, load4, load_fragments, multiply, quad_sum, times, wait_copies, zeros = (
+commit_copies, copy_async, device, dot_tiles, load_fragments, load_within, multiply, quad_sum, times, wait_copies, zeros = (
     instructions.commit_copies,
     instructions.copy_async,
     instructions.device,
-    instructions.dp4a,
-    instructions.load4,
+    instructions.dot_tiles,
     instructions.load_fragments,
+    instructions.load_within,
     instructions.multiply,
     instructions.quad_sum,
     instructions.times,
@@ -41,7 +44,7 @@ ROWS, COLUMNS = 16, 128  # of a tile
 TILE_WORDS = 128
 WARP = 32
 STAGES = 3  # blocks of 128 columns of activations in shared memory at a time
-_LANE_BYTES = 0x03030303
+DEPTH = 4  # tiles that a warp of `gemv` asks for at most before it needs the first
 
 
 def row_words(width: int) -> int:
@@ -77,38 +80,62 @@ def _finish(total, row_sum, scale, factor):
     return times(np.float32(np.float32(np.int32(total - row_sum)) / scale), factor)
 
 
+@device
+def _matrix(block, ends):
+    """Whose part of the grid a block is in: which of three matrices, and which block of its own."""
+    if block < ends[0]:
+        return 0, block
+    if block < ends[1]:
+        return 1, block - ends[0]
+    return 2, block - ends[1]
+
+
+@device
+def _of(three, which):
+    return three[0] if which == 0 else three[1] if which == 1 else three[2]
+
+
+@device
+def _before(widths, which):
+    """How many rows the matrices before have."""
+    return 0 if which == 0 else widths[0] if which == 1 else widths[0] + widths[1]
+
+
 @cache
-def gemv(warps: int) -> Any:
-    """One token, by byte dot products: a block for each 16 rows, whose warps share the columns."""
+def gemv(warps: int, depth: int) -> Any:
+    """One token, by byte dot products: a block for each 16 rows, whose warps share the columns and ask for `depth` tiles at a time."""
     n_parts = warps * ROWS
+    none, dot = zeros(2), dot_tiles(depth)
+    load_weights, load_codes = load_within(depth), load_within(depth)
 
     @kernel
-    def ternary_gemv(words, codes, scale, factor, blocks, out):  # [tiles * blocks * 128], [row_words], [1] -> [N]
-        lane, warp, tile = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP, cuda.blockIdx.x
+    def ternary_gemv(words, ends, widths, factors, codes, scale, blocks, out):
+        # ([tiles * blocks * 128] x 3), ..., [row_words], [1] -> [sum of N]
+        lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+        which, tile = _matrix(cuda.blockIdx.x, ends)
+        mine = _of(words, which)
         parts = cuda.shared.array(n_parts, np.int32)
-        upper, lower = np.int32(0), np.int32(0)
-        mask = np.uint32(_LANE_BYTES)
-        for block in range(warp, blocks, warps):
-            weights = load4(words, ((tile * blocks + block) * WARP + lane) * 4)
-            for half in range(2):
-                x = load4(codes, block * (COLUMNS // 4) + half * 16 + lane % 4 * 4)
-                for s in range(2):
-                    word = weights[2 * half + s]
-                    upper = dp4a(np.uint32(word & mask), x[2 * s], upper)
-                    lower = dp4a(np.uint32(np.uint32(word >> np.uint32(2)) & mask), x[2 * s], lower)
-                    upper = dp4a(np.uint32(np.uint32(word >> np.uint32(4)) & mask), x[2 * s + 1], upper)
-                    lower = dp4a(np.uint32(np.uint32(word >> np.uint32(6)) & mask), x[2 * s + 1], lower)
-        upper, lower = quad_sum(upper), quad_sum(lower)
+        sums = none()
+        place, codes_place = tile * blocks * TILE_WORDS + lane * 4, lane % 4 * 4
+        last, last_codes = (blocks - 1) * TILE_WORDS, (blocks - 1) * (COLUMNS // 4)
+        for start in range(warp, blocks, warps * depth):  # past the end: the last tile again, for nothing
+            weights = load_weights(mine, place + start * TILE_WORDS, warps * TILE_WORDS, place + last)
+            at = codes_place + start * (COLUMNS // 4)
+            low = load_codes(codes, at, warps * (COLUMNS // 4), codes_place + last_codes)
+            high = load_codes(codes, at + 16, warps * (COLUMNS // 4), codes_place + last_codes + 16)
+            sums = dot(sums, weights, low, high, (blocks - start + warps - 1) // warps)
+        upper, lower = quad_sum(sums[0]), quad_sum(sums[1])
         if lane % 4 == 0:
             parts[warp * ROWS + lane // 4] = upper
             parts[warp * ROWS + lane // 4 + 8] = lower
         cuda.syncthreads()
         row = tile * ROWS + cuda.threadIdx.x
-        if cuda.threadIdx.x < ROWS and row < out.size:
+        if cuda.threadIdx.x < ROWS and row < _of(widths, which):
             total = np.int32(0)
             for other in range(warps):
                 total = np.int32(total + parts[other * ROWS + cuda.threadIdx.x])
-            out[row] = _finish(total, np.int32(codes[blocks * (COLUMNS // 4)]), scale[0], factor)
+            row_sum = np.int32(codes[blocks * (COLUMNS // 4)])
+            out[_before(widths, which) + row] = _finish(total, row_sum, scale[0], _of(factors, which))
 
     return ternary_gemv
 
@@ -119,34 +146,36 @@ def skinny(tokens: int, warps: int) -> Any:
     n_sums = 4 * tokens
     n_parts = warps * WARP * n_sums
     none, first_half, second_half = zeros(n_sums), multiply(1, tokens, 0), multiply(1, tokens, 1)
-    load_codes = load_fragments(tokens)
+    load_codes, load_weights = load_fragments(tokens), load_fragments(1, in_global=True)
 
     @kernel
-    def ternary_skinny(
-        words, codes, scale, factor, blocks, stride, rows, out
-    ):  # ..., [R up to a multiple of 8 * tokens, stride], [R] -> [R, N]
-        lane, warp, tile = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP, cuda.blockIdx.x
+    def ternary_skinny(words, ends, widths, factors, codes, scale, blocks, stride, out):
+        # as ternary_gemv; codes [R up to a multiple of 8 * tokens, stride], [R] -> [R, N] x 3
+        lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+        which, tile = _matrix(cuda.blockIdx.x, ends)
+        mine, rows, present = _of(words, which), _of(widths, which), scale.size
         parts = cuda.shared.array(n_parts, np.int32)
         first = cuda.blockIdx.y * (8 * tokens)
         sums = none()
         for block in range(warp, blocks, warps):
-            weights = load4(words, ((tile * blocks + block) * WARP + lane) * 4)
+            weights = load_weights(mine, ((tile * blocks + block) * WARP + lane) * 4, 0)
             at = (first + lane // 4) * stride + block * (COLUMNS // 4) + lane % 4 * 4
             sums = first_half(sums, weights, load_codes(codes, at, 8 * stride))
             sums = second_half(sums, weights, load_codes(codes, at + 16, 8 * stride))
         for i in range(n_sums):
             parts[(warp * n_sums + i) * WARP + lane] = sums[i]
         cuda.syncthreads()
+        start = present * _before(widths, which)
         for item in range(cuda.threadIdx.x, n_sums * WARP, cuda.blockDim.x):
             i, place = item // WARP, item % WARP
             row = tile * ROWS + place // 4 + i % 4 // 2 * 8
             token = first + i // 4 * 8 + place % 4 * 2 + i % 2
-            if row < rows and token < scale.size:
+            if row < rows and token < present:
                 total = np.int32(0)
                 for other in range(warps):
                     total = np.int32(total + parts[(other * n_sums + i) * WARP + place])
                 row_sum = np.int32(codes[token * stride + blocks * (COLUMNS // 4)])
-                out[token * rows + row] = _finish(total, row_sum, scale[token], factor)
+                out[start + token * rows + row] = _finish(total, row_sum, scale[token], _of(factors, which))
 
     return ternary_skinny
 
@@ -166,7 +195,7 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
     stage_words = block_tokens * (COLUMNS // 4)
     n_shared = STAGES * stage_words
     none, first_half, second_half = zeros(n_sums), multiply(row_tiles, token_tiles, 0), multiply(row_tiles, token_tiles, 1)
-    load_weights, load_codes, wait = load_fragments(row_tiles), load_fragments(token_tiles), wait_copies(STAGES - 2)
+    load_weights, load_codes, wait = load_fragments(row_tiles, in_global=True), load_fragments(token_tiles), wait_copies(STAGES - 2)
 
     @device
     def bring(shared, codes, block, blocks, stage, first, stride, present):
@@ -181,29 +210,31 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
         commit_copies()
 
     @kernel
-    def ternary_gemm(words, codes, scale, factor, blocks, stride, rows, out):  # ..., [R * stride], [R] -> [R, N]
+    def ternary_gemm(words, ends, widths, factors, codes, scale, blocks, stride, out):  # as ternary_skinny; codes [R * stride]
         lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+        which, part = _matrix(cuda.blockIdx.x, ends)
+        mine_words, rows, factor = _of(words, which), _of(widths, which), _of(factors, which)
         tiles, present = (rows + ROWS - 1) // ROWS, scale.size
         shared = cuda.shared.array(n_shared, np.uint32)
         first = cuda.blockIdx.y * block_tokens
-        tile = cuda.blockIdx.x * block_rows + warp % warp_rows * row_tiles
+        tile = part * block_rows + warp % warp_rows * row_tiles
         mine = warp // warp_rows * token_tiles * 8
         start, step = min(tile, tiles - row_tiles), blocks * TILE_WORDS  # past the end: the last ones, which others may work on too
         for stage in range(STAGES - 1):
             bring(shared, codes, stage, blocks, stage, first, stride, present)
         sums = none()
-        weights = load_weights(words, start * blocks * TILE_WORDS + lane * 4, step)
+        weights = load_weights(mine_words, start * blocks * TILE_WORDS + lane * 4, step)
         for block in range(blocks):
             wait()
             cuda.syncthreads()
             bring(shared, codes, block + STAGES - 1, blocks, (block + STAGES - 1) % STAGES, first, stride, present)
             following = min(block + 1, blocks - 1)
-            later = load_weights(words, (start * blocks + following) * TILE_WORDS + lane * 4, step)
+            later = load_weights(mine_words, (start * blocks + following) * TILE_WORDS + lane * 4, step)
             at = block % STAGES * stage_words + (mine + lane // 4) * 16 + lane % 4 * 4
             sums = first_half(sums, weights, load_codes(shared, at, 128))
             sums = second_half(sums, weights, load_codes(shared, at + block_tokens * 16, 128))
             weights = later
-        base = (start * ROWS) + lane // 4
+        base, place_of = start * ROWS + lane // 4, present * _before(widths, which)
         for place in range(2 * token_tiles):  # token by token, so that few scales wait in registers
             token = first + mine + place // 2 * 8 + lane % 4 * 2 + place % 2
             if token < present:
@@ -212,6 +243,6 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
                     row = base + up * 8
                     if row >= tile * ROWS and row < rows:
                         i = (up // 2 * token_tiles + place // 2) * 4 + up % 2 * 2 + place % 2
-                        out[token * rows + row] = _finish(sums[i], row_sum, s, factor)
+                        out[place_of + token * rows + row] = _finish(sums[i], row_sum, s, factor)
 
     return ternary_gemm
