@@ -6,6 +6,7 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
+from . import huge_pages
 from .floats import widen_row
 from .launching import inlined, launch, parallel, read_only, serial
 from .rows import sum_of_squares
@@ -63,7 +64,8 @@ def copy(table: NDArray, seen: Callable[[NDArray], None]) -> tuple[NDArray[np.ui
     """
     rows, columns = table.shape
     groups = -(-rows // LANES)
-    codes = np.empty((groups, -(-columns // _COLUMNS) * LANES), np.uint32)  # four bytes of a row each
+    words = -(-columns // _COLUMNS) * LANES  # four bytes of a row each
+    codes = huge_pages.empty(groups * words * 4).view(np.uint32).reshape(groups, words)
     step, lost, length = (np.zeros(rows, np.float32) for _ in range(3))
     for first in range(0, rows, _SLICE):
         part, its = slice(first, first + _SLICE), slice(first // LANES, (first + _SLICE) // LANES)

@@ -6,6 +6,7 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
+from . import huge_pages
 from .floats import widen_row
 from .launching import launch, parallel, read_only, serial
 from .simd import LANES
@@ -21,7 +22,7 @@ def _empty(shape: tuple[int, int]) -> NDArray[np.uint32]:
     """Room for a packed matrix, with weights of zero in what is missing of the last 16 rows."""
     n, m = shape
     groups, steps = -(-n // LANES), -(-m // LANES)
-    packed = np.empty(groups * steps * LANES, np.uint32)
+    packed = huge_pages.empty(groups * steps * LANES * 4).view(np.uint32)
     if n % LANES:
         packed[(groups - 1) * steps * LANES :] = 0x55555555
     return packed
