@@ -14,6 +14,8 @@ engines' recordings check that. They differ in where keys and values live, in ti
 Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType

@@ -35,6 +35,7 @@ from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.kernels.cuda import simulated, ternary
 from bitnet_np.kernels.cuda.backend import TILES, Cuda
+from bitnet_np.kernels.cuda.target import PIECE
 from bitnet_np.masks import Pattern, mask
 from bitnet_np.metrics import Metrics
 from bitnet_np.testing import random_model
@@ -106,12 +107,28 @@ def quantize() -> None:
 @check
 def rms_norm() -> None:
     on = device()
-    for width in (1, 33, 300, 4200):  # the last is more than fits shared memory at once
-        x, gain = odd_rows(width) if width < 4200 else normal(1, width), normal(width, seed=1)
+    for width in (1, 33, 300, PIECE + 70):  # the last is more than fits shared memory at once
+        x, gain = odd_rows(width), normal(width, seed=1)
         out = on.rms_norm(on.upload(x), on.upload(gain), 1e-5)
         ours = cpu.rms_norm(x, gain, 1e-5)
         equal_where_finite(on, out, ours)
         _quantized_alike(on, on.quantize(out), ours)
+
+
+@check
+def norms_of_what_comes_before() -> None:
+    """A sum or a gate that nobody has read yet is worked out by the norm that does; and so are its own readers' numbers."""
+    on = device()
+    for name, width in (("add", 33), ("relu2_gate", 300), ("silu_gate", 20), ("relu2_gate", PIECE + 20)):
+        a, b, gain = normal(3, width), normal(3, width, seed=1), normal(width, seed=2)
+        ours = getattr(cpu, name)(a, b)
+        there = getattr(on, name)(on.upload(a), on.upload(b))
+        normed = on.rms_norm(there, on.upload(gain), 1e-5)
+        same(on, normed, cpu.rms_norm(ours, gain, 1e-5))
+        _quantized_alike(on, on.quantize(normed), cpu.rms_norm(ours, gain, 1e-5))
+        same(on, there, ours)
+        same(on, on.rms_norm(there, on.upload(gain), 1e-5), cpu.rms_norm(ours, gain, 1e-5))
+        same(on, on.add(there, there), ours + ours)
 
 
 @check
@@ -125,7 +142,7 @@ def norms_fold_their_lanes_by_halving() -> None:
 @check
 def layer_norm() -> None:
     on = device()
-    for width in (1, 33, 4200):
+    for width in (1, 33, PIECE + 90):
         x, gain, bias = normal(2, width) + 3, normal(width, seed=1), normal(width, seed=2)
         x[-1, -1] = 1e30 if width == 33 else x[-1, -1]  # its square is not a float32
         x_there, gain_there = on.upload(x), on.upload(gain)

@@ -14,7 +14,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
-from bitnet_np.kernels import cpu
+from bitnet_np.kernels import launching
 from bitnet_np.model import Model
 from bitnet_np.testing import SHAPE, random_model
 
@@ -108,7 +108,7 @@ def threads(n: int) -> Iterator[None]:
     before = numba.get_num_threads()
     numba.set_num_threads(n)
     try:
-        with mock.patch.object(cpu, "_SMALL", 0):
+        with mock.patch.object(launching, "SMALL", 0):
             yield
     finally:
         numba.set_num_threads(before)

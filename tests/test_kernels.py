@@ -16,7 +16,8 @@ from numba import njit
 
 from bitnet_np import packing, spec
 from bitnet_np.families import rope_frequencies
-from bitnet_np.kernels import cpu, scalar, simd
+from bitnet_np.kernels import attention, cpu, launching, scalar, simd
+from bitnet_np.kernels import rows as row_kernels
 
 TABLES = ["float32", "float16", "bfloat16"]
 
@@ -531,9 +532,9 @@ def test_attention_of_single_rows_shared_out_by_chunks_is_the_same(seed, heads, 
         launched.append(kernel)
         kernel.alone(*args[1:])
 
-    with mock.patch.multiple(cpu, _LONG=1, get_num_threads=lambda: 1000, _launch=launch, empty=full_of_nan):
+    with mock.patch.multiple(attention, _LONG=1, get_num_threads=lambda: 1000, launch=launch, empty=full_of_nan):
         assert_same_bits(cpu.attend(q, k, v, slot, position, window), expected)
-    assert launched == [cpu._attend_split]
+    assert launched == [attention._attend_split]
 
 
 def full_of_nan(shape, dtype=np.float32):
@@ -645,11 +646,11 @@ def test_a_number_that_is_not_finite_is_found_wherever_it_is(shape, dtype):
 
 def test_little_work_stays_on_the_calling_thread():
     seen = []
-    kernel = cpu._Kernel(shared=lambda: seen.append("shared"), alone=lambda: seen.append("alone"))
+    kernel = launching.Kernel(shared=lambda: seen.append("shared"), alone=lambda: seen.append("alone"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "_SMALL", 100)
+        patch.setattr(launching, "SMALL", 100)
         for work in (101, 100):
-            cpu._launch(kernel, work)
+            launching.launch(kernel, work)
     assert seen == ["shared", "alone"]
 
 
@@ -658,8 +659,8 @@ def test_both_ways_of_a_kernel_give_the_same_bits():
     x, gain = rng.standard_normal((5, 77), np.float32), rng.standard_normal(77, np.float32)
     shared, alone = np.empty_like(x), np.empty_like(x)
     with threads(2):
-        cpu._rms_norm.shared(x, cpu._weights(gain), f32(1e-5), shared)
-    cpu._rms_norm.alone(x, cpu._weights(gain), f32(1e-5), alone)
+        row_kernels._rms_norm.shared(x, launching.read_only(gain), f32(1e-5), shared)
+    row_kernels._rms_norm.alone(x, launching.read_only(gain), f32(1e-5), alone)
     np.testing.assert_array_equal(shared, alone)
-    assert cpu._rms_norm.shared.targetoptions["parallel"]
-    assert not cpu._rms_norm.alone.targetoptions.get("parallel")
+    assert row_kernels._rms_norm.shared.targetoptions["parallel"]
+    assert not row_kernels._rms_norm.alone.targetoptions.get("parallel")

@@ -6,7 +6,8 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .cpu import _launch, _parallel, _serial, _weights, _widen_row
+from .floats import widen_row
+from .launching import launch, parallel, read_only, serial
 from .simd import LANES
 
 MOST = 1 << 31  # numbers whose magnitudes `magnitude_sums` has room for
@@ -26,7 +27,7 @@ def _empty(shape: tuple[int, int]) -> NDArray[np.uint32]:
     return packed
 
 
-@_parallel
+@parallel
 def _from_i2s(source, row_words, steps, rows, target):
     for group in prange((rows + LANES - 1) // LANES):
         for lane in range(min(LANES, rows - group * LANES)):
@@ -46,11 +47,11 @@ def from_i2s(codes: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.uin
     """From I2_S, a row after the other."""
     n, m = shape
     packed = _empty(shape)
-    _launch(_from_i2s, packed.size, _weights(codes.view(np.uint32)), -(-m // 128) * 8, -(-m // LANES), n, packed)
+    launch(_from_i2s, packed.size, read_only(codes.view(np.uint32)), -(-m // 128) * 8, -(-m // LANES), n, packed)
     return packed.view(np.uint8)
 
 
-@_serial
+@serial
 def _pack_row(codes, packed, group, lane):
     """A row's codes, filled up with those of zero weights to a multiple of 16 and taken four at a time, to its lane of a group of rows."""
     steps = codes.size // 4
@@ -61,7 +62,7 @@ def _pack_row(codes, packed, group, lane):
         packed[(group * steps + step) * LANES + lane] = word
 
 
-@_parallel
+@parallel
 def _from_quarters(data, rows, packed, found):
     height, m = data.shape
     for group in prange((rows + LANES - 1) // LANES):
@@ -83,17 +84,17 @@ def from_quarters(data: NDArray[np.uint8], rows: int) -> tuple[NDArray[np.uint8]
     Says, too, whether any row has a code of 3, which means nothing.
     """
     packed, found = _empty((rows, data.shape[1])), np.empty(-(-rows // LANES), np.uint8)
-    _launch(_from_quarters, packed.size, _weights(data), rows, packed, found)
+    launch(_from_quarters, packed.size, read_only(data), rows, packed, found)
     return packed.view(np.uint8), bool(found.any())
 
 
-@_parallel
+@parallel
 def _from_masters(masters, steps, packed):
     n, m = masters.shape
     for group in prange((n + LANES - 1) // LANES):
         row, codes = np.empty(m, np.float32), np.ones((m + LANES - 1) // LANES * LANES, np.uint8)
         for lane in range(min(LANES, n - group * LANES)):
-            _widen_row(masters[group * LANES + lane], row)
+            widen_row(masters[group * LANES + lane], row)
             for i in range(m):
                 position = np.float64(row[i]) * steps
                 codes[i] = np.uint8(1) + np.uint8(position > 0.5) - np.uint8(position < -0.5)  # half to even, and the clamp
@@ -103,11 +104,11 @@ def _from_masters(masters, steps, packed):
 def from_masters(masters: NDArray, steps: float) -> NDArray[np.uint8]:  # [N, M] float32, float16 or bfloat16's bits -> packed
     """The masters times `steps`, in float64, rounded half to even and cut to -1, 0, +1."""
     packed = _empty(masters.shape)
-    _launch(_from_masters, masters.size, _weights(masters), steps, packed)
+    launch(_from_masters, masters.size, read_only(masters), steps, packed)
     return packed.view(np.uint8)
 
 
-@_serial
+@serial
 def _add_magnitudes(bits, sums):
     """Up to _PIECE numbers at once, if the smallest is not too small beside the largest, else one by one."""
     low, top = np.uint32(255), np.uint32(1)
@@ -131,14 +132,14 @@ def _add_magnitudes(bits, sums):
             sums[max(exponent, np.uint32(1))] += np.int64((bits[i] & np.uint32(0x7FFFFF)) | hidden)
 
 
-@_parallel
+@parallel
 def _magnitude_sums(table, sums):
     n, m = table.shape
     for part in prange(sums.shape[0]):
         first, end = part * n // sums.shape[0], (part + 1) * n // sums.shape[0]
         row = np.empty(m, np.float32)
         for r in range(end - first):
-            _widen_row(table[first + r], row)
+            widen_row(table[first + r], row)
             for start in range(0, m, _PIECE):
                 _add_magnitudes(row.view(np.uint32)[start : min(start + _PIECE, m)], sums[part])
 
@@ -146,5 +147,5 @@ def _magnitude_sums(table, sums):
 def magnitude_sums(table: NDArray) -> NDArray[np.int64]:  # [N, M] float32, float16 or bfloat16's bits, at most MOST -> [E]
     """The sum of |x|, exactly: that of entry e times 2^(e - 150). Integers, so their order is free."""
     sums = np.zeros((_PARTS, _ENTRIES), np.int64)
-    _launch(_magnitude_sums, table.size, _weights(table), sums)
+    launch(_magnitude_sums, table.size, read_only(table), sums)
     return sums.sum(axis=0)

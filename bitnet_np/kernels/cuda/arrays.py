@@ -4,6 +4,7 @@ All work goes through one stream, in order: memory that Python lets go may be wr
 what was launched before.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -62,6 +63,36 @@ def view(array: DeviceArray, dtype: DTypeLike) -> DeviceArray:
     return array.reshape(array.size).view(dtype)
 
 
+class Deferred:
+    """A result that nobody has needed yet. What reads it first may work it out on its way: one launch, and one way through memory, less."""
+
+    def __init__(self, source: str, inputs: tuple[DeviceArray, ...], shape: tuple[int, ...], launch: Callable[[], DeviceArray]) -> None:
+        """`source` and `inputs` say what it is to those who know; `launch` works it out for all others."""
+        self.source, self.inputs, self.shape = source, inputs, shape
+        self._launch: Callable[[], DeviceArray] | None = launch
+        self._array: DeviceArray = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def array(self) -> DeviceArray:
+        if self._launch is not None:
+            self.found(self._launch())
+        return self._array
+
+    def is_open(self) -> bool:
+        return self._launch is not None
+
+    def found(self, array: DeviceArray) -> None:
+        """It is, or will be, in this array; inputs are let go."""
+        self._array, self._launch, self.inputs = array, None, ()
+
+
+def now(array: Any) -> Any:
+    """An array that can be read."""
+    return array.array() if isinstance(array, Deferred) else array
+
+
 @dataclass(frozen=True, eq=False)
 class Codes:
     """int8 activations as the kernels of ternary.py read them: the same memory three times."""
@@ -83,11 +114,11 @@ class DeviceTable:
     shape: tuple[int, int]  # (N, M)
 
 
-def host(array: DeviceArray | Codes, stream: Any) -> NDArray:
+def host(array: DeviceArray | Deferred | Codes, stream: Any) -> NDArray:
     """A copy of it as NumPy's; of codes, what they stand for."""
     if isinstance(array, Codes):
         codes = host(array.bytes, stream)[: array.rows * array.row_words * 4]
         return np.ascontiguousarray(codes.reshape(array.rows, -1)[:, : array.width])
-    out = array.copy_to_host(stream=stream)
+    out = now(array).copy_to_host(stream=stream)
     stream.synchronize()
     return out

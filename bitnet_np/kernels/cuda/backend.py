@@ -15,9 +15,9 @@ from ...errors import ShapeError, UnsupportedError
 from .. import cpu
 from . import attention, floats, ternary
 from . import rows as row_kernels
-from .arrays import Arena, Codes, DeviceArray, DeviceTable, host, view
+from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .attention import CHUNK, WIDEST, Shape, shape_for
-from .target import BLOCK, GRID, SIMULATED
+from .target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 
 _NO_WINDOW = 1 << 62
 _WARPS = 1 if SIMULATED else 8  # of a block that shares 16 rows of a ternary matrix
@@ -97,8 +97,13 @@ class Cuda:
     def _flat(self, kernel: Any, *arrays: DeviceArray) -> DeviceArray:
         """A kernel over numbers of equally many in all arrays, and its result."""
         out = self.empty(arrays[0].shape)
-        self.launch(kernel, out.size, *(view(array, np.float32) for array in arrays), view(out, np.float32))
+        self.launch(kernel, out.size, *(view(now(array), np.float32) for array in arrays), view(out, np.float32))
         return out
+
+    def _later(self, source: str, kernel: Any, a: DeviceArray, b: DeviceArray) -> Deferred:
+        """As `_flat`, when it is needed: a norm that comes next has its own way (`rows.rms_norm`)."""
+        a, b = now(a), now(b)
+        return Deferred(source, (a, b), a.shape, lambda: self._flat(kernel, a, b))
 
     # --- embedding and float matmul ---
 
@@ -116,7 +121,7 @@ class Cuda:
         out = self.empty((present, n))
         words = view(weights.words, np.uint32)
         kernel = floats.matmul(weights.kind, tokens)[grid, 16 * _HALVES, self.stream]
-        kernel(words, view(x, np.float32), weights.words.shape[1], width, n, present, view(out, np.float32))
+        kernel(words, view(now(x), np.float32), weights.words.shape[1], width, n, present, view(out, np.float32))
         return out
 
     # --- norms and ternary matmul ---
@@ -128,14 +133,22 @@ class Cuda:
 
     def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> DeviceArray:
         out, scale, codes = self.empty(x.shape), self.empty(x.shape[:1]), self._codes(*x.shape)
-        row_kernels.rms_norm[len(x), BLOCK, self.stream](x, gain, np.float32(eps), out, codes.row_words, codes.words, codes.bytes, scale)
+        source = "row"
+        if isinstance(x, Deferred) and x.is_open():
+            source, (a, b), made = x.source, x.inputs, self.empty(x.shape)
+            x.found(made)
+        else:
+            a = b = made = now(x)
+        threads = LARGE_BLOCK if len(x) <= self.processors else BLOCK
+        kernel = row_kernels.rms_norm(source)[len(x), threads, self.stream]
+        kernel(a, b, made, gain, np.float32(eps), out, codes.row_words, codes.words, codes.bytes, scale)
         out.quantized = codes, scale
         return out
 
     def layer_norm(self, x: DeviceArray, gain: DeviceArray, bias: DeviceArray | None, eps: float) -> DeviceArray:
         out = self.empty(x.shape)
         bias = self.zeros((x.shape[1],)) if bias is None else bias
-        row_kernels.layer_norm[len(x), BLOCK, self.stream](x, gain, bias, np.float32(eps), out)
+        row_kernels.layer_norm[len(x), BLOCK, self.stream](now(x), gain, bias, np.float32(eps), out)
         return out
 
     def quantize(self, x: DeviceArray) -> tuple[Codes, DeviceArray]:
@@ -144,7 +157,7 @@ class Cuda:
         if found is not None:
             return found
         scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
-        row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, codes.bytes, scale)
+        row_kernels.quantize[len(x), BLOCK, self.stream](now(x), codes.row_words, codes.words, codes.bytes, scale)
         return codes, scale
 
     def ternary_matmul(self, q: Codes, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
@@ -268,21 +281,21 @@ class Cuda:
     # --- residuals, gates, rows ---
 
     def add(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.add, a, b)
+        return self._later("sum", row_kernels.add, a, b)
 
     def add_bias(self, x: DeviceArray, bias: DeviceArray) -> DeviceArray:
         out = self.empty(x.shape)
-        self.launch(row_kernels.add_bias, out.size, view(x, np.float32), bias, view(out, np.float32))
+        self.launch(row_kernels.add_bias, out.size, view(now(x), np.float32), bias, view(out, np.float32))
         return out
 
     def scaled(self, x: DeviceArray, factor: np.float32) -> DeviceArray:
         out = self.empty(x.shape)
-        self.launch(row_kernels.scaled, out.size, view(x, np.float32), np.float32(factor), view(out, np.float32))
+        self.launch(row_kernels.scaled, out.size, view(now(x), np.float32), np.float32(factor), view(out, np.float32))
         return out
 
     def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
         out = self.empty((rows.size, x.shape[1]))
-        self.launch(row_kernels.take, out.size, x, rows, out)
+        self.launch(row_kernels.take, out.size, now(x), rows, out)
         return out
 
     def spread(self, x: DeviceArray, slot: DeviceArray, position: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
@@ -300,10 +313,10 @@ class Cuda:
         self.launch(row_kernels.erase, max(1, (end - start) * flat.shape[2]), flat, slot, start, end)
 
     def relu2_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.relu2_gate, gate, up)
+        return self._later("relu2", row_kernels.relu2_gate, gate, up)
 
     def silu_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
-        return self._flat(row_kernels.silu_gate, gate, up)
+        return self._later("silu", row_kernels.silu_gate, gate, up)
 
     def gelu(self, x: DeviceArray) -> DeviceArray:
         return self._flat(row_kernels.gelu, x)

@@ -1,9 +1,11 @@
-"""Kernels that take rows one by one, or numbers one by one. Bodies follow kernels/cpu.py, whose order is the contract's.
+"""Kernels that take rows one by one, or numbers one by one. Bodies follow kernels/rows.py, whose order is the contract's.
 
 One block owns a row. Its threads bring a piece of it to shared memory; 16 of them are the lanes that sum.
 """
 
 import math
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -13,7 +15,7 @@ from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import normal_cdf, round_half_even
 from ..scalar import silu as _silu_of
 from ..simd import LANES
-from .target import instructions, kernel
+from .target import PIECE, instructions, kernel
 
 bits_float, device, float_bits, fma, fma64 = (
     instructions.bits_float,
@@ -25,8 +27,8 @@ bits_float, device, float_bits, fma, fma64 = (
 plus, times = instructions.plus, instructions.times
 
 _f = np.float32
-_PIECE = 4096  # numbers of a row in shared memory at a time
 _ONE = np.float64(1.0)
+SOURCES = ("row", "sum", "relu2", "silu")  # of what `rms_norm` norms
 
 
 # --- sums over a row ------------------------------------------------------------------------------------------------------------------
@@ -40,6 +42,20 @@ def _fold(lanes):
         for i in range(half):
             lanes[i] += lanes[i + half]
         half //= 2
+
+
+@device
+def _squares(numbers, n, lane, total):
+    """total + the squares of one lane's numbers. Eight are read before the first is needed: only the sums wait for each other."""
+    whole = n - n % (8 * LANES)
+    for start in range(0, whole, 8 * LANES):
+        for step in range(8):
+            value = np.float64(numbers[start + step * LANES + lane])
+            total = fma64(value, value, total)
+    for i in range(whole + lane, n, LANES):
+        value = np.float64(numbers[i])
+        total = fma64(value, value, total)
+    return total
 
 
 @device
@@ -59,7 +75,7 @@ def _write_codes(row, width, largest, words, row_words, bytes_, r):
     for i in range(cuda.threadIdx.x, 4 * (row_words - 4), cuda.blockDim.x):
         code = np.int32(0)
         if i < width and largest < 0x7F800000:
-            code = np.int32(round_half_even(times(row[r, i], s)))
+            code = np.int32(round_half_even(times(row[i], s)))
         bytes_[r * 4 * row_words + i] = np.int8(code)
         total = np.int32(total + code)
     cuda.atomic.add(words, r * row_words + row_words - 4, total)  # of integers: the order is free
@@ -88,62 +104,99 @@ def quantize(x, row_words, words, bytes_, scale):  # [R, M] -> [at least R * row
         mine = max(mine, _magnitude(x[r, i]))
     cuda.atomic.max(largest, 0, mine)
     cuda.syncthreads()
-    s = _write_codes(x, width, largest[0], words, row_words, bytes_, r)
+    s = _write_codes(x[r], width, largest[0], words, row_words, bytes_, r)
     if cuda.threadIdx.x == 0:
         scale[r] = s
 
 
-@kernel
-def rms_norm(x, gain, eps, out, row_words, words, bytes_, scale):
-    """The norm, and its result quantised: in a ternary model that comes next, and the row is at hand."""
-    r, t, width = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
-    piece = cuda.shared.array(_PIECE, np.float32)
-    lanes = cuda.shared.array(LANES, np.float64)
-    factor = cuda.shared.array(1, np.float32)
-    largest = cuda.shared.array(1, np.int32)
-    total = np.float64(0.0)
-    for start in range(0, width, _PIECE):
-        n = min(_PIECE, width - start)
-        for i in range(t, n, cuda.blockDim.x):
-            piece[i] = x[r, start + i]
-        cuda.syncthreads()
+@device
+def _relu2_gate(gate, up):
+    positive = _f(0.0) if gate < _f(0.0) else gate  # NaN stays NaN
+    return times(times(positive, positive), up)
+
+
+@device
+def _silu_gate(gate, up):
+    return times(_silu_of(gate), up)
+
+
+@device
+def _worked_out(source, a, b):
+    """A number of the row: there, or a result of the operation before. The source is a constant where this is compiled."""
+    if source == "sum":
+        return plus(a, b)
+    if source == "relu2":
+        return _relu2_gate(a, b)
+    if source == "silu":
+        return _silu_gate(a, b)
+    return a
+
+
+@cache
+def rms_norm(source: str) -> Any:
+    """The norm of what `source` says: of the "row" a, or of the "sum", "relu2" or "silu" of a and b, which is left in `made`."""
+    is_there = source == "row"
+
+    def rms_norm(a, b, made, gain, eps, out, row_words, words, bytes_, scale):  # [R, M] x 3, [M]
+        """The norm, and its result quantised: in a ternary model that comes next, and the row is at hand."""
+        r, t, width = cuda.blockIdx.x, cuda.threadIdx.x, a.shape[1]
+        piece = cuda.shared.array(PIECE, np.float32)
+        lanes = cuda.shared.array(LANES, np.float64)
+        factor = cuda.shared.array(1, np.float32)
+        largest = cuda.shared.array(1, np.int32)
+        total, whole = np.float64(0.0), width <= PIECE
+        for start in range(0, width, PIECE):
+            n = min(PIECE, width - start)
+            for i in range(t, n, cuda.blockDim.x):
+                value = _worked_out(source, a[r, start + i], b[r, start + i])
+                if not is_there:
+                    made[r, start + i] = value
+                piece[i] = value
+            cuda.syncthreads()
+            if t < LANES:
+                total = _squares(piece, n, t, total)
+            cuda.syncthreads()
         if t < LANES:
-            for i in range(t, n, LANES):
-                value = np.float64(piece[i])
-                total = fma64(value, value, total)
+            lanes[t] = total
         cuda.syncthreads()
-    if t < LANES:
-        lanes[t] = total
-    cuda.syncthreads()
-    if t == 0:
-        _fold(lanes)
-        factor[0] = _factor(lanes[0], width, eps)
-        largest[0] = 0
-        words[r * row_words + row_words - 4] = 0
-    cuda.syncthreads()
-    mine = np.int32(0)
-    for i in range(t, width, cuda.blockDim.x):
-        value = times(times(x[r, i], factor[0]), gain[i])
-        out[r, i] = value
-        mine = max(mine, _magnitude(value))
-    cuda.atomic.max(largest, 0, mine)
-    cuda.syncthreads()
-    s = _write_codes(out, width, largest[0], words, row_words, bytes_, r)
-    if t == 0:
-        scale[r] = s
+        if t == 0:
+            _fold(lanes)
+            factor[0] = _factor(lanes[0], width, eps)
+            largest[0] = 0
+            words[r * row_words + row_words - 4] = 0
+        cuda.syncthreads()
+        mine = np.int32(0)
+        for i in range(t, width, cuda.blockDim.x):
+            value = piece[i] if whole else made[r, i]
+            value = times(times(value, factor[0]), gain[i])
+            if whole:
+                piece[i] = value
+            out[r, i] = value
+            mine = max(mine, _magnitude(value))
+        cuda.atomic.max(largest, 0, mine)
+        cuda.syncthreads()
+        if whole:
+            s = _write_codes(piece, width, largest[0], words, row_words, bytes_, r)
+        else:
+            s = _write_codes(out[r], width, largest[0], words, row_words, bytes_, r)
+        if t == 0:
+            scale[r] = s
+
+    rms_norm.__name__ = rms_norm.__qualname__ = f"rms_norm_{source}"  # in profiles
+    return kernel(rms_norm)
 
 
 @kernel
 def layer_norm(x, gain, bias, eps, out):
     r, t, width = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
-    piece = cuda.shared.array(_PIECE, np.float32)
+    piece = cuda.shared.array(PIECE, np.float32)
     lanes = cuda.shared.array(LANES, np.float64)
     factor = cuda.shared.array(1, np.float32)
     mean = np.float64(0.0)
     for squares in range(2):  # first the sum of the row, then that of the squares of what is left of it
         total = np.float64(0.0)
-        for start in range(0, width, _PIECE):
-            n = min(_PIECE, width - start)
+        for start in range(0, width, PIECE):
+            n = min(PIECE, width - start)
             for i in range(t, n, cuda.blockDim.x):
                 piece[i] = _f(np.float64(x[r, start + i]) - mean) if squares else x[r, start + i]
             cuda.syncthreads()
@@ -192,15 +245,13 @@ def scaled(x, factor, out):
 @kernel
 def relu2_gate(gate, up, out):
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        x = gate[i]
-        positive = _f(0.0) if x < _f(0.0) else x  # NaN stays NaN
-        out[i] = times(times(positive, positive), up[i])
+        out[i] = _relu2_gate(gate[i], up[i])
 
 
 @kernel
 def silu_gate(gate, up, out):
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = times(_silu_of(gate[i]), up[i])
+        out[i] = _silu_gate(gate[i], up[i])
 
 
 @kernel
