@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.decode import stepper
-from bitnet_np.device import bytes_needed, new_cache, open_cuda, place
-from bitnet_np.errors import CapacityError, MaskError, ShapeError, TokenRangeError, UnsupportedError
+from bitnet_np.device import DeviceCache, bytes_needed, new_cache, open_cuda, place
+from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.kernels.cuda import simulated, ternary
@@ -442,6 +442,62 @@ def cached_forward() -> None:
     same(on, cache.k, own.k)
 
 
+def alike(on: Cuda, theirs: KVCache, ours: KVCache) -> None:
+    """float16 as the same bits."""
+    for kept, expected in ((theirs.k, ours.k), (theirs.v, ours.v)):
+        np.testing.assert_array_equal(on.to_host(kept), expected if expected.dtype == np.float32 else expected.view(np.int16))
+    np.testing.assert_array_equal(theirs.lengths, ours.lengths)
+    assert (theirs.nbytes, theirs.dtype) == (ours.nbytes, ours.dtype)
+
+
+@check
+def forked_and_resized_caches() -> None:
+    on, model = device(), random_model(rng(8), **SMALLEST)
+    there = place(model, on)
+    for dtype in (np.float32, np.float16):
+        cache, own = new_cache(model.config, 2, 4, on, dtype), KVCache(model.config, 2, 4, dtype)
+        assert_same_bits(forward(there, [[1, 2, 3]], cache, ops=on), forward(model, [[1, 2, 3]], own))
+        for kept in (cache, own):
+            kept.fork(0, [1], 2)
+            kept.resize(3, 5)
+        alike(on, cache, own)
+        assert_same_bits(forward(there, [[4], [0]], cache, ops=on), forward(model, [[4], [0]], own))
+        assert_same_bits(stepper(there, cache, on)([2, 3, 1]), stepper(model, own)([2, 3, 1]))
+        alike(on, cache, own)
+
+
+@check
+def beyond_float16() -> None:
+    on, model = device(), random_model(rng(8), **SMALLEST)
+    model = replace(model, layers=tuple(replace(w, attn_norm=w.attn_norm * np.float32(1e6)) for w in model.layers))
+    cache = new_cache(model.config, 1, 4, on, np.float16)
+    with pytest.raises(NonFiniteError, match="sequence 0, position 0"):
+        forward(place(model, on), [[1, 2]], cache, ops=on)
+    assert not on.to_host(cache.k).any()
+
+
+@check
+def ring_caches() -> None:
+    """Rows that wrap around, what is written over and taken back, and one token after another."""
+    on, model = device(), random_model(rng(9), **SMALLEST | {"n_layers": 1, "window": 3, "context": 300})
+    there, tokens = place(model, on), rng(1).integers(0, 5, (1, 150))
+    cache, own = DeviceCache(on, model.config, 1, 300, ring=True), KVCache(model.config, 1, 300, ring=True)
+    assert cache.k.shape[2] < 150
+    last = {"last_only": True}
+    assert_same_bits(forward(there, tokens, cache, ops=on, **last), forward(model, tokens, own, **last))
+    alike(on, cache, own)
+
+    def stop(name: str, layer: int | None, array: NDArray) -> None:
+        if name == "l_out":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forward(there, tokens[:, :70], cache, ops=on, record=stop)
+    alike(on, cache, own)
+    assert_same_bits(stepper(there, cache, on)([3]), stepper(model, own)([3]))
+    alike(on, cache, own)
+
+
 @check
 def masked_forward() -> None:
     """A mask of each sequence's own, padding, and a position that sees nothing."""
@@ -512,14 +568,8 @@ def refusals() -> None:
         forward_full(model, [[1]], ops=on)
     with pytest.raises(ShapeError, match="expected the device's layout, uint32"):
         on.ternary_matmul(*on.quantize(on.zeros((1, 8))), model.layers[0].attn_q.weights.codes, np.float32(1), 8)
-    with pytest.raises(UnsupportedError, match="dtype is float16, on a device expected float32"):
-        new_cache(model.config, 1, 4, on, np.float16)
     with pytest.raises(UnsupportedError, match="heads are 258 wide, on the device expected at most 256"):
         on.attend(*(on.zeros((1, *shape)) for shape in ((1, 258), (1, 1, 258), (1, 1, 258))), on.upload(np.zeros(1, np.int64)), None)
-    cache = new_cache(model.config, 2, 4, on)
-    for call in (lambda: cache.fork(0, [1]), lambda: cache.resize(3)):
-        with pytest.raises(UnsupportedError, match="on a device"):
-            call()
     blocks = random_model(rng(6), **SMALLEST | {"family": "llama", "weights": "TQ2_0", "width": 256, "ffn": 256, "head_dim": 128})
     with pytest.raises(UnsupportedError, match="layer 0: attn_q is TQ2_0 with a scale for each block"):
         place(blocks, on)
