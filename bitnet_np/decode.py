@@ -50,7 +50,7 @@ class Decoder:
             self._logits = None  # so that every run finds as much memory free
             try:
                 rotations = on.take_rotations(*table, self._position) if table else None
-                self._logits = _decoder(model, inside, rotations, attend, True, EXACT, on, ignore)
+                self._logits = _decoder(model, inside, rotations, attend, False, EXACT, on, ignore)  # a row of each is its last
                 on.launch(rows.advance, n, self._position, capacity - 1)
             finally:
                 on.arena = before

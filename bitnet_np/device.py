@@ -86,6 +86,8 @@ def place(model: Model, on: Backend) -> Model:
 
     Raises CapacityError before anything is sent if the device has too little memory, UnsupportedError for matrices it has no kernel for.
     """
+    if model.config.head_dim > on.widest_head:
+        raise UnsupportedError(f"heads are {model.config.head_dim} wide, on the device expected at most {on.widest_head}")
     wanted, free = bytes_needed(model), on.free_bytes()
     if wanted + _HEADROOM > free:
         raise CapacityError(f"the weights take {wanted:,} bytes on the device and {_HEADROOM:,} are kept beside, it has {free:,} free")

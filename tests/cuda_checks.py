@@ -16,6 +16,7 @@ import json
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -479,20 +480,22 @@ def beyond_float16() -> None:
 @check
 def ring_caches() -> None:
     """Rows that wrap around, what is written over and taken back, and one token after another."""
-    on, model = device(), random_model(rng(9), **SMALLEST | {"n_layers": 1, "window": 3, "context": 300})
-    there, tokens = place(model, on), rng(1).integers(0, 5, (1, 150))
+    on, model = device(), random_model(rng(9), **SMALLEST | {"window": 3, "context": 300})
+    there, tokens = place(model, on), [[1, 3, 2, 4]]
     cache, own = DeviceCache(on, model.config, 1, 300, ring=True), KVCache(model.config, 1, 300, ring=True)
-    assert cache.k.shape[2] < 150
-    last = {"last_only": True}
-    assert_same_bits(forward(there, tokens, cache, ops=on, **last), forward(model, tokens, own, **last))
-    alike(on, cache, own)
+    assert own.k.shape[2] == 128
+    own.k[:], own.v[:] = normal(*own.k.shape), normal(*own.k.shape, seed=1)
+    cache.k, cache.v = on.upload(own.k), on.upload(own.v)
+    cache.lengths[:] = own.lengths[:] = 126
 
     def stop(name: str, layer: int | None, array: NDArray) -> None:
         if name == "l_out":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        forward(there, tokens[:, :70], cache, ops=on, record=stop)
+        forward(there, tokens, cache, ops=on, record=stop)
+    alike(on, cache, own)
+    assert_same_bits(forward(there, tokens, cache, ops=on), forward(model, tokens, own))
     alike(on, cache, own)
     assert_same_bits(stepper(there, cache, on)([3]), stepper(model, own)([3]))
     alike(on, cache, own)
@@ -556,6 +559,31 @@ def decoder() -> None:
 
 
 @check
+def launches() -> None:
+    """How many a decoded token takes: each costs as much as most of what they do. (On a GPU they are in a graph, not to be counted.)"""
+    if GPU:
+        return
+    from numba.cuda.simulator.kernel import FakeCUDAKernel
+
+    on, kernels, layers = device(), Counter[str](), 3
+    model = random_model(rng(5), **SMALLEST | {"n_layers": layers})
+    step = stepper(place(model, on), new_cache(model.config, 1, 80, on), on)
+    run = FakeCUDAKernel.__call__
+
+    def counted(kernel: FakeCUDAKernel, *arguments: object) -> None:
+        kernels[kernel.fn.__name__] += 1
+        run(kernel, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FakeCUDAKernel, "__call__", counted)
+        step([1])
+    once = {"take_rotations": 1, "embed": 1, "matmul": 1, "advance": 1, "rms_norm_row": 1}
+    each = {"ternary_gemv": 4, "rms_norm_row": 1, "rms_norm_sum": 2, "rms_norm_relu2": 1, "keep": 1, "attend_chunk": 1}
+    assert kernels == sum([Counter(each)] * layers, Counter(once))
+    assert kernels.total() == 10 * layers + 5
+
+
+@check
 def refusals() -> None:
     """What a device cannot do is told by name, and too little memory before anything is sent."""
     on, model = device(), random_model(rng(6), **SMALLEST)
@@ -573,6 +601,8 @@ def refusals() -> None:
     blocks = random_model(rng(6), **SMALLEST | {"family": "llama", "weights": "TQ2_0", "width": 256, "ffn": 256, "head_dim": 128})
     with pytest.raises(UnsupportedError, match="layer 0: attn_q is TQ2_0 with a scale for each block"):
         place(blocks, on)
+    with pytest.raises(UnsupportedError, match="heads are 258 wide, on the device expected at most 256"):
+        place(random_model(rng(6), **SMALLEST | {"head_dim": 258}), on)
     on.free_bytes = lambda: 1 << 20
     with pytest.raises(CapacityError, match=rf"the weights take {bytes_needed(model):,} bytes on the device .* it has 1,048,576 free"):
         place(model, on)

@@ -226,6 +226,19 @@ def test_the_kernels_compile_to_the_instructions_they_are_written_for(compiled):
                 assert unwanted not in ptx[arch], f"{name} for {arch}: {unwanted}"
 
 
+@needs_package
+def test_what_is_moved_sixteen_bytes_at_a_time_is_aligned_so(compiled):
+    seen = set()
+    for name, ptx in compiled.items():
+        if re.search(r"shared\.v4|cp\.async\.cg\.shared", ptx["sm_90"]):
+            arrays = re.findall(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]", ptx["sm_90"])
+            assert arrays, name
+            for alignment, size in arrays:
+                assert int(alignment) >= 16 or int(size) <= 256, f"{name}: {size} bytes are aligned to {alignment}"  # small ones: state
+            seen.add(name.split()[0])
+    assert seen == {"ternary_gemm", "attend", "attend_chunk", "attend_masked"}
+
+
 PTXAS = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
 
 

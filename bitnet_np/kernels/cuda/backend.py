@@ -36,6 +36,7 @@ class Cuda:
     DEVICE = "cuda"
     chunk = CHUNK
     dialects = ("exact",)
+    widest_head = WIDEST
 
     def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
         self.backend = self  # what has arenas and launches, where this is wrapped
