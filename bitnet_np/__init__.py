@@ -24,6 +24,8 @@ from .transformer import (
     prefill,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "BITNET_CPP",
     "EXACT",

@@ -1,17 +1,56 @@
 """Command-line arguments that several commands share, and what they mean."""
 
 import argparse
+import os
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from . import packing, progress
 from .device import on_cpu, place
+from .dispatch import Device
 from .errors import OptionError
 from .gguf_file import GGUFFile
 from .hf_folder import Folder
 from .kernels import cpu
 from .load import BEYOND, OVERRIDABLE, model_from, read_config
 from .model import Model
+from .transformer import DIALECTS
+
+
+def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", required: bool = True) -> argparse._MutuallyExclusiveGroup:
+    """The ways to give token ids, of which one is taken (inputs.token_ids); text: what the option for a text is called."""
+    group = parser.add_mutually_exclusive_group(required=required)
+    group.add_argument("--tokens", metavar="1,2,3", help="token ids")
+    group.add_argument("--tokens-file", type=Path, metavar="F", help=".npy, .json or .txt (a line a sequence): [T] or [B, T] token ids")
+    group.add_argument(text, dest="text", metavar="S", help="text for the file's tokenizer (extra `text`)")
+    return group
+
+
+def add_computing_arguments(parser: argparse.ArgumentParser) -> None:
+    """How to compute, and which model of the file."""
+    add_threads_argument(parser)
+    parser.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose roundings to follow")
+    add_load_arguments(parser)
+    add_override_arguments(parser)
+
+
+def add_threads_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where to compute, and what to say of it."""
+    parser.add_argument(
+        "--device",
+        choices=get_args(Device),
+        default="cpu",
+        help="compute on the CPU (default) or on a GPU (extra `cuda`): the same bits",
+    )
+    parser.add_argument("--metrics", type=Path, metavar="F.json", help="count and time every operation; a table on standard error, too")
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,3 +99,20 @@ def loaded(file: GGUFFile | Folder, arguments: argparse.Namespace) -> Model:
         print(f"bitnet-np: {name} is {getattr(model.config, name)}, the file says {getattr(before, name)}", file=sys.stderr)
     ops = getattr(arguments, "ops", cpu)
     return model if on_cpu(ops) else place(model, ops)
+
+
+def check_out(option: str, path: Path | None) -> None:
+    """Before anything is computed: whether `path` can be that of a file to write. Raises OptionError that names the option."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise OptionError(f"{option} is {path}, expected a file in a folder that is there")
+
+
+def save_npy(path: Path, array: NDArray) -> None:
+    """Write .npy under another name first, so that nothing half written stays."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as file:
+            np.save(file, array)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

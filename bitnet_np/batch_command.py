@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +15,7 @@ from .batch import Completion, Request, generate_batch
 from .errors import EmptyInputError, Error, OptionError, shown
 from .generate import Sampling, certified_for, check_prompt
 from .load import open_model
+from .printing import printable
 from .text import Tokenizer, tokenizer_from
 from .transformer import DIALECTS
 
@@ -61,8 +62,8 @@ def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]
                 raise wrong(f"tokens is {shown(tokens)}, expected a list of integers")
 
 
-def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collection[int] | None, printable: Callable[[str], str]) -> int:
-    """Run the command. stop: tokens that end a text, None for the file's own; printable: text that cannot garble a terminal."""
+def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collection[int] | None) -> int:
+    """Run the command. stop: tokens that end a text, None for the file's own."""
     if arguments.uniforms is not None:
         raise OptionError("--uniforms is for one prompt; with --prompts-file every sequence has numbers of its own, from --seed and its id")
     batch = DEFAULT_BATCH if arguments.batch is None else arguments.batch
@@ -94,7 +95,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     for completion in generate_batch(model, requests, batch, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, head=head):
         done.append(completion)
         advance(len(done), len(requests))
-        print(_line(completion, tokenizer, arguments.json, printable), flush=True)
+        print(_line(completion, tokenizer, arguments.json), flush=True)
     seconds, total = time.perf_counter() - start, sum(len(completion.tokens) for completion in done)
     latency = sorted(completion.seconds for completion in done)
     print(
@@ -114,7 +115,7 @@ def _encoded(prompt: str | list[int], tokenizer: Tokenizer | None, chat: bool) -
     return tokenizer.chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
 
 
-def _line(completion: Completion, tokenizer: Tokenizer | None, as_json: bool, printable: Callable[[str], str]) -> str:
+def _line(completion: Completion, tokenizer: Tokenizer | None, as_json: bool) -> str:
     entry: dict[str, Any] = {"id": completion.request.id, "tokens": completion.tokens}
     if tokenizer:
         entry["text"] = tokenizer.decode(completion.tokens, after=completion.request.prompt)

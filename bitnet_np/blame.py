@@ -51,7 +51,7 @@ def judge_trace(
     ops = list(op.operations(model, dialect))
     common = [o.key for o in ops if o.key in trace.points]
     if not common:
-        there = ", ".join(f"{key.name}:{key.layer}" for key in list(trace.points)[:5]) or "nothing"
+        there = ", ".join(map(str, list(trace.points)[:5])) or "nothing"
         return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {there}")
     theirs: dict[Key, Array] = {op.TOKENS: ids}
     invalid = []

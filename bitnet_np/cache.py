@@ -79,12 +79,14 @@ class KVCache:
 
         Raises NonFiniteError when a float16 cache cannot hold them.
         """
-        for name, kept, new in (("key", self.k, k), ("value", self.v, v)):
-            with np.errstate(over="ignore"):
-                rounded = new.astype(self.dtype, copy=False)
-            if self.dtype == np.float16 and not np.isfinite(rounded).all():
-                raise NonFiniteError(f"KV cache: a {name} of layer {layer} is not a number within float16's range")
-            kept[layer, slot, position % kept.shape[2]] = rounded
+        place = position % self.k.shape[2]
+        for name, kept, new in (("key", self.k[layer], k), ("value", self.v[layer], v)):
+            if self.dtype == np.float16:
+                with np.errstate(over="ignore"):
+                    new = new.astype(np.float16)
+                if not np.isfinite(new).all():
+                    raise NonFiniteError(f"KV cache: a {name} of layer {layer} is not a number within float16's range")
+            kept[slot, place] = new
 
     def pieces(self, slot: NDArray[np.int64], position: NDArray[np.int64]) -> list[slice | NDArray[np.intp]]:
         """Which rows [R] of a call may be written together, and read before the next are: one chunk of each sequence where a ring wraps."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from .errors import OptionError, UnsupportedError
 from .kernels import certified as kernels
 from .kernels import cpu
+from .kernels.simd import LANES
 
 Floats = NDArray[np.float32]
 
@@ -83,7 +84,7 @@ class CertifiedHead:
         up = 1 + 2.0**-40  # for the roundings of float64 on this page
         size, unseen = (np.sqrt((part * part).sum(axis=1)) * up for part in (exact, rest))
         unseen = unseen + size * 2.0**-45
-        roundings = -(-x.shape[1] // cpu.LANES) + 4
+        roundings = -(-x.shape[1] // LANES) + 4
         unit = roundings * 2.0**-24 / (1 - roundings * 2.0**-24) + 2.0**-40
         q = np.stack([p, r], axis=1).reshape(-1, x.shape[1]).astype(np.int8)
         slack = unseen + unit * (size + unseen)

@@ -1,135 +1,152 @@
-"""`bitnet-np check MODEL ... --theirs DUMP` and `bitnet-np compare OURS THEIRS`: judgements of dumps in any format."""
+"""`bitnet-np check`: judge another engine's dump, or with no arguments the embedded recording of bitnet.cpp."""
 
 import argparse
-import json
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from . import progress
-from .blame import close, invalid_tensor, judge_trace, statistics
-from .compare import Judgement, Verdict, position_nmse
+from . import embedded, selftest
+from .arguments import add_computing_arguments, add_token_arguments, check_out, loaded
+from .check import LOGITS, check_logits, check_trace
+from .compare import Judgement, Verdict, judge
 from .errors import OptionError
-from .interop import read_any
-from .model import Model
-from .points import Key, Trace
-from .reach import Variant, judge_logits, variant_logits
-from .report import CLOSER_HEADER, TABLE_HEADER, OperationVerdict, Report, closer_rows, closer_summary, heat_map, plot, table_rows
-from .transformer import Dialect, compute_logits
+from .gguf_file import GGUFFile
+from .hf_folder import Folder
+from .inputs import token_ids
+from .interop import FORMATS, detect, npy, raw, read_any
+from .load import open_model, read_config
+from .printing import print_json, printable, table
+from .report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
+from .text import tokenizer_from
+from .transformer import BITNET_CPP, DIALECTS, EXACT, compute_logits
 
-LOGITS, LOG_PROBS = Key("result_output", None), Key("log_probs", None)
+SUMMARY = "Judge another engine's logits; with no arguments, the embedded recording of bitnet.cpp's."
 LARGEST_TABLE = 12  # lines of tensors that are not fine, before the rest is only counted
-Table = Callable[[Sequence[str], Collection[Sequence[object]]], str]
 
 JUDGEMENT_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
 
 
-def judgement_row(name: str, j: Judgement) -> tuple:
+def _judgement_row(name: str, j: Judgement) -> tuple:
     """A line of the table of logits."""
     return (name, j.max_error, j.mean_error, j.nmse, j.scale, j.kl, j.top1, j.top5, j.verdict.name)
 
 
-def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dialect) -> tuple[Report, Judgement | None]:
-    """Every operation of a dump, and its logits or log-probabilities as such."""
-    alone = trace.positions is not None or len(trace.points) == 1
-    logits: Judgement | None = None
-    notes: tuple[str, ...] = ()
-    for key in (LOGITS, LOG_PROBS):
-        if key in trace.points:
-            logits, notes = _check_rows(model, ids, trace, key, dialect, alone)
-            break
-    if logits is not None and (trace.positions is not None or (alone and (logits.verdict <= Verdict.FLIPS or logits.explanation))):
-        return Report(logits.verdict, logits.reason, notes=notes), logits
-    if logits is not None and logits.verdict == Verdict.INVALID:
-        return Report(Verdict.INVALID, f"logits: {logits.reason}", notes=notes), logits
-    if logits is not None and notes:  # one row: no operation can be told from it
-        return Report(logits.verdict, logits.reason, notes=notes), logits
-    return judge_trace(model, trace, ids, dialect, progress.bar("judging operations")), logits
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
+    parser.add_argument("model", type=Path, nargs="?")
+    add_token_arguments(parser, required=False)
+    parser.add_argument(
+        "--theirs", type=Path, metavar="DUMP", help="their tensors, or logits [T, V] or [B, T, V], with --last [V] or [B, V]"
+    )
+    parser.add_argument("--format", choices=FORMATS, help="of the dump (default: found out)")
+    parser.add_argument("--last", action="store_true", help="theirs are logits of the last position only")
+    add_plot_argument(parser)
+    add_computing_arguments(parser)
 
 
-def _check_rows(
-    model: Model, ids: NDArray[np.int64], trace: Trace, key: Key, dialect: Dialect, alone: bool
-) -> tuple[Judgement, tuple[str, ...]]:
-    """The logits, or log-probabilities, of the positions a dump has, and what was taken for granted."""
-    theirs = trace.points[key]
-    rows = np.arange(len(ids)) if trace.positions is None else trace.positions
-    assumed = trace.positions is None and len(theirs) == 1 < len(ids)
-    chosen = rows[-1:] if assumed else rows
-    looked_at = _first(chosen)
-    wanted: Callable[[NDArray[np.float32]], NDArray[np.float32]] = log_softmax if key == LOG_PROBS else lambda x: x
-
-    def run(variant: Variant) -> NDArray[np.float32]:
-        end = int(looked_at.max()) + 1
-        return wanted(variant_logits(variant, ids[None, :end])[0][looked_at])
-
-    every = compute_logits(model, ids[None], dialect=dialect)[0]
-    ours = wanted(every[chosen])
-    found = judge_logits(ours, theirs, Variant("ours", model, dialect), run, alone, progress.bar("trying known mistakes"), chosen)
-    if not assumed:
-        return found, ()
-    note = f"one row of {key.name} for {len(ids)} tokens: taken as that of the last position, {len(ids) - 1}"
-    found = replace(found, compared=(len(ids) - 1,))
-    if found.verdict in (Verdict.FLIPS, Verdict.WRONG):
-        distance = position_nmse(wanted(every), np.broadcast_to(theirs, every.shape))
-        nearest = int(distance.argmin())
-        if distance[nearest] < distance[-1] / 4:
-            reason = f"it is the row of position {nearest}, not of the last one, {len(ids) - 1}"
-            found = replace(found, verdict=Verdict.WRONG, reason=reason, explanation=f"the row of position {nearest}")
-    return found, (note,)
+def add_plot_argument(parser: argparse.ArgumentParser) -> None:
+    """--plot, which `check_plot_argument` checks and `show` obeys."""
+    parser.add_argument("--plot", type=Path, metavar="F.png", help="the heat map as a picture (extra `plots`)")
 
 
-_MOST_POSITIONS = 64  # to try mistakes on: each is a forward pass
+def check_plot_argument(arguments: argparse.Namespace) -> None:
+    """Before anything is computed. Raises OptionError, or UnsupportedError without the extra."""
+    if arguments.plot is not None:
+        check_out("--plot", arguments.plot)
+        check_plot(arguments.plot)
 
 
-def _first(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first of some positions, of which the logits need few tokens."""
-    few = positions[:_MOST_POSITIONS]
-    late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
-    return few[: late[0]] if late.size else few
+def run(arguments: argparse.Namespace) -> int:
+    """Print the judgement; returns the exit code."""
+    tokens = (arguments.tokens, arguments.tokens_file, arguments.text)
+    given = [arguments.model is not None, arguments.theirs is not None, tokens != (None, None, None)]
+    if not any(given):
+        return _check_embedded(arguments)
+    if not all(given):
+        raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
+    check_plot_argument(arguments)
+    file = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    report, logits = _judged(file, arguments, ids)
+    return show(arguments, report, logits, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
 
 
-def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect, last_only: bool) -> Judgement:
-    """Logits of whole sequences [T] or [B, T], and nothing else: theirs have an axis V more, or in place of T with last_only."""
-    batch = ids if ids.ndim == 2 else ids[None]
-    ours = compute_logits(model, batch, last_only=last_only, dialect=dialect)
-    ours = ours if ids.ndim == 2 else ours[0]
-    part = batch[: max(1, _MOST_POSITIONS // batch.shape[1])]
-    part = part if last_only else part[:, :_MOST_POSITIONS]
-
-    def run(variant: Variant) -> NDArray[np.float32]:
-        logits = variant_logits(variant, part, last_only)
-        return logits.reshape(-1, logits.shape[-1])
-
-    return judge_logits(ours, theirs, Variant("ours", model, dialect), run, progress=progress.bar("trying known mistakes"))
-
-
-def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Log-probabilities of logits [.., V], worked out in float64."""
-    wide = x.astype(np.float64)
-    wide -= wide.max(axis=-1, keepdims=True)
-    return (wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))).astype(np.float32)
+def _judged(file: GGUFFile | Folder, arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgement | None]:
+    """Theirs against ours."""
+    path: Path = arguments.theirs
+    name = arguments.format or detect(path)
+    if ids.ndim == 2 or arguments.last:  # logits and nothing else
+        if name not in ("logits", "raw"):
+            which = "--last" if arguments.last else "several sequences"
+            raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
+        rows = ids.shape[:-1] if arguments.last else ids.shape
+        theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, file, rows)
+        logits = check_logits(loaded(file, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
+        return Report(logits.verdict, logits.reason), logits
+    shape = _bare(path, file, ids.shape).shape if name == "raw" else None
+    trace = read_any(path, name, shape, ids)
+    return check_trace(loaded(file, arguments), ids, trace, DIALECTS[arguments.dialect])
 
 
-def show_check(arguments: argparse.Namespace, report: Report, logits: Judgement | None, table: Table) -> int:
-    """Print a report; returns the exit code."""
-    if logits is not None and logits.verdict > report.verdict:  # no operation is at fault by itself, the sum of all is
-        report = replace(report, verdict=logits.verdict, reason=f"logits: {logits.reason}")
+def _bare(path: Path, file: GGUFFile | Folder, rows: tuple[int, ...]) -> NDArray[np.float32]:
+    """The logits [*rows, V] in a file of bare float32; those of the last token, [V], if that is how large it is."""
+    vocab = read_config(file).vocab
+    shape = (vocab,) if path.stat().st_size == 4 * vocab else (*rows, vocab)
+    return raw.read(path, (prod(shape[:-1]), vocab)).points[LOGITS].reshape(shape)
+
+
+# What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.
+_EXPECTED = {("bitnet.cpp", n): Verdict.ROUNDING if n <= 17 else Verdict.FLIPS for n in embedded.LENGTHS}
+
+
+def _check_embedded(arguments: argparse.Namespace) -> int:
+    with embedded.model_path() as path:
+        model = loaded(open_model(path), arguments)
+    recording = embedded.recording()
+    found: dict[str, dict[str, Judgement]] = {}
+    fine = True
+    for name in (EXACT.name, BITNET_CPP.name):
+        for n in embedded.LENGTHS:
+            logits = compute_logits(model, recording[f"tokens_T{n}"][None], dialect=DIALECTS[name])[0]
+            for path_name in ("prefill", "decode"):
+                judgement = judge(logits, recording[f"logits_{path_name}_T{n}"])
+                found.setdefault(name, {})[f"{n} {path_name}"] = judgement
+                fine &= judgement.verdict <= _EXPECTED.get((name, n), Verdict.FLIPS)
+    bits = {name: ok for name, ok in selftest.run() if name.startswith("forward")}
+    fine &= all(bits.values())
+    if arguments.json:
+        tables = {name: {row: j.as_dict() for row, j in rows.items()} for name, rows in found.items()}
+        print_json({"fine": fine, "dialects": tables, "known_bits": bits})
+        return 0 if fine else 1
+    print("The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.\n")
+    print("exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head")
+    print("input to float16, so this is how far its logits are from the model's definition:\n")
+    print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in found["exact"].items()]))
+    print("\nbitnet.cpp: the same forward with those roundings:\n")
+    print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in found["bitnet.cpp"].items()]))
+    for name, ok in bits.items():
+        print(f"\n{name}: {'the bits known for every machine' if ok else 'NOT the bits known for every machine'}", end="")
+    print(f"\n\n{'fine' if fine else 'NOT FINE: the kernels are broken on this machine, see bitnet-np selftest'}")
+    return 0 if fine else 1
+
+
+def show(arguments: argparse.Namespace, report: Report, logits: Judgement | None, heading: str) -> int:
+    """Print a report, and draw it with --plot; returns the exit code. Raises OptionError if there is nothing to draw."""
     verdict = report.verdict
-    if getattr(arguments, "plot", None) is not None:
+    if arguments.plot is not None:
         if not report.operations:
             raise OptionError("--plot needs a dump with intermediate tensors")
         plot(report, arguments.plot)
     if arguments.json:
-        print(json.dumps(report.as_dict() | {"logits": logits.as_dict() if logits else None}, indent=2))
+        print_json(report.as_dict() | {"logits": logits.as_dict() if logits else None})
         return verdict.exit_code
-    print(f"{verdict.text}\n{report.reason}\n")
+    print(f"{printable(heading)}\n\n{verdict.text}\n{report.reason}\n")
     if report.notes:
         print("\n".join(f"note: {note}" for note in report.notes) + "\n")
     if logits is not None and logits.verdict != Verdict.INVALID:
-        print(table(JUDGEMENT_HEADER, [judgement_row("logits", logits)]) + "\n")
+        print(table(JUDGEMENT_HEADER, [_judgement_row("logits", logits)]) + "\n")
     if len(report.operations) > 1:
         print(heat_map(report) + "\n")
         bad = [o for o in report.operations if o.verdict >= Verdict.WRONG]
@@ -142,61 +159,3 @@ def show_check(arguments: argparse.Namespace, report: Report, logits: Judgement 
     elif verdict == Verdict.WRONG and report.missing and not report.operations:
         print("dump intermediate tensors too, attn_norm to l_out of each layer, and the operation at fault can be named")
     return verdict.exit_code
-
-
-# --- two dumps, no model --------------------------------------------------------------------------------------------------------------
-
-
-def compare_traces(ours: Trace, theirs: Trace, partial: bool = False) -> Report:
-    """Two dumps of the same tokens, ours taken as true.
-
-    Without the model there are no derived bounds: a tensor is ROUNDING up to an NMSE of 1e-9 and FLIPS up to FLIPS_LIMIT at its worst
-    position; int8 codes that differ are FLIPS at best. A tensor of ours that theirs lacks is INVALID unless `partial`.
-    """
-    if ours.tokens is not None and theirs.tokens is not None and not np.array_equal(ours.tokens, theirs.tokens):
-        return Report(Verdict.INVALID, f"{theirs.origin} was made with other token ids than {ours.origin}")
-    common = [key for key in ours.points if key in theirs.points]
-    missing = tuple(key for key in ours.points if key not in theirs.points)
-    if not common:
-        return Report(Verdict.INVALID, f"{theirs.origin} and {ours.origin} have no tensor in common", missing=missing)
-    if missing and not partial:
-        names = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        return Report(Verdict.INVALID, f"{theirs.origin} lacks {names}; --partial compares what both have", missing=missing)
-    found = tuple(_compare_tensor(key, ours.points[key], theirs.points[key]) for key in common)
-    worst = max(o.verdict for o in found)
-    first = next((o for o in found if o.verdict >= Verdict.WRONG), None)
-    reason = f"{len(found)} tensors compared" if first is None else f"{first.place}: {first.reason}"
-    return Report(worst, reason, found, first, missing)
-
-
-def _compare_tensor(key: Key, ours: NDArray, theirs: NDArray) -> OperationVerdict:
-    codes = key.name.endswith("_codes")
-    if theirs.shape != ours.shape:
-        return OperationVerdict(key, Verdict.INVALID, f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}")
-    if theirs.dtype == ours.dtype and theirs.tobytes() == ours.tobytes() and np.isfinite(ours.astype(np.float64)).all():
-        return OperationVerdict(key, Verdict.SAME_BITS, max_error=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0)
-    a, b = (x.reshape(len(x), -1).astype(np.float64) for x in (ours, theirs))
-    if codes:
-        verdict, reason, ratio = close(a, b)
-        return statistics(key, max(verdict, Verdict.FLIPS), reason, (), ratio, a, b)
-    problem = invalid_tensor(theirs.reshape(b.shape), a)
-    if problem:
-        return OperationVerdict(key, Verdict.INVALID, problem)
-    # rows of a parameter are no positions: a small one is a sum of terms as large as the others', and as wrong
-    least = float((a**2).sum() / len(a)) if key.name.startswith("grad_") else 0.0
-    verdict, reason, ratio = close(a, b, least=least)
-    return statistics(key, verdict, reason, (), ratio, a, b)
-
-
-def run_compare(arguments: argparse.Namespace, table: Table) -> int:
-    """Run `bitnet-np compare`."""
-    ours, theirs = (read_any(path, name) for path, name in ((arguments.ours, arguments.format), (arguments.theirs, arguments.format)))
-    return show_check(arguments, compare_traces(ours, theirs, arguments.partial), None, table)
-
-
-def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("ours", type=Path)
-    parser.add_argument("theirs", type=Path)
-    parser.add_argument("--format", help="of both (default: found out)")
-    parser.add_argument("--partial", action="store_true", help="tensors that only one has are no error")
-    parser.add_argument("--plot", type=Path, metavar="F.png", help="the heat map as a picture (extra `plots`)")

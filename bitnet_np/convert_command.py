@@ -29,6 +29,7 @@ from .model import Blocks, Config, Model, Table, Ternary, Weights
 from .parts import FLOATS
 from .tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
 
+SUMMARY = "Write a model as a GGUF file: the same model to the bit, or a refusal."
 TYPES = {kind.name: kind for kind in (I2_S, TQ1_0, TQ2_0, F16, F32)}
 HEADS = {kind.name: kind for kind in (F16, F32, BF16)}
 _CHUNK = 1 << 20  # numbers that are widened at a time
@@ -36,6 +37,7 @@ _OWN = ("general.architecture", "general.name", "general.file_type", "general.qu
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
     parser.add_argument("model", type=Path, metavar="IN", help="a GGUF file or a Hugging Face folder")
     parser.add_argument("out", type=Path, metavar="OUT.gguf")
     parser.add_argument("--type", choices=TYPES, help="of the layers' matrices (default: as they are, ternary ones from a folder as I2_S)")
@@ -45,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load_arguments(parser)
 
 
-def run_convert(arguments: argparse.Namespace) -> int:
-    """Run `bitnet-np convert`."""
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file; returns the exit code."""
     out: Path = arguments.out
     if out.is_dir() or not out.parent.is_dir():
         raise OptionError(f"OUT.gguf is {out}, expected a file in a folder that is there")

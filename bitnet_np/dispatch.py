@@ -1,10 +1,25 @@
-"""Which device computes. It is chosen once, for a whole command, because the weights must be there: no operation moves afterwards."""
+"""Where something is computed, and why: a policy says it from the sizes of what is to be computed, and is an argument like any other.
 
+A policy is a pure function from a `Call` to a `Decision`. What cannot move does not move: a model's weights and its KV cache are on one
+device, and sending them costs more than any operation on them. So `choose` decides once, for a whole command, and every operation of a
+forward pass runs there. A mask array depends on nothing but its sizes: `make_mask` decides for each.
+
+Whatever is decided, the numbers are the same bits.
+"""
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from math import prod
 from typing import Any, Literal, NamedTuple
 
-from .device import open_cuda
+import numpy as np
+
+from . import masks
+from .device import on_cpu, open_cuda
 from .errors import OptionError
 from .kernels import cpu
+from .metrics import Metrics
+from .model import Config
 
 Device = Literal["cpu", "cuda", "auto"]
 
@@ -14,17 +29,100 @@ class Choice(NamedTuple):
     reason: str  # for metrics
 
 
-def choose(device: Device = "auto") -> Choice:
-    """The backend of that name; "auto" is the GPU where there is one that can be used. Raises what open_cuda does, for "cuda".
+@dataclass(frozen=True)
+class Call:
+    """What is about to be computed. Sizes that it does not have are 0."""
 
-    That the GPU is the faster one wherever it can be used is an assumption: nothing was measured yet that a better rule could stand on.
+    operation: str
+    q_len: int  # queries, or new tokens
+    k_len: int  # keys: those before the first query, too
+    heads: int = 0
+    head_dim: int = 0
+
+    @property
+    def hidden_dim(self) -> int:
+        return self.heads * self.head_dim
+
+
+class Decision(NamedTuple):
+    device: Literal["cpu", "cuda"]
+    reason: str
+
+
+Policy = Callable[[Call], Decision]
+
+
+def attention_of(config: Config, tokens: int, past: int = 0) -> Call:
+    """A layer's attention over new tokens of a sequence that holds `past` already."""
+    return Call("attention", tokens, past + tokens, config.heads, config.head_dim)
+
+
+@dataclass(frozen=True)
+class Above:
+    """A policy: the GPU for workloads above a limit. A workload is a product of sizes of a call, by their names there."""
+
+    workload: tuple[str, ...]
+    limit: int
+
+    def __call__(self, call: Call) -> Decision:
+        above = prod(getattr(call, size) for size in self.workload) > self.limit
+        return Decision("cuda" if above else "cpu", f"{' * '.join(self.workload)} is {'above' if above else 'at most'} {self.limit}")
+
+
+WORKLOAD_DOCUMENTED = ("q_len", "hidden_dim", "q_len")
+"""realizar's batched attention, as its comment describes it. Cached keys are not in it. It names no limit for either workload."""
+WORKLOAD_COMPUTED = ("heads", "q_len", "head_dim", "k_len")
+"""The same, as its code works it out: the multiply-adds of all scores, hidden ones too. The code then takes the CPU whatever it is."""
+MASKS = Above(("q_len", "k_len"), 16384)
+"""BitNet-rs's rule for mask arrays."""
+
+
+WHERE_THERE_IS_ONE = Decision("cuda", "there is a GPU")
+"""That a GPU is the faster one wherever it can be used is an assumption: nothing was measured yet that a better rule could stand on."""
+
+
+def choose(device: Device = "auto", decision: Decision = WHERE_THERE_IS_ONE) -> Choice:
+    """The backend of that name, for a whole command; "auto" follows a policy's decision, where there is a GPU that can be used.
+
+    Raises what open_cuda does, for "cuda".
     """
     if device == "cpu":
         return Choice(cpu, "the CPU was asked for")
+    if device == "cuda":
+        return Choice(open_cuda(), "a GPU was asked for")
+    if decision.device == "cpu":
+        return Choice(cpu, decision.reason)
     try:
-        ops = open_cuda()
+        return Choice(open_cuda(), decision.reason)
     except OptionError as error:
-        if device == "cuda":
-            raise
         return Choice(cpu, str(error))
-    return Choice(ops, "a GPU was asked for" if device == "cuda" else "there is a GPU")
+
+
+def make_mask(
+    q_len: int,
+    k_len: int,
+    pattern: masks.Pattern = masks.CAUSAL,
+    *,
+    past: int | None = None,
+    align: masks.Align = "bottom_right",
+    ops: Any = cpu,
+    policy: Policy = MASKS,
+    metrics: Metrics | None = None,
+) -> Any:
+    """`masks.mask`, float32 and additive, where `ops` computes: [q_len, k_len].
+
+    For a GPU it is filled there if the policy says so, else made here and sent. For the CPU it is made here, and no policy is asked.
+    The decision is counted in `metrics`.
+    """
+    if on_cpu(ops):
+        return masks.mask(q_len, k_len, pattern, past=past, align=align)
+    plan = masks.plan(q_len, k_len, pattern, past=past, align=align)
+    decision = policy(Call("mask", plan.q_len, plan.k_len))
+    if metrics is not None:
+        metrics.decided("mask", *decision)
+    if decision.device == "cpu":
+        return ops.upload(masks.mask(q_len, k_len, pattern, past=past, align=align))
+    out = ops.empty((1, plan.q_len, plan.k_len))
+    sizes = (ops.upload(np.array([n])) for n in (plan.q_len, plan.past, plan.k_len))
+    ops.fill_mask(out, 0, *sizes, *astuple(pattern))
+    return out.reshape(plan.q_len, plan.k_len)

@@ -1,40 +1,43 @@
 """`bitnet-np grad`: the loss of token ids, and its gradient for every parameter."""
 
 import argparse
-import json
 from pathlib import Path
 
 import numpy as np
 
-from .arguments import add_load_arguments, add_override_arguments, loaded
+from .arguments import add_load_arguments, add_override_arguments, add_threads_argument, add_token_arguments, loaded
 from .errors import UnsupportedError
 from .gradients import loss_and_gradients, parameters_of
+from .inputs import token_ids
 from .interop import FORMATS, writer
 from .load import open_model
 from .points import LOSS, Key, gradient_key
+from .printing import print_json, table
 from .text import tokenizer_from
-from .trace_command import ReadTokens, Table
+
+SUMMARY = "Loss of token ids, and its gradients."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this command takes. The caller adds --json, and those for token ids (tokens, tokens_file, text)."""
+    """What this command takes."""
     parser.add_argument("model", type=Path)
     parser.add_argument("--out", type=Path, metavar="F", help="write the loss and all gradients, to be compared with another engine's")
     formats = [name for name, format in FORMATS.items() if format.writer]
     parser.add_argument("--format", choices=formats, help="default: by the end of the file's name")
     parser.add_argument("--recompute", action="store_true", help="keep less of the forward pass: the same result, slower")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
+    add_threads_argument(parser)
     add_load_arguments(parser)
     add_override_arguments(parser)
+    add_token_arguments(parser)
 
 
-def run_grad(arguments: argparse.Namespace, read_tokens: ReadTokens, table: Table) -> int:
-    """Run the command. read_tokens: the token ids the arguments ask for; table: columns of text."""
+def run(arguments: argparse.Namespace) -> int:
+    """Print the loss and norms, write what is asked for; returns the exit code."""
     chosen, writer_of = (None, None) if arguments.out is None else writer(arguments.out, arguments.format)
     if writer_of is not None and writer_of.names is not None:
         raise UnsupportedError(f"{arguments.out}: format {chosen} has no gradients, only {', '.join(sorted(writer_of.names))}")
     file = open_model(arguments.model)
-    ids = read_tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
     batch = ids if ids.ndim == 2 else ids[None]
     model = loaded(file, arguments)
     loss, gradients = loss_and_gradients(model.config, parameters_of(model), batch, weights="none", recompute=arguments.recompute)
@@ -55,7 +58,7 @@ def run_grad(arguments: argparse.Namespace, read_tokens: ReadTokens, table: Tabl
             dict(zip(("name", "shape", "norm", "max"), (row[0], list(gradients[row[0]].shape), *row[2:]), strict=True)) for row in rows
         ]
         facts = {"tokens": int(ids.size), "loss": loss, "norm": norm, "out": arguments.out and str(arguments.out), "format": chosen}
-        print(json.dumps(facts | {"gradients": tensors}, indent=2))
+        print_json(facts | {"gradients": tensors})
         return 0
     print(f"loss  {loss:.6f} nats a token ({batch.size - len(batch)} predicted)")
     print(f"norm  {norm:.6g} of all gradients\n")

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import packing
 from .errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from .families import FAMILIES, layer_shapes, rope_frequencies
-from .hf_load import mean_magnitude
+from .hf_load import quantized
 from .kernels import backward, cpu
 from .model import Blocks, Config, Linear, Model, Ternary
 from .tensor_types import TERNARY_TYPES
@@ -158,15 +158,7 @@ def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 
 def quantize(master: Floats) -> Ternary:
     """A matrix of master weights [N, M] as the forward pass has it, and as it is to be exported: codes, and their absmean."""
-    return _quantized(np.ascontiguousarray(master, np.float32))[0]
-
-
-def _quantized(master: Floats) -> tuple[Ternary, Floats]:
-    """By the rule of hf_load.py: packed, and dequantised."""
-    steps = 1 / max(mean_magnitude(master), 1e-5)
-    scale = np.float32(1 / steps)
-    packed, dense = backward.quantize_weights(master, steps, scale)
-    return packing.frozen(Ternary(packed, scale, dense.shape)), dense
+    return quantized(np.ascontiguousarray(master, np.float32))
 
 
 # --- what a pass works on -------------------------------------------------------------------------------------------------------------
@@ -215,7 +207,7 @@ class _Matrix:
         if self.dense is not None:
             return self.dense
         assert self.ternary is not None
-        return packing.unpack(self.ternary).astype(np.float32) * self.ternary.scale
+        return _dense(self.ternary)
 
 
 def _matrix(value: Floats | Ternary, weights: str) -> _Matrix:
@@ -223,8 +215,12 @@ def _matrix(value: Floats | Ternary, weights: str) -> _Matrix:
         return _Matrix(None, value)
     if weights == "none":
         return _Matrix(value)
-    ternary, dense = _quantized(value)
-    return _Matrix(dense, ternary)
+    ternary = quantize(value)
+    return _Matrix(_dense(ternary), ternary)
+
+
+def _dense(weights: Ternary) -> Floats:
+    return backward.dense(weights.codes, weights.scale, weights.shape)
 
 
 class _Input:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from errno import ENOENT
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from .tensor_types import BF16, F16, F32, F64, TensorType
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_JSON = 1 << 25  # bytes: the longest tokenizer.json published has some 30 million
 _MAX_SHARDS = 1024
+_MAX_NAME = 255  # bytes of a file's name: systems raise OSError when asked for a longer one
 
 _TYPES = {kind.name: kind for kind in (F32, F16, BF16, F64)}
 _TYPES |= {name: TensorType(name, -1, 1, dtype.itemsize) for name, dtype in DTYPES.items() if name not in _TYPES}
@@ -61,7 +63,10 @@ class Folder:
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Check config.json's form and the headers of all safetensors files. Raises FileFormatError, or what opening a file raises."""
     path = Path(path)
-    config = read_json(path / "config.json")
+    config_path = path / "config.json"
+    if not config_path.exists():
+        raise FileNotFoundError(ENOENT, "no such file, expected a Hugging Face folder or the path of a GGUF file", str(config_path))
+    config = read_json(config_path)
     index = _index(path)
     files = [SINGLE] if index is None else sorted(set(index.values()))
     for file in files:
@@ -123,7 +128,7 @@ def _index(path: Path) -> dict[str, str] | None:
     if not isinstance(index, dict) or not index:
         raise FileFormatError(f"{where}: weight_map is {shown(index)}, expected an object of file names")
     for name, file in index.items():
-        if not isinstance(file, str) or not re.fullmatch(r"[\w.-]+\.safetensors", file):
+        if not isinstance(file, str) or not re.fullmatch(r"[\w.-]+\.safetensors", file) or len(file.encode()) > _MAX_NAME:
             raise FileFormatError(
                 f"{where}: tensor {shown(name)} is in {shown(file)}, expected the name of a safetensors file of the folder"
             )

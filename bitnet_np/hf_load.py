@@ -10,7 +10,6 @@ A Ternary's scale is a float32. 1 / weight_scale and the mean are none in genera
 
 from collections.abc import Callable
 from functools import partial
-from math import fsum
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,10 @@ from .errors import FileFormatError, NonFiniteError, UnsupportedError
 from .hf_config import Llama3Scaling, Quantization, Recipe, read_recipe
 from .hf_folder import Folder
 from .kernels import cpu
+from .kernels import packing as kernels
 from .model import Config, Layer, Linear, Model, Ternary, Weights
 from .parts import FLOATS, Names, Parts, assemble, floats, refuse_type, type_names
 
-_CHUNK = 1 << 20  # weights that are widened at a time
 _QKV = ("attn_q", "attn_k", "attn_v")
 
 
@@ -132,20 +131,11 @@ def _packed(parts: Parts, module: str, n: int, m: int, quantization: Quantizatio
     if tensor.type.name != "U8":
         raise refuse_type(file, tensor, "U8, four weights a byte, in a quantization_mode that is offline")
     scale = _stated_scale(parts, module + ".weight_scale", quantization.divides)
-    data = tensor.data.reshape(height, m)
-    width = packing.i2s_row_bytes(m)
-    codes = np.empty((n, width), np.uint8)
-    step = max(1, _CHUNK // m)
-    for i in range(4):
-        last = min(height, n - i * height)  # rows of this plane: the last plane may have padding
-        for start in range(0, last, step):
-            part = data[start : min(start + step, last)] >> np.uint8(2 * i) & np.uint8(3)
-            if (part == 3).any():
-                raise FileFormatError(f"{file.path}: tensor {tensor.name} has the ternary code 3, which means nothing")
-            row = i * height + start
-            codes[row : row + len(part)] = packing.i2s_codes(part.view(np.int8) - np.int8(1)).reshape(-1, width)
+    codes, three = kernels.from_quarters(tensor.data.reshape(height, m), n)
+    if three:
+        raise FileFormatError(f"{file.path}: tensor {tensor.name} has the ternary code 3, which means nothing")
     file.release(tensor)
-    return packing.from_i2s(codes.reshape(-1), np.float32(scale), (n, m))
+    return packing.frozen(Ternary(codes, np.float32(scale), (n, m)))
 
 
 def _stated_scale(parts: Parts, name: str, divides: bool) -> float:
@@ -169,25 +159,21 @@ def _quantized(parts: Parts, module: str, n: int, m: int) -> Ternary:
     masters = floats(parts, tensor)
     if parts.allow_nan and cpu.has_non_finite(masters):
         raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it, which no ternary code stands for")
-    rows = max(1, _CHUNK // m)
-    mean = mean_magnitude(masters)
-    steps = 1 / max(mean, 1e-5)
-    width = packing.i2s_row_bytes(m)
-    codes = np.empty((n, width), np.uint8)
-    for start in range(0, n, rows):
-        part = packing.float32(masters[start : start + rows]).astype(np.float64)
-        part *= steps
-        np.clip(np.rint(part, out=part), -1, 1, out=part)
-        codes[start : start + rows] = packing.i2s_codes(part.astype(np.int8)).reshape(-1, width)
+    weights = quantized(masters)
     file.release(tensor)
-    return packing.from_i2s(codes.reshape(-1), np.float32(1 / steps), (n, m))
+    return weights
+
+
+def quantized(masters: NDArray) -> Ternary:  # [N, M] float32, float16 or bfloat16's bits, C-contiguous and finite
+    """What master weights stand for in the forward pass: codes, and their absmean."""
+    steps = 1 / max(mean_magnitude(masters), 1e-5)
+    return packing.frozen(Ternary(kernels.from_masters(masters, steps), np.float32(1 / steps), masters.shape))
 
 
 def mean_magnitude(table: NDArray) -> float:  # [N, M] float32, float16 or bfloat16's bits
-    """The mean of |x|, correctly rounded but for the division: the sum is of integers, one for each exponent, so its order is free."""
+    """The mean of |x|, correctly rounded but for the division."""
     n, m = table.shape
-    sums = np.zeros(256, np.int64)
-    rows = max(1, _CHUNK // m)
-    for start in range(0, n, rows):
-        sums += cpu.magnitude_sums(packing.float32(table[start : start + rows]))
-    return fsum(total * 2.0 ** (max(exponent, 1) - 150) for exponent, total in enumerate(sums.tolist())) / (n * m)
+    rows = max(1, kernels.MOST // m)
+    parts = (kernels.magnitude_sums(table[start : start + rows]).tolist() for start in range(0, n, rows))
+    total = sum(count << exponent for sums in parts for exponent, count in enumerate(sums))
+    return total / (1 << 150) / (n * m)

@@ -262,7 +262,7 @@ def _rope(c: _Context) -> Found:
     yield "the rotation is applied twice", at(scale=2)
     yield "every token is rotated as the last position", c.of(lambda x: rotated(x, np.full(len(x), len(x) - 1.0)))
     yield (
-        "angles are stepped in float32, as ggml does: declare the dialect bitnet.cpp",
+        "angles are stepped in float32, as ggml does: declare the dialect bitnet.cpp (--as bitnet.cpp)",
         c.of(lambda x: op.rope(c.model, BITNET_CPP, x).value),
     )
     for other in (10000.0, 500000.0, 1000000.0):
@@ -353,7 +353,7 @@ def _attention(c: _Context) -> Found:
     if not c.dialect.halves:
         halves = replace(c.dialect, halves=True)
         rounded = c.of(lambda *qkv: op.attend(c.model, halves, c.index, *qkv).value)
-        yield "float16 roundings: declare the dialect bitnet.cpp", rounded
+        yield "float16 roundings: declare the dialect bitnet.cpp (--as bitnet.cpp)", rounded
 
 
 def _windowed(window: int, i: Array, j: Array) -> NDArray[np.bool_]:
@@ -431,7 +431,7 @@ def _head(c: _Context) -> Found:
 
     yield "the final norm is skipped", lambda values: values[last] @ table.T
     yield "the head's input is quantised to int8", c.of(int8)
-    yield "the head's input is rounded to float16: declare the dialect bitnet.cpp", c.of(lambda x: op.half(x) @ table.T)
+    yield "the head's input is rounded to float16: declare the dialect bitnet.cpp (--as bitnet.cpp)", c.of(lambda x: op.half(x) @ table.T)
     if model.output is not None:
         embedding = packing.float32(model.token_embd).astype(np.float64)
         yield "the head is tied to the embedding, the file has one of its own", c.of(lambda x: x @ embedding.T)

@@ -6,11 +6,12 @@ import json
 from . import masks
 from .errors import OptionError
 
+SUMMARY = "Print a small attention mask."
 LARGEST = 128  # queries and keys that are printed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes. The caller adds --json."""
+    """What this command takes."""
     parser.add_argument("q_len", type=int, metavar="Q", help="queries")
     parser.add_argument("k_len", type=int, metavar="K", help="keys")
     parser.add_argument("--past", type=int, metavar="N", help="keys before the first query's own (default K - Q)")
@@ -24,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bool", action="store_true", help="1 where a key is seen and 0 where not, instead of 0 and -inf")
 
 
-def run_mask(arguments: argparse.Namespace) -> int:
-    """Run the command."""
+def run(arguments: argparse.Namespace) -> int:
+    """Print the mask; returns the exit code."""
     if max(arguments.q_len, arguments.k_len) > LARGEST:
         raise OptionError(f"a mask of {arguments.q_len} x {arguments.k_len} is too large to print, expected {LARGEST} of each at most")
     pattern = masks.Pattern(arguments.window, arguments.prefix, arguments.block, arguments.sinks)

@@ -64,7 +64,7 @@ CAUSAL = Pattern()
 
 
 @dataclass(frozen=True)
-class _Request:
+class Plan:
     """One mask, checked. It is the cache's key, too: everything that says what the mask holds."""
 
     q_len: int
@@ -72,6 +72,33 @@ class _Request:
     past: int
     pattern: Pattern
     dtype: np.dtype  # bool for the form "bool"
+
+
+def plan(
+    q_len: int,
+    k_len: int,
+    pattern: Pattern = CAUSAL,
+    *,
+    past: int | None = None,
+    align: Align = "bottom_right",
+    form: Form = "additive",
+    dtype: DTypeLike = np.float32,
+) -> Plan:
+    """What `mask` would make of these, for who makes it elsewhere. Raises what `mask` does."""
+    q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
+    if align not in ("bottom_right", "top_left"):
+        raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
+    if q_len and not k_len:
+        raise MaskError(f"{q_len} queries have no keys to see")
+    if align == "top_left":
+        if past:
+            raise MaskError(f"past is {past}, but align='top_left' means 0")
+        past = 0
+    else:
+        past = max(k_len - q_len, 0) if past is None else _size("past", past)
+        if q_len and k_len < past + q_len:
+            raise MaskError(f"{k_len} keys are fewer than {past} past and {q_len} queries; align='top_left' if that is meant")
+    return Plan(q_len, k_len, past, pattern, _dtype(form, dtype))
 
 
 def mask(
@@ -92,7 +119,7 @@ def mask(
 
     q_len 0 gives [0, k_len]. Raises MaskError for anything else that cannot be: no keys, fewer keys than queries, a negative size.
     """
-    return _build(_request(q_len, k_len, pattern, past, align, form, dtype))
+    return _build(plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype))
 
 
 def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike = np.float32) -> NDArray:
@@ -122,9 +149,9 @@ def rows(
     dtype: DTypeLike = np.float32,
 ) -> Iterator[NDArray]:
     """The same mask, `block` rows at a time, in O(block * k_len) memory: end to end the pieces are what `mask` gives."""
-    request = _request(q_len, k_len, pattern, past, align, form, dtype)
+    wanted = plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype)
     _size("block", block, 1)
-    return (_build(request, start, min(start + block, q_len)) for start in range(0, q_len, block))
+    return (_build(wanted, start, min(start + block, q_len)) for start in range(0, q_len, block))
 
 
 def batch(
@@ -167,8 +194,8 @@ def expand(one: NDArray, batch: int) -> NDArray:
 
 def needs_mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, past: int | None = None, align: Align = "bottom_right") -> bool:
     """Whether anything is hidden. A decode step, one query that sees all keys, needs no mask at all."""
-    request = _request(q_len, k_len, pattern, past, align, "bool", np.bool_)
-    for position in range(request.past, request.past + q_len):
+    wanted = plan(q_len, k_len, pattern, past=past, align=align)
+    for position in range(wanted.past, wanted.past + q_len):
         head, low, high = kernels.visible_keys.py_func(position, *astuple(pattern))
         if max(head, high if low <= head else 0) < k_len:
             return True
@@ -250,7 +277,7 @@ class MaskCache:
     def __init__(self, entries: int = 100, side: int = 2048, nbytes: int = 1 << 28):
         self.entries, self.side, self.limit = _size("entries", entries, 1), _size("side", side), _size("nbytes", nbytes)
         self.hits = self.misses = self.nbytes = 0
-        self._masks: OrderedDict[_Request, NDArray] = OrderedDict()
+        self._masks: OrderedDict[Plan, NDArray] = OrderedDict()
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -268,19 +295,19 @@ class MaskCache:
         dtype: DTypeLike = np.float32,
     ) -> NDArray:
         """As `mask`, but read-only, and the same array when it is still there."""
-        request = _request(q_len, k_len, pattern, past, align, form, dtype)
+        wanted = plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype)
         with self._lock:
-            found = self._masks.get(request)
+            found = self._masks.get(wanted)
             if found is not None:
                 self.hits += 1
-                self._masks.move_to_end(request)
+                self._masks.move_to_end(wanted)
                 return found
             self.misses += 1
-        made = _build(request)
+        made = _build(wanted)
         made.flags.writeable = False
         if max(q_len, k_len) <= self.side and made.nbytes <= self.limit:
             with self._lock:
-                made = self._masks.setdefault(request, made)  # another thread may have been faster
+                made = self._masks.setdefault(wanted, made)  # another thread may have been faster
                 self.nbytes = sum(mask.nbytes for mask in self._masks.values())
                 while len(self._masks) > self.entries or self.nbytes > self.limit:
                     self.nbytes -= self._masks.popitem(last=False)[1].nbytes
@@ -320,26 +347,9 @@ def _dtype(form: Form, dtype: DTypeLike) -> np.dtype:
     return np.dtype(dtype)
 
 
-def _request(q_len: int, k_len: int, pattern: Pattern, past: int | None, align: Align, form: Form, dtype: DTypeLike) -> _Request:
-    q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
-    if align not in ("bottom_right", "top_left"):
-        raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
-    if q_len and not k_len:
-        raise MaskError(f"{q_len} queries have no keys to see")
-    if align == "top_left":
-        if past:
-            raise MaskError(f"past is {past}, but align='top_left' means 0")
-        past = 0
-    else:
-        past = max(k_len - q_len, 0) if past is None else _size("past", past)
-        if q_len and k_len < past + q_len:
-            raise MaskError(f"{k_len} keys are fewer than {past} past and {q_len} queries; align='top_left' if that is meant")
-    return _Request(q_len, k_len, past, pattern, _dtype(form, dtype))
-
-
-def _build(request: _Request, start: int = 0, end: int | None = None) -> NDArray:
-    end = request.q_len if end is None else end
-    out = np.empty((1, end - start, request.k_len), request.dtype)
-    queries, past, keys = (np.array([n]) for n in (request.q_len, request.past, request.k_len))
-    kernels.fill_mask(out, start, queries, past, keys, *astuple(request.pattern))
+def _build(plan: Plan, start: int = 0, end: int | None = None) -> NDArray:
+    end = plan.q_len if end is None else end
+    out = np.empty((1, end - start, plan.k_len), plan.dtype)
+    queries, past, keys = (np.array([n]) for n in (plan.q_len, plan.past, plan.k_len))
+    kernels.fill_mask(out, start, queries, past, keys, *astuple(plan.pattern))
     return out[0]

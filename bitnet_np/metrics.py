@@ -23,20 +23,15 @@ _GATHERING = ("embed", "blocks.embed")
 
 
 @dataclass
-class Operation:
-    """The calls of one operation on one device."""
+class Latency:
+    """How long calls took."""
 
-    device: str
-    reason: str  # why there
     calls: int = 0
     seconds: float = 0.0
     squares: float = 0.0  # of seconds
     shortest: float = np.inf
     longest: float = 0.0
     histogram: Counter[int] = field(default_factory=Counter)  # calls of 2^i to 2^(i+1) microseconds
-    nbytes: int = 0  # read and written at least, once each; on a device they are not counted
-    allocations: int = 0  # arrays of new memory for results
-    reused: int = 0  # arrays of memory that an earlier result had
 
     def count(self, seconds: float) -> None:
         self.calls += 1
@@ -45,20 +40,45 @@ class Operation:
         self.shortest, self.longest = min(self.shortest, seconds), max(self.longest, seconds)
         self.histogram[max(0, int(seconds * 1e6).bit_length() - 1)] += 1
 
-    def as_dict(self) -> dict[str, Any]:
+    def add(self, other: "Latency") -> None:
+        """Calls that were counted elsewhere."""
+        self.calls += other.calls
+        self.seconds += other.seconds
+        self.squares += other.squares
+        self.shortest, self.longest = min(self.shortest, other.shortest), max(self.longest, other.longest)
+        self.histogram += other.histogram
+
+    def summary(self) -> dict[str, float]:
+        """In seconds; zeros where nothing was called."""
+        if not self.calls:
+            return dict.fromkeys(("min", "max", "avg", "var"), 0.0)
         mean = self.seconds / self.calls
-        latency = {"min": self.shortest, "max": self.longest, "avg": mean, "var": max(0.0, self.squares / self.calls - mean * mean)}
-        buckets = {str(1 << i): self.histogram[i] for i in sorted(self.histogram)}
+        return {"min": self.shortest, "max": self.longest, "avg": mean, "var": max(0.0, self.squares / self.calls - mean * mean)}
+
+
+@dataclass
+class Operation:
+    """The calls of one operation on one device."""
+
+    device: str
+    reason: str  # why there
+    latency: Latency = field(default_factory=Latency)
+    nbytes: int = 0  # read and written at least, once each; on a device they are not counted
+    allocations: int = 0  # arrays of new memory for results
+    reused: int = 0  # arrays of memory that an earlier result had
+
+    def as_dict(self) -> dict[str, Any]:
+        histogram = self.latency.histogram
         return {
             "device": self.device,
             "reason": self.reason,
-            "calls": self.calls,
-            "seconds": self.seconds,
+            "calls": self.latency.calls,
+            "seconds": self.latency.seconds,
             "bytes": self.nbytes,
             "allocations": self.allocations,
             "reused": self.reused,
-            "latency_seconds": latency,
-            "latency_histogram_us": buckets,
+            "latency_seconds": self.latency.summary(),
+            "latency_histogram_us": {str(1 << i): histogram[i] for i in sorted(histogram)},
         }
 
 
@@ -68,10 +88,12 @@ class Metrics:
     `operations` by name; `forwards` and `layers` that began; `kv_writes`, calls that wrote to a KV cache, one for each layer, and
     `kv_positions`, how many keys and values each they wrote: none where there is no cache. `peak_workspace`: bytes of results in memory
     that workspace.py lends, all of the thread, at the end of any operation; results below 16 KB and above 64 MB are not among them.
+    `decisions`: how often a policy (dispatch.py) gave an operation to a device, and why.
     """
 
     def __init__(self) -> None:
         self.operations: dict[str, Operation] = {}
+        self.decisions: Counter[tuple[str, str, str]] = Counter()  # operation, device, reason
         self.forwards = self.layers = self.kv_writes = self.kv_positions = self.peak_workspace = 0
 
     def ops(self, backend: Any = cpu, reason: str = "the backend the caller chose") -> ModuleType:
@@ -91,21 +113,24 @@ class Metrics:
         measured.__dict__["mark"] = self._mark
         return measured
 
+    def decided(self, operation: str, device: str, reason: str) -> None:
+        """Told of each decision of a policy."""
+        self.decisions[operation, device, reason] += 1
+
     def as_dict(self) -> dict[str, Any]:
-        """For JSON. `cpu_dispatches`, `gpu_dispatches` and `gpu_ratio` are calls of operations by device."""
-        on = Counter[str]()
-        for operation in self.operations.values():
-            on[operation.device] += operation.calls
-        total, arrays = on.total(), sum(o.allocations for o in self.operations.values())
+        """For JSON."""
+        arrays = sum(operation.allocations for operation in self.operations.values())
         reused = sum(operation.reused for operation in self.operations.values())
         return {
             "forwards": self.forwards,
             "layers": self.layers,
             "kv_writes": self.kv_writes,
             "kv_positions": self.kv_positions,
-            "cpu_dispatches": on["cpu"],
-            "gpu_dispatches": total - on["cpu"],
-            "gpu_ratio": (total - on["cpu"]) / total if total else 0.0,
+            **self.dispatches(),
+            "decisions": [
+                {"operation": operation, "device": device, "reason": reason, "times": times}
+                for (operation, device, reason), times in self.decisions.items()
+            ],
             "workspace": {
                 "allocations": arrays,
                 "hits": reused,
@@ -115,17 +140,39 @@ class Metrics:
             "operations": {name: operation.as_dict() for name, operation in self._by_time()},
         }
 
+    def dispatches(self) -> dict[str, Any]:
+        """Calls of operations by device, "cpu" and "gpu", by the names that realizar's server gives to its own (`DispatchMetrics`).
+
+        Microseconds, and their squares for the variance. Bucket i counts the calls of 2^i microseconds and more, below 2^(i+1); shorter
+        ones are in the first.
+        """
+        on = {"cpu": Latency(), "gpu": Latency()}
+        for operation in self.operations.values():
+            on["cpu" if operation.device == "cpu" else "gpu"].add(operation.latency)
+        total = sum(latency.calls for latency in on.values())
+        buckets = max((i for latency in on.values() for i in latency.histogram), default=-1) + 1
+        told: dict[str, Any] = {f"{name}_dispatches": latency.calls for name, latency in on.items()}
+        told |= {"total_dispatches": total, "gpu_ratio": on["gpu"].calls / total if total else 0.0}
+        told["bucket_boundaries_us"] = [f"{1 << i if i else 0}-{2 << i}" for i in range(buckets)]
+        for name, latency in on.items():
+            lowest, largest, mean, variance = (value * 1e6 for value in latency.summary().values())
+            values = {"min": lowest, "max": largest, "mean": mean, "variance": variance * 1e6, "stddev": (variance * 1e6) ** 0.5}
+            told |= {f"{name}_latency_{key}_us": value for key, value in values.items()}
+            told[f"{name}_latency_bucket_counts"] = [latency.histogram[i] for i in range(buckets)]
+        return told
+
     def table(self) -> tuple[Sequence[str], list[Sequence[object]]]:
         """Header and rows for people, the longest first."""
         header = ("operation", "device", "calls", "ms", "us a call", "MB", "GB/s", "new arrays", "reused")
         rows: list[Sequence[object]] = []
         for name, o in self._by_time():
-            times = (o.seconds * 1e3, o.seconds / o.calls * 1e6)
-            rows.append((name, o.device, o.calls, *times, o.nbytes / 1e6, o.nbytes / o.seconds / 1e9, o.allocations, o.reused))
+            seconds, calls = o.latency.seconds, o.latency.calls
+            times = (seconds * 1e3, seconds / calls * 1e6)
+            rows.append((name, o.device, calls, *times, o.nbytes / 1e6, o.nbytes / seconds / 1e9, o.allocations, o.reused))
         return header, rows
 
     def _by_time(self) -> list[tuple[str, Operation]]:
-        return sorted(self.operations.items(), key=lambda item: -item[1].seconds)
+        return sorted(self.operations.items(), key=lambda item: -item[1].latency.seconds)
 
     def _mark(self, event: str, count: int = 1) -> None:
         if event == "forward":
@@ -156,7 +203,7 @@ class Metrics:
             wait()
             seconds = time.perf_counter() - start
             operation = self.operations.get(name) or self.operations.setdefault(name, Operation(device, reason))
-            operation.count(seconds)
+            operation.latency.count(seconds)
             operation.allocations += memory.fresh - fresh
             operation.reused += memory.again - again
             operation.nbytes += _bytes_read(name, arguments, options) + _size(result) if device == "cpu" else 0

@@ -26,7 +26,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from .errors import ShapeError
-from .kernels import cpu
+from .kernels import packing as kernels
 from .kernels.simd import LANES
 from .model import Blocks, Layer, Linear, Model, Table, Ternary
 from .tensor_types import TERNARY_TYPES
@@ -68,7 +68,7 @@ def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[i
     size = shape[0] * i2s_row_bytes(shape[1])
     if codes.size < size:
         raise ShapeError(f"a ternary matrix of shape {shape} has {codes.size} bytes of I2_S codes, expected {size}")
-    return frozen(Ternary(cpu.stream_i2s(codes[:size], shape), np.float32(scale), shape))
+    return frozen(Ternary(kernels.from_i2s(codes[:size], shape), np.float32(scale), shape))
 
 
 def to_i2s(weights: Ternary) -> NDArray[np.uint8]:

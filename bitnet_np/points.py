@@ -6,7 +6,7 @@ Every point of a trace has one normal form, whatever file it came from: float po
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +52,38 @@ LAYER_NAMES = tuple(_in_order())
 RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "inpL", "result_norm", "result_output")
 """What a forward pass records, of one family or another. Scores are worked out on request; log_probs come from files without logits."""
 
+MEANINGS = {
+    "inp_embd": ("T D", "the tokens' rows of the embedding"),
+    "inpL": ("T D", "the same plus learned positions, where a model has those"),
+    "attn_norm": ("T D", "the norm in front of attention"),
+    "Qcur": ("T HK", "queries: what the matrix gives, with its scale and its bias"),
+    "Kcur": ("T GK", "keys, likewise"),
+    "Vcur": ("T GK", "values, likewise"),
+    "Qcur_normed": ("T HK", "queries after the norm of each head, where a model has one"),
+    "Kcur_normed": ("T GK", "keys, likewise"),
+    "Qcur_rope": ("T HK", "queries after RoPE"),
+    "Kcur_rope": ("T GK", "keys after RoPE"),
+    "kq": ("H T T", "scores q.k / sqrt(K), 0 where a query does not see a key"),
+    "kq_soft_max": ("H T T", "their softmax"),
+    "kqv_out": ("T HK", "what attention gives, head beside head"),
+    "attn_sub_norm": ("T HK", "the norm of that, where a model has one"),
+    "attn_o_out": ("T D", "the output matrix of attention, before the residual"),
+    "ffn_inp": ("T D", "the sum of that and the layer's input; not where both branches run in parallel"),
+    "ffn_norm": ("T D", "the norm in front of the feed-forward"),
+    "ffn_gate": ("T F", "the gate's matrix, before the activation function, where a model has a gate"),
+    "ffn_up": ("T F", "the other matrix"),
+    "ffn_out": ("T F", "relu(gate)^2 * up, SiLU(gate) * up, or GELU(up)"),
+    "ffn_sub_norm": ("T F", "the norm of that, where a model has one"),
+    "ffn_down": ("T D", "the last matrix, before the residual"),
+    "l_out": ("T D", "what the layer gives"),
+    "result_norm": ("T D", "the final norm"),
+    "result_output": ("T V", "the logits"),
+    "log_probs": ("T V", "their log-softmax, for files that hold no logits"),
+}
+"""Axes and meaning of each point, but for those that go with another: `<name>_codes` [T, width] int8 and `<name>_scale` [T], the int8 codes
+that a ternary matrix takes instead of `<name>` and the steps per unit, 127 / max |x| of the row; and `<name>_in`, the norm inside a matrix.
+T tokens, D width, H heads of K numbers, G key-value heads, F feed-forward width, V vocabulary. Numbers are float32, row by row."""
+
 LOSS = "loss"
 GRADIENTS = tuple(
     f"grad_{name}{end}"
@@ -77,6 +109,16 @@ class Key(NamedTuple):
     def __str__(self) -> str:
         """The label that files use: attn_norm-0, result_norm."""
         return self.name if self.layer is None else f"{self.name}-{self.layer}"
+
+
+def meaning(name: str) -> str:
+    """What a point of a forward pass is, in a line."""
+    for end, text in (("_codes", "{} as int8 codes"), ("_scale", "codes per unit of {}: 127 / max |x| of each token")):
+        if name.endswith(end):
+            return text.format(name.removesuffix(end))
+    if name.endswith("_in"):
+        return f"the norm inside the matrix that gives {name.removesuffix('_in')}"
+    return MEANINGS[name][1]
 
 
 def key_of(label: str) -> Key | None:
@@ -140,6 +182,14 @@ class Trace:
     positions: NDArray[np.int64] | None = None  # [P] of the rows, where a file has only some
     ignored: tuple[str, ...] = ()  # records of the file that are no point of ours, by its own names
     notes: Mapping[str, object] = field(default_factory=dict)
+    log_probs: Callable[[NDArray], NDArray] | None = None  # what the file makes of logits [P, V], where that is less than their log-softmax
+
+    def without(self, key: Key) -> "Trace":
+        """All of it but one point."""
+        points = self.points
+        if isinstance(points, Points):
+            return replace(self, points=Points({k: entry for k, entry in points.entries.items() if k != key}))
+        return replace(self, points={k: array for k, array in points.items() if k != key})
 
 
 def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str) -> tuple[int, ...]:

@@ -178,7 +178,7 @@ _UNROUNDED = ("inp_embd", "inpL", "ffn_inp", "l_out", "result_output")
 def roundings(base: Variant) -> Iterator[Variant]:
     """What honest engines do differently: another dialect, float16 numbers after each norm, or after each operation."""
     for dialect in _others(base.dialect):
-        yield replace(base, text=f"the dialect {dialect.name}, which can be declared", dialect=dialect)
+        yield replace(base, text=f"the dialect {dialect.name} (--as {dialect.name})", dialect=dialect)
     yield replace(base, text="float16 norms", record=lambda name, n, x: _halve(x) if "norm" in name else None)
     yield replace(base, text="float16 after each operation", record=lambda name, n, x: None if name in _UNROUNDED else _halve(x))
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .compare import Verdict
-from .errors import UnsupportedError
+from .errors import OptionError, UnsupportedError
 from .points import GRADIENTS, LAYER_NAMES, Key
 
 
@@ -61,8 +61,9 @@ class Report:
         """For JSON."""
 
         def plain(o: OperationVerdict) -> dict[str, Any]:
-            keys = {"tensor": o.key.name, "layer": o.key.layer, "across": [f"{k.name}:{k.layer}" for k in o.across]}
-            return asdict(o) | keys | {"verdict": o.verdict.name, "key": None, "closer_to_float64": o.closer}
+            found = asdict(o) | {"verdict": o.verdict.name, "across": list(map(str, o.across)), "closer_to_float64": o.closer}
+            del found["key"]
+            return {"tensor": o.key.name, "layer": o.key.layer} | found
 
         return {
             "verdict": self.verdict.name,
@@ -70,7 +71,7 @@ class Report:
             "reason": self.reason,
             "first_wrong": plain(self.first_wrong) if self.first_wrong else None,
             "operations": [plain(o) for o in self.operations],
-            "missing": [f"{key.name}:{key.layer}" for key in self.missing],
+            "missing": list(map(str, self.missing)),
             "notes": list(self.notes),
             "closer_to_float64": _closer(self.operations),
         }
@@ -128,21 +129,36 @@ def heat_map(report: Report) -> str:
     return "\n".join([*lines, *(["", "   ".join(whole)] if whole else []), "", LEGEND])
 
 
-def plot(report: Report, path: Path) -> None:
-    """The heat map as a picture: how much of its bound each tensor's largest error takes, on a logarithmic scale."""
+def _pyplot() -> Any:
+    """matplotlib, drawing into files and never a window; UnsupportedError says how to install it."""
     try:
         import matplotlib
 
-        matplotlib.use("Agg")  # a file, never a window
+        matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError:
         raise UnsupportedError("a plot needs matplotlib: pip install 'bitnet_np[plots]'") from None
+    return pyplot
+
+
+def check_plot(path: Path) -> None:
+    """Before anything is computed: whether `plot` can write such a file. Raises UnsupportedError or OptionError."""
+    known = _pyplot().FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise OptionError(f"{path}: expected a name that ends in one of .{', .'.join(sorted(known))}")
+
+
+def plot(report: Report, path: Path) -> None:
+    """The heat map as a picture: how much of its bound each tensor's largest error takes, on a logarithmic scale."""
+    pyplot = _pyplot()
+    from matplotlib.colors import LogNorm
+
     names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(o.key.name == name for o in report.operations)]
     layers = sorted({o.key.layer for o in report.operations if o.key.layer is not None})
     ratios = {o.key: max(o.bound_ratio or 0.0, 1e-4) for o in report.operations}
     grid = [[ratios.get(Key(name, n), float("nan")) for name in names] for n in layers]
     figure, axes = pyplot.subplots(figsize=(2 + 0.45 * len(names), 2.2 + 0.25 * len(layers)), layout="constrained")
-    shown = axes.imshow(grid or [[float("nan")]], aspect="auto", cmap="RdYlGn_r", norm=matplotlib.colors.LogNorm(1e-4, 1e4))
+    shown = axes.imshow(grid or [[float("nan")]], aspect="auto", cmap="RdYlGn_r", norm=LogNorm(1e-4, 1e4))
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
     axes.set_yticks(range(len(layers)), [str(n) for n in layers])
     axes.set_ylabel("layer")

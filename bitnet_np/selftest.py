@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from . import embedded, masks, packing
 from .kernels import backward, cpu
 from .kernels.masks import attend_masked
+from .kernels.packing import from_masters
 from .load import load
 from .transformer import BITNET_CPP, EXACT, Dialect, forward_full
 
@@ -93,6 +94,10 @@ def backward_cases() -> dict[str, Case]:
         backward.add_rows(out, noise(27, 137, 70), np.arange(137) % 3, cuts)
         return (out,)
 
+    def quantize_weights() -> tuple[NDArray, ...]:
+        packed = from_masters(noise(38, 37, 161), 2.0)
+        return packed, backward.dense(packed, np.float32(0.37), (37, 161))
+
     gate, up, dy = 9 * noise(28, 3, 161), noise(29, 3, 161), noise(30, 3, 161)
     return {
         "product": lambda: (backward.product(noise(31, 37, 300), noise(32, 300, 70)),),
@@ -103,7 +108,7 @@ def backward_cases() -> dict[str, Case]:
         "attend_back": attend_back,
         "cross_entropy_in_place": cross_entropy,
         "add_rows": add_rows,
-        "quantize_weights": lambda: backward.quantize_weights(noise(38, 37, 161), 2.0, np.float32(0.37)),
+        "quantize_weights": quantize_weights,
         "dequantize": lambda: (backward.dequantize(*cpu.quantize(noise(39, 5, 161))),),
     }
 

@@ -1,26 +1,24 @@
 """`bitnet-np trace`: write every intermediate tensor of one sequence to a file."""
 
 import argparse
-import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from numpy.typing import NDArray
-
-from .arguments import loaded
+from .arguments import add_computing_arguments, add_token_arguments, loaded
 from .errors import OptionError, ShapeError
+from .inputs import token_ids
 from .interop import FORMATS, writer
 from .load import open_model
-from .text import Tokenizer, tokenizer_from
+from .printing import print_json, table
+from .text import tokenizer_from
 from .trace import record_trace
 from .transformer import DIALECTS
 
-ReadTokens = Callable[[argparse.Namespace, Callable[[], Tokenizer]], NDArray]
-Table = Callable[[Sequence[str], Collection[Sequence[object]]], str]
+SUMMARY = "Write every intermediate tensor of a forward pass."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this command takes. The caller adds --json, and those for token ids (tokens, tokens_file, text) and the dialect."""
+    """What this command takes."""
     parser.add_argument("model", type=Path)
     parser.add_argument("--layers", metavar="0,3-5", help="which layers (default: all); the whole model's points are written either way")
     parser.add_argument("--names", metavar="A,B", help="which points, such as attn_norm,l_out (default: all but the scores)")
@@ -28,15 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     formats = [name for name, format in FORMATS.items() if format.writer]
     parser.add_argument("--format", choices=formats, help="default: by the end of the file's name")
     parser.add_argument("--out", type=Path, required=True, metavar="F", help="file or folder to write")
+    add_token_arguments(parser)
+    add_computing_arguments(parser)
 
 
-def run_trace(arguments: argparse.Namespace, read_tokens: ReadTokens, table: Table) -> int:
-    """Run the command. read_tokens: the token ids the arguments ask for; table: columns of text."""
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file and say what is in it; returns the exit code."""
     layers = None if arguments.layers is None else parse_layers(arguments.layers)
     names = None if arguments.names is None else [name.strip() for name in arguments.names.split(",") if name.strip()]
     chosen, _ = writer(arguments.out, arguments.format)
     file = open_model(arguments.model)
-    ids = read_tokens(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
     if ids.ndim == 2 and len(ids) != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected one sequence")
     model = loaded(file, arguments)
@@ -54,7 +54,7 @@ def run_trace(arguments: argparse.Namespace, read_tokens: ReadTokens, table: Tab
     if arguments.json:
         points = [{"name": k.name, "layer": k.layer, "shape": shape, "bytes": size} for k, (shape, size) in written.items()]
         facts = {"out": str(arguments.out), "format": chosen, "dialect": arguments.dialect, "tokens": int(ids.size)}
-        print(json.dumps(facts | {"bytes": total, "points": points}, indent=2))
+        print_json(facts | {"bytes": total, "points": points})
         return 0
     rows: dict[tuple[str, tuple[int, ...]], list] = {}  # layers of the same shape in one line
     for key, (shape, size) in written.items():

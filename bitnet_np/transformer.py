@@ -14,6 +14,8 @@ engines' recordings check that. They differ in where keys and values live, in ti
 Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -255,9 +257,9 @@ def prefill(
     logits: list[tuple[int, Floats]] = []
     saved = cache.save(chosen, counts)
     try:
-        for begin, active, present in _in_blocks(counts, block):
-            ends = counts[active] <= begin + block
-            part, wanted = ids[active, begin : begin + block], head if ends.any() else _no_logits
+        for begin, end, active, present in _in_blocks(counts, block):
+            ends = counts[active] <= end
+            part, wanted = ids[active, begin:end], head if ends.any() else _no_logits
             out = forward(model, part, cache, present, slots=chosen[active], last_only=True, dialect=dialect, ops=ops, head=wanted)
             logits += zip(active[ends], out[ends], strict=True)
     except BaseException:
@@ -271,11 +273,13 @@ def _no_logits(x: Floats) -> Floats:
     return np.zeros((len(x), 1), np.float32)
 
 
-def _in_blocks(counts: NDArray[np.int64], block: int) -> Iterator[tuple[int, NDArray[np.intp], NDArray[np.int64]]]:
-    """Sequences of `counts` tokens, a block of each at a time: where it begins, which sequences reach it, with how many tokens."""
-    for begin in range(0, int(counts.max()), block):
+def _in_blocks(counts: NDArray[np.int64], block: int) -> Iterator[tuple[int, int, NDArray[np.intp], NDArray[np.int64]]]:
+    """Sequences of `counts` tokens, a block of each at a time: its first token and the one behind it, who reaches it, with how many."""
+    longest = int(counts.max())
+    for begin in range(0, longest, block):
+        end = min(begin + block, longest)
         active = np.flatnonzero(counts > begin)
-        yield begin, active, np.minimum(counts[active] - begin, block)
+        yield begin, end, active, np.minimum(counts[active], end) - begin
 
 
 def forward_incremental(
@@ -297,14 +301,14 @@ def forward_incremental(
     batch, length = ids.shape
     cache = new_cache(model.config, batch, length, ops)
     logits = np.zeros((batch, model.config.vocab) if last_only else (batch, length, model.config.vocab), np.float32)
-    for start, active, present in _in_blocks(counts, chunk):
-        part = ids[active, start : start + chunk]
+    for start, end, active, present in _in_blocks(counts, chunk):
+        part = ids[active, start:end]
         out = forward(model, part, cache, present, slots=active, last_only=last_only, dialect=dialect, ops=ops, record=record)
         if last_only:
-            ends = counts[active] <= start + chunk
+            ends = counts[active] <= end
             logits[active[ends]] = out[ends]
         else:
-            logits[active, start : start + chunk] = out
+            logits[active, start:end] = out
     return logits
 
 

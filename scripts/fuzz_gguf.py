@@ -21,10 +21,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 HANG = 60.0  # seconds of silence after which a process is ended; kernels may have to be compiled in them
+_TURN = 0.5  # seconds between looks at the processes
 _START = 300.0  # the same before its first case: it may have all kernels to compile
 
 Say = Callable[[int, str], None]
@@ -41,17 +42,17 @@ class Worker:
     say: Say
     process: subprocess.Popen | None = None
     current: int | None = None  # the case it is at
-    heard: float = field(default_factory=time.monotonic)
+    silent: float = 0.0  # seconds, in turns of `watch`: those of a machine that was asleep do not count
     failed: str = ""  # why it could not go on
 
     def run(self) -> None:
         while True:
-            self.current, self.heard, hung = None, time.monotonic(), False
+            self.current, self.silent = None, 0.0
             with open(self.log, "w") as log:
                 self.process = subprocess.Popen(self.command(self.first), stdout=subprocess.PIPE, stderr=log, text=True)
             assert self.process.stdout is not None
             for line in self.process.stdout:
-                self.heard = time.monotonic()
+                self.silent = 0.0
                 n, outcome = json.loads(line)
                 self.current = None if outcome else n
                 if outcome:
@@ -63,19 +64,18 @@ class Worker:
             if self.current is None:
                 self.failed = f"a process ended with {code} outside of any case:\n{self.log.read_text()[-2000:]}"
                 return
-            hung = time.monotonic() - self.heard > HANG
-            self.say(self.current, "no end" if hung else f"ended its process with {code}: {self.log.read_text()[-300:]!r}")
+            self.say(self.current, "no end" if self.silent > HANG else f"ended its process with {code}: {self.log.read_text()[-300:]!r}")
             self.first = self.current + self.step
 
     def watch(self) -> None:
         """End a process that has been silent for too long."""
-        silent = time.monotonic() - self.heard
-        if self.process and self.process.poll() is None and silent > (_START if self.current is None else HANG):
+        self.silent += _TURN
+        if self.process and self.process.poll() is None and self.silent > (_START if self.current is None else HANG):
             self.process.kill()
 
 
 def supervise(workers: Sequence[Worker], tick: Callable[[], None]) -> None:
-    """Run workers side by side until all are done. `tick` is called twice a second."""
+    """Run workers side by side until all are done. `tick` is called every _TURN."""
     threads = [threading.Thread(target=worker.run, daemon=True) for worker in workers]
     for thread in threads:
         thread.start()
@@ -83,7 +83,7 @@ def supervise(workers: Sequence[Worker], tick: Callable[[], None]) -> None:
         for worker in workers:
             worker.watch()
         tick()
-        threads[0].join(0.5) if threads[0].is_alive() else time.sleep(0.5)
+        threads[0].join(_TURN) if threads[0].is_alive() else time.sleep(_TURN)
     for worker in workers:
         if worker.failed:
             raise RuntimeError(worker.failed)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bitnet_np import EXACT, Model
-from bitnet_np.check_command import check_logits
+from bitnet_np.check import check_logits
 from bitnet_np.compare import Verdict, judge
 from bitnet_np.model import Ternary
 from bitnet_np.points import Key

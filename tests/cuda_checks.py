@@ -30,12 +30,14 @@ from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.decode import stepper
 from bitnet_np.device import DeviceCache, bytes_needed, new_cache, open_cuda, place
+from bitnet_np.dispatch import Above, make_mask
 from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.kernels.cuda import simulated, ternary
 from bitnet_np.kernels.cuda.backend import TILES, Cuda
 from bitnet_np.kernels.cuda.target import PIECE
+from bitnet_np.masks import Pattern, mask
 from bitnet_np.metrics import Metrics
 from bitnet_np.testing import random_model
 from bitnet_np.transformer import BITNET_CPP, forward, forward_full
@@ -222,6 +224,14 @@ def fill_mask() -> None:
         masks.fill_mask(ours, 0, queries, past, keys, *pattern)
         on.fill_mask(out, 0, on.upload(queries), on.upload(past), on.upload(keys), *pattern)
         same(on, out, ours)
+
+
+@check
+def mask_where_the_policy_says() -> None:
+    on = device()
+    for limit in (0, 100):
+        made = make_mask(3, 5, Pattern(window=2), ops=on, policy=Above(("q_len", "k_len"), limit))
+        same(on, made, mask(3, 5, Pattern(window=2)))
 
 
 # --- matrices -------------------------------------------------------------------------------------------------------------------------

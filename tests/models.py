@@ -14,11 +14,23 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
-from bitnet_np.kernels import cpu
+from bitnet_np.kernels import launching
 from bitnet_np.model import Model
 from bitnet_np.testing import SHAPE, random_model
 
-__all__ = ["SHAPE", "assert_same_bits", "family_shapes", "lengths", "padded", "random_model", "random_tokens", "seeds", "shapes", "threads"]
+__all__ = [
+    "SHAPE",
+    "as_table",
+    "assert_same_bits",
+    "family_shapes",
+    "lengths",
+    "padded",
+    "random_model",
+    "random_tokens",
+    "seeds",
+    "shapes",
+    "threads",
+]
 
 
 @st.composite
@@ -96,7 +108,15 @@ def threads(n: int) -> Iterator[None]:
     before = numba.get_num_threads()
     numba.set_num_threads(n)
     try:
-        with mock.patch.object(cpu, "_SMALL", 0):
+        with mock.patch.object(launching, "SMALL", 0):
             yield
     finally:
         numba.set_num_threads(before)
+
+
+def as_table(values: NDArray, dtype: str = "float32") -> NDArray:
+    """Numbers as a table of that dtype, bfloat16 as its bits; read-only, as a model's are."""
+    values = np.asarray(values, np.float32)
+    table = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
+    table.flags.writeable = False
+    return table

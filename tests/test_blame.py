@@ -9,10 +9,11 @@ import pytest
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, blame, embedded, forward_full, operations, packing, spec
 from bitnet_np.blame import judge_trace, within
-from bitnet_np.check_command import check_trace, compare_traces, log_softmax
+from bitnet_np.check import check_trace, compare_traces, log_softmax
 from bitnet_np.compare import Verdict
 from bitnet_np.families import ARCHITECTURES
-from bitnet_np.points import Key, Trace
+from bitnet_np.interop import llama_logits, read_any
+from bitnet_np.points import Key, Trace, key_of
 from bitnet_np.reach import Variant, known_mistakes
 from bitnet_np.report import closer_rows, closer_summary, heat_map, plot
 from bitnet_np.testing import random_model
@@ -403,6 +404,18 @@ def test_log_probabilities_and_some_positions_are_judged():
         assert report.verdict >= Verdict.WRONG
 
 
+def test_log_probabilities_are_judged_as_far_as_their_file_tells_them(tmp_path):
+    """llama.cpp's has nothing below the largest minus 16, and steps: a right engine is not to blame for that."""
+    logits = recorded()[LOGITS]
+    verdicts = []
+    for theirs in (logits, logits * np.float32(1 + 1e-6), logits * np.float32(1.05)):
+        with llama_logits.LlamaLogitsWriter(tmp_path / "x.kld", TOKENS) as out:
+            out.add(LOGITS, theirs)
+        report, judgement = check_trace(MODEL, TOKENS, read_any(tmp_path / "x.kld"), EXACT)
+        verdicts.append((report.verdict, judgement.verdict))
+    assert verdicts == [(verdict, verdict) for verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.WRONG)]
+
+
 def test_one_row_of_logits_is_taken_for_the_last():
     logits = recorded()[LOGITS]
     report, judgement = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}), EXACT)
@@ -417,6 +430,27 @@ def test_one_row_of_logits_is_taken_for_the_last():
     assert (report.verdict, report.notes, judgement.compared) == (Verdict.SAME_BITS, (), None)
     report, judgement = check_trace(MODEL, TOKENS[:1], trace({LOGITS: logits[:1]}), EXACT)
     assert (report.verdict, report.notes, judgement.compared) == (Verdict.SAME_BITS, (), None)
+
+
+@pytest.mark.parametrize("key", [LOGITS, Key("log_probs", None)])
+def test_one_row_of_logits_does_not_keep_the_other_tensors_from_being_judged(key):
+    """Aprender's stage files hold the last token's logits, and all of each layer."""
+    row = recorded()[LOGITS][-1:] if key == LOGITS else log_softmax(recorded()[LOGITS][-1:])
+    others = {k: v for k, v in recorded().items() if k != LOGITS}
+    report, judgement = check_trace(MODEL, TOKENS, trace(others | {key: row}), EXACT)
+    assert judgement.verdict is Verdict.SAME_BITS
+    assert (report.verdict, len(report.operations)) == (Verdict.SAME_BITS, len(others))
+    assert report.notes == (f"one row of {key.name} for 17 tokens: taken as that of the last position, 16",)
+    bad, _ = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    wrong = {k: v for k, v in bad.items() if k != LOGITS}
+    report, _ = check_trace(MODEL, TOKENS, trace(wrong | {key: row}), EXACT)
+    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_out", 1))
+
+
+def test_wrong_log_probabilities_alone_are_wrong():
+    """Not a dump that cannot be compared, for want of an operation that gives them."""
+    report, judgement = check_trace(MODEL, TOKENS, trace({Key("log_probs", None): log_softmax(3 * recorded()[LOGITS])}), EXACT)
+    assert (report.verdict, judgement.verdict) == (Verdict.WRONG, Verdict.WRONG)
 
 
 @pytest.mark.parametrize("positions", [[16], [3, 9], [0, 1, 70, 90], [90, 3]])
@@ -464,6 +498,9 @@ def test_report_for_people_and_machines(tmp_path):
     assert "X" not in rows["0"] + rows["2"]
     plain = json.loads(json.dumps(report.as_dict(), allow_nan=False))
     assert plain["first_wrong"]["tensor"] == "ffn_out"
+    assert plain["first_wrong"]["layer"] == 1
+    assert "key" not in plain["first_wrong"]
+    assert all(key_of(label) for o in plain["operations"] for label in o["across"])
     assert plain["verdict"] == "WRONG"
     pytest.importorskip("matplotlib")
     plot(report, tmp_path / "map.png")

@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import assert_same_bits, random_model, random_tokens, seeds
+from models import as_table, assert_same_bits, random_model, random_tokens, seeds
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Sampling, generate
 from bitnet_np.certified import LARGEST_K, certify
 from bitnet_np.errors import NonFiniteError, OptionError, UnsupportedError
 from bitnet_np.generate import certified_for
 from bitnet_np.kernels import cpu
-
-
-def as_table(values, dtype):
-    table = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
-    table.flags.writeable = False
-    return table
 
 
 def adversarial(rng, rows, width, kind):

@@ -21,13 +21,14 @@ from gguf_bytes import FLOAT32, UINT32, Entry, number, text
 from gguf_bytes import gguf as build
 
 import bitnet_np
-from bitnet_np import BITNET_CPP, Sampling, cli, embedded, selftest
+from bitnet_np import BITNET_CPP, Sampling, embedded, generate_command, logits_command, selftest
 from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.cli import main
 from bitnet_np.compare import Judgement, Verdict
 from bitnet_np.generate import generate, uniforms
 from bitnet_np.gguf_file import open_gguf
 from bitnet_np.load import load
+from bitnet_np.points import LAYER_NAMES, MEANINGS, RECORDED, SCORES, meaning
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text import tokenizer_from
 from bitnet_np.transformer import compute_logits, forward_full
@@ -35,9 +36,9 @@ from bitnet_np.transformer import compute_logits, forward_full
 PACKAGE = Path(bitnet_np.__file__).parents[1]
 TINY = str(PACKAGE / "bitnet_np" / "data" / "tiny.gguf")
 DATA = Path(__file__).parent / "data"
-RECORDED = [*sorted(DATA.glob("*/*.gguf")), *sorted(path.parent for path in DATA.glob("hf/*/config.json"))]
+MODELS = [*sorted(DATA.glob("*/*.gguf")), *sorted(path.parent for path in DATA.glob("hf/*/config.json"))]
 TOKENS = embedded.recording()["tokens_T17"]
-COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "mask", "selftest")
+COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest")
 needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")
 
 
@@ -124,7 +125,32 @@ def test_inspect_says_what_a_file_holds(run):
     assert re.search(r"\nblk\.2\.attn_k\.weight +I2_S +128 x 256 +8,224\n", run("inspect", TINY, "--tensors"))
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
+def test_inspect_lists_what_a_dump_may_hold(run, model):
+    """The names, layers, shapes and dtypes that a forward pass records."""
+    recorded = {}
+
+    def record(name, layer, array):
+        axes = ["T", *([array.size // len(array)] if array.ndim > 1 else [])]
+        recorded.setdefault(name, ([], axes, str(array.dtype)))[0].append(layer)
+
+    forward_full(model, TOKENS[None], record=record)
+    points = run("inspect", TINY, "--points", "--json")["points"]
+    assert {p["name"]: (p["layers"], p["shape"], p["dtype"]) for p in points} == recorded
+    assert all(p["meaning"] for p in points)
+    out = run("inspect", TINY, "--points")
+    assert re.search(r"\nKcur_rope +0-2 +T x 128 +float32 +keys after RoPE\n", out)
+    assert re.search(r"\nattn_norm_scale +0-2 +T +float32 ", out)
+    assert "Kcur_rope" not in run("inspect", TINY)
+
+
+def test_every_point_has_a_meaning_and_the_readme_says_it():
+    readme = (PACKAGE / "README.md").read_text("utf-8")
+    assert all(meaning(name) for name in (*RECORDED, *SCORES, "log_probs"))
+    for name, (axes, what) in MEANINGS.items():
+        assert f"| `{name}{'-N' * (name in LAYER_NAMES)}` | [{', '.join(axes.split())}] | {what} |" in readme
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
 def test_inspect_knows_every_recorded_model(run, path):
     assert "supported: yes" in run("inspect", str(path))
 
@@ -193,6 +219,17 @@ def test_no_file_at_all(refused, tmp_path):
 
 
 # --- logits ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_no_model(refused, tmp_path):
+    expected = "no such file, expected a Hugging Face folder or the path of a GGUF file"
+    assert refused("inspect", tmp_path) == f"bitnet-np: {tmp_path / 'config.json'}: {expected}\n"
+
+
+def test_a_missing_file_is_named_first(refused, tmp_path):
+    path = tmp_path / "nowhere.npz"
+    for arguments in (["inspect", path], ["check", TINY, "--tokens", "1", "--theirs", path], ["compare", path, path]):
+        assert refused(*arguments) == f"bitnet-np: {path}: No such file or directory\n"
 
 
 def test_a_model_with_nan_in_it_is_run_if_that_is_said(run, refused, tmp_path):
@@ -323,7 +360,7 @@ def test_another_dialect(run, model):
     [
         (["--tokens", ""], "--tokens: Tokens cannot be empty"),
         (["--tokens", ","], "--tokens: Tokens cannot be empty"),
-        (["--tokens", "1,x"], "--tokens is '1,x', expected numbers separated by commas"),
+        (["--tokens", "1,x"], "--tokens is '1,x', expected integers separated by commas or blanks"),
         (["--tokens", "1.5"], "--tokens is '1.5'"),
         (["--tokens", "1," * 100 + "\x1b"], "--tokens is '1,1,1"),
         (["--tokens", "9" * 5000], "--tokens is '999"),
@@ -377,7 +414,8 @@ def test_wrong_arguments_of_logits(refused, arguments, message):
         ("x.txt", "", "Tokens cannot be empty"),
         ("x.txt", " \n\n", "Tokens cannot be empty"),
         ("x.txt", "1 2\n3\n", "its sequences have 1 to 2 tokens"),
-        ("x.txt", "1 2 three", "is '1 2 three', expected numbers separated by commas"),
+        ("x.txt", "1 2 three", ", line 1 is '1 2 three', expected integers separated by commas or blanks"),
+        ("x.txt", "1 2\n\n3 4.5\n", ", line 3 is '3 4.5', expected integers"),
         ("x.txt", b"\xff", "no array of token ids"),
     ],
 )
@@ -426,10 +464,12 @@ NPY = {  # each makes NumPy raise something else, and pickles and archives are n
 @pytest.mark.parametrize("name", NPY)
 def test_files_that_are_no_npy(refused, tmp_path, name):
     path = written(tmp_path / "x.npy", NPY[name])
-    assert refused("logits", TINY, "--tokens-file", path).startswith(f"bitnet-np: {path}: no .npy array of token ids: ")
+    said = refused("logits", TINY, "--tokens-file", path)
+    assert said.startswith(f"bitnet-np: {path}: ")
+    assert ".npy" in said.removeprefix(f"bitnet-np: {path}: ") or "bytes of data, expected" in said
     check = ["check", TINY, "--tokens", "1", "--theirs", path]
-    assert refused(*check, "--last").startswith(f"bitnet-np: {path}: no .npy array of logits: ")
-    assert refused(*check).startswith(f"bitnet-np: {path}: ")
+    for options in ([], ["--last"]):
+        assert refused(*check, *options).startswith(f"bitnet-np: {path}: ")
 
 
 @pytest.mark.parametrize(
@@ -441,7 +481,7 @@ def test_files_that_are_no_npy(refused, tmp_path, name):
         (np.array(3), "token ids have shape [], expected [T] or [B, T]"),
         (np.zeros((1, 1, 1), np.int64), "token ids have shape [1, 1, 1]"),
         (np.array(["1"]), "token ids have dtype <U1"),
-        (np.array([(1, 2)], "i4,i4"), "token ids have dtype"),
+        (np.array([(1, 2)], "i4,i4"), "expected numbers and at most 8 axes"),
         (np.array([np.datetime64("2024-01-01")]), "token ids have dtype"),
     ],
 )
@@ -458,8 +498,8 @@ def test_pickles_are_never_loaded(refused, tmp_path):
     evil = np.empty(1, object)
     evil[0] = Evil()
     path = saved(tmp_path / "evil.npy", evil, allow_pickle=True)
-    assert "Python objects" in refused("logits", TINY, "--tokens-file", path)
-    assert "Python objects" in refused("check", TINY, "--tokens", "1", "--theirs", path, "--last")
+    assert "expected numbers" in refused("logits", TINY, "--tokens-file", path)
+    assert "expected numbers" in refused("check", TINY, "--tokens", "1", "--theirs", path, "--last")
     assert "dtype('O')" in refused("check", TINY, "--tokens", "1", "--theirs", path)
     assert not (tmp_path / "made").exists()
 
@@ -489,7 +529,7 @@ def test_no_memory(refused, monkeypatch):
     def too_much(*args, **options):
         raise MemoryError("Unable to allocate 9 TiB")
 
-    monkeypatch.setattr(cli, "compute_logits", too_much)
+    monkeypatch.setattr(logits_command, "compute_logits", too_much)
     assert "Unable to allocate 9 TiB" in refused("logits", TINY, "--tokens", "1")
 
 
@@ -527,7 +567,7 @@ def test_each_token_is_printed_as_it_comes(monkeypatch):
             seen.append(screen.getvalue())
             yield token
 
-    monkeypatch.setattr(cli, "stream", slow)
+    monkeypatch.setattr(generate_command, "stream", slow)
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(screen))
     assert main(["generate", TINY, "--tokens", "1"]) == 0
     assert seen == [b"", b"5", b"5,60"]
@@ -558,7 +598,7 @@ def test_generate_from_text(run, model, tokenizer):
 def test_text_may_end_inside_a_character(run, tokenizer, monkeypatch):
     first, second = (list(tokenizer.tokens).index(BYTE_CHARACTERS[byte]) for byte in "é".encode())
     for new, expected in (([first, second], "é"), ([first], "\ufffd")):
-        monkeypatch.setattr(cli, "stream", lambda *args, new=new, **options: iter(new))
+        monkeypatch.setattr(generate_command, "stream", lambda *args, new=new, **options: iter(new))
         assert run("generate", TINY, "--prompt", "a") == expected + "\n"
         assert run("generate", TINY, "--prompt", "a", "--json")["text"] == expected
 
@@ -645,7 +685,7 @@ def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
         yield 5
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "stream", interrupted)
+    monkeypatch.setattr(generate_command, "stream", interrupted)
     assert main(["generate", TINY, "--tokens", "1"]) == 130
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("5", "bitnet-np: interrupted\n")
@@ -727,6 +767,48 @@ def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
     out = run(*arguments, code=code)
     assert out.startswith(f"{theirs} against {TINY}, dialect exact\n\n{found['meaning']}\n{found['reason']}\n")
     assert bool(re.search(rf"\nlogits .* {verdict}\n", out)) == (verdict != "INVALID")
+
+
+def test_check_takes_bare_numbers(run, refused, model, tmp_path):
+    """Of the last token, or of all, by how many there are: the model says the rest."""
+    ids = np.stack([TOKENS, TOKENS[::-1]])
+    batch = saved(tmp_path / "ids.npy", ids)
+    logits = forward_full(model, ids)
+
+    def judged(array, name, *options):
+        array.tofile(tmp_path / name)
+        found = run("check", TINY, "--theirs", tmp_path / name, "--json", *options)
+        return found["verdict"], found["logits"]["positions"]
+
+    one = ["--tokens", listed(TOKENS)]
+    assert judged(logits[0], "x.f32", *one) == ("SAME_BITS", 17)
+    assert judged(logits[0], "x.bin", *one, "--format", "raw") == ("SAME_BITS", 17)
+    assert judged(logits[0, -1], "x.f32", *one) == ("SAME_BITS", 1)
+    assert judged(logits[0, -1], "x.f32", *one, "--last") == ("SAME_BITS", 1)
+    assert judged(logits, "x.f32", "--tokens-file", batch) == ("SAME_BITS", 34)
+    assert judged(logits[:, -1], "x.f32", "--tokens-file", batch, "--last") == ("SAME_BITS", 2)
+    logits[0, :3].tofile(tmp_path / "x.f32")
+    message = "x.f32: 6144 bytes, expected 34816 for float32 [17, 512]"
+    assert message in refused("check", TINY, *one, "--theirs", tmp_path / "x.f32")
+    np.savez(tmp_path / "x.npz", result_output=logits[0])
+    assert "expected logits alone" in refused("check", TINY, *one, "--theirs", tmp_path / "x.npz", "--last")
+
+
+@pytest.mark.parametrize(
+    ("picture", "message"), [("no/x.png", "expected a file in a folder that is there"), ("x.foo", "x.foo: expected a name")]
+)
+def test_where_no_picture_can_be_drawn(refused, tmp_path, picture, message):
+    pytest.importorskip("matplotlib")
+    assert message in refused("compare", "nowhere.npz", "nowhere.npz", "--plot", picture)
+    theirs = saved(tmp_path / "theirs.npy", np.zeros((1, 512), np.float32))
+    assert message in refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--plot", picture)
+
+
+def test_nothing_is_printed_before_an_error(refused, tmp_path):
+    pytest.importorskip("matplotlib")
+    theirs = saved(tmp_path / "theirs.npy", np.zeros((1, 512), np.float32))
+    found = refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--plot", tmp_path / "x.png")
+    assert found == "bitnet-np: --plot needs a dump with intermediate tensors\n"
 
 
 def test_check_of_a_batch_the_last_position_and_a_dialect(run, model, tmp_path):
@@ -817,6 +899,12 @@ def test_selftest_names_the_kernel_that_differs(run, monkeypatch, name):
 
 
 # --- help, and the program from outside -----------------------------------------------------------------------------------------------
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"bitnet-np {bitnet_np.__version__}\n")
 
 
 def test_help(capsys):

@@ -22,8 +22,9 @@ from numba.core import codegen
 from numba.np.numpy_support import from_dtype
 
 from bitnet_np import masks, packing, selftest
-from bitnet_np.kernels import blocks, cpu, simd
+from bitnet_np.kernels import blocks, cpu, simd, ternary, tiles
 from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.kernels.launching import Kernel
 from bitnet_np.tensor_types import BLOCK_TYPES, Q3_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
 from bitnet_np.transformer import DIALECTS, forward_full, forward_incremental
 
@@ -152,7 +153,7 @@ class Lowered(BaseException):
     """Carries a function's LLVM module out of Numba before it is compiled for this processor."""
 
 
-def lowered(function, signature, path):
+def lowered(function, signature, path, wide=False):
     def stop(library, module):
         if function.__name__ in library.name:
             raise Lowered(str(module))
@@ -163,6 +164,7 @@ def lowered(function, signature, path):
         mock.patch.object(codegen.CPUCodeLibrary, "add_ir_module", stop),
         mock.patch.object(simd, "instruction_path", return_value=path),
         mock.patch.object(simd, "_converts_half", return_value=True),
+        mock.patch.object(simd, "is_wide", return_value=wide),
         pytest.raises(Lowered) as caught,
     ):
         njit(function.py_func).compile(signature)
@@ -200,9 +202,9 @@ def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     n, floats, sums, codes = types.intp, array(types.float32), array(types.int32), array(types.uint8, readonly=True)
     shared = (array(types.int8, 2), sums, floats, types.float32, floats, floats, n, n)
     if apart:
-        function, signature = cpu._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, codes, n, n, n, *shared)
+        function, signature = ternary._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, codes, n, n, n, *shared)
     else:
-        function, signature = cpu._ternary_tile, (simd.Tile("i32", 2, 2), n, n, codes, n, n, n, n, shared[0], n, *shared[1:])
+        function, signature = ternary._ternary_tile, (simd.Tile("i32", 2, 2), n, n, codes, n, n, n, n, shared[0], n, *shared[1:])
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     lines = assembly(lowered(function, signature, path), triple, processor, features)
     found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it
@@ -222,7 +224,7 @@ def test_float_dot_products_are_fused_and_call_nothing(triple, processor, featur
     """A call would be one for each lane. float16 is widened by an instruction where there is one."""
     n, half, floats = types.intp, array(types.int16, readonly=True), array(types.float32)
     signature = (simd.Tile("f32", 2, 2), half, n, n, n, floats, n, n, n, n, n, n)
-    lines = assembly(lowered(cpu._dot_tile, signature, "generic"), triple, processor, features)
+    lines = assembly(lowered(tiles.dot_tile, signature, "generic"), triple, processor, features)
     names = [line[0] for line in lines if line]
     assert sum(name.startswith(fused) for name in names) >= 2 * 4
     assert sum(name.startswith(widen) for name in names) >= 2 * 2
@@ -237,14 +239,25 @@ def test_float_dot_products_are_fused_and_call_nothing(triple, processor, featur
 )
 def test_block_types_are_unpacked_in_registers(kind, triple, processor, to_float, pieces, widen):
     """Whole registers of codes become floats, float16 scales are widened by an instruction, and no function is called but Numba's own."""
-    n = types.intp
-    signature = (array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True), n, n, array(types.float32, 2), n)
-    lines = assembly(lowered(blocks._unpack_row, signature, "generic"), triple, processor, "")
+    lines = assembly(lowered(blocks._unpack_row, unpacking(kind), "generic"), triple, processor, "")
     names = [line[0] for line in lines if line]
     assert names.count(to_float) >= kind.block // 16 * pieces
     assert widen in names
     called = [line[1] for line in lines if line and line[0] in ("bl", "callq")]
     assert [name for name in called if not name.startswith(("NRT_", "*%r"))] == []
+
+
+def unpacking(kind):
+    n = types.intp
+    return array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True), n, n, array(types.float32, 2), n
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q2_K", "Q4_K", "TQ2_0"])
+def test_avx512_looks_up_what_codes_of_at_most_four_bits_stand_for(name):
+    kind = next(kind for kind in BLOCK_TYPES if kind.name == name)
+    lines = assembly(lowered(blocks._unpack_row, unpacking(kind), "generic", wide=True), X86, "icelake-server", "")
+    names = [line[0] for line in lines if line]
+    assert sum(mnemonic in ("vpermps", "vpermd") for mnemonic in names) >= kind.block // 16
 
 
 @pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= simd.cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
@@ -256,8 +269,8 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch):
     expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in (1, 2, 3, 5)]
     monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
     for name in ("_store_ternary", "_ternary_tile", "_ternary_tile_apart"):
-        monkeypatch.setattr(cpu, name, njit(getattr(cpu, name).py_func))
-    kernel = njit(cpu._ternary_matmul.shared.py_func)
-    monkeypatch.setattr(cpu, "_ternary_matmul", cpu._Kernel(kernel, kernel))
+        monkeypatch.setattr(ternary, name, njit(getattr(ternary, name).py_func))
+    kernel = njit(ternary._ternary_matmul.shared.py_func)
+    monkeypatch.setattr(ternary, "_ternary_matmul", Kernel(kernel, kernel))
     for rows, same in zip((1, 2, 3, 5), expected, strict=True):
         assert_same_bits(cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7), same)

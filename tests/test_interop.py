@@ -334,7 +334,7 @@ def test_files_are_replaced_and_folders_are_not(tmp_path):
         written(tmp_path / "t.npz", "npy")
     (tmp_path / "empty").mkdir()
     written(tmp_path / "empty", "npy")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(OptionError, match="there is no folder"):
         written(tmp_path / "no" / "t.npz", "npz")
     with pytest.raises(OptionError, match="has no name"):
         written("/", "npy")
@@ -510,7 +510,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path):
     for path, how, message in [
         ("t", {"format": "onnx"}, "format is 'onnx', expected one of npz"),
         ("t", {"format": "npz", "shape": (2, 2)}, "holds shapes"),
-        ("r", {"format": "raw"}, "bare numbers need a shape"),
+        ("r", {"format": "raw"}, "bare float32 numbers, which need a shape"),
         ("r", {"shape": (T, V + 1)}, "140 bytes, expected 160 for float32"),
         ("r", {"shape": (-1, V)}, "expected positive lengths"),
         ("r", {"shape": ()}, "expected positive lengths"),

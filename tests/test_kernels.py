@@ -11,12 +11,13 @@ from bounds import U, assert_within, gamma
 from contract import f32
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from models import assert_same_bits, seeds, threads
+from models import as_table, assert_same_bits, seeds, threads
 from numba import njit
 
 from bitnet_np import packing, spec
 from bitnet_np.families import rope_frequencies
-from bitnet_np.kernels import cpu, scalar, simd
+from bitnet_np.kernels import attention, cpu, launching, scalar, simd
+from bitnet_np.kernels import rows as row_kernels
 
 TABLES = ["float32", "float16", "bfloat16"]
 
@@ -29,13 +30,6 @@ def normal(rng, *shape):
     """Rows of very different sizes, so that a scale of a wrong row shows."""
     x = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 7, (shape[0], *[1] * (len(shape) - 1))))
     return x.astype(np.float32)
-
-
-def as_table(values, dtype="float32"):
-    """float32 values as a table of that dtype, read-only as a model's are."""
-    table = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
-    table.flags.writeable = False
-    return table
 
 
 # --- the judge itself -----------------------------------------------------------------------------------------------------------------
@@ -511,6 +505,21 @@ def test_attend(seed, heads, head_dim, firsts, count, window):
     assert_same_bits(cpu.attend(q[order], k, v, slot[order], position[order], window), out[order])
 
 
+@pytest.mark.parametrize("window", [None, 3, 64])
+@pytest.mark.parametrize(("kept", "value"), [("k", np.nan), ("v", np.nan), ("v", np.inf)])
+@pytest.mark.parametrize("at", [0, 1, 62, 64, 99])
+def test_what_a_later_position_holds_reaches_no_row_before_it(at, kept, value, window):
+    """Rows of one tile share a reading of keys that some of them do not see: 0 * NaN is NaN."""
+    rng = np.random.default_rng(at)
+    q, k, v = (rng.standard_normal(shape, np.float32) for shape in ((100, 4, 6), (1, 100, 2, 6), (1, 100, 2, 6)))
+    rows = np.zeros(100, np.int64), np.arange(100)
+    expected = cpu.attend(q, k, v, *rows, window)
+    (k if kept == "k" else v)[0, at, :, 2] = value
+    out = cpu.attend(q, k, v, *rows, window)
+    assert_same_bits(out[:at], expected[:at])
+    assert not np.isfinite(out[at]).all()
+
+
 @given(**attentions, window=st.none() | st.sampled_from([1, 2, 5, 63, 64, 65, 128, 1000]))
 def test_attention_of_single_rows_shared_out_by_chunks_is_the_same(seed, heads, head_dim, firsts, count, window):
     """As where there are many threads and few heads. `count` moves the first positions, so that windows begin anywhere in a chunk."""
@@ -523,9 +532,9 @@ def test_attention_of_single_rows_shared_out_by_chunks_is_the_same(seed, heads, 
         launched.append(kernel)
         kernel.alone(*args[1:])
 
-    with mock.patch.multiple(cpu, _LONG=1, get_num_threads=lambda: 1000, _launch=launch, empty=full_of_nan):
+    with mock.patch.multiple(attention, _LONG=1, get_num_threads=lambda: 1000, launch=launch, empty=full_of_nan):
         assert_same_bits(cpu.attend(q, k, v, slot, position, window), expected)
-    assert launched == [cpu._attend_split]
+    assert launched == [attention._attend_split]
 
 
 def full_of_nan(shape, dtype=np.float32):
@@ -637,11 +646,11 @@ def test_a_number_that_is_not_finite_is_found_wherever_it_is(shape, dtype):
 
 def test_little_work_stays_on_the_calling_thread():
     seen = []
-    kernel = cpu._Kernel(shared=lambda: seen.append("shared"), alone=lambda: seen.append("alone"))
+    kernel = launching.Kernel(shared=lambda: seen.append("shared"), alone=lambda: seen.append("alone"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "_SMALL", 100)
+        patch.setattr(launching, "SMALL", 100)
         for work in (101, 100):
-            cpu._launch(kernel, work)
+            launching.launch(kernel, work)
     assert seen == ["shared", "alone"]
 
 
@@ -650,8 +659,8 @@ def test_both_ways_of_a_kernel_give_the_same_bits():
     x, gain = rng.standard_normal((5, 77), np.float32), rng.standard_normal(77, np.float32)
     shared, alone = np.empty_like(x), np.empty_like(x)
     with threads(2):
-        cpu._rms_norm.shared(x, cpu._weights(gain), f32(1e-5), shared)
-    cpu._rms_norm.alone(x, cpu._weights(gain), f32(1e-5), alone)
+        row_kernels._rms_norm.shared(x, launching.read_only(gain), f32(1e-5), shared)
+    row_kernels._rms_norm.alone(x, launching.read_only(gain), f32(1e-5), alone)
     np.testing.assert_array_equal(shared, alone)
-    assert cpu._rms_norm.shared.targetoptions["parallel"]
-    assert not cpu._rms_norm.alone.targetoptions.get("parallel")
+    assert row_kernels._rms_norm.shared.targetoptions["parallel"]
+    assert not row_kernels._rms_norm.alone.targetoptions.get("parallel")

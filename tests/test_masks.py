@@ -1,6 +1,11 @@
 """Masks: against the nested loop and a rule for one pair, in every form, and what is refused. The cache: bounded, shared, counted."""
 
+import hashlib
+import os
+import subprocess
+import sys
 import threading
+import tracemalloc
 from itertools import product
 
 import numpy as np
@@ -8,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bitnet_np import masks
+from bitnet_np import masks, spec
 from bitnet_np.errors import Error, MaskError
 from bitnet_np.masks import Pattern
 
@@ -99,6 +104,39 @@ def test_every_pattern_is_its_rule_for_larger_sizes(pattern, q_len, more, past, 
 def test_every_dtype_is_zeros_and_infinities(dtype):
     assert_is(masks.causal(5, 7, dtype=dtype), loop(5, 7, 2, masks.CAUSAL), dtype)
     assert masks.causal(5, 7, form="bool").dtype == bool
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 64, 100])
+@pytest.mark.parametrize(("q_len", "k_len", "past"), [(1, 1, 0), (5, 9, 2), (64, 130, 66), (130, 130, 0)])
+def test_masks_are_the_definitions(q_len, k_len, past, window):
+    """spec.py's, which is NumPy alone."""
+    mask = masks.mask(q_len, k_len, Pattern(window or 0), past=past, dtype=np.float64)
+    np.testing.assert_array_equal(mask, spec.causal_mask(q_len, k_len, past, window))
+
+
+def test_masks_without_a_compiler():
+    """As plain Python, where Numba compiles nothing."""
+    code = (
+        "import hashlib\n"
+        "from bitnet_np import masks\n"
+        "made = masks.mask(9, 14, masks.Pattern(4, 2, 5, 1), past=3), masks.batch([2, 3], past_lens=[1, 0])\n"
+        "print(*(hashlib.sha256(mask.tobytes()).hexdigest() for mask in made))"
+    )
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout.split()
+    made = masks.mask(9, 14, Pattern(4, 2, 5, 1), past=3), masks.batch([2, 3], past_lens=[1, 0])
+    assert found == [hashlib.sha256(mask.tobytes()).hexdigest() for mask in made]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_making_a_mask_takes_its_own_bytes_and_no_more(dtype):
+    masks.causal(1000, 1000, dtype=dtype)  # compiles
+    tracemalloc.start()
+    try:
+        mask = masks.causal(1000, 1000, dtype=dtype)
+        assert mask.nbytes <= tracemalloc.get_traced_memory()[1] < 1.05 * mask.nbytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_window_counts_the_query_itself():

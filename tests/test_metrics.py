@@ -5,10 +5,13 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np import KVCache, Metrics, Request, cli, embedded, forward, forward_full, forward_incremental, generate, generate_batch, masks
 from bitnet_np.kernels import cpu, workspace
+from bitnet_np.metrics import Operation
 
 L = 3
 MODEL = random_model(0, n_layers=L, width=64, ffn=96, vocab=40)
@@ -20,7 +23,7 @@ def counts(metrics):
 
 
 def calls(metrics, name):
-    return metrics.operations[name].calls if name in metrics.operations else 0
+    return metrics.operations[name].latency.calls if name in metrics.operations else 0
 
 
 # --- what is counted ------------------------------------------------------------------------------------------------------------------
@@ -141,7 +144,7 @@ def test_the_number_of_results_does_not_depend_on_the_tokens():
         metrics = Metrics()
         forward_full(MODEL, random_tokens(np.random.default_rng(0), MODEL, *shape), ops=metrics.ops())
         found.add(sum(o.allocations + o.reused for o in metrics.operations.values()))
-        calls = {name: o.calls for name, o in metrics.operations.items()}
+        calls = {name: o.latency.calls for name, o in metrics.operations.items()}
         assert calls["add"] == 2 * L
     assert len(found) == 1
 
@@ -160,6 +163,38 @@ def test_seconds_are_those_of_the_calls(monkeypatch):
     assert told["latency_seconds"] == {"min": 0.25, "max": 0.25, "avg": 0.25, "var": 0.0}
     assert told["latency_histogram_us"] == {"131072": 2}
     assert metrics.table()[1][0][:4] == ("add", "cpu", 2, 500.0)
+
+
+times = st.lists(st.integers(0, 1 << 24), max_size=20).map(lambda ticks: [tick / 2**20 for tick in ticks])  # sums of these are exact
+
+
+@given(of=st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from(["cpu", "cuda"])), times, max_size=5))
+def test_counters_add_up(of):
+    """By device and of each operation: as many in the buckets as there were calls, and the moments are those of the times."""
+    metrics, spent = Metrics(), {"cpu": [], "gpu": []}
+    for (name, device), seconds in of.items():
+        operation = metrics.operations[f"{name} {device}"] = Operation(device, "a test")
+        for value in seconds:
+            operation.latency.count(value)
+        assert sum(operation.as_dict()["latency_histogram_us"].values()) == operation.as_dict()["calls"] == len(seconds)
+        spent["cpu" if device == "cpu" else "gpu"] += seconds
+    told = metrics.as_dict()
+    total = told["cpu_dispatches"] + told["gpu_dispatches"]
+    assert told["total_dispatches"] == total == sum(map(len, of.values()))
+    assert told["gpu_ratio"] == (len(spent["gpu"]) / total if total else 0)
+    for name, seconds in spent.items():
+        buckets = told[f"{name}_latency_bucket_counts"]
+        assert len(buckets) == len(told["bucket_boundaries_us"])
+        assert sum(buckets) == told[f"{name}_dispatches"] == len(seconds)
+        for bucket, count in zip(told["bucket_boundaries_us"], buckets, strict=True):
+            least, below = map(int, bucket.split("-"))
+            assert count == sum(least <= value * 1e6 < below for value in seconds)
+        us = np.array(seconds or [0.0]) * 1e6
+        found = [told[f"{name}_latency_{key}_us"] for key in ("min", "max", "mean", "variance", "stddev")]
+        variance = us.var()
+        np.testing.assert_allclose(found[:3], [us.min(), us.max(), us.mean()], rtol=1e-15)
+        np.testing.assert_allclose(found[3:], [variance, variance**0.5], rtol=1e-12, atol=1e-3 * us.max())
+        assert found[0] <= found[2] <= found[1]
 
 
 # --- where ----------------------------------------------------------------------------------------------------------------------------

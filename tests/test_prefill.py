@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, padded, random_model, random_tokens, seeds
 
-from bitnet_np import KVCache, Metrics, Request, certify, forward, forward_full, generate, generate_batch, prefill
+from bitnet_np import KVCache, Metrics, Request, certify, forward, forward_full, forward_incremental, generate, generate_batch, prefill
 from bitnet_np.errors import CapacityError, ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
 from bitnet_np.transformer import BLOCK, DIALECTS
 
@@ -54,6 +54,14 @@ def test_generation_prefills_so(length, window):
     alone = [next(generate_batch(model, [request], 1)).tokens for request in requests]
     assert [done.tokens for done in generate_batch(model, requests, 3)] == alone
     assert_same_bits(prefill(model, [prompt], KVCache(model.config, ring=window is not None)), expected)
+
+
+def test_a_block_or_chunk_larger_than_any_prompt_is_one_shot():
+    """2^63 and more do not fit into NumPy's integers."""
+    expected = forward_full(MODEL, [[1, 2, 3]])
+    for large in (2**62, 2**63, 2**80):
+        assert_same_bits(forward_incremental(MODEL, [[1, 2, 3]], chunk=large), expected)
+        assert_same_bits(prefill(MODEL, [[1, 2, 3]], KVCache(MODEL.config), block=large), expected[:, -1])
 
 
 def test_a_head_is_asked_for_the_last_tokens_only():

@@ -7,7 +7,7 @@ import pytest
 from test_compare import SMALL_FAULTS, definition, model, ours, tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect, forward_full, reach
-from bitnet_np.check_command import check_logits
+from bitnet_np.check import check_logits
 from bitnet_np.compare import Verdict, judge
 from bitnet_np.errors import NonFiniteError
 from bitnet_np.kernels import cpu
@@ -68,7 +68,7 @@ def test_roundings_are_no_fault_at_any_depth(base):
 def test_the_dialect_that_was_not_declared_is_named():
     found = judged(forward_full(model(), tokens(17)[None], dialect=BITNET_CPP)[0])
     assert found.verdict is FLIPS
-    assert found.explanation == "closest to the dialect bitnet.cpp, which can be declared"
+    assert found.explanation == "closest to the dialect bitnet.cpp (--as bitnet.cpp)"
     assert 1e-4 < found.mean_nmse <= found.reach < 3e-3
 
 
@@ -217,7 +217,7 @@ def test_dialects_are_no_fault_of_each_other(weights):
             found = judge_logits(mine, theirs, base, lambda v, ids=ids: run(v, ids))
             assert found.verdict <= FLIPS, (declared.name, other.name, found)
             if found.verdict is FLIPS:
-                assert found.explanation == f"closest to the dialect {other.name}, which can be declared"
+                assert found.explanation == f"closest to the dialect {other.name} (--as {other.name})"
             turned = next(m for m in known_mistakes(dataclasses.replace(base, dialect=other)) if "turns the other way" in m.text)
             assert judge_logits(mine, run(turned, ids), base, lambda v, ids=ids: run(v, ids)).verdict is WRONG
 

@@ -2,14 +2,14 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np import cli, spec, trace_command
-from bitnet_np.arguments import add_load_arguments, add_override_arguments
+from bitnet_np import spec, trace_command
 from bitnet_np.embedded import model_path
 from bitnet_np.errors import EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.families import FAMILIES
@@ -200,6 +200,14 @@ def test_what_is_not_there_is_refused_before_anything_is_computed(model, tokens,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("format", ["npz", "npy", "safetensors", "llama-logits"])
+def test_the_folder_to_write_into_must_be_there(model, tokens, tmp_path, format):
+    """And is named, not the file beside it that is written first."""
+    out = tmp_path / "no" / "t"
+    with pytest.raises(OptionError, match=re.escape(f"{out}: there is no folder {out.parent}")):
+        record_trace(model, tokens, out, format=format)
+
+
 def test_a_name_without_a_known_ending_needs_a_format(model, tokens, tmp_path):
     with pytest.raises(OptionError, match=r"t\.trace: no format is given, expected one, or a name that ends in \.f32, \.jsonl, "):
         record_trace(model, tokens, tmp_path / "t.trace")
@@ -231,14 +239,10 @@ def test_a_model_that_overflows_leaves_no_file(tokens, tmp_path, format):
 
 def command(*arguments):
     parser = argparse.ArgumentParser()
-    trace_command.add_arguments(parser)
-    parser.add_argument("--tokens")
-    add_load_arguments(parser)
-    add_override_arguments(parser)
-    parser.set_defaults(tokens_file=None, text=None, json=False, dialect="exact")
     parser.add_argument("--json", action="store_true")
+    trace_command.add_arguments(parser)
     with model_path() as path:
-        return trace_command.run_trace(parser.parse_args([str(path), *map(str, arguments)]), cli._tokens, cli._table)
+        return trace_command.run(parser.parse_args([str(path), *map(str, arguments)]))
 
 
 def test_the_command_writes_and_says_what(tmp_path, capsys):

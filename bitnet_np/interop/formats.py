@@ -3,7 +3,7 @@
 import os
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -62,7 +62,7 @@ def read_any(
     ids = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
     if name == "raw":
         if shape is None:
-            raise OptionError(f"{path}: bare numbers need a shape")
+            raise OptionError(f"{path}: bare float32 numbers, which need a shape")
         return raw.read(path, shape, ids)
     if shape is not None:
         raise OptionError(f"{path}: format {name} holds shapes, expected none to be given")
@@ -71,7 +71,7 @@ def read_any(
         raise UnsupportedError(f"{path}: records of BitNet-rs hold hashes and no values, read them with interop.bitnet_rs.read")
     trace = read(path, None if _holds_tokens(name) else ids)
     if trace.tokens is None and ids is not None:
-        return Trace(trace.points, ids, trace.origin, trace.positions, trace.ignored, trace.notes)
+        return replace(trace, tokens=ids)
     if ids is not None and trace.tokens is not None and not np.array_equal(ids, trace.tokens):
         raise FileFormatError(f"{path}: holds the tokens {_start(trace.tokens)}, expected {_start(ids)}")
     return trace
@@ -102,6 +102,8 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         return "raw"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
         return "nodes" if _has_nodes(path) else "npz"
+    if path.suffix == ".f32":
+        return "raw"
     for magic, name in ((npy.MAGIC, "logits"), (llama_logits.MAGIC, "llama-logits"), (aprt.MAGIC, "aprt")):
         if head.startswith(magic):
             return name
@@ -109,6 +111,8 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         return "safetensors"
     if path.suffix in (".jsonl", ".trace"):
         return "bitnet-rs"
+    if path.suffix == ".npy":  # whose reader says what is wrong with it
+        return "logits"
     raise _unknown(path, f"a file that starts with {shown(head)}")
 
 

@@ -50,18 +50,18 @@ def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
         except ValueError as error:
             raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
 
-    def load() -> NDArray[np.float32]:
-        data = mapped("<u2", start, (rows, width))
-        scales = np.ascontiguousarray(data[:, :4]).view("<f4")
-        with np.errstate(over="ignore", invalid="ignore"):  # the numbers are the file's
-            return scales[:, :1] * data[:, 4 : 4 + vocab] + scales[:, 1:]
-
     ids = checked_tokens(mapped("<i4", _HEADER + 4 * context * chunk, (context,)), str(path))
     if ids.max() >= vocab:
         raise FileFormatError(f"{path}: token {ids.max()} in chunk {chunk}, expected less than n_vocab {vocab}")
-    entries = {Key("log_probs", None): Entry((rows, vocab), np.dtype(np.float32), load)}
-    notes = {"chunk": chunk, "chunks": chunks}
-    return Trace(Points(entries), ids, f"{path} (llama-logits, chunk {chunk})", np.arange(first, context - 1), notes=notes)
+    entry = Entry((rows, vocab), np.dtype(np.float32), lambda: decode(mapped("<u2", start, (rows, width)), vocab))
+    return Trace(
+        Points({Key("log_probs", None): entry}),
+        ids,
+        f"{path} (llama-logits, chunk {chunk})",
+        np.arange(first, context - 1),
+        notes={"chunk": chunk, "chunks": chunks},
+        log_probs=as_stored,
+    )
 
 
 def _row_width(vocab: int) -> int:
@@ -81,6 +81,18 @@ def encode(logits: NDArray[np.float32]) -> NDArray[np.uint16]:
         codes = np.rint((1 / step) * (x - least))
     out[:, 4 : 4 + x.shape[1]] = np.where((x > least) & (step > 0), codes, 0)
     return out
+
+
+def decode(rows: NDArray[np.uint16], vocab: int) -> NDArray[np.float32]:
+    """Log-probabilities [P, V] of rows of the file. They are what the file says: they may be NaN or infinity."""
+    scales = np.ascontiguousarray(rows[:, :4]).view("<f4")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return scales[:, :1] * rows[:, 4 : 4 + vocab] + scales[:, 1:]
+
+
+def as_stored(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Log-probabilities of logits [P, V] as far as the file can tell them."""
+    return decode(encode(logits), logits.shape[1])
 
 
 def write(path: str | os.PathLike[str], tokens: ArrayLike, logits: Iterable[NDArray[np.float32]]) -> None:

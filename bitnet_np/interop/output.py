@@ -34,6 +34,8 @@ class Writer:
         self.part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
 
     def __enter__(self) -> Self:
+        if not self.path.parent.is_dir():
+            raise OptionError(f"{self.path}: there is no folder {self.path.parent}")
         taken = self.path.is_dir() and (not self.folder or any(self.path.iterdir()))
         if taken or (self.folder and self.path.exists() and not self.path.is_dir()):
             raise OptionError(f"{self.path} is there already, expected a name that is not taken{' by a folder' * (not self.folder)}")

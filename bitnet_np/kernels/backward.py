@@ -10,35 +10,17 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .cpu import (
-    _NO_WINDOW,
-    _SPAN,
-    _TOKENS,
-    _VALUE_COLUMNS,
-    _WIDE,
-    Floats,
-    _chunk_scores,
-    _chunk_values,
-    _dot_tile,
-    _exponentials,
-    _fold_lanes,
-    _inlined,
-    _largest_score,
-    _launch,
-    _parallel,
-    _scale,
-    _serial,
-    _sum_of_squares,
-    _visible,
-    _weights,
-)
+from .attention import NO_WINDOW, _largest_score, chunk_scores, chunk_values, exponentials, fold_lanes, scale_of, visible
+from .launching import Floats, inlined, launch, parallel, read_only, serial
+from .rows import sum_of_squares
 from .scalar import CHUNK, exp
 from .simd import LANES, axpy_step, axpy_tail, fma, store_sums, store_tile, tile_f32, tile_f64
+from .tiles import SPAN, TOKENS, VALUE_COLUMNS, WIDE, dot_tile
 from .workspace import empty
 
 PART = 256  # numbers of a row, or rows of a matrix, that are summed in one chain
 
-_TILE_ROWS, _TILE_COLUMNS = (4, 4) if _WIDE else (2, 2)  # registers of a tile of a product
+_TILE_ROWS, _TILE_COLUMNS = (4, 4) if WIDE else (2, 2)  # registers of a tile of a product
 _BLOCK = 128  # rows of a result that one step of a parallel loop owns
 _PANEL = _TILE_COLUMNS * LANES  # columns of it
 
@@ -51,7 +33,7 @@ def parts(n: int) -> NDArray[np.int64]:
 # --- products -------------------------------------------------------------------------------------------------------------------------
 
 
-@_serial
+@serial
 def _panel(source, first, end, column, width, target):
     """target[k] = source[first + k, column : column + width], filled up with zeros."""
     for k in range(end - first):
@@ -62,7 +44,7 @@ def _panel(source, first, end, column, width, target):
             target[k, row.size + i] = 0
 
 
-@_inlined
+@inlined
 def _chain(zeros, a, a_start, a_k, a_i, valid, b, count, span):
     """tile[i, j] = sum over k < count of a[a_start + k * a_k + i * a_i] * b[k, j], one chain in order of k."""
     tile = zeros
@@ -75,7 +57,7 @@ def _chain(zeros, a, a_start, a_k, a_i, valid, b, count, span):
     return tile
 
 
-@_serial
+@serial
 def _fold(edge, rows, columns, fresh, out, row, column):
     for i in range(rows):
         target = out[row + i, column : column + columns]
@@ -87,7 +69,7 @@ def _fold(edge, rows, columns, fresh, out, row, column):
                 target[j] += edge[i, j]
 
 
-@_parallel
+@parallel
 def _product(a, b, cuts, transposed, fresh, out):
     longest = 0
     for part in range(cuts.size - 1):
@@ -119,7 +101,7 @@ def _product(a, b, cuts, transposed, fresh, out):
 def product(a: Floats, b: Floats, into: Floats | None = None) -> Floats:  # [I, K], [K, J] -> [I, J]
     """a b, in parts of PART numbers of K; added to `into`, part after part, if that is given."""
     out = empty((a.shape[0], b.shape[1])) if into is None else into
-    _launch(_product, a.shape[0] * b.size // 8, _weights(a), _weights(b), parts(len(b)), False, into is None, out)
+    launch(_product, a.shape[0] * b.size // 8, read_only(a), read_only(b), parts(len(b)), False, into is None, out)
     return out
 
 
@@ -128,47 +110,33 @@ def transposed_product(
 ) -> Floats:  # [K, I], [K, J] over cuts of K -> [I, J]
     """a^T b, in the parts of K that `cuts` says; added to `into`, part after part, if that is given."""
     out = empty((a.shape[1], b.shape[1])) if into is None else into
-    _launch(_product, a.shape[1] * b.size // 8, _weights(a), _weights(b), cuts, True, into is None, out)
+    launch(_product, a.shape[1] * b.size // 8, read_only(a), read_only(b), cuts, True, into is None, out)
     return out
 
 
 # --- weights --------------------------------------------------------------------------------------------------------------------------
 
 
-@_parallel
-def _quantize_weights(w, steps, scale, packed, dense):
-    n, m = w.shape
-    wide = (m + LANES - 1) // LANES
-    for group in prange((n + LANES - 1) // LANES):
-        codes = np.ones(wide * LANES, np.uint8)  # zero weights where the matrix ends
-        for lane in range(LANES):
-            row = group * LANES + lane
-            if row < n:
-                master, seen = w[row], dense[row]
-                for i in range(m):
-                    position = np.float64(master[i]) * steps
-                    sign = np.int8(position > 0.5) - np.int8(position < -0.5)  # half to even, and the clamp
-                    codes[i] = sign + 1
-                    seen[i] = np.float32(sign) * scale
-            else:
-                codes[:] = 1
-            for step in range(wide):
-                word = np.uint32(0)
-                for i in range(LANES):
-                    place = np.uint32(8 * (i % 4) + 6 - 2 * (i // 4))
-                    word |= np.uint32(codes[step * LANES + i]) << place
-                packed[(group * wide + step) * LANES + lane] = word
+@parallel
+def _dense(packed, scale, out):
+    n, m = out.shape
+    steps = (m + LANES - 1) // LANES
+    for r in prange(n):
+        row, first = out[r], r // LANES * steps * LANES + r % LANES
+        for i in range(m):
+            word = packed[first + i // LANES * LANES]
+            place = np.uint32(8 * (i % 4) + 6 - 2 * (i % LANES // 4))
+            row[i] = np.float32(np.int32(np.uint32(word >> place) & np.uint32(3)) - np.int32(1)) * scale
 
 
-def quantize_weights(w: Floats, steps: float, scale: np.float32) -> tuple[NDArray[np.uint8], Floats]:  # [N, M] -> packed, [N, M]
-    """Codes of w * steps (in float64) rounded half to even and cut to -1, 0, +1: packed (packing.py), and times scale as float32."""
-    n, m = w.shape
-    packed, dense = empty((-(-n // LANES) * -(-m // LANES) * LANES,), np.uint32), empty(w.shape)
-    _launch(_quantize_weights, w.size, _weights(w), steps, scale, packed, dense)
-    return packed.view(np.uint8), dense
+def dense(packed: NDArray[np.uint8], scale: np.float32, shape: tuple[int, int]) -> Floats:  # packed [N, M] (packing.py) -> [N, M]
+    """A ternary matrix as the numbers it stands for."""
+    out = empty(shape)
+    launch(_dense, out.size, read_only(packed.view(np.uint32)), scale, out)
+    return out
 
 
-@_parallel
+@parallel
 def _dequantize(codes, scale, out):
     for r in prange(out.shape[0]):
         row, target = codes[r], out[r]
@@ -179,28 +147,28 @@ def _dequantize(codes, scale, out):
 def dequantize(codes: NDArray[np.int8], scale: Floats) -> Floats:  # [R, M], [R] -> [R, M]
     """The numbers that codes stand for: code / scale."""
     out = empty(codes.shape)
-    _launch(_dequantize, codes.size, codes, scale, out)
+    launch(_dequantize, codes.size, codes, scale, out)
     return out
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
 
 
-@_parallel
+@parallel
 def _rms_norm_back(x, gain, eps, dy, dx, factors):
     for r in prange(x.shape[0]):
         row, above, out, sums = x[r], dy[r], dx[r], np.empty(LANES, np.float64)
-        factor = np.float32(1.0) / np.sqrt(np.float32(_sum_of_squares(row, sums) / row.size) + eps)
+        factor = np.float32(1.0) / np.sqrt(np.float32(sum_of_squares(row, sums) / row.size) + eps)
         for i in range(row.size):
             out[i] = above[i] * gain[i]
-        store_sums(_dot_tile(tile_f64(1, 1), out, 0, 0, 1, row, 0, 0, 1, row.size), sums)
+        store_sums(dot_tile(tile_f64(1, 1), out, 0, 0, 1, row, 0, 0, 1, row.size), sums)
         along = np.float32(np.float32(factor * factor) * np.float32(sums[0] / row.size))
         for i in range(row.size):
             out[i] = np.float32(fma(-row[i], along, out[i]) * factor)
         factors[r] = factor
 
 
-@_parallel
+@parallel
 def _gain_back(x, dy, factors, cuts, out):
     for panel in prange((x.shape[1] + _PANEL - 1) // _PANEL):
         first, end = panel * _PANEL, min(panel * _PANEL + _PANEL, x.shape[1])
@@ -221,15 +189,15 @@ def rms_norm_back(x: Floats, gain: Floats, eps: float, dy: Floats, cuts: NDArray
     # [R, D], [D], [R, D], cuts of R -> [R, D], [D]
     """Of cpu.rms_norm: with f = 1 / root and g = dy gain, dx = (g - x f^2 mean(g x)) f, the mean from float64; dgain = sum of dy x f."""
     dx, factors, dgain = empty(x.shape), np.empty(len(x), np.float32), np.zeros(x.shape[1], np.float32)
-    _launch(_rms_norm_back, 2 * x.size, x, _weights(gain), np.float32(eps), dy, dx, factors)
-    _launch(_gain_back, x.size, x, dy, factors, cuts, dgain)
+    launch(_rms_norm_back, 2 * x.size, x, read_only(gain), np.float32(eps), dy, dx, factors)
+    launch(_gain_back, x.size, x, dy, factors, cuts, dgain)
     return dx, dgain
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------------------------
 
 
-@_parallel
+@parallel
 def _relu2_gate_back(gate, up, dy, dgate, dup):
     for r in prange(gate.shape[0]):
         for i in range(gate.shape[1]):
@@ -239,7 +207,7 @@ def _relu2_gate_back(gate, up, dy, dgate, dup):
             dup[r, i] = dy[r, i] * np.float32(positive * positive)
 
 
-@_parallel
+@parallel
 def _silu_gate_back(gate, up, dy, dgate, dup):
     one = np.float32(1.0)
     for r in prange(gate.shape[0]):
@@ -256,21 +224,21 @@ def _silu_gate_back(gate, up, dy, dgate, dup):
 def relu2_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats]:  # [R, F] x 3 -> [R, F] x 2
     """dy up 2 max(gate, 0), and dy max(gate, 0)^2."""
     dgate, dup = empty(gate.shape), empty(gate.shape)
-    _launch(_relu2_gate_back, gate.size, gate, up, dy, dgate, dup)
+    launch(_relu2_gate_back, gate.size, gate, up, dy, dgate, dup)
     return dgate, dup
 
 
 def silu_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats]:  # [R, F] x 3 -> [R, F] x 2
     """dy up s (1 + gate (1 - s)), and dy gate s, where s = 1 / (1 + e^-gate)."""
     dgate, dup = empty(gate.shape), empty(gate.shape)
-    _launch(_silu_gate_back, 16 * gate.size, gate, up, dy, dgate, dup)
+    launch(_silu_gate_back, 16 * gate.size, gate, up, dy, dgate, dup)
     return dgate, dup
 
 
 # --- attention ------------------------------------------------------------------------------------------------------------------------
 
 
-@_serial
+@serial
 def _head_rows(x, first, head, target):
     """target[i] = x[first + i, head], and zeros after the last row of x that is asked for."""
     for i in range(target.shape[0]):
@@ -279,22 +247,22 @@ def _head_rows(x, first, head, target):
             target[i, d] = row[d]
 
 
-@_serial
+@serial
 def _transposed_values(p, rows, values, value_start, width, out):
     """out[j] = sum over i < rows of p[i, j] * value i, one chain per element in order of i, for the CHUNK columns of p."""
-    for j in range(0, CHUNK, _TOKENS):
-        for d in range(0, width, _SPAN):
-            tile = tile_f32(_TOKENS, _VALUE_COLUMNS)
-            if width - d >= _SPAN:
+    for j in range(0, CHUNK, TOKENS):
+        for d in range(0, width, SPAN):
+            tile = tile_f32(TOKENS, VALUE_COLUMNS)
+            if width - d >= SPAN:
                 for i in range(rows):
-                    tile = axpy_step(tile, p, i * CHUNK + j, 1, _TOKENS, values, value_start + i * width + d, _SPAN)
+                    tile = axpy_step(tile, p, i * CHUNK + j, 1, TOKENS, values, value_start + i * width + d, SPAN)
             else:
                 for i in range(rows):
-                    tile = axpy_tail(tile, p, i * CHUNK + j, 1, _TOKENS, values, value_start + i * width + d, width - d)
+                    tile = axpy_tail(tile, p, i * CHUNK + j, 1, TOKENS, values, value_start + i * width + d, width - d)
             store_tile(tile, out, j * out.shape[1] + d, out.shape[1])
 
 
-@_serial
+@serial
 def _add_part(part, count, out, first, head):
     """out[first + i, head] += part[i]."""
     for i in range(count):
@@ -303,7 +271,7 @@ def _add_part(part, count, out, first, head):
             target[d] += row[d]
 
 
-@_serial
+@serial
 def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, dk, dv):
     """One sequence, rows first..end, and the query heads that read key-value head g."""
     width, length = q.shape[2], end - first
@@ -313,7 +281,7 @@ def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, 
     _head_rows(k, first, g, keys)
     _head_rows(v, first, g, values)
     queries, above = np.zeros((CHUNK, width), np.float32), np.zeros((CHUNK, width), np.float32)
-    part = np.empty((CHUNK, -(-width // _SPAN) * _SPAN), np.float32)
+    part = np.empty((CHUNK, -(-width // SPAN) * SPAN), np.float32)
     p, ds = np.zeros((chunks, CHUNK, CHUNK), np.float32), np.zeros((CHUNK, CHUNK), np.float32)
     lanes, sums, along = np.empty(LANES, np.float32), np.empty(LANES, np.float64), np.empty(CHUNK, np.float32)
     largest, weight = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
@@ -325,31 +293,31 @@ def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, 
             row = first + block * CHUNK
             _head_rows(q, row, h, queries[:n])
             _head_rows(dy, row, h, above[:n])
-            padded = -(-n // _TOKENS) * _TOKENS
+            padded = -(-n // TOKENS) * TOKENS
             for i in range(n):
-                store_sums(_dot_tile(tile_f64(1, 1), above[i], 0, 0, 1, attended[row + i, h], 0, 0, 1, width), sums)
+                store_sums(dot_tile(tile_f64(1, 1), above[i], 0, 0, 1, attended[row + i, h], 0, 0, 1, width), sums)
                 along[i] = sums[0]
                 largest[i], weight[i] = -np.inf, 0
             earliest = max(0, block * CHUNK - window + 1) // CHUNK
             for chunk in range(earliest, block + 1):
                 n_keys = min(CHUNK, length - chunk * CHUNK)
-                _chunk_scores(queries[:padded], width, keys, values, chunk * CHUNK * width, width, n_keys, scale, p[chunk])
+                chunk_scores(queries[:padded], width, keys, values, chunk * CHUNK * width, width, n_keys, scale, p[chunk])
                 for i in range(n):
-                    low, high = _visible(block * CHUNK + i, window, chunk * CHUNK)
+                    low, high = visible(block * CHUNK + i, window, chunk * CHUNK)
                     largest[i] = max(largest[i], _largest_score(p[chunk, i], low, high, lanes))
             for chunk in range(earliest, block + 1):
                 for i in range(n):
-                    weight[i] += _exponentials(p[chunk, i], largest[i], lanes)
+                    weight[i] += exponentials(p[chunk, i], largest[i], lanes)
             for chunk in range(earliest, block + 1):
                 n_keys = min(CHUNK, length - chunk * CHUNK)
-                _chunk_scores(above[:padded], width, values, keys, chunk * CHUNK * width, width, n_keys, np.float32(1.0), ds)
+                chunk_scores(above[:padded], width, values, keys, chunk * CHUNK * width, width, n_keys, np.float32(1.0), ds)
                 for i in range(n):
                     probability, slope = p[chunk, i], ds[i]
                     for j in range(CHUNK):
                         probability[j] = probability[j] / weight[i]
                         difference = np.float32(slope[j] - along[i])
                         slope[j] = np.float32(np.float32(probability[j] * difference) * scale) if j < n_keys else np.float32(0.0)
-                _chunk_values(ds[:padded], n_keys, keys, chunk * CHUNK * width, width, width, part)
+                chunk_values(ds[:padded], n_keys, keys, chunk * CHUNK * width, width, width, part)
                 _add_part(part, n, dq, row, h)
                 _transposed_values(ds, n, queries, 0, width, part)
                 _add_part(part, n_keys, dk, first + chunk * CHUNK, g)
@@ -357,7 +325,7 @@ def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, 
                 _add_part(part, n_keys, dv, first + chunk * CHUNK, g)
 
 
-@_parallel
+@parallel
 def _attend_back(q, k, v, attended, dy, cuts, scale, window, dq, dk, dv):
     groups = k.shape[1]
     for item in prange((cuts.size - 1) * groups):
@@ -376,14 +344,14 @@ def attend_back(
     """
     dq, dk, dv = np.zeros(q.shape, np.float32), np.zeros(k.shape, np.float32), np.zeros(v.shape, np.float32)
     work = int((np.diff(cuts) ** 2).sum()) * q.shape[1] * q.shape[2] // 8
-    _launch(_attend_back, work, q, k, v, attended, dy, cuts, _scale(q), window or _NO_WINDOW, dq, dk, dv)
+    launch(_attend_back, work, q, k, v, attended, dy, cuts, scale_of(q), window or NO_WINDOW, dq, dk, dv)
     return dq, dk, dv
 
 
 # --- loss and embedding ---------------------------------------------------------------------------------------------------------------
 
 
-@_parallel
+@parallel
 def _cross_entropy(logits, targets, factor, losses, largests):
     for r in prange(logits.shape[0]):
         row, lanes = logits[r], np.zeros(LANES, np.float64)
@@ -401,7 +369,7 @@ def _cross_entropy(logits, targets, factor, losses, largests):
             e = exp(np.float32(row[whole + lane] - largest))
             row[whole + lane] = e
             lanes[lane] += e
-        total = _fold_lanes(lanes)
+        total = fold_lanes(lanes)
         losses[r], largests[r] = total, np.float64(largest) - np.float64(target)
         share = np.float32(np.float64(factor) / total)
         for i in range(row.size):
@@ -415,11 +383,11 @@ def cross_entropy_in_place(logits: Floats, targets: NDArray[np.int64], factor: f
     exp is the contract's, its sum is in float64; p = exp(logit - largest) * float32(factor / sum). The logarithm is the math library's.
     """
     sums, offset = np.empty(len(logits)), np.empty(len(logits))
-    _launch(_cross_entropy, 16 * logits.size, logits, targets, np.float32(factor), sums, offset)
+    launch(_cross_entropy, 16 * logits.size, logits, targets, np.float32(factor), sums, offset)
     return np.log(sums) + offset
 
 
-@_parallel
+@parallel
 def _add_rows(out, x, order, runs, tokens):
     for panel in prange((x.shape[1] + _PANEL - 1) // _PANEL):
         first, end = panel * _PANEL, min(panel * _PANEL + _PANEL, x.shape[1])
@@ -442,7 +410,7 @@ def add_rows(out: Floats, x: Floats, tokens: NDArray[np.int64], cuts: NDArray[np
     order = np.lexsort((tokens, sequence))  # stable: rows of a token stay in order
     changes = (np.diff(tokens[order]) != 0) | (np.diff(sequence[order]) != 0)
     runs = np.concatenate([[0], np.flatnonzero(changes) + 1, [len(tokens)]])
-    _launch(_add_rows, x.size, out, x, order, runs, tokens)
+    launch(_add_rows, x.size, out, x, order, runs, tokens)
 
 
 def column_sums(x: Floats, cuts: NDArray[np.int64]) -> Floats:  # [R, N], cuts of R -> [N]

@@ -5,7 +5,7 @@ A block is a run of consecutive weights of a row (32 or 256) with everything nee
     weight[i] = scale[i // RUN] * code[i] + minimum[i // RUN]
 
 in float32, rounded after each operation (the products are exact: at most 22 bits). Codes, and the factors that scales and minimums have
-besides the block's own float16, are small integers put together from bits of some bytes, 16 at a time: `Integers`.
+besides the block's own float16, are small integers put together from bits of some bytes, 16 or 32 at a time: `Integers`.
 """
 
 from dataclasses import dataclass
@@ -16,13 +16,14 @@ from numpy.typing import ArrayLike
 
 RUN = 16  # weights that are computed at a time: the lanes of a register in simd.py
 _LANE = np.arange(RUN)
+_TWO_RUNS = np.arange(2 * RUN)  # bytes of two runs take no more instructions than those of one
 
 
 class Bits:
     """Of each lane: (byte[at] >> shift & mask) << place, with `at` counted from the block's start."""
 
     def __init__(self, at: ArrayLike, shift: ArrayLike = 0, mask: ArrayLike = 255, place: int = 0) -> None:
-        self.at, self.shift, self.mask = (_lanes(values) for values in (at, shift, mask))
+        self.at, self.shift, self.mask = (values.tolist() for values in np.broadcast_arrays(at, shift, mask))
         self.place = place
 
 
@@ -37,20 +38,29 @@ class Digit:
     """Of each lane: digit `place` of a byte that holds a fraction of 256 in base 3, the first digit after the point being 0."""
 
     def __init__(self, at: ArrayLike, place: ArrayLike) -> None:
-        self.at, self.factor = _lanes(at), _lanes(3 ** np.asarray(place))
+        self.at, self.factor = (values.tolist() for values in np.broadcast_arrays(at, 3 ** np.asarray(place)))
 
 
-def _lanes(values: ArrayLike) -> list[int]:
-    return np.broadcast_to(values, RUN).tolist()
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Integers:
-    """16 integers: parts joined by OR, as a byte with a sign if `signed`, less `bias`."""
+    """16 or 32 integers: parts joined by OR, as a byte with a sign if `signed`, less `bias`."""
 
     parts: tuple[Bits | Flags | Digit, ...]
     bias: int = 0
     signed: bool = False
+
+    @property
+    def runs(self) -> int:
+        """How many times 16 they are."""
+        return max(len(part.at) // RUN for part in self.parts if not isinstance(part, Flags))
+
+    @property
+    def four_bits(self) -> Bits | None:
+        """The one part, if the integers are at most four bits each, all at the same place of their bytes."""
+        part, *others = self.parts
+        if others or not isinstance(part, Bits) or len(set(part.shift)) > 1:
+            return None
+        return part if len(set(part.mask)) == 1 and part.mask[0] <= 15 else None
 
 
 @dataclass(frozen=True)
@@ -58,14 +68,14 @@ class Factor:
     """What weights are multiplied by, or increased by: a float16 of the block, times one of 16 integers if there are any."""
 
     half: str  # the field
-    integers: Integers | None = None  # one for each 16 weights
-    runs: int = 1  # of 16 weights that have the same integer
+    integers: Integers | None = None
+    lanes: tuple[int, ...] = tuple(range(RUN))  # which of the integers each 16 weights have
     negative: bool = False
 
 
 @dataclass(frozen=True)
 class Format:
-    """One type: the bytes of a block, its codes for each 16 weights, its scale, and its minimum if it has one."""
+    """One type: the bytes of a block, its codes in order, its scale, and its minimum if it has one."""
 
     layout: np.dtype
     codes: tuple[Integers, ...]
@@ -75,7 +85,11 @@ class Format:
     @property
     def weights(self) -> int:
         """In a block."""
-        return RUN * len(self.codes)
+        return RUN * sum(codes.runs for codes in self.codes)
+
+    def start(self, factor: Factor) -> int:
+        """Where in a block the factor's float16 begins."""
+        return _starts(self.layout)[factor.half]
 
     @property
     def halves(self) -> tuple[str, ...]:
@@ -109,17 +123,17 @@ def _small(fields: list[Field], bias: int = 0) -> Format:
 
 def _q8_0() -> Format:
     layout = np.dtype([_D, ("qs", "i1", 32)])
-    return Format(layout, tuple(Integers((Bits(2 + 16 * run + _LANE),), signed=True) for run in range(2)), Factor("d"))
+    return Format(layout, (Integers((Bits(2 + _TWO_RUNS),), signed=True),), Factor("d"))
 
 
-def _two_bits(qs: int, run: int) -> Bits:
-    """2 bits, low ones first, of 32 bytes for each 128 weights."""
-    return Bits(qs + run // 8 * 32 + run % 2 * 16 + _LANE, run % 8 // 2 * 2, 3)
+def _two_bits(qs: int, n: int) -> Bits:
+    """Those of the 32 weights from 32 n on: 2 bits, low ones first, of 32 bytes for each 128 weights."""
+    return Bits(qs + n // 4 * 32 + _TWO_RUNS, n % 4 * 2, 3)
 
 
 def _q2_k() -> Format:
     layout = np.dtype([("scales", "u1", 16), ("qs", "u1", 64), _D, _DMIN])
-    codes = tuple(Integers((_two_bits(16, run),)) for run in range(16))
+    codes = tuple(Integers((_two_bits(16, n),)) for n in range(8))
     scale, minimum = (Integers((Bits(_LANE, shift, 15),)) for shift in (0, 4))
     return Format(layout, codes, Factor("d", scale), Factor("dmin", minimum, negative=True))
 
@@ -127,7 +141,7 @@ def _q2_k() -> Format:
 def _q3_k() -> Format:
     layout = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), _D])
     # a high bit that is clear takes 4 away
-    codes = tuple(Integers((_two_bits(32, run), Bits(run % 2 * 16 + _LANE, run // 2, 1, place=2)), bias=4) for run in range(16))
+    codes = tuple(Integers((_two_bits(32, n), Bits(_TWO_RUNS, n, 1, place=2)), bias=4) for n in range(8))
     low, high = Bits(96 + _LANE % 8, _LANE // 8 * 4, 15), Bits(104 + _LANE % 4, _LANE // 4 * 2, 3, place=4)
     return Format(layout, codes, Factor("d", Integers((low, high), bias=32)))
 
@@ -136,29 +150,27 @@ def _q4_k_or_q5_k(fields: list[Field]) -> Format:
     """Scales and minimums have 6 bits, one for 32 weights: the first four whole, the others' upper 2 bits above those."""
     layout = np.dtype([_D, _DMIN, ("scales", "u1", 12), *fields])
     start = _starts(layout)
-    group = _LANE // 2
+    group, kind = np.divmod(_LANE, 2)  # scales in the even lanes, minimums in the odd ones
     first = group < 4
-
-    def six_bits(at: int, shift: int) -> Integers:
-        whole_or_high = Bits(4 + at + group % 4, np.where(first, 0, 2), np.where(first, 63, 48))
-        return Integers((whole_or_high, Bits(12 + group % 4, shift, np.where(first, 0, 15))))
-
+    whole_or_high = Bits(4 + 4 * kind + group % 4, np.where(first, 0, 2), np.where(first, 63, 48))
+    six_bits = Integers((whole_or_high, Bits(12 + group % 4, 4 * kind, np.where(first, 0, 15))))
+    even, odd = (tuple((_LANE // 2 * 2 + n).tolist()) for n in (0, 1))
     codes = []
-    for run in range(16):
-        parts = [Bits(start["qs"] + run // 4 * 32 + run % 2 * 16 + _LANE, run % 4 // 2 * 4, 15)]
+    for n in range(8):
+        parts = [Bits(start["qs"] + n // 2 * 32 + _TWO_RUNS, n % 2 * 4, 15)]
         if "qh" in start:
-            parts.append(Bits(start["qh"] + run % 2 * 16 + _LANE, run // 2, 1, place=4))
+            parts.append(Bits(start["qh"] + _TWO_RUNS, n, 1, place=4))
         codes.append(Integers(tuple(parts)))
-    return Format(layout, tuple(codes), Factor("d", six_bits(0, 0), 2), Factor("dmin", six_bits(4, 4), 2, negative=True))
+    return Format(layout, tuple(codes), Factor("d", six_bits, even), Factor("dmin", six_bits, odd, negative=True))
 
 
 def _q6_k() -> Format:
     layout = np.dtype([("ql", "u1", 128), ("qh", "u1", 64), ("scales", "i1", 16), _D])
     codes = []
-    for run in range(16):
-        half, rest = divmod(run, 8)
-        low = Bits(half * 64 + rest % 4 * 16 + _LANE, rest // 4 * 4, 15)
-        high = Bits(128 + half * 32 + rest % 2 * 16 + _LANE, rest // 2 * 2, 3, place=4)
+    for n in range(8):
+        half, rest = divmod(n, 4)
+        low = Bits(half * 64 + rest % 2 * 32 + _TWO_RUNS, rest // 2 * 4, 15)
+        high = Bits(128 + half * 32 + _TWO_RUNS, rest * 2, 3, place=4)
         codes.append(Integers((low, high), bias=32))
     return Format(layout, tuple(codes), Factor("d", Integers((Bits(192 + _LANE),), signed=True)))
 
@@ -174,7 +186,7 @@ def _tq1_0() -> Format:
 
 def _tq2_0() -> Format:
     layout = np.dtype([("qs", "u1", 64), _D])
-    return Format(layout, tuple(Integers((_two_bits(0, run),), bias=1) for run in range(16)), Factor("d"))
+    return Format(layout, tuple(Integers((_two_bits(0, n),), bias=1) for n in range(8)), Factor("d"))
 
 
 FORMATS = {

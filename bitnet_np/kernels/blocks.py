@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from .. import tensor_types
 from ..tensor_types import TensorType
 from .block_formats import FORMATS
-from .cpu import _ROW_BLOCK, _ROWS, _TOKENS, Floats, _launch, _matmul_tiles, _parallel, _serial, _weights
-from .cpu import matmul as _float_matmul
+from .floats import matmul as _float_matmul
+from .floats import matmul_tiles
+from .launching import Floats, launch, parallel, read_only, serial
 from .scalar import round_half_even, round_to_half
 from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32, unpack_block
+from .tiles import ROW_BLOCK, ROWS, TOKENS
 from .workspace import empty
 
 Bytes = NDArray[np.uint8]
@@ -26,13 +28,13 @@ _CHECKED = 1 << 16  # blocks that are looked at in one go: bounds the memory for
 
 
 def _blocks(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks of a row] records, the same memory
-    return _weights(data.view(FORMATS[kind.name].layout))
+    return read_only(data.view(FORMATS[kind.name].layout))
 
 
 # --- weights --------------------------------------------------------------------------------------------------------------------------
 
 
-@_serial
+@serial
 def _unpack_row(blocks, row, size, out, position):
     """out[position :] = a row of blocks of `size` weights each."""
     n = blocks.shape[1]
@@ -40,7 +42,7 @@ def _unpack_row(blocks, row, size, out, position):
         unpack_block(blocks, row * n + i, out, position + i * size)
 
 
-@_serial
+@serial
 def _embed(blocks, size, tokens, out):
     for r in range(tokens.size):
         _unpack_row(blocks, tokens[r], size, out, r * out.shape[1])
@@ -53,7 +55,7 @@ def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  
     return out
 
 
-@_serial
+@serial
 def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
     """Rows first..end for one token: a block of each of some rows is computed in registers and used there."""
     n, step, row_bytes = blocks.shape[1], blocks.itemsize, data.shape[1]
@@ -73,7 +75,7 @@ def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
             out[0, r + i] = totals[i]
 
 
-@_serial
+@serial
 def _gemm_rows(zeros, rows, tokens, blocks, size, first, end, x, out):
     """Rows first..end for all tokens: some rows are computed, and multiplied as float32."""
     width = x.shape[1]
@@ -82,24 +84,24 @@ def _gemm_rows(zeros, rows, tokens, blocks, size, first, end, x, out):
         valid = min(rows, end - r)
         for i in range(valid):
             _unpack_row(blocks, r + i, size, weights, i * width)
-        _matmul_tiles(zeros, rows, tokens, weights, 0, valid, x, out[:, r : r + valid])
+        matmul_tiles(zeros, rows, tokens, weights, 0, valid, x, out[:, r : r + valid])
 
 
-@_parallel
+@parallel
 def _matmul(data, blocks, size, x, out):
-    for block in prange((blocks.shape[0] + _ROW_BLOCK - 1) // _ROW_BLOCK):
-        first = block * _ROW_BLOCK
-        end = min(first + _ROW_BLOCK, blocks.shape[0])
+    for block in prange((blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
+        first = block * ROW_BLOCK
+        end = min(first + ROW_BLOCK, blocks.shape[0])
         if x.shape[0] == 1:
-            _gemv_rows(tile_f32(_ROWS, 1), _ROWS, data, blocks, size, first, end, x, out)
+            _gemv_rows(tile_f32(ROWS, 1), ROWS, data, blocks, size, first, end, x, out)
         else:
-            _gemm_rows(tile_f32(_ROWS, _TOKENS), _ROWS, _TOKENS, blocks, size, first, end, x, out)
+            _gemm_rows(tile_f32(ROWS, TOKENS), ROWS, TOKENS, blocks, size, first, end, x, out)
 
 
 def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
     """x times the transposed matrix."""
     out = empty((x.shape[0], data.shape[0]))
-    _launch(_matmul, x.size * data.shape[0] // 8, _weights(data), _blocks(data, kind), kind.block, x, out)
+    launch(_matmul, x.size * data.shape[0] // 8, read_only(data), _blocks(data, kind), kind.block, x, out)
     return out
 
 
@@ -138,7 +140,7 @@ def _digit(byte, power):
     return np.uint32(np.uint32(below * np.uint32(3)) >> np.uint32(8))
 
 
-@_serial
+@serial
 def _pack_tq1_0(data, out):
     """Digit n of the first 32 bytes is weight 32 n + i, of the next 16 weight 160 + 16 n + i, of the last four weight 240 + 4 n + i."""
     for block in range(data.size // 54):
@@ -157,7 +159,7 @@ def _pack_tq1_0(data, out):
             first[:64] = _ZEROS
 
 
-@_serial
+@serial
 def _pack_tq2_0(data, out):
     """As in I2_S a byte holds weights that are 32 apart, but the first in its lowest bits."""
     for block in range(data.size // 66):
@@ -172,13 +174,13 @@ def _pack_tq2_0(data, out):
 def pack_ternary(data: Bytes, kind: TensorType, out: Bytes) -> None:  # [N, bytes of a row], TQ1_0 or TQ2_0, [at least N * M / 4]
     """The codes of a matrix in I2_S's bytes, scales left out, but for zeros where they are 0."""
     pack = {tensor_types.TQ1_0: _pack_tq1_0, tensor_types.TQ2_0: _pack_tq2_0}[kind]
-    pack(_weights(data.reshape(-1)), out)
+    pack(read_only(data.reshape(-1)), out)
 
 
 # --- activations, as llama.cpp rounds them --------------------------------------------------------------------------------------------
 
 
-@_serial
+@serial
 def _largest(row, start, size):
     """The number of largest magnitude among `size` of a row, the first one of several; NaN if one is not finite."""
     largest = np.int32(-1)  # magnitudes as bits: these order like the numbers, and NaN above all of them
@@ -191,7 +193,7 @@ def _largest(row, start, size):
     return found if largest < 0x7F800000 else np.float32(np.nan)
 
 
-@_parallel
+@parallel
 def _round_blocks(x, size, signed, codes, scale):
     for r in prange(x.shape[0]):
         row = x[r]
@@ -216,7 +218,7 @@ def _round_blocks(x, size, signed, codes, scale):
 
 def _rounded_blocks(x: Floats, size: int, signed: bool) -> tuple[NDArray[np.int8], Floats]:
     codes, scale = np.empty(x.shape, np.int8), np.empty((x.shape[0], x.shape[1] // size), np.float32)
-    _launch(_round_blocks, x.size, x, size, signed, codes, scale)
+    launch(_round_blocks, x.size, x, size, signed, codes, scale)
     return codes, scale
 
 

@@ -4,7 +4,9 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .cpu import _inlined, _launch, _parallel, _serial, _sum_of_squares, _weights, _widen_row
+from .floats import widen_row
+from .launching import inlined, launch, parallel, read_only, serial
+from .rows import sum_of_squares
 from .scalar import round_half_even
 from .simd import LANES, STEP, bits_float, byte_offset, byte_step, float_bits, fma, store_tile, tile_i32
 from .workspace import empty
@@ -18,7 +20,7 @@ _TINY = np.float32(2.0**-120)  # more than all that numbers lose which are too s
 _UP = np.float32(1 + 2.0**-20)  # makes a float32 that was rounded to nearest, from a norm in float64, an upper bound
 
 
-@_serial
+@serial
 def _quantize_row(row, rest, codes):
     """One row as int8 steps of absmax / 127, stored 128 higher; the step, and the lengths of what is lost and of the row, rounded up."""
     largest = np.int32(0)  # of |row|, as bits
@@ -30,11 +32,11 @@ def _quantize_row(row, rest, codes):
         rest[i] = fma(-step, code, row[i])
         codes[i] = np.uint8(np.int32(code) + 128)
     lanes = np.empty(LANES, np.float64)
-    lost, whole = np.sqrt(_sum_of_squares(rest, lanes)), np.sqrt(_sum_of_squares(row, lanes))
+    lost, whole = np.sqrt(sum_of_squares(rest, lanes)), np.sqrt(sum_of_squares(row, lanes))
     return step, np.float32(lost) * _UP + _TINY, np.float32(whole) * _UP
 
 
-@_parallel
+@parallel
 def _copy(table, codes, step, lost, length):
     n, words = table.shape[0], codes.shape[1] // LANES
     for group in prange(codes.shape[0]):
@@ -44,7 +46,7 @@ def _copy(table, codes, step, lost, length):
         for lane in range(LANES):
             r = group * LANES + lane
             if r < n:
-                _widen_row(table[r], row)
+                widen_row(table[r], row)
                 step[r], lost[r], length[r] = _quantize_row(row, rest, padded)
             for i in range(words):
                 codes[group, i * LANES + lane] = quads[i]
@@ -56,11 +58,11 @@ def copy(table: NDArray) -> tuple[NDArray[np.uint8], Floats, Floats, Floats]:  #
     groups = -(-rows // LANES)
     codes = np.empty((groups, -(-columns // _COLUMNS) * LANES), np.uint32)  # four bytes of a row each
     step, lost, length = (np.zeros(rows, np.float32) for _ in range(3))
-    _launch(_copy, table.size, _weights(table), codes, step, lost, length)
+    launch(_copy, table.size, read_only(table), codes, step, lost, length)
     return codes.reshape(-1).view(np.uint8), step, lost, length
 
 
-@_inlined
+@inlined
 def _group_sums(zeros, codes, start, q, first, steps, sums):
     tile, x = zeros, first * q.shape[1]
     for _ in range(steps):
@@ -70,7 +72,7 @@ def _group_sums(zeros, codes, start, q, first, steps, sums):
     store_tile(tile, sums, 0, 0)
 
 
-@_parallel
+@parallel
 def _intervals(codes, step, lost, length, q, offset, coarse, fine, size, slack, low, high):
     rows, n, steps = low.shape[0], low.shape[1], q.shape[1] // _COLUMNS
     for group in prange((n + LANES - 1) // LANES):
@@ -109,5 +111,5 @@ def intervals(
     q = np.pad(q, ((0, 2 * padding[1]), (0, padding[0])))
     offset = byte_offset() * q.sum(axis=1, dtype=np.int32)
     low, high = (empty((len(coarse), rows), np.float64) for _ in range(2))
-    _launch(_intervals, q.size * rows // 64, codes, step, lost, length, q, offset, coarse, fine, size, slack, low, high)
+    launch(_intervals, q.size * rows // 64, codes, step, lost, length, q, offset, coarse, fine, size, slack, low, high)
     return low, high

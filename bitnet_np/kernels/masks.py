@@ -9,23 +9,19 @@ import numpy as np
 from numba import njit, prange
 from numpy.typing import NDArray
 
-from .cpu import (
-    _UNSEEN,
-    Floats,
-    _chunk_scores,
-    _chunk_values,
-    _exponentials,
-    _fold,
-    _launch,
-    _parallel,
-    _part_like,
-    _scale,
-    _serial,
-    _store_attended,
-    _tile_queries,
-    _weights,
+from .attention import (
+    UNSEEN,
+    chunk_scores,
+    chunk_values,
+    exponentials,
+    fold,
+    part_like,
     query_tiles,
+    scale_of,
+    store_attended,
+    tile_queries,
 )
+from .launching import Floats, launch, parallel, read_only, serial
 from .scalar import CHUNK
 from .simd import LANES, float_bits, fma
 from .workspace import empty
@@ -41,7 +37,7 @@ def visible_keys(position, window, prefix, block, sinks):
     return max(prefix, min(sinks, high)), low, high
 
 
-@_parallel
+@parallel
 def _fill_mask(first, queries, past, keys, window, prefix, block, sinks, seen, hidden, out):
     n = out.shape[1]
     for item in prange(out.shape[0] * n):
@@ -84,10 +80,10 @@ def fill_mask(
     """
     integer, seen, hidden = _BITS[out.dtype]
     pattern = window, prefix, block, sinks
-    _launch(_fill_mask, out.size // 8, first, queries, past, keys, *pattern, integer(seen), integer(hidden), out.view(integer))
+    launch(_fill_mask, out.size // 8, first, queries, past, keys, *pattern, integer(seen), integer(hidden), out.view(integer))
 
 
-@_serial
+@serial
 def _sees_any(mask, start, rows, first, end):
     """Whether one of some rows of a mask shows one of its keys first..end."""
     found = np.int32(0)
@@ -98,7 +94,7 @@ def _sees_any(mask, start, rows, first, end):
     return found != 0
 
 
-@_serial
+@serial
 def _add_biases(scores, biases, lanes):
     """scores[j] + biases[j], and -infinity where that hides the key or there is none; the largest of them, and whether a key is seen."""
     for i in range(LANES):
@@ -117,7 +113,7 @@ def _add_biases(scores, biases, lanes):
     return largest, found != 0
 
 
-@_serial
+@serial
 def _all_finite(values, first, n_keys, g):
     """Whether a probability of 0 makes 0 of each value of some keys."""
     largest = np.int32(0)
@@ -128,9 +124,9 @@ def _all_finite(values, first, n_keys, g):
     return largest < 0x7F800000
 
 
-@_serial
+@serial
 def _seen_values(p, mask, start, group, values, first, n_keys, g, part):
-    """As `_chunk_values`, key by key, so that what is hidden is not touched: the same bits where values are finite."""
+    """As `chunk_values`, key by key, so that what is hidden is not touched: the same bits where values are finite."""
     for i in range(p.shape[0]):
         biases = mask[start + i // group, first : first + n_keys]
         for d in range(values.shape[2]):
@@ -142,14 +138,14 @@ def _seen_values(p, mask, start, group, values, first, n_keys, g, part):
                     part[i, d] = fma(p[i, j], row[d], part[i, d])
 
 
-@_serial
+@serial
 def _masked_tile(q, k, v, slot, position, first, end, g, mask, scale, out):
-    """As `cpu._attend_tile`, with rows of a mask instead of the rule."""
+    """As `attention._attend_together`, with rows of a mask instead of the rule."""
     width, keys = q.shape[2], mask.shape[1]
     group, stride = q.shape[1] // k.shape[2], k.shape[2] * width
     base, start = slot[first] * k.shape[1] * stride + g * width, position[first]
-    n, queries = (end - first) * group, _tile_queries(q, first, end, g, group)
-    part = _part_like(queries)
+    n, queries = (end - first) * group, tile_queries(q, first, end, g, group)
+    part = part_like(queries)
     scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
     largest_here, weight_here = np.empty(n, np.float32), np.empty(n, np.float32)
     largest, weight, total = np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32)
@@ -157,20 +153,20 @@ def _masked_tile(q, k, v, slot, position, first, end, g, mask, scale, out):
         key = chunk * CHUNK
         n_keys = min(CHUNK, keys - key)
         if _sees_any(mask, start, end - first, key, key + n_keys):
-            _chunk_scores(queries, width, k, v, base + key * stride, stride, n_keys, scale, scores)
+            chunk_scores(queries, width, k, v, base + key * stride, stride, n_keys, scale, scores)
             for i in range(n):
                 largest_here[i], seen = _add_biases(scores[i], mask[start + i // group, key : key + n_keys], lanes)
-                here = _exponentials(scores[i], largest_here[i], lanes)
-                weight_here[i] = here if seen else _UNSEEN
+                here = exponentials(scores[i], largest_here[i], lanes)
+                weight_here[i] = here if seen else UNSEEN
             if _all_finite(v[slot[first]], key, n_keys, g):
-                _chunk_values(scores, n_keys, v, base + key * stride, stride, width, part)
+                chunk_values(scores, n_keys, v, base + key * stride, stride, width, part)
             else:
                 _seen_values(scores[:n], mask, start, group, v[slot[first]], key, n_keys, g, part)
-            _fold(largest_here, weight_here, part, largest, weight, total)
-    _store_attended(total, weight, first, g, group, out)
+            fold(largest_here, weight_here, part, largest, weight, total)
+    store_attended(total, weight, first, g, group, out)
 
 
-@_parallel
+@parallel
 def _attend_masked(q, k, v, slot, position, tiles, mask, scale, out):
     heads = k.shape[2]
     for item in prange((tiles.size - 1) * heads):
@@ -189,5 +185,5 @@ def attend_masked(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], posi
     out = empty(q.shape)
     tiles = query_tiles(slot, position, q.shape[1] // k.shape[2])
     work = q.size * mask.shape[2] // 8
-    _launch(_attend_masked, work, q, k, v, slot, position, tiles, _weights(np.ascontiguousarray(mask)), _scale(q), out)
+    launch(_attend_masked, work, q, k, v, slot, position, tiles, read_only(np.ascontiguousarray(mask)), scale_of(q), out)
     return out

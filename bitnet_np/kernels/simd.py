@@ -23,7 +23,7 @@ from numba.core import cgutils, config
 from numba.extending import intrinsic, models, register_model
 from numba.np.numpy_support import from_dtype
 
-from .block_formats import FORMATS, Bits, Digit, Factor, Flags, Integers
+from .block_formats import FORMATS, Bits, Digit, Factor, Flags, Format, Integers
 
 LANES = 16  # float32 or int32 numbers in a logical register
 STEP = 64  # bytes in a logical register: packed weights per ternary step
@@ -151,6 +151,11 @@ def _load_floats(builder: ir.IRBuilder, array: types.Array, address: ir.Value, m
     bits = load(V16I16)
     if array.dtype == types.uint16:
         return builder.bitcast(builder.shl(builder.zext(bits, V16I32), ir.Constant(V16I32, [16] * LANES)), V16F32)
+    return _widened_half(builder, bits)
+
+
+def _widened_half(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+    """16 float16 numbers by their bits as float32."""
     if _converts_half():
         return builder.fpext(builder.bitcast(bits, V16HALF), V16F32)
     # The same in integers: shift exponent and fraction into place, let a product with 2^112 mend the exponent (subnormals included),
@@ -591,70 +596,125 @@ def is_wide() -> bool:
 
 
 def _load_lanes(builder: ir.IRBuilder, block: ir.Value, at: list[int]) -> ir.Value:
-    """16 bytes of a block from the offsets `at`, of which nothing outside their range is touched."""
+    """Bytes of a block from the offsets `at`, of which nothing outside their range is touched."""
     first = min(at)
     loaded = _load(builder, builder.gep(block, [ir.Constant(I64, first)]), ir.VectorType(I8, max(at) - first + 1))
-    order = [i - first for i in at]
-    if order == list(range(LANES)):
-        return loaded
-    return builder.shuffle_vector(loaded, ir.Constant(loaded.type, ir.Undefined), ir.Constant(V16I32, order))
+    return _shuffled(builder, loaded, [i - first for i in at])
 
 
-def _bytes(values: list[int] | int) -> ir.Value:
-    return ir.Constant(V16I8, values if isinstance(values, list) else [values] * LANES)
+def _shuffled(builder: ir.IRBuilder, vector: ir.Value, order: list[int]) -> ir.Value:
+    if order == list(range(vector.type.count)):
+        return vector
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), ir.Constant(ir.VectorType(I32, len(order)), order))
+
+
+def _bytes(values: list[int]) -> ir.Value:
+    return ir.Constant(ir.VectorType(I8, len(values)), values)
 
 
 def _part(builder: ir.IRBuilder, block: ir.Value, part: Bits | Flags | Digit) -> ir.Value:
     if isinstance(part, Flags):
         bits = builder.bitcast(_load(builder, builder.gep(block, [ir.Constant(I64, part.at)]), I16), V16I1)
-        return builder.select(bits, _bytes(1 << part.place), _bytes(0))
+        return builder.select(bits, _bytes([1 << part.place] * LANES), _bytes([0] * LANES))
     lanes = _load_lanes(builder, block, part.at)
     if isinstance(part, Digit):  # 16 bits hold every product
         below = builder.mul(builder.zext(lanes, V16I16), ir.Constant(V16I16, part.factor))
         below = builder.and_(below, ir.Constant(V16I16, [255] * LANES))
         thrice = builder.mul(below, ir.Constant(V16I16, [3] * LANES))
         return builder.trunc(builder.lshr(thrice, ir.Constant(V16I16, [8] * LANES)), V16I8)
-    return builder.shl(builder.and_(builder.lshr(lanes, _bytes(part.shift)), _bytes(part.mask)), _bytes(part.place))
+    terms = []
+    for shift in sorted(set(part.shift)):  # few processors shift each byte by a number of its own
+        mask = [bits if own == shift else 0 for bits, own in zip(part.mask, part.shift, strict=True)]
+        terms.append(builder.and_(builder.lshr(lanes, _bytes([shift] * len(mask))), _bytes(mask)))
+    return builder.shl(reduce(builder.or_, terms), _bytes([part.place] * len(part.at)))
 
 
-def _integers(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> ir.Value:
-    """16 integers as float32. They are put together in bytes, which takes a quarter of the registers that 32 bits would."""
+def _integers(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> list[ir.Value]:
+    """Integers as float32, 16 in each register. They are put together in bytes, which takes a quarter of the registers of 32 bits."""
     joined = reduce(builder.or_, [_part(builder, block, part) for part in integers.parts])
-    if integers.bias or integers.signed:
-        return builder.sitofp(builder.sext(builder.sub(joined, _bytes(integers.bias)), V16I32), V16F32)
-    return builder.sitofp(builder.zext(joined, V16I32), V16F32)
+    if integers.bias:
+        joined = builder.sub(joined, _bytes([integers.bias] * joined.type.count))
+    widen = builder.sext if integers.bias or integers.signed else builder.zext
+    return [builder.sitofp(widen(run, V16I32), V16F32) for run in _slices(builder, joined, integers.runs)]
 
 
-def _factor(builder: ir.IRBuilder, block: ir.Value, layout: Any, factor: Factor) -> Callable[[int], ir.Value]:
-    """The factor of each 16 weights, in all lanes.
+def _halves(builder: ir.IRBuilder, block: ir.Value, at: list[int]) -> ir.Value:
+    """The float16 numbers of a block at the offsets `at`, widened."""
+    found = _load_lanes(builder, block, [start + i for start in at for i in range(2)])
+    return _widened_half(builder, builder.bitcast(found, V16I16))
+
+
+def _products(builder: ir.IRBuilder, block: ir.Value, integers: Integers, halves: ir.Value) -> ir.Value:
+    """Integers times float16 numbers, in memory: the address of the first.
 
     From memory: a load that fills all lanes is free beside arithmetic, while a shuffle contends with the widening of codes (Q6_K runs 1.3
     times as fast so). LLVM would make shuffles of the loads, did it know what is there.
     """
-    start = ir.Constant(I64, layout.fields[factor.half][1])
-    alone = ir.Constant(V16I1, [1] + [0] * (LANES - 1))
-    loaded = _load_floats(builder, types.Array(types.int16, 1, "C"), builder.gep(block, [start]), alone)
-    half = builder.extract_element(loaded, ir.Constant(I32, 0))
-    whole = _splat(builder, builder.fneg(half) if factor.negative else half, V16F32)
-    if factor.integers is None:
-        return lambda run: whole
-    products = builder.fmul(whole, _integers(builder, block, factor.integers))
     place = cgutils.alloca_once(builder, V16F32)
-    builder.store(products, place)
+    builder.store(builder.fmul(halves, *_integers(builder, block, integers)), place)
     unknown = builder.asm(ir.FunctionType(place.type, [place.type]), "", "=r,0,~{memory}", [place], True)
-    first = builder.bitcast(unknown, F32.as_pointer())
-    return lambda run: _splat(builder, builder.load(builder.gep(first, [ir.Constant(I64, run // factor.runs * factor.runs)])), V16F32)
+    return builder.bitcast(unknown, F32.as_pointer())
+
+
+def _factors(builder: ir.IRBuilder, block: ir.Value, block_format: Format) -> list[Callable[[int], ir.Value]]:
+    """The scale and, if there is one, the minimum: of each 16 weights, by their number, in all lanes."""
+    factors = [factor for factor in (block_format.scale, block_format.minimum) if factor]
+    found: list[Callable[[int], ir.Value]] = []
+    products: dict[Integers, ir.Value] = {}
+    for factor in factors:
+        if factor.integers is None:
+            found.append(partial(_constant, _halves(builder, block, [block_format.start(factor)] * LANES)))
+            continue
+        if factor.integers not in products:  # in each lane the half of whoever takes it
+            start = {lane: block_format.start(user) for user in factors if user.integers is factor.integers for lane in user.lanes}
+            halves = _halves(builder, block, [start[lane] for lane in range(LANES)])
+            products[factor.integers] = _products(builder, block, factor.integers, halves)
+        found.append(partial(_all_lanes, builder, products[factor.integers], factor))
+    return found
+
+
+def _constant(value: ir.Value, run: int) -> ir.Value:
+    return value
+
+
+def _all_lanes(builder: ir.IRBuilder, products: ir.Value, factor: Factor, run: int) -> ir.Value:
+    product = builder.load(builder.gep(products, [ir.Constant(I64, factor.lanes[run])]))
+    return _splat(builder, builder.fneg(product) if factor.negative else product, V16F32)
+
+
+def _indices(builder: ir.IRBuilder, block: ir.Value, codes: Bits, runs: int) -> list[ir.Value]:
+    """Codes as 32-bit integers, 16 in each register, with other bits above the lowest four."""
+    loaded = _load_lanes(builder, block, codes.at)
+    repeated = [lane + LANES * (run % runs) for lane in range(LANES) for run in range(4)]  # the bytes of 16 codes in each byte of the lanes
+    lanes = builder.bitcast(_shuffled(builder, loaded, repeated), V16I32)
+    return [builder.lshr(lanes, ir.Constant(V16I32, [8 * run + codes.shift[0]] * LANES)) for run in range(runs)]
 
 
 def _block_weights(builder: ir.IRBuilder, array: types.Array, pointer: ir.Value) -> Iterator[ir.Value]:
-    """The weights of a block, 16 at a time. A product and a sum may become one fused operation where there is one: the product is exact."""
+    """The weights of a block, 16 at a time. A product and a sum may become one fused operation where there is one: the product is exact.
+
+    Codes of at most four bits are looked up where a register holds all 16 weights they can stand for: a product, a sum and a conversion
+    less for each register, and one instruction that heeds the lowest four bits alone.
+    """
     block_format = _FORMATS[array.dtype]
     block = builder.bitcast(pointer, I8.as_pointer())
-    scale = _factor(builder, block, block_format.layout, block_format.scale)
-    minimum = block_format.minimum and _factor(builder, block, block_format.layout, block_format.minimum)
-    for run, codes in enumerate(block_format.codes):
-        weights = builder.fmul(_integers(builder, block, codes), scale(run), flags=("contract",))
-        yield builder.fadd(weights, minimum(run), flags=("contract",)) if minimum else weights
+    scale, *minimum = _factors(builder, block, block_format)
+
+    def weights(run: int, numbers: ir.Value) -> ir.Value:
+        products = builder.fmul(numbers, scale(run), flags=("contract",))
+        return reduce(lambda total, least: builder.fadd(total, least(run), flags=("contract",)), minimum, products)
+
+    run = 0
+    for codes in block_format.codes:
+        if is_wide() and (few := codes.four_bits):
+            numbers = ir.Constant(V16F32, [(i & few.mask[0]) - codes.bias for i in range(LANES)])
+            for index in _indices(builder, block, few, codes.runs):
+                yield _call(builder, "llvm.x86.avx512.permvar.sf.512", V16F32, weights(run, numbers), index)
+                run += 1
+        else:
+            for numbers in _integers(builder, block, codes):
+                yield weights(run, numbers)
+                run += 1
 
 
 @intrinsic

@@ -154,7 +154,7 @@ def _edit_entry(document: Document, header: dict[str, Any], draw: random.Random)
         dims[draw.randrange(len(dims))] = draw.choice([*_SIZES, *NUMBERS]) % (1 << 64)
         entries[i] = replace(entry, dims=dims, data=_fitted(entry, dims, entry.type) if draw.random() < 0.6 else entry.data)
     elif change < 0.3:
-        dims = draw.choice([dims[::-1], [*dims, 1], [1, *dims], dims[:-1], [dims[0] * dims[-1]]])
+        dims = draw.choice([dims[::-1], [*dims, 1], [1, *dims], dims[:-1], [dims[0] * dims[-1] % (1 << 64)]])
         entries[i] = replace(entry, dims=dims)
     elif change < 0.5:
         kind = draw.choice(list(BY_NUMBER))

@@ -11,7 +11,7 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from bitnet_np.kernels.cpu import _launch, _parallel, _serial
+from bitnet_np.kernels.launching import launch, parallel, serial
 
 from .settings import Settings
 
@@ -19,7 +19,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 _LANES = 16
 
 
-@_serial
+@serial
 def _squares(x: NDArray, out: NDArray) -> None:  # [N], [16]
     """Sum of squares by index mod 16."""
     for i in range(x.size // _LANES):
@@ -39,7 +39,7 @@ def norm(gradients: Arrays) -> float:
     return math.sqrt(math.fsum(lanes))
 
 
-@_parallel
+@parallel
 def _update(w: NDArray, g: NDArray, m: NDArray, v: NDArray, numbers: tuple[np.float32, ...]) -> None:  # [N] each; w, m and v in place
     factor, beta1, one_minus_beta1, beta2, one_minus_beta2, rate, root, epsilon, decay = numbers
     for i in prange(w.size):
@@ -61,5 +61,5 @@ def update(parameters: Arrays, gradients: Arrays, first: Arrays, second: Arrays,
         decay = 1 - rate * settings.weight_decay if w.ndim == 2 else 1.0
         numbers = (factor, settings.beta1, 1 - settings.beta1, settings.beta2, 1 - settings.beta2, corrected, root, settings.epsilon, decay)
         flat = (array.reshape(-1) for array in (w, gradients[name], first[name], second[name]))
-        _launch(_update, w.size, *flat, tuple(map(np.float32, numbers)))
+        launch(_update, w.size, *flat, tuple(map(np.float32, numbers)))
     return length

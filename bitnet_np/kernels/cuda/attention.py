@@ -344,7 +344,7 @@ def attend(shape: Shape) -> Any:
         queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
         keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
         scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
-        state = cuda.shared.array(n_state, np.float32)
+        state = cuda.shared.array(n_state, np.float32, ALIGNED)
         sums = cuda.local.array(n_sums, np.float32)
         part = cuda.local.array(n_queries, np.float32)
         total = cuda.local.array(n_queries, np.float32)
@@ -404,7 +404,7 @@ def attend_masked(shape: Shape) -> Any:
         queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
         keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
         scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
-        state = cuda.shared.array(n_state, np.float32)
+        state = cuda.shared.array(n_state, np.float32, ALIGNED)
         sums = cuda.local.array(n_sums, np.float32)
         part = cuda.local.array(n_queries, np.float32)
         total = cuda.local.array(n_queries, np.float32)
@@ -525,7 +525,7 @@ def attend_chunk(shape: Shape) -> Any:
             queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
             keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
             scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
-            state = cuda.shared.array(n_state, np.float32)
+            state = cuda.shared.array(n_state, np.float32, ALIGNED)
             before_me = cuda.shared.array(1, np.int32)
             sums = cuda.local.array(n_sums, np.float32)
             total = cuda.local.array(n_queries, np.float32)
@@ -559,7 +559,7 @@ def attend_chunk(shape: Shape) -> Any:
                 cuda.syncthreads()
                 counter = r * cuda.gridDim.y + cuda.blockIdx.y
                 if d == 0:
-                    before_me[0] = cuda.atomic.add(arrived, counter, np.int32(1))
+                    before_me[0] = cuda.atomic.add(arrived, counter, 1)
                 cuda.syncthreads()
                 if before_me[0] == end - first - 1:
                     cuda.threadfence()

@@ -1,4 +1,4 @@
-"""Kernels that take rows one by one, or numbers one by one. Bodies follow kernels/cpu.py, whose order is the contract's.
+"""Kernels that take rows one by one, or numbers one by one. Bodies follow kernels/rows.py, whose order is the contract's.
 
 One block owns a row. Its threads bring a piece of it to shared memory; 16 of them are the lanes that sum.
 """

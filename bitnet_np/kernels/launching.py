@@ -1,0 +1,59 @@
+"""How kernels are compiled and run: each one for threads to share and for the calling thread alone."""
+
+import threading
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+
+# IEEE division: Python's would raise on a zero, and test for one at every step
+serial = njit(cache=True, error_model="numpy")
+inlined = njit(cache=True, error_model="numpy", forceinline=True)  # what takes a full tile: as an argument it would go through memory
+
+
+class Kernel(NamedTuple):
+    """One kernel compiled two ways, which give the same bits."""
+
+    shared: Callable  # its `prange` shared out among threads
+    alone: Callable  # all on the calling thread
+
+
+def parallel(function: Callable) -> Kernel:
+    alone = FunctionType(function.__code__, function.__globals__, function.__name__ + "_alone")
+    alone.__qualname__ = alone.__name__  # by which Numba finds what it compiled on disk; it does not tell options apart
+    return Kernel(njit(cache=True, error_model="numpy", parallel=True)(function), serial(alone))
+
+
+SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
+_turn = threading.Lock()
+
+
+def launch(kernel: Kernel, work: int, *args: Any) -> None:
+    """Run a kernel, on this thread alone when there is little to do: asking for fewer threads takes longer than a small kernel.
+
+    Shared ones go one at a time, whichever Python thread calls: two at once would share the cores anyway, and abort the process where Numba
+    has nothing but its workqueue to run threads with.
+    """
+    if work <= SMALL:
+        kernel.alone(*args)
+    else:
+        with _turn:
+            kernel.shared(*args)
+
+
+def read_only(array: NDArray) -> NDArray:
+    """An array of weights as the kernels take them: read-only, because Numba compiles anew for writable ones.
+
+    Numba has no float16 on the CPU: it gets the bits as int16, which tells them from bfloat16's uint16.
+    """
+    if array.dtype == np.float16:
+        array = array.view(np.int16)
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array

@@ -1,0 +1,151 @@
+"""Kernels that write ternary matrices in the order in which products stream them (../packing.py): from what files have, and from the
+weights that a model is trained with, the masters.
+"""
+
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
+
+from .floats import widen_row
+from .launching import launch, parallel, read_only, serial
+from .simd import LANES
+
+MOST = 1 << 31  # numbers whose magnitudes `magnitude_sums` has room for
+_PARTS = 64  # of a matrix whose magnitudes are summed, each by one owner
+_PIECE = 2048  # magnitudes that one integer of 64 bits can sum if exponents differ by no more than _SPREAD: 24 bits each, shifted
+_SPREAD = 28
+_ENTRIES = 256 + 32  # exponents, and what the upper halves of pieces' sums count
+
+
+def _empty(shape: tuple[int, int]) -> NDArray[np.uint32]:
+    """Room for a packed matrix, with weights of zero in what is missing of the last 16 rows."""
+    n, m = shape
+    groups, steps = -(-n // LANES), -(-m // LANES)
+    packed = np.empty(groups * steps * LANES, np.uint32)
+    if n % LANES:
+        packed[(groups - 1) * steps * LANES :] = 0x55555555
+    return packed
+
+
+@parallel
+def _from_i2s(source, row_words, steps, rows, target):
+    for group in prange((rows + LANES - 1) // LANES):
+        for lane in range(min(LANES, rows - group * LANES)):
+            row = (group * LANES + lane) * row_words
+            for step in range(steps):
+                block, part = step // 8, step % 8  # 16 columns are half of one plane of a block of 128
+                first, place = row + block * 8 + part % 2 * 4, np.uint32(6 - part // 2 * 2)
+                word = np.uint32(0)
+                for plane in range(4):
+                    codes = np.uint32(np.uint32(source[first + plane] >> place) & np.uint32(0x03030303))
+                    word = np.uint32(np.uint32(word << np.uint32(2)) | codes)
+                target[(group * steps + step) * LANES + lane] = word
+
+
+def from_i2s(codes: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.uint8]:
+    # I2_S bytes of [N, M], rows padded to 128 -> packed
+    """From I2_S, a row after the other."""
+    n, m = shape
+    packed = _empty(shape)
+    launch(_from_i2s, packed.size, read_only(codes.view(np.uint32)), -(-m // 128) * 8, -(-m // LANES), n, packed)
+    return packed.view(np.uint8)
+
+
+@serial
+def _pack_row(codes, packed, group, lane):
+    """A row's codes, filled up with those of zero weights to a multiple of 16 and taken four at a time, to its lane of a group of rows."""
+    steps = codes.size // 4
+    for step in range(steps):
+        word = np.uint32(0)
+        for plane in range(4):
+            word = np.uint32(np.uint32(word << np.uint32(2)) | codes[step * 4 + plane])
+        packed[(group * steps + step) * LANES + lane] = word
+
+
+@parallel
+def _from_quarters(data, rows, packed, found):
+    height, m = data.shape
+    for group in prange((rows + LANES - 1) // LANES):
+        codes, three = np.ones((m + LANES - 1) // LANES * LANES, np.uint8), np.uint8(0)
+        for lane in range(min(LANES, rows - group * LANES)):
+            row = group * LANES + lane
+            source, place = data[row % height], np.uint8(row // height * 2)
+            for i in range(m):
+                code = np.uint8(source[i] >> place) & np.uint8(3)
+                codes[i] = code
+                three |= code & np.uint8(code >> np.uint8(1))
+            _pack_row(codes.view(np.uint32), packed, group, lane)
+        found[group] = three
+
+
+def from_quarters(data: NDArray[np.uint8], rows: int) -> tuple[NDArray[np.uint8], bool]:  # [ceil(N / 4), M], N -> packed, a code is 3
+    """From transformers' bytes, which hold one column of four rows that are a quarter of the matrix apart, the first in the lowest bits.
+
+    Says, too, whether any row has a code of 3, which means nothing.
+    """
+    packed, found = _empty((rows, data.shape[1])), np.empty(-(-rows // LANES), np.uint8)
+    launch(_from_quarters, packed.size, read_only(data), rows, packed, found)
+    return packed.view(np.uint8), bool(found.any())
+
+
+@parallel
+def _from_masters(masters, steps, packed):
+    n, m = masters.shape
+    for group in prange((n + LANES - 1) // LANES):
+        row, codes = np.empty(m, np.float32), np.ones((m + LANES - 1) // LANES * LANES, np.uint8)
+        for lane in range(min(LANES, n - group * LANES)):
+            widen_row(masters[group * LANES + lane], row)
+            for i in range(m):
+                position = np.float64(row[i]) * steps
+                codes[i] = np.uint8(1) + np.uint8(position > 0.5) - np.uint8(position < -0.5)  # half to even, and the clamp
+            _pack_row(codes.view(np.uint32), packed, group, lane)
+
+
+def from_masters(masters: NDArray, steps: float) -> NDArray[np.uint8]:  # [N, M] float32, float16 or bfloat16's bits -> packed
+    """The masters times `steps`, in float64, rounded half to even and cut to -1, 0, +1."""
+    packed = _empty(masters.shape)
+    launch(_from_masters, masters.size, read_only(masters), steps, packed)
+    return packed.view(np.uint8)
+
+
+@serial
+def _add_magnitudes(bits, sums):
+    """Up to _PIECE numbers at once, if the smallest is not too small beside the largest, else one by one."""
+    low, top = np.uint32(255), np.uint32(1)
+    for i in range(bits.size):
+        exponent = max((bits[i] >> np.uint32(23)) & np.uint32(0xFF), np.uint32(1))
+        low = min(low, exponent if np.uint32(bits[i] << np.uint32(1)) else np.uint32(255))  # zeros have none
+        top = max(top, exponent)
+    if top <= low + _SPREAD:
+        total = np.uint64(0)
+        for i in range(bits.size):
+            exponent = (bits[i] >> np.uint32(23)) & np.uint32(0xFF)
+            hidden = np.uint32(exponent > 0) << np.uint32(23)
+            magnitude = np.uint64((bits[i] & np.uint32(0x7FFFFF)) | hidden)
+            total += magnitude << np.uint64(max(exponent, low) - low)
+        sums[low] += np.int64(total & np.uint64(0xFFFFFFFF))
+        sums[low + 32] += np.int64(total >> np.uint64(32))
+    else:
+        for i in range(bits.size):
+            exponent = (bits[i] >> np.uint32(23)) & np.uint32(0xFF)
+            hidden = np.uint32(exponent > 0) << np.uint32(23)
+            sums[max(exponent, np.uint32(1))] += np.int64((bits[i] & np.uint32(0x7FFFFF)) | hidden)
+
+
+@parallel
+def _magnitude_sums(table, sums):
+    n, m = table.shape
+    for part in prange(sums.shape[0]):
+        first, end = part * n // sums.shape[0], (part + 1) * n // sums.shape[0]
+        row = np.empty(m, np.float32)
+        for r in range(end - first):
+            widen_row(table[first + r], row)
+            for start in range(0, m, _PIECE):
+                _add_magnitudes(row.view(np.uint32)[start : min(start + _PIECE, m)], sums[part])
+
+
+def magnitude_sums(table: NDArray) -> NDArray[np.int64]:  # [N, M] float32, float16 or bfloat16's bits, at most MOST -> [E]
+    """The sum of |x|, exactly: that of entry e times 2^(e - 150). Integers, so their order is free."""
+    sums = np.zeros((_PARTS, _ENTRIES), np.int64)
+    launch(_magnitude_sums, table.size, read_only(table), sums)
+    return sums.sum(axis=0)

@@ -1,0 +1,243 @@
+"""Kernels that take rows one by one, or numbers one by one: norms, positions, residuals, gates."""
+
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
+
+from .launching import Floats, inlined, launch, parallel, read_only, serial
+from .scalar import cos_sin, exp, normal_cdf
+from .scalar import gelu_tanh as _gelu_tanh_of
+from .scalar import silu as _silu_of
+from .simd import LANES, fma, store_sums, tile_f64
+from .tiles import dot_tile
+from .workspace import empty
+
+# --- norms ----------------------------------------------------------------------------------------------------------------------------
+
+
+@serial
+def sum_of_squares(x, sums):
+    """sum x[i]^2 in 16 lanes of float64."""
+    store_sums(dot_tile(tile_f64(1, 1), x, 0, 0, 1, x, 0, 0, 1, x.size), sums)
+    return sums[0]
+
+
+@parallel
+def _rms_norm(x, gain, eps, out):
+    for r in prange(x.shape[0]):
+        row = x[r]
+        mean = np.float32(sum_of_squares(row, np.empty(LANES, np.float64)) / row.size)
+        factor = np.float32(1.0) / np.sqrt(mean + eps)
+        if mean == np.inf:  # the squares left float32's range: say so, instead of giving zeros
+            factor = np.float32(np.nan)
+        for i in range(row.size):
+            out[r, i] = np.float32(row[i] * factor) * gain[i]
+
+
+def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [R, D]
+    """x / sqrt(mean(x^2) + eps) * gain: the mean from float64, then ggml's steps in float32: 1 / root, times x, times gain."""
+    out = empty(x.shape)
+    launch(_rms_norm, x.size, x, read_only(gain), np.float32(eps), out)
+    return out
+
+
+@parallel
+def _layer_norm(x, ones, gain, bias, eps, out):
+    for r in prange(x.shape[0]):
+        row, centred, sums = x[r], out[r], np.empty(LANES, np.float64)
+        store_sums(dot_tile(tile_f64(1, 1), row, 0, 0, 1, ones, 0, 0, 1, row.size), sums)
+        mean = sums[0] / row.size
+        for i in range(row.size):
+            centred[i] = np.float32(row[i] - mean)
+        variance = np.float32(sum_of_squares(centred, sums) / row.size)
+        factor = np.float32(1.0) / np.sqrt(variance + eps)
+        if variance == np.inf:  # as in _rms_norm
+            factor = np.float32(np.nan)
+        for i in range(row.size):
+            centred[i] = np.float32(np.float32(centred[i] * factor) * gain[i]) + bias[i]
+
+
+def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
+    """(x - mean) / sqrt(variance + eps) * gain + bias.
+
+    The mean in float64; the difference rounded to float32, its squares summed in float64; then in float32: 1 / root, times the difference,
+    times gain, plus bias; no bias is one of zeros.
+    """
+    bias = np.zeros(x.shape[1], np.float32) if bias is None else bias
+    out = empty(x.shape)
+    launch(_layer_norm, x.size, x, np.ones(x.shape[1], np.float32), read_only(gain), read_only(bias), np.float32(eps), out)
+    return out
+
+
+# --- positions ------------------------------------------------------------------------------------------------------------------------
+
+
+@parallel
+def _rotations(angle, cos, sin):
+    for r in prange(angle.shape[0]):
+        for i in range(angle.shape[1]):
+            c, s = cos_sin(angle[r, i])
+            cos[r, i], sin[r, i] = c, s
+
+
+def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:  # [R, J] radians -> 2 x [R, J]
+    """Cosines and sines, worked out in float64 and rounded once to float32."""
+    cos, sin = np.empty(angle.shape, np.float32), np.empty(angle.shape, np.float32)
+    launch(_rotations, 16 * cos.size, angle, cos, sin)
+    return cos, sin
+
+
+@inlined
+def _rotate(x, cos, sin, step, out):
+    """The heads [H, K] of one row, by J pairs: (i, i + J) with step 1, (2i, 2i + 1) with step 2. What follows the pairs stays."""
+    pairs = cos.size
+    distance = pairs if step == 1 else 1  # said here, LLVM knows that it is not negative: told by the caller, it took 4 times as long
+    for h in range(x.shape[0]):
+        for i in range(pairs):
+            a, b, c, s = x[h, i * step], x[h, i * step + distance], cos[i], sin[i]
+            out[h, i * step] = fma(a, c, -np.float32(b * s))
+            out[h, i * step + distance] = fma(a, s, np.float32(b * c))
+        for i in range(x.shape[1] - 2 * pairs):
+            out[h, 2 * pairs + i] = x[h, 2 * pairs + i]
+
+
+@parallel
+def _rope(x, cos, sin, out):
+    for r in prange(x.shape[0]):
+        _rotate(x[r], cos[r], sin[r], 1, out[r])
+
+
+def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 2 -> [R, H, K]
+    """Rotate the pairs (i, i + J), as GPT-NeoX does: fma(a, cos, -(b * sin)), fma(a, sin, b * cos). What follows them stays."""
+    out = empty(x.shape)
+    launch(_rope, x.size, x, cos, sin, out)
+    return out
+
+
+@parallel
+def _rope_adjacent(x, cos, sin, out):
+    for r in prange(x.shape[0]):
+        _rotate(x[r], cos[r], sin[r], 2, out[r])
+
+
+def rope_adjacent(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 2 -> [R, H, K]
+    """`rope` for the pairs (2i, 2i + 1)."""
+    out = empty(x.shape)
+    launch(_rope_adjacent, x.size, x, cos, sin, out)
+    return out
+
+
+# --- residuals ------------------------------------------------------------------------------------------------------------------------
+
+
+@parallel
+def _add(a, b, out):
+    for r in prange(a.shape[0]):
+        for i in range(a.shape[1]):
+            out[r, i] = a[r, i] + b[r, i]
+
+
+def add(a: Floats, b: Floats) -> Floats:  # [R, D], [R, D] -> [R, D]
+    out = empty(a.shape)
+    launch(_add, a.size, a, b, out)
+    return out
+
+
+def add_bias(x: Floats, bias: Floats) -> Floats:  # [R, N], [N] -> [R, N]
+    return x + bias
+
+
+def scaled(x: Floats, factor: np.float32) -> Floats:  # [R, N] -> [R, N]
+    return x * factor
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------------------------
+
+
+def take(x: Floats, rows: NDArray[np.int64]) -> Floats:  # [R, D], [B] -> [B, D]
+    return x[rows]
+
+
+def spread(x: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
+    # [R, G, K], [R], [R], (B, T) -> [B, T, G, K]
+    """Keys or values of whole sequences as a cache would hold them: zeros where no row goes."""
+    out = np.zeros((*shape, *x.shape[1:]), np.float32)
+    out[slot, position] = x
+    return out
+
+
+# --- gates ----------------------------------------------------------------------------------------------------------------------------
+
+
+@parallel
+def _relu2_gate(gate, up, out):
+    for r in prange(gate.shape[0]):
+        for i in range(gate.shape[1]):
+            x = gate[r, i]
+            positive = np.float32(0.0) if x < 0 else x  # NaN stays NaN
+            out[r, i] = np.float32(positive * positive) * up[r, i]
+
+
+def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
+    """max(gate, 0)^2 * up."""
+    out = empty(gate.shape)
+    launch(_relu2_gate, gate.size, gate, up, out)
+    return out
+
+
+@parallel
+def _silu_gate(gate, up, out):
+    for r in prange(gate.shape[0]):
+        for i in range(gate.shape[1]):
+            out[r, i] = _silu_of(gate[r, i]) * up[r, i]
+
+
+def silu_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
+    """gate / (1 + e^-gate) * up."""
+    out = empty(gate.shape)
+    launch(_silu_gate, 16 * gate.size, gate, up, out)
+    return out
+
+
+@parallel
+def _gelu(x, out):
+    for r in prange(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[r, i] = x[r, i] * normal_cdf(x[r, i])
+
+
+def gelu(x: Floats) -> Floats:  # [R, F] -> [R, F]
+    """The exact GELU: x times the normal distribution's value at x."""
+    out = empty(x.shape)
+    launch(_gelu, 32 * x.size, x, out)
+    return out
+
+
+@parallel
+def _gelu_tanh(x, out):
+    for r in prange(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[r, i] = _gelu_tanh_of(x[r, i])
+
+
+def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
+    """The GELU's approximation by a tanh."""
+    out = empty(x.shape)
+    launch(_gelu_tanh, 16 * x.size, x, out)
+    return out
+
+
+# --- sampling -------------------------------------------------------------------------------------------------------------------------
+
+
+@parallel
+def _exponential(x, out):
+    for i in prange(x.size):
+        out[i] = exp(x[i])
+
+
+def exponential(x: Floats) -> Floats:  # [V] -> [V]
+    """e^x, the contract's."""
+    out = empty(x.shape)
+    launch(_exponential, 16 * x.size, x, out)
+    return out

@@ -1,0 +1,171 @@
+"""int8 codes of activations, and their products with ternary matrices: sums of integers, and exact."""
+
+import numpy as np
+from numba import prange
+from numpy.typing import NDArray
+
+from . import simd
+from .launching import Floats, inlined, launch, parallel, read_only, serial
+from .scalar import round_half_even
+from .simd import LANES, STEP, float_bits, join_planes, prefetch, store_scaled, ternary_step, ternary_step_apart, tile_i32
+from .tiles import STREAM, TOKENS, WIDE
+from .workspace import empty
+
+_GROUPS = 4 if WIDE else 1  # of 16 weight rows
+
+
+@parallel
+def _quantize(x, codes, scale):
+    for r in prange(x.shape[0]):
+        row = x[r]
+        largest = np.int32(0)  # of |x|, as bits: these order like the numbers, and NaN above all of them
+        for i in range(row.size):
+            largest = max(largest, np.int32(float_bits(row[i]) & 0x7FFFFFFF))
+        if largest >= 0x7F800000:
+            scale[r] = np.nan
+            for i in range(row.size):
+                codes[r, i] = 0
+        else:
+            absmax = simd.bits_float(largest)
+            s = np.float32(127.0) / max(absmax, np.float32(1e-5))
+            scale[r] = s
+            for i in range(row.size):
+                codes[r, i] = np.int8(round_half_even(np.float32(row[i] * s)))
+
+
+def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] int8, [R] steps per unit
+    """One scale per row, 127 / max(1e-5, absmax): the b1.58 papers' per-token absmax quantiser."""
+    codes, scale = empty(x.shape, np.int8), empty(x.shape[:1])
+    launch(_quantize, x.size, x, codes, scale)
+    return codes, scale
+
+
+@serial
+def _row_sums(q, sums):
+    for r in range(q.shape[0]):
+        row, total = q[r], np.int32(0)
+        for i in range(row.size):
+            total = np.int32(total + row[i])
+        sums[r] = total
+
+
+@inlined
+def _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out, start, width):
+    """A finished tile to its place in the matrix [tokens, width] at `start`, by way of `edge` where it does not lie wholly inside."""
+    column = first * LANES
+    columns, rows = min(groups * LANES, width - column), min(tokens, scale.size - TOKENS - token)
+    if columns == groups * LANES and rows == tokens:
+        store_scaled(tile, sums, scale, token, factor, out, start + token * width + column, width)
+    else:
+        store_scaled(tile, sums, scale, token, factor, edge, 0, groups * LANES)
+        for j in range(rows):
+            for i in range(columns):
+                out[start + (token + j) * width + column + i] = edge[j * groups * LANES + i]
+
+
+@inlined
+def _ternary_tile(zeros, groups, tokens, codes, begin, steps, first, end, q, token, sums, scale, factor, edge, out, place, width):
+    """The tile of output that begins at group `first` of 16 columns and at `token`; groups end at `end`, their codes begin at `begin`."""
+    n, present = min(groups, end - first), min(tokens, q.shape[0] - token)
+    tile = zeros
+    start, x = begin + first * steps * STEP, token * q.shape[1]
+    for _ in range(steps):
+        if token == 0:  # the groups that come next: several streams at once are more than the processor foresees
+            for group in range(groups):
+                prefetch(codes, start + (groups + group) * steps * STEP)
+        tile = ternary_step(tile, codes, start, steps * STEP, n, q, x, q.shape[1], present)
+        start += STEP
+        x += LANES
+    _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out, place, width)
+
+
+@inlined
+def _ternary_tile_apart(zeros, tokens, codes, begin, steps, first, q, sums, scale, factor, edge, out, place, width):
+    """As `_ternary_tile` for one group and a call of one or two tokens: the weights are one stream of memory, read once and in order."""
+    tile = zeros
+    start, x = begin + first * steps * STEP, 0
+    for _ in range(steps):
+        prefetch(codes, start + STREAM)
+        tile = ternary_step_apart(tile, codes, start, 0, 1, q, x, q.shape[1], tokens)
+        start += STEP
+        x += LANES
+    _store_ternary(join_planes(tile), 1, tokens, first, 0, sums, scale, factor, edge, out, place, width)
+
+
+@serial
+def _block_of(widths, size, block):
+    """Of three matrices cut into blocks of `size` columns: whose a block is, which of its blocks, how many columns others before have."""
+    first, second = -(-widths[0] // size), -(-widths[1] // size)
+    if block < first:
+        return 0, block, 0
+    if block < first + second:
+        return 1, block - first, widths[0]
+    return 2, block - first - second, widths[0] + widths[1]
+
+
+@parallel
+def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out):
+    start = np.int64(codes.ctypes.data)
+    begins = np.int64(0), np.int64(second.ctypes.data) - start, np.int64(third.ctypes.data) - start  # of three arrays, as if they were one
+    n = q.shape[0]
+    size = LANES if n <= 2 else _GROUPS * LANES
+    blocks = -(-widths[0] // size) - (-widths[1] // size) - (-widths[2] // size)
+    padded, sums = np.empty(n + TOKENS, np.float32), np.empty(n + TOKENS, np.int32)
+    for i in range(padded.size):  # a tile reads the scales and sums of all its tokens, whether they are there or not
+        padded[i], sums[i] = scale[min(i, n - 1)], 0
+    _row_sums(q, sums)
+    for item in prange(blocks):
+        m, block, before = _block_of(widths, size, np.int64(item))
+        begin, factor, place, width = begins[m], factors[m], n * before, widths[m]
+        edge = np.empty(TOKENS * _GROUPS * LANES, np.float32)
+        if n == 1:
+            _ternary_tile_apart(tile_i32(4, 1), 1, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+        elif n == 2:
+            _ternary_tile_apart(tile_i32(4, 2), 2, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+        else:
+            groups = -(-width // LANES)
+            for token in range(0, n, TOKENS):
+                _ternary_tile(
+                    tile_i32(_GROUPS, TOKENS),
+                    _GROUPS,
+                    TOKENS,
+                    codes,
+                    begin,
+                    steps,
+                    block * _GROUPS,
+                    groups,
+                    q,
+                    token,
+                    sums,
+                    padded,
+                    factor,
+                    edge,
+                    out,
+                    place,
+                    width,
+                )
+
+
+def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[NDArray[np.uint8], np.float32, int]) -> list[Floats]:
+    # [R, M] int8, [R], (packed [N, M] (packing.py), scale, N) each -> [R, N] each
+    """Up to three matrices that read the same input: integers exactly, then float32, (accumulated - row sum) / scale * the weights' scale.
+
+    Codes count 0, 1, 2, hence the row sum. Together, because threads that start and wait for each other cost as much as a small matrix.
+    """
+    rows, m = q.shape
+    steps = -(-m // LANES)
+    if m % LANES:
+        q = np.concatenate([q, np.zeros((rows, steps * LANES - m), np.int8)], axis=1)
+    absent = matrices[0][0], np.float32(0), 0
+    (a, f, i), (b, g, j), (c, h, k) = (*matrices, absent, absent)[:3]
+    out = empty((rows * (i + j + k),))
+    work = out.size * q.shape[1] // 64
+    launch(_ternary_matmul, work, read_only(a), read_only(b), read_only(c), (i, j, k), (f, g, h), steps, q, scale, out)
+    ends = 0, rows * i, rows * (i + j), rows * (i + j + k)
+    return [out[ends[n] : ends[n + 1]].reshape(rows, matrix[2]) for n, matrix in enumerate(matrices)]
+
+
+def ternary_matmul(q: NDArray[np.int8], scale: Floats, codes: NDArray[np.uint8], w_scale: np.float32, width: int) -> Floats:
+    # [R, M] int8, [R], packed [N, M], N -> [R, N]
+    """`ternary_matmuls` for one matrix."""
+    return ternary_matmuls(q, scale, (codes, w_scale, width))[0]
