@@ -84,7 +84,7 @@ def judge_trace(
         if len(first_wrong.across) > 1:
             several = len({k.layer for k in first_wrong.across if k.layer is not None}) > 1
             names = "l_out of every layer" if several else ", ".join(k.name for k in first_wrong.across[:-1])
-            reason += f"; {len(first_wrong.across)} operations lie between it and what the dump has, to tell which dump {names}"
+            reason += f"; {len(first_wrong.across)} operations lie between it and what the dump has: to tell which, dump {names}"
     notes = [_untried(o) for o in found if not o.tried][:1]
     return Report(worst, reason, tuple(found), first_wrong, missing, tuple(notes))
 

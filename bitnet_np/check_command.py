@@ -1,6 +1,7 @@
 """`bitnet-np check`: judge another engine's dump, or with no arguments the embedded recording of bitnet.cpp."""
 
 import argparse
+from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
@@ -134,28 +135,30 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
 
 def show(arguments: argparse.Namespace, report: Report, logits: Judgement | None, heading: str) -> int:
     """Print a report, and draw it with --plot; returns the exit code. Raises OptionError if there is nothing to draw."""
-    verdict = report.verdict
     if arguments.plot is not None:
         if not report.operations:
             raise OptionError("--plot needs a dump with intermediate tensors")
         plot(report, arguments.plot)
     if arguments.json:
         print_json(report.as_dict() | {"logits": logits.as_dict() if logits else None})
-        return verdict.exit_code
-    print(f"{printable(heading)}\n\n{verdict.text}\n{report.reason}\n")
+    else:
+        print("\n\n".join([printable(heading), *_paragraphs(report, logits)]))
+    return report.verdict.exit_code
+
+
+def _paragraphs(report: Report, logits: Judgement | None) -> Iterator[str]:
+    yield f"{report.verdict.text}\n{printable(report.reason)}"
     if report.notes:
-        print("\n".join(f"note: {note}" for note in report.notes) + "\n")
+        yield "\n".join(f"note: {note}" for note in report.notes)
     if logits is not None and logits.verdict != Verdict.INVALID:
-        print(table(JUDGEMENT_HEADER, [_judgement_row("logits", logits)]) + "\n")
+        yield table(JUDGEMENT_HEADER, [_judgement_row("logits", logits)])
     if len(report.operations) > 1:
-        print(heat_map(report) + "\n")
+        yield heat_map(report)
         bad = [o for o in report.operations if o.verdict >= Verdict.WRONG]
         if bad:
-            print(table(TABLE_HEADER, table_rows(bad[:LARGEST_TABLE])))
-            if len(bad) > LARGEST_TABLE:
-                print(f"and {len(bad) - LARGEST_TABLE} more")
+            more = f"\nand {len(bad) - LARGEST_TABLE} more" if len(bad) > LARGEST_TABLE else ""
+            yield table(TABLE_HEADER, table_rows(bad[:LARGEST_TABLE])) + more
         if summary := closer_summary(report):
-            print(f"RMS errors, in units of 2^-24 of a tensor's RMS:\n{table(CLOSER_HEADER, closer_rows(report))}\n{summary}")
-    elif verdict == Verdict.WRONG and report.missing and not report.operations:
-        print("dump intermediate tensors too, attn_norm to l_out of each layer, and the operation at fault can be named")
-    return verdict.exit_code
+            yield f"RMS errors, in units of 2^-24 of a tensor's RMS:\n{table(CLOSER_HEADER, closer_rows(report))}\n{summary}"
+    elif report.verdict == Verdict.WRONG and report.missing and not report.operations:
+        yield "dump intermediate tensors too, attn_norm to l_out of each layer, and the operation at fault can be named"

@@ -208,7 +208,7 @@ def forward(
 
     def readable(kept: NDArray) -> NDArray:
         """float16 as attention takes it: as its bits, 0.8 times as long for one query as float32; or widened for the plain loops."""
-        if kept.dtype == np.float32:
+        if kept.dtype in (np.float32, np.int16):  # the latter on a device
             return kept
         return kept[:, :end].astype(np.float32) if dialect.halves else kept.view(np.int16)
 
@@ -220,10 +220,7 @@ def forward(
 
         if len(pieces) == 1:
             return attended(q, k, v, there.slot, there.position)
-        out = np.empty_like(q)
-        for piece in pieces:
-            out[piece] = attended(q[piece], k[piece], v[piece], rows.slot[piece], rows.position[piece])
-        return out
+        return cache.by_pieces(pieces, attended, (q, k, v), rows.slot, rows.position)
 
     saved = cache.save(chosen, counts)
     try:

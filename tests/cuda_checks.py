@@ -16,8 +16,9 @@ import json
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -28,9 +29,9 @@ from numpy.typing import NDArray
 from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.decode import stepper
-from bitnet_np.device import bytes_needed, new_cache, open_cuda, place
+from bitnet_np.device import DeviceCache, bytes_needed, new_cache, open_cuda, place
 from bitnet_np.dispatch import Above, make_mask
-from bitnet_np.errors import CapacityError, MaskError, ShapeError, TokenRangeError, UnsupportedError
+from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.kernels.cuda import simulated, ternary
@@ -452,6 +453,64 @@ def cached_forward() -> None:
     same(on, cache.k, own.k)
 
 
+def alike(on: Cuda, theirs: KVCache, ours: KVCache) -> None:
+    """float16 as the same bits."""
+    for kept, expected in ((theirs.k, ours.k), (theirs.v, ours.v)):
+        np.testing.assert_array_equal(on.to_host(kept), expected if expected.dtype == np.float32 else expected.view(np.int16))
+    np.testing.assert_array_equal(theirs.lengths, ours.lengths)
+    assert (theirs.nbytes, theirs.dtype) == (ours.nbytes, ours.dtype)
+
+
+@check
+def forked_and_resized_caches() -> None:
+    on, model = device(), random_model(rng(8), **SMALLEST)
+    there = place(model, on)
+    for dtype in (np.float32, np.float16):
+        cache, own = new_cache(model.config, 2, 4, on, dtype), KVCache(model.config, 2, 4, dtype)
+        assert_same_bits(forward(there, [[1, 2, 3]], cache, ops=on), forward(model, [[1, 2, 3]], own))
+        for kept in (cache, own):
+            kept.fork(0, [1], 2)
+            kept.resize(3, 5)
+        alike(on, cache, own)
+        assert_same_bits(forward(there, [[4], [0]], cache, ops=on), forward(model, [[4], [0]], own))
+        assert_same_bits(stepper(there, cache, on)([2, 3, 1]), stepper(model, own)([2, 3, 1]))
+        alike(on, cache, own)
+
+
+@check
+def beyond_float16() -> None:
+    on, model = device(), random_model(rng(8), **SMALLEST)
+    model = replace(model, layers=tuple(replace(w, attn_norm=w.attn_norm * np.float32(1e6)) for w in model.layers))
+    cache = new_cache(model.config, 1, 4, on, np.float16)
+    with pytest.raises(NonFiniteError, match="sequence 0, position 0"):
+        forward(place(model, on), [[1, 2]], cache, ops=on)
+    assert not on.to_host(cache.k).any()
+
+
+@check
+def ring_caches() -> None:
+    """Rows that wrap around, what is written over and taken back, and one token after another."""
+    on, model = device(), random_model(rng(9), **SMALLEST | {"window": 3, "context": 300})
+    there, tokens = place(model, on), [[1, 3, 2, 4]]
+    cache, own = DeviceCache(on, model.config, 1, 300, ring=True), KVCache(model.config, 1, 300, ring=True)
+    assert own.k.shape[2] == 128
+    own.k[:], own.v[:] = normal(*own.k.shape), normal(*own.k.shape, seed=1)
+    cache.k, cache.v = on.upload(own.k), on.upload(own.v)
+    cache.lengths[:] = own.lengths[:] = 126
+
+    def stop(name: str, layer: int | None, array: NDArray) -> None:
+        if name == "l_out":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forward(there, tokens, cache, ops=on, record=stop)
+    alike(on, cache, own)
+    assert_same_bits(forward(there, tokens, cache, ops=on), forward(model, tokens, own))
+    alike(on, cache, own)
+    assert_same_bits(stepper(there, cache, on)([3]), stepper(model, own)([3]))
+    alike(on, cache, own)
+
+
 @check
 def masked_forward() -> None:
     """A mask of each sequence's own, padding, and a position that sees nothing."""
@@ -510,6 +569,31 @@ def decoder() -> None:
 
 
 @check
+def launches() -> None:
+    """How many a decoded token takes: each costs as much as most of what they do. (On a GPU they are in a graph, not to be counted.)"""
+    if GPU:
+        return
+    from numba.cuda.simulator.kernel import FakeCUDAKernel
+
+    on, kernels, layers = device(), Counter[str](), 3
+    model = random_model(rng(5), **SMALLEST | {"n_layers": layers})
+    step = stepper(place(model, on), new_cache(model.config, 1, 80, on), on)
+    run = FakeCUDAKernel.__call__
+
+    def counted(kernel: FakeCUDAKernel, *arguments: object) -> None:
+        kernels[kernel.fn.__name__] += 1
+        run(kernel, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FakeCUDAKernel, "__call__", counted)
+        step([1])
+    once = {"take_rotations": 1, "embed": 1, "matmul": 1, "advance": 1, "rms_norm_row": 1}
+    each = {"ternary_gemv": 4, "rms_norm_row": 1, "rms_norm_sum": 2, "rms_norm_relu2": 1, "keep": 1, "attend_chunk": 1}
+    assert kernels == sum([Counter(each)] * layers, Counter(once))
+    assert kernels.total() == 10 * layers + 5
+
+
+@check
 def refusals() -> None:
     """What a device cannot do is told by name, and too little memory before anything is sent."""
     on, model = device(), random_model(rng(6), **SMALLEST)
@@ -522,17 +606,13 @@ def refusals() -> None:
         forward_full(model, [[1]], ops=on)
     with pytest.raises(ShapeError, match="expected the device's layout, uint32"):
         on.ternary_matmul(*on.quantize(on.zeros((1, 8))), model.layers[0].attn_q.weights.codes, np.float32(1), 8)
-    with pytest.raises(UnsupportedError, match="dtype is float16, on a device expected float32"):
-        new_cache(model.config, 1, 4, on, np.float16)
     with pytest.raises(UnsupportedError, match="heads are 258 wide, on the device expected at most 256"):
         on.attend(*(on.zeros((1, *shape)) for shape in ((1, 258), (1, 1, 258), (1, 1, 258))), on.upload(np.zeros(1, np.int64)), None)
-    cache = new_cache(model.config, 2, 4, on)
-    for call in (lambda: cache.fork(0, [1]), lambda: cache.resize(3)):
-        with pytest.raises(UnsupportedError, match="on a device"):
-            call()
     blocks = random_model(rng(6), **SMALLEST | {"family": "llama", "weights": "TQ2_0", "width": 256, "ffn": 256, "head_dim": 128})
     with pytest.raises(UnsupportedError, match="layer 0: attn_q is TQ2_0 with a scale for each block"):
         place(blocks, on)
+    with pytest.raises(UnsupportedError, match="heads are 258 wide, on the device expected at most 256"):
+        place(random_model(rng(6), **SMALLEST | {"head_dim": 258}), on)
     on.free_bytes = lambda: 1 << 20
     with pytest.raises(CapacityError, match=rf"the weights take {bytes_needed(model):,} bytes on the device .* it has 1,048,576 free"):
         place(model, on)

@@ -208,6 +208,16 @@ def test_what_ptxas_would_fuse_is_found():
 
 
 @needs_package
+def test_shared_memory_is_aligned_where_16_bytes_are_read_or_filled_at_once(compiled):
+    """A GPU stops at an address that is not; the simulator has none."""
+    aligned = [name for name, ptx in compiled.items() if re.search(r"(ld|st)\.shared\.v4|cp\.async\.cg\.shared", ptx["sm_90"])]
+    assert {"attend", "attend_chunk", "attend_masked", "ternary_gemm"} <= {name.split()[0] for name in aligned}
+    for name in aligned:
+        for alignment, size in re.findall(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]", compiled[name]["sm_90"]):
+            assert int(alignment) >= 16 or int(size) < 16, name
+
+
+@needs_package
 def test_the_kernels_compile_to_the_instructions_they_are_written_for(compiled):
     for name, ptx in compiled.items():
         for arch in ("sm_80", "sm_90"):

@@ -20,7 +20,7 @@ from numba import cuda
 from ..scalar import CHUNK, exp
 from ..simd import LANES
 from .rows import rotated
-from .target import SIMULATED, instructions, kernel
+from .target import ALIGNED, SIMULATED, instructions, kernel
 
 (
     chain_column,
@@ -341,10 +341,10 @@ def attend(shape: Shape) -> Any:
     @kernel
     def attend(q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, window, out):
         # [R, H, K], [R, J] x 2, ..., [B * S * G * K] x 2, [R] x 2, ... -> [R, H, K]
-        queries = cuda.shared.array(n_query_words, np.float32)
-        keys = cuda.shared.array(n_key_words, np.float32)
-        scores = cuda.shared.array(n_scores, np.float32)
-        state = cuda.shared.array(n_state, np.float32)
+        queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
+        keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
+        scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
+        state = cuda.shared.array(n_state, np.float32, ALIGNED)
         sums = cuda.local.array(n_sums, np.float32)
         part = cuda.local.array(n_queries, np.float32)
         total = cuda.local.array(n_queries, np.float32)
@@ -401,10 +401,10 @@ def attend_masked(shape: Shape) -> Any:
         q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, mask, masks, mask_rows, all_keys, out
     ):
         # ..., [1 or B * T * S'], 1 or B, T, S', -> [R, H, K]
-        queries = cuda.shared.array(n_query_words, np.float32)
-        keys = cuda.shared.array(n_key_words, np.float32)
-        scores = cuda.shared.array(n_scores, np.float32)
-        state = cuda.shared.array(n_state, np.float32)
+        queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
+        keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
+        scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
+        state = cuda.shared.array(n_state, np.float32, ALIGNED)
         sums = cuda.local.array(n_sums, np.float32)
         part = cuda.local.array(n_queries, np.float32)
         total = cuda.local.array(n_queries, np.float32)
@@ -522,10 +522,10 @@ def attend_chunk(shape: Shape) -> Any:
         head = g * heads + piece * n_queries
         n = min(n_queries, heads - piece * n_queries)
         if key <= here and key + CHUNK > here - window + 1:
-            queries = cuda.shared.array(n_query_words, np.float32)
-            keys = cuda.shared.array(n_key_words, np.float32)
-            scores = cuda.shared.array(n_scores, np.float32)
-            state = cuda.shared.array(n_state, np.float32)
+            queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
+            keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
+            scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
+            state = cuda.shared.array(n_state, np.float32, ALIGNED)
             before_me = cuda.shared.array(1, np.int32)
             sums = cuda.local.array(n_sums, np.float32)
             total = cuda.local.array(n_queries, np.float32)

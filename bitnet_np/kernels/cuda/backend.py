@@ -36,6 +36,7 @@ class Cuda:
     DEVICE = "cuda"
     chunk = CHUNK
     dialects = ("exact",)
+    widest_head = WIDEST
 
     def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
         self.backend = self  # what has arenas and launches, where this is wrapped
@@ -309,9 +310,15 @@ class Cuda:
         return out
 
     def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
-        out = self.empty((rows.size, x.shape[1]))
-        self.launch(row_kernels.take, out.size, now(x), rows, out)
+        x = now(x)
+        out = self.empty((rows.size, *x.shape[1:]))
+        self.launch(row_kernels.take, out.size, x.reshape(len(x), -1), rows, out.reshape(rows.size, -1))
         return out
+
+    def put(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
+        """Rows of x [B, ...] to their places in [R, ...]."""
+        slot = self.zeros((rows.size,), np.int64)
+        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, rows, out.reshape(1, len(out), -1))
 
     def spread(self, x: DeviceArray, slot: DeviceArray, position: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
         x, out = now(x), self.zeros((*shape, *x.shape[1:]))
