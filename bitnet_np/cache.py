@@ -1,6 +1,8 @@
 """KVCache: the keys and values of sequences in progress, each with its own length."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -9,7 +11,7 @@ from .errors import CapacityError, NonFiniteError, OptionError, SlotError
 from .kernels.scalar import CHUNK
 from .model import Config
 
-Saved = list[tuple[int, int, int, int, NDArray | None]]
+Saved = list[tuple[int, int, int, int, Any]]
 """Of some slots: the slot, its first position that is still there, its length, what it is to be, and keys and values that this covers."""
 
 
@@ -35,14 +37,11 @@ class KVCache:
             raise OptionError(f"KV cache: dtype is {np.dtype(dtype)}, expected float32 or float16")
         if ring and (config.window is None or config.window_layers is not None):
             raise OptionError("KV cache: a ring is for a model with a window in every layer, this one has layers that see all positions")
-        self._begin(config, batch, capacity, config.window if ring else None)
-        self.k, self.v = _zeros((config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim), np.dtype(dtype))
-
-    def _begin(self, config: Config, batch: int, capacity: int | None, window: int | None) -> None:
-        """All but the keys and values."""
-        self.capacity, self.window = config.context if capacity is None else capacity, window
+        self.dtype = np.dtype(dtype)
+        self.capacity, self.window = config.context if capacity is None else capacity, config.window if ring else None
         self.lengths = np.zeros(max(batch, 0), np.int64)
         self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is still there
+        self.k, self.v = self._zeros((config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim))
 
     def _places(self, capacity: int) -> int:
         """S. The chunks that one query's window touches, while another chunk is being written: those of a whole chunk of queries."""
@@ -53,12 +52,8 @@ class KVCache:
         return self.k.shape[1]
 
     @property
-    def dtype(self) -> np.dtype:
-        return self.k.dtype
-
-    @property
     def nbytes(self) -> int:
-        return self.k.nbytes + self.v.nbytes
+        return nbytes_of(self.k.shape, self.dtype)
 
     def _checked(self, slot: int) -> int:
         if not 0 <= slot < self.batch:
@@ -103,6 +98,20 @@ class KVCache:
             return [slice(None)]
         return [np.flatnonzero(turn == n) for n in range(turn.max() + 1)]
 
+    def by_pieces(
+        self,
+        pieces: list[slice | NDArray[np.intp]],
+        attended: Callable[..., NDArray],
+        arrays: tuple[NDArray, ...],
+        slot: NDArray[np.int64],
+        position: NDArray[np.int64],
+    ) -> NDArray:
+        """What `attended` makes of queries, keys and values [R, H or G, K], one piece of the rows after the other."""
+        out = np.empty_like(arrays[0])
+        for piece in pieces:
+            out[piece] = attended(*(array[piece] for array in arrays), slot[piece], position[piece])
+        return out
+
     def advance(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Slot slots[i] holds counts[i] positions more: they have been written in every layer."""
         self.lengths[slots] += counts
@@ -112,9 +121,8 @@ class KVCache:
         """What is needed to undo the writing of counts[i] more positions to slot slots[i]: of a ring, what they are written over."""
         saved: Saved = []
         for slot, length, count in zip(slots.tolist(), self.lengths[slots].tolist(), counts.tolist(), strict=True):
-            places = self._between(length, length + count)
             covers = length > 0 and self.k.shape[2] < length + count
-            held = np.stack([self.k[:, slot, places], self.v[:, slot, places]]) if covers else None
+            held = self._taken(slot, length, length + count) if covers else None
             saved.append((slot, int(self._oldest[slot]), length, length + count, held))
         return saved
 
@@ -124,9 +132,17 @@ class KVCache:
             if held is None:
                 self.erase(slot, length, end)
             else:
-                places = self._between(length, end)
-                self.k[:, slot, places], self.v[:, slot, places] = held
+                self._put_back(held, slot, length, end)
             self.lengths[slot], self._oldest[slot] = length, oldest
+
+    def _taken(self, slot: int, start: int, end: int) -> Any:
+        """A copy of what is at the places of positions start..end."""
+        places = self._between(start, end)
+        return self.k[:, slot, places].copy(), self.v[:, slot, places].copy()
+
+    def _put_back(self, held: Any, slot: int, start: int, end: int) -> None:
+        places = self._between(start, end)
+        self.k[:, slot, places], self.v[:, slot, places] = held
 
     def _between(self, start: int, end: int) -> slice | NDArray[np.int64]:
         """The places of positions start..end, as far as they are there at the same time."""
@@ -188,9 +204,13 @@ class KVCache:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
         end = length if held <= self.k.shape[2] else self.k.shape[2]
         for slot in targets:
-            for layer in (*self.k, *self.v):  # each by itself: of all at once NumPy cannot tell that they do not overlap, and copies twice
-                layer[slot, :end] = layer[source, :end]
+            self._copy(source, slot, end)
             self.lengths[slot], self._oldest[slot] = length, self._oldest[source]
+
+    def _copy(self, source: int, target: int, places: int) -> None:
+        """The first so many places of one slot to another."""
+        for layer in (*self.k, *self.v):  # each by itself: of all at once NumPy cannot tell that they do not overlap, and copies twice
+            layer[target, :places] = layer[source, :places]
 
     def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
         """Change the number of slots, or of positions in each. What slots hold stays, as far as there is room for it.
@@ -207,15 +227,19 @@ class KVCache:
                     raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {batch} slots")
                 if self.lengths[slot] > capacity:
                     raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot shrink to {capacity}")
-        k, v = _zeros((self.k.shape[0], batch, self._places(capacity), *self.k.shape[3:]), self.dtype)
+        k, v = self._zeros((self.k.shape[0], batch, self._places(capacity), *self.k.shape[3:]))
         lengths, oldest = np.zeros((2, batch), np.int64)
         slots = min(batch, self.batch)
         lengths[:slots], oldest[:slots] = np.minimum(self.lengths[:slots], capacity), self._oldest[:slots]
         for i in range(slots):
-            held = np.arange(oldest[i], lengths[i])
             for new, old in ((k, self.k), (v, self.v)):
-                new[:, i, held % new.shape[2]] = old[:, i, held % old.shape[2]]
+                self._move(old, new, i, int(oldest[i]), int(lengths[i]))
         self.k, self.v, self.capacity, self.lengths, self._oldest = k, v, capacity, lengths, oldest
+
+    def _move(self, old: NDArray, new: NDArray, slot: int, start: int, end: int) -> None:
+        """Positions start..end of a slot to where they are when it has another size."""
+        held = np.arange(start, end)
+        new[:, slot, held % new.shape[2]] = old[:, slot, held % old.shape[2]]
 
     def set_batch_size(self, batch: int, *, force: bool = False) -> None:
         """Change the number of slots, as `resize` does."""
@@ -227,6 +251,15 @@ class KVCache:
         self.k[:, slot, places] = 0
         self.v[:, slot, places] = 0
 
+    def _zeros(self, shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
+        """Keys and values [L, B, S, G, K]."""
+        check_shape(shape)
+        try:
+            return np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
+        except (MemoryError, ValueError) as error:
+            wanted = nbytes_of(shape, self.dtype)
+            raise CapacityError(f"KV cache: {wanted:,} bytes for {shape[1]} sequences of {shape[2]} positions cannot be had") from error
+
 
 def check_shape(shape: tuple[int, ...]) -> None:
     """Raises OptionError for a cache [L, B, S, G, K] without a slot or a position."""
@@ -235,11 +268,6 @@ def check_shape(shape: tuple[int, ...]) -> None:
             raise OptionError(f"KV cache: {name} is {value}, expected at least 1")
 
 
-def _zeros(shape: tuple[int, ...], dtype: np.dtype) -> tuple[NDArray, NDArray]:
-    check_shape(shape)
-    layers, batch, capacity, heads, width = shape
-    try:
-        return np.zeros(shape, dtype), np.zeros(shape, dtype)
-    except (MemoryError, ValueError) as error:
-        wanted = 2 * dtype.itemsize * layers * batch * capacity * heads * width
-        raise CapacityError(f"KV cache: {wanted:,} bytes for {batch} sequences of {capacity} positions cannot be had") from error
+def nbytes_of(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """Of keys and values."""
+    return 2 * dtype.itemsize * prod(shape)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from . import mapped
 from .errors import OptionError, UnsupportedError
 from .kernels import certified as kernels
 from .kernels import cpu
@@ -94,10 +95,12 @@ class CertifiedHead:
 def certify(table: NDArray, k: int = 1) -> CertifiedHead:
     """A head for the k largest logits of a float32, float16 or bfloat16 (uint16) table [V, D]; a copy of V * D bytes is made.
 
+    A table in a mapped file gives its pages back as it is copied: what the head reads of it later are the rows that could win.
+
     Raises OptionError for k outside 1..LARGEST_K or V, UnsupportedError for a table of another kind.
     """
     if not isinstance(table, np.ndarray) or table.dtype not in (np.float32, np.float16, np.uint16):
         raise UnsupportedError(f"a certified head needs a float32, float16 or bfloat16 table, not {type(table).__name__}")
     if not 1 <= k <= min(LARGEST_K, len(table)):
         raise OptionError(f"k is {k}, expected 1 to {min(LARGEST_K, len(table))}")
-    return CertifiedHead(table, k, *kernels.copy(table))
+    return CertifiedHead(table, k, *kernels.copy(table, mapped.release))

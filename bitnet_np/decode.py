@@ -50,15 +50,15 @@ class Decoder:
             self._logits = None  # so that every run finds as much memory free
             try:
                 rotations = on.take_rotations(*table, self._position) if table else None
-                self._logits = _decoder(model, inside, rotations, attend, True, EXACT, on, ignore)
+                self._logits = _decoder(model, inside, rotations, attend, False, EXACT, on, ignore)  # a row of each is its last
                 on.launch(rows.advance, n, self._position, capacity - 1)
             finally:
                 on.arena = before
 
+        saved = cache.save(self._slots, np.ones(n, np.int64))
         run()  # compiles, and takes the memory that the graph is to work in
         on.overwrite(self._position, self._next)
-        for i in self._slots:
-            cache.erase(int(i), int(cache.lengths[i]), int(cache.lengths[i]) + 1)
+        cache.restore(saved)
         self.launch = graph.captured(on.stream, run)
         """The graph alone: the next position of each sequence, for the tokens that are there, without a check."""
 
@@ -71,14 +71,14 @@ class Decoder:
         position = self._cache.reserve(self._slots, np.ones(ids.size, np.int64))
         if not np.array_equal(position, self._next):  # slots were cut, or written to by others
             self._on.overwrite(self._position, position)
+        saved = self._cache.save(self._slots, np.ones(ids.size, np.int64))
         self._on.overwrite(self._tokens, ids[:, 0])
         self.launch()
         sequence = np.arange(ids.size)
         try:
             logits = _finite(self._on.to_host(self._logits), Rows(ids[:, 0], sequence, self._slots, position, sequence), True)
         except BaseException:
-            for slot, length in zip(self._slots, position, strict=True):
-                self._cache.erase(int(slot), int(length), int(length) + 1)
+            self._cache.restore(saved)
             self._next = position + 1  # where the device is; it is told to go back when there is a next token
             raise
         self._cache.advance(self._slots, np.ones(ids.size, np.int64))

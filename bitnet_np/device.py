@@ -7,7 +7,7 @@
 Weights go to the device once. Token ids go in and logits come out; what is between stays there, unless it is recorded.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from . import packing
-from .cache import KVCache, check_shape
+from .cache import KVCache, check_shape, nbytes_of
 from .errors import CapacityError, OptionError, UnsupportedError
 from .model import Blocks, Config, Layer, Linear, Model, Ternary
 from .tensor_types import TERNARY_TYPES
@@ -86,6 +86,8 @@ def place(model: Model, on: Backend) -> Model:
 
     Raises CapacityError before anything is sent if the device has too little memory, UnsupportedError for matrices it has no kernel for.
     """
+    if model.config.head_dim > on.widest_head:
+        raise UnsupportedError(f"heads are {model.config.head_dim} wide, on the device expected at most {on.widest_head}")
     wanted, free = bytes_needed(model), on.free_bytes()
     if wanted + _HEADROOM > free:
         raise CapacityError(f"the weights take {wanted:,} bytes on the device and {_HEADROOM:,} are kept beside, it has {free:,} free")
@@ -120,44 +122,72 @@ def place(model: Model, on: Backend) -> Model:
 
 
 class DeviceCache(KVCache):
-    """A KV cache of float32 with its keys and values on a device, and its lengths here."""
+    """A KV cache with its keys and values on a device, float16 as bits (int16), and its lengths here.
 
-    def __init__(self, on: Backend, config: Config, batch: int = 1, capacity: int | None = None) -> None:
+    What is beyond float16's range is NaN there, and so are the logits: a forward pass raises NonFiniteError in the end.
+    """
+
+    def __init__(
+        self, on: Backend, config: Config, batch: int = 1, capacity: int | None = None, dtype: DTypeLike = np.float32, *, ring: bool = False
+    ) -> None:
         """Raises OptionError for an impossible size, CapacityError when the device has no memory for it."""
-        self._begin(config, batch, capacity, None)
-        shape = (config.n_layers, batch, self.capacity, config.kv_heads, config.head_dim)
-        check_shape(shape)
-        wanted, free = 8 * int(np.prod(shape, dtype=object)), on.free_bytes()
-        if wanted > free:
-            raise CapacityError(f"KV cache: {wanted:,} bytes for {batch} sequences of {shape[2]} positions, the device has {free:,} free")
         self._on = on
-        self.k, self.v = on.zeros(shape), on.zeros(shape)
+        super().__init__(config, batch, capacity, dtype, ring=ring)
 
-    @property
-    def nbytes(self) -> int:
-        return 8 * int(np.prod(self.k.shape))
+    def _zeros(self, shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
+        check_shape(shape)
+        wanted, free = nbytes_of(shape, self.dtype), self._on.free_bytes()
+        if wanted > free:
+            raise CapacityError(
+                f"KV cache: {wanted:,} bytes for {shape[1]} sequences of {shape[2]} positions, the device has {free:,} free"
+            )
+        kept = np.float32 if self.dtype == np.float32 else np.int16
+        return self._on.zeros(shape, kept), self._on.zeros(shape, kept)
 
     def write(self, layer: int, slot: NDArray[np.int64], position: NDArray[np.int64], k: NDArray, v: NDArray) -> None:
         """As `KVCache.write`, of arrays that are on the device."""
-        self._on.write(self.k[layer], slot, position, k)
-        self._on.write(self.v[layer], slot, position, v)
+        self._on.keep(k, v, slot, position, self.k[layer], self.v[layer])
+
+    def by_pieces(
+        self,
+        pieces: list[slice | NDArray[np.intp]],
+        attended: Callable[..., NDArray],
+        arrays: tuple[NDArray, ...],
+        slot: NDArray[np.int64],
+        position: NDArray[np.int64],
+    ) -> NDArray:
+        out = self._on.empty(arrays[0].shape)
+        for piece in pieces:
+            mine, *where = (self._on.upload(array[piece]) for array in (np.arange(slot.size), slot, position))
+            self._on.put(attended(*(self._on.take(array, mine) for array in arrays), *where), mine, out)
+        return out
 
     def erase(self, slot: int, start: int, end: int) -> None:
         for kept in (self.k, self.v):
-            for layer in range(kept.shape[0]):
-                self._on.erase(kept[layer], slot, start, end)
+            self._on.erase(kept, slot, max(start, end - kept.shape[2]), end)
 
-    def fork(self, source: int, targets: Collection[int], length: int | None = None) -> None:
-        raise UnsupportedError("a KV cache on a device does not copy slots; prefill each")
+    def _taken(self, slot: int, start: int, end: int) -> Any:
+        start = max(start, end - self.k.shape[2])
+        held = tuple(self._on.empty((kept.shape[0], 1, end - start, *kept.shape[3:]), kept.dtype) for kept in (self.k, self.v))
+        for kept, copy in zip((self.k, self.v), held, strict=True):
+            self._on.carry(kept, slot, copy, 0, start, end)
+        return held
 
-    def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
-        raise UnsupportedError("a KV cache on a device cannot change its size; make another")
+    def _put_back(self, held: Any, slot: int, start: int, end: int) -> None:
+        start = max(start, end - self.k.shape[2])
+        for copy, kept in zip(held, (self.k, self.v), strict=True):
+            self._on.carry(copy, 0, kept, slot, start, end)
+
+    def _copy(self, source: int, target: int, places: int) -> None:
+        for kept in (self.k, self.v):
+            self._on.carry(kept, source, kept, target, 0, places)
+
+    def _move(self, old: NDArray, new: NDArray, slot: int, start: int, end: int) -> None:
+        self._on.carry(old, slot, new, slot, start, end)
 
 
 def new_cache(config: Config, batch: int, capacity: int | None, ops: Any, dtype: DTypeLike = np.float32) -> KVCache:
-    """A KV cache where `ops` computes. Raises what KVCache does, and UnsupportedError for float16 on a device."""
+    """A KV cache where `ops` computes. Raises what KVCache does."""
     if on_cpu(ops):
         return KVCache(config, batch, capacity, dtype)
-    if np.dtype(dtype) != np.float32:
-        raise UnsupportedError(f"KV cache: dtype is {np.dtype(dtype)}, on a device expected float32")
-    return DeviceCache(ops.backend, config, batch, capacity)
+    return DeviceCache(ops.backend, config, batch, capacity, dtype)

@@ -1,6 +1,10 @@
 """Pages of mapped files."""
 
 import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 def release_pages(data: mmap.mmap, offset: int, size: int) -> None:
@@ -10,3 +14,12 @@ def release_pages(data: mmap.mmap, offset: int, size: int) -> None:
         whole = (offset + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
         if whole > 0:
             data.madvise(mmap.MADV_DONTNEED, start, whole)
+
+
+def release(array: NDArray) -> None:  # C-contiguous
+    """`release_pages` of an array that lies in a file mapped to be read; nothing happens to another one, or to pages one could write to."""
+    owner: Any = array.base
+    while isinstance(owner, (np.ndarray, memoryview)):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if isinstance(owner, mmap.mmap) and memoryview(owner).readonly:
+        release_pages(owner, array.ctypes.data - np.frombuffer(owner, np.uint8).ctypes.data, array.nbytes)

@@ -120,6 +120,13 @@ class Rows:
     last: NDArray[np.int64]  # [B] the row of each sequence's last token
 
 
+@dataclass(frozen=True)
+class _Mask:
+    """What attention adds to its scores."""
+
+    mask: Floats  # [1 or B, T, T]
+
+
 def ignore(name: str, layer: int | None, array: NDArray) -> None:
     """Record nothing."""
 
@@ -201,7 +208,7 @@ def forward(
 
     def readable(kept: NDArray) -> NDArray:
         """float16 as attention takes it: as its bits, 0.8 times as long for one query as float32; or widened for the plain loops."""
-        if kept.dtype == np.float32:
+        if kept.dtype in (np.float32, np.int16):  # the latter on a device
             return kept
         return kept[:, :end].astype(np.float32) if dialect.halves else kept.view(np.int16)
 
@@ -213,10 +220,7 @@ def forward(
 
         if len(pieces) == 1:
             return attended(q, k, v, there.slot, there.position)
-        out = np.empty_like(q)
-        for piece in pieces:
-            out[piece] = attended(q[piece], k[piece], v[piece], rows.slot[piece], rows.position[piece])
-        return out
+        return cache.by_pieces(pieces, attended, (q, k, v), rows.slot, rows.position)
 
     saved = cache.save(chosen, counts)
     try:
@@ -447,9 +451,10 @@ def _masked_attention(
     additive = masks.as_additive(masks.check(mask, length, length, batch=len(counts), strict=strict))[:, 0]
     if (counts < length).any():
         additive = np.where(np.arange(length) < counts[:, None, None], additive, np.float32(-np.inf))
+    there = ops.resident(_Mask(additive)).mask
 
     def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None) -> Floats:
-        return getattr(ops, "attend_masked", attend_masked)(q, k, v, slot, position, additive)  # the mask stands for the window, too
+        return getattr(ops, "attend_masked", attend_masked)(q, k, v, slot, position, there)  # the mask stands for the window, too
 
     return attend
 

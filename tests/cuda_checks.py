@@ -16,8 +16,9 @@ import json
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -28,9 +29,9 @@ from numpy.typing import NDArray
 from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.decode import stepper
-from bitnet_np.device import bytes_needed, new_cache, open_cuda, place
+from bitnet_np.device import DeviceCache, bytes_needed, new_cache, open_cuda, place
 from bitnet_np.dispatch import Above, make_mask
-from bitnet_np.errors import CapacityError, ShapeError, TokenRangeError, UnsupportedError
+from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.kernels.cuda import simulated, ternary
@@ -174,19 +175,44 @@ def rope() -> None:
     cos, sin = cpu.rotations(angle)
     rotations = on.rotations(angle)
     for name in ("rope", "rope_adjacent"):
-        same(on, getattr(on, name)(on.upload(x), *rotations), getattr(cpu, name)(x, cos, sin))
+        rotated, ours = getattr(on, name)(on.upload(x), *rotations), getattr(cpu, name)(x, cos, sin)
+        same(on, rotated, ours)
+        same(on, on.add(rotated, rotated), ours + ours)
 
 
 @check
-def spread_and_erase() -> None:
+def keep_erase_carry() -> None:
+    """Keys and values to their places of a ring, of which some are forgotten and some copied."""
+    on, slot, position = device(), np.array([0, 2, 2]), np.array([3, 6, 9])
+    k, v, angle = normal(3, 2, 6), normal(3, 2, 6, seed=1), rng().uniform(0, 9, (3, 3))
+    k[1, 0, 5], v[0, 0, 0], v[2, 1, 1] = 70000, 1e-6, 65519.9
+    ours = cpu.rope(k, *cpu.rotations(angle)), v
+    for dtype in (np.float32, np.int16):
+        kept = [np.zeros((2, 3, 5, 2, 6), dtype) for _ in ours]
+        there = [on.upload(array) for array in kept]
+        rotated = on.rope(on.upload(k), *on.rotations(angle))
+        on.keep(rotated, on.upload(v), on.upload(slot), on.upload(position), *(array[1] for array in there))
+        for array, new in zip(kept, ours, strict=True):
+            with np.errstate(over="ignore"):
+                half = new.astype(np.float16)
+            half[~np.isfinite(half)] = np.float16(np.nan)
+            array[1, slot, position % 5] = new if dtype == np.float32 else half.view(np.int16)
+        for array, theirs in zip(kept, there, strict=True):
+            np.testing.assert_array_equal(on.to_host(theirs), array)
+    on.carry(there[0], 2, there[1], 1, 6, 10)
+    kept[1][:, 1, np.arange(6, 10) % 5] = kept[0][:, 2, np.arange(6, 10) % 5]
+    np.testing.assert_array_equal(on.to_host(there[1]), kept[1])
+    on.erase(there[1], 2, 4, 7)
+    kept[1][:, 2, [4, 0, 1]] = 0
+    np.testing.assert_array_equal(on.to_host(there[1]), kept[1])
+
+
+@check
+def spread() -> None:
     on = device()
     x, slot, position = normal(4, 2, 3), np.array([0, 0, 2, 2]), np.array([0, 1, 0, 4])
-    out = on.spread(on.upload(x), on.upload(slot), on.upload(position), (3, 5))
-    ours = cpu.spread(x, slot, position, (3, 5))
-    same(on, out, ours)
-    on.erase(out, 2, 0, 2)
-    ours[2, :2] = 0
-    same(on, out, ours)
+    there = on.upload(x), on.upload(slot), on.upload(position)
+    same(on, on.spread(*there, (3, 5)), cpu.spread(x, slot, position, (3, 5)))
 
 
 @check
@@ -320,12 +346,19 @@ class Rows:
 
 
 def attention(heads: int, kv_heads: int, width: int, slot: list[int], position: list[int], window: int | None, capacity: int) -> None:
+    """As it is, and twice over rotated queries and keys and values in float16: what was worked out before leaves nothing behind."""
     on, n = device(), len(slot)
     q, (k, v) = normal(n, heads, width), (normal(max(slot) + 1, capacity, kv_heads, width, seed=s) for s in (1, 2))
     slots, positions = np.array(slot), np.array(position)
-    ours = cpu.attend(q, k, v, slots, positions, window)
     there = on.resident(Rows(slots, positions))
+    ours = cpu.attend(q, k, v, slots, positions, window)
     same(on, on.attend(on.upload(q), on.upload(k), on.upload(v), there.slot, there.position, window), ours)
+    angle = rng(7).uniform(0, 9, (n, width // 2 - width // 8))
+    bits = [array.astype(np.float16).view(np.int16) for array in (k, v)]
+    ours = cpu.attend(cpu.rope_adjacent(q, *cpu.rotations(angle)), *bits, slots, positions, window)
+    rotated = on.rope_adjacent(on.upload(q), *on.rotations(angle))
+    for _ in range(2):
+        same(on, on.attend(rotated, *map(on.upload, bits), there.slot, there.position, window), ours)
 
 
 @check
@@ -357,6 +390,33 @@ def attend_long() -> None:
 @check
 def attend_wide() -> None:
     attention(1, 1, 130, [0, 0], [0, 1], None, 2)
+
+
+@check
+def attend_ring() -> None:
+    attention(1, 1, 4, [0, 0], [190, 191], 60, 128)  # two chunks of places, of which the first holds the last keys
+    attention(2, 1, 4, [0, 1], [190, 130], 60, 128)
+
+
+def masked_attention(heads: int, kv_heads: int, width: int, slot: list[int], position: list[int], mask: NDArray, v: NDArray) -> None:
+    on, n, t = device(), len(slot), mask.shape[2]
+    q, k = normal(n, heads, width), normal(max(slot) + 1, t, kv_heads, width, seed=1)
+    slots, positions = np.array(slot), np.array(position)
+    there = on.resident(Rows(slots, positions))
+    ours = masks.attend_masked(q, k, v, slots, positions, mask)
+    equal_where_finite(on, on.attend_masked(*map(on.upload, (q, k, v)), there.slot, there.position, on.upload(mask)), ours)
+
+
+@check
+def attend_masked() -> None:
+    """Biases; a chunk and a row that see nothing; padding; and values that are not finite, which hidden keys keep to themselves."""
+    mask = np.where(rng(3).random((2, 67, 67)) < 0.5, normal(2, 67, 67, seed=4), np.float32(-np.inf)).astype(np.float32)
+    mask[0, 3], mask[0, 4, :64], mask[1, :, 66:] = -np.inf, -np.inf, -np.inf
+    v = normal(2, 67, 1, 4, seed=2)
+    masked_attention(2, 1, 4, [0, 0, 1], [3, 4, 66], mask, v)
+    v[0, 65, 0, 2] = np.inf
+    mask[0, 4, 65] = -np.inf
+    masked_attention(2, 1, 4, [0, 0, 1], [3, 4, 1], mask[:1], v)
 
 
 # --- models ---------------------------------------------------------------------------------------------------------------------------
@@ -391,6 +451,74 @@ def cached_forward() -> None:
     cache.truncate(0, 1)
     own.truncate(0, 1)
     same(on, cache.k, own.k)
+
+
+def alike(on: Cuda, theirs: KVCache, ours: KVCache) -> None:
+    """float16 as the same bits."""
+    for kept, expected in ((theirs.k, ours.k), (theirs.v, ours.v)):
+        np.testing.assert_array_equal(on.to_host(kept), expected if expected.dtype == np.float32 else expected.view(np.int16))
+    np.testing.assert_array_equal(theirs.lengths, ours.lengths)
+    assert (theirs.nbytes, theirs.dtype) == (ours.nbytes, ours.dtype)
+
+
+@check
+def forked_and_resized_caches() -> None:
+    on, model = device(), random_model(rng(8), **SMALLEST)
+    there = place(model, on)
+    for dtype in (np.float32, np.float16):
+        cache, own = new_cache(model.config, 2, 4, on, dtype), KVCache(model.config, 2, 4, dtype)
+        assert_same_bits(forward(there, [[1, 2, 3]], cache, ops=on), forward(model, [[1, 2, 3]], own))
+        for kept in (cache, own):
+            kept.fork(0, [1], 2)
+            kept.resize(3, 5)
+        alike(on, cache, own)
+        assert_same_bits(forward(there, [[4], [0]], cache, ops=on), forward(model, [[4], [0]], own))
+        assert_same_bits(stepper(there, cache, on)([2, 3, 1]), stepper(model, own)([2, 3, 1]))
+        alike(on, cache, own)
+
+
+@check
+def beyond_float16() -> None:
+    on, model = device(), random_model(rng(8), **SMALLEST)
+    model = replace(model, layers=tuple(replace(w, attn_norm=w.attn_norm * np.float32(1e6)) for w in model.layers))
+    cache = new_cache(model.config, 1, 4, on, np.float16)
+    with pytest.raises(NonFiniteError, match="sequence 0, position 0"):
+        forward(place(model, on), [[1, 2]], cache, ops=on)
+    assert not on.to_host(cache.k).any()
+
+
+@check
+def ring_caches() -> None:
+    """Rows that wrap around, what is written over and taken back, and one token after another."""
+    on, model = device(), random_model(rng(9), **SMALLEST | {"window": 3, "context": 300})
+    there, tokens = place(model, on), [[1, 3, 2, 4]]
+    cache, own = DeviceCache(on, model.config, 1, 300, ring=True), KVCache(model.config, 1, 300, ring=True)
+    assert own.k.shape[2] == 128
+    own.k[:], own.v[:] = normal(*own.k.shape), normal(*own.k.shape, seed=1)
+    cache.k, cache.v = on.upload(own.k), on.upload(own.v)
+    cache.lengths[:] = own.lengths[:] = 126
+
+    def stop(name: str, layer: int | None, array: NDArray) -> None:
+        if name == "l_out":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        forward(there, tokens, cache, ops=on, record=stop)
+    alike(on, cache, own)
+    assert_same_bits(forward(there, tokens, cache, ops=on), forward(model, tokens, own))
+    alike(on, cache, own)
+    assert_same_bits(stepper(there, cache, on)([3]), stepper(model, own)([3]))
+    alike(on, cache, own)
+
+
+@check
+def masked_forward() -> None:
+    """A mask of each sequence's own, padding, and a position that sees nothing."""
+    on, model = device(), random_model(rng(7), **SMALLEST)
+    tokens, mask = [[1, 2, 3], [4, 0, 0]], np.zeros((2, 1, 3, 3), np.bool_)
+    mask[0, 0, 0, 2] = mask[0, 0, 2, :2] = mask[1, 0, 0, 0] = True
+    ours = forward_full(model, tokens, [3, 1], mask=mask)
+    assert_same_bits(forward_full(place(model, on), tokens, [3, 1], mask=mask, ops=on), ours)
 
 
 @check
@@ -441,29 +569,50 @@ def decoder() -> None:
 
 
 @check
+def launches() -> None:
+    """How many a decoded token takes: each costs as much as most of what they do. (On a GPU they are in a graph, not to be counted.)"""
+    if GPU:
+        return
+    from numba.cuda.simulator.kernel import FakeCUDAKernel
+
+    on, kernels, layers = device(), Counter[str](), 3
+    model = random_model(rng(5), **SMALLEST | {"n_layers": layers})
+    step = stepper(place(model, on), new_cache(model.config, 1, 80, on), on)
+    run = FakeCUDAKernel.__call__
+
+    def counted(kernel: FakeCUDAKernel, *arguments: object) -> None:
+        kernels[kernel.fn.__name__] += 1
+        run(kernel, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FakeCUDAKernel, "__call__", counted)
+        step([1])
+    once = {"take_rotations": 1, "embed": 1, "matmul": 1, "advance": 1, "rms_norm_row": 1}
+    each = {"ternary_gemv": 4, "rms_norm_row": 1, "rms_norm_sum": 2, "rms_norm_relu2": 1, "keep": 1, "attend_chunk": 1}
+    assert kernels == sum([Counter(each)] * layers, Counter(once))
+    assert kernels.total() == 10 * layers + 5
+
+
+@check
 def refusals() -> None:
     """What a device cannot do is told by name, and too little memory before anything is sent."""
     on, model = device(), random_model(rng(6), **SMALLEST)
     there = place(model, on)
     with pytest.raises(UnsupportedError, match=r"the dialect is bitnet\.cpp, expected exact on this device"):
         forward_full(there, [[1]], dialect=BITNET_CPP, ops=on)
-    with pytest.raises(UnsupportedError, match="no attention by a mask array on the device"):
-        forward_full(there, [[1]], mask=np.zeros((1, 1), np.float32), ops=on)
+    with pytest.raises(MaskError, match="later"):
+        forward_full(there, [[1, 2]], mask=np.zeros((2, 2), np.float32), strict=True, ops=on)
     with pytest.raises(ShapeError, match="upload the model"):
         forward_full(model, [[1]], ops=on)
     with pytest.raises(ShapeError, match="expected the device's layout, uint32"):
         on.ternary_matmul(*on.quantize(on.zeros((1, 8))), model.layers[0].attn_q.weights.codes, np.float32(1), 8)
-    with pytest.raises(UnsupportedError, match="dtype is float16, on a device expected float32"):
-        new_cache(model.config, 1, 4, on, np.float16)
     with pytest.raises(UnsupportedError, match="heads are 258 wide, on the device expected at most 256"):
         on.attend(*(on.zeros((1, *shape)) for shape in ((1, 258), (1, 1, 258), (1, 1, 258))), on.upload(np.zeros(1, np.int64)), None)
-    cache = new_cache(model.config, 2, 4, on)
-    for call in (lambda: cache.fork(0, [1]), lambda: cache.resize(3)):
-        with pytest.raises(UnsupportedError, match="on a device"):
-            call()
     blocks = random_model(rng(6), **SMALLEST | {"family": "llama", "weights": "TQ2_0", "width": 256, "ffn": 256, "head_dim": 128})
     with pytest.raises(UnsupportedError, match="layer 0: attn_q is TQ2_0 with a scale for each block"):
         place(blocks, on)
+    with pytest.raises(UnsupportedError, match="heads are 258 wide, on the device expected at most 256"):
+        place(random_model(rng(6), **SMALLEST | {"head_dim": 258}), on)
     on.free_bytes = lambda: 1 << 20
     with pytest.raises(CapacityError, match=rf"the weights take {bytes_needed(model):,} bytes on the device .* it has 1,048,576 free"):
         place(model, on)

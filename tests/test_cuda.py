@@ -79,11 +79,11 @@ VOCABULARY = [
 
 
 @needs_package
-@pytest.mark.parametrize("name", [*VOCABULARY, "fill_mask"])
+@pytest.mark.parametrize("name", [*VOCABULARY, "fill_mask", "attend_masked"])
 def test_twins_have_the_same_parameters(name):
     from bitnet_np.kernels.cuda.backend import Cuda
 
-    ours = inspect.signature(getattr(masks if name == "fill_mask" else cpu, name)).parameters.values()
+    ours = inspect.signature(getattr(cpu if hasattr(cpu, name) else masks, name)).parameters.values()
     theirs = list(inspect.signature(getattr(Cuda, name)).parameters.values())[1:]
     assert [(p.name, p.default) for p in ours] == [(p.name, p.default) for p in theirs]
 
@@ -123,10 +123,17 @@ def kernels() -> dict[str, tuple]:
 
     f, i, f1, f2, f3, f4 = t.float32, t.int64, t.float32[::1], t.float32[:, ::1], t.float32[:, :, ::1], t.float32[:, :, :, ::1]
     ids, words, signed, codes = t.int64[::1], t.uint32[::1], t.int32[::1], t.int8[::1]
-    split, tiled = attention.shape_for(128, 4), attention.shape_for(128, 16)
     matrices = (t.UniTuple(words, 3), t.UniTuple(i, 3), t.UniTuple(i, 3), t.UniTuple(f, 3), words, f1)
     by_tokens = (*matrices, i, i, f1)
-    attended = (f3, f1, f1, ids, ids, i, i, f, i)
+    rotation, halves = (f2, f2, i, i, i), t.int16[::1]
+    masked = (f1, i, i, i)
+
+    def attended(kept: t.Array = f1) -> tuple:
+        return (f3, *rotation, kept, kept, ids, ids, i, i, f)
+
+    def shapes(queries: int) -> list:
+        return [attention.shape_for(width, queries) for width in (64, 128, 256)]
+
     listed = [
         (rows.quantize, (f2, i, signed, codes, f1)),
         *((rows.rms_norm(source), (f2, f2, f2, f1, f, f2, i, signed, codes, f1)) for source in rows.SOURCES),
@@ -141,8 +148,10 @@ def kernels() -> dict[str, tuple]:
         (rows.take, (f2, ids, f2)),
         (rows.fill, (f1, f)),
         (rows.spread, (f2, ids, ids, f3)),
-        (rows.erase, (f3, i, i, i)),
-        (rows.rope, (f3, f2, f2, i, i, f3)),
+        *((rows.keep(bits), (f3, f3, *rotation, ids, ids, kept, kept)) for bits, kept in ((False, f4), (True, t.int16[:, :, :, ::1]))),
+        (rows.erase, (f4, i, i, i)),
+        (rows.carry, (f4, i, f4, i, i, i)),
+        (rows.rope, (f3, *rotation, f3)),
         (rows.fill_mask, (i, ids, ids, ids, i, i, i, i, f, f, f3)),
         (floats.embed("float16"), (t.uint32[:, ::1], ids, f2)),
         (floats.matmul("float16", 1), (words, f1, i, i, i, i, f1)),
@@ -152,9 +161,11 @@ def kernels() -> dict[str, tuple]:
         (ternary.skinny(1, 8), by_tokens),
         (ternary.skinny(2, 8), by_tokens),
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
-        (attention.attend(tiled), (*attended, f3)),
-        (attention.attend_chunk(split), (*attended, f4, f3, f3)),
-        (attention.fold_chunks, (f4, f3, f3, ids, i, f3)),
+        *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
+        *((attention.attend_chunk(shape), (*attended(), i, f1, f3, f3, signed, f3)) for shape in shapes(4)),
+        (attention.attend(attention.shape_for(128, 16, True)), (*attended(halves), i, f3)),
+        (attention.attend_chunk(attention.shape_for(128, 4, True)), (*attended(halves), i, f1, f3, f3, signed, f3)),
+        (attention.attend_masked(attention.shape_for(128, 16)), (*attended(), *masked, f3)),
     ]
     return {f"{kernel.py_func.__name__} {number}": (kernel.py_func, types) for number, (kernel, types) in enumerate(listed)}
 
@@ -194,6 +205,16 @@ def _fusable(ptx: str) -> list[str]:
 def test_what_ptxas_would_fuse_is_found():
     assert _fusable("mul.f32 \t%f1, %f2, %f3;\nadd.f32 \t%f4, %f1, %f5;") == ["%f1 + %f5"]
     assert not _fusable("mul.rn.f32 \t%f1, %f2, %f3;\nadd.f32 \t%f4, %f1, %f5;")
+
+
+@needs_package
+def test_shared_memory_is_aligned_where_16_bytes_are_read_or_filled_at_once(compiled):
+    """A GPU stops at an address that is not; the simulator has none."""
+    aligned = [name for name, ptx in compiled.items() if re.search(r"(ld|st)\.shared\.v4|cp\.async\.cg\.shared", ptx["sm_90"])]
+    assert {"attend", "attend_chunk", "attend_masked", "ternary_gemm"} <= {name.split()[0] for name in aligned}
+    for name in aligned:
+        for alignment, size in re.findall(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]", compiled[name]["sm_90"]):
+            assert int(alignment) >= 16 or int(size) < 16, name
 
 
 @needs_package

@@ -1,5 +1,7 @@
 """Kernels of the certified head (see ../certified.py): an int8 copy of a table, and intervals in which its logits lie."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numba import prange
 from numpy.typing import NDArray
@@ -16,6 +18,7 @@ Floats = NDArray[np.float32]
 _COLUMNS = STEP // LANES  # of the table in one register, whose lanes are 16 rows
 _TOKENS = 4  # rows of x that share one reading of the table
 _PAIRS = 2 * _TOKENS  # each is two int8 rows
+_SLICE = 4096  # rows of the table that are read before its pages are given back
 _TINY = np.float32(2.0**-120)  # more than all that numbers lose which are too small for float32's full precision
 _UP = np.float32(1 + 2.0**-20)  # makes a float32 that was rounded to nearest, from a norm in float64, an upper bound
 
@@ -52,13 +55,20 @@ def _copy(table, codes, step, lost, length):
                 codes[group, i * LANES + lane] = quads[i]
 
 
-def copy(table: NDArray) -> tuple[NDArray[np.uint8], Floats, Floats, Floats]:  # [V, D] -> codes, [V], [V], [V]
-    """The table in int8: codes of 16 rows side by side, each row's step, upper bounds of the length of what is lost and of the row."""
+def copy(table: NDArray, seen: Callable[[NDArray], None]) -> tuple[NDArray[np.uint8], Floats, Floats, Floats]:
+    # [V, D] -> codes, [V], [V], [V]
+    """The table in int8: codes of 16 rows side by side, each row's step, upper bounds of the length of what is lost and of the row.
+
+    `seen` is told of rows that have been read, some thousand at a time.
+    """
     rows, columns = table.shape
     groups = -(-rows // LANES)
     codes = np.empty((groups, -(-columns // _COLUMNS) * LANES), np.uint32)  # four bytes of a row each
     step, lost, length = (np.zeros(rows, np.float32) for _ in range(3))
-    launch(_copy, table.size, read_only(table), codes, step, lost, length)
+    for first in range(0, rows, _SLICE):
+        part, its = slice(first, first + _SLICE), slice(first // LANES, (first + _SLICE) // LANES)
+        launch(_copy, table[part].size, read_only(table[part]), codes[its], step[part], lost[part], length[part])
+        seen(table[part])
     return codes.reshape(-1).view(np.uint8), step, lost, length
 
 

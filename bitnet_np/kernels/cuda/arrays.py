@@ -21,11 +21,12 @@ if not SIMULATED:
 
 DeviceArray = Any  # numba.cuda's, which has no type of its own that its simulator shares
 
-_STEP = 512  # bytes: sizes are rounded up to it, or to a quarter of their power of two
+_STEP, _LARGEST_STEP = 512, 1 << 24
+"""Bytes. Sizes are rounded up to a quarter of their power of two, within these: a cache of 20 GB is to take 20 GB."""
 
 
 def _rounded(size: int) -> int:
-    step = max(_STEP, 1 << max(0, size.bit_length() - 3))
+    step = min(max(_STEP, 1 << max(0, size.bit_length() - 3)), _LARGEST_STEP)
     return -(-size // step) * step
 
 

@@ -5,6 +5,7 @@ What a method is given must be checked already, as for the CPU's kernels: here, 
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ class Cuda:
     DEVICE = "cuda"
     chunk = CHUNK
     dialects = ("exact",)
+    widest_head = WIDEST
 
     def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
         self.backend = self  # what has arenas and launches, where this is wrapped
@@ -43,6 +45,8 @@ class Cuda:
         self.tiles = TILES
         self.stream = cuda.stream()
         self.arena = Arena()
+        self._nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
+        self._arrived = self.upload(np.zeros(1 << 12, np.int32))  # of `attention.attend_chunk`
 
     # --- where arrays are ---
 
@@ -74,14 +78,17 @@ class Cuda:
         return out
 
     def resident(self, record: Any) -> Any:
-        """The rows of a pass, in one transfer. `position` tells `attend` how long the sequences are, and whether any has several rows."""
-        names = [field.name for field in fields(record)]
-        arrays = [np.asarray(getattr(record, name), np.int64) for name in names]
-        together = self.upload(np.concatenate(arrays))
-        ends = np.cumsum([array.size for array in arrays])
-        parts = {name: together[end - array.size : end] for name, array, end in zip(names, arrays, ends, strict=True)}
-        if np.unique(record.slot).size == record.slot.size:
-            parts["position"].chunks = int(record.position.max()) // CHUNK + 1
+        """The rows of a pass, in one transfer, or arrays of float32. `position` tells `attend` how long the sequences are, and whether any
+        has several rows."""
+        given = {field.name: np.asarray(getattr(record, field.name)) for field in fields(record)}
+        parts = {name: self.upload(array) for name, array in given.items() if array.dtype == np.float32}
+        integers = {name: array.astype(np.int64) for name, array in given.items() if name not in parts}
+        if integers:
+            together = self.upload(np.concatenate(list(integers.values())))
+            ends = np.cumsum([array.size for array in integers.values()]).tolist()
+            parts |= {name: together[end - array.size : end] for (name, array), end in zip(integers.items(), ends, strict=True)}
+        if "slot" in integers and np.unique(integers["slot"]).size == integers["slot"].size:
+            parts["position"].chunks = int(integers["position"].max()) // CHUNK + 1
         return replace(record, **parts)
 
     def to_host(self, array: DeviceArray | Codes) -> NDArray:
@@ -92,7 +99,7 @@ class Cuda:
 
     def launch(self, kernel: Any, n: int, *arguments: Any) -> None:
         """A kernel that goes through n numbers, whatever its grid is."""
-        kernel[min(GRID, -(-n // BLOCK)), BLOCK, self.stream](*arguments)
+        kernel[max(1, min(GRID, -(-n // BLOCK))), BLOCK, self.stream](*arguments)
 
     def _flat(self, kernel: Any, *arrays: DeviceArray) -> DeviceArray:
         """A kernel over numbers of equally many in all arrays, and its result."""
@@ -218,65 +225,74 @@ class Cuda:
         self.launch(row_kernels.take_rotations, cos.size, all_cos, all_sin, position, cos, sin)
         return cos, sin
 
-    def rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> DeviceArray:
+    def rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> Deferred:
         return self._rope(x, cos, sin, cos.shape[1], 1)
 
-    def rope_adjacent(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> DeviceArray:
+    def rope_adjacent(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> Deferred:
         return self._rope(x, cos, sin, 1, 2)
 
-    def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> DeviceArray:
-        out = self.empty(x.shape)
-        self.launch(row_kernels.rope, x.size, x, cos, sin, distance, step, out)
-        return out
+    def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> Deferred:
+        rotation = now(x), cos, sin, cos.shape[1], distance, step
+
+        def launch() -> DeviceArray:
+            out = self.empty(x.shape)
+            self.launch(row_kernels.rope, prod(x.shape), *rotation, out)
+            return out
+
+        return Deferred("rope", rotation, x.shape, launch)
+
+    def _rotation(self, x: DeviceArray) -> tuple:
+        """What kernels take that rotate what they read: numbers, cosines, sines, and which are pairs: none of those that are rotated."""
+        if isinstance(x, Deferred) and x.is_open():
+            return x.inputs
+        return now(x), self._nothing, self._nothing, 0, 0, 1
 
     def attend(
         self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, window: int | None = None
     ) -> DeviceArray:
-        n, heads, width = q.shape
-        capacity, kv_heads = k.shape[1:3]
-        if width > WIDEST:
-            raise UnsupportedError(f"heads are {width} wide, on the device expected at most {WIDEST}")
-        group = heads // kv_heads
-        out = self.empty(q.shape)
-        seen = window or _NO_WINDOW
-        scale = np.float32(1.0) / np.sqrt(np.float32(width))
-        keys, values = view(k, np.float32), view(v, np.float32)
+        n, heads, _ = q.shape
+        shape = self._shape(q, k, heads // k.shape[2] * n)
         chunks = getattr(position, "chunks", None)
         if chunks is not None:
-            return self._attend_split(q, keys, values, slot, position, chunks, capacity, kv_heads, scale, seen, out)
-        shape = shape_for(width, group * n)
-        grid = -(-n // max(1, shape.queries // min(group, shape.queries))), kv_heads, -(-group // shape.queries)
-        kernel = attention.attend(shape)[grid, _threads(shape), self.stream]
-        kernel(q, keys, values, slot, position, capacity, kv_heads, scale, seen, out)
+            return self._attend_split(q, k, v, slot, position, chunks, window or _NO_WINDOW)
+        out = self.empty(q.shape)
+        kernel = attention.attend(shape)[_tiles(shape, n, heads, k.shape[2]), shape.threads, self.stream]
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], _scale(q), window or _NO_WINDOW, out)
         return out
 
     def _attend_split(
-        self,
-        q: DeviceArray,
-        k: DeviceArray,
-        v: DeviceArray,
-        slot: DeviceArray,
-        position: DeviceArray,
-        chunks: int,
-        capacity: int,
-        kv_heads: int,
-        scale: np.float32,
-        window: int,
-        out: DeviceArray,
+        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, chunks: int, window: int
     ) -> DeviceArray:
         """Rows that share no keys: a block for each chunk of keys. `chunks` is as many as the longest row has, or more."""
-        n, heads, width = q.shape
-        shape = shape_for(width, heads // kv_heads)
-        parts = self.empty((n, heads, chunks, width))
+        (n, heads, width), kv_heads = q.shape, k.shape[2]
+        shape = self._shape(q, k, heads // kv_heads)
+        parts, out = self.empty((n * heads * chunks * width,)), self.empty(q.shape)
         largest, weight = self.empty((n, heads, chunks)), self.empty((n, heads, chunks))
         grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks
-        kernel = attention.attend_chunk(shape)[grid, _threads(shape), self.stream]
-        kernel(q, k, v, slot, position, capacity, kv_heads, scale, window, parts, largest, weight)
-        attention.fold_chunks[(n, heads), _threads(shape), self.stream](parts, largest, weight, position, window, out)
+        if self._arrived.size < n * grid[1]:
+            self._arrived = self.upload(np.zeros(n * grid[1], np.int32))
+        kernel, arguments = attention.attend_chunk(shape)[grid, shape.threads, self.stream], (*k.shape[1:3], _scale(q), window)
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, parts, largest, weight, self._arrived, out)
         return out
 
-    def attend_masked(self, *arguments: Any) -> DeviceArray:
-        raise UnsupportedError("there is no attention by a mask array on the device; leave the mask out, or compute on the CPU")
+    def attend_masked(
+        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, mask: DeviceArray
+    ) -> DeviceArray:
+        (n, heads, _), kv_heads = q.shape, k.shape[2]
+        shape, out = self._shape(q, k, heads // kv_heads * n), self.empty(q.shape)
+        kernel = attention.attend_masked(shape)[_tiles(shape, n, heads, kv_heads), shape.threads, self.stream]
+        arguments = *k.shape[1:3], _scale(q), view(mask, np.float32), *mask.shape
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, out)
+        return out
+
+    def _shape(self, q: DeviceArray, k: DeviceArray, queries: int) -> Shape:
+        if q.shape[2] > WIDEST:
+            raise UnsupportedError(f"heads are {q.shape[2]} wide, on the device expected at most {WIDEST}")
+        return shape_for(q.shape[2], queries, k.dtype == np.int16)
+
+    def _kept(self, *arrays: DeviceArray) -> tuple[DeviceArray, ...]:
+        """Keys or values as one axis."""
+        return tuple(view(now(array), array.dtype) for array in arrays)
 
     # --- residuals, gates, rows ---
 
@@ -294,23 +310,41 @@ class Cuda:
         return out
 
     def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
-        out = self.empty((rows.size, x.shape[1]))
-        self.launch(row_kernels.take, out.size, now(x), rows, out)
+        x = now(x)
+        out = self.empty((rows.size, *x.shape[1:]))
+        self.launch(row_kernels.take, out.size, x.reshape(len(x), -1), rows, out.reshape(rows.size, -1))
         return out
+
+    def put(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
+        """Rows of x [B, ...] to their places in [R, ...]."""
+        slot = self.zeros((rows.size,), np.int64)
+        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, rows, out.reshape(1, len(out), -1))
 
     def spread(self, x: DeviceArray, slot: DeviceArray, position: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
-        out = self.zeros((*shape, *x.shape[1:]))
-        self.write(out, slot, position, x)
+        x, out = now(x), self.zeros((*shape, *x.shape[1:]))
+        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, position, out.reshape(*shape, -1))
         return out
 
-    def write(self, out: DeviceArray, slot: DeviceArray, position: DeviceArray, x: DeviceArray) -> None:
-        """Keys or values [R, G, K] to their places in [B, S, G, K]."""
-        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, position, out.reshape(out.shape[0], out.shape[1], -1))
+    def keep(
+        self, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, k_out: DeviceArray, v_out: DeviceArray
+    ) -> None:
+        """Keys and values [R, G, K] to their places in [B, S, G, K]. Beyond float16's range is NaN there, so that it reaches the logits."""
+        kernel = row_kernels.keep(k_out.dtype == np.int16)
+        _, *how = rotation = self._rotation(k)
+        self.launch(kernel, prod(k.shape), rotation[0], now(v), *how, slot, position, k_out, v_out)
 
     def erase(self, out: DeviceArray, slot: int, start: int, end: int) -> None:
-        """Zeros for positions start..end of a slot of [B, S, G, K]."""
-        flat = out.reshape(out.shape[0], out.shape[1], -1)
-        self.launch(row_kernels.erase, max(1, (end - start) * flat.shape[2]), flat, slot, start, end)
+        """Zeros for positions start..end of a slot of [L, B, S, G, K]."""
+        if end > start:
+            flat = _of_positions(out)
+            self.launch(row_kernels.erase, flat.shape[0] * (end - start) * flat.shape[3], flat, slot, start, end)
+
+    def carry(self, source: DeviceArray, slot: int, out: DeviceArray, target: int, start: int, end: int) -> None:
+        """Positions start..end of a slot of [L, B, S, G, K] to another, there or in [L, B', S', G, K]."""
+        if end > start:
+            flat = _of_positions(out)
+            count = flat.shape[0] * (end - start) * flat.shape[3]
+            self.launch(row_kernels.carry, count, _of_positions(source), slot, flat, target, start, end)
 
     def relu2_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
         return self._later("relu2", row_kernels.relu2_gate, gate, up)
@@ -351,6 +385,16 @@ def _check_table(table: Any) -> None:
         raise ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
 
 
-def _threads(shape: Shape) -> int:
-    """A thread for each number of a head."""
-    return shape.width
+def _scale(q: DeviceArray) -> np.float32:
+    return np.float32(1.0) / np.sqrt(np.float32(q.shape[2]))
+
+
+def _tiles(shape: Shape, n: int, heads: int, kv_heads: int) -> tuple[int, int, int]:
+    """The grid of `attention.attend` for n rows."""
+    group = heads // kv_heads
+    return -(-n // max(1, shape.queries // min(group, shape.queries))), kv_heads, -(-group // shape.queries)
+
+
+def _of_positions(kept: DeviceArray) -> DeviceArray:
+    """[L, B, S, G, K] -> [L, B, S, G * K]."""
+    return kept.reshape(*kept.shape[:3], kept.shape[3] * kept.shape[4])

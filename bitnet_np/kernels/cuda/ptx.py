@@ -60,9 +60,25 @@ def half_value(typing_context, bits):
     """The float16 of the low 16 bits, widened."""
 
     def codegen(context, builder, signature, args):
-        return builder.fpext(builder.bitcast(builder.trunc(args[0], I16), HALF), F32)
+        return _half_value(builder, builder.trunc(args[0], I16))
 
     return types.float32(types.uint32), codegen
+
+
+def _half_value(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+    return builder.fpext(builder.bitcast(bits, HALF), F32)
+
+
+@intrinsic
+def half_bits(typing_context, x):
+    """x rounded to float16, half to even, as its bits: a NaN where it is beyond float16's range."""
+
+    def codegen(context, builder, signature, args):
+        bits = builder.bitcast(builder.fptrunc(args[0], HALF), I16)
+        finite = builder.icmp_unsigned("<", builder.and_(bits, ir.Constant(I16, 0x7FFF)), ir.Constant(I16, 0x7C00))
+        return builder.select(finite, bits, ir.Constant(I16, 0x7E00))
+
+    return types.int16(types.float32), codegen
 
 
 def dot_tiles(count: int) -> Callable:
@@ -218,6 +234,86 @@ def _load_many(
         values += _load_four(context, builder, kind, _address(context, builder, kind, array, place), in_global)
         offset = builder.add(offset, stride)
     return context.make_tuple(builder, signature.return_type, values)
+
+
+def load_column(count: int) -> Callable:
+    """A function (array, offset, stride, last) that gives `count` float32 of global memory, at min(offset + i * stride, last), as a tuple.
+
+    An array of int16 holds float16: they are widened.
+    """
+
+    @intrinsic
+    def load(typing_context, array, offset, stride, last):
+        def codegen(context, builder, signature, args):
+            kind, values = signature.args[0], []
+            array, offset, stride, last = args
+            for _ in range(count):
+                place = builder.select(builder.icmp_signed("<", offset, last), offset, last)
+                value = builder.load(_address(context, builder, kind, array, place), typ=context.get_data_type(kind.dtype))
+                values.append(_half_value(builder, value) if kind.dtype == types.int16 else value)
+                offset = builder.add(offset, stride)
+            return context.make_tuple(builder, signature.return_type, values)
+
+        return types.UniTuple(types.float32, count)(array, types.int64, types.int64, types.int64), codegen
+
+    return load
+
+
+def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 3), "llvm.fma.f32")
+    return builder.call(function, [a, b, c])
+
+
+def _product(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 2), "llvm.nvvm.mul.rn.f")
+    return builder.call(function, [a, b])
+
+
+def chain_column(count: int) -> Callable:
+    """A function (total, weights, at, values) -> total: fma(weights[at + i], values[i], total) for i in order. `at` is a multiple of 4."""
+
+    @intrinsic
+    def chain(typing_context, total, weights, at, values):
+        def codegen(context, builder, signature, args):
+            total, array, at, values = args
+            for i in range(0, count, 4):
+                place = builder.add(at, ir.Constant(I64, i))
+                four = _load_four(context, builder, signature.args[1], _address(context, builder, signature.args[1], array, place))
+                for j in range(4):
+                    total = _fma(builder, four[j], builder.extract_value(values, i + j), total)
+            return total
+
+        return types.float32(types.float32, weights, types.int64, values), codegen
+
+    return chain
+
+
+def fold_column(count: int) -> Callable:
+    """A function (total, factors, old, new, values, valid) -> total: fma(total, factors[old + i], values[i] * factors[new + i]) for i below
+    `valid`, in order. Both offsets are multiples of 4."""
+
+    @intrinsic
+    def fold(typing_context, total, factors, old, new, values, valid):
+        def codegen(context, builder, signature, args):
+            total, array, old, new, values, valid = args
+            for i in range(0, count, 4):
+                olds, news = (
+                    _load_four(
+                        context,
+                        builder,
+                        signature.args[1],
+                        _address(context, builder, signature.args[1], array, builder.add(at, ir.Constant(I64, i))),
+                    )
+                    for at in (old, new)
+                )
+                for j in range(4):
+                    folded = _fma(builder, total, olds[j], _product(builder, builder.extract_value(values, i + j), news[j]))
+                    total = builder.select(builder.icmp_signed(">", valid, ir.Constant(I64, i + j)), folded, total)
+            return total
+
+        return types.float32(types.float32, factors, types.int64, types.int64, values, types.int64), codegen
+
+    return fold
 
 
 @intrinsic

@@ -17,14 +17,16 @@ from ..scalar import silu as _silu_of
 from ..simd import LANES
 from .target import PIECE, instructions, kernel
 
-bits_float, device, float_bits, fma, fma64 = (
+bits_float, device, float_bits, fma, fma64, half_bits, plus, times = (
     instructions.bits_float,
     instructions.device,
     instructions.float_bits,
     instructions.fma,
     instructions.fma64,
+    instructions.half_bits,
+    instructions.plus,
+    instructions.times,
 )
-plus, times = instructions.plus, instructions.times
 
 _f = np.float32
 _ONE = np.float64(1.0)
@@ -287,26 +289,59 @@ def spread(x, slot, position, out):  # [R, G * K], [R], [R] -> [B, S, G * K]
         out[slot[r], position[r], i % width] = x[r, i % width]
 
 
-@kernel
-def erase(out, slot, start, end):  # [B, S, G * K]
-    width = out.shape[2]
-    for i in range(cuda.grid(1), (end - start) * width, cuda.gridsize(1)):
-        out[slot, start + i // width, i % width] = _f(0.0)
+@device
+def rotated(x, cos, sin, pairs, distance, step, r, h, i):
+    """Number i of a head after RoPE. Pair j is (step j, step j + distance): step 1 and distance J for halves, 2 and 1 for adjacent ones."""
+    if i >= 2 * pairs:
+        return x[r, h, i]
+    is_second = i >= pairs if step == 1 else i % 2 == 1
+    j = (i - distance) // step if is_second else i // step
+    a, b, c, s = x[r, h, step * j], x[r, h, step * j + distance], cos[r, j], sin[r, j]
+    return fma(a, s, times(b, c)) if is_second else fma(a, c, -times(b, s))
 
 
 @kernel
-def rope(x, cos, sin, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K]
-    """Pair i is (step i, step i + distance): step 1 and distance J for halves, 2 and 1 for adjacent ones."""
-    heads, width, pairs = x.shape[1], x.shape[2], cos.shape[1]
+def rope(x, cos, sin, pairs, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K]
+    heads, width = x.shape[1], x.shape[2]
     for item in range(cuda.grid(1), x.shape[0] * heads * width, cuda.gridsize(1)):
         r, h, i = item // (heads * width), item // width % heads, item % width
-        if i < pairs:
-            first, second = step * i, step * i + distance
-            a, b, c, s = x[r, h, first], x[r, h, second], cos[r, i], sin[r, i]
-            out[r, h, first] = fma(a, c, -times(b, s))
-            out[r, h, second] = fma(a, s, times(b, c))
-        elif i >= 2 * pairs:
-            out[r, h, i] = x[r, h, i]
+        out[r, h, i] = rotated(x, cos, sin, pairs, distance, step, r, h, i)
+
+
+@cache
+def keep(halves: bool) -> Any:
+    """Keys, rotated, and values to their places; as bits of float16 where those are asked for."""
+
+    kept = half_bits if halves else np.float32
+
+    @kernel
+    def keep(k, v, cos, sin, pairs, distance, step, slot, position, k_out, v_out):
+        # [R, G, K] x 2, [R, J] x 2, ..., [R] x 2 -> [B, S, G, K] x 2
+        heads, width, places = k.shape[1], k.shape[2], k_out.shape[1]
+        for item in range(cuda.grid(1), k.shape[0] * heads * width, cuda.gridsize(1)):
+            r, h, i = item // (heads * width), item // width % heads, item % width
+            place = position[r] % places
+            k_out[slot[r], place, h, i] = kept(rotated(k, cos, sin, pairs, distance, step, r, h, i))
+            v_out[slot[r], place, h, i] = kept(v[r, h, i])
+
+    return keep
+
+
+@kernel
+def erase(out, slot, start, end):  # [L, B, S, G * K]
+    layers, places, width = out.shape[0], out.shape[2], out.shape[3]
+    for i in range(cuda.grid(1), layers * (end - start) * width, cuda.gridsize(1)):
+        row = i // width
+        out[row // (end - start), slot, (start + row % (end - start)) % places, i % width] = 0
+
+
+@kernel
+def carry(source, slot, out, target, start, end):  # [L, B, S, G * K] -> [L, B', S', G * K]
+    """Positions start..end of one slot to the same positions of another, which may be of another cache."""
+    layers, width = out.shape[0], out.shape[3]
+    for i in range(cuda.grid(1), layers * (end - start) * width, cuda.gridsize(1)):
+        layer, position = i // width // (end - start), start + i // width % (end - start)
+        out[layer, target, position % out.shape[2], i % width] = source[layer, slot, position % source.shape[2], i % width]
 
 
 @kernel

@@ -77,6 +77,11 @@ def half_value(bits: np.uint32) -> np.float32:
     return np.float32(np.uint16(bits & 0xFFFF).view(np.float16))
 
 
+def half_bits(x: np.float32) -> np.int16:
+    half = np.float32(x).astype(np.float16)
+    return half.view(np.int16) if np.isfinite(half) else np.int16(0x7E00)
+
+
 def _bytes(words: Any, kind: type) -> np.ndarray:
     return np.array(words, np.uint32).view(kind).astype(np.int32)
 
@@ -167,6 +172,32 @@ def load_within(count: int) -> Callable:
         return tuple(value for i in range(count) for value in load4(array, min(offset + i * stride, last)))
 
     return load
+
+
+def load_column(count: int) -> Callable:
+    def load(array: Any, offset: int, stride: int, last: int) -> tuple:
+        found = [array[min(offset + i * stride, last)] for i in range(count)]
+        return tuple(value.view(np.float16).astype(np.float32) if value.dtype == np.int16 else value for value in found)
+
+    return load
+
+
+def chain_column(count: int) -> Callable:
+    def chain(total: np.float32, weights: Any, at: int, values: tuple) -> np.float32:
+        for i in range(count):
+            total = fma(weights[at + i], values[i], total)
+        return total
+
+    return chain
+
+
+def fold_column(count: int) -> Callable:
+    def fold(total: np.float32, factors: Any, old: int, new: int, values: tuple, valid: int) -> np.float32:
+        for i in range(min(count, valid)):
+            total = fma(total, factors[old + i], times(values[i], factors[new + i]))
+        return total
+
+    return fold
 
 
 def copy_async(shared: Any, to: int, source: Any, start: int, size: int) -> None:

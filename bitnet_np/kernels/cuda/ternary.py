@@ -24,7 +24,7 @@ import numpy as np
 from numba import cuda
 from numpy.typing import NDArray
 
-from .target import instructions, kernel
+from .target import ALIGNED, instructions, kernel
 
 commit_copies, copy_async, device, dot_tiles, load_fragments, load_within, multiply, quad_sum, times, wait_copies, zeros = (
     instructions.commit_copies,
@@ -215,7 +215,7 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
         which, part = _matrix(cuda.blockIdx.x, ends)
         mine_words, rows, factor = _of(words, which), _of(widths, which), _of(factors, which)
         tiles, present = (rows + ROWS - 1) // ROWS, scale.size
-        shared = cuda.shared.array(n_shared, np.uint32)
+        shared = cuda.shared.array(n_shared, np.uint32, ALIGNED)
         first = cuda.blockIdx.y * block_tokens
         tile = part * block_rows + warp % warp_rows * row_tiles
         mine = warp // warp_rows * token_tiles * 8
