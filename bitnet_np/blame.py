@@ -5,7 +5,7 @@ Derived bounds do not hold across several operations, because int8 codes flip. T
 tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (compare.limits).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -26,11 +26,13 @@ from .transformer import EXACT, Dialect, check_tokens, forward_full
 
 Array = NDArray[np.float64]
 
+_FLOAT32 = float(np.finfo(np.float32).max)
 _LARGEST = 2.0**127  # a power of two that float32 has
 _TINY = 2.0**-126  # below float32's normal numbers engines may flush to zero
 _MATCH = 1e-6  # NMSE at which a hypothesis is what happened: float32 noise, squared, with room for a flipped code
 _MOST_WORK = 3 * 10**8  # multiply-adds of the operations that each hypothesis recomputes: larger models need denser dumps
 _LITTLE_WORK = _MOST_WORK // 10  # where nothing is wrong but for what a small mistake may change
+_BLOCK = 1 << 20  # numbers that are judged at a time
 _ROUNDING_ACROSS = 1e-9  # NMSE across several operations in which no code flipped
 
 
@@ -46,30 +48,36 @@ def judge_trace(
     ids = ids[0]
     if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
         return Report(Verdict.INVALID, f"{trace.origin} was made with other token ids: {list(trace.tokens[:8])}, expected {list(ids[:8])}")
-    ours: dict[Key, NDArray] = {}
-    forward_full(model, ids[None], dialect=dialect, record=lambda name, layer, array: ours.update({Key(name, layer): array.copy()}))
     ops = list(op.operations(model, dialect))
     common = [o.key for o in ops if o.key in trace.points]
     if not common:
         there = ", ".join(map(str, list(trace.points)[:5])) or "nothing"
         return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {there}")
-    theirs: dict[Key, Array] = {op.TOKENS: ids}
-    invalid = []
     raw: dict[Key, NDArray] = {}
-    for key in common:
-        array = trace.points[key]
-        problem = invalid_tensor(array, ours[key].reshape(len(ids), -1))
-        if problem:
-            invalid.append(OperationVerdict(key, Verdict.INVALID, problem))
-        else:
-            raw[key] = array.reshape(len(ids), -1)
-            theirs[key] = raw[key].astype(np.float64)
+    problems: dict[Key, str] = {}
+    same: set[Key] = set()
+    sizes: dict[Key, int] = {}
+
+    def look(name: str, layer: int | None, array: NDArray) -> None:
+        """At ours, which are not kept: a trace of a large model has gigabytes."""
+        key, ours = Key(name, layer), array.reshape(len(ids), -1)
+        sizes[key] = ours.size
+        if key in trace.points:
+            theirs = trace.points[key]
+            problems[key] = invalid_tensor(theirs, ours)
+            if not problems[key]:
+                raw[key] = theirs.reshape(ours.shape)
+                if _same_bits(raw[key], ours):
+                    same.add(key)
+
+    forward_full(model, ids[None], dialect=dialect, record=look)
     missing = tuple(o.key for o in ops if o.key not in trace.points)
+    invalid = tuple(OperationVerdict(key, Verdict.INVALID, problems[key]) for key in common if problems[key])
     if invalid:
         first = invalid[0]
-        return Report(Verdict.INVALID, f"{first.place}: {first.reason}", tuple(invalid), first, missing)
+        return Report(Verdict.INVALID, f"{first.place}: {first.reason}", invalid, first, missing)
 
-    judged = _Judge(model, dialect, ops, theirs, raw, ours, progress)
+    judged = _Judge(model, dialect, ops, ids, raw, same, sizes, progress)
     found = []
     for i, operation in enumerate(ops):
         if operation.key in raw:
@@ -87,6 +95,10 @@ def judge_trace(
             reason += f"; {len(first_wrong.across)} operations lie between it and what the dump has: to tell which, dump {names}"
     notes = [_untried(o) for o in found if not o.tried][:1]
     return Report(worst, reason, tuple(found), first_wrong, missing, tuple(notes))
+
+
+def _same_bits(a: NDArray, b: NDArray) -> bool:
+    return a.dtype == b.dtype and np.ascontiguousarray(a).data.cast("B") == np.ascontiguousarray(b).data.cast("B")
 
 
 def _untried(found: OperationVerdict) -> str:
@@ -112,6 +124,8 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
     if bad.any():
         t, i = np.unravel_index(int(bad.argmax()), bad.shape)
         return f"it has {rows[t, i]} at position {t}, element {i}; {int(bad.sum())} are not finite"
+    if rows.dtype == np.float64 and float(np.abs(rows).max()) > _FLOAT32:
+        return f"its largest number is {float(np.abs(rows).max()):.3g}, beyond float32"
     flat = np.flatnonzero((np.ptp(rows, axis=-1) == 0) & (np.ptp(ours, axis=-1) > 0))
     if flat.size:
         return f"all its numbers at position {flat[0]} are {rows[flat[0], 0]}"
@@ -128,20 +142,23 @@ class _Judge:
         model: Model,
         dialect: Dialect,
         ops: list[op.Operation],
-        theirs: Mapping[Key, Array],
+        ids: NDArray[np.int64],
         raw: Mapping[Key, NDArray],
-        ours: Mapping[Key, NDArray],
+        same: Collection[Key],
+        sizes: Mapping[Key, int],
         progress: Callable[[int, int], None],
     ):
+        """raw: their tensors, as they are in the dump; same: which of them have our bits; sizes: of ours."""
         self.progress = progress
-        self.model, self.dialect, self.ops, self.theirs, self.raw, self.ours = model, dialect, ops, theirs, raw, ours
+        self.model, self.dialect, self.ops, self.ids, self.raw, self.same, self.sizes = model, dialect, ops, ids, raw, same, sizes
+        self.theirs = _Theirs(ids, raw)
         self.by_key = {o.key: o for o in ops}
 
     def operation(self, operation: op.Operation) -> OperationVerdict:
         key = operation.key
         theirs = self.theirs[key]
         across = self._across(operation)
-        if self._same_bits(key) and self._same_inputs(across):
+        if key in self.same and self._same_inputs(across):
             return OperationVerdict(
                 key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
             )
@@ -193,11 +210,14 @@ class _Judge:
     def _from_float64(self, operation: op.Operation, value: Array, theirs: Array) -> dict[str, Any]:
         """RMS errors of our kernel and of theirs, both on their inputs, in u of the RMS of what float64 gives."""
         inputs = [self.raw[k] if k in self.raw else self.theirs[k] for k in operation.inputs]
-        size = float(np.sqrt((value**2).mean()))
+        size = float(np.sqrt(_dot(value, value) / value.size))
         if size == 0 or any(x.dtype not in (np.float32, np.float16, np.int64) for x in inputs):
             return {}  # inputs of more bits than ours can take would count against us
-        errors = (self._ours_on_theirs[operation.key].reshape(value.shape) - value, theirs - value)
-        return {name: float(np.sqrt((e**2).mean())) / (op.U * size) for name, e in zip(("ours_rms", "theirs_rms"), errors, strict=True)}
+        found = {}
+        for name, array in (("ours_rms", self._ours_on_theirs[operation.key].reshape(value.shape)), ("theirs_rms", theirs)):
+            error = array - value
+            found[name] = float(np.sqrt(_dot(error, error) / value.size)) / (op.U * size)
+        return found
 
     @cached_property
     def _ours_on_theirs(self) -> dict[Key, NDArray]:
@@ -212,7 +232,7 @@ class _Judge:
                     array[:] = self.raw[key].reshape(array.shape)
 
         with np.errstate(all="ignore"), suppress(NonFiniteError):  # the logits come last
-            forward_full(self.model, self.theirs[op.TOKENS][None], dialect=self.dialect, record=feed)
+            forward_full(self.model, self.ids[None], dialect=self.dialect, record=feed)
         return found
 
     def _local(self, operation: op.Operation, expected: op.Expected, theirs: Array) -> str | None:
@@ -221,13 +241,10 @@ class _Judge:
         inputs = [self.theirs[k] for k in operation.inputs]
         return local(self.model, self.dialect, operation, inputs, expected.value, theirs, wrong)
 
-    def _same_bits(self, key: Key) -> bool:
-        return self.raw[key].dtype == self.ours[key].dtype and self.raw[key].tobytes() == self.ours[key].tobytes()
-
     def _same_inputs(self, across: tuple[Key, ...]) -> bool:
         """Whether everything it was computed from has our bits too: equal outputs of other inputs would be a coincidence or a fake."""
         used = {k for key in across for k in self.by_key[key].inputs if k in self.raw}
-        return all(self._same_bits(k) for k in used)
+        return all(k in self.same for k in used)
 
     def _across(self, operation: op.Operation) -> tuple[Key, ...]:
         """The operations between what the dump has and this tensor, this one last."""
@@ -248,13 +265,13 @@ class _Judge:
         right: what it gives without overrides, if that is known: operations before the first of them need not run again. Raises
         FloatingPointError if an override gives no finite numbers.
         """
-        values = {k: v for k, v in self.theirs.items() if k not in across}
+        values = _Lazy({}, self, across)
         first = next((i for i, k in enumerate(across) if overrides and k in overrides), 0) if right else 0
         values |= {k: right[k] for k in across[:first]} if right else {}
         for key in across[first:]:
             operation = self.by_key[key]
             if overrides and key in overrides:
-                values[key] = overrides[key](_Lazy(values, self))
+                values[key] = overrides[key](_Lazy(values, self, across))
                 if not np.isfinite(values[key]).all():
                     raise FloatingPointError(f"{key} is not finite")
             else:
@@ -303,56 +320,93 @@ class _Judge:
         return found
 
     def _cost(self, key: Key) -> int:
-        return int(np.size(self.ours[key])) * (self.model.config.width if key.layer is not None else self.model.config.vocab)
+        return self.sizes[key] * (self.model.config.width if key.layer is not None else self.model.config.vocab)
 
     def _previous(self, key: Key) -> Array | None:
         return None if not key.layer else self.theirs.get(Key(key.name, key.layer - 1))
 
 
-class _Lazy(dict):
-    """Tensors known so far; a hypothesis may ask for one that is neither in the dump nor on the way: it is worked out then."""
+class _Theirs(Mapping[Key, Array]):
+    """Their tensors, and the tokens, in float64: one at a time, as all together are twice the dump."""
 
-    def __init__(self, values: Mapping[Key, Array], judge: _Judge):
+    def __init__(self, ids: NDArray[np.int64], raw: Mapping[Key, NDArray]):
+        self._arrays = {op.TOKENS: ids, **raw}
+
+    def __getitem__(self, key: Key) -> Array:
+        return self._arrays[key] if key == op.TOKENS else self._arrays[key].astype(np.float64)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._arrays
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+class _Lazy(dict):
+    """Tensors known so far, and theirs but for those of `across`, when they are asked for.
+
+    A hypothesis may ask for one that is neither in the dump nor on the way: it is worked out then.
+    """
+
+    def __init__(self, values: Mapping[Key, Array], judge: _Judge, across: tuple[Key, ...]):
         super().__init__(values)
-        self._judge = judge
+        self._judge, self._across = judge, across
 
     def __missing__(self, key: Key) -> Array:
-        operation = self._judge.by_key[key]
-        self[key] = operation.evaluate(*(self[k] for k in operation.inputs)).value
+        if key in self._judge.theirs and key not in self._across:
+            self[key] = self._judge.theirs[key]
+        else:
+            operation = self._judge.by_key[key]
+            self[key] = operation.evaluate(*(self[k] for k in operation.inputs)).value
         return self[key]
 
 
-def bound_of(expected: op.Expected, shape: tuple[int, ...]) -> tuple[Array, ...]:
-    """How far each element may be off, flips included and not; and value, unit, steps and reach, all of that shape."""
-    value, unit, steps, reach = (np.broadcast_to(np.asarray(x, np.float64), shape) for x in expected[:4])
+def bound_of(expected: op.Expected, shape: tuple[int, ...], rows: slice = slice(None)) -> tuple[Array, ...]:
+    """How far each element of some rows may be off, flips included and not; and value, unit, steps and reach, all of one shape."""
+    value, unit, steps, reach = (np.broadcast_to(np.asarray(x, np.float64), shape)[rows] for x in expected[:4])
     bound = op.U * unit * np.minimum(steps, 6 * np.sqrt(steps)) + _TINY
     return bound + reach, bound, value, unit, steps, reach
 
 
 def within(expected: op.Expected, theirs: Array) -> tuple[Verdict, str, float]:
     """The three tests of operations.py."""
-    most, bound, value, unit, steps, reach = bound_of(expected, theirs.shape)
-    error = np.abs(theirs - value)
-    ratio = float((error / most).max())
+    ratio, there, flipped = 0.0, "", 0
+    count, squares, along, size, spread = 0, 0.0, 0.0, 0.0, 0.0
+    step = max(1, _BLOCK // theirs.shape[1])  # rows at a time: logits are large, and a dozen arrays of their shape larger
+    for begin in range(0, len(theirs), step):
+        most, bound, value, unit, steps, reach = bound_of(expected, theirs.shape, slice(begin, begin + step))
+        off = theirs[begin : begin + step] - value
+        error = np.abs(off)
+        share = error / most
+        if share.max() > ratio:
+            t, i = np.unravel_index(int(share.argmax()), share.shape)
+            ratio = float(share[t, i])
+            there = f"{theirs[begin + t, i]:.6g} at position {begin + t}, element {i}, expected {value[t, i]:.6g} +- {most[t, i]:.2g}"
+        flipped += int((error > bound).any(axis=1).sum())
+        firm = (reach == 0) & (unit > 0) & (steps > 0)
+        off, value, unit, steps = off[firm], value[firm], unit[firm], steps[firm]
+        count += off.size
+        with np.errstate(over="ignore"):  # of numbers near float32's largest, for which no factor is told
+            squares += float(((off / (op.U * unit)) ** 2 / steps).sum())
+            along += float((off * value).sum())
+            size += float((value**2).sum())
+            spread += float((steps / 3 * (unit * value) ** 2).sum())
     if ratio > 1:
-        t, i = np.unravel_index(int((error / most).argmax()), theirs.shape)
-        there = f"{theirs[t, i]:.6g} at position {t}, element {i}, expected {value[t, i]:.6g} +- {bound[t, i] + reach[t, i]:.2g}"
-        return Verdict.WRONG, there + _where(error > most), ratio
-    firm = (reach == 0) & (unit > 0) & (steps > 0)
-    if firm.any():
-        normal = (theirs - value)[firm] / (op.U * unit[firm])
-        variance = float((normal**2 / steps[firm]).mean())
-        if variance > 0.4 * (1 + 4 * np.sqrt(2 / firm.sum())):
+        most, _, value, *_ = bound_of(expected, theirs.shape)
+        return Verdict.WRONG, there + _where(np.abs(theirs - value) > most), ratio
+    if count:
+        variance = squares / count
+        if variance > 0.4 * (1 + 4 * np.sqrt(2 / count)):
             return Verdict.WRONG, f"errors are small but everywhere: variance {variance:.2g} of the bound's, expected at most 0.4", ratio
-        square = (value[firm] ** 2).sum()
-        if square > 0:
-            slope = float(((theirs - value)[firm] * value[firm]).sum() / square)
-            spread = op.U * np.sqrt((steps[firm] / 3 * (unit[firm] * value[firm]) ** 2).sum()) / square
-            if abs(slope) > expected.common * op.U + 4 * spread:
+        if size > 0:
+            slope = along / size
+            if abs(slope) > expected.common * op.U + 4 * op.U * np.sqrt(spread) / size:
                 return Verdict.WRONG, f"everything is {1 + slope:.9g} times what it should be", ratio
-    outside = error > bound
-    if outside.any():
-        return Verdict.FLIPS, f"{int(outside.any(axis=1).sum())} positions have roundings on the other side of a boundary", ratio
+    if flipped:
+        return Verdict.FLIPS, f"{flipped} positions have roundings on the other side of a boundary", ratio
     return Verdict.ROUNDING, "", ratio
 
 
@@ -391,13 +445,17 @@ def _nmse(value: Array, theirs: Array) -> float:
     return float(((theirs - value) ** 2).sum() / max((theirs**2).sum(), _TINY))
 
 
+def _dot(a: Array, b: Array) -> float:
+    """The sum of products, without an array of them."""
+    return float(np.einsum("ij,ij->", a, b))
+
+
 def statistics(
     key: Key, verdict: Verdict, reason: str, across: tuple[Key, ...], ratio: float, value: Array, theirs: Array
 ) -> OperationVerdict:
     error = np.abs(theirs - value)
-    norms = float(np.sqrt((value**2).sum() * (theirs**2).sum()))
-    dot = float((value * theirs).sum())
-    square = float((value**2).sum())
+    dot, square = _dot(value, theirs), _dot(value, value)
+    norms = float(np.sqrt(square * _dot(theirs, theirs)))
     return OperationVerdict(
         key,
         verdict,
@@ -405,7 +463,7 @@ def statistics(
         across,
         max_error=float(error.max()),
         bound_ratio=ratio,
-        nmse=float((error**2).sum() / square) if square else None,
+        nmse=_dot(error, error) / square if square else None,
         scale=dot / square if square else None,
         cosine=dot / norms if norms else None,
         ulps=float(error.max() / np.spacing(np.float32(min(np.abs(value).max(), _LARGEST)))),

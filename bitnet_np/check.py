@@ -55,7 +55,7 @@ def _check_rows(
         return wanted(variant_logits(variant, ids[None, :end])[0][looked_at])
 
     every = compute_logits(model, ids[None], dialect=dialect)[0]
-    ours = wanted(every[chosen])
+    ours = wanted(every[chosen] if assumed or trace.positions is not None else every)
     found = judge_logits(ours, theirs, Variant("ours", model, dialect), run, alone, progress.bar("trying known mistakes"), chosen)
     if not assumed:
         return found, ()

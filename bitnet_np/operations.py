@@ -222,7 +222,6 @@ def product(x: Array, linear: Linear, dialect: Dialect = EXACT) -> Expected:
 
 def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
     """Numbers times a table, after the input is quantised to int8 or rounded as the dialect has it; for roundings that are ambiguous."""
-    matrix = wide(table)
     if codes:
         q, scale = spec.quantize(x)
         seen, step, doubt = q / scale, 1 / scale, ambiguous(x * scale)
@@ -232,15 +231,23 @@ def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
         doubt = np.abs(np.abs(x - seen) - step / 2) <= 8 * U * np.abs(x)
     else:
         seen, step, doubt = x, np.zeros((1, 1)), np.zeros(x.shape, np.bool_)
-    reach = (doubt * step) @ np.abs(matrix).T if doubt.any() else np.zeros((len(x), len(matrix)))
-    value, terms = seen @ matrix.T, np.abs(matrix)
-    if dialect.ggml_activations and isinstance(table, Blocks):
-        if table.type in blocks.MINIMUM_TYPES:
-            sums, minimums = blocks.sums_as_q8_1(x.astype(np.float32)), blocks.minimums(table.data, table.type).astype(np.float64)
-            value = value + sums.astype(np.float64) @ minimums.T
-            reach = reach + np.abs(half_spacing(seen, 32)) @ np.abs(minimums).T
-        terms = terms + np.abs(matrix).max(axis=1, keepdims=True)  # codes and what is subtracted from them are summed apart
-    return Expected(value, np.abs(seen) @ terms.T, x.shape[1], reach)
+    n = table.shape[0]
+    value, unit = np.empty((len(x), n)), np.empty((len(x), n))
+    reach: float | Array = 0.0
+    for rows, matrix in _row_blocks(table):
+        value[:, rows] = seen @ matrix.T
+        absolute = np.abs(matrix)
+        if doubt.any():
+            reach = np.zeros((len(x), n)) if isinstance(reach, float) else reach
+            reach[:, rows] = (doubt * step) @ absolute.T
+        if dialect.ggml_activations and isinstance(table, Blocks):
+            absolute += absolute.max(axis=1, keepdims=True)  # codes and what is subtracted from them are summed apart
+        unit[:, rows] = np.abs(seen) @ absolute.T
+    if dialect.ggml_activations and isinstance(table, Blocks) and table.type in blocks.MINIMUM_TYPES:
+        sums, minimums = blocks.sums_as_q8_1(x.astype(np.float32)), blocks.minimums(table.data, table.type).astype(np.float64)
+        value += sums.astype(np.float64) @ minimums.T
+        reach = reach + np.abs(half_spacing(seen, 32)) @ np.abs(minimums).T
+    return Expected(value, unit, x.shape[1], reach)
 
 
 def half_spacing(x: Array, size: int) -> Array:
@@ -267,18 +274,25 @@ def dense(weights: Ternary) -> NDArray[np.float32]:
 
 
 _SMALL_MATRIX = 1 << 20
+_BLOCK = 1 << 22  # numbers: a head of 128,256 x 2560 would take 2.6 GB in float64
 
 
-def wide(table: Table) -> Array:
-    """[N, M] in float64."""
-    return _kept_table(table) if isinstance(table, Blocks) and table.shape[0] * table.shape[1] <= _SMALL_MATRIX else _widened(table)
+def _row_blocks(table: Table) -> Iterator[tuple[slice, Array]]:
+    """The rows of [N, M] in float64, as many at a time as take little memory."""
+    n, m = table.shape
+    if isinstance(table, Blocks) and n * m <= _SMALL_MATRIX:
+        yield slice(0, n), _kept_table(table)
+        return
+    step = max(1, _BLOCK // m)
+    for i in range(0, n, step):
+        rows = slice(i, min(i + step, n))
+        yield rows, packing.take(table, rows).astype(np.float64)
 
 
-def _widened(table: Table) -> Array:
+@lru_cache(maxsize=64)
+def _kept_table(table: Blocks) -> Array:
+    """Of small models, which are recomputed for each mistake that is tried."""
     return packing.float32(table).astype(np.float64)
-
-
-_kept_table = lru_cache(maxsize=64)(_widened)
 
 
 @lru_cache(maxsize=64)

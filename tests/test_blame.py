@@ -3,6 +3,7 @@ for want of something to compare."""
 
 import dataclasses
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -462,6 +463,29 @@ def test_mistakes_are_tried_on_the_positions_a_dump_has(positions):
     report, judgement = check_trace(model, ids, trace({LOGITS: theirs[positions]}, positions=np.array(positions)), EXACT)
     assert report.verdict is Verdict.WRONG
     assert judgement.explanation == faulty.text
+
+
+def test_judging_takes_little_more_memory_than_the_dump():
+    """Heads and vocabularies are large: neither the one nor the logits may be held in float64 many times."""
+    shape = {"vocab": 100_000, "width": 64, "ffn": 64, "heads": 2, "kv_heads": 1, "head_dim": 16, "n_layers": 1}
+    model, rng = random_model(0, table="float16", **shape), np.random.default_rng(0)
+    ids = rng.integers(0, 100_000, 48)
+    dump = recorded(model, ids)
+    dump[LOGITS] = np.nextafter(dump[LOGITS], np.float32(9))
+    judge_trace(model, trace(dump), ids[:48])  # compiled, and kept what is kept
+    tracemalloc.start()
+    assert judge_trace(model, trace(dump), ids).verdict is Verdict.ROUNDING
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 14 * dump[LOGITS].nbytes
+
+
+def test_numbers_beyond_float32_are_invalid():
+    """Their squares leave float64, too, and what comes of them is neither right nor wrong."""
+    wide = {key: value.astype(np.float64) for key, value in recorded().items() if value.dtype == np.float32}
+    wide[Key("ffn_inp", 1)][3, 5] = 1e300
+    report = judge_trace(MODEL, trace(wide), TOKENS)
+    assert (report.verdict, report.reason) == (Verdict.INVALID, "layer 1 ffn_inp: its largest number is 1e+300, beyond float32")
 
 
 def test_compare_two_dumps():
