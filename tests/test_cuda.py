@@ -242,7 +242,9 @@ PTXAS = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin
 
 @needs_package
 @pytest.mark.skipif(PTXAS is None, reason="no ptxas here")
-def test_no_kernel_spills_registers(compiled, tmp_path):
+def test_no_kernel_spills_registers_and_a_processor_has_enough_for_its_blocks(compiled, tmp_path):
+    from bitnet_np.kernels.cuda.target import LARGE_BLOCK
+
     for name, ptx in compiled.items():
         source = tmp_path / "kernel.ptx"
         source.write_text(re.sub(r"\.version .*", ".version 8.0", ptx["sm_90"]))
@@ -250,6 +252,9 @@ def test_no_kernel_spills_registers(compiled, tmp_path):
         assert result.returncode == 0, f"{name}: {result.stderr[-500:]}"
         used = dict(re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", result.stderr)[::-1])
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr, f"{name}: {used}"
+        threads = LARGE_BLOCK if name.startswith("rms_norm") else 512 if name.startswith("ternary_gemv") else 256
+        (registers,) = re.findall(r"Used (\d+) registers", result.stderr)
+        assert -(-int(registers) // 8) * 8 * threads <= 1 << 16, f"{name}: {registers} registers"
 
 
 # --- what a GPU is to show ------------------------------------------------------------------------------------------------------------
