@@ -55,6 +55,7 @@ class Decoder:
             finally:
                 on.arena = before
 
+        self._memory = inside, table, arena  # the graph knows addresses and keeps nothing
         saved = cache.save(self._slots, np.ones(n, np.int64))
         run()  # compiles, and takes the memory that the graph is to work in
         on.overwrite(self._position, self._next)

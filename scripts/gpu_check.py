@@ -2,8 +2,9 @@
 
     python scripts/gpu_check.py --json gpu.json
 
-Needs numpy, numba, numba-cuda, gguf and pytest, and no installation of this package. Each part is independent: what fails is told, and
-the others go on. The JSON is written after each part; the short table comes last. Exit codes: 0 fine, 1 something is wrong, 3 no GPU.
+Needs numpy, numba, numba-cuda, gguf, hypothesis and pytest, and no installation of this package. Each part is independent: what fails is
+told, and the others go on, in a process of their own, because an error on a GPU can leave all of a process without it. The JSON is written
+after each part; the short table comes last, also where a part does not end. Exit codes: 0 fine, 1 something is wrong, 3 no GPU.
 `--simulate` runs the same code on tiny shapes in Numba's simulator: it shows that this script works, and nothing else.
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 SIMULATE = "--simulate" in sys.argv
@@ -38,6 +40,7 @@ from bitnet_np.masks import causal_loop  # noqa: E402
 from bitnet_np.testing import random_model  # noqa: E402
 
 PATIENCE = 170  # seconds for the checks of single kernels
+GRACE = 30  # seconds for the last part, after the time is up
 
 
 @dataclass(frozen=True)
@@ -298,6 +301,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--json", type=Path, default=Path("gpu_check.json"), metavar="F", help="where everything is written")
     result.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (default all)")
     result.add_argument("--seconds", type=float, default=450, metavar="S", help="no part begins after this long (default 450)")
+    result.add_argument("--resume", action="store_true", help="go on with what is in the JSON already")
     result.add_argument("--simulate", action="store_true", help="tiny shapes in Numba's simulator: only to see that this script works")
     return result
 
@@ -319,21 +323,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OptionError as error:
         print(f"gpu_check.py: {error}; nothing was run", file=sys.stderr)
         return 3
-    for name in chosen:
-        start = time.perf_counter()
+    if options.resume:
+        before = json.loads(options.json.read_text("utf-8"))
+        run.found, run.problems = before["found"], before["problems"]
+    watch = Timer(options.seconds + GRACE, partial(give_up, run))
+    watch.daemon = True
+    watch.start()
+    for number, name in enumerate(chosen):
+        start, failed = time.perf_counter(), False
         if start - began > options.seconds:
             run.problems.append(f"{name} was not begun: the time was up")
             continue
         try:
             run.found[name] = PARTS[name](run)
         except Exception:
+            failed = True
             run.problems.append(f"{name}: {traceback.format_exc()[-3000:]}")
-        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+        print(f"{name}: {time.perf_counter() - start:.1f} s{', failed' if failed else ''}", flush=True)
         options.json.write_text(json.dumps({"found": run.found, "problems": run.problems}, indent=1) + "\n", "utf-8")
-    print("\n".join(["", *(["SIMULATED: no number below means anything"] if SIMULATE else []), *table(run)]))
+        if failed and number + 1 < len(chosen):
+            left = options.seconds - (time.perf_counter() - began)
+            rest = ["--json", str(options.json), "--parts", ",".join(chosen[number + 1 :]), "--seconds", f"{left:.0f}", "--resume"]
+            os.execv(sys.executable, [sys.executable, __file__, *rest, *(["--simulate"] if SIMULATE else [])])
+    watch.cancel()
+    return tell(run)
+
+
+def tell(run: Run) -> int:
+    """The table, what is wrong, and the exit code."""
+    try:
+        lines = table(run)
+    except Exception:
+        lines = [f"PROBLEM: no table: {traceback.format_exc()[-1000:]}"]
+    print("\n".join(["", *(["SIMULATED: no number below means anything"] if SIMULATE else []), *lines]))
     for problem in run.problems:
         print(f"PROBLEM: {problem}")
     return 1 if run.problems else 0
+
+
+def give_up(run: Run) -> None:
+    """End with what there is: a kernel that does not end cannot be interrupted."""
+    run.problems.append("a part did not end")
+    tell(run)
+    sys.stdout.flush()
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,12 @@ GPU = "--gpu" in sys.argv
 if not GPU:
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
+import gc
 import json
 import sys
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -34,7 +36,7 @@ from bitnet_np.dispatch import Above, make_mask
 from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
-from bitnet_np.kernels.cuda import simulated, ternary
+from bitnet_np.kernels.cuda import arrays, graph, simulated, ternary
 from bitnet_np.kernels.cuda.backend import TILES, Cuda
 from bitnet_np.kernels.cuda.target import PIECE
 from bitnet_np.masks import Pattern, mask
@@ -566,6 +568,32 @@ def decoder() -> None:
             both([1, 1])
         with pytest.raises(TokenRangeError, match="token 5 at position 0 of sequence 1"):
             both([1, 5])
+
+
+@check
+def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
+    on, model, alive = device(), random_model(rng(5), **SMALLEST), list[weakref.ref]()
+    there, upload = place(model, on), on.upload
+
+    def watched(array: NDArray) -> object:
+        found = upload(array)
+        alive.append(weakref.ref(found))
+        return found
+
+    class Watched(arrays.Arena):
+        def __init__(self) -> None:
+            super().__init__()
+            alive.append(weakref.ref(self))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(on, "upload", watched)
+        patched.setattr(arrays, "Arena", Watched)
+        patched.setattr(graph, "captured", lambda stream, run: lambda: None)  # as on a GPU, where a graph does not hold the function
+        step = stepper(there, new_cache(model.config, 1, 4, on), on)
+    gc.collect()
+    assert step is not None
+    assert len(alive) == 1 + 4 + 2  # the arena; tokens, slots, rows, positions; cosines and sines
+    assert all(reference() is not None for reference in alive)
 
 
 @check

@@ -11,6 +11,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import gpu_check
 import pytest
 
 from bitnet_np import cli, embedded
@@ -241,7 +242,9 @@ PTXAS = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin
 
 @needs_package
 @pytest.mark.skipif(PTXAS is None, reason="no ptxas here")
-def test_no_kernel_spills_registers(compiled, tmp_path):
+def test_no_kernel_spills_registers_and_a_processor_has_enough_for_its_blocks(compiled, tmp_path):
+    from bitnet_np.kernels.cuda.target import LARGE_BLOCK
+
     for name, ptx in compiled.items():
         source = tmp_path / "kernel.ptx"
         source.write_text(re.sub(r"\.version .*", ".version 8.0", ptx["sm_90"]))
@@ -249,34 +252,75 @@ def test_no_kernel_spills_registers(compiled, tmp_path):
         assert result.returncode == 0, f"{name}: {result.stderr[-500:]}"
         used = dict(re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", result.stderr)[::-1])
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr, f"{name}: {used}"
+        threads = LARGE_BLOCK if name.startswith("rms_norm") else 512 if name.startswith("ternary_gemv") else 256
+        (registers,) = re.findall(r"Used (\d+) registers", result.stderr)
+        assert -(-int(registers) // 8) * 8 * threads <= 1 << 16, f"{name}: {registers} registers"
 
 
 # --- what a GPU is to show ------------------------------------------------------------------------------------------------------------
 
-GPU_CHECK = Path(__file__).parents[1] / "scripts" / "gpu_check.py"
 
-
-def gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
+def run_gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NUMBA_NUM_THREADS": "1"}
     out = tmp_path / "gpu.json"
-    command = [sys.executable, str(GPU_CHECK), "--json", str(out), *arguments]
+    command = [sys.executable, gpu_check.__file__, "--json", str(out), *arguments]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     return result.returncode, result.stdout + result.stderr, json.loads(out.read_text()) if out.exists() else {}
 
 
 @needs_package
 def test_gpu_check_runs_all_its_parts_in_the_simulator(tmp_path):
-    code, told, written = gpu_check(tmp_path, "--simulate")
+    code, told, written = run_gpu_check(tmp_path, "--simulate")
     assert (code, written["problems"]) == (0, []), told
     assert written["found"].keys() == {"describe", "peaks", "bits", "kernels", "decode", "prefill", "matrices", "masks"}
     assert all(entry["equal"] for entry in written["found"]["bits"].values())
     assert "SIMULATED: no number below means anything" in told
 
 
+@pytest.fixture
+def script(monkeypatch):
+    """gpu_check.py on a device that is not there, with two parts of which the first fails."""
+    monkeypatch.setattr(gpu_check, "open_cuda", lambda: None)
+    monkeypatch.setattr(gpu_check, "PARTS", {"wrong": lambda run: 1 / 0, "masks": lambda run: {"loop_seconds": 1}})
+    return gpu_check
+
+
+def test_a_part_of_gpu_check_that_fails_leaves_the_others_a_process_of_their_own(script, tmp_path, monkeypatch):
+    replaced = []
+    monkeypatch.setattr(os, "execv", lambda path, arguments: replaced.extend(arguments) or sys.exit(7))
+    out = tmp_path / "gpu.json"
+    with pytest.raises(SystemExit, match="7"):
+        script.main(["--json", str(out), "--parts", "wrong,masks", "--seconds", "100"])
+    assert "ZeroDivisionError" in json.loads(out.read_text())["problems"][0]
+    arguments = replaced[2:]
+    assert arguments[arguments.index("--parts") + 1] == "masks"
+    assert 90 < float(arguments[arguments.index("--seconds") + 1]) <= 100
+
+
+@needs_package
+def test_gpu_check_goes_on_with_what_it_has_and_tells_it_last(script, tmp_path, capsys):
+    out = tmp_path / "gpu.json"
+    out.write_text(json.dumps({"found": {"bits": {"a": {"equal": True}}}, "problems": ["wrong: it was"]}))
+    assert script.main(["--json", str(out), "--parts", "masks", "--resume"]) == 1
+    assert json.loads(out.read_text())["found"] == {"bits": {"a": {"equal": True}}, "masks": {"loop_seconds": 1}}
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1] == "PROBLEM: wrong: it was"
+    assert any("no table" in line for line in told)  # the masks of this test have no times
+
+
+@needs_package
+def test_gpu_check_tells_what_it_has_when_a_part_does_not_end(script, capsys, monkeypatch):
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    script.give_up(script.Run(None, script.TINY, {"bits": {"a": {"equal": True}}}))
+    told = capsys.readouterr().out
+    assert "1 of 1" in told
+    assert "PROBLEM: a part did not end" in told
+
+
 @needs_package
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
 def test_gpu_check_without_a_gpu_runs_nothing_and_says_so(tmp_path):
-    code, told, written = gpu_check(tmp_path)
+    code, told, written = run_gpu_check(tmp_path)
     assert (code, written) == (3, {})
     assert "no CUDA device" in told
     assert "nothing was run" in told

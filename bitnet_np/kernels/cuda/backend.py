@@ -46,7 +46,7 @@ class Cuda:
         self.stream = cuda.stream()
         self.arena = Arena()
         self._nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
-        self._arrived = self.upload(np.zeros(1 << 12, np.int32))  # of `attention.attend_chunk`
+        self._arrived = [self.upload(np.zeros(1 << 12, np.int32))]  # of `attention.attend_chunk`; graphs may know those that were too few
 
     # --- where arrays are ---
 
@@ -269,10 +269,10 @@ class Cuda:
         parts, out = self.empty((n * heads * chunks * width,)), self.empty(q.shape)
         largest, weight = self.empty((n, heads, chunks)), self.empty((n, heads, chunks))
         grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks
-        if self._arrived.size < n * grid[1]:
-            self._arrived = self.upload(np.zeros(n * grid[1], np.int32))
+        if self._arrived[-1].size < n * grid[1]:
+            self._arrived.append(self.upload(np.zeros(n * grid[1], np.int32)))
         kernel, arguments = attention.attend_chunk(shape)[grid, shape.threads, self.stream], (*k.shape[1:3], _scale(q), window)
-        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, parts, largest, weight, self._arrived, out)
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, parts, largest, weight, self._arrived[-1], out)
         return out
 
     def attend_masked(
