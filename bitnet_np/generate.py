@@ -18,6 +18,8 @@ from .kernels import cpu
 from .model import Model
 from .transformer import EXACT, Dialect, check_tokens, prefill
 
+_COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -32,8 +34,8 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < np.inf:
-            raise OptionError(f"temperature is {self.temperature}, expected a finite number of at least 0")
+        if self.temperature != 0 and not _COLDEST <= self.temperature <= _HOTTEST:
+            raise OptionError(f"temperature is {self.temperature}, expected 0 or a number of float32 from {_COLDEST} to {_HOTTEST}")
         if self.top_k < 0:
             raise OptionError(f"top_k is {self.top_k}, expected at least 0 (0 keeps every token)")
         if not 0 < self.top_p <= 1:
@@ -81,7 +83,8 @@ def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: fl
         kth = np.partition(logits, -sampling.top_k)[-sampling.top_k]
         candidates = np.flatnonzero(logits >= kth)
     order = candidates[np.argsort(-logits[candidates], kind="stable")][: sampling.top_k or None]
-    weights = cpu.exponential((logits[order] - logits[best]) / np.float32(sampling.temperature))
+    with np.errstate(over="ignore"):  # of logits far below the largest, which count nothing
+        weights = cpu.exponential((logits[order] - logits[best]) / np.float32(sampling.temperature))
     total = np.cumsum(weights, dtype=np.float64)
     kept = int(np.searchsorted(total, sampling.top_p * total[-1])) + 1
     pick = int(np.searchsorted(total[:kept], uniform * total[min(kept, total.size) - 1], side="right"))

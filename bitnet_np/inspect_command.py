@@ -36,6 +36,15 @@ def _loaded(file: GGUFFile | Folder) -> tuple[Model | None, str]:
         return None, str(error)
 
 
+def _short(value: object) -> str:
+    """Numbers that a file has as float32 by the few digits that tell them from others."""
+    if isinstance(value, float):
+        with np.errstate(over="ignore"):
+            narrow = np.float32(value)
+        return str(narrow if float(narrow) == value else value)
+    return str(value)
+
+
 def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, ...], str, str]]:
     """Name, layers, axes, dtype and meaning of each point that a forward pass records."""
     found: dict[tuple[str, tuple[int | str, ...], str], list[int | None]] = {}
@@ -86,10 +95,10 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{printable(str(file.path))}: {file.kind}, {file.size:,} bytes, {len(file.tensors)} tensors")
     print("supported: " + (f"no: {printable(problem)}" if problem else "yes") + "\n")
     if config:
-        rows = [(name, str(value)) for name, value in vars(config).items()]
+        rows = [(name, _short(value)) for name, value in vars(config).items()]
         print(table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]) + "\n")
     print(table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]) + "\n")
-    values = [(key, shown(v) if isinstance(v, str | int | float) else plain(v)) for key, v in keys.items()]
+    values = [(key, _short(v) if isinstance(v, float) else shown(v) if isinstance(v, str | int) else plain(v)) for key, v in keys.items()]
     print(table(("key", "value"), values))
     if arguments.tensors:
         print("\n" + table(("tensor", "type", "shape", "bytes"), tensors))

@@ -67,6 +67,16 @@ def test_sampling_by_its_rules(logits, temperature, top_k, top_p, uniform):
     assert choose(floats(*logits), Sampling(temperature, top_k, top_p), uniform) == expected
 
 
+@pytest.mark.filterwarnings("error")
+def test_temperatures_at_the_ends_of_float32():
+    logits = floats(0, 3, -inf, 2.9)
+    assert choose(logits, Sampling(2.0**-126), 0.999) == 1
+    assert [choose(logits, Sampling(3.4e38), uniform) for uniform in (0.1, 0.5, 0.9)] == [1, 3, 0]
+    for temperature in (1e-50, 1e-40, 1e39, inf, -1):
+        with pytest.raises(OptionError, match="temperature is"):
+            Sampling(temperature)
+
+
 FOUR_EQUAL = floats(0, 0, 0, 0)  # probabilities of exactly a quarter: the edges themselves
 
 
