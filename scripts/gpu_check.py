@@ -82,6 +82,14 @@ class Run:
     found: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     _model: Model | None = None
+    _free: int = 0
+
+    def __post_init__(self) -> None:
+        self._free = self.on.free_bytes()
+
+    def peak_bytes(self) -> int:
+        """What was ever taken of the device's memory at once: what results lay in is kept for others."""
+        return self._free - self.on.free_bytes()
 
     @property
     def config(self) -> Config:
@@ -212,7 +220,7 @@ def prefill(run: Run) -> list[dict[str, Any]]:
             forward(run.model, tokens, cache, last_only=True, ops=run.on)
             times.append(time.perf_counter() - start)
         best = sorted(times[1:])[len(times[1:]) // 2]
-        found.append({"tokens": length, "seconds": best, "tokens_per_second": length / best})
+        found.append({"tokens": length, "seconds": best, "tokens_per_second": length / best, "peak_bytes": run.peak_bytes()})
     return found
 
 
@@ -229,7 +237,10 @@ def decode(run: Run) -> list[dict[str, Any]]:
             decoder(np.zeros(batch, np.int64))
         whole = (time.perf_counter() - start) / calls
         alone = run.seconds(decoder.launch, 20)
-        found.append({"batch": batch, "graph_seconds": alone, "step_seconds": whole, "tokens_per_second": batch / alone})
+        rate = batch / alone
+        found.append(
+            {"batch": batch, "graph_seconds": alone, "step_seconds": whole, "tokens_per_second": rate, "peak_bytes": run.peak_bytes()}
+        )
         cache.clear()
     return found
 
@@ -276,6 +287,8 @@ def table(run: Run) -> list[str]:
         rate, goal = entry["tokens_per_second"], 60000 if entry["tokens"] == 2048 else None
         share = gpu.ternary_operations(run.config) * rate / peak["int8_operations_per_second"] if peak else 0
         line(f"prefill {entry['tokens']}", f"{rate:,.0f} tok/s", f"{share:.0%} of int8", _goal(rate, goal))
+    if most := max((entry["peak_bytes"] for part in ("decode", "prefill") for entry in f.get(part, ())), default=0):
+        line("device memory at most", f"{most / 1e9:.2f} GB")
     for entry in f.get("matrices", ()):
         tops = entry["operations_per_second"] / 1e12
         share = f"{entry['cpu_seconds'] / entry['gpu_seconds']:.1f} x this CPU"
