@@ -156,8 +156,9 @@ def known_bits() -> dict[str, str]:
     return json.loads((files(__package__) / "data" / "known_bits.json").read_text("utf-8"))
 
 
-def run() -> Iterator[tuple[str, bool]]:
-    """Name of each kernel's case, and whether it gives the known bits."""
+def run(beginning: str = "") -> Iterator[tuple[str, bool]]:
+    """Name of each kernel's case, and whether it gives the known bits; of those whose names begin so: others are not even compiled."""
     known = known_bits()
     for name, compute in cases().items():
-        yield name, digest(*compute()) == known.get(name)
+        if name.startswith(beginning):
+            yield name, digest(*compute()) == known.get(name)

@@ -886,6 +886,12 @@ def test_selftest_in_json(run):
     assert isinstance(found["features"], list)
 
 
+def test_check_compiles_no_kernel_that_a_forward_pass_does_not_use(run, monkeypatch):
+    every = selftest.cases()
+    monkeypatch.setattr(selftest, "cases", lambda: every | {"product": lambda: pytest.fail("a kernel of the backward pass")})
+    assert set(run("check", "--json")["known_bits"]) == {name for name in every if name.startswith("forward")}
+
+
 @pytest.mark.parametrize("name", ["rms_norm", "attend, window", "forward, exact"])
 def test_selftest_names_the_kernel_that_differs(run, monkeypatch, name):
     tampered = selftest.known_bits() | {name: "0" * 64}
