@@ -82,14 +82,11 @@ class Run:
     found: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     _model: Model | None = None
-    _free: int = 0
-
-    def __post_init__(self) -> None:
-        self._free = self.on.free_bytes()
 
     def peak_bytes(self) -> int:
-        """What was ever taken of the device's memory at once: what results lay in is kept for others."""
-        return self._free - self.on.free_bytes()
+        """What was ever taken at once of the memory that `describe` found free: what results lay in is kept for others."""
+        free = self.on.free_bytes()
+        return self.found.get("describe", {}).get("free_bytes", free) - free
 
     @property
     def config(self) -> Config:
