@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import operations as op
-from .compare import DIFFERENT, Reach, Verdict, judge, limits
+from .compare import DIFFERENT, Reach, Verdict, judge, limits, same_bits
 from .errors import NonFiniteError
 from .hypotheses import DECLARE, generic, hypotheses, local, permuted
 from .model import Model
@@ -67,7 +67,7 @@ def judge_trace(
             problems[key] = invalid_tensor(theirs, ours)
             if not problems[key]:
                 raw[key] = theirs.reshape(ours.shape)
-                if _same_bits(raw[key], ours):
+                if same_bits(raw[key], ours):
                     same.add(key)
 
     forward_full(model, ids[None], dialect=dialect, record=look)
@@ -95,10 +95,6 @@ def judge_trace(
             reason += f"; {len(first_wrong.across)} operations lie between it and what the dump has: to tell which, dump {names}"
     notes = [_untried(o) for o in found if not o.tried][:1]
     return Report(worst, reason, tuple(found), first_wrong, missing, tuple(notes))
-
-
-def _same_bits(a: NDArray, b: NDArray) -> bool:
-    return a.dtype == b.dtype and np.ascontiguousarray(a).data.cast("B") == np.ascontiguousarray(b).data.cast("B")
 
 
 def _untried(found: OperationVerdict) -> str:

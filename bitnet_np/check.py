@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import progress
 from .blame import close, invalid_tensor, judge_trace, statistics
-from .compare import Judgement, Verdict, position_nmse
+from .compare import Judgement, Verdict, position_nmse, same_bits
 from .model import Model
 from .points import Key, Trace
 from .reach import Variant, judge_logits, variant_logits
@@ -131,7 +131,7 @@ def _compare_tensor(key: Key, ours: NDArray, theirs: NDArray) -> OperationVerdic
     codes = key.name.endswith("_codes")
     if theirs.shape != ours.shape:
         return OperationVerdict(key, Verdict.INVALID, f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}")
-    if theirs.dtype == ours.dtype and theirs.tobytes() == ours.tobytes() and np.isfinite(ours.astype(np.float64)).all():
+    if same_bits(ours, theirs) and np.isfinite(ours.astype(np.float64)).all():
         return OperationVerdict(key, Verdict.SAME_BITS, max_error=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0)
     a, b = (x.reshape(len(x), -1).astype(np.float64) for x in (ours, theirs))
     if codes:

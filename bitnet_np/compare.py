@@ -233,6 +233,12 @@ def _positions(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
     return _Numbers(*(np.concatenate(values) for values in zip(*found, strict=True)))
 
 
+def same_bits(a: NDArray, b: NDArray) -> bool:
+    """Of arrays of one shape: the same dtype, and the same bytes. Nothing is copied that is contiguous."""
+    first, second = (np.ascontiguousarray(x).reshape(-1).view(np.uint8).data for x in (a, b))
+    return a.dtype == b.dtype and first == second
+
+
 def _numbers(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
     """Of [P, V] each. single: how many standard deviations a single logit may be off."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
@@ -247,7 +253,7 @@ def _numbers(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
     allowed = np.where(alone[:, None], ROUNDING_LIMIT * far, single * spread[:, None] + np.abs(centred) / 10)
     square = (error**2).mean(axis=1)
     fit = error - error.mean(axis=1, keepdims=True) - (scale - 1)[:, None] * centred
-    equal = [ours.dtype == theirs.dtype and x.tobytes() == y.tobytes() for x, y in zip(ours, theirs, strict=True)]
+    equal = [same_bits(x, y) for x, y in zip(ours, theirs, strict=True)]
     return _Numbers(
         same_bits=np.array(equal),
         spread=spread,

@@ -21,7 +21,6 @@ from numpy.typing import ArrayLike, NDArray
 from . import packing
 from .errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from .families import FAMILIES, layer_shapes, rope_frequencies
-from .hf_load import quantized
 from .kernels import backward, cpu
 from .model import Blocks, Config, Linear, Model, Ternary
 from .tensor_types import TERNARY_TYPES
@@ -158,7 +157,7 @@ def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 
 def quantize(master: Floats) -> Ternary:
     """A matrix of master weights [N, M] as the forward pass has it, and as it is to be exported: codes, and their absmean."""
-    return quantized(np.ascontiguousarray(master, np.float32))
+    return packing.from_masters(np.ascontiguousarray(master, np.float32))
 
 
 # --- what a pass works on -------------------------------------------------------------------------------------------------------------

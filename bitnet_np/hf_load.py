@@ -159,21 +159,6 @@ def _quantized(parts: Parts, module: str, n: int, m: int) -> Ternary:
     masters = floats(parts, tensor)
     if parts.allow_nan and cpu.has_non_finite(masters):
         raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it, which no ternary code stands for")
-    weights = quantized(masters)
+    weights = packing.from_masters(masters)
     file.release(tensor)
     return weights
-
-
-def quantized(masters: NDArray) -> Ternary:  # [N, M] float32, float16 or bfloat16's bits, C-contiguous and finite
-    """What master weights stand for in the forward pass: codes, and their absmean."""
-    steps = 1 / max(mean_magnitude(masters), 1e-5)
-    return packing.frozen(Ternary(kernels.from_masters(masters, steps), np.float32(1 / steps), masters.shape))
-
-
-def mean_magnitude(table: NDArray) -> float:  # [N, M] float32, float16 or bfloat16's bits
-    """The mean of |x|, correctly rounded but for the division."""
-    n, m = table.shape
-    rows = max(1, kernels.MOST // m)
-    parts = (kernels.magnitude_sums(table[start : start + rows]).tolist() for start in range(0, n, rows))
-    total = sum(count << exponent for sums in parts for exponent, count in enumerate(sums))
-    return total / (1 << 150) / (n * m)

@@ -71,6 +71,21 @@ def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[i
     return frozen(Ternary(kernels.from_i2s(codes[:size], shape), np.float32(scale), shape))
 
 
+def from_masters(masters: NDArray) -> Ternary:  # [N, M] float32, float16 or bfloat16's bits, C-contiguous and finite
+    """What master weights stand for in the forward pass: codes, and their absmean. The rule is hf_load.py's."""
+    steps = 1 / max(mean_magnitude(masters), 1e-5)
+    return frozen(Ternary(kernels.from_masters(masters, steps), np.float32(1 / steps), masters.shape))
+
+
+def mean_magnitude(table: NDArray) -> float:  # [N, M] float32, float16 or bfloat16's bits
+    """The mean of |x|, correctly rounded but for the division."""
+    n, m = table.shape
+    rows = max(1, kernels.MOST // m)
+    parts = (kernels.magnitude_sums(table[start : start + rows]).tolist() for start in range(0, n, rows))
+    total = sum(count << exponent for sums in parts for exponent, count in enumerate(sums))
+    return total / (1 << 150) / (n * m)
+
+
 def to_i2s(weights: Ternary) -> NDArray[np.uint8]:
     """An I2_S tensor's bytes: codes, scale, padding."""
     trailer = np.zeros(TRAILER, np.uint8)

@@ -19,7 +19,6 @@ from bitnet_np.embedded import model_path
 from bitnet_np.errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.families import FAMILIES, layer_shapes
 from bitnet_np.gradients import loss_and_gradients, parameter_shapes, parameters_of, quantize
-from bitnet_np.hf_load import mean_magnitude
 from bitnet_np.interop import read_any
 from bitnet_np.kernels import backward, cpu
 from bitnet_np.load import load
@@ -268,7 +267,7 @@ def test_dense(seed, n, m):
 @given(seed=seeds, n=widths, m=widths)
 def test_quantize_is_what_loading_a_folder_does(seed, n, m):
     w = normal(np.random.default_rng(seed), n, m)
-    found, mean = quantize(w), max(mean_magnitude(w), 1e-5)
+    found, mean = quantize(w), max(packing.mean_magnitude(w), 1e-5)
     assert found.scale == np.float32(1 / (1 / mean))  # what divides is the inverse, as in transformers
     np.testing.assert_array_equal(packing.unpack(found), np.clip(np.rint(w * (1 / mean)), -1, 1))
     np.testing.assert_allclose(packing.unpack(found) * float(found.scale), spec_grad.ternary(w.astype(np.float64))[0], rtol=1e-7)

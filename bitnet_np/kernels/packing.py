@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from . import huge_pages
 from .floats import widen_row
-from .launching import launch, parallel, read_only, serial
+from .launching import inlined, launch, parallel, read_only, serial
 from .simd import LANES
 
 MOST = 1 << 31  # numbers whose magnitudes `magnitude_sums` has room for
@@ -109,28 +109,35 @@ def from_masters(masters: NDArray, steps: float) -> NDArray[np.uint8]:  # [N, M]
     return packed.view(np.uint8)
 
 
+@inlined
+def _exponent(bits):
+    """As stored: 0 of numbers below the normal range, which count as those of 1 do."""
+    return (bits >> np.uint32(23)) & np.uint32(0xFF)
+
+
+@inlined
+def _fraction(bits):
+    """With the bit that is not stored."""
+    return (bits & np.uint32(0x7FFFFF)) | np.uint32(_exponent(bits) > 0) << np.uint32(23)
+
+
 @serial
 def _add_magnitudes(bits, sums):
     """Up to _PIECE numbers at once, if the smallest is not too small beside the largest, else one by one."""
     low, top = np.uint32(255), np.uint32(1)
     for i in range(bits.size):
-        exponent = max((bits[i] >> np.uint32(23)) & np.uint32(0xFF), np.uint32(1))
+        exponent = max(_exponent(bits[i]), np.uint32(1))
         low = min(low, exponent if np.uint32(bits[i] << np.uint32(1)) else np.uint32(255))  # zeros have none
         top = max(top, exponent)
     if top <= low + _SPREAD:
         total = np.uint64(0)
         for i in range(bits.size):
-            exponent = (bits[i] >> np.uint32(23)) & np.uint32(0xFF)
-            hidden = np.uint32(exponent > 0) << np.uint32(23)
-            magnitude = np.uint64((bits[i] & np.uint32(0x7FFFFF)) | hidden)
-            total += magnitude << np.uint64(max(exponent, low) - low)
+            total += np.uint64(_fraction(bits[i])) << np.uint64(max(_exponent(bits[i]), low) - low)
         sums[low] += np.int64(total & np.uint64(0xFFFFFFFF))
         sums[low + 32] += np.int64(total >> np.uint64(32))
     else:
         for i in range(bits.size):
-            exponent = (bits[i] >> np.uint32(23)) & np.uint32(0xFF)
-            hidden = np.uint32(exponent > 0) << np.uint32(23)
-            sums[max(exponent, np.uint32(1))] += np.int64((bits[i] & np.uint32(0x7FFFFF)) | hidden)
+            sums[max(_exponent(bits[i]), np.uint32(1))] += np.int64(_fraction(bits[i]))
 
 
 @parallel

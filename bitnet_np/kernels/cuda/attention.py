@@ -19,7 +19,7 @@ from numba import cuda
 
 from ..scalar import CHUNK, exp
 from ..simd import LANES
-from .rows import rotated
+from .rows import fold_lanes, rotated
 from .target import ALIGNED, SIMULATED, instructions, kernel
 
 (
@@ -105,15 +105,6 @@ def _dots(queries, keys, stride, blocks, q, k, q_step, k_step, tile, sums):
                         sums[lane] = fma(key[i], query[i], sums[lane])
 
 
-@device
-def _fold_lanes(sums, first):
-    """The sum of 16 lanes by halving."""
-    for half in (8, 4, 2, 1):
-        for i in range(half):
-            sums[first + i] = sums[first + i] + sums[first + i + half]
-    return sums[first]
-
-
 class Body(NamedTuple):
     """Steps that the kernels are made of."""
 
@@ -187,7 +178,7 @@ def _body(shape: Shape) -> Body:
                 _dots(queries, keys, stride, blocks, i, j, q_step, k_step, tile, sums)
                 for a in range(tile):
                     for b in range(tile):
-                        total = _fold_lanes(sums, (a * tile + b) * LANES)
+                        total = fold_lanes(sums, (a * tile + b) * LANES)
                         scores[(i + a * q_step) * CHUNK + part + j + b * k_step] = times(total, scale)
         cuda.syncthreads()
 

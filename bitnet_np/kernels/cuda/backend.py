@@ -14,13 +14,13 @@ from numpy.typing import DTypeLike, NDArray
 
 from ...errors import ShapeError, UnsupportedError
 from .. import cpu
+from ..attention import NO_WINDOW, scale_of
 from . import attention, floats, ternary
 from . import rows as row_kernels
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .attention import CHUNK, WIDEST, Shape, shape_for
 from .target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 
-_NO_WINDOW = 1 << 62
 _WARPS = 1 if SIMULATED else 8  # of a block that shares 16 rows of a ternary matrix
 _HALVES = 1 if SIMULATED else 8  # half warps of a block, each with floats.ROWS rows of a table
 _TOKENS = 8  # that a reading of a table's row serves at most
@@ -254,10 +254,10 @@ class Cuda:
         shape = self._shape(q, k, heads // k.shape[2] * n)
         chunks = getattr(position, "chunks", None)
         if chunks is not None:
-            return self._attend_split(q, k, v, slot, position, chunks, window or _NO_WINDOW)
+            return self._attend_split(q, k, v, slot, position, chunks, window or NO_WINDOW)
         out = self.empty(q.shape)
         kernel = attention.attend(shape)[_tiles(shape, n, heads, k.shape[2]), shape.threads, self.stream]
-        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], _scale(q), window or _NO_WINDOW, out)
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], scale_of(q), window or NO_WINDOW, out)
         return out
 
     def _attend_split(
@@ -271,7 +271,7 @@ class Cuda:
         grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks
         if self._arrived[-1].size < n * grid[1]:
             self._arrived.append(self.upload(np.zeros(n * grid[1], np.int32)))
-        kernel, arguments = attention.attend_chunk(shape)[grid, shape.threads, self.stream], (*k.shape[1:3], _scale(q), window)
+        kernel, arguments = attention.attend_chunk(shape)[grid, shape.threads, self.stream], (*k.shape[1:3], scale_of(q), window)
         kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, parts, largest, weight, self._arrived[-1], out)
         return out
 
@@ -281,7 +281,7 @@ class Cuda:
         (n, heads, _), kv_heads = q.shape, k.shape[2]
         shape, out = self._shape(q, k, heads // kv_heads * n), self.empty(q.shape)
         kernel = attention.attend_masked(shape)[_tiles(shape, n, heads, kv_heads), shape.threads, self.stream]
-        arguments = *k.shape[1:3], _scale(q), view(mask, np.float32), *mask.shape
+        arguments = *k.shape[1:3], scale_of(q), view(mask, np.float32), *mask.shape
         kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, out)
         return out
 
@@ -383,10 +383,6 @@ class Cuda:
 def _check_table(table: Any) -> None:
     if not isinstance(table, DeviceTable):
         raise ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
-
-
-def _scale(q: DeviceArray) -> np.float32:
-    return np.float32(1.0) / np.sqrt(np.float32(q.shape[2]))
 
 
 def _tiles(shape: Shape, n: int, heads: int, kv_heads: int) -> tuple[int, int, int]:

@@ -37,13 +37,12 @@ SOURCES = ("row", "sum", "relu2", "silu")  # of what `rms_norm` norms
 
 
 @device
-def _fold(lanes):
-    """The sum of 16 lanes by halving, left in the first."""
-    half = LANES // 2
-    while half:
+def fold_lanes(sums, first):
+    """The sum of 16 lanes by halving, the first of them at `first`; they are used up."""
+    for half in (8, 4, 2, 1):
         for i in range(half):
-            lanes[i] += lanes[i + half]
-        half //= 2
+            sums[first + i] = sums[first + i] + sums[first + i + half]
+    return sums[first]
 
 
 @device
@@ -162,7 +161,7 @@ def rms_norm(source: str) -> Any:
             lanes[t] = total
         cuda.syncthreads()
         if t == 0:
-            _fold(lanes)
+            fold_lanes(lanes, 0)
             factor[0] = _factor(lanes[0], width, eps)
             largest[0] = 0
             words[r * row_words + row_words - 4] = 0
@@ -211,7 +210,7 @@ def layer_norm(x, gain, bias, eps, out):
             lanes[t] = total
         cuda.syncthreads()
         if t == 0:
-            _fold(lanes)
+            fold_lanes(lanes, 0)
             if squares:
                 factor[0] = _factor(lanes[0], width, eps)
         cuda.syncthreads()
