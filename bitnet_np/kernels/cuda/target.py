@@ -18,7 +18,8 @@ kernel: Any = cuda.jit if SIMULATED else cuda.jit(lto=False)
 ALIGNED = None if SIMULATED else 16  # bytes, of shared arrays that are read or filled as many at a time: Numba aligns them to one number
 BLOCK = 16 if SIMULATED else 256  # threads of a block that works on one row, at least 16
 LARGE_BLOCK = 16 if SIMULATED else 1024  # the same, where there are too few rows to keep the device busy
-PIECE = 512 if SIMULATED else 8192  # numbers of a row in shared memory at a time, a multiple of both
+AHEAD = 2 if SIMULATED else 8  # numbers of a lane that are read at a time
+PIECE = 512 if SIMULATED else 8192  # numbers of a row in shared memory at a time, a multiple of AHEAD times the lanes of a sum in float64
 GRID = 2 if SIMULATED else 4096  # blocks at most, of those that work on single numbers
 
-__all__ = ["ALIGNED", "BLOCK", "GRID", "LARGE_BLOCK", "PIECE", "SIMULATED", "instructions", "kernel"]
+__all__ = ["AHEAD", "ALIGNED", "BLOCK", "GRID", "LARGE_BLOCK", "PIECE", "SIMULATED", "instructions", "kernel"]
