@@ -96,7 +96,8 @@ def _quantized_alike(on: Cuda, found: tuple, x: NDArray[np.float32]) -> None:
     codes, scale = cpu.quantize(x)
     np.testing.assert_array_equal(on.to_host(found[0]), codes)
     equal_where_finite(on, found[1], scale)
-    sums = on.to_host(found[0].words).reshape(-1, found[0].row_words)[: len(x), -4]
+    there = arrays.now(found[0])
+    sums = on.to_host(there.words).reshape(-1, there.row_words)[: len(x), -4]
     np.testing.assert_array_equal(sums, codes.sum(axis=1, dtype=np.int32))
 
 
@@ -286,6 +287,56 @@ def ternary_layout() -> None:
 def ternary_gemv() -> None:
     for n, width in ((1, 1), (37, 200), (17, 1300), *(((2560, 6912), (6912, 2560)) if GPU else ())):  # 1300: more than one go of a warp
         ternary_alike(device(), n, width, 1)
+
+
+def normed_product(on: Cuda, source: str, width: int, *rows: int) -> None:
+    """A norm and the products that read it, of one row: together, and each for itself; and what was normed, by the one who comes first."""
+    a, b, gain = normal(1, width), normal(1, width, seed=1), normal(width, seed=2)
+    x = a if source == "row" else getattr(cpu, source)(a, b)
+    matrices = [rng(n).integers(-1, 2, (n, width)).astype(np.int8) for n in rows]
+    packed = [packing.pack(matrix, 0.3 + i) for i, matrix in enumerate(matrices)]
+    ours = cpu.ternary_matmuls(*cpu.quantize(cpu.rms_norm(x, gain, 1e-5)), *((w.codes, w.scale, w.shape[0]) for w in packed))
+    there = [(on.ternary(matrix), w.scale, w.shape[0]) for matrix, w in zip(matrices, packed, strict=True)]
+    x_there = on.upload(a) if source == "row" else getattr(on, source)(on.upload(a), on.upload(b))
+    codes = on.quantize(on.rms_norm(x_there, on.upload(gain), 1e-5))
+    for _ in range(2):  # what was normed is there the second time
+        for theirs, expected in zip(on.ternary_matmuls(*codes, *there), ours, strict=True):
+            same(on, theirs, expected)
+        assert codes[0].is_open() == on.fused
+    same(on, x_there, x)
+    same(on, codes[1], cpu.quantize(cpu.rms_norm(x, gain, 1e-5))[1])
+    for theirs, expected in zip(on.ternary_matmuls(*codes, *there), ours, strict=True):
+        same(on, theirs, expected)
+
+
+@check
+def normed_products() -> None:
+    on = device()
+    normed_product(on, "row", 40, 20, 33, 1)
+    normed_product(on, "relu2_gate", 420, 17)
+    normed_product(on, "silu_gate", 20, 17, 17)
+    on.processors = 1000 if GPU else 2  # fewer tiles for a block, more warps for a tile
+    normed_product(on, "add", PIECE, 17)
+    on.fused = False
+    normed_product(on, "add", 24, 17)
+    for matrices in ((3840,), (6912, 6912)) if GPU else ():
+        normed_product(device(), "add", 2560, *matrices)
+    if GPU:
+        normed_product(device(), "relu2_gate", 6912, 2560)
+
+
+@check
+def normed_rows_without_a_scale() -> None:
+    """Infinity or NaN anywhere leaves no number of the product."""
+    on = device()
+    matrix, gain = rng(1).integers(-1, 2, (17, 40)).astype(np.int8), normal(40, seed=2)
+    weights = packing.pack(matrix, 1)
+    for row in range(len(odd_rows(40))):
+        x = odd_rows(40)[row : row + 1]
+        q = cpu.quantize(cpu.rms_norm(x, gain, 1e-5))
+        codes = on.quantize(on.rms_norm(on.upload(x), on.upload(gain), 1e-5))
+        found = on.ternary_matmul(*codes, on.ternary(matrix), weights.scale, 17)
+        equal_where_finite(on, found, cpu.ternary_matmul(*q, weights.codes, weights.scale, 17))
 
 
 @check
@@ -588,7 +639,7 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(on, "upload", watched)
         patched.setattr(arrays, "Arena", Watched)
-        patched.setattr(graph, "captured", lambda stream, run: lambda: None)  # as on a GPU, where a graph does not hold the function
+        patched.setattr(graph, "captured", lambda *arguments: graph.Graph(lambda: None, False))  # which does not hold `run`, as on a GPU
         step = stepper(there, new_cache(model.config, 1, 4, on), on)
     gc.collect()
     assert step is not None
@@ -615,10 +666,10 @@ def launches() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(FakeCUDAKernel, "__call__", counted)
         step([1])
-    once = {"take_rotations": 1, "embed": 1, "matmul": 1, "advance": 1, "rms_norm_row": 1}
-    each = {"ternary_gemv": 4, "rms_norm_row": 1, "rms_norm_sum": 2, "rms_norm_relu2": 1, "keep": 1, "attend_chunk": 1}
-    assert kernels == sum([Counter(each)] * layers, Counter(once))
-    assert kernels.total() == 10 * layers + 5
+    norms = {"row": layers + 1, "sum": 2 * layers - 1, "relu2": layers}  # the first one's input is not a sum
+    products = {f"ternary_normed_{source}": count for source, count in norms.items()} | {"rms_norm_sum": 1, "matmul": 1}
+    assert kernels == products | {"keep": layers, "attend_chunk": layers} | {"take_rotations": 1, "embed": 1, "advance": 1}
+    assert kernels.total() == 6 * layers + 5
 
 
 @check

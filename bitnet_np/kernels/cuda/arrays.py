@@ -81,6 +81,9 @@ class Deferred:
             self.found(self._launch())
         return self._array
 
+    def reshape(self, *shape: int) -> DeviceArray:
+        return self.array().reshape(*shape)
+
     def is_open(self) -> bool:
         return self._launch is not None
 
@@ -117,9 +120,10 @@ class DeviceTable:
 
 def host(array: DeviceArray | Deferred | Codes, stream: Any) -> NDArray:
     """A copy of it as NumPy's; of codes, what they stand for."""
+    array = now(array)
     if isinstance(array, Codes):
         codes = host(array.bytes, stream)[: array.rows * array.row_words * 4]
         return np.ascontiguousarray(codes.reshape(array.rows, -1)[:, : array.width])
-    out = now(array).copy_to_host(stream=stream)
+    out = array.copy_to_host(stream=stream)
     stream.synchronize()
     return out

@@ -3,10 +3,12 @@
 What a method is given must be checked already, as for the CPU's kernels: here, too, nothing is.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import fields, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
@@ -15,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from ...errors import ShapeError, UnsupportedError
 from .. import cpu
 from ..attention import NO_WINDOW, scale_of
-from . import attention, floats, ternary
+from . import attention, floats, normed, ternary
 from . import rows as row_kernels
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .attention import CHUNK, WIDEST, Shape, shape_for
@@ -23,7 +25,7 @@ from .target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 
 _WARPS = 1 if SIMULATED else 8  # of a block that shares 16 rows of a ternary matrix
 _HALVES = 1 if SIMULATED else 8  # half warps of a block, each with floats.ROWS rows of a table
-_TOKENS = 8  # that a reading of a table's row serves at most
+_TOKENS = 16  # that a reading of a table's row serves at most
 SKINNY = 16
 """Tokens up to which a ternary product reads activations straight from the cache."""
 TILES = ((4, 6, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2))
@@ -43,6 +45,7 @@ class Cuda:
         self.processors = processors
         self.free_bytes = free_bytes
         self.tiles = TILES
+        self.fused, self.overlap = True, True  # norms with the products that read them; launches of a graph. To see what each brings.
         self.stream = cuda.stream()
         self.arena = Arena()
         self._nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
@@ -138,19 +141,26 @@ class Cuda:
         words = self.empty((-(-n // SKINNY) * SKINNY * row_words,), np.int32)
         return Codes(words, view(words, np.uint32), view(words, np.int8), n, width, row_words)
 
-    def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> DeviceArray:
+    def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> Deferred:
+        """When it is needed: a ternary product of a single row works it out on its way."""
+        return Deferred("norm", (x, gain, np.float32(eps)), x.shape, lambda: self._rms_norm(x, gain, np.float32(eps)))
+
+    def _rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: np.float32) -> DeviceArray:
         out, scale, codes = self.empty(x.shape), self.empty(x.shape[:1]), self._codes(*x.shape)
-        source = "row"
-        if isinstance(x, Deferred) and x.is_open():
-            source, (a, b), made = x.source, x.inputs, self.empty(x.shape)
-            x.found(made)
-        else:
-            a = b = made = now(x)
+        source, a, b, made = self._normed(x)
         threads = LARGE_BLOCK if len(x) <= self.processors else BLOCK
         kernel = row_kernels.rms_norm(source)[len(x), threads, self.stream]
-        kernel(a, b, made, gain, np.float32(eps), out, codes.row_words, codes.words, codes.bytes, scale)
+        kernel(a, b, made, gain, eps, out, codes.row_words, codes.words, codes.bytes, scale)
         out.quantized = codes, scale
         return out
+
+    def _normed(self, x: DeviceArray) -> tuple[str, DeviceArray, DeviceArray, DeviceArray]:
+        """What a norm of x reads, and where it leaves x, if nobody has needed it before."""
+        if isinstance(x, Deferred) and x.is_open() and x.source in row_kernels.SOURCES:
+            source, (a, b), made = x.source, x.inputs, self.empty(x.shape)
+            x.found(made)
+            return source, a, b, made
+        return "row", now(x), now(x), now(x)
 
     def layer_norm(self, x: DeviceArray, gain: DeviceArray, bias: DeviceArray | None, eps: float) -> DeviceArray:
         out = self.empty(x.shape)
@@ -158,49 +168,59 @@ class Cuda:
         row_kernels.layer_norm[len(x), BLOCK, self.stream](now(x), gain, bias, np.float32(eps), out)
         return out
 
-    def quantize(self, x: DeviceArray) -> tuple[Codes, DeviceArray]:
-        """What `rms_norm` found on its way, if x is its result."""
-        found = getattr(x, "quantized", None)
-        if found is not None:
-            return found
+    def quantize(self, x: DeviceArray) -> tuple[Any, Any]:
+        """What a norm finds on its way, if x is one: when it is needed."""
+        if isinstance(x, Deferred) and x.source == "norm":
+            later = Deferred("codes", (x,), x.shape, lambda: x.array().quantized[0])
+            return later, Deferred("scale", (x,), x.shape[:1], lambda: x.array().quantized[1])
+        x = now(x)
         scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
-        row_kernels.quantize[len(x), BLOCK, self.stream](now(x), codes.row_words, codes.words, codes.bytes, scale)
+        row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, codes.bytes, scale)
         return codes, scale
 
-    def ternary_matmul(self, q: Codes, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
+    def ternary_matmul(self, q: Any, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
         return self.ternary_matmuls(q, scale, (codes, w_scale, width))[0]
 
-    def ternary_matmuls(self, q: Codes, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
-        """In one launch, whatever their number up to three: small ones alone leave the device idle."""
+    def ternary_matmuls(self, q: Any, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
+        """In one launch, whatever their number up to three: small ones alone leave the device idle. With the norm that `q` are the codes
+        of, if that is a single row and nobody has needed it yet."""
         for codes, _, _ in matrices:
-            if not isinstance(q, Codes) or codes.dtype != np.uint32:
+            if not isinstance(q, Codes | Deferred) or codes.dtype != np.uint32:
                 raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
-        n, blocks = q.rows, -(-q.width // ternary.COLUMNS)
-        three = (*matrices, *[(matrices[0][0], np.float32(0), 0)] * 2)[:3]
-        words, factors, widths = zip(*((codes, np.float32(w_scale), width) for codes, w_scale, width in three), strict=True)
-        tiles = [-(-width // ternary.ROWS) for width in widths]
-
-        def parts(tiles_of_a_block: int) -> tuple[int, ...]:
-            """Up to which block each matrix goes."""
-            return tuple(np.cumsum([-(-each // tiles_of_a_block) for each in tiles]).tolist())
-
-        out = self.empty((n * sum(widths),))
-        tile = self._tile([count for count in tiles if count], n)
+        three = _three(matrices)
+        if isinstance(q, Deferred) and (out := self._normed_product(q, three)) is not None:
+            return _apart(out, 1, three.widths[: len(matrices)])
+        codes, scale = now(q), now(scale)
+        n, blocks, out = codes.rows, -(-codes.width // ternary.COLUMNS), self.empty((codes.rows * sum(three.widths),))
+        tile, rest = self._tile([count for count in three.tiles if count], n), (codes.unsigned, scale, blocks)
         if n == 1:
             warps = _WARPS if blocks <= _WARPS * ternary.DEPTH else 2 * _WARPS
-            ends, depth = parts(1), min(ternary.DEPTH, -(-blocks // warps))
+            ends, depth = three.ends(1), min(ternary.DEPTH, -(-blocks // warps))
             kernel = ternary.gemv(warps, depth)[ends[-1], 32 * warps, self.stream]
-            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, out)
+            kernel(three.words, ends, three.widths, three.factors, *rest, out)
         elif tile is None:
-            ends, groups = parts(1), 1 if n <= 8 else 2  # of 8 tokens
-            kernel = ternary.skinny(groups, _WARPS)[(ends[-1], -(-n // (8 * groups))), 32 * _WARPS, self.stream]
-            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, q.row_words, out)
+            ends, groups = three.ends(1), 1 if n <= 8 else 2  # of 8 tokens
+            depth = min(ternary.DEPTH, -(-blocks // _WARPS))
+            kernel = ternary.skinny(groups, _WARPS, depth)[(ends[-1], -(-n // (8 * groups))), 32 * _WARPS, self.stream]
+            kernel(three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
         else:
-            ends = parts(tile[0] * tile[2])
+            ends = three.ends(tile[0] * tile[2])
             kernel = ternary.gemm(*tile)[(ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3], self.stream]
-            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, q.row_words, out)
-        begins = np.cumsum([0, *(n * width for width in widths)]).tolist()
-        return [out[begins[i] : begins[i + 1]].reshape(n, widths[i]) for i in range(len(matrices))]
+            kernel(three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
+        return _apart(out, n, three.widths[: len(matrices)])
+
+    def _normed_product(self, codes: Deferred, three: _Three) -> DeviceArray | None:
+        """The norm and the products in one launch, or None if that is not for these."""
+        (n, width), norm = codes.shape, codes.inputs[0] if codes.is_open() else None
+        share = min(normed.WARPS, -(-sum(three.tiles) // self.processors))
+        warps = normed.WARPS // share
+        if norm is None or not norm.is_open() or not self.fused or n > 1 or not normed.is_for(width, warps * share):
+            return None
+        (x, gain, eps), ends, out = norm.inputs, three.ends(share), self.empty((sum(three.widths),))
+        source, *row = self._normed(x)
+        kernel = normed.normed(source, width, warps, share)[ends[-1], ternary.WARP * warps * share, self.stream]
+        kernel(*(view(array, np.float32) for array in row), gain, eps, three.words, ends, three.widths, three.factors, out)
+        return out
 
     def _tile(self, tiles: list[int], n: int) -> tuple[int, ...] | None:
         """The shape of the blocks of `ternary.gemm` for n tokens and matrices of so many tiles of rows, or None if it is not for these."""
@@ -383,6 +403,30 @@ class Cuda:
 def _check_table(table: Any) -> None:
     if not isinstance(table, DeviceTable):
         raise ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
+
+
+class _Three(NamedTuple):
+    """Matrices that read the same input, and none in the place of those that are missing."""
+
+    words: tuple[DeviceArray, ...]
+    factors: tuple[np.float32, ...]
+    widths: tuple[int, ...]  # rows
+    tiles: tuple[int, ...]  # of 16 rows
+
+    def ends(self, share: int) -> tuple[int, ...]:
+        """Up to which block each goes, of blocks of `share` tiles."""
+        return tuple(np.cumsum([-(-each // share) for each in self.tiles]).tolist())
+
+
+def _three(matrices: tuple[tuple[DeviceArray, np.float32, int], ...]) -> _Three:
+    words, factors, widths = zip(*matrices, *[(matrices[0][0], 0, 0)] * (3 - len(matrices)), strict=True)
+    return _Three(words, tuple(map(np.float32, factors)), widths, tuple(-(-width // ternary.ROWS) for width in widths))
+
+
+def _apart(together: DeviceArray, n: int, widths: tuple[int, ...]) -> list[DeviceArray]:
+    """Results that lie one after the other: [n, width] each."""
+    ends = np.cumsum([n * width for width in widths]).tolist()
+    return [together[end - n * width : end].reshape(n, width) for end, width in zip(ends, widths, strict=True)]
 
 
 def _tiles(shape: Shape, n: int, heads: int, kv_heads: int) -> tuple[int, int, int]:

@@ -16,14 +16,17 @@ from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import silu as _silu_of
 from .target import AHEAD, PIECE, instructions, kernel
 
-bits_float, device, float_bits, fma, fma64, half_bits, plus, times = (
+bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, times = (
     instructions.bits_float,
     instructions.device,
     instructions.float_bits,
     instructions.fma,
     instructions.fma64,
+    instructions.get,
     instructions.half_bits,
+    instructions.in_turn,
     instructions.plus,
+    instructions.put,
     instructions.times,
 )
 
@@ -45,41 +48,47 @@ def fold_lanes(sums, first):
     return sums[first]
 
 
-@device
-def _whole(n):
+def padded(n: int) -> int:
     """n rounded up to what `add_products` takes at a time."""
     return (n + _AT_ONCE - 1) // _AT_ONCE * _AT_ONCE
 
 
-@device
-def clear_lanes(lanes):
-    for lane in range(cuda.threadIdx.x, WIDE_LANES, cuda.blockDim.x):
-        lanes[lane] = 0.0
+_padded = device(padded)
 
 
 @device
-def add_products(piece, n, squared, lanes):
-    """lanes += n numbers or their squares, and zeros after these up to `_whole(n)`, which change nothing.
+def clear_lanes(lanes, threads):
+    for k in range((WIDE_LANES + threads - 1) // threads):
+        lane = cuda.threadIdx.x + k * threads
+        if lane < WIDE_LANES:
+            put(lanes, lane, 0.0)
+
+
+@device
+def add_products(piece, n, squared, lanes, threads):
+    """lanes += n numbers or their squares, and zeros after these up to `padded(n)`, which change nothing.
 
     A thread has its lanes to itself, from `clear_lanes` on. AHEAD numbers are read before the first is needed: only the sums wait for each
     other.
     """
-    for lane in range(cuda.threadIdx.x, WIDE_LANES, cuda.blockDim.x):
-        total = lanes[lane]
-        for start in range(lane, n, _AT_ONCE):
-            for step in range(AHEAD):
-                value = np.float64(piece[start + step * WIDE_LANES])
-                total = fma64(value, value if squared else _ONE, total)
-        lanes[lane] = total
+    for k in range((WIDE_LANES + threads - 1) // threads):
+        lane = cuda.threadIdx.x + k * threads
+        if lane < WIDE_LANES:
+            total = get(lanes, lane)
+            for start in range(0, n, _AT_ONCE):
+                for step in range(AHEAD):
+                    value = np.float64(get(piece, start + step * WIDE_LANES + lane))
+                    total = fma64(value, value if squared else _ONE, total)
+            put(lanes, lane, total)
 
 
 @device
 def _fold_eight(lanes, first, step):
     """The sum by halving of eight lanes, `step` apart."""
-    a = lanes[first] + lanes[first + 4 * step]
-    b = lanes[first + step] + lanes[first + 5 * step]
-    c = lanes[first + 2 * step] + lanes[first + 6 * step]
-    d = lanes[first + 3 * step] + lanes[first + 7 * step]
+    a = get(lanes, first) + get(lanes, first + 4 * step)
+    b = get(lanes, first + step) + get(lanes, first + 5 * step)
+    c = get(lanes, first + 2 * step) + get(lanes, first + 6 * step)
+    d = get(lanes, first + 3 * step) + get(lanes, first + 7 * step)
     return (a + c) + (b + d)
 
 
@@ -90,7 +99,7 @@ def fold_wide_lanes(lanes):
     16 threads add those that are i modulo 16 (i with i + 64, i + 32, i + 16); the first adds what they have (8, 4, 2; then 1).
     """
     if cuda.threadIdx.x < 16:
-        lanes[cuda.threadIdx.x] = _fold_eight(lanes, cuda.threadIdx.x, 16)
+        put(lanes, cuda.threadIdx.x, _fold_eight(lanes, cuda.threadIdx.x, 16))
     cuda.syncthreads()
     return _fold_eight(lanes, 0, 2) + _fold_eight(lanes, 1, 2) if cuda.threadIdx.x == 0 else 0.0
 
@@ -107,7 +116,7 @@ def factor_of(total, width, eps):
 
 
 @device
-def _magnitude(x):
+def magnitude(x):
     """|x| as bits: these order like the numbers, and NaN above all of them."""
     return np.int32(float_bits(x) & np.int32(0x7FFFFFFF))
 
@@ -145,6 +154,7 @@ def _write_row(row, width, largest, words, row_words, bytes_, r, scale):
 
 @kernel
 def quantize(x, row_words, words, bytes_, scale):  # [R, M] -> [at least R * row_words] int32, the same as int8, [R]
+    in_turn()
     r, width = cuda.blockIdx.x, x.shape[1]
     largest = cuda.shared.array(1, np.int32)
     if cuda.threadIdx.x == 0:
@@ -153,7 +163,7 @@ def quantize(x, row_words, words, bytes_, scale):  # [R, M] -> [at least R * row
     cuda.syncthreads()
     mine = np.int32(0)
     for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-        mine = max(mine, _magnitude(x[r, i]))
+        mine = max(mine, magnitude(x[r, i]))
     cuda.atomic.max(largest, 0, mine)
     cuda.syncthreads()
     _write_row(x[r], width, largest[0], words, row_words, bytes_, r, scale)
@@ -174,7 +184,7 @@ def _silu_gate(gate, up):
 
 
 @device
-def _worked_out(source, a, b):
+def worked_out(source, a, b):
     """A number of the row: there, or a result of the operation before. The source is a constant where this is compiled."""
     if source == "sum":
         return plus(a, b)
@@ -191,8 +201,8 @@ def bring(source, a, b, r, start, n, piece):
 
     Thread t has numbers t, t + the block's size and so on, here and in what follows: nobody waits for others' but the sums.
     """
-    for i in range(cuda.threadIdx.x, _whole(n), cuda.blockDim.x):
-        piece[i] = _worked_out(source, a[r, start + i], b[r, start + i]) if i < n else _f(0.0)
+    for i in range(cuda.threadIdx.x, _padded(n), cuda.blockDim.x):
+        piece[i] = worked_out(source, a[r, start + i], b[r, start + i]) if i < n else _f(0.0)
 
 
 @device
@@ -209,7 +219,7 @@ def scale_row(row, width, factor, gain, out):
     for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
         value = times(times(row[i], factor), gain[i])
         out[i] = value
-        largest = max(largest, _magnitude(value))
+        largest = max(largest, magnitude(value))
     return largest
 
 
@@ -220,19 +230,20 @@ def rms_norm(source: str) -> Any:
 
     def rms_norm(a, b, made, gain, eps, out, row_words, words, bytes_, scale):  # [R, M] x 3, [M]
         """The norm, and its result quantised: in a ternary model that comes next, and the row is at hand."""
+        in_turn()
         r, t, width = cuda.blockIdx.x, cuda.threadIdx.x, a.shape[1]
         piece = cuda.shared.array(PIECE, np.float32)
         lanes = cuda.shared.array(WIDE_LANES, np.float64)
         factor = cuda.shared.array(1, np.float32)
         largest = cuda.shared.array(1, np.int32)
-        clear_lanes(lanes)
+        clear_lanes(lanes, cuda.blockDim.x)
         for start in range(0, width, PIECE):
             n = min(PIECE, width - start)
             bring(source, a, b, r, start, n, piece)
             if not is_there:
                 copy_piece(piece, n, made, r, start)
             cuda.syncthreads()
-            add_products(piece, n, True, lanes)
+            add_products(piece, n, True, lanes, cuda.blockDim.x)
             cuda.syncthreads()
         total = fold_wide_lanes(lanes)
         if t == 0:
@@ -258,13 +269,14 @@ def rms_norm(source: str) -> Any:
 
 @kernel
 def layer_norm(x, gain, bias, eps, out):
+    in_turn()
     r, t, width = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
     piece = cuda.shared.array(PIECE, np.float32)
     lanes = cuda.shared.array(WIDE_LANES, np.float64)
     found = cuda.shared.array(1, np.float64)
     mean = np.float64(0.0)
     for squared in range(2):  # first the sum of the row, then that of the squares of what is left of it
-        clear_lanes(lanes)
+        clear_lanes(lanes, cuda.blockDim.x)
         for start in range(0, width, PIECE):
             n = min(PIECE, width - start)
             bring("row", x, x, r, start, n, piece)
@@ -272,7 +284,7 @@ def layer_norm(x, gain, bias, eps, out):
                 for i in range(t, n, cuda.blockDim.x):
                     piece[i] = _f(np.float64(piece[i]) - mean)
             cuda.syncthreads()
-            add_products(piece, n, squared, lanes)
+            add_products(piece, n, squared, lanes, cuda.blockDim.x)
             cuda.syncthreads()
         total = fold_wide_lanes(lanes)
         if t == 0:
@@ -291,48 +303,56 @@ def layer_norm(x, gain, bias, eps, out):
 
 @kernel
 def add(a, b, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = plus(a[i], b[i])
 
 
 @kernel
 def add_bias(x, bias, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = plus(x[i], bias[i % bias.size])
 
 
 @kernel
 def scaled(x, factor, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = times(x[i], factor)
 
 
 @kernel
 def relu2_gate(gate, up, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = _relu2_gate(gate[i], up[i])
 
 
 @kernel
 def silu_gate(gate, up, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = _silu_gate(gate[i], up[i])
 
 
 @kernel
 def gelu(x, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = times(x[i], normal_cdf(x[i]))
 
 
 @kernel
 def gelu_tanh(x, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = _gelu_tanh_of(x[i])
 
 
 @kernel
 def take(x, rows, out):  # [R, D], [B] -> [B, D]
+    in_turn()
     width = x.shape[1]
     for i in range(cuda.grid(1), rows.size * width, cuda.gridsize(1)):
         out[i // width, i % width] = x[rows[i // width], i % width]
@@ -340,12 +360,14 @@ def take(x, rows, out):  # [R, D], [B] -> [B, D]
 
 @kernel
 def fill(out, value):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = value
 
 
 @kernel
 def spread(x, slot, position, out):  # [R, G * K], [R], [R] -> [B, S, G * K]
+    in_turn()
     width = x.shape[1]
     for i in range(cuda.grid(1), x.shape[0] * width, cuda.gridsize(1)):
         r = i // width
@@ -365,6 +387,7 @@ def rotated(x, cos, sin, pairs, distance, step, r, h, i):
 
 @kernel
 def rope(x, cos, sin, pairs, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K]
+    in_turn()
     heads, width = x.shape[1], x.shape[2]
     for item in range(cuda.grid(1), x.shape[0] * heads * width, cuda.gridsize(1)):
         r, h, i = item // (heads * width), item // width % heads, item % width
@@ -380,6 +403,7 @@ def keep(halves: bool) -> Any:
     @kernel
     def keep(k, v, cos, sin, pairs, distance, step, slot, position, k_out, v_out):
         # [R, G, K] x 2, [R, J] x 2, ..., [R] x 2 -> [B, S, G, K] x 2
+        in_turn()
         heads, width, places = k.shape[1], k.shape[2], k_out.shape[1]
         for item in range(cuda.grid(1), k.shape[0] * heads * width, cuda.gridsize(1)):
             r, h, i = item // (heads * width), item // width % heads, item % width
@@ -392,6 +416,7 @@ def keep(halves: bool) -> Any:
 
 @kernel
 def erase(out, slot, start, end):  # [L, B, S, G * K]
+    in_turn()
     layers, places, width = out.shape[0], out.shape[2], out.shape[3]
     for i in range(cuda.grid(1), layers * (end - start) * width, cuda.gridsize(1)):
         row = i // width
@@ -401,6 +426,7 @@ def erase(out, slot, start, end):  # [L, B, S, G * K]
 @kernel
 def carry(source, slot, out, target, start, end):  # [L, B, S, G * K] -> [L, B', S', G * K]
     """Positions start..end of one slot to the same positions of another, which may be of another cache."""
+    in_turn()
     layers, width = out.shape[0], out.shape[3]
     for i in range(cuda.grid(1), layers * (end - start) * width, cuda.gridsize(1)):
         layer, position = i // width // (end - start), start + i // width % (end - start)
@@ -409,6 +435,7 @@ def carry(source, slot, out, target, start, end):  # [L, B, S, G * K] -> [L, B',
 
 @kernel
 def take_rotations(all_cos, all_sin, position, cos, sin):  # [P, J] x 2, [R] -> [R, J] x 2
+    in_turn()
     pairs = cos.shape[1]
     for i in range(cuda.grid(1), position.size * pairs, cuda.gridsize(1)):
         r, j = i // pairs, i % pairs
@@ -418,6 +445,7 @@ def take_rotations(all_cos, all_sin, position, cos, sin):  # [P, J] x 2, [R] -> 
 @kernel
 def advance(position, last):  # [B]
     """The next positions, up to the last one there is."""
+    in_turn()
     i = cuda.grid(1)
     if i < position.size:
         position[i] = min(position[i] + 1, last)
@@ -428,6 +456,7 @@ def advance(position, last):  # [B]
 
 @kernel
 def fill_mask(first, queries, past, keys, window, prefix, block, sinks, seen, hidden, out):  # [B] x 3 -> [B, Q, K]
+    in_turn()
     rows, columns = out.shape[1], out.shape[2]
     for row in range(cuda.blockIdx.x, out.shape[0] * rows, cuda.gridDim.x):
         b, r = row // rows, row % rows
