@@ -42,8 +42,7 @@ class Decoder:
             table = [on.upload(part) for part in cpu.rotations(EXACT.angles(np.arange(capacity), model))]
 
         def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
-            cache.write(layer, slot, self._position, k, v)
-            return on.attend(q, cache.k[layer], cache.v[layer], slot, self._position, model.config.window_of(layer))
+            return on.attend_next(q, k, v, slot, self._position, cache.k[layer], cache.v[layer], model.config.window_of(layer))
 
         def run() -> None:
             before, on.arena = on.arena, arena

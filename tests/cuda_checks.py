@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import contract
 import numpy as np
@@ -451,6 +452,43 @@ def attend_ring() -> None:
     attention(2, 1, 4, [0, 1], [190, 130], 60, 128)
 
 
+def next_attention(heads: int, kv_heads: int, width: int, position: list[int], window: int | None, capacity: int, rope: str) -> None:
+    """What is kept and what comes out are the bits of `keep` and then `attend`, by themselves and by the CPU."""
+    on, n = device(), len(position)
+    slots, positions, places = np.arange(n)[::-1].copy(), np.array(position), np.array(position) % capacity
+    q, k, v = (normal(n, count, width, seed=seed) for seed, count in ((3, heads), (4, kv_heads), (5, kv_heads)))
+    k[0, 0, -1] = v[-1, -1, 0] = 70000  # beyond float16's range
+    angles = rng(7).uniform(0, 9, (2, n, width // 2 - width // 8))  # of queries and of keys
+    there = on.resident(Rows(slots, positions))
+
+    def turned(ops: Any, x: Any, what: int) -> Any:
+        return x if rope == "none" else getattr(ops, rope)(x, *ops.rotations(angles[what]))
+
+    for dtype in (np.float32, np.int16):
+        before = [normal(n, capacity, kv_heads, width, seed=seed) for seed in (1, 2)]
+        kept = before if dtype == np.float32 else [array.astype(np.float16).view(np.int16) for array in before]
+        together, apart = ([on.upload(array) for array in kept] for _ in range(2))
+        uploaded = [on.upload(array) for array in (q, k, v)]
+        turned_q, turned_k, new_v = turned(on, uploaded[0], 0), turned(on, uploaded[1], 1), uploaded[2]
+        found = on.attend_next(turned_q, turned_k, new_v, there.slot, there.position, *together, window)
+        on.keep(turned_k, new_v, there.slot, there.position, *apart)
+        expected = on.to_host(on.attend(turned_q, *apart, there.slot, there.position, window))
+        equal_where_finite(on, found, expected)
+        for one, other, old in zip(together, apart, kept, strict=True):
+            np.testing.assert_array_equal(on.to_host(one), on.to_host(other))
+            assert (on.to_host(one)[slots, places] != old[slots, places]).any(axis=(1, 2)).all()
+        ours = cpu.attend(turned(cpu, q, 0), *map(on.to_host, together), slots, positions, window)
+        equal_where_finite(on, found, ours)
+        assert np.isnan(ours).any() == (dtype == np.int16)
+
+
+@check
+def attend_next() -> None:
+    next_attention(4, 2, 6, [69, 1], None, 70, "rope")  # two chunks, of which the second has the new key
+    next_attention(6, 1, 20, [64], None, 65, "none")  # a group that two blocks share; the new key is a chunk's first
+    next_attention(2, 1, 4, [190, 63], 60, 128, "rope_adjacent")  # a ring, and a chunk's last key
+
+
 def masked_attention(heads: int, kv_heads: int, width: int, slot: list[int], position: list[int], mask: NDArray, v: NDArray) -> None:
     on, n, t = device(), len(slot), mask.shape[2]
     q, k = normal(n, heads, width), normal(max(slot) + 1, t, kv_heads, width, seed=1)
@@ -668,8 +706,8 @@ def launches() -> None:
         step([1])
     norms = {"row": layers + 1, "sum": 2 * layers - 1, "relu2": layers}  # the first one's input is not a sum
     products = {f"ternary_normed_{source}": count for source, count in norms.items()} | {"rms_norm_sum": 1, "matmul": 1}
-    assert kernels == products | {"keep": layers, "attend_chunk": layers} | {"take_rotations": 1, "embed": 1, "advance": 1}
-    assert kernels.total() == 6 * layers + 5
+    assert kernels == products | {"attend_chunk": layers} | {"take_rotations": 1, "embed": 1, "advance": 1}
+    assert kernels.total() == 5 * layers + 5
 
 
 @check

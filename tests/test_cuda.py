@@ -136,6 +136,9 @@ def kernels() -> dict[str, tuple]:
     def attended(kept: t.Array = f1) -> tuple:
         return (f3, *rotation, kept, kept, ids, ids, i, i, f)
 
+    def split(kept: t.Array) -> tuple:
+        return (f3, *rotation, f3, *attended(kept), i, f1, f3, f3, signed, f3)
+
     def shapes(queries: int) -> list:
         return [attention.shape_for(width, queries) for width in (64, 128, 256)]
 
@@ -169,9 +172,9 @@ def kernels() -> dict[str, tuple]:
         (ternary.skinny(2, 8, 4), by_tokens),
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
         *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
-        *((attention.attend_chunk(shape), (*attended(), i, f1, f3, f3, signed, f3)) for shape in shapes(4)),
+        *((attention.attend_chunk(shape, keeps), split(f1)) for shape in shapes(4) for keeps in (False, True)),
         (attention.attend(attention.shape_for(128, 16, True)), (*attended(halves), i, f3)),
-        (attention.attend_chunk(attention.shape_for(128, 4, True)), (*attended(halves), i, f1, f3, f3, signed, f3)),
+        *((attention.attend_chunk(attention.shape_for(128, 4, True), keeps), split(halves)) for keeps in (False, True)),
         (attention.attend_masked(attention.shape_for(128, 16)), (*attended(), *masked, f3)),
     ]
     return {f"{kernel.py_func.__name__} {number}": (kernel.py_func, types) for number, (kernel, types) in enumerate(listed)}

@@ -19,7 +19,7 @@ from numba import cuda
 
 from ..scalar import CHUNK, exp
 from ..simd import LANES
-from .rows import fold_lanes, rotated
+from .rows import as_kept, fold_lanes, rotated
 from .target import ALIGNED, SIMULATED, instructions, kernel
 
 (
@@ -32,6 +32,7 @@ from .target import ALIGNED, SIMULATED, instructions, kernel
     half_value,
     half_warp_max,
     half_warp_sum,
+    in_turn,
     load4,
     load_column,
     plus,
@@ -47,6 +48,7 @@ from .target import ALIGNED, SIMULATED, instructions, kernel
     instructions.half_value,
     instructions.half_warp_max,
     instructions.half_warp_sum,
+    instructions.in_turn,
     instructions.load4,
     instructions.load_column,
     instructions.plus,
@@ -332,6 +334,7 @@ def attend(shape: Shape) -> Any:
     @kernel
     def attend(q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, window, out):
         # [R, H, K], [R, J] x 2, ..., [B * S * G * K] x 2, [R] x 2, ... -> [R, H, K]
+        in_turn()
         queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
         keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
         scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
@@ -392,6 +395,7 @@ def attend_masked(shape: Shape) -> Any:
         q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, mask, masks, mask_rows, all_keys, out
     ):
         # ..., [1 or B * T * S'], 1 or B, T, S', -> [R, H, K]
+        in_turn()
         queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
         keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
         scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
@@ -438,17 +442,21 @@ def attend_masked(shape: Shape) -> Any:
 
 
 @cache
-def attend_chunk(shape: Shape) -> Any:
+def attend_chunk(shape: Shape, keeps: bool) -> Any:
     """Rows that stand alone. Blocks: rows, key-value heads with the parts of a group larger than a block, chunks.
 
     A block past a row's last chunk ends at once. Of the others each counts itself in `arrived`, which is zeros before and afterwards; the
     last one has all results of the row's heads to fold.
+
+    One that `keeps` puts the row's own key, rotated, and value to their places first, as `rows.keep` does: the block of that chunk, or
+    each of the several that a group has, the same bytes. No other block reads there. One that does not reads nothing of what is new.
     """
     load_queries, score, weigh, _, _ = _body(shape)
     n_queries = shape.queries
     n_sums, n_query_words, n_key_words, n_scores, n_state = _sizes(shape)
     load_values, chain, load_parts, fold = load_column(CHUNK), chain_column(CHUNK), load_column(_FOLDED), fold_column(_FOLDED)
     of_weights, of_old, of_new = n_queries * CHUNK, 2 * n_queries * CHUNK, 3 * n_queries * CHUNK
+    kept = as_kept(shape.halves)
 
     @device
     def factors(largest, weight, r, head, n, chunk, count, carried, shared):
@@ -503,8 +511,34 @@ def attend_chunk(shape: Shape) -> Any:
 
     @kernel
     def attend_chunk(
-        q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, window, parts, largest, weight, arrived, out
-    ):  # as `attend`; [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk] -> [R, H, K]
+        new_k,
+        new_cos,
+        new_sin,
+        new_pairs,
+        new_distance,
+        new_step,
+        new_v,
+        q,
+        cos,
+        sin,
+        pairs,
+        distance,
+        step,
+        k,
+        v,
+        slot,
+        position,
+        capacity,
+        kv_heads,
+        scale,
+        window,
+        parts,
+        largest,
+        weight,
+        arrived,
+        out,
+    ):  # [R, G, K] and as q's, [R, G, K]; as `attend`; [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk] -> [R, H, K]
+        in_turn()
         r, width, d = cuda.blockIdx.x, q.shape[2], cuda.threadIdx.x
         here, key = position[r], cuda.blockIdx.z * CHUNK
         heads = q.shape[1] // kv_heads
@@ -522,7 +556,11 @@ def attend_chunk(shape: Shape) -> Any:
             total = cuda.local.array(n_queries, np.float32)
             n_keys, k_stride = min(CHUNK, here + 1 - key), kv_heads * width
             place = (slot[r] * capacity + key % capacity) * k_stride + g * width
-            # before anything waits; threads past the width read what another one does
+            if keeps and here < key + CHUNK and d < width:
+                mine_at = place + (here - key) * k_stride + d
+                k[mine_at] = kept(rotated(new_k, new_cos, new_sin, new_pairs, new_distance, new_step, r, g, d))
+                v[mine_at] = kept(new_v[r, g, d])
+            # before anything waits; a thread reads the value that it wrote, and past the width what another one does
             column = place + min(d, width - 1)
             mine = load_values(v, column, k_stride, column + (n_keys - 1) * k_stride)
             load_queries(q, cos, sin, pairs, distance, step, r, head, n, n, queries)

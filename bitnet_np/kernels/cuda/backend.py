@@ -274,14 +274,39 @@ class Cuda:
         shape = self._shape(q, k, heads // k.shape[2] * n)
         chunks = getattr(position, "chunks", None)
         if chunks is not None:
-            return self._attend_split(q, k, v, slot, position, chunks, window or NO_WINDOW)
+            return self._attend_split(None, q, k, v, slot, position, chunks, window)
         out = self.empty(q.shape)
         kernel = attention.attend(shape)[_tiles(shape, n, heads, k.shape[2]), shape.threads, self.stream]
         kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], scale_of(q), window or NO_WINDOW, out)
         return out
 
+    def attend_next(
+        self,
+        q: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        slot: DeviceArray,
+        position: DeviceArray,
+        kept_k: DeviceArray,
+        kept_v: DeviceArray,
+        window: int | None = None,
+    ) -> DeviceArray:
+        """`keep` and then `attend` in one launch: q [R, H, K], k and v [R, G, K], kept ones [B, S, G, K] -> [R, H, K].
+
+        Each row is the next one of a slot of its own, and `position` tells how many chunks the longest has, or more (`resident`).
+        """
+        return self._attend_split((k, v), q, kept_k, kept_v, slot, position, position.chunks, window)
+
     def _attend_split(
-        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, chunks: int, window: int
+        self,
+        new: tuple[DeviceArray, DeviceArray] | None,
+        q: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        slot: DeviceArray,
+        position: DeviceArray,
+        chunks: int,
+        window: int | None,
     ) -> DeviceArray:
         """Rows that share no keys: a block for each chunk of keys. `chunks` is as many as the longest row has, or more."""
         (n, heads, width), kv_heads = q.shape, k.shape[2]
@@ -291,8 +316,11 @@ class Cuda:
         grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks
         if self._arrived[-1].size < n * grid[1]:
             self._arrived.append(self.upload(np.zeros(n * grid[1], np.int32)))
-        kernel, arguments = attention.attend_chunk(shape)[grid, shape.threads, self.stream], (*k.shape[1:3], scale_of(q), window)
-        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, parts, largest, weight, self._arrived[-1], out)
+        kernel = attention.attend_chunk(shape, new is not None)[grid, shape.threads, self.stream]
+        rotation = self._rotation(q)
+        row = (*self._rotation(new[0]), now(new[1])) if new else (*rotation, rotation[0])  # of the latter nothing is read
+        arguments = *k.shape[1:3], scale_of(q), window or NO_WINDOW, parts, largest, weight, self._arrived[-1]
+        kernel(*row, *rotation, *self._kept(k, v), slot, position, *arguments, out)
         return out
 
     def attend_masked(

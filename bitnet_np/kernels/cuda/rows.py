@@ -394,11 +394,16 @@ def rope(x, cos, sin, pairs, distance, step, out):  # [R, H, K], [R, J] x 2 -> [
         out[r, h, i] = rotated(x, cos, sin, pairs, distance, step, r, h, i)
 
 
+def as_kept(halves: bool) -> Any:
+    """What a cache has for a number: itself, or its bits as float16."""
+    return half_bits if halves else np.float32
+
+
 @cache
 def keep(halves: bool) -> Any:
     """Keys, rotated, and values to their places; as bits of float16 where those are asked for."""
 
-    kept = half_bits if halves else np.float32
+    kept = as_kept(halves)
 
     @kernel
     def keep(k, v, cos, sin, pairs, distance, step, slot, position, k_out, v_out):
