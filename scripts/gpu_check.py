@@ -266,7 +266,7 @@ def masks(run: Run) -> dict[str, float]:
 
 
 PARTS: dict[str, Callable[[Run], Any]] = {
-    part.__name__: part for part in (describe, peaks, bits, kernels, decode, ways, prefill, matrices, masks)
+    part.__name__: part for part in (describe, peaks, bits, decode, ways, prefill, matrices, masks, kernels)
 }
 
 

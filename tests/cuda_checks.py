@@ -133,7 +133,10 @@ def norms_of_what_comes_before() -> None:
         same(on, normed, cpu.rms_norm(ours, gain, 1e-5))
         _quantized_alike(on, on.quantize(normed), cpu.rms_norm(ours, gain, 1e-5))
         same(on, there, ours)
-        same(on, on.rms_norm(there, on.upload(gain), 1e-5), cpu.rms_norm(ours, gain, 1e-5))
+        again = on.rms_norm(there, on.upload(gain), 1e-5)
+        _quantized_alike(on, on.quantize(again), cpu.rms_norm(ours, gain, 1e-5))
+        assert again.is_open()  # codes alone leave no norm
+        same(on, again, cpu.rms_norm(ours, gain, 1e-5))
         same(on, on.add(there, there), ours + ours)
 
 
@@ -705,7 +708,7 @@ def launches() -> None:
         patched.setattr(FakeCUDAKernel, "__call__", counted)
         step([1])
     norms = {"row": layers + 1, "sum": 2 * layers - 1, "relu2": layers}  # the first one's input is not a sum
-    products = {f"ternary_normed_{source}": count for source, count in norms.items()} | {"rms_norm_sum": 1, "matmul": 1}
+    products = {f"normed_product_{source}": count for source, count in norms.items()} | {"rms_norm_sum": 1, "matmul": 1}
     assert kernels == products | {"attend_chunk": layers} | {"take_rotations": 1, "embed": 1, "advance": 1}
     assert kernels.total() == 5 * layers + 5
 

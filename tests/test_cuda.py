@@ -105,7 +105,8 @@ FUSED_WITHOUT_HARM = {"silu_gate", "rms_norm_silu", "gelu_tanh", "gelu"}
 """1 + e^y, whose last product is by a power of two, and 1 - p / 2: exact products, or too small to matter to 1. The bits are the same."""
 
 EXPECTED = {
-    "ternary_normed_sum": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4", "ld.shared.v4", "redux.sync"),
+    "rms_norm_relu2": ("fma.rn.f64", "sqrt.rn.f32", "div.rn.f32", "ld.global"),
+    "normed_product_sum": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4", "ld.shared.v4", "redux.sync"),
     "ternary_gemv": ("dp4a.u32.s32", "ld.global.v4"),
     "ternary_skinny": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4"),
     "ternary_gemm": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4", "ld.shared.v4", "cp.async.cg.shared.global"),
@@ -119,11 +120,14 @@ EXPECTED = {
 NORMED = (("sum", 2560, 2, 7), ("row", 2560, 8, 2), ("relu2", 6912, 8, 2))  # of the 2B model's matrices, on 132 processors
 
 
+ROWS = (("row", 2560, 1024, False), ("sum", 2560, 256, True), ("relu2", 6912, 512, False), ("silu", 2560, 256, False))
+
+
 def kernels() -> dict[str, tuple]:
     """Names of kernels as they are used for the 2B model, and the types they are compiled for."""
     from numba.cuda import types as t
 
-    from bitnet_np.kernels.cuda import attention, floats, normed, rows, ternary
+    from bitnet_np.kernels.cuda import attention, floats, norms, rows, ternary
     from bitnet_np.kernels.cuda.backend import TILES
 
     f, i, f1, f2, f3, f4 = t.float32, t.int64, t.float32[::1], t.float32[:, ::1], t.float32[:, :, ::1], t.float32[:, :, :, ::1]
@@ -145,6 +149,7 @@ def kernels() -> dict[str, tuple]:
     listed = [
         (rows.quantize, (f2, i, signed, codes, f1)),
         *((rows.rms_norm(source), (f2, f2, f2, f1, f, f2, i, signed, codes, f1)) for source in rows.SOURCES),
+        *((norms.rms_norm(*how), (f1, f1, f1, f1, f, f1, words, f1)) for how in ROWS),
         (rows.layer_norm, (f2, f1, f1, f, f2)),
         (rows.add, (f1, f1, f1)),
         (rows.add_bias, (f1, f1, f1)),
@@ -166,7 +171,7 @@ def kernels() -> dict[str, tuple]:
         (floats.matmul("bfloat16", 4), (words, f1, i, i, i, i, f1)),
         (floats.matmul("bfloat16", 16), (words, f1, i, i, i, i, f1)),
         (floats.matmul("float32", 8), (words, f1, i, i, i, i, f1)),
-        *((normed.normed(*how), (f1, f1, f1, f1, f, *matrices[:4], f1)) for how in NORMED),
+        *((norms.normed_product(*how), (f1, f1, f1, f1, f, *matrices[:4], f1)) for how in NORMED),
         *((ternary.gemv(warps, depth), (*matrices, i, f1)) for warps, depth in ((8, 3), (16, 4))),
         (ternary.skinny(1, 8, 3), by_tokens),
         (ternary.skinny(2, 8, 4), by_tokens),
@@ -263,7 +268,7 @@ def test_no_kernel_spills_registers_and_a_processor_has_enough_for_its_blocks(co
         assert result.returncode == 0, f"{name}: {result.stderr[-500:]}"
         used = dict(re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", result.stderr)[::-1])
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr, f"{name}: {used}"
-        threads = LARGE_BLOCK if name.startswith("rms_norm") else 512 if name.startswith(("ternary_gemv", "ternary_normed")) else 256
+        threads = LARGE_BLOCK if name.startswith("rms_norm") else 512 if name.startswith(("ternary_gemv", "normed_product")) else 256
         (registers,) = re.findall(r"Used (\d+) registers", result.stderr)
         assert -(-int(registers) // 8) * 8 * threads <= 1 << 16, f"{name}: {registers} registers"
 

@@ -72,6 +72,7 @@ class Deferred:
         self.source, self.inputs, self.shape = source, inputs, shape
         self._launch: Callable[[], DeviceArray] | None = launch
         self._array: DeviceArray = None
+        self.quantized: tuple[Any, Any] | None = None  # of a norm: codes and scale
 
     def __len__(self) -> int:
         return self.shape[0]

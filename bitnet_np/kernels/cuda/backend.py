@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 from ...errors import ShapeError, UnsupportedError
 from .. import cpu
 from ..attention import NO_WINDOW, scale_of
-from . import attention, floats, normed, ternary
+from . import attention, floats, norms, ternary
 from . import rows as row_kernels
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .attention import CHUNK, WIDEST, Shape, shape_for
@@ -142,16 +142,26 @@ class Cuda:
         return Codes(words, view(words, np.uint32), view(words, np.int8), n, width, row_words)
 
     def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> Deferred:
-        """When it is needed: a ternary product of a single row works it out on its way."""
-        return Deferred("norm", (x, gain, np.float32(eps)), x.shape, lambda: self._rms_norm(x, gain, np.float32(eps)))
+        """When it is needed. For a ternary product that is its codes alone; of a single row, the product itself works them out."""
+        norm = Deferred("norm", (x, gain, np.float32(eps)), x.shape, lambda: self._rms_norm(norm, True))
+        return norm
 
-    def _rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: np.float32) -> DeviceArray:
-        out, scale, codes = self.empty(x.shape), self.empty(x.shape[:1]), self._codes(*x.shape)
-        source, a, b, made = self._normed(x)
-        threads = LARGE_BLOCK if len(x) <= self.processors else BLOCK
-        kernel = row_kernels.rms_norm(source)[len(x), threads, self.stream]
-        kernel(a, b, made, gain, eps, out, codes.row_words, codes.words, codes.bytes, scale)
-        out.quantized = codes, scale
+    def _rms_norm(self, norm: Deferred, leaves: bool) -> DeviceArray:
+        """The norm, if it is to leave it; and its codes, which the norm knows from then on."""
+        (x, gain, eps), (n, width) = norm.inputs, norm.shape
+        scale, codes, few = self.empty((n,)), self._codes(n, width), n <= self.processors
+        source, *row = self._normed(x)
+        for threads in norms.THREADS[-1:] if few else norms.THREADS:
+            if norms.fits(width, threads):
+                out = self.empty(norm.shape) if leaves else self._nothing
+                kernel = norms.rms_norm(source, width, threads, leaves)[n, threads, self.stream]
+                kernel(*(view(array, np.float32) for array in row), gain, eps, view(out, np.float32), codes.unsigned, scale)
+                break
+        else:
+            out = self.empty(norm.shape)
+            kernel = row_kernels.rms_norm(source)[n, LARGE_BLOCK if few else BLOCK, self.stream]
+            kernel(*row, gain, eps, out, codes.row_words, codes.words, codes.bytes, scale)
+        norm.quantized = codes, scale
         return out
 
     def _normed(self, x: DeviceArray) -> tuple[str, DeviceArray, DeviceArray, DeviceArray]:
@@ -169,10 +179,15 @@ class Cuda:
         return out
 
     def quantize(self, x: DeviceArray) -> tuple[Any, Any]:
-        """What a norm finds on its way, if x is one: when it is needed."""
+        """Of a norm, what it finds on its way: when that is needed."""
         if isinstance(x, Deferred) and x.source == "norm":
-            later = Deferred("codes", (x,), x.shape, lambda: x.array().quantized[0])
-            return later, Deferred("scale", (x,), x.shape[:1], lambda: x.array().quantized[1])
+
+            def found(i: int) -> Any:
+                if x.quantized is None:
+                    self._rms_norm(x, False)
+                return x.quantized[i]
+
+            return Deferred("codes", (x,), x.shape, lambda: found(0)), Deferred("scale", (x,), x.shape[:1], lambda: found(1))
         x = now(x)
         scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
         row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, codes.bytes, scale)
@@ -212,13 +227,14 @@ class Cuda:
     def _normed_product(self, codes: Deferred, three: _Three) -> DeviceArray | None:
         """The norm and the products in one launch, or None if that is not for these."""
         (n, width), norm = codes.shape, codes.inputs[0] if codes.is_open() else None
-        share = min(normed.WARPS, -(-sum(three.tiles) // self.processors))
-        warps = normed.WARPS // share
-        if norm is None or not norm.is_open() or not self.fused or n > 1 or not normed.is_for(width, warps * share):
+        share = min(norms.WARPS, -(-sum(three.tiles) // self.processors))
+        warps = norms.WARPS // share
+        threads = ternary.WARP * warps * share
+        if norm is None or norm.quantized is not None or not self.fused or n > 1 or not norms.fits(width, threads):
             return None
         (x, gain, eps), ends, out = norm.inputs, three.ends(share), self.empty((sum(three.widths),))
         source, *row = self._normed(x)
-        kernel = normed.normed(source, width, warps, share)[ends[-1], ternary.WARP * warps * share, self.stream]
+        kernel = norms.normed_product(source, width, warps, share)[ends[-1], threads, self.stream]
         kernel(*(view(array, np.float32) for array in row), gain, eps, three.words, ends, three.widths, three.factors, out)
         return out
 

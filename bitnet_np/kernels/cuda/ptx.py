@@ -337,6 +337,22 @@ def put(typing_context, array, offset, value):
     return types.none(array, types.int64, array.dtype), codegen
 
 
+@intrinsic
+def put4(typing_context, array, offset, a, b, c, d):
+    """array[offset : offset + 4] = a, b, c, d, at an offset that is a multiple of 4: one store of 16 bytes."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.VectorType(F32, 4)
+        address = _address(context, builder, signature.args[0], *args[:2])
+        value = ir.Constant(kind, ir.Undefined)
+        for i, number in enumerate(args[2:]):
+            value = builder.insert_element(value, number, ir.Constant(I32, i))
+        builder.store(value, builder.bitcast(address, kind.as_pointer(addrspace=address.type.addrspace)), align=16)
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64, *[types.float32] * 4), codegen
+
+
 def load_fragments(count: int, in_global: bool = False) -> Callable:
     """A function (array, offset, stride) that gives `count` times the four words at offset + i * stride, as one tuple.
 

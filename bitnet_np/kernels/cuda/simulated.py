@@ -235,6 +235,11 @@ def put(array: Any, offset: int, value: Any) -> None:
     array[offset] = value
 
 
+def put4(array: Any, offset: int, *four: Any) -> None:
+    assert offset % 4 == 0, "a store of 16 bytes is aligned"
+    array[offset : offset + 4] = four
+
+
 def load_fragments(count: int, in_global: bool = False) -> Callable:
     def load(array: Any, offset: int, stride: int) -> tuple:
         return tuple(value for i in range(count) for value in load4(array, offset + i * stride))
