@@ -330,6 +330,34 @@ def normed_products() -> None:
 
 
 @check
+def what_comes_after_products() -> None:
+    """A sum or a gate of products that nobody has read yet is worked out with them; and so is nothing once somebody has."""
+    on, width, n = device(), 40, 37
+    x, gain, h = normal(1, width), normal(width, seed=1), normal(1, n, seed=2)
+    matrices = [rng(seed).integers(-1, 2, (n, width)).astype(np.int8) for seed in (3, 4)]
+    packed = [packing.pack(matrix, 0.3 + i) for i, matrix in enumerate(matrices)]
+    there = [(on.ternary(matrix), w.scale, n) for matrix, w in zip(matrices, packed, strict=True)]
+    gate, up = cpu.ternary_matmuls(*cpu.quantize(cpu.rms_norm(x, gain, 1e-5)), *((w.codes, w.scale, n) for w in packed))
+
+    def products(*which: tuple) -> list:
+        return on.ternary_matmuls(*on.quantize(on.rms_norm(on.upload(x), on.upload(gain), 1e-5)), *which)
+
+    for processors, is_read in product((1, 1000), (False, True)):
+        on.processors = processors
+        (one,), (first, second) = products(there[1]), products(*there)
+        if is_read:
+            same(on, one, up)
+            same(on, first, gate)
+        same(on, on.add(on.upload(h), one), h + up)
+        for name in ("relu2_gate", "silu_gate"):
+            same(on, getattr(on, name)(first, second), getattr(cpu, name)(gate, up))
+            same(on, getattr(on, name)(second, first), getattr(cpu, name)(up, gate))
+        same(on, on.add(first, second), gate + up)
+        same(on, one, up)
+        same(on, second, up)
+
+
+@check
 def normed_rows_without_a_scale() -> None:
     """Infinity or NaN anywhere leaves no number of the product."""
     on = device()
@@ -707,9 +735,9 @@ def launches() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(FakeCUDAKernel, "__call__", counted)
         step([1])
-    norms = {"row": layers + 1, "sum": 2 * layers - 1, "relu2": layers}  # the first one's input is not a sum
-    products = {f"normed_product_{source}": count for source, count in norms.items()} | {"rms_norm_sum": 1, "matmul": 1}
-    assert kernels == products | {"attend_chunk": layers} | {"take_rotations": 1, "embed": 1, "advance": 1}
+    each = {"normed_product_row_of_row", "attend_chunk", "normed_product_sum_of_row", "normed_product_relu2_of_row"}
+    once = dict.fromkeys(("take_rotations", "embed", "rms_norm_row", "matmul", "advance"), 1)
+    assert kernels == dict.fromkeys(each, layers) | {"normed_product_sum_of_row": 2 * layers} | once
     assert kernels.total() == 5 * layers + 5
 
 

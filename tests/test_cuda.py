@@ -106,7 +106,7 @@ FUSED_WITHOUT_HARM = {"silu_gate", "rms_norm_silu", "gelu_tanh", "gelu"}
 
 EXPECTED = {
     "rms_norm_relu2": ("fma.rn.f64", "sqrt.rn.f32", "div.rn.f32", "ld.global"),
-    "normed_product_sum": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4", "ld.shared.v4", "redux.sync"),
+    "normed_product_sum_of_row": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4", "ld.shared.v4", "redux.sync"),
     "ternary_gemv": ("dp4a.u32.s32", "ld.global.v4"),
     "ternary_skinny": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4"),
     "ternary_gemm": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4", "ld.shared.v4", "cp.async.cg.shared.global"),
@@ -117,7 +117,14 @@ EXPECTED = {
 }
 
 
-NORMED = (("sum", 2560, 2, 7), ("row", 2560, 8, 2), ("relu2", 6912, 8, 2))  # of the 2B model's matrices, on 132 processors
+NORMED = (
+    ("row", 2560, 8, 2, "row"),
+    ("row", 2560, 8, 2, "sum"),
+    ("row", 2560, 2, 4, "relu2"),
+    ("row", 6912, 8, 2, "sum"),  # the 2B model's matrices, on 132 processors
+    ("sum", 2560, 2, 4, "silu"),
+    ("relu2", 6912, 8, 2, "row"),
+)
 
 
 ROWS = (("row", 2560, 1024, False), ("sum", 2560, 256, True), ("relu2", 6912, 512, False), ("silu", 2560, 256, False))
@@ -171,7 +178,7 @@ def kernels() -> dict[str, tuple]:
         (floats.matmul("bfloat16", 4), (words, f1, i, i, i, i, f1)),
         (floats.matmul("bfloat16", 16), (words, f1, i, i, i, i, f1)),
         (floats.matmul("float32", 8), (words, f1, i, i, i, i, f1)),
-        *((norms.normed_product(*how), (f1, f1, f1, f1, f, *matrices[:4], f1)) for how in NORMED),
+        *((norms.normed_product(*how), (f1, f1, f1, f1, f, *matrices[:4], f1, f1)) for how in NORMED),
         *((ternary.gemv(warps, depth), (*matrices, i, f1)) for warps, depth in ((8, 3), (16, 4))),
         (ternary.skinny(1, 8, 3), by_tokens),
         (ternary.skinny(2, 8, 4), by_tokens),

@@ -3,12 +3,10 @@
 What a method is given must be checked already, as for the CPU's kernels: here, too, nothing is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import cuda
@@ -21,6 +19,7 @@ from . import attention, floats, norms, ternary
 from . import rows as row_kernels
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .attention import CHUNK, WIDEST, Shape, shape_for
+from .products import OneRow, apart, three_of
 from .target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 
 _WARPS = 1 if SIMULATED else 8  # of a block that shares 16 rows of a ternary matrix
@@ -48,7 +47,7 @@ class Cuda:
         self.fused, self.overlap = True, True  # norms with the products that read them; launches of a graph. To see what each brings.
         self.stream = cuda.stream()
         self.arena = Arena()
-        self._nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
+        self.nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
         self._arrived = [self.upload(np.zeros(1 << 12, np.int32))]  # of `attention.attend_chunk`; graphs may know those that were too few
 
     # --- where arrays are ---
@@ -111,7 +110,10 @@ class Cuda:
         return out
 
     def _later(self, source: str, kernel: Any, a: DeviceArray, b: DeviceArray) -> Deferred:
-        """As `_flat`, when it is needed: a norm that comes next has its own way (`rows.rms_norm`)."""
+        """As `_flat`, when it is needed: the product that comes before or the norm that comes next has its own way (norms.py)."""
+        if isinstance(b, Deferred) and b.source == "product" and b.is_open() and b.inputs[0].is_for(source, a) and a.shape == b.shape:
+            products, _ = b.inputs
+            return Deferred("ended product", (), a.shape, lambda: products.launched(source, a))
         a, b = now(a), now(b)
         return Deferred(source, (a, b), a.shape, lambda: self._flat(kernel, a, b))
 
@@ -150,10 +152,10 @@ class Cuda:
         """The norm, if it is to leave it; and its codes, which the norm knows from then on."""
         (x, gain, eps), (n, width) = norm.inputs, norm.shape
         scale, codes, few = self.empty((n,)), self._codes(n, width), n <= self.processors
-        source, *row = self._normed(x)
+        source, *row = self.normed(x)
         for threads in norms.THREADS[-1:] if few else norms.THREADS:
             if norms.fits(width, threads):
-                out = self.empty(norm.shape) if leaves else self._nothing
+                out = self.empty(norm.shape) if leaves else self.nothing
                 kernel = norms.rms_norm(source, width, threads, leaves)[n, threads, self.stream]
                 kernel(*(view(array, np.float32) for array in row), gain, eps, view(out, np.float32), codes.unsigned, scale)
                 break
@@ -164,7 +166,7 @@ class Cuda:
         norm.quantized = codes, scale
         return out
 
-    def _normed(self, x: DeviceArray) -> tuple[str, DeviceArray, DeviceArray, DeviceArray]:
+    def normed(self, x: DeviceArray) -> tuple[str, DeviceArray, DeviceArray, DeviceArray]:
         """What a norm of x reads, and where it leaves x, if nobody has needed it before."""
         if isinstance(x, Deferred) and x.is_open() and x.source in row_kernels.SOURCES:
             source, (a, b), made = x.source, x.inputs, self.empty(x.shape)
@@ -202,9 +204,11 @@ class Cuda:
         for codes, _, _ in matrices:
             if not isinstance(q, Codes | Deferred) or codes.dtype != np.uint32:
                 raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
-        three = _three(matrices)
-        if isinstance(q, Deferred) and (out := self._normed_product(q, three)) is not None:
-            return _apart(out, 1, three.widths[: len(matrices)])
+        three = three_of(matrices)
+        if isinstance(q, Deferred) and q.is_open() and q.inputs[0].quantized is None and self.fused:
+            together = OneRow(self, q.inputs[0], three)
+            if together.is_for("row"):
+                return together.results(len(matrices))
         codes, scale = now(q), now(scale)
         n, blocks, out = codes.rows, -(-codes.width // ternary.COLUMNS), self.empty((codes.rows * sum(three.widths),))
         tile, rest = self._tile([count for count in three.tiles if count], n), (codes.unsigned, scale, blocks)
@@ -222,21 +226,7 @@ class Cuda:
             ends = three.ends(tile[0] * tile[2])
             kernel = ternary.gemm(*tile)[(ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3], self.stream]
             kernel(three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
-        return _apart(out, n, three.widths[: len(matrices)])
-
-    def _normed_product(self, codes: Deferred, three: _Three) -> DeviceArray | None:
-        """The norm and the products in one launch, or None if that is not for these."""
-        (n, width), norm = codes.shape, codes.inputs[0] if codes.is_open() else None
-        share = min(norms.WARPS, -(-sum(three.tiles) // self.processors))
-        warps = norms.WARPS // share
-        threads = ternary.WARP * warps * share
-        if norm is None or norm.quantized is not None or not self.fused or n > 1 or not norms.fits(width, threads):
-            return None
-        (x, gain, eps), ends, out = norm.inputs, three.ends(share), self.empty((sum(three.widths),))
-        source, *row = self._normed(x)
-        kernel = norms.normed_product(source, width, warps, share)[ends[-1], threads, self.stream]
-        kernel(*(view(array, np.float32) for array in row), gain, eps, three.words, ends, three.widths, three.factors, out)
-        return out
+        return apart(out, n, three.widths[: len(matrices)])
 
     def _tile(self, tiles: list[int], n: int) -> tuple[int, ...] | None:
         """The shape of the blocks of `ternary.gemm` for n tokens and matrices of so many tiles of rows, or None if it is not for these."""
@@ -281,7 +271,7 @@ class Cuda:
         """What kernels take that rotate what they read: numbers, cosines, sines, and which are pairs: none of those that are rotated."""
         if isinstance(x, Deferred) and x.is_open():
             return x.inputs
-        return now(x), self._nothing, self._nothing, 0, 0, 1
+        return now(x), self.nothing, self.nothing, 0, 0, 1
 
     def attend(
         self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, window: int | None = None
@@ -447,30 +437,6 @@ class Cuda:
 def _check_table(table: Any) -> None:
     if not isinstance(table, DeviceTable):
         raise ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
-
-
-class _Three(NamedTuple):
-    """Matrices that read the same input, and none in the place of those that are missing."""
-
-    words: tuple[DeviceArray, ...]
-    factors: tuple[np.float32, ...]
-    widths: tuple[int, ...]  # rows
-    tiles: tuple[int, ...]  # of 16 rows
-
-    def ends(self, share: int) -> tuple[int, ...]:
-        """Up to which block each goes, of blocks of `share` tiles."""
-        return tuple(np.cumsum([-(-each // share) for each in self.tiles]).tolist())
-
-
-def _three(matrices: tuple[tuple[DeviceArray, np.float32, int], ...]) -> _Three:
-    words, factors, widths = zip(*matrices, *[(matrices[0][0], 0, 0)] * (3 - len(matrices)), strict=True)
-    return _Three(words, tuple(map(np.float32, factors)), widths, tuple(-(-width // ternary.ROWS) for width in widths))
-
-
-def _apart(together: DeviceArray, n: int, widths: tuple[int, ...]) -> list[DeviceArray]:
-    """Results that lie one after the other: [n, width] each."""
-    ends = np.cumsum([n * width for width in widths]).tolist()
-    return [together[end - n * width : end].reshape(n, width) for end, width in zip(ends, widths, strict=True)]
 
 
 def _tiles(shape: Shape, n: int, heads: int, kv_heads: int) -> tuple[int, int, int]:

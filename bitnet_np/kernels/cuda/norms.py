@@ -187,22 +187,34 @@ def rms_norm(source: str, width: int, threads: int, leaves: bool) -> Any:
 
 
 @cache
-def normed_product(source: str, width: int, warps: int, share: int) -> Any:
-    """The product of the norm of what `source` says, of one token."""
-    threads, blocks, step = WARP * warps * share, -(-width // COLUMNS), warps * (COLUMNS // 4)
+def normed_product(source: str, width: int, warps: int, share: int, after: str) -> Any:
+    """The product of the norm of what `source` says, of one token; and what comes `after`, as `worked_out` names it: nothing to a "row";
+    the "sum" with another row; or the gates "relu2" and "silu" of the first two matrices' products, whose tiles the same block has.
+    """
+    is_pair = after in ("relu2", "silu")
+    slots = 2 * share if is_pair else share  # tiles of a block
+    threads, blocks, step = WARP * warps * slots, -(-width // COLUMNS), warps * (COLUMNS // 4)
     depth = min(DEPTH, -(-blocks // warps))
     rounds, words = -(-blocks // (warps * depth)), blocks * (COLUMNS // 4)
-    n_gains, n_numbers, n_words, n_parts = 4 * _ahead(width, threads), padded(width), rounds * depth * step, warps * share * ROWS
+    n_gains, n_numbers, n_words, n_parts = 4 * _ahead(width, threads), padded(width), rounds * depth * step, warps * slots * ROWS
     load_gains, norm, write_codes, _ = _steps(source, width, threads)
     none, multiply, load_weights = zeros(16), multiply_tiles(depth, 1, step), load_fragments(depth, in_global=True)
 
-    def normed_product(a, b, made, gain, eps, words_of, ends, widths, factors, out):
-        # [M] x 4, ..., as ternary_gemv -> [sum of N]
+    @device
+    def total_of(parts, slot, i):
+        total = np.int32(0)
+        for other in range(warps):
+            total = np.int32(total + parts[(slot * warps + other) * ROWS + i])
+        return total
+
+    def normed_product(a, b, made, gain, eps, words_of, ends, widths, factors, other, out):
+        # [M] x 4, ..., as ternary_gemv -> [sum of N], or of a pair [N]
         let_next_begin()
         t, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
-        which, part = matrix_of(cuda.blockIdx.x, ends)
+        slot, column = warp // warps, warp % warps
+        which, part = (slot // share, cuda.blockIdx.x) if is_pair else matrix_of(cuda.blockIdx.x, ends)
         mine, rows, first = of_three(words_of, which), of_three(widths, which), part * share
-        column, tile = warp % warps, min(first + warp // warps, (rows - 1) // ROWS)  # past the end: the last one again, for nothing
+        tile = min(first + slot % share, (rows - 1) // ROWS)  # past the end: the last one again, for nothing
         place = tile * (blocks * TILE_WORDS) + lane * 4
         weights = load_weights(mine, place + column * TILE_WORDS, warps * TILE_WORDS)
         gains = cuda.local.array(n_gains, np.float32)
@@ -218,7 +230,7 @@ def normed_product(source: str, width: int, warps: int, share: int) -> Any:
         clear_lanes(lanes, threads)
         await_previous()
         s = norm(a, b, made, 0, cuda.blockIdx.x == 0, gains, eps, piece, lanes, factor, found)
-        total = write_codes(piece, s, codes, 0, found)
+        row_sum = write_codes(piece, s, codes, 0, found)
         sums = none()
         for turn in range(rounds):
             start = column + turn * (warps * depth)
@@ -231,10 +243,13 @@ def normed_product(source: str, width: int, warps: int, share: int) -> Any:
         cuda.syncthreads()
         row = first * ROWS + t
         if t < share * ROWS and row < rows:
-            dot = np.int32(0)
-            for other in range(warps):
-                dot = np.int32(dot + parts[(t // ROWS * warps + other) * ROWS + t % ROWS])
-            out[rows_before(widths, which) + row] = finished(dot, total, s, of_three(factors, which))
+            value = finished(total_of(parts, t // ROWS, t % ROWS), row_sum, s, of_three(factors, 0 if is_pair else which))
+            if is_pair:
+                up = finished(total_of(parts, share + t // ROWS, t % ROWS), row_sum, s, factors[1])
+                value = worked_out(after, value, up)
+            elif after == "sum":
+                value = worked_out(after, other[row], value)
+            out[row if is_pair else rows_before(widths, which) + row] = value
 
-    normed_product.__name__ = normed_product.__qualname__ = f"normed_product_{source}"
+    normed_product.__name__ = normed_product.__qualname__ = f"normed_product_{after}_of_{source}"
     return kernel_of(normed_product, threads)
