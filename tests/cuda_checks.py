@@ -321,6 +321,7 @@ def normed_products() -> None:
     normed_product(on, "silu_gate", 20, 17, 17)
     on.processors = 1000 if GPU else 2  # fewer tiles for a block, more warps for a tile
     normed_product(on, "add", PIECE, 17)
+    normed_product(on, "add", 300, 17)  # a tile of columns past the end, which is the next row's
     on.fused = False
     normed_product(on, "add", 24, 17)
     for matrices in ((3840,), (6912, 6912)) if GPU else ():

@@ -110,12 +110,12 @@ def matmul(kind: str, tokens: int) -> Any:
         for block in range(width // numbers):
             far = block * _BLOCK_WORDS
             four = load_rows(words, place + far, row_words, last + far)
-            sums = multiply(sums, four, x, mine, width, last_mine, block * numbers, lane, numbers)
+            sums = multiply(sums, four, x, mine, width, last_mine, block * numbers, numbers)
         left = width % numbers
         if left > 0:
             far = width // numbers * _BLOCK_WORDS
             four = load_rows(words, place + far, row_words, last + far)
-            sums = multiply_edge(sums, four, x, mine, width, last_mine, width - left, lane, left)
+            sums = multiply_edge(sums, four, x, mine, width, last_mine, width - left, left - lane)
         leave(sums, (out, row, token, rows, present))
 
     return matmul

@@ -152,19 +152,19 @@ def _number(builder: ir.IRBuilder, words: list[ir.Value], step: int, kind: str) 
 
 
 def multiply_rows(kind: str, rows: int, tokens: int, edge: bool = False) -> Callable:
-    """A function (sums, words, x, first, stride, last, far, lane, left) -> sums: one block of numbers (packing in floats.py) of `rows` rows
-    of a table times those of `tokens` tokens.
+    """A function (sums, words, x, first, stride, last, far, left) -> sums: one block of numbers (packing in floats.py) of `rows` rows of a
+    table times those of `tokens` tokens.
 
     sums: float32 [rows, tokens], which each number makes longer by an fma. words: four of each row. min(first + t * stride, last): where in
-    x token t's first number of this lane is; this block's are `far` further, LANES apart. With `edge` the block ends after `left` numbers
-    of all lanes: what follows in their last step counts as zeros, and steps after that not at all, because adding +0 turns a -0 around.
+    x token t's first number of this lane is; this block's are `far` further, LANES apart. With `edge` the row ends `left` numbers after the
+    first of this lane: what would follow counts as zeros, which change no sum, because none that began as +0 is ever -0.
     """
     steps = 4 if kind == "float32" else 8
 
     @intrinsic
-    def multiply(typing_context, sums, words, x, first, stride, last, far, lane, left):
+    def multiply(typing_context, sums, words, x, first, stride, last, far, left):
         def codegen(context, builder, signature, args):
-            (sums, words), (array, first, stride, last, far, lane, left) = (
+            (sums, words), (array, first, stride, last, far, left) = (
                 ([builder.extract_value(value, i) for i in range(value.type.count)] for value in args[:2]),
                 args[2:],
             )
@@ -173,20 +173,19 @@ def multiply_rows(kind: str, rows: int, tokens: int, edge: bool = False) -> Call
                 start = builder.add(builder.select(builder.icmp_signed("<", first, last), first, last), far)
                 first = builder.add(first, stride)
                 for step in range(steps):
-                    place, begin = builder.add(start, ir.Constant(I64, LANES * step)), ir.Constant(I64, LANES * step)
-                    mine = builder.icmp_signed(">", builder.sub(left, lane), begin)
+                    place, there = builder.add(start, ir.Constant(I64, LANES * step)), None
                     if edge:
-                        place = builder.select(mine, place, start)
+                        there = builder.icmp_signed(">", left, ir.Constant(I64, LANES * step))
+                        place = builder.select(there, place, ir.Constant(I64, 0))
                     value = builder.load(_address(context, builder, signature.args[2], array, place), typ=F32)
-                    if edge:
-                        value = builder.select(mine, value, ir.Constant(F32, 0.0))
+                    if there is not None:
+                        value = builder.select(there, value, ir.Constant(F32, 0.0))
                     for row in range(rows):
                         at = row * tokens + token
-                        longer = _fma(builder, numbers[row][step], value, sums[at])
-                        sums[at] = builder.select(builder.icmp_signed(">", left, begin), longer, sums[at]) if edge else longer
+                        sums[at] = _fma(builder, numbers[row][step], value, sums[at])
             return context.make_tuple(builder, signature.return_type, sums)
 
-        return sums(sums, words, x, *[types.int64] * 6), codegen
+        return sums(sums, words, x, *[types.int64] * 5), codegen
 
     return multiply
 

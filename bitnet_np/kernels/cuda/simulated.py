@@ -137,14 +137,13 @@ def _numbers(words: tuple, kind: str) -> NDArray[np.float32]:
 
 
 def multiply_rows(kind: str, rows: int, tokens: int, edge: bool = False) -> Callable:
-    def multiply(sums: tuple, words: tuple, x: Any, first: int, stride: int, last: int, far: int, lane: int, left: int) -> tuple:
+    def multiply(sums: tuple, words: tuple, x: Any, first: int, stride: int, last: int, far: int, left: int) -> tuple:
         total = list(sums)
         for row, token in np.ndindex(rows, tokens):
             start, at = min(first + token * stride, last) + far, row * tokens + token
             for step, number in enumerate(_numbers(words[4 * row : 4 * row + 4], kind)):
-                if not edge or simd.LANES * step < left:
-                    value = x[start + simd.LANES * step] if not edge or simd.LANES * step + lane < left else np.float32(0)
-                    total[at] = fma(number, value, total[at])
+                value = x[start + simd.LANES * step] if not edge or simd.LANES * step < left else np.float32(0)
+                total[at] = fma(number, value, total[at])
         return tuple(total)
 
     return multiply
