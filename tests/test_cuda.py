@@ -172,6 +172,8 @@ def kernels() -> dict[str, tuple]:
         (rows.erase, (f4, i, i, i)),
         (rows.carry, (f4, i, f4, i, i, i)),
         (rows.rope, (f3, *rotation, f3)),
+        (rows.take_rotations, (f2, f2, ids, f2, f2)),
+        (rows.advance, (ids, i)),
         (rows.fill_mask, (i, ids, ids, ids, i, i, i, i, f, f, f3)),
         (floats.embed("float16"), (t.uint32[:, ::1], ids, f2)),
         (floats.matmul("float16", 1), (words, f1, i, i, i, i, f1)),
@@ -237,6 +239,27 @@ def test_shared_memory_is_aligned_where_16_bytes_are_read_or_filled_at_once(comp
     for name in aligned:
         for alignment, size in re.findall(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]", compiled[name]["sm_90"]):
             assert int(alignment) >= 16 or int(size) < 16, name
+
+
+def names(nodes: list) -> set[str]:
+    return {getattr(node, "id", "") for node in nodes}
+
+
+def calls(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def test_every_kernel_waits_for_those_before():
+    """Or it could overtake them in a graph, whose launches overlap."""
+    found = 0
+    for path in (Path(masks.__file__).parent / "cuda").glob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        made = names([call.args[0] for call in calls(tree) if names([call.func]) & {"kernel", "kernel_of"}])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and ("kernel" in names(node.decorator_list) or (node.col_offset and node.name in made)):
+                found += 1
+                assert names([call.func for call in calls(node)]) & {"in_turn", "await_previous"}, f"{path.name}: {node.name}"
+    assert found > 25
 
 
 @needs_package
