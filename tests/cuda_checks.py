@@ -24,13 +24,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import contract
 import numpy as np
 import pytest
 from models import assert_same_bits
 from numpy.typing import NDArray
 
-from bitnet_np import packing
+from bitnet_np import packing, selftest
 from bitnet_np.cache import KVCache
 from bitnet_np.decode import stepper
 from bitnet_np.device import DeviceCache, bytes_needed, new_cache, open_cuda, place
@@ -142,7 +141,7 @@ def norms_of_what_comes_before() -> None:
 
 @check
 def norms_fold_their_lanes_by_halving() -> None:
-    on, (x, _) = device(), contract.rows_that_tell_lanes()
+    on, (x, _) = device(), selftest.rows_that_tell_lanes()
     gain = np.ones(x.shape[1], np.float32)
     same(on, on.rms_norm(on.upload(x), on.upload(gain), 0.0), cpu.rms_norm(x, gain, 0.0))
 
