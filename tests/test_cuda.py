@@ -117,6 +117,7 @@ EXPECTED = {
 }
 
 
+SKINNY = ((1, 2560, 8, 2), (2, 2560, 2, 7), (2, 6912, 8, 2))  # of the 2B model's matrices, on 132 processors
 NORMED = (
     ("row", 2560, 8, 2, "row"),
     ("row", 2560, 8, 2, "sum"),
@@ -182,8 +183,7 @@ def kernels() -> dict[str, tuple]:
         (floats.matmul("float32", 8), (words, f1, i, i, i, i, f1)),
         *((norms.normed_product(*how), (f1, f1, f1, f1, f, *matrices[:4], f1, f1)) for how in NORMED),
         *((ternary.gemv(warps, depth), (*matrices, i, f1)) for warps, depth in ((8, 3), (16, 4))),
-        (ternary.skinny(1, 8, 3), by_tokens),
-        (ternary.skinny(2, 8, 4), by_tokens),
+        *((ternary.skinny(*how), (*matrices, i, f1)) for how in SKINNY),
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
         *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
         *((attention.attend_chunk(shape, keeps), split(f1)) for shape in shapes(4) for keeps in (False, True)),
@@ -298,7 +298,13 @@ def test_no_kernel_spills_registers_and_a_processor_has_enough_for_its_blocks(co
         assert result.returncode == 0, f"{name}: {result.stderr[-500:]}"
         used = dict(re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", result.stderr)[::-1])
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr, f"{name}: {used}"
-        threads = LARGE_BLOCK if name.startswith("rms_norm") else 512 if name.startswith(("ternary_gemv", "normed_product")) else 256
+        threads = (
+            LARGE_BLOCK
+            if name.startswith("rms_norm")
+            else 512
+            if name.startswith(("ternary_gemv", "ternary_skinny", "normed_product"))
+            else 256
+        )
         (registers,) = re.findall(r"Used (\d+) registers", result.stderr)
         assert -(-int(registers) // 8) * 8 * threads <= 1 << 16, f"{name}: {registers} registers"
 

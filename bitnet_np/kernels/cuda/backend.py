@@ -22,7 +22,8 @@ from .attention import CHUNK, WIDEST, Shape, shape_for
 from .products import OneRow, apart, three_of
 from .target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 
-_WARPS = 1 if SIMULATED else 8  # of a block that shares 16 rows of a ternary matrix
+_WARPS = 1 if SIMULATED else 8  # of a block of `ternary.gemv`, or twice as many
+_DEPTH = 4  # tiles that one of them asks for at most before it needs the first
 _HALVES = 1 if SIMULATED else 8  # half warps of a block, each with floats.ROWS rows of a table
 _TOKENS = 16  # that a reading of a table's row serves at most
 SKINNY = 16
@@ -213,15 +214,15 @@ class Cuda:
         n, blocks, out = codes.rows, -(-codes.width // ternary.COLUMNS), self.empty((codes.rows * sum(three.widths),))
         tile, rest = self._tile([count for count in three.tiles if count], n), (codes.unsigned, scale, blocks)
         if n == 1:
-            warps = _WARPS if blocks <= _WARPS * ternary.DEPTH else 2 * _WARPS
-            ends, depth = three.ends(1), min(ternary.DEPTH, -(-blocks // warps))
+            warps = _WARPS if blocks <= _WARPS * _DEPTH else 2 * _WARPS
+            ends, depth = three.ends(1), min(_DEPTH, -(-blocks // warps))
             kernel = ternary.gemv(warps, depth)[ends[-1], 32 * warps, self.stream]
             kernel(three.words, ends, three.widths, three.factors, *rest, out)
         elif tile is None:
-            ends, groups = three.ends(1), 1 if n <= 8 else 2  # of 8 tokens
-            depth = min(ternary.DEPTH, -(-blocks // _WARPS))
-            kernel = ternary.skinny(groups, _WARPS, depth)[(ends[-1], -(-n // (8 * groups))), 32 * _WARPS, self.stream]
-            kernel(three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
+            share = min(ternary.WARPS, -(-sum(three.tiles) // self.processors))
+            warps, groups, ends = ternary.WARPS // share, 1 if n <= 8 else 2, three.ends(share)  # groups of 8 tokens
+            kernel = ternary.skinny(groups, codes.width, warps, share)[(ends[-1], -(-n // (8 * groups))), 32 * warps * share, self.stream]
+            kernel(three.words, ends, three.widths, three.factors, codes.unsigned, scale, codes.row_words, out)
         else:
             ends = three.ends(tile[0] * tile[2])
             kernel = ternary.gemm(*tile)[(ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3], self.stream]

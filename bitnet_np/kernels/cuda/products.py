@@ -63,8 +63,8 @@ class OneRow:
     def _block(self, after: str) -> tuple[int, int, int] | None:
         """Tiles that a block has of one matrix, warps of each, and threads; None if these do not take the row."""
         matrices, tiles = (1, sum(self._three.tiles)) if after in ("row", "sum") else (2, self._three.tiles[0])
-        share = min(norms.WARPS // matrices, -(-tiles // self._on.processors))
-        warps = norms.WARPS // (matrices * share)
+        share = min(ternary.WARPS // matrices, -(-tiles // self._on.processors))
+        warps = ternary.WARPS // (matrices * share)
         threads = ternary.WARP * warps * matrices * share
         return (share, warps, threads) if norms.fits(self._shape[1], threads) else None
 
