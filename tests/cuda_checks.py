@@ -717,6 +717,24 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
 
 
 @check
+def nothing_waits_for_the_garbage_collector() -> None:
+    """Memory that is let go is there for what comes next, or a graph could not be captured in the memory of the run before."""
+    on, model = device(), random_model(rng(5), **SMALLEST)
+    there, cache = place(model, on), new_cache(model.config, 2, 9, on)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for tokens in ([[1]], [[1, 2]], [[3], [4]]):
+            forward(there, tokens, cache, ops=on)
+        gc.collect()
+        left = [item for item in gc.garbage if type(item).__module__.startswith(("bitnet_np", "numba.cuda"))]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not left
+
+
+@check
 def launches() -> None:
     """How many a decoded token takes: each costs as much as most of what they do. (On a GPU they are in a graph, not to be counted.)"""
     if GPU:

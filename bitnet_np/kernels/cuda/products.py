@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +43,7 @@ class OneRow:
 
     def results(self, count: int) -> list[Deferred]:
         """The first `count` products; they know this, and it not them, so that memory is free as soon as nobody knows it."""
-        return [Deferred("product", (self, i), (1, self._three.widths[i]), partial(self._result, i)) for i in range(count)]
+        return [Deferred("product", (self, i), (1, self._three.widths[i]), lambda it: self._result(it.inputs[1])) for i in range(count)]
 
     def _result(self, i: int) -> DeviceArray:
         if not self._found:
