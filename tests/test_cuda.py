@@ -101,7 +101,7 @@ def test_the_forward_uses_no_operation_that_the_device_lacks():
 
 # --- what the kernels compile to ------------------------------------------------------------------------------------------------------
 
-FUSED_WITHOUT_HARM = {"silu_gate", "rms_norm_silu", "gelu_tanh", "gelu"}
+FUSED_WITHOUT_HARM = {"silu_gate", "rms_norm_silu", "normed_codes_silu", "normed_product_silu_of_sum", "gelu_tanh", "gelu"}
 """1 + e^y, whose last product is by a power of two, and 1 - p / 2: exact products, or too small to matter to 1. The bits are the same."""
 
 EXPECTED = {
@@ -113,7 +113,7 @@ EXPECTED = {
     "matmul": ("ld.global.v4", "fma.rn.f32", "shfl.sync.bfly"),
     "attend": ("ld.shared.v4", "fma.rn.f32", "div.rn.f32"),
     "attend_chunk": ("ld.shared.v4", "fma.rn.f32"),
-    "rms_norm_sum": ("fma.rn.f64", "add.rn.f32", "sqrt.rn.f32", "div.rn.f32"),
+    "rms_norm_sum": ("fma.rn.f64", "add.rn.f32", "sqrt.rn.f32", "rcp.rn.f32"),
 }
 
 
@@ -157,7 +157,7 @@ def kernels() -> dict[str, tuple]:
     listed = [
         (rows.quantize, (f2, i, words, f1)),
         *((rows.rms_norm(source), (f2, f2, f2, f1, f, f2)) for source in rows.SOURCES),
-        *((norms.rms_norm(*how), (f1, f1, f1, f1, f, f1)) for how in ROWS),
+        *((norms.rms_norm(*how), (f1, f1, f1, f1, f, f1)) for how in ROWS[:2]),
         *((norms.normed_codes(*how), (f1, f1, f1, f1, f, words, f1)) for how in ROWS),
         (rows.layer_norm, (f2, f1, f1, f, f2)),
         (rows.add, (f1, f1, f1)),
