@@ -109,8 +109,9 @@ EXPECTED = {
     "ternary_skinny": ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "ld.global.v4"),
     "ternary_gemm": ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "ld.global.v4", "ld.shared.v4", "cp.async.cg.shared.global"),
     "matmul": ("ld.global.v4", "fma.rn.f32", "shfl.sync.bfly"),
-    "attend": ("ld.shared.v4", "fma.rn.f32", "div.rn.f32"),
-    "attend_chunk": ("ld.shared.v4", "fma.rn.f32"),
+    "attend": ("ld.shared.v4", "ld.global.v4", "fma.rn.f32", "div.rn.f32", "shfl.sync.bfly"),
+    "attend_masked": ("ld.shared.v4", "ld.global.v4", "cp.async.cg.shared.global", "fma.rn.f32", "shfl.sync.bfly"),
+    "attend_chunk": ("ld.shared.v4", "fma.rn.f32", "shfl.sync.bfly"),
     "rms_norm_sum": ("fma.rn.f64", "add.rn.f32", "sqrt.rn.f32", "div.rn.f32"),
 }
 
@@ -119,7 +120,8 @@ def kernels() -> dict[str, tuple]:
     """Names of kernels as they are used for the 2B model, and the types they are compiled for."""
     from numba.cuda import types as t
 
-    from bitnet_np.kernels.cuda import attention, floats, rows, ternary
+    from bitnet_np.kernels.cuda import attention, attention_split, floats, rows, ternary
+    from bitnet_np.kernels.cuda.attention_steps import shape_for
     from bitnet_np.kernels.cuda.backend import TILES
 
     f, i, f1, f2, f3, f4 = t.float32, t.int64, t.float32[::1], t.float32[:, ::1], t.float32[:, :, ::1], t.float32[:, :, :, ::1]
@@ -135,8 +137,8 @@ def kernels() -> dict[str, tuple]:
     def split(kept: t.Array) -> tuple:
         return (f3, *rotation, f3, *attended(kept), i, f1, f3, f3, signed, f3)
 
-    def shapes(queries: int) -> list:
-        return [attention.shape_for(width, queries) for width in (64, 128, 256)]
+    def shapes(queries: int, many: bool = False) -> list:
+        return [shape_for(width, queries, many=many) for width in (64, 128, 256)]
 
     listed = [
         (rows.quantize, (f2, i, signed, codes, f1)),
@@ -165,11 +167,11 @@ def kernels() -> dict[str, tuple]:
         (ternary.skinny(1, 8), by_tokens),
         (ternary.skinny(2, 8), by_tokens),
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
-        *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
-        *((attention.attend_chunk(shape, keeps), split(f1)) for shape in shapes(4) for keeps in (False, True)),
-        (attention.attend(attention.shape_for(128, 16, True)), (*attended(halves), i, f3)),
-        *((attention.attend_chunk(attention.shape_for(128, 4, True), keeps), split(halves)) for keeps in (False, True)),
-        (attention.attend_masked(attention.shape_for(128, 16)), (*attended(), *masked, f3)),
+        *((attention.attend(shape), (*attended(), i, f3)) for many in (False, True) for shape in shapes(16, many)),
+        *((attention_split.attend_chunk(shape, keeps), split(f1)) for shape in shapes(4) for keeps in (False, True)),
+        (attention.attend(shape_for(128, 16, True)), (*attended(halves), i, f3)),
+        *((attention_split.attend_chunk(shape_for(128, 4, True), keeps), split(halves)) for keeps in (False, True)),
+        (attention.attend_masked(shape_for(128, 16)), (*attended(), *masked, f3)),
     ]
     return {f"{kernel.py_func.__name__} {number}": (kernel.py_func, types) for number, (kernel, types) in enumerate(listed)}
 

@@ -86,6 +86,16 @@ def _bytes(words: Any, kind: type) -> np.ndarray:
     return np.array(words, np.uint32).view(kind).astype(np.int32)
 
 
+def syncthreads() -> None:
+    thread: Any = threading.current_thread()
+    thread.syncthreads()
+
+
+def this_thread() -> int:
+    thread: Any = threading.current_thread()
+    return thread.threadIdx.x
+
+
 def dot_tiles(count: int) -> Callable:
     def dot(sums: tuple, weights: tuple, low: tuple, high: tuple, valid: int) -> tuple:
         total = np.array(sums, np.int32)
@@ -136,20 +146,38 @@ def quad_sum(x: np.int32) -> np.int32:
     return np.int32(sum(int(value) for value in values[lane // 4 * 4 : lane // 4 * 4 + 4]))
 
 
-def _halve(x: np.float32, combine: Callable) -> np.float32:
-    lane, values = _exchange(x)
-    lanes = values[lane // 16 * 16 : lane // 16 * 16 + 16]
+def _by_halving(lanes: NDArray[np.float32]) -> Any:  # [16, ...] -> [...]
     for half in (8, 4, 2, 1):
-        lanes = [combine(lanes[i], lanes[i + half]) for i in range(half)]
+        lanes = lanes[:half] + lanes[half:]
     return lanes[0]
 
 
 def half_warp_sum(x: np.float32) -> np.float32:
-    return _halve(x, plus)
+    lane, values = _exchange(x)
+    return _by_halving(np.array(values[lane // 16 * 16 : lane // 16 * 16 + 16], np.float32))
 
 
-def half_warp_max(x: np.float32) -> np.float32:
-    return _halve(x, lambda a, b: b if b > a else a)
+def quad_max(x: np.float32) -> np.float32:
+    lane, values = _exchange(x)
+    return max(values[lane // 4 * 4 : lane // 4 * 4 + 4])
+
+
+def fold_quad(numbers: Any) -> np.float32:
+    lane, values = _exchange(np.array(numbers[:16]))
+    lanes = np.concatenate([value.reshape(4, 4) for value in values[lane // 4 * 4 : lane // 4 * 4 + 4]], axis=1)  # parts, 16 lanes
+    total = np.zeros(16, np.float32)
+    for part in lanes:
+        total = total + part
+    return _by_halving(total)
+
+
+def fold_quarters(columns: int) -> Callable:
+    def fold(sums: Any) -> tuple:
+        lane, values = _exchange(np.array(sums))
+        lanes = np.array([values[lane % 8 + 8 * quarter].reshape(4, columns, 4)[lane // 8 ^ quarter] for quarter in range(4)])
+        return tuple(_by_halving(lanes.transpose(0, 2, 1).reshape(16, columns)))
+
+    return fold
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
@@ -178,6 +206,14 @@ def load_column(count: int) -> Callable:
     def load(array: Any, offset: int, stride: int, last: int) -> tuple:
         found = [array[min(offset + i * stride, last)] for i in range(count)]
         return tuple(value.view(np.float16).astype(np.float32) if value.dtype == np.int16 else value for value in found)
+
+    return load
+
+
+def load_halves(count: int) -> Callable:
+    def load(array: Any, offset: int) -> tuple:
+        assert offset % count == 0, "a load of several numbers is aligned"
+        return tuple(array[offset + i].view(np.float16).astype(np.float32) for i in range(count))
 
     return load
 
