@@ -405,7 +405,7 @@ def attend_wide() -> None:
 
 @check
 def attend_ring() -> None:
-    attention(1, 1, 4, [0, 0], [190, 191], 60, 128)  # two chunks of places, of which the first holds the last keys
+    attention(1, 1, 4, [0, 0], [190, 191], 66, 128)  # two chunks of places, of which the first holds the last keys
     attention(2, 1, 4, [0, 1], [190, 130], 60, 128)
 
 

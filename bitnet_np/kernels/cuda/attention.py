@@ -76,8 +76,8 @@ def attend(shape: Shape) -> Any:
             place = np.int32(first_key % capacity)
             bring_keys(keys, 0, k, base + place * k_stride, k_stride, last + 1 - first_key, width)
             cuda.syncthreads()
-            load_queries(q, cos, sin, pairs, distance, step, first, head, group, n, queries)
             begin(state, rows, n_queries, group, threads)
+            load_queries(q, cos, sin, pairs, distance, step, first, head, group, n, rows, queries)
             for i in range(n_values):
                 total[i] = _f(0.0)
             for chunk in range(np.int32((last - first_key) // CHUNK + 1)):
@@ -143,8 +143,8 @@ def attend_masked(shape: Shape) -> Any:
             base = slot[first] * capacity * k_stride + cuda.blockIdx.y * width
             mine = (min(slot[first], masks - 1) * mask_rows + position[first]) * all_keys
             cuda.syncthreads()
-            load_queries(q, cos, sin, pairs, distance, step, first, head, group, n, queries)
             begin(state, rows, n_queries, group, threads)
+            load_queries(q, cos, sin, pairs, distance, step, first, head, group, n, rows, queries)
             for i in range(n_values):
                 total[i] = _f(0.0)
             for key in range(0, all_keys, CHUNK):

@@ -154,8 +154,8 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
             # before anything waits; a thread reads the value that it wrote, and past the width what another one does
             column = place + min(d, width - 1)
             mine = load_values(v, column, k_stride, column + (n_keys - 1) * k_stride)
-            load_queries(q, cos, sin, pairs, distance, step, r, head, n, n, queries)
             begin(state, rows, n_queries, n_queries, threads)
+            load_queries(q, cos, sin, pairs, distance, step, r, head, n_queries, n, rows, queries)
             score(queries, keys, scores, dots, k, place, k_stride, n_keys, width, scale)
             weigh(scores, state, rows, dots, here, window, key)
             first, end = max(0, here - window + 1) // CHUNK, here // CHUNK + 1

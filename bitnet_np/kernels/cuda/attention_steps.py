@@ -122,7 +122,7 @@ class Steps(NamedTuple):
 
 @device
 def begin(state, rows, n, group, threads):
-    """Nothing was seen yet. `rows`: of a query in the run, of which each has `group`."""
+    """Nothing was seen yet. rows[i] = i // group, which row of the run query i belongs to: divided once, not for each of its numbers."""
     for i in range(this_thread(), n, threads):
         state[i * STATE + LARGEST], state[i * STATE + WEIGHT] = _f(-np.inf), _f(0.0)
         rows[i] = np.int32(i // group)
@@ -190,14 +190,15 @@ def steps(shape: Shape) -> Steps:
             return array[i]
 
     @device
-    def load_queries(q, cos, sin, pairs, distance, step, row, head, group, n, queries):
+    def load_queries(q, cos, sin, pairs, distance, step, row, head, group, n, rows, queries):
         """Query i is head `head` + i % group of row `row` + i // group; what is missing of the last numbers and queries is zeros."""
+        syncthreads()
         width = q.shape[2]
         for item in range(this_thread(), n_queries * stride, threads):
             i, d = item // stride, item % stride
             value = _f(0.0)
             if i < n and d < width:
-                value = rotated(q, cos, sin, pairs, distance, step, row + i // group, head + i % group, d)
+                value = rotated(q, cos, sin, pairs, distance, step, row + rows[i], head + i - rows[i] * group, d)
             queries[item] = value
 
     if shape.vectors and not shape.halves:
