@@ -137,8 +137,8 @@ def kernels() -> dict[str, tuple]:
     def split(kept: t.Array) -> tuple:
         return (f3, *rotation, f3, *attended(kept), i, f1, f3, f3, signed, f3)
 
-    def shapes(queries: int, many: bool = False) -> list:
-        return [shape_for(width, queries, many=many) for width in (64, 128, 256)]
+    def shapes(queries: int) -> list:
+        return [shape_for(width, queries) for width in (64, 128, 256)]
 
     listed = [
         (rows.quantize, (f2, i, signed, codes, f1)),
@@ -167,7 +167,8 @@ def kernels() -> dict[str, tuple]:
         (ternary.skinny(1, 8), by_tokens),
         (ternary.skinny(2, 8), by_tokens),
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
-        *((attention.attend(shape), (*attended(), i, f3)) for many in (False, True) for shape in shapes(16, many)),
+        *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
+        *((attention.attend(shape_for(width, 32, many=True)), (*attended(), i, f3)) for width in (96, 128)),
         *((attention_split.attend_chunk(shape, keeps), split(f1)) for shape in shapes(4) for keeps in (False, True)),
         (attention.attend(shape_for(128, 16, True)), (*attended(halves), i, f3)),
         *((attention_split.attend_chunk(shape_for(128, 4, True), keeps), split(halves)) for keeps in (False, True)),

@@ -69,28 +69,26 @@ def attend(shape: Shape) -> Any:
         head, group, first, limit = _tile(q.shape[0], q.shape[1], kv_heads, n_queries)
         while first < limit:
             end = _run_end(slot, position, first, limit)
-            n, start, last = np.int32((end - first) * group), np.int32(position[first]), np.int32(position[end - 1])
-            k_stride = np.int32(kv_heads * width)
+            n, k_stride = np.int32((end - first) * group), np.int32(kv_heads * width)
             base = slot[first] * capacity * k_stride + cuda.blockIdx.y * width
-            first_key = np.int32(max(0, start - window + 1) // CHUNK * CHUNK)
-            place = np.int32(first_key % capacity)
-            bring_keys(keys, 0, k, base + place * k_stride, k_stride, last + 1 - first_key, width)
+            first_key = max(0, position[first] - window + 1) // CHUNK * CHUNK
+            place, left = np.int32(first_key % capacity), np.int32(position[end - 1] + 1 - first_key)  # of keys, the chunk's and all later
+            bring_keys(keys, 0, k, base + place * k_stride, k_stride, left, width)
             cuda.syncthreads()
             begin(state, rows, n_queries, group, threads)
             load_queries(q, cos, sin, pairs, distance, step, first, head, group, n, rows, queries)
             for i in range(n_values):
                 total[i] = _f(0.0)
-            for chunk in range(np.int32((last - first_key) // CHUNK + 1)):
-                key, here = np.int32(first_key + chunk * CHUNK), base + place * k_stride
-                left = np.int32(last + 1 - key)
-                n_keys = left if left < CHUNK else np.int32(CHUNK)
+            while left > 0:
+                n_keys, here = left if left < CHUNK else np.int32(CHUNK), base + place * k_stride
                 score(queries, keys, scores, dots, k, here, k_stride, n_keys, width, scale)
                 place = np.int32(place + CHUNK if place + CHUNK < capacity else 0)
                 if left > CHUNK:
                     bring_keys(keys, 0, k, base + place * k_stride, k_stride, left - CHUNK, width)
-                weigh(scores, state, rows, dots, start, window, key)
+                weigh(scores, state, rows, dots, left - (end - first), window)  # the last row's own key is the last one
                 values(scores, v, here, k_stride, n_keys, width, part)
                 fold_values(total, state, part)
+                left = np.int32(left - CHUNK)
             write(total, state, rows, first, head, group, n, queries, out)
             first = end
 

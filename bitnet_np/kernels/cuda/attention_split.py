@@ -157,7 +157,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
             begin(state, rows, n_queries, n_queries, threads)
             load_queries(q, cos, sin, pairs, distance, step, r, head, n_queries, n, rows, queries)
             score(queries, keys, scores, dots, k, place, k_stride, n_keys, width, scale)
-            weigh(scores, state, rows, dots, here, window, key)
+            weigh(scores, state, rows, dots, here - key, window)
             first, end = max(0, here - window + 1) // CHUNK, here // CHUNK + 1
             for i in range(n_queries):
                 total[i] = chain(_f(0.0), scores, i * SPAN, mine)

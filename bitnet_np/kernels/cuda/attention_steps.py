@@ -286,14 +286,17 @@ def steps(shape: Shape) -> Steps:
             state[i * STATE + OLD], state[i * STATE + NEW] = largest, total
 
     @device
-    def weigh(scores, state, rows, s, position, window, key):
-        """scores -> exp(score - largest of the chunk); what the chunk does to the running maximum and sum, into `state`."""
+    def weigh(scores, state, rows, s, position, window):
+        """scores -> exp(score - largest of the chunk); what the chunk does to the running maximum and sum, into `state`.
+
+        `position`: of the run's first row, from the chunk's first key on.
+        """
         lowest = -np.inf
         for go in range((n_weighed + threads - 1) // threads):
             item = this_thread() + go * threads
             if item < n_weighed:  # so are the others of a warp
                 i, quarter = min(item // 4, n_queries - 1), item % 4
-                here = np.int32(position + rows[i] - key)
+                here = np.int32(position + rows[i])
                 low = np.int32(here - window + 1)
                 for part in range(4):
                     four = load4(scores, i * SPAN + part * LANES + quarter * 4)
