@@ -59,8 +59,8 @@ class Decoder:
         run()  # compiles, and takes the memory that the graph is to work in
         on.overwrite(self._position, self._next)
         cache.restore(saved)
-        self.launch = graph.captured(on.stream, run)
-        """The graph alone: the next position of each sequence, for the tokens that are there, without a check."""
+        self.graph = graph.captured(on.stream, run, on.overlap)
+        """Alone it is the next position of each sequence, for the tokens that are there, without a check."""
 
     def __call__(self, tokens: ArrayLike) -> Floats:
         """Logits [B, V] of the next tokens [B]. Raises CapacityError, TokenRangeError, NonFiniteError as `forward` does."""
@@ -73,7 +73,7 @@ class Decoder:
             self._on.overwrite(self._position, position)
         saved = self._cache.save(self._slots, np.ones(ids.size, np.int64))
         self._on.overwrite(self._tokens, ids[:, 0])
-        self.launch()
+        self.graph.launch()
         sequence = np.arange(ids.size)
         try:
             logits = _finite(self._on.to_host(self._logits), Rows(ids[:, 0], sequence, self._slots, position, sequence), True)

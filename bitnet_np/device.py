@@ -75,7 +75,7 @@ def bytes_needed(model: Model) -> int:
 def _bytes(value: Any) -> int:
     if isinstance(value, Ternary):
         n, m = value.shape
-        return -(-n // 16) * -(-m // 128) * 512
+        return (-(-n // 16) * -(-m // 128) + 64) * 512
     if isinstance(value, Blocks):
         return 4 * value.shape[0] * value.shape[1]
     return value.nbytes if isinstance(value, np.ndarray) else 0

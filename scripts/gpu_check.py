@@ -223,23 +223,31 @@ def prefill(run: Run) -> list[dict[str, Any]]:
 
 def decode(run: Run) -> list[dict[str, Any]]:
     """By batch: the graph alone, by the device's clock, and a step with tokens sent and logits brought back."""
+    return [_decoded(run, batch) for batch in run.sizes.batches]
+
+
+def ways(run: Run) -> list[dict[str, Any]]:
+    """A token of one sequence with and without what makes its launches fewer and shorter: which of it won, and by how much."""
     found = []
-    for batch in run.sizes.batches:
-        cache = DeviceCache(run.on, run.config, batch, run.sizes.context)
-        decoder = Decoder(run.model, cache, run.on, np.arange(batch))
-        decoder(np.zeros(batch, np.int64))
-        calls = min(50, run.sizes.context - 3)
-        start = time.perf_counter()
-        for _ in range(calls):
-            decoder(np.zeros(batch, np.int64))
-        whole = (time.perf_counter() - start) / calls
-        alone = run.seconds(decoder.launch, 20)
-        rate = batch / alone
-        found.append(
-            {"batch": batch, "graph_seconds": alone, "step_seconds": whole, "tokens_per_second": rate, "peak_bytes": run.peak_bytes()}
-        )
-        cache.clear()
+    for fused, overlap in ((True, True), (True, False), (False, True), (False, False)):
+        run.on.fused, run.on.overlap = fused, overlap
+        found.append({"norms_fused": fused} | _decoded(run, 1))
+    run.on.fused = run.on.overlap = True
     return found
+
+
+def _decoded(run: Run, batch: int) -> dict[str, Any]:
+    cache = DeviceCache(run.on, run.config, batch, run.sizes.context)
+    decoder = Decoder(run.model, cache, run.on, np.arange(batch))
+    decoder(np.zeros(batch, np.int64))
+    calls = min(50, run.sizes.context - 3)
+    start = time.perf_counter()
+    for _ in range(calls):
+        decoder(np.zeros(batch, np.int64))
+    whole = (time.perf_counter() - start) / calls
+    alone = run.seconds(decoder.graph.launch, 20)
+    entry = {"batch": batch, "graph_seconds": alone, "step_seconds": whole, "tokens_per_second": batch / alone}
+    return entry | {"launches_overlap": decoder.graph.overlapped, "peak_bytes": run.peak_bytes()}
 
 
 def masks(run: Run) -> dict[str, float]:
@@ -258,7 +266,7 @@ def masks(run: Run) -> dict[str, float]:
 
 
 PARTS: dict[str, Callable[[Run], Any]] = {
-    part.__name__: part for part in (describe, peaks, bits, kernels, decode, prefill, matrices, masks)
+    part.__name__: part for part in (describe, peaks, bits, decode, ways, prefill, matrices, masks, kernels)
 }
 
 
@@ -280,6 +288,9 @@ def table(run: Run) -> list[str]:
         share = gpu.bytes_per_token(run.config) / entry["graph_seconds"] / peak["copy_bytes_per_second"] if peak else 0
         step = entry["batch"] / entry["step_seconds"]
         line(f"decode, batch {entry['batch']}", f"{rate:,.0f} tok/s", f"{share:.0%} of copy; {step:,.0f} in all", _goal(rate, goal))
+    for entry in f.get("ways", ()):
+        how = " and ".join(name for name, key in (("fused", "norms_fused"), ("overlapped", "launches_overlap")) if entry[key]) or "neither"
+        line(f"a token, {how}", f"{1e6 * entry['graph_seconds']:,.0f} us")
     for entry in f.get("prefill", ()):
         rate, goal = entry["tokens_per_second"], 60000 if entry["tokens"] == 2048 else None
         share = gpu.ternary_operations(run.config) * rate / peak["int8_operations_per_second"] if peak else 0

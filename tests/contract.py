@@ -29,16 +29,16 @@ def fma(a, b, c) -> Floats:
         return total.astype(f32)
 
 
-def halve(lanes: NDArray) -> NDArray:  # [..., 16] -> [...]
-    """Lanes added by halving: i with i + 8, i + 4, i + 2, i + 1."""
-    for half in (8, 4, 2, 1):
-        lanes = lanes[..., :half] + lanes[..., half : 2 * half]
+def halve(lanes: NDArray) -> NDArray:  # [..., 2^n] -> [...]
+    """Lanes added by halving: i with i + 8, i + 4, i + 2, i + 1 where they are 16."""
+    while (half := lanes.shape[-1] // 2) > 0:
+        lanes = lanes[..., :half] + lanes[..., half:]
     return lanes[..., 0]
 
 
-def in_lanes(x: NDArray) -> NDArray:  # [..., n] -> [..., ceil(n / 16), 16]; lane = index mod 16, zeros after the end
-    x = np.concatenate([x, np.zeros((*x.shape[:-1], -x.shape[-1] % 16), x.dtype)], axis=-1)
-    return x.reshape(*x.shape[:-1], -1, 16)
+def in_lanes(x: NDArray, n: int = 16) -> NDArray:  # [..., m] -> [..., ceil(m / n), n]; lane = index mod n, zeros after the end
+    x = np.concatenate([x, np.zeros((*x.shape[:-1], -x.shape[-1] % n), x.dtype)], axis=-1)
+    return x.reshape(*x.shape[:-1], -1, n)
 
 
 def dot(a: Floats, b: Floats) -> Floats:  # [..., n], [..., n] -> [...]
@@ -54,25 +54,38 @@ def matmul(x: Floats, weights: Floats) -> Floats:  # [R, M], [N, M] -> [R, N]
     return dot(x[:, None], weights)
 
 
+def wide_sum(x: NDArray[np.float64]) -> NDArray[np.float64]:  # [R, D] -> [R]
+    """128 lanes of float64. Numbers and squares of float32 are exact there, so a plain addition is what a fused one would be."""
+    numbers = in_lanes(x, 128)
+    lanes = np.zeros((len(x), 128))
+    for i in range(numbers.shape[1]):
+        lanes = numbers[:, i] + lanes
+    return halve(lanes)
+
+
 def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [R, D]
-    """Squares of float32 are exact in float64, so a plain addition is what a fused one would be."""
-    squares = in_lanes(x.astype(np.float64)) ** 2
-    lanes = np.zeros((len(x), 16))
-    for i in range(squares.shape[1]):
-        lanes = squares[:, i] + lanes
-    mean = f32(halve(lanes) / x.shape[1])
+    mean = f32(wide_sum(x.astype(np.float64) ** 2) / x.shape[1])
     factor = f32(1) / np.sqrt(mean + f32(eps))
     return x * factor[:, None] * gain
 
 
 def layer_norm(x: Floats, gain: Floats, bias: Floats, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
-    """The mean is a sum in float64 by the lane rule: products with 1 are exact, so an addition is what a fused one would be."""
-    numbers = in_lanes(x.astype(np.float64))
-    lanes = np.zeros((len(x), 16))
-    for i in range(numbers.shape[1]):
-        lanes = numbers[:, i] + lanes
-    centred = (x - (halve(lanes) / x.shape[1])[:, None]).astype(f32)
+    centred = (x - (wide_sum(x.astype(np.float64)) / x.shape[1])[:, None]).astype(f32)
     return rms_norm(centred, gain, eps) + bias
+
+
+def rows_that_tell_lanes() -> tuple[Floats, NDArray[np.bool_]]:  # -> [R, 1024], [R]
+    """Rows of squares whose order of addition in float64 shows in float32, and which of them sum to more than a tie of float32.
+
+    1.5^2 + 2^-23 is the tie, in lane 0. Two squares of 0.75 * 2^-52 break it if they meet before they come there: in one lane, or in lanes
+    of the upper half of those that are being folded. Added to lane 0 one by one, they are lost.
+    """
+    pairs = [(64, 192), (32, 96), (16, 48), (8, 24), (4, 12), (2, 6), (1, 3), (128, 384)]  # the last are of lane 0 themselves
+    x = np.zeros((len(pairs), 1024), f32)
+    x[:, 0], x[:, [256, 512]] = 1.5, 2**-12
+    for row, pair in zip(x, pairs, strict=True):
+        row[list(pair)] = 0.75**0.5 * 2**-26
+    return x, np.arange(len(pairs)) < len(pairs) - 1
 
 
 def ternary_matmul(

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import contract
 import numpy as np
 import pytest
 from models import assert_same_bits
@@ -96,7 +97,8 @@ def _quantized_alike(on: Cuda, found: tuple, x: NDArray[np.float32]) -> None:
     codes, scale = cpu.quantize(x)
     np.testing.assert_array_equal(on.to_host(found[0]), codes)
     equal_where_finite(on, found[1], scale)
-    sums = on.to_host(found[0].words).reshape(-1, found[0].row_words)[: len(x), -4]
+    there = arrays.now(found[0])
+    sums = on.to_host(there.words).reshape(-1, there.row_words)[: len(x), -4]
     np.testing.assert_array_equal(sums, codes.sum(axis=1, dtype=np.int32))
 
 
@@ -131,16 +133,18 @@ def norms_of_what_comes_before() -> None:
         same(on, normed, cpu.rms_norm(ours, gain, 1e-5))
         _quantized_alike(on, on.quantize(normed), cpu.rms_norm(ours, gain, 1e-5))
         same(on, there, ours)
-        same(on, on.rms_norm(there, on.upload(gain), 1e-5), cpu.rms_norm(ours, gain, 1e-5))
+        again = on.rms_norm(there, on.upload(gain), 1e-5)
+        _quantized_alike(on, on.quantize(again), cpu.rms_norm(ours, gain, 1e-5))
+        assert again.is_open()  # codes alone leave no norm
+        same(on, again, cpu.rms_norm(ours, gain, 1e-5))
         same(on, on.add(there, there), ours + ours)
 
 
 @check
 def norms_fold_their_lanes_by_halving() -> None:
-    """The sum of squares is a tie of float32 plus what is lost where each lane is added to the first one by one."""
-    on, x, gain = device(), np.full((1, 32), 8, np.float32), np.ones(32, np.float32)
-    x[0, [0, 16]] = 2**30, 2**18
-    same(on, on.rms_norm(on.upload(x), on.upload(gain), 1e-5), cpu.rms_norm(x, gain, 1e-5))
+    on, (x, _) = device(), contract.rows_that_tell_lanes()
+    gain = np.ones(x.shape[1], np.float32)
+    same(on, on.rms_norm(on.upload(x), on.upload(gain), 0.0), cpu.rms_norm(x, gain, 0.0))
 
 
 @check
@@ -289,6 +293,85 @@ def ternary_gemv() -> None:
         ternary_alike(device(), n, width, 1)
 
 
+def normed_product(on: Cuda, source: str, width: int, *rows: int) -> None:
+    """A norm and the products that read it, of one row: together, and each for itself; and what was normed, by the one who comes first."""
+    a, b, gain = normal(1, width), normal(1, width, seed=1), normal(width, seed=2)
+    x = a if source == "row" else getattr(cpu, source)(a, b)
+    matrices = [rng(n).integers(-1, 2, (n, width)).astype(np.int8) for n in rows]
+    packed = [packing.pack(matrix, 0.3 + i) for i, matrix in enumerate(matrices)]
+    ours = cpu.ternary_matmuls(*cpu.quantize(cpu.rms_norm(x, gain, 1e-5)), *((w.codes, w.scale, w.shape[0]) for w in packed))
+    there = [(on.ternary(matrix), w.scale, w.shape[0]) for matrix, w in zip(matrices, packed, strict=True)]
+    x_there = on.upload(a) if source == "row" else getattr(on, source)(on.upload(a), on.upload(b))
+    codes = on.quantize(on.rms_norm(x_there, on.upload(gain), 1e-5))
+    for _ in range(2):  # what was normed is there the second time
+        for theirs, expected in zip(on.ternary_matmuls(*codes, *there), ours, strict=True):
+            same(on, theirs, expected)
+        assert codes[0].is_open() == on.fused
+    same(on, x_there, x)
+    same(on, codes[1], cpu.quantize(cpu.rms_norm(x, gain, 1e-5))[1])
+    for theirs, expected in zip(on.ternary_matmuls(*codes, *there), ours, strict=True):
+        same(on, theirs, expected)
+
+
+@check
+def normed_products() -> None:
+    on = device()
+    normed_product(on, "row", 40, 20, 33, 1)
+    normed_product(on, "relu2_gate", 420, 17)
+    normed_product(on, "silu_gate", 20, 17, 17)
+    on.processors = 1000 if GPU else 2  # fewer tiles for a block, more warps for a tile
+    normed_product(on, "add", PIECE, 17)
+    normed_product(on, "add", 300, 17)  # a tile of columns past the end, which is the next row's
+    on.fused = False
+    normed_product(on, "add", 24, 17)
+    for matrices in ((3840,), (6912, 6912)) if GPU else ():
+        normed_product(device(), "add", 2560, *matrices)
+    if GPU:
+        normed_product(device(), "relu2_gate", 6912, 2560)
+
+
+@check
+def what_comes_after_products() -> None:
+    """A sum or a gate of products that nobody has read yet is worked out with them; and so is nothing once somebody has."""
+    on, width, n = device(), 40, 37
+    x, gain, h = normal(1, width), normal(width, seed=1), normal(1, n, seed=2)
+    matrices = [rng(seed).integers(-1, 2, (n, width)).astype(np.int8) for seed in (3, 4)]
+    packed = [packing.pack(matrix, 0.3 + i) for i, matrix in enumerate(matrices)]
+    there = [(on.ternary(matrix), w.scale, n) for matrix, w in zip(matrices, packed, strict=True)]
+    gate, up = cpu.ternary_matmuls(*cpu.quantize(cpu.rms_norm(x, gain, 1e-5)), *((w.codes, w.scale, n) for w in packed))
+
+    def products(*which: tuple) -> list:
+        return on.ternary_matmuls(*on.quantize(on.rms_norm(on.upload(x), on.upload(gain), 1e-5)), *which)
+
+    for processors, is_read in product((1, 1000), (False, True)):
+        on.processors = processors
+        (one,), (first, second) = products(there[1]), products(*there)
+        if is_read:
+            same(on, one, up)
+            same(on, first, gate)
+        same(on, on.add(on.upload(h), one), h + up)
+        for name in ("relu2_gate", "silu_gate"):
+            same(on, getattr(on, name)(first, second), getattr(cpu, name)(gate, up))
+            same(on, getattr(on, name)(second, first), getattr(cpu, name)(up, gate))
+        same(on, on.add(first, second), gate + up)
+        same(on, one, up)
+        same(on, second, up)
+
+
+@check
+def normed_rows_without_a_scale() -> None:
+    """Infinity or NaN anywhere leaves no number of the product."""
+    on = device()
+    matrix, gain = rng(1).integers(-1, 2, (17, 40)).astype(np.int8), normal(40, seed=2)
+    weights = packing.pack(matrix, 1)
+    for row in range(len(odd_rows(40))):
+        x = odd_rows(40)[row : row + 1]
+        q = cpu.quantize(cpu.rms_norm(x, gain, 1e-5))
+        codes = on.quantize(on.rms_norm(on.upload(x), on.upload(gain), 1e-5))
+        found = on.ternary_matmul(*codes, on.ternary(matrix), weights.scale, 17)
+        equal_where_finite(on, found, cpu.ternary_matmul(*q, weights.codes, weights.scale, 17))
+
+
 @check
 def ternary_skinny() -> None:
     for present in (2, 9, 17):
@@ -374,7 +457,7 @@ def attend_rows() -> None:
 def attend_many() -> None:
     """The largest blocks, of 32 queries, two and a rest; a window; heads as wide as a kernel is for, and such as are read in 16 bytes."""
     attention(8, 2, 16, [0] * 9, list(range(60, 69)), None, 69)
-    attention(6, 1, 24, [0] * 4 + [1] * 3, [62, 63, 64, 65, 1, 2, 3], 30, 66)
+    attention(6, 1, 24, [0] * 7 + [1] * 4, [*range(60, 67), *range(1, 5)], 30, 67)
 
 
 @check
@@ -634,7 +717,7 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(on, "upload", watched)
         patched.setattr(arrays, "Arena", Watched)
-        patched.setattr(graph, "captured", lambda stream, run: lambda: None)  # as on a GPU, where a graph does not hold the function
+        patched.setattr(graph, "captured", lambda *arguments: graph.Graph(lambda: None, False))  # which does not hold `run`, as on a GPU
         step = stepper(there, new_cache(model.config, 1, 4, on), on)
     gc.collect()
     assert step is not None
@@ -661,10 +744,10 @@ def launches() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(FakeCUDAKernel, "__call__", counted)
         step([1])
-    once = {"take_rotations": 1, "embed": 1, "matmul": 1, "advance": 1, "rms_norm_row": 1}
-    each = {"ternary_gemv": 4, "rms_norm_row": 1, "rms_norm_sum": 2, "rms_norm_relu2": 1, "attend_chunk": 1}
-    assert kernels == sum([Counter(each)] * layers, Counter(once))
-    assert kernels.total() == 9 * layers + 5
+    each = {"normed_product_row_of_row", "attend_chunk", "normed_product_sum_of_row", "normed_product_relu2_of_row"}
+    once = dict.fromkeys(("take_rotations", "embed", "rms_norm_row", "matmul", "advance"), 1)
+    assert kernels == dict.fromkeys(each, layers) | {"normed_product_sum_of_row": 2 * layers} | once
+    assert kernels.total() == 5 * layers + 5
 
 
 @check

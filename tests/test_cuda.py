@@ -105,9 +105,11 @@ FUSED_WITHOUT_HARM = {"silu_gate", "rms_norm_silu", "gelu_tanh", "gelu"}
 """1 + e^y, whose last product is by a power of two, and 1 - p / 2: exact products, or too small to matter to 1. The bits are the same."""
 
 EXPECTED = {
+    "rms_norm_relu2": ("fma.rn.f64", "sqrt.rn.f32", "div.rn.f32", "ld.global"),
+    "normed_product_sum_of_row": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4", "ld.shared.v4", "redux.sync"),
     "ternary_gemv": ("dp4a.u32.s32", "ld.global.v4"),
-    "ternary_skinny": ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "ld.global.v4"),
-    "ternary_gemm": ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "ld.global.v4", "ld.shared.v4", "cp.async.cg.shared.global"),
+    "ternary_skinny": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4"),
+    "ternary_gemm": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4", "ld.shared.v4", "cp.async.cg.shared.global"),
     "matmul": ("ld.global.v4", "fma.rn.f32", "shfl.sync.bfly"),
     "attend": ("ld.shared.v4", "ld.global.v4", "fma.rn.f32", "div.rn.f32", "shfl.sync.bfly"),
     "attend_masked": ("ld.shared.v4", "ld.global.v4", "cp.async.cg.shared.global", "fma.rn.f32", "shfl.sync.bfly"),
@@ -116,11 +118,24 @@ EXPECTED = {
 }
 
 
+NORMED = (
+    ("row", 2560, 8, 2, "row"),
+    ("row", 2560, 8, 2, "sum"),
+    ("row", 2560, 2, 4, "relu2"),
+    ("row", 6912, 8, 2, "sum"),  # the 2B model's matrices, on 132 processors
+    ("sum", 2560, 2, 4, "silu"),
+    ("relu2", 6912, 8, 2, "row"),
+)
+
+
+ROWS = (("row", 2560, 1024, False), ("sum", 2560, 256, True), ("relu2", 6912, 512, False), ("silu", 2560, 256, False))
+
+
 def kernels() -> dict[str, tuple]:
     """Names of kernels as they are used for the 2B model, and the types they are compiled for."""
     from numba.cuda import types as t
 
-    from bitnet_np.kernels.cuda import attention, attention_split, floats, rows, ternary
+    from bitnet_np.kernels.cuda import attention, attention_split, floats, norms, rows, ternary
     from bitnet_np.kernels.cuda.attention_steps import shape_for
     from bitnet_np.kernels.cuda.backend import TILES
 
@@ -143,6 +158,7 @@ def kernels() -> dict[str, tuple]:
     listed = [
         (rows.quantize, (f2, i, signed, codes, f1)),
         *((rows.rms_norm(source), (f2, f2, f2, f1, f, f2, i, signed, codes, f1)) for source in rows.SOURCES),
+        *((norms.rms_norm(*how), (f1, f1, f1, f1, f, f1, words, f1)) for how in ROWS),
         (rows.layer_norm, (f2, f1, f1, f, f2)),
         (rows.add, (f1, f1, f1)),
         (rows.add_bias, (f1, f1, f1)),
@@ -162,10 +178,12 @@ def kernels() -> dict[str, tuple]:
         (floats.embed("float16"), (t.uint32[:, ::1], ids, f2)),
         (floats.matmul("float16", 1), (words, f1, i, i, i, i, f1)),
         (floats.matmul("bfloat16", 4), (words, f1, i, i, i, i, f1)),
+        (floats.matmul("bfloat16", 16), (words, f1, i, i, i, i, f1)),
         (floats.matmul("float32", 8), (words, f1, i, i, i, i, f1)),
+        *((norms.normed_product(*how), (f1, f1, f1, f1, f, *matrices[:4], f1, f1)) for how in NORMED),
         *((ternary.gemv(warps, depth), (*matrices, i, f1)) for warps, depth in ((8, 3), (16, 4))),
-        (ternary.skinny(1, 8), by_tokens),
-        (ternary.skinny(2, 8), by_tokens),
+        (ternary.skinny(1, 8, 3), by_tokens),
+        (ternary.skinny(2, 8, 4), by_tokens),
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
         *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
         *((attention.attend(shape_for(width, 32, many=True)), (*attended(), i, f3)) for width in (96, 128)),
@@ -229,6 +247,8 @@ def test_the_kernels_compile_to_the_instructions_they_are_written_for(compiled):
     for name, ptx in compiled.items():
         for arch in ("sm_80", "sm_90"):
             assert f".target {arch}" in ptx[arch]
+            for instruction in ("griddepcontrol.launch_dependents", "griddepcontrol.wait"):  # or a graph's kernels may overtake each other
+                assert ptx[arch].count(instruction) == (arch == "sm_90"), f"{name} for {arch}: {instruction}"
             for instruction in EXPECTED.get(name.split()[0], ()):
                 assert instruction in ptx[arch], f"{name} for {arch}: no {instruction}"
             for unwanted in (
@@ -258,9 +278,80 @@ def test_no_kernel_spills_registers_and_a_processor_has_enough_for_its_blocks(co
         assert result.returncode == 0, f"{name}: {result.stderr[-500:]}"
         used = dict(re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", result.stderr)[::-1])
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr, f"{name}: {used}"
-        threads = LARGE_BLOCK if name.startswith("rms_norm") else 512 if name.startswith("ternary_gemv") else 256
+        threads = LARGE_BLOCK if name.startswith("rms_norm") else 512 if name.startswith(("ternary_gemv", "normed_product")) else 256
         (registers,) = re.findall(r"Used (\d+) registers", result.stderr)
         assert -(-int(registers) // 8) * 8 * threads <= 1 << 16, f"{name}: {registers} registers"
+
+
+# --- graphs ---------------------------------------------------------------------------------------------------------------------------
+
+
+class Driver:
+    """As much of CUDA's driver as a graph of three kernels needs; there is none here."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.refuses, self.edges, self.called = refuses, [("a", "b", None), ("b", "c", None)], list[str]()
+
+    class CUgraphEdgeData:
+        type = from_port = 0
+
+    class CUgraphDependencyType:
+        CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC = 1
+
+    CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC = 1
+
+    def __getattr__(self, name: str):
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def call(*arguments):
+            self.called.append(name)
+            return (_Error(name == self.refuses), *(getattr(self, "_" + name, lambda *arguments: ())(*arguments)))
+
+        return call
+
+    def _cuGraphClone(self, graph):
+        return (f"copy of {graph}",)
+
+    def _cuGraphGetEdges(self, graph, count=0):
+        before, after, data = zip(*self.edges, strict=True)
+        return list(before[:count]), list(after[:count]), list(data[:count]), len(self.edges)
+
+    def _cuGraphRemoveDependencies(self, graph, before, after, data, count):
+        self.edges = [edge for edge in self.edges if edge[:2] not in list(zip(before, after, strict=True))]
+        return ()
+
+    def _cuGraphAddDependencies(self, graph, before, after, data, count):
+        self.edges += zip(before, after, data, strict=True)
+        return ()
+
+    def _cuGraphInstantiate(self, graph, flags):
+        return (f"launchable {graph}",)
+
+
+class _Error(int):
+    name = "CUDA_ERROR_NOT_SUPPORTED"
+
+
+@needs_package
+def test_kernels_of_a_graph_begin_before_those_before_them_have_ended():
+    from bitnet_np.kernels.cuda import graph
+
+    driver = Driver()
+    assert graph._overlapping(driver, "graph") == "launchable copy of graph"
+    assert [edge[:2] for edge in driver.edges] == [("a", "b"), ("b", "c")]
+    assert all(edge.type == edge.from_port == 1 for *_, edge in driver.edges)
+    assert driver.called[-1] == "cuGraphDestroy"  # of the copy: what is launchable is another
+
+
+@needs_package
+@pytest.mark.parametrize("refuses", ["cuGraphGetEdges", "cuGraphAddDependencies", "cuGraphInstantiate"])
+def test_where_kernels_cannot_overlap_a_graph_is_as_it_was(refuses):
+    from bitnet_np.kernels.cuda import graph
+
+    driver = Driver(refuses)
+    assert graph._overlapping(driver, "graph") is None
+    assert driver.called[-1] == "cuGraphDestroy"
 
 
 # --- what a GPU is to show ------------------------------------------------------------------------------------------------------------
@@ -278,7 +369,7 @@ def run_gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
 def test_gpu_check_runs_all_its_parts_in_the_simulator(tmp_path):
     code, told, written = run_gpu_check(tmp_path, "--simulate")
     assert (code, written["problems"]) == (0, []), told
-    assert written["found"].keys() == {"describe", "peaks", "bits", "kernels", "decode", "prefill", "matrices", "masks"}
+    assert written["found"].keys() == {"describe", "peaks", "bits", "kernels", "decode", "ways", "prefill", "matrices", "masks"}
     assert all(entry["equal"] for entry in written["found"]["bits"].values())
     assert "SIMULATED: no number below means anything" in told
 

@@ -115,17 +115,14 @@ def test_rms_norm(seed, rows, width, eps):
     assert_within(out, *bounds.rms_norm(x, gain, eps))
 
 
-def test_rms_norm_adds_squares_in_16_lanes():
-    """In float64 the order of a sum hardly ever shows. Here it does: 1.5^2 + 2^-23 is a tie of float32, and two squares of 0.75 * 2^-52
-    break it if they meet in lane 8 first; added one by one to lane 0, they are lost.
-    """
-    x = np.zeros((1, 64), np.float32)
-    x[0, 0], x[0, [16, 32]], x[0, [8, 24]] = 1.5, 2**-12, 0.75**0.5 * 2**-26
-    out = cpu.rms_norm(x, as_table(np.ones(64)), 0.0)
-    root = np.sqrt(f32((1.5**2 + 2**-22) / 64))
-    assert_same_bits(out, x * (f32(1) / root))
-    assert out[0, 0] != f32(1.5) * (f32(1) / np.sqrt(f32(1.5**2 / 64)))
-    assert_same_bits(out, contract.rms_norm(x, np.ones(64, np.float32), 0.0))
+def test_rms_norm_adds_squares_in_128_lanes():
+    """In float64 the order of a sum hardly ever shows. Here it does."""
+    x, above_the_tie = contract.rows_that_tell_lanes()
+    out = cpu.rms_norm(x, as_table(np.ones(1024)), 0.0)
+    tie, above = (f32(1) / np.sqrt(f32((1.5**2 + more) / 1024)) for more in (0, 2**-22))
+    assert tie != above
+    assert_same_bits(out, x * np.where(above_the_tie, above, tie)[:, None])
+    assert_same_bits(out, contract.rms_norm(x, np.ones(1024, np.float32), 0.0))
 
 
 def test_rms_norm_of_zeros_is_zero():

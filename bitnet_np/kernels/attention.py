@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from .launching import Floats, launch, parallel, serial
 from .scalar import CHUNK, exp, round_to_half
 from .simd import LANES, axpy_step, axpy_tail, fma, prefetch, store_products, store_sums, store_tile, tile_f32
+from .sums import fold_lanes
 from .tiles import ROWS, SPAN, TOKENS, VALUE_COLUMNS, dot_tile
 from .workspace import empty
 
@@ -61,17 +62,6 @@ def _largest_score(scores, low, high, lanes):
 
 
 @serial
-def fold_lanes(lanes):
-    """The sum of 16 lanes by the lane rule; they are used up."""
-    half = LANES // 2
-    while half:
-        for i in range(half):
-            lanes[i] += lanes[i + half]
-        half //= 2
-    return lanes[0]
-
-
-@serial
 def exponentials(scores, largest, lanes):
     """scores -> exp(score - largest), which makes 0 of -infinity; their sum by the lane rule."""
     for i in range(LANES):
@@ -81,7 +71,7 @@ def exponentials(scores, largest, lanes):
             e = exp(np.float32(scores[j + i] - largest))
             scores[j + i] = e
             lanes[i] += e
-    return fold_lanes(lanes)
+    return fold_lanes(lanes, LANES)
 
 
 @serial

@@ -1,6 +1,6 @@
 """The kernels of the backward pass, beside cpu.py's of the forward pass: float32 arrays and scalars in, arrays out.
 
-The arithmetic contract (scalar.py) goes on here. Sums over the numbers of a row are its 16 lanes. Every other sum is a fold of chains: the
+The arithmetic contract (scalar.py) goes on here. Sums over the numbers of a row go by its lanes. Every other sum is a fold of chains: the
 summed axis is cut into parts (`cuts`, first indices and the end), each part is one chain of fused multiply-adds in order that starts at +0,
 and the parts' chains are added in order. Where rows are summed (gradients of weights), parts are sequences, so that a batch's gradient
 is, to the bit, the sum of its sequences' in order. Elsewhere parts are PART numbers long. Nothing depends on threads or tiles.
@@ -10,12 +10,12 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .attention import NO_WINDOW, _largest_score, chunk_scores, chunk_values, exponentials, fold_lanes, scale_of, visible
+from .attention import NO_WINDOW, _largest_score, chunk_scores, chunk_values, exponentials, scale_of, visible
 from .launching import Floats, inlined, launch, parallel, read_only, serial
-from .rows import sum_of_squares
-from .scalar import CHUNK, exp
-from .simd import LANES, axpy_step, axpy_tail, fma, store_sums, store_tile, tile_f32, tile_f64
-from .tiles import SPAN, TOKENS, VALUE_COLUMNS, WIDE, dot_tile
+from .scalar import CHUNK, WIDE_LANES, exp
+from .simd import LANES, axpy_step, axpy_tail, fma, store_tile, tile_f32
+from .sums import fold_lanes, wide_dot
+from .tiles import SPAN, TOKENS, VALUE_COLUMNS, WIDE
 from .workspace import empty
 
 PART = 256  # numbers of a row, or rows of a matrix, that are summed in one chain
@@ -157,12 +157,11 @@ def dequantize(codes: NDArray[np.int8], scale: Floats) -> Floats:  # [R, M], [R]
 @parallel
 def _rms_norm_back(x, gain, eps, dy, dx, factors):
     for r in prange(x.shape[0]):
-        row, above, out, sums = x[r], dy[r], dx[r], np.empty(LANES, np.float64)
-        factor = np.float32(1.0) / np.sqrt(np.float32(sum_of_squares(row, sums) / row.size) + eps)
+        row, above, out, lanes = x[r], dy[r], dx[r], np.empty(WIDE_LANES, np.float64)
+        factor = np.float32(1.0) / np.sqrt(np.float32(wide_dot(row, row, lanes) / row.size) + eps)
         for i in range(row.size):
             out[i] = above[i] * gain[i]
-        store_sums(dot_tile(tile_f64(1, 1), out, 0, 0, 1, row, 0, 0, 1, row.size), sums)
-        along = np.float32(np.float32(factor * factor) * np.float32(sums[0] / row.size))
+        along = np.float32(np.float32(factor * factor) * np.float32(wide_dot(out, row, lanes) / row.size))
         for i in range(row.size):
             out[i] = np.float32(fma(-row[i], along, out[i]) * factor)
         factors[r] = factor
@@ -283,7 +282,7 @@ def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, 
     queries, above = np.zeros((CHUNK, width), np.float32), np.zeros((CHUNK, width), np.float32)
     part = np.empty((CHUNK, -(-width // SPAN) * SPAN), np.float32)
     p, ds = np.zeros((chunks, CHUNK, CHUNK), np.float32), np.zeros((CHUNK, CHUNK), np.float32)
-    lanes, sums, along = np.empty(LANES, np.float32), np.empty(LANES, np.float64), np.empty(CHUNK, np.float32)
+    lanes, wide_lanes, along = np.empty(LANES, np.float32), np.empty(WIDE_LANES, np.float64), np.empty(CHUNK, np.float32)
     largest, weight = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
 
     for member in range(group):
@@ -295,8 +294,7 @@ def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, 
             _head_rows(dy, row, h, above[:n])
             padded = -(-n // TOKENS) * TOKENS
             for i in range(n):
-                store_sums(dot_tile(tile_f64(1, 1), above[i], 0, 0, 1, attended[row + i, h], 0, 0, 1, width), sums)
-                along[i] = sums[0]
+                along[i] = wide_dot(above[i], attended[row + i, h], wide_lanes)
                 largest[i], weight[i] = -np.inf, 0
             earliest = max(0, block * CHUNK - window + 1) // CHUNK
             for chunk in range(earliest, block + 1):
@@ -354,14 +352,14 @@ def attend_back(
 @parallel
 def _cross_entropy(logits, targets, factor, losses, largests):
     for r in prange(logits.shape[0]):
-        row, lanes = logits[r], np.zeros(LANES, np.float64)
+        row, lanes = logits[r], np.zeros(WIDE_LANES, np.float64)
         largest = np.float32(-np.inf)
         for i in range(row.size):
             largest = row[i] if row[i] > largest else largest
         target = row[targets[r]]
-        whole = row.size - row.size % LANES
-        for i in range(0, whole, LANES):
-            for lane in range(LANES):
+        whole = row.size - row.size % WIDE_LANES
+        for i in range(0, whole, WIDE_LANES):
+            for lane in range(WIDE_LANES):
                 e = exp(np.float32(row[i + lane] - largest))
                 row[i + lane] = e
                 lanes[lane] += e
@@ -369,7 +367,7 @@ def _cross_entropy(logits, targets, factor, losses, largests):
             e = exp(np.float32(row[whole + lane] - largest))
             row[whole + lane] = e
             lanes[lane] += e
-        total = fold_lanes(lanes)
+        total = fold_lanes(lanes, WIDE_LANES)
         losses[r], largests[r] = total, np.float64(largest) - np.float64(target)
         share = np.float32(np.float64(factor) / total)
         for i in range(row.size):

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from . import huge_pages
 from .floats import widen_row
 from .launching import inlined, launch, parallel, read_only, serial
-from .rows import sum_of_squares
-from .scalar import round_half_even
+from .scalar import WIDE_LANES, round_half_even
 from .simd import LANES, STEP, bits_float, byte_offset, byte_step, float_bits, fma, store_tile, tile_i32
+from .sums import wide_dot
 from .workspace import empty
 
 Floats = NDArray[np.float32]
@@ -35,8 +35,8 @@ def _quantize_row(row, rest, codes):
         code = round_half_even(np.float32(row[i] / step))
         rest[i] = fma(-step, code, row[i])
         codes[i] = np.uint8(np.int32(code) + 128)
-    lanes = np.empty(LANES, np.float64)
-    lost, whole = np.sqrt(sum_of_squares(rest, lanes)), np.sqrt(sum_of_squares(row, lanes))
+    lanes = np.empty(WIDE_LANES, np.float64)
+    lost, whole = np.sqrt(wide_dot(rest, rest, lanes)), np.sqrt(wide_dot(row, row, lanes))
     return step, np.float32(lost) * _UP + _TINY, np.float32(whole) * _UP
 
 

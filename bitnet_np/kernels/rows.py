@@ -4,29 +4,22 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .launching import Floats, inlined, launch, parallel, read_only, serial
-from .scalar import cos_sin, exp, normal_cdf
+from .launching import Floats, inlined, launch, parallel, read_only
+from .scalar import WIDE_LANES, cos_sin, exp, normal_cdf
 from .scalar import gelu_tanh as _gelu_tanh_of
 from .scalar import silu as _silu_of
-from .simd import LANES, fma, store_sums, tile_f64
-from .tiles import dot_tile
+from .simd import fma
+from .sums import wide_dot
 from .workspace import empty
 
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
-
-
-@serial
-def sum_of_squares(x, sums):
-    """sum x[i]^2 in 16 lanes of float64."""
-    store_sums(dot_tile(tile_f64(1, 1), x, 0, 0, 1, x, 0, 0, 1, x.size), sums)
-    return sums[0]
 
 
 @parallel
 def _rms_norm(x, gain, eps, out):
     for r in prange(x.shape[0]):
         row = x[r]
-        mean = np.float32(sum_of_squares(row, np.empty(LANES, np.float64)) / row.size)
+        mean = np.float32(wide_dot(row, row, np.empty(WIDE_LANES, np.float64)) / row.size)
         factor = np.float32(1.0) / np.sqrt(mean + eps)
         if mean == np.inf:  # the squares left float32's range: say so, instead of giving zeros
             factor = np.float32(np.nan)
@@ -44,12 +37,11 @@ def rms_norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [R, D], [D] -> [
 @parallel
 def _layer_norm(x, ones, gain, bias, eps, out):
     for r in prange(x.shape[0]):
-        row, centred, sums = x[r], out[r], np.empty(LANES, np.float64)
-        store_sums(dot_tile(tile_f64(1, 1), row, 0, 0, 1, ones, 0, 0, 1, row.size), sums)
-        mean = sums[0] / row.size
+        row, centred, lanes = x[r], out[r], np.empty(WIDE_LANES, np.float64)
+        mean = wide_dot(row, ones, lanes) / row.size
         for i in range(row.size):
             centred[i] = np.float32(row[i] - mean)
-        variance = np.float32(sum_of_squares(centred, sums) / row.size)
+        variance = np.float32(wide_dot(centred, centred, lanes) / row.size)
         factor = np.float32(1.0) / np.sqrt(variance + eps)
         if variance == np.inf:  # as in _rms_norm
             factor = np.float32(np.nan)

@@ -4,8 +4,8 @@ THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and 
 
 * Sums of integers are exact, so their order is free. A ternary matmul ends in float32 as `(accumulated - row sum) / scale * weight scale`.
 * Every sum of floats has one order that depends on the summed axis alone: 16 lanes, lane = index mod 16, each lane a chain of fused
-  multiply-adds that starts at +0, lanes then added by halving (i with i+8, i+4, i+2, i+1). The squares of a norm are summed so in float64,
-  everything else in float32.
+  multiply-adds that starts at +0, lanes then added by halving (i with i+8, i+4, i+2, i+1). What is summed in float64 (the squares and means
+  of norms) has 128 lanes, lane = index mod 128, halved likewise (i with i+64, i+32, ... i+1). Everything else is in float32.
 * Sums over keys go by absolute position in chunks of CHUNK keys from position 0. A chunk has its own maximum m_c, its own sum
   l_c = sum exp(s - m_c) by the lane rule, and its own o_c = sum exp(s - m_c) v as one chain in key order. Chunks are folded in order:
   m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m'), l' = fma(l, a, l_c * b), o' = fma(o, a, o_c * b). At the end o / l.
@@ -20,6 +20,7 @@ from numba import njit
 
 from .simd import bits_float, float_bits, fma, times_power_of_two
 
+WIDE_LANES = 128  # of a sum in float64
 CHUNK = 64  # keys; 64 keys of 128 float32 are 32 KB, a first-level cache
 
 _f = np.float32

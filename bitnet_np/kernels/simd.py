@@ -31,8 +31,7 @@ STEP = 64  # bytes in a logical register: packed weights per ternary step
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 V16F32, V16I32, V64I8, V32I16 = ir.VectorType(F32, 16), ir.VectorType(I32, 16), ir.VectorType(I8, 64), ir.VectorType(I16, 32)
-V16F64, V16I16, V16HALF, V16I1 = ir.VectorType(F64, 16), ir.VectorType(I16, 16), ir.VectorType(HALF, 16), ir.VectorType(I1, 16)
-V16I8 = ir.VectorType(I8, 16)
+V16I8, V16I16, V16HALF, V16I1 = ir.VectorType(I8, 16), ir.VectorType(I16, 16), ir.VectorType(HALF, 16), ir.VectorType(I1, 16)
 
 
 # --- which instructions ---------------------------------------------------------------------------------------------------------------
@@ -67,12 +66,12 @@ def _converts_half() -> bool:
 
 
 class Tile(types.Type):
-    """`rows` x `columns` registers of 16 lanes; `kind` is "f32", "f64" or "i32"."""
+    """`rows` x `columns` registers of 16 lanes; `kind` is "f32" or "i32"."""
 
     def __init__(self, kind: str, rows: int, columns: int):
-        self.kind, self.rows, self.columns = kind, rows, columns
+        self.rows, self.columns = rows, columns
         self.count = rows * columns
-        self.vector = {"f32": V16F32, "f64": V16F64, "i32": V16I32}[kind]
+        self.vector = {"f32": V16F32, "i32": V16I32}[kind]
         super().__init__(f"Tile({kind}, {rows}x{columns})")
 
 
@@ -94,7 +93,6 @@ def _new_tile(kind: str) -> Callable:
 
 
 tile_f32 = _new_tile("f32")  # tile_f32(rows, columns): all zeros
-tile_f64 = _new_tile("f64")
 tile_i32 = _new_tile("i32")
 
 
@@ -187,7 +185,7 @@ def prefetch(typing_context, array, offset):
 
 
 def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    name = {F32: "llvm.fma.f32", V16F32: "llvm.fma.v16f32", V16F64: "llvm.fma.v16f64"}[a.type]
+    name = {F32: "llvm.fma.f32", V16F32: "llvm.fma.v16f32"}[a.type]
     return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name), [a, b, c])
 
 
@@ -195,6 +193,20 @@ def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Val
 def fma(typing_context, a, b, c):
     """a * b + c in float32, rounded once."""
     return types.float32(types.float32, types.float32, types.float32), lambda context, builder, signature, args: _fma(builder, *args)
+
+
+@intrinsic
+def multiply_add(typing_context, a, b, c):
+    """a * b + c in float64, fused where the processor does that fast: only for products that are exact, which makes it the same.
+
+    The product of two float32 is: 48 bits, and exponents that float64 has.
+    """
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(F64, [F64] * 3)
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.f64"), args)
+
+    return types.float64(types.float64, types.float64, types.float64), codegen
 
 
 @intrinsic
@@ -312,8 +324,7 @@ def _dot_step(masked: bool) -> Callable:
 
             def load(array: types.Array, base: ir.Value, start: ir.Value, stride: ir.Value, index: int, valid: ir.Value) -> ir.Value:
                 offset = _clamped(builder, start, stride, index, valid)
-                loaded = _load_floats(builder, array, _address(context, builder, array, base, offset), mask)
-                return builder.fpext(loaded, V16F64) if tile.kind == "f64" else loaded
+                return _load_floats(builder, array, _address(context, builder, array, base, offset), mask)
 
             rows = [load(w_array, w, w_start, w_stride, i, w_valid) for i in range(tile.rows)]
             sums = _unpack(builder, tile, value)

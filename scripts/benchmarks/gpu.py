@@ -40,7 +40,7 @@ def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> fl
 
 def ternary_words(n: int, m: int, rng: np.random.Generator) -> NDArray[np.uint32]:
     """Random codes of a matrix [N, M] in the device's layout."""
-    size = -(-n // ternary.ROWS) * -(-m // ternary.COLUMNS) * ternary.TILE_WORDS * 4
+    size = (-(-n // ternary.ROWS) * -(-m // ternary.COLUMNS) + ternary.SPARE) * ternary.TILE_WORDS * 4
     return _VALID[rng.integers(0, len(_VALID), size, np.uint8)].view(np.uint32)
 
 

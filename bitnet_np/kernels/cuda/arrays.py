@@ -72,6 +72,7 @@ class Deferred:
         self.source, self.inputs, self.shape = source, inputs, shape
         self._launch: Callable[[], DeviceArray] | None = launch
         self._array: DeviceArray = None
+        self.quantized: tuple[Any, Any] | None = None  # of a norm: codes and scale
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -80,6 +81,9 @@ class Deferred:
         if self._launch is not None:
             self.found(self._launch())
         return self._array
+
+    def reshape(self, *shape: int) -> DeviceArray:
+        return self.array().reshape(*shape)
 
     def is_open(self) -> bool:
         return self._launch is not None
@@ -117,9 +121,10 @@ class DeviceTable:
 
 def host(array: DeviceArray | Deferred | Codes, stream: Any) -> NDArray:
     """A copy of it as NumPy's; of codes, what they stand for."""
+    array = now(array)
     if isinstance(array, Codes):
         codes = host(array.bytes, stream)[: array.rows * array.row_words * 4]
         return np.ascontiguousarray(codes.reshape(array.rows, -1)[:, : array.width])
-    out = now(array).copy_to_host(stream=stream)
+    out = array.copy_to_host(stream=stream)
     stream.synchronize()
     return out

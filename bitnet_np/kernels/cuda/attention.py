@@ -17,7 +17,7 @@ from ..scalar import CHUNK
 from .attention_steps import FOUR, SPAN, UNSEEN, Shape, begin, sizes, steps
 from .target import ALIGNED, instructions, kernel
 
-device, fma = instructions.device, instructions.fma
+device, fma, in_turn = instructions.device, instructions.fma, instructions.in_turn
 
 _f = np.float32
 
@@ -57,6 +57,7 @@ def attend(shape: Shape) -> Any:
     @kernel
     def attend(q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, window, out):
         # [R, H, K], [R, J] x 2, ..., [B * S * G * K] x 2, [R] x 2, ... -> [R, H, K]
+        in_turn()
         queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
         keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
         scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
@@ -125,6 +126,7 @@ def attend_masked(shape: Shape) -> Any:
         q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, mask, masks, mask_rows, all_keys, out
     ):
         # ..., [1 or B * T * S'], 1 or B, T, S', -> [R, H, K]
+        in_turn()
         queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
         keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
         scores = cuda.shared.array(n_scores, np.float32, ALIGNED)

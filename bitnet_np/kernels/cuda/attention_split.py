@@ -14,11 +14,12 @@ from .attention_steps import LARGEST, SPAN, STATE, WEIGHT, Shape, begin, sizes, 
 from .rows import as_kept, rotated
 from .target import ALIGNED, instructions, kernel
 
-chain_column, device, fma, fold_column, load_column, plus, times = (
+chain_column, device, fma, fold_column, in_turn, load_column, plus, times = (
     instructions.chain_column,
     instructions.device,
     instructions.fma,
     instructions.fold_column,
+    instructions.in_turn,
     instructions.load_column,
     instructions.plus,
     instructions.times,
@@ -126,6 +127,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
         arrived,
         out,
     ):  # [R, G, K] and as q's, [R, G, K]; as `attend`; [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk] -> [R, H, K]
+        in_turn()
         r, width, d = cuda.blockIdx.x, q.shape[2], cuda.threadIdx.x
         here, key = position[r], cuda.blockIdx.z * CHUNK
         heads = q.shape[1] // kv_heads

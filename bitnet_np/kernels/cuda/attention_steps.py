@@ -161,7 +161,7 @@ def _unrolled(step, count):
 
 @cache
 def steps(shape: Shape) -> Steps:
-    """For all threads of a block together, but for `place` and what follows."""
+    """All threads of a block take them together, but for `place`, `four`, `values` and `fold_values`, which a thread may take alone."""
     width_, n_queries, columns, part_keys, stride, threads = (
         shape.width,
         shape.queries,

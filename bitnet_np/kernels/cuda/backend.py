@@ -15,17 +15,18 @@ from numpy.typing import DTypeLike, NDArray
 from ...errors import ShapeError, UnsupportedError
 from .. import cpu
 from ..attention import scale_of
-from . import attention, attention_split, floats, ternary
+from . import attention, attention_split, floats, norms, ternary
 from . import rows as row_kernels
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .attention_steps import CHUNK, WIDEST, Shape, shape_for
+from .products import OneRow, apart, three_of
 from .target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 
 _WARPS = 1 if SIMULATED else 8  # of a block that shares 16 rows of a ternary matrix
 _HALVES = 1 if SIMULATED else 8  # half warps of a block, each with floats.ROWS rows of a table
-_MANY = 32  # queries of the largest blocks of attention, where there are so many that no part of the device is idle
+_MANY = 64  # queries for each processor, from which on attention takes its largest blocks, of 32: two of them keep a processor busy
 _ALL = 1 << 30  # a window with all positions in it, of which no memory holds so many
-_TOKENS = 8  # that a reading of a table's row serves at most
+_TOKENS = 16  # that a reading of a table's row serves at most
 SKINNY = 16
 """Tokens up to which a ternary product reads activations straight from the cache."""
 TILES = ((4, 6, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2))
@@ -45,12 +46,11 @@ class Cuda:
         self.processors = processors
         self.free_bytes = free_bytes
         self.tiles = TILES
+        self.fused, self.overlap = True, True  # norms with the products that read them; launches of a graph. To see what each brings.
         self.stream = cuda.stream()
         self.arena = Arena()
-        self._nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
-        self._arrived = [
-            self.upload(np.zeros(1 << 12, np.int32))
-        ]  # of `attention_split.attend_chunk`; graphs may know those that were too few
+        self.nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
+        self._arrived = [self.upload(np.zeros(1 << 12, np.int32))]  # of attention_split.py; graphs may know those that were too few
 
     # --- where arrays are ---
 
@@ -112,7 +112,10 @@ class Cuda:
         return out
 
     def _later(self, source: str, kernel: Any, a: DeviceArray, b: DeviceArray) -> Deferred:
-        """As `_flat`, when it is needed: a norm that comes next has its own way (`rows.rms_norm`)."""
+        """As `_flat`, when it is needed: the product that comes before or the norm that comes next has its own way (norms.py)."""
+        if isinstance(b, Deferred) and b.source == "product" and b.is_open() and b.inputs[0].is_for(source, a) and a.shape == b.shape:
+            products, _ = b.inputs
+            return Deferred("ended product", (), a.shape, lambda: products.launched(source, a))
         a, b = now(a), now(b)
         return Deferred(source, (a, b), a.shape, lambda: self._flat(kernel, a, b))
 
@@ -142,19 +145,36 @@ class Cuda:
         words = self.empty((-(-n // SKINNY) * SKINNY * row_words,), np.int32)
         return Codes(words, view(words, np.uint32), view(words, np.int8), n, width, row_words)
 
-    def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> DeviceArray:
-        out, scale, codes = self.empty(x.shape), self.empty(x.shape[:1]), self._codes(*x.shape)
-        source = "row"
-        if isinstance(x, Deferred) and x.is_open():
+    def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> Deferred:
+        """When it is needed. For a ternary product that is its codes alone; of a single row, the product itself works them out."""
+        norm = Deferred("norm", (x, gain, np.float32(eps)), x.shape, lambda: self._rms_norm(norm, True))
+        return norm
+
+    def _rms_norm(self, norm: Deferred, leaves: bool) -> DeviceArray:
+        """The norm, if it is to leave it; and its codes, which the norm knows from then on."""
+        (x, gain, eps), (n, width) = norm.inputs, norm.shape
+        scale, codes, few = self.empty((n,)), self._codes(n, width), n <= self.processors
+        source, *row = self.normed(x)
+        for threads in norms.THREADS[-1:] if few else norms.THREADS:
+            if norms.fits(width, threads):
+                out = self.empty(norm.shape) if leaves else self.nothing
+                kernel = norms.rms_norm(source, width, threads, leaves)[n, threads, self.stream]
+                kernel(*(view(array, np.float32) for array in row), gain, eps, view(out, np.float32), codes.unsigned, scale)
+                break
+        else:
+            out = self.empty(norm.shape)
+            kernel = row_kernels.rms_norm(source)[n, LARGE_BLOCK if few else BLOCK, self.stream]
+            kernel(*row, gain, eps, out, codes.row_words, codes.words, codes.bytes, scale)
+        norm.quantized = codes, scale
+        return out
+
+    def normed(self, x: DeviceArray) -> tuple[str, DeviceArray, DeviceArray, DeviceArray]:
+        """What a norm of x reads, and where it leaves x, if nobody has needed it before."""
+        if isinstance(x, Deferred) and x.is_open() and x.source in row_kernels.SOURCES:
             source, (a, b), made = x.source, x.inputs, self.empty(x.shape)
             x.found(made)
-        else:
-            a = b = made = now(x)
-        threads = LARGE_BLOCK if len(x) <= self.processors else BLOCK
-        kernel = row_kernels.rms_norm(source)[len(x), threads, self.stream]
-        kernel(a, b, made, gain, np.float32(eps), out, codes.row_words, codes.words, codes.bytes, scale)
-        out.quantized = codes, scale
-        return out
+            return source, a, b, made
+        return "row", now(x), now(x), now(x)
 
     def layer_norm(self, x: DeviceArray, gain: DeviceArray, bias: DeviceArray | None, eps: float) -> DeviceArray:
         out = self.empty(x.shape)
@@ -162,49 +182,53 @@ class Cuda:
         row_kernels.layer_norm[len(x), BLOCK, self.stream](now(x), gain, bias, np.float32(eps), out)
         return out
 
-    def quantize(self, x: DeviceArray) -> tuple[Codes, DeviceArray]:
-        """What `rms_norm` found on its way, if x is its result."""
-        found = getattr(x, "quantized", None)
-        if found is not None:
-            return found
+    def quantize(self, x: DeviceArray) -> tuple[Any, Any]:
+        """Of a norm, what it finds on its way: when that is needed."""
+        if isinstance(x, Deferred) and x.source == "norm":
+
+            def found(i: int) -> Any:
+                if x.quantized is None:
+                    self._rms_norm(x, False)
+                return x.quantized[i]
+
+            return Deferred("codes", (x,), x.shape, lambda: found(0)), Deferred("scale", (x,), x.shape[:1], lambda: found(1))
+        x = now(x)
         scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
-        row_kernels.quantize[len(x), BLOCK, self.stream](now(x), codes.row_words, codes.words, codes.bytes, scale)
+        row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, codes.bytes, scale)
         return codes, scale
 
-    def ternary_matmul(self, q: Codes, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
+    def ternary_matmul(self, q: Any, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
         return self.ternary_matmuls(q, scale, (codes, w_scale, width))[0]
 
-    def ternary_matmuls(self, q: Codes, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
-        """In one launch, whatever their number up to three: small ones alone leave the device idle."""
+    def ternary_matmuls(self, q: Any, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
+        """In one launch, whatever their number up to three: small ones alone leave the device idle. With the norm that `q` are the codes
+        of, if that is a single row and nobody has needed it yet."""
         for codes, _, _ in matrices:
-            if not isinstance(q, Codes) or codes.dtype != np.uint32:
+            if not isinstance(q, Codes | Deferred) or codes.dtype != np.uint32:
                 raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
-        n, blocks = q.rows, -(-q.width // ternary.COLUMNS)
-        three = (*matrices, *[(matrices[0][0], np.float32(0), 0)] * 2)[:3]
-        words, factors, widths = zip(*((codes, np.float32(w_scale), width) for codes, w_scale, width in three), strict=True)
-        tiles = [-(-width // ternary.ROWS) for width in widths]
-
-        def parts(tiles_of_a_block: int) -> tuple[int, ...]:
-            """Up to which block each matrix goes."""
-            return tuple(np.cumsum([-(-each // tiles_of_a_block) for each in tiles]).tolist())
-
-        out = self.empty((n * sum(widths),))
-        tile = self._tile([count for count in tiles if count], n)
+        three = three_of(matrices)
+        if isinstance(q, Deferred) and q.is_open() and q.inputs[0].quantized is None and self.fused:
+            together = OneRow(self, q.inputs[0], three)
+            if together.is_for("row"):
+                return together.results(len(matrices))
+        codes, scale = now(q), now(scale)
+        n, blocks, out = codes.rows, -(-codes.width // ternary.COLUMNS), self.empty((codes.rows * sum(three.widths),))
+        tile, rest = self._tile([count for count in three.tiles if count], n), (codes.unsigned, scale, blocks)
         if n == 1:
             warps = _WARPS if blocks <= _WARPS * ternary.DEPTH else 2 * _WARPS
-            ends, depth = parts(1), min(ternary.DEPTH, -(-blocks // warps))
+            ends, depth = three.ends(1), min(ternary.DEPTH, -(-blocks // warps))
             kernel = ternary.gemv(warps, depth)[ends[-1], 32 * warps, self.stream]
-            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, out)
+            kernel(three.words, ends, three.widths, three.factors, *rest, out)
         elif tile is None:
-            ends, groups = parts(1), 1 if n <= 8 else 2  # of 8 tokens
-            kernel = ternary.skinny(groups, _WARPS)[(ends[-1], -(-n // (8 * groups))), 32 * _WARPS, self.stream]
-            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, q.row_words, out)
+            ends, groups = three.ends(1), 1 if n <= 8 else 2  # of 8 tokens
+            depth = min(ternary.DEPTH, -(-blocks // _WARPS))
+            kernel = ternary.skinny(groups, _WARPS, depth)[(ends[-1], -(-n // (8 * groups))), 32 * _WARPS, self.stream]
+            kernel(three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
         else:
-            ends = parts(tile[0] * tile[2])
+            ends = three.ends(tile[0] * tile[2])
             kernel = ternary.gemm(*tile)[(ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3], self.stream]
-            kernel(words, ends, widths, factors, q.unsigned, scale, blocks, q.row_words, out)
-        begins = np.cumsum([0, *(n * width for width in widths)]).tolist()
-        return [out[begins[i] : begins[i + 1]].reshape(n, widths[i]) for i in range(len(matrices))]
+            kernel(three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
+        return apart(out, n, three.widths[: len(matrices)])
 
     def _tile(self, tiles: list[int], n: int) -> tuple[int, ...] | None:
         """The shape of the blocks of `ternary.gemm` for n tokens and matrices of so many tiles of rows, or None if it is not for these."""
@@ -249,7 +273,7 @@ class Cuda:
         """What kernels take that rotate what they read: numbers, cosines, sines, and which are pairs: none of those that are rotated."""
         if isinstance(x, Deferred) and x.is_open():
             return x.inputs
-        return now(x), self._nothing, self._nothing, 0, 0, 1
+        return now(x), self.nothing, self.nothing, 0, 0, 1
 
     def attend(
         self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, window: int | None = None

@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 from ..simd import LANES
 from .target import instructions, kernel
 
-bits_float, device, fma, half_value, half_warp_sum, load4 = (
+bits_float, device, float_zeros, for_each, half_value, half_warp_sum, in_turn, load_within, multiply_rows = (
     instructions.bits_float,
     instructions.device,
-    instructions.fma,
+    instructions.float_zeros,
+    instructions.for_each,
     instructions.half_value,
     instructions.half_warp_sum,
-    instructions.load4,
+    instructions.in_turn,
+    instructions.load_within,
+    instructions.multiply_rows,
 )
 
 ROWS = 4  # of the table that 16 threads work on at once: each reads a token's numbers once for all of them
@@ -65,6 +68,7 @@ def embed(kind: str) -> Any:
 
     @kernel
     def embed(words, tokens, out):  # [V, words], [R] -> [R, D]
+        in_turn()
         width = out.shape[1]
         for item in range(cuda.grid(1), out.size, cuda.gridsize(1)):
             r, i = item // width, item % width
@@ -82,40 +86,36 @@ def embed(kind: str) -> Any:
 @cache
 def matmul(kind: str, tokens: int) -> Any:
     """The product for `tokens` tokens at a time, a row of the grid for each such group."""
-    steps = 4 if kind == "float32" else 8
-    per_word = steps // 4
-    n_sums, n_numbers = ROWS * tokens, ROWS * steps
+    numbers = LANES * (4 if kind == "float32" else 8)  # of a block
+    none, load_rows = float_zeros(ROWS * tokens), load_within(ROWS)
+    multiply, multiply_edge = multiply_rows(kind, ROWS, tokens), multiply_rows(kind, ROWS, tokens, edge=True)
+
+    def leave_one(i, sums, out, row, token, rows, present):
+        total = half_warp_sum(sums[0])
+        here, of = row + i // tokens, token + i % tokens
+        if cuda.threadIdx.x % LANES == 0 and here < rows and of < present:
+            out[of * rows + here] = total
+
+    leave = for_each(leave_one, [(i,) for i in range(ROWS * tokens)])
 
     @kernel
     def matmul(words, x, row_words, width, rows, present, out):  # [N * row_words], [R * M] -> [R * N]
+        in_turn()
         lane, half = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
-        first = (cuda.blockIdx.x * (cuda.blockDim.x // LANES) + half) * ROWS
+        row = (cuda.blockIdx.x * (cuda.blockDim.x // LANES) + half) * ROWS
         token = cuda.blockIdx.y * tokens
-        sums = cuda.local.array(n_sums, np.float32)
-        numbers = cuda.local.array(n_numbers, np.float32)
-        for i in range(n_sums):
-            sums[i] = _f(0.0)
-        for block in range(row_words // _BLOCK_WORDS):
-            for row in range(ROWS):
-                start = min(first + row, rows - 1) * row_words + block * _BLOCK_WORDS + lane * 4
-                four = load4(words, start)
-                for i in range(4):
-                    for place in range(per_word):
-                        numbers[row * steps + i * per_word + place] = _number(four[i], place, kind)
-            for step in range(steps):
-                begin = block * LANES * steps + step * LANES
-                if begin < width:  # no step past the end: adding +0 turns a -0 around
-                    i = begin + lane
-                    for t in range(tokens):
-                        value = _f(0.0)
-                        if i < width:
-                            value = x[min(token + t, present - 1) * width + i]
-                        for row in range(ROWS):
-                            sums[row * tokens + t] = fma(numbers[row * steps + step], value, sums[row * tokens + t])
-        for row in range(ROWS):
-            for t in range(tokens):
-                total = half_warp_sum(sums[row * tokens + t])
-                if lane == 0 and first + row < rows and token + t < present:
-                    out[(token + t) * rows + first + row] = total
+        place, last = row * row_words + lane * 4, (rows - 1) * row_words + lane * 4
+        mine, last_mine = token * width + lane, (present - 1) * width + lane
+        sums = none()
+        for block in range(width // numbers):
+            far = block * _BLOCK_WORDS
+            four = load_rows(words, place + far, row_words, last + far)
+            sums = multiply(sums, four, x, mine, width, last_mine, block * numbers, numbers)
+        left = width % numbers
+        if left > 0:
+            far = width // numbers * _BLOCK_WORDS
+            four = load_rows(words, place + far, row_words, last + far)
+            sums = multiply_edge(sums, four, x, mine, width, last_mine, width - left, left - lane)
+        leave(sums, (out, row, token, rows, present))
 
     return matmul

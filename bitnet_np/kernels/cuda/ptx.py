@@ -6,15 +6,16 @@ where it says so. So a kernel writes a product whose sum comes next, or that sum
 A thread of a warp is a lane; four lanes that hold the same row of a fragment are a quad. Offsets count elements, and nothing is checked.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
 from numba import cuda, njit
-from numba.cuda import cgutils, types
+from numba.cuda import cgutils, types, typing
 from numba.cuda.extending import intrinsic
 
 from .. import simd
+from ..simd import LANES
 
 I16, I32, I64, F32, F64, HALF = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType(), ir.HalfType()
 VOID = ir.VoidType()
@@ -95,11 +96,23 @@ def this_thread(typing_context):
     return types.int64(), codegen
 
 
+_CODES = 0x03030303  # what is a code's two bits in each byte of a word
+
+
+def _planes(builder: ir.IRBuilder, word: ir.Value, valid: ir.Value) -> list[ir.Value]:
+    """Four bytes of a word for each of the four places of two bits, plane p times 4^p: no shift. Zeros if not all bits of `valid` are 1."""
+    return [builder.and_(builder.and_(word, valid), ir.Constant(I32, _CODES << 2 * plane)) for plane in range(4)]
+
+
+def _all_bits_if(builder: ir.IRBuilder, condition: ir.Value) -> ir.Value:
+    return builder.sext(condition, I32)
+
+
 def dot_tiles(count: int) -> Callable:
     """A function (sums, weights, low, high, valid) -> sums: byte dot products of the first `valid` of `count` tiles of weights.
 
-    sums: of the upper and of the lower row. weights: 4 words for each tile, two bits each (packing in ternary.py); low and high: 4 words of
-    codes for each tile, of its columns below 64 and of the others.
+    sums: for the upper and then the lower row, those of the four planes: plane p is counted 4^p times. weights: 4 words for each tile, two
+    bits each (packing in ternary.py); low and high: 4 words of codes for each tile, of its columns below 64 and of the others.
     """
 
     @intrinsic
@@ -110,18 +123,86 @@ def dot_tiles(count: int) -> Callable:
                 [builder.extract_value(value, i) for i in range(kind.count)] for value, kind in zip(tuples, signature.args, strict=False)
             )
             for tile in range(count):
-                counts = builder.icmp_signed(">", valid, ir.Constant(valid.type, tile))
-                bytes_of = builder.select(counts, ir.Constant(I32, 0x03030303), ir.Constant(I32, 0))
-                for place in range(16):
-                    word, x = weights[4 * tile + place // 4], (low, high)[place // 8][4 * tile + place // 4 % 2 * 2 + place % 4 // 2]
-                    codes = builder.and_(builder.lshr(word, ir.Constant(I32, 2 * (place % 4))), bytes_of)
-                    row = place % 2
-                    sums[row] = _asm(builder, I32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", [codes, x, sums[row]], effect=False)
+                counts = _all_bits_if(builder, builder.icmp_signed(">", valid, ir.Constant(valid.type, tile)))
+                for register in range(4):
+                    for plane, four in enumerate(_planes(builder, weights[4 * tile + register], counts)):
+                        x = (low, high)[plane // 2][4 * tile + 2 * (plane % 2) + register // 2]
+                        at = 4 * (register % 2) + plane
+                        sums[at] = _asm(builder, I32, "dp4a.u32.s32 $0, $1, $2, $3;", "=r,r,r,r", [four, x, sums[at]], effect=False)
             return context.make_tuple(builder, signature.return_type, sums)
 
         return sums(sums, weights, low, high, valid), codegen
 
     return dot
+
+
+# --- numbers of tables ----------------------------------------------------------------------------------------------------------------
+
+
+def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 3), "llvm.fma.f32")
+    return builder.call(function, [a, b, c])
+
+
+def _rounded(builder: ir.IRBuilder, operation: str, a: ir.Value, b: ir.Value) -> ir.Value:
+    """The operation, mul or add, that nothing is fused with."""
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 2), f"llvm.nvvm.{operation}.rn.f")
+    return builder.call(function, [a, b])
+
+
+def float_zeros(count: int) -> Callable:
+    """A function that gives a tuple of `count` float32 zeros."""
+    return _zeros(types.UniTuple(types.float32, count))
+
+
+def _number(builder: ir.IRBuilder, words: list[ir.Value], step: int, kind: str) -> ir.Value:
+    """Number `step` of a lane's four words."""
+    if kind == "float32":
+        return builder.bitcast(words[step], F32)
+    word = words[step // 2]
+    if kind == "float16":
+        return _half_value(builder, builder.trunc(builder.lshr(word, ir.Constant(I32, 16 * (step % 2))), I16))
+    bits = builder.and_(word, ir.Constant(I32, 0xFFFF0000)) if step % 2 else builder.shl(word, ir.Constant(I32, 16))
+    return builder.bitcast(bits, F32)
+
+
+def multiply_rows(kind: str, rows: int, tokens: int, edge: bool = False) -> Callable:
+    """A function (sums, words, x, first, stride, last, far, left) -> sums: one block of numbers (packing in floats.py) of `rows` rows of a
+    table times those of `tokens` tokens.
+
+    sums: float32 [rows, tokens], which each number makes longer by an fma. words: four of each row. min(first + t * stride, last): where in
+    x token t's first number of this lane is; this block's are `far` further, LANES apart. With `edge` the row ends `left` numbers after the
+    first of this lane: what would follow counts as zeros, which change no sum, because none that began as +0 is ever -0.
+    """
+    steps = 4 if kind == "float32" else 8
+
+    @intrinsic
+    def multiply(typing_context, sums, words, x, first, stride, last, far, left):
+        def codegen(context, builder, signature, args):
+            (sums, words), (array, first, stride, last, far, left) = (
+                ([builder.extract_value(value, i) for i in range(value.type.count)] for value in args[:2]),
+                args[2:],
+            )
+            numbers = [[_number(builder, words[4 * row : 4 * row + 4], step, kind) for step in range(steps)] for row in range(rows)]
+            for token in range(tokens):
+                start = builder.add(builder.select(builder.icmp_signed("<", first, last), first, last), far)
+                first = builder.add(first, stride)
+                for step in range(steps):
+                    place, there = builder.add(start, ir.Constant(I64, LANES * step)), None
+                    if edge:
+                        there = builder.icmp_signed(">", left, ir.Constant(I64, LANES * step))
+                        place = builder.select(there, place, ir.Constant(I64, 0))
+                    value = builder.load(_address(context, builder, signature.args[2], array, place), typ=F32)
+                    if there is not None:
+                        value = builder.select(there, value, ir.Constant(F32, 0.0))
+                    for row in range(rows):
+                        at = row * tokens + token
+                        sums[at] = _fma(builder, numbers[row][step], value, sums[at])
+            return context.make_tuple(builder, signature.return_type, sums)
+
+        return sums(sums, words, x, *[types.int64] * 5), codegen
+
+    return multiply
 
 
 # --- among the lanes of a warp --------------------------------------------------------------------------------------------------------
@@ -149,10 +230,18 @@ def quad_sum(typing_context, x):
     return types.int32(types.int32), codegen
 
 
-def _rounded(builder: ir.IRBuilder, operation: str, a: ir.Value, b: ir.Value) -> ir.Value:
-    """The operation, mul or add, that nothing is fused with."""
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 2), f"llvm.nvvm.{operation}.rn.f")
-    return builder.call(function, [a, b])
+def _of_warp(operation: str) -> Callable:
+    @intrinsic
+    def reduce(typing_context, x):
+        def codegen(context, builder, signature, args):
+            return _asm(builder, I32, f"redux.sync.{operation}.s32 $0, $1, 0xffffffff;", "=r,r", [args[0]])
+
+        return types.int32(types.int32), codegen
+
+    return reduce
+
+
+warp_sum, warp_max = _of_warp("add"), _of_warp("max")  # of all lanes' integers, in each of them: all of a warp come here together
 
 
 @intrinsic
@@ -227,6 +316,39 @@ def fold_quarters(columns: int) -> Callable:
     return fold
 
 
+# --- one kernel after another ---------------------------------------------------------------------------------------------------------
+
+
+def _since_sm_90(*texts: str) -> Callable:
+    """Instructions that older devices do not have, and do not need: NVVM knows for which it compiles."""
+
+    @intrinsic
+    def instruction(typing_context):
+        def codegen(context, builder, signature, args):
+            name = context.insert_string_const_addrspace(builder, "__CUDA_ARCH")
+            reflect = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, [name.type]), "__nvvm_reflect")
+            with builder.if_then(builder.icmp_signed(">=", builder.call(reflect, [name]), ir.Constant(I32, 900))):
+                for text in texts:
+                    _asm(builder, VOID, text, "~{memory}", [])
+            return context.get_dummy_value()
+
+        return types.none(), codegen
+
+    return instruction
+
+
+_LET, _AWAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
+
+let_next_begin = _since_sm_90(_LET)
+"""The next kernel of a graph may begin as soon as every block is here, up to where it waits for this one."""
+
+await_previous = _since_sm_90(_AWAIT)
+"""Waits until all kernels before have ended, and what they wrote is seen. Before it, nothing may be read that changes, nor written."""
+
+in_turn = _since_sm_90(_LET, _AWAIT)
+"""Both."""
+
+
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +378,43 @@ def load4(typing_context, array, offset):
         return context.make_tuple(builder, signature.return_type, values)
 
     return types.UniTuple(array.dtype, 4)(array, types.int64), codegen
+
+
+@intrinsic
+def get(typing_context, array, offset):
+    """array[offset], for any offset that is not negative: no question whether it counts from the end."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load(_address(context, builder, signature.args[0], *args), typ=context.get_data_type(array.dtype))
+
+    return array.dtype(array, types.int64), codegen
+
+
+@intrinsic
+def put(typing_context, array, offset, value):
+    """array[offset] = value, as `get`."""
+
+    def codegen(context, builder, signature, args):
+        builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1]))
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64, array.dtype), codegen
+
+
+@intrinsic
+def put4(typing_context, array, offset, a, b, c, d):
+    """array[offset : offset + 4] = a, b, c, d, at an offset that is a multiple of 4: one store of 16 bytes."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.VectorType(F32, 4)
+        address = _address(context, builder, signature.args[0], *args[:2])
+        value = ir.Constant(kind, ir.Undefined)
+        for i, number in enumerate(args[2:]):
+            value = builder.insert_element(value, number, ir.Constant(I32, i))
+        builder.store(value, builder.bitcast(address, kind.as_pointer(addrspace=address.type.addrspace)), align=16)
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64, *[types.float32] * 4), codegen
 
 
 def load_fragments(count: int, in_global: bool = False) -> Callable:
@@ -327,11 +486,6 @@ def load_column(count: int) -> Callable:
         return types.UniTuple(types.float32, count)(array, types.int64, types.int64, types.int64), codegen
 
     return load
-
-
-def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 3), "llvm.fma.f32")
-    return builder.call(function, [a, b, c])
 
 
 def load_halves(count: int) -> Callable:
@@ -437,27 +591,63 @@ def wait_copies(pending: int) -> Callable:
     return _nothing(f"cp.async.wait_group {pending};")
 
 
-# --- tensor cores ---------------------------------------------------------------------------------------------------------------------
-
-_MMA = "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+# --- tuples of registers --------------------------------------------------------------------------------------------------------------
 
 
-def zeros(count: int) -> Callable:
-    """A function that gives a tuple of `count` int32 zeros."""
-
+def _zeros(kind: types.UniTuple) -> Callable:
     @intrinsic
     def make(typing_context):
-        kind = types.UniTuple(types.int32, count)
         return kind(), lambda context, builder, signature, args: ir.Constant(context.get_value_type(kind), None)
 
     return make
 
 
+def for_each(function: Callable, picks: Sequence[Sequence[int]]) -> Callable:
+    """A function (values, rest) that calls function(i, the values at picks[i], *rest) for each i.
+
+    Registers have no index: in a loop that is not unrolled, `values[i]` would be a search.
+    """
+
+    @intrinsic
+    def run(typing_context, values, rest):
+        kinds = [types.UniTuple(values.dtype, len(pick)) for pick in picks]
+        others = list(rest)
+
+        def codegen(context, builder, signature, args):
+            given = [builder.extract_value(args[1], i) for i in range(len(others))]
+            for i, (pick, kind) in enumerate(zip(picks, kinds, strict=True)):
+                chosen = context.make_tuple(builder, kind, [builder.extract_value(args[0], at) for at in pick])
+                call = typing.signature(types.none, types.int64, kind, *others)
+                context.compile_internal(builder, function, call, [ir.Constant(I64, i), chosen, *given])
+            return context.get_dummy_value()
+
+        return types.none(values, rest), codegen
+
+    return run
+
+
+# --- tensor cores ---------------------------------------------------------------------------------------------------------------------
+
+_MMA = "mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+
+
+def _mma(builder: ir.IRBuilder, a: list[ir.Value], b: list[ir.Value], sums: list[ir.Value], at: int) -> None:
+    """sums[at : at + 4] += 16 rows of unsigned bytes times 8 tokens, over 32 columns."""
+    four = ir.LiteralStructType([I32] * 4)
+    result = _asm(builder, four, _MMA, "=r,=r,=r,=r" + ",r" * 10, [*a, *b, *sums[at : at + 4]], effect=False)
+    sums[at : at + 4] = [builder.extract_value(result, i) for i in range(4)]
+
+
+def zeros(count: int) -> Callable:
+    """A function that gives a tuple of `count` int32 zeros."""
+    return _zeros(types.UniTuple(types.int32, count))
+
+
 def multiply(rows: int, tokens: int, half: int) -> Callable:
     """A function (sums, weights, codes) -> sums: `rows` tiles of 16 weight rows times `tokens` tiles of 8 tokens, over 64 columns.
 
-    sums: 4 int32 for each pair of tiles, row tiles outermost. weights: 4 words for each row tile, of which words 2 half and 2 half + 1
-    hold these columns, two bits each (packing in ternary.py). codes: 4 words for each token tile.
+    sums: 4 int32 for each pair of tiles, row tiles outermost. weights: 4 words for each row tile, of whose two bits planes 2 half and
+    2 half + 1 are these columns (packing in ternary.py). codes: 4 words for each token tile.
     """
 
     @intrinsic
@@ -466,20 +656,53 @@ def multiply(rows: int, tokens: int, half: int) -> Callable:
             sums, weights, codes = (
                 [builder.extract_value(value, i) for i in range(kind.count)] for value, kind in zip(args, signature.args, strict=True)
             )
-            four = ir.LiteralStructType([I32] * 4)
-            bytes_of = ir.Constant(I32, 0x03030303)
             for part in range(2):
+                shift = ir.Constant(I32, 2 * (2 * half + part))
                 for row in range(rows):
-                    word = weights[4 * row + 2 * half + part]
-                    a = [builder.and_(builder.lshr(word, ir.Constant(I32, 2 * plane)), bytes_of) for plane in range(4)]
+                    a = [builder.and_(builder.lshr(word, shift), ir.Constant(I32, _CODES)) for word in weights[4 * row : 4 * row + 4]]
                     for token in range(tokens):
-                        b = codes[4 * token + 2 * part : 4 * token + 2 * part + 2]
-                        at = 4 * (row * tokens + token)
-                        constraints = "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r"
-                        result = _asm(builder, four, _MMA, constraints, [*a, *b, *sums[at : at + 4]], effect=False)
-                        sums[at : at + 4] = [builder.extract_value(result, i) for i in range(4)]
+                        _mma(builder, a, codes[4 * token + 2 * part : 4 * token + 2 * part + 2], sums, 4 * (row * tokens + token))
             return context.make_tuple(builder, signature.return_type, sums)
 
         return sums(sums, weights, codes), codegen
 
     return step
+
+
+def multiply_tiles(count: int, tokens: int, step: int) -> Callable:
+    """A function (sums, weights, valid, codes, at, stride) -> sums: the first `valid` of `count` tiles of weights of the same 16 rows times
+    `tokens` tiles of 8 tokens.
+
+    sums: 4 int32 for each token tile and each of the four planes, token tiles outermost: plane p is counted 4^p times. weights: 4 words for
+    each tile. The codes of tile i are at `at` + i * step in `codes`: 4 words of its columns below 64, and 16 words further 4 of the others;
+    those of the next token tile are `stride` further.
+    """
+
+    @intrinsic
+    def multiply(typing_context, sums, weights, valid, codes, at, stride):
+        def codegen(context, builder, signature, args):
+            (sums, weights), (valid, array, at, stride) = (
+                ([builder.extract_value(value, i) for i in range(value.type.count)] for value in args[:2]),
+                args[2:],
+            )
+            kind = signature.args[3]
+            for tile in range(count):
+                counts = builder.icmp_signed(">", valid, ir.Constant(I64, tile))
+                planes = [_planes(builder, word, _all_bits_if(builder, counts)) for word in weights[4 * tile : 4 * tile + 4]]
+                place = builder.select(counts, builder.add(at, ir.Constant(I64, tile * step)), at)
+                for token in range(tokens):
+                    low, high = (
+                        _load_four(
+                            context, builder, kind, _address(context, builder, kind, array, builder.add(place, ir.Constant(I64, far)))
+                        )
+                        for far in (0, 16)
+                    )
+                    for plane in range(4):
+                        b = (low, high)[plane // 2][2 * (plane % 2) : 2 * (plane % 2) + 2]
+                        _mma(builder, [word[plane] for word in planes], b, sums, 16 * token + 4 * plane)
+                    place = builder.add(place, stride)
+            return context.make_tuple(builder, signature.return_type, sums)
+
+        return sums(sums, weights, types.int64, codes, types.int64, types.int64), codegen
+
+    return multiply

@@ -1,6 +1,6 @@
 """Kernels that take rows one by one, or numbers one by one. Bodies follow kernels/rows.py, whose order is the contract's.
 
-One block owns a row. Its threads bring a piece of it to shared memory; 16 of them are the lanes that sum.
+One block owns a row. Its threads bring a piece of it to shared memory; 128 of them, or all if they are fewer, are the lanes that sum.
 """
 
 import math
@@ -11,25 +11,28 @@ import numpy as np
 from numba import cuda
 
 from ..masks import visible_keys
+from ..scalar import WIDE_LANES, normal_cdf, round_half_even
 from ..scalar import gelu_tanh as _gelu_tanh_of
-from ..scalar import normal_cdf, round_half_even
 from ..scalar import silu as _silu_of
-from ..simd import LANES
-from .target import PIECE, instructions, kernel
+from .target import AHEAD, PIECE, instructions, kernel
 
-bits_float, device, float_bits, fma, fma64, half_bits, plus, times = (
+bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, times = (
     instructions.bits_float,
     instructions.device,
     instructions.float_bits,
     instructions.fma,
     instructions.fma64,
+    instructions.get,
     instructions.half_bits,
+    instructions.in_turn,
     instructions.plus,
+    instructions.put,
     instructions.times,
 )
 
 _f = np.float32
 _ONE = np.float64(1.0)
+_AT_ONCE = AHEAD * WIDE_LANES
 SOURCES = ("row", "sum", "relu2", "silu")  # of what `rms_norm` norms
 
 
@@ -45,55 +48,113 @@ def fold_lanes(sums, first):
     return sums[first]
 
 
-@device
-def _squares(numbers, n, lane, total):
-    """total + the squares of one lane's numbers. Eight are read before the first is needed: only the sums wait for each other."""
-    whole = n - n % (8 * LANES)
-    for start in range(0, whole, 8 * LANES):
-        for step in range(8):
-            value = np.float64(numbers[start + step * LANES + lane])
-            total = fma64(value, value, total)
-    for i in range(whole + lane, n, LANES):
-        value = np.float64(numbers[i])
-        total = fma64(value, value, total)
-    return total
+def padded(n: int) -> int:
+    """n rounded up to what `add_products` takes at a time."""
+    return (n + _AT_ONCE - 1) // _AT_ONCE * _AT_ONCE
+
+
+_padded = device(padded)
 
 
 @device
-def _factor(total, width, eps):
+def clear_lanes(lanes, threads):
+    for k in range((WIDE_LANES + threads - 1) // threads):
+        lane = cuda.threadIdx.x + k * threads
+        if lane < WIDE_LANES:
+            put(lanes, lane, 0.0)
+
+
+@device
+def add_products(piece, n, squared, lanes, threads):
+    """lanes += n numbers or their squares, and zeros after these up to `padded(n)`, which change nothing.
+
+    A thread has its lanes to itself, from `clear_lanes` on. AHEAD numbers are read before the first is needed: only the sums wait for each
+    other.
+    """
+    for k in range((WIDE_LANES + threads - 1) // threads):
+        lane = cuda.threadIdx.x + k * threads
+        if lane < WIDE_LANES:
+            total = get(lanes, lane)
+            for start in range(0, n, _AT_ONCE):
+                for step in range(AHEAD):
+                    value = np.float64(get(piece, start + step * WIDE_LANES + lane))
+                    total = fma64(value, value if squared else _ONE, total)
+            put(lanes, lane, total)
+
+
+@device
+def _fold_eight(lanes, first, step):
+    """The sum by halving of eight lanes, `step` apart."""
+    a = get(lanes, first) + get(lanes, first + 4 * step)
+    b = get(lanes, first + step) + get(lanes, first + 5 * step)
+    c = get(lanes, first + 2 * step) + get(lanes, first + 6 * step)
+    d = get(lanes, first + 3 * step) + get(lanes, first + 7 * step)
+    return (a + c) + (b + d)
+
+
+@device
+def fold_wide_lanes(lanes):
+    """After a barrier, the sum of WIDE_LANES lanes by halving for thread 0, 0 for others. The lanes are used up.
+
+    16 threads add those that are i modulo 16 (i with i + 64, i + 32, i + 16); the first adds what they have (8, 4, 2; then 1).
+    """
+    if cuda.threadIdx.x < 16:
+        put(lanes, cuda.threadIdx.x, _fold_eight(lanes, cuda.threadIdx.x, 16))
+    cuda.syncthreads()
+    return _fold_eight(lanes, 0, 2) + _fold_eight(lanes, 1, 2) if cuda.threadIdx.x == 0 else 0.0
+
+
+@device
+def factor_of(total, width, eps):
     """1 / root of the mean of squares, NaN where that left float32's range."""
     mean = _f(total / np.float64(width))
     factor = _f(_f(1.0) / _f(math.sqrt(_f(mean + eps))))
     return _f(np.nan) if mean == np.inf else factor
 
 
-@device
-def _write_codes(row, width, largest, words, row_words, bytes_, r):
-    """A row as int8 codes, zeros up to the next 128, and their sum: [R, row_words] words. Returns the scale."""
-    absmax = bits_float(largest)
-    s = _f(127.0) / (absmax if absmax > _f(1e-5) else _f(1e-5))
-    total = np.int32(0)
-    for i in range(cuda.threadIdx.x, 4 * (row_words - 4), cuda.blockDim.x):
-        code = np.int32(0)
-        if i < width and largest < 0x7F800000:
-            code = np.int32(round_half_even(times(row[i], s)))
-        bytes_[r * 4 * row_words + i] = np.int8(code)
-        total = np.int32(total + code)
-    cuda.atomic.add(words, r * row_words + row_words - 4, total)  # of integers: the order is free
-    return s if largest < 0x7F800000 else _f(np.nan)
+# --- the quantiser --------------------------------------------------------------------------------------------------------------------
 
 
 @device
-def _magnitude(x):
+def magnitude(x):
     """|x| as bits: these order like the numbers, and NaN above all of them."""
     return np.int32(float_bits(x) & np.int32(0x7FFFFFFF))
 
 
-# --- norms and the quantiser ----------------------------------------------------------------------------------------------------------
+@device
+def scale_of(largest):
+    """Codes per unit of a row, by the bits of its largest magnitude; NaN where that is infinity or NaN."""
+    absmax = bits_float(largest)
+    s = _f(127.0) / (absmax if absmax > _f(1e-5) else _f(1e-5))
+    return s if largest < 0x7F800000 else _f(np.nan)
+
+
+@device
+def write_codes(row, width, s, bytes_, first, n):
+    """bytes_[first : first + n] = a row as int8 codes, then zeros, which is all that a scale of NaN leaves. The sum of this thread's."""
+    total = np.int32(0)
+    for i in range(cuda.threadIdx.x, n, cuda.blockDim.x):
+        code = np.int32(0)
+        if i < width and s == s:
+            code = np.int32(round_half_even(times(row[i], s)))
+        bytes_[first + i] = np.int8(code)
+        total = np.int32(total + code)
+    return total
+
+
+@device
+def _write_row(row, width, largest, words, row_words, bytes_, r, scale):
+    """Row r of codes, zeros up to the next 128, and their sum: [R, row_words] words, of which that of the sum is 0 so far."""
+    s = scale_of(largest)
+    total = write_codes(row, width, s, bytes_, r * 4 * row_words, 4 * (row_words - 4))
+    cuda.atomic.add(words, r * row_words + row_words - 4, total)  # of integers: the order is free
+    if cuda.threadIdx.x == 0:
+        scale[r] = s
 
 
 @kernel
 def quantize(x, row_words, words, bytes_, scale):  # [R, M] -> [at least R * row_words] int32, the same as int8, [R]
+    in_turn()
     r, width = cuda.blockIdx.x, x.shape[1]
     largest = cuda.shared.array(1, np.int32)
     if cuda.threadIdx.x == 0:
@@ -102,12 +163,13 @@ def quantize(x, row_words, words, bytes_, scale):  # [R, M] -> [at least R * row
     cuda.syncthreads()
     mine = np.int32(0)
     for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-        mine = max(mine, _magnitude(x[r, i]))
+        mine = max(mine, magnitude(x[r, i]))
     cuda.atomic.max(largest, 0, mine)
     cuda.syncthreads()
-    s = _write_codes(x[r], width, largest[0], words, row_words, bytes_, r)
-    if cuda.threadIdx.x == 0:
-        scale[r] = s
+    _write_row(x[r], width, largest[0], words, row_words, bytes_, r, scale)
+
+
+# --- norms ----------------------------------------------------------------------------------------------------------------------------
 
 
 @device
@@ -122,7 +184,7 @@ def _silu_gate(gate, up):
 
 
 @device
-def _worked_out(source, a, b):
+def worked_out(source, a, b):
     """A number of the row: there, or a result of the operation before. The source is a constant where this is compiled."""
     if source == "sum":
         return plus(a, b)
@@ -133,6 +195,34 @@ def _worked_out(source, a, b):
     return a
 
 
+@device
+def bring(source, a, b, r, start, n, piece):
+    """piece[:n] = numbers start.. of row r of what `source` says, and zeros after them for `add_products`.
+
+    Thread t has numbers t, t + the block's size and so on, here and in what follows: nobody waits for others' but the sums.
+    """
+    for i in range(cuda.threadIdx.x, _padded(n), cuda.blockDim.x):
+        piece[i] = worked_out(source, a[r, start + i], b[r, start + i]) if i < n else _f(0.0)
+
+
+@device
+def copy_piece(piece, n, out, r, start):
+    """out[r, start : start + n] = piece[:n]."""
+    for i in range(cuda.threadIdx.x, n, cuda.blockDim.x):
+        out[r, start + i] = piece[i]
+
+
+@device
+def scale_row(row, width, factor, gain, out):
+    """out = row * factor * gain, which ends a norm; out may be the row. Returns the largest magnitude of this thread's, as bits."""
+    largest = np.int32(0)
+    for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
+        value = times(times(row[i], factor), gain[i])
+        out[i] = value
+        largest = max(largest, magnitude(value))
+    return largest
+
+
 @cache
 def rms_norm(source: str) -> Any:
     """The norm of what `source` says: of the "row" a, or of the "sum", "relu2" or "silu" of a and b, which is left in `made`."""
@@ -140,48 +230,38 @@ def rms_norm(source: str) -> Any:
 
     def rms_norm(a, b, made, gain, eps, out, row_words, words, bytes_, scale):  # [R, M] x 3, [M]
         """The norm, and its result quantised: in a ternary model that comes next, and the row is at hand."""
+        in_turn()
         r, t, width = cuda.blockIdx.x, cuda.threadIdx.x, a.shape[1]
         piece = cuda.shared.array(PIECE, np.float32)
-        lanes = cuda.shared.array(LANES, np.float64)
+        lanes = cuda.shared.array(WIDE_LANES, np.float64)
         factor = cuda.shared.array(1, np.float32)
         largest = cuda.shared.array(1, np.int32)
-        total, whole = np.float64(0.0), width <= PIECE
+        clear_lanes(lanes, cuda.blockDim.x)
         for start in range(0, width, PIECE):
             n = min(PIECE, width - start)
-            for i in range(t, n, cuda.blockDim.x):
-                value = _worked_out(source, a[r, start + i], b[r, start + i])
-                if not is_there:
-                    made[r, start + i] = value
-                piece[i] = value
+            bring(source, a, b, r, start, n, piece)
+            if not is_there:
+                copy_piece(piece, n, made, r, start)
             cuda.syncthreads()
-            if t < LANES:
-                total = _squares(piece, n, t, total)
+            add_products(piece, n, True, lanes, cuda.blockDim.x)
             cuda.syncthreads()
-        if t < LANES:
-            lanes[t] = total
-        cuda.syncthreads()
+        total = fold_wide_lanes(lanes)
         if t == 0:
-            fold_lanes(lanes, 0)
-            factor[0] = _factor(lanes[0], width, eps)
+            factor[0] = factor_of(total, width, eps)
             largest[0] = 0
             words[r * row_words + row_words - 4] = 0
         cuda.syncthreads()
-        mine = np.int32(0)
-        for i in range(t, width, cuda.blockDim.x):
-            value = piece[i] if whole else made[r, i]
-            value = times(times(value, factor[0]), gain[i])
-            if whole:
-                piece[i] = value
-            out[r, i] = value
-            mine = max(mine, _magnitude(value))
+        if width <= PIECE:
+            mine = scale_row(piece, width, factor[0], gain, piece)
+            copy_piece(piece, width, out, r, 0)
+        else:
+            mine = scale_row(made[r], width, factor[0], gain, out[r])
         cuda.atomic.max(largest, 0, mine)
         cuda.syncthreads()
-        if whole:
-            s = _write_codes(piece, width, largest[0], words, row_words, bytes_, r)
+        if width <= PIECE:
+            _write_row(piece, width, largest[0], words, row_words, bytes_, r, scale)
         else:
-            s = _write_codes(out[r], width, largest[0], words, row_words, bytes_, r)
-        if t == 0:
-            scale[r] = s
+            _write_row(out[r], width, largest[0], words, row_words, bytes_, r, scale)
 
     rms_norm.__name__ = rms_norm.__qualname__ = f"rms_norm_{source}"  # in profiles
     return kernel(rms_norm)
@@ -189,37 +269,33 @@ def rms_norm(source: str) -> Any:
 
 @kernel
 def layer_norm(x, gain, bias, eps, out):
+    in_turn()
     r, t, width = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
     piece = cuda.shared.array(PIECE, np.float32)
-    lanes = cuda.shared.array(LANES, np.float64)
-    factor = cuda.shared.array(1, np.float32)
+    lanes = cuda.shared.array(WIDE_LANES, np.float64)
+    found = cuda.shared.array(1, np.float64)
     mean = np.float64(0.0)
-    for squares in range(2):  # first the sum of the row, then that of the squares of what is left of it
-        total = np.float64(0.0)
+    for squared in range(2):  # first the sum of the row, then that of the squares of what is left of it
+        clear_lanes(lanes, cuda.blockDim.x)
         for start in range(0, width, PIECE):
             n = min(PIECE, width - start)
-            for i in range(t, n, cuda.blockDim.x):
-                piece[i] = _f(np.float64(x[r, start + i]) - mean) if squares else x[r, start + i]
+            bring("row", x, x, r, start, n, piece)
+            if squared:
+                for i in range(t, n, cuda.blockDim.x):
+                    piece[i] = _f(np.float64(piece[i]) - mean)
             cuda.syncthreads()
-            if t < LANES:
-                for i in range(t, n, LANES):
-                    value = np.float64(piece[i])
-                    total = fma64(value, value if squares else _ONE, total)
+            add_products(piece, n, squared, lanes, cuda.blockDim.x)
             cuda.syncthreads()
-        if t < LANES:
-            lanes[t] = total
-        cuda.syncthreads()
+        total = fold_wide_lanes(lanes)
         if t == 0:
-            fold_lanes(lanes, 0)
-            if squares:
-                factor[0] = _factor(lanes[0], width, eps)
+            found[0] = total
         cuda.syncthreads()
-        if not squares:
-            mean = lanes[0] / np.float64(width)
-        cuda.syncthreads()
+        if not squared:
+            mean = found[0] / np.float64(width)
+    factor = factor_of(found[0], width, eps)
     for i in range(t, width, cuda.blockDim.x):
         centred = _f(np.float64(x[r, i]) - mean)
-        out[r, i] = plus(times(times(centred, factor[0]), gain[i]), bias[i])
+        out[r, i] = plus(times(times(centred, factor), gain[i]), bias[i])
 
 
 # --- numbers one by one ---------------------------------------------------------------------------------------------------------------
@@ -227,48 +303,56 @@ def layer_norm(x, gain, bias, eps, out):
 
 @kernel
 def add(a, b, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = plus(a[i], b[i])
 
 
 @kernel
 def add_bias(x, bias, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = plus(x[i], bias[i % bias.size])
 
 
 @kernel
 def scaled(x, factor, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = times(x[i], factor)
 
 
 @kernel
 def relu2_gate(gate, up, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = _relu2_gate(gate[i], up[i])
 
 
 @kernel
 def silu_gate(gate, up, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = _silu_gate(gate[i], up[i])
 
 
 @kernel
 def gelu(x, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = times(x[i], normal_cdf(x[i]))
 
 
 @kernel
 def gelu_tanh(x, out):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = _gelu_tanh_of(x[i])
 
 
 @kernel
 def take(x, rows, out):  # [R, D], [B] -> [B, D]
+    in_turn()
     width = x.shape[1]
     for i in range(cuda.grid(1), rows.size * width, cuda.gridsize(1)):
         out[i // width, i % width] = x[rows[i // width], i % width]
@@ -276,12 +360,14 @@ def take(x, rows, out):  # [R, D], [B] -> [B, D]
 
 @kernel
 def fill(out, value):
+    in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = value
 
 
 @kernel
 def spread(x, slot, position, out):  # [R, G * K], [R], [R] -> [B, S, G * K]
+    in_turn()
     width = x.shape[1]
     for i in range(cuda.grid(1), x.shape[0] * width, cuda.gridsize(1)):
         r = i // width
@@ -301,6 +387,7 @@ def rotated(x, cos, sin, pairs, distance, step, r, h, i):
 
 @kernel
 def rope(x, cos, sin, pairs, distance, step, out):  # [R, H, K], [R, J] x 2 -> [R, H, K]
+    in_turn()
     heads, width = x.shape[1], x.shape[2]
     for item in range(cuda.grid(1), x.shape[0] * heads * width, cuda.gridsize(1)):
         r, h, i = item // (heads * width), item // width % heads, item % width
@@ -321,6 +408,7 @@ def keep(halves: bool) -> Any:
     @kernel
     def keep(k, v, cos, sin, pairs, distance, step, slot, position, k_out, v_out):
         # [R, G, K] x 2, [R, J] x 2, ..., [R] x 2 -> [B, S, G, K] x 2
+        in_turn()
         heads, width, places = k.shape[1], k.shape[2], k_out.shape[1]
         for item in range(cuda.grid(1), k.shape[0] * heads * width, cuda.gridsize(1)):
             r, h, i = item // (heads * width), item // width % heads, item % width
@@ -333,6 +421,7 @@ def keep(halves: bool) -> Any:
 
 @kernel
 def erase(out, slot, start, end):  # [L, B, S, G * K]
+    in_turn()
     layers, places, width = out.shape[0], out.shape[2], out.shape[3]
     for i in range(cuda.grid(1), layers * (end - start) * width, cuda.gridsize(1)):
         row = i // width
@@ -342,6 +431,7 @@ def erase(out, slot, start, end):  # [L, B, S, G * K]
 @kernel
 def carry(source, slot, out, target, start, end):  # [L, B, S, G * K] -> [L, B', S', G * K]
     """Positions start..end of one slot to the same positions of another, which may be of another cache."""
+    in_turn()
     layers, width = out.shape[0], out.shape[3]
     for i in range(cuda.grid(1), layers * (end - start) * width, cuda.gridsize(1)):
         layer, position = i // width // (end - start), start + i // width % (end - start)
@@ -350,6 +440,7 @@ def carry(source, slot, out, target, start, end):  # [L, B, S, G * K] -> [L, B',
 
 @kernel
 def take_rotations(all_cos, all_sin, position, cos, sin):  # [P, J] x 2, [R] -> [R, J] x 2
+    in_turn()
     pairs = cos.shape[1]
     for i in range(cuda.grid(1), position.size * pairs, cuda.gridsize(1)):
         r, j = i // pairs, i % pairs
@@ -359,6 +450,7 @@ def take_rotations(all_cos, all_sin, position, cos, sin):  # [P, J] x 2, [R] -> 
 @kernel
 def advance(position, last):  # [B]
     """The next positions, up to the last one there is."""
+    in_turn()
     i = cuda.grid(1)
     if i < position.size:
         position[i] = min(position[i] + 1, last)
@@ -369,6 +461,7 @@ def advance(position, last):  # [B]
 
 @kernel
 def fill_mask(first, queries, past, keys, window, prefix, block, sinks, seen, hidden, out):  # [B] x 3 -> [B, Q, K]
+    in_turn()
     rows, columns = out.shape[1], out.shape[2]
     for row in range(cuda.blockIdx.x, out.shape[0] * rows, cuda.gridDim.x):
         b, r = row // rows, row % rows

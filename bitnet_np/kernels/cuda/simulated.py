@@ -5,14 +5,18 @@ barrier where a warp would exchange registers.
 """
 
 import math
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numba import njit
+from numba.cuda.simulator import kernel, kernelapi
 from numpy.typing import NDArray
 
 from .. import simd
@@ -21,14 +25,26 @@ _WARP = 32
 _PATIENCE = 600  # seconds that a thread waits for others: more means that a kernel lets some of them miss a meeting
 
 
+@contextmanager
+def _swapped(function: Any, fake: Any) -> Iterator[None]:
+    """The simulator's `cuda` in all modules of this package, and not only in the kernel's own: its device functions may be elsewhere."""
+    with ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.rpartition(".")[0] == __package__:
+                stack.enter_context(kernelapi.swapped_cuda_module(SimpleNamespace(__globals__=vars(module)), fake))
+        yield
+
+
+kernel.swapped_cuda_module = _swapped
+
+
 def use_barriers() -> None:
     """Run blocks as the simulator does, which polls its threads, but ten times as fast: they meet at a barrier, all of them or none."""
-    from numba.cuda.simulator.kernel import BlockManager, BlockThread
 
     def run(manager: Any, grid_point: tuple, *arguments: Any) -> None:
         size = tuple(manager._block_dim)
         manager.barrier = threading.Barrier(math.prod(size))
-        threads = [BlockThread(partial(manager._f, *arguments), manager, grid_point, point, False) for point in np.ndindex(*size)]
+        threads = [kernel.BlockThread(partial(manager._f, *arguments), manager, grid_point, point, False) for point in np.ndindex(*size)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -37,8 +53,8 @@ def use_barriers() -> None:
                 manager.barrier.abort()
                 raise thread.exception[0].with_traceback(thread.exception[1])
 
-    BlockManager.run = run
-    BlockThread.syncthreads = lambda thread: thread._manager.barrier.wait(_PATIENCE)
+    kernel.BlockManager.run = run
+    kernel.BlockThread.syncthreads = lambda thread: thread._manager.barrier.wait(_PATIENCE)
 
 
 def device(function: Callable) -> Callable:
@@ -96,19 +112,51 @@ def this_thread() -> int:
     return thread.threadIdx.x
 
 
+def _planes(words: Any) -> NDArray[np.int32]:
+    """The four bytes of each of four words at each of the four places of two bits, plane p times 4^p: [..., 4] -> [..., 4, 4 planes, 4]."""
+    masks = np.uint32(0x03030303) << np.array([0, 2, 4, 6], np.uint32)
+    four = np.ascontiguousarray(np.array(words, np.uint32)[..., None] & masks)
+    return four.view(np.uint8).reshape(*four.shape, 4).astype(np.int32)
+
+
 def dot_tiles(count: int) -> Callable:
     def dot(sums: tuple, weights: tuple, low: tuple, high: tuple, valid: int) -> tuple:
-        total = np.array(sums, np.int32)
+        total = np.array(sums, np.int32).reshape(2, 4)  # row, plane
         for tile in range(min(count, valid)):
-            x = _bytes([*low[4 * tile : 4 * tile + 4], *high[4 * tile : 4 * tile + 4]], np.int8).reshape(
-                2, 2, 2, 4
-            )  # half, word, low or high
-            planes = np.array(weights[4 * tile : 4 * tile + 4], np.uint32)[:, None] >> np.array([0, 2, 4, 6], np.uint32)
-            codes = _bytes(planes & np.uint32(0x03030303), np.uint8).reshape(2, 2, 2, 2, 4)  # half, word, low or high, row, byte
-            total += (codes * x[:, :, :, None]).sum(axis=(0, 1, 2, 4), dtype=np.int32)
-        return tuple(total)
+            x = _bytes([*low[4 * tile : 4 * tile + 4], *high[4 * tile : 4 * tile + 4]], np.int8)
+            x = x.reshape(4, 2, 1, 4)  # plane, columns of words 0 and 1 or 2 and 3, row, byte
+            four = _planes(weights[4 * tile : 4 * tile + 4]).reshape(2, 2, 4, 4).transpose(2, 0, 1, 3)
+            total += (four * x).sum(axis=(1, 3), dtype=np.int32).T
+        return tuple(total.reshape(-1))
 
     return dot
+
+
+# --- numbers of tables ----------------------------------------------------------------------------------------------------------------
+
+
+def float_zeros(count: int) -> Callable:
+    return lambda: (np.float32(0),) * count
+
+
+def _numbers(words: tuple, kind: str) -> NDArray[np.float32]:
+    bits = np.array(words, np.uint32)
+    if kind == "bfloat16":
+        return (bits.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return bits.view(np.float16 if kind == "float16" else np.float32).astype(np.float32)
+
+
+def multiply_rows(kind: str, rows: int, tokens: int, edge: bool = False) -> Callable:
+    def multiply(sums: tuple, words: tuple, x: Any, first: int, stride: int, last: int, far: int, left: int) -> tuple:
+        total = list(sums)
+        for row, token in np.ndindex(rows, tokens):
+            start, at = min(first + token * stride, last) + far, row * tokens + token
+            for step, number in enumerate(_numbers(words[4 * row : 4 * row + 4], kind)):
+                value = x[start + simd.LANES * step] if not edge or simd.LANES * step < left else np.float32(0)
+                total[at] = fma(number, value, total[at])
+        return tuple(total)
+
+    return multiply
 
 
 # --- among the lanes of a warp --------------------------------------------------------------------------------------------------------
@@ -146,6 +194,14 @@ def quad_sum(x: np.int32) -> np.int32:
     return np.int32(sum(int(value) for value in values[lane // 4 * 4 : lane // 4 * 4 + 4]))
 
 
+def warp_sum(x: np.int32) -> np.int32:
+    return np.int32(_exchange(int(x), sum)[1])
+
+
+def warp_max(x: np.int32) -> np.int32:
+    return np.int32(_exchange(int(x), max)[1])
+
+
 def _by_halving(lanes: NDArray[np.float32]) -> Any:  # [16, ...] -> [...]
     for half in (8, 4, 2, 1):
         lanes = lanes[:half] + lanes[half:]
@@ -180,12 +236,35 @@ def fold_quarters(columns: int) -> Callable:
     return fold
 
 
+# --- one kernel after another ---------------------------------------------------------------------------------------------------------
+
+
+def let_next_begin() -> None:
+    """Kernels come one after another, here."""
+
+
+await_previous = in_turn = let_next_begin
+
+
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
 
 
 def load4(array: Any, offset: int) -> tuple:
     assert offset % 4 == 0, "a load of 16 bytes is aligned"
     return tuple(array[offset + i] for i in range(4))
+
+
+def get(array: Any, offset: int) -> Any:
+    return array[offset]
+
+
+def put(array: Any, offset: int, value: Any) -> None:
+    array[offset] = value
+
+
+def put4(array: Any, offset: int, *four: Any) -> None:
+    assert offset % 4 == 0, "a store of 16 bytes is aligned"
+    array[offset : offset + 4] = four
 
 
 def load_fragments(count: int, in_global: bool = False) -> Callable:
@@ -250,6 +329,17 @@ def wait_copies(pending: int) -> Callable:
     return commit_copies
 
 
+# --- tuples of registers --------------------------------------------------------------------------------------------------------------
+
+
+def for_each(function: Callable, picks: Sequence[Sequence[int]]) -> Callable:
+    def run(values: tuple, rest: tuple) -> None:
+        for i, pick in enumerate(picks):
+            function(i, tuple(values[at] for at in pick), *rest)
+
+    return run
+
+
 # --- tensor cores ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -257,27 +347,52 @@ def zeros(count: int) -> Callable:
     return lambda: (np.int32(0),) * count
 
 
-def multiply(rows: int, tokens: int, half: int) -> Callable:
-    """As the PTX manual lays out the fragments of m16n8k32, not as ternary.py reads them."""
+def _fragments(a: NDArray[np.int32], b: Any) -> NDArray[np.int32]:
+    """What 32 lanes hold of products m16n8k32, by the PTX manual: bytes [32, 4, 4] of a, words [32, 2] of b -> [16, 8]."""
+    rows = a.reshape(8, 4, 2, 2, 4).transpose(3, 0, 2, 1, 4).reshape(16, 32)  # (group + 8), (columns below 16 and others, quad, byte)
+    b = np.ascontiguousarray(np.array(b, np.uint32)).view(np.int8).reshape(8, 4, 2, 4).astype(np.int32)
+    return rows @ b.transpose(2, 1, 3, 0).reshape(32, 8)
 
+
+def _mine(product: NDArray[np.int32], lane: int) -> NDArray[np.int32]:
+    """The sums of [..., 16, 8] that a lane holds: [..., 4]."""
+    group, column = lane // 4, lane % 4 * 2
+    return product[..., [group, group, group + 8, group + 8], [column, column + 1, column, column + 1]]
+
+
+def multiply(rows: int, tokens: int, half: int) -> Callable:
     def products(lanes: list) -> NDArray[np.int32]:  # [rows, tokens, 16, 8]
         total = np.zeros((rows, tokens, 16, 8), np.int32)
         weights, codes = (np.array(words, np.uint32) for words in zip(*lanes, strict=True))
-        for part in range(2):
-            registers = weights[:, 2 * half + part :: 4, None] >> np.array([0, 2, 4, 6], np.uint32) & np.uint32(0x03030303)
-            # group, column, row tile, (low or high columns, group or group + 8), byte
-            a = np.ascontiguousarray(registers).view(np.int8).reshape(8, 4, rows, 2, 2, 4)
-            a = a.transpose(2, 4, 0, 3, 1, 5).reshape(rows, 16, 32).astype(np.int32)
-            registers = codes.reshape(32, tokens, 4)[:, :, 2 * part : 2 * part + 2]
-            b = np.ascontiguousarray(registers).view(np.int8).reshape(8, 4, tokens, 2, 4)
-            b = b.transpose(2, 3, 1, 4, 0).reshape(tokens, 32, 8).astype(np.int32)
-            total += a[:, None] @ b[None]
+        for part, row, token in np.ndindex(2, rows, tokens):
+            plane = 2 * half + part
+            four = _planes(weights[:, 4 * row : 4 * row + 4])[:, :, plane] >> 2 * plane
+            total[row, token] += _fragments(four, codes[:, 4 * token + 2 * part : 4 * token + 2 * part + 2])
         return total
 
     def step(sums: tuple, weights: tuple, codes: tuple) -> tuple:
         lane, product = _exchange((weights, codes), products)
-        group, column = lane // 4, lane % 4 * 2
-        mine = product[:, :, [group, group, group + 8, group + 8], [column, column + 1, column, column + 1]]
-        return tuple(np.array(sums, np.int32) + mine.reshape(-1))
+        return tuple(np.array(sums, np.int32) + _mine(product, lane).reshape(-1))
 
     return step
+
+
+def multiply_tiles(count: int, tokens: int, step: int) -> Callable:
+    def products(lanes: list) -> NDArray[np.int32]:  # [tokens, planes, 16, 8]
+        total = np.zeros((tokens, 4, 16, 8), np.int32)
+        weights, codes = zip(*lanes, strict=True)
+        for token, plane in np.ndindex(tokens, 4):
+            b = [words[8 * token + 2 * plane : 8 * token + 2 * plane + 2] for words in codes]
+            total[token, plane] = _fragments(_planes(weights)[:, :, plane], b)
+        return total
+
+    def multiply(sums: tuple, weights: tuple, valid: int, codes: Any, at: int, stride: int) -> tuple:
+        total = np.array(sums, np.int32)
+        for tile in range(min(count, valid)):
+            starts = [at + tile * step + token * stride + far for token in range(tokens) for far in (0, 16)]
+            mine = [word for start in starts for word in load4(codes, start)]
+            lane, product = _exchange((weights[4 * tile : 4 * tile + 4], mine), products)
+            total += _mine(product, lane).reshape(-1)
+        return tuple(total)
+
+    return multiply

@@ -1,5 +1,6 @@
 """What kernels are compiled for: a GPU, or Numba's simulator where NUMBA_ENABLE_CUDASIM=1 was set before Numba was imported."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from numba import cuda
@@ -15,10 +16,17 @@ else:
 kernel: Any = cuda.jit if SIMULATED else cuda.jit(lto=False)
 """Kernels are linked as the PTX that they compile to, so that what is seen in it is what runs."""
 
+
+def kernel_of(function: Callable, threads: int) -> Any:
+    """A kernel for blocks of so many threads, which have no more registers than there are."""
+    return cuda.jit(function) if SIMULATED else cuda.jit(lto=False, launch_bounds=threads)(function)
+
+
 ALIGNED = None if SIMULATED else 16  # bytes, of shared arrays that are read or filled as many at a time: Numba aligns them to one number
 BLOCK = 16 if SIMULATED else 256  # threads of a block that works on one row, at least 16
 LARGE_BLOCK = 16 if SIMULATED else 1024  # the same, where there are too few rows to keep the device busy
-PIECE = 512 if SIMULATED else 8192  # numbers of a row in shared memory at a time, a multiple of both
+AHEAD = 2 if SIMULATED else 8  # numbers of a lane that are read at a time
+PIECE = 512 if SIMULATED else 8192  # numbers of a row in shared memory at a time, a multiple of AHEAD times the lanes of a sum in float64
 GRID = 2 if SIMULATED else 4096  # blocks at most, of those that work on single numbers
 
-__all__ = ["ALIGNED", "BLOCK", "GRID", "LARGE_BLOCK", "PIECE", "SIMULATED", "instructions", "kernel"]
+__all__ = ["AHEAD", "ALIGNED", "BLOCK", "GRID", "LARGE_BLOCK", "PIECE", "SIMULATED", "instructions", "kernel", "kernel_of"]

@@ -1,14 +1,15 @@
 """Ternary matrices on the GPU: their layout there, and products with int8 codes by tensor cores and byte dot products.
 
 THE LAYOUT follows the fragments of mma.m16n8k32. A tile is 16 rows by 128 columns, 512 bytes; a lane of a warp finds its 64 weights of it
-in 16 bytes, so that a warp reads a tile in one coalesced load. With row group g = lane // 4 and j = lane % 4, byte b of word 2 h + s holds
-at bits 2 p the code (0, 1, 2) of
+in 16 bytes, so that a warp reads a tile in one coalesced load. With row group g = lane // 4 and j = lane % 4, byte b of word r holds at
+bits 2 p, in plane p, the code (0, 1, 2) of
 
-    row g + 8 * (p % 2),   column 64 h + 16 j + 8 s + 4 * (p // 2) + b
+    row g + 8 * (r % 2),   column 64 * (p // 2) + 16 j + 8 * (p % 2) + 4 * (r // 2) + b
 
-so `word >> 2 p & 0x03030303` is register p of the fragment. An integer sum may take columns in any order: this one lets a lane read its
+so `word r >> 2 p & 0x03030303` is register r of plane p's fragment; without the shift it is 4^p times that, which fits a byte, and sums of
+one plane can be shifted in the end. An integer sum may take columns in any order: this one lets a lane read its
 activations in 16 bytes too. Rows and columns are filled up with weights of zero (code 1) to whole tiles; tiles of a row of tiles are next
-to each other.
+to each other. SPARE tiles follow: a warp asks for several tiles at once and does not look where its row ends.
 
 Activations are codes [R, row_words] in words: columns up to a multiple of 128, then the row's sum and three words to keep 16-byte loads
 aligned. Codes count 0, 1, 2, hence the sum: (accumulated - sum) / scale * weight scale.
@@ -26,14 +27,38 @@ from numpy.typing import NDArray
 
 from .target import ALIGNED, instructions, kernel
 
-commit_copies, copy_async, device, dot_tiles, load_fragments, load_within, multiply, quad_sum, times, wait_copies, zeros = (
+(
+    await_previous,
+    commit_copies,
+    copy_async,
+    device,
+    dot_tiles,
+    for_each,
+    in_turn,
+    let_next_begin,
+    load_fragments,
+    load_within,
+    multiply,
+    multiply_tiles,
+    put,
+    quad_sum,
+    times,
+    wait_copies,
+    zeros,
+) = (
+    instructions.await_previous,
     instructions.commit_copies,
     instructions.copy_async,
     instructions.device,
     instructions.dot_tiles,
+    instructions.for_each,
+    instructions.in_turn,
+    instructions.let_next_begin,
     instructions.load_fragments,
     instructions.load_within,
     instructions.multiply,
+    instructions.multiply_tiles,
+    instructions.put,
     instructions.quad_sum,
     instructions.times,
     instructions.wait_copies,
@@ -44,6 +69,7 @@ ROWS, COLUMNS = 16, 128  # of a tile
 TILE_WORDS = 128
 WARP = 32
 STAGES = 3  # blocks of 128 columns of activations in shared memory at a time
+SPARE = 64  # tiles
 DEPTH = 4  # tiles that a warp of `gemv` asks for at most before it needs the first
 
 
@@ -52,36 +78,38 @@ def row_words(width: int) -> int:
     return -(-width // COLUMNS) * (COLUMNS // 4) + 4
 
 
-def in_fragments(matrix: NDArray[np.int8]) -> NDArray[np.uint32]:  # [N, M] of -1, 0, +1 -> [tiles of rows * tiles of columns * 128]
+def in_fragments(
+    matrix: NDArray[np.int8],
+) -> NDArray[np.uint32]:  # [N, M] of -1, 0, +1 -> [(tiles of rows * tiles of columns + SPARE) * 128]
     """A ternary matrix in the layout of this file."""
     n, m = matrix.shape
     tiles, blocks = -(-n // ROWS), -(-m // COLUMNS)
     codes = np.ones((tiles * ROWS, blocks * COLUMNS), np.uint8)
     codes[:n, :m] = matrix + 1
-    # tile, p % 2, g, block, h, j, s, p // 2, b  ->  tile, block, g, j, h, s, b | p // 2, p % 2
-    axes = codes.reshape(tiles, 2, 8, blocks, 2, 4, 2, 2, 4).transpose(0, 3, 2, 5, 4, 6, 8, 7, 1)
+    # tile, r % 2, g, block, p // 2, j, p % 2, r // 2, b  ->  tile, block, g, j, r // 2, r % 2, b | p // 2, p % 2
+    axes = codes.reshape(tiles, 2, 8, blocks, 2, 4, 2, 2, 4).transpose(0, 3, 2, 5, 7, 1, 8, 4, 6)
     places = np.array([[0, 2], [4, 6]], np.uint8)
     packed = np.bitwise_or.reduce((axes << places).reshape(*axes.shape[:-2], 4), axis=-1)
-    return np.ascontiguousarray(packed).view("<u4").reshape(-1)
+    return np.append(np.ascontiguousarray(packed).view("<u4").reshape(-1), np.zeros(SPARE * TILE_WORDS, np.uint32))
 
 
 def from_fragments(words: NDArray[np.uint32], shape: tuple[int, int]) -> NDArray[np.int8]:
     """The inverse of `in_fragments`."""
     n, m = shape
     tiles, blocks = -(-n // ROWS), -(-m // COLUMNS)
-    packed = words.view(np.uint8).reshape(tiles, blocks, 8, 4, 2, 2, 4)
+    packed = words[: tiles * blocks * TILE_WORDS].view(np.uint8).reshape(tiles, blocks, 8, 4, 2, 2, 4)
     places = np.array([[0, 2], [4, 6]], np.uint8)
-    codes = packed[..., None, None] >> places & 3  # tile, block, g, j, h, s, b, p // 2, p % 2
-    return codes.transpose(0, 8, 2, 1, 4, 3, 5, 7, 6).reshape(tiles * ROWS, -1)[:n, :m].astype(np.int8) - 1
+    codes = packed[..., None, None] >> places & 3  # tile, block, g, j, r // 2, r % 2, b, p // 2, p % 2
+    return codes.transpose(0, 5, 2, 1, 7, 3, 8, 4, 6).reshape(tiles * ROWS, -1)[:n, :m].astype(np.int8) - 1
 
 
 @device
-def _finish(total, row_sum, scale, factor):
+def finished(total, row_sum, scale, factor):
     return times(np.float32(np.float32(np.int32(total - row_sum)) / scale), factor)
 
 
 @device
-def _matrix(block, ends):
+def matrix_of(block, ends):
     """Whose part of the grid a block is in: which of three matrices, and which block of its own."""
     if block < ends[0]:
         return 0, block
@@ -91,81 +119,100 @@ def _matrix(block, ends):
 
 
 @device
-def _of(three, which):
+def of_three(three, which):
     return three[0] if which == 0 else three[1] if which == 1 else three[2]
 
 
 @device
-def _before(widths, which):
+def rows_before(widths, which):
     """How many rows the matrices before have."""
     return 0 if which == 0 else widths[0] if which == 1 else widths[0] + widths[1]
+
+
+@device
+def joined(ones, fours, sixteens, sixty_fours):
+    """The sum of four planes, of which plane p was counted 4^p times."""
+    return np.int32(np.int32(ones + (fours >> 2)) + np.int32((sixteens >> 4) + (sixty_fours >> 6)))
 
 
 @cache
 def gemv(warps: int, depth: int) -> Any:
     """One token, by byte dot products: a block for each 16 rows, whose warps share the columns and ask for `depth` tiles at a time."""
     n_parts = warps * ROWS
-    none, dot = zeros(2), dot_tiles(depth)
-    load_weights, load_codes = load_within(depth), load_within(depth)
+    none, dot = zeros(8), dot_tiles(depth)
+    load_weights, load_codes, step = load_fragments(depth, in_global=True), load_within(depth), warps * TILE_WORDS
 
     @kernel
     def ternary_gemv(words, ends, widths, factors, codes, scale, blocks, out):
         # ([tiles * blocks * 128] x 3), ..., [row_words], [1] -> [sum of N]
+        let_next_begin()
         lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
-        which, tile = _matrix(cuda.blockIdx.x, ends)
-        mine = _of(words, which)
+        which, tile = matrix_of(cuda.blockIdx.x, ends)
+        mine = of_three(words, which)
         parts = cuda.shared.array(n_parts, np.int32)
         sums = none()
         place, codes_place = tile * blocks * TILE_WORDS + lane * 4, lane % 4 * 4
-        last, last_codes = (blocks - 1) * TILE_WORDS, (blocks - 1) * (COLUMNS // 4)
-        for start in range(warp, blocks, warps * depth):  # past the end: the last tile again, for nothing
-            weights = load_weights(mine, place + start * TILE_WORDS, warps * TILE_WORDS, place + last)
+        last_codes = (blocks - 1) * (COLUMNS // 4)
+        weights = load_weights(mine, place + warp * TILE_WORDS, step)
+        await_previous()
+        for start in range(warp, blocks, warps * depth):
+            if start != warp:
+                weights = load_weights(mine, place + start * TILE_WORDS, step)
             at = codes_place + start * (COLUMNS // 4)
             low = load_codes(codes, at, warps * (COLUMNS // 4), codes_place + last_codes)
             high = load_codes(codes, at + 16, warps * (COLUMNS // 4), codes_place + last_codes + 16)
             sums = dot(sums, weights, low, high, (blocks - start + warps - 1) // warps)
-        upper, lower = quad_sum(sums[0]), quad_sum(sums[1])
+        upper = quad_sum(joined(sums[0], sums[1], sums[2], sums[3]))
+        lower = quad_sum(joined(sums[4], sums[5], sums[6], sums[7]))
         if lane % 4 == 0:
             parts[warp * ROWS + lane // 4] = upper
             parts[warp * ROWS + lane // 4 + 8] = lower
         cuda.syncthreads()
         row = tile * ROWS + cuda.threadIdx.x
-        if cuda.threadIdx.x < ROWS and row < _of(widths, which):
+        if cuda.threadIdx.x < ROWS and row < of_three(widths, which):
             total = np.int32(0)
             for other in range(warps):
                 total = np.int32(total + parts[other * ROWS + cuda.threadIdx.x])
             row_sum = np.int32(codes[blocks * (COLUMNS // 4)])
-            out[_before(widths, which) + row] = _finish(total, row_sum, scale[0], _of(factors, which))
+            out[rows_before(widths, which) + row] = finished(total, row_sum, scale[0], of_three(factors, which))
 
     return ternary_gemv
 
 
 @cache
-def skinny(tokens: int, warps: int) -> Any:
+def skinny(tokens: int, warps: int, depth: int) -> Any:
     """8 * `tokens` tokens at a time by tensor cores: as `gemv`, with the fragments of all tokens read from the cache."""
     n_sums = 4 * tokens
     n_parts = warps * WARP * n_sums
-    none, first_half, second_half = zeros(n_sums), multiply(1, tokens, 0), multiply(1, tokens, 1)
-    load_codes, load_weights = load_fragments(tokens), load_fragments(1, in_global=True)
+    none, multiply_some = zeros(4 * n_sums), multiply_tiles(depth, tokens, warps * (COLUMNS // 4))
+    load_weights, step = load_fragments(depth, in_global=True), warps * TILE_WORDS
+
+    def leave_one(i, planes, parts, at):
+        put(parts, at + i * WARP, joined(planes[0], planes[1], planes[2], planes[3]))
+
+    leave = for_each(leave_one, [range(i // 4 * 16 + i % 4, i // 4 * 16 + 16, 4) for i in range(n_sums)])
 
     @kernel
     def ternary_skinny(words, ends, widths, factors, codes, scale, blocks, stride, out):
         # as ternary_gemv; codes [R up to a multiple of 8 * tokens, stride], [R] -> [R, N] x 3
+        let_next_begin()
         lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
-        which, tile = _matrix(cuda.blockIdx.x, ends)
-        mine, rows, present = _of(words, which), _of(widths, which), scale.size
+        which, tile = matrix_of(cuda.blockIdx.x, ends)
+        mine, rows, present = of_three(words, which), of_three(widths, which), scale.size
         parts = cuda.shared.array(n_parts, np.int32)
-        first = cuda.blockIdx.y * (8 * tokens)
+        first, place = cuda.blockIdx.y * (8 * tokens), tile * blocks * TILE_WORDS + lane * 4
         sums = none()
-        for block in range(warp, blocks, warps):
-            weights = load_weights(mine, ((tile * blocks + block) * WARP + lane) * 4, 0)
-            at = (first + lane // 4) * stride + block * (COLUMNS // 4) + lane % 4 * 4
-            sums = first_half(sums, weights, load_codes(codes, at, 8 * stride))
-            sums = second_half(sums, weights, load_codes(codes, at + 16, 8 * stride))
-        for i in range(n_sums):
-            parts[(warp * n_sums + i) * WARP + lane] = sums[i]
+        weights = load_weights(mine, place + warp * TILE_WORDS, step)
+        await_previous()
+        for start in range(warp, blocks, warps * depth):
+            if start != warp:
+                weights = load_weights(mine, place + start * TILE_WORDS, step)
+            at = (first + lane // 4) * stride + start * (COLUMNS // 4) + lane % 4 * 4
+            left = (blocks - start + warps - 1) // warps
+            sums = multiply_some(sums, weights, left, codes, at, 8 * stride)
+        leave(sums, (parts, warp * n_sums * WARP + lane))
         cuda.syncthreads()
-        start = present * _before(widths, which)
+        start = present * rows_before(widths, which)
         for item in range(cuda.threadIdx.x, n_sums * WARP, cuda.blockDim.x):
             i, place = item // WARP, item % WARP
             row = tile * ROWS + place // 4 + i % 4 // 2 * 8
@@ -175,7 +222,7 @@ def skinny(tokens: int, warps: int) -> Any:
                 for other in range(warps):
                     total = np.int32(total + parts[(other * n_sums + i) * WARP + place])
                 row_sum = np.int32(codes[token * stride + blocks * (COLUMNS // 4)])
-                out[start + token * rows + row] = _finish(total, row_sum, scale[token], _of(factors, which))
+                out[start + token * rows + row] = finished(total, row_sum, scale[token], of_three(factors, which))
 
     return ternary_skinny
 
@@ -209,11 +256,34 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
                 copy_async(shared, to + step * (threads * 2), codes, start + step * (threads // 8) * stride, size)
         commit_copies()
 
+    def finish_row(i, sums, out, at, row, own, rows, row_sum, scale, factor):
+        here = row + i * 8
+        if here >= own and here < rows:
+            put(out, at + here, finished(sums[0], row_sum, scale, factor))
+
+    finish_rows = for_each(finish_row, [(up,) for up in range(2 * row_tiles)])
+
+    def finish_token(i, sums, out, codes, scale, start, first, present, stride, blocks, row, own, rows, factor):
+        """The sums of one token: that way few scales wait in registers. `own` is the first row that is not another block's, too."""
+        token = first + i // 2 * 8 + i % 2
+        if token < present:
+            row_sum = np.int32(codes[token * stride + blocks * (COLUMNS // 4)])
+            finish_rows(sums, (out, start + token * rows, row, own, rows, row_sum, scale[token], factor))
+
+    finish = for_each(
+        finish_token,
+        [
+            [(up // 2 * token_tiles + place // 2) * 4 + up % 2 * 2 + place % 2 for up in range(2 * row_tiles)]
+            for place in range(2 * token_tiles)
+        ],
+    )
+
     @kernel
     def ternary_gemm(words, ends, widths, factors, codes, scale, blocks, stride, out):  # as ternary_skinny; codes [R * stride]
+        in_turn()
         lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
-        which, part = _matrix(cuda.blockIdx.x, ends)
-        mine_words, rows, factor = _of(words, which), _of(widths, which), _of(factors, which)
+        which, part = matrix_of(cuda.blockIdx.x, ends)
+        mine_words, rows, factor = of_three(words, which), of_three(widths, which), of_three(factors, which)
         tiles, present = (rows + ROWS - 1) // ROWS, scale.size
         shared = cuda.shared.array(n_shared, np.uint32, ALIGNED)
         first = cuda.blockIdx.y * block_tokens
@@ -234,15 +304,9 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
             sums = first_half(sums, weights, load_codes(shared, at, 128))
             sums = second_half(sums, weights, load_codes(shared, at + block_tokens * 16, 128))
             weights = later
-        base, place_of = start * ROWS + lane // 4, present * _before(widths, which)
-        for place in range(2 * token_tiles):  # token by token, so that few scales wait in registers
-            token = first + mine + place // 2 * 8 + lane % 4 * 2 + place % 2
-            if token < present:
-                row_sum, s = np.int32(codes[token * stride + blocks * (COLUMNS // 4)]), scale[token]
-                for up in range(2 * row_tiles):
-                    row = base + up * 8
-                    if row >= tile * ROWS and row < rows:
-                        i = (up // 2 * token_tiles + place // 2) * 4 + up % 2 * 2 + place % 2
-                        out[place_of + token * rows + row] = _finish(sums[i], row_sum, s, factor)
+        token, row = first + mine + lane % 4 * 2, start * ROWS + lane // 4
+        finish(
+            sums, (out, codes, scale, present * rows_before(widths, which), token, present, stride, blocks, row, tile * ROWS, rows, factor)
+        )
 
     return ternary_gemm

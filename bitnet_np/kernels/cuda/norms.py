@@ -1,0 +1,255 @@
+"""RMS norms of rows that fit shared memory, with the codes that a ternary product reads: for themselves, or at the start of that product.
+
+A block works out a row. Thread t has its numbers 4 t to 4 t + 3, then those 4 * threads further, `ahead` times, each as one load of 16
+bytes. Widths are compiled in, and multiples of 4; `rows.rms_norm` takes all others.
+
+With a single row (`normed_product`) every block of the product works out the norm and the codes for itself. That is a launch less, and
+no wait for weights: a warp asks for all that it is going to need before it waits for the kernel before. A block has `share` tiles of rows
+of one matrix, and as many warps for each of them; a warp has up to DEPTH tiles of columns in registers at a time.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from ..scalar import round_half_even
+from .rows import WIDE_LANES, add_products, clear_lanes, factor_of, fold_wide_lanes, magnitude, padded, scale_of, worked_out
+from .target import ALIGNED, PIECE, SIMULATED, instructions, kernel_of
+from .ternary import COLUMNS, ROWS, TILE_WORDS, WARP, finished, joined, matrix_of, of_three, row_words, rows_before
+
+(
+    await_previous,
+    device,
+    let_next_begin,
+    load4,
+    load_fragments,
+    multiply_tiles,
+    put,
+    put4,
+    times,
+    warp_max,
+    warp_sum,
+    zeros,
+) = (
+    instructions.await_previous,
+    instructions.device,
+    instructions.let_next_begin,
+    instructions.load4,
+    instructions.load_fragments,
+    instructions.multiply_tiles,
+    instructions.put,
+    instructions.put4,
+    instructions.times,
+    instructions.warp_max,
+    instructions.warp_sum,
+    instructions.zeros,
+)
+
+WARPS = 2 if SIMULATED else 16  # of a block of `normed_product` at most
+THREADS = (16, 32) if SIMULATED else (256, 512, 1024)  # of a block of `rms_norm`
+DEPTH = 10  # tiles of columns that a warp has in registers at most
+AHEAD = 4  # the most times 16 bytes of the row that a thread has
+_LARGEST, _SUM = 0, 1  # of the row: what threads find together
+_f = np.float32
+
+
+def _ahead(width: int, threads: int) -> int:
+    """How many times 4 numbers each thread has of a row, zeros included that follow it."""
+    return -(-padded(width) // (4 * threads))
+
+
+def fits(width: int, threads: int) -> bool:
+    """Whether a block of so many threads takes rows of this width."""
+    return width % 4 == 0 and width <= PIECE and _ahead(width, threads) <= AHEAD
+
+
+@cache
+def _steps(source: str, width: int, threads: int) -> Any:
+    ahead, there, words = _ahead(width, threads), padded(width), -(-width // COLUMNS) * (COLUMNS // 4)
+    n_numbers = 4 * ahead
+
+    @device
+    def load_gains(gain, gains):
+        for k in range(ahead):
+            four = load4(gain, min(4 * (cuda.threadIdx.x + k * threads), width - 4))
+            for j in range(4):
+                gains[4 * k + j] = four[j]
+
+    @device
+    def bring(a, b, made, base, leaves, piece):
+        """piece = the row from `base` on that `source` says, and zeros; left in `made` too, if it is new and `leaves` says so."""
+        found = cuda.local.array(n_numbers, np.float32)
+        for k in range(ahead):
+            at = base + min(4 * (cuda.threadIdx.x + k * threads), width - 4)
+            first, second = load4(a, at), load4(b, at)
+            for j in range(4):
+                found[4 * k + j] = worked_out(source, first[j], second[j])
+        for k in range(ahead):
+            at, i = 4 * (cuda.threadIdx.x + k * threads), 4 * k
+            if at < width:
+                put4(piece, at, found[i], found[i + 1], found[i + 2], found[i + 3])
+                if source != "row" and leaves:
+                    put4(made, base + at, found[i], found[i + 1], found[i + 2], found[i + 3])
+            elif at < there:
+                put4(piece, at, _f(0.0), _f(0.0), _f(0.0), _f(0.0))
+
+    @device
+    def scale_numbers(piece, gains, factor):
+        """piece = piece * factor * gain, and the largest magnitude of this thread's, as bits."""
+        largest = np.int32(0)
+        for k in range(ahead):
+            at = 4 * (cuda.threadIdx.x + k * threads)
+            if at < width:
+                four = load4(piece, at)
+                for j in range(4):
+                    value = times(times(four[j], factor), gains[4 * k + j])
+                    put(piece, at + j, value)
+                    largest = max(largest, magnitude(value))
+        return largest
+
+    @device
+    def norm(a, b, made, base, leaves, gains, eps, piece, lanes, factor, found):
+        """The row's norm in `piece`, and its scale; lanes are clear before."""
+        bring(a, b, made, base, leaves, piece)
+        cuda.syncthreads()
+        add_products(piece, width, True, lanes, threads)
+        cuda.syncthreads()
+        total = fold_wide_lanes(lanes)
+        if cuda.threadIdx.x == 0:
+            factor[0] = factor_of(total, width, eps)
+            found[_LARGEST], found[_SUM] = 0, 0
+        cuda.syncthreads()
+        largest = warp_max(scale_numbers(piece, gains, factor[0]))
+        if cuda.threadIdx.x % WARP == 0:
+            cuda.atomic.max(found, _LARGEST, largest)
+        cuda.syncthreads()
+        return scale_of(found[_LARGEST])
+
+    @device
+    def write_codes(piece, s, codes, first, found):
+        """The norm as int8 codes, four to a word, zeros if it has no scale; their sum, for all threads."""
+        total = np.int32(0)
+        for k in range(ahead):
+            at = cuda.threadIdx.x + k * threads
+            if at < words:
+                four, word = load4(piece, 4 * at), np.uint32(0)
+                for j in range(4):
+                    code = np.int32(round_half_even(times(four[j], s))) if s == s else np.int32(0)
+                    total = np.int32(total + code)
+                    word = np.uint32(word | np.uint32(np.uint32(code & 0xFF) << np.uint32(8 * j)))
+                put(codes, first + at, word)
+        total = warp_sum(total)
+        if cuda.threadIdx.x % WARP == 0:
+            cuda.atomic.add(found, _SUM, total)  # of integers: the order is free
+        cuda.syncthreads()
+        return found[_SUM]
+
+    @device
+    def leave(piece, out, base):
+        for k in range(ahead):
+            at = 4 * (cuda.threadIdx.x + k * threads)
+            if at < width:
+                four = load4(piece, at)
+                put4(out, base + at, four[0], four[1], four[2], four[3])
+
+    return load_gains, norm, write_codes, leave
+
+
+@cache
+def rms_norm(source: str, width: int, threads: int, leaves: bool) -> Any:
+    """The codes of the norm of what `source` says (see `rows.rms_norm`), and the norm itself if it `leaves` that."""
+    n_gains, n_numbers, stride = 4 * _ahead(width, threads), padded(width), row_words(width)
+    load_gains, norm, write_codes, leave = _steps(source, width, threads)
+
+    def rms_norm(a, b, made, gain, eps, out, codes, scale):  # [R * M] x 3, [M], ..., [R * M], [R * stride], [R]
+        let_next_begin()
+        r, t = cuda.blockIdx.x, cuda.threadIdx.x
+        gains = cuda.local.array(n_gains, np.float32)
+        load_gains(gain, gains)
+        piece = cuda.shared.array(n_numbers, np.float32, ALIGNED)
+        lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
+        factor = cuda.shared.array(1, np.float32)
+        found = cuda.shared.array(2, np.int32)
+        clear_lanes(lanes, threads)
+        await_previous()
+        s = norm(a, b, made, r * width, True, gains, eps, piece, lanes, factor, found)
+        if leaves:
+            leave(piece, out, r * width)
+        total = write_codes(piece, s, codes, r * stride, found)
+        if t == 0:
+            put(codes, r * stride + stride - 4, np.uint32(total))
+            scale[r] = s
+
+    rms_norm.__name__ = rms_norm.__qualname__ = f"rms_norm_{source}"  # in profiles
+    return kernel_of(rms_norm, threads)
+
+
+@cache
+def normed_product(source: str, width: int, warps: int, share: int, after: str) -> Any:
+    """The product of the norm of what `source` says, of one token; and what comes `after`, as `worked_out` names it: nothing to a "row";
+    the "sum" with another row; or the gates "relu2" and "silu" of the first two matrices' products, whose tiles the same block has.
+    """
+    is_pair = after in ("relu2", "silu")
+    slots = 2 * share if is_pair else share  # tiles of a block
+    threads, blocks, step = WARP * warps * slots, -(-width // COLUMNS), warps * (COLUMNS // 4)
+    depth = min(DEPTH, -(-blocks // warps))
+    rounds, words = -(-blocks // (warps * depth)), blocks * (COLUMNS // 4)
+    n_gains, n_numbers, n_words, n_parts = 4 * _ahead(width, threads), padded(width), rounds * depth * step, warps * slots * ROWS
+    load_gains, norm, write_codes, _ = _steps(source, width, threads)
+    none, multiply, load_weights = zeros(16), multiply_tiles(depth, 1, step), load_fragments(depth, in_global=True)
+
+    @device
+    def total_of(parts, slot, i):
+        total = np.int32(0)
+        for other in range(warps):
+            total = np.int32(total + parts[(slot * warps + other) * ROWS + i])
+        return total
+
+    def normed_product(a, b, made, gain, eps, words_of, ends, widths, factors, other, out):
+        # [M] x 4, ..., as ternary_gemv -> [sum of N], or of a pair [N]
+        let_next_begin()
+        t, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+        slot, column = warp // warps, warp % warps
+        which, part = (slot // share, cuda.blockIdx.x) if is_pair else matrix_of(cuda.blockIdx.x, ends)
+        mine, rows, first = of_three(words_of, which), of_three(widths, which), part * share
+        tile = min(first + slot % share, (rows - 1) // ROWS)  # past the end: the last one again, for nothing
+        place = tile * (blocks * TILE_WORDS) + lane * 4
+        weights = load_weights(mine, place + column * TILE_WORDS, warps * TILE_WORDS)
+        gains = cuda.local.array(n_gains, np.float32)
+        load_gains(gain, gains)
+        piece = cuda.shared.array(n_numbers, np.float32, ALIGNED)
+        lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
+        codes = cuda.shared.array(n_words, np.uint32, ALIGNED)
+        parts = cuda.shared.array(n_parts, np.int32, ALIGNED)
+        factor = cuda.shared.array(1, np.float32)
+        found = cuda.shared.array(2, np.int32)
+        if t < n_words - words:
+            put(codes, words + t, np.uint32(0))  # tiles past the end count nothing
+        clear_lanes(lanes, threads)
+        await_previous()
+        s = norm(a, b, made, 0, cuda.blockIdx.x == 0, gains, eps, piece, lanes, factor, found)
+        row_sum = write_codes(piece, s, codes, 0, found)
+        sums = none()
+        for turn in range(rounds):
+            start = column + turn * (warps * depth)
+            if turn > 0:
+                weights = load_weights(mine, place + start * TILE_WORDS, warps * TILE_WORDS)
+            sums = multiply(sums, weights, depth, codes, start * (COLUMNS // 4) + lane % 4 * 4, 0)
+        if lane % 4 == 0:  # all of a product's 8 tokens are the one
+            parts[warp * ROWS + lane // 4] = joined(sums[0], sums[4], sums[8], sums[12])
+            parts[warp * ROWS + lane // 4 + 8] = joined(sums[2], sums[6], sums[10], sums[14])
+        cuda.syncthreads()
+        row = first * ROWS + t
+        if t < share * ROWS and row < rows:
+            value = finished(total_of(parts, t // ROWS, t % ROWS), row_sum, s, of_three(factors, 0 if is_pair else which))
+            if is_pair:
+                up = finished(total_of(parts, share + t // ROWS, t % ROWS), row_sum, s, factors[1])
+                value = worked_out(after, value, up)
+            elif after == "sum":
+                value = worked_out(after, other[row], value)
+            out[row if is_pair else rows_before(widths, which) + row] = value
+
+    normed_product.__name__ = normed_product.__qualname__ = f"normed_product_{after}_of_{source}"
+    return kernel_of(normed_product, threads)

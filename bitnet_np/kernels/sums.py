@@ -1,0 +1,40 @@
+"""Sums by the lane rule that are not worth a tile: those in float64, and the last step of others."""
+
+import numpy as np
+
+from .launching import inlined
+from .scalar import WIDE_LANES
+from .simd import multiply_add
+
+
+@inlined
+def fold_lanes(lanes, count):
+    """The sum of `count` lanes, a power of two, by halving; they are used up."""
+    half = count // 2
+    while half:
+        for i in range(half):
+            lanes[i] += lanes[i + half]
+        half //= 2
+    return lanes[0]
+
+
+@inlined
+def wide_dot(a, b, lanes):
+    """sum a[i] * b[i] of float32 in WIDE_LANES lanes of float64.
+
+    In place, so that a caller's two equal factors are one, whose conversion to float64 is half the work. Two products at a time: lanes are
+    read and written half as often.
+    """
+    for lane in range(WIDE_LANES):
+        lanes[lane] = 0
+    pairs = a.size - a.size % (2 * WIDE_LANES)
+    for start in range(0, pairs, 2 * WIDE_LANES):
+        for lane in range(WIDE_LANES):
+            i, j = start + lane, start + lane + WIDE_LANES
+            total = multiply_add(np.float64(a[i]), np.float64(b[i]), lanes[lane])
+            lanes[lane] = multiply_add(np.float64(a[j]), np.float64(b[j]), total)
+    for start in range(pairs, a.size, WIDE_LANES):
+        left, right = a[start : start + WIDE_LANES], b[start : start + WIDE_LANES]
+        for lane in range(left.size):
+            lanes[lane] = multiply_add(np.float64(left[lane]), np.float64(right[lane]), lanes[lane])
+    return fold_lanes(lanes, WIDE_LANES)
