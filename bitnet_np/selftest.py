@@ -42,6 +42,20 @@ def noise(seed: int, *shape: int) -> NDArray[np.float32]:
     return ((x >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1).astype(np.float32).reshape(shape)
 
 
+def rows_that_tell_lanes() -> tuple[NDArray[np.float32], NDArray[np.bool_]]:  # -> [R, 1024], [R]
+    """Rows of squares whose order of addition in float64 shows in float32, and which of them sum to more than a tie of float32.
+
+    1.5^2 + 2^-23 is the tie, in lane 0. Two squares of 0.75 * 2^-52 break it if they meet before they come there: in one lane, or in lanes
+    of the upper half of those that are being folded. Added to lane 0 one by one, they are lost.
+    """
+    pairs = [(64, 192), (32, 96), (16, 48), (8, 24), (4, 12), (2, 6), (1, 3), (128, 384)]  # the last are of lane 0 themselves
+    x = np.zeros((len(pairs), 1024), np.float32)
+    x[:, 0], x[:, [256, 512]] = 1.5, 2**-12
+    for row, pair in zip(x, pairs, strict=True):
+        row[list(pair)] = 0.75**0.5 * 2**-26
+    return x, np.arange(len(pairs)) < len(pairs) - 1
+
+
 def _tables(n: int, m: int) -> dict[str, NDArray]:
     table = noise(1, n, m)
     return {"float32": table, "float16": table.astype(np.float16), "bfloat16": (table.view(np.uint32) >> 16).astype(np.uint16)}
@@ -127,6 +141,7 @@ def cases() -> dict[str, Case]:
         found[f"matmul {name}, 7 rows"] = partial(_matmul, table, 7)
     found |= {
         "rms_norm": lambda: (cpu.rms_norm(noise(8, 5, 2571), noise(9, 2571), 1e-5),),
+        "rms_norm, order": lambda: (cpu.rms_norm(rows_that_tell_lanes()[0], noise(9, 1024), 1e-5),),
         "quantize": lambda: cpu.quantize(9 * noise(10, 5, 2571)),
         "ternary_matmul, 1 row": lambda: _ternary(1, 2560) + _ternary(1, 161),
         "ternary_matmul, 7 rows": lambda: _ternary(7, 2560) + _ternary(7, 161),

@@ -74,20 +74,6 @@ def layer_norm(x: Floats, gain: Floats, bias: Floats, eps: float) -> Floats:  # 
     return rms_norm(centred, gain, eps) + bias
 
 
-def rows_that_tell_lanes() -> tuple[Floats, NDArray[np.bool_]]:  # -> [R, 1024], [R]
-    """Rows of squares whose order of addition in float64 shows in float32, and which of them sum to more than a tie of float32.
-
-    1.5^2 + 2^-23 is the tie, in lane 0. Two squares of 0.75 * 2^-52 break it if they meet before they come there: in one lane, or in lanes
-    of the upper half of those that are being folded. Added to lane 0 one by one, they are lost.
-    """
-    pairs = [(64, 192), (32, 96), (16, 48), (8, 24), (4, 12), (2, 6), (1, 3), (128, 384)]  # the last are of lane 0 themselves
-    x = np.zeros((len(pairs), 1024), f32)
-    x[:, 0], x[:, [256, 512]] = 1.5, 2**-12
-    for row, pair in zip(x, pairs, strict=True):
-        row[list(pair)] = 0.75**0.5 * 2**-26
-    return x, np.arange(len(pairs)) < len(pairs) - 1
-
-
 def ternary_matmul(
     q: NDArray[np.int8], scale: Floats, matrix: NDArray[np.int8], w_scale: np.float32
 ) -> Floats:  # [R, M], [R], [N, M] -> [R, N]

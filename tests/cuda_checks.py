@@ -24,13 +24,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-import contract
 import numpy as np
 import pytest
 from models import assert_same_bits
 from numpy.typing import NDArray
 
-from bitnet_np import packing
+from bitnet_np import packing, selftest
 from bitnet_np.cache import KVCache
 from bitnet_np.decode import stepper
 from bitnet_np.device import DeviceCache, bytes_needed, new_cache, open_cuda, place
@@ -142,7 +141,7 @@ def norms_of_what_comes_before() -> None:
 
 @check
 def norms_fold_their_lanes_by_halving() -> None:
-    on, (x, _) = device(), contract.rows_that_tell_lanes()
+    on, (x, _) = device(), selftest.rows_that_tell_lanes()
     gain = np.ones(x.shape[1], np.float32)
     same(on, on.rms_norm(on.upload(x), on.upload(gain), 0.0), cpu.rms_norm(x, gain, 0.0))
 
@@ -723,6 +722,24 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
     assert step is not None
     assert len(alive) == 1 + 4 + 2  # the arena; tokens, slots, rows, positions; cosines and sines
     assert all(reference() is not None for reference in alive)
+
+
+@check
+def nothing_waits_for_the_garbage_collector() -> None:
+    """Memory that is let go is there for what comes next, or a graph could not be captured in the memory of the run before."""
+    on, model = device(), random_model(rng(5), **SMALLEST)
+    there, cache = place(model, on), new_cache(model.config, 2, 9, on)
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for tokens in ([[1]], [[1, 2]], [[3], [4]]):
+            forward(there, tokens, cache, ops=on)
+        gc.collect()
+        left = [item for item in gc.garbage if type(item).__module__.startswith(("bitnet_np", "numba.cuda"))]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not left
 
 
 @check

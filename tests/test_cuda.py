@@ -172,6 +172,7 @@ EXPECTED = {
 }
 
 
+SKINNY = ((1, 2560, 8, 2), (2, 2560, 2, 7), (2, 6912, 8, 2))  # of the 2B model's matrices, on 132 processors
 NORMED = (
     ("row", 2560, 8, 2, "row"),
     ("row", 2560, 8, 2, "sum"),
@@ -228,6 +229,8 @@ def kernels() -> dict[str, tuple]:
         (rows.erase, (f4, i, i, i)),
         (rows.carry, (f4, i, f4, i, i, i)),
         (rows.rope, (f3, *rotation, f3)),
+        (rows.take_rotations, (f2, f2, ids, f2, f2)),
+        (rows.advance, (ids, i)),
         (rows.fill_mask, (i, ids, ids, ids, i, i, i, i, f, f, f3)),
         (floats.embed("float16"), (t.uint32[:, ::1], ids, f2)),
         (floats.matmul("float16", 1), (words, f1, i, i, i, i, f1)),
@@ -236,8 +239,7 @@ def kernels() -> dict[str, tuple]:
         (floats.matmul("float32", 8), (words, f1, i, i, i, i, f1)),
         *((norms.normed_product(*how), (f1, f1, f1, f1, f, *matrices[:4], f1, f1)) for how in NORMED),
         *((ternary.gemv(warps, depth), (*matrices, i, f1)) for warps, depth in ((8, 3), (16, 4))),
-        (ternary.skinny(1, 8, 3), by_tokens),
-        (ternary.skinny(2, 8, 4), by_tokens),
+        *((ternary.skinny(*how), (*matrices, i, f1)) for how in SKINNY),
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
         *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
         *((attention.attend(shape_for(width, 32, many=True)), (*attended(), i, f3)) for width in (96, 128)),
@@ -296,6 +298,27 @@ def test_shared_memory_is_aligned_where_16_bytes_are_read_or_filled_at_once(comp
             assert int(alignment) >= 16 or int(size) < 16, name
 
 
+def names(nodes: list) -> set[str]:
+    return {getattr(node, "id", "") for node in nodes}
+
+
+def calls(tree: ast.AST) -> list[ast.Call]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+
+
+def test_every_kernel_waits_for_those_before():
+    """Or it could overtake them in a graph, whose launches overlap."""
+    found = 0
+    for path in (Path(masks.__file__).parent / "cuda").glob("*.py"):
+        tree = ast.parse(path.read_text("utf-8"))
+        made = names([call.args[0] for call in calls(tree) if names([call.func]) & {"kernel", "kernel_of"}])
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and ("kernel" in names(node.decorator_list) or (node.col_offset and node.name in made)):
+                found += 1
+                assert names([call.func for call in calls(node)]) & {"in_turn", "await_previous"}, f"{path.name}: {node.name}"
+    assert found > 25
+
+
 @needs_package
 def test_the_kernels_compile_to_the_instructions_they_are_written_for(compiled):
     for name, ptx in compiled.items():
@@ -332,7 +355,13 @@ def test_no_kernel_spills_registers_and_a_processor_has_enough_for_its_blocks(co
         assert result.returncode == 0, f"{name}: {result.stderr[-500:]}"
         used = dict(re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", result.stderr)[::-1])
         assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr, f"{name}: {used}"
-        threads = LARGE_BLOCK if name.startswith("rms_norm") else 512 if name.startswith(("ternary_gemv", "normed_product")) else 256
+        threads = (
+            LARGE_BLOCK
+            if name.startswith("rms_norm")
+            else 512
+            if name.startswith(("ternary_gemv", "ternary_skinny", "normed_product"))
+            else 256
+        )
         (registers,) = re.findall(r"Used (\d+) registers", result.stderr)
         assert -(-int(registers) // 8) * 8 * threads <= 1 << 16, f"{name}: {registers} registers"
 

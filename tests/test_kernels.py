@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from models import as_table, assert_same_bits, seeds, threads
 from numba import njit
 
-from bitnet_np import packing, spec
+from bitnet_np import packing, selftest, spec
 from bitnet_np.families import rope_frequencies
 from bitnet_np.kernels import attention, cpu, launching, scalar, simd
 from bitnet_np.kernels import rows as row_kernels
@@ -117,7 +117,7 @@ def test_rms_norm(seed, rows, width, eps):
 
 def test_rms_norm_adds_squares_in_128_lanes():
     """In float64 the order of a sum hardly ever shows. Here it does."""
-    x, above_the_tie = contract.rows_that_tell_lanes()
+    x, above_the_tie = selftest.rows_that_tell_lanes()
     out = cpu.rms_norm(x, as_table(np.ones(1024)), 0.0)
     tie, above = (f32(1) / np.sqrt(f32((1.5**2 + more) / 1024)) for more in (0, 2**-22))
     assert tie != above

@@ -4,6 +4,8 @@ All work goes through one stream, in order: memory that Python lets go may be wr
 what was launched before.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import prod
@@ -67,10 +69,10 @@ def view(array: DeviceArray, dtype: DTypeLike) -> DeviceArray:
 class Deferred:
     """A result that nobody has needed yet. What reads it first may work it out on its way: one launch, and one way through memory, less."""
 
-    def __init__(self, source: str, inputs: tuple[DeviceArray, ...], shape: tuple[int, ...], launch: Callable[[], DeviceArray]) -> None:
-        """`source` and `inputs` say what it is to those who know; `launch` works it out for all others."""
+    def __init__(self, source: str, inputs: tuple, shape: tuple[int, ...], launch: Callable[[Deferred], DeviceArray]) -> None:
+        """`source` and `inputs` say what it is to those who know; `launch` works it out, from this, for all others."""
         self.source, self.inputs, self.shape = source, inputs, shape
-        self._launch: Callable[[], DeviceArray] | None = launch
+        self._launch: Callable[[Deferred], DeviceArray] | None = launch  # does not know this: memory is free when nobody asks any more
         self._array: DeviceArray = None
         self.quantized: tuple[Any, Any] | None = None  # of a norm: codes and scale
 
@@ -79,7 +81,7 @@ class Deferred:
 
     def array(self) -> DeviceArray:
         if self._launch is not None:
-            self.found(self._launch())
+            self.found(self._launch(self))
         return self._array
 
     def reshape(self, *shape: int) -> DeviceArray:

@@ -22,7 +22,8 @@ from .attention_steps import CHUNK, WIDEST, Shape, shape_for
 from .products import OneRow, apart, three_of
 from .target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 
-_WARPS = 1 if SIMULATED else 8  # of a block that shares 16 rows of a ternary matrix
+_WARPS = 1 if SIMULATED else 8  # of a block of `ternary.gemv`, or twice as many
+_DEPTH = 4  # tiles that one of them asks for at most before it needs the first
 _HALVES = 1 if SIMULATED else 8  # half warps of a block, each with floats.ROWS rows of a table
 _MANY = 64  # queries for each processor, from which on attention takes its largest blocks, of 32: two of them keep a processor busy
 _ALL = 1 << 30  # a window with all positions in it, of which no memory holds so many
@@ -114,10 +115,8 @@ class Cuda:
     def _later(self, source: str, kernel: Any, a: DeviceArray, b: DeviceArray) -> Deferred:
         """As `_flat`, when it is needed: the product that comes before or the norm that comes next has its own way (norms.py)."""
         if isinstance(b, Deferred) and b.source == "product" and b.is_open() and b.inputs[0].is_for(source, a) and a.shape == b.shape:
-            products, _ = b.inputs
-            return Deferred("ended product", (), a.shape, lambda: products.launched(source, a))
-        a, b = now(a), now(b)
-        return Deferred(source, (a, b), a.shape, lambda: self._flat(kernel, a, b))
+            return Deferred("ended product", (b.inputs[0], source, a), a.shape, lambda it: it.inputs[0].launched(*it.inputs[1:]))
+        return Deferred(source, (now(a), now(b)), a.shape, lambda it: self._flat(kernel, *it.inputs))
 
     # --- embedding and float matmul ---
 
@@ -147,8 +146,7 @@ class Cuda:
 
     def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> Deferred:
         """When it is needed. For a ternary product that is its codes alone; of a single row, the product itself works them out."""
-        norm = Deferred("norm", (x, gain, np.float32(eps)), x.shape, lambda: self._rms_norm(norm, True))
-        return norm
+        return Deferred("norm", (x, gain, np.float32(eps)), x.shape, lambda norm: self._rms_norm(norm, True))
 
     def _rms_norm(self, norm: Deferred, leaves: bool) -> DeviceArray:
         """The norm, if it is to leave it; and its codes, which the norm knows from then on."""
@@ -185,17 +183,18 @@ class Cuda:
     def quantize(self, x: DeviceArray) -> tuple[Any, Any]:
         """Of a norm, what it finds on its way: when that is needed."""
         if isinstance(x, Deferred) and x.source == "norm":
-
-            def found(i: int) -> Any:
-                if x.quantized is None:
-                    self._rms_norm(x, False)
-                return x.quantized[i]
-
-            return Deferred("codes", (x,), x.shape, lambda: found(0)), Deferred("scale", (x,), x.shape[:1], lambda: found(1))
+            later = Deferred("codes", (x,), x.shape, lambda it: self._quantized(*it.inputs)[0])
+            return later, Deferred("scale", (x,), x.shape[:1], lambda it: self._quantized(*it.inputs)[1])
         x = now(x)
         scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
         row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, codes.bytes, scale)
         return codes, scale
+
+    def _quantized(self, norm: Deferred) -> tuple[Codes, DeviceArray]:
+        if norm.quantized is None:
+            self._rms_norm(norm, False)
+        assert norm.quantized is not None
+        return norm.quantized
 
     def ternary_matmul(self, q: Any, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
         return self.ternary_matmuls(q, scale, (codes, w_scale, width))[0]
@@ -215,15 +214,15 @@ class Cuda:
         n, blocks, out = codes.rows, -(-codes.width // ternary.COLUMNS), self.empty((codes.rows * sum(three.widths),))
         tile, rest = self._tile([count for count in three.tiles if count], n), (codes.unsigned, scale, blocks)
         if n == 1:
-            warps = _WARPS if blocks <= _WARPS * ternary.DEPTH else 2 * _WARPS
-            ends, depth = three.ends(1), min(ternary.DEPTH, -(-blocks // warps))
+            warps = _WARPS if blocks <= _WARPS * _DEPTH else 2 * _WARPS
+            ends, depth = three.ends(1), min(_DEPTH, -(-blocks // warps))
             kernel = ternary.gemv(warps, depth)[ends[-1], 32 * warps, self.stream]
             kernel(three.words, ends, three.widths, three.factors, *rest, out)
         elif tile is None:
-            ends, groups = three.ends(1), 1 if n <= 8 else 2  # of 8 tokens
-            depth = min(ternary.DEPTH, -(-blocks // _WARPS))
-            kernel = ternary.skinny(groups, _WARPS, depth)[(ends[-1], -(-n // (8 * groups))), 32 * _WARPS, self.stream]
-            kernel(three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
+            share = min(ternary.WARPS, -(-sum(three.tiles) // self.processors))
+            warps, groups, ends = ternary.WARPS // share, 1 if n <= 8 else 2, three.ends(share)  # groups of 8 tokens
+            kernel = ternary.skinny(groups, codes.width, warps, share)[(ends[-1], -(-n // (8 * groups))), 32 * warps * share, self.stream]
+            kernel(three.words, ends, three.widths, three.factors, codes.unsigned, scale, codes.row_words, out)
         else:
             ends = three.ends(tile[0] * tile[2])
             kernel = ternary.gemm(*tile)[(ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3], self.stream]
@@ -260,14 +259,12 @@ class Cuda:
         return self._rope(x, cos, sin, 1, 2)
 
     def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> Deferred:
-        rotation = now(x), cos, sin, cos.shape[1], distance, step
+        return Deferred("rope", (now(x), cos, sin, cos.shape[1], distance, step), x.shape, self._roped)
 
-        def launch() -> DeviceArray:
-            out = self.empty(x.shape)
-            self.launch(row_kernels.rope, prod(x.shape), *rotation, out)
-            return out
-
-        return Deferred("rope", rotation, x.shape, launch)
+    def _roped(self, x: Deferred) -> DeviceArray:
+        out = self.empty(x.shape)
+        self.launch(row_kernels.rope, prod(x.shape), *x.inputs, out)
+        return out
 
     def _rotation(self, x: DeviceArray) -> tuple:
         """What kernels take that rotate what they read: numbers, cosines, sines, and which are pairs: none of those that are rotated."""

@@ -14,7 +14,20 @@ from numpy.typing import NDArray
 from ..simd import LANES
 from .target import instructions, kernel
 
-bits_float, device, float_zeros, for_each, half_value, half_warp_sum, in_turn, load_within, multiply_rows = (
+(
+    await_previous,
+    bits_float,
+    device,
+    float_zeros,
+    for_each,
+    half_value,
+    half_warp_sum,
+    in_turn,
+    let_next_begin,
+    load_within,
+    multiply_rows,
+) = (
+    instructions.await_previous,
     instructions.bits_float,
     instructions.device,
     instructions.float_zeros,
@@ -22,6 +35,7 @@ bits_float, device, float_zeros, for_each, half_value, half_warp_sum, in_turn, l
     instructions.half_value,
     instructions.half_warp_sum,
     instructions.in_turn,
+    instructions.let_next_begin,
     instructions.load_within,
     instructions.multiply_rows,
 )
@@ -100,21 +114,22 @@ def matmul(kind: str, tokens: int) -> Any:
 
     @kernel
     def matmul(words, x, row_words, width, rows, present, out):  # [N * row_words], [R * M] -> [R * N]
-        in_turn()
+        let_next_begin()
         lane, half = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
         row = (cuda.blockIdx.x * (cuda.blockDim.x // LANES) + half) * ROWS
         token = cuda.blockIdx.y * tokens
         place, last = row * row_words + lane * 4, (rows - 1) * row_words + lane * 4
         mine, last_mine = token * width + lane, (present - 1) * width + lane
         sums = none()
+        four = load_rows(words, place, row_words, last)
+        await_previous()
         for block in range(width // numbers):
-            far = block * _BLOCK_WORDS
-            four = load_rows(words, place + far, row_words, last + far)
+            far = min((block + 1) * _BLOCK_WORDS, row_words - _BLOCK_WORDS)
+            following = load_rows(words, place + far, row_words, last + far)
             sums = multiply(sums, four, x, mine, width, last_mine, block * numbers, numbers)
+            four = following
         left = width % numbers
         if left > 0:
-            far = width // numbers * _BLOCK_WORDS
-            four = load_rows(words, place + far, row_words, last + far)
             sums = multiply_edge(sums, four, x, mine, width, last_mine, width - left, left - lane)
         leave(sums, (out, row, token, rows, present))
 

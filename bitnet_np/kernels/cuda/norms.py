@@ -17,7 +17,7 @@ from numba import cuda
 from ..scalar import round_half_even
 from .rows import WIDE_LANES, add_products, clear_lanes, factor_of, fold_wide_lanes, magnitude, padded, scale_of, worked_out
 from .target import ALIGNED, PIECE, SIMULATED, instructions, kernel_of
-from .ternary import COLUMNS, ROWS, TILE_WORDS, WARP, finished, joined, matrix_of, of_three, row_words, rows_before
+from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, WARP, finished, joined, matrix_of, of_three, row_words, rows_before
 
 (
     await_previous,
@@ -47,9 +47,7 @@ from .ternary import COLUMNS, ROWS, TILE_WORDS, WARP, finished, joined, matrix_o
     instructions.zeros,
 )
 
-WARPS = 2 if SIMULATED else 16  # of a block of `normed_product` at most
 THREADS = (16, 32) if SIMULATED else (256, 512, 1024)  # of a block of `rms_norm`
-DEPTH = 10  # tiles of columns that a warp has in registers at most
 AHEAD = 4  # the most times 16 bytes of the row that a thread has
 _LARGEST, _SUM = 0, 1  # of the row: what threads find together
 _f = np.float32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,7 +43,7 @@ class OneRow:
 
     def results(self, count: int) -> list[Deferred]:
         """The first `count` products; they know this, and it not them, so that memory is free as soon as nobody knows it."""
-        return [Deferred("product", (self, i), (1, self._three.widths[i]), partial(self._result, i)) for i in range(count)]
+        return [Deferred("product", (self, i), (1, self._three.widths[i]), lambda it: self._result(it.inputs[1])) for i in range(count)]
 
     def _result(self, i: int) -> DeviceArray:
         if not self._found:
@@ -63,8 +62,8 @@ class OneRow:
     def _block(self, after: str) -> tuple[int, int, int] | None:
         """Tiles that a block has of one matrix, warps of each, and threads; None if these do not take the row."""
         matrices, tiles = (1, sum(self._three.tiles)) if after in ("row", "sum") else (2, self._three.tiles[0])
-        share = min(norms.WARPS // matrices, -(-tiles // self._on.processors))
-        warps = norms.WARPS // (matrices * share)
+        share = min(ternary.WARPS // matrices, -(-tiles // self._on.processors))
+        warps = ternary.WARPS // (matrices * share)
         threads = ternary.WARP * warps * matrices * share
         return (share, warps, threads) if norms.fits(self._shape[1], threads) else None
 

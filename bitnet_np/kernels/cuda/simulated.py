@@ -25,13 +25,17 @@ _WARP = 32
 _PATIENCE = 600  # seconds that a thread waits for others: more means that a kernel lets some of them miss a meeting
 
 
+_swapped_in_one = kernelapi.swapped_cuda_module
+
+
 @contextmanager
 def _swapped(function: Any, fake: Any) -> Iterator[None]:
-    """The simulator's `cuda` in all modules of this package, and not only in the kernel's own: its device functions may be elsewhere."""
+    """The simulator's `cuda` in the modules of this package too, and not only in the kernel's own: its device functions may be there."""
     with ExitStack() as stack:
+        stack.enter_context(_swapped_in_one(function, fake))
         for name, module in list(sys.modules.items()):
             if name.rpartition(".")[0] == __package__:
-                stack.enter_context(kernelapi.swapped_cuda_module(SimpleNamespace(__globals__=vars(module)), fake))
+                stack.enter_context(_swapped_in_one(SimpleNamespace(__globals__=vars(module)), fake))
         yield
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from numba import cuda
 from numpy.typing import NDArray
 
-from .target import ALIGNED, instructions, kernel
+from .target import ALIGNED, SIMULATED, instructions, kernel, kernel_of
 
 (
     await_previous,
@@ -70,7 +70,8 @@ TILE_WORDS = 128
 WARP = 32
 STAGES = 3  # blocks of 128 columns of activations in shared memory at a time
 SPARE = 64  # tiles
-DEPTH = 4  # tiles that a warp of `gemv` asks for at most before it needs the first
+WARPS = 2 if SIMULATED else 16  # of a block with several tiles of rows, at most
+DEPTH = 10  # tiles of columns that a warp has in registers at most
 
 
 def row_words(width: int) -> int:
@@ -180,51 +181,58 @@ def gemv(warps: int, depth: int) -> Any:
 
 
 @cache
-def skinny(tokens: int, warps: int, depth: int) -> Any:
-    """8 * `tokens` tokens at a time by tensor cores: as `gemv`, with the fragments of all tokens read from the cache."""
-    n_sums = 4 * tokens
-    n_parts = warps * WARP * n_sums
-    none, multiply_some = zeros(4 * n_sums), multiply_tiles(depth, tokens, warps * (COLUMNS // 4))
-    load_weights, step = load_fragments(depth, in_global=True), warps * TILE_WORDS
+def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
+    """8 * `tokens` tokens at a time by tensor cores, with the fragments of all tokens read from the cache.
+
+    A block has `share` tiles of rows of one matrix, and `warps` warps for each of them, which share the columns.
+    """
+    blocks, step, threads = -(-width // COLUMNS), warps * (COLUMNS // 4), WARP * warps * share
+    depth = min(DEPTH, -(-blocks // warps))
+    rounds, n_sums = -(-blocks // (warps * depth)), 4 * tokens
+    n_tile = n_sums * WARP
+    n_parts = warps * share * n_tile
+    none, multiply_some, load_weights = zeros(4 * n_sums), multiply_tiles(depth, tokens, step), load_fragments(depth, in_global=True)
 
     def leave_one(i, planes, parts, at):
         put(parts, at + i * WARP, joined(planes[0], planes[1], planes[2], planes[3]))
 
     leave = for_each(leave_one, [range(i // 4 * 16 + i % 4, i // 4 * 16 + 16, 4) for i in range(n_sums)])
 
-    @kernel
-    def ternary_skinny(words, ends, widths, factors, codes, scale, blocks, stride, out):
+    def ternary_skinny(words, ends, widths, factors, codes, scale, stride, out):
         # as ternary_gemv; codes [R up to a multiple of 8 * tokens, stride], [R] -> [R, N] x 3
         let_next_begin()
         lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
-        which, tile = matrix_of(cuda.blockIdx.x, ends)
+        which, part = matrix_of(cuda.blockIdx.x, ends)
         mine, rows, present = of_three(words, which), of_three(widths, which), scale.size
+        own, column = part * share, warp % warps
+        tile = min(own + warp // warps, (rows - 1) // ROWS)  # past the end: the last one again, for nothing
         parts = cuda.shared.array(n_parts, np.int32)
-        first, place = cuda.blockIdx.y * (8 * tokens), tile * blocks * TILE_WORDS + lane * 4
+        first, place = cuda.blockIdx.y * (8 * tokens), tile * (blocks * TILE_WORDS) + lane * 4
         sums = none()
-        weights = load_weights(mine, place + warp * TILE_WORDS, step)
+        weights = load_weights(mine, place + column * TILE_WORDS, warps * TILE_WORDS)
         await_previous()
-        for start in range(warp, blocks, warps * depth):
-            if start != warp:
-                weights = load_weights(mine, place + start * TILE_WORDS, step)
-            at = (first + lane // 4) * stride + start * (COLUMNS // 4) + lane % 4 * 4
+        for turn in range(rounds):
+            start = column + turn * (warps * depth)
+            if turn > 0:
+                weights = load_weights(mine, place + start * TILE_WORDS, warps * TILE_WORDS)
+            at = (first + lane // 4) * stride + min(start, blocks - 1) * (COLUMNS // 4) + lane % 4 * 4
             left = (blocks - start + warps - 1) // warps
             sums = multiply_some(sums, weights, left, codes, at, 8 * stride)
-        leave(sums, (parts, warp * n_sums * WARP + lane))
+        leave(sums, (parts, warp * n_tile + lane))
         cuda.syncthreads()
         start = present * rows_before(widths, which)
-        for item in range(cuda.threadIdx.x, n_sums * WARP, cuda.blockDim.x):
-            i, place = item // WARP, item % WARP
-            row = tile * ROWS + place // 4 + i % 4 // 2 * 8
+        for item in range(cuda.threadIdx.x, share * n_tile, threads):
+            i, place = item % n_tile // WARP, item % WARP
+            row = (own + item // n_tile) * ROWS + place // 4 + i % 4 // 2 * 8
             token = first + i // 4 * 8 + place % 4 * 2 + i % 2
             if row < rows and token < present:
                 total = np.int32(0)
                 for other in range(warps):
-                    total = np.int32(total + parts[(other * n_sums + i) * WARP + place])
+                    total = np.int32(total + parts[(item // n_tile * warps + other) * n_tile + item % n_tile])
                 row_sum = np.int32(codes[token * stride + blocks * (COLUMNS // 4)])
                 out[start + token * rows + row] = finished(total, row_sum, scale[token], of_three(factors, which))
 
-    return ternary_skinny
+    return kernel_of(ternary_skinny, threads)
 
 
 @cache
