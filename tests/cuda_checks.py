@@ -456,7 +456,7 @@ def attend_rows() -> None:
 def attend_many() -> None:
     """The largest blocks, of 32 queries, two and a rest; a window; heads as wide as a kernel is for, and such as are read in 16 bytes."""
     attention(8, 2, 16, [0] * 9, list(range(60, 69)), None, 69)
-    attention(6, 1, 24, [0] * 7 + [1] * 4, [*range(60, 67), *range(1, 5)], 30, 67)
+    attention(4, 1, 24, [0] * 11 + [1] * 6, [*range(56, 67), *range(1, 7)], 30, 67)
 
 
 @check

@@ -60,7 +60,7 @@ STATE = 4
 SPAN = CHUNK + 4  # numbers of a row of scores
 WIDEST = 256  # head width
 FOUR = 4  # queries of a tile, threads that share it, lanes of each; numbers of a head that a thread weighs
-_WIDTHS = (16, 64, 128, WIDEST) if SIMULATED else (64, 96, 128, WIDEST)
+_WIDTHS = (16, 48, 128, WIDEST) if SIMULATED else (64, 96, 128, WIDEST)
 
 
 class Shape(NamedTuple):
@@ -75,8 +75,8 @@ class Shape(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """At least one for each number of a head."""
-        return max(32 if SIMULATED else 128, self.width)
+        """At least one for each number of a head, in whole warps."""
+        return max(32 if SIMULATED else 128, -(-self.width // 32) * 32)
 
     @property
     def stride(self) -> int:
