@@ -49,7 +49,7 @@ def _tile(n_rows, n_heads, kv_heads, n_queries):
 @cache
 def attend(shape: Shape) -> Any:
     """Causal, with or without a window: a block goes through all chunks that its rows see."""
-    do, n_queries, threads = steps(shape), shape.queries, shape.threads
+    do, n_queries = steps(shape), shape.queries
     load_queries, bring_keys, score, weigh, values = do.load_queries, do.bring_keys, do.score, do.weigh, do.values
     fold_values, write = do.fold_values, do.write
     n_query_words, n_key_words, n_scores, n_state, n_dots, n_values = sizes(shape)
@@ -76,7 +76,7 @@ def attend(shape: Shape) -> Any:
             place, left = np.int32(first_key % capacity), np.int32(position[end - 1] + 1 - first_key)  # of keys, the chunk's and all later
             bring_keys(keys, 0, k, base + place * k_stride, k_stride, left, width)
             cuda.syncthreads()
-            begin(state, rows, n_queries, group, threads)
+            begin(state, rows, n_queries, group)
             load_queries(q, cos, sin, pairs, distance, step, first, head, group, n, rows, queries)
             for i in range(n_values):
                 total[i] = _f(0.0)
@@ -143,7 +143,7 @@ def attend_masked(shape: Shape) -> Any:
             base = slot[first] * capacity * k_stride + cuda.blockIdx.y * width
             mine = (min(slot[first], masks - 1) * mask_rows + position[first]) * all_keys
             cuda.syncthreads()
-            begin(state, rows, n_queries, group, threads)
+            begin(state, rows, n_queries, group)
             load_queries(q, cos, sin, pairs, distance, step, first, head, group, n, rows, queries)
             for i in range(n_values):
                 total[i] = _f(0.0)

@@ -39,7 +39,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
     One that `keeps` puts the row's own key, rotated, and value to their places first, as `rows.keep` does: the block of that chunk, or
     each of the several that a group has, the same bytes. No other block reads there. One that does not reads nothing of what is new.
     """
-    do, n_queries, threads = steps(shape), shape.queries, shape.threads
+    do, n_queries = steps(shape), shape.queries
     load_queries, bring_keys, score, weigh = do.load_queries, do.bring_keys, do.score, do.weigh
     n_query_words, n_key_words, n_scores, n_state, n_dots, _ = sizes(shape)
     n_key_words = max(n_key_words, 4 * n_queries * CHUNK)  # there is room for what is folded
@@ -70,7 +70,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
     def fold_row(parts, largest, weight, r, head, n, first, end, width, state, rows, shared, total, out):
         """Chunks first..end of the row's heads head..head + n, in order."""
         d, all_chunks = cuda.threadIdx.x, largest.shape[2]
-        begin(state, rows, n_queries, n_queries, threads)
+        begin(state, rows, n_queries, n_queries)
         cuda.syncthreads()
         for i in range(n_queries):
             total[i] = _f(0.0)
@@ -156,7 +156,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
             # before anything waits; a thread reads the value that it wrote, and past the width what another one does
             column = place + min(d, width - 1)
             mine = load_values(v, column, k_stride, column + (n_keys - 1) * k_stride)
-            begin(state, rows, n_queries, n_queries, threads)
+            begin(state, rows, n_queries, n_queries)
             load_queries(q, cos, sin, pairs, distance, step, r, head, n_queries, n, rows, queries)
             score(queries, keys, scores, dots, k, place, k_stride, n_keys, width, scale)
             weigh(scores, state, rows, dots, here - key, window)

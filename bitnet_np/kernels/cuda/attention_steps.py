@@ -121,18 +121,20 @@ class Steps(NamedTuple):
 
 
 @device
-def begin(state, rows, n, group, threads):
+def begin(state, rows, n, group):
     """Nothing was seen yet. rows[i] = i // group, which row of the run query i belongs to: divided once, not for each of its numbers."""
-    for i in range(this_thread(), n, threads):
+    i = this_thread()
+    if i < n:
         state[i * STATE + LARGEST], state[i * STATE + WEIGHT] = _f(-np.inf), _f(0.0)
         rows[i] = np.int32(i // group)
 
 
 @device
-def _fold_chunks(state, n, threads):
+def _fold_chunks(state, n):
     """What a chunk does to the queries' running maxima and sums. Its own are in OLD and NEW, where its factors go."""
     syncthreads()
-    for i in range(this_thread(), n, threads):
+    i = this_thread()
+    if i < n:
         largest, total = state[i * STATE + OLD], state[i * STATE + NEW]
         if total != UNSEEN:
             before = state[i * STATE + LARGEST]
@@ -202,14 +204,18 @@ def steps(shape: Shape) -> Steps:
             queries[item] = value
 
     if shape.vectors and not shape.halves:
+        n_copies = part_keys * (width_ // 4)
+        is_exact = n_copies % threads == 0
 
         @device
         def bring_keys(keys, to, k, start, k_stride, n, width):
             """A part, into `keys` from number `to`: up to n keys from `start`, and zeros. It is there when the copies have arrived."""
-            for item in range(this_thread(), part_keys * (width_ // 4), threads):
-                j, d = item // (width_ // 4), item % (width_ // 4) * 4
-                there = j < n and d < width
-                copy_async(keys, to + j * stride + d, k, start + j * k_stride + d if there else start, np.int32(16 if there else 0))
+            for go in range((n_copies + threads - 1) // threads):  # so many that the loop is unrolled, and addresses are worked out once
+                item = this_thread() + go * threads
+                if is_exact or item < n_copies:
+                    j, d = item // (width_ // 4), item % (width_ // 4) * 4
+                    there = j < n and d < width
+                    copy_async(keys, to + j * stride + d, k, start + j * k_stride + d if there else start, np.int32(16 if there else 0))
             commit_copies()
 
     elif shape.vectors:
@@ -310,7 +316,7 @@ def steps(shape: Shape) -> Steps:
                     for part in range(4):
                         for c in range(4):
                             scores[i * SPAN + part * LANES + quarter * 4 + c] = s[part * 4 + c]
-        _fold_chunks(state, n_queries, threads)
+        _fold_chunks(state, n_queries)
 
     @device
     def weigh_masked(scores, state, rows, s, mask, start, mask_stride, n, n_keys):
@@ -337,7 +343,7 @@ def steps(shape: Shape) -> Steps:
                         for c in range(4):
                             is_seen = seen >> part * 4 + c & 1
                             scores[i * SPAN + part * LANES + quarter * 4 + c] = s[part * 4 + c] if is_seen else UNSEEN
-        _fold_chunks(state, n_queries, threads)
+        _fold_chunks(state, n_queries)
 
     @device
     def place():
