@@ -97,7 +97,7 @@ def _quantized_alike(on: Cuda, found: tuple, x: NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(on.to_host(found[0]), codes)
     equal_where_finite(on, found[1], scale)
     there = arrays.now(found[0])
-    sums = on.to_host(there.words).reshape(-1, there.row_words)[: len(x), -4]
+    sums = on.to_host(there.words).view(np.int32).reshape(-1, there.row_words)[: len(x), -4]
     np.testing.assert_array_equal(sums, codes.sum(axis=1, dtype=np.int32))
 
 
@@ -134,7 +134,7 @@ def norms_of_what_comes_before() -> None:
         same(on, there, ours)
         again = on.rms_norm(there, on.upload(gain), 1e-5)
         _quantized_alike(on, on.quantize(again), cpu.rms_norm(ours, gain, 1e-5))
-        assert again.is_open()  # codes alone leave no norm
+        assert again.is_open() == (width in (300, 20))  # codes alone leave no norm, of rows of a whole number of 16 bytes that fit
         same(on, again, cpu.rms_norm(ours, gain, 1e-5))
         same(on, on.add(there, there), ours + ours)
 

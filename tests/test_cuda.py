@@ -159,7 +159,7 @@ FUSED_WITHOUT_HARM = {"silu_gate", "rms_norm_silu", "gelu_tanh", "gelu"}
 """1 + e^y, whose last product is by a power of two, and 1 - p / 2: exact products, or too small to matter to 1. The bits are the same."""
 
 EXPECTED = {
-    "rms_norm_relu2": ("fma.rn.f64", "sqrt.rn.f32", "div.rn.f32", "ld.global"),
+    "normed_codes_relu2": ("ld.global.v4", "ld.shared.v4", "fma.rn.f64", "sqrt.rn.f32", "div.rn.f32", "redux.sync"),
     "normed_product_sum_of_row": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4", "ld.shared.v4", "redux.sync"),
     "ternary_gemv": ("dp4a.u32.s32", "ld.global.v4"),
     "ternary_skinny": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4"),
@@ -183,7 +183,7 @@ NORMED = (
 )
 
 
-ROWS = (("row", 2560, 1024, False), ("sum", 2560, 256, True), ("relu2", 6912, 512, False), ("silu", 2560, 256, False))
+ROWS = (("row", 2560, 1024), ("sum", 2560, 256), ("relu2", 6912, 512), ("silu", 2560, 256))
 
 
 def kernels() -> dict[str, tuple]:
@@ -195,7 +195,7 @@ def kernels() -> dict[str, tuple]:
     from bitnet_np.kernels.cuda.backend import TILES
 
     f, i, f1, f2, f3, f4 = t.float32, t.int64, t.float32[::1], t.float32[:, ::1], t.float32[:, :, ::1], t.float32[:, :, :, ::1]
-    ids, words, signed, codes = t.int64[::1], t.uint32[::1], t.int32[::1], t.int8[::1]
+    ids, words, signed = t.int64[::1], t.uint32[::1], t.int32[::1]
     matrices = (t.UniTuple(words, 3), t.UniTuple(i, 3), t.UniTuple(i, 3), t.UniTuple(f, 3), words, f1)
     by_tokens = (*matrices, i, i, f1)
     rotation, halves = (f2, f2, i, i, i), t.int16[::1]
@@ -211,9 +211,10 @@ def kernels() -> dict[str, tuple]:
         return [shape_for(width, queries) for width in (64, 128, 256)]
 
     listed = [
-        (rows.quantize, (f2, i, signed, codes, f1)),
-        *((rows.rms_norm(source), (f2, f2, f2, f1, f, f2, i, signed, codes, f1)) for source in rows.SOURCES),
-        *((norms.rms_norm(*how), (f1, f1, f1, f1, f, f1, words, f1)) for how in ROWS),
+        (rows.quantize, (f2, i, words, f1)),
+        *((rows.rms_norm(source), (f2, f2, f2, f1, f, f2)) for source in rows.SOURCES),
+        *((norms.rms_norm(*how), (f1, f1, f1, f1, f, f1)) for how in ROWS),
+        *((norms.normed_codes(*how), (f1, f1, f1, f1, f, words, f1)) for how in ROWS),
         (rows.layer_norm, (f2, f1, f1, f, f2)),
         (rows.add, (f1, f1, f1)),
         (rows.add_bias, (f1, f1, f1)),

@@ -102,11 +102,10 @@ def now(array: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """int8 activations as the kernels of ternary.py read them: the same memory three times."""
+    """int8 activations as the kernels of ternary.py read them."""
 
-    words: DeviceArray  # int32 [rows up to a multiple of 16 * row_words]
-    unsigned: DeviceArray  # uint32
-    bytes: DeviceArray  # int8
+    words: DeviceArray  # uint32 [rows up to a multiple of 16 * row_words]
+    bytes: DeviceArray  # int8, the same memory
     rows: int  # R
     width: int  # M
     row_words: int

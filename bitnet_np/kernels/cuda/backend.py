@@ -141,30 +141,27 @@ class Cuda:
 
     def _codes(self, n: int, width: int) -> Codes:
         row_words = ternary.row_words(width)
-        words = self.empty((-(-n // SKINNY) * SKINNY * row_words,), np.int32)
-        return Codes(words, view(words, np.uint32), view(words, np.int8), n, width, row_words)
+        words = self.empty((-(-n // SKINNY) * SKINNY * row_words,), np.uint32)
+        return Codes(words, view(words, np.int8), n, width, row_words)
 
     def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> Deferred:
-        """When it is needed. For a ternary product that is its codes alone; of a single row, the product itself works them out."""
-        return Deferred("norm", (x, gain, np.float32(eps)), x.shape, lambda norm: self._rms_norm(norm, True))
+        """When it is needed. Ternary products need its codes alone; those of a single row work them out themselves."""
+        return Deferred("norm", (x, gain, np.float32(eps)), x.shape, self._rms_norm)
 
-    def _rms_norm(self, norm: Deferred, leaves: bool) -> DeviceArray:
-        """The norm, if it is to leave it; and its codes, which the norm knows from then on."""
-        (x, gain, eps), (n, width) = norm.inputs, norm.shape
-        scale, codes, few = self.empty((n,)), self._codes(n, width), n <= self.processors
-        source, *row = self.normed(x)
-        for threads in norms.THREADS[-1:] if few else norms.THREADS:
-            if norms.fits(width, threads):
-                out = self.empty(norm.shape) if leaves else self.nothing
-                kernel = norms.rms_norm(source, width, threads, leaves)[n, threads, self.stream]
-                kernel(*(view(array, np.float32) for array in row), gain, eps, view(out, np.float32), codes.unsigned, scale)
-                break
+    def _rms_norm(self, norm: Deferred) -> DeviceArray:
+        (x, gain, eps), (n, width), out = norm.inputs, norm.shape, self.empty(norm.shape)
+        (source, *row), threads = self.normed(x), self._threads(n, width)
+        if threads:
+            rows = (view(array, np.float32) for array in row)
+            norms.rms_norm(source, width, threads)[n, threads, self.stream](*rows, gain, eps, view(out, np.float32))
         else:
-            out = self.empty(norm.shape)
-            kernel = row_kernels.rms_norm(source)[n, LARGE_BLOCK if few else BLOCK, self.stream]
-            kernel(*row, gain, eps, out, codes.row_words, codes.words, codes.bytes, scale)
-        norm.quantized = codes, scale
+            row_kernels.rms_norm(source)[n, LARGE_BLOCK if n <= self.processors else BLOCK, self.stream](*row, gain, eps, out)
         return out
+
+    def _threads(self, n: int, width: int) -> int:
+        """Of a block of norms.py for each of n rows, most where there are few; 0 if such rows are not for these."""
+        candidates = norms.THREADS[-1:] if n <= self.processors else norms.THREADS
+        return next((threads for threads in candidates if norms.fits(width, threads)), 0)
 
     def normed(self, x: DeviceArray) -> tuple[str, DeviceArray, DeviceArray, DeviceArray]:
         """What a norm of x reads, and where it leaves x, if nobody has needed it before."""
@@ -181,19 +178,26 @@ class Cuda:
         return out
 
     def quantize(self, x: DeviceArray) -> tuple[Any, Any]:
-        """Of a norm, what it finds on its way: when that is needed."""
+        """Of a norm: when it is needed."""
         if isinstance(x, Deferred) and x.source == "norm":
-            later = Deferred("codes", (x,), x.shape, lambda it: self._quantized(*it.inputs)[0])
-            return later, Deferred("scale", (x,), x.shape[:1], lambda it: self._quantized(*it.inputs)[1])
+            later = Deferred("codes", (x,), x.shape, lambda it: self._codes_of(*it.inputs)[0])
+            return later, Deferred("scale", (x,), x.shape[:1], lambda it: self._codes_of(*it.inputs)[1])
         x = now(x)
         scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
-        row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, codes.bytes, scale)
+        row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, scale)
         return codes, scale
 
-    def _quantized(self, norm: Deferred) -> tuple[Codes, DeviceArray]:
-        if norm.quantized is None:
-            self._rms_norm(norm, False)
-        assert norm.quantized is not None
+    def _codes_of(self, norm: Deferred) -> tuple[Codes, DeviceArray]:
+        """Of the norm, if there is one; or without one."""
+        (n, width), threads = norm.shape, self._threads(*norm.shape)
+        if norm.quantized is None and norm.is_open() and threads:
+            codes, scale = norm.quantized = self._codes(n, width), self.empty((n,))
+            x, gain, eps = norm.inputs
+            source, *row = self.normed(x)
+            rows = (view(array, np.float32) for array in row)
+            norms.normed_codes(source, width, threads)[n, threads, self.stream](*rows, gain, eps, codes.words, scale)
+        elif norm.quantized is None:
+            norm.quantized = self.quantize(norm.array())
         return norm.quantized
 
     def ternary_matmul(self, q: Any, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
@@ -206,13 +210,13 @@ class Cuda:
             if not isinstance(q, Codes | Deferred) or codes.dtype != np.uint32:
                 raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
         three = three_of(matrices)
-        if isinstance(q, Deferred) and q.is_open() and q.inputs[0].quantized is None and self.fused:
+        if isinstance(q, Deferred) and q.is_open() and q.inputs[0].is_open() and q.inputs[0].quantized is None and self.fused:
             together = OneRow(self, q.inputs[0], three)
             if together.is_for("row"):
                 return together.results(len(matrices))
         codes, scale = now(q), now(scale)
         n, blocks, out = codes.rows, -(-codes.width // ternary.COLUMNS), self.empty((codes.rows * sum(three.widths),))
-        tile, rest = self._tile([count for count in three.tiles if count], n), (codes.unsigned, scale, blocks)
+        tile, rest = self._tile([count for count in three.tiles if count], n), (codes.words, scale, blocks)
         if n == 1:
             warps = _WARPS if blocks <= _WARPS * _DEPTH else 2 * _WARPS
             ends, depth = three.ends(1), min(_DEPTH, -(-blocks // warps))
@@ -222,7 +226,7 @@ class Cuda:
             share = min(ternary.WARPS, -(-sum(three.tiles) // self.processors))
             warps, groups, ends = ternary.WARPS // share, 1 if n <= 8 else 2, three.ends(share)  # groups of 8 tokens
             kernel = ternary.skinny(groups, codes.width, warps, share)[(ends[-1], -(-n // (8 * groups))), 32 * warps * share, self.stream]
-            kernel(three.words, ends, three.widths, three.factors, codes.unsigned, scale, codes.row_words, out)
+            kernel(three.words, ends, three.widths, three.factors, codes.words, scale, codes.row_words, out)
         else:
             ends = three.ends(tile[0] * tile[2])
             kernel = ternary.gemm(*tile)[(ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3], self.stream]

@@ -14,8 +14,19 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from ..scalar import round_half_even
-from .rows import WIDE_LANES, add_products, clear_lanes, factor_of, fold_wide_lanes, magnitude, padded, scale_of, worked_out
+from .rows import (
+    WIDE_LANES,
+    add_products,
+    clear_lanes,
+    code_of,
+    factor_of,
+    fold_wide_lanes,
+    magnitude,
+    padded,
+    scale_of,
+    with_code,
+    worked_out,
+)
 from .target import ALIGNED, PIECE, SIMULATED, instructions, kernel_of
 from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, WARP, finished, joined, matrix_of, of_three, row_words, rows_before
 
@@ -134,9 +145,8 @@ def _steps(source: str, width: int, threads: int) -> Any:
             if at < words:
                 four, word = load4(piece, 4 * at), np.uint32(0)
                 for j in range(4):
-                    code = np.int32(round_half_even(times(four[j], s))) if s == s else np.int32(0)
-                    total = np.int32(total + code)
-                    word = np.uint32(word | np.uint32(np.uint32(code & 0xFF) << np.uint32(8 * j)))
+                    code = code_of(four[j], s)
+                    total, word = np.int32(total + code), with_code(word, j, code)
                 put(codes, first + at, word)
         total = warp_sum(total)
         if cuda.threadIdx.x % WARP == 0:
@@ -156,14 +166,37 @@ def _steps(source: str, width: int, threads: int) -> Any:
 
 
 @cache
-def rms_norm(source: str, width: int, threads: int, leaves: bool) -> Any:
-    """The codes of the norm of what `source` says (see `rows.rms_norm`), and the norm itself if it `leaves` that."""
-    n_gains, n_numbers, stride = 4 * _ahead(width, threads), padded(width), row_words(width)
-    load_gains, norm, write_codes, leave = _steps(source, width, threads)
+def rms_norm(source: str, width: int, threads: int) -> Any:
+    """The norm of what `source` says (see `rows.rms_norm`)."""
+    n_gains, n_numbers = 4 * _ahead(width, threads), padded(width)
+    load_gains, norm, _, leave = _steps(source, width, threads)
 
-    def rms_norm(a, b, made, gain, eps, out, codes, scale):  # [R * M] x 3, [M], ..., [R * M], [R * stride], [R]
+    def rms_norm(a, b, made, gain, eps, out):  # [R * M] x 3, [M], ..., [R * M]
         let_next_begin()
-        r, t = cuda.blockIdx.x, cuda.threadIdx.x
+        gains = cuda.local.array(n_gains, np.float32)
+        load_gains(gain, gains)
+        piece = cuda.shared.array(n_numbers, np.float32, ALIGNED)
+        lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
+        factor = cuda.shared.array(1, np.float32)
+        found = cuda.shared.array(2, np.int32)
+        clear_lanes(lanes, threads)
+        await_previous()
+        norm(a, b, made, cuda.blockIdx.x * width, True, gains, eps, piece, lanes, factor, found)
+        leave(piece, out, cuda.blockIdx.x * width)
+
+    rms_norm.__name__ = rms_norm.__qualname__ = f"rms_norm_{source}"  # in profiles
+    return kernel_of(rms_norm, threads)
+
+
+@cache
+def normed_codes(source: str, width: int, threads: int) -> Any:
+    """The codes of the norm, and no norm."""
+    n_gains, n_numbers, stride = 4 * _ahead(width, threads), padded(width), row_words(width)
+    load_gains, norm, write_codes, _ = _steps(source, width, threads)
+
+    def normed_codes(a, b, made, gain, eps, codes, scale):  # [R * M] x 3, [M], ..., [R * stride], [R]
+        let_next_begin()
+        r = cuda.blockIdx.x
         gains = cuda.local.array(n_gains, np.float32)
         load_gains(gain, gains)
         piece = cuda.shared.array(n_numbers, np.float32, ALIGNED)
@@ -173,15 +206,13 @@ def rms_norm(source: str, width: int, threads: int, leaves: bool) -> Any:
         clear_lanes(lanes, threads)
         await_previous()
         s = norm(a, b, made, r * width, True, gains, eps, piece, lanes, factor, found)
-        if leaves:
-            leave(piece, out, r * width)
         total = write_codes(piece, s, codes, r * stride, found)
-        if t == 0:
+        if cuda.threadIdx.x == 0:
             put(codes, r * stride + stride - 4, np.uint32(total))
             scale[r] = s
 
-    rms_norm.__name__ = rms_norm.__qualname__ = f"rms_norm_{source}"  # in profiles
-    return kernel_of(rms_norm, threads)
+    normed_codes.__name__ = normed_codes.__qualname__ = f"normed_codes_{source}"  # in profiles
+    return kernel_of(normed_codes, threads)
 
 
 @cache

@@ -16,7 +16,7 @@ from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import silu as _silu_of
 from .target import AHEAD, PIECE, instructions, kernel
 
-bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, times = (
+bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, times, warp_max, warp_sum = (
     instructions.bits_float,
     instructions.device,
     instructions.float_bits,
@@ -28,10 +28,13 @@ bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, 
     instructions.plus,
     instructions.put,
     instructions.times,
+    instructions.warp_max,
+    instructions.warp_sum,
 )
 
 _f = np.float32
 _ONE = np.float64(1.0)
+_WARP = 32
 _AT_ONCE = AHEAD * WIDE_LANES
 SOURCES = ("row", "sum", "relu2", "silu")  # of what `rms_norm` norms
 
@@ -130,43 +133,47 @@ def scale_of(largest):
 
 
 @device
-def write_codes(row, width, s, bytes_, first, n):
-    """bytes_[first : first + n] = a row as int8 codes, then zeros, which is all that a scale of NaN leaves. The sum of this thread's."""
-    total = np.int32(0)
-    for i in range(cuda.threadIdx.x, n, cuda.blockDim.x):
-        code = np.int32(0)
-        if i < width and s == s:
-            code = np.int32(round_half_even(times(row[i], s)))
-        bytes_[first + i] = np.int8(code)
-        total = np.int32(total + code)
-    return total
+def code_of(x, s):
+    """A number as an int8 code; zero if there is no scale."""
+    return np.int32(round_half_even(times(x, s))) if s == s else np.int32(0)
 
 
 @device
-def _write_row(row, width, largest, words, row_words, bytes_, r, scale):
-    """Row r of codes, zeros up to the next 128, and their sum: [R, row_words] words, of which that of the sum is 0 so far."""
-    s = scale_of(largest)
-    total = write_codes(row, width, s, bytes_, r * 4 * row_words, 4 * (row_words - 4))
-    cuda.atomic.add(words, r * row_words + row_words - 4, total)  # of integers: the order is free
-    if cuda.threadIdx.x == 0:
-        scale[r] = s
+def with_code(word, j, code):
+    """A word whose byte j was zero, with a code there."""
+    return np.uint32(word | np.uint32(np.uint32(code & 0xFF) << np.uint32(8 * j)))
 
 
 @kernel
-def quantize(x, row_words, words, bytes_, scale):  # [R, M] -> [at least R * row_words] int32, the same as int8, [R]
+def quantize(x, row_words, words, scale):  # [R, M] -> [at least R * row_words] uint32, [R]
+    """int8 codes, zeros up to the next 128, and their sum."""
     in_turn()
-    r, width = cuda.blockIdx.x, x.shape[1]
-    largest = cuda.shared.array(1, np.int32)
-    if cuda.threadIdx.x == 0:
-        largest[0] = 0
-        words[r * row_words + row_words - 4] = 0
+    r, t, width, first = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1], cuda.blockIdx.x * row_words
+    found = cuda.shared.array(2, np.int32)  # the largest magnitude, the sum
+    if t == 0:
+        found[0], found[1] = 0, 0
     cuda.syncthreads()
-    mine = np.int32(0)
-    for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-        mine = max(mine, magnitude(x[r, i]))
-    cuda.atomic.max(largest, 0, mine)
+    largest, total = np.int32(0), np.int32(0)
+    for i in range(t, width, cuda.blockDim.x):
+        largest = max(largest, magnitude(x[r, i]))
+    largest = warp_max(largest)
+    if t % _WARP == 0:
+        cuda.atomic.max(found, 0, largest)
     cuda.syncthreads()
-    _write_row(x[r], width, largest[0], words, row_words, bytes_, r, scale)
+    s = scale_of(found[0])
+    for at in range(t, row_words - 4, cuda.blockDim.x):
+        word = np.uint32(0)
+        for j in range(4):
+            if 4 * at + j < width:
+                code = code_of(x[r, 4 * at + j], s)
+                total, word = np.int32(total + code), with_code(word, j, code)
+        words[first + at] = word
+    total = warp_sum(total)
+    if t % _WARP == 0:
+        cuda.atomic.add(found, 1, total)  # of integers: the order is free
+    cuda.syncthreads()
+    if t == 0:
+        words[first + row_words - 4], scale[r] = np.uint32(found[1]), s
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
@@ -205,63 +212,33 @@ def bring(source, a, b, r, start, n, piece):
         piece[i] = worked_out(source, a[r, start + i], b[r, start + i]) if i < n else _f(0.0)
 
 
-@device
-def copy_piece(piece, n, out, r, start):
-    """out[r, start : start + n] = piece[:n]."""
-    for i in range(cuda.threadIdx.x, n, cuda.blockDim.x):
-        out[r, start + i] = piece[i]
-
-
-@device
-def scale_row(row, width, factor, gain, out):
-    """out = row * factor * gain, which ends a norm; out may be the row. Returns the largest magnitude of this thread's, as bits."""
-    largest = np.int32(0)
-    for i in range(cuda.threadIdx.x, width, cuda.blockDim.x):
-        value = times(times(row[i], factor), gain[i])
-        out[i] = value
-        largest = max(largest, magnitude(value))
-    return largest
-
-
 @cache
 def rms_norm(source: str) -> Any:
     """The norm of what `source` says: of the "row" a, or of the "sum", "relu2" or "silu" of a and b, which is left in `made`."""
     is_there = source == "row"
 
-    def rms_norm(a, b, made, gain, eps, out, row_words, words, bytes_, scale):  # [R, M] x 3, [M]
-        """The norm, and its result quantised: in a ternary model that comes next, and the row is at hand."""
+    def rms_norm(a, b, made, gain, eps, out):  # [R, M] x 3, [M], ..., [R, M]
         in_turn()
         r, t, width = cuda.blockIdx.x, cuda.threadIdx.x, a.shape[1]
         piece = cuda.shared.array(PIECE, np.float32)
         lanes = cuda.shared.array(WIDE_LANES, np.float64)
         factor = cuda.shared.array(1, np.float32)
-        largest = cuda.shared.array(1, np.int32)
         clear_lanes(lanes, cuda.blockDim.x)
         for start in range(0, width, PIECE):
             n = min(PIECE, width - start)
             bring(source, a, b, r, start, n, piece)
             if not is_there:
-                copy_piece(piece, n, made, r, start)
+                for i in range(t, n, cuda.blockDim.x):
+                    made[r, start + i] = piece[i]
             cuda.syncthreads()
             add_products(piece, n, True, lanes, cuda.blockDim.x)
             cuda.syncthreads()
         total = fold_wide_lanes(lanes)
         if t == 0:
             factor[0] = factor_of(total, width, eps)
-            largest[0] = 0
-            words[r * row_words + row_words - 4] = 0
         cuda.syncthreads()
-        if width <= PIECE:
-            mine = scale_row(piece, width, factor[0], gain, piece)
-            copy_piece(piece, width, out, r, 0)
-        else:
-            mine = scale_row(made[r], width, factor[0], gain, out[r])
-        cuda.atomic.max(largest, 0, mine)
-        cuda.syncthreads()
-        if width <= PIECE:
-            _write_row(piece, width, largest[0], words, row_words, bytes_, r, scale)
-        else:
-            _write_row(out[r], width, largest[0], words, row_words, bytes_, r, scale)
+        for i in range(t, width, cuda.blockDim.x):
+            out[r, i] = times(times(made[r, i], factor[0]), gain[i])
 
     rms_norm.__name__ = rms_norm.__qualname__ = f"rms_norm_{source}"  # in profiles
     return kernel(rms_norm)
