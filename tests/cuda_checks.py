@@ -453,9 +453,17 @@ def attend_rows() -> None:
 
 
 @check
+def attend_many() -> None:
+    """The largest blocks, of 32 queries, two and a rest; a window; heads as wide as a kernel is for, and such as are read in 16 bytes."""
+    attention(8, 2, 16, [0] * 9, list(range(60, 69)), None, 69)
+    attention(4, 1, 24, [0] * 11 + [1] * 6, [*range(56, 67), *range(1, 7)], 30, 67)
+
+
+@check
 def attend_window() -> None:
     attention(2, 2, 4, [0, 0], [68, 69], 3, 70)  # the first chunk is not seen at all
     attention(2, 2, 4, [0, 1], [69, 64], 6, 70)
+    attention(2, 1, 8, [0, 0], [2, 3], 1 << 40, 4)
 
 
 @check
@@ -479,7 +487,7 @@ def attend_wide() -> None:
 
 @check
 def attend_ring() -> None:
-    attention(1, 1, 4, [0, 0], [190, 191], 60, 128)  # two chunks of places, of which the first holds the last keys
+    attention(1, 1, 4, [0, 0], [190, 191], 66, 128)  # two chunks of places, of which the first holds the last keys
     attention(2, 1, 4, [0, 1], [190, 130], 60, 128)
 
 

@@ -10,8 +10,10 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import gpu_check
+import numpy as np
 import pytest
 
 from bitnet_np import cli, embedded
@@ -99,6 +101,58 @@ def test_the_forward_uses_no_operation_that_the_device_lacks():
     assert {name for name in used if not hasattr(Cuda, name)} <= {"attend_halves"}  # of dialects that the device refuses
 
 
+# --- how lanes fold -------------------------------------------------------------------------------------------------------------------
+
+
+def on_lanes(monkeypatch, instruction, numbers: np.ndarray) -> list[np.ndarray]:
+    """What an instruction of ptx.py gives each of 32 lanes that have a local array each, [n, 32]: its own code, with NumPy for LLVM."""
+    from numba.cuda import types
+
+    from bitnet_np.kernels.cuda import ptx
+
+    builder = SimpleNamespace(load=lambda address, typ: address, fadd=np.add)
+    context = SimpleNamespace(make_tuple=lambda builder, kind, values: values)
+    monkeypatch.setattr(ptx, "_address", lambda context, builder, kind, array, offset: array[offset.constant])
+    monkeypatch.setattr(ptx, "_butterfly", lambda builder, x, distance: x[np.arange(32) ^ distance])
+    monkeypatch.setattr(ptx, "_rounded", lambda builder, operation, a, b: np.float32(getattr(a, "constant", a)) + b)
+    signature, codegen = instruction._defn(None, types.float32[::1])
+    return codegen(context, builder, signature, [numbers])
+
+
+@needs_package
+@pytest.mark.parametrize("columns", [1, 2, 4])
+def test_four_lanes_fold_the_dot_products_that_they_share(monkeypatch, columns):
+    from bitnet_np.kernels.cuda import ptx
+
+    lanes = np.random.default_rng(1).standard_normal((8, 4, columns, 16)).astype(np.float32)  # of tiles, rows, columns
+    numbers = np.empty((16 * columns, 32), np.float32)
+    for lane in range(32):
+        tile, quarter = lane % 8, lane // 8
+        numbers[:, lane] = lanes[tile][np.arange(4) ^ quarter, :, 4 * quarter : 4 * quarter + 4].reshape(-1)
+    found = on_lanes(monkeypatch, ptx.fold_quarters(columns), numbers)
+    for lane in range(32):
+        np.testing.assert_array_equal([column[lane] for column in found], by_halving(lanes[lane % 8, lane // 8]))
+
+
+@needs_package
+def test_a_quad_folds_a_chunk_of_weights(monkeypatch):
+    from bitnet_np.kernels.cuda import ptx
+
+    weights = np.random.default_rng(1).standard_normal((8, 4, 16)).astype(np.float32)  # of quads, parts
+    numbers = np.empty((16, 32), np.float32)
+    for lane in range(32):
+        numbers[:, lane] = weights[lane // 4][:, 4 * (lane % 4) : 4 * (lane % 4) + 4].reshape(-1)
+    in_order = ((weights[:, 0] + weights[:, 1]) + weights[:, 2]) + weights[:, 3]
+    np.testing.assert_array_equal(on_lanes(monkeypatch, ptx.fold_quad, numbers), np.repeat(by_halving(in_order), 4))
+
+
+def by_halving(lanes: np.ndarray) -> np.ndarray:
+    """[..., 16] -> [...]"""
+    for half in (8, 4, 2, 1):
+        lanes = lanes[..., :half] + lanes[..., half:]
+    return lanes[..., 0]
+
+
 # --- what the kernels compile to ------------------------------------------------------------------------------------------------------
 
 FUSED_WITHOUT_HARM = {"silu_gate", "rms_norm_silu", "normed_codes_silu", "normed_product_silu_of_sum", "gelu_tanh", "gelu"}
@@ -111,8 +165,9 @@ EXPECTED = {
     "ternary_skinny": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4"),
     "ternary_gemm": ("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32", "ld.global.v4", "ld.shared.v4", "cp.async.cg.shared.global"),
     "matmul": ("ld.global.v4", "fma.rn.f32", "shfl.sync.bfly"),
-    "attend": ("ld.shared.v4", "fma.rn.f32", "div.rn.f32"),
-    "attend_chunk": ("ld.shared.v4", "fma.rn.f32"),
+    "attend": ("ld.shared.v4", "ld.global.v4", "fma.rn.f32", "div.rn.f32", "shfl.sync.bfly"),
+    "attend_masked": ("ld.shared.v4", "ld.global.v4", "cp.async.cg.shared.global", "fma.rn.f32", "shfl.sync.bfly"),
+    "attend_chunk": ("ld.shared.v4", "fma.rn.f32", "shfl.sync.bfly"),
     "rms_norm_sum": ("fma.rn.f64", "add.rn.f32", "sqrt.rn.f32", "rcp.rn.f32"),
 }
 
@@ -135,7 +190,8 @@ def kernels() -> dict[str, tuple]:
     """Names of kernels as they are used for the 2B model, and the types they are compiled for."""
     from numba.cuda import types as t
 
-    from bitnet_np.kernels.cuda import attention, floats, norms, rows, ternary
+    from bitnet_np.kernels.cuda import attention, attention_split, floats, norms, rows, ternary
+    from bitnet_np.kernels.cuda.attention_steps import shape_for
     from bitnet_np.kernels.cuda.backend import TILES
 
     f, i, f1, f2, f3, f4 = t.float32, t.int64, t.float32[::1], t.float32[:, ::1], t.float32[:, :, ::1], t.float32[:, :, :, ::1]
@@ -152,7 +208,7 @@ def kernels() -> dict[str, tuple]:
         return (f3, *rotation, f3, *attended(kept), i, f1, f3, f3, signed, f3)
 
     def shapes(queries: int) -> list:
-        return [attention.shape_for(width, queries) for width in (64, 128, 256)]
+        return [shape_for(width, queries) for width in (64, 128, 256)]
 
     listed = [
         (rows.quantize, (f2, i, words, f1)),
@@ -187,37 +243,54 @@ def kernels() -> dict[str, tuple]:
         *((ternary.skinny(*how), (*matrices, i, f1)) for how in SKINNY),
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
         *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
-        *((attention.attend_chunk(shape, keeps), split(f1)) for shape in shapes(4) for keeps in (False, True)),
-        (attention.attend(attention.shape_for(128, 16, True)), (*attended(halves), i, f3)),
-        *((attention.attend_chunk(attention.shape_for(128, 4, True), keeps), split(halves)) for keeps in (False, True)),
-        (attention.attend_masked(attention.shape_for(128, 16)), (*attended(), *masked, f3)),
+        *((attention.attend(shape_for(width, 32, many=True)), (*attended(), i, f3)) for width in (96, 128)),
+        *((attention_split.attend_chunk(shape, keeps), split(f1)) for shape in shapes(4) for keeps in (False, True)),
+        (attention.attend(shape_for(128, 16, True)), (*attended(halves), i, f3)),
+        *((attention_split.attend_chunk(shape_for(128, 4, True), keeps), split(halves)) for keeps in (False, True)),
+        (attention.attend_masked(shape_for(128, 16)), (*attended(), *masked, f3)),
     ]
     return {f"{kernel.py_func.__name__} {number}": (kernel.py_func, types) for number, (kernel, types) in enumerate(listed)}
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    """Names -> PTX for sm_80 and sm_90, and for sm_90 with NVVM told to fuse nothing."""
+KERNELS = kernels() if find_spec("numba_cuda") else {}
+PTXAS = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
+UNWANTED = (".approx", ".ftz", "ld.local", "st.local", "ld.v4", "ld.u64", "ld.f32")  # the last: of memory that might be any
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_compiles_to_what_it_is_to_be(name, tmp_path):
+    """For sm_80 and sm_90, and for sm_90 with NVVM told to fuse nothing."""
     from numba.cuda import compiler
 
-    found = {}
-    for name, (kernel, types) in kernels().items():
-        library, _ = compiler._compile_pyfunc_with_fixup(kernel, types, device=False, cc=(9, 0), abi="numba")
-        old, new = (library.get_asm_str(cc=cc) for cc in ((8, 0), (9, 0)))
-        library._nvvm_options["fma"] = 0
-        library._ptx_cache.clear()
-        found[name] = {"sm_80": old, "sm_90": new, "unfused": library.get_asm_str(cc=(9, 0))}
-    return found
+    library, _ = compiler._compile_pyfunc_with_fixup(*KERNELS[name], device=False, cc=(9, 0), abi="numba")
+    old, new = (library.get_asm_str(cc=cc) for cc in ((8, 0), (9, 0)))
+    library._nvvm_options["fma"] = 0
+    library._ptx_cache.clear()
+    kernel = name.split()[0]
+    has_the_instructions_it_is_written_for(kernel, old, new)
+    if kernel not in FUSED_WITHOUT_HARM:
+        fuses_what_the_contract_fuses(new, library.get_asm_str(cc=(9, 0)))
+    has_aligned_shared_memory(new)
+    if PTXAS is not None:
+        has_registers_for_its_blocks(kernel, new, tmp_path / "kernel.ptx")
 
 
-@needs_package
-def test_nothing_is_fused_but_what_the_contract_fuses(compiled):
-    for name, ptx in compiled.items():
-        kernel = name.split()[0]
-        for precision in ("f32", "f64"):
-            told, allowed = (ptx[how].count(f"fma.rn.{precision}") for how in ("unfused", "sm_90"))
-            assert told == allowed or kernel in FUSED_WITHOUT_HARM, f"{name}: {allowed - told} products fused with a sum"
-        assert not _fusable(ptx["sm_90"]) or kernel in FUSED_WITHOUT_HARM, f"{name}: ptxas may fuse {_fusable(ptx['sm_90'])}"
+def has_the_instructions_it_is_written_for(kernel: str, old: str, new: str) -> None:
+    for arch, ptx in (("sm_80", old), ("sm_90", new)):
+        assert f".target {arch}" in ptx
+        for instruction in ("griddepcontrol.launch_dependents", "griddepcontrol.wait"):  # or a graph's kernels may overtake each other
+            assert ptx.count(instruction) == (arch == "sm_90"), f"{arch}: {instruction}"
+        for instruction in EXPECTED.get(kernel, ()):
+            assert instruction in ptx, f"{arch}: no {instruction}"
+        for unwanted in UNWANTED:
+            assert unwanted not in ptx, f"{arch}: {unwanted}"
+
+
+def fuses_what_the_contract_fuses(ptx: str, unfused: str) -> None:
+    for precision in ("f32", "f64"):
+        told, allowed = (text.count(f"fma.rn.{precision}") for text in (unfused, ptx))
+        assert told == allowed, f"{allowed - told} products fused with a sum"
+    assert not _fusable(ptx), f"ptxas may fuse {_fusable(ptx)}"
 
 
 def _fusable(ptx: str) -> list[str]:
@@ -232,14 +305,25 @@ def test_what_ptxas_would_fuse_is_found():
     assert not _fusable("mul.rn.f32 \t%f1, %f2, %f3;\nadd.f32 \t%f4, %f1, %f5;")
 
 
-@needs_package
-def test_shared_memory_is_aligned_where_16_bytes_are_read_or_filled_at_once(compiled):
-    """A GPU stops at an address that is not; the simulator has none."""
-    aligned = [name for name, ptx in compiled.items() if re.search(r"(ld|st)\.shared\.v4|cp\.async\.cg\.shared", ptx["sm_90"])]
-    assert {"attend", "attend_chunk", "attend_masked", "ternary_gemm"} <= {name.split()[0] for name in aligned}
-    for name in aligned:
-        for alignment, size in re.findall(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]", compiled[name]["sm_90"]):
-            assert int(alignment) >= 16 or int(size) < 16, name
+def has_aligned_shared_memory(ptx: str) -> None:
+    """Where 16 bytes are read or filled at once. A GPU stops at an address that is not aligned; the simulator has none."""
+    if re.search(r"(ld|st)\.shared\.v4|cp\.async\.cg\.shared", ptx):
+        for alignment, size in re.findall(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]", ptx):
+            assert int(alignment) >= 16 or int(size) < 16
+
+
+def has_registers_for_its_blocks(kernel: str, ptx: str, source: Path) -> None:
+    """And spills none."""
+    from bitnet_np.kernels.cuda.target import LARGE_BLOCK
+
+    source.write_text(re.sub(r"\.version .*", ".version 8.0", ptx))
+    result = subprocess.run([PTXAS, "-arch=sm_90", "-v", "-o", os.devnull, source], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-500:]
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr
+    large, half = kernel.startswith(("rms_norm", "normed_codes")), kernel.startswith(("ternary_gemv", "ternary_skinny", "normed_product"))
+    threads = LARGE_BLOCK if large else 512 if half else 256
+    (registers,) = re.findall(r"Used (\d+) registers", result.stderr)
+    assert -(-int(registers) // 8) * 8 * threads <= 1 << 16, f"{registers} registers"
 
 
 def names(nodes: list) -> set[str]:
@@ -261,53 +345,6 @@ def test_every_kernel_waits_for_those_before():
                 found += 1
                 assert names([call.func for call in calls(node)]) & {"in_turn", "await_previous"}, f"{path.name}: {node.name}"
     assert found > 25
-
-
-@needs_package
-def test_the_kernels_compile_to_the_instructions_they_are_written_for(compiled):
-    for name, ptx in compiled.items():
-        for arch in ("sm_80", "sm_90"):
-            assert f".target {arch}" in ptx[arch]
-            for instruction in ("griddepcontrol.launch_dependents", "griddepcontrol.wait"):  # or a graph's kernels may overtake each other
-                assert ptx[arch].count(instruction) == (arch == "sm_90"), f"{name} for {arch}: {instruction}"
-            for instruction in EXPECTED.get(name.split()[0], ()):
-                assert instruction in ptx[arch], f"{name} for {arch}: no {instruction}"
-            for unwanted in (
-                ".approx",
-                ".ftz",
-                "ld.local",
-                "st.local",
-                "ld.v4",
-                "ld.u64",
-                "ld.f32",
-            ):  # the last: of memory that might be any
-                assert unwanted not in ptx[arch], f"{name} for {arch}: {unwanted}"
-
-
-PTXAS = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
-
-
-@needs_package
-@pytest.mark.skipif(PTXAS is None, reason="no ptxas here")
-def test_no_kernel_spills_registers_and_a_processor_has_enough_for_its_blocks(compiled, tmp_path):
-    from bitnet_np.kernels.cuda.target import LARGE_BLOCK
-
-    for name, ptx in compiled.items():
-        source = tmp_path / "kernel.ptx"
-        source.write_text(re.sub(r"\.version .*", ".version 8.0", ptx["sm_90"]))
-        result = subprocess.run([PTXAS, "-arch=sm_90", "-v", "-o", os.devnull, source], capture_output=True, text=True, check=False)
-        assert result.returncode == 0, f"{name}: {result.stderr[-500:]}"
-        used = dict(re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", result.stderr)[::-1])
-        assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr, f"{name}: {used}"
-        threads = (
-            LARGE_BLOCK
-            if name.startswith("rms_norm")
-            else 512
-            if name.startswith(("ternary_gemv", "ternary_skinny", "normed_product"))
-            else 256
-        )
-        (registers,) = re.findall(r"Used (\d+) registers", result.stderr)
-        assert -(-int(registers) // 8) * 8 * threads <= 1 << 16, f"{name}: {registers} registers"
 
 
 # --- graphs ---------------------------------------------------------------------------------------------------------------------------

@@ -14,17 +14,19 @@ from numpy.typing import DTypeLike, NDArray
 
 from ...errors import ShapeError, UnsupportedError
 from .. import cpu
-from ..attention import NO_WINDOW, scale_of
-from . import attention, floats, norms, ternary
+from ..attention import scale_of
+from . import attention, attention_split, floats, norms, ternary
 from . import rows as row_kernels
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
-from .attention import CHUNK, WIDEST, Shape, shape_for
+from .attention_steps import CHUNK, WIDEST, Shape, shape_for
 from .products import OneRow, apart, three_of
 from .target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 
 _WARPS = 1 if SIMULATED else 8  # of a block of `ternary.gemv`, or twice as many
 _DEPTH = 4  # tiles that one of them asks for at most before it needs the first
 _HALVES = 1 if SIMULATED else 8  # half warps of a block, each with floats.ROWS rows of a table
+_MANY = 64  # queries for each processor, from which on attention takes its largest blocks, of 32: two of them keep a processor busy
+_ALL = 1 << 30  # a window with all positions in it, of which no memory holds so many
 _TOKENS = 16  # that a reading of a table's row serves at most
 SKINNY = 16
 """Tokens up to which a ternary product reads activations straight from the cache."""
@@ -49,7 +51,7 @@ class Cuda:
         self.stream = cuda.stream()
         self.arena = Arena()
         self.nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
-        self._arrived = [self.upload(np.zeros(1 << 12, np.int32))]  # of `attention.attend_chunk`; graphs may know those that were too few
+        self._arrived = [self.upload(np.zeros(1 << 12, np.int32))]  # of attention_split.py; graphs may know those that were too few
 
     # --- where arrays are ---
 
@@ -284,7 +286,7 @@ class Cuda:
             return self._attend_split(None, q, k, v, slot, position, chunks, window)
         out = self.empty(q.shape)
         kernel = attention.attend(shape)[_tiles(shape, n, heads, k.shape[2]), shape.threads, self.stream]
-        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], scale_of(q), window or NO_WINDOW, out)
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], scale_of(q), min(window or _ALL, _ALL), out)
         return out
 
     def attend_next(
@@ -323,10 +325,10 @@ class Cuda:
         grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks
         if self._arrived[-1].size < n * grid[1]:
             self._arrived.append(self.upload(np.zeros(n * grid[1], np.int32)))
-        kernel = attention.attend_chunk(shape, new is not None)[grid, shape.threads, self.stream]
+        kernel = attention_split.attend_chunk(shape, new is not None)[grid, shape.threads, self.stream]
         rotation = self._rotation(q)
         row = (*self._rotation(new[0]), now(new[1])) if new else (*rotation, rotation[0])  # of the latter nothing is read
-        arguments = *k.shape[1:3], scale_of(q), window or NO_WINDOW, parts, largest, weight, self._arrived[-1]
+        arguments = *k.shape[1:3], scale_of(q), min(window or _ALL, _ALL), parts, largest, weight, self._arrived[-1]
         kernel(*row, *rotation, *self._kept(k, v), slot, position, *arguments, out)
         return out
 
@@ -343,7 +345,7 @@ class Cuda:
     def _shape(self, q: DeviceArray, k: DeviceArray, queries: int) -> Shape:
         if q.shape[2] > WIDEST:
             raise UnsupportedError(f"heads are {q.shape[2]} wide, on the device expected at most {WIDEST}")
-        return shape_for(q.shape[2], queries, k.dtype == np.int16)
+        return shape_for(q.shape[2], queries, k.dtype == np.int16, queries * k.shape[2] >= _MANY * self.processors)
 
     def _kept(self, *arrays: DeviceArray) -> tuple[DeviceArray, ...]:
         """Keys or values as one axis."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import njit
+from numba import cuda, njit
 from numba.cuda import cgutils, types, typing
 from numba.cuda.extending import intrinsic
 
@@ -82,6 +82,20 @@ def half_bits(typing_context, x):
     return types.int16(types.float32), codegen
 
 
+syncthreads = cuda.syncthreads
+
+
+@intrinsic
+def this_thread(typing_context):
+    """cuda.threadIdx.x, read here and now: what is worked out from it takes no registers where it is not needed."""
+
+    def codegen(context, builder, signature, args):
+        number = _asm(builder, I32, "mov.u32 $0, %tid.x;", "=r", [])
+        return builder.zext(builder.and_(number, ir.Constant(I32, 1023)), I64)  # there are no more: it may be divided as if unsigned
+
+    return types.int64(), codegen
+
+
 _CODES = 0x03030303  # what is a code's two bits in each byte of a word
 
 
@@ -130,8 +144,9 @@ def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Val
     return builder.call(function, [a, b, c])
 
 
-def _product(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
-    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 2), "llvm.nvvm.mul.rn.f")
+def _rounded(builder: ir.IRBuilder, operation: str, a: ir.Value, b: ir.Value) -> ir.Value:
+    """The operation, mul or add, that nothing is fused with."""
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 2), f"llvm.nvvm.{operation}.rn.f")
     return builder.call(function, [a, b])
 
 
@@ -229,26 +244,76 @@ def _of_warp(operation: str) -> Callable:
 warp_sum, warp_max = _of_warp("add"), _of_warp("max")  # of all lanes' integers, in each of them: all of a warp come here together
 
 
-def _half_warp(combine: Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value]) -> Callable:
+@intrinsic
+def half_warp_sum(typing_context, x):
+    """The sum of 16 lanes' float32 by halving, i with i + 8, i + 4, i + 2, i + 1, in each of them."""
+
+    def codegen(context, builder, signature, args):
+        x = args[0]
+        for distance in (8, 4, 2, 1):
+            x = builder.fadd(x, _butterfly(builder, x, distance))
+        return x
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def quad_max(typing_context, x):
+    """The largest of four lanes' float32, none of them NaN, in each of them."""
+
+    def codegen(context, builder, signature, args):
+        x = args[0]
+        for distance in (2, 1):
+            other = _butterfly(builder, x, distance)
+            x = builder.select(builder.fcmp_ordered(">", other, x), other, x)
+        return x
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def fold_quad(typing_context, numbers):
+    """The sum of 64 numbers by 16 lanes, in each lane of a quad: numbers[part * 4 + i] is number part * 16 + lane mod 4 * 4 + i of them."""
+
+    def codegen(context, builder, signature, args):
+        def number(i):
+            return builder.load(_address(context, builder, signature.args[0], args[0], ir.Constant(I64, i)), typ=F32)
+
+        lanes = [ir.Constant(F32, 0)] * 4
+        for part in range(4):
+            lanes = [_rounded(builder, "add", lanes[i], number(part * 4 + i)) for i in range(4)]
+        for distance in (2, 1):
+            lanes = [builder.fadd(lane, _butterfly(builder, lane, distance)) for lane in lanes]
+        return builder.fadd(*(builder.fadd(lanes[i], lanes[i + 2]) for i in range(2)))
+
+    return types.float32(numbers), codegen
+
+
+def fold_quarters(columns: int) -> Callable:
+    """A function (sums) that gives `columns` dot products, of 4 x `columns` that the lanes with equal numbers mod 8 share.
+
+    Such a lane's number // 8 is its quarter, q: sums[(a * columns + b) * 4 + i] is number 4 * q + i of 16, whose sum by halving (i with
+    i + 8, i + 4, i + 2, i + 1) is dot product (a ^ q, b). A lane gets those of row q. All 32 lanes must come here together.
+    """
+
     @intrinsic
-    def reduce(typing_context, x):
+    def fold(typing_context, sums):
         def codegen(context, builder, signature, args):
-            x = args[0]
-            for distance in (8, 4, 2, 1):
-                x = combine(builder, x, _butterfly(builder, x, distance))
-            return x
+            n = 4 * columns  # numbers of a row
+            values = [
+                builder.load(_address(context, builder, signature.args[0], args[0], ir.Constant(I64, i)), typ=F32) for i in range(4 * n)
+            ]
+            for bit in (2, 1):  # a lane keeps the rows without this bit, and gives away the others
+                values = [builder.fadd(values[i], _butterfly(builder, values[bit * n + i], 8 * bit)) for i in range(bit * n)]
+            totals = []
+            for b in range(columns):
+                first, second = (builder.fadd(values[4 * b + i], values[4 * b + i + 2]) for i in range(2))
+                totals.append(builder.fadd(first, second))
+            return context.make_tuple(builder, signature.return_type, totals)
 
-        return types.float32(types.float32), codegen
+        return types.UniTuple(types.float32, columns)(sums), codegen
 
-    return reduce
-
-
-def _larger(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
-    return builder.select(builder.fcmp_ordered(">", b, a), b, a)
-
-
-half_warp_sum = _half_warp(lambda builder, a, b: builder.fadd(a, b))  # 16 lanes by halving: i with i + 8, i + 4, i + 2, i + 1
-half_warp_max = _half_warp(_larger)
+    return fold
 
 
 # --- one kernel after another ---------------------------------------------------------------------------------------------------------
@@ -423,6 +488,27 @@ def load_column(count: int) -> Callable:
     return load
 
 
+def load_halves(count: int) -> Callable:
+    """A function (array, offset) that gives `count` float16 of global memory, widened: one load. `offset` is a multiple of `count`."""
+
+    @intrinsic
+    def load(typing_context, array, offset):
+        def codegen(context, builder, signature, args):
+            address = _address(context, builder, signature.args[0], *args)
+            vector = ir.VectorType(I16, count)
+            address = builder.addrspacecast(
+                builder.bitcast(address, vector.as_pointer(addrspace=address.type.addrspace)), vector.as_pointer(addrspace=_GLOBAL)
+            )
+            loaded = builder.load(address, typ=vector)
+            loaded.align = 2 * count
+            halves = [_half_value(builder, builder.extract_element(loaded, ir.Constant(I32, i))) for i in range(count)]
+            return context.make_tuple(builder, signature.return_type, halves)
+
+        return types.UniTuple(types.float32, count)(array, types.int64), codegen
+
+    return load
+
+
 def chain_column(count: int) -> Callable:
     """A function (total, weights, at, values) -> total: fma(weights[at + i], values[i], total) for i in order. `at` is a multiple of 4."""
 
@@ -461,7 +547,7 @@ def fold_column(count: int) -> Callable:
                     for at in (old, new)
                 )
                 for j in range(4):
-                    folded = _fma(builder, total, olds[j], _product(builder, builder.extract_value(values, i + j), news[j]))
+                    folded = _fma(builder, total, olds[j], _rounded(builder, "mul", builder.extract_value(values, i + j), news[j]))
                     total = builder.select(builder.icmp_signed(">", valid, ir.Constant(I64, i + j)), folded, total)
             return total
 

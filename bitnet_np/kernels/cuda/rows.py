@@ -357,7 +357,7 @@ def rotated(x, cos, sin, pairs, distance, step, r, h, i):
     if i >= 2 * pairs:
         return x[r, h, i]
     is_second = i >= pairs if step == 1 else i % 2 == 1
-    j = (i - distance) // step if is_second else i // step
+    j = (i - distance if is_second else i) >> step - 1  # divided by step
     a, b, c, s = x[r, h, step * j], x[r, h, step * j + distance], cos[r, j], sin[r, j]
     return fma(a, s, times(b, c)) if is_second else fma(a, c, -times(b, s))
 

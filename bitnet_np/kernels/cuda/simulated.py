@@ -106,6 +106,16 @@ def _bytes(words: Any, kind: type) -> np.ndarray:
     return np.array(words, np.uint32).view(kind).astype(np.int32)
 
 
+def syncthreads() -> None:
+    thread: Any = threading.current_thread()
+    thread.syncthreads()
+
+
+def this_thread() -> int:
+    thread: Any = threading.current_thread()
+    return thread.threadIdx.x
+
+
 def _planes(words: Any) -> NDArray[np.int32]:
     """The four bytes of each of four words at each of the four places of two bits, plane p times 4^p: [..., 4] -> [..., 4, 4 planes, 4]."""
     masks = np.uint32(0x03030303) << np.array([0, 2, 4, 6], np.uint32)
@@ -196,20 +206,38 @@ def warp_max(x: np.int32) -> np.int32:
     return np.int32(_exchange(int(x), max)[1])
 
 
-def _halve(x: np.float32, combine: Callable) -> np.float32:
-    lane, values = _exchange(x)
-    lanes = values[lane // 16 * 16 : lane // 16 * 16 + 16]
+def _by_halving(lanes: NDArray[np.float32]) -> Any:  # [16, ...] -> [...]
     for half in (8, 4, 2, 1):
-        lanes = [combine(lanes[i], lanes[i + half]) for i in range(half)]
+        lanes = lanes[:half] + lanes[half:]
     return lanes[0]
 
 
 def half_warp_sum(x: np.float32) -> np.float32:
-    return _halve(x, plus)
+    lane, values = _exchange(x)
+    return _by_halving(np.array(values[lane // 16 * 16 : lane // 16 * 16 + 16], np.float32))
 
 
-def half_warp_max(x: np.float32) -> np.float32:
-    return _halve(x, lambda a, b: b if b > a else a)
+def quad_max(x: np.float32) -> np.float32:
+    lane, values = _exchange(x)
+    return max(values[lane // 4 * 4 : lane // 4 * 4 + 4])
+
+
+def fold_quad(numbers: Any) -> np.float32:
+    lane, values = _exchange(np.array(numbers[:16]))
+    lanes = np.concatenate([value.reshape(4, 4) for value in values[lane // 4 * 4 : lane // 4 * 4 + 4]], axis=1)  # parts, 16 lanes
+    total = np.zeros(16, np.float32)
+    for part in lanes:
+        total = total + part
+    return _by_halving(total)
+
+
+def fold_quarters(columns: int) -> Callable:
+    def fold(sums: Any) -> tuple:
+        lane, values = _exchange(np.array(sums))
+        lanes = np.array([values[lane % 8 + 8 * quarter].reshape(4, columns, 4)[lane // 8 ^ quarter] for quarter in range(4)])
+        return tuple(_by_halving(lanes.transpose(0, 2, 1).reshape(16, columns)))
+
+    return fold
 
 
 # --- one kernel after another ---------------------------------------------------------------------------------------------------------
@@ -261,6 +289,14 @@ def load_column(count: int) -> Callable:
     def load(array: Any, offset: int, stride: int, last: int) -> tuple:
         found = [array[min(offset + i * stride, last)] for i in range(count)]
         return tuple(value.view(np.float16).astype(np.float32) if value.dtype == np.int16 else value for value in found)
+
+    return load
+
+
+def load_halves(count: int) -> Callable:
+    def load(array: Any, offset: int) -> tuple:
+        assert offset % count == 0, "a load of several numbers is aligned"
+        return tuple(array[offset + i].view(np.float16).astype(np.float32) for i in range(count))
 
     return load
 
