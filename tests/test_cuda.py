@@ -167,7 +167,7 @@ EXPECTED = {
     "matmul": ("ld.global.v4", "fma.rn.f32", "shfl.sync.bfly"),
     "attend": ("ld.shared.v4", "ld.global.v4", "fma.rn.f32", "div.rn.f32", "shfl.sync.bfly"),
     "attend_masked": ("ld.shared.v4", "ld.global.v4", "cp.async.cg.shared.global", "fma.rn.f32", "shfl.sync.bfly"),
-    "attend_chunk": ("ld.shared.v4", "fma.rn.f32", "shfl.sync.bfly"),
+    "attend_chunk": ("ld.shared.v4", "fma.rn.f32", "shfl.sync.bfly", "prefetch.global.L2"),
     "rms_norm_sum": ("fma.rn.f64", "add.rn.f32", "sqrt.rn.f32", "rcp.rn.f32"),
 }
 

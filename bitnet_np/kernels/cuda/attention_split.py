@@ -14,14 +14,16 @@ from .attention_steps import LARGEST, SPAN, STATE, WEIGHT, Shape, begin, sizes, 
 from .rows import as_kept, rotated
 from .target import ALIGNED, instructions, kernel
 
-chain_column, device, fma, fold_column, in_turn, load_column, plus, times = (
+await_previous, chain_column, device, fma, fold_column, let_next_begin, load_column, plus, prefetch, times = (
+    instructions.await_previous,
     instructions.chain_column,
     instructions.device,
     instructions.fma,
     instructions.fold_column,
-    instructions.in_turn,
+    instructions.let_next_begin,
     instructions.load_column,
     instructions.plus,
+    instructions.prefetch,
     instructions.times,
 )
 
@@ -45,7 +47,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
     n_key_words = max(n_key_words, 4 * n_queries * CHUNK)  # there is room for what is folded
     load_values, chain, load_parts, fold = load_column(CHUNK), chain_column(CHUNK), load_column(_FOLDED), fold_column(_FOLDED)
     of_weights, of_old, of_new = n_queries * CHUNK, 2 * n_queries * CHUNK, 3 * n_queries * CHUNK
-    kept = as_kept(shape.halves)
+    kept, line, threads = as_kept(shape.halves), 64 if shape.halves else 32, shape.threads  # `line` numbers are 128 bytes
 
     @device
     def factors(largest, weight, r, head, n, chunk, count, carried, shared):
@@ -127,7 +129,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
         arrived,
         out,
     ):  # [R, G, K] and as q's, [R, G, K]; as `attend`; [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk] -> [R, H, K]
-        in_turn()
+        let_next_begin()
         r, width, d = cuda.blockIdx.x, q.shape[2], cuda.threadIdx.x
         here, key = position[r], cuda.blockIdx.z * CHUNK
         heads = q.shape[1] // kv_heads
@@ -135,7 +137,17 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
         g, piece = cuda.blockIdx.y // pieces, cuda.blockIdx.y % pieces
         head = g * heads + piece * n_queries
         n = min(n_queries, heads - piece * n_queries)
-        if key <= here and key + CHUNK > here - window + 1:
+        n_keys, k_stride = min(CHUNK, here + 1 - key), kv_heads * width
+        place = (slot[r] * capacity + key % capacity) * k_stride + g * width
+        sees = key <= here and key + CHUNK > here - window + 1
+        if sees:  # positions are what they were when the graph began, and so are all keys and values but the row's own
+            lines = (width + line - 1) // line
+            for item in range(d, n_keys * lines, threads):
+                at = place + item // lines * k_stride + item % lines * line
+                prefetch(k, at)
+                prefetch(v, at)
+        await_previous()
+        if sees:
             queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
             keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
             scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
@@ -144,8 +156,6 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
             before_me = cuda.shared.array(1, np.int32)
             dots = cuda.local.array(n_dots, np.float32)
             total = cuda.local.array(n_queries, np.float32)
-            n_keys, k_stride = min(CHUNK, here + 1 - key), kv_heads * width
-            place = (slot[r] * capacity + key % capacity) * k_stride + g * width
             if keeps and here < key + CHUNK:
                 if d < width:
                     mine_at = place + (here - key) * k_stride + d

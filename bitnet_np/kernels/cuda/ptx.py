@@ -417,6 +417,18 @@ def put4(typing_context, array, offset, a, b, c, d):
     return types.none(array, types.int64, *[types.float32] * 4), codegen
 
 
+@intrinsic
+def prefetch(typing_context, array, offset):
+    """Ask for the line of global memory that a number is in, which brings it as far as the second cache: nobody waits, nothing is read."""
+
+    def codegen(context, builder, signature, args):
+        address = builder.ptrtoint(_address(context, builder, signature.args[0], *args), I64)
+        _asm(builder, VOID, "{ .reg .u64 g; cvta.to.global.u64 g, $0; prefetch.global.L2 [g]; }", "l", [address])
+        return context.get_dummy_value()
+
+    return types.none(array, types.int64), codegen
+
+
 def load_fragments(count: int, in_global: bool = False) -> Callable:
     """A function (array, offset, stride) that gives `count` times the four words at offset + i * stride, as one tuple.
 

@@ -271,6 +271,10 @@ def put4(array: Any, offset: int, *four: Any) -> None:
     array[offset : offset + 4] = four
 
 
+def prefetch(array: Any, offset: int) -> None:
+    assert 0 <= offset < array.size, "what is asked for is there"
+
+
 def load_fragments(count: int, in_global: bool = False) -> Callable:
     def load(array: Any, offset: int, stride: int) -> tuple:
         return tuple(value for i in range(count) for value in load4(array, offset + i * stride))
