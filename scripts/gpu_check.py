@@ -39,7 +39,7 @@ from bitnet_np.kernels import cpu  # noqa: E402
 from bitnet_np.masks import causal_loop  # noqa: E402
 from bitnet_np.testing import random_model  # noqa: E402
 
-PATIENCE = 170  # seconds for the checks of single kernels
+PATIENCE = 240  # seconds for the checks of single kernels, if there are as many left
 GRACE = 30  # seconds for the last part, after the time is up
 
 
@@ -82,6 +82,7 @@ class Run:
     sizes: Sizes
     found: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    until: float = float("inf")  # by time.perf_counter
     _model: Model | None = None
 
     def peak_bytes(self) -> int:
@@ -126,13 +127,14 @@ def describe(run: Run) -> dict[str, Any]:
 def kernels(run: Run) -> dict[str, Any]:
     """Each kernel against the CPU's, bit for bit."""
     command = [sys.executable, str(ROOT / "tests" / "cuda_checks.py"), *([] if SIMULATE else ["--gpu"]), *run.sizes.checks]
+    patience = max(1, min(PATIENCE, run.until - time.perf_counter()))
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     try:
-        output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience, check=False)
         text, error = output.stdout, output.stderr[-2000:] if output.returncode else ""
     except subprocess.TimeoutExpired as late:
-        text, error = (late.stdout or b"").decode(), f"not done after {PATIENCE} s"
+        text, error = (late.stdout or b"").decode(), f"not done after {patience:.0f} s"
     results = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     wrong = {result["check"]: result["problem"][-1500:] for result in results if result["problem"]}
     for name in wrong:
@@ -343,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         simulated.use_barriers()
     try:
-        run = Run(open_cuda(), TINY if SIMULATE else GPU)
+        run = Run(open_cuda(), TINY if SIMULATE else GPU, until=began + options.seconds)
     except OptionError as error:
         print(f"gpu_check.py: {error}; nothing was run", file=sys.stderr)
         return 3

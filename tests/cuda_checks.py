@@ -287,6 +287,20 @@ def ternary_layout() -> None:
 
 
 @check
+def ternary_rows_of_the_largest_sums() -> None:
+    """As wide as is allowed, and all numbers as large as they can be: no plane's sum leaves int32."""
+    on, width = device(), ternary.WIDEST if GPU else 1 << 12
+    x, matrix = np.ones((2, width), np.float32), np.ones((1, width), np.int8)
+    weights = packing.pack(matrix, 1)
+    for rows in (x[:1], x):
+        ours = cpu.ternary_matmul(*cpu.quantize(rows), weights.codes, weights.scale, 1)
+        same(on, on.ternary_matmul(*on.quantize(on.upload(rows)), on.ternary(matrix), np.float32(1), 1), ours)
+    assert 64 * 2 * 127 * (ternary.WIDEST // 4) < 1 << 31
+    with pytest.raises(UnsupportedError, match="262,145 columns, on the device expected at most 262,144"):
+        on.ternary(np.zeros((1, ternary.WIDEST + 1), np.int8))
+
+
+@check
 def ternary_gemv() -> None:
     for n, width in ((1, 1), (37, 200), (17, 1300), *(((2560, 6912), (6912, 2560)) if GPU else ())):  # 1300: more than one go of a warp
         ternary_alike(device(), n, width, 1)

@@ -75,6 +75,8 @@ class Cuda:
 
     def ternary(self, matrix: NDArray[np.int8]) -> DeviceArray:
         """A matrix of -1, 0, +1 [N, M], in the device's layout."""
+        if matrix.shape[1] > ternary.WIDEST:
+            raise UnsupportedError(f"a ternary matrix has {matrix.shape[1]:,} columns, on the device expected at most {ternary.WIDEST:,}")
         return self.upload(ternary.in_fragments(matrix))
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
