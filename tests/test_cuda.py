@@ -179,7 +179,6 @@ NORMED = (
     ("row", 2560, 2, 4, "relu2"),
     ("row", 6912, 8, 2, "sum"),  # the 2B model's matrices, on 132 processors
     ("sum", 2560, 2, 4, "silu"),
-    ("relu2", 6912, 8, 2, "row"),
 )
 
 
@@ -212,7 +211,7 @@ def kernels() -> dict[str, tuple]:
 
     listed = [
         (rows.quantize, (f2, i, words, f1)),
-        *((rows.rms_norm(source), (f2, f2, f2, f1, f, f2)) for source in rows.SOURCES),
+        *((rows.rms_norm(source), (f2, f2, f2, f1, f, f2)) for source in ("sum", "silu")),
         *((norms.rms_norm(*how), (f1, f1, f1, f1, f, f1)) for how in ROWS[:2]),
         *((norms.normed_codes(*how), (f1, f1, f1, f1, f, words, f1)) for how in ROWS),
         (rows.layer_norm, (f2, f1, f1, f, f2)),
@@ -244,9 +243,10 @@ def kernels() -> dict[str, tuple]:
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
         *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
         *((attention.attend(shape_for(width, 32, many=True)), (*attended(), i, f3)) for width in (96, 128)),
-        *((attention_split.attend_chunk(shape, keeps), split(f1)) for shape in shapes(4) for keeps in (False, True)),
+        *((attention_split.attend_chunk(shape, True), split(f1)) for shape in shapes(4)),
+        (attention_split.attend_chunk(shape_for(128, 4), False), split(f1)),
         (attention.attend(shape_for(128, 16, True)), (*attended(halves), i, f3)),
-        *((attention_split.attend_chunk(shape_for(128, 4, True), keeps), split(halves)) for keeps in (False, True)),
+        (attention_split.attend_chunk(shape_for(128, 4, True), True), split(halves)),
         (attention.attend_masked(shape_for(128, 16)), (*attended(), *masked, f3)),
     ]
     return {f"{kernel.py_func.__name__} {number}": (kernel.py_func, types) for number, (kernel, types) in enumerate(listed)}
