@@ -61,7 +61,7 @@ def on_cpu(ops: Any) -> bool:
 
 
 def bytes_needed(model: Model) -> int:
-    """What the weights take on a device, in whole tiles of ternary weights; ggml's block types are widened to float32 there."""
+    """What the weights take on a device: ternary ones in whole tiles and 64 more (cuda/ternary.py), ggml's block types as float32."""
     total = 0
     records: list[Model | Layer] = [model, *model.layers]
     for record in records:

@@ -15,20 +15,25 @@ import numpy as np
 from numba import cuda
 
 from .rows import (
+    GATES,
+    LARGEST,
+    SUM,
     WIDE_LANES,
     add_products,
+    clear_found,
     clear_lanes,
     code_of,
     factor_of,
     fold_wide_lanes,
     magnitude,
+    of_block,
     padded,
     scale_of,
     with_code,
     worked_out,
 )
-from .target import ALIGNED, PIECE, SIMULATED, instructions, kernel_of
-from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, WARP, finished, joined, matrix_of, of_three, row_words, rows_before
+from .target import ALIGNED, PIECE, SIMULATED, WARP, instructions, kernel_of
+from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, finished, joined, matrix_of, of_all_warps, of_three, row_words, rows_before
 
 (
     await_previous,
@@ -40,8 +45,6 @@ from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, WARP, finished, joined, m
     put,
     put4,
     times,
-    warp_max,
-    warp_sum,
     zeros,
 ) = (
     instructions.await_previous,
@@ -53,14 +56,11 @@ from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, WARP, finished, joined, m
     instructions.put,
     instructions.put4,
     instructions.times,
-    instructions.warp_max,
-    instructions.warp_sum,
     instructions.zeros,
 )
 
 THREADS = (16, 32) if SIMULATED else (256, 512, 1024)  # of a block of `rms_norm`
 AHEAD = 4  # the most times 16 bytes of the row that a thread has
-_LARGEST, _SUM = 0, 1  # of the row: what threads find together
 _f = np.float32
 
 
@@ -119,8 +119,20 @@ def _steps(source: str, width: int, threads: int) -> Any:
         return largest
 
     @device
+    def prepared(gain):
+        """What `norm` works with, of what does not depend on the kernel before."""
+        gains = cuda.local.array(n_numbers, np.float32)
+        load_gains(gain, gains)
+        piece = cuda.shared.array(there, np.float32, ALIGNED)
+        lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
+        factor = cuda.shared.array(1, np.float32)
+        found = cuda.shared.array(2, np.int32)
+        clear_lanes(lanes, threads)
+        return gains, piece, lanes, factor, found
+
+    @device
     def norm(a, b, made, base, leaves, gains, eps, piece, lanes, factor, found):
-        """The row's norm in `piece`, and its scale; lanes are clear before."""
+        """The row's norm in `piece`, and its scale."""
         bring(a, b, made, base, leaves, piece)
         cuda.syncthreads()
         add_products(piece, width, True, lanes, threads)
@@ -128,13 +140,9 @@ def _steps(source: str, width: int, threads: int) -> Any:
         total = fold_wide_lanes(lanes)
         if cuda.threadIdx.x == 0:
             factor[0] = factor_of(total, width, eps)
-            found[_LARGEST], found[_SUM] = 0, 0
+            clear_found(found)
         cuda.syncthreads()
-        largest = warp_max(scale_numbers(piece, gains, factor[0]))
-        if cuda.threadIdx.x % WARP == 0:
-            cuda.atomic.max(found, _LARGEST, largest)
-        cuda.syncthreads()
-        return scale_of(found[_LARGEST])
+        return scale_of(of_block(scale_numbers(piece, gains, factor[0]), found, LARGEST))
 
     @device
     def write_codes(piece, s, codes, first, found):
@@ -148,11 +156,7 @@ def _steps(source: str, width: int, threads: int) -> Any:
                     code = code_of(four[j], s)
                     total, word = np.int32(total + code), with_code(word, j, code)
                 put(codes, first + at, word)
-        total = warp_sum(total)
-        if cuda.threadIdx.x % WARP == 0:
-            cuda.atomic.add(found, _SUM, total)  # of integers: the order is free
-        cuda.syncthreads()
-        return found[_SUM]
+        return of_block(total, found, SUM)
 
     @device
     def leave(piece, out, base):
@@ -162,24 +166,17 @@ def _steps(source: str, width: int, threads: int) -> Any:
                 four = load4(piece, at)
                 put4(out, base + at, four[0], four[1], four[2], four[3])
 
-    return load_gains, norm, write_codes, leave
+    return prepared, norm, write_codes, leave
 
 
 @cache
 def rms_norm(source: str, width: int, threads: int) -> Any:
     """The norm of what `source` says (see `rows.rms_norm`)."""
-    n_gains, n_numbers = 4 * _ahead(width, threads), padded(width)
-    load_gains, norm, _, leave = _steps(source, width, threads)
+    prepared, norm, _, leave = _steps(source, width, threads)
 
     def rms_norm(a, b, made, gain, eps, out):  # [R * M] x 3, [M], ..., [R * M]
         let_next_begin()
-        gains = cuda.local.array(n_gains, np.float32)
-        load_gains(gain, gains)
-        piece = cuda.shared.array(n_numbers, np.float32, ALIGNED)
-        lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
-        factor = cuda.shared.array(1, np.float32)
-        found = cuda.shared.array(2, np.int32)
-        clear_lanes(lanes, threads)
+        gains, piece, lanes, factor, found = prepared(gain)
         await_previous()
         norm(a, b, made, cuda.blockIdx.x * width, True, gains, eps, piece, lanes, factor, found)
         leave(piece, out, cuda.blockIdx.x * width)
@@ -191,19 +188,13 @@ def rms_norm(source: str, width: int, threads: int) -> Any:
 @cache
 def normed_codes(source: str, width: int, threads: int) -> Any:
     """The codes of the norm, and no norm."""
-    n_gains, n_numbers, stride = 4 * _ahead(width, threads), padded(width), row_words(width)
-    load_gains, norm, write_codes, _ = _steps(source, width, threads)
+    stride = row_words(width)
+    prepared, norm, write_codes, _ = _steps(source, width, threads)
 
     def normed_codes(a, b, made, gain, eps, codes, scale):  # [R * M] x 3, [M], ..., [R * stride], [R]
         let_next_begin()
         r = cuda.blockIdx.x
-        gains = cuda.local.array(n_gains, np.float32)
-        load_gains(gain, gains)
-        piece = cuda.shared.array(n_numbers, np.float32, ALIGNED)
-        lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
-        factor = cuda.shared.array(1, np.float32)
-        found = cuda.shared.array(2, np.int32)
-        clear_lanes(lanes, threads)
+        gains, piece, lanes, factor, found = prepared(gain)
         await_previous()
         s = norm(a, b, made, r * width, True, gains, eps, piece, lanes, factor, found)
         total = write_codes(piece, s, codes, r * stride, found)
@@ -220,21 +211,18 @@ def normed_product(source: str, width: int, warps: int, share: int, after: str) 
     """The product of the norm of what `source` says, of one token; and what comes `after`, as `worked_out` names it: nothing to a "row";
     the "sum" with another row; or the gates "relu2" and "silu" of the first two matrices' products, whose tiles the same block has.
     """
-    is_pair = after in ("relu2", "silu")
+    is_pair = after in GATES
     slots = 2 * share if is_pair else share  # tiles of a block
     threads, blocks, step = WARP * warps * slots, -(-width // COLUMNS), warps * (COLUMNS // 4)
     depth = min(DEPTH, -(-blocks // warps))
     rounds, words = -(-blocks // (warps * depth)), blocks * (COLUMNS // 4)
-    n_gains, n_numbers, n_words, n_parts = 4 * _ahead(width, threads), padded(width), rounds * depth * step, warps * slots * ROWS
-    load_gains, norm, write_codes, _ = _steps(source, width, threads)
+    n_words, n_parts = rounds * depth * step, warps * slots * ROWS
+    prepared, norm, write_codes, _ = _steps(source, width, threads)
     none, multiply, load_weights = zeros(16), multiply_tiles(depth, 1, step), load_fragments(depth, in_global=True)
 
     @device
     def total_of(parts, slot, i):
-        total = np.int32(0)
-        for other in range(warps):
-            total = np.int32(total + parts[(slot * warps + other) * ROWS + i])
-        return total
+        return of_all_warps(parts, slot * (warps * ROWS) + i, warps, ROWS)
 
     def normed_product(a, b, made, gain, eps, words_of, ends, widths, factors, other, out):
         # [M] x 4, ..., as ternary_gemv -> [sum of N], or of a pair [N]
@@ -246,17 +234,11 @@ def normed_product(source: str, width: int, warps: int, share: int, after: str) 
         tile = min(first + slot % share, (rows - 1) // ROWS)  # past the end: the last one again, for nothing
         place = tile * (blocks * TILE_WORDS) + lane * 4
         weights = load_weights(mine, place + column * TILE_WORDS, warps * TILE_WORDS)
-        gains = cuda.local.array(n_gains, np.float32)
-        load_gains(gain, gains)
-        piece = cuda.shared.array(n_numbers, np.float32, ALIGNED)
-        lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
+        gains, piece, lanes, factor, found = prepared(gain)
         codes = cuda.shared.array(n_words, np.uint32, ALIGNED)
         parts = cuda.shared.array(n_parts, np.int32, ALIGNED)
-        factor = cuda.shared.array(1, np.float32)
-        found = cuda.shared.array(2, np.int32)
         if t < n_words - words:
             put(codes, words + t, np.uint32(0))  # tiles past the end count nothing
-        clear_lanes(lanes, threads)
         await_previous()
         s = norm(a, b, made, 0, cuda.blockIdx.x == 0, gains, eps, piece, lanes, factor, found)
         row_sum = write_codes(piece, s, codes, 0, found)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import norms, ternary
+from . import norms, rows, ternary
 from .arrays import Deferred, DeviceArray, now, view
 
 
@@ -55,13 +55,13 @@ class OneRow:
         if self._found or self._shape[0] > 1 or self._block(after) is None:
             return False
         count = sum(width > 0 for width in self._three.widths)
-        if after in ("row", "sum"):
+        if after not in rows.GATES:
             return after == "row" or count == 1
         return count == 2 and isinstance(a, Deferred) and a.inputs == (self, 0)
 
     def _block(self, after: str) -> tuple[int, int, int] | None:
         """Tiles that a block has of one matrix, warps of each, and threads; None if these do not take the row."""
-        matrices, tiles = (1, sum(self._three.tiles)) if after in ("row", "sum") else (2, self._three.tiles[0])
+        matrices, tiles = (2, self._three.tiles[0]) if after in rows.GATES else (1, sum(self._three.tiles))
         share = min(ternary.WARPS // matrices, -(-tiles // self._on.processors))
         warps = ternary.WARPS // (matrices * share)
         threads = ternary.WARP * warps * matrices * share
@@ -73,9 +73,9 @@ class OneRow:
         assert block is not None, "is_for has said so"
         other = view(now(other) if after == "sum" else on.nothing, np.float32)
         (share, warps, threads), (source, *row) = block, on.normed(x)
-        ends, whole = three.ends(share), after in ("row", "sum")
-        out = on.empty((1, sum(three.widths) if whole else three.widths[0]))
-        kernel = norms.normed_product(source, self._shape[1], warps, share, after)[ends[-1] if whole else ends[0], threads, on.stream]
-        rows = (view(array, np.float32) for array in row)
-        kernel(*rows, gain, eps, three.words, ends, three.widths, three.factors, other, view(out, np.float32))
+        ends, is_pair = three.ends(share), after in rows.GATES
+        out = on.empty((1, three.widths[0] if is_pair else sum(three.widths)))
+        kernel = norms.normed_product(source, self._shape[1], warps, share, after)[ends[0] if is_pair else ends[-1], threads, on.stream]
+        flat = (view(array, np.float32) for array in row)
+        kernel(*flat, gain, eps, three.words, ends, three.widths, three.factors, other, view(out, np.float32))
         return out

@@ -359,14 +359,17 @@ def _address(context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, o
 _GLOBAL = 1  # the number of that address space
 
 
-def _load_four(context: Any, builder: ir.IRBuilder, array: Any, address: ir.Value, in_global: bool = False) -> list[ir.Value]:
-    vector = ir.VectorType(context.get_data_type(array.dtype), 4)
+def _load_vector(
+    context: Any, builder: ir.IRBuilder, array: Any, address: ir.Value, in_global: bool = False, count: int = 4
+) -> list[ir.Value]:
+    """`count` numbers by one load, from an address that is aligned to all of them."""
+    vector = ir.VectorType(context.get_data_type(array.dtype), count)
     address = builder.bitcast(address, vector.as_pointer(addrspace=address.type.addrspace))
     if in_global:
         address = builder.addrspacecast(address, vector.as_pointer(addrspace=_GLOBAL))
     loaded = builder.load(address, typ=vector)
-    loaded.align = 16
-    return [builder.extract_element(loaded, ir.Constant(I32, i)) for i in range(4)]
+    loaded.align = count * array.dtype.bitwidth // 8
+    return [builder.extract_element(loaded, ir.Constant(I32, i)) for i in range(count)]
 
 
 @intrinsic
@@ -374,7 +377,7 @@ def load4(typing_context, array, offset):
     """Four numbers of 4 bytes from an offset that is a multiple of 4: one load of 16 bytes."""
 
     def codegen(context, builder, signature, args):
-        values = _load_four(context, builder, signature.args[0], _address(context, builder, signature.args[0], *args))
+        values = _load_vector(context, builder, signature.args[0], _address(context, builder, signature.args[0], *args))
         return context.make_tuple(builder, signature.return_type, values)
 
     return types.UniTuple(array.dtype, 4)(array, types.int64), codegen
@@ -472,7 +475,7 @@ def _load_many(
     kind, values = signature.args[0], []
     for _ in range(count):
         place = offset if last is None else builder.select(builder.icmp_signed("<", offset, last), offset, last)
-        values += _load_four(context, builder, kind, _address(context, builder, kind, array, place), in_global)
+        values += _load_vector(context, builder, kind, _address(context, builder, kind, array, place), in_global)
         offset = builder.add(offset, stride)
     return context.make_tuple(builder, signature.return_type, values)
 
@@ -506,15 +509,9 @@ def load_halves(count: int) -> Callable:
     @intrinsic
     def load(typing_context, array, offset):
         def codegen(context, builder, signature, args):
-            address = _address(context, builder, signature.args[0], *args)
-            vector = ir.VectorType(I16, count)
-            address = builder.addrspacecast(
-                builder.bitcast(address, vector.as_pointer(addrspace=address.type.addrspace)), vector.as_pointer(addrspace=_GLOBAL)
-            )
-            loaded = builder.load(address, typ=vector)
-            loaded.align = 2 * count
-            halves = [_half_value(builder, builder.extract_element(loaded, ir.Constant(I32, i))) for i in range(count)]
-            return context.make_tuple(builder, signature.return_type, halves)
+            kind = signature.args[0]
+            bits = _load_vector(context, builder, kind, _address(context, builder, kind, *args), True, count)
+            return context.make_tuple(builder, signature.return_type, [_half_value(builder, half) for half in bits])
 
         return types.UniTuple(types.float32, count)(array, types.int64), codegen
 
@@ -530,7 +527,7 @@ def chain_column(count: int) -> Callable:
             total, array, at, values = args
             for i in range(0, count, 4):
                 place = builder.add(at, ir.Constant(I64, i))
-                four = _load_four(context, builder, signature.args[1], _address(context, builder, signature.args[1], array, place))
+                four = _load_vector(context, builder, signature.args[1], _address(context, builder, signature.args[1], array, place))
                 for j in range(4):
                     total = _fma(builder, four[j], builder.extract_value(values, i + j), total)
             return total
@@ -550,7 +547,7 @@ def fold_column(count: int) -> Callable:
             total, array, old, new, values, valid = args
             for i in range(0, count, 4):
                 olds, news = (
-                    _load_four(
+                    _load_vector(
                         context,
                         builder,
                         signature.args[1],
@@ -704,7 +701,7 @@ def multiply_tiles(count: int, tokens: int, step: int) -> Callable:
                 place = builder.select(counts, builder.add(at, ir.Constant(I64, tile * step)), at)
                 for token in range(tokens):
                     low, high = (
-                        _load_four(
+                        _load_vector(
                             context, builder, kind, _address(context, builder, kind, array, builder.add(place, ir.Constant(I64, far)))
                         )
                         for far in (0, 16)

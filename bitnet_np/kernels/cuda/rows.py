@@ -14,7 +14,7 @@ from ..masks import visible_keys
 from ..scalar import WIDE_LANES, normal_cdf, round_half_even
 from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import silu as _silu_of
-from .target import AHEAD, PIECE, instructions, kernel
+from .target import AHEAD, PIECE, WARP, instructions, kernel
 
 bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, times, warp_max, warp_sum = (
     instructions.bits_float,
@@ -34,9 +34,10 @@ bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, 
 
 _f = np.float32
 _ONE = np.float64(1.0)
-_WARP = 32
+LARGEST, SUM = 0, 1  # of a row: what its threads find together
 _AT_ONCE = AHEAD * WIDE_LANES
-SOURCES = ("row", "sum", "relu2", "silu")  # of what `rms_norm` norms
+GATES = ("relu2", "silu")
+SOURCES = ("row", "sum", *GATES)  # of what `rms_norm` norms
 
 
 # --- sums over a row ------------------------------------------------------------------------------------------------------------------
@@ -125,6 +126,25 @@ def magnitude(x):
 
 
 @device
+def of_block(mine, found, place):
+    """What all threads have together, for all of them: the LARGEST or the SUM, whose order is free; found[place] is 0 before."""
+    mine = warp_sum(mine) if place == SUM else warp_max(mine)
+    if cuda.threadIdx.x % WARP == 0:
+        if place == SUM:
+            cuda.atomic.add(found, SUM, mine)
+        else:
+            cuda.atomic.max(found, LARGEST, mine)
+    cuda.syncthreads()
+    return found[place]
+
+
+@device
+def clear_found(found):
+    """For one thread, a barrier before the others come with theirs."""
+    found[LARGEST], found[SUM] = 0, 0
+
+
+@device
 def scale_of(largest):
     """Codes per unit of a row, by the bits of its largest magnitude; NaN where that is infinity or NaN."""
     absmax = bits_float(largest)
@@ -149,18 +169,14 @@ def quantize(x, row_words, words, scale):  # [R, M] -> [at least R * row_words] 
     """int8 codes, zeros up to the next 128, and their sum."""
     in_turn()
     r, t, width, first = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1], cuda.blockIdx.x * row_words
-    found = cuda.shared.array(2, np.int32)  # the largest magnitude, the sum
+    found = cuda.shared.array(2, np.int32)
     if t == 0:
-        found[0], found[1] = 0, 0
+        clear_found(found)
     cuda.syncthreads()
     largest, total = np.int32(0), np.int32(0)
     for i in range(t, width, cuda.blockDim.x):
         largest = max(largest, magnitude(x[r, i]))
-    largest = warp_max(largest)
-    if t % _WARP == 0:
-        cuda.atomic.max(found, 0, largest)
-    cuda.syncthreads()
-    s = scale_of(found[0])
+    s = scale_of(of_block(largest, found, LARGEST))
     for at in range(t, row_words - 4, cuda.blockDim.x):
         word = np.uint32(0)
         for j in range(4):
@@ -168,12 +184,9 @@ def quantize(x, row_words, words, scale):  # [R, M] -> [at least R * row_words] 
                 code = code_of(x[r, 4 * at + j], s)
                 total, word = np.int32(total + code), with_code(word, j, code)
         words[first + at] = word
-    total = warp_sum(total)
-    if t % _WARP == 0:
-        cuda.atomic.add(found, 1, total)  # of integers: the order is free
-    cuda.syncthreads()
+    total = of_block(total, found, SUM)
     if t == 0:
-        words[first + row_words - 4], scale[r] = np.uint32(found[1]), s
+        words[first + row_words - 4], scale[r] = np.uint32(total), s
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ BLOCK = 16 if SIMULATED else 256  # threads of a block that works on one row, at
 LARGE_BLOCK = 16 if SIMULATED else 1024  # the same, where there are too few rows to keep the device busy
 AHEAD = 2 if SIMULATED else 8  # numbers of a lane that are read at a time
 PIECE = 512 if SIMULATED else 8192  # numbers of a row in shared memory at a time, a multiple of AHEAD times the lanes of a sum in float64
+WARP = 32
 GRID = 2 if SIMULATED else 4096  # blocks at most, of those that work on single numbers
 
-__all__ = ["AHEAD", "ALIGNED", "BLOCK", "GRID", "LARGE_BLOCK", "PIECE", "SIMULATED", "instructions", "kernel", "kernel_of"]
+__all__ = ["AHEAD", "ALIGNED", "BLOCK", "GRID", "LARGE_BLOCK", "PIECE", "SIMULATED", "WARP", "instructions", "kernel", "kernel_of"]

@@ -7,9 +7,9 @@ bits 2 p, in plane p, the code (0, 1, 2) of
     row g + 8 * (r % 2),   column 64 * (p // 2) + 16 j + 8 * (p % 2) + 4 * (r // 2) + b
 
 so `word r >> 2 p & 0x03030303` is register r of plane p's fragment; without the shift it is 4^p times that, which fits a byte, and sums of
-one plane can be shifted in the end. An integer sum may take columns in any order: this one lets a lane read its
-activations in 16 bytes too. Rows and columns are filled up with weights of zero (code 1) to whole tiles; tiles of a row of tiles are next
-to each other. SPARE tiles follow: a warp asks for several tiles at once and does not look where its row ends.
+one plane can be shifted in the end. An integer sum may take columns in any order: this one lets a lane read its activations in 16 bytes
+too. Rows and columns are filled up with weights of zero (code 1) to whole tiles; tiles of a row of tiles are next to each other. SPARE
+tiles follow: a warp asks for several tiles at once and does not look where its row ends.
 
 Activations are codes [R, row_words] in words: columns up to a multiple of 128, then the row's sum and three words to keep 16-byte loads
 aligned. Codes count 0, 1, 2, hence the sum: (accumulated - sum) / scale * weight scale.
@@ -25,7 +25,7 @@ import numpy as np
 from numba import cuda
 from numpy.typing import NDArray
 
-from .target import ALIGNED, SIMULATED, instructions, kernel, kernel_of
+from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
 
 (
     await_previous,
@@ -67,7 +67,6 @@ from .target import ALIGNED, SIMULATED, instructions, kernel, kernel_of
 
 ROWS, COLUMNS = 16, 128  # of a tile
 TILE_WORDS = 128
-WARP = 32
 STAGES = 3  # blocks of 128 columns of activations in shared memory at a time
 SPARE = 64  # tiles
 WIDEST = 1 << 18  # columns: the sum of plane 3, 64 times as large, is of int32
@@ -137,6 +136,15 @@ def joined(ones, fours, sixteens, sixty_fours):
     return np.int32(np.int32(ones + (fours >> 2)) + np.int32((sixteens >> 4) + (sixty_fours >> 6)))
 
 
+@device
+def of_all_warps(parts, first, warps, step):
+    """The sum of what `warps` warps have left, `step` apart."""
+    total = np.int32(0)
+    for other in range(warps):
+        total = np.int32(total + parts[first + other * step])
+    return total
+
+
 @cache
 def gemv(warps: int, depth: int) -> Any:
     """One token, by byte dot products: a block for each 16 rows, whose warps share the columns and ask for `depth` tiles at a time."""
@@ -172,9 +180,7 @@ def gemv(warps: int, depth: int) -> Any:
         cuda.syncthreads()
         row = tile * ROWS + cuda.threadIdx.x
         if cuda.threadIdx.x < ROWS and row < of_three(widths, which):
-            total = np.int32(0)
-            for other in range(warps):
-                total = np.int32(total + parts[other * ROWS + cuda.threadIdx.x])
+            total = of_all_warps(parts, cuda.threadIdx.x, warps, ROWS)
             row_sum = np.int32(codes[blocks * (COLUMNS // 4)])
             out[rows_before(widths, which) + row] = finished(total, row_sum, scale[0], of_three(factors, which))
 
@@ -227,9 +233,7 @@ def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
             row = (own + item // n_tile) * ROWS + place // 4 + i % 4 // 2 * 8
             token = first + i // 4 * 8 + place % 4 * 2 + i % 2
             if row < rows and token < present:
-                total = np.int32(0)
-                for other in range(warps):
-                    total = np.int32(total + parts[(item // n_tile * warps + other) * n_tile + item % n_tile])
+                total = of_all_warps(parts, item // n_tile * warps * n_tile + item % n_tile, warps, n_tile)
                 row_sum = np.int32(codes[token * stride + blocks * (COLUMNS // 4)])
                 out[start + token * rows + row] = finished(total, row_sum, scale[token], of_three(factors, which))
 
