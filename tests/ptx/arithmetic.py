@@ -1,0 +1,189 @@
+"""What single instructions make of numbers: for each opcode, a function over arrays that have an element for each thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import float32, float64, vectorize
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+DTYPES = {f"{kind}{bits}": np.dtype(f"{numpy}{bits // 8}") for kind, numpy in zip("bus", "uui", strict=True) for bits in (8, 16, 32, 64)}
+DTYPES |= {"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8"), "pred": np.dtype(bool)}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """result = function(*sources), each viewed as its dtype."""
+
+    sources: tuple[np.dtype, ...]
+    result: np.dtype
+    function: Callable[..., NDArray]
+
+
+@intrinsic
+def _fused(typing_context, a, b, c):
+    def codegen(context, builder, signature, args):
+        kind = context.get_value_type(signature.return_type)
+        name = {types.float32: "llvm.fma.f32", types.float64: "llvm.fma.f64"}[signature.return_type]
+        from llvmlite import ir
+
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+        return builder.call(function, args)
+
+    return a(a, a, a), codegen
+
+
+fma = vectorize([float32(float32, float32, float32), float64(float64, float64, float64)])(lambda a, b, c: _fused(a, b, c))
+
+
+def _shifted_left(x: NDArray, n: NDArray) -> NDArray:
+    bits = x.dtype.itemsize * 8
+    return np.where(n < bits, x << np.minimum(n, bits - 1).astype(x.dtype), x.dtype.type(0))
+
+
+def _shifted_right(x: NDArray, n: NDArray) -> NDArray:
+    """Of a signed number, its sign goes on to come."""
+    bits = x.dtype.itemsize * 8
+    shifted = x >> np.minimum(n, bits - 1).astype(x.dtype)
+    return shifted if x.dtype.kind == "i" else np.where(n < bits, shifted, x.dtype.type(0))
+
+
+def _quotient(a: NDArray, b: NDArray) -> NDArray:
+    """Towards zero, as C does."""
+    return (a - np.fmod(a, b)) // b
+
+
+def _high(a: NDArray, b: NDArray) -> NDArray:
+    bits = a.dtype.itemsize * 8
+    return ((a.astype(object) * b.astype(object)) >> bits).astype(a.dtype)
+
+
+def _wider(a: NDArray, b: NDArray) -> NDArray:
+    wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
+    return a.astype(wide) * b.astype(wide)
+
+
+def _inserted(a: NDArray, b: NDArray, position: NDArray, length: NDArray) -> NDArray:
+    """The lowest bits of a into b."""
+    one = a.dtype.type(1)
+    bits = a.dtype.itemsize * 8
+    mask = np.where(length < bits, (one << np.minimum(length, bits - 1).astype(a.dtype)) - one, ~a.dtype.type(0))
+    mask, moved = (_shifted_left(x, position) for x in (mask, a))
+    return (b & ~mask) | (moved & mask)
+
+
+def _permuted(a: NDArray, b: NDArray, chosen: NDArray) -> NDArray:
+    """prmt.b32: four of eight bytes."""
+    pool = (np.uint64(1) * b.astype(np.uint64) << np.uint64(32)) | a.astype(np.uint64)
+    result = np.zeros(np.broadcast_shapes(a.shape, b.shape, chosen.shape), np.uint64)
+    for i in range(4):
+        choice = (chosen.astype(np.uint64) >> np.uint64(4 * i)) & np.uint64(15)
+        byte = (pool >> (np.uint64(8) * (choice & np.uint64(7)))) & np.uint64(255)
+        byte = np.where(choice & np.uint64(8), np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0)), byte)
+        result |= byte << np.uint64(8 * i)
+    return result.astype(np.uint32)
+
+
+def bytes_of(words: NDArray[np.uint32], kind: type) -> NDArray[np.int32]:
+    """[...] -> [..., 4]"""
+    return np.ascontiguousarray(words)[..., None].view(kind).astype(np.int32)
+
+
+def _dot_bytes(a: NDArray[np.uint32], b: NDArray[np.uint32], c: NDArray[np.int32]) -> NDArray[np.int32]:
+    a, b, c = np.broadcast_arrays(a, b, c)
+    return (bytes_of(a, np.uint8) * bytes_of(b, np.int8)).sum(-1, dtype=np.int32) + c
+
+
+def _to_int(x: NDArray, result: np.dtype) -> NDArray:
+    """Towards zero, the nearest there is; NaN is 0."""
+    wide, limits = np.trunc(x.astype(np.float64)), np.iinfo(result)
+    inside = np.where(np.isnan(wide), 0, np.clip(wide, limits.min, limits.max))
+    return inside.astype(result)
+
+
+_WITH_TWO: dict[str, Callable] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "mul.lo": np.multiply,
+    "mul.hi": _high,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "rem": np.fmod,
+    "div": _quotient,
+}
+_OF_FLOATS: dict[str, Callable] = {"min": np.fmin, "max": np.fmax, "div": np.divide}
+_WITH_ONE: dict[str, Callable] = {"neg": np.negative, "not": np.invert, "abs": np.abs, "mov": np.positive, "sqrt": np.sqrt}
+_COMPARED = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+_OPPOSITE = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}  # or unordered: not the opposite
+
+
+def _comparison(name: str, floats: bool) -> Callable:
+    if name == "num":
+        return lambda a, b: ~(np.isnan(a) | np.isnan(b))
+    if name == "nan":
+        return lambda a, b: np.isnan(a) | np.isnan(b)
+    if name in _OPPOSITE:
+        opposite = _COMPARED[_OPPOSITE[name]]
+        ordered_ne = _OPPOSITE[name] == "ne"
+        return lambda a, b: ~(opposite(a, b) & ~(np.isnan(a) | np.isnan(b))) if ordered_ne else ~opposite(a, b)
+    if name == "ne" and floats:
+        return lambda a, b: (a != b) & ~(np.isnan(a) | np.isnan(b))
+    return _COMPARED[name]
+
+
+@cache
+def rule(opcode: str) -> Rule | None:
+    """What the opcode works out; None if it is none of those that take and give numbers alone."""
+    name, *parts = opcode.split(".")
+    kind = parts[-1] if parts else ""
+    if kind not in DTYPES:
+        return None
+    dtype, pred, u32, modifiers = DTYPES[kind], DTYPES["pred"], DTYPES["u32"], [part for part in parts[:-1] if part != "rn"]
+    floats = dtype.kind == "f"
+    if name == "mul" and modifiers == ["wide"]:
+        return Rule((dtype, dtype), np.dtype(f"{dtype.kind}{dtype.itemsize * 2}"), _wider)
+    if name == "setp":
+        return Rule((dtype, dtype), pred, _comparison(*modifiers, floats))
+    if name == "cvt":
+        *modifiers, to = modifiers
+        result = DTYPES[to]
+        if modifiers not in ([], ["rzi"]) or floats and result.kind != "f" and modifiers != ["rzi"]:
+            return None
+        return Rule((dtype,), result, (lambda x: _to_int(x, result)) if modifiers else (lambda x: x.astype(result)))
+    if name == "dp4a" and parts == ["u32", "s32"]:
+        return Rule((u32, u32, DTYPES["s32"]), DTYPES["s32"], _dot_bytes)
+    if modifiers not in ([], ["lo"], ["hi"]) or (floats and modifiers):
+        return None
+    name = ".".join([name, *modifiers])
+    special: dict[str, tuple[tuple[np.dtype, ...], Callable]] = {
+        "shl": ((dtype, u32), _shifted_left),
+        "shr": ((dtype, u32), _shifted_right),
+        "selp": ((dtype, dtype, pred), lambda a, b, p: np.where(p, a, b)),
+        "bfi": ((dtype, dtype, u32, u32), _inserted),
+        "prmt": ((u32, u32, u32), _permuted),
+        "fma": ((dtype, dtype, dtype), fma),
+        "rcp": ((dtype,), lambda x: dtype.type(1) / x),
+    }
+    if name in special:
+        return Rule(special[name][0], dtype, special[name][1])
+    if function := (_OF_FLOATS.get(name) if floats else None) or _WITH_TWO.get(name):
+        return Rule((dtype, dtype), dtype, function)
+    return Rule((dtype,), dtype, _WITH_ONE[name]) if name in _WITH_ONE else None
+
+
+def literal(value: int, dtype: np.dtype) -> Any:
+    """A literal's bits as a number of this type."""
+    if dtype.kind == "b":
+        return np.bool_(value != 0)
+    bits = dtype.itemsize * 8
+    return np.array(value & ((1 << bits) - 1), f"u{dtype.itemsize}").view(dtype)[()]

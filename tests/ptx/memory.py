@@ -1,0 +1,183 @@
+"""Memory of the device and of its blocks, which knows what may be touched, and by whom."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+
+import numpy as np
+from numpy.typing import NDArray
+
+BASE = 1 << 44  # of the device's addresses: no host has these
+_ALIGNMENT = 256  # of allocations, and at least as many bytes between two of them belong to nobody
+
+
+class Fault(Exception):
+    """What a GPU would do wrong, or leave to chance."""
+
+
+class Bytes:
+    """Some memory, read and written by many threads at a time. Addresses begin at `base`."""
+
+    def __init__(self, size: int, base: int = 0) -> None:
+        self.base, self.size = base, size
+        self.raw = np.zeros(-(-size // 8) * 8, np.uint8)
+        self._views = {width: self.raw.view(f"u{width}") for width in (1, 2, 4, 8)}
+
+    def check(self, addresses: NDArray[np.int64], size: int) -> None:
+        """Raises Fault unless `size` bytes at each address may be touched."""
+        if len(addresses) and (addresses.min() < self.base or addresses.max() + size > self.base + self.size):
+            raise Fault(
+                f"{size} bytes at {_first(addresses, (addresses < self.base) | (addresses + size > self.base + self.size)):#x}: outside"
+            )
+
+    def _places(self, addresses: NDArray[np.int64], width: int, count: int) -> NDArray[np.int64]:
+        if (addresses & (width * count - 1)).any():
+            raise Fault(f"{width * count} bytes at {_first(addresses, addresses & (width * count - 1) != 0):#x}: not aligned")
+        self.check(addresses, width * count)
+        return (addresses - self.base) // width
+
+    def load(self, addresses: NDArray[np.int64], width: int, count: int) -> list[NDArray]:
+        """`count` numbers of `width` bytes, one after another, of each address."""
+        places = self._places(addresses, width, count)
+        return [self._views[width][places + i] for i in range(count)]
+
+    def store(self, addresses: NDArray[np.int64], width: int, values: list[NDArray]) -> None:
+        places = self._places(addresses, width, len(values))
+        for i, value in enumerate(values):
+            self._views[width][places + i] = value
+
+
+class Memory(Bytes):
+    """The device's. Freshly allocated it is 0xFF: a NaN, whatever it is read as."""
+
+    def __init__(self, size: int = 1 << 28) -> None:
+        super().__init__(size, BASE)
+        self._starts = list[int]()
+        self._sizes = dict[int, int]()
+        self._next = BASE
+
+    def allocate(self, size: int) -> int:
+        """Memory is not used twice: whoever still has an old address is found out. Raises MemoryError."""
+        if self._next + size > BASE + self.size:
+            raise MemoryError(f"{size} bytes")
+        address = self._next
+        self._next += -(-size // _ALIGNMENT) * _ALIGNMENT + _ALIGNMENT
+        insort(self._starts, address)
+        self._sizes[address] = size
+        self.raw[address - BASE : address - BASE + size] = 0xFF
+        return address
+
+    def free(self, address: int) -> None:
+        if self._sizes.pop(address, None) is None:
+            raise Fault(f"{address:#x} is freed, which is not allocated")
+        self._starts.remove(address)
+
+    def allocation(self, address: int) -> tuple[int, int]:
+        """Where what holds the address begins, and its bytes. Raises Fault."""
+        at = bisect_right(self._starts, address) - 1
+        if at < 0 or address >= self._starts[at] + max(1, self._sizes[self._starts[at]]):
+            raise Fault(f"{address:#x} is not allocated")
+        return self._starts[at], self._sizes[self._starts[at]]
+
+    def allocated(self) -> int:
+        return sum(self._sizes.values())
+
+    def check(self, addresses: NDArray[np.int64], size: int) -> None:
+        while len(addresses):  # allocation by allocation
+            start, length = self.allocation(int(addresses[0]))
+            inside = (addresses >= start) & (addresses + size <= start + length)
+            if not inside[0]:
+                raise Fault(f"{size} bytes at {int(addresses[0]):#x}: past the end of {length} bytes at {start:#x}")
+            addresses = addresses[~inside]
+
+    def _slice(self, address: int, size: int) -> slice:
+        self.check(np.array([address]), size)
+        return slice(address - BASE, address - BASE + size)
+
+    def read(self, address: int, size: int) -> bytes:
+        return self.raw[self._slice(address, size)].tobytes() if size else b""
+
+    def write(self, address: int, data: bytes) -> None:
+        if len(data):
+            self.raw[self._slice(address, len(data))] = np.frombuffer(data, np.uint8)
+
+    def fill(self, address: int, byte: int, size: int) -> None:
+        if size:
+            self.raw[self._slice(address, size)] = byte
+
+
+class Watch:
+    """Who read and wrote each word last: finds threads that touch the same word with nothing that puts them in order.
+
+    Time goes in ticks, one from each barrier of a block to the next. Within a tick, threads of a block are in no order; nor are blocks of a
+    launch, until one has seen by an atomic operation that another is done.
+    """
+
+    THREADS = 1024
+
+    def __init__(self, memory: Bytes) -> None:
+        words = memory.size // 4 + 2
+        self.base = memory.base
+        self._written, self._read, self._by_many = (np.zeros(words, np.int64) for _ in range(3))
+        self.tick = self.block = self.launch = 1  # now; the first one of this block; the first one of this launch
+
+    def _words(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        first = (addresses - self.base) >> 2
+        return first if size <= 4 else (first[:, None] + np.arange(size // 4)).reshape(-1)
+
+    def _raced(self, marks: NDArray[np.int64], mine: NDArray[np.int64], handed_over: bool) -> NDArray[np.bool_]:
+        ticks = marks // self.THREADS
+        same = (ticks == self.tick) & (marks != mine)
+        return same if handed_over else same | ((ticks >= self.launch) & (ticks < self.block))
+
+    def _found(
+        self, raced: NDArray[np.bool_], words: NDArray[np.int64], mine: NDArray[np.int64], marks: NDArray[np.int64], how: str
+    ) -> None:
+        if raced.any():
+            at = int(np.argmax(raced))
+            other = int(marks[at])
+            where = "the same block" if other // self.THREADS >= self.block else "another block"
+            raise Fault(
+                f"a race: thread {mine[at] % self.THREADS} {how} {int(words[at]) * 4 + self.base:#x}, which thread {other % self.THREADS} of "
+                f"{where} touched with no barrier between"
+            )
+
+    def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], handed_over: bool = False) -> None:
+        """Raises Fault if another thread wrote there, and nothing says when. `handed_over`: what other blocks wrote is known to be there."""
+        words = self._words(addresses, size)
+        mine = np.repeat(threads, max(1, size // 4)) + self.tick * self.THREADS
+        written, read = self._written[words], self._read[words]
+        self._found(self._raced(written, mine, handed_over), words, mine, written, "reads")
+        several = (read // self.THREADS == self.tick) & (read != mine)
+        self._read[words] = mine
+        several |= self._read[words] != mine
+        self._by_many[words[several]] = self.tick
+
+    def writes(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], handed_over: bool = False) -> None:
+        """Raises Fault if another thread read or wrote there, and nothing says when."""
+        words = self._words(addresses, size)
+        mine = np.repeat(threads, max(1, size // 4)) + self.tick * self.THREADS
+        written, read = self._written[words], self._read[words]
+        if size >= 4:  # of a word's halves others may have the other
+            self._found(self._raced(written, mine, handed_over), words, mine, written, "writes")
+        self._found(self._raced(read, mine, handed_over), words, mine, read, "writes")
+        many = self._by_many[words] == self.tick
+        self._found(many, words, mine, read, "writes")
+        self._written[words] = mine
+        if size >= 4:
+            last = self._written[words]
+            self._found(last != mine, words, mine, last, "writes")
+
+    def was_written(self, addresses: NDArray[np.int64], size: int) -> bool:
+        """By any kernel, since the host did."""
+        return bool(self._written[self._words(addresses, size)].any())
+
+    def forget(self, address: int, size: int) -> None:
+        """The host wrote there, in order with everything."""
+        words = slice((address - self.base) >> 2, (address - self.base + size + 3) >> 2)
+        for marks in (self._written, self._read, self._by_many):
+            marks[words] = 0
+
+
+def _first(addresses: NDArray[np.int64], wrong: NDArray[np.bool_]) -> int:
+    return int(addresses[np.argmax(wrong)])
