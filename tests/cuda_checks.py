@@ -1,16 +1,22 @@
 # ruff: noqa: E402
-"""Every kernel for the GPU against the CPU's, in Numba's CUDA simulator, or with --gpu on a GPU. test_cuda.py runs it as a process.
+"""Every kernel for the GPU against the CPU's, in Numba's CUDA simulator. test_cuda.py runs it as a process.
 
 The simulator is chosen when Numba is imported, for all of a process. It runs a thread of Python for each of the GPU's, so shapes are small.
+With --gpu, what is compiled runs on a GPU, with large shapes too; with --ptx it is interpreted (ptx/), and no GPU is needed.
 Prints one line of JSON for each check: its name, seconds, and what went wrong.
 """
 
 import os
 import sys
 
-GPU = "--gpu" in sys.argv
-if not GPU:
+GPU, PTX = "--gpu" in sys.argv, "--ptx" in sys.argv
+SIMULATED = not (GPU or PTX)
+if SIMULATED:
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+elif PTX:
+    from ptx import driver
+
+    driver.install()
 
 import gc
 import json
@@ -332,7 +338,7 @@ def normed_products() -> None:
     normed_product(on, "row", 40, 20, 33, 1)
     normed_product(on, "relu2_gate", 420, 17)
     normed_product(on, "silu_gate", 20, 17, 17)
-    on.processors = 1000 if GPU else 2  # fewer tiles for a block, more warps for a tile
+    on.processors = 2 if SIMULATED else 1000  # fewer tiles for a block, more warps for a tile
     normed_product(on, "add", PIECE, 17)
     normed_product(on, "add", 300, 17)  # a tile of columns past the end, which is the next row's
     on.fused = False
@@ -758,8 +764,8 @@ def nothing_waits_for_the_garbage_collector() -> None:
 
 @check
 def launches() -> None:
-    """How many a decoded token takes: each costs as much as most of what they do. (On a GPU they are in a graph, not to be counted.)"""
-    if GPU:
+    """How many a decoded token takes: each costs as much as most of what they do. (Compiled they are in a graph, not to be counted.)"""
+    if not SIMULATED:
         return
     from numba.cuda.simulator.kernel import FakeCUDAKernel
 
@@ -809,9 +815,9 @@ def refusals() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    if not GPU:
+    if SIMULATED:
         simulated.use_barriers()
-    for name in [name for name in arguments if name != "--gpu"] or CHECKS:
+    for name in [name for name in arguments if not name.startswith("--")] or CHECKS:
         began, problem = time.perf_counter(), ""
         try:
             CHECKS[name]()

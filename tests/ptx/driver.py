@@ -25,12 +25,11 @@ from cuda.bindings import driver
 from cuda.bindings.driver import CUdevice_attribute, CUfunction_attribute, CUlimit, CUpointer_attribute, CUresult
 from cuda.bindings.driver import CUstreamCaptureMode as Mode
 
-from ptx.machine import Device
-from ptx.source import parse
+from .machine import Device
+from .source import parse
 
 VERSION = 13000
 NAME = b"an interpreter of PTX"
-MEMORY = 2 << 30  # bytes of the device
 ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MAJOR": 9,
     "COMPUTE_CAPABILITY_MINOR": 0,
@@ -59,12 +58,12 @@ ATTRIBUTES = {
     "PCI_DEVICE_ID": 0,
 }
 device = Device()
+memory = device.memory
 problems: list[str] = []
 """Tracebacks of what went wrong inside a call, the first one first: its caller sees no more than CUDA_ERROR_LAUNCH_FAILED."""
 
 _functions: dict[str, tuple[int | None, Any]] = {}  # by name: the version of the API that it is of, if there are several; its address
 _objects: dict[int, Any] = {}  # by handle
-_allocated: dict[int, int] = {}  # bytes by address
 _handles = count(0x10000, 16)
 _current = threading.local()  # the contexts of a thread
 _texts: dict[bytes, c_char_p] = {}  # kept alive for those who have their addresses
@@ -189,7 +188,7 @@ def cuDeviceGetUuid(out: POINTER(c_ubyte * 16), number: c_int) -> None:
 
 @api
 def cuDeviceTotalMem(out: POINTER(c_size_t), number: c_int) -> None:
-    out[0] = MEMORY
+    out[0] = memory.size
 
 
 @api
@@ -269,7 +268,7 @@ def cuCtxSynchronize() -> None:
 @api
 def cuMemGetInfo(free: POINTER(c_size_t), total: POINTER(c_size_t)) -> None:
     in_context()
-    free[0], total[0] = MEMORY - sum(_allocated.values()), MEMORY
+    free[0], total[0] = memory.size - memory.allocated(), memory.size
 
 
 @api
@@ -277,70 +276,50 @@ def cuMemAlloc(out: POINTER(c_uint64), size: c_size_t) -> None:
     in_context()
     unsafe_while_capturing()
     refuse(size == 0)
-    refuse(sum(_allocated.values()) + size > MEMORY, "OUT_OF_MEMORY")
-    out[0] = address = device.memory.allocate(size)
-    device.memory.fill(address, 0xFF, size)  # NaN shows
-    _allocated[address] = size
+    try:
+        out[0] = memory.allocate(size)
+    except MemoryError:
+        raise Refused("OUT_OF_MEMORY") from None
 
 
 @api
 def cuMemFree(address: c_uint64) -> None:
     unsafe_while_capturing()
     if address:
-        refuse(address not in _allocated)
-        device.memory.free(address)
-        del _allocated[address]
+        memory.free(address)
 
 
 @api
 def cuMemGetAddressRange(start: POINTER(c_uint64), size: POINTER(c_size_t), address: c_uint64) -> None:
-    start[0], size[0] = _range_of(address)
+    start[0], size[0] = memory.allocation(address)
 
 
 @api
 def cuPointerGetAttribute(out: POINTER(c_uint64), attribute: c_int, address: c_uint64) -> None:
-    _range_of(address)
+    memory.allocation(address)
     if attribute != CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
         raise NotImplementedError(CUpointer_attribute(attribute).name)
     out[0] = address
 
 
-def _range_of(address: int) -> tuple[int, int]:
-    for start, size in _allocated.items():
-        if start <= address < start + size:
-            return start, size
-    raise Refused("INVALID_VALUE")
-
-
-def _checked(address: int, size: int) -> None:
-    """Copies and fills stay within one allocation."""
-    start, extent = _range_of(address)
-    refuse(address + size > start + extent)
-
-
 @api
 def cuMemcpyHtoDAsync(to: c_uint64, source: c_void_p, size: c_size_t, stream: c_void_p) -> None:
-    _checked(to, size)
-    submit(stream, lambda: device.memory.write(to, ctypes.string_at(source, size)))
+    submit(stream, lambda: device.write(to, ctypes.string_at(source, size)))
 
 
 @api
 def cuMemcpyDtoHAsync(to: c_void_p, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
-    _checked(source, size)
-    submit(stream, lambda: ctypes.memmove(to, device.memory.read(source, size), size))
+    submit(stream, lambda: ctypes.memmove(to, memory.read(source, size), size))
 
 
 @api
 def cuMemcpyDtoDAsync(to: c_uint64, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
-    _checked(to, size)
-    _checked(source, size)
-    submit(stream, lambda: device.memory.write(to, device.memory.read(source, size)))
+    submit(stream, lambda: device.write(to, memory.read(source, size)))
 
 
 @api
 def cuMemsetD8Async(to: c_uint64, byte: c_ubyte, size: c_size_t, stream: c_void_p) -> None:
-    _checked(to, size)
-    submit(stream, lambda: device.memory.fill(to, byte, size))
+    submit(stream, lambda: device.write(to, bytes([byte]) * size))
 
 
 @api
@@ -759,8 +738,10 @@ def cuKernelGetLibrary(out: POINTER(c_void_p), kernel: c_void_p) -> None:
 
 @api
 def cuKernelGetAttribute(out: POINTER(c_int), attribute: c_int, kernel: c_void_p, number: c_int) -> None:
-    found(kernel, Function)
-    out[0] = FUNCTION[CUfunction_attribute(attribute).name.removeprefix("CU_FUNC_ATTRIBUTE_")]
+    code = found(kernel, Function).code
+    known = {"MAX_THREADS_PER_BLOCK": code.threads, "SHARED_SIZE_BYTES": code.shared_bytes}
+    known |= dict.fromkeys(("CONST_SIZE_BYTES", "LOCAL_SIZE_BYTES", "NUM_REGS"), 0)  # which nobody has counted
+    out[0] = known[CUfunction_attribute(attribute).name.removeprefix("CU_FUNC_ATTRIBUTE_")]
 
 
 @api

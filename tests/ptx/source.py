@@ -55,13 +55,14 @@ class Kernel:
     name: str
     params: tuple[int, ...]  # bytes of each
     shared_bytes: int
+    threads: int  # of a block, at most
     instructions: tuple[Instruction, ...]
     labels: dict[str, int]  # label -> index of the instruction that follows
 
 
 WIDTHS = {"pred": 1} | {f"{kind}{bits}": bits for kind in "busf" for bits in (8, 16, 32, 64)}
 _SHARED = re.compile(r"\.shared\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]")
-_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)[^{;]*\{")
+_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(([^)]*)\)\s*(?:\.maxntid\s+(\d+))?[^{;]*\{")
 _DECLARED = re.compile(r"\.reg\s+\.(\w+)\s+%?([\w$]+)(?:<(\d+)>)?")
 _STATEMENT = re.compile(r"\s*(?:([\w$]+):(?!:)|([{}])|([^;{}]*(?:\{[^}]*\}[^;{}]*)*);)", re.DOTALL)
 
@@ -95,7 +96,8 @@ def _kernel(entry: re.Match, text: str, shared: dict[str, int], shared_bytes: in
             scopes[-1] |= _registers(*declared.groups(), depth=len(scopes) - 1, unique=len(instructions))
         elif statement and not statement.startswith(".pragma"):
             instructions.append(_instruction(statement, scopes[-1]))
-    return Kernel(entry[1], tuple(WIDTHS[kind] // 8 for kind, _ in params), shared_bytes, tuple(instructions), labels)
+    sizes = tuple(WIDTHS[kind] // 8 for kind, _ in params)
+    return Kernel(entry[1], sizes, shared_bytes, int(entry[3] or 1024), tuple(instructions), labels)
 
 
 def _statements(text: str, position: int) -> Iterator[tuple[str, str, str]]:

@@ -1,6 +1,7 @@
 """What kernels are compiled for: a GPU, or Numba's simulator where NUMBA_ENABLE_CUDASIM=1 was set before Numba was imported."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from numba import cuda
@@ -13,13 +14,13 @@ if TYPE_CHECKING or not SIMULATED:
 else:
     from . import simulated as instructions
 
-kernel: Any = cuda.jit if SIMULATED else cuda.jit(lto=False)
+kernel: Any = cuda.jit if SIMULATED else partial(cuda.jit, lto=False)
 """Kernels are linked as the PTX that they compile to, so that what is seen in it is what runs."""
 
 
 def kernel_of(function: Callable, threads: int) -> Any:
     """A kernel for blocks of so many threads, which have no more registers than there are."""
-    return cuda.jit(function) if SIMULATED else cuda.jit(lto=False, launch_bounds=threads)(function)
+    return kernel(function) if SIMULATED else kernel(function, launch_bounds=threads)
 
 
 ALIGNED = None if SIMULATED else 16  # bytes, of shared arrays that are read or filled as many at a time: Numba aligns them to one number
