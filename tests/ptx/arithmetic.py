@@ -122,7 +122,7 @@ _WITH_TWO: dict[str, Callable] = {
     "div": _quotient,
 }
 _OF_FLOATS: dict[str, Callable] = {"min": np.fmin, "max": np.fmax, "div": np.divide}
-_WITH_ONE: dict[str, Callable] = {"neg": np.negative, "not": np.invert, "abs": np.abs, "mov": np.positive, "sqrt": np.sqrt}
+_WITH_ONE: dict[str, Callable] = {"neg": np.negative, "not": np.invert, "abs": np.abs, "mov": lambda x: x, "sqrt": np.sqrt}
 _COMPARED = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
 _OPPOSITE = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}  # or unordered: not the opposite
 
@@ -157,7 +157,7 @@ def rule(opcode: str) -> Rule | None:
     if name == "cvt":
         *modifiers, to = modifiers
         result = DTYPES[to]
-        if modifiers not in ([], ["rzi"]) or floats and result.kind != "f" and modifiers != ["rzi"]:
+        if modifiers not in ([], ["rzi"]) or (floats and result.kind != "f" and modifiers != ["rzi"]):
             return None
         return Rule((dtype,), result, (lambda x: _to_int(x, result)) if modifiers else (lambda x: x.astype(result)))
     if name == "dp4a" and parts == ["u32", "s32"]:

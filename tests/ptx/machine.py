@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arithmetic import DTYPES, bytes_of, literal, rule
+from .counts import Counts
 from .memory import Bytes, Fault, Memory, Watch
 from .source import Address, Instruction, Kernel, Label, Number, Operand, Register, Special
 
@@ -32,6 +33,7 @@ class Device:
     def __init__(self, seed: int = 0) -> None:
         self.memory = Memory()
         self.watch = Watch(self.memory)
+        self.counts: Counts | None = None
         self._rng = np.random.default_rng(seed)
 
     def write(self, address: int, data: bytes) -> None:
@@ -46,12 +48,18 @@ class Device:
         block: tuple[int, int, int],
         parameters: list[bytes],
         dynamic_shared: int = 0,
+        overlaps: bool = False,
     ) -> None:
-        """Run all blocks to their ends. Raises Fault, with the instruction."""
+        """Run all blocks to their ends. Raises Fault, with the instruction.
+
+        One that `overlaps` begins before the launches before it have ended.
+        """
         if block[1:] != (1, 1) or tuple(map(len, parameters)) != kernel.params or dynamic_shared:
             raise Fault(f"{kernel.name}: blocks of {block}, {len(parameters)} parameters: not as it was compiled")
         program = program_of(kernel)
         self.watch.launch = self.watch.tick = self.watch.tick + 1
+        if not overlaps:
+            self.watch.running = self.watch.launch
         for number in self._rng.permutation(grid[0] * grid[1] * grid[2]):
             place = int(number % grid[0]), int(number // grid[0] % grid[1]), int(number // grid[0] // grid[1])
             self.watch.block = self.watch.tick = self.watch.tick + 1
@@ -138,8 +146,8 @@ class Block:
         self.registers: list[NDArray] = [np.zeros(threads, bool if r.bits == 1 else f"u{r.bits // 8}") for r in program.registers]
         self.shared = Bytes(kernel.shared_bytes)
         self.shared_watch = Watch(self.shared)
-        self.filled = np.zeros(kernel.shared_bytes // 4 + 2, bool)  # words of shared memory that something was written to
-        self.expected = np.zeros(kernel.shared_bytes // 4 + 2, bool)  # those that a copy is on its way to
+        self.shared.raw[:] = 0xFF  # NaN: what nobody wrote shows where it is used
+        self.expected = np.zeros(kernel.shared_bytes // 4 + 2, bool)  # words that a copy is on its way to
         self.copies = Copies()
         self.waited = np.zeros(threads, bool)  # for the kernels before
         self.handed_over = False  # an atomic operation has told of other blocks
@@ -172,7 +180,7 @@ class Block:
                 at[here] = behind + 1
             else:
                 self._end(end, behind, here, at, waiting)
-        if self.copies.asked or self.copies.committed:
+        if self.copies.asked or any(self.copies.committed):
             raise Fault(f"{self.kernel.name}: copies that nobody waited for")
         if not self.waited.all():
             raise Fault(f"{self.kernel.name}: thread {int(np.argmin(self.waited))} never waited for the kernels before")
@@ -265,12 +273,25 @@ def _step(instruction: Instruction, registers: dict[Register, int]) -> Step:
             at = block._guarded(instruction, at)
             if not len(at):
                 return
+        if block.device.counts is not None:
+            _count(block.device.counts, block, instruction, at)
         try:
             take(block, at)
         except Fault as fault:
             raise Fault(f"{block.kernel.name}, threads {block.threads[at][:4]}...: {instruction.text}: {fault}") from None
 
     return step
+
+
+def _count(counts: Counts, block: Block, instruction: Instruction, at: At) -> None:
+    text, threads, parts = instruction.text, block.threads[at], instruction.opcode.split(".")
+    counts.add(text, threads)
+    places = [operand for operand in instruction.operands if isinstance(operand, Address)]
+    if parts[0] == "cp" and places:
+        counts.sectors(text, threads, block.place(places[1], at), 16)
+    elif parts[0] in ("ld", "st") and parts[1] != "param":
+        size = DTYPES[parts[-1]].itemsize * max(len(_vector(operand)) for operand in instruction.operands)
+        (counts.shared if parts[1] == "shared" else counts.sectors)(text, threads, block.place(places[0], at), size)
 
 
 def _of(instruction: Instruction) -> Step:
@@ -348,7 +369,7 @@ def _load_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         places, watch, threads = block.place(operands[1], at), block.device.watch, block.threads[at]
         values = block.device.memory.load(places, dtype.itemsize, len(results))
         early = ~block.waited[at]
-        if early.any() and watch.was_written(places[early], size):
+        if early.any() and watch.may_be_written(places[early], size):
             raise Fault("read before the kernels that write it have been waited for")
         watch.reads(places, size, threads, block.handed_over)
         for result, value in zip(results, values, strict=True):
@@ -380,8 +401,6 @@ def _load_shared(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         words = block.shared_watch._words(places, dtype.itemsize * len(results))
         if block.expected[words].any():
             raise Fault("read while a copy is on its way there")
-        if not block.filled[words].all():
-            raise Fault("read where nothing was written")
         block.shared_watch.reads(places, dtype.itemsize * len(results), block.threads[at])
         for result, value in zip(results, values, strict=True):
             block.set(result, at, value.view(dtype))
@@ -406,7 +425,6 @@ def _fill(block: Block, places: NDArray[np.int64], size: int, threads: NDArray[n
     if block.expected[words].any():
         raise Fault("written while a copy is on its way there")
     block.shared_watch.writes(places, size, threads)
-    block.filled[words] = True
 
 
 def _atomic(operands: tuple[Operand, ...], parts: list[str]) -> Step:
@@ -423,8 +441,8 @@ def _atomic(operands: tuple[Operand, ...], parts: list[str]) -> Step:
             marks = block.shared_watch._written[words]
             if (marks // Watch.THREADS == block.shared_watch.tick).any():
                 raise Fault("an atomic operation where something was written with no barrier between")
-            if block.expected[words].any() or not block.filled[words].all():
-                raise Fault("an atomic operation where nothing was written")
+            if block.expected[words].any():
+                raise Fault("an atomic operation while a copy is on its way there")
         elif not block.waited[at].all():
             raise Fault("changed before the kernels that read it have been waited for")
         else:
@@ -452,7 +470,7 @@ def _copy(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         count = np.broadcast_to(block.get(given[0], DTYPES["u32"], at) if given else 16, threads.shape)
         if (there & 15).any() or (start & 15).any() or (count > 16).any():
             raise Fault("a copy that is not aligned")
-        if not block.waited[at].all() and block.device.watch.was_written(start, 16):
+        if not block.waited[at].all() and block.device.watch.may_be_written(start, 16):
             raise Fault("copied before the kernels that write it have been waited for")
         block.shared.check(there, 16)
         words = block.shared_watch._words(there, 16)
@@ -492,7 +510,7 @@ def _arrive(operands: tuple[Operand, ...], parts: list[str]) -> Step:
                     raise Fault("a copy of a part")
                 block.shared.store(there, 8, [rows[:, 0], rows[:, 1]])
                 words = block.shared_watch._words(there, 16)
-                block.expected[words], block.filled[words] = False, True
+                block.expected[words] = False
                 block.shared_watch.writes(there, 16, threads)
 
     return arrive
@@ -552,7 +570,7 @@ def _reduce(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 def _multiply_matrices(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     """mma.m16n8k32, u8 x s8: lane 4 g + t has, of A, rows g and g + 8, columns 4 t.. and 16 + 4 t..; of B, the same rows, column g; of C
     and D, rows g and g + 8, columns 2 t and 2 t + 1."""
-    if parts != "sync aligned m16n8k32 row col s32 u8 s8 s32".split():
+    if parts != ["sync", "aligned", "m16n8k32", "row", "col", "s32", "u8", "s8", "s32"]:
         raise ValueError(f"mma.{'.'.join(parts)}")
     results, a, b, c = operands
     assert all(isinstance(each, tuple) for each in operands)

@@ -119,7 +119,7 @@ class Watch:
         words = memory.size // 4 + 2
         self.base = memory.base
         self._written, self._read, self._by_many = (np.zeros(words, np.int64) for _ in range(3))
-        self.tick = self.block = self.launch = 1  # now; the first one of this block; the first one of this launch
+        self.tick = self.block = self.launch = self.running = 1  # now; the first one of this block, of this launch, of those still running
 
     def _words(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         first = (addresses - self.base) >> 2
@@ -136,14 +136,14 @@ class Watch:
         if raced.any():
             at = int(np.argmax(raced))
             other = int(marks[at])
-            where = "the same block" if other // self.THREADS >= self.block else "another block"
+            whose = "its" if other // self.THREADS >= self.block else "another"
             raise Fault(
-                f"a race: thread {mine[at] % self.THREADS} {how} {int(words[at]) * 4 + self.base:#x}, which thread {other % self.THREADS} of "
-                f"{where} touched with no barrier between"
+                f"a race: thread {mine[at] % self.THREADS} {how} {int(words[at]) * 4 + self.base:#x}, which thread "
+                f"{other % self.THREADS} of {whose} block touched with no barrier between"
             )
 
     def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], handed_over: bool = False) -> None:
-        """Raises Fault if another thread wrote there, and nothing says when. `handed_over`: what other blocks wrote is known to be there."""
+        """Raises Fault if another thread wrote there, and nothing says when. `handed_over`: other blocks are known to be done."""
         words = self._words(addresses, size)
         mine = np.repeat(threads, max(1, size // 4)) + self.tick * self.THREADS
         written, read = self._written[words], self._read[words]
@@ -168,9 +168,9 @@ class Watch:
             last = self._written[words]
             self._found(last != mine, words, mine, last, "writes")
 
-    def was_written(self, addresses: NDArray[np.int64], size: int) -> bool:
-        """By any kernel, since the host did."""
-        return bool(self._written[self._words(addresses, size)].any())
+    def may_be_written(self, addresses: NDArray[np.int64], size: int) -> bool:
+        """By a kernel that may still run."""
+        return bool((self._written[self._words(addresses, size)] >= self.running * self.THREADS).any())
 
     def forget(self, address: int, size: int) -> None:
         """The host wrote there, in order with everything."""

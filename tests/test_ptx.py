@@ -1,0 +1,313 @@
+"""The machine that runs PTX: what it works out, and what it refuses."""
+
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from ptx.arithmetic import fma, rule
+from ptx.counts import Counts
+from ptx.machine import Device
+from ptx.memory import Fault
+from ptx.source import Kernel, parse
+
+WARP = 32
+
+
+WAIT = "griddepcontrol.wait;"
+
+
+def kernel_of(body: str) -> Kernel:
+    """%rd1: its memory; %rd2: 4 bytes there for each thread of the grid; %r1: the thread's number in its block; %rd3: four times that."""
+    (kernel,) = parse(f"""
+    .version 8.0
+    .target sm_90
+    .shared .align 16 .b8 room[1024];
+    .visible .entry kernel(.param .u64 kernel_param_0)
+    {{
+        .reg .pred %p<9>; .reg .b32 %r<40>; .reg .b64 %rd<20>; .reg .f32 %f<20>; // registers
+        ld.param.u64 %rd1, [kernel_param_0];
+        mov.u32 %r1, %tid.x;
+        mov.u32 %r2, %ctaid.x;
+        mov.u32 %r3, %ntid.x;
+        mul.lo.s32 %r2, %r2, %r3;
+        add.s32 %r2, %r2, %r1;
+        mul.wide.s32 %rd2, %r2, 4;
+        add.s64 %rd2, %rd2, %rd1;
+        mul.wide.s32 %rd3, %r1, 4;
+        {body}
+        ret;
+    }}""").values()
+    return kernel
+
+
+def run(body: str, out: np.ndarray, threads: int = WARP, blocks: int = 1, device: Device | None = None) -> np.ndarray:
+    """What a kernel leaves of `out`."""
+    device = device or Device()
+    address = device.memory.allocate(out.nbytes)
+    device.write(address, out.tobytes())
+    kernel = kernel_of(body if "griddepcontrol" in body else WAIT + body)
+    device.launch(kernel, (blocks, 1, 1), (threads, 1, 1), [np.uint64(address).tobytes()])
+    return np.frombuffer(device.memory.read(address, out.nbytes), out.dtype).reshape(out.shape)
+
+
+def zeros(n: int = WARP, dtype: type = np.uint32) -> np.ndarray:
+    return np.zeros(n, dtype)
+
+
+# --- what it works out ----------------------------------------------------------------------------------------------------------------
+
+
+def given(opcode: str, *values: object) -> object:
+    found = rule(opcode)
+    assert found is not None
+    arrays = [np.array([value], dtype) for value, dtype in zip(values, found.sources, strict=True)]
+    (result,) = np.asarray(found.function(*arrays), found.result)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("opcode", "values", "expected"),
+    [
+        ("add.s32", (2**31 - 1, 1), -(2**31)),
+        ("mul.wide.s32", (-(2**31), 2**31 - 1), -(2**31) * (2**31 - 1)),
+        ("mul.hi.u64", (2**64 - 1, 2**64 - 1), 2**64 - 2),
+        ("mul.hi.s64", (-1, 5), -1),
+        ("div.s64", (-7, 2), -3),
+        ("rem.s64", (-7, 2), -1),
+        ("shl.b32", (1, 32), 0),
+        ("shr.u32", (2**31, 32), 0),
+        ("shr.s32", (-(2**31), 40), -1),
+        ("bfi.b64", (0b101, 2**64 - 1, 4, 3), 2**64 - 1 - (0b010 << 4)),
+        ("bfi.b32", (7, 0, 0, 32), 7),
+        ("prmt.b32", (0x33221100, 0x77665544, 0x7531), 0x77553311),
+        ("prmt.b32", (0x80, 0, 0x8888), 0xFFFFFFFF),  # the byte's sign
+        ("dp4a.u32.s32", (0xFF000001, 0xFF0000FE, 10), 10 - 255 - 2),
+        ("cvt.rzi.s32.f32", (-1.9,), -1),
+        ("cvt.rzi.s32.f32", (np.nan,), 0),
+        ("cvt.rzi.s32.f32", (1e20,), 2**31 - 1),
+        ("cvt.rn.f16.f32", (2049.0,), 2048.0),  # half to even
+        ("cvt.s64.s32", (-5,), -5),
+        ("cvt.u64.u32", (2**32 - 1,), 2**32 - 1),
+        ("max.f32", (np.nan, 1.0), 1.0),
+        ("setp.lt.f32", (np.nan, 1.0), False),
+        ("setp.ne.f32", (np.nan, 1.0), False),
+        ("setp.neu.f32", (np.nan, 1.0), True),
+        ("setp.leu.f32", (np.nan, 1.0), True),
+        ("setp.leu.f32", (2.0, 1.0), False),
+        ("setp.equ.f32", (2.0, 1.0), False),
+        ("setp.equ.f32", (np.nan, 1.0), True),
+        ("setp.num.f32", (np.nan, 1.0), False),
+        ("setp.lt.u32", (2**32 - 1, 1), False),
+        ("setp.lt.s32", (-1, 1), True),
+        ("selp.b32", (1, 2, False), 2),
+    ],
+)
+def test_an_instruction_gives_what_the_manual_says(opcode, values, expected):
+    assert given(opcode, *values) == expected
+
+
+def test_a_fused_product_is_rounded_once():
+    a, c = np.float32(1 + 2**-12), np.float32(-1 - 2**-11)
+    assert fma(a, a, c) == np.float32(2**-24)
+    assert np.float32(a * a) + c == 0
+    b = np.float64(1 + 2**-27)
+    assert fma(b, b, np.float64(-1 - 2**-26)) == 2**-54
+
+
+@pytest.mark.parametrize("opcode", ["mad.lo.s32", "ex2.approx.f32", "add.ftz.f32", "cvt.rni.s32.f32", "mul.rz.f32"])
+def test_what_is_not_known_is_refused(opcode):
+    assert rule(opcode) is None
+    with pytest.raises(ValueError, match=f"not known: {opcode}"):
+        run(f"{opcode} %f1, %f1, %f1;", zeros())
+
+
+def test_matrices_are_multiplied_as_fragments_say():
+    """By the manual's own words of which lane has what, element by element."""
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(0, 256, (16, 32)), rng.integers(-128, 128, (32, 8))
+    c = rng.integers(-1000, 1000, (16, 8))
+    words = np.zeros((WARP, 10), np.uint32)
+    for lane in range(WARP):
+        group, t = divmod(lane, 4)
+        for i in range(16):
+            row, column = group + (8 if 4 <= i < 8 or i >= 12 else 0), t * 4 + i % 4 + (16 if i >= 8 else 0)
+            words[lane, i // 4] |= int(a[row, column]) << 8 * (i % 4)
+        for i in range(8):
+            words[lane, 4 + i // 4] |= (int(b[t * 4 + i % 4 + (16 if i >= 4 else 0), group]) & 255) << 8 * (i % 4)
+        for i in range(4):
+            words[lane, 6 + i] = int(c[group + 8 * (i >= 2), t * 2 + i % 2]) & 0xFFFFFFFF
+    loads = "".join(f"ld.global.u32 %r{10 + i}, [%rd4+{4 * i}];" for i in range(10))
+    stores = "".join(f"st.global.u32 [%rd4+{4 * i}], %r{20 + i};" for i in range(4))
+    out = run(
+        f"mul.wide.s32 %rd4, %r1, 40; add.s64 %rd4, %rd4, %rd1; {loads} mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 "
+        "{%r20, %r21, %r22, %r23}, {%r10, %r11, %r12, %r13}, {%r14, %r15}, {%r16, %r17, %r18, %r19};" + stores,
+        words,
+    )
+    d = a @ b + c
+    for lane in range(WARP):
+        group, t = divmod(lane, 4)
+        expected = [d[group + 8 * (i >= 2), t * 2 + i % 2] for i in range(4)]
+        np.testing.assert_array_equal(out[lane, :4].view(np.int32), expected)
+
+
+def test_threads_part_and_meet_again():
+    out = run(
+        """
+        setp.lt.s32 %p1, %r1, 5;
+        @%p1 bra low;
+        mov.u32 %r5, 7;
+        bra.uni end;
+        low: add.s32 %r5, %r1, 100;
+        @!%p1 mov.u32 %r5, 0;
+        end: setp.gt.s32 %p2, %r5, %r1;
+        add.s32 %r1, %r1, 1;
+        @%p2 bra end;
+        st.global.u32 [%rd2], %r1;
+        """,
+        zeros(),
+    )
+    np.testing.assert_array_equal(out, [i + 101 - i + i if i < 5 else max(7, i) + 1 for i in range(WARP)])
+
+
+def test_lanes_exchange_what_they_have():
+    text = (
+        "shfl.sync.bfly.b32 %r5, %r1, 9, 31, -1; redux.sync.add.s32 %r6, %r5, 0xffffffff; add.s32 %r5, %r5, %r6; st.global.u32 [%rd2], %r5;"
+    )
+    expected = (np.arange(64) ^ 9) + np.repeat([496, 496 + 32 * 32], 32)
+    np.testing.assert_array_equal(run(text, zeros(64), 64), expected)
+
+
+REVERSED = """
+    st.shared.u32 [room{at}], %r1; {between}
+    sub.s32 %r5, 63, %r1; mul.wide.s32 %rd4, %r5, 4; mov.u64 %rd5, room; add.s64 %rd4, %rd4, %rd5;
+    ld.shared.u32 %r6, [%rd4]; st.global.u32 [%rd2], %r6;
+"""
+
+
+def reversed_by(between: str, threads: int = 64) -> np.ndarray:
+    text = "mov.u64 %rd6, room; add.s64 %rd6, %rd6, %rd3; " + REVERSED.format(at="", between=between).replace("[room]", "[%rd6]")
+    return run(text, zeros(threads), threads)
+
+
+def test_a_barrier_puts_threads_in_order():
+    np.testing.assert_array_equal(reversed_by("bar.sync 0;"), np.arange(64)[::-1])
+
+
+def test_a_barrier_tells_whether_any_thread_says_so():
+    for limit, expected in ((40, 1), (64, 0)):
+        text = f"setp.ge.s32 %p1, %r1, {limit}; {{ .reg .pred %p1x; bar.red.or.pred %p1x, 0, %p1; selp.u32 %r5, 1, 0, %p1x; }}"
+        np.testing.assert_array_equal(run(text + "st.global.u32 [%rd2], %r5;", zeros(64), 64), np.full(64, expected))
+
+
+COPY = """
+    mov.u64 %rd6, room; shl.b64 %rd7, %rd3, 2; add.s64 %rd6, %rd6, %rd7; add.s64 %rd8, %rd1, %rd7;
+    cp.async.cg.shared.global [%rd6], [%rd8], 16, %r5; cp.async.commit_group; {wait}
+    ld.shared.u32 %r6, [%rd6+12]; bar.sync 0; st.global.u32 [%rd8], %r6;
+"""
+
+
+def test_a_copy_arrives_when_it_is_waited_for():
+    data = np.arange(128, dtype=np.uint32).reshape(32, 4)
+    wait = "cp.async.wait_group 0;"
+    np.testing.assert_array_equal(run("mov.u32 %r5, 16;" + COPY.format(wait=wait), data)[:, 0], data[:, 3])
+    np.testing.assert_array_equal(run("mov.u32 %r5, 0;" + COPY.format(wait=wait), data)[:, 0], np.zeros(32))
+
+
+def test_atomic_operations_are_all_counted():
+    text = "atom.global.add.u32 %r5, [%rd1], 1; setp.eq.s32 %p1, %r5, 95; @%p1 atom.global.add.u32 %r5, [%rd1+4], 7;"
+    np.testing.assert_array_equal(run(text, zeros(2), blocks=3), [96, 7])
+
+
+# --- what it refuses ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ld.global.u32 %r5, [%rd2+4];", "is not allocated"),
+        ("ld.global.u32 %r5, [%rd2+-4];", "is not allocated"),
+        ("ld.global.u32 %r5, [%rd2+120];", "is not allocated"),
+        ("ld.global.u32 %r5, [%rd2+2];", "not aligned"),
+        ("ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd2];", "16 bytes at .*: not aligned"),
+        ("st.shared.u32 [%rd3+1000], %r1;", "outside"),
+        ("st.global.u32 [%rd1], %r1;", "a race: thread"),
+        ("ld.global.u32 %r5, [%rd1]; st.global.u32 [%rd2], %r1;", "a race: thread"),
+        ("setp.eq.s32 %p1, %r1, 3; @%p1 ret; bar.sync 0;", "thread 3 has ended, and others wait"),
+        ("setp.eq.s32 %p1, %r1, 3; @%p1 bra two; bar.sync 0; ret; two: bar.sync 0;", "lanes of a warp wait at different barriers"),
+        ("setp.eq.s32 %p1, %r1, 3; @%p1 bra end; shfl.sync.bfly.b32 %r5, %r1, 1, 31, -1; end: ret;", "not all lanes of a warp"),
+        ("mov.u32 %r5, 16;" + COPY.format(wait=""), "while a copy is on its way"),
+        ("mov.u32 %r5, 16;" + COPY.format(wait="cp.async.wait_group 1;"), "while a copy is on its way"),
+        ("mov.u64 %rd4, room; cp.async.cg.shared.global [%rd4], [%rd1], 16;", "a race: thread"),
+        ("mul.lo.s64 %rd4, %rd3, 4; cp.async.cg.shared.global [%rd4], [%rd1], 16;", "copies that nobody waited for"),
+        ("griddepcontrol.launch_dependents;", "never waited for the kernels before"),
+        ("griddepcontrol.launch_dependents; st.global.u32 [%rd2], %r1; griddepcontrol.wait;", "written before the kernels"),
+        ("again: bra.uni again;", "no end after"),
+    ],
+)
+def test_what_a_gpu_would_do_wrong_is_a_fault(monkeypatch, text, message):
+    monkeypatch.setattr("ptx.machine._PATIENCE", 1000)
+    with pytest.raises(Fault, match=message):
+        run(text, zeros())
+
+
+def test_threads_of_a_block_race_where_no_barrier_is_between():
+    with pytest.raises(Fault, match=r"a race: thread .* reads .* of its block"):
+        reversed_by("")
+
+
+def test_blocks_race_unless_one_has_been_told_that_the_other_is_done():
+    text = (
+        "setp.eq.s32 %p1, %r1, 0; @!%p1 bra end; {told} ld.global.u32 %r6, [%rd1+4]; add.s32 %r6, %r6, 1; st.global.u32 [%rd1+4], %r6; end:"
+    )
+    with pytest.raises(Fault, match=r"a race: thread 0 .* of another block"):
+        run(text.format(told=""), zeros(), blocks=2)
+    assert run(text.format(told="membar.gl; atom.global.add.u32 %r5, [%rd1], 1;"), zeros(), blocks=2)[1] == 2
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_kernel_that_overlaps_reads_nothing_of_those_before_until_it_has_waited(overlaps):
+    device, (writes, reads) = (
+        Device(),
+        (kernel_of(text) for text in (WAIT + "st.global.u32 [%rd2], %r1;", "ld.global.u32 %r5, [%rd2];" + WAIT)),
+    )
+    memory = [np.uint64(device.memory.allocate(4 * WARP)).tobytes()]
+    device.launch(writes, (1, 1, 1), (WARP, 1, 1), memory)
+    with pytest.raises(Fault, match="read before the kernels that write it") if overlaps else nullcontext():
+        device.launch(reads, (1, 1, 1), (WARP, 1, 1), memory, overlaps=overlaps)
+
+
+def test_freed_memory_cannot_be_read():
+    device = Device()
+    address = device.memory.allocate(64)
+    device.memory.free(address)
+    for use in (lambda: device.memory.read(address, 4), lambda: device.memory.free(address)):
+        with pytest.raises(Fault, match="allocated"):
+            use()
+
+
+def test_new_memory_is_not_a_number():
+    device = Device()
+    assert np.isnan(np.frombuffer(device.memory.read(device.memory.allocate(8), 8), np.float32)).all()
+
+
+# --- what it counts -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("stride", "passes"), [(4, 1), (8, 2), (128, 32), (0, 1)])
+def test_words_of_one_bank_come_one_after_another(stride, passes):
+    device = Device()
+    device.counts = Counts()
+    run(f"mul.wide.s32 %rd4, %r1, {stride}; and.b64 %rd4, %rd4, 1023; ld.shared.u32 %r5, [%rd4];", zeros(), device=device)
+    assert device.counts.of("ld.shared") == (1, min(passes, 8), -(-min(32, 32 if stride else 1) // 32))
+
+
+def test_sectors_of_global_memory_are_counted():
+    device = Device()
+    device.counts = Counts()
+    run(
+        "mul.wide.s32 %rd4, %r1, 32; add.s64 %rd4, %rd4, %rd1; ld.global.u32 %r5, [%rd4]; ld.global.u32 %r5, [%rd2];",
+        zeros(256),
+        device=device,
+    )
+    assert device.counts.of("ld.global.u32 %r5, [%rd4]") == (1, 32, 4)
+    assert device.counts.of("ld.global.u32 %r5, [%rd2]") == (1, 4, 4)
