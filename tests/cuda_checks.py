@@ -14,9 +14,9 @@ SIMULATED = not (GPU or PTX)
 if SIMULATED:
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 elif PTX:
-    from ptx import driver
+    from ptx.driver import install
 
-    driver.install()
+    install()
 
 import gc
 import json
@@ -823,6 +823,9 @@ def main(arguments: list[str]) -> None:
             CHECKS[name]()
         except Exception:
             problem = traceback.format_exc()
+        if PTX:
+            problem += "".join(install().problems)
+            install().problems.clear()
         print(json.dumps({"check": name, "seconds": round(time.perf_counter() - began, 2), "problem": problem}), flush=True)
 
 

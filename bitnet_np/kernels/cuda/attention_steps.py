@@ -275,8 +275,8 @@ def steps(shape: Shape) -> Steps:
         syncthreads()
 
     @device
-    def exponentials(state, i, quarter, s):
-        """s -> exp(s - largest of the chunk), which makes 0 of -infinity; what the chunk has, into `state`.
+    def exponentials(state, i, tells, s):
+        """s -> exp(s - largest of the chunk), which makes 0 of -infinity; what the chunk has, into `state` by the thread that tells.
 
         s[part * 4 + c]: of query i, key part * 16 + quarter * 4 + c. Four threads in a row, of four quarters, have all of a query.
         """
@@ -288,7 +288,7 @@ def steps(shape: Shape) -> Steps:
         for item in range(LANES):
             s[item] = exp(plus(s[item], -largest))
         total = fold_quad(s)
-        if quarter == 0:
+        if tells:
             state[i * STATE + OLD], state[i * STATE + NEW] = largest, total
 
     @device
@@ -301,7 +301,7 @@ def steps(shape: Shape) -> Steps:
         for go in range((n_weighed + threads - 1) // threads):
             item = this_thread() + go * threads
             if item < n_weighed:  # so are the others of a warp
-                i, quarter = min(item // 4, n_queries - 1), item % 4
+                i, quarter, own = min(item // 4, n_queries - 1), item % 4, item // 4 < n_queries
                 here = np.int32(position + rows[i])
                 low = np.int32(here - window + 1)
                 for part in range(4):
@@ -309,10 +309,10 @@ def steps(shape: Shape) -> Steps:
                     for c in range(4):
                         j = np.int32(part * LANES + quarter * 4 + c)
                         s[part * 4 + c] = four[c] if low <= j and j <= here else _f(lowest)
-                exponentials(state, i, quarter, s)
-                if quarter == 0 and (low >= CHUNK or here < 0):
+                exponentials(state, i, own and quarter == 0, s)
+                if own and quarter == 0 and (low >= CHUNK or here < 0):
                     state[i * STATE + NEW] = UNSEEN
-                if item // 4 < n_queries:
+                if own:
                     for part in range(4):
                         for c in range(4):
                             scores[i * SPAN + part * LANES + quarter * 4 + c] = s[part * 4 + c]
@@ -325,7 +325,7 @@ def steps(shape: Shape) -> Steps:
         for go in range((n_weighed + threads - 1) // threads):
             item = this_thread() + go * threads
             if item < n_weighed:
-                i, quarter = min(item // 4, n_queries - 1), item % 4
+                i, quarter, own = min(item // 4, n_queries - 1), item % 4, item // 4 < n_queries
                 biases, seen = start + rows[min(i, n - 1)] * mask_stride, 0
                 for part in range(4):
                     for c in range(4):
@@ -334,11 +334,11 @@ def steps(shape: Shape) -> Steps:
                         s[part * 4 + c] = _f(lowest)
                         if bias > lowest:
                             s[part * 4 + c], seen = plus(scores[i * SPAN + j], bias), seen | 1 << part * 4 + c
-                exponentials(state, i, quarter, s)
+                exponentials(state, i, own and quarter == 0, s)
                 found = quad_max(_f(1.0) if seen else _f(0.0))
-                if quarter == 0 and found == _f(0.0):
+                if own and quarter == 0 and found == _f(0.0):
                     state[i * STATE + NEW] = UNSEEN
-                if item // 4 < n_queries:
+                if own:
                     for part in range(4):
                         for c in range(4):
                             is_seen = seen >> part * 4 + c & 1
