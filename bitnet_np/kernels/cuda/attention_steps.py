@@ -305,7 +305,7 @@ def steps(shape: Shape) -> Steps:
                 here = np.int32(position + rows[i])
                 low = np.int32(here - window + 1)
                 for part in range(4):
-                    four = load4(scores, i * SPAN + part * LANES + quarter * 4)
+                    four = load4(scores, i * SPAN + (part * LANES + quarter * 4 if own else CHUNK))
                     for c in range(4):
                         j = np.int32(part * LANES + quarter * 4 + c)
                         s[part * 4 + c] = four[c] if low <= j and j <= here else _f(lowest)
@@ -332,7 +332,7 @@ def steps(shape: Shape) -> Steps:
                         j = part * LANES + quarter * 4 + c
                         bias = mask[biases + j] if j < n_keys else _f(lowest)
                         s[part * 4 + c] = _f(lowest)
-                        if bias > lowest:
+                        if own and bias > lowest:
                             s[part * 4 + c], seen = plus(scores[i * SPAN + j], bias), seen | 1 << part * 4 + c
                 exponentials(state, i, own and quarter == 0, s)
                 found = quad_max(_f(1.0) if seen else _f(0.0))
