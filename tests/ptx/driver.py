@@ -146,10 +146,6 @@ class Driver(Streams):
     def cuDeviceGetCount(self, out: POINTER(c_int)) -> None:
         out[0] = 1
 
-    def cuDeviceGet(self, out: POINTER(c_int), ordinal: c_int) -> None:
-        refuse(ordinal != 0, "INVALID_DEVICE")
-        out[0] = 0
-
     def cuDeviceGetName(self, out: POINTER(c_ubyte), length: c_int, device: c_int) -> None:
         ctypes.memmove(out, NAME + b"\0", min(len(NAME) + 1, length))
 
@@ -168,9 +164,6 @@ class Driver(Streams):
 
     def cuDevicePrimaryCtxRetain(self, out: Out, device: c_int) -> None:
         out[0] = self.primary
-
-    def cuDevicePrimaryCtxRelease(self, device: c_int) -> None:
-        pass
 
     def cuCtxGetCurrent(self, out: Out) -> None:
         out[0] = self.contexts[-1] if self.contexts else None
@@ -214,22 +207,11 @@ class Driver(Streams):
         if address:
             self.memory.free(address)
 
-    def cuMemGetAddressRange(self, start: POINTER(c_uint64), size: POINTER(c_size_t), address: c_uint64) -> None:
-        start[0], size[0] = self.memory.allocation(address)
-
-    def cuPointerGetAttribute(self, out: POINTER(c_uint64), attribute: c_int, address: c_uint64) -> None:
-        refuse(attribute != names.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER, "NOT_SUPPORTED")
-        self.memory.allocation(address)
-        out[0] = address
-
     def cuMemcpyHtoDAsync(self, to: c_uint64, source: c_void_p, size: c_size_t, stream: c_void_p) -> None:
         self.submit(stream, lambda: self.device.write(to, ctypes.string_at(source, size)))
 
     def cuMemcpyDtoHAsync(self, to: c_void_p, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
         self.submit(stream, lambda: ctypes.memmove(to, self.memory.read(source, size), size))
-
-    def cuMemcpyDtoDAsync(self, to: c_uint64, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
-        self.submit(stream, lambda: self.device.write(to, self.memory.read(source, size)))
 
     def cuMemsetD8Async(self, to: c_uint64, byte: c_ubyte, size: c_size_t, stream: c_void_p) -> None:
         self.submit(stream, lambda: self.device.write(to, bytes([byte]) * size))
@@ -239,9 +221,6 @@ class Driver(Streams):
 
     def cuMemcpyDtoH(self, to: c_void_p, source: c_uint64, size: c_size_t) -> None:
         self.cuMemcpyDtoHAsync(to, source, size, None)
-
-    def cuMemcpyDtoD(self, to: c_uint64, source: c_uint64, size: c_size_t) -> None:
-        self.cuMemcpyDtoDAsync(to, source, size, None)
 
     def cuMemsetD8(self, to: c_uint64, byte: c_ubyte, size: c_size_t) -> None:
         self.cuMemsetD8Async(to, byte, size, None)
@@ -295,10 +274,6 @@ class Driver(Streams):
         kernels = self.found(library, Library).kernels
         refuse(name not in kernels, "NOT_FOUND")
         out[0] = kernels[name]
-
-    def cuKernelGetFunction(self, out: Out, kernel: c_void_p) -> None:
-        self.found(kernel, Function)
-        out[0] = kernel
 
     def cuKernelGetAttribute(self, out: POINTER(c_int), attribute: c_int, kernel: c_void_p, device: c_int) -> None:
         its = self.found(kernel, Function).kernel

@@ -144,23 +144,12 @@ class Streams:
     def cuStreamCreate(self, out: Out, flags: c_uint) -> None:
         out[0] = self.new(Stream(blocking=not flags & 1))
 
-    def cuStreamCreateWithPriority(self, out: Out, flags: c_uint, priority: c_int) -> None:
-        self.cuStreamCreate(out, flags)
-
     def cuStreamDestroy(self, stream: c_void_p) -> None:
         self.gone(stream, Stream)
 
     def cuStreamSynchronize(self, stream: c_void_p) -> None:
         its = self.usable(stream)
         self.refuse_captured(lambda other: other is its, "STREAM_CAPTURE_UNSUPPORTED")
-
-    def cuStreamQuery(self, stream: c_void_p) -> None:
-        self.cuStreamSynchronize(stream)
-
-    def cuStreamIsCapturing(self, stream: c_void_p, out: POINTER(c_int)) -> None:
-        its = self.stream(stream)
-        refuse(its is self.legacy and any(other.blocking for other in self.capturing()), "STREAM_CAPTURE_IMPLICIT")
-        out[0] = 0 if its.capture is None else 1 if its.capture.valid else 2
 
     def cuStreamBeginCapture(self, stream: c_void_p, mode: c_int) -> None:
         its = self.stream(stream)
