@@ -147,6 +147,8 @@ class Block:
         self.shared = Bytes(kernel.shared_bytes)
         self.shared_watch = Watch(self.shared)
         self.shared.raw[:] = 0xFF  # NaN: what nobody wrote shows where it is used
+        self.local = Bytes(kernel.local_bytes * threads)  # that of one thread after another's
+        self.local.raw[:] = 0xFF
         self.expected = np.zeros(kernel.shared_bytes // 4 + 2, bool)  # words that a copy is on its way to
         self.copies = Copies()
         self.waited = np.zeros(threads, bool)  # for the kernels before
@@ -427,6 +429,34 @@ def _fill(block: Block, places: NDArray[np.int64], size: int, threads: NDArray[n
     block.shared_watch.writes(places, size, threads)
 
 
+def _local_places(block: Block, address: Operand, at: At, size: int) -> NDArray[np.int64]:
+    places, room = block.place(address, at), block.kernel.local_bytes
+    if len(places) and (places.min() < 0 or places.max() + size > room):
+        raise Fault(f"beyond the {room} local bytes of a thread")
+    return places + block.threads[at] * room
+
+
+def _load_local(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    results, dtype = _vector(operands[0]), DTYPES[parts[-1]]
+
+    def load(block: Block, at: At) -> None:
+        places = _local_places(block, operands[1], at, dtype.itemsize * len(results))
+        for result, value in zip(results, block.local.load(places, dtype.itemsize, len(results)), strict=True):
+            block.set(result, at, value.view(dtype))
+
+    return load
+
+
+def _store_local(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    sources, dtype = _vector(operands[1]), DTYPES[parts[-1]]
+
+    def store(block: Block, at: At) -> None:
+        values = [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
+        block.local.store(_local_places(block, operands[0], at, dtype.itemsize * len(values)), dtype.itemsize, values)
+
+    return store
+
+
 def _atomic(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     (space, operation, kind), (result, address, given) = parts, operands
     dtype, combine = DTYPES[kind], {"add": np.add, "max": np.maximum}[operation]
@@ -612,6 +642,8 @@ _SPECIAL: dict[str, Callable[[tuple[Operand, ...], list[str]], Step]] = {
     "st.global": _store_global,
     "ld.shared": _load_shared,
     "st.shared": _store_shared,
+    "ld.local": _load_local,
+    "st.local": _store_local,
     "atom": _atomic,
     "cp.async.cg.shared.global": _copy,
     "cp.async.commit_group": _commit,
