@@ -15,12 +15,12 @@ EARLY = (PROGRAMMATIC, 0, PROGRAMMATIC)  # from_port, to_port, type
 CODE = b"""
 .version 8.0
 .target sm_90
-.visible .entry add(.param .u64 add_param_0)
+.visible .entry _ZN3sum3addB2v1E(.param .u64 _ZN3sum3addB2v1E_param_0)
 .maxntid 32, 1, 1
 {
     .reg .b32 %r<3>; .reg .b64 %rd<2>;
     griddepcontrol.wait;
-    ld.param.u64 %rd1, [add_param_0];
+    ld.param.u64 %rd1, [_ZN3sum3addB2v1E_param_0];
     ld.global.u32 %r1, [%rd1];
     add.s32 %r2, %r1, 1;
     st.global.u32 [%rd1], %r2;
@@ -45,7 +45,7 @@ class Api:
 
     def kernel(self) -> int:
         self.library = self.made("cuLibraryLoadData", CODE, None, None, 0, None, None, 0)
-        return self.made("cuLibraryGetKernel", self.library, b"add")
+        return self.made("cuLibraryGetKernel", self.library, b"_ZN3sum3addB2v1E")
 
     def launch(self, kernel: int, address: int, stream: int = 0, threads: int = 1) -> str:
         config = LaunchConfig((1, 1, 1), (threads, 1, 1), 0, stream, None, 0)
@@ -156,7 +156,7 @@ def test_launches_that_cannot_be(api, word):
 
 def test_what_goes_wrong_in_a_kernel_is_told(api, word):
     assert api.launch(api.kernel(), word + 4) == "LAUNCH_FAILED"
-    assert "ld.global.u32" in api.driver.problems[0]
+    assert "add, threads [0]...: ld.global.u32" in api.driver.problems[0]
 
 
 # --- captures -------------------------------------------------------------------------------------------------------------------------

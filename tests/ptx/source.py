@@ -101,7 +101,15 @@ def _kernel(entry: re.Match, text: str, shared: dict[str, int], shared_bytes: in
         elif statement and not statement.startswith(".pragma"):
             instructions.append(_instruction(statement, scopes[-1]))
     sizes = tuple(WIDTHS[kind] // 8 for kind, _ in params)
-    return Kernel(entry[1], sizes, shared_bytes, local_bytes, int(entry[3] or 1024), tuple(instructions), labels)
+    return Kernel(_readable(entry[1]), sizes, shared_bytes, local_bytes, int(entry[3] or 1024), tuple(instructions), labels)
+
+
+def _readable(name: str) -> str:
+    """Of a mangled name, _ZN, lengths and parts, the last part."""
+    rest = name.removeprefix("_ZN")
+    while length := re.match(r"\d+", rest):
+        name, rest = rest[length.end() :][: int(length[0])], rest[length.end() + int(length[0]) :]
+    return name
 
 
 def _statements(text: str, position: int) -> Iterator[tuple[str, str, str]]:
