@@ -300,6 +300,17 @@ def _fusable(ptx: str) -> list[str]:
     return [f"{a} + {b}" for a, b in sums if a in products or b in products]
 
 
+@needs_package
+def test_kernels_are_linked_as_what_they_compile_to():
+    """Or the linker would compile them once more, with rules of its own."""
+    from bitnet_np.kernels.cuda.target import kernel, kernel_of
+
+    def nothing() -> None: ...
+
+    assert kernel(nothing).targetoptions["lto"] is False
+    assert {"lto": False, "launch_bounds": 64}.items() <= kernel_of(nothing, 64).targetoptions.items()
+
+
 def test_what_ptxas_would_fuse_is_found():
     assert _fusable("mul.f32 \t%f1, %f2, %f3;\nadd.f32 \t%f4, %f1, %f5;") == ["%f1 + %f5"]
     assert not _fusable("mul.rn.f32 \t%f1, %f2, %f3;\nadd.f32 \t%f4, %f1, %f5;")

@@ -213,6 +213,16 @@ def test_a_copy_arrives_when_it_is_waited_for():
     np.testing.assert_array_equal(run("mov.u32 %r5, 0;" + COPY.format(wait=wait), data)[:, 0], np.zeros(32))
 
 
+LOCAL = ".local .align 16 .b8 depot[16]; mov.u64 %rd6, depot;"
+
+
+def test_threads_have_local_memory_of_their_own():
+    text = "st.local.v4.u32 [%rd6], {%r1, %r1, %r1, %r1}; shl.b32 %r5, %r1, 1; st.local.u32 [%rd6+8], %r5;"
+    loads = "ld.local.v2.u32 {%r6, %r7}, [%rd6+8]; add.s32 %r6, %r6, %r7; st.global.u32 [%rd2], %r6;"
+    np.testing.assert_array_equal(run(LOCAL + text + loads, zeros(64), 64), np.arange(64) * 3)
+    np.testing.assert_array_equal(run(LOCAL + "ld.local.u32 %r6, [%rd6]; st.global.u32 [%rd2], %r6;", zeros()), np.full(WARP, 2**32 - 1))
+
+
 def test_atomic_operations_are_all_counted():
     text = "atom.global.add.u32 %r5, [%rd1], 1; setp.eq.s32 %p1, %r5, 95; @%p1 atom.global.add.u32 %r5, [%rd1+4], 7;"
     np.testing.assert_array_equal(run(text, zeros(2), blocks=3), [96, 7])
@@ -230,6 +240,8 @@ def test_atomic_operations_are_all_counted():
         ("ld.global.u32 %r5, [%rd2+2];", "not aligned"),
         ("ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd2];", "16 bytes at .*: not aligned"),
         ("st.shared.u32 [%rd3+1000], %r1;", "outside"),
+        (LOCAL + "st.local.u32 [%rd6+16], %r1;", "beyond the 16 local bytes of a thread"),
+        (LOCAL + "ld.local.v2.u32 {%r5, %r6}, [%rd6+-8];", "beyond the 16 local bytes of a thread"),
         ("st.global.u32 [%rd1], %r1;", "a race: thread"),
         ("ld.global.u32 %r5, [%rd1]; st.global.u32 [%rd2], %r1;", "a race: thread"),
         ("setp.eq.s32 %p1, %r1, 3; @%p1 ret; bar.sync 0;", "thread 3 has ended, and others wait"),
