@@ -25,7 +25,16 @@ CODE = b"""
     add.s32 %r2, %r1, 1;
     st.global.u32 [%rd1], %r2;
     ret;
+}
+.visible .entry peek(.param .u64 peek_param_0)
+{
+    .reg .b32 %r<3>; .reg .b64 %rd<2>;
+    ld.param.u64 %rd1, [peek_param_0];
+    ld.global.u32 %r1, [%rd1];
+    griddepcontrol.wait;
+    ret;
 }"""
+ADD = b"_ZN3sum3addB2v1E"
 
 
 class Api:
@@ -43,9 +52,9 @@ class Api:
         assert self(name, *([*arguments, byref(out)] if last else [byref(out), *arguments])) == "SUCCESS"
         return out.value
 
-    def kernel(self) -> int:
+    def kernel(self, name: bytes = ADD) -> int:
         self.library = self.made("cuLibraryLoadData", CODE, None, None, 0, None, None, 0)
-        return self.made("cuLibraryGetKernel", self.library, b"_ZN3sum3addB2v1E")
+        return self.made("cuLibraryGetKernel", self.library, name)
 
     def launch(self, kernel: int, address: int, stream: int = 0, threads: int = 1) -> str:
         config = LaunchConfig((1, 1, 1), (threads, 1, 1), 0, stream, None, 0)
@@ -250,6 +259,19 @@ def test_edges_that_end_early(api, stream, word, graph):
     assert api("cuGraphDestroy", graph) == "SUCCESS"
     assert api("cuGraphLaunch", api.made("cuGraphInstantiateWithFlags", copy, 0), stream) == "SUCCESS"
     assert api.word(word) == 3
+
+
+@pytest.mark.parametrize(("edge", "result"), [((0, 0, 0), "SUCCESS"), (EARLY, "LAUNCH_FAILED")])
+def test_kernels_that_begin_early_wait_before_they_read(api, stream, word, edge, result):
+    assert api("cuStreamBeginCapture", stream, RELAXED) == "SUCCESS"
+    for name in (ADD, b"peek"):
+        assert api.launch(api.kernel(name), word, stream) == "SUCCESS"
+    graph = api.made("cuStreamEndCapture", stream, last=True)
+    before, after, _, n = api.edges(graph)
+    assert api("cuGraphRemoveDependencies", graph, before, after, None, n) == "SUCCESS"
+    assert api("cuGraphAddDependencies", graph, before, after, (Edge * n)(Edge(*edge)), n) == "SUCCESS"
+    assert api("cuGraphLaunch", api.made("cuGraphInstantiateWithFlags", graph, 0), stream) == result
+    assert all("read before the kernels that write it" in problem for problem in api.driver.problems)
 
 
 @pytest.mark.parametrize("edge", [(PROGRAMMATIC, 0, 0), (0, 0, PROGRAMMATIC), (3, 0, PROGRAMMATIC), (0, 1, 0), (0, 0, 2), (*EARLY, 1)])

@@ -292,10 +292,10 @@ class Driver(Streams):
         refuse(function.kernel.shared_bytes + its.shared > ATTRIBUTES["MAX_SHARED_MEMORY_PER_BLOCK"])
         values, shared = [ctypes.string_at(parameters[i], size) for i, size in enumerate(function.kernel.params)], its.shared
 
-        def run() -> None:
+        def run(overlaps: bool = False) -> None:
             if not function.is_loaded:
                 raise RuntimeError(f"{function.kernel.name} is launched, whose library is unloaded")
-            self.device.launch(function.kernel, grid, block, values, shared)
+            self.device.launch(function.kernel, grid, block, values, shared, overlaps)
 
         self.submit(its.stream, run, is_kernel=True)
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from ctypes import POINTER, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from dataclasses import dataclass, field
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import count
 from typing import Any, TypeVar
@@ -36,7 +37,7 @@ def refuse(wrong: bool, name: str = "INVALID_VALUE") -> None:
 
 @dataclass(eq=False)
 class Node:
-    run: Callable[[], object]
+    run: Callable[..., object]  # of a kernel, also with `overlaps=True`
     is_kernel: bool
 
 
@@ -48,7 +49,7 @@ class Graph:
 
 @dataclass(eq=False)
 class Launchable:
-    nodes: list[Node]  # in an order that respects the edges
+    runs: list[Callable[[], object]]  # in an order that respects the edges
 
 
 @dataclass(eq=False)
@@ -127,7 +128,7 @@ class Streams:
             self.refuse_captured(lambda other: other.blocking, "STREAM_CAPTURE_IMPLICIT")
         return stream
 
-    def submit(self, handle: int | None, run: Callable[[], object], is_kernel: bool = False) -> None:
+    def submit(self, handle: int | None, run: Callable[..., object], is_kernel: bool = False) -> None:
         """Run it, or capture it."""
         capture = self.usable(handle).capture
         if capture is None:
@@ -239,14 +240,16 @@ class Streams:
             order = list(TopologicalSorter(before).static_order())
         except CycleError:
             raise Refused("INVALID_VALUE") from None
-        out[0] = self.new(Launchable([its.nodes[node] for node in order]))
+        early = {after for (_, after), data in its.edges.items() if data != DEFAULT}
+        runs = [partial(its.nodes[node].run, overlaps=True) if node in early else its.nodes[node].run for node in order]
+        out[0] = self.new(Launchable(runs))
 
     def cuGraphLaunch(self, launchable: c_void_p, stream: c_void_p) -> None:
         its = self.found(launchable, Launchable)
         if self.usable(stream).capture:
             raise NotImplementedError("a graph in a capture")
-        for node in its.nodes:
-            node.run()
+        for run in its.runs:
+            run()
 
     def cuGraphExecDestroy(self, launchable: c_void_p) -> None:
         self.gone(launchable, Launchable)
