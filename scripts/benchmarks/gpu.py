@@ -97,6 +97,7 @@ def _tensor_loop() -> Any:
 
     @kernel
     def tensor_loop(words: Any, turns: int, out: Any) -> None:
+        instructions.await_previous()
         lane = cuda.threadIdx.x % 32
         weights, codes = load_weights(words, lane * 4, 128), load_codes(words, lane * 4, 128)
         sums = none()

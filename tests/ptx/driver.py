@@ -213,6 +213,9 @@ class Driver(Streams):
     def cuMemcpyDtoHAsync(self, to: c_void_p, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
         self.submit(stream, lambda: ctypes.memmove(to, self.memory.read(source, size), size))
 
+    def cuMemcpyDtoDAsync(self, to: c_uint64, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
+        self.submit(stream, lambda: self.device.write(to, self.memory.read(source, size)))
+
     def cuMemsetD8Async(self, to: c_uint64, byte: c_ubyte, size: c_size_t, stream: c_void_p) -> None:
         self.submit(stream, lambda: self.device.write(to, bytes([byte]) * size))
 
