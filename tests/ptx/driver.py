@@ -316,5 +316,5 @@ def install() -> Driver:
         library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     c_void_p.in_dll(library, "driver_lookup").value = ctypes.cast(driver.entries["cuGetProcAddress"], c_void_p).value
     driver.entries["cuLinkDestroy"] = library.cuLinkDestroy
-    _linker._driver, _linker._use_nvjitlink_backend = names, False
+    _linker._driver, _linker._use_nvjitlink_backend = names, False  # which would make machine code of PTX
     return driver
