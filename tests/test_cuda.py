@@ -258,10 +258,11 @@ UNWANTED = (".approx", ".ftz", "ld.local", "st.local", "ld.v4", "ld.u64", "ld.f3
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_compiles_to_what_it_is_to_be(name, tmp_path):
+def test_a_kernel_compiles_to_what_it_is_to_be(name, tmp_path, monkeypatch):
     """For sm_80 and sm_90, and for sm_90 with NVVM told to fuse nothing."""
-    from numba.cuda import compiler
+    from numba.cuda import compiler, dispatcher
 
+    monkeypatch.setattr(dispatcher, "get_current_device", lambda: SimpleNamespace(compute_capability=(9, 0)))
     library, _ = compiler._compile_pyfunc_with_fixup(*KERNELS[name], device=False, cc=(9, 0), abi="numba")
     old, new = (library.get_asm_str(cc=cc) for cc in ((8, 0), (9, 0)))
     library._nvvm_options["fma"] = 0

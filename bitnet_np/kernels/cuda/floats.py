@@ -18,6 +18,7 @@ from .target import instructions, kernel
     await_previous,
     bits_float,
     device,
+    inlined,
     float_zeros,
     for_each,
     half_value,
@@ -30,6 +31,7 @@ from .target import instructions, kernel
     instructions.await_previous,
     instructions.bits_float,
     instructions.device,
+    instructions.inlined,
     instructions.float_zeros,
     instructions.for_each,
     instructions.half_value,
@@ -64,7 +66,7 @@ def in_lanes(table: NDArray) -> NDArray[np.uint32]:  # [V, D] -> [V, words of a 
     return out.reshape(rows, -1).view(np.uint32)
 
 
-@device
+@inlined
 def _number(word, place, kind):
     """A number of a word: the only one, the low one or the high one. The kind is a constant where this is compiled."""
     if kind == "float32":

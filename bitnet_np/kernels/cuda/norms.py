@@ -38,6 +38,7 @@ from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, finished, joined, matrix_
 (
     await_previous,
     device,
+    inlined,
     let_next_begin,
     load4,
     load_fragments,
@@ -49,6 +50,7 @@ from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, finished, joined, matrix_
 ) = (
     instructions.await_previous,
     instructions.device,
+    instructions.inlined,
     instructions.let_next_begin,
     instructions.load4,
     instructions.load_fragments,
@@ -118,7 +120,7 @@ def _steps(source: str, width: int, threads: int) -> Any:
                     largest = max(largest, magnitude(value))
         return largest
 
-    @device
+    @inlined
     def prepared(gain):
         """What `norm` works with, of what does not depend on the kernel before."""
         gains = cuda.local.array(n_numbers, np.float32)

@@ -20,7 +20,8 @@ from ..simd import LANES
 I16, I32, I64, F32, F64, HALF = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType(), ir.HalfType()
 VOID = ir.VoidType()
 
-device = njit(inline="always")  # a function of kernels; the simulator runs it as it is
+device: Any = cuda.jit(device=True, forceinline=True)  # a function of kernels
+inlined = njit(inline="always")  # one that takes names or gives arrays: Numba puts it in its place, which takes Numba's time
 float_bits, bits_float, fma = simd.float_bits, simd.bits_float, simd.fma
 
 

@@ -16,7 +16,7 @@ from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import silu as _silu_of
 from .target import AHEAD, PIECE, WARP, instructions, kernel
 
-bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, times, warp_max, warp_sum = (
+bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, inlined, plus, put, times, warp_max, warp_sum = (
     instructions.bits_float,
     instructions.device,
     instructions.float_bits,
@@ -25,6 +25,7 @@ bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, 
     instructions.get,
     instructions.half_bits,
     instructions.in_turn,
+    instructions.inlined,
     instructions.plus,
     instructions.put,
     instructions.times,
@@ -203,7 +204,7 @@ def _silu_gate(gate, up):
     return times(_silu_of(gate), up)
 
 
-@device
+@inlined
 def worked_out(source, a, b):
     """A number of the row: there, or a result of the operation before. The source is a constant where this is compiled."""
     if source == "sum":
@@ -215,7 +216,7 @@ def worked_out(source, a, b):
     return a
 
 
-@device
+@inlined
 def bring(source, a, b, r, start, n, piece):
     """piece[:n] = numbers start.. of row r of what `source` says, and zeros after them for `add_products`.
 

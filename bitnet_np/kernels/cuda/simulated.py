@@ -65,6 +65,9 @@ def device(function: Callable) -> Callable:
     return function
 
 
+inlined = device
+
+
 @njit
 def fma(a, b, c):
     return simd.fma(a, b, c)

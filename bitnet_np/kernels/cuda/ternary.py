@@ -32,6 +32,7 @@ from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
     commit_copies,
     copy_async,
     device,
+    inlined,
     dot_tiles,
     for_each,
     in_turn,
@@ -50,6 +51,7 @@ from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
     instructions.commit_copies,
     instructions.copy_async,
     instructions.device,
+    instructions.inlined,
     instructions.dot_tiles,
     instructions.for_each,
     instructions.in_turn,
@@ -119,7 +121,7 @@ def matrix_of(block, ends):
     return 2, block - ends[1]
 
 
-@device
+@inlined
 def of_three(three, which):
     return three[0] if which == 0 else three[1] if which == 1 else three[2]
 
