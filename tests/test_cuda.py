@@ -247,6 +247,7 @@ def kernels() -> dict[str, tuple]:
         *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
         *((attention.attend(shape_for(width, 32, many=True)), (*attended(), i, f3)) for width in (96, 128)),
         *((attention_split.attend_chunk(shape, True), split(f1)) for shape in shapes(4)),
+        (attention_split.attend_chunk(shape_for(128, 8), True), split(f1)),
         (attention_split.attend_chunk(shape_for(128, 4), False), split(f1)),
         (attention.attend(shape_for(128, 16, True)), (*attended(halves), i, f3)),
         (attention_split.attend_chunk(shape_for(128, 4, True), True), split(halves)),

@@ -276,6 +276,12 @@ def test_blocks_race_unless_one_has_been_told_that_the_other_is_done():
     assert run(text.format(told="membar.gl; atom.global.add.u32 %r5, [%rd1], 1;"), zeros(), blocks=2)[1] == 2
 
 
+def test_blocks_may_write_the_same():
+    run("add.s64 %rd4, %rd1, %rd3; st.global.u32 [%rd4], %r1;", zeros(), blocks=2)
+    with pytest.raises(Fault, match="of another block"):
+        run("add.s64 %rd4, %rd1, %rd3; st.global.u32 [%rd4], %r2;", zeros(), blocks=2)
+
+
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_a_kernel_that_overlaps_reads_nothing_of_those_before_until_it_has_waited(overlaps):
     device, (writes, reads) = (

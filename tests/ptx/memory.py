@@ -125,10 +125,11 @@ class Watch:
         first = (addresses - self.base) >> 2
         return first if size <= 4 else (first[:, None] + np.arange(size // 4)).reshape(-1)
 
-    def _raced(self, marks: NDArray[np.int64], mine: NDArray[np.int64], handed_over: bool) -> NDArray[np.bool_]:
+    def _raced(self, marks: NDArray[np.int64], mine: NDArray[np.int64], in_order: bool | NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether another thread may touch the word at the same time. `in_order`: one of another block is not of those."""
         ticks = marks // self.THREADS
-        same = (ticks == self.tick) & (marks != mine)
-        return same if handed_over else same | ((ticks >= self.launch) & (ticks < self.block))
+        others = (ticks >= self.launch) & (ticks < self.block)
+        return ((ticks == self.tick) & (marks != mine)) | (others & ~np.asarray(in_order))
 
     def _found(
         self, raced: NDArray[np.bool_], words: NDArray[np.int64], mine: NDArray[np.int64], marks: NDArray[np.int64], how: str
@@ -142,25 +143,28 @@ class Watch:
                 f"{other % self.THREADS} of {whose} block touched with no barrier between"
             )
 
-    def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], handed_over: bool = False) -> None:
-        """Raises Fault if another thread wrote there, and nothing says when. `handed_over`: other blocks are known to be done."""
+    def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], in_order: bool = False) -> None:
+        """Raises Fault if another thread wrote there, and nothing says when. `in_order`: see `_raced`."""
         words = self._words(addresses, size)
         mine = np.repeat(threads, max(1, size // 4)) + self.tick * self.THREADS
         written, read = self._written[words], self._read[words]
-        self._found(self._raced(written, mine, handed_over), words, mine, written, "reads")
+        self._found(self._raced(written, mine, in_order), words, mine, written, "reads")
         several = (read // self.THREADS == self.tick) & (read != mine)
         self._read[words] = mine
         several |= self._read[words] != mine
         self._by_many[words[several]] = self.tick
 
-    def writes(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], handed_over: bool = False) -> None:
-        """Raises Fault if another thread read or wrote there, and nothing says when."""
+    def writes(
+        self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], in_order: bool | NDArray[np.bool_] = False
+    ) -> None:
+        """Raises Fault if another thread read or wrote there, and nothing says when. `in_order`: see `_raced`; one for all, or for each."""
         words = self._words(addresses, size)
-        mine = np.repeat(threads, max(1, size // 4)) + self.tick * self.THREADS
+        count = max(1, size // 4)
+        mine, in_order = np.repeat(threads, count) + self.tick * self.THREADS, np.repeat(np.broadcast_to(in_order, threads.shape), count)
         written, read = self._written[words], self._read[words]
         if size >= 4:  # of a word's halves others may have the other
-            self._found(self._raced(written, mine, handed_over), words, mine, written, "writes")
-        self._found(self._raced(read, mine, handed_over), words, mine, read, "writes")
+            self._found(self._raced(written, mine, in_order), words, mine, written, "writes")
+        self._found(self._raced(read, mine, in_order), words, mine, read, "writes")
         many = self._by_many[words] == self.tick
         self._found(many, words, mine, read, "writes")
         self._written[words] = mine

@@ -60,6 +60,7 @@ STATE = 4
 SPAN = CHUNK + 4  # numbers of a row of scores
 WIDEST = 256  # head width
 FOUR = 4  # queries of a tile, threads that share it, lanes of each; numbers of a head that a thread weighs
+EIGHT = 8  # queries of a block at most whose values a thread has in registers, all of one number of a head (attention_split.py)
 _WIDTHS = (16, 48, 128, WIDEST) if SIMULATED else (64, 96, 128, WIDEST)
 
 
@@ -98,10 +99,11 @@ def shape_for(width: int, queries: int, halves: bool = False, many: bool = False
     """The kernel for heads of a width up to WIDEST, in blocks of as many queries as share keys, or some of them; larger ones if `many`."""
     rounded = next(size for size in _WIDTHS if width <= size)
     vectors = width % (8 if halves else 4) == 0
-    if queries <= FOUR:
-        return Shape(rounded, FOUR, *((1, 16) if rounded == WIDEST else (2, CHUNK)), halves, vectors)
+    few = FOUR if queries <= FOUR else EIGHT
     if rounded == WIDEST:
-        return Shape(rounded, 8, 1, 16, halves, vectors)
+        return Shape(rounded, few, 1, 16, halves, vectors)
+    if queries <= few:
+        return Shape(rounded, few, 2, CHUNK, halves, vectors)
     return Shape(rounded, 32 if many else 16, 4, 16, halves, vectors)
 
 
