@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -28,9 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 if INTERPRET:
     sys.path.append(str(ROOT / "tests"))
-    from ptx.driver import install
-
-    install()
+    import_module("ptx.driver").install()
 
 import numpy as np  # noqa: E402
 
