@@ -237,6 +237,7 @@ def test_atomic_operations_are_all_counted():
         ("ld.global.u32 %r5, [%rd2+4];", "is not allocated"),
         ("ld.global.u32 %r5, [%rd2+-4];", "is not allocated"),
         ("ld.global.u32 %r5, [%rd2+120];", "is not allocated"),
+        ("prefetch.global.L2 [%rd2+128];", "is not allocated"),
         ("ld.global.u32 %r5, [%rd2+2];", "not aligned"),
         ("ld.global.v4.u32 {%r5, %r6, %r7, %r8}, [%rd2];", "16 bytes at .*: not aligned"),
         ("st.shared.u32 [%rd3+1000], %r1;", "outside"),

@@ -380,6 +380,11 @@ def _load_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     return load
 
 
+def _prefetch(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    """Nothing comes of it, but nobody should ask for what is not there."""
+    return lambda block, at: block.device.memory.check(block.place(operands[0], at), 1)
+
+
 def _store_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     sources, dtype = _vector(operands[1]), DTYPES[parts[-1]]
 
@@ -657,6 +662,6 @@ _SPECIAL: dict[str, Callable[[tuple[Operand, ...], list[str]], Step]] = {
     "mma": _multiply_matrices,
     "griddepcontrol.wait": _wait,
     "griddepcontrol.launch_dependents": _nothing,
-    "prefetch.global.L2": _nothing,
+    "prefetch.global.L2": _prefetch,
     "membar.gl": _nothing,
 }
