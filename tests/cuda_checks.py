@@ -544,7 +544,7 @@ def next_attention(heads: int, kv_heads: int, width: int, position: list[int], w
 @check
 def attend_next() -> None:
     next_attention(4, 2, 6, [69, 1], None, 70, "rope")  # two chunks, of which the second has the new key
-    next_attention(6, 1, 20, [64], None, 65, "none")  # a group that two blocks share; the new key is a chunk's first
+    next_attention(33, 1, 20, [64], None, 65, "none")  # a group that several blocks share; the new key is a chunk's first
     next_attention(2, 1, 4, [190, 63], 60, 128, "rope_adjacent")  # a ring, and a chunk's last key
 
 

@@ -276,6 +276,13 @@ def test_blocks_race_unless_one_has_been_told_that_the_other_is_done():
     assert run(text.format(told="membar.gl; atom.global.add.u32 %r5, [%rd1], 1;"), zeros(), blocks=2)[1] == 2
 
 
+def test_blocks_do_not_race_where_they_leave_the_same():
+    text = "mov.u32 %r5, {value}; setp.eq.s32 %p1, %r1, 0; @%p1 st.global.u32 [%rd1], %r5; bar.sync 0; ld.global.u32 %r6, [%rd1];"
+    assert run(text.format(value=7), zeros(), blocks=2)[0] == 7
+    with pytest.raises(Fault, match=r"a race: thread 0 writes .* of another block"):
+        run(text.format(value="%ctaid.x"), zeros(), blocks=2)
+
+
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_a_kernel_that_overlaps_reads_nothing_of_those_before_until_it_has_waited(overlaps):
     device, (writes, reads) = (

@@ -387,9 +387,10 @@ def _store_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         places, threads = block.place(operands[0], at), block.threads[at]
         if not block.waited[at].all():
             raise Fault("written before the kernels that read it have been waited for")
-        values = [block.get(source, dtype, at) for source in sources]
-        block.device.memory.store(places, dtype.itemsize, [np.asarray(value).view(f"u{dtype.itemsize}") for value in values])
-        block.device.watch.writes(places, dtype.itemsize * len(values), threads, block.handed_over)
+        memory, values = block.device.memory, [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
+        there = np.all([old == new for old, new in zip(memory.load(places, dtype.itemsize, len(values)), values, strict=True)], axis=0)
+        memory.store(places, dtype.itemsize, values)
+        block.device.watch.writes(places, dtype.itemsize * len(values), threads, block.handed_over | there)
 
     return store
 

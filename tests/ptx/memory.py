@@ -125,10 +125,10 @@ class Watch:
         first = (addresses - self.base) >> 2
         return first if size <= 4 else (first[:, None] + np.arange(size // 4)).reshape(-1)
 
-    def _raced(self, marks: NDArray[np.int64], mine: NDArray[np.int64], handed_over: bool) -> NDArray[np.bool_]:
+    def _raced(self, marks: NDArray[np.int64], mine: NDArray[np.int64], in_order: bool | NDArray[np.bool_]) -> NDArray[np.bool_]:
         ticks = marks // self.THREADS
         same = (ticks == self.tick) & (marks != mine)
-        return same if handed_over else same | ((ticks >= self.launch) & (ticks < self.block))
+        return same | (np.logical_not(in_order) & (ticks >= self.launch) & (ticks < self.block))
 
     def _found(
         self, raced: NDArray[np.bool_], words: NDArray[np.int64], mine: NDArray[np.int64], marks: NDArray[np.int64], how: str
@@ -153,9 +153,13 @@ class Watch:
         several |= self._read[words] != mine
         self._by_many[words[several]] = self.tick
 
-    def writes(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], handed_over: bool = False) -> None:
-        """Raises Fault if another thread read or wrote there, and nothing says when."""
+    def writes(
+        self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], handed_over: bool | NDArray[np.bool_] = False
+    ) -> None:
+        """Raises Fault if another thread read or wrote there, and nothing says when. `handed_over`: as above; or of each thread, whether
+        what it writes is there already, which is all the same to other blocks."""
         words = self._words(addresses, size)
+        handed_over = np.repeat(np.broadcast_to(handed_over, threads.shape), max(1, size // 4))
         mine = np.repeat(threads, max(1, size // 4)) + self.tick * self.THREADS
         written, read = self._written[words], self._read[words]
         if size >= 4:  # of a word's halves others may have the other
