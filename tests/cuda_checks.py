@@ -395,6 +395,8 @@ def normed_rows_without_a_scale() -> None:
 def ternary_skinny() -> None:
     for present in (2, 9, 17):
         ternary_alike(device(), 20, 200, present)  # 17: more tokens than it has at once, and too few rows for the tiles of many tokens
+    if not SIMULATED:
+        ternary_alike(device(), 1, 128 * (ternary.WARPS * ternary.DEPTH + 1), 2)  # the last go of all warps but for one is past the end
 
 
 def ternary_together(on: Cuda, present: int, *rows: int) -> None:
