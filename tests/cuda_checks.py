@@ -49,7 +49,7 @@ from bitnet_np.kernels.cuda.target import PIECE
 from bitnet_np.masks import Pattern, mask
 from bitnet_np.metrics import Metrics
 from bitnet_np.testing import random_model
-from bitnet_np.transformer import BITNET_CPP, forward, forward_full
+from bitnet_np.transformer import BITNET_CPP, forward, forward_full, prefill
 
 CHECKS: dict[str, Callable[[], None]] = {}
 
@@ -603,6 +603,15 @@ def cached_forward() -> None:
     cache.truncate(0, 1)
     own.truncate(0, 1)
     same(on, cache.k, own.k)
+
+
+@check
+def prefill_in_blocks() -> None:
+    """Nobody asks for the logits of a block that is not the last: what stands for them is not on the device."""
+    on, model = device(), random_model(rng(3), **SMALLEST)
+    cache, own, tokens = new_cache(model.config, 1, 4, on), KVCache(model.config, 1, 4), [[1, 3, 2]]
+    assert_same_bits(prefill(place(model, on), tokens, cache, block=2, ops=on), prefill(model, tokens, own, block=2))
+    alike(on, cache, own)
 
 
 def alike(on: Cuda, theirs: KVCache, ours: KVCache) -> None:
