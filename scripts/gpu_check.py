@@ -5,7 +5,7 @@
 Needs numpy, numba, numba-cuda, gguf, hypothesis and pytest, and no installation of this package. Each part is independent: what fails is
 told, and the others go on, in a process of their own, because an error on a GPU can leave all of a process without it. The JSON is written
 after each part; the short table comes last, also where a part does not end. Exit codes: 0 fine, 1 something is wrong, 3 no GPU.
-`--simulate` runs the same code on tiny shapes in Numba's simulator: it shows that this script works, and nothing else.
+`--interpret` runs the same code on tiny shapes without a GPU, what is compiled being interpreted: it shows that this script works, no more.
 """
 
 import argparse
@@ -19,15 +19,17 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from threading import Timer
 from typing import Any
 
-SIMULATE = "--simulate" in sys.argv
-if SIMULATE:
-    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+INTERPRET = "--interpret" in sys.argv
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+if INTERPRET:
+    sys.path.append(str(ROOT / "tests"))
+    import_module("ptx.driver").install()
 
 import numpy as np  # noqa: E402
 
@@ -45,7 +47,7 @@ GRACE = 30  # seconds for the last part, after the time is up
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured: of a GPU's time, or of the simulator's."""
+    """How much is measured: of a GPU's time, or of the interpreter's."""
 
     shape: dict[str, Any]  # of the model whose bits are compared
     bits: int  # tokens of its prompts
@@ -94,7 +96,7 @@ class Run:
     def config(self) -> Config:
         from benchmarks import gpu
 
-        return gpu.TINY if SIMULATE else gpu.BITNET_2B
+        return gpu.TINY if INTERPRET else gpu.BITNET_2B
 
     @property
     def model(self) -> Model:
@@ -116,8 +118,6 @@ def describe(run: Run) -> dict[str, Any]:
     from numba import cuda
 
     packages = {name: version(name) for name in ("numpy", "numba", "numba-cuda")}
-    if SIMULATE:
-        return {"device": "simulator", **packages}
     gpu = cuda.get_current_device()
     name = gpu.name.decode() if isinstance(gpu.name, bytes) else gpu.name
     free = run.on.free_bytes()
@@ -126,7 +126,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 def kernels(run: Run) -> dict[str, Any]:
     """Each kernel against the CPU's, bit for bit."""
-    command = [sys.executable, str(ROOT / "tests" / "cuda_checks.py"), *([] if SIMULATE else ["--gpu"]), *run.sizes.checks]
+    command = [sys.executable, str(ROOT / "tests" / "cuda_checks.py"), "--ptx" if INTERPRET else "--gpu", *run.sizes.checks]
     patience = max(1, min(PATIENCE, run.until - time.perf_counter()))
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -328,7 +328,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (default all)")
     result.add_argument("--seconds", type=float, default=450, metavar="S", help="no part begins after this long (default 450)")
     result.add_argument("--resume", action="store_true", help="go on with what is in the JSON already")
-    result.add_argument("--simulate", action="store_true", help="tiny shapes in Numba's simulator: only to see that this script works")
+    result.add_argument("--interpret", action="store_true", help="tiny shapes and no GPU: only to see that this script works")
     return result
 
 
@@ -340,12 +340,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gpu_check.py: --parts has {unknown[0]!r}, expected some of {', '.join(PARTS)}", file=sys.stderr)
         return 2
     began = time.perf_counter()
-    if SIMULATE:
-        from bitnet_np.kernels.cuda import simulated
-
-        simulated.use_barriers()
     try:
-        run = Run(open_cuda(), TINY if SIMULATE else GPU, until=began + options.seconds)
+        run = Run(open_cuda(), TINY if INTERPRET else GPU, until=began + options.seconds)
     except OptionError as error:
         print(f"gpu_check.py: {error}; nothing was run", file=sys.stderr)
         return 3
@@ -370,7 +366,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if failed and number + 1 < len(chosen):
             left = options.seconds - (time.perf_counter() - began)
             rest = ["--json", str(options.json), "--parts", ",".join(chosen[number + 1 :]), "--seconds", f"{left:.0f}", "--resume"]
-            os.execv(sys.executable, [sys.executable, __file__, *rest, *(["--simulate"] if SIMULATE else [])])
+            os.execv(sys.executable, [sys.executable, __file__, *rest, *(["--interpret"] if INTERPRET else [])])
     watch.cancel()
     return tell(run)
 
@@ -381,7 +377,7 @@ def tell(run: Run) -> int:
         lines = table(run)
     except Exception:
         lines = [f"PROBLEM: no table: {traceback.format_exc()[-1000:]}"]
-    print("\n".join(["", *(["SIMULATED: no number below means anything"] if SIMULATE else []), *lines]))
+    print("\n".join(["", *(["INTERPRETED: no time below means anything"] if INTERPRET else []), *lines]))
     for problem in run.problems:
         print(f"PROBLEM: {problem}")
     return 1 if run.problems else 0

@@ -3,6 +3,7 @@
 
 The simulator is chosen when Numba is imported, for all of a process. It runs a thread of Python for each of the GPU's, so shapes are small.
 With --gpu, what is compiled runs on a GPU, with large shapes too; with --ptx it is interpreted (ptx/), and no GPU is needed.
+Other arguments are checks, or groups of them (rows, matrices, attention, models); without any, all are done.
 Prints one line of JSON for each check: its name, seconds, and what went wrong.
 """
 
@@ -52,11 +53,16 @@ from bitnet_np.testing import random_model
 from bitnet_np.transformer import BITNET_CPP, forward, forward_full, prefill
 
 CHECKS: dict[str, Callable[[], None]] = {}
+GROUPS: dict[str, list[str]] = {}
 
 
-def check(function: Callable[[], None]) -> Callable[[], None]:
-    CHECKS[function.__name__] = function
-    return function
+def check(group: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def known(function: Callable[[], None]) -> Callable[[], None]:
+        CHECKS[function.__name__] = function
+        GROUPS.setdefault(group, []).append(function.__name__)
+        return function
+
+    return known
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -107,7 +113,7 @@ def _quantized_alike(on: Cuda, found: tuple, x: NDArray[np.float32]) -> None:
     np.testing.assert_array_equal(sums, codes.sum(axis=1, dtype=np.int32))
 
 
-@check
+@check("rows")
 def quantize() -> None:
     on = device()
     for width in (1, 33, 128, 300):
@@ -115,7 +121,7 @@ def quantize() -> None:
         _quantized_alike(on, on.quantize(on.upload(x)), x)
 
 
-@check
+@check("rows")
 def rms_norm() -> None:
     on = device()
     for width in (1, 33, 300, PIECE + 70):  # the last is more than fits shared memory at once
@@ -126,7 +132,7 @@ def rms_norm() -> None:
         _quantized_alike(on, on.quantize(out), ours)
 
 
-@check
+@check("rows")
 def norms_of_what_comes_before() -> None:
     """A sum or a gate that nobody has read yet is worked out by the norm that does; and so are its own readers' numbers."""
     on = device()
@@ -145,14 +151,14 @@ def norms_of_what_comes_before() -> None:
         same(on, on.add(there, there), ours + ours)
 
 
-@check
+@check("rows")
 def norms_fold_their_lanes_by_halving() -> None:
     on, (x, _) = device(), selftest.rows_that_tell_lanes()
     gain = np.ones(x.shape[1], np.float32)
     same(on, on.rms_norm(on.upload(x), on.upload(gain), 0.0), cpu.rms_norm(x, gain, 0.0))
 
 
-@check
+@check("rows")
 def layer_norm() -> None:
     on = device()
     for width in (1, 33, PIECE + 90):
@@ -163,7 +169,7 @@ def layer_norm() -> None:
             equal_where_finite(on, on.layer_norm(x_there, gain_there, b_there, 1e-5), cpu.layer_norm(x, gain, b, 1e-5))
 
 
-@check
+@check("rows")
 def numbers() -> None:
     on = device()
     a, b = odd_rows(20), normal(6, 20, seed=1)
@@ -180,7 +186,7 @@ def numbers() -> None:
     same(on, on.take(b_there, on.upload(rows)), cpu.take(b, rows))
 
 
-@check
+@check("rows")
 def rope() -> None:
     on = device()
     x, angle = normal(3, 2, 10), rng().uniform(0, 1e5, (3, 4))
@@ -192,7 +198,7 @@ def rope() -> None:
         same(on, on.add(rotated, rotated), ours + ours)
 
 
-@check
+@check("rows")
 def keep_erase_carry() -> None:
     """Keys and values to their places of a ring, of which some are forgotten and some copied."""
     on, slot, position = device(), np.array([0, 2, 2]), np.array([3, 6, 9])
@@ -219,7 +225,7 @@ def keep_erase_carry() -> None:
     np.testing.assert_array_equal(on.to_host(there[1]), kept[1])
 
 
-@check
+@check("rows")
 def spread() -> None:
     on = device()
     x, slot, position = normal(4, 2, 3), np.array([0, 0, 2, 2]), np.array([0, 1, 0, 4])
@@ -227,7 +233,7 @@ def spread() -> None:
     same(on, on.spread(*there, (3, 5)), cpu.spread(x, slot, position, (3, 5)))
 
 
-@check
+@check("rows")
 def fill_mask() -> None:
     on = device()
     queries, past, keys = np.array([3, 2]), np.array([2, 0]), np.array([5, 2])
@@ -238,7 +244,7 @@ def fill_mask() -> None:
         same(on, out, ours)
 
 
-@check
+@check("rows")
 def mask_where_the_policy_says() -> None:
     on = device()
     for limit in (0, 100):
@@ -257,7 +263,7 @@ def tables(n: int, width: int) -> Iterator[NDArray]:
     yield (table.view(np.uint32) >> 16).astype(np.uint16)
 
 
-@check
+@check("matrices")
 def embed() -> None:
     on, tokens = device(), np.array([6, 0, 0, 3])
     for width in (1, 40, 130):
@@ -265,7 +271,7 @@ def embed() -> None:
             same(on, on.embed(on.table(table), on.upload(tokens)), cpu.embed(table, tokens))
 
 
-@check
+@check("matrices")
 def matmul() -> None:
     on = device()
     for width, presents in ((1, (1,)), (40, (2, 9)), (130, (1, 3))):
@@ -285,14 +291,14 @@ def ternary_alike(on: Cuda, n: int, width: int, present: int) -> None:
     same(on, on.ternary_matmul(*on.quantize(on.upload(x)), on.ternary(matrix), weights.scale, n), ours)
 
 
-@check
+@check("matrices")
 def ternary_layout() -> None:
     for shape in ((1, 1), (16, 128), (37, 200)):
         matrix = rng().integers(-1, 2, shape).astype(np.int8)
         np.testing.assert_array_equal(ternary.from_fragments(ternary.in_fragments(matrix), shape), matrix)
 
 
-@check
+@check("matrices")
 def ternary_rows_of_the_largest_sums() -> None:
     """As wide as is allowed, and all numbers as large as they can be: no plane's sum leaves int32."""
     on, width = device(), ternary.WIDEST if GPU else 1 << 12
@@ -306,7 +312,7 @@ def ternary_rows_of_the_largest_sums() -> None:
         on.ternary(np.zeros((1, ternary.WIDEST + 1), np.int8))
 
 
-@check
+@check("matrices")
 def ternary_gemv() -> None:
     for n, width in ((1, 1), (37, 200), (17, 1300), *(((2560, 6912), (6912, 2560)) if GPU else ())):  # 1300: more than one go of a warp
         ternary_alike(device(), n, width, 1)
@@ -332,7 +338,7 @@ def normed_product(on: Cuda, source: str, width: int, *rows: int) -> None:
         same(on, theirs, expected)
 
 
-@check
+@check("matrices")
 def normed_products() -> None:
     on = device()
     normed_product(on, "row", 40, 20, 33, 1)
@@ -349,7 +355,7 @@ def normed_products() -> None:
         normed_product(device(), "relu2_gate", 6912, 2560)
 
 
-@check
+@check("matrices")
 def what_comes_after_products() -> None:
     """A sum or a gate of products that nobody has read yet is worked out with them; and so is nothing once somebody has."""
     on, width, n = device(), 40, 37
@@ -377,7 +383,7 @@ def what_comes_after_products() -> None:
         same(on, second, up)
 
 
-@check
+@check("matrices")
 def normed_rows_without_a_scale() -> None:
     """Infinity or NaN anywhere leaves no number of the product."""
     on = device()
@@ -391,7 +397,7 @@ def normed_rows_without_a_scale() -> None:
         equal_where_finite(on, found, cpu.ternary_matmul(*q, weights.codes, weights.scale, 17))
 
 
-@check
+@check("matrices")
 def ternary_skinny() -> None:
     for present in (2, 9, 17):
         ternary_alike(device(), 20, 200, present)  # 17: more tokens than it has at once, and too few rows for the tiles of many tokens
@@ -410,7 +416,7 @@ def ternary_together(on: Cuda, present: int, *rows: int) -> None:
         same(on, theirs, expected)
 
 
-@check
+@check("matrices")
 def ternary_matrices_together() -> None:
     for present, rows in ((1, (20, 33, 1)), (2, (17, 5)), (17, (20, 40, 33))):
         ternary_together(device(), present, *rows)
@@ -425,20 +431,20 @@ def gemm(tile: tuple[int, ...], n: int, width: int, present: int) -> None:
     ternary_alike(on, n, width, present)
 
 
-@check
+@check("matrices")
 def ternary_gemm() -> None:
     gemm(TILES[-1], 40, 520, 35)  # more blocks of columns than are in shared memory at a time; edges on all sides
     gemm(TILES[-1], 70, 100, 17)
 
 
-@check
+@check("matrices")
 def ternary_gemm_of_any_shape() -> None:
     for n, width, present in ((2560, 2560, 17), (640, 6912, 128), (6912, 2560, 513)) if GPU else ():
         for tile in TILES:
             gemm(tile, n, width, present)
 
 
-@check
+@check("matrices")
 def ternary_gemm_largest() -> None:
     gemm(TILES[0], 64 + 5, 130, 50)
 
@@ -468,33 +474,33 @@ def attention(heads: int, kv_heads: int, width: int, slot: list[int], position: 
         same(on, on.attend(rotated, *map(on.upload, bits), there.slot, there.position, window), ours)
 
 
-@check
+@check("attention")
 def attend_rows() -> None:
     attention(4, 2, 6, [0, 0, 0, 1, 1], [0, 1, 2, 3, 4], None, 5)  # two runs in one tile
     attention(5, 1, 20, [1, 1], [63, 64], None, 66)  # a group that is more than four queries; across a chunk's edge
 
 
-@check
+@check("attention")
 def attend_many() -> None:
     """The largest blocks, of 32 queries, two and a rest; a window; heads as wide as a kernel is for, and such as are read in 16 bytes."""
     attention(8, 2, 16, [0] * 9, list(range(60, 69)), None, 69)
     attention(4, 1, 24, [0] * 11 + [1] * 6, [*range(56, 67), *range(1, 7)], 30, 67)
 
 
-@check
+@check("attention")
 def attend_window() -> None:
     attention(2, 2, 4, [0, 0], [68, 69], 3, 70)  # the first chunk is not seen at all
     attention(2, 2, 4, [0, 1], [69, 64], 6, 70)
     attention(2, 1, 8, [0, 0], [2, 3], 1 << 40, 4)
 
 
-@check
+@check("attention")
 def attend_chunks() -> None:
     attention(4, 2, 6, [1, 0], [69, 1], None, 70)
     attention(20, 1, 6, [0], [2], None, 3)  # a group larger than a block
 
 
-@check
+@check("attention")
 def attend_long() -> None:
     if GPU:
         attention(20, 5, 128, [1] * 300 + [0] * 41, [*range(200, 500), *range(41)], None, 500)
@@ -502,12 +508,12 @@ def attend_long() -> None:
         attention(32, 8, 64, [0] * 200, list(range(200)), 100, 200)
 
 
-@check
+@check("attention")
 def attend_wide() -> None:
     attention(1, 1, 130, [0, 0], [0, 1], None, 2)
 
 
-@check
+@check("attention")
 def attend_ring() -> None:
     attention(1, 1, 4, [0, 0], [190, 191], 66, 128)  # two chunks of places, of which the first holds the last keys
     attention(2, 1, 4, [0, 1], [190, 130], 60, 128)
@@ -543,10 +549,11 @@ def next_attention(heads: int, kv_heads: int, width: int, position: list[int], w
         assert np.isnan(ours).any() == (dtype == np.int16)
 
 
-@check
+@check("attention")
 def attend_next() -> None:
     next_attention(4, 2, 6, [69, 1], None, 70, "rope")  # two chunks, of which the second has the new key
-    next_attention(33, 1, 20, [64], None, 65, "none")  # a group that several blocks share; the new key is a chunk's first
+    next_attention(6, 1, 20, [64], None, 65, "none")  # a group that is more than four queries; the new key is a chunk's first
+    next_attention(9, 1, 6, [64], None, 65, "none")  # a group that two blocks share
     next_attention(2, 1, 4, [190, 63], 60, 128, "rope_adjacent")  # a ring, and a chunk's last key
 
 
@@ -559,7 +566,7 @@ def masked_attention(heads: int, kv_heads: int, width: int, slot: list[int], pos
     equal_where_finite(on, on.attend_masked(*map(on.upload, (q, k, v)), there.slot, there.position, on.upload(mask)), ours)
 
 
-@check
+@check("attention")
 def attend_masked() -> None:
     """Biases; a chunk and a row that see nothing; padding; and values that are not finite, which hidden keys keep to themselves."""
     mask = np.where(rng(3).random((2, 67, 67)) < 0.5, normal(2, 67, 67, seed=4), np.float32(-np.inf)).astype(np.float32)
@@ -578,7 +585,7 @@ TINY = {"width": 40, "heads": 4, "kv_heads": 2, "head_dim": 6, "ffn": 36, "n_lay
 SMALLEST = {"width": 8, "heads": 2, "kv_heads": 2, "head_dim": 4, "ffn": 12, "n_layers": 1, "vocab": 5}
 
 
-@check
+@check("models")
 def whole_forward() -> None:
     on, model = device(), random_model(rng(), **TINY)
     seen: dict[str, NDArray] = {}
@@ -592,7 +599,7 @@ def whole_forward() -> None:
         np.testing.assert_array_equal(theirs[name], array, err_msg=name)
 
 
-@check
+@check("models")
 def cached_forward() -> None:
     on, model = device(), random_model(rng(2), **TINY | {"heads": 2})
     there, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
@@ -605,7 +612,7 @@ def cached_forward() -> None:
     same(on, cache.k, own.k)
 
 
-@check
+@check("models")
 def prefill_in_blocks() -> None:
     """Nobody asks for the logits of a block that is not the last: what stands for them is not on the device."""
     on, model = device(), random_model(rng(3), **SMALLEST)
@@ -622,7 +629,7 @@ def alike(on: Cuda, theirs: KVCache, ours: KVCache) -> None:
     assert (theirs.nbytes, theirs.dtype) == (ours.nbytes, ours.dtype)
 
 
-@check
+@check("models")
 def forked_and_resized_caches() -> None:
     on, model = device(), random_model(rng(8), **SMALLEST)
     there = place(model, on)
@@ -638,7 +645,7 @@ def forked_and_resized_caches() -> None:
         alike(on, cache, own)
 
 
-@check
+@check("models")
 def beyond_float16() -> None:
     on, model = device(), random_model(rng(8), **SMALLEST)
     model = replace(model, layers=tuple(replace(w, attn_norm=w.attn_norm * np.float32(1e6)) for w in model.layers))
@@ -648,7 +655,7 @@ def beyond_float16() -> None:
     assert not on.to_host(cache.k).any()
 
 
-@check
+@check("models")
 def ring_caches() -> None:
     """Rows that wrap around, what is written over and taken back, and one token after another."""
     on, model = device(), random_model(rng(9), **SMALLEST | {"window": 3, "context": 300})
@@ -672,7 +679,7 @@ def ring_caches() -> None:
     alike(on, cache, own)
 
 
-@check
+@check("models")
 def masked_forward() -> None:
     """A mask of each sequence's own, padding, and a position that sees nothing."""
     on, model = device(), random_model(rng(7), **SMALLEST)
@@ -682,7 +689,7 @@ def masked_forward() -> None:
     assert_same_bits(forward_full(place(model, on), tokens, [3, 1], mask=mask, ops=on), ours)
 
 
-@check
+@check("models")
 def other_families() -> None:
     for family, more in (("llama", {"weights": "float16"}), ("gptneox", {"weights": "bfloat16", "parallel_residual": True}), ("gpt2", {})):
         on, model = device(), random_model(rng(3), **SMALLEST | {"family": family} | more)
@@ -690,13 +697,13 @@ def other_families() -> None:
         assert_same_bits(forward_full(place(model, on), tokens, last_only=True, ops=on), forward_full(model, tokens, last_only=True))
 
 
-@check
+@check("models")
 def generation() -> None:
     on, model = device(), random_model(rng(4), **SMALLEST)
     assert generate(place(model, on), [1, 2], 2, ops=on) == generate(model, [1, 2], 2)
 
 
-@check
+@check("models")
 def metered() -> None:
     on, model, metrics = device(), random_model(rng(4), **SMALLEST), Metrics()
     ops = metrics.ops(on, "a test")
@@ -706,7 +713,7 @@ def metered() -> None:
     assert counted["operations"]["attend"] | {"device": "cuda", "reason": "a test", "calls": 1} == counted["operations"]["attend"]
 
 
-@check
+@check("models")
 def decoder() -> None:
     on, model = device(), random_model(rng(5), **SMALLEST)
     there, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
@@ -730,7 +737,7 @@ def decoder() -> None:
             both([1, 5])
 
 
-@check
+@check("models")
 def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
     on, model, alive = device(), random_model(rng(5), **SMALLEST), list[weakref.ref]()
     there, upload = place(model, on), on.upload
@@ -756,7 +763,7 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
     assert all(reference() is not None for reference in alive)
 
 
-@check
+@check("models")
 def nothing_waits_for_the_garbage_collector() -> None:
     """Memory that is let go is there for what comes next, or a graph could not be captured in the memory of the run before."""
     on, model = device(), random_model(rng(5), **SMALLEST)
@@ -774,7 +781,7 @@ def nothing_waits_for_the_garbage_collector() -> None:
     assert not left
 
 
-@check
+@check("models")
 def launches() -> None:
     """How many a decoded token takes: each costs as much as most of what they do. (A GPU does not tell those of a graph.)"""
     if GPU:
@@ -800,7 +807,7 @@ def launches() -> None:
     assert kernels.total() == 5 * layers + 5
 
 
-@check
+@check("models")
 def refusals() -> None:
     """What a device cannot do is told by name, and too little memory before anything is sent."""
     on, model = device(), random_model(rng(6), **SMALLEST)
@@ -830,7 +837,8 @@ def refusals() -> None:
 def main(arguments: list[str]) -> None:
     if SIMULATED:
         simulated.use_barriers()
-    for name in [name for name in arguments if not name.startswith("--")] or CHECKS:
+    asked = [argument for argument in arguments if not argument.startswith("--")]
+    for name in [name for each in asked for name in GROUPS.get(each, [each])] or CHECKS:
         began, problem = time.perf_counter(), ""
         try:
             CHECKS[name]()

@@ -1,4 +1,4 @@
-"""The GPU's kernels without a GPU: run in Numba's simulator, and compiled to PTX that is read. With a GPU (marked gpu): run there too."""
+"""The GPU's kernels, in Numba's simulator and as the PTX that they compile to, read and interpreted. Where there is a GPU: there too."""
 
 import ast
 import inspect
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,11 +24,14 @@ from bitnet_np.errors import OptionError
 from bitnet_np.kernels import cpu, masks
 
 CHECKS = Path(__file__).with_name("cuda_checks.py")
-NAMES = [
-    node.name
+GROUPS = Counter(
+    decorator.args[0].value
     for node in ast.parse(CHECKS.read_text("utf-8")).body
-    if isinstance(node, ast.FunctionDef) and any(getattr(decorator, "id", "") == "check" for decorator in node.decorator_list)
-]
+    if isinstance(node, ast.FunctionDef)
+    for decorator in node.decorator_list
+    if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "check"
+)
+needs_compiler = pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="no C compiler for a CUDA driver")
 needs_package = pytest.mark.skipif(find_spec("numba_cuda") is None, reason="numba-cuda is not installed (extra `cuda`)")
 
 
@@ -39,38 +43,37 @@ def has_gpu() -> bool:
     return True
 
 
-def run_checks(*arguments: str) -> dict[str, str]:
-    """Names of checks -> what went wrong, or an empty string."""
+def run_checks(group: str, *how: str) -> None:
+    """All checks of a group, in a process of their own."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "NUMBA_NUM_THREADS": "1"}
-    command = [sys.executable, str(CHECKS), *arguments]
+    command = [sys.executable, str(CHECKS), group, *how]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     found = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    return {line["check"]: line["problem"] for line in found}
-
-
-@pytest.fixture(scope="module")
-def simulated():
-    return run_checks()
+    assert len(found) == GROUPS[group]
+    assert not [f"{line['check']}: {line['problem']}" for line in found if line["problem"]]
 
 
 @needs_package
-@pytest.mark.parametrize("name", NAMES)
-def test_a_kernel_in_the_simulator_gives_the_bits_of_the_cpu(simulated, name):
-    assert simulated[name] == "", simulated[name]
+@pytest.mark.parametrize("group", [group for group in GROUPS if group != "models"])
+def test_kernels_in_the_simulator_give_the_bits_of_the_cpu(group):
+    run_checks(group)
 
 
-@pytest.fixture(scope="module")
-def on_gpu():
-    return run_checks("--gpu")
+@needs_package
+@needs_compiler
+@pytest.mark.parametrize("group", GROUPS)
+def test_kernels_as_they_are_compiled_give_the_bits_of_the_cpu(group):
+    """Instruction by instruction, by an interpreter of PTX that refuses races and waits that are missing."""
+    run_checks(group, "--ptx")
 
 
 @pytest.mark.gpu
 @needs_package
 @pytest.mark.skipif(not has_gpu(), reason="no GPU here")
-@pytest.mark.parametrize("name", NAMES)
-def test_a_kernel_on_the_gpu_gives_the_bits_of_the_cpu(on_gpu, name):
-    assert on_gpu[name] == "", on_gpu[name]
+@pytest.mark.parametrize("group", GROUPS)
+def test_kernels_on_the_gpu_give_the_bits_of_the_cpu(group):
+    run_checks(group, "--gpu")
 
 
 # --- twins ----------------------------------------------------------------------------------------------------------------------------
@@ -244,6 +247,7 @@ def kernels() -> dict[str, tuple]:
         *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
         *((attention.attend(shape_for(width, 32, many=True)), (*attended(), i, f3)) for width in (96, 128)),
         *((attention_split.attend_chunk(shape, True), split(f1)) for shape in shapes(4)),
+        (attention_split.attend_chunk(shape_for(128, 8), True), split(f1)),
         (attention_split.attend_chunk(shape_for(128, 4), False), split(f1)),
         (attention.attend(shape_for(128, 16, True)), (*attended(halves), i, f3)),
         (attention_split.attend_chunk(shape_for(128, 4, True), True), split(halves)),
@@ -442,12 +446,13 @@ def run_gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
 
 
 @needs_package
-def test_gpu_check_runs_all_its_parts_in_the_simulator(tmp_path):
-    code, told, written = run_gpu_check(tmp_path, "--simulate")
+@needs_compiler
+def test_gpu_check_runs_all_its_parts_where_kernels_are_interpreted(tmp_path):
+    code, told, written = run_gpu_check(tmp_path, "--interpret")
     assert (code, written["problems"]) == (0, []), told
     assert written["found"].keys() == {"describe", "peaks", "bits", "kernels", "decode", "ways", "prefill", "matrices", "masks"}
     assert all(entry["equal"] for entry in written["found"]["bits"].values())
-    assert "SIMULATED: no number below means anything" in told
+    assert "INTERPRETED: no time below means anything" in told
 
 
 @pytest.fixture

@@ -92,8 +92,14 @@ _MMA_OPERATIONS = 2 * 16 * 8 * 32
 
 
 def _tensor_loop() -> Any:
-    none, step = instructions.zeros(4 * _ROWS * _TOKENS), instructions.multiply(_ROWS, _TOKENS, 0)
+    count = 4 * _ROWS * _TOKENS
+    none, step = instructions.zeros(count), instructions.multiply(_ROWS, _TOKENS, 0)
     load_weights, load_codes = instructions.load_fragments(_ROWS), instructions.load_fragments(_TOKENS)
+
+    def add(i: int, sums: Any, total: Any) -> None:
+        total[0] += sums[0]
+
+    add_all = instructions.for_each(add, [[i] for i in range(count)])
 
     @kernel
     def tensor_loop(words: Any, turns: int, out: Any) -> None:
@@ -103,10 +109,10 @@ def _tensor_loop() -> Any:
         sums = none()
         for _ in range(turns):
             sums = step(sums, weights, codes)
-        total = np.int32(0)
-        for i in range(4 * _ROWS * _TOKENS):
-            total = np.int32(total + sums[i])
-        out[cuda.grid(1)] = total
+        total = cuda.local.array(1, np.int32)
+        total[0] = 0
+        add_all(sums, (total,))
+        out[cuda.grid(1)] = total[0]
 
     return tensor_loop
 

@@ -387,10 +387,13 @@ def _store_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         places, threads = block.place(operands[0], at), block.threads[at]
         if not block.waited[at].all():
             raise Fault("written before the kernels that read it have been waited for")
-        memory, values = block.device.memory, [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
-        there = np.all([old == new for old, new in zip(memory.load(places, dtype.itemsize, len(values)), values, strict=True)], axis=0)
-        memory.store(places, dtype.itemsize, values)
-        block.device.watch.writes(places, dtype.itemsize * len(values), threads, block.handed_over | there)
+        values = [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
+        before = block.device.memory.load(places, dtype.itemsize, len(values))
+        unchanged = np.logical_and.reduce(
+            [old == new for old, new in zip(before, values, strict=True)]
+        )  # several blocks may write the same
+        block.device.memory.store(places, dtype.itemsize, values)
+        block.device.watch.writes(places, dtype.itemsize * len(values), threads, block.handed_over | unchanged)
 
     return store
 

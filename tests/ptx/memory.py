@@ -127,9 +127,10 @@ class Watch:
         return first if size <= 2 else (first[:, None] + np.arange(size // 2)).reshape(-1)
 
     def _raced(self, marks: NDArray[np.int64], mine: NDArray[np.int64], in_order: bool | NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether another thread may touch it at the same time. `in_order`: one of another block is not of those."""
         ticks = marks // self.THREADS
-        same = (ticks == self.tick) & (marks != mine)
-        return same | (np.logical_not(in_order) & (ticks >= self.launch) & (ticks < self.block))
+        others = (ticks >= self.launch) & (ticks < self.block)
+        return ((ticks == self.tick) & (marks != mine)) | (others & ~np.asarray(in_order))
 
     def _found(
         self, raced: NDArray[np.bool_], halves: NDArray[np.int64], mine: NDArray[np.int64], marks: NDArray[np.int64], how: str
@@ -143,28 +144,27 @@ class Watch:
                 f"{other % self.THREADS} of {whose} block touched with no barrier between"
             )
 
-    def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], handed_over: bool = False) -> None:
-        """Raises Fault if another thread wrote there, and nothing says when. `handed_over`: other blocks are known to be done."""
+    def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], in_order: bool = False) -> None:
+        """Raises Fault if another thread wrote there, and nothing says when. `in_order`: see `_raced`."""
         halves = self.halves(addresses, size)
         mine = np.repeat(threads, max(1, size // 2)) + self.tick * self.THREADS
         written, read = self._written[halves], self._read[halves]
-        self._found(self._raced(written, mine, handed_over), halves, mine, written, "reads")
+        self._found(self._raced(written, mine, in_order), halves, mine, written, "reads")
         several = (read // self.THREADS == self.tick) & (read != mine)
         self._read[halves] = mine
         several |= self._read[halves] != mine
         self._by_many[halves[several]] = self.tick
 
     def writes(
-        self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], handed_over: bool | NDArray[np.bool_] = False
+        self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], in_order: bool | NDArray[np.bool_] = False
     ) -> None:
-        """Raises Fault if another thread read or wrote there, and nothing says when. `handed_over`: as above; or of each thread, whether
-        what it writes is there already, which is all the same to other blocks."""
+        """Raises Fault if another thread read or wrote there, and nothing says when. `in_order`: see `_raced`; one for all, or for each."""
         halves = self.halves(addresses, size)
-        handed_over = np.repeat(np.broadcast_to(handed_over, threads.shape), max(1, size // 2))
-        mine = np.repeat(threads, max(1, size // 2)) + self.tick * self.THREADS
+        count = max(1, size // 2)
+        mine, in_order = np.repeat(threads, count) + self.tick * self.THREADS, np.repeat(np.broadcast_to(in_order, threads.shape), count)
         written, read = self._written[halves], self._read[halves]
-        self._found(self._raced(written, mine, handed_over), halves, mine, written, "writes")
-        self._found(self._raced(read, mine, handed_over), halves, mine, read, "writes")
+        self._found(self._raced(written, mine, in_order), halves, mine, written, "writes")
+        self._found(self._raced(read, mine, in_order), halves, mine, read, "writes")
         many = self._by_many[halves] == self.tick
         self._found(many, halves, mine, read, "writes")
         self._written[halves] = mine

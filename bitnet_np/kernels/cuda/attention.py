@@ -17,7 +17,7 @@ from ..scalar import CHUNK
 from .attention_steps import FOUR, SPAN, UNSEEN, Shape, begin, sizes, steps
 from .target import ALIGNED, instructions, kernel
 
-device, fma, in_turn = instructions.device, instructions.fma, instructions.in_turn
+device, fma, in_turn, this_thread = instructions.device, instructions.fma, instructions.in_turn, instructions.this_thread
 
 _f = np.float32
 
@@ -150,13 +150,13 @@ def attend_masked(shape: Shape) -> Any:
             for key in range(0, all_keys, CHUNK):
                 n_keys, place = min(CHUNK, all_keys - key), base + key * k_stride
                 seen, infinite = 0, 0
-                for item in range(cuda.threadIdx.x, (end - first) * n_keys, threads):
+                for item in range(this_thread(), (end - first) * n_keys, threads):
                     if mask[mine + item // n_keys * all_keys + key + item % n_keys] > -np.inf:
                         seen = 1
                 if cuda.syncthreads_or(seen):
                     bring_keys(keys, 0, k, place, k_stride, n_keys, width)
                     for j in range(n_keys):
-                        if cuda.threadIdx.x < width and not abs(v[place + j * k_stride + cuda.threadIdx.x]) < np.inf:
+                        if this_thread() < width and not abs(v[place + j * k_stride + this_thread()]) < np.inf:
                             infinite = 1
                     finite = not cuda.syncthreads_or(infinite)
                     score(queries, keys, scores, dots, k, place, k_stride, n_keys, width, scale)

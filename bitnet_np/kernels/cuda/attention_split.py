@@ -14,7 +14,7 @@ from .attention_steps import LARGEST, SPAN, STATE, WEIGHT, Shape, begin, sizes, 
 from .rows import as_kept, rotated
 from .target import ALIGNED, instructions, kernel
 
-await_previous, chain_column, device, fma, fold_column, let_next_begin, load_column, plus, prefetch, times = (
+await_previous, chain_column, device, fma, fold_column, let_next_begin, load_column, plus, prefetch, this_thread, times = (
     instructions.await_previous,
     instructions.chain_column,
     instructions.device,
@@ -24,6 +24,7 @@ await_previous, chain_column, device, fma, fold_column, let_next_begin, load_col
     instructions.load_column,
     instructions.plus,
     instructions.prefetch,
+    instructions.this_thread,
     instructions.times,
 )
 
@@ -52,13 +53,13 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
     @device
     def factors(largest, weight, r, head, n, chunk, count, carried, shared):
         """Of chunks chunk..chunk + count: their sums of weights, and by what each and what is before it is multiplied, into `shared`."""
-        for item in range(cuda.threadIdx.x, n * CHUNK, cuda.blockDim.x):
+        for item in range(this_thread(), n * CHUNK, cuda.blockDim.x):
             i, c = item // CHUNK, item % CHUNK
             if c < count:
                 shared[item] = largest[r, head + i, chunk + c]
                 shared[of_weights + item] = weight[r, head + i, chunk + c]
         cuda.syncthreads()
-        for item in range(cuda.threadIdx.x, n * CHUNK, cuda.blockDim.x):
+        for item in range(this_thread(), n * CHUNK, cuda.blockDim.x):
             i, c = item // CHUNK, item % CHUNK
             if c < count:
                 before = carried[i * STATE + LARGEST]
@@ -71,7 +72,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
     @device
     def fold_row(parts, largest, weight, r, head, n, first, end, width, state, rows, shared, total, out):
         """Chunks first..end of the row's heads head..head + n, in order."""
-        d, all_chunks = cuda.threadIdx.x, largest.shape[2]
+        d, all_chunks = this_thread(), largest.shape[2]
         begin(state, rows, n_queries, n_queries)
         cuda.syncthreads()
         for i in range(n_queries):
@@ -130,7 +131,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
         out,
     ):  # [R, G, K] and as q's, [R, G, K]; as `attend`; [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk] -> [R, H, K]
         let_next_begin()
-        r, width, d = cuda.blockIdx.x, q.shape[2], cuda.threadIdx.x
+        r, width, d = cuda.blockIdx.x, q.shape[2], this_thread()
         here, key = position[r], cuda.blockIdx.z * CHUNK
         heads = q.shape[1] // kv_heads
         pieces = (heads + n_queries - 1) // n_queries

@@ -33,7 +33,7 @@ from .target import SIMULATED, instructions
     plus,
     quad_max,
     syncthreads,
-    this_thread,
+    thread_again,
     times,
     wait_copies,
 ) = (
@@ -48,7 +48,7 @@ from .target import SIMULATED, instructions
     instructions.plus,
     instructions.quad_max,
     instructions.syncthreads,
-    instructions.this_thread,
+    instructions.thread_again,
     instructions.times,
     instructions.wait_copies,
 )
@@ -60,6 +60,7 @@ STATE = 4
 SPAN = CHUNK + 4  # numbers of a row of scores
 WIDEST = 256  # head width
 FOUR = 4  # queries of a tile, threads that share it, lanes of each; numbers of a head that a thread weighs
+EIGHT = 8  # queries of a block at most whose values a thread has in registers, all of one number of a head (attention_split.py)
 _WIDTHS = (16, 48, 128, WIDEST) if SIMULATED else (64, 96, 128, WIDEST)
 
 
@@ -98,10 +99,11 @@ def shape_for(width: int, queries: int, halves: bool = False, many: bool = False
     """The kernel for heads of a width up to WIDEST, in blocks of as many queries as share keys, or some of them; larger ones if `many`."""
     rounded = next(size for size in _WIDTHS if width <= size)
     vectors = width % (8 if halves else 4) == 0
-    if queries <= FOUR:
-        return Shape(rounded, FOUR, *((1, 16) if rounded == WIDEST else (2, CHUNK)), halves, vectors)
+    few = FOUR if queries <= FOUR else EIGHT
     if rounded == WIDEST:
-        return Shape(rounded, 8, 1, 16, halves, vectors)
+        return Shape(rounded, few, 1, 16, halves, vectors)
+    if queries <= few:
+        return Shape(rounded, few, 2, CHUNK, halves, vectors)
     return Shape(rounded, 32 if many else 16, 4, 16, halves, vectors)
 
 
@@ -123,7 +125,7 @@ class Steps(NamedTuple):
 @device
 def begin(state, rows, n, group):
     """Nothing was seen yet. rows[i] = i // group, which row of the run query i belongs to: divided once, not for each of its numbers."""
-    i = this_thread()
+    i = thread_again()
     if i < n:
         state[i * STATE + LARGEST], state[i * STATE + WEIGHT] = _f(-np.inf), _f(0.0)
         rows[i] = np.int32(i // group)
@@ -133,7 +135,7 @@ def begin(state, rows, n, group):
 def _fold_chunks(state, n):
     """What a chunk does to the queries' running maxima and sums. Its own are in OLD and NEW, where its factors go."""
     syncthreads()
-    i = this_thread()
+    i = thread_again()
     if i < n:
         largest, total = state[i * STATE + OLD], state[i * STATE + NEW]
         if total != UNSEEN:
@@ -196,7 +198,7 @@ def steps(shape: Shape) -> Steps:
         """Query i is head `head` + i % group of row `row` + i // group; what is missing of the last numbers and queries is zeros."""
         syncthreads()
         width = q.shape[2]
-        for item in range(this_thread(), n_queries * stride, threads):
+        for item in range(thread_again(), n_queries * stride, threads):
             i, d = item // stride, item % stride
             value = _f(0.0)
             if i < n and d < width:
@@ -211,7 +213,7 @@ def steps(shape: Shape) -> Steps:
         def bring_keys(keys, to, k, start, k_stride, n, width):
             """A part, into `keys` from number `to`: up to n keys from `start`, and zeros. It is there when the copies have arrived."""
             for go in range((n_copies + threads - 1) // threads):  # so many that the loop is unrolled, and addresses are worked out once
-                item = this_thread() + go * threads
+                item = thread_again() + go * threads
                 if is_exact or item < n_copies:
                     j, d = item // (width_ // 4), item % (width_ // 4) * 4
                     there = j < n and d < width
@@ -222,7 +224,7 @@ def steps(shape: Shape) -> Steps:
 
         @device
         def bring_keys(keys, to, k, start, k_stride, n, width):
-            for item in range(this_thread(), part_keys * (width_ // 8), threads):
+            for item in range(thread_again(), part_keys * (width_ // 8), threads):
                 j, d = item // (width_ // 8), item % (width_ // 8) * 8
                 there = j < n and d < width
                 eight = load_eight(k, start + j * k_stride + d if there else start)
@@ -233,7 +235,7 @@ def steps(shape: Shape) -> Steps:
 
         @device
         def bring_keys(keys, to, k, start, k_stride, n, width):
-            for item in range(this_thread(), part_keys * stride, threads):
+            for item in range(thread_again(), part_keys * stride, threads):
                 j, d = item // stride, item % stride
                 keys[to + item] = number(k, start + j * k_stride + d) if j < n and d < width else _f(0.0)
 
@@ -262,7 +264,7 @@ def steps(shape: Shape) -> Steps:
                 after = part + part_keys
                 bring_keys(keys, part_keys * stride - here, k, start + after * k_stride, k_stride, n_keys - after, width)
             for go in range((n_items + threads - 1) // threads):
-                item = this_thread() + go * threads
+                item = thread_again() + go * threads
                 if is_whole or item < n_items:  # so are the others of a warp
                     tile, quarter = item // 32 * 8 + item % 8, item % 32 // 8
                     i, j = tile // 2 % q_step, tile // (2 * q_step) * 2 + tile % 2
@@ -299,7 +301,7 @@ def steps(shape: Shape) -> Steps:
         """
         lowest = -np.inf
         for go in range((n_weighed + threads - 1) // threads):
-            item = this_thread() + go * threads
+            item = thread_again() + go * threads
             if item < n_weighed:  # so are the others of a warp
                 i, quarter, own = min(item // 4, n_queries - 1), item % 4, item // 4 < n_queries
                 here = np.int32(position + rows[i])
@@ -323,7 +325,7 @@ def steps(shape: Shape) -> Steps:
         """As `weigh`, with biases of a mask, which for a row of the run begin at start + row * mask_stride. Hidden keys are UNSEEN."""
         lowest = -np.inf
         for go in range((n_weighed + threads - 1) // threads):
-            item = this_thread() + go * threads
+            item = thread_again() + go * threads
             if item < n_weighed:
                 i, quarter, own = min(item // 4, n_queries - 1), item % 4, item // 4 < n_queries
                 biases, seen = start + rows[min(i, n - 1)] * mask_stride, 0
@@ -348,7 +350,7 @@ def steps(shape: Shape) -> Steps:
     @device
     def place():
         """The first query of this thread, where it weighs values, and the first of its numbers: none from `apart` or the width on."""
-        thread = this_thread()
+        thread = thread_again()
         item = thread // pair
         return thread % pair + item // (width_ // FOUR) * pair, item % (width_ // FOUR) * FOUR
 
@@ -443,7 +445,7 @@ def steps(shape: Shape) -> Steps:
                 for c in range(FOUR):
                     queries[(first + i * apart) * stride + d + c] = total[i * FOUR + c]
         syncthreads()
-        for item in range(this_thread(), n * width_, threads):
+        for item in range(thread_again(), n * width_, threads):
             i, c = item // width_, item % width_
             if c < width:
                 weight = state[i * STATE + WEIGHT]

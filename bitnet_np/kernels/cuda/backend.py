@@ -18,7 +18,7 @@ from ..attention import scale_of
 from . import attention, attention_split, floats, norms, ternary
 from . import rows as row_kernels
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
-from .attention_steps import CHUNK, WIDEST, Shape, shape_for
+from .attention_steps import CHUNK, EIGHT, WIDEST, Shape, shape_for
 from .products import OneRow, apart, three_of
 from .target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 
@@ -321,7 +321,7 @@ class Cuda:
     ) -> DeviceArray:
         """Rows that share no keys: a block for each chunk of keys. `chunks` is as many as the longest row has, or more."""
         (n, heads, width), kv_heads = q.shape, k.shape[2]
-        shape = self._shape(q, k, heads // kv_heads)
+        shape = self._shape(q, k, min(heads // kv_heads, EIGHT))
         parts, out = self.empty((n * heads * chunks * width,)), self.empty(q.shape)
         largest, weight = self.empty((n, heads, chunks)), self.empty((n, heads, chunks))
         grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks

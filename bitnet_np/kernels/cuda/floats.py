@@ -18,28 +18,30 @@ from .target import instructions, kernel
     await_previous,
     bits_float,
     device,
-    inlined,
     float_zeros,
     for_each,
     half_value,
     half_warp_sum,
     in_turn,
+    inlined,
     let_next_begin,
     load_within,
     multiply_rows,
+    this_thread,
 ) = (
     instructions.await_previous,
     instructions.bits_float,
     instructions.device,
-    instructions.inlined,
     instructions.float_zeros,
     instructions.for_each,
     instructions.half_value,
     instructions.half_warp_sum,
     instructions.in_turn,
+    instructions.inlined,
     instructions.let_next_begin,
     instructions.load_within,
     instructions.multiply_rows,
+    instructions.this_thread,
 )
 
 ROWS = 4  # of the table that 16 threads work on at once: each reads a token's numbers once for all of them
@@ -109,7 +111,7 @@ def matmul(kind: str, tokens: int) -> Any:
     def leave_one(i, sums, out, row, token, rows, present):
         total = half_warp_sum(sums[0])
         here, of = row + i // tokens, token + i % tokens
-        if cuda.threadIdx.x % LANES == 0 and here < rows and of < present:
+        if this_thread() % LANES == 0 and here < rows and of < present:
             out[of * rows + here] = total
 
     leave = for_each(leave_one, [(i,) for i in range(ROWS * tokens)])
@@ -117,7 +119,7 @@ def matmul(kind: str, tokens: int) -> Any:
     @kernel
     def matmul(words, x, row_words, width, rows, present, out):  # [N * row_words], [R * M] -> [R * N]
         let_next_begin()
-        lane, half = cuda.threadIdx.x % LANES, cuda.threadIdx.x // LANES
+        lane, half = this_thread() % LANES, this_thread() // LANES
         row = (cuda.blockIdx.x * (cuda.blockDim.x // LANES) + half) * ROWS
         token = cuda.blockIdx.y * tokens
         place, last = row * row_words + lane * 4, (rows - 1) * row_words + lane * 4

@@ -45,6 +45,7 @@ from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, finished, joined, matrix_
     multiply_tiles,
     put,
     put4,
+    this_thread,
     times,
     zeros,
 ) = (
@@ -57,6 +58,7 @@ from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, finished, joined, matrix_
     instructions.multiply_tiles,
     instructions.put,
     instructions.put4,
+    instructions.this_thread,
     instructions.times,
     instructions.zeros,
 )
@@ -84,7 +86,7 @@ def _steps(source: str, width: int, threads: int) -> Any:
     @device
     def load_gains(gain, gains):
         for k in range(ahead):
-            four = load4(gain, min(4 * (cuda.threadIdx.x + k * threads), width - 4))
+            four = load4(gain, min(4 * (this_thread() + k * threads), width - 4))
             for j in range(4):
                 gains[4 * k + j] = four[j]
 
@@ -93,12 +95,12 @@ def _steps(source: str, width: int, threads: int) -> Any:
         """piece = the row from `base` on that `source` says, and zeros; left in `made` too, if it is new and `leaves` says so."""
         found = cuda.local.array(n_numbers, np.float32)
         for k in range(ahead):
-            at = base + min(4 * (cuda.threadIdx.x + k * threads), width - 4)
+            at = base + min(4 * (this_thread() + k * threads), width - 4)
             first, second = load4(a, at), load4(b, at)
             for j in range(4):
                 found[4 * k + j] = worked_out(source, first[j], second[j])
         for k in range(ahead):
-            at, i = 4 * (cuda.threadIdx.x + k * threads), 4 * k
+            at, i = 4 * (this_thread() + k * threads), 4 * k
             if at < width:
                 put4(piece, at, found[i], found[i + 1], found[i + 2], found[i + 3])
                 if source != "row" and leaves:
@@ -111,7 +113,7 @@ def _steps(source: str, width: int, threads: int) -> Any:
         """piece = piece * factor * gain, and the largest magnitude of this thread's, as bits."""
         largest = np.int32(0)
         for k in range(ahead):
-            at = 4 * (cuda.threadIdx.x + k * threads)
+            at = 4 * (this_thread() + k * threads)
             if at < width:
                 four = load4(piece, at)
                 for j in range(4):
@@ -140,7 +142,7 @@ def _steps(source: str, width: int, threads: int) -> Any:
         add_products(piece, width, True, lanes, threads)
         cuda.syncthreads()
         total = fold_wide_lanes(lanes)
-        if cuda.threadIdx.x == 0:
+        if this_thread() == 0:
             factor[0] = factor_of(total, width, eps)
             clear_found(found)
         cuda.syncthreads()
@@ -151,7 +153,7 @@ def _steps(source: str, width: int, threads: int) -> Any:
         """The norm as int8 codes, four to a word, zeros if it has no scale; their sum, for all threads."""
         total = np.int32(0)
         for k in range(ahead):
-            at = cuda.threadIdx.x + k * threads
+            at = this_thread() + k * threads
             if at < words:
                 four, word = load4(piece, 4 * at), np.uint32(0)
                 for j in range(4):
@@ -163,7 +165,7 @@ def _steps(source: str, width: int, threads: int) -> Any:
     @device
     def leave(piece, out, base):
         for k in range(ahead):
-            at = 4 * (cuda.threadIdx.x + k * threads)
+            at = 4 * (this_thread() + k * threads)
             if at < width:
                 four = load4(piece, at)
                 put4(out, base + at, four[0], four[1], four[2], four[3])
@@ -200,7 +202,7 @@ def normed_codes(source: str, width: int, threads: int) -> Any:
         await_previous()
         s = norm(a, b, made, r * width, True, gains, eps, piece, lanes, factor, found)
         total = write_codes(piece, s, codes, r * stride, found)
-        if cuda.threadIdx.x == 0:
+        if this_thread() == 0:
             put(codes, r * stride + stride - 4, np.uint32(total))
             scale[r] = s
 
@@ -229,7 +231,7 @@ def normed_product(source: str, width: int, warps: int, share: int, after: str) 
     def normed_product(a, b, made, gain, eps, words_of, ends, widths, factors, other, out):
         # [M] x 4, ..., as ternary_gemv -> [sum of N], or of a pair [N]
         let_next_begin()
-        t, lane, warp = cuda.threadIdx.x, cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+        t, lane, warp = this_thread(), this_thread() % WARP, this_thread() // WARP
         slot, column = warp // warps, warp % warps
         which, part = (slot // share, cuda.blockIdx.x) if is_pair else matrix_of(cuda.blockIdx.x, ends)
         mine, rows, first = of_three(words_of, which), of_three(widths, which), part * share

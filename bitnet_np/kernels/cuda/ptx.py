@@ -86,15 +86,25 @@ def half_bits(typing_context, x):
 syncthreads = cuda.syncthreads
 
 
-@intrinsic
-def this_thread(typing_context):
-    """cuda.threadIdx.x, read here and now: what is worked out from it takes no registers where it is not needed."""
+def _thread(read: Callable[[ir.IRBuilder], ir.Value]) -> Callable:
+    @intrinsic
+    def number(typing_context):
+        def codegen(context, builder, signature, args):
+            return builder.zext(builder.and_(read(builder), ir.Constant(I32, 1023)), I64)  # there are no more: divided as if unsigned
 
-    def codegen(context, builder, signature, args):
-        number = _asm(builder, I32, "mov.u32 $0, %tid.x;", "=r", [])
-        return builder.zext(builder.and_(number, ir.Constant(I32, 1023)), I64)  # there are no more: it may be divided as if unsigned
+        return types.int64(), codegen
 
-    return types.int64(), codegen
+    return number
+
+
+def _tid(builder: ir.IRBuilder) -> ir.Value:
+    return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, []), "llvm.nvvm.read.ptx.sreg.tid.x"), [])
+
+
+this_thread = _thread(_tid)
+"""cuda.threadIdx.x, which NVVM does not know to be positive: its quotients and remainders would be those of signed numbers."""
+thread_again = _thread(lambda builder: _asm(builder, I32, "mov.u32 $0, %tid.x;", "=r", []))
+"""The same, read here and now: what is worked out from it takes no registers where it is not needed."""
 
 
 _CODES = 0x03030303  # what is a code's two bits in each byte of a word

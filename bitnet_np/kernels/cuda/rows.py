@@ -16,7 +16,7 @@ from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import silu as _silu_of
 from .target import AHEAD, PIECE, WARP, instructions, kernel
 
-bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, inlined, plus, put, times, warp_max, warp_sum = (
+bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, inlined, plus, put, this_thread, times, warp_max, warp_sum = (
     instructions.bits_float,
     instructions.device,
     instructions.float_bits,
@@ -28,6 +28,7 @@ bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, inlined, pl
     instructions.inlined,
     instructions.plus,
     instructions.put,
+    instructions.this_thread,
     instructions.times,
     instructions.warp_max,
     instructions.warp_sum,
@@ -64,7 +65,7 @@ _padded = device(padded)
 @device
 def clear_lanes(lanes, threads):
     for k in range((WIDE_LANES + threads - 1) // threads):
-        lane = cuda.threadIdx.x + k * threads
+        lane = this_thread() + k * threads
         if lane < WIDE_LANES:
             put(lanes, lane, 0.0)
 
@@ -77,7 +78,7 @@ def add_products(piece, n, squared, lanes, threads):
     other.
     """
     for k in range((WIDE_LANES + threads - 1) // threads):
-        lane = cuda.threadIdx.x + k * threads
+        lane = this_thread() + k * threads
         if lane < WIDE_LANES:
             total = get(lanes, lane)
             for start in range(0, n, _AT_ONCE):
@@ -103,10 +104,10 @@ def fold_wide_lanes(lanes):
 
     16 threads add those that are i modulo 16 (i with i + 64, i + 32, i + 16); the first adds what they have (8, 4, 2; then 1).
     """
-    if cuda.threadIdx.x < 16:
-        put(lanes, cuda.threadIdx.x, _fold_eight(lanes, cuda.threadIdx.x, 16))
+    if this_thread() < 16:
+        put(lanes, this_thread(), _fold_eight(lanes, this_thread(), 16))
     cuda.syncthreads()
-    return _fold_eight(lanes, 0, 2) + _fold_eight(lanes, 1, 2) if cuda.threadIdx.x == 0 else 0.0
+    return _fold_eight(lanes, 0, 2) + _fold_eight(lanes, 1, 2) if this_thread() == 0 else 0.0
 
 
 @device
@@ -130,7 +131,7 @@ def magnitude(x):
 def of_block(mine, found, place):
     """What all threads have together, for all of them: the LARGEST or the SUM, whose order is free; found[place] is 0 before."""
     mine = warp_sum(mine) if place == SUM else warp_max(mine)
-    if cuda.threadIdx.x % WARP == 0:
+    if this_thread() % WARP == 0:
         if place == SUM:
             cuda.atomic.add(found, SUM, mine)
         else:
@@ -169,7 +170,7 @@ def with_code(word, j, code):
 def quantize(x, row_words, words, scale):  # [R, M] -> [at least R * row_words] uint32, [R]
     """int8 codes, zeros up to the next 128, and their sum."""
     in_turn()
-    r, t, width, first = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1], cuda.blockIdx.x * row_words
+    r, t, width, first = cuda.blockIdx.x, this_thread(), x.shape[1], cuda.blockIdx.x * row_words
     found = cuda.shared.array(2, np.int32)
     if t == 0:
         clear_found(found)
@@ -222,7 +223,7 @@ def bring(source, a, b, r, start, n, piece):
 
     Thread t has numbers t, t + the block's size and so on, here and in what follows: nobody waits for others' but the sums.
     """
-    for i in range(cuda.threadIdx.x, _padded(n), cuda.blockDim.x):
+    for i in range(this_thread(), _padded(n), cuda.blockDim.x):
         piece[i] = worked_out(source, a[r, start + i], b[r, start + i]) if i < n else _f(0.0)
 
 
@@ -233,7 +234,7 @@ def rms_norm(source: str) -> Any:
 
     def rms_norm(a, b, made, gain, eps, out):  # [R, M] x 3, [M], ..., [R, M]
         in_turn()
-        r, t, width = cuda.blockIdx.x, cuda.threadIdx.x, a.shape[1]
+        r, t, width = cuda.blockIdx.x, this_thread(), a.shape[1]
         piece = cuda.shared.array(PIECE, np.float32)
         lanes = cuda.shared.array(WIDE_LANES, np.float64)
         factor = cuda.shared.array(1, np.float32)
@@ -261,7 +262,7 @@ def rms_norm(source: str) -> Any:
 @kernel
 def layer_norm(x, gain, bias, eps, out):
     in_turn()
-    r, t, width = cuda.blockIdx.x, cuda.threadIdx.x, x.shape[1]
+    r, t, width = cuda.blockIdx.x, this_thread(), x.shape[1]
     piece = cuda.shared.array(PIECE, np.float32)
     lanes = cuda.shared.array(WIDE_LANES, np.float64)
     found = cuda.shared.array(1, np.float64)
@@ -460,5 +461,5 @@ def fill_mask(first, queries, past, keys, window, prefix, block, sinks, seen, hi
         if first + r < queries[b]:
             a, low, high = visible_keys(past[b] + first + r, window, prefix, block, sinks)
         a = min(a, keys[b])  # a prefix may be longer than the sequence; nothing else reaches past its keys
-        for i in range(cuda.threadIdx.x, columns, cuda.blockDim.x):
+        for i in range(this_thread(), columns, cuda.blockDim.x):
             out[b, r, i] = seen if i < a or (low <= i and i < high) else hidden

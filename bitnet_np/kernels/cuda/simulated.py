@@ -119,6 +119,9 @@ def this_thread() -> int:
     return thread.threadIdx.x
 
 
+thread_again = this_thread
+
+
 def _planes(words: Any) -> NDArray[np.int32]:
     """The four bytes of each of four words at each of the four places of two bits, plane p times 4^p: [..., 4] -> [..., 4, 4 planes, 4]."""
     masks = np.uint32(0x03030303) << np.array([0, 2, 4, 6], np.uint32)

@@ -32,10 +32,10 @@ from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
     commit_copies,
     copy_async,
     device,
-    inlined,
     dot_tiles,
     for_each,
     in_turn,
+    inlined,
     let_next_begin,
     load_fragments,
     load_within,
@@ -43,6 +43,7 @@ from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
     multiply_tiles,
     put,
     quad_sum,
+    this_thread,
     times,
     wait_copies,
     zeros,
@@ -51,10 +52,10 @@ from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
     instructions.commit_copies,
     instructions.copy_async,
     instructions.device,
-    instructions.inlined,
     instructions.dot_tiles,
     instructions.for_each,
     instructions.in_turn,
+    instructions.inlined,
     instructions.let_next_begin,
     instructions.load_fragments,
     instructions.load_within,
@@ -62,6 +63,7 @@ from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
     instructions.multiply_tiles,
     instructions.put,
     instructions.quad_sum,
+    instructions.this_thread,
     instructions.times,
     instructions.wait_copies,
     instructions.zeros,
@@ -158,7 +160,7 @@ def gemv(warps: int, depth: int) -> Any:
     def ternary_gemv(words, ends, widths, factors, codes, scale, blocks, out):
         # ([tiles * blocks * 128] x 3), ..., [row_words], [1] -> [sum of N]
         let_next_begin()
-        lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+        lane, warp = this_thread() % WARP, this_thread() // WARP
         which, tile = matrix_of(cuda.blockIdx.x, ends)
         mine = of_three(words, which)
         parts = cuda.shared.array(n_parts, np.int32)
@@ -180,9 +182,9 @@ def gemv(warps: int, depth: int) -> Any:
             parts[warp * ROWS + lane // 4] = upper
             parts[warp * ROWS + lane // 4 + 8] = lower
         cuda.syncthreads()
-        row = tile * ROWS + cuda.threadIdx.x
-        if cuda.threadIdx.x < ROWS and row < of_three(widths, which):
-            total = of_all_warps(parts, cuda.threadIdx.x, warps, ROWS)
+        row = tile * ROWS + this_thread()
+        if this_thread() < ROWS and row < of_three(widths, which):
+            total = of_all_warps(parts, this_thread(), warps, ROWS)
             row_sum = np.int32(codes[blocks * (COLUMNS // 4)])
             out[rows_before(widths, which) + row] = finished(total, row_sum, scale[0], of_three(factors, which))
 
@@ -210,7 +212,7 @@ def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
     def ternary_skinny(words, ends, widths, factors, codes, scale, stride, out):
         # as ternary_gemv; codes [R up to a multiple of 8 * tokens, stride], [R] -> [R, N] x 3
         let_next_begin()
-        lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+        lane, warp = this_thread() % WARP, this_thread() // WARP
         which, part = matrix_of(cuda.blockIdx.x, ends)
         mine, rows, present = of_three(words, which), of_three(widths, which), scale.size
         own, column = part * share, warp % warps
@@ -230,7 +232,7 @@ def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
         leave(sums, (parts, warp * n_tile + lane))
         cuda.syncthreads()
         start = present * rows_before(widths, which)
-        for item in range(cuda.threadIdx.x, share * n_tile, threads):
+        for item in range(this_thread(), share * n_tile, threads):
             i, place = item % n_tile // WARP, item % WARP
             row = (own + item // n_tile) * ROWS + place // 4 + i % 4 // 2 * 8
             token = first + i // 4 * 8 + place % 4 * 2 + i % 2
@@ -263,7 +265,7 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
     def bring(shared, codes, block, blocks, stage, first, stride, present):
         """Ask for 128 columns of the block's tokens; of tokens that are not there, for zeros."""
         if block < blocks:
-            token, part = cuda.threadIdx.x // 8, cuda.threadIdx.x % 8
+            token, part = this_thread() // 8, this_thread() % 8
             to = stage * stage_words + part // 4 * (block_tokens * 16) + token * 16 + part % 4 * 4
             start = (first + token) * stride + block * (COLUMNS // 4) + part * 4
             for step in range(block_tokens * 8 // threads):
@@ -296,7 +298,7 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
     @kernel
     def ternary_gemm(words, ends, widths, factors, codes, scale, blocks, stride, out):  # as ternary_skinny; codes [R * stride]
         in_turn()
-        lane, warp = cuda.threadIdx.x % WARP, cuda.threadIdx.x // WARP
+        lane, warp = this_thread() % WARP, this_thread() // WARP
         which, part = matrix_of(cuda.blockIdx.x, ends)
         mine_words, rows, factor = of_three(words, which), of_three(widths, which), of_three(factors, which)
         tiles, present = (rows + ROWS - 1) // ROWS, scale.size
