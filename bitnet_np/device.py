@@ -61,7 +61,7 @@ def on_cpu(ops: Any) -> bool:
 
 
 def bytes_needed(model: Model) -> int:
-    """What the weights take on a device: ternary ones in whole tiles and 64 more (cuda/ternary.py), ggml's block types as float32."""
+    """What the weights take on a device: ternary ones in whole tiles and 160 more (cuda/ternary.py), ggml's block types as float32."""
     total = 0
     records: list[Model | Layer] = [model, *model.layers]
     for record in records:
@@ -75,7 +75,7 @@ def bytes_needed(model: Model) -> int:
 def _bytes(value: Any) -> int:
     if isinstance(value, Ternary):
         n, m = value.shape
-        return (-(-n // 16) * -(-m // 128) + 64) * 512
+        return (-(-n // 16) * -(-m // 128) + 160) * 512
     if isinstance(value, Blocks):
         return 4 * value.shape[0] * value.shape[1]
     return value.nbytes if isinstance(value, np.ndarray) else 0

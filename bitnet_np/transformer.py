@@ -35,7 +35,7 @@ from .tensor_types import BF16, F16, F32, TERNARY_TYPES
 
 Floats = NDArray[np.float32]
 Record = Callable[[str, int | None, NDArray], None]
-Head = Callable[[Floats], Floats]
+Head = Callable[[Floats], Floats]  # where `ops` has arrays [R, D] -> NumPy's [R, V]
 Attend = Callable[[int, Floats, Floats, Floats], Floats]  # layer, [R, H, K], [R, G, K] x 2 -> [R, H, K]
 
 PARALLEL_THRESHOLD = 16
@@ -190,7 +190,7 @@ def forward(
 
     Arguments and result are those of `forward_full`. Sequence i lives in slot slots[i], by default in slot i, and its new tokens stand at
     positions that go on from what the slot holds. Afterwards the slots hold the new tokens too. `head` makes the logits instead of the
-    model's output table; it may leave some out, as -infinity (certified.py).
+    model's output table and bias; it may leave some out, as -infinity (certified.py).
 
     Raises what `forward_full` raises, CapacityError when the cache is too small, SlotError for a slot that is not there or named twice.
     Whatever is raised, also by `record`, the cache is as it was.
@@ -225,7 +225,7 @@ def forward(
     saved = cache.save(chosen, counts)
     try:
         logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
-        logits = _finite(ops.to_host(logits), rows, last_only, head)
+        logits = _finite(logits if head else ops.to_host(logits), rows, last_only, head)
     except BaseException:
         cache.restore(saved)
         raise
@@ -499,9 +499,11 @@ def _decoder(
     x = _norm(c, h, model.output_norm, model.output_norm_bias, ops)
     record("result_norm", None, x)
     x = dialect.rounded(x)
-    logits = _product(x, model.head, None, dialect, ops) if head is None else head(dialect.seen(x, model.head))
-    if model.output_bias is not None:
-        logits = ops.add_bias(logits, model.output_bias)
+    if head is not None:
+        logits = head(dialect.seen(x, model.head))
+    else:
+        logits = _product(x, model.head, None, dialect, ops)
+        logits = logits if model.output_bias is None else ops.add_bias(logits, model.output_bias)
     record("result_output", None, logits)
     return logits
 

@@ -50,7 +50,7 @@ from bitnet_np.kernels.cuda.target import PIECE
 from bitnet_np.masks import Pattern, mask
 from bitnet_np.metrics import Metrics
 from bitnet_np.testing import random_model
-from bitnet_np.transformer import BITNET_CPP, forward, forward_full
+from bitnet_np.transformer import BITNET_CPP, forward, forward_full, prefill
 
 CHECKS: dict[str, Callable[[], None]] = {}
 GROUPS: dict[str, list[str]] = {}
@@ -401,6 +401,8 @@ def normed_rows_without_a_scale() -> None:
 def ternary_skinny() -> None:
     for present in (2, 9, 17):
         ternary_alike(device(), 20, 200, present)  # 17: more tokens than it has at once, and too few rows for the tiles of many tokens
+    if not SIMULATED:
+        ternary_alike(device(), 1, 128 * (ternary.WARPS * ternary.DEPTH + 1), 2)  # the last go of all warps but for one is past the end
 
 
 def ternary_together(on: Cuda, present: int, *rows: int) -> None:
@@ -608,6 +610,15 @@ def cached_forward() -> None:
     cache.truncate(0, 1)
     own.truncate(0, 1)
     same(on, cache.k, own.k)
+
+
+@check("models")
+def prefill_in_blocks() -> None:
+    """Nobody asks for the logits of a block that is not the last: what stands for them is not on the device."""
+    on, model = device(), random_model(rng(3), **SMALLEST)
+    cache, own, tokens = new_cache(model.config, 1, 4, on), KVCache(model.config, 1, 4), [[1, 3, 2]]
+    assert_same_bits(prefill(place(model, on), tokens, cache, block=2, ops=on), prefill(model, tokens, own, block=2))
+    alike(on, cache, own)
 
 
 def alike(on: Cuda, theirs: KVCache, ours: KVCache) -> None:

@@ -277,6 +277,13 @@ def test_blocks_race_unless_one_has_been_told_that_the_other_is_done():
     assert run(text.format(told="membar.gl; atom.global.add.u32 %r5, [%rd1], 1;"), zeros(), blocks=2)[1] == 2
 
 
+def test_halves_of_a_word_may_be_two_threads():
+    mine = "mul.wide.s32 %rd4, %r1, 2; add.s64 %rd4, %rd4, %rd1; ld.global.u16 %r5, [%rd4]; {} st.global.u16 [%rd4], %r1;"
+    np.testing.assert_array_equal(run(mine.format(""), zeros(dtype=np.uint16)), np.arange(WARP))
+    with pytest.raises(Fault, match="a race: thread"):
+        run(mine.format("ld.global.u32 %r6, [%rd1];"), zeros(dtype=np.uint16))
+
+
 def test_blocks_may_write_the_same():
     run("add.s64 %rd4, %rd1, %rd3; st.global.u32 [%rd4], %r1;", zeros(), blocks=2)
     with pytest.raises(Fault, match="of another block"):

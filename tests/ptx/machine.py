@@ -149,7 +149,7 @@ class Block:
         self.shared.raw[:] = 0xFF  # NaN: what nobody wrote shows where it is used
         self.local = Bytes(kernel.local_bytes * threads)  # that of one thread after another's
         self.local.raw[:] = 0xFF
-        self.expected = np.zeros(kernel.shared_bytes // 4 + 2, bool)  # words that a copy is on its way to
+        self.expected = np.zeros(kernel.shared_bytes // 2 + 4, bool)  # halves of words that a copy is on its way to
         self.copies = Copies()
         self.waited = np.zeros(threads, bool)  # for the kernels before
         self.handed_over = False  # an atomic operation has told of other blocks
@@ -409,8 +409,8 @@ def _load_shared(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     def load(block: Block, at: At) -> None:
         places = block.place(operands[1], at)
         values = block.shared.load(places, dtype.itemsize, len(results))
-        words = block.shared_watch._words(places, dtype.itemsize * len(results))
-        if block.expected[words].any():
+        halves = block.shared_watch.halves(places, dtype.itemsize * len(results))
+        if block.expected[halves].any():
             raise Fault("read while a copy is on its way there")
         block.shared_watch.reads(places, dtype.itemsize * len(results), block.threads[at])
         for result, value in zip(results, values, strict=True):
@@ -432,8 +432,8 @@ def _store_shared(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 
 
 def _fill(block: Block, places: NDArray[np.int64], size: int, threads: NDArray[np.int64]) -> None:
-    words = block.shared_watch._words(places, size)
-    if block.expected[words].any():
+    halves = block.shared_watch.halves(places, size)
+    if block.expected[halves].any():
         raise Fault("written while a copy is on its way there")
     block.shared_watch.writes(places, size, threads)
 
@@ -476,11 +476,11 @@ def _atomic(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         values = np.broadcast_to(block.get(given, dtype, at), places.shape)
         old = np.empty(places.shape, dtype)
         if space == "shared":
-            words = block.shared_watch._words(places, dtype.itemsize)
-            marks = block.shared_watch._written[words]
+            halves = block.shared_watch.halves(places, dtype.itemsize)
+            marks = block.shared_watch._written[halves]
             if (marks // Watch.THREADS == block.shared_watch.tick).any():
                 raise Fault("an atomic operation where something was written with no barrier between")
-            if block.expected[words].any():
+            if block.expected[halves].any():
                 raise Fault("an atomic operation while a copy is on its way there")
         elif not block.waited[at].all():
             raise Fault("changed before the kernels that read it have been waited for")
@@ -512,11 +512,11 @@ def _copy(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         if not block.waited[at].all() and block.device.watch.may_be_written(start, 16):
             raise Fault("copied before the kernels that write it have been waited for")
         block.shared.check(there, 16)
-        words = block.shared_watch._words(there, 16)
-        if block.expected[words].any():
+        halves = block.shared_watch.halves(there, 16)
+        if block.expected[halves].any():
             raise Fault("a copy where another is on its way to")
         block.shared_watch.writes(there, 16, threads)
-        block.expected[words] = True
+        block.expected[halves] = True
         block.copies.asked.append((threads, there, start, count))
 
     return ask
@@ -548,8 +548,8 @@ def _arrive(operands: tuple[Operand, ...], parts: list[str]) -> Step:
                 if (count[whole] != 16).any():
                     raise Fault("a copy of a part")
                 block.shared.store(there, 8, [rows[:, 0], rows[:, 1]])
-                words = block.shared_watch._words(there, 16)
-                block.expected[words] = False
+                halves = block.shared_watch.halves(there, 16)
+                block.expected[halves] = False
                 block.shared_watch.writes(there, 16, threads)
 
     return arrive

@@ -107,7 +107,7 @@ class Memory(Bytes):
 
 
 class Watch:
-    """Who read and wrote each word last: finds threads that touch the same word with nothing that puts them in order.
+    """Who read and wrote each half of a word last: finds threads that touch the same one with nothing that puts them in order.
 
     Time goes in ticks, one from each barrier of a block to the next. Within a tick, threads of a block are in no order; nor are blocks of a
     launch, until one has seen by an atomic operation that another is done.
@@ -116,71 +116,70 @@ class Watch:
     THREADS = 1024
 
     def __init__(self, memory: Bytes) -> None:
-        words = memory.size // 4 + 2
+        halves = memory.size // 2 + 4
         self.base = memory.base
-        self._written, self._read, self._by_many = (np.zeros(words, np.int64) for _ in range(3))
+        self._written, self._read, self._by_many = (np.zeros(halves, np.int64) for _ in range(3))
         self.tick = self.block = self.launch = self.running = 1  # now; the first one of this block, of this launch, of those still running
 
-    def _words(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-        first = (addresses - self.base) >> 2
-        return first if size <= 4 else (first[:, None] + np.arange(size // 4)).reshape(-1)
+    def halves(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+        """Where they are in what is kept of each."""
+        first = (addresses - self.base) >> 1
+        return first if size <= 2 else (first[:, None] + np.arange(size // 2)).reshape(-1)
 
     def _raced(self, marks: NDArray[np.int64], mine: NDArray[np.int64], in_order: bool | NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Whether another thread may touch the word at the same time. `in_order`: one of another block is not of those."""
+        """Whether another thread may touch it at the same time. `in_order`: one of another block is not of those."""
         ticks = marks // self.THREADS
         others = (ticks >= self.launch) & (ticks < self.block)
         return ((ticks == self.tick) & (marks != mine)) | (others & ~np.asarray(in_order))
 
     def _found(
-        self, raced: NDArray[np.bool_], words: NDArray[np.int64], mine: NDArray[np.int64], marks: NDArray[np.int64], how: str
+        self, raced: NDArray[np.bool_], halves: NDArray[np.int64], mine: NDArray[np.int64], marks: NDArray[np.int64], how: str
     ) -> None:
         if raced.any():
             at = int(np.argmax(raced))
             other = int(marks[at])
             whose = "its" if other // self.THREADS >= self.block else "another"
             raise Fault(
-                f"a race: thread {mine[at] % self.THREADS} {how} {int(words[at]) * 4 + self.base:#x}, which thread "
+                f"a race: thread {mine[at] % self.THREADS} {how} {int(halves[at]) * 2 + self.base:#x}, which thread "
                 f"{other % self.THREADS} of {whose} block touched with no barrier between"
             )
 
     def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], in_order: bool = False) -> None:
         """Raises Fault if another thread wrote there, and nothing says when. `in_order`: see `_raced`."""
-        words = self._words(addresses, size)
-        mine = np.repeat(threads, max(1, size // 4)) + self.tick * self.THREADS
-        written, read = self._written[words], self._read[words]
-        self._found(self._raced(written, mine, in_order), words, mine, written, "reads")
+        halves = self.halves(addresses, size)
+        mine = np.repeat(threads, max(1, size // 2)) + self.tick * self.THREADS
+        written, read = self._written[halves], self._read[halves]
+        self._found(self._raced(written, mine, in_order), halves, mine, written, "reads")
         several = (read // self.THREADS == self.tick) & (read != mine)
-        self._read[words] = mine
-        several |= self._read[words] != mine
-        self._by_many[words[several]] = self.tick
+        self._read[halves] = mine
+        several |= self._read[halves] != mine
+        self._by_many[halves[several]] = self.tick
 
     def writes(
         self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], in_order: bool | NDArray[np.bool_] = False
     ) -> None:
         """Raises Fault if another thread read or wrote there, and nothing says when. `in_order`: see `_raced`; one for all, or for each."""
-        words = self._words(addresses, size)
-        count = max(1, size // 4)
+        halves = self.halves(addresses, size)
+        count = max(1, size // 2)
         mine, in_order = np.repeat(threads, count) + self.tick * self.THREADS, np.repeat(np.broadcast_to(in_order, threads.shape), count)
-        written, read = self._written[words], self._read[words]
-        if size >= 4:  # of a word's halves others may have the other
-            self._found(self._raced(written, mine, in_order), words, mine, written, "writes")
-        self._found(self._raced(read, mine, in_order), words, mine, read, "writes")
-        many = self._by_many[words] == self.tick
-        self._found(many, words, mine, read, "writes")
-        self._written[words] = mine
-        if size >= 4:
-            last = self._written[words]
-            self._found(last != mine, words, mine, last, "writes")
+        written, read = self._written[halves], self._read[halves]
+        self._found(self._raced(written, mine, in_order), halves, mine, written, "writes")
+        self._found(self._raced(read, mine, in_order), halves, mine, read, "writes")
+        many = self._by_many[halves] == self.tick
+        self._found(many, halves, mine, read, "writes")
+        self._written[halves] = mine
+        last = self._written[halves]
+        self._found(last != mine, halves, mine, last, "writes")
 
     def may_be_written(self, addresses: NDArray[np.int64], size: int) -> bool:
         """By a kernel that may still run."""
-        return bool((self._written[self._words(addresses, size)] >= self.running * self.THREADS).any())
+        return bool((self._written[self.halves(addresses, size)] >= self.running * self.THREADS).any())
 
     def forget(self, address: int, size: int) -> None:
         """The host wrote there, in order with everything."""
-        words = slice((address - self.base) >> 2, (address - self.base + size + 3) >> 2)
+        halves = slice((address - self.base) >> 1, (address - self.base + size + 1) >> 1)
         for marks in (self._written, self._read, self._by_many):
-            marks[words] = 0
+            marks[halves] = 0
 
 
 def _first(addresses: NDArray[np.int64], wrong: NDArray[np.bool_]) -> int:

@@ -72,7 +72,7 @@ from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
 ROWS, COLUMNS = 16, 128  # of a tile
 TILE_WORDS = 128
 STAGES = 3  # blocks of 128 columns of activations in shared memory at a time
-SPARE = 64  # tiles
+SPARE = 160  # tiles: as many as the warps of a block ask for at once, WARPS * DEPTH
 WIDEST = 1 << 18  # columns: the sum of plane 3, 64 times as large, is of int32
 WARPS = 2 if SIMULATED else 16  # of a block with several tiles of rows, at most
 DEPTH = 10  # tiles of columns that a warp has in registers at most
