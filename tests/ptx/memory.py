@@ -171,6 +171,9 @@ class Watch:
         last = self._written[halves]
         self._found(last != mine, halves, mine, last, "writes")
 
+    def written_in_this_tick(self, halves: NDArray[np.int64]) -> bool:
+        return bool((self._written[halves] // self.THREADS == self.tick).any())
+
     def may_be_written(self, addresses: NDArray[np.int64], size: int) -> bool:
         """By a kernel that may still run."""
         return bool((self._written[self.halves(addresses, size)] >= self.running * self.THREADS).any())

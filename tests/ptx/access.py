@@ -1,0 +1,226 @@
+"""Instructions that load, store and copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .arithmetic import DTYPES
+from .memory import Bytes, Fault
+from .source import Address, Number, Operand, Register
+
+if TYPE_CHECKING:
+    from .machine import Block
+
+At = Any  # which threads: a slice of all, or their numbers
+Step = Callable[["Block", At], None]
+
+
+def vector(operand: Operand) -> tuple[Operand, ...]:
+    return operand if isinstance(operand, tuple) else (operand,)
+
+
+def load_param(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    result, address = operands
+    assert isinstance(address, Address)
+    assert isinstance(address.base, Number)
+    number, dtype = address.base.value, DTYPES[parts[-1]]
+
+    def load(block: Block, at: At) -> None:
+        value = np.frombuffer(block.parameters[number], dtype, 1, address.offset)
+        block.set(result, at, np.broadcast_to(value, block.threads[at].shape))
+
+    return load
+
+
+def load_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    results, dtype = vector(operands[0]), DTYPES[parts[-1]]
+    size = dtype.itemsize * len(results)
+
+    def load(block: Block, at: At) -> None:
+        places, watch, threads = block.place(operands[1], at), block.device.watch, block.threads[at]
+        values = block.device.memory.load(places, dtype.itemsize, len(results))
+        early = ~block.waited[at]
+        if early.any() and watch.may_be_written(places[early], size):
+            raise Fault("read before the kernels that write it have been waited for")
+        watch.reads(places, size, threads, block.handed_over)
+        for result, value in zip(results, values, strict=True):
+            block.set(result, at, value.view(dtype))
+
+    return load
+
+
+def prefetch(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    """Nothing comes of it, but nobody should ask for what is not there."""
+    return lambda block, at: block.device.memory.check(block.place(operands[0], at), 1)
+
+
+def store_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    sources, dtype = vector(operands[1]), DTYPES[parts[-1]]
+
+    def store(block: Block, at: At) -> None:
+        places, threads = block.place(operands[0], at), block.threads[at]
+        if not block.waited[at].all():
+            raise Fault("written before the kernels that read it have been waited for")
+        values = [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
+        before = block.device.memory.load(places, dtype.itemsize, len(values))
+        # several blocks may write the same
+        unchanged = np.logical_and.reduce([old == new for old, new in zip(before, values, strict=True)])
+        block.device.memory.store(places, dtype.itemsize, values)
+        block.device.watch.writes(places, dtype.itemsize * len(values), threads, block.handed_over | unchanged)
+
+    return store
+
+
+def load_shared(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    results, dtype = vector(operands[0]), DTYPES[parts[-1]]
+
+    def load(block: Block, at: At) -> None:
+        places = block.place(operands[1], at)
+        values = block.shared.load(places, dtype.itemsize, len(results))
+        halves = block.shared_watch.halves(places, dtype.itemsize * len(results))
+        if block.expected[halves].any():
+            raise Fault("read while a copy is on its way there")
+        block.shared_watch.reads(places, dtype.itemsize * len(results), block.threads[at])
+        for result, value in zip(results, values, strict=True):
+            block.set(result, at, value.view(dtype))
+
+    return load
+
+
+def store_shared(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    sources, dtype = vector(operands[1]), DTYPES[parts[-1]]
+
+    def store(block: Block, at: At) -> None:
+        places = block.place(operands[0], at)
+        values = [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
+        block.shared.store(places, dtype.itemsize, values)
+        _fill(block, places, dtype.itemsize * len(values), block.threads[at])
+
+    return store
+
+
+def _fill(block: Block, places: NDArray[np.int64], size: int, threads: NDArray[np.int64]) -> None:
+    halves = block.shared_watch.halves(places, size)
+    if block.expected[halves].any():
+        raise Fault("written while a copy is on its way there")
+    block.shared_watch.writes(places, size, threads)
+
+
+def _local_places(block: Block, address: Operand, at: At, size: int) -> NDArray[np.int64]:
+    places, room = block.place(address, at), block.kernel.local_bytes
+    if len(places) and (places.min() < 0 or places.max() + size > room):
+        raise Fault(f"beyond the {room} local bytes of a thread")
+    return places + block.threads[at] * room
+
+
+def load_local(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    results, dtype = vector(operands[0]), DTYPES[parts[-1]]
+
+    def load(block: Block, at: At) -> None:
+        places = _local_places(block, operands[1], at, dtype.itemsize * len(results))
+        for result, value in zip(results, block.local.load(places, dtype.itemsize, len(results)), strict=True):
+            block.set(result, at, value.view(dtype))
+
+    return load
+
+
+def store_local(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    sources, dtype = vector(operands[1]), DTYPES[parts[-1]]
+
+    def store(block: Block, at: At) -> None:
+        values = [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
+        block.local.store(_local_places(block, operands[0], at, dtype.itemsize * len(values)), dtype.itemsize, values)
+
+    return store
+
+
+def atomic(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    (space, operation, kind), (result, address, given) = parts, operands
+    dtype, combine = DTYPES[kind], {"add": np.add, "max": np.maximum}[operation]
+
+    def change(block: Block, at: At) -> None:
+        memory: Bytes = block.shared if space == "shared" else block.device.memory
+        places = block.place(address, at)
+        values = np.broadcast_to(block.get(given, dtype, at), places.shape)
+        old = np.empty(places.shape, dtype)
+        if space == "shared":
+            halves = block.shared_watch.halves(places, dtype.itemsize)
+            if block.shared_watch.written_in_this_tick(halves):
+                raise Fault("an atomic operation where something was written with no barrier between")
+            if block.expected[halves].any():
+                raise Fault("an atomic operation while a copy is on its way there")
+        elif not block.waited[at].all():
+            raise Fault("changed before the kernels that read it have been waited for")
+        else:
+            block.handed_over = True
+        for i in block.device.rng.permutation(len(places)):  # in any order
+            (before,) = memory.load(places[i : i + 1], dtype.itemsize, 1)
+            old[i] = before.view(dtype)[0]
+            memory.store(places[i : i + 1], dtype.itemsize, [combine(before.view(dtype), values[i : i + 1]).view(before.dtype)])
+        if isinstance(result, Register):
+            block.set(result, at, old)
+
+    return change
+
+
+# --- copies that go on while threads do ---
+
+
+def copy(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    to, source, size, *given = operands
+    if size != Number(16):
+        raise ValueError(f"cp.async of {size}")
+
+    def ask(block: Block, at: At) -> None:
+        threads, there, start = block.threads[at], block.place(to, at), block.place(source, at)
+        count = np.broadcast_to(block.get(given[0], DTYPES["u32"], at) if given else 16, threads.shape)
+        if (there & 15).any() or (start & 15).any() or (count > 16).any():
+            raise Fault("a copy that is not aligned")
+        if not block.waited[at].all() and block.device.watch.may_be_written(start, 16):
+            raise Fault("copied before the kernels that write it have been waited for")
+        block.shared.check(there, 16)
+        halves = block.shared_watch.halves(there, 16)
+        if block.expected[halves].any():
+            raise Fault("a copy where another is on its way to")
+        block.shared_watch.writes(there, 16, threads)
+        block.expected[halves] = True
+        block.copies.asked.append((threads, there, start, count))
+
+    return ask
+
+
+def commit(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    def close(block: Block, at: At) -> None:
+        if len(block.threads[at]) != block.count:
+            raise Fault("not all threads of the block commit their copies together")  # as these kernels do
+        block.copies.committed.append(block.copies.asked)
+        block.copies.asked = []
+
+    return close
+
+
+def arrive(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    (pending,) = operands
+    assert isinstance(pending, Number)
+
+    def wait(block: Block, at: At) -> None:
+        if len(block.threads[at]) != block.count:
+            raise Fault("not all threads of the block wait for their copies together")  # as these kernels do
+        while len(block.copies.committed) > pending.value:
+            for threads, there, start, count in block.copies.committed.pop(0):
+                whole = count > 0  # of what is not copied, zeros come
+                rows = np.zeros((len(threads), 2), np.uint64)
+                rows[whole] = np.stack(block.device.memory.load(start[whole], 8, 2), axis=1)
+                block.device.watch.reads(start[whole], 16, threads[whole], block.handed_over)
+                if (count[whole] != 16).any():
+                    raise Fault("a copy of a part")
+                block.shared.store(there, 8, [rows[:, 0], rows[:, 1]])
+                halves = block.shared_watch.halves(there, 16)
+                block.expected[halves] = False
+                block.shared_watch.writes(there, 16, threads)
+
+    return wait
