@@ -342,6 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     try:
         run = Run(open_cuda(), TINY if INTERPRET else GPU, until=began + options.seconds)
+        run.on.processors = 2 if INTERPRET else run.on.processors
     except OptionError as error:
         print(f"gpu_check.py: {error}; nothing was run", file=sys.stderr)
         return 3

@@ -553,7 +553,7 @@ def next_attention(heads: int, kv_heads: int, width: int, position: list[int], w
 def attend_next() -> None:
     next_attention(4, 2, 6, [69, 1], None, 70, "rope")  # two chunks, of which the second has the new key
     next_attention(6, 1, 20, [64], None, 65, "none")  # a group that is more than four queries; the new key is a chunk's first
-    next_attention(9, 1, 6, [64], None, 65, "none")  # a group that two blocks share
+    next_attention(9, 1, 20, [64], None, 65, "none")  # a group that two blocks share
     next_attention(2, 1, 4, [190, 63], 60, 128, "rope_adjacent")  # a ring, and a chunk's last key
 
 
