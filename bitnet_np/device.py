@@ -134,6 +134,11 @@ class DeviceCache(KVCache):
         self._on = on
         super().__init__(config, batch, capacity, dtype, ring=ring)
 
+    def _places(self, capacity: int) -> int:
+        if capacity > self._on.most_positions:
+            raise CapacityError(f"KV cache: {capacity:,} positions, on the device expected at most {self._on.most_positions:,}")
+        return super()._places(capacity)
+
     def _zeros(self, shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
         check_shape(shape)
         wanted, free = nbytes_of(shape, self.dtype), self._on.free_bytes()

@@ -519,7 +519,9 @@ def attend_ring() -> None:
     attention(2, 1, 4, [0, 1], [190, 130], 60, 128)
 
 
-def next_attention(heads: int, kv_heads: int, width: int, position: list[int], window: int | None, capacity: int, rope: str) -> None:
+def next_attention(
+    heads: int, kv_heads: int, width: int, position: list[int], window: int | None, capacity: int, rope: str, *dtypes: type
+) -> None:
     """What is kept and what comes out are the bits of `keep` and then `attend`, by themselves and by the CPU."""
     on, n = device(), len(position)
     slots, positions, places = np.arange(n)[::-1].copy(), np.array(position), np.array(position) % capacity
@@ -531,7 +533,7 @@ def next_attention(heads: int, kv_heads: int, width: int, position: list[int], w
     def turned(ops: Any, x: Any, what: int) -> Any:
         return x if rope == "none" else getattr(ops, rope)(x, *ops.rotations(angles[what]))
 
-    for dtype in (np.float32, np.int16):
+    for dtype in dtypes:
         before = [normal(n, capacity, kv_heads, width, seed=seed) for seed in (1, 2)]
         kept = before if dtype == np.float32 else [array.astype(np.float16).view(np.int16) for array in before]
         together, apart = ([on.upload(array) for array in kept] for _ in range(2))
@@ -551,10 +553,10 @@ def next_attention(heads: int, kv_heads: int, width: int, position: list[int], w
 
 @check("attention")
 def attend_next() -> None:
-    next_attention(4, 2, 6, [69, 1], None, 70, "rope")  # two chunks, of which the second has the new key
-    next_attention(6, 1, 20, [64], None, 65, "none")  # a group that is more than four queries; the new key is a chunk's first
-    next_attention(9, 1, 20, [64], None, 65, "none")  # a group that two blocks share
-    next_attention(2, 1, 4, [190, 63], 60, 128, "rope_adjacent")  # a ring, and a chunk's last key
+    next_attention(4, 2, 6, [69, 1], None, 70, "rope", np.float32, np.int16)  # two chunks, of which the second has the new key
+    next_attention(6, 1, 20, [64], None, 65, "none", np.float32)  # a group that is more than four queries; the new key is a chunk's first
+    next_attention(9, 1, 20, [64], None, 65, "none", np.float32)  # a group that two blocks share
+    next_attention(2, 1, 4, [190, 63], 60, 128, "rope_adjacent", np.int16)  # a ring, and a chunk's last key
 
 
 def masked_attention(heads: int, kv_heads: int, width: int, slot: list[int], position: list[int], mask: NDArray, v: NDArray) -> None:
@@ -827,6 +829,8 @@ def refusals() -> None:
         place(blocks, on)
     with pytest.raises(UnsupportedError, match="heads are 258 wide, on the device expected at most 256"):
         place(random_model(rng(6), **SMALLEST | {"head_dim": 258}), on)
+    with pytest.raises(CapacityError, match="4,194,241 positions, on the device expected at most 4,194,240"):
+        new_cache(model.config, 1, 65535 * 64 + 1, on)
     on.free_bytes = lambda: 1 << 20
     with pytest.raises(CapacityError, match=rf"the weights take {bytes_needed(model):,} bytes on the device .* it has 1,048,576 free"):
         place(model, on)

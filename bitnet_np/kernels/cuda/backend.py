@@ -41,6 +41,7 @@ class Cuda:
     chunk = CHUNK
     dialects = ("exact",)
     widest_head = WIDEST
+    most_positions = 65535 * CHUNK  # a block for each chunk, along an axis of the grid that has no more (attention_split.py)
 
     def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
         self.backend = self  # what has arenas and launches, where this is wrapped
