@@ -23,6 +23,26 @@ def vector(operand: Operand) -> tuple[Operand, ...]:
     return operand if isinstance(operand, tuple) else (operand,)
 
 
+def _give(block: Block, results: tuple[Operand, ...], dtype: np.dtype, at: At, values: list[NDArray]) -> None:
+    """What was loaded, to its registers."""
+    for result, value in zip(results, values, strict=True):
+        block.set(result, at, value.view(dtype))
+
+
+def _bits(block: Block, sources: tuple[Operand, ...], dtype: np.dtype, at: At) -> list[NDArray]:
+    """What is to be stored."""
+    return [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
+
+
+def _undisturbed(block: Block, places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """These places of shared memory, as the watch counts them. Raises Fault if one is not there, or a copy is on its way to it."""
+    block.shared.check(places, size)
+    halves = block.shared_watch.halves(places, size)
+    if block.expected[halves].any():
+        raise Fault("touched while a copy is on its way there")
+    return halves
+
+
 def load_param(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     result, address = operands
     assert isinstance(address, Address)
@@ -47,8 +67,7 @@ def load_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         if early.any() and watch.may_be_written(places[early], size):
             raise Fault("read before the kernels that write it have been waited for")
         watch.reads(places, size, threads, block.handed_over)
-        for result, value in zip(results, values, strict=True):
-            block.set(result, at, value.view(dtype))
+        _give(block, results, dtype, at, values)
 
     return load
 
@@ -65,7 +84,7 @@ def store_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         places, threads = block.place(operands[0], at), block.threads[at]
         if not block.waited[at].all():
             raise Fault("written before the kernels that read it have been waited for")
-        values = [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
+        values = _bits(block, sources, dtype, at)
         before = block.device.memory.load(places, dtype.itemsize, len(values))
         # several blocks may write the same
         unchanged = np.logical_and.reduce([old == new for old, new in zip(before, values, strict=True)])
@@ -81,12 +100,9 @@ def load_shared(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     def load(block: Block, at: At) -> None:
         places = block.place(operands[1], at)
         values = block.shared.load(places, dtype.itemsize, len(results))
-        halves = block.shared_watch.halves(places, dtype.itemsize * len(results))
-        if block.expected[halves].any():
-            raise Fault("read while a copy is on its way there")
+        _undisturbed(block, places, dtype.itemsize * len(results))
         block.shared_watch.reads(places, dtype.itemsize * len(results), block.threads[at])
-        for result, value in zip(results, values, strict=True):
-            block.set(result, at, value.view(dtype))
+        _give(block, results, dtype, at, values)
 
     return load
 
@@ -96,18 +112,12 @@ def store_shared(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 
     def store(block: Block, at: At) -> None:
         places = block.place(operands[0], at)
-        values = [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
+        values = _bits(block, sources, dtype, at)
+        _undisturbed(block, places, dtype.itemsize * len(values))
         block.shared.store(places, dtype.itemsize, values)
-        _fill(block, places, dtype.itemsize * len(values), block.threads[at])
+        block.shared_watch.writes(places, dtype.itemsize * len(values), block.threads[at])
 
     return store
-
-
-def _fill(block: Block, places: NDArray[np.int64], size: int, threads: NDArray[np.int64]) -> None:
-    halves = block.shared_watch.halves(places, size)
-    if block.expected[halves].any():
-        raise Fault("written while a copy is on its way there")
-    block.shared_watch.writes(places, size, threads)
 
 
 def _local_places(block: Block, address: Operand, at: At, size: int) -> NDArray[np.int64]:
@@ -122,8 +132,7 @@ def load_local(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 
     def load(block: Block, at: At) -> None:
         places = _local_places(block, operands[1], at, dtype.itemsize * len(results))
-        for result, value in zip(results, block.local.load(places, dtype.itemsize, len(results)), strict=True):
-            block.set(result, at, value.view(dtype))
+        _give(block, results, dtype, at, block.local.load(places, dtype.itemsize, len(results)))
 
     return load
 
@@ -132,7 +141,7 @@ def store_local(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     sources, dtype = vector(operands[1]), DTYPES[parts[-1]]
 
     def store(block: Block, at: At) -> None:
-        values = [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
+        values = _bits(block, sources, dtype, at)
         block.local.store(_local_places(block, operands[0], at, dtype.itemsize * len(values)), dtype.itemsize, values)
 
     return store
@@ -148,11 +157,8 @@ def atomic(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         values = np.broadcast_to(block.get(given, dtype, at), places.shape)
         old = np.empty(places.shape, dtype)
         if space == "shared":
-            halves = block.shared_watch.halves(places, dtype.itemsize)
-            if block.shared_watch.written_in_this_tick(halves):
+            if block.shared_watch.written_in_this_tick(_undisturbed(block, places, dtype.itemsize)):
                 raise Fault("an atomic operation where something was written with no barrier between")
-            if block.expected[halves].any():
-                raise Fault("an atomic operation while a copy is on its way there")
         elif not block.waited[at].all():
             raise Fault("changed before the kernels that read it have been waited for")
         else:
@@ -182,10 +188,7 @@ def copy(operands: tuple[Operand, ...], parts: list[str]) -> Step:
             raise Fault("a copy that is not aligned")
         if not block.waited[at].all() and block.device.watch.may_be_written(start, 16):
             raise Fault("copied before the kernels that write it have been waited for")
-        block.shared.check(there, 16)
-        halves = block.shared_watch.halves(there, 16)
-        if block.expected[halves].any():
-            raise Fault("a copy where another is on its way to")
+        halves = _undisturbed(block, there, 16)
         block.shared_watch.writes(there, 16, threads)
         block.expected[halves] = True
         block.copies.asked.append((threads, there, start, count))
@@ -219,8 +222,7 @@ def arrive(operands: tuple[Operand, ...], parts: list[str]) -> Step:
                 if (count[whole] != 16).any():
                     raise Fault("a copy of a part")
                 block.shared.store(there, 8, [rows[:, 0], rows[:, 1]])
-                halves = block.shared_watch.halves(there, 16)
-                block.expected[halves] = False
+                block.expected[block.shared_watch.halves(there, 16)] = False
                 block.shared_watch.writes(there, 16, threads)
 
     return wait

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 from numba import float32, float64, vectorize
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -31,8 +32,6 @@ def _fused(typing_context, a, b, c):
     def codegen(context, builder, signature, args):
         kind = context.get_value_type(signature.return_type)
         name = {types.float32: "llvm.fma.f32", types.float64: "llvm.fma.f64"}[signature.return_type]
-        from llvmlite import ir
-
         function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
         return builder.call(function, args)
 
@@ -124,21 +123,22 @@ _WITH_TWO: dict[str, Callable] = {
 _OF_FLOATS: dict[str, Callable] = {"min": np.fmin, "max": np.fmax, "div": np.divide}
 _WITH_ONE: dict[str, Callable] = {"neg": np.negative, "not": np.invert, "abs": np.abs, "mov": lambda x: x, "sqrt": np.sqrt}
 _COMPARED = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
-_OPPOSITE = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}  # or unordered: not the opposite
 
 
 def _comparison(name: str, floats: bool) -> Callable:
-    if name == "num":
-        return lambda a, b: ~(np.isnan(a) | np.isnan(b))
-    if name == "nan":
-        return lambda a, b: np.isnan(a) | np.isnan(b)
-    if name in _OPPOSITE:
-        opposite = _COMPARED[_OPPOSITE[name]]
-        ordered_ne = _OPPOSITE[name] == "ne"
-        return lambda a, b: ~(opposite(a, b) & ~(np.isnan(a) | np.isnan(b))) if ordered_ne else ~opposite(a, b)
-    if name == "ne" and floats:
-        return lambda a, b: (a != b) & ~(np.isnan(a) | np.isnan(b))
-    return _COMPARED[name]
+    """Of floats, one with a NaN is false; with a `u` at its name's end, true."""
+    if not floats:
+        return _COMPARED[name]
+    if name in ("num", "nan"):
+        return lambda a, b: _unordered(a, b) == (name == "nan")
+    compare = _COMPARED[name.removesuffix("u")]
+    if name in _COMPARED:
+        return lambda a, b: compare(a, b) & ~_unordered(a, b)
+    return lambda a, b: compare(a, b) | _unordered(a, b)
+
+
+def _unordered(a: NDArray, b: NDArray) -> NDArray[np.bool_]:
+    return np.isnan(a) | np.isnan(b)
 
 
 @cache

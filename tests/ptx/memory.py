@@ -101,10 +101,6 @@ class Memory(Bytes):
         if len(data):
             self.raw[self._slice(address, len(data))] = np.frombuffer(data, np.uint8)
 
-    def fill(self, address: int, byte: int, size: int) -> None:
-        if size:
-            self.raw[self._slice(address, size)] = byte
-
 
 class Watch:
     """Who read and wrote each half of a word last: finds threads that touch the same one with nothing that puts them in order.
