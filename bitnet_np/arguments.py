@@ -1,7 +1,6 @@
 """Command-line arguments that several commands share, and what they mean."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -19,6 +18,7 @@ from .kernels import cpu
 from .load import BEYOND, OVERRIDABLE, model_from, read_config
 from .model import Model
 from .transformer import DIALECTS
+from .whole_file import whole_file
 
 
 def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", required: bool = True) -> argparse._MutuallyExclusiveGroup:
@@ -108,11 +108,6 @@ def check_out(option: str, path: Path | None) -> None:
 
 
 def save_npy(path: Path, array: NDArray) -> None:
-    """Write .npy under another name first, so that nothing half written stays."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with open(part, "wb") as file:
-            np.save(file, array)
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    """Write .npy, whole or not at all, whatever the name ends in."""
+    with whole_file(path) as part, open(part, "wb") as file:
+        np.save(file, array)

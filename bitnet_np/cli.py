@@ -32,6 +32,7 @@ from .dispatch import choose
 from .errors import Error, OptionError
 from .metrics import Metrics
 from .printing import printable, table
+from .whole_file import whole_file
 
 
 class Command(Protocol):
@@ -118,7 +119,8 @@ def _measured(arguments: argparse.Namespace) -> Iterator[None]:
     arguments.ops = chosen.ops if path is None else metrics.ops(*chosen)
     yield
     if path is not None:
-        path.write_text(json.dumps(metrics.as_dict(), indent=1) + "\n", "utf-8")
+        with whole_file(path) as part:
+            part.write_text(json.dumps(metrics.as_dict(), indent=1) + "\n", "utf-8")
         print(table(*metrics.table()), file=sys.stderr)
         print(
             f"{metrics.forwards} forwards, {metrics.layers} layers, {metrics.kv_positions} positions written to KV caches", file=sys.stderr

@@ -18,6 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from . import packing
 from .cache import KVCache, check_shape, nbytes_of
 from .errors import CapacityError, OptionError, UnsupportedError
+from .kernels.cuda import layout
 from .model import Blocks, Config, Layer, Linear, Model, Ternary
 from .tensor_types import TERNARY_TYPES
 
@@ -61,7 +62,7 @@ def on_cpu(ops: Any) -> bool:
 
 
 def bytes_needed(model: Model) -> int:
-    """What the weights take on a device: ternary ones in whole tiles and 160 more (cuda/ternary.py), ggml's block types as float32."""
+    """What the weights take on a device: ternary ones in whole tiles and some to spare, ggml's block types as float32."""
     total = 0
     records: list[Model | Layer] = [model, *model.layers]
     for record in records:
@@ -74,8 +75,7 @@ def bytes_needed(model: Model) -> int:
 
 def _bytes(value: Any) -> int:
     if isinstance(value, Ternary):
-        n, m = value.shape
-        return (-(-n // 16) * -(-m // 128) + 160) * 512
+        return 4 * layout.n_words(value.shape)
     if isinstance(value, Blocks):
         return 4 * value.shape[0] * value.shape[1]
     return value.nbytes if isinstance(value, np.ndarray) else 0
@@ -96,9 +96,7 @@ def place(model: Model, on: Backend) -> Model:
         weights = value.weights
         if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES:
             raise UnsupportedError(f"{name} is {weights.type.name} with a scale for each block, which the device has no kernel for")
-        placed = (
-            replace(weights, codes=on.ternary(packing.unpack(weights)), blocks=None) if isinstance(weights, Ternary) else table(weights)
-        )
+        placed = replace(weights, codes=on.ternary(weights), blocks=None) if isinstance(weights, Ternary) else table(weights)
         bias, norm = (None if array is None else on.upload(array) for array in (value.bias, value.norm))
         return replace(value, weights=placed, bias=bias, norm=norm)
 

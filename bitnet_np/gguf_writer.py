@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from .errors import UnsupportedError
 from .families import FAMILIES
 from .model import Blocks, Config, Layer, Linear, Model, Ternary, Weights
 from .tensor_types import BF16, F16, F32, I2_S, TQ1_0, TQ2_0, TensorType
+from .whole_file import whole_file
 
 FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40}
 """general.file_type of a file whose matrices are mostly of a type (llama.h; 40 is bitnet.cpp's)."""
@@ -70,14 +72,11 @@ def write_file(
     progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Write under another name beside `path`, `check` that, and rename it: `path` is whole, or as it was.
+    """Write a file and `check` it before it has its name: `path` is whole, or as it was.
 
     `tensors` has name, type and shape of each, `data` their bytes in the same order.
     """
-    path = Path(path)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    writer = GGUFWriter(partial, architecture)
-    try:
+    with whole_file(path) as part, closing(GGUFWriter(part, architecture)) as writer:
         write_metadata(writer)
         for name, kind, shape in tensors:
             # GGUFWriter does not know I2_S, but writes any number as a type, and the shape as given where the dtype is not that of bytes
@@ -89,11 +88,7 @@ def write_file(
             writer.write_tensor_data(array)
             progress(done, len(tensors))
         writer.close()
-        check(partial)
-        partial.replace(path)
-    finally:
-        writer.close()
-        partial.unlink(missing_ok=True)
+        check(part)
 
 
 # --- keys -----------------------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 from .compare import Verdict
 from .errors import OptionError, UnsupportedError
 from .points import GRADIENTS, LAYER_NAMES, Key
+from .whole_file import whole_file
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,11 @@ def plot(report: Report, path: Path) -> None:
             axes.text(names.index(o.key.name), layers.index(o.key.layer), SYMBOLS[o.verdict], ha="center", va="center")
     figure.colorbar(shown, label="largest error / bound")
     axes.set_title(report.reason if len(report.reason) < 90 else report.reason[:87] + "...", fontsize="small")
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    try:
+        with whole_file(path) as part:
+            figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
+    finally:
+        pyplot.close(figure)
 
 
 def table_rows(operations: Sequence[OperationVerdict]) -> list[tuple]:

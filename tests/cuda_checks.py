@@ -44,7 +44,7 @@ from bitnet_np.dispatch import Above, make_mask
 from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
-from bitnet_np.kernels.cuda import arrays, graph, simulated, ternary
+from bitnet_np.kernels.cuda import arrays, graph, layout, simulated, ternary
 from bitnet_np.kernels.cuda.backend import TILES, Cuda
 from bitnet_np.kernels.cuda.target import PIECE
 from bitnet_np.masks import Pattern, mask
@@ -288,14 +288,29 @@ def ternary_alike(on: Cuda, n: int, width: int, present: int) -> None:
     x[-1] = 1  # with the row above: the largest sum there can be
     weights = packing.pack(matrix, 0.37)
     ours = cpu.ternary_matmul(*cpu.quantize(x), weights.codes, weights.scale, n)
-    same(on, on.ternary_matmul(*on.quantize(on.upload(x)), on.ternary(matrix), weights.scale, n), ours)
+    same(on, on.ternary_matmul(*on.quantize(on.upload(x)), on.ternary(weights), weights.scale, n), ours)
 
 
 @check("matrices")
 def ternary_layout() -> None:
-    for shape in ((1, 1), (16, 128), (37, 200)):
-        matrix = rng().integers(-1, 2, shape).astype(np.int8)
-        np.testing.assert_array_equal(ternary.from_fragments(ternary.in_fragments(matrix), shape), matrix)
+    """By the formula of layout.py, weight for weight; what fills the tiles up is weights of zero, what follows them is nothing."""
+    for n, width in ((1, 1), (16, 128), (37, 200), (300, 1000)):
+        matrix = rng().integers(-1, 2, (n, width)).astype(np.int8)
+        tiles, blocks = layout.tiles_of(matrix.shape)
+        row, column = np.ogrid[: tiles * 16, : blocks * 128]
+        g, j, b, r, p = (
+            row % 8,
+            column % 64 // 16,
+            column % 4,
+            row % 16 // 8 + column % 8 // 4 * 2,
+            column % 128 // 64 * 2 + column % 16 // 8,
+        )
+        word = ((row // 16 * blocks + column // 128) * 32 + g * 4 + j) * 4 + r
+        words = layout.in_fragments(packing.pack(matrix, 1))
+        found = (words[word] >> (8 * b + 2 * p).astype(np.uint32) & 3).astype(np.int8) - 1
+        np.testing.assert_array_equal(found, np.pad(matrix, ((0, tiles * 16 - n), (0, blocks * 128 - width))))
+        assert words.size == layout.n_words(matrix.shape)
+        assert not words[tiles * blocks * 128 :].any()
 
 
 @check("matrices")
@@ -306,10 +321,10 @@ def ternary_rows_of_the_largest_sums() -> None:
     weights = packing.pack(matrix, 1)
     for rows in (x[:1], x):
         ours = cpu.ternary_matmul(*cpu.quantize(rows), weights.codes, weights.scale, 1)
-        same(on, on.ternary_matmul(*on.quantize(on.upload(rows)), on.ternary(matrix), np.float32(1), 1), ours)
+        same(on, on.ternary_matmul(*on.quantize(on.upload(rows)), on.ternary(weights), np.float32(1), 1), ours)
     assert 64 * 2 * 127 * (ternary.WIDEST // 4) < 1 << 31
     with pytest.raises(UnsupportedError, match="262,145 columns, on the device expected at most 262,144"):
-        on.ternary(np.zeros((1, ternary.WIDEST + 1), np.int8))
+        on.ternary(packing.pack(np.zeros((1, ternary.WIDEST + 1), np.int8), 1))
 
 
 @check("matrices")
@@ -322,10 +337,9 @@ def normed_product(on: Cuda, source: str, width: int, *rows: int) -> None:
     """A norm and the products that read it, of one row: together, and each for itself; and what was normed, by the one who comes first."""
     a, b, gain = normal(1, width), normal(1, width, seed=1), normal(width, seed=2)
     x = a if source == "row" else getattr(cpu, source)(a, b)
-    matrices = [rng(n).integers(-1, 2, (n, width)).astype(np.int8) for n in rows]
-    packed = [packing.pack(matrix, 0.3 + i) for i, matrix in enumerate(matrices)]
+    packed = [packing.pack(rng(n).integers(-1, 2, (n, width)), 0.3 + i) for i, n in enumerate(rows)]
     ours = cpu.ternary_matmuls(*cpu.quantize(cpu.rms_norm(x, gain, 1e-5)), *((w.codes, w.scale, w.shape[0]) for w in packed))
-    there = [(on.ternary(matrix), w.scale, w.shape[0]) for matrix, w in zip(matrices, packed, strict=True)]
+    there = [(on.ternary(w), w.scale, w.shape[0]) for w in packed]
     x_there = on.upload(a) if source == "row" else getattr(on, source)(on.upload(a), on.upload(b))
     codes = on.quantize(on.rms_norm(x_there, on.upload(gain), 1e-5))
     for _ in range(2):  # what was normed is there the second time
@@ -360,9 +374,8 @@ def what_comes_after_products() -> None:
     """A sum or a gate of products that nobody has read yet is worked out with them; and so is nothing once somebody has."""
     on, width, n = device(), 40, 37
     x, gain, h = normal(1, width), normal(width, seed=1), normal(1, n, seed=2)
-    matrices = [rng(seed).integers(-1, 2, (n, width)).astype(np.int8) for seed in (3, 4)]
-    packed = [packing.pack(matrix, 0.3 + i) for i, matrix in enumerate(matrices)]
-    there = [(on.ternary(matrix), w.scale, n) for matrix, w in zip(matrices, packed, strict=True)]
+    packed = [packing.pack(rng(seed).integers(-1, 2, (n, width)), 0.3 + i) for i, seed in enumerate((3, 4))]
+    there = [(on.ternary(w), w.scale, n) for w in packed]
     gate, up = cpu.ternary_matmuls(*cpu.quantize(cpu.rms_norm(x, gain, 1e-5)), *((w.codes, w.scale, n) for w in packed))
 
     def products(*which: tuple) -> list:
@@ -387,13 +400,12 @@ def what_comes_after_products() -> None:
 def normed_rows_without_a_scale() -> None:
     """Infinity or NaN anywhere leaves no number of the product."""
     on = device()
-    matrix, gain = rng(1).integers(-1, 2, (17, 40)).astype(np.int8), normal(40, seed=2)
-    weights = packing.pack(matrix, 1)
+    weights, gain = packing.pack(rng(1).integers(-1, 2, (17, 40)), 1), normal(40, seed=2)
     for row in range(len(odd_rows(40))):
         x = odd_rows(40)[row : row + 1]
         q = cpu.quantize(cpu.rms_norm(x, gain, 1e-5))
         codes = on.quantize(on.rms_norm(on.upload(x), on.upload(gain), 1e-5))
-        found = on.ternary_matmul(*codes, on.ternary(matrix), weights.scale, 17)
+        found = on.ternary_matmul(*codes, on.ternary(weights), weights.scale, 17)
         equal_where_finite(on, found, cpu.ternary_matmul(*q, weights.codes, weights.scale, 17))
 
 
@@ -402,15 +414,14 @@ def ternary_skinny() -> None:
     for present in (2, 9, 17):
         ternary_alike(device(), 20, 200, present)  # 17: more tokens than it has at once, and too few rows for the tiles of many tokens
     if not SIMULATED:
-        ternary_alike(device(), 1, 128 * (ternary.WARPS * ternary.DEPTH + 1), 2)  # the last go of all warps but for one is past the end
+        ternary_alike(device(), 1, 128 * (layout.WARPS * layout.DEPTH + 1), 2)  # the last go of all warps but for one is past the end
 
 
 def ternary_together(on: Cuda, present: int, *rows: int) -> None:
     width = 130
-    x, matrices = normal(present, width), [rng(n).integers(-1, 2, (n, width)).astype(np.int8) for n in rows]
-    packed = [packing.pack(matrix, 0.3 + i) for i, matrix in enumerate(matrices)]
+    x, packed = normal(present, width), [packing.pack(rng(n).integers(-1, 2, (n, width)), 0.3 + i) for i, n in enumerate(rows)]
     ours = cpu.ternary_matmuls(*cpu.quantize(x), *((w.codes, w.scale, w.shape[0]) for w in packed))
-    there = [(on.ternary(matrix), w.scale, w.shape[0]) for matrix, w in zip(matrices, packed, strict=True)]
+    there = [(on.ternary(w), w.scale, w.shape[0]) for w in packed]
     found = on.ternary_matmuls(*on.quantize(on.upload(x)), *there)
     for theirs, expected in zip(found, ours, strict=True):
         same(on, theirs, expected)

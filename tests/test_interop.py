@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import struct
 import tracemalloc
@@ -321,6 +322,14 @@ def test_points_are_written_once_and_have_to_be_points(tmp_path, format):
         with pytest.raises(OptionError, match="l_out-0 was written already"):
             out.add(Key("l_out", 0), one)
     assert [path.name for path in tmp_path.iterdir()] == ["u"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_what_is_neither_file_nor_folder_stays(tmp_path):
+    os.mkfifo(tmp_path / "t.npz")
+    with pytest.raises(OptionError, match="is there already, expected a file or"):
+        written(tmp_path / "t.npz", "npz")
+    assert (tmp_path / "t.npz").is_fifo()
 
 
 def test_files_are_replaced_and_folders_are_not(tmp_path):

@@ -1,7 +1,6 @@
 """Writers of traces: one array at a time, and a file appears only when it is whole."""
 
 import os
-import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import EmptyInputError, OptionError
 from ..points import Key, checked_dtype, checked_tokens, normal_shape
+from ..whole_file import name_beside
+
+
+def _empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
 
 
 class Writer:
@@ -31,14 +35,14 @@ class Writer:
             raise OptionError(f"{self.path} has no name, expected that of a file or folder to write")
         self.tokens = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
         self.written: dict[Key, tuple[tuple[int, ...], int]] = {}  # shape and bytes
-        self.part = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
+        self.part = name_beside(self.path)
 
     def __enter__(self) -> Self:
         if not self.path.parent.is_dir():
             raise OptionError(f"{self.path}: there is no folder {self.path.parent}")
-        taken = self.path.is_dir() and (not self.folder or any(self.path.iterdir()))
-        if taken or (self.folder and self.path.exists() and not self.path.is_dir()):
-            raise OptionError(f"{self.path} is there already, expected a name that is not taken{' by a folder' * (not self.folder)}")
+        if self.path.exists() and not (_empty_folder(self.path) if self.folder else self.path.is_file()):
+            expected = "a name that is not taken" if self.folder else "a file or a name that is not taken"
+            raise OptionError(f"{self.path} is there already, expected {expected}")
         try:
             if self.folder:
                 self.part.mkdir()

@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import EmptyInputError, ShapeError
+from ..whole_file import whole_file
 
 TOP = 5
 
@@ -104,10 +104,5 @@ def _passes(row: dict[str, Any], limit: Thresholds) -> bool:
 
 def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
     """A receipt as an indented JSON file, which appears when it is whole."""
-    path = Path(path)
-    part = path.with_name(f".{path.name}.part")
-    try:
+    with whole_file(path) as part:
         part.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", "utf-8")
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numba import cuda
 from numpy.typing import NDArray
 
-from bitnet_np.kernels.cuda import ternary
+from bitnet_np.kernels.cuda import layout
 from bitnet_np.kernels.cuda.arrays import DeviceTable
 from bitnet_np.kernels.cuda.backend import Cuda
 from bitnet_np.kernels.cuda.target import instructions, kernel
@@ -40,8 +40,7 @@ def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> fl
 
 def ternary_words(n: int, m: int, rng: np.random.Generator) -> NDArray[np.uint32]:
     """Random codes of a matrix [N, M] in the device's layout."""
-    size = (-(-n // ternary.ROWS) * -(-m // ternary.COLUMNS) + ternary.SPARE) * ternary.TILE_WORDS * 4
-    return _VALID[rng.integers(0, len(_VALID), size, np.uint8)].view(np.uint32)
+    return _VALID[rng.integers(0, len(_VALID), 4 * layout.n_words((n, m)), np.uint8)].view(np.uint32)
 
 
 def random_placed(config: Config, on: Cuda, seed: int = 0) -> Model:

@@ -1,7 +1,6 @@
 """Where a run is: enough to go on to the same bits as if it had never stopped."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np.errors import FileFormatError, OptionError
+from bitnet_np.whole_file import whole_file
 
 from .settings import Settings
 
@@ -28,13 +28,11 @@ _GROUPS = ("parameters", "first", "second")
 
 
 def save(path: Path, state: State, settings: Settings, tokenizer: dict[str, Any]) -> None:
-    """Under another name first: `path` is whole, or as it was."""
+    """Write a checkpoint: `path` is whole, or as it was."""
     told = json.dumps({"settings": asdict(settings), "step": state.step, "tokenizer": tokenizer})
     arrays = {f"{group}/{name}": array for group in _GROUPS for name, array in getattr(state, group).items()}
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
+    with whole_file(path) as part, part.open("wb") as file:
         np.savez(file, told=np.array(told), **arrays)
-    os.replace(partial, path)
 
 
 def load(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:

@@ -13,9 +13,10 @@ from numba import cuda
 from numpy.typing import DTypeLike, NDArray
 
 from ...errors import ShapeError, UnsupportedError
+from ...model import Ternary
 from .. import cpu
 from ..attention import scale_of
-from . import attention, attention_split, floats, norms, ternary
+from . import attention, attention_split, floats, layout, norms, ternary
 from . import rows as row_kernels
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .attention_steps import CHUNK, EIGHT, WIDEST, Shape, shape_for
@@ -74,11 +75,11 @@ class Cuda:
         """A table of float32, float16 or bfloat16 bits [N, M], in the device's layout."""
         return DeviceTable(self.upload(floats.in_lanes(array)), floats.kind_of(array), array.shape)
 
-    def ternary(self, matrix: NDArray[np.int8]) -> DeviceArray:
-        """A matrix of -1, 0, +1 [N, M], in the device's layout."""
-        if matrix.shape[1] > ternary.WIDEST:
-            raise UnsupportedError(f"a ternary matrix has {matrix.shape[1]:,} columns, on the device expected at most {ternary.WIDEST:,}")
-        return self.upload(ternary.in_fragments(matrix))
+    def ternary(self, weights: Ternary) -> DeviceArray:
+        """The codes of a packed matrix [N, M], in the device's layout."""
+        if weights.shape[1] > ternary.WIDEST:
+            raise UnsupportedError(f"a ternary matrix has {weights.shape[1]:,} columns, on the device expected at most {ternary.WIDEST:,}")
+        return self.upload(layout.in_fragments(weights))
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
         out = self.empty(shape, dtype)
@@ -143,7 +144,7 @@ class Cuda:
     # --- norms and ternary matmul ---
 
     def _codes(self, n: int, width: int) -> Codes:
-        row_words = ternary.row_words(width)
+        row_words = layout.row_words(width)
         words = self.empty((-(-n // SKINNY) * SKINNY * row_words,), np.uint32)
         return Codes(words, view(words, np.int8), n, width, row_words)
 
@@ -218,7 +219,7 @@ class Cuda:
             if together.is_for("row"):
                 return together.results(len(matrices))
         codes, scale = now(q), now(scale)
-        n, blocks, out = codes.rows, -(-codes.width // ternary.COLUMNS), self.empty((codes.rows * sum(three.widths),))
+        n, blocks, out = codes.rows, -(-codes.width // layout.COLUMNS), self.empty((codes.rows * sum(three.widths),))
         tile, rest = self._tile([count for count in three.tiles if count], n), (codes.words, scale, blocks)
         if n == 1:
             warps = _WARPS if blocks <= _WARPS * _DEPTH else 2 * _WARPS

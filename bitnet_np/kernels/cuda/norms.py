@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from .layout import COLUMNS, DEPTH, ROWS, TILE_WORDS, row_words
 from .rows import (
     GATES,
     LARGEST,
@@ -33,7 +34,7 @@ from .rows import (
     worked_out,
 )
 from .target import ALIGNED, PIECE, SIMULATED, WARP, instructions, kernel_of
-from .ternary import COLUMNS, DEPTH, ROWS, TILE_WORDS, finished, joined, matrix_of, of_all_warps, of_three, row_words, rows_before
+from .ternary import finished, joined, matrix_of, of_all_warps, of_three, rows_before
 
 (
     await_previous,

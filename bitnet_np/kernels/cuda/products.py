@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import norms, rows, ternary
+from . import layout, norms, rows, ternary
 from .arrays import Deferred, DeviceArray, now, view
 
 
@@ -25,7 +25,7 @@ class Three(NamedTuple):
 
 def three_of(matrices: tuple[tuple[DeviceArray, np.float32, int], ...]) -> Three:
     words, factors, widths = zip(*matrices, *[(matrices[0][0], 0, 0)] * (3 - len(matrices)), strict=True)
-    return Three(words, tuple(map(np.float32, factors)), widths, tuple(-(-width // ternary.ROWS) for width in widths))
+    return Three(words, tuple(map(np.float32, factors)), widths, tuple(-(-width // layout.ROWS) for width in widths))
 
 
 def apart(together: DeviceArray, n: int, widths: tuple[int, ...]) -> list[DeviceArray]:

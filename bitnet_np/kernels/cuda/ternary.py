@@ -1,18 +1,4 @@
-"""Ternary matrices on the GPU: their layout there, and products with int8 codes by tensor cores and byte dot products.
-
-THE LAYOUT follows the fragments of mma.m16n8k32. A tile is 16 rows by 128 columns, 512 bytes; a lane of a warp finds its 64 weights of it
-in 16 bytes, so that a warp reads a tile in one coalesced load. With row group g = lane // 4 and j = lane % 4, byte b of word r holds at
-bits 2 p, in plane p, the code (0, 1, 2) of
-
-    row g + 8 * (r % 2),   column 64 * (p // 2) + 16 j + 8 * (p % 2) + 4 * (r // 2) + b
-
-so `word r >> 2 p & 0x03030303` is register r of plane p's fragment; without the shift it is 4^p times that, which fits a byte, and sums of
-one plane can be shifted in the end. An integer sum may take columns in any order: this one lets a lane read its activations in 16 bytes
-too. Rows and columns are filled up with weights of zero (code 1) to whole tiles; tiles of a row of tiles are next to each other. SPARE
-tiles follow: a warp asks for several tiles at once and does not look where its row ends.
-
-Activations are codes [R, row_words] in words: columns up to a multiple of 128, then the row's sum and three words to keep 16-byte loads
-aligned. Codes count 0, 1, 2, hence the sum: (accumulated - sum) / scale * weight scale.
+"""Ternary matrices on the GPU: products with int8 codes by tensor cores and byte dot products. layout.py says where both lie.
 
 A launch takes three matrices that read the same input, some of them with no rows: parts of the grid, `ends` says up to which block each.
 Their results are one after the other.
@@ -23,8 +9,9 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
-from numpy.typing import NDArray
 
+from . import layout
+from .layout import COLUMNS, DEPTH, ROWS, TILE_WORDS
 from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
 
 (
@@ -69,43 +56,9 @@ from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
     instructions.zeros,
 )
 
-ROWS, COLUMNS = 16, 128  # of a tile
-TILE_WORDS = 128
 STAGES = 3  # blocks of 128 columns of activations in shared memory at a time
-SPARE = 160  # tiles: as many as the warps of a block ask for at once, WARPS * DEPTH
 WIDEST = 1 << 18  # columns: the sum of plane 3, 64 times as large, is of int32
-WARPS = 2 if SIMULATED else 16  # of a block with several tiles of rows, at most
-DEPTH = 10  # tiles of columns that a warp has in registers at most
-
-
-def row_words(width: int) -> int:
-    """Words of a row of activation codes: `width` bytes up to a multiple of 128, the sum, and 12 bytes."""
-    return -(-width // COLUMNS) * (COLUMNS // 4) + 4
-
-
-def in_fragments(
-    matrix: NDArray[np.int8],
-) -> NDArray[np.uint32]:  # [N, M] of -1, 0, +1 -> [(tiles of rows * tiles of columns + SPARE) * 128]
-    """A ternary matrix in the layout of this file."""
-    n, m = matrix.shape
-    tiles, blocks = -(-n // ROWS), -(-m // COLUMNS)
-    codes = np.ones((tiles * ROWS, blocks * COLUMNS), np.uint8)
-    codes[:n, :m] = matrix + 1
-    # tile, r % 2, g, block, p // 2, j, p % 2, r // 2, b  ->  tile, block, g, j, r // 2, r % 2, b | p // 2, p % 2
-    axes = codes.reshape(tiles, 2, 8, blocks, 2, 4, 2, 2, 4).transpose(0, 3, 2, 5, 7, 1, 8, 4, 6)
-    places = np.array([[0, 2], [4, 6]], np.uint8)
-    packed = np.bitwise_or.reduce((axes << places).reshape(*axes.shape[:-2], 4), axis=-1)
-    return np.append(np.ascontiguousarray(packed).view("<u4").reshape(-1), np.zeros(SPARE * TILE_WORDS, np.uint32))
-
-
-def from_fragments(words: NDArray[np.uint32], shape: tuple[int, int]) -> NDArray[np.int8]:
-    """The inverse of `in_fragments`."""
-    n, m = shape
-    tiles, blocks = -(-n // ROWS), -(-m // COLUMNS)
-    packed = words[: tiles * blocks * TILE_WORDS].view(np.uint8).reshape(tiles, blocks, 8, 4, 2, 2, 4)
-    places = np.array([[0, 2], [4, 6]], np.uint8)
-    codes = packed[..., None, None] >> places & 3  # tile, block, g, j, r // 2, r % 2, b, p // 2, p % 2
-    return codes.transpose(0, 5, 2, 1, 7, 3, 8, 4, 6).reshape(tiles * ROWS, -1)[:n, :m].astype(np.int8) - 1
+WARPS = 2 if SIMULATED else layout.WARPS  # of a block with several tiles of rows, at most
 
 
 @device

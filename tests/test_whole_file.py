@@ -1,0 +1,70 @@
+"""Files that appear when they are whole."""
+
+import os
+import threading
+
+import pytest
+
+from bitnet_np.whole_file import whole_file
+
+
+def test_a_file_is_there_at_the_end_and_nothing_else(tmp_path):
+    path = tmp_path / "f.bin"
+    path.write_bytes(b"old")
+    with whole_file(path) as part:
+        part.write_bytes(b"new")
+        assert part.parent == tmp_path
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_fails_leaves_what_was(tmp_path, there):
+    path = tmp_path / "f.bin"
+    if there:
+        path.write_bytes(b"old")
+
+    def fails():
+        with whole_file(path) as part:
+            part.write_bytes(b"half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails()
+    assert [(p, p.read_bytes()) for p in tmp_path.iterdir()] == ([(path, b"old")] if there else [])
+
+
+def test_two_who_write_the_same_file_do_not_meet(tmp_path):
+    path = tmp_path / "f.bin"
+    with whole_file(path) as one, whole_file(path) as other:
+        one.write_bytes(b"one")
+        other.write_bytes(b"other")
+    assert path.read_bytes() == b"one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "far").mkdir()
+    link, path = tmp_path / "link", tmp_path / "far" / "f.bin"
+    link.symlink_to(path)
+    with whole_file(link) as part:
+        part.write_bytes(b"new")
+    assert link.is_symlink()
+    assert path.read_bytes() == b"new"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_written_to(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    with whole_file(pipe) as part:
+        part.write_bytes(b"all")
+    reader.join()
+    assert read == [b"all"]
+    assert pipe.is_fifo()
