@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from .errors import CapacityError, NonFiniteError, OptionError, SlotError
+from .kernels.attention import chunks_touched
 from .kernels.scalar import CHUNK
 from .model import Config
 
@@ -45,7 +46,7 @@ class KVCache:
 
     def _places(self, capacity: int) -> int:
         """S. The chunks that one query's window touches, while another chunk is being written: those of a whole chunk of queries."""
-        return capacity if self.window is None else min(capacity, (-(-(self.window - 1) // CHUNK) + 1) * CHUNK)
+        return capacity if self.window is None else min(capacity, chunks_touched(self.window) * CHUNK)
 
     @property
     def batch(self) -> int:

@@ -36,9 +36,8 @@ import pytest
 from models import assert_same_bits
 from numpy.typing import NDArray
 
-from bitnet_np import packing, selftest
+from bitnet_np import decode, packing, selftest
 from bitnet_np.cache import KVCache
-from bitnet_np.decode import stepper
 from bitnet_np.device import DeviceCache, bytes_needed, new_cache, open_cuda, place
 from bitnet_np.dispatch import Above, make_mask
 from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
@@ -654,7 +653,7 @@ def forked_and_resized_caches() -> None:
             kept.resize(3, 5)
         alike(on, cache, own)
         assert_same_bits(forward(there, [[4], [0]], cache, ops=on), forward(model, [[4], [0]], own))
-        assert_same_bits(stepper(there, cache, on)([2, 3, 1]), stepper(model, own)([2, 3, 1]))
+        assert_same_bits(decode.stepper(there, cache, on)([2, 3, 1]), decode.stepper(model, own)([2, 3, 1]))
         alike(on, cache, own)
 
 
@@ -688,7 +687,7 @@ def ring_caches() -> None:
     alike(on, cache, own)
     assert_same_bits(forward(there, tokens, cache, ops=on), forward(model, tokens, own))
     alike(on, cache, own)
-    assert_same_bits(stepper(there, cache, on)([3]), stepper(model, own)([3]))
+    assert_same_bits(decode.stepper(there, cache, on)([3]), decode.stepper(model, own)([3]))
     alike(on, cache, own)
 
 
@@ -732,7 +731,7 @@ def decoder() -> None:
     there, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
     prompt = [[1, 2], [3, 0]], [2, 1]
     assert_same_bits(forward(there, prompt[0], cache, prompt[1], ops=on), forward(model, prompt[0], own, prompt[1]))
-    step, ours = stepper(there, cache, on), stepper(model, own)
+    step, ours = decode.stepper(there, cache, on), decode.stepper(model, own)
     assert GPU or step.graph.overlapped == PTX
     same(on, cache.k, own.k)  # getting ready leaves nothing behind
     for tokens in ([3, 1], [0, 4]):
@@ -748,6 +747,30 @@ def decoder() -> None:
             both([1, 1])
         with pytest.raises(TokenRangeError, match="token 5 at position 0 of sequence 1"):
             both([1, 5])
+
+
+@check("models")
+def a_decoder_grows() -> None:
+    """Where its graph ends comes one of more positions, and of more blocks: also where others filled the cache meanwhile."""
+    on, model, captured = device(), random_model(rng(5), **SMALLEST | {"context": 80}), list[int]()
+    there, cache, own = place(model, on), new_cache(model.config, 1, 80, on), KVCache(model.config, 1, 80)
+    own.k[:], own.v[:] = normal(*own.k.shape), normal(*own.k.shape, seed=1)
+    cache.k, cache.v = on.upload(own.k), on.upload(own.v)
+
+    def counted(*arguments: Any) -> graph.Graph:
+        captured.append(int(cache.lengths[0]))
+        return one(*arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        one = graph.captured
+        patched.setattr(graph, "captured", counted)
+        patched.setattr(decode, "_FIRST", 2)
+        step, ours = decode.stepper(there, cache, on), decode.stepper(model, own)
+        for length in (0, 1, 2, 33, 62, 63, 64, 66):
+            cache.lengths[0] = own.lengths[0] = length
+            assert_same_bits(step([length % 5]), ours([length % 5]))
+    assert captured == [0, 2, 33, 66]  # for 2, 4, 66 and 80 positions
+    alike(on, cache, own)
 
 
 @check("models")
@@ -769,7 +792,7 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
         patched.setattr(on, "upload", watched)
         patched.setattr(arrays, "Arena", Watched)
         patched.setattr(graph, "captured", lambda *arguments: graph.Graph(lambda: None, False))  # which does not hold `run`, as on a GPU
-        step = stepper(there, new_cache(model.config, 1, 4, on), on)
+        step = decode.stepper(there, new_cache(model.config, 1, 4, on), on)
     gc.collect()
     assert step is not None
     assert len(alive) == 1 + 4 + 2  # the arena; tokens, slots, rows, positions; cosines and sines
@@ -781,11 +804,16 @@ def nothing_waits_for_the_garbage_collector() -> None:
     """Memory that is let go is there for what comes next, or a graph could not be captured in the memory of the run before."""
     on, model = device(), random_model(rng(5), **SMALLEST)
     there, cache = place(model, on), new_cache(model.config, 2, 9, on)
+
+    def run() -> None:
+        for tokens in ([[1]], [[1, 2]], [[3], [4]]):
+            forward(there, tokens, cache, ops=on)
+
+    run()  # what is left of compiling is not meant
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        for tokens in ([[1]], [[1, 2]], [[3], [4]]):
-            forward(there, tokens, cache, ops=on)
+        run()
         gc.collect()
         left = [item for item in gc.garbage if type(item).__module__.startswith(("bitnet_np", "numba.cuda"))]
     finally:
@@ -803,7 +831,7 @@ def launches() -> None:
 
     on, kernels, layers = device(), Counter[str](), 3
     model = random_model(rng(5), **SMALLEST | {"n_layers": layers})
-    step = stepper(place(model, on), new_cache(model.config, 1, 80, on), on)
+    step = decode.stepper(place(model, on), new_cache(model.config, 1, 80, on), on)
     where, function = (FakeCUDAKernel, "__call__") if SIMULATED else (install().device, "launch")
     run = getattr(where, function)
 

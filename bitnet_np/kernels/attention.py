@@ -246,6 +246,11 @@ def _query_tiles(slot, position, limit):
     return cuts[: n + 1].copy()
 
 
+def chunks_touched(keys: int) -> int:
+    """Chunks that so many consecutive keys lie in, at most."""
+    return -(-(keys - 1) // CHUNK) + 1
+
+
 def query_tiles(slot: NDArray[np.int64], position: NDArray[np.int64], group: int) -> NDArray[np.int64]:
     """Rows whose queries, `group` of each, share one reading of their keys and values: the first of each tile, and the end."""
     return _query_tiles(slot, position, max(1, _QUERIES // group))
@@ -266,7 +271,7 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     work = q.size * longest // 8
     alone = tiles.size == len(q) + 1 and len(q) * heads < 2 * get_num_threads()
     if alone and longest >= _LONG:
-        chunks = longest // CHUNK + 2  # a window touches one more than it fills
+        chunks = chunks_touched(longest)
         part = empty((len(q), chunks, heads, -(-group // TOKENS) * TOKENS, -(-q.shape[2] // SPAN) * SPAN))
         sums = empty((2, len(q), chunks, heads, group))
         launch(_attend_split, work, q, k, v, slot, position, scale_of(q), window, *sums, part, out)

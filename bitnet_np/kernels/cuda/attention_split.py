@@ -34,7 +34,7 @@ _FOLDED = 8  # chunks that a thread asks for at a time when it folds
 
 @cache
 def attend_chunk(shape: Shape, keeps: bool) -> Any:
-    """Rows that stand alone. Blocks: rows, key-value heads with the parts of a group larger than a block, chunks.
+    """Rows that stand alone. Blocks: rows, key-value heads with the parts of a group larger than a block, chunks from the first one seen.
 
     A block past a row's last chunk ends at once. Of the others each counts itself in `arrived`, which is zeros before and afterwards; the
     last one has all results of the row's heads to fold.
@@ -70,15 +70,15 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
         cuda.syncthreads()
 
     @device
-    def fold_row(parts, largest, weight, r, head, n, first, end, width, state, rows, shared, total, out):
-        """Chunks first..end of the row's heads head..head + n, in order."""
+    def fold_row(parts, largest, weight, r, head, n, seen, width, state, rows, shared, total, out):
+        """The chunks that are seen, of the row's heads head..head + n, in order."""
         d, all_chunks = this_thread(), largest.shape[2]
         begin(state, rows, n_queries, n_queries)
         cuda.syncthreads()
         for i in range(n_queries):
             total[i] = _f(0.0)
-        for chunk in range(first, end, CHUNK):
-            count = min(CHUNK, end - chunk)
+        for chunk in range(0, seen, CHUNK):
+            count = min(CHUNK, seen - chunk)
             factors(largest, weight, r, head, n, chunk, count, state, shared)
             if d < width:
                 for i in range(n_queries):
@@ -132,7 +132,9 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
     ):  # [R, G, K] and as q's, [R, G, K]; as `attend`; [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk] -> [R, H, K]
         let_next_begin()
         r, width, d = cuda.blockIdx.x, q.shape[2], this_thread()
-        here, key = position[r], cuda.blockIdx.z * CHUNK
+        here, chunk = position[r], cuda.blockIdx.z
+        first = max(0, here - window + 1) // CHUNK
+        key, seen = (first + chunk) * CHUNK, here // CHUNK + 1 - first
         heads = q.shape[1] // kv_heads
         pieces = (heads + n_queries - 1) // n_queries
         g, piece = cuda.blockIdx.y // pieces, cuda.blockIdx.y % pieces
@@ -140,15 +142,14 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
         n = min(n_queries, heads - piece * n_queries)
         n_keys, k_stride = min(CHUNK, here + 1 - key), kv_heads * width
         place = (slot[r] * capacity + key % capacity) * k_stride + g * width
-        sees = key <= here and key + CHUNK > here - window + 1
-        if sees:  # positions are what they were when the graph began, and so are all keys and values but the row's own
+        if chunk < seen:  # positions are what they were when the graph began, and so are all keys and values but the row's own
             lines = (width + line - 1) // line
             for item in range(d, n_keys * lines, threads):
                 at = place + item // lines * k_stride + item % lines * line
                 prefetch(k, at)
                 prefetch(v, at)
         await_previous()
-        if sees:
+        if chunk < seen:
             queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
             keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
             scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
@@ -171,16 +172,15 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
             load_queries(q, cos, sin, pairs, distance, step, r, head, n_queries, n, rows, queries)
             score(queries, keys, scores, dots, k, place, k_stride, n_keys, width, scale)
             weigh(scores, state, rows, dots, here - key, window)
-            first, end = max(0, here - window + 1) // CHUNK, here // CHUNK + 1
             for i in range(n_queries):
                 total[i] = chain(_f(0.0), scores, i * SPAN, mine)
-            if end - first == 1:
+            if seen == 1:
                 if d < width:
                     for i in range(n_queries):
                         if i < n:
                             out[r, head + i, d] = plus(total[i], _f(0.0)) / state[i * STATE + WEIGHT]  # as folded: -0 turns around
             else:
-                chunk, all_chunks = cuda.blockIdx.z, largest.shape[2]
+                all_chunks = largest.shape[2]
                 if d < width:
                     for i in range(n_queries):
                         if i < n:
@@ -194,9 +194,9 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
                 if d == 0:
                     before_me[0] = cuda.atomic.add(arrived, counter, 1)
                 cuda.syncthreads()
-                if before_me[0] == end - first - 1:
+                if before_me[0] == seen - 1:
                     cuda.threadfence()
-                    fold_row(parts, largest, weight, r, head, n, first, end, width, state, rows, keys, total, out)
+                    fold_row(parts, largest, weight, r, head, n, seen, width, state, rows, keys, total, out)
                     if d == 0:
                         arrived[counter] = 0
 

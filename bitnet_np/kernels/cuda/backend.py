@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from ...errors import ShapeError, UnsupportedError
 from ...model import Ternary
 from .. import cpu
-from ..attention import scale_of
+from ..attention import chunks_touched, scale_of
 from . import attention, attention_split, floats, layout, norms, ternary
 from . import rows as row_kernels
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
@@ -323,6 +323,8 @@ class Cuda:
     ) -> DeviceArray:
         """Rows that share no keys: a block for each chunk of keys. `chunks` is as many as the longest row has, or more."""
         (n, heads, width), kv_heads = q.shape, k.shape[2]
+        if window:
+            chunks = min(chunks, chunks_touched(window))
         shape = self._shape(q, k, min(heads // kv_heads, EIGHT))
         parts, out = self.empty((n * heads * chunks * width,)), self.empty(q.shape)
         largest, weight = self.empty((n, heads, chunks)), self.empty((n, heads, chunks))
