@@ -16,6 +16,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from .border import instance, integer, integers
 from .cache import KVCache
 from .certified import CertifiedHead
 from .device import new_cache
@@ -23,7 +24,7 @@ from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, show
 from .generate import GREEDY, Sampling, certified_for, check_prompt, choose, uniforms
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, _integers, forward, forward_full, pad, prefill
+from .transformer import EXACT, Dialect, check_place, forward, forward_full, pad, prefill
 
 Observe = Callable[["Request", NDArray[np.float32]], None]
 
@@ -46,10 +47,10 @@ def forward_batch(
     Raises EmptyInputError for no sequences or an empty one, OptionError for a wrong start, and what `forward` raises.
     """
     tokens, lengths = pad(sequences)
-    chosen = np.arange(len(lengths)) if slots is None else _integers("slots", slots, 1)
+    chosen = np.arange(len(lengths)) if slots is None else integers("slots", slots, 1)
     if start is not None and chosen.shape == lengths.shape:  # another shape is an error that `forward` knows
         held = np.zeros_like(lengths) if cache is None else cache.reserve(chosen, lengths)
-        given = _integers("start", np.atleast_1d(start), 1)
+        given = integers("start", np.atleast_1d(start), 1)
         if given.shape not in ((1,), held.shape):
             raise ShapeError(f"start has shape {given.shape}, expected one position, or {len(held)}: one for each sequence")
         for i in np.flatnonzero(given != held)[:1]:
@@ -101,6 +102,8 @@ class _Sequence:
     request: Request
     numbers: Iterator[float]
     pending: Sequence[int]  # tokens that are not in the cache yet
+    n: int
+    stop: frozenset[int]
     slot: int = -1
     tokens: list[int] = field(default_factory=list)
     admitted: float = 0.0
@@ -131,9 +134,10 @@ class Batch:
         observe: Observe = _ignore,
         head: CertifiedHead | None = None,
     ):
+        check_place(model, dialect, ops)
         self.model, self.dialect, self.ops, self.observe, self.head = model, dialect, ops, observe, head
         self.cache = new_cache(model.config, slots, capacity, ops, dtype)
-        self._free = list(range(slots))
+        self._free = list(range(self.cache.batch))
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._ids: set[str | int] = set()
@@ -149,16 +153,14 @@ class Batch:
         Raises what `stream` raises for a prompt, n, seed or stop tokens that cannot be, or sampling that needs more logits than the head
         gives; OptionError for an id that is in use, CapacityError if prompt and n tokens do not fit a slot.
         """
-        prompt = check_prompt(self.model, request.prompt, request.n, request.stop)
-        certified_for(self.model, request.sampling, request.n, self.head or "exact")
+        prompt, n, stop = check_prompt(self.model, instance("request", request, Request).prompt, request.n, request.stop)
+        certified_for(self.model, request.sampling, n, self.head or "exact")
         if request.id in self._ids:
             raise OptionError(f"the id {request.id!r} is in use, expected another one for each sequence")
-        needed = len(prompt) + max(request.n - 1, 0)
+        needed = len(prompt) + max(n - 1, 0)
         if needed > self.cache.capacity:
-            raise CapacityError(
-                f"a prompt of {len(prompt)} and {request.n} new tokens exceed the {self.cache.capacity} positions of a slot"
-            )
-        self._waiting.append(_Sequence(request, request.numbers(), prompt))
+            raise CapacityError(f"a prompt of {len(prompt)} and {n} new tokens exceed the {self.cache.capacity} positions of a slot")
+        self._waiting.append(_Sequence(request, request.numbers(), prompt, n, stop))
         self._ids.add(request.id)
 
     def step(self) -> list[Completion]:
@@ -198,16 +200,16 @@ class Batch:
         request, tokens = sequence.request, sequence.tokens
         if isinstance(logits, NonFiniteError):
             return self._completion(sequence, str(logits))
-        if request.n == 0:
+        if sequence.n == 0:
             return self._completion(sequence)
         self.observe(request, logits)
         token = choose(logits, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
-        if token in request.stop:
+        if token in sequence.stop:
             return self._completion(sequence)
         sequence.first = sequence.first or time.perf_counter()
         tokens.append(token)
         sequence.pending = [token]
-        return self._completion(sequence) if len(tokens) == request.n else None
+        return self._completion(sequence) if len(tokens) == sequence.n else None
 
     def _completion(self, sequence: _Sequence, error: str | None = None) -> Completion:
         first = None if sequence.first is None else sequence.first - sequence.admitted
@@ -229,10 +231,11 @@ def generate_batch(
 
     Raises, on the call itself, what `Batch.submit` raises.
     """
-    needed = max((len(request.prompt) + max(request.n - 1, 0) for request in requests), default=1)
-    batch = Batch(
-        model, min(slots, max(len(requests), 1)), max(needed, 1), dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head
-    )
+    requests = list(requests)
+    checked = [check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop) for request in requests]
+    needed = max((len(prompt) + max(n - 1, 0) for prompt, n, _ in checked), default=1)
+    used = min(integer("slots", slots, 1), max(len(requests), 1))
+    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head)
     for request in requests:
         batch.submit(request)
 

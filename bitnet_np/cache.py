@@ -1,13 +1,14 @@
 """KVCache: the keys and values of sequences in progress, each with its own length."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .errors import CapacityError, NonFiniteError, OptionError, SlotError
+from .border import dtype_of, instance, integer
+from .errors import CapacityError, NonFiniteError, OptionError, SlotError, shown
 from .kernels.attention import chunks_touched
 from .kernels.scalar import CHUNK
 from .model import Config
@@ -34,15 +35,15 @@ class KVCache:
 
     def __init__(self, config: Config, batch: int = 1, capacity: int | None = None, dtype: DTypeLike = np.float32, *, ring: bool = False):
         """`capacity` defaults to the model's context. Raises OptionError, or CapacityError when the memory cannot be had."""
-        if np.dtype(dtype) not in (np.float32, np.float16):
-            raise OptionError(f"KV cache: dtype is {np.dtype(dtype)}, expected float32 or float16")
+        instance("config", config, Config)
+        self.dtype = dtype_of("KV cache: dtype", dtype, (np.float32, np.float16))
         if ring and (config.window is None or config.window_layers is not None):
             raise OptionError("KV cache: a ring is for a model with a window in every layer, this one has layers that see all positions")
-        self.dtype = np.dtype(dtype)
-        self.capacity, self.window = config.context if capacity is None else capacity, config.window if ring else None
-        self.lengths = np.zeros(max(batch, 0), np.int64)
-        self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is still there
+        batch, self.capacity = _sizes(batch, config.context if capacity is None else capacity)
+        self.window = config.window if ring else None
         self.k, self.v = self._zeros((config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim))
+        self.lengths = np.zeros(batch, np.int64)
+        self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is still there
 
     def _places(self, capacity: int) -> int:
         """S. The chunks that one query's window touches, while another chunk is being written: those of a whole chunk of queries."""
@@ -57,6 +58,7 @@ class KVCache:
         return nbytes_of(self.k.shape, self.dtype)
 
     def _checked(self, slot: int) -> int:
+        slot = integer("KV cache: slot", slot, -(2**63), error=SlotError)
         if not 0 <= slot < self.batch:
             raise SlotError(f"KV cache: slot {slot} does not exist, there are {self.batch}")
         return slot
@@ -153,7 +155,7 @@ class KVCache:
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` positions of a slot; other slots keep every byte."""
         slot = self._checked(slot)
-        if not 0 <= length <= self.lengths[slot]:
+        if not 0 <= _whole("length", length) <= self.lengths[slot]:
             raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot be cut to {length}")
         self._check_kept(slot, length)
         self.erase(slot, length, int(self.lengths[slot]))
@@ -171,9 +173,10 @@ class KVCache:
     def rollback(self, slot: int, count: int) -> None:
         """Forget the last `count` positions of a slot: tokens that were tried and not taken."""
         slot = self._checked(slot)
-        if not 0 <= count <= self.lengths[slot]:
-            raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot go back by {count}")
-        self.truncate(slot, int(self.lengths[slot]) - count)
+        held = int(self.lengths[slot])
+        if not 0 <= _whole("count", count) <= held:
+            raise CapacityError(f"KV cache: slot {slot} holds {held} positions, cannot go back by {count}")
+        self.truncate(slot, held - int(count))
 
     def clear(self, slot: int | None = None) -> None:
         """Forget a slot, or all of them."""
@@ -184,7 +187,7 @@ class KVCache:
         """Forget one slot."""
         self.clear(slot)
 
-    def fork(self, source: int, targets: Collection[int], length: int | None = None) -> None:
+    def fork(self, source: int, targets: Iterable[int], length: int | None = None) -> None:
         """Copy the first `length` positions of slot `source` (default: all) to other slots, which must be empty.
 
         A sequence goes on in a target with the bits it would have had in the source. It is a copy of 2 * L * length * G * K * itemsize
@@ -193,15 +196,16 @@ class KVCache:
         17 ms when they are first read. That is not worth a source that may not be cut or cleared while a fork lives; prefilling 1,000
         positions takes ten seconds.
         """
-        held = int(self.lengths[self._checked(source)])
-        length = held if length is None else length
+        source, targets = self._checked(source), [self._checked(slot) for slot in _sequence(targets)]
+        held = int(self.lengths[source])
+        length = held if length is None else _whole("length", length)
         if not 0 <= length <= held:
             raise CapacityError(f"KV cache: slot {source} holds {held} positions, {length} cannot be copied")
         self._check_kept(source, length)
         if len({source, *targets}) <= len(targets):
-            raise SlotError(f"KV cache: slots {list(targets)} name one slot twice, or the source {source}")
+            raise SlotError(f"KV cache: slots {targets} name one slot twice, or the source {source}")
         for slot in targets:
-            if self.lengths[self._checked(slot)]:
+            if self.lengths[slot]:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
         end = length if held <= self.k.shape[2] else self.k.shape[2]
         for slot in targets:
@@ -219,7 +223,7 @@ class KVCache:
         Raises SlotError or CapacityError, and changes nothing, if a slot in use would go or be cut, unless `force` says that it may.
         Needs memory for the old and the new cache at once.
         """
-        batch, capacity = self.batch if batch is None else batch, self.capacity if capacity is None else capacity
+        batch, capacity = _sizes(self.batch if batch is None else batch, self.capacity if capacity is None else capacity)
         for slot in np.flatnonzero(self.lengths[:batch] > capacity) if force else ():
             self._check_kept(int(slot), capacity)
         if not force:
@@ -254,7 +258,6 @@ class KVCache:
 
     def _zeros(self, shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
         """Keys and values [L, B, S, G, K]."""
-        check_shape(shape)
         try:
             return np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
         except (MemoryError, ValueError) as error:
@@ -262,11 +265,21 @@ class KVCache:
             raise CapacityError(f"KV cache: {wanted:,} bytes for {shape[1]} sequences of {shape[2]} positions cannot be had") from error
 
 
-def check_shape(shape: tuple[int, ...]) -> None:
-    """Raises OptionError for a cache [L, B, S, G, K] without a slot or a position."""
-    for name, value in (("batch", shape[1]), ("capacity", shape[2])):
-        if value < 1:
-            raise OptionError(f"KV cache: {name} is {value}, expected at least 1")
+def _sizes(batch: int, capacity: int) -> tuple[int, int]:
+    """Raises OptionError for a cache without a slot or a position."""
+    return integer("KV cache: batch", batch, 1), integer("KV cache: capacity", capacity, 1)
+
+
+def _whole(name: str, value: int) -> int:
+    """Of positions: how many there can be depends on the slot. Raises CapacityError for what is no integer."""
+    return integer(f"KV cache: {name}", value, -(2**63), error=CapacityError)
+
+
+def _sequence(slots: Iterable[int]) -> list[int]:
+    try:
+        return list(slots)
+    except TypeError:
+        raise SlotError(f"KV cache: slots are {shown(slots)}, expected a collection of integers") from None
 
 
 def nbytes_of(shape: tuple[int, ...], dtype: np.dtype) -> int:

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import mapped
-from .errors import OptionError, UnsupportedError
+from .border import integer
+from .errors import ShapeError, UnsupportedError
 from .kernels import certified as kernels
 from .kernels import cpu
 from .kernels.simd import LANES
@@ -97,10 +98,11 @@ def certify(table: NDArray, k: int = 1) -> CertifiedHead:
 
     A table in a mapped file gives its pages back as it is copied: what the head reads of it later are the rows that could win.
 
-    Raises OptionError for k outside 1..LARGEST_K or V, UnsupportedError for a table of another kind.
+    Raises OptionError for k outside 1..LARGEST_K or V, UnsupportedError or ShapeError for a table of another kind or shape.
     """
     if not isinstance(table, np.ndarray) or table.dtype not in (np.float32, np.float16, np.uint16):
         raise UnsupportedError(f"a certified head needs a float32, float16 or bfloat16 table, not {type(table).__name__}")
-    if not 1 <= k <= min(LARGEST_K, len(table)):
-        raise OptionError(f"k is {k}, expected 1 to {min(LARGEST_K, len(table))}")
+    if table.ndim != 2 or 0 in table.shape or not table.flags.c_contiguous:
+        raise ShapeError(f"a certified head needs a table [V, D] whose rows are end to end, not one of shape {table.shape}")
+    k = integer("k", k, 1, min(LARGEST_K, len(table)))
     return CertifiedHead(table, k, *kernels.copy(table, mapped.release))

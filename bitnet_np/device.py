@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from . import packing
-from .cache import KVCache, check_shape, nbytes_of
+from .cache import KVCache, nbytes_of
 from .errors import CapacityError, OptionError, UnsupportedError
 from .kernels.cuda import layout
-from .model import Blocks, Config, Layer, Linear, Model, Ternary
+from .model import Blocks, Config, Layer, Linear, Model, Ternary, check_model
 from .tensor_types import TERNARY_TYPES
 
 INSTALL = "pip install 'bitnet_np[cuda]'"
@@ -84,8 +84,10 @@ def _bytes(value: Any) -> int:
 def place(model: Model, on: Backend) -> Model:
     """The same model with its weights on the device.
 
-    Raises CapacityError before anything is sent if the device has too little memory, UnsupportedError for matrices it has no kernel for.
+    Raises CapacityError before anything is sent if the device has too little memory, UnsupportedError for matrices it has no kernel for,
+    ShapeError for arrays that are not what the model's Config says.
     """
+    check_model(model)
     if model.config.head_dim > on.widest_head:
         raise UnsupportedError(f"heads are {model.config.head_dim} wide, on the device expected at most {on.widest_head}")
     wanted, free = bytes_needed(model), on.free_bytes()
@@ -138,7 +140,6 @@ class DeviceCache(KVCache):
         return super()._places(capacity)
 
     def _zeros(self, shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
-        check_shape(shape)
         wanted, free = nbytes_of(shape, self.dtype), self._on.free_bytes()
         if wanted > free:
             raise CapacityError(

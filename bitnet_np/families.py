@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .errors import FileFormatError, ShapeError, UnsupportedError, shown
 from .gguf_file import GGUFFile
-from .model import Config
+from .model import Config, shapes_of_layer
 
 NORMS = ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")
 """The norms of a layer of BitNet; other families have no sub-norms."""
@@ -224,23 +224,8 @@ def read_config(file: GGUFFile) -> Config:
 def layer_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     """Field of model.Layer -> the shape that the tensor blk.<n>.<field>.weight of its architecture must have."""
     family = FAMILIES[c.architecture]
-    shapes = {
-        "attn_norm": (c.width,),
-        "attn_q": (c.q_width, c.width),
-        "attn_k": (c.kv_width, c.width),
-        "attn_v": (c.kv_width, c.width),
-        "attn_q_norm": (c.head_dim,),
-        "attn_k_norm": (c.head_dim,),
-        "attn_sub_norm": (c.q_width,),
-        "attn_output": (c.width, c.q_width),
-        "ffn_norm": (c.width,),
-        "ffn_gate": (c.ffn, c.width),
-        "ffn_up": (c.ffn, c.width),
-        "ffn_sub_norm": (c.ffn,),
-        "ffn_down": (c.width, c.ffn),
-    }
     there = {*family.norms, *family.head_norms, *family.matrices}
-    return {name: shape for name, shape in shapes.items() if name in there}
+    return {name: shape for name, shape in shapes_of_layer(c).items() if name in there}
 
 
 LARGEST_ANGLE = 1.6e6

@@ -4,19 +4,20 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import ModuleType
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
+from .border import instance, integer, integers, number
 from .certified import LARGEST_K, CertifiedHead, certify
 from .decode import stepper
 from .device import new_cache
-from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
+from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, shown
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, check_tokens, prefill
+from .transformer import EXACT, Dialect, check_place, check_tokens, prefill
 
 _COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
@@ -34,11 +35,10 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.temperature != 0 and not _COLDEST <= self.temperature <= _HOTTEST:
+        if number("temperature", self.temperature) != 0 and not _COLDEST <= self.temperature <= _HOTTEST:
             raise OptionError(f"temperature is {self.temperature}, expected 0 or a number of float32 from {_COLDEST} to {_HOTTEST}")
-        if self.top_k < 0:
-            raise OptionError(f"top_k is {self.top_k}, expected at least 0 (0 keeps every token)")
-        if not 0 < self.top_p <= 1:
+        integer("top_k", self.top_k, 0)  # 0 keeps every token
+        if not 0 < number("top_p", self.top_p) <= 1:
             raise OptionError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
 
     @property
@@ -54,9 +54,7 @@ def uniforms(seed: int, sequence: int = 0) -> Iterator[float]:
 
     Streams of other seeds or sequences are independent of it, so sequences that run together do not share numbers.
     """
-    for name, value in (("seed", seed), ("sequence", sequence)):
-        if not 0 <= value < 2**64:
-            raise OptionError(f"{name} is {value}, expected 0 to 2**64 - 1")
+    seed, sequence = integer("seed", seed, 0, 2**64 - 1), integer("sequence", sequence, 0, 2**64 - 1)
     bits = Philox(key=seed | sequence << 64)
     return ((int(bits.random_raw()) >> 11) * 2.0**-53 for _ in count())
 
@@ -91,19 +89,26 @@ def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: fl
     return int(order[min(pick, kept - 1, total.size - 1)])
 
 
-def check_prompt(model: Model, prompt: Sequence[int], n: int, stop: Collection[int]) -> list[int]:
-    """A prompt that can be continued by n tokens, as plain integers. Raises what `stream` raises on the call itself."""
-    if len(prompt) == 0:
+def check_prompt(model: Model, prompt: Sequence[int], n: int, stop: Collection[int]) -> tuple[list[int], int, frozenset[int]]:
+    """A prompt, how many tokens are to continue it, and which end it, as plain integers. Raises what `stream` raises on the call itself."""
+    ids = integers("prompt", prompt, 1)
+    if ids.size == 0:
         raise EmptyInputError("Prompt cannot be empty")
-    if n < 0:
-        raise OptionError(f"number of tokens to generate is {n}, expected at least 0")
-    ids, _ = check_tokens(model.config, [list(prompt)], None)
-    if len(prompt) + n > model.config.context:
-        raise ContextLimitError(f"a prompt of {len(prompt)} and {n} new tokens exceed the model's context of {model.config.context}")
-    for token in stop:
+    n = integer("number of tokens to generate", n, 0)
+    check_tokens(model.config, ids[None])
+    if ids.size + n > model.config.context:
+        raise ContextLimitError(f"a prompt of {ids.size} and {n} new tokens exceed the model's context of {model.config.context}")
+    return ids.tolist(), n, frozenset(_stops(model, stop))
+
+
+def _stops(model: Model, stop: Collection[int]) -> Iterator[int]:
+    if not isinstance(stop, Collection):  # an iterator would be used up here, and stop nothing
+        raise OptionError(f"stop is {shown(stop)}, expected a collection of token ids")
+    for given in stop:
+        token = integer("stop token", given, -(2**63))
         if not 0 <= token < model.config.vocab:
             raise OptionError(f"stop token {token} is not an id of the vocabulary, 0..{model.config.vocab - 1}")
-    return ids[0].tolist()
+        yield token
 
 
 HeadChoice = Literal["auto", "exact", "certified"]
@@ -117,7 +122,9 @@ def certified_for(model: Model, sampling: Sampling, n: int, head: CertifiedHead 
     Raises OptionError for "certified" or a head where it cannot be used: if more logits are needed than it gives, or the output has a bias
     or is no float table.
     """
-    table, k = model.head, 1 if sampling.greedy else sampling.top_k
+    table, k = model.head, 1 if instance("sampling", sampling, Sampling).greedy else sampling.top_k
+    if not isinstance(head, CertifiedHead) and not (isinstance(head, str) and head in get_args(HeadChoice)):
+        raise OptionError(f"head is {shown(head)}, expected a CertifiedHead or one of {', '.join(get_args(HeadChoice))}")
     if head == "exact" or (head == "auto" and (table.shape[0] * table.shape[1] < _PAYS_FROM[0] or n < _PAYS_FROM[1])):
         return None
     if not 1 <= k <= LARGEST_K:
@@ -161,16 +168,19 @@ def stream(
     Raises, on the call itself: EmptyInputError "Prompt cannot be empty", ContextLimitError if prompt and n tokens do not fit
     the model's context, and what `forward` raises.
     """
-    ids = check_prompt(model, prompt, n, stop)
+    check_place(model, dialect, ops)
+    ids, n, ends = check_prompt(model, prompt, n, stop)
     certified = certified_for(model, sampling, n, head)
+    if numbers is not None and not isinstance(numbers, Iterable):
+        raise OptionError(f"numbers are {shown(numbers)}, expected an iterable of uniform numbers")
     source = iter(uniforms(seed) if numbers is None else numbers)
-    cache = new_cache(model.config, 1, len(prompt) + max(n - 1, 0), ops)
+    cache = new_cache(model.config, 1, len(ids) + max(n - 1, 0), ops)
 
     def next_uniform() -> float:
         if sampling.greedy:
             return 0.0
         try:
-            return float(next(source))
+            return number("uniform number", next(source))
         except StopIteration:
             raise OptionError("the uniform numbers ran out before the tokens did") from None
 
@@ -179,7 +189,7 @@ def stream(
         step = None
         for left in range(n, 0, -1):
             token = choose(logits[0], sampling, next_uniform())
-            if token in stop:
+            if token in ends:
                 return
             yield token
             if left > 1:
@@ -204,4 +214,4 @@ def generate(
 ) -> list[int]:
     """The prompt and up to `n` tokens after it; arguments and errors as in `stream`."""
     new = stream(model, prompt, n, sampling=sampling, numbers=numbers, seed=seed, stop=stop, dialect=dialect, ops=ops, head=head)
-    return [*prompt, *new]
+    return [*integers("prompt", prompt, 1).tolist(), *new]

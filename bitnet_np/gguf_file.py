@@ -22,6 +22,7 @@ from typing import TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 
+from .border import path_of
 from .errors import FileFormatError, UnsupportedError, shown
 from .mapped import release_pages
 from .tensor_types import BY_NUMBER, REFUSED, TensorType
@@ -154,7 +155,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     FileNotFoundError, PermissionError and IsADirectoryError pass. Shaped like the released BitNet 2B-4T (128,256 tokens, 280,147 merges,
     332 tensors) a file opens in 0.07 s and adds 10 MB to the process.
     """
-    path = Path(path)
+    path = path_of(path)
     cursor = _Cursor(path, _map(path))
     version = _read_version(cursor)
     tensor_count = _read_count(cursor, "tensors", _MIN_TENSOR_BYTES)

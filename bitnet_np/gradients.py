@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import packing
+from .border import instance, number
 from .errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from .families import FAMILIES, layer_shapes, rope_frequencies
 from .kernels import backward, cpu
-from .model import Blocks, Config, Linear, Model, Ternary
+from .model import Blocks, Config, Linear, Model, Ternary, check_model, ternary_flaws
 from .tensor_types import TERNARY_TYPES
 from .transformer import check_tokens
 
@@ -60,13 +61,14 @@ def loss_and_gradients(
     Raises UnsupportedError for a family that is not BitNet's or Llama's, ShapeError for a parameter or tokens of a wrong shape,
     ContextLimitError, TokenRangeError, EmptyInputError, OptionError, and NonFiniteError if the loss or a gradient leaves float32's range.
     """
+    instance("config", config, Config)
     tables = _checked(config, parameters, weights)
     ids, counts = check_tokens(config, tokens, lengths)
     if counts.min() < 2:
         raise ShapeError(f"sequence {int(counts.argmin())} has {counts.min()} token, expected at least 2: one to predict and one before it")
     if counts.max() > config.context:
         raise ContextLimitError(f"sequence {int(counts.argmax())} has {counts.max()} tokens, the model's context is {config.context}")
-    if divisor is not None and not 0 < divisor < np.inf:
+    if divisor is not None and not 0 < number("divisor", divisor) < np.inf:
         raise OptionError(f"divisor is {divisor}, expected a positive number")
     batch = _Batch.of(config, ids, counts, tables.pop(FACTORS, None))
     quantised = {name: _matrix(table, weights) for name, table in tables.items() if _is_matrix(name, table.shape)}
@@ -90,6 +92,7 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
 
     Raises UnsupportedError for what has no gradient here: factors, inner norms and biases that only some models have.
     """
+    check_model(model)
     found: dict[str, Floats | Ternary] = {"token_embd.weight": packing.float32(model.token_embd), "output_norm.weight": model.output_norm}
     if model.output is not None:
         found["output.weight"] = packing.float32(model.output)
@@ -115,6 +118,8 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
 
 def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> dict[str, Floats | Ternary]:
     """The parameters as kernels take them."""
+    if not isinstance(parameters, Mapping):
+        raise OptionError(f"parameters is a {type(parameters).__name__}, expected a mapping of names to arrays")
     if weights not in get_args(Quantizer):
         raise OptionError(f"weights is {weights!r}, expected one of {', '.join(get_args(Quantizer))}")
     family = FAMILIES.get(config.architecture)
@@ -136,7 +141,11 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
             raise ShapeError(f"parameter {name} is missing, expected float32 {list(shape)}")
         value = parameters[name]
         if isinstance(value, Ternary):
-            right = value.shape == shape and _is_matrix(name, shape)
+            if not _is_matrix(name, shape):
+                raise ShapeError(f"parameter {name} is a Ternary, expected float32 {list(shape)}")
+            for flaw in ternary_flaws(name, value, shape):
+                raise ShapeError(f"parameter {flaw}")
+            right = True
         else:
             right = isinstance(value, np.ndarray) and value.dtype == np.float32 and value.shape == shape
         if not right:
@@ -156,8 +165,18 @@ def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def quantize(master: Floats) -> Ternary:
-    """A matrix of master weights [N, M] as the forward pass has it, and as it is to be exported: codes, and their absmean."""
-    return packing.from_masters(np.ascontiguousarray(master, np.float32))
+    """A matrix of master weights [N, M] as the forward pass has it, and as it is to be exported: codes, and their absmean.
+
+    Raises ShapeError for what is no matrix of floats, NonFiniteError for NaN or infinity in it.
+    """
+    table = np.asarray(master)
+    if table.ndim != 2 or table.size == 0 or table.dtype.kind != "f":
+        raise ShapeError(f"master weights are {table.dtype} {list(table.shape)}, expected floats [N, M]")
+    with np.errstate(over="ignore"):
+        table = np.ascontiguousarray(table, np.float32)
+    if cpu.has_non_finite(table):
+        raise NonFiniteError("master weights have NaN, infinity or a number beyond float32 in them")
+    return packing.from_masters(table)
 
 
 # --- what a pass works on -------------------------------------------------------------------------------------------------------------

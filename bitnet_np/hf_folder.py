@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .border import path_of
 from .errors import FileFormatError, shown
 from .gguf_file import Tensor
 from .hf_tokenizer import tokenizer_metadata
@@ -62,7 +63,7 @@ class Folder:
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Check config.json's form and the headers of all safetensors files. Raises FileFormatError, or what opening a file raises."""
-    path = Path(path)
+    path = path_of(path)
     config_path = path / "config.json"
     if not config_path.exists():
         raise FileNotFoundError(ENOENT, "no such file, expected a Hugging Face folder or the path of a GGUF file", str(config_path))

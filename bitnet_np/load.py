@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import families, hf_load, packing, quants
+from .border import path_of
 from .errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, shown
 from .gguf_file import GGUFFile, Tensor, open_gguf
 from .hf_config import read_recipe
@@ -56,7 +57,8 @@ def load(
 
 def open_model(path: str | os.PathLike) -> GGUFFile | Folder:
     """Check the headers of a GGUF file or of a folder's files. Raises as `load` does."""
-    return open_folder(path) if os.path.isdir(path) else open_gguf(path)
+    path = path_of(path)
+    return open_folder(path) if path.is_dir() else open_gguf(path)
 
 
 def model_from(
@@ -68,7 +70,7 @@ def model_from(
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
     """As `load`, from what is open."""
-    if i2s_layout not in packing.I2S_LAYOUTS:
+    if i2s_layout not in tuple(packing.I2S_LAYOUTS):
         raise OptionError(f"i2s_layout is {i2s_layout!r}, expected one of {', '.join(packing.I2S_LAYOUTS)}")
     if isinstance(file, GGUFFile):
         model = _from_gguf(file, progress, allow_nan, i2s_layout)
@@ -79,6 +81,8 @@ def model_from(
 
 def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
     """The model with other numbers in its Config. Raises OptionError for a field, or a value of it, that cannot be."""
+    if not isinstance(overrides, Mapping):
+        raise OptionError(f"overrides is {shown(overrides)}, expected a mapping of some of {', '.join(OVERRIDABLE)}")
     for name, value in overrides.items():
         if name not in OVERRIDABLE:
             raise OptionError(f"overrides has {shown(name)}, expected some of {', '.join(OVERRIDABLE)}")

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
+from .border import dtype_of, instance, integer
 from .errors import MaskError
 from .kernels import masks as kernels
 
@@ -31,9 +32,7 @@ STREAM_ROWS = 256
 
 
 def _size(name: str, value: int, least: int = 0) -> int:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or not least <= value <= LARGEST:
-        raise MaskError(f"{name} is {value!r}, expected an integer from {least} to {LARGEST}")
-    return int(value)
+    return integer(name, value, least, LARGEST, MaskError)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def plan(
         past = max(k_len - q_len, 0) if past is None else _size("past", past)
         if q_len and k_len < past + q_len:
             raise MaskError(f"{k_len} keys are fewer than {past} past and {q_len} queries; align='top_left' if that is meant")
-    return Plan(q_len, k_len, past, pattern, _dtype(form, dtype))
+    return Plan(q_len, k_len, past, instance("pattern", pattern, Pattern), _dtype(form, dtype))
 
 
 def mask(
@@ -129,7 +128,7 @@ def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike 
 
 def causal_loop(q_len: int, k_len: int) -> NDArray[np.float32]:
     """What `causal` must be: BitNet-rs's nested loop, element by element. A definition to compare with; slow."""
-    past_len = k_len - q_len
+    past_len = _size("k_len", k_len) - _size("q_len", q_len)
     out = np.zeros((q_len, k_len), np.float32)
     for i in range(q_len):
         for j in range(past_len + i + 1, k_len):
@@ -181,12 +180,13 @@ def batch(
         raise MaskError(f"sequence {b} has {queries[b]} queries and only {keys[b]} keys")
     dtype = _dtype(form, dtype)
     out = np.empty((len(queries), 1, queries.max(), keys.max()), dtype)
-    kernels.fill_mask(out[:, 0], 0, queries, keys - queries, keys, *astuple(pattern))
+    kernels.fill_mask(out[:, 0], 0, queries, keys - queries, keys, *astuple(instance("pattern", pattern, Pattern)))
     return out
 
 
 def expand(one: NDArray, batch: int) -> NDArray:
     """A mask [q, k] for each of `batch` sequences: [batch, 1, q, k], read-only, without copying."""
+    one = np.asarray(one)
     if one.ndim != 2:
         raise MaskError(f"mask has shape {one.shape}, expected [q, k]")
     return np.broadcast_to(one, (_size("batch", batch, 1), 1, *one.shape))
@@ -230,7 +230,10 @@ def check(
 
     Raises MaskError for another shape or dtype, NaN, +infinity, zeros and ones, or a finite number meant to be -infinity.
     """
-    array = np.asarray(mask)
+    try:
+        array = np.asarray(mask)
+    except ValueError:
+        raise MaskError("mask is ragged, expected rows of one length") from None
     if array.ndim == 2:
         array = array[None, None]
     if array.ndim != 4 or array.shape[0] not in (1, batch) or array.shape[1:] != (1, q_len, k_len):
@@ -240,7 +243,7 @@ def check(
     if array.dtype != np.bool_:
         _check_additive(array)
     if strict:
-        first = k_len - q_len if past is None else past
+        first = k_len - q_len if past is None else _size("past", past)
         future = as_bool(array) & (np.arange(k_len) > first + np.arange(q_len)[:, None])
         for b, _, i, j in np.argwhere(future)[:1]:
             raise MaskError(f"mask[{b}, 0, {i}, {j}] lets the query at position {first + i} see the key at position {j}, which is later")
@@ -342,9 +345,7 @@ def _dtype(form: Form, dtype: DTypeLike) -> np.dtype:
         return np.dtype(np.bool_)
     if form != "additive":
         raise MaskError(f"form is {form!r}, expected 'additive' or 'bool'")
-    if np.dtype(dtype) not in (np.float16, np.float32, np.float64):
-        raise MaskError(f"dtype is {np.dtype(dtype)}, expected float32, float64 or float16 for an additive mask")
-    return np.dtype(dtype)
+    return dtype_of("dtype", dtype, (np.float32, np.float64, np.float16), MaskError)
 
 
 def _build(plan: Plan, start: int = 0, end: int | None = None) -> NDArray:

@@ -6,8 +6,9 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .border import integer, integers
 from .device import new_cache
-from .errors import OptionError, ShapeError
+from .errors import ShapeError
 from .kernels import cpu
 from .model import Model
 from .transformer import EXACT, Dialect, check_tokens, forward
@@ -32,15 +33,14 @@ def token_nll(
     context); a token is judged in the first window that has it, so all but the first window's have at least context - stride
     tokens before them. The sum over the vocabulary is in float64.
     """
-    if np.ndim(tokens) != 1 or np.size(tokens) < 2:
-        raise ShapeError(f"tokens have shape {np.shape(tokens)}, expected [T] with T at least 2: one to predict and one before it")
-    ids = check_tokens(model.config, np.asarray(tokens)[None], None)[0][0]
+    ids = integers("tokens", tokens, 1)
+    if ids.size < 2:
+        raise ShapeError(f"tokens have shape {ids.shape}, expected [T] with T at least 2: one to predict and one before it")
+    check_tokens(model.config, ids[None], None)
     window = min(model.config.context, len(ids))
-    step = max(1, model.config.context // 2) if stride is None else stride
-    if not 1 <= step < max(2, model.config.context):
-        raise OptionError(f"stride is {step}, expected 1 to {max(1, model.config.context - 1)}: less than the context")
-    if chunk < 1:
-        raise OptionError(f"chunk is {chunk}, expected at least 1")
+    most = max(1, model.config.context - 1)  # less than the context
+    step = max(1, model.config.context // 2) if stride is None else integer("stride", stride, 1, most)
+    chunk = integer("chunk", chunk, 1)
     out = np.empty(len(ids) - 1)
     cache = new_cache(model.config, 1, window, ops)
     known = 0  # tokens whose successors are judged

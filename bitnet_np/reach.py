@@ -436,10 +436,11 @@ def _of_attention(base: Variant) -> Iterator[Variant]:
 def _of_layers(base: Variant) -> Iterator[Variant]:
     model, config = base.model, base.model.config
     if len(model.layers) > 1:
-        yield replace(base, text="the last layer is skipped", model=replace(model, layers=model.layers[:-1]))
-        windows = None if config.window_layers is None else tuple(n - 1 for n in config.window_layers if n)
-        shifted = replace(model, config=replace(config, window_layers=windows), layers=model.layers[1:])
-        yield replace(base, text="the first layer is skipped", model=shifted)
+        for text, first in (("the last layer is skipped", 0), ("the first layer is skipped", 1)):
+            left = range(first, first + len(model.layers) - 1)
+            windows = None if config.window_layers is None else tuple(n - first for n in config.window_layers if n in left)
+            fewer = replace(config, n_layers=len(left), window_layers=windows)
+            yield replace(base, text=text, model=replace(model, config=fewer, layers=tuple(model.layers[n] for n in left)))
     if config.norm == "layer":
         read = ("the layer's input", "what attention's branch was added to")
         text = "the feed-forward reads {} instead of {}".format(*(read[::-1] if config.parallel_residual else read))

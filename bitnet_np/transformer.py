@@ -25,12 +25,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import masks
+from .border import instance, integer, integers
 from .cache import KVCache
-from .device import new_cache
-from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
+from .device import new_cache, on_cpu
+from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError, shown
 from .kernels import blocks, cpu
 from .kernels.masks import attend_masked
-from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights, check_model
 from .tensor_types import BF16, F16, F32, TERNARY_TYPES
 
 Floats = NDArray[np.float32]
@@ -159,6 +160,7 @@ def forward_full(
     Raises ShapeError (MaskError), TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the
     model overflows, UnsupportedError for a mask in a dialect that rounds probabilities.
     """
+    check_place(model, dialect, ops)
     ids, counts = check_tokens(model.config, tokens, lengths)
     rows = _rows(model.config, ids, counts, np.arange(len(counts)), np.zeros_like(counts))
     there = ops.resident(rows)
@@ -195,9 +197,14 @@ def forward(
     Raises what `forward_full` raises, CapacityError when the cache is too small, SlotError for a slot that is not there or named twice.
     Whatever is raised, also by `record`, the cache is as it was.
     """
+    check_place(model, dialect, ops)
     ids, counts = check_tokens(model.config, tokens, lengths)
     chosen = _slots(slots, counts)
-    if cache.k.shape[0::3] + cache.k.shape[4:] != (model.config.n_layers, model.config.kv_heads, model.config.head_dim):
+    if instance("cache", cache, KVCache).k.shape[0::3] + cache.k.shape[4:] != (
+        model.config.n_layers,
+        model.config.kv_heads,
+        model.config.head_dim,
+    ):
         raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
     start = cache.reserve(chosen, counts)
     rows = _rows(model.config, ids, counts, chosen, start)
@@ -249,11 +256,11 @@ def prefill(
 
     The same bits. Raises what `forward` raises; whatever is raised, the cache is as it was.
     """
+    check_place(model, dialect, ops)
     ids, counts = check_tokens(model.config, tokens, lengths)
-    if block < 1:
-        raise OptionError(f"block is {block}, expected at least 1")
+    block = integer("block", block, 1)
     chosen = _slots(slots, counts)
-    _check_context(model.config, cache.reserve(chosen, counts) + counts)
+    _check_context(model.config, instance("cache", cache, KVCache).reserve(chosen, counts) + counts)
     logits: list[tuple[int, Floats]] = []
     saved = cache.save(chosen, counts)
     try:
@@ -294,10 +301,10 @@ def forward_incremental(
     record: Record = ignore,
 ) -> Floats:
     """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`."""
+    check_place(model, dialect, ops)
     ids, counts = check_tokens(model.config, tokens, lengths)
     _check_context(model.config, counts)
-    if chunk < 1:
-        raise OptionError(f"chunk is {chunk}, expected at least 1")
+    chunk = integer("chunk", chunk, 1)
     batch, length = ids.shape
     cache = new_cache(model.config, batch, length, ops)
     logits = np.zeros((batch, model.config.vocab) if last_only else (batch, length, model.config.vocab), np.float32)
@@ -335,42 +342,39 @@ def compute_logits(
         raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
     if mask is not None and mode == "incremental":
         raise OptionError("mode is 'incremental', which takes no mask; expected 'parallel' or 'auto'")
+    check_place(model, dialect, ops)
     ids, counts = check_tokens(model.config, tokens, lengths)
+    parallel_threshold = integer("parallel_threshold", parallel_threshold, 0)
     if mode == "parallel" or (mode == "auto" and (ids.shape[1] > parallel_threshold or mask is not None)):
         return forward_full(model, ids, counts, last_only=last_only, dialect=dialect, ops=ops, record=record, mask=mask, strict=strict)
     return forward_incremental(model, ids, counts, chunk=chunk, last_only=last_only, dialect=dialect, ops=ops, record=record)
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sequences of any lengths -> tokens [B, T] filled up with zeros, and lengths [B]."""
-    lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+    """Sequences of any lengths -> tokens [B, T] filled up with zeros, and lengths [B]. Raises ShapeError or TokenRangeError."""
+    try:
+        rows = [integers("tokens", sequence, 1) for sequence in sequences]
+    except TypeError:  # no iterable
+        raise ShapeError(f"tokens are {shown(sequences)}, expected sequences of integers") from None
+    lengths = np.array([len(row) for row in rows], np.int64)
     tokens = np.zeros((len(lengths), lengths.max(initial=0)), np.int64)
-    for row, sequence in zip(tokens, sequences, strict=True):
-        row[: len(sequence)] = _integers("tokens", sequence, 1) if len(sequence) else ()
+    for row, found in zip(tokens, rows, strict=True):
+        row[: len(found)] = found
     return tokens, lengths
 
 
 # --- the border: everything a kernel trusts is checked here ---------------------------------------------------------------------------
 
 
-def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
-    try:
-        array = np.asarray(values)
-    except ValueError:
-        raise ShapeError(f"{name} is ragged, expected {axes} axes; pad it and give the lengths") from None
-    if array.ndim != axes:
-        raise ShapeError(f"{name} has shape {array.shape}, expected {axes} axes")
-    if array.dtype == object and all(isinstance(value, int) for value in array.flat):
-        raise TokenRangeError(f"{name} has a value beyond 64 bits")
-    if array.size and array.dtype.kind not in "iu":
-        raise ShapeError(f"{name} has dtype {array.dtype}, expected integers")
-    if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise TokenRangeError(f"{name} has the value {array.max()}, expected less than 2**63")
-    return array.astype(np.int64)
+def check_place(model: Model, dialect: Dialect, ops: ModuleType) -> None:
+    """What a pass is of. The arrays of a model on a device were checked before they went there (device.py)."""
+    instance("dialect", dialect, Dialect)
+    if on_cpu(ops):
+        check_model(model)
 
 
 def _slots(slots: ArrayLike | None, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    chosen = np.arange(len(counts)) if slots is None else _integers("slots", slots, 1)
+    chosen = np.arange(len(counts)) if slots is None else integers("slots", slots, 1)
     if chosen.shape != counts.shape:
         raise ShapeError(f"slots has shape {chosen.shape}, expected {counts.shape}: one for each sequence")
     return chosen
@@ -387,11 +391,11 @@ def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = 
     """Tokens [B, T] and lengths [B] as int64, with every real token an id of the vocabulary."""
     if _is_empty(tokens):
         raise EmptyInputError("Empty batch provided")
-    ids = _integers("tokens", tokens, 2)
+    ids = integers("tokens", tokens, 2)
     batch, length = ids.shape
     if length == 0:
         raise EmptyInputError("Tokens cannot be empty")
-    counts = np.full(batch, length) if lengths is None else _integers("lengths", lengths, 1)
+    counts = np.full(batch, length) if lengths is None else integers("lengths", lengths, 1)
     if counts.shape != (batch,):
         raise ShapeError(f"lengths has shape {counts.shape}, expected ({batch},): one for each sequence")
     for i, count in enumerate(counts):

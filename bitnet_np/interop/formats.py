@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..border import path_of
 from ..errors import FileFormatError, OptionError, UnsupportedError, shown
 from ..points import Trace, checked_tokens
 from . import aprt, bitnet_rs, llama_logits, nodes, npy, npz, raw, safetensors_file, stages
@@ -55,7 +56,7 @@ def read_any(
     shape: of the logits in a file of bare numbers. tokens: which the trace is of, for formats that do not hold them; where a file does,
     these must be the same.
     """
-    path = Path(path)
+    path = path_of(path)
     name = format or detect(path, shape)
     if name not in FORMATS:
         raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(FORMATS)}")
@@ -131,7 +132,7 @@ def _unknown(path: Path, what: str) -> FileFormatError:
 
 def writer(path: str | os.PathLike[str], format: str | None = None) -> tuple[str, type[Writer]]:
     """The format to write a file of this name in, and its writer."""
-    path = Path(path)
+    path = path_of(path)
     by_suffix = {format.suffix: format.name for format in _TABLE if format.suffix and format.writer}
     name = format or by_suffix.get(path.suffix)
     if name is None:

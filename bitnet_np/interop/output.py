@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..border import path_of
 from ..errors import EmptyInputError, OptionError
 from ..points import Key, checked_dtype, checked_tokens, normal_shape
 from ..whole_file import name_beside
@@ -30,7 +31,7 @@ class Writer:
     names: ClassVar[frozenset[str] | None] = None  # of the points it can hold; None: all
 
     def __init__(self, path: str | os.PathLike[str], tokens: ArrayLike | None = None) -> None:
-        self.path = Path(path)
+        self.path = path_of(path)
         if not self.path.name:
             raise OptionError(f"{self.path} has no name, expected that of a file or folder to write")
         self.tokens = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
