@@ -62,12 +62,17 @@ COMMANDS: dict[str, Command] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    for text in sys.argv[1:] if argv is None else argv:
+        if text.startswith("--") and text.partition("=")[1:] == ("=", "--"):  # to argparse before Python 3.13 a value that is no text
+            parser.error(f"argument {text}: expected another value than --")
+    arguments = parser.parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a model's text on a terminal that cannot show it
     try:
         if getattr(arguments, "threads", None) is not None:
             _set_threads(arguments.threads)
+        _check_outputs(arguments)
         with progress.compiling(), _measured(arguments):
             code = arguments.run(arguments)
         print(end="", flush=True)
@@ -107,6 +112,17 @@ def _set_threads(threads: int) -> None:
     if not 1 <= threads <= most:
         raise OptionError(f"--threads is {threads}, expected 1 to {most} here")
     numba.set_num_threads(threads)
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """What is read is not written over, unless that is said."""
+    given = {name: path for name, path in vars(arguments).items() if isinstance(path, Path) and path.exists()}
+    outputs = {name: given.pop(name) for name in ("out", "metrics", "plot") if name in given}
+    for name, out in outputs.items():
+        for read in given.values():
+            inside = read.is_dir() and out.parent.samefile(read) and out.suffix in (".safetensors", ".json")  # of a model's folder
+            if (inside or out.samefile(read)) and not getattr(arguments, "force", False):
+                raise OptionError(f"--{name} is {out}, which is read: {read}")
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
         value = parameters[name]
         if isinstance(value, Ternary):
             if not _is_matrix(name, shape):
-                raise ShapeError(f"parameter {name} is a Ternary, expected float32 {list(shape)}")
+                raise ShapeError(f"parameter {name} is Ternary, expected float32 {list(shape)}")
             for flaw in ternary_flaws(name, value, shape):
                 raise ShapeError(f"parameter {flaw}")
             right = True

@@ -78,7 +78,7 @@ class Config:
         if self.rope_width is None:
             if self.rope != "none" and self.head_dim % 2:
                 raise ShapeError(f"head width {self.head_dim} is odd, but RoPE rotates pairs")
-        elif self.rope == "none" or integer("rope_width", self.rope_width, 2, self.head_dim, ShapeError) % 2:
+        elif self.rope == "none" or integer("rope_width", self.rope_width, 0, error=ShapeError) not in range(2, self.head_dim + 1, 2):
             raise ShapeError(f"{self.rope_width} numbers of each head are rotated, expected an even number from 2 to {self.head_dim}")
         if self.window is not None:
             integer("window", self.window, 1, LONGEST_CONTEXT, ShapeError)

@@ -6,7 +6,6 @@ normal ones are spelled in the way of their tokenizer, all others in plain text.
 """
 
 import codecs
-import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from unicodedata import normalize
 
 import numpy as np
 
+from .border import instance, integer
 from .byte_level import ByteLevelBpe, byte_level_bpe, pre_tokenizer
 from .chat_template import render
 from .errors import OptionError, TokenRangeError, UnsupportedError, shown
@@ -117,7 +117,7 @@ class Tokenizer:
         return [token]
 
     def _checked(self, token: int) -> int:
-        token = operator.index(token)
+        token = integer("token id", token, -(2**63), error=TokenRangeError)
         if not 0 <= token < len(self.tokens):
             raise TokenRangeError(f"token id {token}, but the vocabulary of {self.path} has the ids 0 to {len(self.tokens) - 1}")
         return token
@@ -202,6 +202,7 @@ def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
 
 
 def _check_encodable(text: str) -> None:
+    instance("text", text, str)
     try:
         text.encode()
     except UnicodeEncodeError as error:

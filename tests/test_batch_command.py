@@ -148,7 +148,7 @@ def test_a_sequence_that_fails_says_why_and_the_others_go_on(run, monkeypatch):
         (b'{"id": 1, "tokens": [true]}', "tokens is [True]"),
         (b'{"id": 1, "tokens": []}', "Prompt cannot be empty"),
         (b'{"id": 1, "tokens": [-1]}', "token -1 at position 0 of sequence 0 is not an id of the vocabulary"),
-        (b'{"id": 1, "tokens": [99999999999999999999]}', "tokens has a value beyond 64 bits"),
+        (b'{"id": 1, "tokens": [99999999999999999999]}', "prompt has a value beyond 64 bits"),
         (b'{"id": 1, "tokens": [' + b"1," * 5000 + b"1]}", "exceed the model's context"),
     ],
 )

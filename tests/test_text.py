@@ -221,7 +221,7 @@ def test_ids_of_any_integer_type_decode_and_others_are_refused():
     for bad in (-1, 260):
         with pytest.raises(TokenRangeError, match=rf"token id {bad}, but the vocabulary of small\.gguf has the ids 0 to 259"):
             ours.decode([97, bad])
-    with pytest.raises(TypeError):
+    with pytest.raises(TokenRangeError, match=r"token id is 1\.5, expected an integer"):
         ours.decode([1.5])
 
 
@@ -356,6 +356,9 @@ def test_a_lone_surrogate_in_a_message_is_refused():
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{% for i in range(99999) %}{{ messages[0].content }}0123456789012345678901234567890123456789{% endfor %}", "OverflowError"),
         ("{{ (" + "(" * 99999 + "1" + ")" * 99999 + ") }}", "RecursionError|TemplateSyntaxError|MemoryError"),
+        ("{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x ~ n.x %}{% endfor %}", "MemoryError"),
+        ("{{ 'x'.center(2000000000) }}", "MemoryError"),
+        ("{{ [[1]] | tojson(indent=2000000000) }}", "MemoryError"),
     ],
 )
 def test_a_hostile_template_is_an_error_of_ours(template, says):
@@ -386,6 +389,27 @@ def test_a_template_without_end_is_stopped(template, monkeypatch):
     with pytest.raises(FileFormatError, match=r"does not work: TimeoutError: 'it takes longer than 0\.1 s'"):
         chatty(template).chat(MESSAGES)
     assert time.monotonic() - start < 3
+
+
+NESTED = "{% set n = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% set n.b = [n.b, n.b] %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [NESTED + "{{ n.a == n.b }}", NESTED + "{{ n.a }}"])
+def test_a_template_that_never_looks_at_the_clock_is_stopped(template, monkeypatch):
+    monkeypatch.setattr(chat_template, "_CHAT_SECONDS", 0.1)
+    with pytest.raises(FileFormatError, match=r"does not work: (its process ended with -\d+|MemoryError)"):
+        chatty(template).chat(MESSAGES)
+
+
+def test_messages_are_what_json_can_hold():
+    with pytest.raises(OptionError, match=r"messages are \[\{'role': b'user'\}\], expected what JSON can hold"):
+        chatty(HEADERS).chat([{"role": b"user"}])
+
+
+@pytest.mark.parametrize("text", [None, b"abc", 5, ["a"]])
+def test_only_text_is_encoded(text):
+    with pytest.raises(OptionError, match="expected a str"):
+        tokenizer().encode(text)
 
 
 def test_a_template_sees_nothing_of_an_object_but_its_public_side():

@@ -178,6 +178,7 @@ def test_a_layer_is_the_definitions_where_no_code_differs(shape, seed, length):
                 config=replace(model.config, n_layers=1, vocab=length),
                 layers=(layer,),
                 token_embd=given_input.astype(np.float32),
+                output=None,
             )
         )
         ours, theirs = Recorder(), Recorder()
