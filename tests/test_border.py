@@ -1,0 +1,158 @@
+"""What callers give is found good, or refused by name, before anything trusts it."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bitnet_np as bn
+from bitnet_np import border, masks
+from bitnet_np.errors import CapacityError, Error, OptionError, ShapeError, SlotError, TokenRangeError
+from bitnet_np.gradients import quantize
+from bitnet_np.interop import read_any
+from bitnet_np.nll import token_nll
+from bitnet_np.testing import random_model
+
+MODEL = random_model(5, context=16)
+NO_INTEGERS = [None, "abc", b"a", 1.5, 2.0, float("nan"), True, np.bool_(True), [1], {}, 1j, np.array([1, 2]), np.float32(1), object()]
+
+
+@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
+def test_what_is_no_integer_is_refused(value):
+    with pytest.raises(OptionError, match=r"^n is .*, expected an integer, 0 to 9$"):
+        border.integer("n", value, 0, 9)
+
+
+def test_integers_of_any_kind_are_pythons():
+    for value in (3, np.int8(3), np.uint64(3), np.array(3)):
+        assert type(border.integer("n", value, 0, 9)) is int
+    with pytest.raises(SlotError, match=r"^n is -1, expected at least 0$"):
+        border.integer("n", -1, 0, error=SlotError)
+    with pytest.raises(OptionError, match=r"^n is 10+\.\.\., expected 0 to 9$"):
+        border.integer("n", 10**200, 0, 9)
+
+
+def test_numbers_are_real_and_fit_a_float():
+    assert [border.number("x", value) for value in (1, 0.5, np.float32(2), np.int8(3))] == [1.0, 0.5, 2.0, 3.0]
+    for value in (None, "1", True, 1j, [1.0], np.ones(1)):
+        with pytest.raises(OptionError, match=r"^x is .*, expected a number$"):
+            border.number("x", value)
+    with pytest.raises(OptionError, match="that float64 can hold"):
+        border.number("x", 10**400)
+
+
+@pytest.mark.parametrize("path", [None, 0, 3.5, b"x", ["x"], "a\0b"])
+@pytest.mark.parametrize("function", [bn.load, bn.open_gguf, read_any])
+def test_what_is_no_path_is_refused(function, path):
+    with pytest.raises(OptionError, match=rf"^path is {re.escape(repr(path))}, expected the name of a file or folder$"):
+        function(path)
+
+
+def test_a_path_may_be_any_path():
+    assert border.path_of(Path("a")) == border.path_of("a") == Path("a")
+
+
+def cache():
+    filled = bn.KVCache(MODEL.config, 2, 8)
+    bn.forward(MODEL, [[1, 2, 3]], filled, slots=[1])
+    return filled
+
+
+CALLS = {
+    "batch": lambda v: bn.KVCache(MODEL.config, v, 4),
+    "capacity": lambda v: bn.KVCache(MODEL.config, 1, [] if v is None else v),
+    "truncated slot": lambda v: cache().truncate(v, 0),
+    "truncated length": lambda v: cache().truncate(1, v),
+    "rolled back": lambda v: cache().rollback(1, v),
+    "cleared": lambda v: cache().clear([] if v is None else v),
+    "fork's source": lambda v: cache().fork(v, [0]),
+    "fork's target": lambda v: cache().fork(1, [v]),
+    "fork's targets": lambda v: cache().fork(1, "x" if isinstance(v, list | dict | np.ndarray) else v),
+    "fork's length": lambda v: cache().fork(1, [0], [] if v is None else v),
+    "resized": lambda v: cache().resize([] if v is None else v, force=True),
+    "block": lambda v: bn.prefill(MODEL, [[1]], cache(), block=v),
+    "chunk": lambda v: bn.forward_incremental(MODEL, [[1]], chunk=v),
+    "parallel_threshold": lambda v: bn.compute_logits(MODEL, [[1]], parallel_threshold=v),
+    "n": lambda v: bn.generate(MODEL, [1], v),
+    "stop": lambda v: bn.generate(MODEL, [1], 1, stop=[v]),
+    "seed": lambda v: bn.generate(MODEL, [1], 1, sampling=bn.Sampling(0.5), seed=v),
+    "top_k": lambda v: bn.Sampling(0.5, v),
+    "sampling": lambda v: bn.generate(MODEL, [1], 1, sampling=v),
+    "head": lambda v: bn.generate(MODEL, [1], 1, head=v),
+    "slots": lambda v: list(bn.generate_batch(MODEL, [bn.Request(1, [1], 1)], v)),
+    "request": lambda v: list(bn.generate_batch(MODEL, [v], 1)),
+    "request's n": lambda v: list(bn.generate_batch(MODEL, [bn.Request(1, [1], v)], 1)),
+    "a batch's slots": lambda v: bn.Batch(MODEL, v, 4),
+    "k": lambda v: bn.certify(MODEL.head, v),
+    "stride": lambda v: token_nll(MODEL, [1, 2], stride=[] if v is None else v),
+    "nll's chunk": lambda v: token_nll(MODEL, [1, 2], chunk=v),
+    "cache": lambda v: bn.forward(MODEL, [[1]], v),
+    "dialect": lambda v: bn.forward_full(MODEL, [[1]], dialect=v),
+    "model": lambda v: bn.forward_full(v, [[1]]),
+    "pattern": lambda v: masks.mask(1, 2, v),
+    "sequences": lambda v: bn.pad(v if np.ndim(v) == 0 and not isinstance(v, dict) else [v[0] if isinstance(v, list) else 1.5]),
+    "prompt": lambda v: bn.generate(MODEL, [1.5] if isinstance(v, list | np.ndarray) else v, 1),
+    "master weights": lambda v: quantize(v),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
+def test_no_argument_of_another_type_gets_past_the_border(name, value):
+    with pytest.raises(Error):
+        CALLS[name](value)
+
+
+@pytest.mark.parametrize("dtype", ["abc", 1.5, object(), [1], np.int32, ">f4"])
+def test_dtypes_are_those_that_are_known(dtype):
+    with pytest.raises(OptionError, match=r"KV cache: dtype is .*, expected float32 or float16"):
+        bn.KVCache(MODEL.config, 1, 4, dtype)
+    with pytest.raises(masks.MaskError, match=r"dtype is .*, expected float32 or float64 or float16"):
+        masks.mask(1, 2, dtype=dtype)
+
+
+@pytest.mark.parametrize("size", [2**62, 2**63, 10**30])
+def test_sizes_beyond_memory_are_errors_of_ours(size):
+    for make in (lambda: bn.KVCache(MODEL.config, size, 4), lambda: bn.KVCache(MODEL.config, 1, size), lambda: bn.Batch(MODEL, size, 4)):
+        with pytest.raises(CapacityError, match="cannot be had"):
+            make()
+
+
+def test_stop_tokens_that_can_be_read_but_once_are_refused():
+    greedy = bn.generate(MODEL, [1], 1)[-1]
+    assert bn.generate(MODEL, [1], 1, stop=[greedy]) == [1]
+    once = (token for token in [greedy])
+    with pytest.raises(OptionError, match=r"stop is <generator .*, expected a collection of token ids"):
+        bn.generate(MODEL, [1], 1, stop=once)
+    with pytest.raises(OptionError, match="stop is <generator"):
+        list(bn.generate_batch(MODEL, [bn.Request("a", [1], 1, stop=once)], 1))
+
+
+def test_small_integers_do_not_run_over():
+    longest = np.int8(15)
+    assert len(bn.generate(MODEL, np.array([1], np.int8), longest)) == 16
+    with pytest.raises(bn.Error, match="exceed the model's context of 16"):
+        bn.generate(MODEL, [1] * 10, np.int8(120))
+
+
+def test_uniform_numbers_are_iterable_numbers():
+    with pytest.raises(OptionError, match="numbers are 5, expected an iterable"):
+        bn.generate(MODEL, [1], 1, sampling=bn.Sampling(0.5), numbers=5)
+    with pytest.raises(OptionError, match="uniform number is 'a', expected a number"):
+        bn.generate(MODEL, [1], 1, sampling=bn.Sampling(0.5), numbers=["a"])
+
+
+def test_master_weights_are_finite_floats():
+    for bad, kind in (([[1, 2]], ShapeError), (np.ones(3), ShapeError), (np.zeros((0, 3)), ShapeError), ([[1e300]], bn.Error)):
+        with pytest.raises(kind, match="master weights"):
+            quantize(bad)
+
+
+def test_ragged_masks_and_texts_are_refused():
+    with pytest.raises(masks.MaskError, match="mask is ragged"):
+        bn.forward_full(MODEL, [[1, 2]], mask=[[0.0], [0.0, 0.0]])
+    with pytest.raises(ShapeError, match="tokens is ragged"):
+        token_nll(MODEL, [[1], [1, 2]])
+    with pytest.raises(TokenRangeError, match="beyond 64 bits"):
+        bn.pad([[2**70]])
