@@ -141,6 +141,7 @@ class Batch:
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._ids: set[str | int] = set()
+        self._whole = True  # no step was left in its middle
 
     @property
     def done(self) -> bool:
@@ -164,7 +165,13 @@ class Batch:
         self._ids.add(request.id)
 
     def step(self) -> list[Completion]:
-        """Admit, run one forward pass, choose a token for each sequence, retire. Returns what has ended."""
+        """Admit, run one forward pass, choose a token for each sequence, retire. Returns what has ended.
+
+        Raises what `observe` raises, and OptionError from then on.
+        """
+        if not self._whole:
+            raise OptionError("this batch was left with an exception, expected a new one")
+        self._whole = False
         while self._free and self._waiting:
             sequence = self._waiting.popleft()
             sequence.slot, sequence.admitted = self._free.pop(0), time.perf_counter()
@@ -179,6 +186,7 @@ class Batch:
             self._ids.remove(sequence.request.id)
             self._free.append(sequence.slot)
             self.cache.clear(sequence.slot)
+        self._whole = True
         return [completion for _, completion in ended]
 
     def _forward(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:

@@ -1,7 +1,9 @@
 """KVCache: the keys and values of sequences in progress, each with its own length."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from math import prod
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,8 @@ class KVCache:
     As a ring, for a model all of whose layers see a window only, S is no more than the window and a chunk of attention or two:
     position p is in place p % S, over the position that no later token sees. Logits are the same bits. A slot can then be cut back only
     as far as what the next token would see is still there.
+
+    Several threads may continue sequences of one cache at a time, each its own: one pass at a slot, and no other change meanwhile.
     """
 
     def __init__(self, config: Config, batch: int = 1, capacity: int | None = None, dtype: DTypeLike = np.float32, *, ring: bool = False):
@@ -44,6 +48,8 @@ class KVCache:
         self.k, self.v = self._zeros((config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim))
         self.lengths = np.zeros(batch, np.int64)
         self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is still there
+        self._written: set[int] = set()  # slots that a forward pass is writing to
+        self._lock = Lock()
 
     def _places(self, capacity: int) -> int:
         """S. The chunks that one query's window touches, while another chunk is being written: those of a whole chunk of queries."""
@@ -76,6 +82,23 @@ class KVCache:
             if length + count > self.capacity:
                 raise CapacityError(f"KV cache: slot {slot} holds {length} of {self.capacity} positions, {count} more do not fit")
         return lengths
+
+    @contextmanager
+    def writing(self, slots: NDArray[np.int64]) -> Iterator[None]:
+        """Keep slots for a pass over them. Raises SlotError where another thread, or a recorder of a pass, is at one of them already."""
+        wanted = set(slots.tolist())
+        with self._lock:
+            self._check_idle(wanted)
+            self._written |= wanted
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._written -= wanted
+
+    def _check_idle(self, slots: Iterable[int]) -> None:
+        for slot in self._written.intersection(slots):
+            raise SlotError(f"KV cache: a forward pass is writing to slot {slot}, expected it to end first")
 
     def write(self, layer: int, slot: NDArray[np.int64], position: NDArray[np.int64], k: NDArray, v: NDArray) -> None:
         """Keys and values of one layer, [R, G, K] each, to their slots [R] and positions [R]. `lengths` is the caller's to change.
@@ -157,6 +180,7 @@ class KVCache:
         slot = self._checked(slot)
         if not 0 <= _whole("length", length) <= self.lengths[slot]:
             raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot be cut to {length}")
+        self._check_idle((slot,))
         self._check_kept(slot, length)
         self.erase(slot, length, int(self.lengths[slot]))
         self.lengths[slot] = length
@@ -202,6 +226,7 @@ class KVCache:
         if not 0 <= length <= held:
             raise CapacityError(f"KV cache: slot {source} holds {held} positions, {length} cannot be copied")
         self._check_kept(source, length)
+        self._check_idle((source, *targets))
         if len({source, *targets}) <= len(targets):
             raise SlotError(f"KV cache: slots {targets} name one slot twice, or the source {source}")
         for slot in targets:
@@ -224,6 +249,7 @@ class KVCache:
         Needs memory for the old and the new cache at once.
         """
         batch, capacity = _sizes(self.batch if batch is None else batch, self.capacity if capacity is None else capacity)
+        self._check_idle(range(self.batch))
         for slot in np.flatnonzero(self.lengths[:batch] > capacity) if force else ():
             self._check_kept(int(slot), capacity)
         if not force:

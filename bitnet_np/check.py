@@ -8,12 +8,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import progress
 from .blame import close, invalid_tensor, judge_trace, statistics
+from .border import instance, integers
 from .compare import Judgement, Verdict, position_nmse, same_bits
+from .kernels import cpu
 from .model import Model
 from .points import Key, Trace
 from .reach import Variant, judge_logits, variant_logits
 from .report import OperationVerdict, Report
-from .transformer import EXACT, Dialect, compute_logits
+from .transformer import EXACT, Dialect, check_place, check_tokens, compute_logits
 
 LOGITS, LOG_PROBS = Key("result_output", None), Key("log_probs", None)
 
@@ -23,6 +25,9 @@ def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dia
 
     ids: token ids [T] of the one sequence. What a dump holds is judged, and never an error. Raises what `forward_full` raises.
     """
+    ids, trace = integers("ids", ids, 1), instance("trace", trace, Trace)
+    check_place(model, dialect, cpu)
+    check_tokens(model.config, ids[None])
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
         return judge_trace(model, trace, ids, dialect, progress.bar("judging operations")), None
@@ -111,6 +116,7 @@ def compare_traces(ours: Trace, theirs: Trace, partial: bool = False) -> Report:
     Without the model there are no derived bounds: a tensor is ROUNDING up to an NMSE of 1e-9 and FLIPS up to FLIPS_LIMIT at its worst
     position; int8 codes that differ are FLIPS at best. A tensor of ours that theirs lacks is INVALID unless `partial`.
     """
+    ours, theirs = instance("ours", ours, Trace), instance("theirs", theirs, Trace)
     if ours.tokens is not None and theirs.tokens is not None and not np.array_equal(ours.tokens, theirs.tokens):
         return Report(Verdict.INVALID, f"{theirs.origin} was made with other token ids than {ours.origin}")
     common = [key for key in ours.points if key in theirs.points]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from . import packing
 from .errors import UnsupportedError
 from .families import FAMILIES
-from .model import Blocks, Config, Layer, Linear, Model, Ternary, Weights
+from .model import Blocks, Config, Layer, Linear, Model, Ternary, Weights, check_model
 from .tensor_types import BF16, F16, F32, I2_S, TQ1_0, TQ2_0, TensorType
 from .whole_file import whole_file
 
@@ -222,8 +222,9 @@ def write_model(
 ) -> None:
     """A model of a family of families.py as a file. `file_type` is found out where the matrices are of a type that has one.
 
-    Raises UnsupportedError for what such a file cannot say.
+    Raises UnsupportedError for what such a file cannot say, ShapeError for arrays that are not what the model's Config says.
     """
+    check_model(model)
     c, family = model.config, FAMILIES[model.config.architecture]
     if family.config != {field: getattr(c, field) for field in family.config}:
         found = {field: getattr(c, field) for field in family.config}

@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .border import integer
 from .errors import OptionError, shown
 from .interop import writer as writer_for
 from .kernels import cpu
@@ -39,14 +40,18 @@ class Recorder:
         dialect: Dialect = EXACT,
     ) -> None:
         self._add, self._config, self._dialect = add, config, dialect
-        self.layers = frozenset(range(config.n_layers) if layers is None else layers)
-        self.names = frozenset(RECORDED if names is None else names) | frozenset(SCORES if scores else ())
+        for what, given in (("layers", layers), ("names", names)):
+            if isinstance(given, str) or not isinstance(given, Iterable | None):
+                raise OptionError(f"{what} is {shown(given)}, expected an iterable of them")
+        self.layers = frozenset(range(config.n_layers) if layers is None else (integer("layer", layer, -(2**63)) for layer in layers))
         for layer in sorted(self.layers):
             if not 0 <= layer < config.n_layers:
                 raise OptionError(f"layer {layer} is not there, the model has layers 0 to {config.n_layers - 1}")
-        for name in sorted(self.names):
+        wanted = [*(RECORDED if names is None else names), *(SCORES if scores else ())]
+        for name in wanted:
             if name not in NAMES:
                 raise OptionError(f"no point is named {shown(name)}, expected some of {', '.join(NAMES)}")
+        self.names = frozenset(wanted)
         if not self.layers and self.names <= set(LAYER_NAMES):
             raise OptionError("no point is left to record: no layer is chosen, and none of the names is the whole model's")
         if not self.names:

@@ -194,18 +194,32 @@ def forward(
     positions that go on from what the slot holds. Afterwards the slots hold the new tokens too. `head` makes the logits instead of the
     model's output table and bias; it may leave some out, as -infinity (certified.py).
 
-    Raises what `forward_full` raises, CapacityError when the cache is too small, SlotError for a slot that is not there or named twice.
-    Whatever is raised, also by `record`, the cache is as it was.
+    Raises what `forward_full` raises, CapacityError when the cache is too small, SlotError for a slot that is not there or named
+    twice, or that another pass is writing to. Whatever is raised, also by `record`, the cache is as it was.
     """
     check_place(model, dialect, ops)
     ids, counts = check_tokens(model.config, tokens, lengths)
     chosen = _slots(slots, counts)
-    if instance("cache", cache, KVCache).k.shape[0::3] + cache.k.shape[4:] != (
-        model.config.n_layers,
-        model.config.kv_heads,
-        model.config.head_dim,
-    ):
+    instance("cache", cache, KVCache)
+    if cache.k.shape[0::3] + cache.k.shape[4:] != (model.config.n_layers, model.config.kv_heads, model.config.head_dim):
         raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
+    with cache.writing(chosen):
+        return _continue(model, ids, cache, counts, chosen, last_only, dialect, ops, record, head)
+
+
+def _continue(
+    model: Model,
+    ids: NDArray[np.int64],
+    cache: KVCache,
+    counts: NDArray[np.int64],
+    chosen: NDArray[np.int64],
+    last_only: bool,
+    dialect: Dialect,
+    ops: ModuleType,
+    record: Record,
+    head: Head | None,
+) -> Floats:
+    """`forward` of what has been checked but for the room there is in slots that nobody else writes to."""
     start = cache.reserve(chosen, counts)
     rows = _rows(model.config, ids, counts, chosen, start)
     there = ops.resident(rows)

@@ -229,3 +229,17 @@ def test_a_batch_has_slots():
     with pytest.raises(OptionError, match="batch is 0"):
         Batch(MODEL, 0)
     assert list(generate_batch(MODEL, [], 3)) == []
+
+
+def test_a_batch_that_was_left_in_the_middle_of_a_step_is_not_gone_on_with():
+    """Going on gave tokens that a sequence alone does not have."""
+
+    def observe(request, logits):
+        raise RuntimeError("mine")
+
+    batch = Batch(MODEL, 2, 8, observe=observe)
+    batch.submit(Request("a", [1, 2], 2))
+    with pytest.raises(RuntimeError, match="mine"):
+        batch.step()
+    with pytest.raises(OptionError, match="this batch was left with an exception, expected a new one"):
+        batch.step()

@@ -288,3 +288,43 @@ def test_what_cannot_be_is_refused_and_changes_nothing(change, error, message):
 def test_there_are_two_dtypes():
     with pytest.raises(OptionError, match="KV cache: dtype is float64, expected float32 or float16"):
         KVCache(MODEL.config, dtype=np.float64)
+
+
+# --- one pass at a slot ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "meddle",
+    [
+        lambda cache: forward(MODEL, [[7]], cache, slots=[1]),
+        lambda cache: cache.truncate(1, 0),
+        lambda cache: cache.rollback(1, 1),
+        lambda cache: cache.clear(),
+        lambda cache: cache.fork(1, [0]),
+        lambda cache: cache.resize(1, force=True),
+        lambda cache: cache.resize(3, 8),
+    ],
+)
+def test_nobody_changes_a_slot_while_a_pass_writes_to_it(meddle):
+    """A recorder that forwards into the same slot left a position of zeros in the middle, and one that shrank the cache an IndexError."""
+    cache = KVCache(MODEL.config, 2, 8)
+    forward(MODEL, [[1, 2]], cache, slots=[1])
+    before = cache.k.tobytes(), cache.v.tobytes(), cache.lengths.tolist()
+    with pytest.raises(SlotError, match="a forward pass is writing to slot 1, expected it to end first"):
+        forward(MODEL, [[3]], cache, slots=[1], record=lambda *point: meddle(cache))
+    assert (cache.k.tobytes(), cache.v.tobytes(), cache.lengths.tolist()) == before
+    meddle(cache)  # which may, afterwards
+
+
+def test_other_slots_may_be_written_to_meanwhile():
+    cache, alone = KVCache(MODEL.config, 2, 8), KVCache(MODEL.config, 1, 8)
+    found = []
+
+    def record(name, layer, array):
+        if name == "attn_norm":
+            found.append(forward(MODEL, [[7]], cache, slots=[1]))
+
+    mine = forward(MODEL, [[3]], cache, slots=[0], record=record)
+    assert_same_bits(mine, forward(MODEL, [[3]], KVCache(MODEL.config)))
+    for one in found:
+        assert_same_bits(one, forward(MODEL, [[7]], alone))

@@ -987,3 +987,29 @@ def test_a_terminal_that_cannot_show_the_text():
     assert process.returncode == 0
     assert b"\\ufffd" in out
     assert out.isascii()
+
+
+# --- what argparse lets through, and what is written over -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--tokens-file", "--text", "--out", "--metrics", "--chunk", "--threads", "--as"])
+def test_an_option_is_never_given_two_dashes_as_its_value(option, capsys):
+    """argparse makes an empty list of them before Python 3.13, whatever type the option has."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["logits", TINY, f"{option}=--"])
+    assert stopped.value.code == 2
+    assert f"{option}=--" in capsys.readouterr().err
+
+
+def test_what_is_read_is_not_written_over(run, refused, tmp_path):
+    model, tokens = tmp_path / "model.gguf", saved(tmp_path / "tokens.npy", np.array([1, 2, 3]))
+    model.write_bytes(Path(TINY).read_bytes())
+    link = tmp_path / "link.npy"
+    link.symlink_to(model)
+    for option, out in (("--out", model), ("--out", tokens), ("--metrics", model), ("--out", link)):
+        before = model.read_bytes(), Path(tokens).read_bytes()
+        message = refused("logits", model, "--tokens-file", tokens, option, out)
+        assert f"{option} is {out}, which is read: " in message
+        assert (model.read_bytes(), Path(tokens).read_bytes()) == before
+    run("logits", model, "--tokens-file", tokens, "--out", tmp_path / "new.npy")
+    run("logits", model, "--tokens-file", tokens, "--out", tmp_path / "new.npy")  # which is read by nobody

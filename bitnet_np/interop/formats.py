@@ -2,14 +2,14 @@
 
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..border import path_of
+from ..border import integer, path_of
 from ..errors import FileFormatError, OptionError, UnsupportedError, shown
 from ..points import Trace, checked_tokens
 from . import aprt, bitnet_rs, llama_logits, nodes, npy, npz, raw, safetensors_file, stages
@@ -64,7 +64,9 @@ def read_any(
     if name == "raw":
         if shape is None:
             raise OptionError(f"{path}: bare float32 numbers, which need a shape")
-        return raw.read(path, shape, ids)
+        if not isinstance(shape, Sequence):
+            raise OptionError(f"{path}: shape is {shown(shape)}, expected a sequence of lengths")
+        return raw.read(path, tuple(integer(f"{path}: a length of the shape", n, 1) for n in shape), ids)
     if shape is not None:
         raise OptionError(f"{path}: format {name} holds shapes, expected none to be given")
     read = FORMATS[name].read

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..border import path_of
+from ..border import instance, path_of
 from ..errors import EmptyInputError, OptionError
 from ..points import Key, checked_dtype, checked_tokens, normal_shape
 from ..whole_file import name_beside
@@ -65,6 +65,7 @@ class Writer:
 
     def add(self, key: Key, array: NDArray) -> None:
         """Write one point, in normal form."""
+        instance("key", key, Key)
         if self.names is not None and key.name not in self.names:
             raise OptionError(f"{self.path}: this format has no {key}, only {', '.join(sorted(self.names))}")
         if key in self.written:
