@@ -28,11 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser, prompts: argparse._MutuallyEx
     parser.add_argument("--batch", type=int, metavar="N", help=f"prompts of the file at a time (default {DEFAULT_BATCH}); same result")
 
 
+_LONGEST_LINE = 1 << 25  # bytes: more than any context holds
+
+
 def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]:
     """Line number, id, and text or token ids of each line that is not blank. Raises OptionError that names the file and the line."""
     seen: dict[str | int, int] = {}
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
+            if len(line) > _LONGEST_LINE:
+                raise OptionError(f"{path}, line {number}: more than {_LONGEST_LINE:,} bytes, expected at most so many")
             if not line.strip():
                 continue
 

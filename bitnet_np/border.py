@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .errors import Error, OptionError, ShapeError, TokenRangeError, shown
+from .errors import Error, FileFormatError, OptionError, ShapeError, TokenRangeError, shown
 
 T = TypeVar("T")
 
@@ -61,6 +61,24 @@ def path_of(path: str | PathLike[str]) -> Path:
     if not isinstance(path, str | PathLike) or "\0" in str(path):
         raise OptionError(f"path is {shown(path)}, expected the name of a file or folder")
     return Path(path)
+
+
+def check_file(path: Path) -> None:
+    """Raises FileFormatError for what is there and is no file: opening a pipe waits for who may never come, and a device has no end."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise FileFormatError(f"{path}: neither a file nor a folder, expected a file")
+
+
+def text_of(path: Path, most: int) -> str:
+    """The UTF-8 in a file, or a pipe, of at most so many bytes. Raises FileFormatError."""
+    with open(path, "rb") as file:
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise FileFormatError(f"{path}: more than {most:,} bytes, expected at most so many")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{path}: not UTF-8 at byte {error.start}") from None
 
 
 def integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:

@@ -62,6 +62,8 @@ COMMANDS: dict[str, Command] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
+    if sys.stderr is None:  # closed by who called, and standard output is not for errors
+        sys.stderr = io.StringIO()
     parser = _parser()
     for text in sys.argv[1:] if argv is None else argv:
         if text.startswith("--") and text.partition("=")[1:] == ("=", "--"):  # to argparse before Python 3.13 a value that is no text

@@ -22,7 +22,7 @@ from typing import TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 
-from .border import path_of
+from .border import check_file, path_of
 from .errors import FileFormatError, UnsupportedError, shown
 from .mapped import release_pages
 from .tensor_types import BY_NUMBER, REFUSED, TensorType
@@ -167,6 +167,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 def _map(path: Path) -> mmap.mmap:
+    check_file(path)
     with open(path, "rb") as file:
         try:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

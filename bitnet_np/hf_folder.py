@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .border import path_of
+from .border import path_of, text_of
 from .errors import FileFormatError, shown
 from .gguf_file import Tensor
 from .hf_tokenizer import tokenizer_metadata
@@ -92,14 +92,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
 def read_text(path: Path) -> str:
     """A text file of bounded size."""
     _check_regular(path)
-    with open(path, "rb") as file:
-        raw = file.read(_MAX_JSON + 1)
-    if len(raw) > _MAX_JSON:
-        raise FileFormatError(f"{path}: more than {_MAX_JSON} bytes")
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path}: not UTF-8 at byte {error.start}") from None
+    return text_of(path, _MAX_JSON)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .border import text_of
 from .errors import EmptyInputError, Error, OptionError, ShapeError
 from .interop import npy
 from .text import Tokenizer
+
+_MOST_TEXT = 1 << 28  # bytes: some 50 million token ids
 
 
 def parse_numbers(option: str, text: str, kind: type[int] | type[float]) -> list:
@@ -30,7 +33,7 @@ def _read_tokens(path: Path) -> NDArray:
     if path.suffix not in (".json", ".txt"):
         raise OptionError(f"{path}: expected a name that ends in .npy, .json or .txt")
     try:
-        text = path.read_text("utf-8")
+        text = text_of(path, _MOST_TEXT)
         if path.suffix == ".txt":
             rows = [parse_numbers(f"{path}, line {n}", line, int) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
             return _array(rows[0] if len(rows) == 1 else rows)

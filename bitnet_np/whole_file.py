@@ -20,11 +20,24 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
-        yield path
+        with naming(path):
+            yield path
         return
     part = name_beside(path)
     try:
-        yield part
-        os.replace(part, path)
+        with naming(path):
+            yield part
+            os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError that names no file, as those of a full disk do, names `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error

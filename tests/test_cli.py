@@ -1013,3 +1013,23 @@ def test_what_is_read_is_not_written_over(run, refused, tmp_path):
         assert (model.read_bytes(), Path(tokens).read_bytes()) == before
     run("logits", model, "--tokens-file", tokens, "--out", tmp_path / "new.npy")
     run("logits", model, "--tokens-file", tokens, "--out", tmp_path / "new.npy")  # which is read by nobody
+
+
+def test_errors_are_no_output_where_standard_error_is_closed(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    command = f"{sys.executable} -m bitnet_np logits {TINY} --tokens 999 2>&-"
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (2, b"", b"")
+
+
+def test_what_has_no_end_is_not_read(refused, tmp_path, monkeypatch):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for arguments in (["inspect", pipe], ["inspect", "/dev/zero"], ["check", TINY, "--tokens", "1", "--theirs", pipe]):
+        assert "neither a file nor a folder, expected a file" in refused(*arguments)
+    monkeypatch.setattr("bitnet_np.inputs._MOST_TEXT", 10)
+    monkeypatch.setattr("bitnet_np.batch_command._LONGEST_LINE", 20)
+    for name in ("t.txt", "t.json"):
+        assert f"{name}: more than 10 bytes" in refused("logits", TINY, "--tokens-file", written(tmp_path / name, b"1 2 3 4 5 6"))
+    lines = written(tmp_path / "prompts", b'{"id": 1, "tokens": [1]}\n')
+    assert "prompts, line 1: more than 20 bytes" in refused("generate", TINY, "--prompts-file", lines)

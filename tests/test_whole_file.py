@@ -68,3 +68,18 @@ def test_a_pipe_is_written_to(tmp_path):
     reader.join()
     assert read == [b"all"]
     assert pipe.is_fifo()
+
+
+def test_an_error_that_names_no_file_names_the_one_that_is_written(tmp_path):
+    """As those of a full disk, and NumPy's of a file that could not grow."""
+    for given, says in (
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("1 requested and 0 written"), "1 requ"),
+    ):
+        with pytest.raises(OSError, match=says) as raised, whole_file(tmp_path / "a.npy"):
+            raise given
+        assert raised.value.filename == str(tmp_path / "a.npy")
+    with pytest.raises(FileNotFoundError) as raised, whole_file(tmp_path / "a.npy"):
+        (tmp_path / "b").read_bytes()
+    assert raised.value.filename == str(tmp_path / "b")
+    assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..border import integer, path_of
+from ..border import check_file, integer, path_of
 from ..errors import FileFormatError, OptionError, UnsupportedError, shown
 from ..points import Trace, checked_tokens
 from . import aprt, bitnet_rs, llama_logits, nodes, npy, npz, raw, safetensors_file, stages
@@ -91,6 +91,7 @@ def _holds_tokens(name: str) -> bool:
 
 def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     """The format of what is there, by its first bytes or the names in it."""
+    check_file(path)
     if path.is_dir():
         names = [entry.name for entry in os.scandir(path)]
         for suffix, name in ((".npy", "npy"), (".bin", "aprt"), (".trace", "bitnet-rs"), (".jsonl", "bitnet-rs")):

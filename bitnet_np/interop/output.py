@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..border import instance, path_of
 from ..errors import EmptyInputError, OptionError
 from ..points import Key, checked_dtype, checked_tokens, normal_shape
-from ..whole_file import name_beside
+from ..whole_file import name_beside, naming
 
 
 def _empty_folder(path: Path) -> bool:
@@ -47,7 +47,8 @@ class Writer:
         try:
             if self.folder:
                 self.part.mkdir()
-            self.begin()
+            with naming(self.path):
+                self.begin()
         except BaseException:
             self._discard()
             raise
@@ -58,8 +59,9 @@ class Writer:
             if kind is None:
                 if not self.written:
                     raise EmptyInputError(f"{self.path}: nothing was written to it, expected at least one point")
-                self.finish()
-                os.replace(self.part, self.path)
+                with naming(self.path):
+                    self.finish()
+                    os.replace(self.part, self.path)
         finally:
             self._discard()
 
@@ -75,7 +77,8 @@ class Writer:
         rows = None if self.tokens is None else len(self.tokens)
         array = array.reshape(normal_shape(key, array.shape, rows, str(self.path)))
         self.written[key] = array.shape, array.nbytes
-        self.put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
+        with naming(self.path):
+            self.put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
 
     def begin(self) -> None:
         """Open what is written to, under self.part."""
