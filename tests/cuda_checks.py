@@ -151,9 +151,8 @@ def norms_of_what_comes_before() -> None:
         same(on, there, ours)
         again = on.rms_norm(there, on.upload(gain), 1e-5)
         _quantized_alike(on, on.quantize(again), cpu.rms_norm(ours, gain, 1e-5))
-        assert again.is_open() == (
-            width % 4 == 0 and width <= norms.WIDEST
-        )  # codes alone leave no norm, of rows of a whole number of 16 bytes that fit
+        by_16_bytes = width % 4 == 0 and width <= norms.WIDEST
+        assert again.is_open() == by_16_bytes  # codes alone leave no norm
         same(on, again, cpu.rms_norm(ours, gain, 1e-5))
         same(on, on.add(there, there), ours + ours)
 
