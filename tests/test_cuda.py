@@ -515,6 +515,13 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch):
 
 
 @needs_package
+def test_versions_that_do_not_go_together_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba.cuda", None)
+    with pytest.raises(OptionError, match=r"numba-cuda [\d.]+, numba [\d.]+, numpy [\d.]+ do not load together, import of numba\.cuda"):
+        open_cuda()
+
+
+@needs_package
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU here")
 def test_without_a_gpu_the_error_says_so():
     with pytest.raises(OptionError, match="no CUDA device"):

@@ -11,7 +11,7 @@ from numba.cuda import config
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
-_LOST = "row_stack"  # NumPy 2.5 took it away, numba-cuda 0.30 does not load without it
+_LOST = "row_stack"  # NumPy 2.5 took it away, numba-cuda 0.30.4 does not load without it
 if not SIMULATED and not hasattr(np, _LOST):
     setattr(np, _LOST, lambda rows: np.vstack(rows))
     import_module("numba.cuda.cudaimpl")
