@@ -57,9 +57,6 @@ class _Context:
     def inputs(self, values: Values) -> list[Array]:
         return [values[key] for key in self.operation.inputs]
 
-    def value(self, values: Values) -> Array:
-        return self.operation.evaluate(*self.inputs(values)).value
-
     def of(self, function: Callable[..., Array]) -> Callable[[Values], Array]:
         """A mistake that needs the operation's inputs only."""
         return lambda values: function(*self.inputs(values))
@@ -528,7 +525,7 @@ def local(
     if name in _FIELDS and n is not None and columns.size <= _FEW:
         return _misread(getattr(model.layers[n], _FIELDS[name]), dialect, inputs[0], theirs, columns)
     if name == "kqv_out":
-        return _foreign_values(model, dialect, inputs[2], value, theirs)
+        return _foreign_values(model, dialect, inputs[2], theirs)
     if columns.size <= _FEW < value.shape[1]:
         return f"only {_listed('element', columns)} of each position: the rest of the tensor is right"
     if rows.size <= max(1, len(value) // 4):
@@ -570,7 +567,7 @@ def _misread(linear: Linear, dialect: Dialect, x: Array, theirs: Array, columns:
     return somewhere
 
 
-def _foreign_values(model: Model, dialect: Dialect, v: Array, value: Array, theirs: Array) -> str | None:
+def _foreign_values(model: Model, dialect: Dialect, v: Array, theirs: Array) -> str | None:
     """Attention gives sums of values. What is not one of this sequence's has come from elsewhere; how many, the rank says."""
     c = model.config
     t = len(v)

@@ -493,7 +493,7 @@ def _decoder(
         h = ops.add(h, _embed(model.position_embd, rows.position, ops))
         record("inpL", None, h)
     for n, weights in enumerate(model.layers):
-        h = _layer(c, weights, n, h, rows, rotations, attend, dialect, ops, record)
+        h = _layer(c, weights, n, h, rotations, attend, dialect, ops, record)
     if last_only:
         h = ops.take(h, rows.last)
     x = _norm(c, h, model.output_norm, model.output_norm_bias, ops)
@@ -575,7 +575,6 @@ def _layer(
     w: Layer,
     n: int,
     h: Floats,
-    rows: Rows,
     rotations: tuple[Floats, Floats] | None,
     attend: Attend,
     dialect: Dialect,
