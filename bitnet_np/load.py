@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import families, hf_load, packing, quants
+from . import families, hf_load, packing
 from .errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, shown
 from .gguf_file import GGUFFile, Tensor, open_gguf
 from .hf_config import read_recipe
@@ -184,7 +184,7 @@ def _weights(parts: Parts, tensor: Tensor, pieces: Sequence[slice]) -> Sequence[
 def _ternary_blocks(parts: Parts, tensor: Tensor, rows: slice) -> Weights:
     found = _blocks(parts, tensor, rows)
     try:
-        ternary = quants.ternary_of(found)
+        ternary = packing.ternary_of(found)
     except FileFormatError as error:
         raise FileFormatError(f"{parts.file.path}: tensor {tensor.name}: {error}") from None
     return found if ternary is None else replace(ternary, blocks=found)
