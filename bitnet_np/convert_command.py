@@ -7,7 +7,6 @@ q . k are added in another order: logits then agree to float32 rounding, not to 
 """
 
 import argparse
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import packing, progress
-from .arguments import add_load_arguments
+from .arguments import add_load_arguments, add_model_argument, check_out
 from .errors import NonFiniteError, OptionError, UnsupportedError
 from .families import FAMILIES
 from .gguf_file import GGUFFile
@@ -27,6 +26,7 @@ from .hf_folder import Folder
 from .load import load, model_from, open_model
 from .model import Blocks, Config, Model, Table, Ternary, Weights
 from .parts import FLOATS
+from .printing import print_json
 from .tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
 
 SUMMARY = "Write a model as a GGUF file: the same model to the bit, or a refusal."
@@ -38,8 +38,8 @@ _OWN = ("general.architecture", "general.name", "general.file_type", "general.qu
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("model", type=Path, metavar="IN", help="a GGUF file or a Hugging Face folder")
-    parser.add_argument("out", type=Path, metavar="OUT.gguf")
+    add_model_argument(parser, metavar="IN")
+    parser.add_argument("out", type=Path, metavar="OUT.gguf", help="the file to write")
     parser.add_argument("--type", choices=TYPES, help="of the layers' matrices (default: as they are, ternary ones from a folder as I2_S)")
     parser.add_argument("--head", choices=HEADS, help="of the embedding and the head (default: as they are)")
     parser.add_argument("--allow-rounding", action="store_true", help="let a narrower float type round numbers")
@@ -50,8 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the file; returns the exit code."""
     out: Path = arguments.out
-    if out.is_dir() or not out.parent.is_dir():
-        raise OptionError(f"OUT.gguf is {out}, expected a file in a folder that is there")
+    check_out("OUT.gguf", out)
     if out.exists() and not arguments.force:
         raise OptionError(f"{out} is there, --force replaces it")
     source = open_model(arguments.model)
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     permuted = _is_permuted(model.config)
     facts = {"out": str(out), "bytes": out.stat().st_size, "architecture": model.config.architecture, "permuted": permuted}
     if arguments.json:
-        print(json.dumps(facts, indent=2))
+        print_json(facts)
         return 0
     print(f"{out}: {facts['bytes']:,} bytes, {model.config.architecture}")
     if permuted:

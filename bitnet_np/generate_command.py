@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 
 from . import batch_command, embedded
-from .arguments import add_computing_arguments, add_device_arguments, add_token_arguments, loaded
+from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, loaded
 from .errors import OptionError, ShapeError
 from .generate import HeadChoice, Sampling, stream
 from .inputs import parse_numbers, token_ids
@@ -25,7 +25,7 @@ TOKENS = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("model", type=Path, nargs="?", help="default: the embedded demo model")
+    add_model_argument(parser, default="the embedded demo model")
     batch_command.add_arguments(parser, add_token_arguments(parser, "--prompt"))
     parser.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template, as the user's message")
     parser.add_argument(
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (default) is greedy")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K largest logits (default 0: all)")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the fewest tokens with probability P")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="says the numbers to sample with (default 0)")
     parser.add_argument("--uniforms", metavar="0.1,0.7", help="sample with these numbers instead of the seed's, one for each token")
     parser.add_argument(
         "--head",
