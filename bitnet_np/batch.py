@@ -227,12 +227,11 @@ def generate_batch(
 ) -> Iterator[Completion]:
     """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are there.
 
-    Raises, on the call itself, what `Batch.submit` raises.
+    Raises, on the call itself, what `Batch.submit` raises, and OptionError for less than one slot.
     """
     needed = max((len(request.prompt) + max(request.n - 1, 0) for request in requests), default=1)
-    batch = Batch(
-        model, min(slots, max(len(requests), 1)), max(needed, 1), dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head
-    )
+    capacity = min(max(needed, 1), model.config.context)  # `submit` refuses what needs more
+    batch = Batch(model, min(slots, max(len(requests), 1)), capacity, dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head)
     for request in requests:
         batch.submit(request)
 
