@@ -203,10 +203,12 @@ class KVCache:
         for slot in targets:
             if self.lengths[self._checked(slot)]:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
-        end = length if held <= self.k.shape[2] else self.k.shape[2]
+        wraps = held > self.k.shape[2]
         for slot in targets:
-            self._copy(source, slot, end)
-            self.lengths[slot], self._oldest[slot] = length, self._oldest[source]
+            self._copy(source, slot, self.k.shape[2] if wraps else length)
+            if wraps and length < held:  # with a ring's places came what is past the end
+                self.erase(slot, length, held)
+            self.lengths[slot], self._oldest[slot] = length, min(length, self._oldest[source])
 
     def _copy(self, source: int, target: int, places: int) -> None:
         """The first so many places of one slot to another."""
