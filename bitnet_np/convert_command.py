@@ -23,6 +23,7 @@ from .families import FAMILIES
 from .gguf_file import GGUFFile
 from .gguf_writer import Stored, stored, write_model
 from .hf_folder import Folder
+from .kernels.blocks import bfloat16_bits
 from .load import load, model_from, open_model
 from .model import Blocks, Config, Model, Table, Ternary, Weights
 from .parts import FLOATS
@@ -189,7 +190,8 @@ def _floats(name: str, table: Table, wanted: TensorType, rounding: bool) -> Stor
             out[i : i + step] = narrow = _narrowed(wide, wanted)
             back = packing.float32(narrow)
             if not np.isfinite(back).all():
-                raise NonFiniteError(f"tensor {name} has the number {wide[~np.isfinite(back)][0]}, which is infinity in {wanted.name}")
+                example = wide[~np.isfinite(back)][0]
+                raise NonFiniteError(f"tensor {name} has the number {example}, which is none of {wanted.name}'s that a model may have")
             if not rounding and (back != wide).any():
                 example = wide[back != wide][0]
                 raise UnsupportedError(
@@ -203,7 +205,6 @@ def _floats(name: str, table: Table, wanted: TensorType, rounding: bool) -> Stor
 def _narrowed(wide: NDArray[np.float32], wanted: TensorType) -> NDArray:
     """To the nearest number, ties to even."""
     if wanted is BF16:
-        bits = wide.view(np.uint32)
-        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        return bfloat16_bits(wide)
     with np.errstate(over="ignore"):
         return wide.astype(np.float16 if wanted is F16 else np.float32)
