@@ -204,7 +204,7 @@ def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str)
     if not shape or 0 in shape:
         raise refuse("numbers, at least one")
     if key.name in SCORES:
-        left = _without_leading_ones(shape, 3)
+        left = without_leading_ones(shape, 3)
         if len(left) != 3:
             raise refuse("[heads, tokens, keys]")
         return left
@@ -213,7 +213,7 @@ def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str)
         if len(long) != 1:
             raise refuse("[tokens]")
         return long
-    left = _without_leading_ones(shape, 3)
+    left = without_leading_ones(shape, 3)
     if len(left) == 1:
         return (1, *left)
     if len(left) == 2:
@@ -230,7 +230,8 @@ def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str)
     raise refuse("[tokens, width]: one sequence")
 
 
-def _without_leading_ones(shape: tuple[int, ...], axes: int) -> tuple[int, ...]:
+def without_leading_ones(shape: tuple[int, ...], axes: int) -> tuple[int, ...]:
+    """A shape without axes of length 1 in front, as long as it has more than `axes`."""
     while len(shape) > axes and shape[0] == 1:
         shape = shape[1:]
     return shape
