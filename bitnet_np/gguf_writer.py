@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from . import packing
 from .errors import UnsupportedError
-from .families import FAMILIES
+from .families import EPSILON, FAMILIES
 from .model import Blocks, Config, Layer, Linear, Model, Ternary, Weights
 from .tensor_types import BF16, F16, F32, I2_S, TQ1_0, TQ2_0, TensorType
 from .whole_file import whole_file
@@ -122,7 +122,7 @@ def write_keys(
         prefix + "attention.key_length": c.head_dim if wide else None,
         prefix + "attention.value_length": c.head_dim if wide else None,
         "tokenizer.ggml.add_bos_token": tokenizer.get("tokenizer.ggml.add_bos_token"),
-        prefix + f"attention.layer_norm_{'rms_' if c.norm == 'rms' else ''}epsilon": c.eps,
+        prefix + EPSILON[c.norm]: c.eps,
         prefix + "rope.freq_base": c.rope_base if rotates else None,
         prefix + "rope.scaling.type": "linear" if c.rope_scaling != 1 else None,
         prefix + "rope.scaling.factor": c.rope_scaling if c.rope_scaling != 1 else None,

@@ -22,7 +22,6 @@ from .parts import FLOATS, Names, Parts, assemble, floats, refuse_type, type_nam
 from .tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 
 _TABLES = (*FLOATS, *BLOCK_TYPES)
-_QKV = ("attn_q", "attn_k", "attn_v")
 
 
 OVERRIDABLE: dict[str, type] = {"context": int, "eps": float, "rope_base": float, "rope_scaling": float, "window": int}
@@ -124,7 +123,7 @@ def _layer(parts: Parts, n: int) -> Layer:
             fields[name + "_bias"] = parts.vector(f"blk.{n}.{name}.bias", *shapes[name])
     sizes = {name: shapes[name] for name in family.matrices}
     if f"blk.{n}.attn_qkv.weight" in parts.tensors:
-        fields |= _linears(parts, f"blk.{n}.attn_qkv", {name: sizes.pop(name) for name in _QKV})
+        fields |= _linears(parts, f"blk.{n}.attn_qkv", {name: sizes.pop(name) for name in families.QKV})
     for name, size in sizes.items():
         fields |= _linears(parts, f"blk.{n}.{name}", {name: size})
     return packing.frozen(Layer(**fields))
