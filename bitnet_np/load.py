@@ -48,7 +48,8 @@ def load(
     `overrides` are fields of the Config, of OVERRIDABLE, to have instead of what the file says: {"context": 8192}, or BEYOND.
     `progress(done, total)` is called after each layer.
 
-    Raises OptionError for another layout, FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
+    Raises FileFormatError, UnsupportedError, ShapeError or NonFiniteError, naming the file and the key or tensor; OptionError for another
+    layout or for overrides that cannot be; and lets what opening a file raises pass.
     """
     return model_from(open_model(path), progress, allow_nan=allow_nan, i2s_layout=i2s_layout, overrides=overrides)
 

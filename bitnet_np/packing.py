@@ -44,7 +44,7 @@ def i2s_row_bytes(width: int) -> int:
 
 
 def pack(matrix: NDArray, scale: float) -> Ternary:
-    """[N, M] of -1, 0, +1 and the scale they are multiplied by -> packed. Anything else in the matrix is an error."""
+    """[N, M] of -1, 0, +1 and the scale they are multiplied by -> packed. Raises ShapeError for anything else in the matrix."""
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ShapeError(f"a ternary matrix has shape {matrix.shape}, expected [N, M] with both at least 1")
     if not np.isin(matrix, (-1, 0, 1)).all():

@@ -247,7 +247,7 @@ def prefill(
 ) -> Floats:
     """As `forward` with last_only, at most `block` tokens of each sequence at a time: memory is the cache's and O(B * block), not O(B * T).
 
-    The same bits. Raises what `forward` raises; whatever is raised, the cache is as it was.
+    The same bits. Raises what `forward` raises, and OptionError for a block below 1; whatever is raised, the cache is as it was.
     """
     ids, counts = check_tokens(model.config, tokens, lengths)
     if block < 1:
@@ -293,7 +293,10 @@ def forward_incremental(
     ops: ModuleType = cpu,
     record: Record = ignore,
 ) -> Floats:
-    """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`."""
+    """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`.
+
+    Raises what `forward` raises, and OptionError for a chunk below 1.
+    """
     ids, counts = check_tokens(model.config, tokens, lengths)
     _check_context(model.config, counts)
     if chunk < 1:
@@ -330,6 +333,8 @@ def compute_logits(
     """Logits of whole sequences by the path `mode` names; "auto" is parallel for more than `parallel_threshold` tokens. Same bits.
 
     A mask (as in `forward_full`) needs the parallel path, because it may show a position what comes later; "auto" takes it then.
+
+    Raises what the path raises, and OptionError for another mode, or a mask in mode "incremental".
     """
     if mode not in ("parallel", "incremental", "auto"):
         raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
@@ -342,7 +347,10 @@ def compute_logits(
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sequences of any lengths -> tokens [B, T] filled up with zeros, and lengths [B]."""
+    """Sequences of any lengths -> tokens int64 [B, T] filled up with zeros, and lengths [B].
+
+    Raises ShapeError or TokenRangeError for what are no integers of 64 bits; which ids there are a model says (check_tokens).
+    """
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     tokens = np.zeros((len(lengths), lengths.max(initial=0)), np.int64)
     for row, sequence in zip(tokens, sequences, strict=True):
@@ -384,7 +392,10 @@ def _is_empty(values: ArrayLike) -> bool:
 
 
 def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Tokens [B, T] and lengths [B] as int64, with every real token an id of the vocabulary."""
+    """Tokens [B, T] and lengths [B] as int64, with every real token an id of the vocabulary.
+
+    Raises EmptyInputError, ShapeError or TokenRangeError.
+    """
     if _is_empty(tokens):
         raise EmptyInputError("Empty batch provided")
     ids = _integers("tokens", tokens, 2)
