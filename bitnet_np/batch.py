@@ -23,7 +23,7 @@ from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, show
 from .generate import GREEDY, Sampling, certified_for, check_prompt, choose, uniforms
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, _integers, forward, forward_full, pad, prefill
+from .transformer import EXACT, Dialect, check_integers, forward, forward_full, pad, prefill
 
 Observe = Callable[["Request", NDArray[np.float32]], None]
 
@@ -46,10 +46,10 @@ def forward_batch(
     Raises EmptyInputError for no sequences or an empty one, OptionError for a wrong start, and what `forward` raises.
     """
     tokens, lengths = pad(sequences)
-    chosen = np.arange(len(lengths)) if slots is None else _integers("slots", slots, 1)
+    chosen = np.arange(len(lengths)) if slots is None else check_integers("slots", slots, 1)
     if start is not None and chosen.shape == lengths.shape:  # another shape is an error that `forward` knows
         held = np.zeros_like(lengths) if cache is None else cache.reserve(chosen, lengths)
-        given = _integers("start", np.atleast_1d(start), 1)
+        given = check_integers("start", np.atleast_1d(start), 1)
         if given.shape not in ((1,), held.shape):
             raise ShapeError(f"start has shape {given.shape}, expected one position, or {len(held)}: one for each sequence")
         for i in np.flatnonzero(given != held)[:1]:

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import batch_command, embedded
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, loaded
 from .errors import OptionError, ShapeError
 from .generate import HeadChoice, Sampling, stream
+from .gguf_file import GGUFFile
+from .hf_folder import Folder
 from .inputs import parse_numbers, token_ids
 from .load import open_model
 from .printing import print_json
-from .text import tokenizer_from
+from .text import Tokenizer, tokenizer_from
 from .transformer import DIALECTS
 
 SUMMARY = "Continue a prompt, token by token."
@@ -51,6 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser)
 
 
+def _prompt(arguments: argparse.Namespace, file: GGUFFile | Folder, tokenizer: Tokenizer | None) -> NDArray:
+    """The ids to go on from, [T]."""
+    if arguments.chat:
+        if tokenizer is None:
+            raise OptionError("--chat needs --prompt")
+        return np.asarray(tokenizer.chat([{"role": "user", "content": arguments.text}]))
+    ids = token_ids(arguments, lambda: tokenizer or tokenizer_from(file.metadata, file.path))
+    if ids.ndim != 1:
+        raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
+    return ids
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print what comes, token by token; returns the exit code."""
     with ExitStack() as stack:
@@ -64,14 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise OptionError("--batch needs --prompts-file")
         file = open_model(path)
         tokenizer = tokenizer_from(file.metadata, file.path) if arguments.text is not None else None
-        if arguments.chat:
-            if tokenizer is None:
-                raise OptionError("--chat needs --prompt")
-            ids = np.asarray(tokenizer.chat([{"role": "user", "content": arguments.text}]))
-        else:
-            ids = token_ids(arguments, lambda: tokenizer or tokenizer_from(file.metadata, file.path))
-        if ids.ndim != 1:
-            raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
+        ids = _prompt(arguments, file, tokenizer)
         stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
         numbers = None if arguments.uniforms is None else parse_numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)

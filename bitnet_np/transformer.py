@@ -169,8 +169,8 @@ def forward_full(
         keys, values = (ops.spread(x, there.slot, there.position, ids.shape) for x in (k, v))
         return attention(q, keys, values, there.slot, there.position, model.config.window_of(layer))
 
-    logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops))
-    return _shaped(_finite(ops.to_host(logits), rows, last_only), rows, ids.shape, last_only)
+    logits = run_layers(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops))
+    return _shaped(check_finite(ops.to_host(logits), rows, last_only), rows, ids.shape, last_only)
 
 
 def forward(
@@ -224,8 +224,8 @@ def forward(
 
     saved = cache.save(chosen, counts)
     try:
-        logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
-        logits = _finite(logits if head else ops.to_host(logits), rows, last_only, head)
+        logits = run_layers(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
+        logits = check_finite(logits if head else ops.to_host(logits), rows, last_only, head)
     except BaseException:
         cache.restore(saved)
         raise
@@ -354,14 +354,15 @@ def pad(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     tokens = np.zeros((len(lengths), lengths.max(initial=0)), np.int64)
     for row, sequence in zip(tokens, sequences, strict=True):
-        row[: len(sequence)] = _integers("tokens", sequence, 1) if len(sequence) else ()
+        row[: len(sequence)] = check_integers("tokens", sequence, 1) if len(sequence) else ()
     return tokens, lengths
 
 
 # --- the border: everything a kernel trusts is checked here ---------------------------------------------------------------------------
 
 
-def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
+def check_integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
+    """Integers of so many axes as int64. Raises ShapeError, or TokenRangeError for those beyond 64 bits, by that name."""
     try:
         array = np.asarray(values)
     except ValueError:
@@ -378,7 +379,7 @@ def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
 
 
 def _slots(slots: ArrayLike | None, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    chosen = np.arange(len(counts)) if slots is None else _integers("slots", slots, 1)
+    chosen = np.arange(len(counts)) if slots is None else check_integers("slots", slots, 1)
     if chosen.shape != counts.shape:
         raise ShapeError(f"slots has shape {chosen.shape}, expected {counts.shape}: one for each sequence")
     return chosen
@@ -398,11 +399,11 @@ def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = 
     """
     if _is_empty(tokens):
         raise EmptyInputError("Empty batch provided")
-    ids = _integers("tokens", tokens, 2)
+    ids = check_integers("tokens", tokens, 2)
     batch, length = ids.shape
     if length == 0:
         raise EmptyInputError("Tokens cannot be empty")
-    counts = np.full(batch, length) if lengths is None else _integers("lengths", lengths, 1)
+    counts = np.full(batch, length) if lengths is None else check_integers("lengths", lengths, 1)
     if counts.shape != (batch,):
         raise ShapeError(f"lengths has shape {counts.shape}, expected ({batch},): one for each sequence")
     for i, count in enumerate(counts):
@@ -484,7 +485,7 @@ def _rotations(model: Model, rows: Rows, dialect: Dialect, ops: ModuleType) -> t
 
 
 @np.errstate(over="ignore", invalid="ignore")  # told at the end, as an error
-def _decoder(
+def run_layers(
     model: Model,
     rows: Rows,
     rotations: tuple[Floats, Floats] | None,
@@ -519,8 +520,8 @@ def _decoder(
     return logits
 
 
-def _finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
-    """The logits, if all are finite numbers; a head that leaves some out gives -infinity for those, but never for the largest."""
+def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
+    """The logits, if all are finite numbers, else NonFiniteError; a head that leaves some out has -infinity there, not for the largest."""
     largest = logits if head is None else logits.max(axis=1)
     if cpu.has_non_finite(largest):
         row = int(np.flatnonzero(~np.isfinite(largest.reshape(len(logits), -1)).all(axis=1))[0])
