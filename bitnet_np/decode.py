@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .cache import KVCache
 from .device import DeviceCache
-from .errors import TokenRangeError
+from .errors import ShapeError
 from .kernels import cpu
 from .model import Model
 from .transformer import EXACT, Dialect, Floats, Head, Rows, check_finite, check_tokens, forward, ignore, run_layers
@@ -76,10 +76,10 @@ class Decoder:
         self._room = room
 
     def __call__(self, tokens: ArrayLike) -> Floats:
-        """Logits [B, V] of the next tokens [B]. Raises CapacityError, TokenRangeError, NonFiniteError as `forward` does."""
+        """Logits [B, V] of the next tokens [B]. Raises ShapeError, TokenRangeError, CapacityError or NonFiniteError."""
         ids = np.asarray(tokens)
         if ids.shape != self._slots.shape:
-            raise TokenRangeError(f"tokens have shape {ids.shape}, expected {self._slots.shape}: one for each sequence")
+            raise ShapeError(f"tokens has shape {ids.shape}, expected {self._slots.shape}: one for each sequence")
         ids, _ = check_tokens(self._model.config, ids[:, None])
         position = self._cache.reserve(self._slots, np.ones(ids.size, np.int64))
         if not np.array_equal(position, self._next):  # slots were cut, or written to by others
