@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import masks
 from .cache import KVCache
 from .device import new_cache
-from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
+from .errors import ContextLimitError, EmptyInputError, Error, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
 from .kernels import blocks, cpu
 from .kernels.masks import attend_masked
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
@@ -354,15 +354,15 @@ def pad(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     tokens = np.zeros((len(lengths), lengths.max(initial=0)), np.int64)
     for row, sequence in zip(tokens, sequences, strict=True):
-        row[: len(sequence)] = check_integers("tokens", sequence, 1) if len(sequence) else ()
+        row[: len(sequence)] = check_integers("tokens", sequence, 1, TokenRangeError) if len(sequence) else ()
     return tokens, lengths
 
 
 # --- the border: everything a kernel trusts is checked here ---------------------------------------------------------------------------
 
 
-def check_integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
-    """Integers of so many axes as int64. Raises ShapeError, or TokenRangeError for those beyond 64 bits, by that name."""
+def check_integers(name: str, values: ArrayLike, axes: int, beyond: type[Error] = ShapeError) -> NDArray[np.int64]:
+    """Integers of so many axes as int64. Raises ShapeError by that name, and `beyond` for what 64 bits do not hold."""
     try:
         array = np.asarray(values)
     except ValueError:
@@ -370,11 +370,11 @@ def check_integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]
     if array.ndim != axes:
         raise ShapeError(f"{name} has shape {array.shape}, expected {axes} axes")
     if array.dtype == object and all(isinstance(value, int) for value in array.flat):
-        raise TokenRangeError(f"{name} has a value beyond 64 bits")
+        raise beyond(f"{name} has a value beyond 64 bits")
     if array.size and array.dtype.kind not in "iu":
         raise ShapeError(f"{name} has dtype {array.dtype}, expected integers")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise TokenRangeError(f"{name} has the value {array.max()}, expected less than 2**63")
+        raise beyond(f"{name} has the value {array.max()}, expected less than 2**63")
     return array.astype(np.int64)
 
 
@@ -399,7 +399,7 @@ def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = 
     """
     if _is_empty(tokens):
         raise EmptyInputError("Empty batch provided")
-    ids = check_integers("tokens", tokens, 2)
+    ids = check_integers("tokens", tokens, 2, TokenRangeError)
     batch, length = ids.shape
     if length == 0:
         raise EmptyInputError("Tokens cannot be empty")
