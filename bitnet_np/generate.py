@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from .certified import LARGEST_K, CertifiedHead, certify
+from .certified import LARGEST_K, WIDEST, CertifiedHead, certify
 from .decode import stepper
 from .device import new_cache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
@@ -129,6 +129,8 @@ def certified_for(model: Model, sampling: Sampling, n: int, head: CertifiedHead 
         why_not = f"sampling needs {k or 'all'} logits, not just the {LARGEST_K} largest"
     elif model.output_bias is not None or not isinstance(table, np.ndarray):
         why_not = "the model's output is no plain float table"
+    elif table.shape[1] > WIDEST:
+        why_not = f"the output has rows of {table.shape[1]} numbers, more than {WIDEST}"
     elif not isinstance(head, CertifiedHead):
         return certify(table, min(k, len(table)))
     elif head.table is not table:
