@@ -137,10 +137,23 @@ def write_keys(
     writer.add_quantization_version(QUANTIZATION_VERSION)
 
 
+_INTEGERS = {
+    GGUFValueType.UINT32: range(1 << 32),
+    GGUFValueType.INT32: range(-1 << 31, 1 << 31),
+    GGUFValueType.UINT64: range(1 << 64),
+    GGUFValueType.INT64: range(-1 << 63, 1 << 63),
+}
+"""The types that integers are written with, and what they hold: the first that does is taken."""
+
+
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    scalars = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    if type(value) in scalars:
-        scalars[type(value)](key, value)
+    if isinstance(value, bool | str):
+        (writer.add_bool if isinstance(value, bool) else writer.add_string)(key, value)
+    elif isinstance(value, int):
+        writer.add_key_value(key, value, next(kind for kind, held in _INTEGERS.items() if value in held))
+    elif isinstance(value, float):
+        large = np.isfinite(value) and abs(value) > float(np.finfo(np.float32).max)
+        writer.add_key_value(key, value, GGUFValueType.FLOAT64 if large else GGUFValueType.FLOAT32)
     elif isinstance(value, np.ndarray) and len(value):
         writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, GGUFValueType[value.dtype.name.upper()])
     elif len(value):
