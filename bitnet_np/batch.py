@@ -65,7 +65,10 @@ def forward_batch(
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to continue by up to `n` tokens, ending before a token of `stop`. `id` names it, and with `seed` says its random numbers."""
+    """A prompt to continue by up to `n` tokens, ending before a token of `stop`. `id` names it, and with `seed` says its random numbers.
+
+    Raises OptionError for an id that is no string or integer; what else cannot be, `Batch.submit` says.
+    """
 
     id: str | int
     prompt: Sequence[int]
@@ -120,6 +123,8 @@ class Batch:
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
     chosen from. head: makes them instead of the model's output table (certified.py). dtype: of the KV cache; float16 changes logits, but
     still not with the company. A batch that `step` has left with an exception is of no further use.
+
+    Raises what KVCache does for slots, capacity and dtype.
     """
 
     def __init__(
@@ -237,7 +242,7 @@ def generate_batch(
 ) -> Iterator[Completion]:
     """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are there.
 
-    Raises, on the call itself, what `Batch.submit` raises.
+    Raises, on the call itself, what `Batch.submit` raises, and OptionError for less than one slot.
     """
     requests = list(requests)
     checked = [check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop) for request in requests]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .errors import Error, FileFormatError, OptionError, ShapeError, TokenRangeError, shown
+from .errors import Error, FileFormatError, OptionError, ShapeError, shown
 
 T = TypeVar("T")
 
@@ -81,8 +81,8 @@ def text_of(path: Path, most: int) -> str:
         raise FileFormatError(f"{path}: not UTF-8 at byte {error.start}") from None
 
 
-def integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
-    """A copy as int64, of `axes` axes. Raises ShapeError, or TokenRangeError for a value beyond 64 bits."""
+def integers(name: str, values: ArrayLike, axes: int, beyond: type[Error] = ShapeError) -> NDArray[np.int64]:
+    """Integers of so many axes as int64. Raises ShapeError by that name, and `beyond` for what 64 bits do not hold."""
     try:
         array = np.asarray(values)
     except ValueError:
@@ -90,9 +90,9 @@ def integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
     if array.ndim != axes:
         raise ShapeError(f"{name} has shape {array.shape}, expected {axes} axes")
     if array.dtype == object and all(isinstance(value, int) for value in array.flat):
-        raise TokenRangeError(f"{name} has a value beyond 64 bits")
+        raise beyond(f"{name} has a value beyond 64 bits")
     if array.size and array.dtype.kind not in "iu":
         raise ShapeError(f"{name} has dtype {array.dtype}, expected integers")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise TokenRangeError(f"{name} has the value {array.max()}, expected less than 2**63")
+        raise beyond(f"{name} has the value {array.max()}, expected less than 2**63")
     return array.astype(np.int64)

@@ -23,7 +23,10 @@ def render(path: Path, template: str, names: Mapping[str, Any]) -> str:
 
     It runs in Jinja's immutable sandbox, as in transformers, and in a process of its own (0.1 s): a few characters of such a program can
     ask for any time and memory, also between two looks at a clock. What it writes is bounded, and so are its time and, where
-    the system can do that, its memory. `names` must be what JSON can hold.
+    the system can do that, its memory.
+
+    Raises OptionError where the template refuses the messages, or JSON cannot hold them, FileFormatError where it does not work,
+    UnsupportedError for one that is too long, or without the extra `text`.
     """
     key = f"{path}: tokenizer.chat_template"
     if len(template) > _TEMPLATE_CHARACTERS:

@@ -10,6 +10,7 @@ from . import progress
 from .blame import close, invalid_tensor, judge_trace, statistics
 from .border import instance, integers
 from .compare import Judgement, Verdict, position_nmse, same_bits
+from .errors import TokenRangeError
 from .kernels import cpu
 from .model import Model
 from .points import Key, Trace
@@ -25,7 +26,7 @@ def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dia
 
     ids: token ids [T] of the one sequence. What a dump holds is judged, and never an error. Raises what `forward_full` raises.
     """
-    ids, trace = integers("ids", ids, 1), instance("trace", trace, Trace)
+    ids, trace = integers("ids", ids, 1, TokenRangeError), instance("trace", trace, Trace)
     check_place(model, dialect, cpu)
     check_tokens(model.config, ids[None])
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)

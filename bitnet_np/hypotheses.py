@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from . import operations as op
 from . import packing, spec
+from .families import NORMS
 from .model import Config, Layer, Linear, Model, Ternary
 from .points import MAY_BE_QUANTIZED, Key
 from .transformer import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
@@ -56,9 +57,6 @@ class _Context:
 
     def inputs(self, values: Values) -> list[Array]:
         return [values[key] for key in self.operation.inputs]
-
-    def value(self, values: Values) -> Array:
-        return self.operation.evaluate(*self.inputs(values)).value
 
     def of(self, function: Callable[..., Array]) -> Callable[[Values], Array]:
         """A mistake that needs the operation's inputs only."""
@@ -215,7 +213,7 @@ def _norm(c: _Context) -> Found:
     if name == "attn_sub_norm":
         yield "the norm is taken for each head by itself", c.of(by_head)
     if c.layer is not None:
-        for other_name in ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm"):
+        for other_name in NORMS:
             weight = getattr(c.layer, other_name)
             if other_name != name and weight is not None and weight.shape == gain.shape:
                 yield f"the weight of {other_name} is used", c.of(lambda x, weight=weight: spec.rms_norm(x, weight.astype(np.float64), eps))
@@ -312,8 +310,7 @@ def _attention(c: _Context) -> Found:
 
         return c.of(compute)
 
-    def causal(i: Array, j: Array) -> NDArray[np.bool_]:
-        return (j <= i) & (j > i - window)
+    causal = partial(_windowed, window)
 
     def right(*qkv: Array) -> Array:
         return op.attend(c.model, c.dialect, c.index, *qkv).value
@@ -356,7 +353,7 @@ def _attention(c: _Context) -> Found:
         yield "float16 roundings: declare the dialect bitnet.cpp (--as bitnet.cpp)", rounded
 
 
-def _windowed(window: int, i: Array, j: Array) -> NDArray[np.bool_]:
+def _windowed(window: float, i: Array, j: Array) -> NDArray[np.bool_]:
     return (j <= i) & (j > i - window)
 
 
@@ -378,23 +375,17 @@ def _gate(c: _Context) -> Found:
         yield from _gelu(c)
         return
 
-    def silu(x: Array) -> Array:
-        return x / (1 + np.exp(-x))
-
-    def gelu(x: Array) -> Array:
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
     right = "relu(gate)^2 * up" if c.config.activation == "relu2" else "SiLU(gate) * up"
     if c.config.activation == "relu2":
-        yield f"SiLU(gate) * up instead of {right}", c.of(lambda g, u: silu(g) * u)
+        yield f"SiLU(gate) * up instead of {right}", c.of(spec.silu_gate)
     else:
-        yield f"relu(gate)^2 * up instead of {right}", c.of(lambda g, u: np.maximum(g, 0) ** 2 * u)
-        yield "SiLU(up) * gate: gate and up are swapped", c.of(lambda g, u: silu(u) * g)
-    yield f"GELU(gate) * up instead of {right}", c.of(lambda g, u: gelu(g) * u)
+        yield f"relu(gate)^2 * up instead of {right}", c.of(spec.relu2_gate)
+        yield "SiLU(up) * gate: gate and up are swapped", c.of(lambda g, u: spec.silu_gate(u, g))
+    yield f"GELU(gate) * up instead of {right}", c.of(lambda g, u: spec.gelu_tanh(g) * u)
     yield "relu(gate) * up, not squared", c.of(lambda g, u: np.maximum(g, 0) * u)
     yield "gate^2 * up, without relu", c.of(lambda g, u: g * g * u)
-    yield "gate and up are swapped", c.of(lambda g, u: np.maximum(u, 0) ** 2 * g)
-    yield "SiLU(up) * gate: gate and up are swapped, and SiLU for relu squared", c.of(lambda g, u: silu(u) * g)
+    yield "gate and up are swapped", c.of(lambda g, u: spec.relu2_gate(u, g))
+    yield "SiLU(up) * gate: gate and up are swapped, and SiLU for relu squared", c.of(lambda g, u: spec.silu_gate(u, g))
     yield "up is not multiplied in", c.of(lambda g, u: np.maximum(g, 0) ** 2)
     yield "relu(gate * up)", c.of(lambda g, u: np.maximum(g * u, 0))
 
@@ -465,7 +456,7 @@ def _scale(c: _Context) -> Found:
 
 _BY_NAME: dict[str, Callable[[_Context], Found]] = {
     **dict.fromkeys(_FIELDS, _linear),
-    **dict.fromkeys(("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm", "result_norm"), _norm),
+    **dict.fromkeys((*NORMS, "result_norm"), _norm),
     **dict.fromkeys(("Qcur_rope", "Kcur_rope"), _rope),
     **dict.fromkeys(("ffn_inp", "l_out"), _residual),
     "kqv_out": _attention,
@@ -528,7 +519,7 @@ def local(
     if name in _FIELDS and n is not None and columns.size <= _FEW:
         return _misread(getattr(model.layers[n], _FIELDS[name]), dialect, inputs[0], theirs, columns)
     if name == "kqv_out":
-        return _foreign_values(model, dialect, inputs[2], value, theirs)
+        return _foreign_values(model, dialect, inputs[2], theirs)
     if columns.size <= _FEW < value.shape[1]:
         return f"only {_listed('element', columns)} of each position: the rest of the tensor is right"
     if rows.size <= max(1, len(value) // 4):
@@ -570,7 +561,7 @@ def _misread(linear: Linear, dialect: Dialect, x: Array, theirs: Array, columns:
     return somewhere
 
 
-def _foreign_values(model: Model, dialect: Dialect, v: Array, value: Array, theirs: Array) -> str | None:
+def _foreign_values(model: Model, dialect: Dialect, v: Array, theirs: Array) -> str | None:
     """Attention gives sums of values. What is not one of this sequence's has come from elsewhere; how many, the rank says."""
     c = model.config
     t = len(v)

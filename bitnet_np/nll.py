@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .border import integer, integers
 from .device import new_cache
-from .errors import ShapeError
+from .errors import ContextLimitError, ShapeError, TokenRangeError
 from .kernels import cpu
 from .model import Model
 from .transformer import EXACT, Dialect, check_tokens, forward
@@ -32,14 +32,18 @@ def token_nll(
     A text longer than the context is read in windows of the context's length that start every `stride` tokens (default: half a
     context); a token is judged in the first window that has it, so all but the first window's have at least context - stride
     tokens before them. The sum over the vocabulary is in float64.
+
+    Raises ShapeError for tokens that are not [T] with T at least 2, ContextLimitError for a context of 1, OptionError for a stride or chunk
+    that cannot be, and what `forward` raises.
     """
-    ids = integers("tokens", tokens, 1)
+    ids = integers("tokens", tokens, 1, TokenRangeError)
     if ids.size < 2:
         raise ShapeError(f"tokens have shape {ids.shape}, expected [T] with T at least 2: one to predict and one before it")
-    check_tokens(model.config, ids[None], None)
+    check_tokens(model.config, ids[None])
+    if model.config.context < 2:
+        raise ContextLimitError("the model's context is 1, expected at least 2: a token to predict and one before it")
     window = min(model.config.context, len(ids))
-    most = max(1, model.config.context - 1)  # less than the context
-    step = max(1, model.config.context // 2) if stride is None else integer("stride", stride, 1, most)
+    step = model.config.context // 2 if stride is None else integer("stride", stride, 1, model.config.context - 1)  # less than the context
     chunk = integer("chunk", chunk, 1)
     out = np.empty(len(ids) - 1)
     cache = new_cache(model.config, 1, window, ops)

@@ -171,8 +171,8 @@ def forward_full(
         keys, values = (ops.spread(x, there.slot, there.position, ids.shape) for x in (k, v))
         return attention(q, keys, values, there.slot, there.position, model.config.window_of(layer))
 
-    logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops))
-    return _shaped(_finite(ops.to_host(logits), rows, last_only), rows, ids.shape, last_only)
+    logits = run_layers(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops))
+    return _shaped(check_finite(ops.to_host(logits), rows, last_only), rows, ids.shape, last_only)
 
 
 def forward(
@@ -245,8 +245,8 @@ def _continue(
 
     saved = cache.save(chosen, counts)
     try:
-        logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
-        logits = _finite(logits if head else ops.to_host(logits), rows, last_only, head)
+        logits = run_layers(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
+        logits = check_finite(logits if head else ops.to_host(logits), rows, last_only, head)
     except BaseException:
         cache.restore(saved)
         raise
@@ -268,7 +268,7 @@ def prefill(
 ) -> Floats:
     """As `forward` with last_only, at most `block` tokens of each sequence at a time: memory is the cache's and O(B * block), not O(B * T).
 
-    The same bits. Raises what `forward` raises; whatever is raised, the cache is as it was.
+    The same bits. Raises what `forward` raises, and OptionError for a block below 1; whatever is raised, the cache is as it was.
     """
     check_place(model, dialect, ops)
     ids, counts = check_tokens(model.config, tokens, lengths)
@@ -314,7 +314,10 @@ def forward_incremental(
     ops: ModuleType = cpu,
     record: Record = ignore,
 ) -> Floats:
-    """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`."""
+    """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`.
+
+    Raises what `forward` raises, and OptionError for a chunk below 1.
+    """
     check_place(model, dialect, ops)
     ids, counts = check_tokens(model.config, tokens, lengths)
     _check_context(model.config, counts)
@@ -351,6 +354,8 @@ def compute_logits(
     """Logits of whole sequences by the path `mode` names; "auto" is parallel for more than `parallel_threshold` tokens. Same bits.
 
     A mask (as in `forward_full`) needs the parallel path, because it may show a position what comes later; "auto" takes it then.
+
+    Raises what the path raises, and OptionError for another mode, or a mask in mode "incremental".
     """
     if mode not in ("parallel", "incremental", "auto"):
         raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
@@ -365,9 +370,12 @@ def compute_logits(
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sequences of any lengths -> tokens [B, T] filled up with zeros, and lengths [B]. Raises ShapeError or TokenRangeError."""
+    """Sequences of any lengths -> tokens int64 [B, T] filled up with zeros, and lengths [B].
+
+    Raises ShapeError or TokenRangeError for what are no integers of 64 bits; which ids there are a model says (check_tokens).
+    """
     try:
-        rows = [integers("tokens", sequence, 1) for sequence in sequences]
+        rows = [integers("tokens", sequence, 1, TokenRangeError) for sequence in sequences]
     except TypeError:  # no iterable
         raise ShapeError(f"tokens are {shown(sequences)}, expected sequences of integers") from None
     lengths = np.array([len(row) for row in rows], np.int64)
@@ -402,10 +410,13 @@ def _is_empty(values: ArrayLike) -> bool:
 
 
 def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Tokens [B, T] and lengths [B] as int64, with every real token an id of the vocabulary."""
+    """Tokens [B, T] and lengths [B] as int64, with every real token an id of the vocabulary.
+
+    Raises EmptyInputError, ShapeError or TokenRangeError.
+    """
     if _is_empty(tokens):
         raise EmptyInputError("Empty batch provided")
-    ids = integers("tokens", tokens, 2)
+    ids = integers("tokens", tokens, 2, TokenRangeError)
     batch, length = ids.shape
     if length == 0:
         raise EmptyInputError("Tokens cannot be empty")
@@ -491,7 +502,7 @@ def _rotations(model: Model, rows: Rows, dialect: Dialect, ops: ModuleType) -> t
 
 
 @np.errstate(over="ignore", invalid="ignore")  # told at the end, as an error
-def _decoder(
+def run_layers(
     model: Model,
     rows: Rows,
     rotations: tuple[Floats, Floats] | None,
@@ -511,7 +522,7 @@ def _decoder(
         h = ops.add(h, _embed(model.position_embd, rows.position, ops))
         record("inpL", None, h)
     for n, weights in enumerate(model.layers):
-        h = _layer(c, weights, n, h, rows, rotations, attend, dialect, ops, record)
+        h = _layer(c, weights, n, h, rotations, attend, dialect, ops, record)
     if last_only:
         h = ops.take(h, rows.last)
     x = _norm(c, h, model.output_norm, model.output_norm_bias, ops)
@@ -526,8 +537,8 @@ def _decoder(
     return logits
 
 
-def _finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
-    """The logits, if all are finite numbers; a head that leaves some out gives -infinity for those, but never for the largest."""
+def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
+    """The logits, if all are finite numbers, else NonFiniteError; a head that leaves some out has -infinity there, not for the largest."""
     largest = logits if head is None else logits.max(axis=1)
     if cpu.has_non_finite(largest):
         row = int(np.flatnonzero(~np.isfinite(largest.reshape(len(logits), -1)).all(axis=1))[0])
@@ -593,7 +604,6 @@ def _layer(
     w: Layer,
     n: int,
     h: Floats,
-    rows: Rows,
     rotations: tuple[Floats, Floats] | None,
     attend: Attend,
     dialect: Dialect,
