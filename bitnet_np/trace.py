@@ -49,7 +49,7 @@ class Recorder:
                 raise OptionError(f"layer {layer} is not there, the model has layers 0 to {config.n_layers - 1}")
         wanted = [*(RECORDED if names is None else names), *(SCORES if scores else ())]
         for name in wanted:
-            if name not in NAMES:
+            if not isinstance(name, str) or name not in NAMES:
                 raise OptionError(f"no point is named {shown(name)}, expected some of {', '.join(NAMES)}")
         self.names = frozenset(wanted)
         if not self.layers and self.names <= set(LAYER_NAMES):

@@ -8,13 +8,18 @@ import pytest
 
 import bitnet_np as bn
 from bitnet_np import border, masks
+from bitnet_np.check import check_trace, compare_traces
 from bitnet_np.errors import CapacityError, Error, OptionError, ShapeError, SlotError, TokenRangeError
+from bitnet_np.gguf_writer import write_model
 from bitnet_np.gradients import quantize
 from bitnet_np.interop import read_any
 from bitnet_np.nll import token_nll
+from bitnet_np.points import Trace
 from bitnet_np.testing import random_model
+from bitnet_np.trace import Recorder
 
 MODEL = random_model(5, context=16)
+TRACE = Trace({}, None, "a trace")
 NO_INTEGERS = [None, "abc", b"a", 1.5, 2.0, float("nan"), True, np.bool_(True), [1], {}, 1j, np.array([1, 2]), np.float32(1), object()]
 
 
@@ -94,6 +99,14 @@ CALLS = {
     "sequences": lambda v: bn.pad(v if np.ndim(v) == 0 and not isinstance(v, dict) else [v[0] if isinstance(v, list) else 1.5]),
     "prompt": lambda v: bn.generate(MODEL, [1.5] if isinstance(v, list | np.ndarray) else v, 1),
     "master weights": lambda v: quantize(v),
+    "layers": lambda v: Recorder(print, MODEL.config, layers=[v]),
+    "names": lambda v: Recorder(print, MODEL.config, names=[v] if v is None or isinstance(v, dict | list | np.ndarray) else v),
+    "shape": lambda v: read_any(__file__, "raw", v),
+    "lengths of a shape": lambda v: read_any(__file__, "raw", (v,)),
+    "trace": lambda v: check_trace(MODEL, np.array([1]), v),
+    "ids": lambda v: check_trace(MODEL, v if np.ndim(v) == 0 else 1.5, TRACE),
+    "other trace": lambda v: compare_traces(TRACE, v),
+    "model written": lambda v: write_model("none.gguf", v, {}),
 }
 
 

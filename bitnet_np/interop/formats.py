@@ -69,7 +69,7 @@ def read_any(
             raise OptionError(f"{path}: bare float32 numbers, which need a shape")
         if not isinstance(shape, Sequence):
             raise OptionError(f"{path}: shape is {shown(shape)}, expected a sequence of lengths")
-        return raw.read(path, tuple(integer(f"{path}: a length of the shape", n, 1) for n in shape), ids)
+        return raw.read(path, tuple(integer(f"{path}: a length of the shape", n, -(2**63)) for n in shape), ids)
     if shape is not None:
         raise OptionError(f"{path}: format {name} holds shapes, expected none to be given")
     read = FORMATS[name].read
