@@ -85,7 +85,9 @@ class Config:
             raise ShapeError(f"{self.rope_width} numbers of each head are rotated, expected an even number from 2 to {self.head_dim}")
         if self.window is not None:
             integer("window", self.window, 1, LONGEST_CONTEXT, ShapeError)
-        if not all(0 <= layer < self.n_layers for layer in self.window_layers or ()):
+        if self.window_layers is not None and not (
+            isinstance(self.window_layers, tuple) and all(layer in range(self.n_layers) for layer in self.window_layers)
+        ):
             raise ShapeError(f"window_layers are {self.window_layers}, expected numbers of {self.n_layers} layers")
         for name in ("eps", "rope_base", "rope_scaling"):
             if not 0 < number(name, getattr(self, name)) < np.inf:
@@ -294,9 +296,10 @@ def _flaws_of_linear(name: str, linear: Any, shape: tuple[int, ...]) -> Iterator
     for part, size in (("bias", shape[0]), ("norm", shape[1])):
         if getattr(linear, part) is not None:
             yield from _array(f"{name}.{part}", getattr(linear, part), (size,))
-    for part in ("scale", "norm_eps"):
-        if not isinstance(getattr(linear, part), float | np.floating | None):
-            yield f"{name}.{part} is {_told(getattr(linear, part))}, expected a number"
+    if not isinstance(linear.scale, np.float32 | None):
+        yield f"{name}.scale is {_told(linear.scale)}, expected float32"
+    if not isinstance(linear.norm_eps, float | np.floating | None):
+        yield f"{name}.norm_eps is {_told(linear.norm_eps)}, expected a number"
 
 
 def ternary_flaws(name: str, weights: Ternary, shape: tuple[int, ...]) -> Iterator[str]:
@@ -306,8 +309,8 @@ def ternary_flaws(name: str, weights: Ternary, shape: tuple[int, ...]) -> Iterat
         return
     n, m = shape
     yield from _array(f"{name}.codes", weights.codes, (-(-n // LANES) * -(-m // LANES) * 4 * LANES,), np.uint8)
-    if not isinstance(weights.scale, float | np.floating):
-        yield f"{name}.scale is {_told(weights.scale)}, expected a number"
+    if not isinstance(weights.scale, np.float32):
+        yield f"{name}.scale is {_told(weights.scale)}, expected float32"
     if weights.blocks is not None:
         yield from _array(f"{name}.blocks", weights.blocks, shape)
 

@@ -393,7 +393,7 @@ def test_wrong_arguments_of_logits(refused, arguments, message):
         ("x.json", "", "no array of token ids"),
         ("x.json", "[1, 2", "no array of token ids"),
         ("x.json", "[" * 100_000, "no array of token ids"),
-        ("x.json", b"\xff\xfe[1]", "no array of token ids"),
+        ("x.json", b"\xff\xfe[1]", "not UTF-8 at byte 0"),
         ("x.json", "\ufeff[1]", "no array of token ids"),
         ("x.json", "[[1, 2], [3]]", "its sequences have 1 to 2 tokens, expected as many in each"),
         ("x.json", "[[1], 2]", "no array of token ids"),
@@ -416,7 +416,7 @@ def test_wrong_arguments_of_logits(refused, arguments, message):
         ("x.txt", "1 2\n3\n", "its sequences have 1 to 2 tokens"),
         ("x.txt", "1 2 three", ", line 1 is '1 2 three', expected integers separated by commas or blanks"),
         ("x.txt", "1 2\n\n3 4.5\n", ", line 3 is '3 4.5', expected integers"),
-        ("x.txt", b"\xff", "no array of token ids"),
+        ("x.txt", b"\xff", "not UTF-8 at byte 0"),
     ],
 )
 def test_wrong_files_of_tokens(refused, tmp_path, name, content, message):

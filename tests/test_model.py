@@ -70,7 +70,9 @@ def test_arrays_of_a_layer_are_what_the_config_says(name):
         refused(with_layer(**{name: replace(value, weights=weights)}), name)
     for part in ("bias", "norm"):
         refused(with_layer(**{name: replace(value, **{part: np.ones(3, np.float32)})}), rf"{name}\.{part}")
-    refused(with_layer(**{name: replace(value, scale=np.ones(2))}), rf"{name}\.scale")
+    for scale in (np.ones(2), 1.5, np.float64(1), "a"):  # another dtype would go on to the kernels
+        refused(with_layer(**{name: replace(value, scale=scale)}), rf"{name}\.scale is .*, expected float32")
+    refused(with_layer(**{name: replace(value, weights=replace(ternary, scale=1.5))}), rf"{name}\.scale is float, expected float32")
     refused(with_layer(**{name: None}), name)
 
 
@@ -134,3 +136,9 @@ def test_dense_models_stay_what_the_definition_reads():
     assert packing.dense(MODEL).token_embd.dtype == np.float64
     with pytest.raises(ShapeError, match="token_embd is float64"):
         bn.forward_full(packing.dense(MODEL), TOKENS)
+
+
+@pytest.mark.parametrize("layers", ["abc", 1.5, -1, [0], (2,), (-1,), ("a",), np.array([0])], ids=repr)
+def test_windows_are_of_layers_that_are_there(layers):
+    with pytest.raises(ShapeError, match="window_layers are "):
+        replace(MODEL.config, window=3, window_layers=layers)
