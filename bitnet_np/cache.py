@@ -15,6 +15,8 @@ from .kernels.attention import chunks_touched
 from .kernels.scalar import CHUNK
 from .model import Config
 
+_LOCK = Lock()  # of which passes are at which slots, for moments: one for all caches, which can be copied so
+
 Saved = list[tuple[int, int, int, int, Any]]
 """Of some slots: the slot, its first position that is still there, its length, what it is to be, and keys and values that this covers."""
 
@@ -49,7 +51,6 @@ class KVCache:
         self.lengths = np.zeros(batch, np.int64)
         self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is still there
         self._written: set[int] = set()  # slots that a forward pass is writing to
-        self._lock = Lock()
 
     def _places(self, capacity: int) -> int:
         """S. The chunks that one query's window touches, while another chunk is being written: those of a whole chunk of queries."""
@@ -92,13 +93,13 @@ class KVCache:
     def writing(self, slots: NDArray[np.int64]) -> Iterator[None]:
         """Keep slots for a pass over them. Raises SlotError where another thread, or a recorder of a pass, is at one of them already."""
         wanted = set(slots.tolist())
-        with self._lock:
+        with _LOCK:
             self._check_idle(wanted)
             self._written |= wanted
         try:
             yield
         finally:
-            with self._lock:
+            with _LOCK:
                 self._written -= wanted
 
     def _check_idle(self, slots: Iterable[int]) -> None:

@@ -1,5 +1,7 @@
 """KVCache: what it keeps, what it forgets, and that nothing else changes by a byte. What forward makes of it: test_transformer.py."""
 
+import copy
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -328,3 +330,11 @@ def test_other_slots_may_be_written_to_meanwhile():
     assert_same_bits(mine, forward(MODEL, [[3]], KVCache(MODEL.config)))
     for one in found:
         assert_same_bits(one, forward(MODEL, [[7]], alone))
+
+
+def test_a_cache_can_be_copied():
+    cache = KVCache(MODEL.config, 1, 8)
+    forward(MODEL, [[1, 2]], cache)
+    for other in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+        assert_same_bits(forward(MODEL, [[3]], other), forward_full(MODEL, [[1, 2, 3]])[:, 2:])
+    assert cache.lengths.tolist() == [2]
