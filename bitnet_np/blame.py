@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import operations as op
+from .clues import local, overwritten, permuted, rounded
 from .compare import DIFFERENT, Reach, Verdict, judge, limits, same_bits
 from .errors import NonFiniteError
-from .hypotheses import DECLARE, generic, hypotheses, local, permuted
+from .hypotheses import factors, generic, hypotheses, no_fault
 from .model import Model
 from .points import Key, Trace
 from .reach import FLOOR, half, one_scale
@@ -165,7 +166,12 @@ class _Judge:
         found = statistics(key, verdict, reason, across, ratio, expected.value, theirs)
         if verdict != Verdict.WRONG:
             return replace(found, **self._from_float64(operation, expected.value, theirs))
-        return replace(found, hypothesis=self._explain(across, expected.value, theirs, _MATCH) or self._local(operation, expected, theirs))
+        value = expected.value
+        bound = bound_of(expected, value.shape)[1]
+        noise = _dot(bound, bound) / max(_dot(value, value), _TINY)
+        return replace(
+            found, hypothesis=self._explain(across, value, theirs, _MATCH, noise=noise) or self._local(operation, expected, theirs)
+        )
 
     def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
         """Several operations at once."""
@@ -185,7 +191,7 @@ class _Judge:
             return replace(found, hypothesis=self._explain(across, value, theirs, most))
         if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
             mistake = self._explain(across, value, theirs, most, most / 2)
-            if mistake is not None and DECLARE not in mistake:
+            if mistake is not None and not no_fault(mistake):
                 return replace(found, verdict=Verdict.WRONG, hypothesis=mistake)
         return found
 
@@ -233,6 +239,9 @@ class _Judge:
 
     def _local(self, operation: op.Operation, expected: op.Expected, theirs: Array) -> str | None:
         """What the places of wrong numbers say, where no known mistake makes all of them."""
+        told = overwritten(operation.key, self.raw, [o.key for o in self.ops]) or rounded(theirs, expected.value)
+        if told is not None:
+            return told
         wrong = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
         inputs = [self.theirs[k] for k in operation.inputs]
         return local(self.model, self.dialect, operation, inputs, expected.value, theirs, wrong)
@@ -274,10 +283,14 @@ class _Judge:
                 values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
         return values
 
-    def _explain(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, least: float = 0.0) -> str | None:
+    def _explain(
+        self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, least: float = 0.0, noise: float = 0.0
+    ) -> str | None:
         """The mistake that comes closest, if the NMSE it leaves is at most `most`, and little of what there was.
 
         least: NMSE that it must make of what is right. One that changes less may flip the very codes that roundings flip.
+        noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a factor or a constant that is fitted, which
+        takes away roundings too.
         """
         key = across[-1]
         now = _nmse(value, theirs)
@@ -309,8 +322,10 @@ class _Judge:
                     made = [k for k in across if k.name == where.name and text in mistakes[k]] if everywhere else [where]
                     overrides = {k: mistakes[k][text] for k in made}
                     try_(prefix + text, lambda overrides=overrides: self._values(across, overrides, right)[key])  # type: ignore[misc]
-            for text, candidate in generic(theirs, value, self._previous(key)):
-                try_(text, lambda candidate=candidate: candidate)  # type: ignore[misc]
+            if found is None or 4 * best > noise:
+                known = factors(self.model, self.by_key[key]) if len(across) == 1 else {}
+                for text, candidate in generic(theirs, value, self._previous(key), known):
+                    try_(text, lambda candidate=candidate: candidate)  # type: ignore[misc]
         if found is None and now > _MATCH and permuted(theirs, value):
             return "the right numbers in another order: columns are permuted"
         return found
