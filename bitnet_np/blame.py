@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import operations as op
 from .clues import local, overwritten, permuted, rounded
-from .compare import DIFFERENT, Reach, Verdict, judge, limits, same_bits
+from .compare import DIFFERENT, Reach, Verdict, judge, limits, same_bits, shape_hint
 from .errors import NonFiniteError
 from .hypotheses import factors, generic, hypotheses, no_fault
 from .model import Model
@@ -115,7 +115,7 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
     if theirs.dtype.kind != "f" and not (ours.dtype.kind == theirs.dtype.kind == "i"):
         return f"its dtype is {theirs.dtype}, expected {ours.dtype}"
     if theirs.size != ours.size or theirs.shape[:1] != ours.shape[:1]:
-        return f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}"
+        return f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}{shape_hint(theirs.shape, ours.shape)}"
     rows = theirs.reshape(ours.shape)
     bad = ~np.isfinite(rows)
     if bad.any():

@@ -22,6 +22,7 @@ _SURE = 1e-6  # NMSE left by a clue that explains: float32 noise, squared, with 
 _FEW = 4  # columns, or listed numbers
 _ROWS = 64  # tokens that are looked at
 _OUTPUTS = 64  # columns of a product that are
+_TELLING = 8  # tokens whose sums are followed input by input
 
 
 def permuted(theirs: Array, value: Array) -> bool:
@@ -135,11 +136,13 @@ def _cut_short(linear: Linear, dialect: Dialect, x: Array, theirs: Array) -> str
         return None
     seen, matrix, bias, scale = found
     product = (theirs[:, : len(matrix)] - bias) / scale
-    token = int(np.abs(product - seen @ matrix.T).sum(axis=1).argmax())
-    sums = np.cumsum(seen[token] * matrix, axis=1)  # [n, M]: of the first inputs
     width = matrix.shape[1]
-    ends = int(((sums - product[token][:, None]) ** 2).sum(axis=0).argmin()) + 1
-    begins = int(((sums[:, -1:] - sums - product[token][:, None]) ** 2).sum(axis=0).argmin()) + 1
+    late, early = np.zeros(width), np.zeros(width)  # squared errors of sums that stop behind each input, or begin behind it
+    for token in np.argsort(-np.abs(product - seen @ matrix.T).sum(axis=1))[:_TELLING]:  # several: inputs of one may be 0
+        sums = np.cumsum(seen[token] * matrix, axis=1)  # [n, M]
+        late += ((sums - product[token][:, None]) ** 2).sum(axis=0)
+        early += ((sums[:, -1:] - sums - product[token][:, None]) ** 2).sum(axis=0)
+    ends, begins = int(late.argmin()) + 1, int(early.argmin()) + 1
     for part, missing in ((slice(0, ends), (ends, width)), (slice(begins, None), (0, begins))):
         if missing[0] < missing[1] and _explained(seen[:, part] @ matrix[:, part].T, product):
             one = missing[1] - missing[0] == 1
@@ -333,6 +336,8 @@ def _foreign_values(model: Model, key: Key, q: Array, k: Array, v: Array, theirs
         return _wrong_weights(model, key, q[:t], k[:t], cut, out, hidden)
     if most_outside < _COARSE:
         return f"values, or sums of them, are rounded: a part of {most_outside:.1g} is no sum of this sequence's values"
+    if t < len(v):  # these tokens may have read later ones
+        return "values are summed that a token must not see, or that are not of this sequence: the mask, or a cache slot of another"
     if min(ranks) == 0 or most >= min(t, c.head_dim - t):
         return None
     return f"values that are not of this sequence are summed too, {most} of them: a cache slot that was not cleared, or another's"
@@ -364,15 +369,13 @@ def _wrong_weights(model: Model, key: Key, q: Array, k: Array, v: Array, out: Ar
             return told
     elif hidden:
         return "values are summed that a token must not see: the mask, or a cache that holds another sequence's"
+    if known and (away := float(np.abs(weights - right).max())) < _COARSE:
+        return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
     sums = weights.sum(axis=-1)
-    off = np.abs(sums - 1) > 1e-3
+    off = np.abs(sums - 1) > _COARSE
     if off.any():
         low, high = sums[off].min(), sums[off].max()
-        why = (
-            "empty slots of a cache, a sink, or keys that are counted twice"
-            if high < 1
-            else "they are not divided by their sum, or by another"
-        )
+        why = "empty slots or a sink are counted" if high < 1 else "they are not divided by their sum, or outputs are not cleared before"
         return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1: {why}"
     if known:
         told = _temperature(weights, scores, mask == 0)
@@ -387,10 +390,12 @@ def _reads(weights: Array, right: Array, visible: NDArray[np.bool_]) -> str | No
     for i in range(len(visible)):
         ahead = np.flatnonzero(some[i] & ~visible[i])
         if ahead.size:
-            return f"a token reads values that it must not see: position {i} reads {_runs('position', ahead)}"
+            where = f"position {i} reads {_runs('position', ahead)}"
+            return f"values are summed that a token must not see: {where}; the mask, or a cache that holds another sequence's"
         lost = np.flatnonzero((np.abs(weights[:, i]).max(axis=0) < 1e-2 * right[:, i].max(axis=0)) & (right[:, i].max(axis=0) > 1e-2))
         if lost.size:
-            return f"a token does not read values that it must see: position {i} does not read {_runs('position', lost)}"
+            where = f"position {i} does not read {_runs('position', lost)}"
+            return f"values are not summed that a token must see: {where}; the mask, or slots of a cache that are lost"
     return None
 
 

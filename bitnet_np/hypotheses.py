@@ -79,7 +79,7 @@ class _Context:
 
 
 DECLARE = "declare the dialect"
-_NO_FAULT = (DECLARE, "are rounded to ", "are rounded, as a cache of ")
+_NO_FAULT = (DECLARE, "are rounded to ", "is rounded to ", "are rounded, as a cache of ")
 
 
 def no_fault(text: str) -> bool:
@@ -116,6 +116,9 @@ def _linear(c: _Context) -> Found:
             yield text, c.of(lambda x, dialect=dialect: op.product(x, linear, dialect).value)
     if isinstance(linear.weights, Ternary) and linear.bias is None and linear.scale is None:
         yield from _ternary(c, linear.weights)
+    if not isinstance(linear.weights, Ternary):
+        for kind, narrowed in _NARROWED.items():
+            yield f"the input is rounded to {kind}", c.of(lambda x, r=narrowed: op.product(r(x), linear, c.dialect).value)
     yield from _other_weights(c, linear)
     if c.operation.key.name in ("Qcur", "Kcur") and c.config.rope != "none":
         rotated = c.of(lambda x: op.rope(c.model, c.dialect, op.product(x, linear, c.dialect).value).value)
@@ -485,7 +488,7 @@ def _attention(c: _Context) -> Found:
     yield "queries and keys are not rotated", lambda v: right(*(v[key] for key in raw))
     yield "keys are not rotated", lambda v: right(v[c.operation.inputs[0]], v[raw[1]], v[raw[2]])
     yield "values are rotated too, as if they were keys", c.of(lambda q, k, v: right(q, k, op.rope(c.model, c.dialect, v).value))
-    for kind, narrowed in _CACHES.items():
+    for kind, narrowed in _NARROWED.items():
         yield f"keys and values are rounded, as a cache of {kind} does", c.of(lambda q, k, v, r=narrowed: right(q, r(k), r(v)))
     yield "values are the keys", c.of(lambda q, k, v: right(q, k, k))
     yield "keys and values are swapped", c.of(lambda q, k, v: right(q, v, k))
@@ -506,18 +509,18 @@ def _windowed(window: int, i: Array, j: Array) -> NDArray[np.bool_]:
 def _blocks_of_32(x: Array) -> Array:
     """Rounded as ggml's Q8_0 does: a float16 scale for 32 int8 codes."""
     if x.shape[1] % 32:
-        return np.full_like(x, np.nan)  # such a cache cannot be
+        return np.full_like(x, np.nan)  # there are no such blocks of this width
     cut = x.reshape(len(x), -1, 32)
     step = np.abs(cut).max(axis=2, keepdims=True) / 127
     return (np.rint(cut / np.where(step == 0, 1, step)) * op.half(step)).reshape(x.shape)
 
 
-_CACHES: dict[str, Callable[[Array], Array]] = {
+_NARROWED: dict[str, Callable[[Array], Array]] = {
     "float16": op.half,
     "bfloat16": lambda x: to_digits(x, 8),
     "Q8_0": _blocks_of_32,
 }
-"""Types of KV caches: what becomes of keys and values [T, GK]."""
+"""Types that engines keep activations or keys and values in: what becomes of [T, width]."""
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------------------------
