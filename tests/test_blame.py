@@ -310,9 +310,9 @@ def test_values_of_another_sequence_are_counted():
     assert (found.key, found.hypothesis.split(",")[1]) == (key, " 5 of them: a cache slot that was not cleared")
 
 
-def test_wrong_weights_of_the_right_values():
+def test_a_factor_of_all_scores_is_measured():
     found = judge_trace(MODEL, trace(with_step(Key("kqv_out", 1), lambda e, n: e.attend(n, scale=0.1))), TOKENS).first_wrong
-    assert found.hypothesis == "sums of the right values with wrong weights: scores or softmax are wrong"
+    assert found.hypothesis == "scores are 0.8 times what they should be"
 
 
 def test_equal_rows_are_fine_where_tokens_are_equal():

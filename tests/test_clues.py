@@ -147,12 +147,13 @@ def _without(columns):
     [
         ("ffn_down", lambda w: _without(slice(-32, None))(w), "inputs {m32} to {m1} of {m} are not summed"),
         ("ffn_down", lambda w: _without(slice(-1, None))(w), "input {m1} of {m} is not summed"),
-        ("ffn_down", lambda w: _without(slice(0, 8))(w), "inputs 0 to 7 of {m} are not summed"),
+        ("Qcur", lambda w: _without(slice(0, 8))(w), "inputs 0 to 7 of {m} are not summed"),
         ("ffn_down", lambda w: w.reshape(w.shape[::-1]).T, "the weight matrix is read column by column, not row by row"),
     ],
 )
 def test_matrices_read_in_part_are_told(family, name, change, says):
-    m = MODELS[family].config.ffn
+    config = MODELS[family].config
+    m = config.ffn if name == "ffn_down" else config.width
     assert says.format(m=m, m1=m - 1, m32=m - 32) in judged(family, name, product(family, name, change=change))
 
 
@@ -228,6 +229,11 @@ def _rotated_values(v):
     return operations.rope(BITNET, EXACT, v).value
 
 
+def _sharpened(p):
+    p = p ** np.array([1, 2, 1, 3])[:, None, None]
+    return p / p.sum(axis=-1, keepdims=True)
+
+
 @pytest.mark.parametrize("family", MODELS)
 @pytest.mark.parametrize(
     ("how", "says"),
@@ -237,6 +243,7 @@ def _rotated_values(v):
         ({"weights": lambda p: p * np.linspace(0.5, 0.9, T)[:, None]}, "each position is wrong by a factor of its own"),
         ({"weights": lambda p: p / (1 + np.random.default_rng(0).random(p.shape[:2]))[..., None]}, "instead of 1: empty slots or a sink"),
         ({"weights": lambda p: p * (1 + np.random.default_rng(0).random(p.shape[:2]))[..., None]}, "instead of 1: they are not divided"),
+        ({"weights": _sharpened}, "sums of the right values with wrong weights: scores or softmax are wrong"),
         ({"weights": _bfloat16}, "scores or probabilities are rounded, or the exponential is coarse"),
         ({"allowed": lambda i, j: (j <= i) & ((i < 8) | (j >= 8))}, "position 8 does not read positions "),
         ({"heads": [0, 1, 1, 1]}, "query head 1 reads key-value head 1 instead of 0"),
