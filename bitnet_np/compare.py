@@ -159,7 +159,10 @@ def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = No
     fitted = np.flatnonzero(beyond & (n.left < SYSTEMATIC)) if directed else np.zeros(0, int)
 
     def place(row: Any) -> str:
-        return _index(np.unravel_index(int(row), shape[:-1])) if numbers is None else str(numbers[row])
+        if numbers is not None:
+            return str(numbers[row])
+        index = np.unravel_index(int(row), shape[:-1])
+        return f"{index[1]} of sequence {index[0]}" if len(index) == 2 else _index(index)
 
     if n.same_bits.all():
         verdict, reason = Verdict.SAME_BITS, f"all {ours.size:,} logits have the same bits"
