@@ -9,6 +9,7 @@ Weights go to the device once. Token ids go in and logits come out; what is betw
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -33,8 +34,12 @@ def open_cuda(number: int = 0) -> Backend:
     """The GPU of that number as a backend. Raises OptionError that says what is missing: the package, a driver, the device, its age."""
     if find_spec("numba_cuda") is None:
         raise OptionError(f"no CUDA: the package numba-cuda is not installed, expected the extra `cuda`: {INSTALL}")
-    from numba import cuda
-    from numba.cuda import config
+    try:
+        from numba import cuda
+        from numba.cuda import config
+    except (ImportError, AttributeError) as error:  # as of versions that are too far apart
+        versions = ", ".join(f"{name} {version(name)}" for name in ("numba-cuda", "numba", "numpy"))
+        raise OptionError(f"no CUDA: {versions} do not load together, {error} (expected those of {INSTALL})") from error
 
     from .kernels.cuda.backend import Cuda
     from .kernels.cuda.target import SIMULATED

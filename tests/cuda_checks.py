@@ -43,7 +43,7 @@ from bitnet_np.dispatch import Above, make_mask
 from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
 from bitnet_np.kernels import cpu, masks
-from bitnet_np.kernels.cuda import arrays, graph, layout, simulated, ternary
+from bitnet_np.kernels.cuda import arrays, graph, layout, norms, simulated, ternary
 from bitnet_np.kernels.cuda.backend import TILES, Cuda
 from bitnet_np.kernels.cuda.target import PIECE
 from bitnet_np.masks import Pattern, mask
@@ -135,7 +135,13 @@ def rms_norm() -> None:
 def norms_of_what_comes_before() -> None:
     """A sum or a gate that nobody has read yet is worked out by the norm that does; and so are its own readers' numbers."""
     on = device()
-    for name, width in (("add", 33), ("relu2_gate", 300), ("silu_gate", 20), ("relu2_gate", PIECE + 20)):
+    for name, width in (
+        ("add", 33),
+        ("relu2_gate", 300),
+        ("silu_gate", 20),
+        ("relu2_gate", norms.WIDEST),
+        ("silu_gate", norms.WIDEST + 20),
+    ):
         a, b, gain = normal(3, width), normal(3, width, seed=1), normal(width, seed=2)
         ours = getattr(cpu, name)(a, b)
         there = getattr(on, name)(on.upload(a), on.upload(b))
@@ -145,7 +151,8 @@ def norms_of_what_comes_before() -> None:
         same(on, there, ours)
         again = on.rms_norm(there, on.upload(gain), 1e-5)
         _quantized_alike(on, on.quantize(again), cpu.rms_norm(ours, gain, 1e-5))
-        assert again.is_open() == (width in (300, 20))  # codes alone leave no norm, of rows of a whole number of 16 bytes that fit
+        by_16_bytes = width % 4 == 0 and width <= norms.WIDEST
+        assert again.is_open() == by_16_bytes  # codes alone leave no norm
         same(on, again, cpu.rms_norm(ours, gain, 1e-5))
         same(on, on.add(there, there), ours + ours)
 
@@ -332,7 +339,7 @@ def ternary_gemv() -> None:
         ternary_alike(device(), n, width, 1)
 
 
-def normed_product(on: Cuda, source: str, width: int, *rows: int) -> None:
+def normed_product(on: Cuda, source: str, width: int, *rows: int, fits: bool = True) -> None:
     """A norm and the products that read it, of one row: together, and each for itself; and what was normed, by the one who comes first."""
     a, b, gain = normal(1, width), normal(1, width, seed=1), normal(width, seed=2)
     x = a if source == "row" else getattr(cpu, source)(a, b)
@@ -344,7 +351,7 @@ def normed_product(on: Cuda, source: str, width: int, *rows: int) -> None:
     for _ in range(2):  # what was normed is there the second time
         for theirs, expected in zip(on.ternary_matmuls(*codes, *there), ours, strict=True):
             same(on, theirs, expected)
-        assert codes[0].is_open() == on.fused
+        assert codes[0].is_open() == (on.fused and fits)
     same(on, x_there, x)
     same(on, codes[1], cpu.quantize(cpu.rms_norm(x, gain, 1e-5))[1])
     for theirs, expected in zip(on.ternary_matmuls(*codes, *there), ours, strict=True):
@@ -359,6 +366,11 @@ def normed_products() -> None:
     normed_product(on, "silu_gate", 20, 17, 17)
     on.processors = 2 if SIMULATED else 1000  # fewer tiles for a block, more warps for a tile
     normed_product(on, "add", PIECE, 17)
+    if not SIMULATED:
+        normed_product(on, "silu_gate", 8640, 17, fits=False)  # 16 warps for a tile leave no room for the codes, 8 for each of two do
+        on.processors = 1
+        normed_product(on, "silu_gate", 8640, 17)
+        on.processors = 1000
     normed_product(on, "add", 300, 17)  # a tile of columns past the end, which is the next row's
     on.fused = False
     normed_product(on, "add", 24, 17)

@@ -181,11 +181,12 @@ NORMED = (
     ("row", 2560, 8, 2, "sum"),
     ("row", 2560, 2, 4, "relu2"),
     ("row", 6912, 8, 2, "sum"),  # the 2B model's matrices, on 132 processors
+    ("row", 8640, 8, 2, "sum"),  # of the 3B model's, the widest
     ("sum", 2560, 2, 4, "silu"),
 )
 
 
-ROWS = (("row", 2560, 1024), ("sum", 2560, 256), ("relu2", 6912, 512), ("silu", 2560, 256))
+ROWS = (("row", 2560, 1024), ("sum", 2560, 256), ("relu2", 6912, 512), ("silu", 2560, 256), ("silu", 9216, 512))
 
 
 def kernels() -> dict[str, tuple]:
@@ -336,8 +337,8 @@ def has_registers_for_its_blocks(kernel: str, ptx: str, source: Path) -> None:
     result = subprocess.run([PTXAS, "-arch=sm_90", "-v", "-o", os.devnull, source], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-500:]
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in result.stderr
-    large, half = kernel.startswith(("rms_norm", "normed_codes")), kernel.startswith(("ternary_gemv", "ternary_skinny", "normed_product"))
-    threads = LARGE_BLOCK if large else 512 if half else 256
+    bounds = re.search(r"\.maxntid (\d+)", ptx)
+    threads = int(bounds[1]) if bounds else LARGE_BLOCK if kernel.startswith("rms_norm") else 512 if kernel == "ternary_gemv" else 256
     (registers,) = re.findall(r"Used (\d+) registers", result.stderr)
     assert -(-int(registers) // 8) * 8 * threads <= 1 << 16, f"{registers} registers"
 
@@ -510,6 +511,13 @@ def test_gpu_check_without_a_gpu_runs_nothing_and_says_so(tmp_path):
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setattr("bitnet_np.device.find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"numba-cuda is not installed.*pip install 'bitnet_np\[cuda\]'"):
+        open_cuda()
+
+
+@needs_package
+def test_versions_that_do_not_go_together_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba.cuda", None)
+    with pytest.raises(OptionError, match=r"numba-cuda [\d.]+, numba [\d.]+, numpy [\d.]+ do not load together, import of numba\.cuda"):
         open_cuda()
 
 

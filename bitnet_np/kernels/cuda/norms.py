@@ -65,7 +65,8 @@ from .ternary import finished, joined, matrix_of, of_all_warps, of_three, rows_b
 )
 
 THREADS = (16, 32) if SIMULATED else (256, 512, 1024)  # of a block of `rms_norm`
-AHEAD = 4  # the most times 16 bytes of the row that a thread has
+AHEAD = 4 if SIMULATED else 5  # the most times 16 bytes of the row that a thread has
+WIDEST = PIECE if SIMULATED else 9216  # numbers of a row, which leave a block as much shared memory as it needs besides
 _f = np.float32
 
 
@@ -76,7 +77,21 @@ def _ahead(width: int, threads: int) -> int:
 
 def fits(width: int, threads: int) -> bool:
     """Whether a block of so many threads takes rows of this width."""
-    return width % 4 == 0 and width <= PIECE and _ahead(width, threads) <= AHEAD
+    return width % 4 == 0 and width <= WIDEST and _ahead(width, threads) <= AHEAD
+
+
+def _turns(width: int, warps: int) -> tuple[int, int]:
+    """How many tiles of columns each of a tile's warps has at a time, and how often."""
+    blocks = -(-width // COLUMNS)
+    depth = min(DEPTH, -(-blocks // warps))
+    return depth, -(-blocks // (warps * depth))
+
+
+def product_fits(width: int, warps: int, slots: int) -> bool:
+    """Whether a block with so many tiles, and so many warps for each, takes the row: with its codes, in 48 KB of shared memory."""
+    depth, rounds = _turns(width, warps)
+    besides = 8 * WIDE_LANES + 16 + 4 * warps * slots * ROWS
+    return fits(width, WARP * warps * slots) and 4 * padded(width) + rounds * depth * warps * COLUMNS + besides <= 48 << 10
 
 
 @cache
@@ -219,8 +234,7 @@ def normed_product(source: str, width: int, warps: int, share: int, after: str) 
     is_pair = after in GATES
     slots = 2 * share if is_pair else share  # tiles of a block
     threads, blocks, step = WARP * warps * slots, -(-width // COLUMNS), warps * (COLUMNS // 4)
-    depth = min(DEPTH, -(-blocks // warps))
-    rounds, words = -(-blocks // (warps * depth)), blocks * (COLUMNS // 4)
+    (depth, rounds), words = _turns(width, warps), blocks * (COLUMNS // 4)
     n_words, n_parts = rounds * depth * step, warps * slots * ROWS
     prepared, norm, write_codes, _ = _steps(source, width, threads)
     none, multiply, load_weights = zeros(16), multiply_tiles(depth, 1, step), load_fragments(depth, in_global=True)

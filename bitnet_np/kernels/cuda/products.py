@@ -65,7 +65,7 @@ class OneRow:
         share = min(ternary.WARPS // matrices, -(-tiles // self._on.processors))
         warps = ternary.WARPS // (matrices * share)
         threads = ternary.WARP * warps * matrices * share
-        return (share, warps, threads) if norms.fits(self._shape[1], threads) else None
+        return (share, warps, threads) if norms.product_fits(self._shape[1], warps, matrices * share) else None
 
     def launched(self, after: str, other: Any = None) -> DeviceArray:
         """All products one after another; or what one with the other array, or the two of them, become: [1, N]."""

@@ -2,12 +2,20 @@
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numba import cuda
 from numba.cuda import config
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
+
+_LOST = "row_stack"  # NumPy 2.5 took it away, numba-cuda 0.30.4 does not load without it
+if not SIMULATED and not hasattr(np, _LOST):
+    setattr(np, _LOST, lambda rows: np.vstack(rows))
+    import_module("numba.cuda.cudaimpl")
+    delattr(np, _LOST)
 
 if TYPE_CHECKING or not SIMULATED:
     from . import ptx as instructions
