@@ -361,10 +361,16 @@ def _wrong_weights(model: Model, key: Key, q: Array, k: Array, v: Array, out: Ar
     mask = spec.causal_mask(t, t, window=c.window_of(key.layer or 0))
     right = np.exp(scores + mask - (scores + mask).max(axis=-1, keepdims=True))
     right /= right.sum(axis=-1, keepdims=True)
-    weights = np.stack([np.linalg.lstsq(v[:, h // shared].T, out[:, h].T, rcond=1e-6)[0].T for h in range(c.heads)])  # [H, t, t]
-    known = all(np.linalg.matrix_rank(v[:, g], 1e-4 * np.abs(v[:, g]).max()) == t for g in range(c.kv_heads))
+    flat = v.reshape(t, -1)
+    first = (np.abs(flat[:, None] - flat).max(axis=-1) <= 1e-5 * np.abs(flat).max()).argmax(axis=1)  # repeated tokens have equal values
+    distinct = np.unique(first)
+    members = (first[:, None] == distinct).astype(np.float64)  # [t, u]
+    v, right, visible = v[distinct], right @ members, (mask == 0) @ members
+    scores = np.where(mask == 0, scores, 0) @ members  # where one of equal values is visible: its own
+    weights = np.stack([np.linalg.lstsq(v[:, h // shared].T, out[:, h].T, rcond=1e-6)[0].T for h in range(c.heads)])  # [H, t, u]
+    known = all(np.linalg.matrix_rank(v[:, g], 1e-4 * np.abs(v[:, g]).max()) == len(v) for g in range(c.kv_heads))
     if known:
-        told = _reads(weights, right, mask == 0)
+        told = _reads(weights, right, visible > 0, distinct)
         if told is not None:
             return told
     elif hidden:
@@ -378,23 +384,26 @@ def _wrong_weights(model: Model, key: Key, q: Array, k: Array, v: Array, out: Ar
         why = "empty slots or a sink are counted" if high < 1 else "they are not divided by their sum, or outputs are not cleared before"
         return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1: {why}"
     if known:
-        told = _temperature(weights, scores, mask == 0)
+        told = _temperature(weights, scores, visible == 1)
         if told is not None:
             return told
     return "sums of the right values with wrong weights: scores or softmax are wrong"
 
 
-def _reads(weights: Array, right: Array, visible: NDArray[np.bool_]) -> str | None:
-    """The first token that reads what it must not see, or does not read what it must: weights [H, t, t], right ones, and who sees whom."""
+def _reads(weights: Array, right: Array, visible: NDArray[np.bool_], positions: NDArray[np.int64]) -> str | None:
+    """The first token that reads what it must not see, or does not read what it must.
+
+    weights, right: [H, t, u]; visible: [t, u], who sees whom; positions: [u], of the values.
+    """
     some = np.abs(weights).max(axis=0) > 1e-3
     for i in range(len(visible)):
         ahead = np.flatnonzero(some[i] & ~visible[i])
         if ahead.size:
-            where = f"position {i} reads {_runs('position', ahead)}"
+            where = f"position {i} reads {_runs('position', positions[ahead])}"
             return f"values are summed that a token must not see: {where}; the mask, or a cache that holds another sequence's"
         lost = np.flatnonzero((np.abs(weights[:, i]).max(axis=0) < 1e-2 * right[:, i].max(axis=0)) & (right[:, i].max(axis=0) > 1e-2))
         if lost.size:
-            where = f"position {i} does not read {_runs('position', lost)}"
+            where = f"position {i} does not read {_runs('position', positions[lost])}"
             return f"values are not summed that a token must see: {where}; the mask, or slots of a cache that are lost"
     return None
 

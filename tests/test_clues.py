@@ -259,6 +259,20 @@ def test_the_future_is_named_where_all_tokens_can_be_told():
     assert "position 3 reads position 9" in judged("bitnet", "kqv_out", wrong)
 
 
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"scale": 0.1}, "scores are 0.8 times what they should be"),
+        ({"allowed": lambda i, j: (j <= i) & ((i < 4) | (j >= 4))}, "position 4 does not read positions 0 to 2;"),
+    ],
+)
+def test_repeated_tokens_are_told_together(how, says):
+    """Their values are equal in the first layer: which of them is read cannot be told, only how much of all."""
+    ids = np.array([5, 9, 11, 5, 7, 9, 8, 5, 6])
+    dump = mutations.Engine(BITNET, ids, {"kqv_out": lambda e, n: e.attend(n, **how)}, (0,)).run()
+    assert says in judge_trace(BITNET, Trace(dump, None, "dump"), ids).first_wrong.hypothesis
+
+
 def test_rotated_values_are_recognised():
     assert judged("bitnet", "kqv_out", attention("bitnet", values=_rotated_values)) == "values are rotated too, as if they were keys"
 
