@@ -31,11 +31,11 @@ def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dia
     whole = key == LOGITS and not notes  # as the operation gives them
     if alone and (trace.positions is not None or not whole or logits.verdict <= Verdict.FLIPS or logits.explanation):
         return Report(logits.verdict, logits.reason, notes=notes), logits
+    if alone and logits.verdict == Verdict.INVALID:
+        return Report(Verdict.INVALID, f"logits: {logits.reason}", notes=notes), logits
     report = judge_trace(model, trace if whole else trace.without(key), ids, dialect, progress.bar("judging operations"))
-    begins_there = report.verdict == Verdict.INVALID and report.first_wrong is not None and report.first_wrong.key == key
-    if (
-        logits.verdict > report.verdict or begins_there
-    ):  # no operation is at fault by itself, the sum of all is; or only the logits say nothing
+    only_there = report.verdict == Verdict.INVALID and report.first_wrong is not None and report.first_wrong.key == key
+    if logits.verdict > report.verdict or only_there:  # no operation before is at fault by itself
         report = replace(report, verdict=logits.verdict, reason=f"logits: {logits.reason}")
     return replace(report, notes=(*notes, *report.notes)), logits
 
