@@ -21,6 +21,12 @@ from .transformer import DIALECTS
 from .whole_file import whole_file
 
 
+def add_model_argument(parser: argparse.ArgumentParser, metavar: str = "MODEL", default: str = "") -> None:
+    """What most commands begin with. default: what they take where none is named; empty: one must be."""
+    told = "a GGUF file, or a Hugging Face folder" + (f" (default: {default})" if default else "")
+    parser.add_argument("model", type=Path, nargs="?" if default else None, metavar=metavar, help=told)
+
+
 def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", required: bool = True) -> argparse._MutuallyExclusiveGroup:
     """The ways to give token ids, of which one is taken (inputs.token_ids); text: what the option for a text is called."""
     group = parser.add_mutually_exclusive_group(required=required)

@@ -23,7 +23,7 @@ from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, show
 from .generate import GREEDY, Sampling, certified_for, check_prompt, choose, uniforms
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, _integers, forward, forward_full, pad, prefill
+from .transformer import EXACT, Dialect, check_integers, forward, forward_full, pad, prefill
 
 Observe = Callable[["Request", NDArray[np.float32]], None]
 
@@ -46,10 +46,10 @@ def forward_batch(
     Raises EmptyInputError for no sequences or an empty one, OptionError for a wrong start, and what `forward` raises.
     """
     tokens, lengths = pad(sequences)
-    chosen = np.arange(len(lengths)) if slots is None else _integers("slots", slots, 1)
+    chosen = np.arange(len(lengths)) if slots is None else check_integers("slots", slots, 1)
     if start is not None and chosen.shape == lengths.shape:  # another shape is an error that `forward` knows
         held = np.zeros_like(lengths) if cache is None else cache.reserve(chosen, lengths)
-        given = _integers("start", np.atleast_1d(start), 1)
+        given = check_integers("start", np.atleast_1d(start), 1)
         if given.shape not in ((1,), held.shape):
             raise ShapeError(f"start has shape {given.shape}, expected one position, or {len(held)}: one for each sequence")
         for i in np.flatnonzero(given != held)[:1]:
@@ -64,7 +64,10 @@ def forward_batch(
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to continue by up to `n` tokens, ending before a token of `stop`. `id` names it, and with `seed` says its random numbers."""
+    """A prompt to continue by up to `n` tokens, ending before a token of `stop`. `id` names it, and with `seed` says its random numbers.
+
+    Raises OptionError for an id that is no string or integer; what else cannot be, `Batch.submit` says.
+    """
 
     id: str | int
     prompt: Sequence[int]
@@ -117,6 +120,8 @@ class Batch:
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
     chosen from. head: makes them instead of the model's output table (certified.py). dtype: of the KV cache; float16 changes logits, but
     still not with the company. A batch that `step` has left with an exception is of no further use.
+
+    Raises what KVCache does for slots, capacity and dtype.
     """
 
     def __init__(
@@ -227,12 +232,11 @@ def generate_batch(
 ) -> Iterator[Completion]:
     """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are there.
 
-    Raises, on the call itself, what `Batch.submit` raises.
+    Raises, on the call itself, what `Batch.submit` raises, and OptionError for less than one slot.
     """
     needed = max((len(request.prompt) + max(request.n - 1, 0) for request in requests), default=1)
-    batch = Batch(
-        model, min(slots, max(len(requests), 1)), max(needed, 1), dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head
-    )
+    capacity = min(max(needed, 1), model.config.context)  # `submit` refuses what needs more
+    batch = Batch(model, min(slots, max(len(requests), 1)), capacity, dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head)
     for request in requests:
         batch.submit(request)
 

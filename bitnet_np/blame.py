@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -292,43 +293,44 @@ class _Judge:
         noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a factor or a constant that is fitted, which
         takes away roundings too.
         """
-        key = across[-1]
         now = _nmse(value, theirs)
         best = min(most, now / 10)  # a mistake that explains little explains nothing
         found: str | None = None
-
-        def try_(text: str, compute: Callable[[], Array]) -> None:
-            nonlocal best, found
-            try:
-                candidate = compute()
-            except FloatingPointError:
-                return
-            if candidate.shape != theirs.shape or not np.isfinite(candidate).all() or _nmse(candidate, value) < least:
-                return
-            if _nmse(candidate, theirs) < best:
-                best, found = _nmse(candidate, theirs) / 4, text  # of two that fit alike, the first one tried stands
-
         with np.errstate(all="ignore"):
-            names = {k.name for k in across}
-            everywhere = len(across) > len(names)  # several layers: the mistake is in all of them
-            places = [k for k in across if not everywhere or k.layer in (None, 0)]
-            mistakes = {k: {h.text: h.compute for h in hypotheses(self.model, self.dialect, self.by_key[k])} for k in across}
-            right = self._values(across)
-            total, done = sum(len(mistakes[k]) for k in places), 0
-            for where in places:
-                for text in mistakes[where]:
-                    self.progress(done := done + 1, total)
-                    prefix = "" if where == key else f"at {where.name}{' of every layer' if everywhere and where.layer == 0 else ''}: "
-                    made = [k for k in across if k.name == where.name and text in mistakes[k]] if everywhere else [where]
-                    overrides = {k: mistakes[k][text] for k in made}
-                    try_(prefix + text, lambda overrides=overrides: self._values(across, overrides, right)[key])  # type: ignore[misc]
-            if found is None or 4 * best > noise:
-                known = factors(self.model, self.by_key[key]) if len(across) == 1 else {}
-                for text, candidate in generic(theirs, value, self._previous(key), known):
-                    try_(text, lambda candidate=candidate: candidate)  # type: ignore[misc]
+
+            def fitted() -> Iterator[tuple[str, Array]]:
+                if found is None or 4 * best > noise:
+                    known = factors(self.model, self.by_key[across[-1]]) if len(across) == 1 else {}
+                    yield from generic(theirs, value, self._previous(across[-1]), known)
+
+            for text, candidate in chain(self._mistaken(across), fitted()):
+                if candidate.shape != theirs.shape or not np.isfinite(candidate).all() or _nmse(candidate, value) < least:
+                    continue
+                if (left := _nmse(candidate, theirs)) < best:
+                    best, found = left / 4, text  # of two that fit alike, the first one tried stands
         if found is None and now > _MATCH and permuted(theirs, value):
             return "the right numbers in another order: columns are permuted"
         return found
+
+    def _mistaken(self, across: tuple[Key, ...]) -> Iterator[tuple[str, Array]]:
+        """What the last tensor of `across` is with each known mistake on the way to it."""
+        key = across[-1]
+        names = {k.name for k in across}
+        everywhere = len(across) > len(names)  # several layers: the mistake is in all of them
+        places = [k for k in across if not everywhere or k.layer in (None, 0)]
+        mistakes = {k: {h.text: h.compute for h in hypotheses(self.model, self.dialect, self.by_key[k])} for k in across}
+        right = self._values(across)
+        total, done = sum(len(mistakes[k]) for k in places), 0
+        for where in places:
+            prefix = "" if where == key else f"at {where.name}{' of every layer' if everywhere and where.layer == 0 else ''}: "
+            for text in mistakes[where]:
+                self.progress(done := done + 1, total)
+                made = [k for k in across if k.name == where.name and text in mistakes[k]] if everywhere else [where]
+                try:
+                    candidate = self._values(across, {k: mistakes[k][text] for k in made}, right)[key]
+                except FloatingPointError:
+                    continue
+                yield prefix + text, candidate
 
     def _cost(self, key: Key) -> int:
         return self.sizes[key] * (self.model.config.width if key.layer is not None else self.model.config.vocab)

@@ -50,10 +50,12 @@ class KVCache:
 
     @property
     def batch(self) -> int:
+        """How many slots there are."""
         return self.k.shape[1]
 
     @property
     def nbytes(self) -> int:
+        """Bytes of keys and values together, filled or not."""
         return nbytes_of(self.k.shape, self.dtype)
 
     def _checked(self, slot: int) -> int:
@@ -62,7 +64,10 @@ class KVCache:
         return slot
 
     def reserve(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Check that counts[i] more positions fit into slot slots[i]; returns the lengths they have now. Changes nothing."""
+        """Check that counts[i] more positions fit into slot slots[i]; returns the lengths they have now. Changes nothing.
+
+        Raises CapacityError for too many slots or positions, SlotError for a slot that is not there or named twice.
+        """
         if slots.size > self.batch:
             raise CapacityError(f"Batch size {slots.size} exceeds KVCache capacity {self.batch}. Recreate model with larger batch_size.")
         for slot in slots:
@@ -151,7 +156,11 @@ class KVCache:
         return slice(start, end) if end <= size else np.arange(max(start, end - size), end) % size
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget all but the first `length` positions of a slot; other slots keep every byte."""
+        """Forget all but the first `length` positions of a slot; other slots keep every byte.
+
+        Raises SlotError for a slot that is not there, CapacityError for positions that it does not hold, or that it cannot go on from: a
+        ring may have forgotten what their next token sees.
+        """
         slot = self._checked(slot)
         if not 0 <= length <= self.lengths[slot]:
             raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot be cut to {length}")
@@ -169,19 +178,19 @@ class KVCache:
             )
 
     def rollback(self, slot: int, count: int) -> None:
-        """Forget the last `count` positions of a slot: tokens that were tried and not taken."""
+        """Forget the last `count` positions of a slot: tokens that were tried and not taken. Raises what `truncate` does."""
         slot = self._checked(slot)
         if not 0 <= count <= self.lengths[slot]:
             raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot go back by {count}")
         self.truncate(slot, int(self.lengths[slot]) - count)
 
     def clear(self, slot: int | None = None) -> None:
-        """Forget a slot, or all of them."""
+        """Forget a slot, or all of them. Raises SlotError for one that is not there."""
         for each in range(self.batch) if slot is None else (slot,):
             self.truncate(each, 0)
 
     def clear_batch(self, slot: int) -> None:
-        """Forget one slot."""
+        """Forget one slot, as `clear` does."""
         self.clear(slot)
 
     def fork(self, source: int, targets: Collection[int], length: int | None = None) -> None:
@@ -192,6 +201,8 @@ class KVCache:
         the target's memory is touched for the first time. Pages that are shared until one side writes were measured, too: 0.5 ms, and
         17 ms when they are first read. That is not worth a source that may not be cut or cleared while a fork lives; prefilling 1,000
         positions takes ten seconds.
+
+        Raises what `truncate` does for `length`, and SlotError for a target that is not there, not empty, or named twice.
         """
         held = int(self.lengths[self._checked(source)])
         length = held if length is None else length
@@ -203,10 +214,12 @@ class KVCache:
         for slot in targets:
             if self.lengths[self._checked(slot)]:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
-        end = length if held <= self.k.shape[2] else self.k.shape[2]
+        wraps = held > self.k.shape[2]
         for slot in targets:
-            self._copy(source, slot, end)
-            self.lengths[slot], self._oldest[slot] = length, self._oldest[source]
+            self._copy(source, slot, self.k.shape[2] if wraps else length)
+            if wraps and length < held:  # with a ring's places came what is past the end
+                self.erase(slot, length, held)
+            self.lengths[slot], self._oldest[slot] = length, min(length, self._oldest[source])
 
     def _copy(self, source: int, target: int, places: int) -> None:
         """The first so many places of one slot to another."""

@@ -29,6 +29,9 @@ Floats = NDArray[np.float32]
 LARGEST_K = 256
 """Of more logits than these, computing all is as fast."""
 
+WIDEST = (2**31 - 1) // (127 * 63)
+"""Of wider rows a sum of products of codes might not fit 32 bits."""
+
 _LEVELS = 63  # of each int8 row of x: AVX2 adds two products of 255 * 63 in 16 bits
 _SAFE = 2.0**100  # beyond this a float32 logit might overflow, and then all must be computed, to say so
 
@@ -97,10 +100,12 @@ def certify(table: NDArray, k: int = 1) -> CertifiedHead:
 
     A table in a mapped file gives its pages back as it is copied: what the head reads of it later are the rows that could win.
 
-    Raises OptionError for k outside 1..LARGEST_K or V, UnsupportedError for a table of another kind.
+    Raises OptionError for k outside 1..LARGEST_K or V, UnsupportedError for a table of another kind, or with rows longer than WIDEST.
     """
     if not isinstance(table, np.ndarray) or table.dtype not in (np.float32, np.float16, np.uint16):
         raise UnsupportedError(f"a certified head needs a float32, float16 or bfloat16 table, not {type(table).__name__}")
+    if table.shape[1] > WIDEST:
+        raise UnsupportedError(f"a certified head cannot have rows of {table.shape[1]} numbers, expected at most {WIDEST}")
     if not 1 <= k <= min(LARGEST_K, len(table)):
         raise OptionError(f"k is {k}, expected 1 to {min(LARGEST_K, len(table))}")
     return CertifiedHead(table, k, *kernels.copy(table, mapped.release))

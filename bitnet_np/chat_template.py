@@ -23,6 +23,9 @@ def render(path: Path, template: str, names: Mapping[str, Any]) -> str:
     It runs in Jinja's immutable sandbox, as in transformers, and cannot reach files, modules or the messages' objects. The length of
     what it writes is bounded, and so is its time: checked at each turn of a loop and each call of a macro. Not bounded is the memory of
     one value: a template that doubles a string over and over can still ask for all there is.
+
+    Raises OptionError where the template refuses the messages, FileFormatError where it does not work, UnsupportedError for one that is too
+    long, or without the extra `text`.
     """
     key = f"{path}: tokenizer.chat_template"
     if len(template) > _TEMPLATE_CHARACTERS:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import embedded, selftest
-from .arguments import add_computing_arguments, add_token_arguments, check_out, loaded
+from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, check_out, loaded
 from .check import LOGITS, check_logits, check_trace
 from .compare import Judgement, Verdict, judge
 from .errors import OptionError
@@ -36,7 +36,7 @@ def _judgement_row(name: str, j: Judgement) -> tuple:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("model", type=Path, nargs="?")
+    add_model_argument(parser, default="the embedded one, and its recording")
     add_token_arguments(parser, required=False)
     parser.add_argument(
         "--theirs", type=Path, metavar="DUMP", help="their tensors, or logits [T, V] or [B, T, V], with --last [V] or [B, V]"

@@ -269,7 +269,7 @@ def _numbers(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
         rescaled=_ratio(((scale[:, None] * a - b) ** 2).mean(axis=1), b.var(axis=1)),
         left=_ratio((fit**2).mean(axis=1), square, otherwise=1.0),
         outlier=(size / np.maximum(allowed, 1e-300)).max(axis=1),
-        kl=_kl(a, b),
+        kl=kl_divergence(a, b),
         top1=((a == a.max(axis=1, keepdims=True)) & (b == b.max(axis=1, keepdims=True))).any(axis=1),
         top5=np.array([np.isin(_largest(x), _largest(y)).mean() for x, y in zip(a, b, strict=True)]),
     )
@@ -292,8 +292,8 @@ def _largest(x: Array) -> NDArray[np.intp]:
     return high[np.argsort(-x[high], kind="stable")][:5]
 
 
-def _kl(a: Array, b: Array) -> Array:
-    """Row by row sum p log(p / q) of the softmaxes p of a and q of b."""
+def kl_divergence(a: Array, b: Array) -> Array:  # [P, V], [P, V] -> [P]
+    """Row by row sum p log(p / q), in nats, of the softmaxes p of a and q of b."""
     p, q = (x - x.max(axis=1, keepdims=True) for x in (a, b))
     p, q = (x - np.log(np.exp(x).sum(axis=1, keepdims=True)) for x in (p, q))
     return np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0)

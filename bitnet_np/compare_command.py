@@ -5,16 +5,16 @@ from pathlib import Path
 
 from .check import compare_traces
 from .check_command import add_plot_argument, check_plot_argument, show
-from .interop import read_any
+from .interop import FORMATS, read_any
 
 SUMMARY = "Compare two dumps, without a model."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("ours", type=Path)
-    parser.add_argument("theirs", type=Path)
-    parser.add_argument("--format", help="of both (default: found out)")
+    parser.add_argument("ours", type=Path, metavar="OURS", help="a dump, taken as true")
+    parser.add_argument("theirs", type=Path, metavar="THEIRS", help="a dump to judge by it")
+    parser.add_argument("--format", choices=FORMATS, help="of both (default: found out)")
     parser.add_argument("--partial", action="store_true", help="tensors that only one has are no error")
     add_plot_argument(parser)
 

@@ -8,10 +8,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from .cache import KVCache
 from .device import DeviceCache
-from .errors import TokenRangeError
+from .errors import ShapeError
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, Floats, Head, Rows, _decoder, _finite, check_tokens, forward, ignore
+from .transformer import EXACT, Dialect, Floats, Head, Rows, check_finite, check_tokens, forward, ignore, run_layers
 
 Step = Callable[[ArrayLike], Floats]  # tokens [B] -> logits [B, V]
 
@@ -59,7 +59,7 @@ class Decoder:
             self._logits = None  # so that every run finds as much memory free
             try:
                 rotations = on.take_rotations(*table, position) if table else None
-                self._logits = _decoder(model, self._rows, rotations, attend, False, EXACT, on, ignore)  # a row of each is its last
+                self._logits = run_layers(model, self._rows, rotations, attend, False, EXACT, on, ignore)  # a row of each is its last
                 on.launch(rows.advance, self._slots.size, position, room - 1)
             finally:
                 on.arena = before
@@ -76,10 +76,10 @@ class Decoder:
         self._room = room
 
     def __call__(self, tokens: ArrayLike) -> Floats:
-        """Logits [B, V] of the next tokens [B]. Raises CapacityError, TokenRangeError, NonFiniteError as `forward` does."""
+        """Logits [B, V] of the next tokens [B]. Raises ShapeError, TokenRangeError, CapacityError or NonFiniteError."""
         ids = np.asarray(tokens)
         if ids.shape != self._slots.shape:
-            raise TokenRangeError(f"tokens have shape {ids.shape}, expected {self._slots.shape}: one for each sequence")
+            raise ShapeError(f"tokens has shape {ids.shape}, expected {self._slots.shape}: one for each sequence")
         ids, _ = check_tokens(self._model.config, ids[:, None])
         position = self._cache.reserve(self._slots, np.ones(ids.size, np.int64))
         if not np.array_equal(position, self._next):  # slots were cut, or written to by others
@@ -92,7 +92,7 @@ class Decoder:
         self.graph.launch()
         sequence = np.arange(ids.size)
         try:
-            logits = _finite(self._on.to_host(self._logits), Rows(ids[:, 0], sequence, self._slots, position, sequence), True)
+            logits = check_finite(self._on.to_host(self._logits), Rows(ids[:, 0], sequence, self._slots, position, sequence), True)
         except BaseException:
             self._cache.restore(saved)
             self._next = position + 1  # where the device is; it is told to go back when there is a next token

@@ -1,4 +1,4 @@
-"""Modules of the extra `text`, imported when they are needed."""
+"""Modules of the extras, imported when they are needed."""
 
 from importlib import import_module
 from types import ModuleType
@@ -6,9 +6,9 @@ from types import ModuleType
 from .errors import UnsupportedError
 
 
-def extra(module: str) -> ModuleType:
-    """The module; UnsupportedError says how to install it."""
+def extra(module: str, name: str = "text", what: str = "text") -> ModuleType:
+    """A module of the extra of that name, which `what` needs. Raises UnsupportedError that says how to install it."""
     try:
         return import_module(module)
     except ImportError:
-        raise UnsupportedError(f"text needs {module.partition('.')[0]}: pip install 'bitnet_np[text]'") from None
+        raise UnsupportedError(f"{what} needs {module.partition('.')[0]}: pip install 'bitnet_np[{name}]'") from None

@@ -20,6 +20,8 @@ NORMS = ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")
 """The norms of a layer of BitNet; other families have no sub-norms."""
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 """Fields of model.Layer that are matrices, with a tensor blk.<n>.<field>.weight each, or attn_qkv for the first three."""
+QKV = MATRICES[:3]
+"""Those that read the same input, and may be rows of one tensor."""
 UNGATED = tuple(name for name in MATRICES if name != "ffn_gate")
 
 
@@ -66,7 +68,7 @@ FAMILIES: dict[str, Family] = {
     "bitnet-25": _RELEASED,  # the name that an earlier upload of the same model used
     "bitnet": Family(_BITNET | {"activation": "silu"}, norms=NORMS, scales=True, ternary=True),
     "llama": Family({"activation": "silu", "norm": "rms", "rope": "adjacent"}, optional_biases=MATRICES, rope_factors=True, windows=True),
-    "qwen2": Family(_QWEN, biases=("attn_q", "attn_k", "attn_v"), head_bias=True, windows=True),
+    "qwen2": Family(_QWEN, biases=QKV, head_bias=True, windows=True),
     "qwen3": Family(_QWEN, head_norms=("attn_q_norm", "attn_k_norm"), windows=True),
     "gptneox": Family(
         {"activation": "gelu_tanh", "norm": "layer", "rope": "halves"},  # llama.cpp has no exact GELU here
@@ -94,6 +96,8 @@ KEYS: dict[str, type] = {
     "attention.value_length": int,
     "vocab_size": int,
 }
+EPSILON = {"rms": "attention.layer_norm_rms_epsilon", "layer": "attention.layer_norm_epsilon"}
+"""Of each kind of norm, the key of Config.eps."""
 _REQUIRED = ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count")
 _ROPE: dict[str, type] = {"rope.freq_base": float, "rope.dimension_count": int}
 _SCALING: dict[str, type] = {"rope.scaling.type": str, "rope.scaling.factor": float, "rope.scale_linear": float}
@@ -128,9 +132,8 @@ def _values(file: GGUFFile, name: str) -> dict[str, Any]:
     """The architecture's keys, each of its type, None where it is not there."""
     family, prefix = FAMILIES[name], name + "."
     rope = {} if family.config["rope"] == "none" else _ROPE | (_SCALING if family.scaling else {})
-    known = KEYS | {("attention.layer_norm_rms_epsilon" if family.config["norm"] == "rms" else "attention.layer_norm_epsilon"): float}
-    epsilon = tuple(known)[-1]
-    known |= rope | dict(family.keys) | (_WINDOW if family.windows else {})
+    epsilon = EPSILON[family.config["norm"]]
+    known = KEYS | {epsilon: float} | rope | dict(family.keys) | (_WINDOW if family.windows else {})
     for key, value in file.metadata.items():
         plain = key[len(prefix) :]
         if not key.startswith(prefix) or plain in known:
@@ -332,7 +335,7 @@ HF_MODULES = {
 
 _NEOX_MODULES = {
     "attn_norm": "input_layernorm",
-    **dict.fromkeys(("attn_q", "attn_k", "attn_v"), "attention.query_key_value"),
+    **dict.fromkeys(QKV, "attention.query_key_value"),
     "attn_output": "attention.dense",
     "ffn_norm": "post_attention_layernorm",
     "ffn_up": "mlp.dense_h_to_4h",
@@ -340,7 +343,7 @@ _NEOX_MODULES = {
 }
 _GPT2_MODULES = {
     "attn_norm": "ln_1",
-    **dict.fromkeys(("attn_q", "attn_k", "attn_v"), "attn.c_attn"),
+    **dict.fromkeys(QKV, "attn.c_attn"),
     "attn_output": "attn.c_proj",
     "ffn_norm": "ln_2",
     "ffn_up": "mlp.c_fc",

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from .certified import LARGEST_K, CertifiedHead, certify
+from .certified import LARGEST_K, WIDEST, CertifiedHead, certify
 from .decode import stepper
 from .device import new_cache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
@@ -27,6 +27,8 @@ class Sampling:
 
     Greedy when `temperature` is 0 or `top_k` is 1. Otherwise the logits are divided by the temperature, all but the `top_k`
     largest are dropped (0 keeps all), then all but the fewest that hold `top_p` of the probability, and one is drawn.
+
+    Raises OptionError for a temperature that is neither 0 nor a normal number of float32, a negative top_k, or a top_p outside (0, 1].
     """
 
     temperature: float = 0.0
@@ -43,6 +45,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
+        """Whether the largest logit is all that counts."""
         return self.temperature == 0 or self.top_k == 1
 
 
@@ -52,7 +55,8 @@ GREEDY = Sampling()
 def uniforms(seed: int, sequence: int = 0) -> Iterator[float]:
     """An endless stream of numbers in [0, 1): the upper 53 bits of each output of Philox4x64 with the key (seed, sequence).
 
-    Streams of other seeds or sequences are independent of it, so sequences that run together do not share numbers.
+    Streams of other seeds or sequences are independent of it, so sequences that run together do not share numbers. Raises OptionError for
+    a seed or sequence outside 0..2**64 - 1.
     """
     for name, value in (("seed", seed), ("sequence", sequence)):
         if not 0 <= value < 2**64:
@@ -67,7 +71,8 @@ def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: fl
     Greedy takes the largest logit, the lowest id among equals. Otherwise tokens are ordered by falling logit, equals by
     rising id, and the first one is taken whose cumulative probability exceeds `uniform` (in [0, 1)).
 
-    Raises NonFiniteError for NaN or +infinity, or if nothing but -infinity is left; -infinity excludes a token.
+    -infinity excludes a token. Raises NonFiniteError for NaN or +infinity, or if nothing but -infinity is left, ShapeError for logits that
+    are not [V], OptionError for a uniform number outside [0, 1) that would be used.
     """
     if logits.ndim != 1 or logits.size == 0:
         raise ShapeError(f"logits have shape {logits.shape}, expected [V]")
@@ -86,9 +91,9 @@ def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: fl
     with np.errstate(over="ignore"):  # of logits far below the largest, which count nothing
         weights = cpu.exponential((logits[order] - logits[best]) / np.float32(sampling.temperature))
     total = np.cumsum(weights, dtype=np.float64)
-    kept = int(np.searchsorted(total, sampling.top_p * total[-1])) + 1
-    pick = int(np.searchsorted(total[:kept], uniform * total[min(kept, total.size) - 1], side="right"))
-    return int(order[min(pick, kept - 1, total.size - 1)])
+    kept = int(np.searchsorted(total, sampling.top_p * total[-1])) + 1  # at most all: the last total is found
+    pick = int(np.searchsorted(total[:kept], uniform * total[kept - 1], side="right"))
+    return int(order[min(pick, kept - 1)])  # the product may round to the total itself
 
 
 def check_prompt(model: Model, prompt: Sequence[int], n: int, stop: Collection[int]) -> list[int]:
@@ -124,6 +129,8 @@ def certified_for(model: Model, sampling: Sampling, n: int, head: CertifiedHead 
         why_not = f"sampling needs {k or 'all'} logits, not just the {LARGEST_K} largest"
     elif model.output_bias is not None or not isinstance(table, np.ndarray):
         why_not = "the model's output is no plain float table"
+    elif table.shape[1] > WIDEST:
+        why_not = f"the output has rows of {table.shape[1]} numbers, more than {WIDEST}"
     elif not isinstance(head, CertifiedHead):
         return certify(table, min(k, len(table)))
     elif head.table is not table:
@@ -158,8 +165,9 @@ def stream(
     `head` changes how fast tokens come, never which: "exact" computes all logits, "certified" the largest ones only where the choice needs
     no others (certified.py), "auto" does so where it pays. A head of an earlier call saves making its copy of the table.
 
-    Raises, on the call itself: EmptyInputError "Prompt cannot be empty", ContextLimitError if prompt and n tokens do not fit
-    the model's context, and what `forward` raises.
+    Raises, on the call itself: EmptyInputError "Prompt cannot be empty", ContextLimitError if prompt and n tokens do not fit the model's
+    context, TokenRangeError or ShapeError for a prompt that is no ids of the vocabulary, OptionError for n, seed, stop tokens or a head
+    that cannot be. While it goes on: what `forward` raises, and OptionError when `numbers` run out.
     """
     ids = check_prompt(model, prompt, n, stop)
     certified = certified_for(model, sampling, n, head)

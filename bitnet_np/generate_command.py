@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import batch_command, embedded
-from .arguments import add_computing_arguments, add_device_arguments, add_token_arguments, loaded
+from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, loaded
 from .errors import OptionError, ShapeError
 from .generate import HeadChoice, Sampling, stream
+from .gguf_file import GGUFFile
+from .hf_folder import Folder
 from .inputs import parse_numbers, token_ids
 from .load import open_model
 from .printing import print_json
-from .text import tokenizer_from
+from .text import Tokenizer, tokenizer_from
 from .transformer import DIALECTS
 
 SUMMARY = "Continue a prompt, token by token."
@@ -25,7 +28,7 @@ TOKENS = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("model", type=Path, nargs="?", help="default: the embedded demo model")
+    add_model_argument(parser, default="the embedded demo model")
     batch_command.add_arguments(parser, add_token_arguments(parser, "--prompt"))
     parser.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template, as the user's message")
     parser.add_argument(
@@ -37,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (default) is greedy")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K largest logits (default 0: all)")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the fewest tokens with probability P")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="says the numbers to sample with (default 0)")
     parser.add_argument("--uniforms", metavar="0.1,0.7", help="sample with these numbers instead of the seed's, one for each token")
     parser.add_argument(
         "--head",
@@ -49,6 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text; default: the file's end tokens")
     add_computing_arguments(parser)
     add_device_arguments(parser)
+
+
+def _prompt(arguments: argparse.Namespace, file: GGUFFile | Folder, tokenizer: Tokenizer | None) -> NDArray:
+    """The ids to go on from, [T]."""
+    if arguments.chat:
+        if tokenizer is None:
+            raise OptionError("--chat needs --prompt")
+        return np.asarray(tokenizer.chat([{"role": "user", "content": arguments.text}]))
+    ids = token_ids(arguments, lambda: tokenizer or tokenizer_from(file.metadata, file.path))
+    if ids.ndim != 1:
+        raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
+    return ids
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,14 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise OptionError("--batch needs --prompts-file")
         file = open_model(path)
         tokenizer = tokenizer_from(file.metadata, file.path) if arguments.text is not None else None
-        if arguments.chat:
-            if tokenizer is None:
-                raise OptionError("--chat needs --prompt")
-            ids = np.asarray(tokenizer.chat([{"role": "user", "content": arguments.text}]))
-        else:
-            ids = token_ids(arguments, lambda: tokenizer or tokenizer_from(file.metadata, file.path))
-        if ids.ndim != 1:
-            raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
+        ids = _prompt(arguments, file, tokenizer)
         stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
         numbers = None if arguments.uniforms is None else parse_numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from . import packing
 from .errors import UnsupportedError
-from .families import FAMILIES
+from .families import EPSILON, FAMILIES
 from .model import Blocks, Config, Layer, Linear, Model, Ternary, Weights
 from .tensor_types import BF16, F16, F32, I2_S, TQ1_0, TQ2_0, TensorType
 from .whole_file import whole_file
@@ -122,7 +122,7 @@ def write_keys(
         prefix + "attention.key_length": c.head_dim if wide else None,
         prefix + "attention.value_length": c.head_dim if wide else None,
         "tokenizer.ggml.add_bos_token": tokenizer.get("tokenizer.ggml.add_bos_token"),
-        prefix + f"attention.layer_norm_{'rms_' if c.norm == 'rms' else ''}epsilon": c.eps,
+        prefix + EPSILON[c.norm]: c.eps,
         prefix + "rope.freq_base": c.rope_base if rotates else None,
         prefix + "rope.scaling.type": "linear" if c.rope_scaling != 1 else None,
         prefix + "rope.scaling.factor": c.rope_scaling if c.rope_scaling != 1 else None,
@@ -137,10 +137,23 @@ def write_keys(
     writer.add_quantization_version(QUANTIZATION_VERSION)
 
 
+_INTEGERS = {
+    GGUFValueType.UINT32: range(1 << 32),
+    GGUFValueType.INT32: range(-1 << 31, 1 << 31),
+    GGUFValueType.UINT64: range(1 << 64),
+    GGUFValueType.INT64: range(-1 << 63, 1 << 63),
+}
+"""The types that integers are written with, and what they hold: the first that does is taken."""
+
+
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    scalars = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    if type(value) in scalars:
-        scalars[type(value)](key, value)
+    if isinstance(value, bool | str):
+        (writer.add_bool if isinstance(value, bool) else writer.add_string)(key, value)
+    elif isinstance(value, int):
+        writer.add_key_value(key, value, next(kind for kind, held in _INTEGERS.items() if value in held))
+    elif isinstance(value, float):
+        large = np.isfinite(value) and abs(value) > float(np.finfo(np.float32).max)
+        writer.add_key_value(key, value, GGUFValueType.FLOAT64 if large else GGUFValueType.FLOAT32)
     elif isinstance(value, np.ndarray) and len(value):
         writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, GGUFValueType[value.dtype.name.upper()])
     elif len(value):

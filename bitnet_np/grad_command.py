@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .arguments import add_load_arguments, add_override_arguments, add_threads_argument, add_token_arguments, loaded
+from .arguments import add_load_arguments, add_model_argument, add_override_arguments, add_threads_argument, add_token_arguments, loaded
 from .errors import UnsupportedError
 from .gradients import loss_and_gradients, parameters_of
 from .inputs import token_ids
@@ -20,7 +20,7 @@ SUMMARY = "Loss of token ids, and its gradients."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("model", type=Path)
+    add_model_argument(parser)
     parser.add_argument("--out", type=Path, metavar="F", help="write the loss and all gradients, to be compared with another engine's")
     formats = [name for name, format in FORMATS.items() if format.writer]
     parser.add_argument("--format", choices=formats, help="default: by the end of the file's name")

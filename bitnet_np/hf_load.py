@@ -24,8 +24,6 @@ from .kernels import packing as kernels
 from .model import Config, Layer, Linear, Model, Ternary, Weights
 from .parts import FLOATS, Names, Parts, assemble, floats, refuse_type, type_names
 
-_QKV = ("attn_q", "attn_k", "attn_v")
-
 
 def model_from(folder: Folder, progress: Callable[[int, int], None], allow_nan: bool) -> Model:
     """As load.load. Raises FileFormatError, UnsupportedError, ShapeError or NonFiniteError, naming the folder and the key or tensor."""
@@ -78,7 +76,7 @@ def _layer(parts: Parts, recipe: Recipe, path: str) -> Layer:
             fields[name + "_bias"] = parts.vector(f"{path}{modules[name]}.bias", *shapes[name])
     sizes = {name: shapes[name] for name in family.matrices}
     if modules["attn_q"] == modules["attn_k"]:
-        fields |= _fused(parts, recipe, path + modules["attn_q"], {name: sizes.pop(name) for name in _QKV})
+        fields |= _fused(parts, recipe, path + modules["attn_q"], {name: sizes.pop(name) for name in families.QKV})
     for name, (n, m) in sizes.items():
         fields[name] = _linear(parts, recipe, path + modules[name], n, m, name in recipe.biases)
     return packing.frozen(Layer(**fields))

@@ -92,7 +92,7 @@ def _scored(
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.scores": np.array([scores.get(token, -float(len(merges))) for token in tokens], np.float32),
         "tokenizer.ggml.add_space_prefix": _space_prefix(where, tokenizer),
-        **{f"tokenizer.ggml.{name}_token_id": types.index(UNKNOWN) for name in ("unknown",) if UNKNOWN in types},
+        **({"tokenizer.ggml.unknown_token_id": types.index(UNKNOWN)} if UNKNOWN in types else {}),
     }
 
 

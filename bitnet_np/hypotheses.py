@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from . import operations as op
 from . import packing, spec
+from .families import NORMS
 from .model import Config, Layer, Linear, Model, Ternary, Weights
 from .points import MAY_BE_QUANTIZED, Key
 from .transformer import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
@@ -69,9 +70,6 @@ class _Context:
 
     def inputs(self, values: Values) -> list[Array]:
         return [values[key] for key in self.operation.inputs]
-
-    def value(self, values: Values) -> Array:
-        return self.operation.evaluate(*self.inputs(values)).value
 
     def of(self, function: Callable[..., Array]) -> Callable[[Values], Array]:
         """A mistake that needs the operation's inputs only."""
@@ -306,7 +304,7 @@ def _norm(c: _Context) -> Found:
     if name == "attn_sub_norm":
         yield "the norm is taken for each head by itself", c.of(by_head)
     if c.layer is not None:
-        for other_name in ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm"):
+        for other_name in NORMS:
             weight = getattr(c.layer, other_name)
             if other_name != name and weight is not None and weight.shape == gain.shape:
                 yield f"the weight of {other_name} is used", weighted(weight)
@@ -451,8 +449,7 @@ def _attention(c: _Context) -> Found:
 
         return c.of(compute)
 
-    def causal(i: Array, j: Array) -> NDArray[np.bool_]:
-        return (j <= i) & (j > i - window)
+    causal = partial(_windowed, window)
 
     def right(*qkv: Array) -> Array:
         return op.attend(c.model, c.dialect, c.index, *qkv).value
@@ -502,7 +499,7 @@ def _attention(c: _Context) -> Found:
         yield "float16 roundings: declare the dialect bitnet.cpp (--as bitnet.cpp)", rounded
 
 
-def _windowed(window: int, i: Array, j: Array) -> NDArray[np.bool_]:
+def _windowed(window: float, i: Array, j: Array) -> NDArray[np.bool_]:
     return (j <= i) & (j > i - window)
 
 
@@ -541,29 +538,26 @@ def _gate(c: _Context) -> Found:
         yield from _gelu(c)
         return
 
-    def gelu(x: Array) -> Array:
-        return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
     right = "relu(gate)^2 * up" if c.config.activation == "relu2" else "SiLU(gate) * up"
     if c.config.activation == "relu2":
-        yield f"SiLU(gate) * up instead of {right}", c.of(lambda g, u: _silu(g) * u)
+        yield f"SiLU(gate) * up instead of {right}", c.of(spec.silu_gate)
     else:
-        yield f"relu(gate)^2 * up instead of {right}", c.of(lambda g, u: np.maximum(g, 0) ** 2 * u)
+        yield f"relu(gate)^2 * up instead of {right}", c.of(spec.relu2_gate)
     yield f"the gate is not activated: gate * up instead of {right}", c.of(lambda g, u: g * u)
     yield f"the gate is missing: up instead of {right}", c.of(lambda g, u: u)
     yield f"sigmoid(gate) * up instead of {right}", c.of(lambda g, u: u / (1 + np.exp(-g)))
     yield f"quick GELU, gate * sigmoid(1.702 gate) * up, instead of {right}", c.of(lambda g, u: g / (1 + np.exp(-1.702 * g)) * u)
-    yield f"GELU(gate) * up instead of {right}", c.of(lambda g, u: gelu(g) * u)
+    yield f"GELU(gate) * up instead of {right}", c.of(lambda g, u: spec.gelu_tanh(g) * u)
     yield "relu(gate) * up, not squared", c.of(lambda g, u: np.maximum(g, 0) * u)
     yield "gate^2 * up, without relu", c.of(lambda g, u: g * g * u)
     swapped = "gate and up are swapped"
     if c.config.activation == "relu2":
-        yield swapped, c.of(lambda g, u: np.maximum(u, 0) ** 2 * g)
-        yield f"SiLU(up) * gate: {swapped}, and SiLU for relu squared", c.of(lambda g, u: _silu(u) * g)
+        yield swapped, c.of(lambda g, u: spec.relu2_gate(u, g))
+        yield f"SiLU(up) * gate: {swapped}, and SiLU for relu squared", c.of(lambda g, u: spec.silu_gate(u, g))
         yield "up is not multiplied in", c.of(lambda g, u: np.maximum(g, 0) ** 2)
     else:
-        yield f"SiLU(up) * gate: {swapped}", c.of(lambda g, u: _silu(u) * g)
-        yield f"relu(up)^2 * gate: {swapped}, and relu squared for SiLU", c.of(lambda g, u: np.maximum(u, 0) ** 2 * g)
+        yield f"SiLU(up) * gate: {swapped}", c.of(lambda g, u: spec.silu_gate(u, g))
+        yield f"relu(up)^2 * gate: {swapped}, and relu squared for SiLU", c.of(lambda g, u: spec.relu2_gate(u, g))
         yield "up is not multiplied in", c.of(lambda g, u: _silu(g))
     yield "relu(gate * up)", c.of(lambda g, u: np.maximum(g * u, 0))
     yield "relu(gate * up)^2", c.of(lambda g, u: np.maximum(g * u, 0) ** 2)
@@ -590,7 +584,7 @@ def _residual(c: _Context) -> Found:
     yield "the residual is added twice", c.of(lambda a, b: 2 * a + b)
     if name == "l_out":
         yield "the residual is the layer's input", lambda v: v[first] + v[c.operation.inputs[1]]
-        yield "the layer's input is added once more", lambda v: v[first] + c.value(v)
+        yield "the layer's input is added once more", lambda v: v[first] + sum(c.inputs(v))
     yield "the layer's output is the layer's input: the layer is skipped", lambda v: v[first]
 
 
@@ -646,7 +640,7 @@ def _scale(c: _Context) -> Found:
 
 _BY_NAME: dict[str, Callable[[_Context], Found]] = {
     **dict.fromkeys(FIELDS, _linear),
-    **dict.fromkeys(("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm", "result_norm"), _norm),
+    **dict.fromkeys((*NORMS, "result_norm"), _norm),
     **dict.fromkeys(("Qcur_rope", "Kcur_rope"), _rope),
     **dict.fromkeys(("ffn_inp", "l_out"), _residual),
     "kqv_out": _attention,

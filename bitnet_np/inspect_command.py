@@ -2,12 +2,12 @@
 
 import argparse
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import progress
+from .arguments import add_model_argument
 from .errors import Error, NonFiniteError, shown
 from .gguf_file import GGUFFile
 from .hf_folder import Folder
@@ -23,7 +23,7 @@ SUMMARY = "What a model file holds, and whether it is supported."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("model", type=Path)
+    add_model_argument(parser)
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--points", action="store_true", help="list the tensors of a forward pass, by the names a dump gives them")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import families, hf_load, packing, quants
+from . import families, hf_load, packing
 from .errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, shown
 from .gguf_file import GGUFFile, Tensor, open_gguf
 from .hf_config import read_recipe
@@ -22,7 +22,6 @@ from .parts import FLOATS, Names, Parts, assemble, floats, refuse_type, type_nam
 from .tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 
 _TABLES = (*FLOATS, *BLOCK_TYPES)
-_QKV = ("attn_q", "attn_k", "attn_v")
 
 
 OVERRIDABLE: dict[str, type] = {"context": int, "eps": float, "rope_base": float, "rope_scaling": float, "window": int}
@@ -49,7 +48,8 @@ def load(
     `overrides` are fields of the Config, of OVERRIDABLE, to have instead of what the file says: {"context": 8192}, or BEYOND.
     `progress(done, total)` is called after each layer.
 
-    Raises OptionError for another layout, FileFormatError, UnsupportedError or NonFiniteError, naming the file and the key or tensor.
+    Raises FileFormatError, UnsupportedError, ShapeError or NonFiniteError, naming the file and the key or tensor; OptionError for another
+    layout or for overrides that cannot be; and lets what opening a file raises pass.
     """
     return model_from(open_model(path), progress, allow_nan=allow_nan, i2s_layout=i2s_layout, overrides=overrides)
 
@@ -124,7 +124,7 @@ def _layer(parts: Parts, n: int) -> Layer:
             fields[name + "_bias"] = parts.vector(f"blk.{n}.{name}.bias", *shapes[name])
     sizes = {name: shapes[name] for name in family.matrices}
     if f"blk.{n}.attn_qkv.weight" in parts.tensors:
-        fields |= _linears(parts, f"blk.{n}.attn_qkv", {name: sizes.pop(name) for name in _QKV})
+        fields |= _linears(parts, f"blk.{n}.attn_qkv", {name: sizes.pop(name) for name in families.QKV})
     for name, size in sizes.items():
         fields |= _linears(parts, f"blk.{n}.{name}", {name: size})
     return packing.frozen(Layer(**fields))
@@ -184,7 +184,7 @@ def _weights(parts: Parts, tensor: Tensor, pieces: Sequence[slice]) -> Sequence[
 def _ternary_blocks(parts: Parts, tensor: Tensor, rows: slice) -> Weights:
     found = _blocks(parts, tensor, rows)
     try:
-        ternary = quants.ternary_of(found)
+        ternary = packing.ternary_of(found)
     except FileFormatError as error:
         raise FileFormatError(f"{parts.file.path}: tensor {tensor.name}: {error}") from None
     return found if ternary is None else replace(ternary, blocks=found)

@@ -3,12 +3,12 @@
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import add_computing_arguments, add_device_arguments, add_token_arguments, check_out, loaded, save_npy
+from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, check_out, loaded, save_npy
 from .errors import OptionError
 from .inputs import token_ids
 from .load import open_model
@@ -24,11 +24,9 @@ TOP = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("model", type=Path)
+    add_model_argument(parser)
     add_token_arguments(parser)
-    parser.add_argument(
-        "--mode", choices=("parallel", "incremental", "auto"), help="which path computes (default auto); the bits are the same"
-    )
+    parser.add_argument("--mode", choices=get_args(Mode), help="which path computes (default auto); the bits are the same")
     parser.add_argument("--parallel-threshold", type=int, default=PARALLEL_THRESHOLD, metavar="N", help="auto is parallel above N tokens")
     parser.add_argument("--chunk", type=int, metavar="N", help="tokens at a time through the KV cache (implies --mode incremental)")
     parser.add_argument("--last", action="store_true", help="logits of the last position only")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from typing import get_args
 
 from . import masks
 from .errors import OptionError
@@ -15,9 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("q_len", type=int, metavar="Q", help="queries")
     parser.add_argument("k_len", type=int, metavar="K", help="keys")
     parser.add_argument("--past", type=int, metavar="N", help="keys before the first query's own (default K - Q)")
-    parser.add_argument(
-        "--align", choices=("bottom_right", "top_left"), default="bottom_right", help="top_left: --past 0, and K may be < Q"
-    )
+    parser.add_argument("--align", choices=get_args(masks.Align), default="bottom_right", help="top_left: --past 0, and K may be < Q")
     parser.add_argument("--window", type=int, default=0, metavar="N", help="only the last N keys, the query's own among them")
     parser.add_argument("--block", type=int, default=0, metavar="N", help="only keys of the query's own block of N positions")
     parser.add_argument("--sinks", type=int, default=0, metavar="N", help="the first N keys besides those of a window or block")

@@ -46,6 +46,8 @@ class Pattern:
     and widened by
     sinks: the first so many keys, k <= p still, whatever the window or block says (StreamingLLM, arXiv 2309.17453),
     prefix: the first so many keys, for every query, later ones too (prefix-LM, arXiv 1910.10683).
+
+    Raises MaskError for a number that is no size, and for sinks without a window or block.
     """
 
     window: int = 0
@@ -148,7 +150,10 @@ def rows(
     form: Form = "additive",
     dtype: DTypeLike = np.float32,
 ) -> Iterator[NDArray]:
-    """The same mask, `block` rows at a time, in O(block * k_len) memory: end to end the pieces are what `mask` gives."""
+    """The same mask, `block` rows at a time, in O(block * k_len) memory: end to end the pieces are what `mask` gives.
+
+    Raises, on the call itself, what `mask` does, and MaskError for a block below 1.
+    """
     wanted = plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype)
     _size("block", block, 1)
     return (_build(wanted, start, min(start + block, q_len)) for start in range(0, q_len, block))
@@ -167,6 +172,8 @@ def batch(
 
     Sequence b has q_lens[b] queries after past_lens[b] keys (default 0), or k_lens[b] keys in all; give one or neither of them. Rows past
     a sequence's queries are padding and see nothing; columns past its keys are padding and are never seen.
+
+    Raises MaskError for lengths that are no integers, one for each sequence, or for a sequence with fewer keys than queries.
     """
     queries = _sizes("q_lens", q_lens)
     if k_lens is not None and past_lens is not None:
@@ -186,14 +193,14 @@ def batch(
 
 
 def expand(one: NDArray, batch: int) -> NDArray:
-    """A mask [q, k] for each of `batch` sequences: [batch, 1, q, k], read-only, without copying."""
+    """A mask [q, k] for each of `batch` sequences: [batch, 1, q, k], read-only, without copying. Raises MaskError for another shape."""
     if one.ndim != 2:
         raise MaskError(f"mask has shape {one.shape}, expected [q, k]")
     return np.broadcast_to(one, (_size("batch", batch, 1), 1, *one.shape))
 
 
 def needs_mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, past: int | None = None, align: Align = "bottom_right") -> bool:
-    """Whether anything is hidden. A decode step, one query that sees all keys, needs no mask at all."""
+    """Whether anything is hidden. A decode step, one query that sees all keys, needs no mask at all. Raises what `mask` does."""
     wanted = plan(q_len, k_len, pattern, past=past, align=align)
     for position in range(wanted.past, wanted.past + q_len):
         head, low, high = kernels.visible_keys.py_func(position, *astuple(pattern))

@@ -38,7 +38,10 @@ _MOST = {
 
 @dataclass(frozen=True)
 class Config:
-    """What the numbers of a model file mean. Names follow GGUF's keys where those are short enough; defaults are BitNet b1.58's."""
+    """What the numbers of a model file mean. Names follow GGUF's keys where those are short enough; defaults are BitNet b1.58's.
+
+    Raises ShapeError for sizes that do not go together, UnsupportedError for what no kernel here can compute.
+    """
 
     architecture: str
     vocab: int  # V

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .device import new_cache
-from .errors import OptionError, ShapeError
+from .errors import ContextLimitError, OptionError, ShapeError
 from .kernels import cpu
 from .model import Model
 from .transformer import EXACT, Dialect, check_tokens, forward
@@ -31,14 +31,19 @@ def token_nll(
     A text longer than the context is read in windows of the context's length that start every `stride` tokens (default: half a
     context); a token is judged in the first window that has it, so all but the first window's have at least context - stride
     tokens before them. The sum over the vocabulary is in float64.
+
+    Raises ShapeError for tokens that are not [T] with T at least 2, ContextLimitError for a context of 1, OptionError for a stride or chunk
+    that cannot be, and what `forward` raises.
     """
     if np.ndim(tokens) != 1 or np.size(tokens) < 2:
         raise ShapeError(f"tokens have shape {np.shape(tokens)}, expected [T] with T at least 2: one to predict and one before it")
     ids = check_tokens(model.config, np.asarray(tokens)[None], None)[0][0]
+    if model.config.context < 2:
+        raise ContextLimitError("the model's context is 1, expected at least 2: a token to predict and one before it")
     window = min(model.config.context, len(ids))
-    step = max(1, model.config.context // 2) if stride is None else stride
-    if not 1 <= step < max(2, model.config.context):
-        raise OptionError(f"stride is {step}, expected 1 to {max(1, model.config.context - 1)}: less than the context")
+    step = model.config.context // 2 if stride is None else stride
+    if not 1 <= step < model.config.context:
+        raise OptionError(f"stride is {step}, expected 1 to {model.config.context - 1}: less than the context")
     if chunk < 1:
         raise OptionError(f"chunk is {chunk}, expected at least 1")
     out = np.empty(len(ids) - 1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from . import progress
-from .arguments import add_computing_arguments, add_device_arguments, add_token_arguments, check_out, loaded, save_npy
+from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, check_out, loaded, save_npy
 from .inputs import token_ids
 from .load import open_model
 from .nll import token_nll
@@ -20,7 +20,7 @@ SUMMARY = "Mean negative log-likelihood and perplexity of a text."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("model", type=Path)
+    add_model_argument(parser)
     add_token_arguments(parser)
     parser.add_argument("--stride", type=int, metavar="N", help="tokens between the starts of windows, for texts longer than the context")
     parser.add_argument("--out", type=Path, metavar="F.npy", help="write the value of each token but the first, float64")

@@ -20,7 +20,7 @@ FLIPS. A code, or a float16, is ambiguous if the number before rounding is neare
 the reach of flips is what all ambiguous ones together can change.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -227,7 +227,7 @@ def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
         seen, step, doubt = q / scale, 1 / scale, ambiguous(x * scale)
     elif dialect.ggml_activations:
         seen = dialect.seen(x.astype(np.float32), table).astype(np.float64)
-        step = rounding_step(x, seen, table)
+        step = rounding_step(x, table)
         doubt = np.abs(np.abs(x - seen) - step / 2) <= 8 * U * np.abs(x)
     else:
         seen, step, doubt = x, np.zeros((1, 1)), np.zeros(x.shape, np.bool_)
@@ -258,7 +258,7 @@ def half_spacing(x: Array, size: int) -> Array:
     return doubt * spacing
 
 
-def rounding_step(x: Array, seen: Array, table: Table) -> Array:
+def rounding_step(x: Array, table: Table) -> Array:
     """How far apart neighbours of the numbers are that an input can be rounded to."""
     if not isinstance(table, Blocks):
         digits = {np.dtype(np.float16): 11, np.dtype(np.uint16): 8}.get(table.dtype, 24)
@@ -442,12 +442,3 @@ def head(model: Model, dialect: Dialect, x: Array) -> Expected:
         return found
     bias = model.output_bias.astype(np.float64)
     return found._replace(value=found.value + bias, unit=found.unit + np.abs(bias), steps=found.steps + 1)
-
-
-def resolve(ops: Sequence[Operation], known: Mapping[Key, Array]) -> dict[Key, Array]:
-    """Every tensor of the forward pass: those that are known as they are, the others from their inputs."""
-    values = dict(known)
-    for op in ops:
-        if op.key not in values:
-            values[op.key] = op.evaluate(*(values[key] for key in op.inputs)).value
-    return values

@@ -25,11 +25,13 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from .errors import ShapeError
+from .errors import FileFormatError, ShapeError
+from .kernels import blocks as block_kernels
 from .kernels import packing as kernels
+from .kernels.block_formats import FORMATS
 from .kernels.simd import LANES
 from .model import Blocks, Layer, Linear, Model, Table, Ternary
-from .tensor_types import TERNARY_TYPES
+from .tensor_types import TERNARY_TYPES, TQ2_0
 
 BLOCK = 128  # weights in BLOCK_BYTES bytes of I2_S
 BLOCK_BYTES = 32
@@ -42,7 +44,7 @@ def i2s_row_bytes(width: int) -> int:
 
 
 def pack(matrix: NDArray, scale: float) -> Ternary:
-    """[N, M] of -1, 0, +1 and the scale they are multiplied by -> packed. Anything else in the matrix is an error."""
+    """[N, M] of -1, 0, +1 and the scale they are multiplied by -> packed. Raises ShapeError for anything else in the matrix."""
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ShapeError(f"a ternary matrix has shape {matrix.shape}, expected [N, M] with both at least 1")
     if not np.isin(matrix, (-1, 0, 1)).all():
@@ -69,6 +71,27 @@ def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[i
     if codes.size < size:
         raise ShapeError(f"a ternary matrix of shape {shape} has {codes.size} bytes of I2_S codes, expected {size}")
     return frozen(Ternary(kernels.from_i2s(codes[:size], shape), np.float32(scale), shape))
+
+
+def ternary_of(blocks: Blocks) -> Ternary | None:
+    """A TQ1_0 or TQ2_0 matrix as I2_S, if its blocks' scales that are not 0 are equal and positive.
+
+    A block with scale 0 becomes zeros. None for any other matrix or type. Raises FileFormatError for a TQ2_0 code of 3. Nothing is
+    widened: the result takes a quarter of a byte for each weight.
+    """
+    if blocks.type not in TERNARY_TYPES:
+        return None
+    if blocks.type is TQ2_0 and block_kernels.has_code_three(blocks.data):
+        raise FileFormatError("a TQ2_0 matrix has the code 3, which means nothing")
+    records = blocks.data.view(FORMATS[blocks.type.name].layout).reshape(-1)
+    scales = np.unique(records["d"]).view(np.float16)
+    scales = scales[scales != 0]
+    if scales.size > 1 or not (np.isfinite(scales) & (scales > 0)).all():
+        return None
+    scale = np.float32(scales[0] if scales.size else 0)
+    codes = np.empty(records.size * 64, np.uint8)
+    block_kernels.pack_ternary(blocks.data, blocks.type, codes)
+    return from_i2s(codes, scale, blocks.shape)
 
 
 def from_masters(masters: NDArray) -> Ternary:  # [N, M] float32, float16 or bfloat16's bits, C-contiguous and finite

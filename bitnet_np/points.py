@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import FileFormatError, shown
+from .families import MATRICES, NORMS
 
 LINEAR_NAMES = ("Qcur", "Kcur", "Vcur", "attn_o_out", "ffn_gate", "ffn_up", "ffn_down")
 """What the matrices of a layer give."""
-QUANTIZED = ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")
+QUANTIZED = NORMS
 """What goes into the ternary matrices of a BitNet with sub-norms."""
 MAY_BE_QUANTIZED = (*QUANTIZED, "kqv_out", "ffn_out", *(f"{name}_in" for name in LINEAR_NAMES))
 """What goes into a ternary matrix of any family; <name>_in is the norm inside the matrix that gives <name>."""
@@ -85,13 +86,7 @@ that a ternary matrix takes instead of `<name>` and the steps per unit, 127 / ma
 T tokens, D width, H heads of K numbers, G key-value heads, F feed-forward width, V vocabulary. Numbers are float32, row by row."""
 
 LOSS = "loss"
-GRADIENTS = tuple(
-    f"grad_{name}{end}"
-    for name, end in (
-        *((name, "") for name in ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")),
-        *((name, end) for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down") for end in ("", "_bias")),
-    )
-)
+GRADIENTS = tuple(f"grad_{name}" for name in (*NORMS, *(matrix + end for matrix in MATRICES for end in ("", "_bias"))))
 """Of a layer: the loss's gradients for its parameters, by the names that GGUF gives these, all but the end."""
 MODEL_GRADIENTS = ("grad_token_embd", "grad_output_norm", "grad_output")
 
@@ -204,7 +199,7 @@ def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str)
     if not shape or 0 in shape:
         raise refuse("numbers, at least one")
     if key.name in SCORES:
-        left = _without_leading_ones(shape, 3)
+        left = without_leading_ones(shape, 3)
         if len(left) != 3:
             raise refuse("[heads, tokens, keys]")
         return left
@@ -213,7 +208,7 @@ def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str)
         if len(long) != 1:
             raise refuse("[tokens]")
         return long
-    left = _without_leading_ones(shape, 3)
+    left = without_leading_ones(shape, 3)
     if len(left) == 1:
         return (1, *left)
     if len(left) == 2:
@@ -230,7 +225,8 @@ def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str)
     raise refuse("[tokens, width]: one sequence")
 
 
-def _without_leading_ones(shape: tuple[int, ...], axes: int) -> tuple[int, ...]:
+def without_leading_ones(shape: tuple[int, ...], axes: int) -> tuple[int, ...]:
+    """A shape without axes of length 1 in front, as long as it has more than `axes`."""
     while len(shape) > axes and shape[0] == 1:
         shape = shape[1:]
     return shape

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .compare import Judgement, Reach, Verdict, judge, position_nmse, position_scale
 from .errors import NonFiniteError
-from .families import MATRICES, NORMS, rope_frequencies
+from .families import MATRICES, NORMS, QKV, rope_frequencies
 from .kernels import cpu
 from .model import Blocks, Layer, Linear, Model, Ternary
 from .operations import reads_codes
@@ -309,7 +309,7 @@ def _of_scales(base: Variant) -> Iterator[Variant]:
     for text, change in changes.items():
         for name in matrices:
             yield _every_layer(base, f"the weight scale of {name} {text}", partial(_rescaled, name, change), name in cancelled)
-    for group in (("attn_q", "attn_k", "attn_v"), ("ffn_gate", "ffn_up")):  # often one matrix in an engine
+    for group in (QKV, ("ffn_gate", "ffn_up")):  # often one matrix in an engine
         for name in group:
             for other in group:
                 if other != name and {name, other} <= set(matrices):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from .compare import Verdict
-from .errors import OptionError, UnsupportedError
+from .errors import OptionError
+from .extras import extra
 from .points import GRADIENTS, LAYER_NAMES, Key
 from .whole_file import whole_file
 
@@ -131,15 +132,9 @@ def heat_map(report: Report) -> str:
 
 
 def _pyplot() -> Any:
-    """matplotlib, drawing into files and never a window; UnsupportedError says how to install it."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        raise UnsupportedError("a plot needs matplotlib: pip install 'bitnet_np[plots]'") from None
-    return pyplot
+    """matplotlib, drawing into files and never a window. Raises UnsupportedError that says how to install it."""
+    extra("matplotlib", "plots", "a plot").use("Agg")
+    return extra("matplotlib.pyplot", "plots", "a plot")
 
 
 def check_plot(path: Path) -> None:

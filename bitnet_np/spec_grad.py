@@ -72,9 +72,6 @@ def ternary_differentiated(w: Array, rint: Callable[[Array], Array] = np.rint) -
     return codes * scale, back
 
 
-WEIGHTS: dict[str, Quantizer] = {"ternary": ternary, "ternary_differentiated": ternary_differentiated, "none": smooth}
-
-
 # --- operations: value, back ----------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from . import packing
 from .errors import UnsupportedError
-from .families import FAMILIES, layer_shapes, rope_frequencies
+from .families import FAMILIES, QKV, layer_shapes, rope_frequencies
 from .gguf_writer import present, write_model
 from .kernels.block_formats import FORMATS
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
@@ -153,7 +153,7 @@ def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool = False) ->
 
 def _fused(layer: Layer) -> dict[str, Any]:
     named = present(layer)
-    q, k, v = (named.pop(name) for name in ("attn_q", "attn_k", "attn_v"))
+    q, k, v = (named.pop(name) for name in QKV)
     return named | {"attn_qkv": Linear(_joined(q.weights, k.weights, v.weights), _concatenated(q.bias, k.bias, v.bias))}
 
 

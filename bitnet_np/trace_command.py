@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from .arguments import add_computing_arguments, add_token_arguments, loaded
+from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, loaded
 from .errors import OptionError, ShapeError
 from .inputs import token_ids
 from .interop import FORMATS, writer
@@ -19,7 +19,7 @@ SUMMARY = "Write every intermediate tensor of a forward pass."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("model", type=Path)
+    add_model_argument(parser)
     parser.add_argument("--layers", metavar="0,3-5", help="which layers (default: all); the whole model's points are written either way")
     parser.add_argument("--names", metavar="A,B", help="which points, such as attn_norm,l_out (default: all but the scores)")
     parser.add_argument("--scores", action="store_true", help="attention scores and probabilities too")

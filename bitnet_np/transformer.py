@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import masks
 from .cache import KVCache
 from .device import new_cache
-from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
+from .errors import ContextLimitError, EmptyInputError, Error, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
 from .kernels import blocks, cpu
 from .kernels.masks import attend_masked
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
@@ -169,8 +169,8 @@ def forward_full(
         keys, values = (ops.spread(x, there.slot, there.position, ids.shape) for x in (k, v))
         return attention(q, keys, values, there.slot, there.position, model.config.window_of(layer))
 
-    logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops))
-    return _shaped(_finite(ops.to_host(logits), rows, last_only), rows, ids.shape, last_only)
+    logits = run_layers(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops))
+    return _shaped(check_finite(ops.to_host(logits), rows, last_only), rows, ids.shape, last_only)
 
 
 def forward(
@@ -224,8 +224,8 @@ def forward(
 
     saved = cache.save(chosen, counts)
     try:
-        logits = _decoder(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
-        logits = _finite(logits if head else ops.to_host(logits), rows, last_only, head)
+        logits = run_layers(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
+        logits = check_finite(logits if head else ops.to_host(logits), rows, last_only, head)
     except BaseException:
         cache.restore(saved)
         raise
@@ -247,7 +247,7 @@ def prefill(
 ) -> Floats:
     """As `forward` with last_only, at most `block` tokens of each sequence at a time: memory is the cache's and O(B * block), not O(B * T).
 
-    The same bits. Raises what `forward` raises; whatever is raised, the cache is as it was.
+    The same bits. Raises what `forward` raises, and OptionError for a block below 1; whatever is raised, the cache is as it was.
     """
     ids, counts = check_tokens(model.config, tokens, lengths)
     if block < 1:
@@ -293,7 +293,10 @@ def forward_incremental(
     ops: ModuleType = cpu,
     record: Record = ignore,
 ) -> Floats:
-    """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`."""
+    """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`.
+
+    Raises what `forward` raises, and OptionError for a chunk below 1.
+    """
     ids, counts = check_tokens(model.config, tokens, lengths)
     _check_context(model.config, counts)
     if chunk < 1:
@@ -330,6 +333,8 @@ def compute_logits(
     """Logits of whole sequences by the path `mode` names; "auto" is parallel for more than `parallel_threshold` tokens. Same bits.
 
     A mask (as in `forward_full`) needs the parallel path, because it may show a position what comes later; "auto" takes it then.
+
+    Raises what the path raises, and OptionError for another mode, or a mask in mode "incremental".
     """
     if mode not in ("parallel", "incremental", "auto"):
         raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
@@ -342,18 +347,22 @@ def compute_logits(
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sequences of any lengths -> tokens [B, T] filled up with zeros, and lengths [B]."""
+    """Sequences of any lengths -> tokens int64 [B, T] filled up with zeros, and lengths [B].
+
+    Raises ShapeError or TokenRangeError for what are no integers of 64 bits; which ids there are a model says (check_tokens).
+    """
     lengths = np.array([len(sequence) for sequence in sequences], np.int64)
     tokens = np.zeros((len(lengths), lengths.max(initial=0)), np.int64)
     for row, sequence in zip(tokens, sequences, strict=True):
-        row[: len(sequence)] = _integers("tokens", sequence, 1) if len(sequence) else ()
+        row[: len(sequence)] = check_integers("tokens", sequence, 1, TokenRangeError) if len(sequence) else ()
     return tokens, lengths
 
 
 # --- the border: everything a kernel trusts is checked here ---------------------------------------------------------------------------
 
 
-def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
+def check_integers(name: str, values: ArrayLike, axes: int, beyond: type[Error] = ShapeError) -> NDArray[np.int64]:
+    """Integers of so many axes as int64. Raises ShapeError by that name, and `beyond` for what 64 bits do not hold."""
     try:
         array = np.asarray(values)
     except ValueError:
@@ -361,16 +370,16 @@ def _integers(name: str, values: ArrayLike, axes: int) -> NDArray[np.int64]:
     if array.ndim != axes:
         raise ShapeError(f"{name} has shape {array.shape}, expected {axes} axes")
     if array.dtype == object and all(isinstance(value, int) for value in array.flat):
-        raise TokenRangeError(f"{name} has a value beyond 64 bits")
+        raise beyond(f"{name} has a value beyond 64 bits")
     if array.size and array.dtype.kind not in "iu":
         raise ShapeError(f"{name} has dtype {array.dtype}, expected integers")
     if array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max:
-        raise TokenRangeError(f"{name} has the value {array.max()}, expected less than 2**63")
+        raise beyond(f"{name} has the value {array.max()}, expected less than 2**63")
     return array.astype(np.int64)
 
 
 def _slots(slots: ArrayLike | None, counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    chosen = np.arange(len(counts)) if slots is None else _integers("slots", slots, 1)
+    chosen = np.arange(len(counts)) if slots is None else check_integers("slots", slots, 1)
     if chosen.shape != counts.shape:
         raise ShapeError(f"slots has shape {chosen.shape}, expected {counts.shape}: one for each sequence")
     return chosen
@@ -384,14 +393,17 @@ def _is_empty(values: ArrayLike) -> bool:
 
 
 def check_tokens(config: Config, tokens: ArrayLike, lengths: ArrayLike | None = None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Tokens [B, T] and lengths [B] as int64, with every real token an id of the vocabulary."""
+    """Tokens [B, T] and lengths [B] as int64, with every real token an id of the vocabulary.
+
+    Raises EmptyInputError, ShapeError or TokenRangeError.
+    """
     if _is_empty(tokens):
         raise EmptyInputError("Empty batch provided")
-    ids = _integers("tokens", tokens, 2)
+    ids = check_integers("tokens", tokens, 2, TokenRangeError)
     batch, length = ids.shape
     if length == 0:
         raise EmptyInputError("Tokens cannot be empty")
-    counts = np.full(batch, length) if lengths is None else _integers("lengths", lengths, 1)
+    counts = np.full(batch, length) if lengths is None else check_integers("lengths", lengths, 1)
     if counts.shape != (batch,):
         raise ShapeError(f"lengths has shape {counts.shape}, expected ({batch},): one for each sequence")
     for i, count in enumerate(counts):
@@ -473,7 +485,7 @@ def _rotations(model: Model, rows: Rows, dialect: Dialect, ops: ModuleType) -> t
 
 
 @np.errstate(over="ignore", invalid="ignore")  # told at the end, as an error
-def _decoder(
+def run_layers(
     model: Model,
     rows: Rows,
     rotations: tuple[Floats, Floats] | None,
@@ -493,7 +505,7 @@ def _decoder(
         h = ops.add(h, _embed(model.position_embd, rows.position, ops))
         record("inpL", None, h)
     for n, weights in enumerate(model.layers):
-        h = _layer(c, weights, n, h, rows, rotations, attend, dialect, ops, record)
+        h = _layer(c, weights, n, h, rotations, attend, dialect, ops, record)
     if last_only:
         h = ops.take(h, rows.last)
     x = _norm(c, h, model.output_norm, model.output_norm_bias, ops)
@@ -508,8 +520,8 @@ def _decoder(
     return logits
 
 
-def _finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
-    """The logits, if all are finite numbers; a head that leaves some out gives -infinity for those, but never for the largest."""
+def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
+    """The logits, if all are finite numbers, else NonFiniteError; a head that leaves some out has -infinity there, not for the largest."""
     largest = logits if head is None else logits.max(axis=1)
     if cpu.has_non_finite(largest):
         row = int(np.flatnonzero(~np.isfinite(largest.reshape(len(logits), -1)).all(axis=1))[0])
@@ -575,7 +587,6 @@ def _layer(
     w: Layer,
     n: int,
     h: Floats,
-    rows: Rows,
     rotations: tuple[Floats, Floats] | None,
     attend: Attend,
     dialect: Dialect,

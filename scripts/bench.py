@@ -60,7 +60,11 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def positive(text: str) -> int:
-    return numbers(text)[0]
+    """One number."""
+    first, *more = numbers(text)
+    if more:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one number")
+    return first
 
 
 def parser() -> argparse.ArgumentParser:

@@ -9,7 +9,6 @@ after each part; the short table comes last, also where a part does not end. Exi
 """
 
 import argparse
-import hashlib
 import json
 import os
 import subprocess
@@ -39,6 +38,7 @@ from bitnet_np.device import DeviceCache, open_cuda, place  # noqa: E402
 from bitnet_np.errors import OptionError  # noqa: E402
 from bitnet_np.kernels import cpu  # noqa: E402
 from bitnet_np.masks import causal_loop  # noqa: E402
+from bitnet_np.selftest import digest  # noqa: E402
 from bitnet_np.testing import random_model  # noqa: E402
 
 PATIENCE = 240  # seconds for the checks of single kernels, if there are as many left
@@ -144,10 +144,6 @@ def kernels(run: Run) -> dict[str, Any]:
     if not results:
         raise RuntimeError(f"no check of a kernel ran: {error}")
     return {"ran": len(results), "wrong": wrong, "seconds": {result["check"]: result["seconds"] for result in results}}
-
-
-def digest(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def bits(run: Run) -> dict[str, Any]:

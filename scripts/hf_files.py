@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from make_model import FOUR_CODES
 from numpy.typing import NDArray
 
 from bitnet_np import families
@@ -110,9 +111,7 @@ def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
 
 def _drawn(rng: np.random.Generator, entry: Entry) -> NDArray:
     if entry.kind == "packed":
-        codes = np.arange(3, dtype=np.uint8)
-        valid = (codes[:, None, None, None] << 6 | codes[:, None, None] << 4 | codes[:, None] << 2 | codes).ravel()
-        return valid[rng.integers(0, len(valid), entry.shape, np.uint8)]
+        return FOUR_CODES[rng.integers(0, len(FOUR_CODES), entry.shape, np.uint8)]
     if entry.kind == "scale":
         numbers = np.full(entry.shape, rng.uniform(0.5, 2), np.float32)
     else:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from mutations import LAYER, Engine, Floats, accumulate, embedded_model, f32, faults, precise, truncated
+from mutations import LAYER, Engine, Floats, accumulate, embedded_model, f32, faults, precise, silu, truncated
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -107,7 +107,7 @@ def faulty() -> Iterator[tuple[str, Make]]:
     yield "codes truncated in ffn_down of a layer", engine(faults={"ffn_down": truncated}, layers=(LAYER,))
     yield (
         "SiLU for relu squared",
-        engine(faults={"ffn_out": lambda e, n: e.at("ffn_gate", n) / (1 + np.exp(-e.at("ffn_gate", n))) * e.at("ffn_up", n)}),
+        engine(faults={"ffn_out": lambda e, n: silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)}),
     )
     yield "keys one position late", engine(faults={"Kcur_rope": lambda e, n: e.rope(e.at("Kcur", n), np.arange(len(e.tokens)) + 1)})
     yield "logits times 1.01", lambda model, tokens: engine()(model, tokens) * f32(1.01)

@@ -117,8 +117,11 @@ def tensor_table(shape: Shape) -> list[Tensor]:
     return [Tensor("token_embd.weight", F16, (shape.vocab, width)), *blocks, Tensor("output_norm.weight", F32, (width,))]
 
 
-# 65536 entries each, so that 16 random bits are an index. Four codes of 0..2 make 81 bytes; code 3 means nothing and is never written.
-TERNARY_BYTES = np.resize(np.array([a << 6 | b << 4 | c << 2 | d for a, b, c, d in product(range(3), repeat=4)], np.uint8), 1 << 16)
+FOUR_CODES = np.array([a << 6 | b << 4 | c << 2 | d for a, b, c, d in product(range(3), repeat=4)], np.uint8)
+"""The bytes that four codes of 0..2 make; code 3 means nothing and is never written."""
+
+# 65536 entries each, so that 16 random bits are an index
+TERNARY_BYTES = np.resize(FOUR_CODES, 1 << 16)
 GAINS = ((np.arange(1 << 16) + 0.5) / (1 << 16) + 0.5).astype(np.float32)  # 0.5 to 1.5
 
 

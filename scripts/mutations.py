@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward, load, packing
-from bitnet_np.blame import Report, judge_trace
+from bitnet_np.blame import judge_trace
 from bitnet_np.cache import KVCache
 from bitnet_np.compare import Verdict
 from bitnet_np.model import Linear, Ternary
 from bitnet_np.points import Key, Trace
+from bitnet_np.report import Report
 from bitnet_np.testing import random_model
 
 f32 = np.float32
@@ -259,7 +260,7 @@ def _restarted(e: Engine, n: int, name: str) -> Floats:
     return e.rope(e.at(name, n), np.arange(len(e.tokens)) % half)
 
 
-def _silu(x: Floats) -> Floats:
+def silu(x: Floats) -> Floats:
     return x / (1 + np.exp(-x))
 
 
@@ -330,7 +331,8 @@ def faults() -> Iterator[Fault]:
         0,
     )
 
-    c = embedded_config()
+    model = embedded_model()
+    c, last = model.config, len(model.layers) - 1
     by_turn, reverse = np.arange(c.heads) % c.kv_heads, c.kv_heads - 1 - np.arange(c.heads) // (c.heads // c.kv_heads)
     yield Fault("no mask", "kqv_out", in_engine(kqv_out=lambda e, n: e.attend(n, allowed=lambda i, j: j + 0 * i >= 0)))
     yield Fault("mask off by one, sees the next", "kqv_out", in_engine(kqv_out=lambda e, n: e.attend(n, allowed=lambda i, j: j <= i + 1)))
@@ -390,15 +392,14 @@ def faults() -> Iterator[Fault]:
             ffn_up=lambda e, n: e.linear(e.at("ffn_norm", n), _weights(e, n, "ffn_gate")),
         ),
     )
-    yield Fault("SiLU for relu squared", "ffn_out", in_engine(ffn_out=lambda e, n: _silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)))
+    yield Fault("SiLU for relu squared", "ffn_out", in_engine(ffn_out=lambda e, n: silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)))
     yield Fault(
-        "SiLU for relu squared, every layer", "ffn_out", everywhere(ffn_out=lambda e, n: _silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)), 0
+        "SiLU for relu squared, every layer", "ffn_out", everywhere(ffn_out=lambda e, n: silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)), 0
     )
     yield Fault("relu not squared", "ffn_out", in_engine(ffn_out=lambda e, n: np.maximum(e.at("ffn_gate", n), 0) * e.at("ffn_up", n)))
     yield Fault("up not multiplied in", "ffn_out", in_engine(ffn_out=lambda e, n: np.maximum(e.at("ffn_gate", n), 0) ** 2))
     yield Fault("residual missing", "ffn_inp", in_engine(ffn_inp=lambda e, n: e.at("attn_o_out", n)))
     yield Fault("residual is the normed input", "l_out", in_engine(l_out=lambda e, n: e.at("ffn_norm", n) + e.at("ffn_down", n)))
-    last = len(embedded_layers()) - 1
     yield Fault(
         "last layer skipped",
         "l_out",
@@ -465,14 +466,6 @@ def _unshifted(e: Engine, n: int) -> Floats:
 def embedded_model() -> Model:
     with embedded.model_path() as path:
         return load(path)
-
-
-def embedded_config():  # type: ignore[no-untyped-def]
-    return embedded_model().config
-
-
-def embedded_layers() -> tuple:
-    return embedded_model().layers
 
 
 # --- honest runs ----------------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from bitnet_np.testing import random_model, write_gguf
 
 SHAPE: dict[str, Any] = {"width": 48, "ffn": 40, "heads": 4, "kv_heads": 2, "head_dim": 12, "vocab": 61, "context": 64, "n_layers": 2}
 SHAPE |= {"eps": float(np.float32(1e-5))}
-LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3: dict[str, Any] = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 Array = NDArray[np.float32]
 
 
@@ -95,9 +95,8 @@ def draw(case: Case, seed: int) -> Model:
         return _bare(model)
     if model.rope_factors is None:
         return replace(model, output_bias=None)
-    told = {"factor": 8.0, "low": 1.0, "high": 4.0, "original": 64}
     frequencies = rope_frequencies(model.config.rope_base, 2 * model.config.rope_pairs)
-    return replace(model, output_bias=None, rope_factors=llama3_factors(frequencies, **told).astype(np.float32))  # type: ignore[arg-type]
+    return replace(model, output_bias=None, rope_factors=llama3_factors(frequencies, *LLAMA3.values()).astype(np.float32))
 
 
 def _bare(model: Model) -> Model:

@@ -759,6 +759,8 @@ def decoder() -> None:
             both([1, 1])
         with pytest.raises(TokenRangeError, match="token 5 at position 0 of sequence 1"):
             both([1, 5])
+        with pytest.raises(ShapeError, match="tokens has shape"):
+            both([[1, 1]])
 
 
 @check("models")

@@ -225,6 +225,11 @@ def test_a_head_must_give_what_sampling_needs():
             batch.submit(Request(0, [1], 1, sampling))
 
 
+def test_too_many_tokens_are_refused_before_there_is_memory_for_them():
+    with pytest.raises(ContextLimitError, match="1000000000000 new tokens exceed the model's context of 64"):
+        generate_batch(MODEL, [Request(0, [1], 10**12)], 1)
+
+
 def test_a_batch_has_slots():
     with pytest.raises(OptionError, match="batch is 0"):
         Batch(MODEL, 0)

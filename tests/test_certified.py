@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from models import as_table, assert_same_bits, random_model, random_tokens, seeds
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Sampling, generate, mapped
-from bitnet_np.certified import LARGEST_K, certify
+from bitnet_np.certified import LARGEST_K, WIDEST, certify
 from bitnet_np.errors import NonFiniteError, OptionError, UnsupportedError
 from bitnet_np.generate import certified_for
 from bitnet_np.kernels import cpu
@@ -95,6 +95,27 @@ def test_where_nothing_can_be_proven_all_are_computed(bad):
     head = certify(table, 2)
     assert_same_bits(head(x), cpu.matmul(x, table))
     assert (head.counter.fallbacks, head.counter.rescored) == (2, 0)
+
+
+@pytest.mark.parametrize("width", [140_000, WIDEST])
+def test_sums_beyond_32_bits_are_right(width):
+    """Codes are stored 128 higher: their products with x reach further than those of the codes themselves."""
+    table = np.outer([0.5, 1, 0.9], np.ones(width)).astype(np.float32)
+    x = np.ones((1, width), np.float32)
+    logits = certify(table)(x)
+    assert_same_bits(logits.max(axis=1), cpu.matmul(x, table).max(axis=1))
+    assert logits.argmax() == 1
+
+
+def test_wider_tables_are_refused(monkeypatch):
+    monkeypatch.setattr(sys.modules[certified_for.__module__], "_PAYS_FROM", (0, 48))
+    table = np.ones((2, WIDEST + 1), np.float32)
+    with pytest.raises(UnsupportedError, match=f"rows of {WIDEST + 1} numbers, expected at most {WIDEST}"):
+        certify(table)
+    model = replace(random_model(0), output=table)
+    assert certified_for(model, Sampling(), 1000) is None
+    with pytest.raises(OptionError, match=f"no certified head: the output has rows of {WIDEST + 1} numbers"):
+        certified_for(model, Sampling(), 1000, "certified")
 
 
 def test_x_of_zeros():

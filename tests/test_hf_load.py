@@ -52,7 +52,6 @@ FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the 
     "qwen2_window": (SIZES | QWEN2_WINDOW | {"tie_word_embeddings": True}, _llama),
     "qwen3_window": (SIZES | QWEN3_WINDOW, _llama),
 }
-BIASES = {"llama_llama3_biases": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")}
 
 
 def theirs(name):

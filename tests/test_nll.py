@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bitnet_np import forward_full
-from bitnet_np.errors import OptionError, ShapeError, TokenRangeError
+from bitnet_np.errors import ContextLimitError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.nll import token_nll
 from bitnet_np.testing import random_model
 
@@ -51,6 +51,11 @@ def test_refusals():
     for options in ({"stride": 0}, {"stride": 40}, {"chunk": 0}):
         with pytest.raises(OptionError):
             token_nll(MODEL, TOKENS, **options)
+
+
+def test_a_context_of_one_token_predicts_nothing():
+    with pytest.raises(ContextLimitError, match="the model's context is 1, expected at least 2"):
+        token_nll(random_model(3, context=1), TOKENS)
 
 
 def test_progress_ends_at_the_end():

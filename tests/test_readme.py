@@ -1,5 +1,6 @@
-"""The README: what its commands print, and what its Python does."""
+"""The README: what its commands print and what they take, and what its Python does."""
 
+import argparse
 import re
 import shlex
 import shutil
@@ -8,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet_np.cli import main
+from bitnet_np.cli import _parser, main
 from bitnet_np.gradients import parameter_shapes
+from bitnet_np.points import MEANINGS
 from bitnet_np.testing import random_model
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +35,16 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+def commands():
+    """The parsers of the subcommands."""
+    (found,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return found.choices
+
+
+def options_of(command):
+    return [max(action.option_strings, key=len) for action in command._actions if action.option_strings]
+
+
 def as_shown(shown, printed):
     """Whether a text is what was printed, where a line `...` stands for any lines."""
     parts = [re.escape(part) for part in re.split(r"(?m)^\.\.\.\n", shown)]
@@ -52,6 +64,23 @@ def test_commands_print_what_is_shown(block, here, capsys):
 def test_check_prints_what_is_shown(capsys):
     assert main(["check"]) == 0
     assert as_shown("...\n" + blocks("text")[0] + "...\n", capsys.readouterr().out)
+
+
+def test_every_option_is_in_the_readme():
+    found = {(name, option) for name, command in commands().items() for option in options_of(command)}
+    assert {option for _, option in found if not re.search(rf"(?<![\w-]){option}(?![\w-])", TEXT)} <= {"--help", "--version"}
+    assert ("logits", "--chunk") in found
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_command_has_a_row_and_every_argument_a_help(name):
+    assert f"| `bitnet-np {name}" in TEXT
+    assert [action.dest for action in commands()[name]._actions if not action.help] == []
+
+
+def test_the_table_of_names_is_that_of_the_points():
+    rows = re.findall(r"^\| `(\w+?)(?:-N)?` \| \[([^\]]+)\] \| (.+) \|$", TEXT, re.MULTILINE)
+    assert {name: (axes.replace(",", ""), text) for name, axes, text in rows} == MEANINGS
 
 
 def test_there_are_examples():

@@ -383,6 +383,8 @@ def test_the_size_of_a_cache():
         ([[1], [2]], {"slots": [1, 1]}, SlotError, "KV cache: slots [1, 1] name one slot twice"),
         ([[1], [2]], {"slots": [1]}, ShapeError, "slots has shape (1,), expected (2,): one for each sequence"),
         ([[1], [2]], {"slots": 1}, ShapeError, "slots has shape (), expected 1 axes"),
+        ([[1]], {"slots": [2**64]}, ShapeError, "slots has a value beyond 64 bits"),
+        ([[1]], {"lengths": np.array([2**63], np.uint64)}, ShapeError, "lengths has the value 9223372036854775808"),
         ([[1]], {"slots": [1.0]}, ShapeError, "slots has dtype float64, expected integers"),
         ([[1]], {"slots": [True]}, ShapeError, "slots has dtype bool, expected integers"),
         ([[VOCAB]], {}, TokenRangeError, "token 50 at position 0 of sequence 0 is not an id of the vocabulary, 0..49"),

@@ -203,6 +203,27 @@ class Rings(RuleBasedStateMachine):
             assert self.ring.capacity == self.full.capacity
 
 
+@pytest.mark.parametrize("length", [0, 1, 280, 300])
+def test_a_part_of_a_ring_is_forked_as_if_the_rest_had_never_been(length):
+    """Nothing past its end, whatever the source has in those places, and nothing forgotten that it never held."""
+    model = windowed(8)
+    cache = ring(model, 2, 400)
+    tokens = np.arange(300) % model.config.vocab
+    forward(model, tokens[None], cache, slots=[0], last_only=True)
+    if length == 1:
+        with pytest.raises(CapacityError, match="has forgotten"):
+            cache.fork(0, [1], length)
+        return
+    cache.fork(0, [1], length)
+    cache.truncate(0, length)
+    np.testing.assert_array_equal(cache.k[:, 1], cache.k[:, 0])
+    np.testing.assert_array_equal(cache.v[:, 1], cache.v[:, 0])
+    for _ in range(2):
+        forward(model, [[7, 8, 9]] * 2, cache, last_only=True)
+        cache.rollback(1, 3)
+        cache.rollback(0, 3)
+
+
 TestRings = Rings.TestCase
 TestRings.settings = settings(max_examples=30, stateful_step_count=15, deadline=None)
 

@@ -44,7 +44,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
             ignored.append(label)
             continue
         header = Header(_shape(key, count, len(ids), file), _FLOAT32, False, _HEADER)
-        insert(entries, key, header, partial(_load, file, header), len(ids), str(file))
+        insert(entries, key, header, partial(header.mapped, file), len(ids), str(file))
     return finished(entries, path, "APRT", ids, ignored)
 
 
@@ -87,13 +87,6 @@ def _shape(key: Key, count: int, rows: int, file: Path) -> tuple[int, ...]:
     if count == 0 or count % unit:
         raise FileFormatError(f"{file}: {count} numbers, expected a multiple of {unit} for {rows} tokens")
     return (count // unit, rows, rows) if key.name in SCORES else (rows, count // rows)
-
-
-def _load(path: Path, header: Header) -> NDArray:
-    try:
-        return header.array(np.memmap(path, np.uint8, "r", header.offset, (header.nbytes,)).view(np.ndarray))
-    except ValueError as error:
-        raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
 
 
 class AprtWriter(Writer):

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FileFormatError, OptionError, shown
+from ..extras import extra
 from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key
 from ..safetensors_file import strict_json
 from . import stages
@@ -74,10 +74,7 @@ def fingerprints(key: Key, array: NDArray) -> Iterator[Fingerprint]:
 
 
 def _blake3() -> Any:
-    try:
-        return import_module("blake3").blake3
-    except ImportError:
-        raise OptionError("BitNet-rs records need the package blake3: pip install bitnet_np[interop]") from None
+    return extra("blake3", "interop", "a record of BitNet-rs").blake3
 
 
 # --- reading --------------------------------------------------------------------------------------------------------------------------

@@ -54,6 +54,9 @@ def read_any(
 
     shape: of the logits in a file of bare numbers. tokens: which the trace is of, for formats that do not hold them; where a file does,
     these must be the same.
+
+    Raises FileFormatError for a file that is not what it says, UnsupportedError for records that hold no values, OptionError for a format,
+    shape or tokens that do not go with it; and lets what opening a file raises pass.
     """
     path = Path(path)
     name = format or detect(path, shape)
@@ -130,7 +133,7 @@ def _unknown(path: Path, what: str) -> FileFormatError:
 
 
 def writer(path: str | os.PathLike[str], format: str | None = None) -> tuple[str, type[Writer]]:
-    """The format to write a file of this name in, and its writer."""
+    """The format to write a file of this name in, and its writer. Raises OptionError where there is none."""
     path = Path(path)
     by_suffix = {format.suffix: format.name for format in _TABLE if format.suffix and format.writer}
     name = format or by_suffix.get(path.suffix)

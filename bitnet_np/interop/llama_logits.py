@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import FileFormatError, OptionError, ShapeError
 from ..points import Entry, Key, Points, Trace, checked_tokens
+from .npy import Header
 from .output import Writer
 
 MAGIC = b"_logits_"
@@ -43,17 +44,12 @@ def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
     if not 0 <= chunk < chunks:
         raise OptionError(f"{path}: chunk is {chunk}, the file has chunks 0 to {chunks - 1}")
     start = _HEADER + 4 * context * chunks + 2 * chunk * rows * width
-
-    def mapped(dtype: str, offset: int, shape: tuple[int, ...]) -> NDArray:
-        try:
-            return np.memmap(path, dtype, "r", offset, shape).view(np.ndarray)
-        except ValueError as error:
-            raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
-
-    ids = checked_tokens(mapped("<i4", _HEADER + 4 * context * chunk, (context,)), str(path))
+    told = Header((context,), np.dtype("<i4"), False, _HEADER + 4 * context * chunk)
+    coded = Header((rows, width), np.dtype("<u2"), False, start)
+    ids = checked_tokens(told.mapped(path), str(path))
     if ids.max() >= vocab:
         raise FileFormatError(f"{path}: token {ids.max()} in chunk {chunk}, expected less than n_vocab {vocab}")
-    entry = Entry((rows, vocab), np.dtype(np.float32), lambda: decode(mapped("<u2", start, (rows, width)), vocab))
+    entry = Entry((rows, vocab), np.dtype(np.float32), lambda: decode(coded.mapped(path), vocab))
     return Trace(
         Points({Key("log_probs", None): entry}),
         ids,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FileFormatError
-from ..points import SCORES, Entry, Key, Trace, checked_tokens
+from ..points import SCORES, Entry, Key, Trace, checked_tokens, without_leading_ones
 from . import stages
 from .npy import Header, finished, insert
 from .npz import Archive
@@ -50,16 +50,14 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int 
 def _rows_first(shape: tuple[int, ...], key: Key, path: Path) -> tuple[int, int]:
     """[T, width] of a node [1, T, heads, head width], if it is rotated, or [1, 1, T, width]."""
     axes = 3 if key.name.endswith("_rope") else 2
-    left = shape
-    while len(left) > axes and left[0] == 1:
-        left = left[1:]
+    left = without_leading_ones(shape, axes)
     if len(left) != axes or 0 in left:
         raise FileFormatError(f"{path}: {key} has shape {list(shape)}, expected {axes} axes after those of length 1")
     return left[0], int(np.prod(left[1:]))
 
 
 def _insert_scores(entries: dict[Key, Entry], key: Key, header: Header, load: Callable[[], NDArray], width: int, path: Path) -> None:
-    shape = header.shape[1:] if len(header.shape) == 4 and header.shape[0] == 1 else header.shape
+    shape = without_leading_ones(header.shape, 3)
     if len(shape) != 3 or 0 in shape or shape[2] < shape[1] or width < 1:
         raise FileFormatError(f"{path}: {key} has shape {list(header.shape)}, expected [heads, tokens, keys], as many keys as tokens")
     heads, rows, _ = shape

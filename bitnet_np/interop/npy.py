@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -20,6 +21,8 @@ MAX_POINTS = 1 << 16
 
 
 class Header(NamedTuple):
+    """Where in a file an array lies, and what it is."""
+
     shape: tuple[int, ...]
     dtype: np.dtype
     fortran: bool
@@ -32,6 +35,15 @@ class Header(NamedTuple):
     def array(self, data: NDArray[np.uint8]) -> NDArray:
         """The array, given its bytes."""
         return data.view(self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
+
+    def mapped(self, path: Path) -> NDArray:
+        """The array, out of a file that held it when it was opened."""
+        if self.nbytes == 0:
+            return np.empty(self.shape, self.dtype)
+        try:
+            return self.array(np.memmap(path, np.uint8, "r", self.offset, (self.nbytes,)).view(np.ndarray))
+        except ValueError as error:
+            raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
 
 
 def read_header(stream: IO[bytes], size: int, where: str) -> Header:
@@ -57,16 +69,7 @@ def mapped(path: Path) -> tuple[Header, Callable[[], NDArray]]:
     """What the header of a .npy file says, and how to map its array."""
     with open(path, "rb") as file:
         header = read_header(file, os.fstat(file.fileno()).st_size, str(path))
-
-    def load() -> NDArray:
-        if header.nbytes == 0:
-            return np.empty(header.shape, header.dtype)
-        try:
-            return header.array(np.memmap(path, np.uint8, "r", header.offset, (header.nbytes,)).view(np.ndarray))
-        except ValueError as error:
-            raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
-
-    return header, load
+    return header, partial(header.mapped, path)
 
 
 def collect(arrays: Mapping[str, tuple[Header, Callable[[], NDArray]]], path: Path, kind: str, tokens: NDArray | None) -> Trace:

@@ -1,6 +1,7 @@
 """Bare float32 numbers, little-endian, of a shape that the file does not know: logits."""
 
 import os
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -24,14 +25,7 @@ def read(path: str | os.PathLike[str], shape: tuple[int, ...], tokens: NDArray |
     ids = None if tokens is None else checked_tokens(tokens, "tokens")
     header = Header(tuple(shape), np.dtype("<f4"), False, 0)
     entries: dict[Key, Entry] = {}
-
-    def load() -> NDArray:
-        try:
-            return np.memmap(path, "<f4", "r", 0, header.shape).view(np.ndarray)
-        except ValueError as error:
-            raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
-
-    insert(entries, Key("result_output", None), header, load, None if ids is None else len(ids), str(path))
+    insert(entries, Key("result_output", None), header, partial(header.mapped, path), None if ids is None else len(ids), str(path))
     return finished(entries, path, "raw float32", ids, [])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..compare import kl_divergence
 from ..errors import EmptyInputError, ShapeError
 from ..whole_file import whole_file
 
@@ -34,16 +35,14 @@ def positions(ours: NDArray, theirs: NDArray) -> list[dict[str, Any]]:
     for pos, (true, other) in enumerate(zip(ours.astype(np.float64), theirs.astype(np.float64), strict=True)):
         with np.errstate(all="ignore"):  # the numbers are another engine's
             error = np.abs(true - other)
-            p, q = (x - x.max() for x in (true, other))
-            p, q = (x - np.log(np.exp(x).sum()) for x in (p, q))
-            kl = float((np.exp(p) * (p - q)).sum())
+            kl = float(kl_divergence(true[None], other[None])[0])
         top = [np.argsort(-x, kind="stable")[:TOP].tolist() for x in (other, true)]
         rows.append(
             {
                 "pos": pos,
                 "mse": _number(float(np.square(error).mean())),
                 "max_abs": _number(float(error.max())),
-                "kl": _number(max(kl, 0.0)),
+                "kl": _number(kl),
                 "topk_agree": len(set(top[0]) & set(top[1])) / len(top[1]),
                 "top5_rust": top[0],
                 "top5_cpp": top[1],

@@ -259,10 +259,14 @@ def round_as_f16(x: Floats) -> Floats:  # [R, M] -> [R, M]
         return x.astype(np.float16).astype(np.float32)
 
 
-def round_as_bf16(x: Floats) -> Floats:  # [R, M] -> [R, M]
+def bfloat16_bits(x: Floats) -> NDArray[np.uint16]:
+    """To the nearest bfloat16, ties to even; NaN stays NaN."""
     bits = x.view(np.uint32)
-    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
-    return np.where(np.isnan(x), x, rounded.view(np.float32))
+    return np.where(np.isnan(x), 0x7FC0, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def round_as_bf16(x: Floats) -> Floats:  # [R, M] -> [R, M]
+    return (bfloat16_bits(x).astype(np.uint32) << 16).view(np.float32)
 
 
 def _unrounded(x: Floats) -> Floats:

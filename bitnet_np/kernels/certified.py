@@ -98,8 +98,9 @@ def _intervals(codes, step, lost, length, q, offset, coarse, fine, size, slack, 
                 t = first + j
                 for lane in range(min(LANES, n - group * LANES)):
                     r = group * LANES + lane
-                    a = np.float64(sums[2 * j * LANES + lane] - offset[2 * t]) * coarse[t]
-                    b = np.float64(sums[(2 * j + 1) * LANES + lane] - offset[2 * t + 1]) * fine[t]
+                    # both wrap around in 32 bits, which their difference fits
+                    a = np.float64(np.int32(sums[2 * j * LANES + lane] - offset[2 * t])) * coarse[t]
+                    b = np.float64(np.int32(sums[(2 * j + 1) * LANES + lane] - offset[2 * t + 1])) * fine[t]
                     middle = np.float64(step[r]) * (a + b)
                     reach = np.float64(lost[r]) * size[t] + (np.float64(length[r]) + np.float64(lost[r])) * slack[t] + _TINY
                     low[t, r] = middle - reach
@@ -118,7 +119,7 @@ def intervals(
     slack: NDArray[np.float64],
     rows: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # -> 2 x [R, V]
-    """Bounds of every logit: what the int8 copies give, less and more lost * size + (length + lost) * slack."""
+    """Bounds of every logit: what the int8 copies give, less and more lost * size + (length + lost) * slack. 8001 D is less than 2^31."""
     padding = -q.shape[1] % _COLUMNS, (-len(coarse) % _TOKENS if len(coarse) > 1 else 0)
     q = np.pad(q, ((0, 2 * padding[1]), (0, padding[0])))
     offset = byte_offset() * q.sum(axis=1, dtype=np.int32)

@@ -17,7 +17,7 @@ from bitnet_np.transformer import BLOCK
 
 from . import memory, models
 from .report import Bar, Table, bar_label, figure, percent, spread
-from .rounds import OURS, Case, CheckError, Key, Results, Sample, simple, timed
+from .rounds import OURS, Case, CheckError, Results, Sample, simple, timed
 from .setup import Setup, tokens
 from .stats import fit, ratios, summary
 
@@ -352,8 +352,7 @@ def fit_memory(setup: Setup, results: Results, cases: list[Case]) -> Table:
     for case in cases:
         for n in results.threads(case):
             seconds = summary(results.values(case, n)).median
-            samples = results.samples[Key("fit", case.name, OURS, n)]
-            growth = [sample["resident"] / 1e6 for sample in samples if "resident" in sample]
+            growth = [size / 1e6 for size in results.values(case, n, "resident")]
             speed = (f"{seconds:.2f}", f"{case.tokens / seconds:.1f}")
             kept = f"{2 * 4 * c.n_layers * c.kv_width * case.tokens / 1e6:.1f}"
             table.rows.append([str(case.tokens), str(n), *speed, kept, figure(growth, ".1f"), f"{4 * case.tokens**2 / 1e6:.1f}"])

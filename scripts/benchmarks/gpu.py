@@ -5,6 +5,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from make_model import FOUR_CODES
 from numba import cuda
 from numpy.typing import NDArray
 
@@ -16,8 +17,6 @@ from bitnet_np.model import Config, Layer, Linear, Model, Ternary
 
 BITNET_2B = Config("bitnet-b1.58", 128256, 4096, 2560, 30, 6912, 20, 5, 128, 1e-5, 500000.0)
 TINY = Config("bitnet-b1.58", 5, 64, 8, 1, 12, 2, 1, 4, 1e-5, 500000.0)
-
-_VALID = np.array([a << 6 | b << 4 | c << 2 | d for a in range(3) for b in range(3) for c in range(3) for d in range(3)], np.uint8)
 
 
 def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> float:
@@ -40,7 +39,7 @@ def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> fl
 
 def ternary_words(n: int, m: int, rng: np.random.Generator) -> NDArray[np.uint32]:
     """Random codes of a matrix [N, M] in the device's layout."""
-    return _VALID[rng.integers(0, len(_VALID), 4 * layout.n_words((n, m)), np.uint8)].view(np.uint32)
+    return FOUR_CODES[rng.integers(0, len(FOUR_CODES), 4 * layout.n_words((n, m)), np.uint8)].view(np.uint32)
 
 
 def random_placed(config: Config, on: Cuda, seed: int = 0) -> Model:

@@ -1,4 +1,4 @@
-"""Kernels by themselves, at the model's shapes: matmul and attention. The one file here that calls bitnet_np.kernels.cpu."""
+"""Kernels by themselves, at the model's shapes: matmul and attention."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -162,8 +162,7 @@ def attention_tables(setup: Setup, results: Results) -> list[Table]:
     for case in results.of("attention"):
         for n in results.threads(case):
             seconds = results.values(case, n)
-            samples = results.samples[("attention", case.name, "bitnet_np", n)]  # type: ignore[index]
-            growth = [sample["resident"] / 1e6 for sample in samples if "resident" in sample]
+            growth = [size / 1e6 for size in results.values(case, n, "resident")]
             rate = [case.float_macs / second / 1e9 for second in seconds]
             table.rows.append(
                 [

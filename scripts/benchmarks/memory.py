@@ -12,7 +12,7 @@ from numba.core.runtime import rtsys
 from bitnet_np import KVCache, forward, forward_full, forward_incremental
 
 from .report import Table, figure
-from .rounds import Case, Results, Sample, timed
+from .rounds import OURS, Case, Key, Results, Sample, timed
 from .setup import Setup, tokens
 from .stats import summary
 
@@ -109,7 +109,7 @@ def tables(setup: Setup, results: Results) -> list[Table]:
     )
     median: dict[str, dict[str, float]] = {}
     for case in results.of("memory"):
-        samples = [sample for n in results.threads(case) for sample in results.samples[("memory", case.name, "bitnet_np", n)]]  # type: ignore[index]
+        samples = [sample for n in results.threads(case) for sample in results.samples[Key("memory", case.name, OURS, n)]]
         median[case.name] = {key: summary([sample[key] for sample in samples]).median for key in samples[0]}
         found = median[case.name]
         beyond = found["peak"] - case.nbytes

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import bitnet_np
 from bitnet_np import forward_full
+from bitnet_np.selftest import digest
 
 from .report import Bar, Table, bar_label, figure, spread
-from .rounds import Case, CheckError, Results, Sample, digest
+from .rounds import Case, CheckError, Results, Sample
 from .setup import Setup
 from .stats import summary
 

@@ -4,7 +4,6 @@ Machines drift: clocks change, neighbours come and go. So nothing is measured in
 threads and on every side once, in an order that turns around from round to round, and sides are compared within a round.
 """
 
-import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +14,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
+
+from bitnet_np.selftest import digest
 
 from .peers import Peer
 from .stats import ratios
@@ -73,8 +74,8 @@ class Results:
         return [key.threads for key in self.samples if key[:3] == (case.bench, case.name, OURS)]
 
     def values(self, case: Case, threads: int, name: str = "seconds", side: str = OURS) -> list[float]:
-        """One sample's value per round."""
-        return [sample[name] for sample in self.samples[Key(case.bench, case.name, side, threads)]]
+        """One sample's value per round, of the rounds that have it."""
+        return [sample[name] for sample in self.samples[Key(case.bench, case.name, side, threads)] if name in sample]
 
     def peak(self, case: Case, threads: int, name: str) -> list[float]:
         """The machine's peak in those rounds; empty where it has none of this kind."""
@@ -97,11 +98,6 @@ def timed(run: Callable[[], object]) -> float:
 def simple(run: Callable[[], object]) -> Callable[[int], Sample]:
     """A case's `run` where there is nothing to do but to call something."""
     return lambda threads: {"seconds": timed(run)}
-
-
-def digest(array: NDArray) -> str:
-    """sha256 of the bytes."""
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
 def check(case: Case, threads: Sequence[int]) -> str | None:

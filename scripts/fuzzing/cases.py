@@ -64,7 +64,7 @@ def read_seeds(paths: Sequence[Path]) -> list[Seed]:
             files = {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
             seeds.append(Seed(path.name, None, files))
         else:
-            seeds.append(Seed(path.name, Document(path), {path.name: path.read_bytes()}))
+            seeds.append(Seed(path.name, Document.read(path), {path.name: path.read_bytes()}))
     return seeds
 
 

@@ -2,7 +2,7 @@
 
 import random
 import struct
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +42,20 @@ _TAME = bytes(byte & 0x2A for byte in range(256))  # no NaN in any type, and no 
 _LARGEST = 1 << 19  # bytes of a tensor that is made to fit other sizes
 
 
+@dataclass
 class Document:
     """Keys with the bytes of their values, tensors, and what the header says of both."""
 
-    def __init__(self, path: Path) -> None:
+    keys: list[tuple[str | bytes, bytes]]
+    entries: list[Entry]
+    config: Config | None
+
+    @classmethod
+    def read(cls, path: Path) -> "Document":
+        """Of a sound file."""
         file = open_gguf(path)
-        self.keys = _keys(path.read_bytes(), len(file.metadata))
-        self.entries = [
-            Entry(name, tensor.shape[::-1], tensor.type.number, data=tensor.data.tobytes()) for name, tensor in file.tensors.items()
-        ]
-        self.config = _config(file)
+        entries = [Entry(name, tensor.shape[::-1], tensor.type.number, data=tensor.data.tobytes()) for name, tensor in file.tensors.items()]
+        return cls(_keys(path.read_bytes(), len(file.metadata)), entries, _config(file))
 
     def bytes(self, **header: Any) -> bytes:
         return gguf(self.keys, self.entries, **header)
@@ -86,8 +90,7 @@ def _keys(raw: bytes, count: int) -> list[tuple[str | bytes, bytes]]:
 
 def changed(source: Document, draw: random.Random) -> bytes:
     """The bytes of a file that differs from `source` in one to three things; in sizes that agree with each other, in two of five cases."""
-    document = Document.__new__(Document)
-    document.keys, document.entries, document.config = list(source.keys), list(source.entries), source.config
+    document = Document(list(source.keys), list(source.entries), source.config)
     resized = draw.random() < 0.4 and _resize(document, draw)
     header: dict[str, Any] = {}
     for _ in range(draw.randint(0, 2) if resized else draw.randint(1, 3)):

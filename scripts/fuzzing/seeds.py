@@ -88,7 +88,7 @@ def _write_tokenizer(path: Path, spellings: list[str], kinds: list[int], keys: l
         0, family="llama", weights="float32", vocab=len(spellings), width=16, ffn=16, heads=2, kv_heads=1, head_dim=8, n_layers=1
     )
     write_gguf(path, model)
-    document = Document(path)
+    document = Document.read(path)
     document.keys = [(key, value) for key, value in document.keys if key != b"tokenizer.ggml.model"]
     document.keys += [
         *keys,

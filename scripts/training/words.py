@@ -118,8 +118,3 @@ def a(noun: str) -> str:
 def count(n: int, counted: tuple[str, str]) -> str:
     """1 leaf, 2 leaves."""
     return f"{n} {counted[n != 1]}"
-
-
-def listed(parts: list[str]) -> str:
-    """a, b and c."""
-    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
