@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import operations as op
-from .compare import DIFFERENT, Reach, Verdict, judge, limits, same_bits
+from .clues import local, overwritten, permuted, rounded
+from .compare import DIFFERENT, Reach, Verdict, judge, limits, same_bits, shape_hint
 from .errors import NonFiniteError
-from .hypotheses import DECLARE, generic, hypotheses, local, permuted
+from .hypotheses import factors, generic, hypotheses, no_fault
 from .model import Model
 from .points import Key, Trace
 from .reach import FLOOR, half, one_scale
@@ -115,7 +116,7 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
     if theirs.dtype.kind != "f" and not (ours.dtype.kind == theirs.dtype.kind == "i"):
         return f"its dtype is {theirs.dtype}, expected {ours.dtype}"
     if theirs.size != ours.size or theirs.shape[:1] != ours.shape[:1]:
-        return f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}"
+        return f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}{shape_hint(theirs.shape, ours.shape)}"
     rows = theirs.reshape(ours.shape)
     bad = ~np.isfinite(rows)
     if bad.any():
@@ -166,7 +167,12 @@ class _Judge:
         found = statistics(key, verdict, reason, across, ratio, expected.value, theirs)
         if verdict != Verdict.WRONG:
             return replace(found, **self._from_float64(operation, expected.value, theirs))
-        return replace(found, hypothesis=self._explain(across, expected.value, theirs, _MATCH) or self._local(operation, expected, theirs))
+        value = expected.value
+        bound = bound_of(expected, value.shape)[1]
+        noise = _dot(bound, bound) / max(_dot(value, value), _TINY)
+        return replace(
+            found, hypothesis=self._explain(across, value, theirs, _MATCH, noise=noise) or self._local(operation, expected, theirs)
+        )
 
     def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
         """Several operations at once."""
@@ -186,7 +192,7 @@ class _Judge:
             return replace(found, hypothesis=self._explain(across, value, theirs, most))
         if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
             mistake = self._explain(across, value, theirs, most, most / 2)
-            if mistake is not None and DECLARE not in mistake:
+            if mistake is not None and not no_fault(mistake):
                 return replace(found, verdict=Verdict.WRONG, hypothesis=mistake)
         return found
 
@@ -234,6 +240,9 @@ class _Judge:
 
     def _local(self, operation: op.Operation, expected: op.Expected, theirs: Array) -> str | None:
         """What the places of wrong numbers say, where no known mistake makes all of them."""
+        told = overwritten(operation.key, self.raw, [o.key for o in self.ops]) or rounded(theirs, expected.value)
+        if told is not None:
+            return told
         wrong = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
         inputs = [self.theirs[k] for k in operation.inputs]
         return local(self.model, self.dialect, operation, inputs, expected.value, theirs, wrong)
@@ -275,16 +284,26 @@ class _Judge:
                 values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
         return values
 
-    def _explain(self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, least: float = 0.0) -> str | None:
+    def _explain(
+        self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, least: float = 0.0, noise: float = 0.0
+    ) -> str | None:
         """The mistake that comes closest, if the NMSE it leaves is at most `most`, and little of what there was.
 
         least: NMSE that it must make of what is right. One that changes less may flip the very codes that roundings flip.
+        noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a factor or a constant that is fitted, which
+        takes away roundings too.
         """
         now = _nmse(value, theirs)
         best = min(most, now / 10)  # a mistake that explains little explains nothing
         found: str | None = None
         with np.errstate(all="ignore"):
-            for text, candidate in chain(self._mistaken(across), generic(theirs, value, self._previous(across[-1]))):
+
+            def fitted() -> Iterator[tuple[str, Array]]:
+                if found is None or 4 * best > noise:
+                    known = factors(self.model, self.by_key[across[-1]]) if len(across) == 1 else {}
+                    yield from generic(theirs, value, self._previous(across[-1]), known)
+
+            for text, candidate in chain(self._mistaken(across), fitted()):
                 if candidate.shape != theirs.shape or not np.isfinite(candidate).all() or _nmse(candidate, value) < least:
                     continue
                 if (left := _nmse(candidate, theirs)) < best:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import progress
 from .blame import close, invalid_tensor, judge_trace, statistics
 from .border import instance, integers
-from .compare import Judgement, Verdict, position_nmse, same_bits
+from .compare import FLIPS_LIMIT, Judgement, Verdict, position_nmse, same_bits
 from .errors import TokenRangeError
 from .kernels import cpu
 from .model import Model
@@ -37,10 +37,11 @@ def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dia
     whole = key == LOGITS and not notes  # as the operation gives them
     if alone and (trace.positions is not None or not whole or logits.verdict <= Verdict.FLIPS or logits.explanation):
         return Report(logits.verdict, logits.reason, notes=notes), logits
-    if logits.verdict == Verdict.INVALID:
+    if alone and logits.verdict == Verdict.INVALID:
         return Report(Verdict.INVALID, f"logits: {logits.reason}", notes=notes), logits
     report = judge_trace(model, trace if whole else trace.without(key), ids, dialect, progress.bar("judging operations"))
-    if logits.verdict > report.verdict:  # no operation is at fault by itself, the sum of all is
+    only_there = report.verdict == Verdict.INVALID and report.first_wrong is not None and report.first_wrong.key == key
+    if logits.verdict > report.verdict or only_there:  # no operation before is at fault by itself
         report = replace(report, verdict=logits.verdict, reason=f"logits: {logits.reason}")
     return replace(report, notes=(*notes, *report.notes)), logits
 
@@ -91,6 +92,8 @@ def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect
     batch = ids if ids.ndim == 2 else ids[None]
     ours = compute_logits(model, batch, last_only=last_only, dialect=dialect)
     ours = ours if ids.ndim == 2 else ours[0]
+    theirs = np.asarray(theirs)
+    theirs = theirs[0] if theirs.shape == (1, *ours.shape) else theirs  # a batch of one
     part = batch[: max(1, _MOST_POSITIONS // batch.shape[1])]
     part = part if last_only else part[:, :_MOST_POSITIONS]
 
@@ -98,7 +101,29 @@ def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect
         logits = variant_logits(variant, part, last_only)
         return logits.reshape(-1, logits.shape[-1])
 
-    return judge_logits(ours, theirs, Variant("ours", model, dialect), run, progress=progress.bar("trying known mistakes"))
+    found = judge_logits(ours, theirs, Variant("ours", model, dialect), run, progress=progress.bar("trying known mistakes"))
+    if found.verdict != Verdict.WRONG or found.explanation is not None or len(batch) == 1:
+        return found
+    mixed = _mixed_sequences(ours, theirs, found.reach or FLIPS_LIMIT)
+    return found if mixed is None else replace(found, reason=f"{mixed}; {found.reason}", explanation=mixed)
+
+
+def _mixed_sequences(ours: NDArray[np.float32], theirs: NDArray, reach: float) -> str | None:
+    """Which sequences of a batch [B, ..., V] are wrong, if not all are, and whether they are others'. reach: NMSE of roundings."""
+
+    def away(a: int, b: int) -> float:
+        return float(position_nmse(ours[a], theirs[b]).mean())
+
+    wrong = [b for b in range(len(ours)) if away(b, b) > 5 * reach]
+    for b in wrong:
+        other = next((a for a in range(len(ours)) if a != b and away(a, b) <= 5 * reach), None)
+        if other is not None:
+            return f"sequence {b} has the logits of sequence {other}"
+    if not wrong or len(wrong) == len(ours):
+        return None
+    some = ", ".join(map(str, wrong[:4])) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+    which = f"sequence {some} of {len(ours)} is" if len(wrong) == 1 else f"sequences {some} of {len(ours)} are"
+    return f"only {which} wrong: are sequences of a batch mixed?"
 
 
 def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:

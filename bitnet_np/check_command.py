@@ -160,5 +160,5 @@ def _paragraphs(report: Report, logits: Judgement | None) -> Iterator[str]:
             yield table(TABLE_HEADER, table_rows(bad[:LARGEST_TABLE])) + more
         if summary := closer_summary(report):
             yield f"RMS errors, in units of 2^-24 of a tensor's RMS:\n{table(CLOSER_HEADER, closer_rows(report))}\n{summary}"
-    elif report.verdict == Verdict.WRONG and report.missing and not report.operations:
+    elif report.verdict == Verdict.WRONG and not report.operations and (logits is None or logits.explanation is None):
         yield "dump intermediate tensors too, attn_norm to l_out of each layer, and the operation at fault can be named"

@@ -159,7 +159,10 @@ def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = No
     fitted = np.flatnonzero(beyond & (n.left < SYSTEMATIC)) if directed else np.zeros(0, int)
 
     def place(row: Any) -> str:
-        return _index(np.unravel_index(int(row), shape[:-1])) if numbers is None else str(numbers[row])
+        if numbers is not None:
+            return str(numbers[row])
+        index = np.unravel_index(int(row), shape[:-1])
+        return f"{index[1]} of sequence {index[0]}" if len(index) == 2 else _index(index)
 
     if n.same_bits.all():
         verdict, reason = Verdict.SAME_BITS, f"all {ours.size:,} logits have the same bits"
@@ -296,12 +299,25 @@ def kl_divergence(a: Array, b: Array) -> Array:  # [P, V], [P, V] -> [P]
     return np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0)
 
 
+def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:
+    """What engines do that makes [T, N] such a shape, to be appended to a message; empty where nothing is known."""
+    if len(theirs) != 2 or len(ours) != 2:
+        return ""
+    if theirs == ours[::-1]:
+        return ": it is transposed"
+    if theirs == (ours[0] + 1, ours[1]):
+        return ": one position more than there are tokens, as if a BOS token had been put in front"
+    if theirs[0] == ours[0] and theirs[1] > ours[1]:
+        return f": if the last {theirs[1] - ours[1]} columns are padding, dump the others"
+    return ""
+
+
 def _invalid(ours: NDArray[np.float32], theirs: NDArray) -> str:
     """Why a dump says nothing about the model, or an empty string."""
     if theirs.dtype.kind != "f":
         return f"their dtype is {theirs.dtype}, expected a float type"
     if theirs.shape != ours.shape:
-        return f"their shape is {list(theirs.shape)}, expected {list(ours.shape)}"
+        return f"their shape is {list(theirs.shape)}, expected {list(ours.shape)}{shape_hint(theirs.shape, ours.shape)}"
     if theirs.size == 0:
         return "there are no logits"
     bad, largest, flat, repeated = 0, 0.0, "", ""

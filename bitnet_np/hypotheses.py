@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from . import operations as op
 from . import packing, spec
 from .families import NORMS
-from .model import Config, Layer, Linear, Model, Ternary
+from .model import Config, Layer, Linear, Model, Ternary, Weights
 from .points import MAY_BE_QUANTIZED, Key
 from .transformer import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 
@@ -55,6 +55,19 @@ class _Context:
         assert self.operation.key.layer is not None
         return self.operation.key.layer
 
+    def neighbours(self) -> Iterator[tuple[str, Layer]]:
+        """The layers before and after, and what to call them."""
+        for step, text in ((-1, "previous"), (1, "next")):
+            if 0 <= self.index + step < len(self.model.layers):
+                yield text, self.model.layers[self.index + step]
+
+    @property
+    def stream(self) -> Key:
+        """What comes into the layer."""
+        if self.index:
+            return Key("l_out", self.index - 1)
+        return Key("inp_embd" if self.model.position_embd is None else "inpL", None)
+
     def inputs(self, values: Values) -> list[Array]:
         return [values[key] for key in self.operation.inputs]
 
@@ -64,14 +77,20 @@ class _Context:
 
 
 DECLARE = "declare the dialect"
-"""What the text of a hypothesis has in it that is no mistake."""
+_NO_FAULT = (DECLARE, "are rounded to ", "is rounded to ", "are rounded, as a cache of ")
+
+
+def no_fault(text: str) -> bool:
+    """Whether a hypothesis is a rounding that engines do on purpose, not a mistake."""
+    return any(words in text for words in _NO_FAULT)
+
 
 Found = Iterator[tuple[str, Callable[[Values], Array]]]
 
 
 # --- matrices -------------------------------------------------------------------------------------------------------------------------
 
-_FIELDS = {
+FIELDS = {
     "Qcur": "attn_q",
     "Kcur": "attn_k",
     "Vcur": "attn_v",
@@ -80,10 +99,11 @@ _FIELDS = {
     "ffn_up": "ffn_up",
     "ffn_down": "ffn_down",
 }
+"""What a layer's matrices give, and which field of model.Layer each is."""
 
 
 def _linear(c: _Context) -> Found:
-    linear: Linear = getattr(c.layer, _FIELDS[c.operation.key.name])
+    linear: Linear = getattr(c.layer, FIELDS[c.operation.key.name])
     if linear.bias is not None:
         bias = linear.bias
         yield "the bias is missing", c.of(lambda x: op.product(x, linear, c.dialect).value - bias)
@@ -94,11 +114,61 @@ def _linear(c: _Context) -> Found:
             yield text, c.of(lambda x, dialect=dialect: op.product(x, linear, dialect).value)
     if isinstance(linear.weights, Ternary) and linear.bias is None and linear.scale is None:
         yield from _ternary(c, linear.weights)
+    if not isinstance(linear.weights, Ternary):
+        for kind, narrowed in _NARROWED.items():
+            yield f"the input is rounded to {kind}", c.of(lambda x, r=narrowed: op.product(r(x), linear, c.dialect).value)
+    yield from _other_weights(c, linear)
+    if c.operation.key.name in ("Qcur", "Kcur") and c.config.rope != "none":
+        rotated = c.of(lambda x: op.rope(c.model, c.dialect, op.product(x, linear, c.dialect).value).value)
+        yield "it is after RoPE: dumped from a buffer that was rotated in place", rotated
+    if c.operation.key.name == "ffn_gate":
+        activation = (lambda x: np.maximum(x, 0) ** 2) if c.config.activation == "relu2" else _silu
+        activated = c.of(lambda x: activation(op.product(x, linear, c.dialect).value))
+        yield "it is after the activation function: dumped from a buffer that was activated in place", activated
+
+
+def _other_weights(c: _Context, linear: Linear) -> Found:
+    """Another matrix, the same one misread, or another input."""
+    name = c.operation.key.name
+
+    def of(other: Linear) -> Callable[[Values], Array]:
+        return c.of(lambda x: op.product(x, other, c.dialect).value)
+
+    def transposed(x: Array) -> Array:
+        weights = linear.weights
+        matrix = op.dense(weights) if isinstance(weights, Ternary) else packing.float32(weights)
+        return op.product(x, replace(linear, weights=_misread_as(weights, matrix.reshape(matrix.shape[::-1]).T)), c.dialect).value
+
+    square = linear.shape[0] == linear.shape[1]
+    yield "the weight matrix is transposed" if square else "the weight matrix is read column by column, not row by row", c.of(transposed)
+    for other, field_name in FIELDS.items():
+        matrix: Linear | None = getattr(c.layer, field_name)
+        if other != name and matrix is not None and matrix.shape == linear.shape:
+            yield f"the weights of {other} are used", of(matrix)
+    for text, layer in c.neighbours():
+        yield f"the weights of the {text} layer are used", of(getattr(layer, FIELDS[name]))
+    source = c.operation.inputs[0].name
+    before = {"attn_norm": c.stream, "attn_sub_norm": Key("kqv_out", c.index), "ffn_sub_norm": Key("ffn_out", c.index)}
+    if not c.config.parallel_residual:
+        before["ffn_norm"] = Key("ffn_inp", c.index)
+    if source in before:
+        raw = before[source]
+        text = f"the input is {'the layer input' if source == 'attn_norm' else raw.name}, {source} is skipped"
+        yield text, lambda values: op.product(values[raw], linear, c.dialect).value
+
+
+def _misread_as(weights: Weights, matrix: NDArray) -> Weights:
+    """Weights of the same kind that are another matrix."""
+    if isinstance(weights, Ternary):
+        return packing.pack(np.ascontiguousarray(matrix).astype(np.int8), float(weights.scale))
+    return np.ascontiguousarray(matrix)
 
 
 def _ternary(c: _Context, weights: Ternary) -> Found:
-    name = c.operation.key.name
     w_scale = float(weights.scale)
+
+    def coded(q: Array, scale: Array) -> Array:
+        return q @ op.dense(weights).T.astype(np.float64) / scale * w_scale
 
     def times(x: Array, matrix: NDArray, factor: float = 1.0, s: Array | None = None) -> Array:
         q, scale = spec.quantize(x)
@@ -111,11 +181,6 @@ def _ternary(c: _Context, weights: Ternary) -> Found:
     def in_halves(x: Array) -> Array:
         q, scale = spec.quantize(x)
         return op.half(q @ op.dense(weights).T.astype(np.float64)) / scale * w_scale
-
-    def truncated(x: Array) -> Array:
-        single = x.astype(np.float32)  # in float32 the largest number may come out below 127
-        scale = np.float32(127) / np.abs(single).max(axis=1, keepdims=True)
-        return np.trunc(single * scale).astype(np.float64) @ op.dense(weights).T.astype(np.float64) / scale * w_scale
 
     def unshifted(x: Array) -> Array:
         return times(x, op.dense(weights) + 1)
@@ -131,28 +196,46 @@ def _ternary(c: _Context, weights: Ternary) -> Found:
     yield "the activation scale multiplies instead of dividing", c.of(lambda x: times(x, op.dense(weights), s=1 / spec.quantize(x)[1]))
     yield "one activation scale for the whole tensor instead of one for each token", c.of(per_tensor)
     yield "activations are not quantised to int8", c.of(lambda x: x @ op.dense(weights).T.astype(np.float64) * w_scale)
-    yield "codes are truncated instead of rounded", c.of(truncated)
+    for text, quantize in _QUANTIZERS.items():
+        yield text, c.of(lambda x, quantize=quantize: coded(*quantize(x)))
     yield "codes 0, 1, 2 are not shifted to -1, 0, +1", c.of(unshifted)
     yield "sums wrap around in 16 bits", c.of(wrapped)
     yield "sums are kept in float16", c.of(in_halves)
     yield "I2_S is read in the layout of 64 weights in 16 bytes", c.of(lambda x: times(x, _relaid(weights, 64)))
     yield "I2_S is read in the layout of 4 rows to a byte", c.of(lambda x: times(x, _four_rows(weights)))
     yield "code pairs of each byte are read in the opposite order", c.of(lambda x: times(x, _relaid(weights, 128, reverse=True)))
-    if weights.shape[0] == weights.shape[1]:
-        yield "the weight matrix is transposed", c.of(lambda x: times(x, op.dense(weights).T))
-    for other, field_name in _FIELDS.items():
-        matrix: Linear | None = getattr(c.layer, field_name)
-        if other != name and matrix is not None and matrix.shape == weights.shape:
-            yield f"the weights of {other} are used", c.of(lambda x, matrix=matrix: op.product(x, matrix).value)
-    for step, text in ((-1, "previous"), (1, "next")):
-        if 0 <= c.index + step < len(c.model.layers):
-            matrix = getattr(c.model.layers[c.index + step], _FIELDS[name])
-            yield f"the weights of the {text} layer are used", c.of(lambda x, matrix=matrix: op.product(x, matrix).value)
-    source = c.operation.inputs[0].name
-    before = {"attn_sub_norm": "kqv_out", "ffn_sub_norm": "ffn_out", "ffn_norm": "ffn_inp"}.get(source)
-    if before:
-        raw = Key(before, c.index)
-        yield f"the input is {before}, {source} is skipped", lambda values: op.ternary_matmul(values[raw], weights).value
+
+
+def _truncated(x: Array) -> tuple[Array, Array]:
+    single = x.astype(np.float32)  # in float32 the largest number may come out below 127
+    scale = np.float32(127) / np.maximum(np.float32(1e-5), np.abs(single).max(axis=1, keepdims=True))
+    return np.trunc(single * scale).astype(np.float64), scale.astype(np.float64)
+
+
+def _in_steps(most: float, low: float, high: float, largest: Callable[[Array], Array] = np.abs) -> Callable[[Array], tuple[Array, Array]]:
+    def quantize(x: Array) -> tuple[Array, Array]:
+        scale = most / np.maximum(1e-5, largest(x).max(axis=1, keepdims=True))
+        return np.clip(np.rint(x * scale), low, high), scale
+
+    return quantize
+
+
+def _wrapped_at_128(x: Array) -> tuple[Array, Array]:
+    q, scale = _in_steps(128, -128, 128)(x)
+    return np.where(q == 128, -128, q), scale
+
+
+_QUANTIZERS: dict[str, Callable[[Array], tuple[Array, Array]]] = {
+    "codes are truncated instead of rounded": _truncated,
+    "codes are rounded down": lambda x: (np.floor(x * spec.quantize(x)[1]), spec.quantize(x)[1]),
+    "activations are scaled to 128 steps instead of 127, and +128 wraps around to -128": _wrapped_at_128,
+    "activations are scaled to 128 steps instead of 127": _in_steps(128, -128, 127),
+    "activations are scaled to 126 steps instead of 127": _in_steps(126, -126, 126),
+    "activations are scaled to 63 steps instead of 127": _in_steps(63, -63, 63),
+    "activations are scaled to 7 steps instead of 127": _in_steps(7, -7, 7),
+    "activations are scaled by their largest number, not by their largest magnitude": _in_steps(127, -128, 127, lambda x: x),
+}
+"""Mistakes in making int8 codes: [T, M] -> codes [T, M], steps per unit [T, 1]."""
 
 
 def _relaid(weights: Ternary, block: int, reverse: bool = False) -> NDArray:
@@ -194,6 +277,13 @@ def _norm(c: _Context) -> Found:
     def outside(x: Array) -> Array:
         return x / (np.sqrt(np.mean(x * x, axis=1, keepdims=True)) + eps) * gain
 
+    def root_of_width(x: Array) -> Array:
+        mean = np.mean(x * x, axis=1, keepdims=True)
+        return np.sqrt((mean + eps) / (mean * x.shape[1] / max(1, x.shape[1] - 1) + eps))
+
+    def weighted(weight: NDArray) -> Callable[[Values], Array]:
+        return c.of(lambda x: spec.rms_norm(x, weight.astype(np.float64), eps))
+
     def by_head(x: Array) -> Array:
         heads = x.reshape(len(x), -1, c.config.head_dim)
         return (heads / np.sqrt(np.mean(heads**2, axis=-1, keepdims=True) + eps)).reshape(x.shape) * gain
@@ -205,6 +295,7 @@ def _norm(c: _Context) -> Found:
     yield "the norm's weight is applied twice", c.of(lambda x: spec.rms_norm(x, gain * gain, eps))
     yield "the mean is subtracted, as in LayerNorm", c.of(layer_norm)
     yield "the sum of squares is not divided by the width", c.of(lambda x: x / np.sqrt(np.sum(x * x, axis=1, keepdims=True) + eps) * gain)
+    yield "the sum of squares is divided by the width less one", c.of(lambda x: spec.rms_norm(x, gain, eps) * root_of_width(x))
     yield "the norm divides by the mean square, without the root", c.of(lambda x: x / (np.mean(x * x, axis=1, keepdims=True) + eps) * gain)
     for other in (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3):
         if not np.isclose(other, eps, rtol=1e-3):
@@ -216,9 +307,14 @@ def _norm(c: _Context) -> Found:
         for other_name in NORMS:
             weight = getattr(c.layer, other_name)
             if other_name != name and weight is not None and weight.shape == gain.shape:
-                yield f"the weight of {other_name} is used", c.of(lambda x, weight=weight: spec.rms_norm(x, weight.astype(np.float64), eps))
+                yield f"the weight of {other_name} is used", weighted(weight)
+        for text, layer in c.neighbours():
+            yield f"the weight of the {text} layer is used", weighted(getattr(layer, name))
+        if name == "ffn_norm" and not c.config.parallel_residual:
+            yield "its input is the layer's, not the sum with attention", lambda values: spec.rms_norm(values[c.stream], gain, eps)
     else:
-        weight = c.model.layers[-1].ffn_norm.astype(np.float64)
+        for name in ("attn_norm", "ffn_norm"):
+            yield f"the weight of the last layer's {name} is used", weighted(getattr(c.model.layers[-1], name))
         yield "the last layer is skipped", lambda values: spec.rms_norm(values[_before_last(c.model)], gain, eps)
 
 
@@ -259,17 +355,54 @@ def _rope(c: _Context) -> Found:
     yield "the rotation turns the other way", at(scale=-1)
     yield "the rotation is applied twice", at(scale=2)
     yield "every token is rotated as the last position", c.of(lambda x: rotated(x, np.full(len(x), len(x) - 1.0)))
-    yield (
-        "angles are stepped in float32, as ggml does: declare the dialect bitnet.cpp (--as bitnet.cpp)",
-        c.of(lambda x: op.rope(c.model, BITNET_CPP, x).value),
-    )
+    for dialect in (BITNET_CPP, EXACT):
+        if dialect.stepped_angles != c.dialect.stepped_angles:
+            how = "are stepped in float32, as ggml does" if dialect.stepped_angles else "are not stepped in float32"
+            turned = c.of(lambda x, dialect=dialect: op.rope(c.model, dialect, x).value)
+            yield f"angles {how}: {DECLARE} {dialect.name} (--as {dialect.name})", turned
     for other in (10000.0, 500000.0, 1000000.0):
         if other != base:
             yield f"the frequency base is {other:g} instead of {base:g}", at(base=other)
+    for text, other in (("is halved: -i / K", base**0.5), ("is doubled: -4i / K", base**2)):
+        yield f"the exponent of the frequencies {text} instead of -2i / K", at(base=other)
+    yield "sine and cosine are swapped", c.of(lambda x: _rotated(c, x, swapped=True))
+    yield "the second number of a pair is turned with the first one's new value", c.of(lambda x: _rotated(c, x, in_place=True))
+    for kind, digits in (("bfloat16", 8), ("float16", 11)):
+        yield f"angles are rounded to {kind}", c.of(lambda x, digits=digits: _rotated(c, x, angle_digits=digits))
+        yield f"sines and cosines are rounded to {kind}", c.of(lambda x, digits=digits: _rotated(c, x, digits=digits))
     yield "one head width serves all heads: frequencies run over the whole row", c.of(lambda x: _rope_row(x, base))
     yield "the last token is one position too far: it was fed twice", c.of(lambda x: rotated(x, _fed_twice(len(x))))
     for period in range(1, 65):  # of shorter sequences the longer periods change nothing, and so explain nothing
         yield f"positions restart every {period} tokens", c.of(partial(_restarted, rotated, period))
+
+
+def _rotated(
+    c: _Context, x: Array, *, swapped: bool = False, in_place: bool = False, angle_digits: int | None = None, digits: int | None = None
+) -> Array:
+    """RoPE by sines and cosines that are wrong, or used wrongly. digits: significant bits of what is rounded."""
+    angle = to_digits(c.dialect.angles(np.arange(len(x)), c.model), angle_digits)[:, None, :]
+    cos, sin = to_digits(np.cos(angle), digits), to_digits(np.sin(angle), digits)
+    cos, sin = (sin, cos) if swapped else (cos, sin)
+    out = x.reshape(len(x), -1, c.config.head_dim).copy()
+    first, second = pair_slices(c.config)
+    a, b = out[..., first].copy(), out[..., second].copy()
+    out[..., first] = a * cos - b * sin
+    out[..., second] = (out[..., first] if in_place else a) * sin + b * cos
+    return out.reshape(x.shape)
+
+
+def pair_slices(config: Config) -> tuple[slice, slice]:
+    """Where the first numbers of a head's rotated pairs are, and where the second."""
+    j = config.rope_pairs
+    return (slice(0, j), slice(j, 2 * j)) if config.rope == "halves" else (slice(0, 2 * j, 2), slice(1, 2 * j, 2))
+
+
+def to_digits(x: Array, digits: int | None) -> Array:
+    """Rounded to that many significant bits, half to even: float16 has 11, bfloat16 8. Their ranges are not looked at."""
+    if digits is None:
+        return x
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
 
 
 def _restarted(rotated: Callable[..., Array], period: int, x: Array) -> Array:
@@ -292,15 +425,21 @@ def _attention(c: _Context) -> Found:
     limit = c.config.window_of(c.index)
     window = np.inf if limit is None else limit
 
-    def attend(q: Array, k: Array, v: Array, mask: Array, scale: float = width**-0.5, shared: Array | None = None) -> Array:
+    grouped, in_turn = np.arange(heads) // (heads // groups), np.arange(heads) % groups
+
+    def attend(
+        q: Array, k: Array, v: Array, mask: Array, scale: float = width**-0.5, keys: NDArray = grouped, values: NDArray = grouped
+    ) -> Array:
         t = len(q)
-        chosen = np.arange(heads) // (heads // groups) if shared is None else shared
+        if c.dialect.halves:
+            q, k, v = op.half(q), op.half(k), op.half(v)
         q = q.reshape(t, heads, width)
-        k, v = (x.reshape(t, groups, width)[:, chosen] for x in (k, v))
+        k, v = k.reshape(t, groups, width)[:, keys], v.reshape(t, groups, width)[:, values]
         s = np.einsum("thk,shk->hts", q, k) * scale + mask
         with np.errstate(invalid="ignore"):
             p = np.nan_to_num(np.exp(s - s.max(axis=-1, keepdims=True)))
             p = np.nan_to_num(p / p.sum(axis=-1, keepdims=True))
+        p = op.half(p) if c.dialect.halves else p
         return np.einsum("hts,shk->thk", p, v).reshape(t, -1)
 
     def masked(allowed: Callable[[Array, Array], NDArray[np.bool_]], **options: object) -> Callable[[Values], Array]:
@@ -322,6 +461,8 @@ def _attention(c: _Context) -> Found:
         return right(q, k, v).reshape(len(q), heads, width).transpose(0, 2, 1).reshape(len(q), -1)
 
     raw = tuple(Key(name, c.index) for name in ("Qcur", "Kcur", "Vcur"))
+    if c.dialect.halves:
+        yield f"float16 roundings are not there: {DECLARE} exact", c.of(lambda *qkv: op.attend(c.model, EXACT, c.index, *qkv).value)
     if limit is not None:
         yield "the window is missing: all tokens before are seen", masked(lambda i, j: j <= i)
         yield "the window is too long by one: it does not count the token itself", masked(partial(_windowed, limit + 1))
@@ -331,9 +472,11 @@ def _attention(c: _Context) -> Found:
     yield "the mask is off by one: a token sees the next one", masked(lambda i, j: (j <= i + 1) & (j > i - window))
     yield "the mask is off by one: a token does not see itself", masked(lambda i, j: ((j < i) & (j > i - window)) | ((i == 0) & (j == 0)))
     yield "the mask is 1 and 0, and added", c.of(ones)
-    yield "key-value heads are dealt out in turn (h % G) instead of in groups", masked(causal, shared=np.arange(heads) % groups)
-    yield "every query head reads the first key-value head", masked(causal, shared=np.zeros(heads, int))
-    yield "key-value heads are in the opposite order", masked(causal, shared=groups - 1 - np.arange(heads) // (heads // groups))
+    yield "key-value heads are dealt out in turn (h % G) instead of in groups", masked(causal, keys=in_turn, values=in_turn)
+    yield "keys, but not values, are dealt out in turn (h % G) instead of in groups", masked(causal, keys=in_turn)
+    yield "values, but not keys, are dealt out in turn (h % G) instead of in groups", masked(causal, values=in_turn)
+    yield "every query head reads the first key-value head", masked(causal, keys=0 * grouped, values=0 * grouped)
+    yield "key-value heads are in the opposite order", masked(causal, keys=groups - 1 - grouped, values=groups - 1 - grouped)
     yield "scores are not scaled by 1/sqrt(K)", masked(causal, scale=1.0)
     yield "scores are divided by K instead of its root", masked(causal, scale=1 / width)
     yield "scores are divided by the root of the model width", masked(causal, scale=c.config.width**-0.5)
@@ -341,12 +484,15 @@ def _attention(c: _Context) -> Found:
     yield "heads and head width are transposed in the output", c.of(heads_last)
     yield "queries and keys are not rotated", lambda v: right(*(v[key] for key in raw))
     yield "keys are not rotated", lambda v: right(v[c.operation.inputs[0]], v[raw[1]], v[raw[2]])
+    yield "values are rotated too, as if they were keys", c.of(lambda q, k, v: right(q, k, op.rope(c.model, c.dialect, v).value))
+    for kind, narrowed in _NARROWED.items():
+        yield f"keys and values are rounded, as a cache of {kind} does", c.of(lambda q, k, v, r=narrowed: right(q, r(k), r(v)))
     yield "values are the keys", c.of(lambda q, k, v: right(q, k, k))
     yield "keys and values are swapped", c.of(lambda q, k, v: right(q, v, k))
     yield "keys and values of the first token are lost", masked(lambda i, j: causal(i, j) & ((j > 0) | (i == 0)))
     yield "each token sees itself only", masked(lambda i, j: j == i)
     for seen in (2, 4, 8, 16, 32, 64):
-        yield f"only the last {seen} tokens are seen", masked(partial(_windowed, seen))
+        yield f"only the last {seen} tokens are seen", masked(partial(_windowed, seen))  # longer than the sequence: changes nothing
     if not c.dialect.halves:
         halves = replace(c.dialect, halves=True)
         rounded = c.of(lambda *qkv: op.attend(c.model, halves, c.index, *qkv).value)
@@ -357,12 +503,29 @@ def _windowed(window: float, i: Array, j: Array) -> NDArray[np.bool_]:
     return (j <= i) & (j > i - window)
 
 
+def _blocks_of_32(x: Array) -> Array:
+    """Rounded as ggml's Q8_0 does: a float16 scale for 32 int8 codes."""
+    if x.shape[1] % 32:
+        return np.full_like(x, np.nan)  # there are no such blocks of this width
+    cut = x.reshape(len(x), -1, 32)
+    step = np.abs(cut).max(axis=2, keepdims=True) / 127
+    return (np.rint(cut / np.where(step == 0, 1, step)) * op.half(step)).reshape(x.shape)
+
+
+_NARROWED: dict[str, Callable[[Array], Array]] = {
+    "float16": op.half,
+    "bfloat16": lambda x: to_digits(x, 8),
+    "Q8_0": _blocks_of_32,
+}
+"""Types that engines keep activations or keys and values in: what becomes of [T, width]."""
+
+
 # --- the rest -------------------------------------------------------------------------------------------------------------------------
 
 
 def _gelu(c: _Context) -> Found:
     yield "the exact GELU instead of its approximation by tanh, or the other way round", c.of(_OTHER_GELU[c.config.activation])
-    yield "SiLU instead of GELU", c.of(lambda x: x / (1 + np.exp(-x)))
+    yield "SiLU instead of GELU", c.of(_silu)
     yield "relu instead of GELU", c.of(lambda x: np.maximum(x, 0))
     yield "relu squared instead of GELU", c.of(lambda x: np.maximum(x, 0) ** 2)
 
@@ -380,14 +543,28 @@ def _gate(c: _Context) -> Found:
         yield f"SiLU(gate) * up instead of {right}", c.of(spec.silu_gate)
     else:
         yield f"relu(gate)^2 * up instead of {right}", c.of(spec.relu2_gate)
-        yield "SiLU(up) * gate: gate and up are swapped", c.of(lambda g, u: spec.silu_gate(u, g))
+    yield f"the gate is not activated: gate * up instead of {right}", c.of(lambda g, u: g * u)
+    yield f"the gate is missing: up instead of {right}", c.of(lambda g, u: u)
+    yield f"sigmoid(gate) * up instead of {right}", c.of(lambda g, u: u / (1 + np.exp(-g)))
+    yield f"quick GELU, gate * sigmoid(1.702 gate) * up, instead of {right}", c.of(lambda g, u: g / (1 + np.exp(-1.702 * g)) * u)
     yield f"GELU(gate) * up instead of {right}", c.of(lambda g, u: spec.gelu_tanh(g) * u)
     yield "relu(gate) * up, not squared", c.of(lambda g, u: np.maximum(g, 0) * u)
     yield "gate^2 * up, without relu", c.of(lambda g, u: g * g * u)
-    yield "gate and up are swapped", c.of(lambda g, u: spec.relu2_gate(u, g))
-    yield "SiLU(up) * gate: gate and up are swapped, and SiLU for relu squared", c.of(lambda g, u: spec.silu_gate(u, g))
-    yield "up is not multiplied in", c.of(lambda g, u: np.maximum(g, 0) ** 2)
+    swapped = "gate and up are swapped"
+    if c.config.activation == "relu2":
+        yield swapped, c.of(lambda g, u: spec.relu2_gate(u, g))
+        yield f"SiLU(up) * gate: {swapped}, and SiLU for relu squared", c.of(lambda g, u: spec.silu_gate(u, g))
+        yield "up is not multiplied in", c.of(lambda g, u: np.maximum(g, 0) ** 2)
+    else:
+        yield f"SiLU(up) * gate: {swapped}", c.of(lambda g, u: spec.silu_gate(u, g))
+        yield f"relu(up)^2 * gate: {swapped}, and relu squared for SiLU", c.of(lambda g, u: spec.relu2_gate(u, g))
+        yield "up is not multiplied in", c.of(lambda g, u: _silu(g))
     yield "relu(gate * up)", c.of(lambda g, u: np.maximum(g * u, 0))
+    yield "relu(gate * up)^2", c.of(lambda g, u: np.maximum(g * u, 0) ** 2)
+
+
+def _silu(x: Array) -> Array:
+    return x / (1 + np.exp(-x))
 
 
 def _residual(c: _Context) -> Found:
@@ -397,8 +574,7 @@ def _residual(c: _Context) -> Found:
         yield "attention's branch is missing", c.of(lambda h, ffn, attention: h + ffn)
         yield "the feed-forward's branch is missing", c.of(lambda h, ffn, attention: h + attention)
         return
-    start = "inp_embd" if c.model.position_embd is None else "inpL"
-    first = Key(start, None) if not c.index else Key("l_out", c.index - 1)
+    first = c.stream
     normed = Key("attn_norm" if name == "ffn_inp" else "ffn_norm", c.index)
     yield "the residual is missing", c.of(lambda a, b: b)
     yield "the branch is missing, only the residual comes through", c.of(lambda a, b: a)
@@ -408,6 +584,7 @@ def _residual(c: _Context) -> Found:
     yield "the residual is added twice", c.of(lambda a, b: 2 * a + b)
     if name == "l_out":
         yield "the residual is the layer's input", lambda v: v[first] + v[c.operation.inputs[1]]
+        yield "the layer's input is added once more", lambda v: v[first] + sum(c.inputs(v))
     yield "the layer's output is the layer's input: the layer is skipped", lambda v: v[first]
 
 
@@ -422,7 +599,15 @@ def _head(c: _Context) -> Found:
 
     yield "the final norm is skipped", lambda values: values[last] @ table.T
     yield "the head's input is quantised to int8", c.of(int8)
-    yield "the head's input is rounded to float16: declare the dialect bitnet.cpp (--as bitnet.cpp)", c.of(lambda x: op.half(x) @ table.T)
+    if not c.dialect.halves:
+        rounded = c.of(lambda x: op.half(x) @ table.T)
+        yield "the head's input is rounded to float16: declare the dialect bitnet.cpp (--as bitnet.cpp)", rounded
+    elif not c.dialect.ggml_activations:
+        yield f"the head's input is not rounded to float16: {DECLARE} exact", c.of(lambda x: x @ table.T)
+    yield (
+        "the head's matrix is read column by column, not row by row: [D, V] for [V, D]",
+        c.of(lambda x: x @ table.reshape(table.shape[::-1])),
+    )
     if model.output is not None:
         embedding = packing.float32(model.token_embd).astype(np.float64)
         yield "the head is tied to the embedding, the file has one of its own", c.of(lambda x: x @ embedding.T)
@@ -441,21 +626,20 @@ def _embedding(c: _Context) -> Found:
 
 
 def _codes(c: _Context) -> Found:
-    def truncated(x: Array) -> Array:
-        return np.trunc(x * spec.quantize(x)[1])
-
-    yield "codes are truncated instead of rounded", c.of(truncated)
-    yield "codes are rounded down", c.of(lambda x: np.floor(x * spec.quantize(x)[1]))
+    for text, quantize in _QUANTIZERS.items():
+        yield text, c.of(lambda x, quantize=quantize: quantize(x)[0])
     yield "one scale for the whole tensor instead of one for each token", c.of(lambda x: np.rint(x * 127 / np.abs(x).max()))
 
 
 def _scale(c: _Context) -> Found:
     yield "it is the reciprocal, absmax / 127", c.of(lambda x: 1 / spec.quantize(x)[1])
     yield "one scale for the whole tensor instead of one for each token", c.of(lambda x: np.full((len(x), 1), 127 / np.abs(x).max()))
+    for text, quantize in _QUANTIZERS.items():
+        yield text, c.of(lambda x, quantize=quantize: quantize(x)[1])
 
 
 _BY_NAME: dict[str, Callable[[_Context], Found]] = {
-    **dict.fromkeys(_FIELDS, _linear),
+    **dict.fromkeys(FIELDS, _linear),
     **dict.fromkeys((*NORMS, "result_norm"), _norm),
     **dict.fromkeys(("Qcur_rope", "Kcur_rope"), _rope),
     **dict.fromkeys(("ffn_inp", "l_out"), _residual),
@@ -472,9 +656,32 @@ def _nothing(c: _Context) -> Found:
     yield from ()
 
 
-def generic(theirs: Array, value: Array, earlier: Array | None) -> Iterator[tuple[str, Array]]:
-    """Mistakes that any operation can make: what it gave, against what it should have given."""
+def factors(model: Model, operation: op.Operation) -> dict[str, float]:
+    """Factors that an operation's result is wrong by if something is mistaken for another: what, and how much."""
+    name, n = operation.key
+    if name not in FIELDS or n is None:
+        return {}
+
+    def scale(layer: int, field_name: str) -> float | None:
+        linear: Linear | None = getattr(model.layers[layer], field_name)
+        return float(linear.weights.scale) if linear is not None and isinstance(linear.weights, Ternary) else None
+
+    own = scale(n, FIELDS[name])
+    if own is None or getattr(model.layers[n], FIELDS[name]).bias is not None:
+        return {}
+    found = {"codes in steps of 1/127 are taken for 1/128": 127 / 128, "codes in steps of 1/128 are taken for 1/127": 128 / 127}
+    others = {f"the weight scale of {field_name} is used": scale(n, field_name) for field_name in FIELDS.values()}
+    for step, text in ((-1, "previous"), (1, "next")):
+        if 0 <= n + step < len(model.layers):
+            others[f"the weight scale of the {text} layer is used"] = scale(n + step, FIELDS[name])
+    return found | {text: other / own for text, other in others.items() if other is not None}
+
+
+def generic(theirs: Array, value: Array, earlier: Array | None, known: Mapping[str, float]) -> Iterator[tuple[str, Array]]:
+    """Mistakes that any operation can make: what it gave, against what it should have given. known: factors that have a name."""
     yield "the sign is flipped", -value
+    for text, ratio in known.items():
+        yield f"{text}: everything is {ratio:.6g} times what it should be", ratio * value
     factor = float((theirs * value).sum() / max((value * value).sum(), 1e-300))
     yield f"everything is {factor:.6g} times what it should be", factor * value
     if len(value) > 1:
@@ -499,94 +706,3 @@ def generic(theirs: Array, value: Array, earlier: Array | None) -> Iterator[tupl
     if value.shape[1] > 3:
         factors = (theirs * value).sum(axis=1, keepdims=True) / np.maximum((value * value).sum(axis=1, keepdims=True), 1e-300)
         yield "each position is wrong by a factor of its own: a scale", factors * value
-
-
-def permuted(theirs: Array, value: Array) -> bool:
-    """Whether a row has the right numbers in another order."""
-    return bool(np.allclose(np.sort(theirs, axis=1), np.sort(value, axis=1), rtol=1e-4, atol=1e-6))
-
-
-def local(
-    model: Model, dialect: Dialect, operation: op.Operation, inputs: list[Array], value: Array, theirs: Array, wrong: NDArray[np.bool_]
-) -> str | None:
-    """What the places of wrong numbers say by themselves. wrong: which elements are, [T, width]."""
-    rows, columns = np.flatnonzero(wrong.any(axis=1)), np.flatnonzero(wrong.any(axis=0))
-    if rows.size == 0:
-        return None
-    if wrong.sum() == 1:
-        return f"one number alone is wrong: position {rows[0]}, element {columns[0]}"
-    name, n = operation.key
-    if name in _FIELDS and n is not None and columns.size <= _FEW:
-        return _misread(getattr(model.layers[n], _FIELDS[name]), dialect, inputs[0], theirs, columns)
-    if name == "kqv_out":
-        return _foreign_values(model, dialect, inputs[2], theirs)
-    if columns.size <= _FEW < value.shape[1]:
-        return f"only {_listed('element', columns)} of each position: the rest of the tensor is right"
-    if rows.size <= max(1, len(value) // 4):
-        return f"only {_listed('position', rows)}: the other {len(value) - rows.size} are right"
-    return None
-
-
-_FEW = 4  # columns, or listed numbers
-
-
-def _listed(what: str, numbers: NDArray) -> str:
-    more = f" and {numbers.size - _FEW} more" if numbers.size > _FEW else ""
-    return f"{what}{'s' * (numbers.size > 1)} {', '.join(map(str, numbers[:_FEW]))}{more}"
-
-
-def _misread(linear: Linear, dialect: Dialect, x: Array, theirs: Array, columns: NDArray) -> str:
-    """Which block of a row of weights was read from elsewhere, if one was. Products of int8 codes show that: they are integers."""
-    somewhere = f"only {_listed('element', columns)} of each position: rows of the weights are misread, the others are right"
-    weights = linear.weights
-    if not isinstance(weights, Ternary) or not op.reads_codes(linear, dialect):
-        return somewhere
-    matrix = op.dense(weights).astype(np.float64)
-    q, scale = spec.quantize(x)
-    factor = float(weights.scale) * (1.0 if linear.scale is None else float(linear.scale)) / scale[:, 0]
-    row = int(columns[0])
-    product = theirs[:, row] - (0.0 if linear.bias is None else float(linear.bias[row]))
-    for block in (128, 64, 32, 16):
-        blocks = matrix.shape[1] // block
-        cut = matrix[:, : blocks * block].reshape(len(matrix), blocks, block)
-        parts = np.einsum("tbm,nbm->nbt", q[:, : blocks * block].reshape(len(q), blocks, block), cut[[row]])[0]  # [blocks, T]
-        missing = product / factor - q @ matrix[row]  # what the misread block adds
-        for b in range(blocks):
-            others = [(r, b) for r in (row - 1, row + 1) if 0 <= r < len(matrix)] + [(row, c) for c in (b - 1, b + 1) if 0 <= c < blocks]
-            for r, c in others:
-                changed = q[:, b * block : (b + 1) * block] @ cut[r, c] - parts[b]
-                if np.abs(changed - missing).max() <= 0.25:  # sums of integers
-                    where = f"row {r}" if r != row else f"weights {c * block} to {(c + 1) * block - 1}"
-                    return f"weights {b * block} to {(b + 1) * block - 1} of row {row} are read from {where}"
-    return somewhere
-
-
-def _foreign_values(model: Model, dialect: Dialect, v: Array, theirs: Array) -> str | None:
-    """Attention gives sums of values. What is not one of this sequence's has come from elsewhere; how many, the rank says."""
-    c = model.config
-    t = len(v)
-    if t + 1 >= c.head_dim:
-        return None
-    v = (op.half(v) if dialect.halves else v).reshape(t, c.kv_heads, c.head_dim)
-    out = theirs.reshape(t, c.heads, c.head_dim)
-    ranks, hidden = [], False
-    for head in range(c.heads):
-        values, sums = v[:, head // (c.heads // c.kv_heads)], out[:, head]
-        least = 1e-3 * np.abs(sums).max()
-        ranks.append(int((np.linalg.svd(_outside(values, sums), compute_uv=False) > least).sum()))
-        hidden |= any(np.abs(_outside(values[: i + 1], sums[i])).max() > least for i in range(t))
-    most = max(ranks)
-    if most == 0 and hidden:
-        return "values are summed that a token must not see: the mask, or a cache that holds another sequence's"
-    if most == 0:
-        return "sums of the right values with wrong weights: scores or softmax are wrong"
-    if min(ranks) == 0 or most >= min(t, c.head_dim - t):
-        return None
-    return f"values that are not of this sequence are summed too, {most} of them: a cache slot that was not cleared, or another's"
-
-
-def _outside(values: Array, sums: Array) -> Array:
-    """What is left of [.., K] without its part in the span of values [n, K]."""
-    basis, size, _ = np.linalg.svd(values.T, full_matrices=False)
-    basis = basis[:, size > 1e-9 * size[0]]
-    return sums - sums @ basis @ basis.T

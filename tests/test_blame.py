@@ -176,6 +176,19 @@ def test_empty_foreign_and_other_tokens_are_invalid():
     assert "other token ids" in report.reason
 
 
+def test_nan_is_blamed_where_it_begins():
+    """Logits that are NaN say nothing of where it came from; the tensors before them do."""
+    points = recorded()
+    for key in points:
+        if key == LOGITS or key.layer == 2 or (key.layer == 1 and key.name in ("kqv_out", "attn_o_out", "ffn_inp")):
+            points[key] = np.full_like(points[key], np.nan)
+    report, logits = check_trace(MODEL, TOKENS, trace(points))
+    assert (report.verdict, report.first_wrong.key, logits.verdict) == (Verdict.INVALID, Key("kqv_out", 1), Verdict.INVALID)
+    assert report.reason.startswith("layer 1 kqv_out: it has nan at position 0, element 0")
+    report, _ = check_trace(MODEL, TOKENS, trace(recorded() | {LOGITS: points[LOGITS]}))
+    assert report.reason.startswith("logits: their logit at 0, 0 is nan")
+
+
 def test_codes_are_exact_but_for_ambiguous_ones():
     points = recorded()
     key = Key("ffn_norm_codes", 1)
@@ -310,9 +323,9 @@ def test_values_of_another_sequence_are_counted():
     assert (found.key, found.hypothesis.split(",")[1]) == (key, " 5 of them: a cache slot that was not cleared")
 
 
-def test_wrong_weights_of_the_right_values():
+def test_a_factor_of_all_scores_is_measured():
     found = judge_trace(MODEL, trace(with_step(Key("kqv_out", 1), lambda e, n: e.attend(n, scale=0.1))), TOKENS).first_wrong
-    assert found.hypothesis == "sums of the right values with wrong weights: scores or softmax are wrong"
+    assert found.hypothesis == "scores are 0.8 times what they should be"
 
 
 def test_equal_rows_are_fine_where_tokens_are_equal():

@@ -119,7 +119,9 @@ def test_verdicts(theirs, verdict):
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["verdict"] == verdict.name
 
 
-@pytest.mark.parametrize(("shape", "position", "named"), [((100, 60), (77,), "77"), ((5, 20, 60), (3, 17), "3, 17"), ((60,), (), "0")])
+@pytest.mark.parametrize(
+    ("shape", "position", "named"), [((100, 60), (77,), "77"), ((5, 20, 60), (3, 17), "17 of sequence 3"), ((60,), (), "0")]
+)
 @pytest.mark.parametrize(("fault", "said"), [(lambda x: x[::-1], "NMSE is"), (lambda x: x * np.float32(1.03), "logits are 1.03 times")])
 def test_one_bad_position_spoils_all_and_is_named(shape, position, named, fault, said):
     ours = logits(*shape)

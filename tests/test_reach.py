@@ -308,3 +308,23 @@ def test_batches_and_long_sequences(shape, last_only):
     assert found.verdict is WRONG
     assert "truncated" in found.explanation
     assert float32(small.token_embd).shape[0] == theirs.shape[-1]
+
+
+def test_sequences_of_a_batch_that_are_mixed_are_named():
+    small = random_model(5)
+    ids = np.random.default_rng(2).integers(0, 50, (3, 9))
+    right = forward_full(small, ids)
+    said = check_logits(small, ids, right[[1, 0, 2]], EXACT, False)
+    assert (said.verdict, said.explanation) == (Verdict.WRONG, "sequence 0 has the logits of sequence 1")
+    noise = np.random.default_rng(3).standard_normal(right.shape[1:]).astype(np.float32)
+    mixed = right + noise * (np.arange(3) == 1)[:, None, None]
+    said = check_logits(small, ids, mixed, EXACT, False)
+    assert (said.verdict, said.explanation) == (Verdict.WRONG, "only sequence 1 of 3 is wrong: are sequences of a batch mixed?")
+    assert " of sequence 1, " in said.reason
+    said = check_logits(small, ids, right[:, -1] + noise[:3], EXACT, True)  # all of them are
+    assert (said.verdict, said.explanation) == (Verdict.WRONG, None)
+
+
+def test_a_batch_of_one_row_is_a_last_row():
+    small, ids = random_model(5), np.arange(9) * 7 % 50
+    assert check_logits(small, ids, forward_full(small, ids[None])[:, -1], EXACT, True).verdict == Verdict.SAME_BITS

@@ -37,7 +37,7 @@ _TABLE = (
         "llama-logits", "llama.cpp's --kl-divergence-base", ".kld", lambda path, _: llama_logits.read(path), llama_logits.LlamaLogitsWriter
     ),
     Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.LogitsWriter),
-    Format("raw", "bare float32 logits of a stated shape", ".f32", None, raw.RawWriter),
+    Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", None, raw.RawWriter),
     Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, bitnet_rs.FilesWriter),
     Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, bitnet_rs.LinesWriter),
 )
