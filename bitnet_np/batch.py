@@ -112,6 +112,17 @@ class _Sequence:
     admitted: float = 0.0
     first: float | None = None
 
+    @classmethod
+    def of(cls, model: Model, request: Request, head: CertifiedHead | None) -> "_Sequence":
+        """A request that can be continued. Raises what `Batch.submit` does, but of ids and slots."""
+        prompt, n, stop = check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop)
+        certified_for(model, request.sampling, n, head or "exact")
+        return cls(request, request.numbers(), prompt, n, stop)
+
+    def positions(self) -> int:
+        """Of a slot, that it needs from its beginning on."""
+        return len(self.pending) + max(self.n - 1, 0)
+
 
 def _ignore(request: Request, logits: NDArray[np.float32]) -> None:
     pass
@@ -159,15 +170,16 @@ class Batch:
         Raises what `stream` raises for a prompt, n, seed or stop tokens that cannot be, or sampling that needs more logits than the head
         gives; OptionError for an id that is in use, CapacityError if prompt and n tokens do not fit a slot.
         """
-        prompt, n, stop = check_prompt(self.model, instance("request", request, Request).prompt, request.n, request.stop)
-        certified_for(self.model, request.sampling, n, self.head or "exact")
-        if request.id in self._ids:
-            raise OptionError(f"the id {request.id!r} is in use, expected another one for each sequence")
-        needed = len(prompt) + max(n - 1, 0)
-        if needed > self.cache.capacity:
-            raise CapacityError(f"a prompt of {len(prompt)} and {n} new tokens exceed the {self.cache.capacity} positions of a slot")
-        self._waiting.append(_Sequence(request, request.numbers(), prompt, n, stop))
-        self._ids.add(request.id)
+        self._wait(_Sequence.of(self.model, request, self.head))
+
+    def _wait(self, sequence: _Sequence) -> None:
+        if sequence.request.id in self._ids:
+            raise OptionError(f"the id {sequence.request.id!r} is in use, expected another one for each sequence")
+        if sequence.positions() > self.cache.capacity:
+            wanted = f"a prompt of {len(sequence.pending)} and {sequence.n} new tokens"
+            raise CapacityError(f"{wanted} exceed the {self.cache.capacity} positions of a slot")
+        self._waiting.append(sequence)
+        self._ids.add(sequence.request.id)
 
     def step(self) -> list[Completion]:
         """Admit, run one forward pass, choose a token for each sequence, retire. Returns what has ended.
@@ -244,19 +256,20 @@ def generate_batch(
 
     Raises, on the call itself, what `Batch.submit` raises, and OptionError for less than one slot.
     """
-    requests = list(requests)
-    checked = [check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop) for request in requests]
-    needed = max((len(prompt) + max(n - 1, 0) for prompt, n, _ in checked), default=1)
-    used = min(integer("slots", slots, 1), max(len(requests), 1))
+    check_place(model, dialect, ops)
+    sequences = [_Sequence.of(model, request, head) for request in requests]
+    needed = max((sequence.positions() for sequence in sequences), default=1)
+    used = min(integer("slots", slots, 1), max(len(sequences), 1))
     batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head)
-    for request in requests:
-        batch.submit(request)
+    for sequence in sequences:
+        batch._wait(sequence)
+    names = [sequence.request.id for sequence in sequences]
 
     def run() -> Iterator[Completion]:
         finished: dict[str | int, Completion] = {}
-        for request in requests:
-            while request.id not in finished:
+        for name in names:
+            while name not in finished:
                 finished |= {completion.request.id: completion for completion in batch.step()}
-            yield finished.pop(request.id)
+            yield finished.pop(name)
 
     return run()

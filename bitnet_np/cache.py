@@ -187,8 +187,8 @@ class KVCache:
         Raises SlotError for a slot that is not there, CapacityError for positions that it does not hold, or that it cannot go on from: a
         ring may have forgotten what their next token sees.
         """
-        slot = self._checked(slot)
-        if not 0 <= _whole("length", length) <= self.lengths[slot]:
+        slot, length = self._checked(slot), _whole("length", length)
+        if not 0 <= length <= self.lengths[slot]:
             raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot be cut to {length}")
         self._check_idle((slot,))
         self._check_kept(slot, length)
@@ -206,11 +206,11 @@ class KVCache:
 
     def rollback(self, slot: int, count: int) -> None:
         """Forget the last `count` positions of a slot: tokens that were tried and not taken. Raises what `truncate` does."""
-        slot = self._checked(slot)
+        slot, count = self._checked(slot), _whole("count", count)
         held = int(self.lengths[slot])
-        if not 0 <= _whole("count", count) <= held:
+        if not 0 <= count <= held:
             raise CapacityError(f"KV cache: slot {slot} holds {held} positions, cannot go back by {count}")
-        self.truncate(slot, held - int(count))
+        self.truncate(slot, held - count)
 
     def clear(self, slot: int | None = None) -> None:
         """Forget a slot, or all of them. Raises SlotError for one that is not there."""

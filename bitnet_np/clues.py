@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from . import operations as op
 from . import packing, spec
-from .hypotheses import FIELDS, pair_slices, to_digits
+from .hypotheses import FIELDS, to_digits
 from .model import Linear, Model, Ternary
 from .points import Key
 from .transformer import Dialect
@@ -98,10 +98,15 @@ def _listed(what: str, numbers: NDArray) -> str:
     return f"{what}{'s' * (numbers.size > 1)} {', '.join(map(str, numbers[:_FEW]))}{more}"
 
 
+def _in_runs(numbers: NDArray) -> list[str]:
+    """Whole numbers as runs of successive ones: 0 to 7, 12."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return [f"{run[0]} to {run[-1]}" if run.size > 1 else f"{run[0]}" for run in runs]
+
+
 def _runs(what: str, numbers: NDArray) -> str:
-    """Whole numbers as runs of successive ones: elements 0 to 7, 12."""
-    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
-    runs = [f"{run[0]} to {run[-1]}" if run.size > 1 else f"{run[0]}" for run in np.split(numbers, cuts)]
+    """What those are the numbers of, and the first of their runs."""
+    runs = _in_runs(numbers)
     more = f" and {len(runs) - _FEW} runs more" if len(runs) > _FEW else ""
     return f"{what}{'s' * (numbers.size > 1)} {', '.join(runs[:_FEW])}{more}"
 
@@ -208,7 +213,7 @@ def _misread(linear: Linear, dialect: Dialect, x: Array, theirs: Array, columns:
 def _turned(model: Model, x: Array, theirs: Array) -> str | None:
     """By which angles pairs were turned: positions that are not the tokens', or frequencies that are not the model's."""
     c = model.config
-    first, second = pair_slices(c)
+    first, second = op.pair_slices(c)
     before, after = (a.reshape(len(a), -1, c.head_dim)[:_ROWS] for a in (x, theirs))
     before, after = (a[..., first] + 1j * a[..., second] for a in (before, after))  # [T, heads, J]
     turn = (after * before.conj()).sum(axis=1)
@@ -241,10 +246,8 @@ def _positions(turn: NDArray, size: Array, frequency: Array) -> NDArray[np.int64
 
 
 def _sequence(numbers: NDArray[np.int64]) -> str:
-    """Numbers as ascending runs: 0 to 7, 0 to 7, 0, 0."""
-    runs = [
-        f"{run[0]} to {run[-1]}" if run.size > 1 else f"{run[0]}" for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
-    ]
+    """Positions, some of them repeated: 0 to 7, 0 to 7, 0, 0."""
+    runs = _in_runs(numbers)
     return ", ".join(runs[: 2 * _FEW]) + (", ..." if len(runs) > 2 * _FEW else "")
 
 

@@ -221,5 +221,5 @@ def generate(
     head: CertifiedHead | HeadChoice = "auto",
 ) -> list[int]:
     """The prompt and up to `n` tokens after it; arguments and errors as in `stream`."""
-    new = stream(model, prompt, n, sampling=sampling, numbers=numbers, seed=seed, stop=stop, dialect=dialect, ops=ops, head=head)
-    return [*integers("prompt", prompt, 1, TokenRangeError).tolist(), *new]
+    ids = integers("prompt", prompt, 1, TokenRangeError).tolist()
+    return [*ids, *stream(model, ids, n, sampling=sampling, numbers=numbers, seed=seed, stop=stop, dialect=dialect, ops=ops, head=head)]

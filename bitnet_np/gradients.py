@@ -145,13 +145,10 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
                 raise ShapeError(f"parameter {name} is Ternary, expected float32 {list(shape)}")
             for flaw in ternary_flaws(name, value, shape):
                 raise ShapeError(f"parameter {flaw}")
-            right = True
-        else:
-            right = isinstance(value, np.ndarray) and value.dtype == np.float32 and value.shape == shape
-        if not right:
+        elif not (isinstance(value, np.ndarray) and value.dtype == np.float32 and value.shape == shape):
             kind = f"{getattr(value, 'dtype', type(value).__name__)} {list(np.shape(value))}"
             raise ShapeError(f"parameter {name} is {kind}, expected float32 {list(shape)}")
-        if isinstance(value, np.ndarray):
+        else:
             value = np.require(value, requirements=("C", "A"))
             if cpu.has_non_finite(value):
                 raise NonFiniteError(f"parameter {name} has NaN or infinity in it")

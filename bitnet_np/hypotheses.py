@@ -122,8 +122,8 @@ def _linear(c: _Context) -> Found:
         rotated = c.of(lambda x: op.rope(c.model, c.dialect, op.product(x, linear, c.dialect).value).value)
         yield "it is after RoPE: dumped from a buffer that was rotated in place", rotated
     if c.operation.key.name == "ffn_gate":
-        activation = (lambda x: np.maximum(x, 0) ** 2) if c.config.activation == "relu2" else _silu
-        activated = c.of(lambda x: activation(op.product(x, linear, c.dialect).value))
+        gate = spec.ACTIVATIONS[c.config.activation]
+        activated = c.of(lambda x: gate(op.product(x, linear, c.dialect).value, 1.0))
         yield "it is after the activation function: dumped from a buffer that was activated in place", activated
 
 
@@ -384,17 +384,11 @@ def _rotated(
     cos, sin = to_digits(np.cos(angle), digits), to_digits(np.sin(angle), digits)
     cos, sin = (sin, cos) if swapped else (cos, sin)
     out = x.reshape(len(x), -1, c.config.head_dim).copy()
-    first, second = pair_slices(c.config)
+    first, second = op.pair_slices(c.config)
     a, b = out[..., first].copy(), out[..., second].copy()
     out[..., first] = a * cos - b * sin
     out[..., second] = (out[..., first] if in_place else a) * sin + b * cos
     return out.reshape(x.shape)
-
-
-def pair_slices(config: Config) -> tuple[slice, slice]:
-    """Where the first numbers of a head's rotated pairs are, and where the second."""
-    j = config.rope_pairs
-    return (slice(0, j), slice(j, 2 * j)) if config.rope == "halves" else (slice(0, 2 * j, 2), slice(1, 2 * j, 2))
 
 
 def to_digits(x: Array, digits: int | None) -> Array:
@@ -564,7 +558,7 @@ def _gate(c: _Context) -> Found:
 
 
 def _silu(x: Array) -> Array:
-    return x / (1 + np.exp(-x))
+    return spec.silu_gate(x, np.ones_like(x))
 
 
 def _residual(c: _Context) -> Found:

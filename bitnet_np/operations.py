@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from . import packing, spec
 from .kernels import blocks
-from .model import Blocks, Linear, Model, Table, Ternary
+from .model import Blocks, Config, Linear, Model, Table, Ternary
 from .points import Key
 from .tensor_types import TERNARY_TYPES
 from .transformer import EXACT, Dialect
@@ -334,14 +334,19 @@ def ternary_matmul(x: Array, weights: Ternary) -> Expected:
     return Expected(value, unit, x.shape[1] + 3, reach * w_scale)  # products, and the scale, the quotient and the factor
 
 
+def pair_slices(config: Config) -> tuple[slice, slice]:
+    """Where the first numbers of a head's rotated pairs are, and where the second."""
+    j = config.rope_pairs
+    return (slice(0, j), slice(j, 2 * j)) if config.rope == "halves" else (slice(0, 2 * j, 2), slice(1, 2 * j, 2))
+
+
 def rope(model: Model, dialect: Dialect, x: Array) -> Expected:
     """Two products. In most engines the angle is a float32 too, wrong by a rounding or two of its own size, which all heads share."""
     c = model.config
     t = len(x)
     heads = x.reshape(t, -1, c.head_dim)
     angle = dialect.angles(np.arange(t), model)[:, None, :]
-    pairs = c.rope_pairs
-    first, second = (slice(0, pairs), slice(pairs, 2 * pairs)) if c.rope == "halves" else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+    first, second = pair_slices(c)
     a, b, cos, sin = heads[..., first], heads[..., second], np.cos(angle), np.sin(angle)
     value, unit = heads.copy(), np.abs(heads)
     value[..., first], value[..., second] = a * cos - b * sin, a * sin + b * cos

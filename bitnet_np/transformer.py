@@ -204,54 +204,40 @@ def forward(
     if cache.k.shape[0::3] + cache.k.shape[4:] != (model.config.n_layers, model.config.kv_heads, model.config.head_dim):
         raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
     with cache.writing(chosen):
-        return _continue(model, ids, cache, counts, chosen, last_only, dialect, ops, record, head)
+        start = cache.reserve(chosen, counts)
+        rows = _rows(model.config, ids, counts, chosen, start)
+        there = ops.resident(rows)
 
+        end, attention = int((start + counts).max()), _attention(dialect, ops)
+        pieces = cache.pieces(rows.slot, rows.position)
 
-def _continue(
-    model: Model,
-    ids: NDArray[np.int64],
-    cache: KVCache,
-    counts: NDArray[np.int64],
-    chosen: NDArray[np.int64],
-    last_only: bool,
-    dialect: Dialect,
-    ops: ModuleType,
-    record: Record,
-    head: Head | None,
-) -> Floats:
-    """`forward` of what has been checked but for the room there is in slots that nobody else writes to."""
-    start = cache.reserve(chosen, counts)
-    rows = _rows(model.config, ids, counts, chosen, start)
-    there = ops.resident(rows)
+        def readable(kept: NDArray) -> NDArray:
+            """float16 as attention takes it: as its bits, 0.8 times as long for one query as float32; or widened for the plain loops."""
+            if kept.dtype in (np.float32, np.int16):  # the latter on a device
+                return kept
+            return kept[:, :end].astype(np.float32) if dialect.halves else kept.view(np.int16)
 
-    end, attention = int((start + counts).max()), _attention(dialect, ops)
-    pieces = cache.pieces(rows.slot, rows.position)
+        def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
+            def attended(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
+                cache.write(layer, slot, position, k, v)
+                ops.mark("kv_write", q.shape[0])
+                return attention(q, readable(cache.k[layer]), readable(cache.v[layer]), slot, position, model.config.window_of(layer))
 
-    def readable(kept: NDArray) -> NDArray:
-        """float16 as attention takes it: as its bits, 0.8 times as long for one query as float32; or widened for the plain loops."""
-        if kept.dtype in (np.float32, np.int16):  # the latter on a device
-            return kept
-        return kept[:, :end].astype(np.float32) if dialect.halves else kept.view(np.int16)
+            if len(pieces) == 1:
+                return attended(q, k, v, there.slot, there.position)
+            return cache.by_pieces(pieces, attended, (q, k, v), rows.slot, rows.position)
 
-    def attend(layer: int, q: Floats, k: Floats, v: Floats) -> Floats:
-        def attended(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64]) -> Floats:
-            cache.write(layer, slot, position, k, v)
-            ops.mark("kv_write", q.shape[0])
-            return attention(q, readable(cache.k[layer]), readable(cache.v[layer]), slot, position, model.config.window_of(layer))
-
-        if len(pieces) == 1:
-            return attended(q, k, v, there.slot, there.position)
-        return cache.by_pieces(pieces, attended, (q, k, v), rows.slot, rows.position)
-
-    saved = cache.save(chosen, counts)
-    try:
-        logits = run_layers(model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head)
-        logits = check_finite(logits if head else ops.to_host(logits), rows, last_only, head)
-    except BaseException:
-        cache.restore(saved)
-        raise
-    cache.advance(chosen, counts)
-    return _shaped(logits, rows, ids.shape, last_only)
+        saved = cache.save(chosen, counts)
+        try:
+            logits = run_layers(
+                model, there, _rotations(model, rows, dialect, ops), attend, last_only, dialect, ops, _seen(record, ops), head
+            )
+            logits = check_finite(logits if head else ops.to_host(logits), rows, last_only, head)
+        except BaseException:
+            cache.restore(saved)
+            raise
+        cache.advance(chosen, counts)
+        return _shaped(logits, rows, ids.shape, last_only)
 
 
 def prefill(
