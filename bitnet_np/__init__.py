@@ -4,25 +4,14 @@ from . import masks
 from .batch import Batch, Completion, Request, forward_batch, generate_batch
 from .cache import KVCache
 from .certified import CertifiedHead, certify
-from .compare import Judgement, judge
 from .errors import Error
+from .files.gguf_file import open_gguf
+from .files.load import load
 from .generate import Sampling, generate, stream
-from .gguf_file import open_gguf
-from .load import load
+from .judge.compare import Judgement, judge
 from .metrics import Metrics
 from .model import Blocks, Config, Layer, Linear, Model, Ternary
-from .transformer import (
-    BITNET_CPP,
-    EXACT,
-    LLAMA_CPP,
-    Dialect,
-    compute_logits,
-    forward,
-    forward_full,
-    forward_incremental,
-    pad,
-    prefill,
-)
+from .transformer import BITNET_CPP, EXACT, LLAMA_CPP, Dialect, compute_logits, forward, forward_full, forward_incremental, pad, prefill
 
 __version__ = "0.1.0"
 

@@ -16,15 +16,15 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .border import instance, integer, integers
 from .cache import KVCache
 from .certified import CertifiedHead
-from .device import new_cache
 from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
 from .generate import GREEDY, Sampling, certified_for, check_prompt, choose, uniforms
+from .gpu.device import new_cache
 from .kernels import cpu
 from .model import Model
 from .transformer import EXACT, Dialect, check_place, forward, forward_full, pad, prefill
+from .validate import instance, integer, integers
 
 Observe = Callable[["Request", NDArray[np.float32]], None]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .border import dtype_of, instance, integer
 from .errors import CapacityError, NonFiniteError, OptionError, SlotError, shown
 from .kernels.attention import chunks_touched
 from .kernels.scalar import CHUNK
 from .model import Config
+from .validate import dtype_of, instance, integer
 
 _LOCK = Lock()  # of which passes are at which slots, for moments: one for all caches, which can be copied so
 

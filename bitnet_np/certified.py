@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import mapped
-from .border import integer
 from .errors import ShapeError, UnsupportedError
 from .kernels import certified as kernels
 from .kernels import cpu
 from .kernels.simd import LANES
+from .validate import integer
 
 Floats = NDArray[np.float32]
 

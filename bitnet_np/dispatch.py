@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from . import masks
-from .device import on_cpu, open_cuda
 from .errors import OptionError
+from .gpu.device import on_cpu, open_cuda
 from .kernels import cpu
 from .metrics import Metrics
 from .model import Config

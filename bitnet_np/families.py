@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import FileFormatError, ShapeError, UnsupportedError, shown
-from .gguf_file import GGUFFile
+from .files.gguf_file import GGUFFile
 from .model import Config, shapes_of_layer
 
 NORMS = ("attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm")

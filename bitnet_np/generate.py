@@ -10,14 +10,14 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from .border import instance, integer, integers, number
 from .certified import LARGEST_K, WIDEST, CertifiedHead, certify
-from .decode import stepper
-from .device import new_cache
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, shown
+from .gpu.decoder import stepper
+from .gpu.device import new_cache
 from .kernels import cpu
 from .model import Model
 from .transformer import EXACT, Dialect, check_place, check_tokens, prefill
+from .validate import instance, integer, integers, number
 
 _COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 

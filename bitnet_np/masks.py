@@ -19,9 +19,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .border import dtype_of, instance, integer
 from .errors import MaskError
 from .kernels import masks as kernels
+from .validate import dtype_of, instance, integer
 
 Form = Literal["additive", "bool"]
 Align = Literal["bottom_right", "top_left"]

@@ -14,10 +14,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .border import integer, number
 from .errors import ShapeError, UnsupportedError
 from .kernels.simd import LANES
 from .tensor_types import BLOCK_TYPES, TensorType
+from .validate import integer, number
 
 Activation = Literal["relu2", "silu", "gelu", "gelu_tanh"]
 """Of the feed-forward: relu(gate)^2 * up and silu(gate) * up, or without a gate the exact GELU (erf) and its approximation by tanh."""

@@ -6,12 +6,12 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .border import integer, integers
-from .device import new_cache
 from .errors import ContextLimitError, ShapeError, TokenRangeError
+from .gpu.device import new_cache
 from .kernels import cpu
 from .model import Model
 from .transformer import EXACT, Dialect, check_tokens, forward
+from .validate import integer, integers
 
 CHUNK = 64
 """Tokens of one forward pass. It changes memory (CHUNK * V logits) and speed, not a bit of the result."""

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import embedded, masks, packing
+from .files.load import load
 from .kernels import backward, cpu
 from .kernels.masks import attend_masked
 from .kernels.packing import from_masters
-from .load import load
 from .transformer import BITNET_CPP, EXACT, Dialect, forward_full
 
 Case = Callable[[], tuple[NDArray, ...]]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from . import packing
 from .errors import UnsupportedError
 from .families import FAMILIES, QKV, layer_shapes, rope_frequencies
-from .gguf_writer import present, write_model
+from .files.gguf_writer import present, write_model
 from .kernels.block_formats import FORMATS
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
 from .tensor_types import BLOCK_TYPES, TensorType

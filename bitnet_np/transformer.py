@@ -25,14 +25,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from . import masks
-from .border import instance, integer, integers
 from .cache import KVCache
-from .device import new_cache, on_cpu
 from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError, shown
+from .gpu.device import new_cache, on_cpu
 from .kernels import blocks, cpu
 from .kernels.masks import attend_masked
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights, check_model
 from .tensor_types import BF16, F16, F32, TERNARY_TYPES
+from .validate import instance, integer, integers
 
 Floats = NDArray[np.float32]
 Record = Callable[[str, int | None, NDArray], None]

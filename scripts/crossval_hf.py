@@ -33,15 +33,15 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from bitnet_np import packing, spec
-from bitnet_np.blame import judge_trace
-from bitnet_np.compare import Verdict, judge
 from bitnet_np.errors import Error, OptionError, UnsupportedError
 from bitnet_np.families import HF_MODULES, MATRICES, NORMS, rope_frequencies
-from bitnet_np.interop import stages
-from bitnet_np.load import load
+from bitnet_np.files.load import load
+from bitnet_np.judge.blame import judge_trace
+from bitnet_np.judge.compare import Verdict, judge
 from bitnet_np.model import Config, Layer, Linear, Model
 from bitnet_np.packing import DenseLinear
-from bitnet_np.points import QUANTIZED, Key, Trace
+from bitnet_np.traces.formats import stages
+from bitnet_np.traces.points import QUANTIZED, Key, Trace
 from bitnet_np.transformer import forward_full
 
 Points = dict[Key, NDArray]

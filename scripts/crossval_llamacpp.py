@@ -24,13 +24,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np import LLAMA_CPP, Config, Error, Model, forward_full, load
-from bitnet_np.blame import judge_trace
-from bitnet_np.compare import Verdict
 from bitnet_np.errors import OptionError, UnsupportedError
 from bitnet_np.families import FAMILIES
-from bitnet_np.points import Key, Trace
+from bitnet_np.judge.blame import judge_trace
+from bitnet_np.judge.compare import Verdict
 from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
+from bitnet_np.traces.points import Key, Trace
 
 ARCHITECTURES = tuple(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25"))  # those llama.cpp does not know
 TERNARY = tuple(kind.name for kind in TERNARY_TYPES)

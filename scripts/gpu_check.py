@@ -33,9 +33,9 @@ if INTERPRET:
 import numpy as np  # noqa: E402
 
 from bitnet_np import Config, KVCache, Model, forward, forward_full  # noqa: E402
-from bitnet_np.decode import Decoder  # noqa: E402
-from bitnet_np.device import DeviceCache, open_cuda, place  # noqa: E402
 from bitnet_np.errors import OptionError  # noqa: E402
+from bitnet_np.gpu.decoder import Decoder  # noqa: E402
+from bitnet_np.gpu.device import DeviceCache, open_cuda, place  # noqa: E402
 from bitnet_np.kernels import cpu  # noqa: E402
 from bitnet_np.masks import causal_loop  # noqa: E402
 from bitnet_np.selftest import digest  # noqa: E402

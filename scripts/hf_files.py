@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from bitnet_np import families
 from bitnet_np.errors import Error
-from bitnet_np.hf_config import Recipe, read_recipe
-from bitnet_np.safetensors_file import DTYPES
+from bitnet_np.files.hf_config import Recipe, read_recipe
+from bitnet_np.files.safetensors_file import DTYPES
 
 FLOATS = ("BF16", "F32", "F16")
 

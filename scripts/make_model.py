@@ -22,13 +22,13 @@ import numpy as np
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 
-from bitnet_np.byte_level import BYTE_CHARACTERS
+from bitnet_np.cli.progress import bar
 from bitnet_np.errors import Error, OptionError
-from bitnet_np.gguf_writer import FILE_TYPES, write_file, write_keys
+from bitnet_np.files.gguf_writer import FILE_TYPES, write_file, write_keys
 from bitnet_np.model import Config
-from bitnet_np.progress import bar
 from bitnet_np.tensor_types import F16, F32, I2_S, TensorType
-from bitnet_np.vocabulary import CONTROL, NORMAL
+from bitnet_np.text.byte_level import BYTE_CHARACTERS
+from bitnet_np.text.vocabulary import CONTROL, NORMAL
 
 ARCHITECTURES = {"relu2": "bitnet-b1.58", "silu": "bitnet"}  # the gate's activation has no key of its own: the architecture says it
 

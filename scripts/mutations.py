@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward, load, packing
-from bitnet_np.blame import judge_trace
 from bitnet_np.cache import KVCache
-from bitnet_np.compare import Verdict
+from bitnet_np.judge.blame import judge_trace
+from bitnet_np.judge.compare import Verdict
+from bitnet_np.judge.report import Report
 from bitnet_np.model import Linear, Ternary
-from bitnet_np.points import Key, Trace
-from bitnet_np.report import Report
 from bitnet_np.testing import random_model
+from bitnet_np.traces.points import Key, Trace
 
 f32 = np.float32
 Floats = NDArray[np.float32]

@@ -17,10 +17,10 @@ from crossval_hf import MODULES, Case, Matrix, Transformers
 
 from bitnet_np import embedded, generate, load, packing
 from bitnet_np.errors import Error
-from bitnet_np.gguf_file import open_gguf
+from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.model import Model
-from bitnet_np.points import Key
-from bitnet_np.text import Tokenizer, tokenizer_from
+from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
+from bitnet_np.traces.points import Key
 
 PROMPTS = (
     "Once upon a time",

@@ -18,8 +18,8 @@ from crossval_hf import MODULES, Case, Transformers
 from numpy.typing import NDArray
 
 from bitnet_np.errors import UnsupportedError
-from bitnet_np.gradients import parameter_shapes
 from bitnet_np.model import Activation, Config
+from bitnet_np.training.gradients import parameter_shapes
 
 SHAPE: dict[str, Any] = {"width": 16, "ffn": 12, "heads": 4, "kv_heads": 2, "head_dim": 4, "vocab": 23, "context": 64, "n_layers": 2}
 CASES: dict[str, tuple[str, Activation, bool]] = {  # architecture, activation, whether the head is the embedding

@@ -17,12 +17,12 @@ from zlib import crc32
 
 import numpy as np
 
-from bitnet_np.byte_level import BYTE_CHARACTERS, PRE_TOKENIZERS
-from bitnet_np.gguf_writer import write_model
-from bitnet_np.progress import bar
-from bitnet_np.spm import SPACE
+from bitnet_np.cli.progress import bar
+from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.testing import random_model
-from bitnet_np.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from bitnet_np.text.byte_level import BYTE_CHARACTERS, PRE_TOKENIZERS
+from bitnet_np.text.spm import SPACE
+from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 
 TEXTS = [
     "",

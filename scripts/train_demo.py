@@ -28,13 +28,14 @@ from training.corpus import document, sequence
 from training.evaluate import report
 from training.settings import DEMO, SMOKE, Settings
 
-from bitnet_np import embedded, generate, load, progress
+from bitnet_np import embedded, generate, load
+from bitnet_np.cli import progress
 from bitnet_np.errors import Error
-from bitnet_np.gguf_file import open_gguf
-from bitnet_np.gradients import loss_and_gradients, parameter_shapes
+from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.model import Model
 from bitnet_np.selftest import digest, noise
-from bitnet_np.text import Tokenizer, tokenizer_from
+from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
+from bitnet_np.training.gradients import loss_and_gradients, parameter_shapes
 
 EVERY = 250  # steps from one checkpoint and one look at held-out text to the next
 HELD_OUT = 32  # sequences of that look

@@ -36,15 +36,17 @@ import pytest
 from models import assert_same_bits
 from numpy.typing import NDArray
 
-from bitnet_np import decode, packing, selftest
+from bitnet_np import packing, selftest
 from bitnet_np.cache import KVCache
-from bitnet_np.device import DeviceCache, bytes_needed, new_cache, open_cuda, place
 from bitnet_np.dispatch import Above, make_mask
 from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.generate import generate
+from bitnet_np.gpu import arrays, graph
+from bitnet_np.gpu import decoder as decode
+from bitnet_np.gpu.backend import TILES, Cuda
+from bitnet_np.gpu.device import DeviceCache, bytes_needed, new_cache, open_cuda, place
 from bitnet_np.kernels import cpu, masks
-from bitnet_np.kernels.cuda import arrays, graph, layout, norms, simulated, ternary
-from bitnet_np.kernels.cuda.backend import TILES, Cuda
+from bitnet_np.kernels.cuda import layout, norms, simulated, ternary
 from bitnet_np.kernels.cuda.target import PIECE
 from bitnet_np.masks import Pattern, mask
 from bitnet_np.metrics import Metrics

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from bitnet_np import packing
 from bitnet_np.families import HF_MODULES, MATRICES
-from bitnet_np.hf_folder import open_folder
-from bitnet_np.parts import FLOATS
+from bitnet_np.files.hf_folder import open_folder
+from bitnet_np.files.parts import FLOATS
 
 DTYPES = {
     np.dtype(np.uint16): "BF16",

@@ -8,11 +8,11 @@ import pytest
 
 from bitnet_np import embedded, load, transformer
 from bitnet_np.batch import Request
-from bitnet_np.cli import main
+from bitnet_np.cli.main import main
 from bitnet_np.errors import NonFiniteError
+from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.generate import Sampling, generate
-from bitnet_np.gguf_file import open_gguf
-from bitnet_np.text import tokenizer_from
+from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.transformer import forward
 
 needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")

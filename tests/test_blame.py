@@ -8,16 +8,17 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, blame, embedded, forward_full, operations, packing, spec
-from bitnet_np.blame import judge_trace, within
-from bitnet_np.check import check_trace, compare_traces, log_softmax
-from bitnet_np.compare import Verdict
+from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, embedded, forward_full, packing, spec
 from bitnet_np.families import ARCHITECTURES
-from bitnet_np.interop import llama_logits, read_any
-from bitnet_np.points import Key, Trace, key_of
-from bitnet_np.reach import Variant, known_mistakes
-from bitnet_np.report import closer_rows, closer_summary, heat_map, plot
+from bitnet_np.judge import blame, operations
+from bitnet_np.judge.blame import judge_trace, within
+from bitnet_np.judge.check import check_trace, compare_traces, log_softmax
+from bitnet_np.judge.compare import Verdict
+from bitnet_np.judge.reach import Variant, known_mistakes
+from bitnet_np.judge.report import closer_rows, closer_summary, heat_map, plot
 from bitnet_np.testing import random_model
+from bitnet_np.traces.formats import llama_logits, read_any
+from bitnet_np.traces.points import Key, Trace, key_of
 from scripts import mutations
 
 MODEL = mutations.embedded_model()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 
 from bitnet_np import packing
-from bitnet_np.gguf_file import open_gguf
+from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.block_formats import FORMATS

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 
 import bitnet_np as bn
-from bitnet_np import border, masks
-from bitnet_np.check import check_trace, compare_traces
+from bitnet_np import masks
+from bitnet_np import validate as border
 from bitnet_np.errors import CapacityError, Error, OptionError, ShapeError, SlotError, TokenRangeError
-from bitnet_np.gguf_writer import write_model
-from bitnet_np.gradients import quantize
-from bitnet_np.interop import read_any
+from bitnet_np.files.gguf_writer import write_model
+from bitnet_np.judge.check import check_trace, compare_traces
 from bitnet_np.nll import token_nll
-from bitnet_np.points import Trace
 from bitnet_np.testing import random_model
-from bitnet_np.trace import Recorder
+from bitnet_np.traces.formats import read_any
+from bitnet_np.traces.points import Trace
+from bitnet_np.traces.record import Recorder
+from bitnet_np.training.gradients import quantize
 
 MODEL = random_model(5, context=16)
 TRACE = Trace({}, None, "a trace")

@@ -21,16 +21,18 @@ from gguf_bytes import FLOAT32, UINT32, Entry, number, text
 from gguf_bytes import gguf as build
 
 import bitnet_np
-from bitnet_np import BITNET_CPP, Sampling, embedded, generate_command, logits_command, selftest
-from bitnet_np.byte_level import BYTE_CHARACTERS
-from bitnet_np.cli import main
-from bitnet_np.compare import Judgement, Verdict
+from bitnet_np import BITNET_CPP, Sampling, embedded, selftest
+from bitnet_np.cli import generate as generate_command
+from bitnet_np.cli import logits as logits_command
+from bitnet_np.cli.main import main
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.files.load import load
 from bitnet_np.generate import generate, uniforms
-from bitnet_np.gguf_file import open_gguf
-from bitnet_np.load import load
-from bitnet_np.points import LAYER_NAMES, MEANINGS, RECORDED, SCORES, meaning
+from bitnet_np.judge.compare import Judgement, Verdict
 from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.text import tokenizer_from
+from bitnet_np.text.byte_level import BYTE_CHARACTERS
+from bitnet_np.text.tokenizer import tokenizer_from
+from bitnet_np.traces.points import LAYER_NAMES, MEANINGS, RECORDED, SCORES, meaning
 from bitnet_np.transformer import compute_logits, forward_full
 
 PACKAGE = Path(bitnet_np.__file__).parents[1]
@@ -1027,8 +1029,8 @@ def test_what_has_no_end_is_not_read(refused, tmp_path, monkeypatch):
     os.mkfifo(pipe)
     for arguments in (["inspect", pipe], ["inspect", "/dev/zero"], ["check", TINY, "--tokens", "1", "--theirs", pipe]):
         assert "neither a file nor a folder, expected a file" in refused(*arguments)
-    monkeypatch.setattr("bitnet_np.inputs._MOST_TEXT", 10)
-    monkeypatch.setattr("bitnet_np.batch_command._LONGEST_LINE", 20)
+    monkeypatch.setattr("bitnet_np.cli.inputs._MOST_TEXT", 10)
+    monkeypatch.setattr("bitnet_np.cli.generate_many._LONGEST_LINE", 20)
     for name in ("t.txt", "t.json"):
         assert f"{name}: more than 10 bytes" in refused("logits", TINY, "--tokens-file", written(tmp_path / name, b"1 2 3 4 5 6"))
     lines = written(tmp_path / "prompts", b'{"id": 1, "tokens": [1]}\n')

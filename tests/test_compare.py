@@ -11,9 +11,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from bitnet_np import compare, embedded, packing, spec
-from bitnet_np.compare import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, Verdict, judge, limits
-from bitnet_np.load import load
+from bitnet_np import embedded, packing, spec
+from bitnet_np.files.load import load
+from bitnet_np.judge import compare
+from bitnet_np.judge.compare import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, Verdict, judge, limits
 from bitnet_np.transformer import BITNET_CPP, forward_full
 
 SAME_BITS, ROUNDING, FLIPS, WRONG, INVALID = Verdict

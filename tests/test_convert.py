@@ -11,10 +11,11 @@ from models import assert_same_bits, random_model
 from test_families import SHAPE, drawn
 from test_hf_load import theirs
 
-from bitnet_np import cli, packing
+from bitnet_np import packing
+from bitnet_np.cli import main as cli
 from bitnet_np.families import ARCHITECTURES, FAMILIES
-from bitnet_np.gguf_file import open_gguf
-from bitnet_np.load import load
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.files.load import load
 from bitnet_np.model import Ternary
 from bitnet_np.testing import write_gguf
 from bitnet_np.transformer import forward_full

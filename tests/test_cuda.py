@@ -17,10 +17,11 @@ import gpu_check
 import numpy as np
 import pytest
 
-from bitnet_np import cli, embedded
-from bitnet_np.device import open_cuda
+from bitnet_np import embedded
+from bitnet_np.cli import main as cli
 from bitnet_np.dispatch import choose
 from bitnet_np.errors import OptionError
+from bitnet_np.gpu.device import open_cuda
 from bitnet_np.kernels import cpu, masks
 
 CHECKS = Path(__file__).with_name("cuda_checks.py")
@@ -87,7 +88,7 @@ VOCABULARY = [
 @needs_package
 @pytest.mark.parametrize("name", [*VOCABULARY, "fill_mask", "attend_masked"])
 def test_twins_have_the_same_parameters(name):
-    from bitnet_np.kernels.cuda.backend import Cuda
+    from bitnet_np.gpu.backend import Cuda
 
     ours = inspect.signature(getattr(cpu if hasattr(cpu, name) else masks, name)).parameters.values()
     theirs = list(inspect.signature(getattr(Cuda, name)).parameters.values())[1:]
@@ -97,7 +98,7 @@ def test_twins_have_the_same_parameters(name):
 @needs_package
 def test_the_forward_uses_no_operation_that_the_device_lacks():
     from bitnet_np import transformer
-    from bitnet_np.kernels.cuda.backend import Cuda
+    from bitnet_np.gpu.backend import Cuda
 
     used = set(re.findall(r"\bops\.(\w+)", inspect.getsource(transformer)))
     assert used >= {"rms_norm", "attend", "take"}
@@ -193,9 +194,9 @@ def kernels() -> dict[str, tuple]:
     """Names of kernels as they are used for the 2B model, and the types they are compiled for."""
     from numba.cuda import types as t
 
+    from bitnet_np.gpu.backend import TILES
     from bitnet_np.kernels.cuda import attention, attention_split, floats, norms, rows, ternary
     from bitnet_np.kernels.cuda.attention_steps import shape_for
-    from bitnet_np.kernels.cuda.backend import TILES
 
     f, i, f1, f2, f3, f4 = t.float32, t.int64, t.float32[::1], t.float32[:, ::1], t.float32[:, :, ::1], t.float32[:, :, :, ::1]
     ids, words, signed = t.int64[::1], t.uint32[::1], t.int32[::1]
@@ -416,7 +417,7 @@ class _Error(int):
 
 @needs_package
 def test_kernels_of_a_graph_begin_before_those_before_them_have_ended():
-    from bitnet_np.kernels.cuda import graph
+    from bitnet_np.gpu import graph
 
     driver = Driver()
     assert graph._overlapping(driver, "graph") == "launchable copy of graph"
@@ -428,7 +429,7 @@ def test_kernels_of_a_graph_begin_before_those_before_them_have_ended():
 @needs_package
 @pytest.mark.parametrize("refuses", ["cuGraphGetEdges", "cuGraphAddDependencies", "cuGraphInstantiate"])
 def test_where_kernels_cannot_overlap_a_graph_is_as_it_was(refuses):
-    from bitnet_np.kernels.cuda import graph
+    from bitnet_np.gpu import graph
 
     driver = Driver(refuses)
     assert graph._overlapping(driver, "graph") is None
@@ -509,7 +510,7 @@ def test_gpu_check_without_a_gpu_runs_nothing_and_says_so(tmp_path):
 
 
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("bitnet_np.device.find_spec", lambda name: None)
+    monkeypatch.setattr("bitnet_np.gpu.device.find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"numba-cuda is not installed.*pip install 'bitnet_np\[cuda\]'"):
         open_cuda()
 

@@ -13,9 +13,9 @@ from training import evaluate
 from training.settings import DEMO
 
 from bitnet_np import embedded, packing, spec
-from bitnet_np.cli import main
-from bitnet_np.compare import Verdict, judge
+from bitnet_np.cli.main import main
 from bitnet_np.generate import generate
+from bitnet_np.judge.compare import Verdict, judge
 from bitnet_np.model import Ternary
 from bitnet_np.transformer import forward_full
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from models import assert_same_bits, random_model
 
-from bitnet_np import cli, packing, spec
+from bitnet_np import packing, spec
+from bitnet_np.cli import main as cli
 from bitnet_np.errors import FileFormatError, NonFiniteError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES, FAMILIES, rope_frequencies
+from bitnet_np.files.load import load
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.load import load
 from bitnet_np.model import Blocks, Config, Linear, Ternary
 from bitnet_np.testing import write_gguf
 from bitnet_np.transformer import EXACT, LLAMA_CPP, forward_full

@@ -11,8 +11,8 @@ import pytest
 from fuzzing import cases, seeds
 
 from bitnet_np.errors import UnsupportedError
-from bitnet_np.interop import FORMATS
-from bitnet_np.load import open_model
+from bitnet_np.files.load import open_model
+from bitnet_np.traces.formats import FORMATS
 
 needs_limits = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited on Linux only")
 

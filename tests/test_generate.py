@@ -11,9 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens, seeds, shapes
 
-from bitnet_np import decode, transformer
+from bitnet_np import transformer
 from bitnet_np.errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.generate import GREEDY, Sampling, choose, generate, stream, uniforms
+from bitnet_np.gpu import decoder as decode
 from bitnet_np.transformer import DIALECTS, forward_full
 
 module = import_module("bitnet_np.generate")  # the package's attribute of this name is the function

@@ -40,7 +40,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitnet_np.errors import Error, FileFormatError, UnsupportedError
-from bitnet_np.gguf_file import GGUFFile, StringArray, open_gguf
+from bitnet_np.files.gguf_file import GGUFFile, StringArray, open_gguf
 from bitnet_np.tensor_types import BY_NUMBER, F16, F32, I2_S
 
 ROOT = Path(__file__).parents[1]

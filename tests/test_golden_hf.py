@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 from bitnet_np import spec
-from bitnet_np.compare import Verdict, judge
 from bitnet_np.families import HF_MODULES, MATRICES
-from bitnet_np.load import load
+from bitnet_np.files.load import load
+from bitnet_np.judge.compare import Verdict, judge
 from bitnet_np.model import Linear, Ternary
 from bitnet_np.transformer import forward_full, forward_incremental
 

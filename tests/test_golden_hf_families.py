@@ -9,7 +9,7 @@ from models import assert_same_bits
 
 from bitnet_np import packing, spec
 from bitnet_np.families import llama3_factors, rope_frequencies
-from bitnet_np.load import load
+from bitnet_np.files.load import load
 from bitnet_np.transformer import forward_full, forward_incremental
 
 DATA = Path(__file__).parent / "data" / "hf_families"

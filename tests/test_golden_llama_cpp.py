@@ -7,11 +7,11 @@ import pytest
 from models import assert_same_bits
 
 from bitnet_np import packing, spec
-from bitnet_np.blame import judge_trace
-from bitnet_np.compare import Verdict
-from bitnet_np.load import load
+from bitnet_np.files.load import load
+from bitnet_np.judge.blame import judge_trace
+from bitnet_np.judge.compare import Verdict
 from bitnet_np.model import Blocks, Ternary
-from bitnet_np.points import Key, Trace
+from bitnet_np.traces.points import Key, Trace
 from bitnet_np.transformer import EXACT, LLAMA_CPP, forward_full, forward_incremental
 
 DATA = Path(__file__).parent / "data" / "llamacpp"

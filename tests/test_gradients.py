@@ -14,18 +14,19 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, seeds, threads
 
-from bitnet_np import cli, packing, spec, spec_grad
+from bitnet_np import packing, spec, spec_grad
+from bitnet_np.cli import main as cli
 from bitnet_np.embedded import model_path
 from bitnet_np.errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.families import FAMILIES, layer_shapes
-from bitnet_np.gradients import loss_and_gradients, parameter_shapes, parameters_of, quantize
-from bitnet_np.interop import read_any
+from bitnet_np.files.load import load
 from bitnet_np.kernels import backward, cpu
-from bitnet_np.load import load
 from bitnet_np.model import Config
 from bitnet_np.nll import token_nll
-from bitnet_np.points import Key, gradient_key
 from bitnet_np.testing import write_gguf
+from bitnet_np.traces.formats import read_any
+from bitnet_np.traces.points import Key, gradient_key
+from bitnet_np.training.gradients import loss_and_gradients, parameter_shapes, parameters_of, quantize
 
 DATA = Path(__file__).parent / "data" / "hf_gradients"
 SHAPE = {"vocab": 11, "width": 12, "n_layers": 2, "ffn": 10, "heads": 4, "kv_heads": 2, "head_dim": 4, "context": 300}
@@ -431,7 +432,7 @@ def test_the_head_takes_some_sequences_at_a_time(monkeypatch):
     tokens = rng.integers(0, config.vocab, (5, 8))
     loss, gradients = loss_and_gradients(config, parameters, tokens)
     for rows in (1, 14, 15):
-        monkeypatch.setattr("bitnet_np.gradients._LOGITS", rows * config.vocab)
+        monkeypatch.setattr("bitnet_np.training.gradients._LOGITS", rows * config.vocab)
         again, parts = loss_and_gradients(config, parameters, tokens)
         assert again == loss
         for name in gradients:

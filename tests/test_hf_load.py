@@ -15,8 +15,8 @@ from record_hf_families import LLAMA3, _gpt2, _gptneox, _llama
 from bitnet_np import packing, spec
 from bitnet_np.errors import Error, FileFormatError, NonFiniteError, ShapeError, UnsupportedError
 from bitnet_np.families import llama3_factors, rope_frequencies
-from bitnet_np.hf_folder import open_folder
-from bitnet_np.load import load
+from bitnet_np.files.hf_folder import open_folder
+from bitnet_np.files.load import load
 from bitnet_np.model import Ternary
 from bitnet_np.transformer import forward_full
 
@@ -156,9 +156,9 @@ def hf_models_dtype(tensor):
 @pytest.mark.parametrize(("n", "m"), [(7, 5), (8, 130), (1, 1), (33, 128)])
 def test_the_published_packing(tmp_path, n, m):
     """Row i * ceil(N / 4) + r sits in bits 2i and 2i + 1 of packed row r; rows beyond N are padding, whatever is in it."""
-    from bitnet_np.hf_config import Quantization
-    from bitnet_np.hf_load import _packed
-    from bitnet_np.parts import Parts
+    from bitnet_np.files.hf_config import Quantization
+    from bitnet_np.files.hf_load import _packed
+    from bitnet_np.files.parts import Parts
 
     rng = np.random.default_rng(n)
     matrix = rng.integers(-1, 2, (n, m))

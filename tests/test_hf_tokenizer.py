@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_convert import bitnet_folder
 
-from bitnet_np import cli
-from bitnet_np.byte_level import LLAMA3_WORDS, PRE_TOKENIZERS
+from bitnet_np.cli import main as cli
 from bitnet_np.errors import Error, FileFormatError, UnsupportedError
-from bitnet_np.gguf_file import open_gguf
-from bitnet_np.hf_folder import open_folder
-from bitnet_np.text import tokenizer_from
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.files.hf_folder import open_folder
+from bitnet_np.text.byte_level import LLAMA3_WORDS, PRE_TOKENIZERS
+from bitnet_np.text.tokenizer import tokenizer_from
 from scripts.make_model import CHAT_TEMPLATE, vocabulary
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from record_llamacpp_tokens import MESSAGE, TEXTS, tokenizers
 
-from bitnet_np.text import tokenizer_from
+from bitnet_np.text.tokenizer import tokenizer_from
 
 pytest.importorskip("tokenizers")
 

@@ -16,10 +16,10 @@ from models import assert_same_bits
 from bitnet_np import packing
 from bitnet_np.errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES, LARGEST_ANGLE, MATRICES, NORMS, layer_shapes, rope_frequencies
-from bitnet_np.gguf_file import open_gguf
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.files.load import load, model_from
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.scalar import cos_sin
-from bitnet_np.load import load, model_from
 from bitnet_np.model import Config, Layer, Linear, Model, Ternary
 from bitnet_np.tensor_types import BF16, F16, F32, F64, I2_S
 from bitnet_np.transformer import forward_full

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.errors import OptionError
-from bitnet_np.gguf_file import open_gguf
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from scripts import make_model
 from scripts.make_model import SHAPES, Shape, main, tensor_table, vocabulary, write_model
 
@@ -171,7 +171,7 @@ def test_small_vocabularies_are_the_same_idea_scaled_down(size, merges, tmp_path
 def test_the_packages_own_tokenizer_reads_it(tiny):
     pytest.importorskip("tokenizers")
     pytest.importorskip("jinja2")
-    from bitnet_np.text import tokenizer_from
+    from bitnet_np.text.tokenizer import tokenizer_from
 
     tokenizer = tokenizer_from(tiny.metadata, tiny.path)
     sentence = "she ate it at noon 🙂"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from bitnet_np.cli import main
+from bitnet_np.cli.main import main
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np import KVCache, Metrics, Request, cli, embedded, forward, forward_full, forward_incremental, generate, generate_batch, masks
+from bitnet_np import KVCache, Metrics, Request, embedded, forward, forward_full, forward_incremental, generate, generate_batch, masks
+from bitnet_np.cli import main as cli
 from bitnet_np.kernels import cpu, workspace
 from bitnet_np.metrics import Operation
 

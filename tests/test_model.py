@@ -9,10 +9,10 @@ import bitnet_np as bn
 from bitnet_np import packing
 from bitnet_np.errors import ShapeError
 from bitnet_np.families import ARCHITECTURES
-from bitnet_np.gradients import loss_and_gradients, parameters_of
 from bitnet_np.model import Blocks, Layer, Linear, Model
 from bitnet_np.tensor_types import I2_S, Q8_0
 from bitnet_np.testing import random_model
+from bitnet_np.training.gradients import loss_and_gradients, parameters_of
 
 MODEL = random_model(7, tied=False)
 TOKENS = [[1, 2, 3]]

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np import KVCache, cli, forward, forward_full, generate, load, packing, spec
+from bitnet_np import KVCache, forward, forward_full, generate, load, packing, spec
+from bitnet_np.cli import main as cli
 from bitnet_np.errors import ContextLimitError, OptionError
 from bitnet_np.families import rope_frequencies
-from bitnet_np.load import BEYOND, OVERRIDABLE
+from bitnet_np.files.load import BEYOND, OVERRIDABLE
 from bitnet_np.model import LONGEST_CONTEXT
 from bitnet_np.testing import write_gguf
 

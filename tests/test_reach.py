@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from test_compare import SMALL_FAULTS, definition, model, ours, tokens
 
-from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect, forward_full, reach
-from bitnet_np.check import check_logits
-from bitnet_np.compare import Verdict, judge
+from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect, forward_full
 from bitnet_np.errors import NonFiniteError
+from bitnet_np.judge import reach
+from bitnet_np.judge.check import check_logits
+from bitnet_np.judge.compare import Verdict, judge
+from bitnet_np.judge.reach import Variant, half, judge_logits, known_mistakes, roundings, scaled, variant_logits
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.blocks import round_as_f16, round_as_q8_0
 from bitnet_np.packing import float32
-from bitnet_np.reach import Variant, half, judge_logits, known_mistakes, roundings, scaled, variant_logits
 from bitnet_np.testing import random_model
 from bitnet_np.transformer import DIALECTS
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bitnet_np.cli import _parser, main
-from bitnet_np.gradients import parameter_shapes
-from bitnet_np.points import MEANINGS
+from bitnet_np.cli.main import _parser, main
 from bitnet_np.testing import random_model
+from bitnet_np.traces.points import MEANINGS
+from bitnet_np.training.gradients import parameter_shapes
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "README.md").read_text("utf-8")

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_text import CORPUS
 
-from bitnet_np import cli
+from bitnet_np.cli import main as cli
 from bitnet_np.errors import FileFormatError, UnsupportedError
-from bitnet_np.gguf_file import open_gguf
-from bitnet_np.gguf_writer import write_model
-from bitnet_np.hf_tokenizer import tokenizer_metadata
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.testing import random_model
-from bitnet_np.text import tokenizer_from
-from bitnet_np.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from bitnet_np.text.hf_tokenizer import tokenizer_metadata
+from bitnet_np.text.tokenizer import tokenizer_from
+from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 sentencepiece = pytest.importorskip("sentencepiece")
 tokenizers = pytest.importorskip("tokenizers")

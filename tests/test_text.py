@@ -14,11 +14,11 @@ jinja2 = pytest.importorskip("jinja2")
 
 from tokenizers import AddedToken, Regex, models, pre_tokenizers, trainers  # noqa: E402
 
-from bitnet_np import chat_template  # noqa: E402
-from bitnet_np.byte_level import BYTE_CHARACTERS  # noqa: E402
 from bitnet_np.errors import FileFormatError, OptionError, TokenRangeError, UnsupportedError  # noqa: E402
-from bitnet_np.text import tokenizer_from  # noqa: E402
-from bitnet_np.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED  # noqa: E402
+from bitnet_np.text import chat_template  # noqa: E402
+from bitnet_np.text.byte_level import BYTE_CHARACTERS  # noqa: E402
+from bitnet_np.text.tokenizer import tokenizer_from  # noqa: E402
+from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED  # noqa: E402
 
 CORPUS = [
     "The quick brown fox doesn't jump; it's 12345 years old, they'll say. I'M sure WE'VE seen it.",

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np import spec, trace_command
+from bitnet_np import spec
+from bitnet_np.cli import trace as trace_command
 from bitnet_np.embedded import model_path
 from bitnet_np.errors import EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.families import FAMILIES
-from bitnet_np.interop import read_any
-from bitnet_np.load import load
-from bitnet_np.points import LAYER_NAMES, RECORDED, Key, Trace, key_of, normal_shape
-from bitnet_np.trace import NAMES, Recorder, record_trace, scores
+from bitnet_np.files.load import load
+from bitnet_np.traces.formats import read_any
+from bitnet_np.traces.points import LAYER_NAMES, RECORDED, Key, Trace, key_of, normal_shape
+from bitnet_np.traces.record import NAMES, Recorder, record_trace, scores
 from bitnet_np.transformer import BITNET_CPP, EXACT, forward_full
 
 DATA = Path(__file__).parent / "data"
@@ -134,7 +135,7 @@ def test_layers_and_names_choose(model, tokens, tmp_path):
 
 def test_logits_are_not_computed_for_all_positions_unless_asked_for(model, tokens, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("bitnet_np.trace.forward_full", lambda *_, **how: asked.append(how["last_only"]) or forward_full(*_, **how))
+    monkeypatch.setattr("bitnet_np.traces.record.forward_full", lambda *_, **how: asked.append(how["last_only"]) or forward_full(*_, **how))
     record_trace(model, tokens, tmp_path / "a.npz", names=["l_out"])
     record_trace(model, tokens, tmp_path / "b.npz", names=["result_output"])
     assert asked == [True, False]

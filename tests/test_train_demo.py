@@ -18,11 +18,11 @@ from training.settings import DEMO, Settings
 
 from bitnet_np import load
 from bitnet_np.errors import FileFormatError, OptionError
-from bitnet_np.gguf_file import open_gguf
-from bitnet_np.gradients import loss_and_gradients
+from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.nll import token_nll
 from bitnet_np.selftest import digest, noise
-from bitnet_np.text import tokenizer_from
+from bitnet_np.text.tokenizer import tokenizer_from
+from bitnet_np.training.gradients import loss_and_gradients
 
 TINY = Settings(
     vocabulary=320, tokenizer_documents=40, context=48, width=128, layers=1, ffn=128, heads=4, kv_heads=2, batch=3, steps=6, warmup=2

@@ -18,10 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, lengths, padded, random_model, random_tokens, seeds, shapes
 
-from bitnet_np import operations, packing, spec, transformer
-from bitnet_np.blame import within
+from bitnet_np import packing, spec, transformer
 from bitnet_np.cache import KVCache
-from bitnet_np.compare import Verdict
 from bitnet_np.errors import (
     CapacityError,
     ContextLimitError,
@@ -33,8 +31,11 @@ from bitnet_np.errors import (
     SlotError,
     TokenRangeError,
 )
+from bitnet_np.judge import operations
+from bitnet_np.judge.blame import within
+from bitnet_np.judge.compare import Verdict
 from bitnet_np.kernels import cpu
-from bitnet_np.points import Key
+from bitnet_np.traces.points import Key
 from bitnet_np.transformer import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP, compute_logits, forward, forward_full, forward_incremental, pad
 
 LAYER = ["attn_norm", "Qcur", "Kcur", "Vcur", "Qcur_rope", "Kcur_rope", "kqv_out", "attn_sub_norm", "attn_o_out", "ffn_inp"]

@@ -9,9 +9,9 @@ from make_model import FOUR_CODES
 from numba import cuda
 from numpy.typing import NDArray
 
+from bitnet_np.gpu.arrays import DeviceTable
+from bitnet_np.gpu.backend import Cuda
 from bitnet_np.kernels.cuda import layout
-from bitnet_np.kernels.cuda.arrays import DeviceTable
-from bitnet_np.kernels.cuda.backend import Cuda
 from bitnet_np.kernels.cuda.target import instructions, kernel
 from bitnet_np.model import Config, Layer, Linear, Model, Ternary
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bitnet_np import Linear, Model
 from bitnet_np.errors import OptionError
-from bitnet_np.gguf_writer import FILE_TYPES, write_file
+from bitnet_np.files.gguf_writer import FILE_TYPES, write_file
 from bitnet_np.model import Layer, Ternary
 from bitnet_np.tensor_types import I2_S, TQ2_0
 

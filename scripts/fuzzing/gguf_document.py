@@ -29,8 +29,8 @@ from gguf_bytes import (
 
 from bitnet_np import families
 from bitnet_np.errors import Error
-from bitnet_np.gguf_file import GGUFFile, open_gguf
-from bitnet_np.gguf_writer import KEYS
+from bitnet_np.files.gguf_file import GGUFFile, open_gguf
+from bitnet_np.files.gguf_writer import KEYS
 from bitnet_np.model import Config
 from bitnet_np.tensor_types import BY_NUMBER
 

@@ -8,7 +8,7 @@ from typing import Any
 from hf_files import FLOATS, folder_bytes, header
 
 from bitnet_np.errors import Error
-from bitnet_np.safetensors_file import DTYPES
+from bitnet_np.files.safetensors_file import DTYPES
 
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes, edit_words
 

@@ -11,14 +11,14 @@ import numpy as np
 from gguf_bytes import BOOL, FLOAT32, INT32, UINT32, number, numbers, text, texts
 from hf_files import write_folder
 
-from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.families import ARCHITECTURES, FAMILIES
-from bitnet_np.interop.formats import FORMATS
-from bitnet_np.points import Key
-from bitnet_np.spm import SPACE
 from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from bitnet_np.text.byte_level import BYTE_CHARACTERS
+from bitnet_np.text.spm import SPACE
+from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from bitnet_np.traces.formats.registry import FORMATS
+from bitnet_np.traces.points import Key
 
 from .gguf_document import Document
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import tokenizers
 
-from bitnet_np.byte_level import BYTE_CHARACTERS
 from bitnet_np.errors import OptionError
-from bitnet_np.spm import SPACE
-from bitnet_np.vocabulary import BYTE, CONTROL, NORMAL
+from bitnet_np.text.byte_level import BYTE_CHARACTERS
+from bitnet_np.text.spm import SPACE
+from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL
 
 END = "<|endoftext|>"  # before every text and after it, as GPT-2 has it
 CHAT_TEMPLATE = (

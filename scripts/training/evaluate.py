@@ -7,7 +7,7 @@ from math import exp
 from bitnet_np.batch import Request, generate_batch
 from bitnet_np.model import Model
 from bitnet_np.nll import token_nll
-from bitnet_np.text import Tokenizer
+from bitnet_np.text.tokenizer import Tokenizer
 
 from .corpus import FRESH, document, held_out
 from .document import Question

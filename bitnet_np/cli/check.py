@@ -1,0 +1,164 @@
+"""`bitnet-np check`: judge another engine's dump, or with no arguments the embedded recording of bitnet.cpp."""
+
+import argparse
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import embedded, selftest
+from ..errors import OptionError
+from ..files.gguf_file import GGUFFile
+from ..files.hf_folder import Folder
+from ..files.load import open_model, read_config
+from ..judge.check import LOGITS, check_logits, check_trace
+from ..judge.compare import Judgement, Verdict, judge
+from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
+from ..text.tokenizer import tokenizer_from
+from ..traces.formats import FORMATS, detect, npy, raw, read_any
+from ..transformer import BITNET_CPP, DIALECTS, EXACT, compute_logits
+from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, check_out, loaded
+from .inputs import token_ids
+from .printing import print_json, printable, table
+
+SUMMARY = "Judge another engine's logits; with no arguments, the embedded recording of bitnet.cpp's."
+LARGEST_TABLE = 12  # lines of tensors that are not fine, before the rest is only counted
+
+JUDGEMENT_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
+
+
+def _judgement_row(name: str, j: Judgement) -> tuple:
+    """A line of the table of logits."""
+    return (name, j.max_error, j.mean_error, j.nmse, j.scale, j.kl, j.top1, j.top5, j.verdict.name)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
+    add_model_argument(parser, default="the embedded one, and its recording")
+    add_token_arguments(parser, required=False)
+    parser.add_argument(
+        "--theirs", type=Path, metavar="DUMP", help="their tensors, or logits [T, V] or [B, T, V], with --last [V] or [B, V]"
+    )
+    parser.add_argument("--format", choices=FORMATS, help="of the dump (default: found out)")
+    parser.add_argument("--last", action="store_true", help="theirs are logits of the last position only")
+    add_plot_argument(parser)
+    add_computing_arguments(parser)
+
+
+def add_plot_argument(parser: argparse.ArgumentParser) -> None:
+    """--plot, which `check_plot_argument` checks and `show` obeys."""
+    parser.add_argument("--plot", type=Path, metavar="F.png", help="the heat map as a picture (extra `plots`)")
+
+
+def check_plot_argument(arguments: argparse.Namespace) -> None:
+    """Before anything is computed. Raises OptionError, or UnsupportedError without the extra."""
+    if arguments.plot is not None:
+        check_out("--plot", arguments.plot)
+        check_plot(arguments.plot)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the judgement; returns the exit code."""
+    tokens = (arguments.tokens, arguments.tokens_file, arguments.text)
+    given = [arguments.model is not None, arguments.theirs is not None, tokens != (None, None, None)]
+    if not any(given):
+        return _check_embedded(arguments)
+    if not all(given):
+        raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
+    check_plot_argument(arguments)
+    file = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    report, logits = _judged(file, arguments, ids)
+    return show(arguments, report, logits, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
+
+
+def _judged(file: GGUFFile | Folder, arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgement | None]:
+    """Theirs against ours."""
+    path: Path = arguments.theirs
+    name = arguments.format or detect(path)
+    if ids.ndim == 2 or arguments.last:  # logits and nothing else
+        if name not in ("logits", "raw"):
+            which = "--last" if arguments.last else "several sequences"
+            raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
+        rows = ids.shape[:-1] if arguments.last else ids.shape
+        theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, file, rows)
+        logits = check_logits(loaded(file, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
+        return Report(logits.verdict, logits.reason), logits
+    shape = _bare(path, file, ids.shape).shape if name == "raw" else None
+    trace = read_any(path, name, shape, ids)
+    return check_trace(loaded(file, arguments), ids, trace, DIALECTS[arguments.dialect])
+
+
+def _bare(path: Path, file: GGUFFile | Folder, rows: tuple[int, ...]) -> NDArray[np.float32]:
+    """The logits [*rows, V] in a file of bare float32; those of the last token, [V], if that is how large it is."""
+    vocab = read_config(file).vocab
+    shape = (vocab,) if path.stat().st_size == 4 * vocab else (*rows, vocab)
+    return raw.read(path, (prod(shape[:-1]), vocab)).points[LOGITS].reshape(shape)
+
+
+# What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.
+_EXPECTED = {("bitnet.cpp", n): Verdict.ROUNDING if n <= 17 else Verdict.FLIPS for n in embedded.LENGTHS}
+
+
+def _check_embedded(arguments: argparse.Namespace) -> int:
+    with embedded.model_path() as path:
+        model = loaded(open_model(path), arguments)
+    recording = embedded.recording()
+    found: dict[str, dict[str, Judgement]] = {}
+    fine = True
+    for name in (EXACT.name, BITNET_CPP.name):
+        for n in embedded.LENGTHS:
+            logits = compute_logits(model, recording[f"tokens_T{n}"][None], dialect=DIALECTS[name])[0]
+            for path_name in ("prefill", "decode"):
+                judgement = judge(logits, recording[f"logits_{path_name}_T{n}"])
+                found.setdefault(name, {})[f"{n} {path_name}"] = judgement
+                fine &= judgement.verdict <= _EXPECTED.get((name, n), Verdict.FLIPS)
+    bits = dict(selftest.run("forward"))
+    fine &= all(bits.values())
+    if arguments.json:
+        tables = {name: {row: j.as_dict() for row, j in rows.items()} for name, rows in found.items()}
+        print_json({"fine": fine, "dialects": tables, "known_bits": bits})
+        return 0 if fine else 1
+    print("The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.\n")
+    print("exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head")
+    print("input to float16, so this is how far its logits are from the model's definition:\n")
+    print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in found["exact"].items()]))
+    print("\nbitnet.cpp: the same forward with those roundings:\n")
+    print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in found["bitnet.cpp"].items()]))
+    for name, ok in bits.items():
+        print(f"\n{name}: {'the bits known for every machine' if ok else 'NOT the bits known for every machine'}", end="")
+    print(f"\n\n{'fine' if fine else 'NOT FINE: the kernels are broken on this machine, see bitnet-np selftest'}")
+    return 0 if fine else 1
+
+
+def show(arguments: argparse.Namespace, report: Report, logits: Judgement | None, heading: str) -> int:
+    """Print a report, and draw it with --plot; returns the exit code. Raises OptionError if there is nothing to draw."""
+    if arguments.plot is not None:
+        if not report.operations:
+            raise OptionError("--plot needs a dump with intermediate tensors")
+        plot(report, arguments.plot)
+    if arguments.json:
+        print_json(report.as_dict() | {"logits": logits.as_dict() if logits else None})
+    else:
+        print("\n\n".join([printable(heading), *_paragraphs(report, logits)]))
+    return report.verdict.exit_code
+
+
+def _paragraphs(report: Report, logits: Judgement | None) -> Iterator[str]:
+    yield f"{report.verdict.text}\n{printable(report.reason)}"
+    if report.notes:
+        yield "\n".join(f"note: {note}" for note in report.notes)
+    if logits is not None and logits.verdict != Verdict.INVALID:
+        yield table(JUDGEMENT_HEADER, [_judgement_row("logits", logits)])
+    if len(report.operations) > 1:
+        yield heat_map(report)
+        bad = [o for o in report.operations if o.verdict >= Verdict.WRONG]
+        if bad:
+            more = f"\nand {len(bad) - LARGEST_TABLE} more" if len(bad) > LARGEST_TABLE else ""
+            yield table(TABLE_HEADER, table_rows(bad[:LARGEST_TABLE])) + more
+        if summary := closer_summary(report):
+            yield f"RMS errors, in units of 2^-24 of a tensor's RMS:\n{table(CLOSER_HEADER, closer_rows(report))}\n{summary}"
+    elif report.verdict == Verdict.WRONG and not report.operations and (logits is None or logits.explanation is None):
+        yield "dump intermediate tensors too, attn_norm to l_out of each layer, and the operation at fault can be named"

@@ -1,0 +1,26 @@
+"""`bitnet-np compare`: two dumps in any format, without a model."""
+
+import argparse
+from pathlib import Path
+
+from ..judge.check import compare_traces
+from ..traces.formats import FORMATS, read_any
+from .check import add_plot_argument, check_plot_argument, show
+
+SUMMARY = "Compare two dumps, without a model."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
+    parser.add_argument("ours", type=Path, metavar="OURS", help="a dump, taken as true")
+    parser.add_argument("theirs", type=Path, metavar="THEIRS", help="a dump to judge by it")
+    parser.add_argument("--format", choices=FORMATS, help="of both (default: found out)")
+    parser.add_argument("--partial", action="store_true", help="tensors that only one has are no error")
+    add_plot_argument(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the comparison; returns the exit code."""
+    check_plot_argument(arguments)
+    ours, theirs = (read_any(path, arguments.format) for path in (arguments.ours, arguments.theirs))
+    return show(arguments, compare_traces(ours, theirs, arguments.partial), None, f"{theirs.origin} against {ours.origin}")

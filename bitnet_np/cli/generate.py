@@ -1,0 +1,123 @@
+"""`bitnet-np generate`: continue a prompt, token by token."""
+
+import argparse
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import embedded
+from ..errors import OptionError, ShapeError
+from ..files.gguf_file import GGUFFile
+from ..files.hf_folder import Folder
+from ..files.load import open_model
+from ..generate import HeadChoice, Sampling, stream
+from ..text.tokenizer import Tokenizer, tokenizer_from
+from ..transformer import DIALECTS
+from . import generate_many as batch_command
+from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, loaded
+from .inputs import parse_numbers, token_ids
+from .printing import print_json
+
+SUMMARY = "Continue a prompt, token by token."
+TOKENS = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
+    add_model_argument(parser, default="the embedded demo model")
+    batch_command.add_arguments(parser, add_token_arguments(parser, "--prompt"))
+    parser.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template, as the user's message")
+    parser.add_argument(
+        "-n",
+        type=int,
+        metavar="N",
+        help=f"tokens to generate at most (default {TOKENS}, {embedded.DEMO_TOKENS} from the demo model, or what fits the context)",
+    )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (default) is greedy")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K largest logits (default 0: all)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the fewest tokens with probability P")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="says the numbers to sample with (default 0)")
+    parser.add_argument("--uniforms", metavar="0.1,0.7", help="sample with these numbers instead of the seed's, one for each token")
+    parser.add_argument(
+        "--head",
+        choices=get_args(HeadChoice),
+        default="auto",
+        help="compute all logits (exact) or only those that can win (certified): the same tokens; auto (default): what is faster, with "
+        "--prompts-file exact",
+    )
+    parser.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text; default: the file's end tokens")
+    add_computing_arguments(parser)
+    add_device_arguments(parser)
+
+
+def _prompt(arguments: argparse.Namespace, file: GGUFFile | Folder, tokenizer: Tokenizer | None) -> NDArray:
+    """The ids to go on from, [T]."""
+    if arguments.chat:
+        if tokenizer is None:
+            raise OptionError("--chat needs --prompt")
+        return np.asarray(tokenizer.chat([{"role": "user", "content": arguments.text}]))
+    ids = token_ids(arguments, lambda: tokenizer or tokenizer_from(file.metadata, file.path))
+    if ids.ndim != 1:
+        raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
+    return ids
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what comes, token by token; returns the exit code."""
+    with ExitStack() as stack:
+        most = embedded.DEMO_TOKENS if arguments.model is None else TOKENS
+        path = Path(arguments.model or stack.enter_context(embedded.demo_path()))
+        chosen_stops = None if arguments.stop is None else parse_numbers("--stop", arguments.stop, int)
+        if arguments.prompts_file is not None:
+            arguments.n = most if arguments.n is None else arguments.n
+            return batch_command.run_prompts(arguments, path, chosen_stops)
+        if arguments.batch is not None:
+            raise OptionError("--batch needs --prompts-file")
+        file = open_model(path)
+        tokenizer = tokenizer_from(file.metadata, file.path) if arguments.text is not None else None
+        ids = _prompt(arguments, file, tokenizer)
+        stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
+        numbers = None if arguments.uniforms is None else parse_numbers("--uniforms", arguments.uniforms, float)
+        sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+        model = loaded(file, arguments)
+        tokens = stream(
+            model,
+            ids.tolist(),
+            max(1, min(most, model.config.context - len(ids))) if arguments.n is None else arguments.n,
+            sampling=sampling,
+            numbers=numbers,
+            seed=arguments.seed,
+            stop=stops,
+            dialect=DIALECTS[arguments.dialect],
+            ops=arguments.ops,
+            head=arguments.head,
+        )
+        decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
+        new: list[int] = []
+        pieces: list[str] = []
+        start = time.perf_counter()
+        first = None
+        for token in tokens:
+            first = first or time.perf_counter()
+            new.append(token)
+            pieces.append(decoder.feed(token) if decoder else f"{',' if len(new) > 1 else ''}{token}")
+            if not arguments.json:
+                print(pieces[-1], end="", flush=True)
+        end = time.perf_counter()
+        pieces.append(decoder.finish() if decoder else "")
+    prefill = len(ids) / ((first or end) - start)
+    decode = (len(new) - 1) / (end - first) if first and len(new) > 1 else None
+    if arguments.json:
+        text = {"text": "".join(pieces)} if decoder else {}
+        speed = {"prefill_tokens_per_second": prefill, "decode_tokens_per_second": decode}
+        print_json({"prompt": ids.tolist(), "tokens": new} | text | speed)
+    else:
+        print(pieces[-1])
+    rate = "" if decode is None else f", decode {decode:.1f} tokens/s ({len(new)} tokens)"
+    print(f"prefill {prefill:.1f} tokens/s ({len(ids)} tokens){rate}", file=sys.stderr)
+    return 0

@@ -1,0 +1,132 @@
+"""`bitnet-np generate --prompts-file F --batch N`: continue many prompts, some at a time."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..batch import Completion, Request, generate_batch
+from ..errors import EmptyInputError, Error, OptionError, shown
+from ..files.load import open_model
+from ..generate import Sampling, certified_for, check_prompt
+from ..text.tokenizer import Tokenizer, tokenizer_from
+from ..transformer import DIALECTS
+from . import progress
+from .arguments import loaded
+from .printing import printable
+
+DEFAULT_BATCH = 4
+
+
+def add_arguments(parser: argparse.ArgumentParser, prompts: argparse._MutuallyExclusiveGroup) -> None:
+    """What this way to call `generate` takes besides; prompts: the group of arguments that give a prompt."""
+    prompts.add_argument("--prompts-file", type=Path, metavar="F", help='JSON lines {"id": ..., "prompt": text or "tokens": [...]}')
+    parser.add_argument("--batch", type=int, metavar="N", help=f"prompts of the file at a time (default {DEFAULT_BATCH}); same result")
+
+
+_LONGEST_LINE = 1 << 25  # bytes: more than any context holds
+
+
+def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]:
+    """Line number, id, and text or token ids of each line that is not blank. Raises OptionError that names the file and the line."""
+    seen: dict[str | int, int] = {}
+    with open(path, "rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
+            if len(line) > _LONGEST_LINE:
+                raise OptionError(f"{path}, line {number}: more than {_LONGEST_LINE:,} bytes, expected at most so many")
+            if not line.strip():
+                continue
+
+            def wrong(problem: str, number: int = number) -> OptionError:
+                return OptionError(f"{path}, line {number}: {problem}")
+
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise wrong(f"no JSON: {shown(str(error))}") from None
+            if not isinstance(entry, dict) or set(entry) not in ({"id", "prompt"}, {"id", "tokens"}):
+                given = sorted(entry) if isinstance(entry, dict) else entry
+                raise wrong(f"{shown(given)}, expected an object with 'id', and 'prompt' or 'tokens'")
+            name, text, tokens = entry["id"], entry.get("prompt"), entry.get("tokens")
+            if not isinstance(name, str | int) or isinstance(name, bool):
+                raise wrong(f"id is {shown(name)}, expected a string or an integer")
+            if name in seen:
+                raise wrong(f"id {shown(name)} is that of line {seen[name]}, too")
+            seen[name] = number
+            if isinstance(text, str):
+                yield number, name, text
+            elif "prompt" in entry:
+                raise wrong(f"prompt is {shown(text)}, expected a string")
+            elif isinstance(tokens, list) and all(type(token) is int for token in tokens):
+                yield number, name, tokens
+            else:
+                raise wrong(f"tokens is {shown(tokens)}, expected a list of integers")
+
+
+def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collection[int] | None) -> int:
+    """Run the command. stop: tokens that end a text, None for the file's own."""
+    if arguments.uniforms is not None:
+        raise OptionError("--uniforms is for one prompt; with --prompts-file every sequence has numbers of its own, from --seed and its id")
+    batch = DEFAULT_BATCH if arguments.batch is None else arguments.batch
+    if batch < 1:
+        raise OptionError(f"--batch is {batch}, expected at least 1")
+    sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
+    lines = list(read_prompts(arguments.prompts_file))
+    if not lines:
+        raise EmptyInputError(f"{arguments.prompts_file}: Empty batch provided")
+    file = open_model(model_path)
+    tokenizer = None
+    if arguments.chat or any(isinstance(prompt, str) for _, _, prompt in lines):
+        tokenizer = tokenizer_from(file.metadata, file.path)
+    stops = (tokenizer.stops if tokenizer else ()) if stop is None else stop
+    model = loaded(file, arguments)
+    head = certified_for(model, sampling, arguments.n, arguments.head if arguments.head == "certified" else "exact")
+    requests = []
+    for number, name, prompt in lines:
+        try:
+            ids = _encoded(prompt, tokenizer, arguments.chat)
+            check_prompt(model, ids, arguments.n, stops)
+            requests.append(Request(name, ids, arguments.n, sampling, arguments.seed, stops))
+        except Error as error:
+            raise type(error)(f"{arguments.prompts_file}, line {number}: {error}") from None
+
+    start = time.perf_counter()
+    advance = progress.bar("generating")
+    done: list[Completion] = []
+    for completion in generate_batch(model, requests, batch, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, head=head):
+        done.append(completion)
+        advance(len(done), len(requests))
+        print(_line(completion, tokenizer, arguments.json), flush=True)
+    seconds, total = time.perf_counter() - start, sum(len(completion.tokens) for completion in done)
+    latency = sorted(completion.seconds for completion in done)
+    print(
+        f"{len(done)} sequences, {batch} at a time: {total} tokens in {seconds:.1f} s, {total / seconds:.1f} tokens/s; "
+        f"a sequence took {median(latency):.2f} s (median), {latency[-1]:.2f} s (longest)",
+        file=sys.stderr,
+    )
+    return 2 if any(completion.error for completion in done) else 0
+
+
+def _encoded(prompt: str | list[int], tokenizer: Tokenizer | None, chat: bool) -> list[int]:
+    if not isinstance(prompt, str):
+        if chat:
+            raise OptionError("--chat needs a prompt, not tokens")
+        return prompt
+    assert tokenizer is not None
+    return tokenizer.chat([{"role": "user", "content": prompt}]) if chat else tokenizer.encode(prompt)
+
+
+def _line(completion: Completion, tokenizer: Tokenizer | None, as_json: bool) -> str:
+    entry: dict[str, Any] = {"id": completion.request.id, "tokens": completion.tokens}
+    if tokenizer:
+        entry["text"] = tokenizer.decode(completion.tokens, after=completion.request.prompt)
+    if completion.error:
+        entry["error"] = completion.error
+    if as_json:
+        return json.dumps(entry)
+    text = entry.get("text", ",".join(map(str, completion.tokens)))
+    return printable(f"{entry['id']}") + "\t" + printable(text) + (f"\t{printable(completion.error)}" if completion.error else "")

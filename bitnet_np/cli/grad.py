@@ -1,0 +1,68 @@
+"""`bitnet-np grad`: the loss of token ids, and its gradient for every parameter."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import UnsupportedError
+from ..files.load import open_model
+from ..text.tokenizer import tokenizer_from
+from ..traces.formats import FORMATS, writer
+from ..traces.points import LOSS, Key, gradient_key
+from ..training.gradients import loss_and_gradients, parameters_of
+from .arguments import add_load_arguments, add_model_argument, add_override_arguments, add_threads_argument, add_token_arguments, loaded
+from .inputs import token_ids
+from .printing import print_json, table
+
+SUMMARY = "Loss of token ids, and its gradients."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
+    add_model_argument(parser)
+    parser.add_argument("--out", type=Path, metavar="F", help="write the loss and all gradients, to be compared with another engine's")
+    formats = [name for name, format in FORMATS.items() if format.writer]
+    parser.add_argument("--format", choices=formats, help="default: by the end of the file's name")
+    parser.add_argument("--recompute", action="store_true", help="keep less of the forward pass: the same result, slower")
+    add_threads_argument(parser)
+    add_load_arguments(parser)
+    add_override_arguments(parser)
+    add_token_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the loss and norms, write what is asked for; returns the exit code."""
+    chosen, writer_of = (None, None) if arguments.out is None else writer(arguments.out, arguments.format)
+    if writer_of is not None and writer_of.names is not None:
+        raise UnsupportedError(f"{arguments.out}: format {chosen} has no gradients, only {', '.join(sorted(writer_of.names))}")
+    file = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    batch = ids if ids.ndim == 2 else ids[None]
+    model = loaded(file, arguments)
+    loss, gradients = loss_and_gradients(model.config, parameters_of(model), batch, weights="none", recompute=arguments.recompute)
+    if writer_of is not None:
+        with writer_of(arguments.out, batch[0] if len(batch) == 1 else None) as out:
+            out.add(Key(LOSS, None), np.array([loss]))
+            for name, gradient in gradients.items():
+                key = gradient_key(name)
+                assert key is not None, name
+                out.add(key, gradient)
+    rows = []
+    for name, gradient in gradients.items():
+        wide = gradient.astype(np.float64)
+        rows.append((name, " x ".join(map(str, gradient.shape)), float(np.sqrt((wide**2).sum())), float(np.abs(wide).max())))
+    norm = float(np.sqrt(sum(row[2] ** 2 for row in rows)))
+    if arguments.json:
+        tensors = [
+            dict(zip(("name", "shape", "norm", "max"), (row[0], list(gradients[row[0]].shape), *row[2:]), strict=True)) for row in rows
+        ]
+        facts = {"tokens": int(ids.size), "loss": loss, "norm": norm, "out": arguments.out and str(arguments.out), "format": chosen}
+        print_json(facts | {"gradients": tensors})
+        return 0
+    print(f"loss  {loss:.6f} nats a token ({batch.size - len(batch)} predicted)")
+    print(f"norm  {norm:.6g} of all gradients\n")
+    print(table(("gradient", "shape", "norm", "largest"), rows))
+    if chosen:
+        print(f"\n{arguments.out}: {chosen}, {len(rows)} gradients and the loss")
+    return 0

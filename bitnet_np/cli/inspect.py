@@ -1,0 +1,109 @@
+"""`bitnet-np inspect`: what a model file holds, and whether it is supported."""
+
+import argparse
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import Error, NonFiniteError, shown
+from ..files.gguf_file import GGUFFile
+from ..files.hf_folder import Folder
+from ..files.load import model_from, open_model, read_config
+from ..model import Model
+from ..traces.points import meaning
+from ..transformer import forward_full
+from . import progress
+from .arguments import add_model_argument
+from .printing import plain, print_json, printable, table
+from .trace import show_layers
+
+SUMMARY = "What a model file holds, and whether it is supported."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
+    add_model_argument(parser)
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    parser.add_argument("--points", action="store_true", help="list the tensors of a forward pass, by the names a dump gives them")
+
+
+def _loaded(file: GGUFFile | Folder) -> tuple[Model | None, str]:
+    """The model, or None and why this file cannot be run."""
+    try:
+        return model_from(file, progress.bar("checking weights")), ""
+    except Error as error:
+        return None, str(error)
+
+
+def _short(value: object) -> str:
+    """Numbers that a file has as float32 by the few digits that tell them from others."""
+    if isinstance(value, float):
+        with np.errstate(over="ignore"):
+            narrow = np.float32(value)
+        return str(narrow if float(narrow) == value else value)
+    return str(value)
+
+
+def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, ...], str, str]]:
+    """Name, layers, axes, dtype and meaning of each point that a forward pass records."""
+    found: dict[tuple[str, tuple[int | str, ...], str], list[int | None]] = {}
+
+    def record(name: str, layer: int | None, array: NDArray) -> None:
+        axes = ("T",) if array.ndim == 1 else ("T", array.size // len(array))
+        found.setdefault((name, axes, str(array.dtype)), []).append(layer)
+
+    with suppress(NonFiniteError):  # the logits come last, and their numbers do not matter here
+        forward_full(model, [[0]], record=record)
+    return [(name, layers, axes, dtype, meaning(name)) for (name, axes, dtype), layers in found.items()]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the facts; returns the exit code."""
+    file = open_model(arguments.model)
+    model, problem = _loaded(file)
+    try:
+        config = read_config(file)
+    except Error:
+        config = None
+    keys = file.config if isinstance(file, Folder) else file.metadata
+    types: dict[str, list[int]] = {}
+    for tensor in file.tensors.values():
+        entry = types.setdefault(tensor.type.name, [0, 0, 0])
+        for i, value in enumerate((1, int(np.prod(tensor.shape, dtype=object)), tensor.data.size)):
+            entry[i] += value
+    cache = 2 * 4 * config.n_layers * config.kv_width if config else None
+    facts = {
+        "file": str(file.path),
+        "bytes": file.size,
+        "kind": file.kind,
+        "version": file.version if isinstance(file, GGUFFile) else None,
+        "supported": not problem,
+        "problem": problem or None,
+        "config": vars(config) if config else None,
+        "kv_cache_bytes_per_token": cache,
+        "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
+        "keys": {key: plain(value) for key, value in keys.items()},
+    }
+    tensors = [(t.name, t.type.name, " x ".join(map(str, t.shape)), t.data.size) for t in file.tensors.values()]
+    points = _points(model) if arguments.points and model else []
+    if arguments.json:
+        described = [dict(zip(("name", "layers", "shape", "dtype", "meaning"), row, strict=True)) for row in points]
+        listed = [dict(zip(("name", "type", "shape", "bytes"), row, strict=True)) for row in tensors]
+        print_json(facts | ({"tensors": listed} if arguments.tensors else {}) | ({"points": described} if arguments.points else {}))
+        return 0
+    print(f"{printable(str(file.path))}: {file.kind}, {file.size:,} bytes, {len(file.tensors)} tensors")
+    print("supported: " + (f"no: {printable(problem)}" if problem else "yes") + "\n")
+    if config:
+        rows = [(name, _short(value)) for name, value in vars(config).items()]
+        print(table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]) + "\n")
+    print(table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]) + "\n")
+    values = [(key, _short(v) if isinstance(v, float) else shown(v) if isinstance(v, str | int) else plain(v)) for key, v in keys.items()]
+    print(table(("key", "value"), values))
+    if arguments.tensors:
+        print("\n" + table(("tensor", "type", "shape", "bytes"), tensors))
+    if points:
+        lines = [(name, show_layers(layers), " x ".join(map(str, axes)), dtype, text) for name, layers, axes, dtype, text in points]
+        print("\n" + table(("point", "layers", "shape", "dtype", "meaning"), lines))
+        print("\nA dump names them so, those of a layer with its number, such as attn_norm-0. T is the number of tokens.")
+    return 0

@@ -1,0 +1,72 @@
+"""`bitnet-np logits`: reference logits of token ids."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError
+from ..files.load import open_model
+from ..model import Model
+from ..selftest import digest
+from ..text.tokenizer import tokenizer_from
+from ..transformer import DIALECTS, PARALLEL_THRESHOLD, Mode, compute_logits
+from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, check_out, loaded, save_npy
+from .inputs import token_ids
+from .printing import print_json, table
+
+SUMMARY = "Reference logits of token ids."
+TOP = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
+    add_model_argument(parser)
+    add_token_arguments(parser)
+    parser.add_argument("--mode", choices=get_args(Mode), help="which path computes (default auto); the bits are the same")
+    parser.add_argument("--parallel-threshold", type=int, default=PARALLEL_THRESHOLD, metavar="N", help="auto is parallel above N tokens")
+    parser.add_argument("--chunk", type=int, metavar="N", help="tokens at a time through the KV cache (implies --mode incremental)")
+    parser.add_argument("--last", action="store_true", help="logits of the last position only")
+    parser.add_argument("--out", type=Path, metavar="F.npy", help="write the logits, float32")
+    add_computing_arguments(parser)
+    add_device_arguments(parser)
+
+
+def _compute(model: Model, ids: NDArray, arguments: argparse.Namespace, **how: Any) -> NDArray[np.float32]:
+    """Logits of ids [T] or [B, T]: an axis V more, or in place of T with --last."""
+    batch = ids if ids.ndim == 2 else ids[None]
+    logits = compute_logits(model, batch, last_only=arguments.last, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, **how)
+    return logits if ids.ndim == 2 else logits[0]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the checksum and the largest logits, write what is asked for; returns the exit code."""
+    mode: Mode = arguments.mode or ("auto" if arguments.chunk is None else "incremental")
+    if arguments.chunk is not None and mode != "incremental":
+        raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
+    check_out("--out", arguments.out)
+    file = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    model = loaded(file, arguments)
+    start = time.perf_counter()
+    chunk = 1 if arguments.chunk is None else arguments.chunk
+    result = _compute(model, ids, arguments, mode=mode, parallel_threshold=arguments.parallel_threshold, chunk=chunk)
+    seconds = time.perf_counter() - start
+    last = np.atleast_2d(result if arguments.last else result[..., -1, :])
+    if arguments.out is not None:
+        save_npy(arguments.out, result)
+    top = [[(int(i), float(row[i])) for i in np.argsort(-row, kind="stable")[:TOP]] for row in last]
+    checksum = digest(result)
+    if arguments.json:
+        tops = [[{"id": i, "logit": value} for i, value in row] for row in top]
+        print_json({"shape": result.shape, "sha256": checksum, "top": tops, "dialect": arguments.dialect, "mode": mode, "seconds": seconds})
+        return 0
+    print(f"shape   {list(result.shape)} float32")
+    print(f"sha256  {checksum}")
+    for b, row in enumerate(top):
+        print(f"\nlast position{f' of sequence {b}' if ids.ndim == 2 else ''}")
+        print(table(("token", "logit"), [(str(i), f"{value:+.6f}") for i, value in row]))
+    return 0

@@ -1,0 +1,167 @@
+"""The command line: `bitnet-np SUBCOMMAND`. Exit codes: 0 fine, 1 a difference was found, 2 invalid input."""
+
+import argparse
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numba
+
+from .. import __version__
+from ..dispatch import choose
+from ..errors import Error, OptionError
+from ..metrics import Metrics
+from ..whole_file import whole_file
+from . import (
+    check as check_command,
+)
+from . import (
+    compare as compare_command,
+)
+from . import (
+    convert as convert_command,
+)
+from . import (
+    generate as generate_command,
+)
+from . import (
+    grad as grad_command,
+)
+from . import (
+    inspect as inspect_command,
+)
+from . import (
+    logits as logits_command,
+)
+from . import (
+    mask as mask_command,
+)
+from . import (
+    nll as nll_command,
+)
+from . import (
+    progress,
+)
+from . import (
+    selftest as selftest_command,
+)
+from . import (
+    trace as trace_command,
+)
+from .arguments import check_out
+from .printing import printable, table
+
+
+class Command(Protocol):
+    """A module NAME_command.py."""
+
+    SUMMARY: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace) -> int: ...
+
+
+COMMANDS: dict[str, Command] = {
+    "inspect": inspect_command,
+    "logits": logits_command,
+    "generate": generate_command,
+    "check": check_command,
+    "trace": trace_command,
+    "grad": grad_command,
+    "compare": compare_command,
+    "nll": nll_command,
+    "convert": convert_command,
+    "mask": mask_command,
+    "selftest": selftest_command,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; returns the exit code."""
+    if sys.stderr is None:  # closed by who called, and standard output is not for errors
+        sys.stderr = io.StringIO()
+    parser = _parser()
+    for text in sys.argv[1:] if argv is None else argv:
+        if text.startswith("--") and text.partition("=")[1:] == ("=", "--"):  # to argparse before Python 3.13 a value that is no text
+            parser.error(f"argument {text}: expected another value than --")
+    arguments = parser.parse_args(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model's text on a terminal that cannot show it
+    try:
+        if getattr(arguments, "threads", None) is not None:
+            _set_threads(arguments.threads)
+        _check_outputs(arguments)
+        with progress.compiling(), _measured(arguments):
+            code = arguments.run(arguments)
+        print(end="", flush=True)
+        return code
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (Error, OSError, MemoryError) as error:
+        print(f"bitnet-np: {printable(_told(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bitnet-np: interrupted", file=sys.stderr)
+        return 130
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, the file first."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bitnet-np", description="A reference implementation of BitNet b1.58 inference.", epilog=__doc__)
+    parser.add_argument("--version", action="version", version=f"bitnet-np {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
+    for name, command in COMMANDS.items():
+        added = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
+        added.set_defaults(run=command.run)
+        added.add_argument("--json", action="store_true", help="one JSON object on standard output")
+        command.add_arguments(added)
+    return parser
+
+
+def _set_threads(threads: int) -> None:
+    most = numba.config.NUMBA_NUM_THREADS
+    if not 1 <= threads <= most:
+        raise OptionError(f"--threads is {threads}, expected 1 to {most} here")
+    numba.set_num_threads(threads)
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    """What is read is not written over, unless that is said."""
+    given = {name: path for name, path in vars(arguments).items() if isinstance(path, Path) and path.exists()}
+    outputs = {name: given.pop(name) for name in ("out", "metrics", "plot") if name in given}
+    for name, out in outputs.items():
+        for read in given.values():
+            inside = read.is_dir() and out.parent.samefile(read) and out.suffix in (".safetensors", ".json")  # of a model's folder
+            if (inside or out.samefile(read)) and not getattr(arguments, "force", False):
+                raise OptionError(f"--{name} is {out}, which is read: {read}")
+
+
+@contextmanager
+def _measured(arguments: argparse.Namespace) -> Iterator[None]:
+    """The backend that the command computes with, and what --metrics asks to be told of it when the command is done."""
+    path: Path | None = getattr(arguments, "metrics", None)
+    check_out("--metrics", path)
+    metrics = Metrics()
+    chosen = choose(getattr(arguments, "device", "cpu"))
+    arguments.ops = chosen.ops if path is None else metrics.ops(*chosen)
+    yield
+    if path is not None:
+        with whole_file(path) as part:
+            part.write_text(json.dumps(metrics.as_dict(), indent=1) + "\n", "utf-8")
+        print(table(*metrics.table()), file=sys.stderr)
+        print(
+            f"{metrics.forwards} forwards, {metrics.layers} layers, {metrics.kv_positions} positions written to KV caches", file=sys.stderr
+        )

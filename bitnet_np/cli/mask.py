@@ -1,0 +1,42 @@
+"""`bitnet-np mask Q K`: print a small mask, to see which keys each query sees."""
+
+import argparse
+import json
+from typing import get_args
+
+from .. import masks
+from ..errors import OptionError
+
+SUMMARY = "Print a small attention mask."
+LARGEST = 128  # queries and keys that are printed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
+    parser.add_argument("q_len", type=int, metavar="Q", help="queries")
+    parser.add_argument("k_len", type=int, metavar="K", help="keys")
+    parser.add_argument("--past", type=int, metavar="N", help="keys before the first query's own (default K - Q)")
+    parser.add_argument("--align", choices=get_args(masks.Align), default="bottom_right", help="top_left: --past 0, and K may be < Q")
+    parser.add_argument("--window", type=int, default=0, metavar="N", help="only the last N keys, the query's own among them")
+    parser.add_argument("--block", type=int, default=0, metavar="N", help="only keys of the query's own block of N positions")
+    parser.add_argument("--sinks", type=int, default=0, metavar="N", help="the first N keys besides those of a window or block")
+    parser.add_argument("--prefix", type=int, default=0, metavar="N", help="the first N keys for every query")
+    parser.add_argument("--bool", action="store_true", help="1 where a key is seen and 0 where not, instead of 0 and -inf")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the mask; returns the exit code."""
+    if max(arguments.q_len, arguments.k_len) > LARGEST:
+        raise OptionError(f"a mask of {arguments.q_len} x {arguments.k_len} is too large to print, expected {LARGEST} of each at most")
+    pattern = masks.Pattern(arguments.window, arguments.prefix, arguments.block, arguments.sinks)
+    seen = masks.mask(arguments.q_len, arguments.k_len, pattern, past=arguments.past, align=arguments.align, form="bool")
+    blind = masks.fully_masked(seen).nonzero()[0].tolist()
+    if arguments.json:
+        print(json.dumps({"shape": seen.shape, "pattern": vars(pattern), "seen": seen.astype(int).tolist(), "fully_masked": blind}))
+        return 0
+    shown, hidden = ("1", "0") if arguments.bool else ("   0", "-inf")
+    for row in seen:
+        print(" ".join(shown if key else hidden for key in row))
+    if blind:
+        print(f"rows that see nothing, where attention gives zeros: {', '.join(map(str, blind))}")
+    return 0

@@ -1,0 +1,44 @@
+"""What the commands print: tables, JSON, and nothing that garbles a terminal."""
+
+import json
+import math
+from collections.abc import Collection, Sequence
+
+from ..files.gguf_file import Value
+
+
+def table(header: Sequence[str], rows: Collection[Sequence[object]]) -> str:
+    """Columns that line up: text to the left, numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    numeric = [all(not isinstance(row[i], str) for row in rows) for i in range(len(header))]
+    widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
+
+    def line(row: Sequence[str]) -> str:
+        return "  ".join(cell.rjust(w) if right else cell.ljust(w) for cell, w, right in zip(row, widths, numeric, strict=True)).rstrip()
+
+    return "\n".join([line(header), *(line(row) for row in cells)])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else printable(str(value))
+
+
+def printable(text: str) -> str:
+    """What a file says, without what could garble a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def plain(value: Value | dict | list | None) -> str | int | float | None:
+    """A metadata value as JSON can hold it: arrays by their length, and NaN and infinity by their names."""
+    if isinstance(value, dict | list | None):
+        return None if value is None else json.dumps(value)
+    if not isinstance(value, str | int | float):
+        return f"[{len(value)} values]"
+    return value if isinstance(value, str) or math.isfinite(value) else str(value)
+
+
+def print_json(value: object) -> None:
+    """One value, indented."""
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,92 @@
+"""`bitnet-np trace`: write every intermediate tensor of one sequence to a file."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import OptionError, ShapeError
+from ..files.load import open_model
+from ..text.tokenizer import tokenizer_from
+from ..traces.formats import FORMATS, writer
+from ..traces.record import record_trace
+from ..transformer import DIALECTS
+from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, loaded
+from .inputs import token_ids
+from .printing import print_json, table
+
+SUMMARY = "Write every intermediate tensor of a forward pass."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What this command takes."""
+    add_model_argument(parser)
+    parser.add_argument("--layers", metavar="0,3-5", help="which layers (default: all); the whole model's points are written either way")
+    parser.add_argument("--names", metavar="A,B", help="which points, such as attn_norm,l_out (default: all but the scores)")
+    parser.add_argument("--scores", action="store_true", help="attention scores and probabilities too")
+    formats = [name for name, format in FORMATS.items() if format.writer]
+    parser.add_argument("--format", choices=formats, help="default: by the end of the file's name")
+    parser.add_argument("--out", type=Path, required=True, metavar="F", help="file or folder to write")
+    add_token_arguments(parser)
+    add_computing_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the file and say what is in it; returns the exit code."""
+    layers = None if arguments.layers is None else parse_layers(arguments.layers)
+    names = None if arguments.names is None else [name.strip() for name in arguments.names.split(",") if name.strip()]
+    chosen, _ = writer(arguments.out, arguments.format)
+    file = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    if ids.ndim == 2 and len(ids) != 1:
+        raise ShapeError(f"token ids have shape {list(ids.shape)}, expected one sequence")
+    model = loaded(file, arguments)
+    written = record_trace(
+        model,
+        ids,
+        arguments.out,
+        format=chosen,
+        layers=layers,
+        names=names,
+        scores=arguments.scores,
+        dialect=DIALECTS[arguments.dialect],
+    )
+    total = sum(size for _, size in written.values())
+    if arguments.json:
+        points = [{"name": k.name, "layer": k.layer, "shape": shape, "bytes": size} for k, (shape, size) in written.items()]
+        facts = {"out": str(arguments.out), "format": chosen, "dialect": arguments.dialect, "tokens": int(ids.size)}
+        print_json(facts | {"bytes": total, "points": points})
+        return 0
+    rows: dict[tuple[str, tuple[int, ...]], list] = {}  # layers of the same shape in one line
+    for key, (shape, size) in written.items():
+        row = rows.setdefault((key.name, shape), [[], 0])
+        row[0].append(key.layer)
+        row[1] += size
+    print(f"{arguments.out}: {chosen}, {len(written)} points of {ids.size} tokens, dialect {arguments.dialect}\n")
+    lines = [(name, show_layers(layers), " x ".join(map(str, shape)), size) for (name, shape), (layers, size) in rows.items()]
+    print(table(("name", "layers", "shape", "bytes"), [*lines, ("all", "", "", total)]))
+    return 0
+
+
+def parse_layers(text: str) -> list[int]:
+    """Layers such as 0,3-5 in full."""
+    layers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())) or len(first + last) > 12:
+            raise OptionError(f"--layers is {text[:60]!r}, expected numbers and ranges such as 0,3-5")
+        start, end = int(first), int(last) if dash else int(first)
+        if end < start or end - start > 100_000:
+            raise OptionError(f"--layers has the range {part.strip()!r}, expected its end not to be before its start")
+        layers.extend(range(start, end + 1))
+    return layers
+
+
+def show_layers(layers: Sequence[int | None]) -> str:
+    """Layers in short: 0-2, 5."""
+    runs: list[list[int]] = []
+    for layer in sorted(layer for layer in layers if layer is not None):
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "-"

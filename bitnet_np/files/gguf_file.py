@@ -1,0 +1,324 @@
+"""A strict, lazy reader of GGUF files: path -> metadata, and a table of tensors that are views of the mapped file.
+
+The rules are those of the GGUF specification (docs/gguf.md of ggml), versions 2 and 3, little-endian. A file is not trusted: every
+count, length, type and offset is checked before it is used, and a file that breaks a rule is refused with its name, the key or tensor, the
+value found and the one expected. Time and memory are bounded by a small multiple of the header's size. Strings are decoded, and tensors
+read, when they are asked for.
+
+Not covered: a file that another process truncates while it is mapped. Touching the lost pages then kills the process (SIGBUS).
+"""
+
+import mmap
+import os
+import struct
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar, cast, overload
+
+import numpy as np
+
+from ..errors import FileFormatError, UnsupportedError, shown
+from ..mapped import release_pages
+from ..tensor_types import BY_NUMBER, REFUSED, TensorType
+from ..validate import check_file, path_of
+
+_UINT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 7, 8, 9, 10
+_CODES = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", _UINT32: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?", _UINT64: "<u8", 11: "<i8", 12: "<f8"}
+_DTYPES = {kind: np.dtype(code) for kind, code in _CODES.items()}  # gguf_metadata_value_type of every value of fixed size
+_LENGTH = struct.Struct("<Q")  # stands before every string
+
+_MIN_KEY_BYTES = 8 + 1 + 4 + 1  # length, a key of one byte, type, a value of one byte
+_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length, a name of one byte, n_dims, one dimension, type, offset
+_MAX_ENTRIES = 1 << 17  # ours: a table of that many tensors is 5 MB and its Python objects 70 MB. Real files have some thousands.
+_MAX_KEY = 65535
+_MAX_NAME = 64
+_MAX_DIMS = 4
+_DEFAULT_ALIGNMENT = 32
+_ALIGNMENTS = [1 << bit for bit in range(3, 17)]  # a multiple of 8 says the specification, a power of two ggml, 64 KiB are ours
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class StringArray(Sequence[str]):
+    """The strings of one metadata array: 8 bytes for the position of each, which is decoded whenever it is asked for."""
+
+    def __init__(self, path: Path, key: str, data: mmap.mmap, starts: "array[int]") -> None:
+        self._path, self._key, self._data = path, key, data
+        self._starts = starts  # of the length fields; the last entry is where the last string ends
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        picked = range(len(self))[index]
+        return self._text(picked) if isinstance(picked, int) else [self._text(i) for i in picked]
+
+    def _text(self, i: int) -> str:
+        raw = self._data[self._starts[i] + _LENGTH.size : self._starts[i + 1]]
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError as error:
+            at = f"byte {error.start}, {raw[error.start : error.start + 4]!r}"
+            raise FileFormatError(f"{self._path}: key {shown(self._key)}: string {i} is not UTF-8 at {at}") from None
+
+    def __repr__(self) -> str:
+        return f"<StringArray of {len(self)} strings>"
+
+
+class _Scalar(StringArray):
+    """A string that is a value of its own: an array of one."""
+
+
+Value: TypeAlias = int | float | bool | str | np.ndarray | StringArray
+
+
+class _Metadata(Mapping[str, Value]):
+    """The keys in the order of the file. Read-only; a scalar string is decoded when it is asked for."""
+
+    def __init__(self, values: dict[str, Value]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Value:
+        value = self._values[key]
+        return value[0] if isinstance(value, _Scalar) else value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values  # Mapping's own would decode the value to find out
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """One entry of the tensor table."""
+
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]  # row-major, outermost first: the file's dimensions reversed
+    data: np.ndarray = field(repr=False)  # uint8 [type.nbytes(prod(shape))], a read-only view of the file
+    offset: int  # of data, from the start of the file
+
+
+@dataclass(frozen=True, eq=False)
+class GGUFFile:
+    """An open file. The mapping lives as long as any array taken from here."""
+
+    path: Path
+    version: int
+    alignment: int
+    metadata: Mapping[str, Value] = field(repr=False)  # numeric arrays are read-only views of the file
+    tensors: Mapping[str, Tensor] = field(repr=False)  # in the order of the file's table
+    size: int  # bytes of the file
+    mapping: mmap.mmap = field(repr=False)
+
+    @property
+    def kind(self) -> str:
+        """For people."""
+        return f"GGUF v{self.version}"
+
+    def release(self, tensor: Tensor) -> None:
+        """Let the system have the pages of a tensor that is not going to be read again. Its data stay valid: they would be read anew."""
+        release_pages(self.mapping, tensor.offset, tensor.data.size)
+
+    def require(self, key: str, kind: type[T]) -> T:
+        """The value of `key`, which must be there and exactly of `kind`: a bool is not an int, and an int not a float."""
+        if key not in self.metadata:
+            raise FileFormatError(f"{self.path}: key {shown(key)} is missing, expected a value of type {kind.__name__}")
+        value = self.metadata[key]
+        if type(value) is not kind:
+            raise FileFormatError(f"{self.path}: key {shown(key)} is {shown(value)}, a {type(value).__name__}; expected {kind.__name__}")
+        return cast(T, value)
+
+    def get(self, key: str, kind: type[T], default: D) -> T | D:
+        """As `require`, but `default` where the key is missing. A value of another kind is an error here too."""
+        return self.require(key, kind) if key in self.metadata else default
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+    """Check the whole header of a GGUF file and map its tensors.
+
+    Raises FileFormatError for a damaged file, UnsupportedError for a sound one that this reader does not know, and lets
+    FileNotFoundError, PermissionError and IsADirectoryError pass. Shaped like the released BitNet 2B-4T (128,256 tokens, 280,147 merges,
+    332 tensors) a file opens in 0.07 s and adds 10 MB to the process.
+    """
+    path = path_of(path)
+    cursor = _Cursor(path, _map(path))
+    version = _read_version(cursor)
+    tensor_count = _read_count(cursor, "tensors", _MIN_TENSOR_BYTES)
+    key_count = _read_count(cursor, "keys", _MIN_KEY_BYTES)
+    values = _read_metadata(cursor, key_count)
+    alignment = cast(int, values.get("general.alignment", _DEFAULT_ALIGNMENT))
+    tensors = _read_tensors(cursor, tensor_count, alignment)
+    return GGUFFile(path, version, alignment, _Metadata(values), MappingProxyType(tensors), len(cursor.data), cursor.data)
+
+
+def _map(path: Path) -> mmap.mmap:
+    check_file(path)
+    with open(path, "rb") as file:
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except ValueError:  # what mmap says to a file of no bytes
+            raise FileFormatError(f"{path}: the file is empty, expected GGUF") from None
+
+
+class _Cursor:
+    """A position in the mapped file that only moves forward, and never past the end."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.data, self.at = path, data, 0
+        self.bytes = np.frombuffer(data, np.uint8)  # read-only, as the mapping is
+
+    @property
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    def check(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise FileFormatError(f"{self.path}: {otherwise}")
+
+    def claim(self, size: int, what: str) -> slice:
+        """Where the next `size` bytes are."""
+        self.check(size <= self.left, f"{what} needs {size} bytes at byte {self.at}, but the file ends at byte {len(self.data)}")
+        self.at += size
+        return slice(self.at - size, self.at)
+
+    def numbers(self, kind: int, count: int, what: str) -> np.ndarray:
+        self.check(kind in _DTYPES, f"{what} has values of the type {kind}, expected 0 to 12")
+        raw = self.bytes[self.claim(count * _DTYPES[kind].itemsize, what)]
+        most = raw.max(initial=0) if kind == _BOOL else 0
+        self.check(most <= 1, f"{what} has a bool that is the byte {most}, expected 0 or 1")
+        return raw.view(_DTYPES[kind])
+
+    def u32(self, what: str) -> int:
+        return int(self.numbers(_UINT32, 1, what)[0])
+
+    def u64(self, what: str) -> int:
+        return int(self.numbers(_UINT64, 1, what)[0])
+
+    def name(self, longest: int, what: str) -> str:
+        length = self.u64(f"length of {what}")
+        self.check(1 <= length <= longest, f"{what} is {length} bytes long, expected 1 to {longest}")
+        raw = self.bytes[self.claim(length, what)].tobytes()
+        try:
+            return str(raw, "utf-8")
+        except UnicodeDecodeError:
+            raise FileFormatError(f"{self.path}: {what} is {shown(raw)}, expected UTF-8") from None
+
+    def strings(self, count: int, what: str) -> "array[int]":
+        """The starts of `count` strings, and the end of the last. The one hot loop of opening: 0.12 us a string, 50 ms for 408,000."""
+        self.check(count * _LENGTH.size <= self.left, f"{what} has {count} strings, more than fit in the {self.left} bytes left")
+        starts, at, end = array("q"), self.at, len(self.data)
+        append, unpack_from, data, last = starts.append, _LENGTH.unpack_from, self.data, end - _LENGTH.size
+        for _ in range(count):
+            if at > last:
+                break
+            append(at)
+            at += _LENGTH.size + unpack_from(data, at)[0]
+        if len(starts) < count or at > end:
+            length = at - starts[-1] - _LENGTH.size
+            where = f"string {len(starts) - 1} of {count} is {length} bytes long and ends at byte {at}"
+            raise FileFormatError(f"{self.path}: {what}: {where}, too far for a file that ends at byte {end}")
+        append(at)
+        self.at = at
+        return starts
+
+
+def _read_version(cursor: _Cursor) -> int:
+    magic = cursor.data[:4]
+    cursor.check(magic == b"GGUF", f"the file starts with {magic!r}, expected b'GGUF'")
+    cursor.claim(len(magic), "magic")
+    version = cursor.u32("version")
+    if version in (2, 3):
+        return version
+    swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+    if swapped in (1, 2, 3):
+        raise UnsupportedError(f"{cursor.path}: version {version:#010x} is {swapped} in a big-endian file, expected a little-endian one")
+    raise UnsupportedError(f"{cursor.path}: GGUF version {version}, expected 2 or 3")
+
+
+def _read_count(cursor: _Cursor, what: str, smallest: int) -> int:
+    count = cursor.u64(f"number of {what}")
+    cursor.check(count * smallest <= cursor.left, f"{count} {what} of at least {smallest} bytes, but only {cursor.left} bytes are left")
+    if count > _MAX_ENTRIES:
+        raise UnsupportedError(f"{cursor.path}: {count} {what}, expected at most {_MAX_ENTRIES}")
+    return count
+
+
+def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Value]:
+    values: dict[str, Value] = {}
+    for i in range(count):
+        key = cursor.name(_MAX_KEY, f"key {i} of {count}")
+        what = f"key {shown(key)}"
+        cursor.check(key not in values, f"{what} is there twice, expected once")
+        kind = cursor.u32(f"type of {what}")
+        values[key] = value = _read_value(cursor, kind, key, what)
+        if key == "general.alignment":
+            want = f"expected a power of two from {_ALIGNMENTS[0]} to {_ALIGNMENTS[-1]} of type {_UINT32} (uint32)"
+            cursor.check(kind == _UINT32 and value in _ALIGNMENTS, f"{what} is {shown(value)} of type {kind}, {want}")
+    return values
+
+
+def _read_value(cursor: _Cursor, kind: int, key: str, what: str) -> Value:
+    if kind == _STRING:
+        return _Scalar(cursor.path, key, cursor.data, cursor.strings(1, what))
+    if kind != _ARRAY:
+        return cast(Value, cursor.numbers(kind, 1, what).item())
+    kind, count = cursor.u32(f"element type of {what}"), cursor.u64(f"length of {what}")
+    if kind == _STRING:
+        return StringArray(cursor.path, key, cursor.data, cursor.strings(count, what))
+    if kind == _ARRAY:
+        raise UnsupportedError(f"{cursor.path}: {what} is an array of arrays (element type {kind}), expected numbers, bools or strings")
+    return cursor.numbers(kind, count, what)
+
+
+def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tensor]:
+    entries: dict[str, tuple[TensorType, tuple[int, ...], int]] = {}
+    for i in range(count):
+        name = cursor.name(_MAX_NAME, f"name of tensor {i} of {count}")
+        cursor.check(name not in entries, f"tensor {name!r} is there twice, expected once")
+        entries[name] = _read_entry(cursor, f"tensor {name!r}", alignment)
+    base = -(-cursor.at // alignment) * alignment  # where the data begin: offsets in the table are relative to it
+    tensors = {name: _view(cursor, name, kind, shape, base + offset) for name, (kind, shape, offset) in entries.items()}
+    for before, after in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
+        end = before.offset + before.data.size
+        clash = f"tensor {after.name!r} begins at byte {after.offset}, inside tensor {before.name!r}; expected byte {end} or later"
+        cursor.check(end <= after.offset, clash)
+    return tensors
+
+
+def _read_entry(cursor: _Cursor, what: str, alignment: int) -> tuple[TensorType, tuple[int, ...], int]:
+    n_dims = cursor.u32(f"number of dimensions of {what}")
+    cursor.check(1 <= n_dims <= _MAX_DIMS, f"{what} has {n_dims} dimensions, expected 1 to {_MAX_DIMS}")
+    dims = [cursor.u64(f"dimension {i} of {what}") for i in range(n_dims)]  # the row length comes first
+    cursor.check(min(dims) >= 1, f"{what} has the dimensions {dims}, expected each to be at least 1")
+    cursor.check(prod(dims) < 1 << 63, f"{what} has the dimensions {dims}, expected fewer than 2**63 elements")
+    number = cursor.u32(f"type of {what}")
+    if number in REFUSED:
+        raise UnsupportedError(f"{cursor.path}: {what} has the type {number}, {REFUSED[number]}")
+    if number not in BY_NUMBER:
+        raise UnsupportedError(f"{cursor.path}: {what} has the type {number}, expected one of {sorted(BY_NUMBER)}")
+    kind = BY_NUMBER[number]
+    cursor.check(dims[0] % kind.block == 0, f"{what} has rows of {dims[0]} elements, expected a multiple of {kind.name}'s {kind.block}")
+    offset = cursor.u64(f"offset of {what}")
+    cursor.check(offset % alignment == 0, f"{what} has the offset {offset}, expected a multiple of {alignment}")
+    return kind, tuple(reversed(dims)), offset
+
+
+def _view(cursor: _Cursor, name: str, kind: TensorType, shape: tuple[int, ...], start: int) -> Tensor:
+    end = start + kind.nbytes(prod(shape))
+    cursor.check(end <= len(cursor.data), f"tensor {name!r} takes bytes {start} to {end}, but the file ends at byte {len(cursor.data)}")
+    return Tensor(name, kind, shape, cursor.bytes[start:end], start)

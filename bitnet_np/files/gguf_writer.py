@@ -1,0 +1,255 @@
+"""GGUF files through gguf-py's GGUFWriter: keys and tensors in the order of the released BitNet file, whole or not there at all."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from gguf import GGUFValueType, GGUFWriter
+from numpy.typing import NDArray
+
+from .. import packing
+from ..errors import UnsupportedError
+from ..families import EPSILON, FAMILIES
+from ..model import Blocks, Config, Layer, Linear, Model, Ternary, Weights, check_model
+from ..tensor_types import BF16, F16, F32, I2_S, TQ1_0, TQ2_0, TensorType
+from ..whole_file import whole_file
+
+FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40}
+"""general.file_type of a file whose matrices are mostly of a type (llama.h; 40 is bitnet.cpp's)."""
+
+QUANTIZATION_VERSION = 2
+
+FIELDS = (  # of model.Layer, in the released file's order, and then what it has not
+    "attn_norm",
+    "ffn_down",
+    "ffn_sub_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_norm",
+    "attn_sub_norm",
+    "attn_k",
+    "attn_output",
+    "attn_q",
+    "attn_v",
+    "attn_qkv",
+    "attn_norm_bias",
+    "ffn_norm_bias",
+    "attn_q_norm",
+    "attn_k_norm",
+)
+
+
+KEYS = {
+    "vocab": "vocab_size",
+    "context": "context_length",
+    "width": "embedding_length",
+    "n_layers": "block_count",
+    "ffn": "feed_forward_length",
+    "heads": "attention.head_count",
+    "kv_heads": "attention.head_count_kv",
+}
+"""Field of Config: the architecture's key."""
+
+
+class Stored(NamedTuple):
+    """A tensor as a file has it; `make` gives its bytes."""
+
+    type: TensorType
+    shape: tuple[int, ...]  # as NumPy orders it, rows first
+    make: Callable[[], NDArray]
+
+
+def write_file(
+    path: str | os.PathLike[str],
+    architecture: str,
+    write_metadata: Callable[[GGUFWriter], None],
+    tensors: Sequence[tuple[str, TensorType, tuple[int, ...]]],
+    data: Iterable[NDArray],
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    check: Callable[[Path], object] = lambda path: None,
+) -> None:
+    """Write a file and `check` it before it has its name: `path` is whole, or as it was.
+
+    `tensors` has name, type and shape of each, `data` their bytes in the same order.
+    """
+    with whole_file(path) as part, closing(GGUFWriter(part, architecture)) as writer:
+        write_metadata(writer)
+        for name, kind, shape in tensors:
+            # GGUFWriter does not know I2_S, but writes any number as a type, and the shape as given where the dtype is not that of bytes
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), kind.nbytes(int(np.prod(shape, dtype=object))), kind.number)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for done, array in enumerate(data, 1):
+            writer.write_tensor_data(array)
+            progress(done, len(tensors))
+        writer.close()
+        check(part)
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------------------------
+
+
+def write_keys(
+    writer: GGUFWriter,
+    c: Config,
+    tokenizer: Mapping[str, Any],
+    *,
+    name: str | None = None,
+    file_type: int | None = None,
+    general: Mapping[str, Any] | None = None,
+) -> None:
+    """Every key but general.architecture, which the writer has. `tokenizer`: keys and values; `general`: more of those."""
+    prefix, family = c.architecture + ".", FAMILIES[c.architecture]
+    for key in ("rope_base", "rope_scaling"):
+        if np.float32(getattr(c, key)) != getattr(c, key):
+            raise UnsupportedError(f"{key} is {getattr(c, key)}, which is no float32, and a GGUF file has no other place for it")
+    if c.window is not None and not family.windows:
+        raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
+    sliding = None if c.window_layers is None else np.isin(np.arange(c.n_layers), c.window_layers)
+    rotates = c.rope != "none"
+    wide = c.q_width != c.width
+    sizes = [(prefix + key, getattr(c, field)) for field, key in KEYS.items()]
+    keys: dict[str, Any] = {
+        "general.name": name,
+        **dict(sizes[:-2]),
+        prefix + "rope.dimension_count": 2 * c.rope_pairs if rotates else None,
+        **dict(sizes[-2:]),
+        prefix + "attention.key_length": c.head_dim if wide else None,
+        prefix + "attention.value_length": c.head_dim if wide else None,
+        "tokenizer.ggml.add_bos_token": tokenizer.get("tokenizer.ggml.add_bos_token"),
+        prefix + EPSILON[c.norm]: c.eps,
+        prefix + "rope.freq_base": c.rope_base if rotates else None,
+        prefix + "rope.scaling.type": "linear" if c.rope_scaling != 1 else None,
+        prefix + "rope.scaling.factor": c.rope_scaling if c.rope_scaling != 1 else None,
+        prefix + "use_parallel_residual": c.parallel_residual if "use_parallel_residual" in family.keys else None,
+        prefix + "attention.sliding_window": c.window,
+        prefix + "attention.sliding_window_pattern": sliding,
+        "general.file_type": file_type,
+    }
+    for key, value in (keys | {key: value for key, value in {**tokenizer, **(general or {})}.items() if key not in keys}).items():
+        if value is not None:
+            _add(writer, key, value)
+    writer.add_quantization_version(QUANTIZATION_VERSION)
+
+
+_INTEGERS = {
+    GGUFValueType.UINT32: range(1 << 32),
+    GGUFValueType.INT32: range(-1 << 31, 1 << 31),
+    GGUFValueType.UINT64: range(1 << 64),
+    GGUFValueType.INT64: range(-1 << 63, 1 << 63),
+}
+"""The types that integers are written with, and what they hold: the first that does is taken."""
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool | str):
+        (writer.add_bool if isinstance(value, bool) else writer.add_string)(key, value)
+    elif isinstance(value, int):
+        writer.add_key_value(key, value, next(kind for kind, held in _INTEGERS.items() if value in held))
+    elif isinstance(value, float):
+        large = np.isfinite(value) and abs(value) > float(np.finfo(np.float32).max)
+        writer.add_key_value(key, value, GGUFValueType.FLOAT64 if large else GGUFValueType.FLOAT32)
+    elif isinstance(value, np.ndarray) and len(value):
+        writer.add_key_value(key, value.tolist(), GGUFValueType.ARRAY, GGUFValueType[value.dtype.name.upper()])
+    elif len(value):
+        writer.add_array(key, list(value))
+
+
+# --- a model --------------------------------------------------------------------------------------------------------------------------
+
+
+def present(layer: Layer) -> dict[str, Any]:
+    """The fields of a layer that are not None."""
+    return {name: value for name, value in vars(layer).items() if value is not None}
+
+
+def stored(name: str, weights: Weights) -> Stored:
+    """As it is: float arrays and blocks unchanged, ternary matrices as the blocks they came in, or as I2_S."""
+    if isinstance(weights, Ternary) and weights.blocks is None:
+        return Stored(I2_S, weights.shape, lambda: packing.to_i2s(weights))
+    blocks = weights.blocks if isinstance(weights, Ternary) else weights
+    if isinstance(blocks, Blocks):
+        return Stored(blocks.type, blocks.shape, lambda: blocks.data)
+    assert blocks is not None
+    kinds = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
+    return Stored(kinds[blocks.dtype], blocks.shape, lambda: blocks)
+
+
+Encode = Callable[[str, Weights], Stored]
+
+
+def model_tensors(
+    model: Model, encode: Encode = stored, fields: Callable[[Layer], dict[str, Any]] = present
+) -> Iterator[tuple[str, Stored]]:
+    """Every tensor in the order of the released file. Raises UnsupportedError for what no GGUF file can say."""
+
+    def given(named: Mapping[str, Weights | None]) -> Iterator[tuple[str, Stored]]:
+        for name, weights in named.items():
+            if weights is not None:
+                yield name, encode(name, weights)
+
+    yield from given(
+        {"token_embd.weight": model.token_embd, "position_embd.weight": model.position_embd, "rope_freqs.weight": model.rope_factors}
+    )
+    for n, layer in enumerate(model.layers):
+        named = fields(layer)
+        for name in (name for name in FIELDS if name in named):
+            value = named[name]
+            if not isinstance(value, Linear):
+                plain = name.removesuffix("_bias")
+                yield from given({f"blk.{n}.{plain}.{'weight' if plain == name else 'bias'}": value})
+                continue
+            if value.norm is not None:
+                raise UnsupportedError(f"layer {n} {name} has a norm inside the linear, and GGUF has no place for that")
+            scale = None if value.scale is None else np.array([value.scale])
+            yield from given(
+                {f"blk.{n}.{name}.{part}": x for part, x in (("weight", value.weights), ("bias", value.bias), ("scale", scale))}
+            )
+    yield from given(
+        {
+            "output_norm.weight": model.output_norm,
+            "output_norm.bias": model.output_norm_bias,
+            "output.weight": model.output,
+            "output.bias": model.output_bias,
+        }
+    )
+
+
+def write_model(
+    path: str | os.PathLike[str],
+    model: Model,
+    tokenizer: Mapping[str, Any],
+    *,
+    encode: Encode = stored,
+    fields: Callable[[Layer], dict[str, Any]] = present,
+    name: str | None = None,
+    file_type: int | None = None,
+    general: Mapping[str, Any] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    check: Callable[[Path], object] = lambda path: None,
+) -> None:
+    """A model of a family of families.py as a file. `file_type` is found out where the matrices are of a type that has one.
+
+    Raises UnsupportedError for what such a file cannot say, ShapeError for arrays that are not what the model's Config says.
+    """
+    check_model(model)
+    c, family = model.config, FAMILIES[model.config.architecture]
+    if family.config != {field: getattr(c, field) for field in family.config}:
+        found = {field: getattr(c, field) for field in family.config}
+        raise UnsupportedError(f"a GGUF file of architecture {c.architecture} has {dict(family.config)}, but this model {found}")
+    tensors = dict(model_tensors(model, encode, fields))
+    file_type = FILE_TYPES.get(tensors["blk.0.ffn_down.weight"].type, file_type)
+    write_file(
+        path,
+        c.architecture,
+        lambda writer: write_keys(writer, c, tokenizer, name=name, file_type=file_type, general=general),
+        [(name, tensor.type, tensor.shape) for name, tensor in tensors.items()],
+        (tensor.make() for tensor in tensors.values()),
+        progress=progress,
+        check=check,
+    )

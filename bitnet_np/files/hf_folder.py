@@ -1,0 +1,131 @@
+"""A Hugging Face folder: config.json and mapped safetensors files, all of it checked before it is used.
+
+The weights are in model.safetensors, or in the files that model.safetensors.index.json names. Reading is lazy: tensors are views.
+"""
+
+import mmap
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from errno import ENOENT
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FileFormatError, shown
+from ..mapped import release_pages
+from ..tensor_types import BF16, F16, F32, F64, TensorType
+from ..text.hf_tokenizer import tokenizer_metadata
+from ..validate import path_of, text_of
+from .gguf_file import Tensor
+from .safetensors_file import DTYPES, open_safetensors, strict_json
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_MAX_JSON = 1 << 25  # bytes: the longest tokenizer.json published has some 30 million
+_MAX_SHARDS = 1024
+_MAX_NAME = 255  # bytes of a file's name: systems raise OSError when asked for a longer one
+
+_TYPES = {kind.name: kind for kind in (F32, F16, BF16, F64)}
+_TYPES |= {name: TensorType(name, -1, 1, dtype.itemsize) for name, dtype in DTYPES.items() if name not in _TYPES}
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """An open folder. The mappings live as long as any array taken from here."""
+
+    path: Path
+    config: Mapping[str, Any] = field(repr=False)  # of config.json
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    size: int  # bytes of all files with tensors
+    mappings: Mapping[str, mmap.mmap] = field(repr=False)  # of each tensor's file
+
+    @property
+    def kind(self) -> str:
+        """For people."""
+        return "Hugging Face folder"
+
+    def release(self, tensor: Tensor) -> None:
+        """Let the system have the pages of a tensor that is not going to be read again. Its data stay valid: they would be read anew."""
+        release_pages(self.mappings[tensor.name], tensor.offset, tensor.data.size)
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Any]:
+        """The tokenizer, as the keys that a GGUF file has for it. Raises FileFormatError or UnsupportedError."""
+        names = ("tokenizer.json", "tokenizer_config.json")
+        tokenizer, config = (read_json(self.path / name) if (self.path / name).is_file() else {} for name in names)
+        template = self.path / "chat_template.jinja"
+        text = read_text(template) if template.is_file() else None
+        return tokenizer_metadata(self.path, tokenizer, config, self.config, text)
+
+
+def open_folder(path: str | os.PathLike[str]) -> Folder:
+    """Check config.json's form and the headers of all safetensors files. Raises FileFormatError, or what opening a file raises."""
+    path = path_of(path)
+    config_path = path / "config.json"
+    if not config_path.exists():
+        raise FileNotFoundError(ENOENT, "no such file, expected a Hugging Face folder or the path of a GGUF file", str(config_path))
+    config = read_json(config_path)
+    index = _index(path)
+    files = [SINGLE] if index is None else sorted(set(index.values()))
+    for file in files:
+        if index is not None and not (path / file).exists():
+            raise FileFormatError(f"{path / file}: the file is missing, {INDEX} has tensors in it")
+    shards = {name: _open(path / name) for name in files}
+    tensors: dict[str, Tensor] = {}
+    mappings: dict[str, mmap.mmap] = {}
+    for file, (data, entries) in shards.items():
+        raw = np.frombuffer(data, np.uint8)  # read-only, as the mapping is
+        for name, entry in entries.items():
+            if index is not None and index.get(name) != file:
+                raise FileFormatError(f"{path / file}: tensor {shown(name)} is in {shown(index.get(name))} by {INDEX}")
+            view = raw[entry.offset : entry.offset + entry.nbytes]
+            tensors[name] = Tensor(name, _TYPES[entry.dtype], entry.shape, view, entry.offset)
+            mappings[name] = data
+    for name in (index or {}).keys() - tensors.keys():
+        raise FileFormatError(f"{path / (index or {})[name]}: tensor {shown(name)} is missing, {INDEX} has it there")
+    return Folder(path, config, tensors, sum(len(data) for data, _ in shards.values()), mappings)
+
+
+def read_text(path: Path) -> str:
+    """A text file of bounded size."""
+    _check_regular(path)
+    return text_of(path, _MAX_JSON)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file."""
+    value = strict_json(read_text(path), str(path))
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{path}: {shown(value)}, expected a JSON object")
+    return value
+
+
+def _check_regular(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise FileFormatError(f"{path}: expected a file")
+
+
+def _open(path: Path) -> Any:
+    _check_regular(path)
+    return open_safetensors(path)
+
+
+def _index(path: Path) -> dict[str, str] | None:
+    """Tensor -> name of its file in the folder. None for a single file: transformers, too, takes that where there are both."""
+    where = path / INDEX
+    if (path / SINGLE).exists() or not where.exists():
+        return None
+    index = read_json(where).get("weight_map")
+    if not isinstance(index, dict) or not index:
+        raise FileFormatError(f"{where}: weight_map is {shown(index)}, expected an object of file names")
+    for name, file in index.items():
+        if not isinstance(file, str) or not re.fullmatch(r"[\w.-]+\.safetensors", file) or len(file.encode()) > _MAX_NAME:
+            raise FileFormatError(
+                f"{where}: tensor {shown(name)} is in {shown(file)}, expected the name of a safetensors file of the folder"
+            )
+    if len(set(index.values())) > _MAX_SHARDS:
+        raise FileFormatError(f"{where}: {len(set(index.values()))} files, expected at most {_MAX_SHARDS}")
+    return index

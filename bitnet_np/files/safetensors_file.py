@@ -1,0 +1,113 @@
+"""The .safetensors format of Hugging Face: a strict reader of the header of a mapped file.
+
+The file: uint64 bytes of header, a JSON object {name: {dtype, shape, data_offsets}, "__metadata__": {text: text}}, and the data without
+holes or overlaps. A file is not trusted: every count, length and offset is checked before it is used.
+"""
+
+import json
+import mmap
+import os
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import FileFormatError, shown
+
+DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),  # as bits
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+}
+_MAX_HEADER = 1 << 24
+_MAX_TENSORS = 1 << 16
+
+
+def strict_json(text: bytes | str, where: str) -> Any:
+    """A JSON value in which no object has a key twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise ValueError("an object has a key twice")
+        return found
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{where}: not JSON: {shown(str(error))}") from None
+
+
+def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
+    """The JSON object, and where the data start."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > min(_MAX_HEADER, len(data) - 8):
+        raise FileFormatError(f"{path}: a header of {size} bytes, expected at most {min(_MAX_HEADER, max(0, len(data) - 8))}")
+    raw = data[8 : 8 + size]
+    header = strict_json(raw, f"{path}: the header") if raw[:1] == b"{" else None
+    if not isinstance(header, dict):
+        raise FileFormatError(f"{path}: the header starts with {shown(raw[:8])}, expected a JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FileFormatError(f"{path}: __metadata__ is {shown(metadata)}, expected an object of strings")
+    if len(header) > _MAX_TENSORS:
+        raise FileFormatError(f"{path}: {len(header)} tensors, expected {_MAX_TENSORS} at most")
+    return header, 8 + size
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _tensor(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
+    """dtype, shape, begin and end of a tensor; its size is checked."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise FileFormatError(f"{where} is {shown(entry)}, expected dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise FileFormatError(f"{where} has dtype {shown(dtype)}, expected one of {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > 8 or not all(map(_is_count, shape)):
+        raise FileFormatError(f"{where} has shape {shown(shape)}, expected at most 8 lengths")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
+        raise FileFormatError(f"{where} has data_offsets {shown(offsets)}, expected two")
+    size = prod(shape) * DTYPES[dtype].itemsize
+    if offsets[1] - offsets[0] != size:
+        raise FileFormatError(f"{where} has data_offsets {offsets}, expected {size} bytes for {dtype} {shape}")
+    return dtype, tuple(shape), *offsets
+
+
+class Entry(NamedTuple):
+    """Where one tensor lies."""
+
+    dtype: str  # a key of DTYPES
+    shape: tuple[int, ...]
+    offset: int  # from the start of the file
+    nbytes: int
+
+
+def open_safetensors(path: Path) -> tuple[mmap.mmap, dict[str, Entry]]:
+    """Map a file and check its whole header. Raises FileFormatError for a file that breaks a rule of the format."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise FileFormatError(f"{path}: the file is empty, expected safetensors")
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    table, start = _read_header(path, data)
+    tensors = {name: _tensor(entry, f"{path}: tensor {shown(name)}") for name, entry in table.items()}
+    at = 0
+    for name, (_, _, begin, end) in sorted(tensors.items(), key=lambda item: item[1][2:]):
+        if begin != at:
+            raise FileFormatError(f"{path}: tensor {shown(name)} begins at byte {begin} of the data, expected {at}: no holes or overlaps")
+        at = end
+    if start + at != len(data):
+        raise FileFormatError(f"{path}: the tensors end at byte {start + at}, the file at {len(data)}, expected the same")
+    return data, {name: Entry(dtype, shape, start + begin, end - begin) for name, (dtype, shape, begin, end) in tensors.items()}

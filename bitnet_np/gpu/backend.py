@@ -1,0 +1,459 @@
+"""The vocabulary of kernels/cpu.py on a GPU: the same names and parameters, and the same bits. Arrays are the device's.
+
+What a method is given must be checked already, as for the CPU's kernels: here, too, nothing is.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from numba import cuda
+from numpy.typing import DTypeLike, NDArray
+
+from ..errors import ShapeError, UnsupportedError
+from ..kernels import cpu
+from ..kernels.attention import chunks_touched, scale_of
+from ..kernels.cuda import attention, attention_split, floats, layout, norms, ternary
+from ..kernels.cuda import rows as row_kernels
+from ..kernels.cuda.attention_steps import CHUNK, EIGHT, WIDEST, Shape, shape_for
+from ..kernels.cuda.target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
+from ..model import Ternary
+from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
+from .products import OneRow, apart, three_of
+
+_WARPS = 1 if SIMULATED else 8  # of a block of `ternary.gemv`, or twice as many
+_DEPTH = 4  # tiles that one of them asks for at most before it needs the first
+_HALVES = 1 if SIMULATED else 8  # half warps of a block, each with floats.ROWS rows of a table
+_MANY = 64  # queries for each processor, from which on attention takes its largest blocks, of 32: two of them keep a processor busy
+_ALL = 1 << 30  # a window with all positions in it, of which no memory holds so many
+_TOKENS = 16  # that a reading of a table's row serves at most
+SKINNY = 16
+"""Tokens up to which a ternary product reads activations straight from the cache."""
+TILES = ((4, 6, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2))
+"""Of ternary.gemm, the largest first: the first one is taken that keeps the device busy, else the last."""
+
+
+class Cuda:
+    """A backend. `processors` is how many of them the device has: blocks below that leave some idle."""
+
+    DEVICE = "cuda"
+    chunk = CHUNK
+    dialects = ("exact",)
+    widest_head = WIDEST
+    most_positions = 65535 * CHUNK  # a block for each chunk, along an axis of the grid that has no more (attention_split.py)
+
+    def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
+        self.backend = self  # what has arenas and launches, where this is wrapped
+        self.processors = processors
+        self.free_bytes = free_bytes
+        self.tiles = TILES
+        self.fused, self.overlap = True, True  # norms with the products that read them; launches of a graph. To see what each brings.
+        self.stream = cuda.stream()
+        self.arena = Arena()
+        self.nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
+        self._arrived = [self.upload(np.zeros(1 << 12, np.int32))]  # of attention_split.py; graphs may know those that were too few
+
+    # --- where arrays are ---
+
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
+        return self.arena.empty(shape, dtype)
+
+    def mark(self, event: str, count: int = 1) -> None:
+        """Nothing, as on the CPU."""
+
+    def upload(self, array: NDArray) -> DeviceArray:
+        """A copy on the device, for good: weights, tables, caches."""
+        return cuda.to_device(np.ascontiguousarray(array), stream=self.stream)
+
+    def overwrite(self, array: DeviceArray, values: NDArray) -> None:
+        """Other values for an array that is there."""
+        array.copy_to_device(np.ascontiguousarray(values, array.dtype), stream=self.stream)
+
+    def table(self, array: NDArray) -> DeviceTable:
+        """A table of float32, float16 or bfloat16 bits [N, M], in the device's layout."""
+        return DeviceTable(self.upload(floats.in_lanes(array)), floats.kind_of(array), array.shape)
+
+    def ternary(self, weights: Ternary) -> DeviceArray:
+        """The codes of a packed matrix [N, M], in the device's layout."""
+        if weights.shape[1] > ternary.WIDEST:
+            raise UnsupportedError(f"a ternary matrix has {weights.shape[1]:,} columns, on the device expected at most {ternary.WIDEST:,}")
+        return self.upload(layout.in_fragments(weights))
+
+    def zeros(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
+        out = self.empty(shape, dtype)
+        self.launch(row_kernels.fill, out.size, view(out, dtype), np.dtype(dtype).type(0))
+        return out
+
+    def resident(self, record: Any) -> Any:
+        """The rows of a pass, in one transfer, or arrays of float32. `position` tells `attend` how long the sequences are, and whether any
+        has several rows."""
+        given = {field.name: np.asarray(getattr(record, field.name)) for field in fields(record)}
+        parts = {name: self.upload(array) for name, array in given.items() if array.dtype == np.float32}
+        integers = {name: array.astype(np.int64) for name, array in given.items() if name not in parts}
+        if integers:
+            together = self.upload(np.concatenate(list(integers.values())))
+            ends = np.cumsum([array.size for array in integers.values()]).tolist()
+            parts |= {name: together[end - array.size : end] for (name, array), end in zip(integers.items(), ends, strict=True)}
+        if "slot" in integers and np.unique(integers["slot"]).size == integers["slot"].size:
+            parts["position"].chunks = int(integers["position"].max()) // CHUNK + 1
+        return replace(record, **parts)
+
+    def to_host(self, array: DeviceArray | Codes) -> NDArray:
+        """A result as a NumPy array: a copy."""
+        return host(array, self.stream)
+
+    # --- launching ---
+
+    def launch(self, kernel: Any, n: int, *arguments: Any) -> None:
+        """A kernel that goes through n numbers, whatever its grid is."""
+        kernel[max(1, min(GRID, -(-n // BLOCK))), BLOCK, self.stream](*arguments)
+
+    def _flat(self, kernel: Any, *arrays: DeviceArray) -> DeviceArray:
+        """A kernel over numbers of equally many in all arrays, and its result."""
+        out = self.empty(arrays[0].shape)
+        self.launch(kernel, out.size, *(view(now(array), np.float32) for array in arrays), view(out, np.float32))
+        return out
+
+    def _later(self, source: str, kernel: Any, a: DeviceArray, b: DeviceArray) -> Deferred:
+        """As `_flat`, when it is needed: the product that comes before or the norm that comes next has its own way (norms.py)."""
+        if isinstance(b, Deferred) and b.source == "product" and b.is_open() and b.inputs[0].is_for(source, a) and a.shape == b.shape:
+            return Deferred("ended product", (b.inputs[0], source, a), a.shape, lambda it: it.inputs[0].launched(*it.inputs[1:]))
+        return Deferred(source, (now(a), now(b)), a.shape, lambda it: self._flat(kernel, *it.inputs))
+
+    # --- embedding and float matmul ---
+
+    def embed(self, table: DeviceTable, tokens: DeviceArray) -> DeviceArray:
+        _check_table(table)
+        out = self.empty((tokens.size, table.shape[1]))
+        self.launch(floats.embed(table.kind), out.size, table.words, tokens, out)
+        return out
+
+    def matmul(self, x: DeviceArray, weights: DeviceTable) -> DeviceArray:
+        _check_table(weights)
+        (present, width), (n, _) = x.shape, weights.shape
+        tokens = min(_TOKENS, 1 << (present - 1).bit_length())
+        grid = -(-n // (floats.ROWS * _HALVES)), -(-present // tokens)
+        out = self.empty((present, n))
+        words = view(weights.words, np.uint32)
+        kernel = floats.matmul(weights.kind, tokens)[grid, 16 * _HALVES, self.stream]
+        kernel(words, view(now(x), np.float32), weights.words.shape[1], width, n, present, view(out, np.float32))
+        return out
+
+    # --- norms and ternary matmul ---
+
+    def _codes(self, n: int, width: int) -> Codes:
+        row_words = layout.row_words(width)
+        words = self.empty((-(-n // SKINNY) * SKINNY * row_words,), np.uint32)
+        return Codes(words, view(words, np.int8), n, width, row_words)
+
+    def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> Deferred:
+        """When it is needed. Ternary products need its codes alone; those of a single row work them out themselves."""
+        return Deferred("norm", (x, gain, np.float32(eps)), x.shape, self._rms_norm)
+
+    def _rms_norm(self, norm: Deferred) -> DeviceArray:
+        (x, gain, eps), (n, width), out = norm.inputs, norm.shape, self.empty(norm.shape)
+        (source, *row), threads = self.normed(x), self._threads(n, width)
+        if threads:
+            rows = (view(array, np.float32) for array in row)
+            norms.rms_norm(source, width, threads)[n, threads, self.stream](*rows, gain, eps, view(out, np.float32))
+        else:
+            row_kernels.rms_norm(source)[n, LARGE_BLOCK if n <= self.processors else BLOCK, self.stream](*row, gain, eps, out)
+        return out
+
+    def _threads(self, n: int, width: int) -> int:
+        """Of a block of norms.py for each of n rows, most where there are few; 0 if such rows are not for these."""
+        candidates = norms.THREADS[-1:] if n <= self.processors else norms.THREADS
+        return next((threads for threads in candidates if norms.fits(width, threads)), 0)
+
+    def normed(self, x: DeviceArray) -> tuple[str, DeviceArray, DeviceArray, DeviceArray]:
+        """What a norm of x reads, and where it leaves x, if nobody has needed it before."""
+        if isinstance(x, Deferred) and x.is_open() and x.source in row_kernels.SOURCES:
+            source, (a, b), made = x.source, x.inputs, self.empty(x.shape)
+            x.found(made)
+            return source, a, b, made
+        return "row", now(x), now(x), now(x)
+
+    def layer_norm(self, x: DeviceArray, gain: DeviceArray, bias: DeviceArray | None, eps: float) -> DeviceArray:
+        out = self.empty(x.shape)
+        bias = self.zeros((x.shape[1],)) if bias is None else bias
+        row_kernels.layer_norm[len(x), BLOCK, self.stream](now(x), gain, bias, np.float32(eps), out)
+        return out
+
+    def quantize(self, x: DeviceArray) -> tuple[Any, Any]:
+        """Of a norm: when it is needed."""
+        if isinstance(x, Deferred) and x.source == "norm":
+            later = Deferred("codes", (x,), x.shape, lambda it: self._codes_of(*it.inputs)[0])
+            return later, Deferred("scale", (x,), x.shape[:1], lambda it: self._codes_of(*it.inputs)[1])
+        x = now(x)
+        scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
+        row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, scale)
+        return codes, scale
+
+    def _codes_of(self, norm: Deferred) -> tuple[Codes, DeviceArray]:
+        """Of the norm, if there is one; or without one."""
+        (n, width), threads = norm.shape, self._threads(*norm.shape)
+        if norm.quantized is None and norm.is_open() and threads:
+            codes, scale = norm.quantized = self._codes(n, width), self.empty((n,))
+            x, gain, eps = norm.inputs
+            source, *row = self.normed(x)
+            rows = (view(array, np.float32) for array in row)
+            norms.normed_codes(source, width, threads)[n, threads, self.stream](*rows, gain, eps, codes.words, scale)
+        elif norm.quantized is None:
+            norm.quantized = self.quantize(norm.array())
+        return norm.quantized
+
+    def ternary_matmul(self, q: Any, scale: DeviceArray, codes: DeviceArray, w_scale: np.float32, width: int) -> DeviceArray:
+        return self.ternary_matmuls(q, scale, (codes, w_scale, width))[0]
+
+    def ternary_matmuls(self, q: Any, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
+        """In one launch, whatever their number up to three: small ones alone leave the device idle. With the norm that `q` are the codes
+        of, if that is a single row and nobody has needed it yet."""
+        for codes, _, _ in matrices:
+            if not isinstance(q, Codes | Deferred) or codes.dtype != np.uint32:
+                raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
+        three = three_of(matrices)
+        if isinstance(q, Deferred) and q.is_open() and q.inputs[0].is_open() and q.inputs[0].quantized is None and self.fused:
+            together = OneRow(self, q.inputs[0], three)
+            if together.is_for("row"):
+                return together.results(len(matrices))
+        codes, scale = now(q), now(scale)
+        n, blocks, out = codes.rows, -(-codes.width // layout.COLUMNS), self.empty((codes.rows * sum(three.widths),))
+        tile, rest = self._tile([count for count in three.tiles if count], n), (codes.words, scale, blocks)
+        if n == 1:
+            warps = _WARPS if blocks <= _WARPS * _DEPTH else 2 * _WARPS
+            ends, depth = three.ends(1), min(_DEPTH, -(-blocks // warps))
+            kernel = ternary.gemv(warps, depth)[ends[-1], 32 * warps, self.stream]
+            kernel(three.words, ends, three.widths, three.factors, *rest, out)
+        elif tile is None:
+            share = min(ternary.WARPS, -(-sum(three.tiles) // self.processors))
+            warps, groups, ends = ternary.WARPS // share, 1 if n <= 8 else 2, three.ends(share)  # groups of 8 tokens
+            kernel = ternary.skinny(groups, codes.width, warps, share)[(ends[-1], -(-n // (8 * groups))), 32 * warps * share, self.stream]
+            kernel(three.words, ends, three.widths, three.factors, codes.words, scale, codes.row_words, out)
+        else:
+            ends = three.ends(tile[0] * tile[2])
+            kernel = ternary.gemm(*tile)[(ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3], self.stream]
+            kernel(three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
+        return apart(out, n, three.widths[: len(matrices)])
+
+    def _tile(self, tiles: list[int], n: int) -> tuple[int, ...] | None:
+        """The shape of the blocks of `ternary.gemm` for n tokens and matrices of so many tiles of rows, or None if it is not for these."""
+        if n <= SKINNY:
+            return None
+        fitting = [tile for tile in self.tiles if tile[0] <= min(tiles)]
+        for tile in fitting:
+            if sum(-(-each // (tile[0] * tile[2])) for each in tiles) * -(-n // (tile[1] * tile[3] * 8)) >= self.processors:
+                return tile
+        return fitting[-1] if fitting else None
+
+    # --- positions and attention ---
+
+    def rotations(self, angle: NDArray[np.float64]) -> tuple[DeviceArray, DeviceArray]:
+        """Worked out by the CPU: some bytes for each token, once for all layers."""
+        cos, sin = cpu.rotations(angle)
+        return self.upload(cos), self.upload(sin)
+
+    def take_rotations(self, all_cos: DeviceArray, all_sin: DeviceArray, position: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
+        """Those of some positions, out of a table of all: [P, J] x 2, [R] -> [R, J] x 2."""
+        cos, sin = (self.empty((position.size, all_cos.shape[1])) for _ in range(2))
+        self.launch(row_kernels.take_rotations, cos.size, all_cos, all_sin, position, cos, sin)
+        return cos, sin
+
+    def rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> Deferred:
+        return self._rope(x, cos, sin, cos.shape[1], 1)
+
+    def rope_adjacent(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray) -> Deferred:
+        return self._rope(x, cos, sin, 1, 2)
+
+    def _rope(self, x: DeviceArray, cos: DeviceArray, sin: DeviceArray, distance: int, step: int) -> Deferred:
+        return Deferred("rope", (now(x), cos, sin, cos.shape[1], distance, step), x.shape, self._roped)
+
+    def _roped(self, x: Deferred) -> DeviceArray:
+        out = self.empty(x.shape)
+        self.launch(row_kernels.rope, prod(x.shape), *x.inputs, out)
+        return out
+
+    def _rotation(self, x: DeviceArray) -> tuple:
+        """What kernels take that rotate what they read: numbers, cosines, sines, and which are pairs: none of those that are rotated."""
+        if isinstance(x, Deferred) and x.is_open():
+            return x.inputs
+        return now(x), self.nothing, self.nothing, 0, 0, 1
+
+    def attend(
+        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, window: int | None = None
+    ) -> DeviceArray:
+        n, heads, _ = q.shape
+        shape = self._shape(q, k, heads // k.shape[2] * n)
+        chunks = getattr(position, "chunks", None)
+        if chunks is not None:
+            return self._attend_split(None, q, k, v, slot, position, chunks, window)
+        out = self.empty(q.shape)
+        kernel = attention.attend(shape)[_tiles(shape, n, heads, k.shape[2]), shape.threads, self.stream]
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], scale_of(q), min(window or _ALL, _ALL), out)
+        return out
+
+    def attend_next(
+        self,
+        q: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        slot: DeviceArray,
+        position: DeviceArray,
+        kept_k: DeviceArray,
+        kept_v: DeviceArray,
+        window: int | None = None,
+    ) -> DeviceArray:
+        """`keep` and then `attend` in one launch: q [R, H, K], k and v [R, G, K], kept ones [B, S, G, K] -> [R, H, K].
+
+        Each row is the next one of a slot of its own, and `position` tells how many chunks the longest has, or more (`resident`).
+        """
+        return self._attend_split((k, v), q, kept_k, kept_v, slot, position, position.chunks, window)
+
+    def _attend_split(
+        self,
+        new: tuple[DeviceArray, DeviceArray] | None,
+        q: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        slot: DeviceArray,
+        position: DeviceArray,
+        chunks: int,
+        window: int | None,
+    ) -> DeviceArray:
+        """Rows that share no keys: a block for each chunk of keys. `chunks` is as many as the longest row has, or more."""
+        (n, heads, width), kv_heads = q.shape, k.shape[2]
+        if window:
+            chunks = min(chunks, chunks_touched(window))
+        shape = self._shape(q, k, min(heads // kv_heads, EIGHT))
+        parts, out = self.empty((n * heads * chunks * width,)), self.empty(q.shape)
+        largest, weight = self.empty((n, heads, chunks)), self.empty((n, heads, chunks))
+        grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks
+        if self._arrived[-1].size < n * grid[1]:
+            self._arrived.append(self.upload(np.zeros(n * grid[1], np.int32)))
+        kernel = attention_split.attend_chunk(shape, new is not None)[grid, shape.threads, self.stream]
+        rotation = self._rotation(q)
+        row = (*self._rotation(new[0]), now(new[1])) if new else (*rotation, rotation[0])  # of the latter nothing is read
+        arguments = *k.shape[1:3], scale_of(q), min(window or _ALL, _ALL), parts, largest, weight, self._arrived[-1]
+        kernel(*row, *rotation, *self._kept(k, v), slot, position, *arguments, out)
+        return out
+
+    def attend_masked(
+        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, mask: DeviceArray
+    ) -> DeviceArray:
+        (n, heads, _), kv_heads = q.shape, k.shape[2]
+        shape, out = self._shape(q, k, heads // kv_heads * n), self.empty(q.shape)
+        kernel = attention.attend_masked(shape)[_tiles(shape, n, heads, kv_heads), shape.threads, self.stream]
+        arguments = *k.shape[1:3], scale_of(q), view(mask, np.float32), *mask.shape
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, out)
+        return out
+
+    def _shape(self, q: DeviceArray, k: DeviceArray, queries: int) -> Shape:
+        if q.shape[2] > WIDEST:
+            raise UnsupportedError(f"heads are {q.shape[2]} wide, on the device expected at most {WIDEST}")
+        return shape_for(q.shape[2], queries, k.dtype == np.int16, queries * k.shape[2] >= _MANY * self.processors)
+
+    def _kept(self, *arrays: DeviceArray) -> tuple[DeviceArray, ...]:
+        """Keys or values as one axis."""
+        return tuple(view(now(array), array.dtype) for array in arrays)
+
+    # --- residuals, gates, rows ---
+
+    def add(self, a: DeviceArray, b: DeviceArray) -> DeviceArray:
+        return self._later("sum", row_kernels.add, a, b)
+
+    def add_bias(self, x: DeviceArray, bias: DeviceArray) -> DeviceArray:
+        out = self.empty(x.shape)
+        self.launch(row_kernels.add_bias, out.size, view(now(x), np.float32), bias, view(out, np.float32))
+        return out
+
+    def scaled(self, x: DeviceArray, factor: np.float32) -> DeviceArray:
+        out = self.empty(x.shape)
+        self.launch(row_kernels.scaled, out.size, view(now(x), np.float32), np.float32(factor), view(out, np.float32))
+        return out
+
+    def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
+        x = now(x)
+        out = self.empty((rows.size, *x.shape[1:]))
+        self.launch(row_kernels.take, out.size, x.reshape(len(x), -1), rows, out.reshape(rows.size, -1))
+        return out
+
+    def put(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
+        """Rows of x [B, ...] to their places in [R, ...]."""
+        slot = self.zeros((rows.size,), np.int64)
+        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, rows, out.reshape(1, len(out), -1))
+
+    def spread(self, x: DeviceArray, slot: DeviceArray, position: DeviceArray, shape: tuple[int, ...]) -> DeviceArray:
+        x, out = now(x), self.zeros((*shape, *x.shape[1:]))
+        self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, position, out.reshape(*shape, -1))
+        return out
+
+    def keep(
+        self, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, k_out: DeviceArray, v_out: DeviceArray
+    ) -> None:
+        """Keys and values [R, G, K] to their places in [B, S, G, K]. Beyond float16's range is NaN there, so that it reaches the logits."""
+        kernel = row_kernels.keep(k_out.dtype == np.int16)
+        _, *how = rotation = self._rotation(k)
+        self.launch(kernel, prod(k.shape), rotation[0], now(v), *how, slot, position, k_out, v_out)
+
+    def erase(self, out: DeviceArray, slot: int, start: int, end: int) -> None:
+        """Zeros for positions start..end of a slot of [L, B, S, G, K]."""
+        if end > start:
+            flat = _of_positions(out)
+            self.launch(row_kernels.erase, flat.shape[0] * (end - start) * flat.shape[3], flat, slot, start, end)
+
+    def carry(self, source: DeviceArray, slot: int, out: DeviceArray, target: int, start: int, end: int) -> None:
+        """Positions start..end of a slot of [L, B, S, G, K] to another, there or in [L, B', S', G, K]."""
+        if end > start:
+            flat = _of_positions(out)
+            count = flat.shape[0] * (end - start) * flat.shape[3]
+            self.launch(row_kernels.carry, count, _of_positions(source), slot, flat, target, start, end)
+
+    def relu2_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
+        return self._later("relu2", row_kernels.relu2_gate, gate, up)
+
+    def silu_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
+        return self._later("silu", row_kernels.silu_gate, gate, up)
+
+    def gelu(self, x: DeviceArray) -> DeviceArray:
+        return self._flat(row_kernels.gelu, x)
+
+    def gelu_tanh(self, x: DeviceArray) -> DeviceArray:
+        return self._flat(row_kernels.gelu_tanh, x)
+
+    # --- masks ---
+
+    def fill_mask(
+        self,
+        out: DeviceArray,
+        first: int,
+        queries: DeviceArray,
+        past: DeviceArray,
+        keys: DeviceArray,
+        window: int,
+        prefix: int,
+        block: int,
+        sinks: int,
+    ) -> None:
+        """As kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
+        hidden = np.float32(-np.inf)
+        grid = min(GRID, max(1, out.shape[0] * out.shape[1]))
+        row_kernels.fill_mask[grid, BLOCK, self.stream](
+            first, queries, past, keys, window, prefix, block, sinks, np.float32(0), hidden, out
+        )
+
+
+def _check_table(table: Any) -> None:
+    if not isinstance(table, DeviceTable):
+        raise ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
+
+
+def _tiles(shape: Shape, n: int, heads: int, kv_heads: int) -> tuple[int, int, int]:
+    """The grid of `attention.attend` for n rows."""
+    group = heads // kv_heads
+    return -(-n // max(1, shape.queries // min(group, shape.queries))), kv_heads, -(-group // shape.queries)
+
+
+def _of_positions(kept: DeviceArray) -> DeviceArray:
+    """[L, B, S, G, K] -> [L, B, S, G * K]."""
+    return kept.reshape(*kept.shape[:3], kept.shape[3] * kept.shape[4])

@@ -1,0 +1,77 @@
+"""Many launches as one: a CUDA graph, captured from a stream while Python goes through the launches once.
+
+A launch from Python takes some 10 microseconds, and a token of the 2B model 155 of them, 5 for each layer; at the speed of memory all of
+the token takes 270. What a launch in a graph costs is the time from the end of the one before to its first useful number, some 1.5 to 3 by
+what is published. Here they overlap (programmatic dependent launch, compute capability 9.0): a kernel's blocks come while the one before
+still runs, ask for their weights, and only then wait for its results. Nothing of this was measured here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import finalize
+
+from numba import cuda
+
+from ..kernels.cuda.target import SIMULATED
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    launch: Callable[[], None]
+    overlapped: bool
+    """Whether kernels begin before those before them have ended."""
+
+
+def _checked(result: tuple) -> Any:
+    error, *values = result
+    if int(error):
+        raise RuntimeError(f"CUDA graph: {error.name}")
+    return values[0] if len(values) == 1 else values
+
+
+def captured(stream: Any, run: Callable[[], None], overlap: bool = True) -> Graph:
+    """What does again what `run` launches on the stream, on the same memory. All of it must be kernels that call `await_previous`.
+
+    `run` must have been called before: capturing can neither compile nor allocate. The simulator has no graphs: there it is `run` itself.
+    A device or driver that cannot overlap does not.
+    """
+    if SIMULATED:
+        return Graph(run, False)
+    from cuda.bindings import driver
+
+    handle = driver.CUstream(int(stream.handle))
+    with cuda.defer_cleanup():
+        _checked(driver.cuStreamBeginCapture(handle, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+        try:
+            run()
+        finally:
+            graph = _checked(driver.cuStreamEndCapture(handle))
+    launchable = _overlapping(driver, graph) if overlap else None
+    overlapped = launchable is not None
+    launchable = launchable or _checked(driver.cuGraphInstantiate(graph, 0))
+    _checked(driver.cuGraphDestroy(graph))
+
+    def launch() -> None:
+        _checked(driver.cuGraphLaunch(launchable, handle))
+
+    finalize(launch, driver.cuGraphExecDestroy, launchable)
+    return Graph(launch, overlapped)
+
+
+def _overlapping(driver: Any, graph: Any) -> Any:
+    """A copy of the graph whose dependencies end where a kernel lets the next one begin, instantiated; None if there cannot be such."""
+    copy = _checked(driver.cuGraphClone(graph))
+    try:
+        *_, count = _checked(driver.cuGraphGetEdges(copy))
+        before, after, _, _ = _checked(driver.cuGraphGetEdges(copy, count))
+        early = driver.CUgraphEdgeData()
+        early.type = int(driver.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)
+        early.from_port = int(driver.CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC)
+        _checked(driver.cuGraphRemoveDependencies(copy, before, after, None, count))
+        _checked(driver.cuGraphAddDependencies(copy, before, after, [early] * count, count))
+        return _checked(driver.cuGraphInstantiate(copy, 0))
+    except RuntimeError:
+        return None
+    finally:
+        driver.cuGraphDestroy(copy)

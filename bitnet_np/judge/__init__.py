@@ -1,0 +1,1 @@
+"""Verdicts on another engine's numbers."""

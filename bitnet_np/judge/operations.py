@@ -1,0 +1,449 @@
+"""The operations of a forward pass, one by one: what each must give for given inputs, and how far float32 may be from it.
+
+An engine's dump is judged operation by operation: each is evaluated here in float64 from the engine's own inputs, so an early error
+neither hides nor fakes a later one.
+
+HOW FAR. The unit of an element is u = 2^-24 times the result of the same operation on absolute values: for a dot product
+sum |a_i b_i|. An honest float32 implementation that adds `steps` rounded terms, in any order, stays within
+
+    |error| <= reach of flips + u * unit * min(steps, 6 sqrt(steps))            for each element
+    mean of (error / (u * unit))^2 / steps <= 0.4                               over a tensor
+    |sum error * value / sum value^2| <= u * common + 4 standard deviations     over a tensor: no common factor
+
+The first is the worst case (Higham, Accuracy and Stability, 3.1) or, for long sums, the probabilistic bound with lambda = 6
+(Higham and Mary, SIAM J. Sci. Comput. 41, 2019). The second is the variance test of TOSA's conformance rules for dot products,
+which catches small errors that sit everywhere. The third catches small wrong factors: `common` counts the roundings that all
+elements of a tensor may share, such as that of a scale. Sums of integers are exact, but engines
+that multiply dequantised numbers round there too, so a ternary matmul counts as a dot product.
+
+FLIPS. A code, or a float16, is ambiguous if the number before rounding is nearer to a rounding boundary than float32 can tell;
+the reach of flips is what all ambiguous ones together can change.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import packing, spec
+from ..kernels import blocks
+from ..model import Blocks, Config, Linear, Model, Table, Ternary
+from ..tensor_types import TERNARY_TYPES
+from ..traces.points import Key
+from ..transformer import EXACT, Dialect
+
+Array = NDArray[np.float64]
+
+U = 2.0**-24
+"""Half a unit in the last place of float32, relative."""
+
+
+class Expected(NamedTuple):
+    """What an operation must give."""
+
+    value: Array
+    unit: Array  # the operation on absolute values, same shape or broadcastable
+    steps: float | Array  # rounded terms of a sum
+    reach: float | Array = 0.0  # what ambiguous roundings of inputs can change
+    common: float = 6.0  # roundings, in units of u, that all elements can share
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One tensor of the forward pass, and how it comes from others."""
+
+    key: Key
+    inputs: tuple[Key, ...]
+    evaluate: Callable[..., Expected] = field(repr=False)  # in float64
+
+
+TOKENS = Key("tokens", None)
+
+
+def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
+    """All operations in the order they run."""
+    c = model.config
+
+    def at(layer: int | None, *names: str) -> tuple[Key, ...]:
+        return tuple(Key(name, layer) for name in names)
+
+    yield Operation(Key("inp_embd", None), (TOKENS,), lambda tokens: embed(model, tokens))
+    h = Key("inp_embd", None)
+    if model.position_embd is not None:
+        yield Operation(Key("inpL", None), (h,), lambda x: add_positions(model, x))
+        h = Key("inpL", None)
+    for n, w in enumerate(model.layers):
+
+        def norm(
+            name: str,
+            source: Key,
+            gain: NDArray,
+            bias: NDArray | None = None,
+            rms: bool = c.norm == "rms",
+            eps: float = c.eps,
+            n: int = n,
+        ) -> Operation:
+            return Operation(Key(name, n), (source,), lambda x: rms_norm(x, gain, eps) if rms else layer_norm(x, gain, bias, eps))
+
+        def linear(name: str, source: str, w: Linear, n: int = n) -> Iterator[Operation]:
+            if w.norm is not None:
+                own = name + "_in"
+                yield norm(own, Key(source, n), w.norm, rms=True, eps=w.norm_eps or c.eps)
+                if reads_codes(w, dialect):
+                    yield from quantized(own)
+                source = own
+            yield Operation(Key(name, n), at(n, source), lambda x: product(x, w, dialect))
+
+        def linears(source: str, **outputs: Linear) -> Iterator[Operation]:
+            if any(reads_codes(w, dialect) and w.norm is None for w in outputs.values()):
+                yield from quantized(source)
+            for name, w in outputs.items():
+                yield from linear(name, source, w)
+
+        def quantized(name: str, n: int = n) -> Iterator[Operation]:
+            yield Operation(Key(name + "_codes", n), at(n, name), codes)
+            yield Operation(Key(name + "_scale", n), at(n, name), code_scale)
+
+        def by_head(name: str, source: str, gain: NDArray, n: int = n) -> Operation:
+            return Operation(Key(name, n), at(n, source), lambda x: head_norm(x, gain, c.eps))
+
+        first = h
+        yield norm("attn_norm", h, w.attn_norm, w.attn_norm_bias)
+        yield from linears("attn_norm", Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v)
+        q, k = "Qcur", "Kcur"
+        if w.attn_q_norm is not None:
+            yield by_head("Qcur_normed", q, w.attn_q_norm)
+            q = "Qcur_normed"
+        if w.attn_k_norm is not None:
+            yield by_head("Kcur_normed", k, w.attn_k_norm)
+            k = "Kcur_normed"
+        if c.rope != "none":
+            yield Operation(Key("Qcur_rope", n), at(n, q), lambda x: rope(model, dialect, x))
+            yield Operation(Key("Kcur_rope", n), at(n, k), lambda x: rope(model, dialect, x))
+            q, k = "Qcur_rope", "Kcur_rope"
+        yield Operation(Key("kqv_out", n), at(n, q, k, "Vcur"), lambda q, k, v, n=n: attend(model, dialect, n, q, k, v))
+        source = "kqv_out"
+        if w.attn_sub_norm is not None:
+            yield norm("attn_sub_norm", Key(source, n), w.attn_sub_norm, rms=True)
+            source = "attn_sub_norm"
+        yield from linears(source, attn_o_out=w.attn_output)
+        if not c.parallel_residual:
+            yield Operation(Key("ffn_inp", n), (h, Key("attn_o_out", n)), add)
+            h = Key("ffn_inp", n)
+        yield norm("ffn_norm", h, w.ffn_norm, w.ffn_norm_bias)
+        if w.ffn_gate is None:
+            yield from linears("ffn_norm", ffn_up=w.ffn_up)
+            yield Operation(Key("ffn_out", n), at(n, "ffn_up"), gelu if c.activation == "gelu" else lambda x: gelu_tanh(x, dialect))
+        else:
+            yield from linears("ffn_norm", ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+            yield Operation(Key("ffn_out", n), at(n, "ffn_gate", "ffn_up"), relu2_gate if c.activation == "relu2" else silu_gate)
+        source = "ffn_out"
+        if w.ffn_sub_norm is not None:
+            yield norm("ffn_sub_norm", Key(source, n), w.ffn_sub_norm, rms=True)
+            source = "ffn_sub_norm"
+        yield from linears(source, ffn_down=w.ffn_down)
+        branches = at(n, "ffn_down", "attn_o_out") if c.parallel_residual else at(n, "ffn_down")
+        yield Operation(Key("l_out", n), (first if c.parallel_residual else h, *branches), add)
+        h = Key("l_out", n)
+    yield Operation(
+        Key("result_norm", None),
+        (h,),
+        (lambda x: rms_norm(x, model.output_norm, c.eps))
+        if c.norm == "rms"
+        else (lambda x: layer_norm(x, model.output_norm, model.output_norm_bias, c.eps)),
+    )
+    yield Operation(Key("result_output", None), (Key("result_norm", None),), lambda x: head(model, dialect, x))
+
+
+# --- each operation: value, unit, steps -----------------------------------------------------------------------------------------------
+
+
+def embed(model: Model, tokens: NDArray[np.int64]) -> Expected:
+    value = packing.take(model.token_embd, tokens).astype(np.float64)
+    return Expected(value, np.abs(value), 0)
+
+
+def add_positions(model: Model, x: Array) -> Expected:
+    assert model.position_embd is not None
+    return add(x, packing.take(model.position_embd, np.arange(len(x))).astype(np.float64))
+
+
+def rms_norm(x: Array, gain: NDArray[np.float32], eps: float) -> Expected:
+    """A sum of D squares under a root (which halves its relative error), then six roundings."""
+    value = spec.rms_norm(x, gain.astype(np.float64), eps)
+    return Expected(value, np.abs(value), x.shape[1] / 4 + 6, common=6 + x.shape[1] ** 0.5 / 2)
+
+
+def layer_norm(x: Array, gain: NDArray[np.float32], bias: NDArray[np.float32] | None, eps: float) -> Expected:
+    """A mean and a sum of D squares. The mean is wrong by roundings of the numbers' own size, which all differences share."""
+    width = x.shape[1]
+    shift = 0.0 if bias is None else bias.astype(np.float64)
+    value = spec.layer_norm(x, gain.astype(np.float64), shift, eps)
+    centred = x - x.mean(axis=1, keepdims=True)
+    root = np.sqrt((centred**2).mean(axis=1, keepdims=True) + eps)
+    size = (np.abs(centred) + np.abs(x).mean(axis=1, keepdims=True)) / root * np.abs(gain) + np.abs(shift)
+    return Expected(value, size, width / 4 + 8, common=8 + width**0.5 / 2)
+
+
+def head_norm(x: Array, gain: NDArray[np.float32], eps: float) -> Expected:
+    """The norm of each head by itself: [T, H*K]."""
+    heads = rms_norm(x.reshape(-1, gain.size), gain, eps)
+    return heads._replace(value=heads.value.reshape(x.shape), unit=heads.unit.reshape(x.shape))
+
+
+def reads_codes(linear: Linear, dialect: Dialect) -> bool:
+    """Whether the input is quantised to int8, one scale for each token."""
+    weights = linear.weights
+    if isinstance(weights, Ternary):
+        return not dialect.ggml_activations or weights.blocks is None
+    return isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and not dialect.ggml_activations
+
+
+def product(x: Array, linear: Linear, dialect: Dialect = EXACT) -> Expected:
+    """A matrix, its scale and its bias: two roundings more."""
+    weights = linear.weights
+    if not isinstance(weights, Ternary):
+        found = matmul(x, weights, reads_codes(linear, dialect), dialect)
+    elif weights.blocks is None or reads_codes(linear, dialect):
+        found = ternary_matmul(x, weights)
+    else:
+        found = matmul(x, weights.blocks, False, dialect)
+    if linear.scale is not None:
+        factor = float(linear.scale)
+        found = found._replace(value=found.value * factor, unit=found.unit * abs(factor), reach=found.reach * abs(factor))
+    if linear.bias is not None:
+        bias = linear.bias.astype(np.float64)
+        found = found._replace(value=found.value + bias, unit=found.unit + np.abs(bias), steps=found.steps + 1)
+    return found
+
+
+def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
+    """Numbers times a table, after the input is quantised to int8 or rounded as the dialect has it; for roundings that are ambiguous."""
+    if codes:
+        q, scale = spec.quantize(x)
+        seen, step, doubt = q / scale, 1 / scale, ambiguous(x * scale)
+    elif dialect.ggml_activations:
+        seen = dialect.seen(x.astype(np.float32), table).astype(np.float64)
+        step = rounding_step(x, table)
+        doubt = np.abs(np.abs(x - seen) - step / 2) <= 8 * U * np.abs(x)
+    else:
+        seen, step, doubt = x, np.zeros((1, 1)), np.zeros(x.shape, np.bool_)
+    n = table.shape[0]
+    value, unit = np.empty((len(x), n)), np.empty((len(x), n))
+    reach: float | Array = 0.0
+    for rows, matrix in _row_blocks(table):
+        value[:, rows] = seen @ matrix.T
+        absolute = np.abs(matrix)
+        if doubt.any():
+            reach = np.zeros((len(x), n)) if isinstance(reach, float) else reach
+            reach[:, rows] = (doubt * step) @ absolute.T
+        if dialect.ggml_activations and isinstance(table, Blocks):
+            absolute += absolute.max(axis=1, keepdims=True)  # codes and what is subtracted from them are summed apart
+        unit[:, rows] = np.abs(seen) @ absolute.T
+    if dialect.ggml_activations and isinstance(table, Blocks) and table.type in blocks.MINIMUM_TYPES:
+        sums, minimums = blocks.sums_as_q8_1(x.astype(np.float32)), blocks.minimums(table.data, table.type).astype(np.float64)
+        value += sums.astype(np.float64) @ minimums.T
+        reach = reach + np.abs(half_spacing(seen, 32)) @ np.abs(minimums).T
+    return Expected(value, unit, x.shape[1], reach)
+
+
+def half_spacing(x: Array, size: int) -> Array:
+    """How far apart float16 numbers are at the sums of each `size` numbers that are nearly on a boundary between two, and 0 elsewhere."""
+    totals = x.reshape(len(x), -1, size).sum(axis=2)
+    spacing = np.spacing(np.abs(totals).astype(np.float16)).astype(np.float64)
+    doubt = np.abs(np.abs(totals - half(totals)) - spacing / 2) <= 2.0**-9 * np.abs(totals)
+    return doubt * spacing
+
+
+def rounding_step(x: Array, table: Table) -> Array:
+    """How far apart neighbours of the numbers are that an input can be rounded to."""
+    if not isinstance(table, Blocks):
+        digits = {np.dtype(np.float16): 11, np.dtype(np.uint16): 8}.get(table.dtype, 24)
+        return np.exp2(np.floor(np.log2(np.maximum(np.abs(x), 2.0**-14))) + 1 - digits)
+    size = table.type.block
+    largest = np.abs(x.reshape(len(x), -1, size)).max(axis=2)
+    return np.repeat(largest / 127, size, axis=1)
+
+
+def dense(weights: Ternary) -> NDArray[np.float32]:
+    """[N, M] of -1, 0, +1. Products with int8 codes are exact in float32 while M < 131,072."""
+    return _kept(weights) if weights.shape[0] * weights.shape[1] <= _SMALL_MATRIX else packing.unpack(weights).astype(np.float32)
+
+
+_SMALL_MATRIX = 1 << 20
+_BLOCK = 1 << 22  # numbers: a head of 128,256 x 2560 would take 2.6 GB in float64
+
+
+def _row_blocks(table: Table) -> Iterator[tuple[slice, Array]]:
+    """The rows of [N, M] in float64, as many at a time as take little memory."""
+    n, m = table.shape
+    if isinstance(table, Blocks) and n * m <= _SMALL_MATRIX:
+        yield slice(0, n), _kept_table(table)
+        return
+    step = max(1, _BLOCK // m)
+    for i in range(0, n, step):
+        rows = slice(i, min(i + step, n))
+        yield rows, packing.take(table, rows).astype(np.float64)
+
+
+@lru_cache(maxsize=64)
+def _kept_table(table: Blocks) -> Array:
+    """Of small models, which are recomputed for each mistake that is tried."""
+    return packing.float32(table).astype(np.float64)
+
+
+@lru_cache(maxsize=64)
+def _kept(weights: Ternary) -> NDArray[np.float32]:
+    """Of small models, which are recomputed for each mistake that is tried."""
+    matrix = packing.unpack(weights).astype(np.float32)
+    matrix.flags.writeable = False
+    return matrix
+
+
+def ambiguous(exact: Array) -> NDArray[np.bool_]:
+    """Numbers so near to k + 0.5 that two roundings in float32 decide to which side they go."""
+    return np.abs(np.abs(exact - np.floor(exact)) - 0.5) <= 4 * U * np.abs(exact) + 1e-12
+
+
+def codes(x: Array) -> Expected:
+    """The int8 codes of an input: exact, but for ambiguous ones."""
+    q, scale = spec.quantize(x)
+    return Expected(q, np.zeros_like(q), 0, ambiguous(x * scale).astype(np.float64))
+
+
+def code_scale(x: Array) -> Expected:
+    """Steps per unit, 127 / absmax: one division."""
+    scale = spec.quantize(x)[1]
+    return Expected(scale, scale, 2)
+
+
+def ternary_matmul(x: Array, weights: Ternary) -> Expected:
+    """From the unquantised input, for codes that are ambiguous."""
+    q, scale = spec.quantize(x)
+    matrix = dense(weights)
+    w_scale = float(weights.scale) / scale
+    value = (q.astype(np.float32) @ matrix.T).astype(np.float64) * w_scale
+    unit = (np.abs(q).astype(np.float32) @ np.abs(matrix).T).astype(np.float64) * w_scale
+    rows, columns = np.nonzero(ambiguous(x * scale))
+    reach = np.zeros(value.shape)
+    for row, column in zip(rows, columns, strict=True):
+        reach[row] += np.abs(matrix[:, column])
+    return Expected(value, unit, x.shape[1] + 3, reach * w_scale)  # products, and the scale, the quotient and the factor
+
+
+def pair_slices(config: Config) -> tuple[slice, slice]:
+    """Where the first numbers of a head's rotated pairs are, and where the second."""
+    j = config.rope_pairs
+    return (slice(0, j), slice(j, 2 * j)) if config.rope == "halves" else (slice(0, 2 * j, 2), slice(1, 2 * j, 2))
+
+
+def rope(model: Model, dialect: Dialect, x: Array) -> Expected:
+    """Two products. In most engines the angle is a float32 too, wrong by a rounding or two of its own size, which all heads share."""
+    c = model.config
+    t = len(x)
+    heads = x.reshape(t, -1, c.head_dim)
+    angle = dialect.angles(np.arange(t), model)[:, None, :]
+    first, second = pair_slices(c)
+    a, b, cos, sin = heads[..., first], heads[..., second], np.cos(angle), np.sin(angle)
+    value, unit = heads.copy(), np.abs(heads)
+    value[..., first], value[..., second] = a * cos - b * sin, a * sin + b * cos
+    unit[..., first] = unit[..., second] = (np.abs(a) + np.abs(b)) * (1 + angle)
+    return Expected(value.reshape(t, -1), unit.reshape(t, -1), 4)
+
+
+def half(x: Array) -> Array:
+    """Rounded to float16."""
+    return x.astype(np.float32).astype(np.float16).astype(np.float64)
+
+
+def scores(model: Model, q: Array, k: Array) -> tuple[Array, Array]:
+    """Scaled scores [H, T, S] of every query with every key, and the same on absolute values."""
+    c = model.config
+    q, k = q.reshape(len(q), c.heads, c.head_dim), k.reshape(len(k), c.kv_heads, c.head_dim)
+    k = np.repeat(k, c.heads // c.kv_heads, axis=1)
+    scale = c.head_dim**-0.5
+    return np.einsum("thk,shk->hts", q, k) * scale, np.einsum("thk,shk->hts", np.abs(q), np.abs(k)) * scale
+
+
+def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Array) -> Expected:
+    """Of the layer with that number, whose window it is.
+
+    A wrong score changes its probability by as much, relatively, and the others through their sum: twice the worst score error.
+    With float16 probabilities each is rounded as the engine rounds it, and ambiguous if float32 cannot tell to which side.
+    """
+    c = model.config
+    t = len(q)
+    if dialect.halves:
+        q, k, v = half(q), half(k), half(v)
+    values = np.repeat(v.reshape(t, c.kv_heads, c.head_dim), c.heads // c.kv_heads, axis=1)
+    s, s_unit = scores(model, q, k)
+    mask = spec.causal_mask(t, t, window=c.window_of(layer))
+    s = s + mask
+    largest = s.max(axis=-1, keepdims=True)
+    p = np.exp(s - largest)
+    p /= p.sum(axis=-1, keepdims=True)
+    visible = mask == 0
+    wrong_score = np.where(visible, s_unit * min(c.head_dim, 6 * c.head_dim**0.5) + 2 * np.abs(np.where(visible, s - largest, 0)), 0)
+    steps = np.maximum(2 * wrong_score.max(axis=-1), 0) + np.minimum(visible.sum(axis=-1), 36) + 8  # [H, T]
+    reach: float | Array = 0.0
+    if dialect.halves:
+        spacing = np.spacing(p.astype(np.float16)).astype(np.float64)
+        rounded = half(p)
+        doubt = visible & (np.abs(np.abs(p - rounded) - spacing / 2) <= p * U * steps[..., None])
+        reach = np.einsum("hts,shk->thk", doubt * spacing, np.abs(values)).reshape(t, -1)
+        p = rounded
+    value = np.einsum("hts,shk->thk", p, values)
+    unit = np.einsum("hts,shk->thk", p, np.abs(values))
+    every = np.broadcast_to(steps.T[..., None], value.shape)
+    return Expected(value.reshape(t, -1), unit.reshape(t, -1), every.reshape(t, -1), reach)
+
+
+def add(*terms: Array) -> Expected:
+    value = np.sum(terms, axis=0)
+    unit = np.abs(value) if len(terms) == 2 else np.sum(np.abs(terms), axis=0)  # with three the first sum is rounded too
+    return Expected(value, unit, len(terms) - 1)
+
+
+def relu2_gate(gate: Array, up: Array) -> Expected:
+    value = spec.relu2_gate(gate, up)
+    return Expected(value, np.abs(value), 3)
+
+
+def silu_gate(gate: Array, up: Array) -> Expected:
+    """An exponential (2 roundings, in some engines of an argument that was rounded), a sum, a division, a product."""
+    value = spec.silu_gate(gate, up)
+    return Expected(value, np.abs(value) * (1 + np.abs(gate)), 6)
+
+
+def gelu(x: Array) -> Expected:
+    """Engines compute 1 + erf, so that the error is one of numbers as large as x."""
+    value = spec.gelu(x)
+    return Expected(value, np.abs(x), 8)
+
+
+def gelu_tanh(x: Array, dialect: Dialect = EXACT) -> Expected:
+    """As `gelu`: 1 + tanh. Out of ggml's table of float16 it may be the neighbour of what it should be, for an ambiguous input too."""
+    value = spec.gelu_tanh(x)
+    if not dialect.ggml_activations:
+        return Expected(value, np.abs(x), 8)
+    inside = np.abs(x) < 10
+    x = np.where(inside, x, 0)
+    rounded = half(x)
+    entry = half(spec.gelu_tanh(rounded))
+    doubt = np.abs(np.abs(x - rounded) - np.spacing(np.abs(rounded).astype(np.float16)).astype(np.float64) / 2) <= 4 * U * np.abs(x)
+    spacing = np.spacing(np.abs(entry).astype(np.float16)).astype(np.float64)
+    reach = np.where(inside, spacing + doubt * 2 * np.spacing(np.abs(rounded).astype(np.float16)).astype(np.float64), 0)
+    return Expected(np.where(inside, entry, value), np.abs(value) + np.abs(x), 8, reach)
+
+
+def head(model: Model, dialect: Dialect, x: Array) -> Expected:
+    """The output matrix; a float16 one has its input rounded to float16 in a dialect that does so."""
+    x = half(x) if dialect.halves else x
+    found = matmul(x, model.head, False, dialect)
+    if model.output_bias is None:
+        return found
+    bias = model.output_bias.astype(np.float64)
+    return found._replace(value=found.value + bias, unit=found.unit + np.abs(bias), steps=found.steps + 1)

@@ -1,0 +1,178 @@
+"""Judgements of whole traces, and how people read them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import OptionError
+from ..extras import extra
+from ..traces.points import GRADIENTS, LAYER_NAMES, Key
+from ..whole_file import whole_file
+from .compare import Verdict
+
+
+@dataclass(frozen=True)
+class OperationVerdict:
+    """What was found at one tensor of the dump."""
+
+    key: Key
+    verdict: Verdict
+    reason: str = ""
+    across: tuple[Key, ...] = ()  # operations judged together, when inputs are not in the dump; the tensor's own is the last
+    max_error: float | None = None
+    bound_ratio: float | None = None  # largest error as a part of its bound: above 1 it is outside
+    nmse: float | None = None
+    scale: float | None = None  # best common factor
+    cosine: float | None = None
+    ulps: float | None = None  # largest error in units of the last place of the largest value
+    worst: tuple[int, ...] | None = None
+    ours_rms: float | None = None  # RMS error of our kernel on their own inputs, in u = 2^-24 of the RMS of what float64 gives
+    theirs_rms: float | None = None  # theirs, in the same unit; both only where the operation's inputs are in the dump
+    hypothesis: str | None = None  # what the operation did instead, if recognised
+    tried: bool = True  # whether known mistakes were tried on it: across many operations of a large model that is too much work
+
+    @property
+    def closer(self) -> str | None:
+        """Who is closer to float64: "ours", "theirs", or "alike" within 5 %; None where it is not known."""
+        if self.ours_rms is None or self.theirs_rms is None:
+            return None
+        if abs(self.ours_rms - self.theirs_rms) <= 0.05 * max(self.ours_rms, self.theirs_rms):
+            return "alike"
+        return "ours" if self.ours_rms < self.theirs_rms else "theirs"
+
+    @property
+    def place(self) -> str:
+        return self.key.name if self.key.layer is None else f"layer {self.key.layer} {self.key.name}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The judgement of a trace."""
+
+    verdict: Verdict
+    reason: str
+    operations: tuple[OperationVerdict, ...] = ()
+    first_wrong: OperationVerdict | None = None
+    missing: tuple[Key, ...] = field(default=(), repr=False)  # tensors of the forward pass that the dump does not have
+    notes: tuple[str, ...] = ()  # what was taken for granted, and what was left out
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+
+        def plain(o: OperationVerdict) -> dict[str, Any]:
+            found = asdict(o) | {"verdict": o.verdict.name, "across": list(map(str, o.across)), "closer_to_float64": o.closer}
+            del found["key"]
+            return {"tensor": o.key.name, "layer": o.key.layer} | found
+
+        return {
+            "verdict": self.verdict.name,
+            "meaning": self.verdict.text,
+            "reason": self.reason,
+            "first_wrong": plain(self.first_wrong) if self.first_wrong else None,
+            "operations": [plain(o) for o in self.operations],
+            "missing": list(map(str, self.missing)),
+            "notes": list(self.notes),
+            "closer_to_float64": _closer(self.operations),
+        }
+
+
+def _closer(operations: Sequence[OperationVerdict]) -> dict[str, int]:
+    """How many tensors whose are closer to float64."""
+    return {who: sum(o.closer == who for o in operations) for who in ("ours", "theirs", "alike")}
+
+
+CLOSER_HEADER = ("tensor", "tensors", "ours", "theirs", "closer")
+
+
+def closer_rows(report: Report) -> list[tuple]:
+    """A line for each kind of tensor: RMS errors from float64 over all layers, in u = 2^-24 of its RMS, and who is closer."""
+    rows = []
+    for name in dict.fromkeys(o.key.name for o in report.operations if o.closer):
+        of = [o for o in report.operations if o.closer and o.key.name == name]
+        ours, theirs = (float(np.sqrt(np.mean([x**2 for x in values]))) for values in zip(*_errors(of), strict=True))
+        closer = OperationVerdict(of[0].key, Verdict.ROUNDING, ours_rms=ours, theirs_rms=theirs).closer
+        rows.append((name, len(of), ours, theirs, closer))
+    return rows
+
+
+def _errors(operations: Sequence[OperationVerdict]) -> list[tuple[float, float]]:
+    return [(o.ours_rms, o.theirs_rms) for o in operations if o.ours_rms is not None and o.theirs_rms is not None]
+
+
+def closer_summary(report: Report) -> str:
+    """Who is closer to float64, in a line; empty where it is not known."""
+    count = _closer(report.operations)
+    if not any(count.values()):
+        return ""
+    return (
+        f"closer to float64, on their own inputs: ours in {count['ours']} tensors, theirs in {count['theirs']}, alike in {count['alike']}"
+    )
+
+
+SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.WRONG: "X", Verdict.INVALID: "!"}
+LEGEND = "= same bits   . rounding   ~ flips   X WRONG   ! INVALID   (blank: not in the dump)"
+
+
+def heat_map(report: Report) -> str:
+    """Layers down, operations across, a sign for each tensor."""
+    signs = {o.key: SYMBOLS[o.verdict] for o in report.operations}
+    names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(key.name == name for key in signs)]
+    lines = []
+    whole = [f"{key.name} {sign}" for key, sign in signs.items() if key.layer is None]
+    layers = sorted({key.layer for key in signs if key.layer is not None})
+    if layers:
+        tall = max(map(len, names))
+        padded = [name.rjust(tall) for name in names]
+        lines += [" " * 9 + " ".join(name[i] for name in padded) for i in range(tall)]
+        lines += [f"layer {n:>2} " + " ".join(signs.get(Key(name, n), " ") for name in names) for n in layers]
+    return "\n".join([*lines, *(["", "   ".join(whole)] if whole else []), "", LEGEND])
+
+
+def _pyplot() -> Any:
+    """matplotlib, drawing into files and never a window. Raises UnsupportedError that says how to install it."""
+    extra("matplotlib", "plots", "a plot").use("Agg")
+    return extra("matplotlib.pyplot", "plots", "a plot")
+
+
+def check_plot(path: Path) -> None:
+    """Before anything is computed: whether `plot` can write such a file. Raises UnsupportedError or OptionError."""
+    known = _pyplot().FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise OptionError(f"{path}: expected a name that ends in one of .{', .'.join(sorted(known))}")
+
+
+def plot(report: Report, path: Path) -> None:
+    """The heat map as a picture: how much of its bound each tensor's largest error takes, on a logarithmic scale."""
+    pyplot = _pyplot()
+    from matplotlib.colors import LogNorm
+
+    names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(o.key.name == name for o in report.operations)]
+    layers = sorted({o.key.layer for o in report.operations if o.key.layer is not None})
+    ratios = {o.key: max(o.bound_ratio or 0.0, 1e-4) for o in report.operations}
+    grid = [[ratios.get(Key(name, n), float("nan")) for name in names] for n in layers]
+    figure, axes = pyplot.subplots(figsize=(2 + 0.45 * len(names), 2.2 + 0.25 * len(layers)), layout="constrained")
+    shown = axes.imshow(grid or [[float("nan")]], aspect="auto", cmap="RdYlGn_r", norm=LogNorm(1e-4, 1e4))
+    axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
+    axes.set_yticks(range(len(layers)), [str(n) for n in layers])
+    axes.set_ylabel("layer")
+    for o in report.operations:
+        if o.verdict >= Verdict.WRONG and o.key.layer is not None:
+            axes.text(names.index(o.key.name), layers.index(o.key.layer), SYMBOLS[o.verdict], ha="center", va="center")
+    figure.colorbar(shown, label="largest error / bound")
+    axes.set_title(report.reason if len(report.reason) < 90 else report.reason[:87] + "...", fontsize="small")
+    try:
+        with whole_file(path) as part:
+            figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
+    finally:
+        pyplot.close(figure)
+
+
+def table_rows(operations: Sequence[OperationVerdict]) -> list[tuple]:
+    """A line for each tensor: place, verdict, largest error, its part of the bound, NMSE, scale, cosine."""
+    return [(o.place, o.verdict.name, o.max_error, o.bound_ratio, o.nmse, o.scale, o.cosine) for o in operations]
+
+
+TABLE_HEADER = ("tensor", "verdict", "max error", "of bound", "NMSE", "scale", "cosine")

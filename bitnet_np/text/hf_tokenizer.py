@@ -1,0 +1,238 @@
+"""tokenizer.json of a Hugging Face folder -> the keys that a GGUF file has for the same tokenizer (text.tokenizer_from reads them).
+
+So there is one tokenizer whatever a model lies in, and converting a folder carries it over. What those keys cannot say is refused by name.
+"""
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FileFormatError, UnsupportedError, shown
+from .byte_level import DIGITS, GPT2_WORDS, pre_tokenizer_name
+from .spm import SPACE
+from .vocabulary import BYTE, CONTROL, NFC, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, is_byte
+
+_MAX_PADDING = 1 << 16  # rows of an embedding that no token has
+_OFF = (None, False, "")
+_MODEL = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+_ADDED = ("single_word", "lstrip", "rstrip")
+
+
+def tokenizer_metadata(
+    path: Path, tokenizer: Mapping[str, Any], config: Mapping[str, Any], model: Mapping[str, Any], template: str | None
+) -> dict[str, Any]:
+    """From the objects in tokenizer.json, tokenizer_config.json and config.json, and the text of chat_template.jinja.
+
+    Empty if there is no tokenizer.json; `path` is for messages. Raises FileFormatError or UnsupportedError.
+    """
+    if not tokenizer:
+        return {}
+    where = f"{path / 'tokenizer.json'}"
+    bpe = _object(tokenizer.get("model"), f"{where}: model")
+    if bpe.get("type") != "BPE":
+        raise UnsupportedError(f"{where}: model.type is {shown(bpe.get('type'))}, supported is BPE")
+    _refuse(where, bpe, _MODEL)
+    scored = bpe.get("byte_fallback") is True
+    tokens, types = _tokens(where, bpe, tokenizer, model.get("vocab_size"), scored)
+    ids = {token: i for i, token in enumerate(tokens)}
+    merges = _merges(where, bpe.get("merges"))
+    found: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array(types, np.int32)}
+    found |= _scored(where, tokenizer, bpe, merges, tokens, types) if scored else _byte_level(where, tokenizer, bpe, merges)
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
+        token = _named(config, model, name, ids)
+        if token is not None:
+            found[f"tokenizer.ggml.{key}_token_id"] = token
+    named = {name: found.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+    for name, added in _adds(where, tokenizer.get("post_processor"), config, named, ids).items():
+        found[f"tokenizer.ggml.add_{name}_token"] = added
+    template = template if template is not None else _template(config.get("chat_template"))
+    return found | ({} if template is None else {"tokenizer.chat_template": template})
+
+
+def _byte_level(where: str, tokenizer: Mapping[str, Any], bpe: Mapping[str, Any], merges: list[tuple[str, str]]) -> dict[str, Any]:
+    """What is said of BPE of bytes alone."""
+    _refuse(where, bpe, ("unk_token", "fuse_unk"))
+    normalizer = tokenizer.get("normalizer")
+    if normalizer not in (None, {"type": "NFC"}):
+        raise UnsupportedError(f"{where}: normalizer is {shown(normalizer)}, supported for BPE of bytes are none and NFC")
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": _pre_tokenizer(where, tokenizer.get("pre_tokenizer"), bpe.get("ignore_merges") is True),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+        **({} if normalizer is None else {NFC: True}),
+    }
+
+
+def _scored(
+    where: str,
+    tokenizer: Mapping[str, Any],
+    bpe: Mapping[str, Any],
+    merges: list[tuple[str, str]],
+    tokens: list[str],
+    types: list[int],
+) -> dict[str, Any]:
+    """What is said of SentencePiece's BPE alone: merges that are converted scores are scores again.
+
+    They are if each token has all of its merges, one after the other: every two tokens that it can be split into.
+    """
+    _refuse(where, bpe, ("ignore_merges",))
+    whole = {token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
+    scores: dict[str, float] = {}
+    for rank, (left, right) in enumerate(merges):
+        scores.setdefault(left + right, -float(rank))
+    made = [left + right for left, right in merges]
+    splits = {(token[:i], token[i:]) for token in whole for i in range(1, len(token)) if token[:i] in whole and token[i:] in whole}
+    runs = sum(1 for i, token in enumerate(made) if i == 0 or token != made[i - 1])
+    if runs != len(scores) or splits != {pair for pair in merges if pair[0] + pair[1] in whole}:
+        raise UnsupportedError(f"{where}: model.merges with byte_fallback are not what scores of tokens can say, supported are only those")
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.scores": np.array([scores.get(token, -float(len(merges))) for token in tokens], np.float32),
+        "tokenizer.ggml.add_space_prefix": _space_prefix(where, tokenizer),
+        **({"tokenizer.ggml.unknown_token_id": types.index(UNKNOWN)} if UNKNOWN in types else {}),
+    }
+
+
+def _space_prefix(where: str, tokenizer: Mapping[str, Any]) -> bool:
+    """Whether every text starts with a space, in the two ways to say that spaces are U+2581."""
+    normalizer, pre = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
+    prepend, replace = {"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    if pre is None and normalizer in (replace, {"type": "Sequence", "normalizers": [replace]}):
+        return False
+    if pre is None and normalizer == {"type": "Sequence", "normalizers": [prepend, replace]}:
+        return True
+    if normalizer is None and pre == {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "never", "split": False}:
+        return False  # its other schemes put none before a text that starts with one, which no key of GGUF can say
+    raise UnsupportedError(
+        f"{where}: normalizer is {shown(normalizer)} and pre_tokenizer {shown(pre)}, supported with byte_fallback are a U+2581 for each "
+        "space, and before all text or before none"
+    )
+
+
+def _refuse(where: str, bpe: Mapping[str, Any], keys: Iterable[str]) -> None:
+    for key in keys:
+        if bpe.get(key) not in _OFF:
+            raise UnsupportedError(f"{where}: model.{key} is {shown(bpe.get(key))}, supported is none")
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{where} is {shown(value)}, expected an object")
+    return value
+
+
+def _tokens(where: str, bpe: Mapping[str, Any], tokenizer: Mapping[str, Any], vocabulary: Any, scored: bool) -> tuple[list[str], list[int]]:
+    """Spelling and type of each id. Ids that nobody has are unused tokens, as llama.cpp's converter calls them."""
+    spelled: dict[int, tuple[str, int]] = {}
+    for spelling, i in _object(bpe.get("vocab"), f"{where}: model.vocab").items():
+        if type(i) is not int or i < 0 or i in spelled:
+            raise FileFormatError(f"{where}: model.vocab has {shown(spelling)} as {shown(i)}, expected an id of its own")
+        spelled[i] = spelling, BYTE if scored and is_byte(spelling) else NORMAL
+    added = tokenizer.get("added_tokens") or []
+    if not isinstance(added, list):
+        raise FileFormatError(f"{where}: added_tokens is {shown(added)}, expected an array")
+    for entry in added:
+        entry = _object(entry, f"{where}: an entry of added_tokens")
+        token, text = entry.get("id"), entry.get("content")
+        if type(token) is not int or token < 0 or not isinstance(text, str) or spelled.get(token, (text, 0))[0] != text:
+            raise FileFormatError(f"{where}: added_tokens has {shown(text)} as {shown(token)}, expected an id of its own")
+        for key in _ADDED:
+            if entry.get(key) not in _OFF:
+                raise UnsupportedError(f"{where}: the added token {shown(text)} has {key}, which is not supported")
+        if entry.get("normalized") is True and tokenizer.get("normalizer") is not None:
+            raise UnsupportedError(f"{where}: the added token {shown(text)} is normalized, which is not supported with a normalizer")
+        spelled[token] = text, CONTROL if entry.get("special") is True else USER_DEFINED
+    for i, (text, _) in spelled.items():
+        if scored and text == bpe.get("unk_token"):
+            spelled[i] = text, UNKNOWN
+    size = max(spelled, default=-1) + 1
+    if type(vocabulary) is int and size < vocabulary:
+        size = vocabulary
+    if size - len(spelled) > _MAX_PADDING:
+        raise FileFormatError(f"{where}: {size} ids for {len(spelled)} tokens, expected at most {_MAX_PADDING} more")
+    both = [spelled.get(i, (f"[PAD{i}]", UNUSED)) for i in range(size)]
+    return [text for text, _ in both], [kind for _, kind in both]
+
+
+def _merges(where: str, merges: Any) -> list[tuple[str, str]]:
+    """Older files have "left right"."""
+    if not isinstance(merges, list):
+        raise FileFormatError(f"{where}: model.merges is {shown(merges)}, expected an array")
+    found = []
+    for merge in merges:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
+            raise FileFormatError(f"{where}: model.merges has {shown(merge)}, expected two tokens")
+        found.append((parts[0], parts[1]))
+    return found
+
+
+def _pre_tokenizer(where: str, told: Any, whole_words: bool) -> str:
+    """The name of the rules by which text is cut into words."""
+    parts = told.get("pretokenizers") if isinstance(told, dict) and told.get("type") == "Sequence" else [told]
+    name = None
+    if isinstance(parts, list) and parts and all(isinstance(part, dict) for part in parts):
+        *cuts, last = parts
+        patterns = [_pattern(part) for part in cuts]
+        if last.get("use_regex", True) is True:
+            patterns.append(GPT2_WORDS)
+        if last.get("type") == "ByteLevel" and last.get("add_prefix_space") is False:
+            name = pre_tokenizer_name(tuple(pattern or "" for pattern in patterns), whole_words)
+    if name is None:
+        raise UnsupportedError(f"{where}: pre_tokenizer is {shown(told)} with ignore_merges {whole_words}, which has no name in GGUF here")
+    return name
+
+
+def _pattern(part: Mapping[str, Any]) -> str | None:
+    """Of a step that keeps all it cuts."""
+    if part.get("type") == "Digits" and part.get("individual_digits") is True:
+        return DIGITS
+    pattern = part.get("pattern")
+    plain = part.get("type") == "Split" and part.get("behavior") == "Isolated" and part.get("invert") is False
+    found = pattern.get("Regex") if plain and isinstance(pattern, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _named(config: Mapping[str, Any], model: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> int | None:
+    """The id of a special token: by its spelling in tokenizer_config.json, or by its number in config.json."""
+    told = config.get(f"{name}_token")
+    text = told.get("content") if isinstance(told, dict) else told
+    if isinstance(text, str):
+        return ids.get(text)
+    token = model.get(f"{name}_token_id")
+    token = token[0] if isinstance(token, list) and token else token
+    return token if type(token) is int and 0 <= token < len(ids) else None
+
+
+def _adds(where: str, told: Any, config: Mapping[str, Any], named: Mapping[str, int | None], ids: Mapping[str, int]) -> dict[str, bool]:
+    """Whether a text gets its bos and eos: as the post-processor's template says; if there is none, as tokenizer_config.json does."""
+    parts = told.get("processors") if isinstance(told, dict) and told.get("type") == "Sequence" else [told]
+    for part in parts if isinstance(parts, list) else []:
+        if isinstance(part, dict) and part.get("type") == "TemplateProcessing":
+            single = part.get("single")
+            steps = [_step(step, ids) for step in single] if isinstance(single, list) else []
+            for bos, eos in product((True, False), repeat=2):
+                if steps == [*([named["bos"]] if bos else []), "text", *([named["eos"]] if eos else [])]:
+                    return {"bos": bos, "eos": eos}
+            raise UnsupportedError(f"{where}: post_processor makes {shown(single)}, supported is a text, with bos before and eos after it")
+    return {name: named[name] is not None and config.get(f"add_{name}_token") is True for name in ("bos", "eos")}
+
+
+def _step(step: Any, ids: Mapping[str, int]) -> int | str | None:
+    """Of a template: "text", the id of a token, or neither."""
+    if isinstance(step, dict) and "Sequence" in step:
+        return "text"
+    special = step.get("SpecialToken") if isinstance(step, dict) else None
+    spelled = special.get("id") if isinstance(special, dict) else None
+    return ids.get(spelled, "?") if isinstance(spelled, str) else "?"
+
+
+def _template(told: Any) -> str | None:
+    """The one template, or of several the one called default."""
+    if isinstance(told, list):
+        named = {part.get("name"): part.get("template") for part in told if isinstance(part, dict)}
+        told = named.get("default")
+    return told if isinstance(told, str) else None

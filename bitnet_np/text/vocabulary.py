@@ -1,0 +1,109 @@
+"""The tokens of a GGUF file, checked: spellings, types, scores. None of its metadata is trusted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..errors import FileFormatError, shown
+
+T = TypeVar("T")
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = TYPES = range(1, 7)  # llama_token_type
+SPECIAL = (UNKNOWN, CONTROL, UNUSED)  # say something to the model, nothing to a reader
+
+NFC = "tokenizer.bitnet_np.nfc"  # a key of our own: GGUF has none for text that is normalised before it is cut
+
+_BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The file's metadata."""
+
+    metadata: Mapping[str, Any]
+    path: Path
+
+    def check(self, holds: bool, key: str, otherwise: str) -> None:
+        if not holds:
+            raise FileFormatError(f"{self.path}: {key} {otherwise}")
+
+    def get(self, key: str, kind: type[T]) -> T | None:
+        """The value of `key`, None where it is missing."""
+        value: T | None = self.metadata.get(key)
+        self.check(value is None or type(value) is kind, key, f"is {shown(value)}, expected {kind.__name__}")
+        return value
+
+    def strings(self, key: str) -> list[str]:
+        value = self.metadata.get(key, ())
+        texts = list(value) if isinstance(value, Sequence) else []
+        array = isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(text, str) for text in texts)
+        self.check(array, key, f"is {shown(value)}, expected an array of strings")
+        return texts
+
+    def numbers(self, key: str, size: int) -> np.ndarray:
+        numbers = np.asarray(self.metadata.get(key, ()))
+        self.check(numbers.shape == (size,), key, f"has the shape {numbers.shape}, but there are {size} tokens")
+        return numbers
+
+    def token_id(self, key: str, vocabulary: int) -> int | None:
+        token = self.get(key, int)
+        self.check(token is None or 0 <= token < vocabulary, key, f"is {token}, but there are {vocabulary} tokens")
+        return token
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Each token has a spelling of its own."""
+
+    tokens: Sequence[str] = field(repr=False)  # as spelled in the file
+    types: np.ndarray = field(repr=False)  # int [len(tokens)], each one of TYPES
+    ids: Mapping[int, Mapping[str, int]] = field(repr=False)  # by type: spelling -> token
+    bytes: Mapping[int, int] = field(repr=False)  # of tokens of type byte: token -> byte
+
+
+def read_vocabulary(keys: Keys) -> Vocabulary:
+    """Tokens and their types. Raises FileFormatError."""
+    tokens = keys.strings("tokenizer.ggml.tokens")
+    types = _types(keys, len(tokens))
+    _check_spellings(keys, tokens)
+    ids = {kind: {tokens[i]: i for i in np.flatnonzero(types == kind).tolist()} for kind in TYPES}
+    for spelling in ids[BYTE]:
+        keys.check(spelling in _BYTES, "tokenizer.ggml.tokens", f"has {shown(spelling)} of type byte, expected <0x00> to <0xFF>")
+    return Vocabulary(tokens, types, ids, {token: _BYTES[spelling] for spelling, token in ids[BYTE].items()})
+
+
+def is_byte(spelling: str) -> bool:
+    """Whether a token of type byte is spelled like this."""
+    return spelling in _BYTES
+
+
+def read_scores(keys: Keys, vocabulary: int) -> np.ndarray:  # -> float64 [vocabulary]
+    """The score of each token, none of them NaN."""
+    key = "tokenizer.ggml.scores"
+    scores = keys.numbers(key, vocabulary)
+    keys.check(scores.dtype.kind in "fiu", key, f"are of type {scores.dtype}, expected numbers")
+    for i in np.flatnonzero(np.isnan(scores))[:1].tolist():
+        keys.check(False, key, f"is NaN for token {i}, expected a number")
+    return scores.astype(np.float64)
+
+
+def _types(keys: Keys, vocabulary: int) -> np.ndarray:
+    key = "tokenizer.ggml.token_type"
+    types = keys.numbers(key, vocabulary)
+    for i in np.flatnonzero(~np.isin(types, TYPES))[:1].tolist():
+        keys.check(False, key, f"is {types[i]} for token {i}, expected {TYPES[0]} to {TYPES[-1]}")
+    return types
+
+
+def _check_spellings(keys: Keys, tokens: list[str]) -> None:
+    """The whole list first, because it is long and seldom wrong."""
+    key = "tokenizer.ggml.tokens"
+    keys.check(bool(tokens), key, "is missing or empty")
+    if len(set(tokens)) < len(tokens):
+        first: dict[str, int] = {}
+        for i, token in enumerate(tokens):
+            keys.check(first.setdefault(token, i) == i, key, f"has {shown(token)} twice, as token {first[token]} and as token {i}")
+    keys.check("" not in tokens, key, "has an empty string")

@@ -1,0 +1,108 @@
+"""Stage files of aprender's `apr trace --save-tensor`, read and written; `apr diff --values` compares them.
+
+A file is b"APRT", uint32 layer (0xFFFFFFFF: the whole model), uint32 count, and count float32, all little-endian. A folder of them holds
+layer-<N>/<stage>.bin, and final_norm.bin and lm_head.bin for the whole model; the embedding is in layer-0. Values are flat, all tokens
+one after another, but lm_head has the logits of the last token only. Scores are [H, T, T], zero where a query does not see a key.
+"""
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import FileFormatError, OptionError, shown
+from ..points import SCORES, Entry, Key, Trace, checked_tokens
+from . import stages
+from .npy import MAX_POINTS, Header, finished, insert
+from .output import Writer
+
+MAGIC = b"APRT"
+WHOLE_MODEL = 0xFFFFFFFF
+_HEADER = 12
+_FLOAT32 = np.dtype("<f4")
+_LAYER = re.compile(r"layer-(0|[1-9][0-9]{0,5})")
+
+
+def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
+    """A folder of stage files, or one file. How many tokens there are is not in them: `tokens` must be given."""
+    path = Path(path)
+    if tokens is None:
+        raise OptionError(f"{path}: the values in APRT files are flat, give the tokens they are of")
+    ids = checked_tokens(tokens, "tokens")
+    entries: dict[Key, Entry] = {}
+    ignored = []
+    for label, file in sorted(_files(path).items()):
+        layer, count = _read_header(file)
+        folder = _LAYER.fullmatch(file.parent.name)
+        if path.is_dir() and layer != (int(folder[1]) if folder and file.parent != path else WHOLE_MODEL):
+            raise FileFormatError(f"{file}: its header says layer {layer}, expected that of its folder")
+        key = _key(file.stem, layer)
+        if key is None:
+            ignored.append(label)
+            continue
+        header = Header(_shape(key, count, len(ids), file), _FLOAT32, False, _HEADER)
+        insert(entries, key, header, partial(header.mapped, file), len(ids), str(file))
+    return finished(entries, path, "APRT", ids, ignored)
+
+
+def _files(path: Path) -> dict[str, Path]:
+    """Stage files by their names within the folder."""
+    if path.is_file():
+        return {path.name: path}
+    folders = [path, *(Path(entry) for entry in os.scandir(path) if entry.is_dir() and _LAYER.fullmatch(entry.name))]
+    files = [Path(entry) for folder in folders for entry in os.scandir(folder) if entry.name.endswith(".bin") and entry.is_file()]
+    if len(files) > MAX_POINTS:
+        raise FileFormatError(f"{path}: {len(files)} stage files, expected {MAX_POINTS} at most")
+    return {str(file.relative_to(path)): file for file in files}
+
+
+def _read_header(path: Path) -> tuple[int, int]:
+    """Layer and count; the count is that of the file."""
+    with open(path, "rb") as file:
+        head, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
+    if head[:4] != MAGIC:
+        raise FileFormatError(f"{path}: starts with {shown(head[:4])}, expected {MAGIC!r}")
+    layer, count = (int.from_bytes(head[at : at + 4], "little") for at in (4, 8))
+    if len(head) < _HEADER or size != _HEADER + 4 * count:
+        raise FileFormatError(f"{path}: {size} bytes, expected {_HEADER + 4 * count} for {count} numbers")
+    return layer, count
+
+
+def _key(stage: str, layer: int) -> Key | None:
+    name = stages.from_aprt(stage)
+    if name == "inp_embd":
+        return Key(name, None) if layer in (0, WHOLE_MODEL) else None
+    if name is None or (layer == WHOLE_MODEL) != (name in ("result_norm", "result_output")):
+        return None
+    return Key(name, None if layer == WHOLE_MODEL else layer)
+
+
+def _shape(key: Key, count: int, rows: int, file: Path) -> tuple[int, ...]:
+    if key.name == "result_output":
+        return (1, count)
+    unit = rows * rows if key.name in SCORES else rows
+    if count == 0 or count % unit:
+        raise FileFormatError(f"{file}: {count} numbers, expected a multiple of {unit} for {rows} tokens")
+    return (count // unit, rows, rows) if key.name in SCORES else (rows, count // rows)
+
+
+class AprtWriter(Writer):
+    """A folder of stage files. Of the logits it keeps the last token's, as aprender does."""
+
+    folder = True
+    names = frozenset(stage.ours for stage in stages.STAGES if stage.aprt)
+
+    def put(self, key: Key, array: NDArray) -> None:
+        stage = stages.stage(key.name).aprt
+        layer = 0 if key.name == "inp_embd" else WHOLE_MODEL if key.layer is None else key.layer
+        numbers = (array[-1] if key.name == "result_output" else array).astype(_FLOAT32, copy=False)
+        if numbers.size >= 1 << 32:
+            raise OptionError(f"{self.path}: {key} has {numbers.size} numbers, an APRT file holds less than 2**32")
+        folder = self.part if layer == WHOLE_MODEL else self.part / f"layer-{layer}"
+        folder.mkdir(exist_ok=True)
+        with open(folder / f"{stage}.bin", "xb") as file:
+            file.write(MAGIC + layer.to_bytes(4, "little") + numbers.size.to_bytes(4, "little"))
+            numbers.tofile(file)

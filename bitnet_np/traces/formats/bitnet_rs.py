@@ -1,0 +1,191 @@
+"""BitNet-rs's trace records: of each tensor a BLAKE3 hash and a root mean square, no values. Needs the extra `interop` to write.
+
+BitNet-rs computes token by token, so a record is of one token: `seq` is its position, its shape is [1, 1, width], and [1, H, 1, t + 1] for
+attention. `layer` is -1 for embeddings and logits, and -2 for what comes out of all layers. Points it has no name for go by ours.
+Its files hold one indented record each, named `<name with / replaced by _>.trace`; its trace_diff.py reads line by line, so it needs the
+form with a record on each line. Its own dumps number all tokens of the layers 0 and keep the last.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import FileFormatError, OptionError, shown
+from ...extras import extra
+from ...files.safetensors_file import strict_json
+from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key
+from . import stages
+from .npy import MAX_POINTS
+from .output import Writer
+
+WHOLE_MODEL, ALL_LAYERS = -1, -2
+_MAX_RECORD = 1 << 23  # bytes: a record may hold the first 262,144 values, which are not read
+_MAX_RECORDS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a record says of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # before it became float32
+    blake3: str  # hexadecimal, of the float32 numbers in little-endian bytes
+    rms: float  # NaN where the record has none
+    num_elements: int
+    seq: int | None = None  # position of the token
+    layer: int | None = None
+    stage: str | None = None
+
+    @property
+    def key(self) -> Key | None:
+        """The point it is of, if that is one of ours."""
+        name = self.stage and (stages.from_bitnet_rs(self.stage) or self.stage)
+        if name in MODEL_NAMES and self.layer in (WHOLE_MODEL, ALL_LAYERS):
+            return Key(name, None)
+        if name in LAYER_NAMES and self.layer is not None and self.layer >= 0:
+            return Key(name, self.layer)
+        return None
+
+
+def fingerprint(key: Key, position: int, values: NDArray) -> Fingerprint:
+    """The record of one token's values: [width], or [H, keys] of scores."""
+    numbers = np.ascontiguousarray(values, "<f4")
+    with np.errstate(over="ignore", invalid="ignore"):
+        rms = math.sqrt(np.square(numbers, dtype=np.float64).mean())
+    stage = stages.stage(key.name).bitnet_rs or key.name
+    layer = key.layer if key.layer is not None else ALL_LAYERS if stage == "all_layers_out" else WHOLE_MODEL
+    name = f"t{position}/blk{key.layer}/{stage}" if key.layer is not None else f"t{position}/{stage}"
+    shape = (1, len(numbers), 1, numbers.shape[1]) if key.name in SCORES else (1, 1, numbers.size)
+    return Fingerprint(name, shape, "F32", _blake3()(numbers.tobytes()).hexdigest(), rms, numbers.size, position, layer, stage)
+
+
+def fingerprints(key: Key, array: NDArray) -> Iterator[Fingerprint]:
+    """The records of a point in normal form, one for each token."""
+    for t in range(array.shape[1] if key.name in SCORES else len(array)):
+        yield fingerprint(key, t, array[:, t, : t + 1] if key.name in SCORES else np.atleast_1d(array[t]))
+
+
+def _blake3() -> Any:
+    return extra("blake3", "interop", "a record of BitNet-rs").blake3
+
+
+# --- reading --------------------------------------------------------------------------------------------------------------------------
+
+
+def read(path: str | os.PathLike[str]) -> list[Fingerprint]:
+    """The records of a folder of .trace and .jsonl files, or of one such file."""
+    path = Path(path)
+    if path.is_file():
+        files = [path]
+    else:
+        files = sorted(Path(entry) for entry in os.scandir(path) if entry.name.endswith((".trace", ".jsonl")) and entry.is_file())
+    found = []
+    for file in files:
+        for where, text in _texts(file):
+            found.append(_record(strict_json(text, where), where))
+            if len(found) > _MAX_RECORDS:
+                raise FileFormatError(f"{path}: more than {_MAX_RECORDS} records")
+    if not found:
+        raise FileFormatError(f"{path}: no records in it, expected .trace or .jsonl files of BitNet-rs")
+    return found
+
+
+def _texts(path: Path) -> Iterator[tuple[str, bytes]]:
+    """The JSON texts of a file: one, or one a line."""
+    with open(path, "rb") as file:
+        if path.suffix == ".jsonl":
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_RECORD + 1), b""), 1):
+                if len(line) > _MAX_RECORD:
+                    raise FileFormatError(f"{path}:{number}: a record of more than {_MAX_RECORD} bytes")
+                if line.strip():
+                    yield f"{path}:{number}", line
+            return
+        text = file.read(_MAX_RECORD + 1)
+        if len(text) > _MAX_RECORD:
+            raise FileFormatError(f"{path}: a record of more than {_MAX_RECORD} bytes")
+        yield str(path), text
+
+
+def _record(value: Any, where: str) -> Fingerprint:
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{where}: {shown(value)}, expected an object")
+
+    def field(name: str, *kinds: type, optional: bool = False) -> Any:
+        found = value.get(name)
+        if type(found) not in kinds and not (found is None and optional):
+            raise FileFormatError(f"{where}: {name} is {shown(found)}, expected {' or '.join(kind.__name__ for kind in kinds)}")
+        return found
+
+    shape = field("shape", list)
+    count = field("num_elements", int)
+    if len(shape) > 8 or not all(type(n) is int and 0 <= n < 2**63 for n in shape) or math.prod(shape) != count:
+        raise FileFormatError(f"{where}: shape is {shown(shape)} and num_elements {shown(count)}, expected one to be the other's product")
+    digest = field("blake3", str)
+    if len(digest) != 64 or set(digest) - set("0123456789abcdef"):
+        raise FileFormatError(f"{where}: blake3 is {shown(digest)}, expected 64 hexadecimal digits")
+    numbers = {name: field(name, int, optional=True) for name in ("seq", "layer")}
+    if any(n is not None and not -(2**31) <= n < 2**31 for n in numbers.values()):
+        raise FileFormatError(f"{where}: {shown(numbers)}, expected numbers of 32 bits")
+    rms = field("rms", float, int, optional=True)
+    try:
+        rms = math.nan if rms is None else float(rms)
+    except OverflowError:
+        raise FileFormatError(f"{where}: rms is {shown(rms)}, expected a float") from None
+    stage = field("stage", str, optional=True)
+    return Fingerprint(field("name", str), tuple(shape), field("dtype", str), digest, rms, count, numbers["seq"], numbers["layer"], stage)
+
+
+# --- writing --------------------------------------------------------------------------------------------------------------------------
+
+
+def as_json(record: Fingerprint, indent: int | None = None) -> str:
+    """A record as BitNet-rs writes it: what is not known is left out, and a number that JSON has no word for is null."""
+    fields = {name: value for name, value in asdict(record).items() if value is not None}
+    return json.dumps(fields | {"rms": record.rms if math.isfinite(record.rms) else None}, indent=indent)
+
+
+class LinesWriter(Writer):
+    """All records in one file, one on each line: what trace_diff.py reads."""
+
+    _file: IO[str] | None = None
+
+    def begin(self) -> None:
+        _blake3()
+        self._file = open(self.part, "x", encoding="utf-8", newline="\n")  # noqa: SIM115 (closed in close)
+
+    def put(self, key: Key, array: NDArray) -> None:
+        assert self._file is not None
+        self._file.writelines(as_json(record) + "\n" for record in fingerprints(key, array))
+
+    def finish(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class FilesWriter(Writer):
+    """A folder with an indented file for each record. Many: points times tokens."""
+
+    folder = True
+    _count = 0
+
+    def begin(self) -> None:
+        _blake3()
+
+    def put(self, key: Key, array: NDArray) -> None:
+        for record in fingerprints(key, array):
+            self._count += 1
+            if self._count > MAX_POINTS:
+                raise OptionError(f"{self.path}: more than {MAX_POINTS} files; choose layers or names, or the form with one record a line")
+            name = record.name.replace("/", "_").replace("\\", "_")
+            (self.part / f"{name}.trace").write_text(as_json(record, indent=2), "utf-8")

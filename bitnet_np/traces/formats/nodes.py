@@ -1,0 +1,70 @@
+"""Dumps of the nodes of a ggml graph: an .npz with arrays named `s<call>.<name>[-<layer>].<OPERATION>`, such as s0.Qcur-1.ROPE.
+
+Axes are in row-major order, four or fewer. The operation is needed, as Qcur before and after RoPE have one name. Scores are unscaled in
+the graph, and padded with keys that do not exist; both are undone here.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import FileFormatError
+from ..points import SCORES, Entry, Key, Trace, checked_tokens, without_leading_ones
+from . import stages
+from .npy import Header, finished, insert
+from .npz import Archive
+
+
+def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int = 0) -> Trace:
+    """The points of one call of the engine: of its prefill, if it is the first. Calls are counted from 0."""
+    path = Path(path)
+    arrays = Archive(path).arrays
+    if tokens is None and "tokens" in arrays:
+        tokens = arrays["tokens"][1]()
+    ids = None if tokens is None else checked_tokens(tokens, str(path))
+    nodes: dict[Key, tuple[Header, Callable[[], NDArray]]] = {}
+    ignored = []
+    for label, array in arrays.items():
+        found = stages.from_ggml(label)
+        if found and found[0] == call and found[1] not in nodes:
+            nodes[found[1]] = array
+        elif label != "tokens":
+            ignored.append(label)
+    entries: dict[Key, Entry] = {}
+    for key, (header, load) in nodes.items():
+        if key.name in SCORES:
+            rope = nodes.get(Key("Qcur_rope", key.layer))
+            if rope is None:  # then nobody says how wide a head is
+                ignored.append(f"s{call}.{key}")
+            else:
+                _insert_scores(entries, key, header, load, rope[0].shape[-1], path)
+        else:
+            shape = _rows_first(header.shape, key, path)
+            insert(entries, key, header._replace(shape=shape), load, shape[0], str(path))
+    return finished(entries, path, "nodes", ids, ignored)
+
+
+def _rows_first(shape: tuple[int, ...], key: Key, path: Path) -> tuple[int, int]:
+    """[T, width] of a node [1, T, heads, head width], if it is rotated, or [1, 1, T, width]."""
+    axes = 3 if key.name.endswith("_rope") else 2
+    left = without_leading_ones(shape, axes)
+    if len(left) != axes or 0 in left:
+        raise FileFormatError(f"{path}: {key} has shape {list(shape)}, expected {axes} axes after those of length 1")
+    return left[0], int(np.prod(left[1:]))
+
+
+def _insert_scores(entries: dict[Key, Entry], key: Key, header: Header, load: Callable[[], NDArray], width: int, path: Path) -> None:
+    shape = without_leading_ones(header.shape, 3)
+    if len(shape) != 3 or 0 in shape or shape[2] < shape[1] or width < 1:
+        raise FileFormatError(f"{path}: {key} has shape {list(header.shape)}, expected [heads, tokens, keys], as many keys as tokens")
+    heads, rows, _ = shape
+    scale = np.float32(1 / np.sqrt(width)) if key.name == "kq" else None
+
+    def trimmed() -> NDArray:
+        scores = load().reshape(shape)[:, :, :rows]
+        return scores if scale is None else scores * scale
+
+    insert(entries, key, header._replace(shape=(heads, rows, rows)), trimmed, rows, str(path))

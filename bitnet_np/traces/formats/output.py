@@ -1,0 +1,102 @@
+"""Writers of traces: one array at a time, and a file appears only when it is whole."""
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ...errors import EmptyInputError, OptionError
+from ...validate import instance, path_of
+from ...whole_file import name_beside, naming
+from ..points import Key, checked_dtype, checked_tokens, normal_shape
+
+
+def _empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+class Writer:
+    """A context in which `add` writes points, each once. Left by an exception it leaves nothing.
+
+    The file or folder is written beside its place under another name. A file that is in its place is replaced at the end, a folder with
+    something in it is not: that is an error at the start.
+    """
+
+    folder: ClassVar[bool] = False
+    names: ClassVar[frozenset[str] | None] = None  # of the points it can hold; None: all
+
+    def __init__(self, path: str | os.PathLike[str], tokens: ArrayLike | None = None) -> None:
+        self.path = path_of(path)
+        if not self.path.name:
+            raise OptionError(f"{self.path} has no name, expected that of a file or folder to write")
+        self.tokens = None if tokens is None else checked_tokens(np.asarray(tokens), "tokens")
+        self.written: dict[Key, tuple[tuple[int, ...], int]] = {}  # shape and bytes
+        self.part = name_beside(self.path)
+
+    def __enter__(self) -> Self:
+        if not self.path.parent.is_dir():
+            raise OptionError(f"{self.path}: there is no folder {self.path.parent}")
+        if self.path.exists() and not (_empty_folder(self.path) if self.folder else self.path.is_file()):
+            expected = "a name that is not taken" if self.folder else "a file or a name that is not taken"
+            raise OptionError(f"{self.path} is there already, expected {expected}")
+        try:
+            if self.folder:
+                self.part.mkdir()
+            with naming(self.path):
+                self.begin()
+        except BaseException:
+            self._discard()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                if not self.written:
+                    raise EmptyInputError(f"{self.path}: nothing was written to it, expected at least one point")
+                with naming(self.path):
+                    self.finish()
+                    os.replace(self.part, self.path)
+        finally:
+            self._discard()
+
+    def add(self, key: Key, array: NDArray) -> None:
+        """Write one point, in normal form."""
+        instance("key", key, Key)
+        if self.names is not None and key.name not in self.names:
+            raise OptionError(f"{self.path}: this format has no {key}, only {', '.join(sorted(self.names))}")
+        if key in self.written:
+            raise OptionError(f"{self.path}: {key} was written already, expected each point once")
+        array = np.asarray(array)
+        checked_dtype(key, array.dtype, str(self.path))
+        rows = None if self.tokens is None else len(self.tokens)
+        array = array.reshape(normal_shape(key, array.shape, rows, str(self.path)))
+        self.written[key] = array.shape, array.nbytes
+        with naming(self.path):
+            self.put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
+
+    def begin(self) -> None:
+        """Open what is written to, under self.part."""
+
+    def put(self, key: Key, array: NDArray) -> None:
+        """Write one array: C order, little-endian."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Complete and close it."""
+
+    def close(self) -> None:
+        """Close whatever is open, in whatever state; may be called twice."""
+
+    def _discard(self) -> None:
+        with suppress(Exception):  # what fails to close is thrown away
+            self.close()
+        if self.part.is_dir():
+            shutil.rmtree(self.part, ignore_errors=True)
+        else:
+            self.part.unlink(missing_ok=True)

@@ -1,0 +1,90 @@
+"""Traces in the .safetensors format of Hugging Face: mapped arrays, and a writer of one array at a time.
+
+Arrays are written from the widest numbers to the narrowest, so each is aligned.
+"""
+
+import json
+import mmap
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...files.safetensors_file import DTYPES, open_safetensors
+from ..points import Key, Trace
+from .npy import Header, collect
+from .output import Writer
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
+
+
+def _view(data: mmap.mmap, dtype: str, header: Header) -> Callable[[], NDArray]:
+    def load() -> NDArray:
+        raw = np.frombuffer(data, np.uint8, header.nbytes, header.offset)
+        if dtype == "BF16":
+            return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        return header.array(raw)
+
+    return load
+
+
+def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
+    """A .safetensors file whose tensors are named by label, such as attn_norm-0, or by transformers' module, and perhaps tokens."""
+    path = Path(path)
+    data, tensors = open_safetensors(path)
+    arrays = {}
+    for name, (dtype, shape, offset, _) in tensors.items():
+        header = Header(shape, DTYPES[dtype], False, offset)
+        told = header._replace(dtype=np.dtype(np.float32)) if dtype == "BF16" else header
+        arrays[name] = told, _view(data, dtype, header)
+    return collect(arrays, path, "safetensors", tokens)
+
+
+class SafetensorsWriter(Writer):
+    """A .safetensors file. The header comes first and is known last, so data wait in one file for each width of number."""
+
+    def begin(self) -> None:
+        self._table: list[tuple[str, NDArray]] = []  # labels, and arrays without their numbers
+        self._data: dict[int, IO[bytes]] = {}
+        if self.tokens is not None:
+            self._write("tokens", self.tokens)
+
+    def put(self, key: Key, array: NDArray) -> None:
+        self._write(str(key), array)
+
+    def _part(self, width: int) -> Path:
+        return self.part.with_name(f"{self.part.name}{width}")
+
+    def _write(self, label: str, array: NDArray) -> None:
+        width = array.itemsize
+        if width not in self._data:
+            self._data[width] = open(self._part(width), "x+b")  # noqa: SIM115 (closed in close)
+        array.tofile(self._data[width])
+        self._table.append((label, np.broadcast_to(np.zeros((), array.dtype), array.shape)))
+
+    def finish(self) -> None:
+        header: dict[str, Any] = {"__metadata__": {"format": "np"}}
+        at = 0
+        for width in sorted(self._data, reverse=True):
+            for label, array in self._table:
+                if array.itemsize == width:
+                    size = array.size * width
+                    header[label] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + size]}
+                    at += size
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        with open(self.part, "xb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for width in sorted(self._data, reverse=True):
+                self._data[width].seek(0)
+                shutil.copyfileobj(self._data[width], file, 1 << 20)
+        self.close()
+
+    def close(self) -> None:
+        for width, file in getattr(self, "_data", {}).items():
+            file.close()
+            self._part(width).unlink(missing_ok=True)

@@ -1,0 +1,250 @@
+"""Recorded points of a forward pass: their names, their shapes, and traces of them.
+
+Every point of a trace has one normal form, whatever file it came from: float points [T, width], heads side by side; `<name>_codes`
+[T, M]; `<name>_scale` [T]; attention scores `kq` and probabilities `kq_soft_max` [H, T, S], of which only s <= t means anything.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FileFormatError, shown
+from ..families import MATRICES, NORMS
+
+LINEAR_NAMES = ("Qcur", "Kcur", "Vcur", "attn_o_out", "ffn_gate", "ffn_up", "ffn_down")
+"""What the matrices of a layer give."""
+QUANTIZED = NORMS
+"""What goes into the ternary matrices of a BitNet with sub-norms."""
+MAY_BE_QUANTIZED = (*QUANTIZED, "kqv_out", "ffn_out", *(f"{name}_in" for name in LINEAR_NAMES))
+"""What goes into a ternary matrix of any family; <name>_in is the norm inside the matrix that gives <name>."""
+SCORES = ("kq", "kq_soft_max")
+MODEL_NAMES = ("inp_embd", "inpL", "result_norm", "result_output", "log_probs")
+
+
+def _in_order() -> Iterator[str]:
+    for name in (
+        "attn_norm",
+        *("Qcur", "Kcur", "Vcur"),
+        *("Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope"),
+        *SCORES,
+        "kqv_out",
+        "attn_sub_norm",
+        "attn_o_out",
+        "ffn_inp",
+        "ffn_norm",
+        *("ffn_gate", "ffn_up", "ffn_out"),
+        "ffn_sub_norm",
+        "ffn_down",
+        "l_out",
+    ):
+        for point in (f"{name}_in", name) if name in LINEAR_NAMES else (name,):
+            yield point
+            if point in MAY_BE_QUANTIZED:
+                yield from (point + "_codes", point + "_scale")
+
+
+LAYER_NAMES = tuple(_in_order())
+"""In the order of a layer."""
+
+RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "inpL", "result_norm", "result_output")
+"""What a forward pass records, of one family or another. Scores are worked out on request; log_probs come from files without logits."""
+
+MEANINGS = {
+    "inp_embd": ("T D", "the tokens' rows of the embedding"),
+    "inpL": ("T D", "the same plus learned positions, where a model has those"),
+    "attn_norm": ("T D", "the norm in front of attention"),
+    "Qcur": ("T HK", "queries: what the matrix gives, with its scale and its bias"),
+    "Kcur": ("T GK", "keys, likewise"),
+    "Vcur": ("T GK", "values, likewise"),
+    "Qcur_normed": ("T HK", "queries after the norm of each head, where a model has one"),
+    "Kcur_normed": ("T GK", "keys, likewise"),
+    "Qcur_rope": ("T HK", "queries after RoPE"),
+    "Kcur_rope": ("T GK", "keys after RoPE"),
+    "kq": ("H T T", "scores q.k / sqrt(K), 0 where a query does not see a key"),
+    "kq_soft_max": ("H T T", "their softmax"),
+    "kqv_out": ("T HK", "what attention gives, head beside head"),
+    "attn_sub_norm": ("T HK", "the norm of that, where a model has one"),
+    "attn_o_out": ("T D", "the output matrix of attention, before the residual"),
+    "ffn_inp": ("T D", "the sum of that and the layer's input; not where both branches run in parallel"),
+    "ffn_norm": ("T D", "the norm in front of the feed-forward"),
+    "ffn_gate": ("T F", "the gate's matrix, before the activation function, where a model has a gate"),
+    "ffn_up": ("T F", "the other matrix"),
+    "ffn_out": ("T F", "relu(gate)^2 * up, SiLU(gate) * up, or GELU(up)"),
+    "ffn_sub_norm": ("T F", "the norm of that, where a model has one"),
+    "ffn_down": ("T D", "the last matrix, before the residual"),
+    "l_out": ("T D", "what the layer gives"),
+    "result_norm": ("T D", "the final norm"),
+    "result_output": ("T V", "the logits"),
+    "log_probs": ("T V", "their log-softmax, for files that hold no logits"),
+}
+"""Axes and meaning of each point, but for those that go with another: `<name>_codes` [T, width] int8 and `<name>_scale` [T], the int8 codes
+that a ternary matrix takes instead of `<name>` and the steps per unit, 127 / max |x| of the row; and `<name>_in`, the norm inside a matrix.
+T tokens, D width, H heads of K numbers, G key-value heads, F feed-forward width, V vocabulary. Numbers are float32, row by row."""
+
+LOSS = "loss"
+GRADIENTS = tuple(f"grad_{name}" for name in (*NORMS, *(matrix + end for matrix in MATRICES for end in ("", "_bias"))))
+"""Of a layer: the loss's gradients for its parameters, by the names that GGUF gives these, all but the end."""
+MODEL_GRADIENTS = ("grad_token_embd", "grad_output_norm", "grad_output")
+
+_TENSOR = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_]+)\.(weight|bias)")
+_LABEL = re.compile(r"([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?")
+_HEADS = ("Qcur", "Kcur", "Vcur", "Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope", "kqv_out")
+
+
+class Key(NamedTuple):
+    """A point: its name, and the layer it belongs to if it belongs to one."""
+
+    name: str
+    layer: int | None
+
+    def __str__(self) -> str:
+        """The label that files use: attn_norm-0, result_norm."""
+        return self.name if self.layer is None else f"{self.name}-{self.layer}"
+
+
+def meaning(name: str) -> str:
+    """What a point of a forward pass is, in a line."""
+    for end, text in (("_codes", "{} as int8 codes"), ("_scale", "codes per unit of {}: 127 / max |x| of each token")):
+        if name.endswith(end):
+            return text.format(name.removesuffix(end))
+    if name.endswith("_in"):
+        return f"the norm inside the matrix that gives {name.removesuffix('_in')}"
+    return MEANINGS[name][1]
+
+
+def key_of(label: str) -> Key | None:
+    """The point a label names, or None: there is no such point."""
+    match = _LABEL.fullmatch(label)
+    if not match:
+        return None
+    name, layer = match[1], match[2]
+    if name not in ((*MODEL_NAMES, *MODEL_GRADIENTS, LOSS) if layer is None else (*LAYER_NAMES, *GRADIENTS)):
+        return None
+    return Key(name, None if layer is None else int(layer))
+
+
+def gradient_key(tensor: str) -> Key | None:
+    """The gradient for a parameter that GGUF calls so, as blk.0.attn_q.weight; None: it has no such parameter."""
+    match = _TENSOR.fullmatch(tensor)
+    if not match:
+        return None
+    layer, name, end = match.groups()
+    return key_of(f"grad_{name}{'_bias' * (end == 'bias')}{'' if layer is None else f'-{layer}'}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An array that a file holds: what its header says, and how to get it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    load: Callable[[], NDArray] = field(repr=False)
+
+
+class Points(Mapping[Key, NDArray]):
+    """The points of a file. Each is read or mapped when it is asked for, every time."""
+
+    def __init__(self, entries: Mapping[Key, Entry]) -> None:
+        self.entries = dict(entries)
+
+    def __getitem__(self, key: Key) -> NDArray:
+        return self.entries[key].load()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.entries  # Mapping's own would read the array to find out
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What one engine computed for one sequence.
+
+    A point with fewer rows than there are tokens has those of `positions`, or of the last token if that is not given.
+    """
+
+    points: Mapping[Key, NDArray]
+    tokens: NDArray[np.int64] | None  # [T]
+    origin: str  # the file and its format, for messages
+    positions: NDArray[np.int64] | None = None  # [P] of the rows, where a file has only some
+    ignored: tuple[str, ...] = ()  # records of the file that are no point of ours, by its own names
+    notes: Mapping[str, object] = field(default_factory=dict)
+    log_probs: Callable[[NDArray], NDArray] | None = None  # what the file makes of logits [P, V], where that is less than their log-softmax
+
+    def without(self, key: Key) -> "Trace":
+        """All of it but one point."""
+        points = self.points
+        if isinstance(points, Points):
+            return replace(self, points=Points({k: entry for k, entry in points.entries.items() if k != key}))
+        return replace(self, points={k: array for k, array in points.items() if k != key})
+
+
+def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str) -> tuple[int, ...]:
+    """The shape of a point in normal form, given the shape it has in a file: axes of length 1 in front go, heads are put side by side.
+
+    rows: how many tokens there are, if that is known. FileFormatError if the point cannot have such a shape.
+    """
+
+    def refuse(expected: str) -> FileFormatError:
+        return FileFormatError(f"{where}: {shown(str(key))} has shape {list(shape)}, expected {expected}")
+
+    if not shape or 0 in shape:
+        raise refuse("numbers, at least one")
+    if key.name in SCORES:
+        left = without_leading_ones(shape, 3)
+        if len(left) != 3:
+            raise refuse("[heads, tokens, keys]")
+        return left
+    if key.name.endswith("_scale"):
+        long = tuple(n for n in shape if n > 1) or (1,)
+        if len(long) != 1:
+            raise refuse("[tokens]")
+        return long
+    left = without_leading_ones(shape, 3)
+    if len(left) == 1:
+        return (1, *left)
+    if len(left) == 2:
+        return left
+    if len(left) > 3:
+        raise refuse("[tokens, width]")
+    a, b, c = left
+    if a == 1 and rows != 1 and (rows == b or key.name not in _HEADS):  # a batch of one
+        return (b, c)
+    if key.name in _HEADS:
+        return (a, b * c)
+    if a == 1:
+        return (b, c)
+    raise refuse("[tokens, width]: one sequence")
+
+
+def without_leading_ones(shape: tuple[int, ...], axes: int) -> tuple[int, ...]:
+    """A shape without axes of length 1 in front, as long as it has more than `axes`."""
+    while len(shape) > axes and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def checked_dtype(key: object, dtype: np.dtype, where: str) -> np.dtype:
+    """The dtype of a point, if it is one of plain numbers up to 64 bits."""
+    if dtype.kind not in "fiu" or dtype.itemsize > 8:
+        raise FileFormatError(f"{where}: {shown(str(key))} has dtype {dtype}, expected integers or floats of 64 bits at most")
+    return dtype
+
+
+def checked_tokens(array: NDArray, where: str) -> NDArray[np.int64]:
+    """Token ids of one sequence: [T], also out of [1, T]."""
+    if array.ndim == 2 and len(array) == 1:
+        array = array[0]
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu" or array.dtype.itemsize > 8:
+        raise FileFormatError(f"{where}: tokens are {array.dtype} {list(array.shape)}, expected integers [T], at least one")
+    if int(array.min()) < 0 or int(array.max()) >= 2**31:
+        raise FileFormatError(f"{where}: tokens have the values {array.min()} to {array.max()}, expected ids from 0 to 2**31 - 1")
+    return array.astype(np.int64)

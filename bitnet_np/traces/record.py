@@ -1,0 +1,141 @@
+"""Recording the intermediate tensors of one sequence into a file, each as soon as it is computed."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import OptionError, shown
+from ..kernels import cpu
+from ..model import Config, Model
+from ..transformer import EXACT, Dialect, check_tokens, forward_full
+from ..validate import integer
+from .formats import writer as writer_for
+from .points import LAYER_NAMES, RECORDED, SCORES, Key, Points, Trace
+
+__all__ = ["Key", "Points", "Recorder", "Trace", "record_trace", "scores"]
+
+Floats = NDArray[np.float32]
+NAMES = (*RECORDED, *SCORES)
+"""What a recorder can give."""
+
+
+class Recorder:
+    """A `record` for a forward pass over one sequence: hands the chosen points, in normal form, to `add` at once.
+
+    layers: which layers, None for all; the points of the whole model are given either way. names: which points, None for all but the
+    scores. scores: `kq` and `kq_soft_max` too. Nothing is kept but the queries of a layer until its keys come.
+    """
+
+    def __init__(
+        self,
+        add: Callable[[Key, NDArray], None],
+        config: Config,
+        *,
+        layers: Iterable[int] | None = None,
+        names: Iterable[str] | None = None,
+        scores: bool = False,
+        dialect: Dialect = EXACT,
+    ) -> None:
+        self._add, self._config, self._dialect = add, config, dialect
+        for what, given in (("layers", layers), ("names", names)):
+            if isinstance(given, str) or not isinstance(given, Iterable | None):
+                raise OptionError(f"{what} is {shown(given)}, expected an iterable of them")
+        self.layers = frozenset(range(config.n_layers) if layers is None else (integer("layer", layer, -(2**63)) for layer in layers))
+        for layer in sorted(self.layers):
+            if not 0 <= layer < config.n_layers:
+                raise OptionError(f"layer {layer} is not there, the model has layers 0 to {config.n_layers - 1}")
+        wanted = [*(RECORDED if names is None else names), *(SCORES if scores else ())]
+        for name in wanted:
+            if not isinstance(name, str) or name not in NAMES:
+                raise OptionError(f"no point is named {shown(name)}, expected some of {', '.join(NAMES)}")
+        self.names = frozenset(wanted)
+        if not self.layers and self.names <= set(LAYER_NAMES):
+            raise OptionError("no point is left to record: no layer is chosen, and none of the names is the whole model's")
+        if not self.names:
+            raise OptionError(f"no point is left to record: no name is chosen, expected some of {', '.join(NAMES)}")
+        self._queries: Floats | None = None
+
+    def __call__(self, name: str, layer: int | None, array: NDArray) -> None:
+        if layer is not None and layer not in self.layers:
+            return
+        if name in self.names:
+            self._add(Key(name, layer), array if array.ndim < 3 else array.reshape(len(array), -1))
+        if self.names.isdisjoint(SCORES):
+            return
+        suffix = "" if self._config.rope == "none" else "_rope"
+        if name == "Qcur" + suffix:
+            self._queries = self._heads(array)
+        elif name == "Kcur" + suffix and self._queries is not None:
+            for scored, values in scores(self._queries, self._heads(array), self.names, self._config.window_of(layer or 0)):
+                self._add(Key(scored, layer), values)
+            self._queries = None
+
+    def _heads(self, array: NDArray) -> Floats:
+        return self._dialect.rounded(array).reshape(len(array), -1, self._config.head_dim)
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Are there points after the last layer to record?"""
+        return not self.names.isdisjoint(("result_norm", "result_output"))
+
+
+def scores(q: Floats, k: Floats, names: Iterable[str] = SCORES, window: int | None = None) -> Iterator[tuple[str, Floats]]:
+    """Attention scores q.k / sqrt(K) and their softmax over the keys that a query sees, [H, T, T]: [T, H, K], [T, G, K].
+
+    Each is worked out in float64, head by head, and rounded to float32 once. What a query does not see is 0 in both.
+    """
+    length, heads, width = q.shape
+    visible = np.tri(length, dtype=bool)
+    if window is not None:
+        visible &= ~np.tri(length, k=-window, dtype=bool)
+    for name in SCORES:
+        if name not in names:
+            continue
+        out = np.empty((heads, length, length), np.float32)
+        for head in range(heads):
+            keys = k[:, head // (heads // k.shape[1])].astype(np.float64)
+            values = q[:, head].astype(np.float64) @ keys.T / np.sqrt(width)
+            if name == "kq_soft_max":
+                values = np.exp(np.where(visible, values, -np.inf) - values.max(axis=1, keepdims=True, where=visible, initial=-np.inf))
+                values /= values.sum(axis=1, keepdims=True)
+            out[head] = np.where(visible, values, 0)
+        yield name, out
+
+
+def record_trace(
+    model: Model,
+    tokens: ArrayLike,
+    out: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    layers: Iterable[int] | None = None,
+    names: Iterable[str] | None = None,
+    scores: bool = False,
+    dialect: Dialect = EXACT,
+    ops: ModuleType = cpu,
+) -> dict[Key, tuple[tuple[int, ...], int]]:
+    """Run `forward_full` on one sequence, tokens [T] or [1, T], and write what it records to `out`; returns each point's shape and bytes.
+
+    format: a name of interop.FORMATS, by default what the name of `out` ends in. layers, names, scores: see Recorder; where a format
+    cannot hold all points, the default is those it can. Memory is that of the forward pass, and of one point.
+
+    Raises what `forward_full` raises, and OptionError for a point, layer or format that is not there. Then no file is left.
+    """
+    ids = np.asarray(tokens)
+    ids, _ = check_tokens(model.config, ids[None] if ids.ndim == 1 and ids.size else tokens)
+    if len(ids) != 1:
+        raise OptionError(f"tokens are {len(ids)} sequences, a trace is of one")
+    chosen, writer_of = writer_for(out, format)
+    if names is None and writer_of.names is not None:
+        names = writer_of.names - (set() if scores else set(SCORES))
+    writer = writer_of(out, ids[0])
+    recorder = Recorder(writer.add, model.config, layers=layers, names=names, scores=scores, dialect=dialect)
+    if writer_of.names is not None and recorder.names - writer_of.names:
+        missing = ", ".join(sorted(recorder.names - writer_of.names))
+        raise OptionError(f"{out}: format {chosen} has no {missing}, only {', '.join(sorted(writer_of.names))}")
+    with writer:
+        forward_full(model, ids, last_only=not recorder.needs_all_rows, dialect=dialect, ops=ops, record=recorder)
+    return writer.written
