@@ -3,14 +3,52 @@
 import json
 from dataclasses import replace
 from math import fsum
+from pathlib import Path
 
 import numpy as np
+from family_models import SHAPE, half_scales
+from models import random_model
 from numpy.typing import NDArray
+from record_hf_families import LLAMA3, _gpt2, _gptneox, _llama
 
 from bitnet_np import packing
 from bitnet_np.families import HF_MODULES, MATRICES
 from bitnet_np.files.hf_folder import open_folder
+from bitnet_np.files.load import load
 from bitnet_np.files.parts import FLOATS
+
+DATA = Path(__file__).parent / "data"
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"max_position_embeddings": 64, "num_key_value_heads": 2, "head_dim": 12, "hidden_act": "silu", "rms_norm_eps": 1e-5}
+NEOX = {name: SIZES[name] for name in list(SIZES)[:6]} | {"model_type": "gpt_neox", "hidden_act": "gelu", "layer_norm_eps": 1e-5}
+NEOX |= {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}}
+GPT2 = {"model_type": "gpt2", "vocab_size": 61, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 40, "n_positions": 64}
+GPT2 |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+WINDOW = {"use_sliding_window": True, "rope_parameters": PLAIN}
+QWEN2_WINDOW = {"model_type": "qwen2", "sliding_window": 6, "max_window_layers": 1} | WINDOW
+QWEN3_WINDOW = {"model_type": "qwen3", "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]} | WINDOW
+FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the layout of transformers' weights
+    "llama_llama3_biases": (
+        SIZES
+        | {"model_type": "llama", "attention_bias": True, "mlp_bias": True}
+        | {"rope_parameters": PLAIN | {"rope_type": "llama3"} | LLAMA3},
+        _llama,
+    ),
+    "qwen2_linear": (
+        SIZES
+        | {"model_type": "qwen2", "tie_word_embeddings": True}
+        | {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 4.0}},  # as older files have it
+        _llama,
+    ),
+    "qwen3_wide_heads": (SIZES | {"model_type": "qwen3", "head_dim": 16, "rope_parameters": PLAIN, "use_sliding_window": False}, _llama),
+    "gptneox_parallel": (NEOX, _gptneox),
+    "gptneox_sequential": (NEOX | {"use_parallel_residual": False}, _gptneox),
+    "gpt2": (GPT2, _gpt2),
+    "mistral_window": (SIZES | {"model_type": "mistral", "rope_theta": 10000.0, "sliding_window": 5}, _llama),
+    "qwen2_window": (SIZES | QWEN2_WINDOW | {"tie_word_embeddings": True}, _llama),
+    "qwen3_window": (SIZES | QWEN3_WINDOW, _llama),
+}
 
 DTYPES = {
     np.dtype(np.uint16): "BF16",
@@ -66,3 +104,36 @@ def write_folder(path, config, tensors, shards=1):
         write_safetensors(path / file, {name: tensors[name] for name in names if where[name] == file})
     (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
     return path
+
+
+def recorded(name):
+    """config.json and the tensors of a recording, in transformers' names and layout."""
+    config, layout = FAMILIES[name]
+    model = load(DATA / "hf_families" / f"{name}.gguf")
+    tensors = {key: np.ascontiguousarray(value) for key, value in layout(model).items()}
+    if config.get("tie_word_embeddings", config["model_type"] == "gpt2"):
+        del tensors["lm_head.weight"]
+    return config, tensors
+
+
+def bitnet_folder(path, **shape):
+    """A BitNetForCausalLM of random weights, offline by autobitlinear."""
+    model = half_scales(random_model(5, **SHAPE | {"ffn": 512} | shape))
+    c = model.config
+    tensors = {"model.embed_tokens.weight": model.token_embd, "model.norm.weight": model.output_norm}
+    for n, layer in enumerate(model.layers):
+        for field, value in vars(layer).items():
+            if value is None:
+                continue
+            name = f"model.layers.{n}.{HF_MODULES[field]}.weight"
+            if not hasattr(value, "weights"):
+                tensors[name] = value
+                continue
+            rows = (packing.unpack(value.weights) + 1).astype(np.uint8).reshape(4, -1, value.shape[1])
+            tensors[name] = rows[0] | rows[1] << 2 | rows[2] << 4 | rows[3] << 6
+            tensors[name + "_scale"] = np.array([value.weights.scale])
+    config = {"model_type": "bitnet", "hidden_act": "relu2", "vocab_size": c.vocab, "hidden_size": c.width, "intermediate_size": c.ffn}
+    config |= {"num_hidden_layers": c.n_layers, "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim}
+    config |= {"max_position_embeddings": c.context, "rms_norm_eps": 1e-5, "rope_theta": c.rope_base, "tie_word_embeddings": True}
+    config["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
+    return write_folder(path, config, tensors), model

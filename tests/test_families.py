@@ -6,7 +6,8 @@ import re
 import gguf
 import numpy as np
 import pytest
-from models import assert_same_bits, random_model
+from family_models import drawn
+from models import assert_same_bits
 
 from bitnet_np import packing, spec
 from bitnet_np.cli import main as cli
@@ -18,15 +19,8 @@ from bitnet_np.model import Blocks, Config, Linear, Ternary
 from bitnet_np.testing import write_gguf
 from bitnet_np.transformer import EXACT, LLAMA_CPP, forward_full
 
-SHAPE = {"width": 256, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "vocab": 23, "context": 40, "n_layers": 2}
-SHAPE |= {"eps": float(np.float32(1e-5))}
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 TYPES = ["ternary", "float32", "float16", "bfloat16", "Q8_0", "Q4_K", "TQ2_0"]
-
-
-def drawn(family, weights="", **changes):
-    more = {"rope_width": 16, "parallel_residual": True} if family == "gptneox" else {}
-    return random_model(3, family=family, weights=weights, **{**SHAPE, **more, **changes})
 
 
 @pytest.fixture

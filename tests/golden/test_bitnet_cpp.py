@@ -17,13 +17,13 @@ from bitnet_np.cache import KVCache
 from bitnet_np.kernels import cpu
 from bitnet_np.transformer import BITNET_CPP, EXACT, compute_logits, forward, forward_full, forward_incremental
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 T = 17
 
 
 @pytest.fixture(scope="module")
 def model():
-    return load(Path(__file__).parents[1] / "bitnet_np" / "data" / "tiny.gguf")
+    return load(Path(__file__).parents[2] / "bitnet_np" / "data" / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ from bitnet_np.errors import Error, FileFormatError, UnsupportedError
 from bitnet_np.files.gguf_file import GGUFFile, StringArray, open_gguf
 from bitnet_np.tensor_types import BY_NUMBER, F16, F32, I2_S
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TINY = ROOT / "bitnet_np" / "data" / "tiny.gguf"
 SAMPLE = build(
     [
@@ -604,7 +604,7 @@ def test_a_mutated_file_is_read_or_refused(folder: Path, edits: list[tuple[str, 
 
 MEASURE = """
 import json, sys, time
-from bitnet_np.gguf_file import open_gguf
+from bitnet_np.files.gguf_file import open_gguf
 def memory(field): return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(field)) / 1024
 before, times = memory("VmRSS"), []
 for _ in range(3):

@@ -7,21 +7,20 @@ import gguf
 import hf_models
 import numpy as np
 import pytest
-from models import assert_same_bits, random_model
-from test_families import SHAPE, drawn
-from test_hf_load import theirs
+from family_models import drawn, half_scales
+from models import assert_same_bits
 
+import bitnet_np
 from bitnet_np import packing
 from bitnet_np.cli import main as cli
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
-from bitnet_np.model import Ternary
 from bitnet_np.testing import write_gguf
 from bitnet_np.transformer import forward_full
 
-DATA = Path(__file__).parent / "data"
-PACKAGED = Path(cli.__file__).parent / "data" / "tiny.gguf"  # a file of the released form
+DATA = Path(__file__).parents[1] / "data"
+PACKAGED = Path(bitnet_np.__file__).parent / "data" / "tiny.gguf"  # a file of the released form
 TERNARY = ("I2_S", "TQ1_0", "TQ2_0")
 
 
@@ -38,15 +37,6 @@ def run(capsys):
 @pytest.fixture
 def digest(run):
     return lambda path: json.loads(run("logits", path, "--tokens", "1,2,3,4,5", "--json")[1])["sha256"]
-
-
-def half_scales(model):
-    """With scales that float16 has, too."""
-    for layer in model.layers:
-        for value in vars(layer).values():
-            if isinstance(getattr(value, "weights", None), Ternary):
-                object.__setattr__(value.weights, "scale", np.float32(np.float16(value.weights.scale)))
-    return model
 
 
 def test_the_released_form_is_kept_to_the_byte(run, tmp_path):
@@ -92,7 +82,7 @@ def test_blocks_as_float32_give_the_same_bits(run, digest, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["qwen2_linear", "qwen3_wide_heads", "gpt2"])
 def test_folders_give_the_same_bits(run, digest, tmp_path, name):
-    folder = hf_models.write_folder(tmp_path / "in", *theirs(name))
+    folder = hf_models.write_folder(tmp_path / "in", *hf_models.recorded(name))
     assert run("convert", folder, tmp_path / "out.gguf")[0] == 0
     assert digest(tmp_path / "out.gguf") == digest(folder)
     # Their norm's epsilon is the nearest float32 there. The recorded file was made otherwise.
@@ -102,32 +92,9 @@ def test_folders_give_the_same_bits(run, digest, tmp_path, name):
     }
 
 
-def bitnet_folder(path, **shape):
-    """A BitNetForCausalLM of random weights, offline by autobitlinear."""
-    model = half_scales(random_model(5, **SHAPE | {"ffn": 512} | shape))
-    c = model.config
-    tensors = {"model.embed_tokens.weight": model.token_embd, "model.norm.weight": model.output_norm}
-    for n, layer in enumerate(model.layers):
-        for field, value in vars(layer).items():
-            if value is None:
-                continue
-            name = f"model.layers.{n}.{hf_models.HF_MODULES[field]}.weight"
-            if not hasattr(value, "weights"):
-                tensors[name] = value
-                continue
-            rows = (packing.unpack(value.weights) + 1).astype(np.uint8).reshape(4, -1, value.shape[1])
-            tensors[name] = rows[0] | rows[1] << 2 | rows[2] << 4 | rows[3] << 6
-            tensors[name + "_scale"] = np.array([value.weights.scale])
-    config = {"model_type": "bitnet", "hidden_act": "relu2", "vocab_size": c.vocab, "hidden_size": c.width, "intermediate_size": c.ffn}
-    config |= {"num_hidden_layers": c.n_layers, "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim}
-    config |= {"max_position_embeddings": c.context, "rms_norm_eps": 1e-5, "rope_theta": c.rope_base, "tie_word_embeddings": True}
-    config["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
-    return hf_models.write_folder(path, config, tensors), model
-
-
 @pytest.mark.parametrize("kind", [None, *TERNARY])
 def test_a_bitnet_folder_becomes_a_file_of_the_released_form(run, digest, tmp_path, kind):
-    folder, drawn_model = bitnet_folder(tmp_path / "in")
+    folder, drawn_model = hf_models.bitnet_folder(tmp_path / "in")
     assert_same_bits(forward_full(load(folder), [[1, 2, 3]]), forward_full(drawn_model, [[1, 2, 3]]))
     out = tmp_path / "out.gguf"
     assert run("convert", folder, out, *(["--type", kind] if kind else []), "--head", "F16", "--allow-rounding")[0] == 0
@@ -142,7 +109,7 @@ def test_a_bitnet_folder_becomes_a_file_of_the_released_form(run, digest, tmp_pa
 
 def test_llamas_halves_become_adjacent(run, tmp_path):
     """Every weight is the recorded file's; sums of q . k are in another order, so logits agree to rounding."""
-    folder = hf_models.write_folder(tmp_path / "in", *theirs("llama_llama3_biases"))
+    folder = hf_models.write_folder(tmp_path / "in", *hf_models.recorded("llama_llama3_biases"))
     code, said = run("convert", folder, tmp_path / "out.gguf")
     assert code == 0
     assert "rows of queries and keys are permuted" in said
@@ -176,7 +143,7 @@ def test_what_cannot_be_said_is_refused_and_nothing_is_written(run, tmp_path, so
 
 
 def test_the_exact_gelu_has_no_architecture(run, tmp_path):
-    folder = hf_models.write_folder(tmp_path / "in", *theirs("gptneox_parallel"))
+    folder = hf_models.write_folder(tmp_path / "in", *hf_models.recorded("gptneox_parallel"))
     code, said = run("convert", folder, tmp_path / "out.gguf")
     assert (code, "'activation': 'gelu'" in said, (tmp_path / "out.gguf").exists()) == (2, True, False)
 

@@ -37,7 +37,7 @@ from bitnet_np.transformer import compute_logits, forward_full
 
 PACKAGE = Path(bitnet_np.__file__).parents[1]
 TINY = str(PACKAGE / "bitnet_np" / "data" / "tiny.gguf")
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 MODELS = [*sorted(DATA.glob("*/*.gguf")), *sorted(path.parent for path in DATA.glob("hf/*/config.json"))]
 TOKENS = embedded.recording()["tokens_T17"]
 COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest")

@@ -28,7 +28,7 @@ from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key, gradient_key
 from bitnet_np.training.gradients import loss_and_gradients, parameter_shapes, parameters_of, quantize
 
-DATA = Path(__file__).parent / "data" / "hf_gradients"
+DATA = Path(__file__).parents[1] / "data" / "hf_gradients"
 SHAPE = {"vocab": 11, "width": 12, "n_layers": 2, "ffn": 10, "heads": 4, "kv_heads": 2, "head_dim": 4, "context": 300}
 FAMILY = st.sampled_from(["bitnet-b1.58", "bitnet", "llama", "qwen2"])
 WINDOW = st.sampled_from([None, 1, 3, 70])

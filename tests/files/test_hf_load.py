@@ -9,8 +9,9 @@ from pathlib import Path
 import hf_models
 import numpy as np
 import pytest
+from hf_models import FAMILIES, recorded
 from models import assert_same_bits
-from record_hf_families import LLAMA3, _gpt2, _gptneox, _llama
+from record_hf_families import LLAMA3
 
 from bitnet_np import packing, spec
 from bitnet_np.errors import Error, FileFormatError, NonFiniteError, ShapeError, UnsupportedError
@@ -20,55 +21,14 @@ from bitnet_np.files.load import load
 from bitnet_np.model import Ternary
 from bitnet_np.transformer import forward_full
 
-DATA = Path(__file__).parent / "data"
-PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
-SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4}
-SIZES |= {"max_position_embeddings": 64, "num_key_value_heads": 2, "head_dim": 12, "hidden_act": "silu", "rms_norm_eps": 1e-5}
-NEOX = {name: SIZES[name] for name in list(SIZES)[:6]} | {"model_type": "gpt_neox", "hidden_act": "gelu", "layer_norm_eps": 1e-5}
-NEOX |= {"rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}}
-GPT2 = {"model_type": "gpt2", "vocab_size": 61, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_inner": 40, "n_positions": 64}
-GPT2 |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
-WINDOW = {"use_sliding_window": True, "rope_parameters": PLAIN}
-QWEN2_WINDOW = {"model_type": "qwen2", "sliding_window": 6, "max_window_layers": 1} | WINDOW
-QWEN3_WINDOW = {"model_type": "qwen3", "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]} | WINDOW
-FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the layout of transformers' weights
-    "llama_llama3_biases": (
-        SIZES
-        | {"model_type": "llama", "attention_bias": True, "mlp_bias": True}
-        | {"rope_parameters": PLAIN | {"rope_type": "llama3"} | LLAMA3},
-        _llama,
-    ),
-    "qwen2_linear": (
-        SIZES
-        | {"model_type": "qwen2", "tie_word_embeddings": True}
-        | {"rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 4.0}},  # as older files have it
-        _llama,
-    ),
-    "qwen3_wide_heads": (SIZES | {"model_type": "qwen3", "head_dim": 16, "rope_parameters": PLAIN, "use_sliding_window": False}, _llama),
-    "gptneox_parallel": (NEOX, _gptneox),
-    "gptneox_sequential": (NEOX | {"use_parallel_residual": False}, _gptneox),
-    "gpt2": (GPT2, _gpt2),
-    "mistral_window": (SIZES | {"model_type": "mistral", "rope_theta": 10000.0, "sliding_window": 5}, _llama),
-    "qwen2_window": (SIZES | QWEN2_WINDOW | {"tie_word_embeddings": True}, _llama),
-    "qwen3_window": (SIZES | QWEN3_WINDOW, _llama),
-}
-
-
-def theirs(name):
-    """config.json and the tensors of a recording, in transformers' names and layout."""
-    config, layout = FAMILIES[name]
-    model = load(DATA / "hf_families" / f"{name}.gguf")
-    tensors = {key: np.ascontiguousarray(value) for key, value in layout(model).items()}
-    if config.get("tie_word_embeddings", config["model_type"] == "gpt2"):
-        del tensors["lm_head.weight"]
-    return config, tensors
+DATA = Path(__file__).parents[1] / "data"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_model_types_give_their_recorded_logits(tmp_path, name):
     """Rows of q and k in halves, heads fused one by one, matrices transposed: all as transformers has them."""
     recorded = np.load(DATA / "hf_families" / f"{name}.npz")
-    model = load(hf_models.write_folder(tmp_path, *theirs(name)))
+    model = load(hf_models.write_folder(tmp_path, *recorded(name)))
     dense = packing.dense(model)
     if model.rope_factors is not None:  # float32, as a GGUF file has them
         factors = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
@@ -99,14 +59,14 @@ def test_model_types_give_their_recorded_logits(tmp_path, name):
 )
 def test_which_layers_see_a_window(tmp_path, name, keys, expected):
     """As transformers' configuration classes say."""
-    config, tensors = theirs(name)
+    config, tensors = recorded(name)
     found = load(hf_models.write_folder(tmp_path, config | keys, tensors)).config
     assert (found.window, found.window_layers) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [("mistral_window", (4096, None)), ("qwen2_window", (4096, (1,)))])
 def test_the_window_where_config_json_has_none(tmp_path, name, expected):
-    config, tensors = theirs(name)
+    config, tensors = recorded(name)
     found = load(hf_models.write_folder(tmp_path, {key: config[key] for key in config if key != "sliding_window"}, tensors)).config
     assert (found.window, found.window_layers) == expected
 
@@ -129,13 +89,13 @@ def test_the_window_where_config_json_has_none(tmp_path, name, expected):
     ],
 )
 def test_windows_that_cannot_be(tmp_path, name, keys, error, message):
-    config, tensors = theirs(name)
+    config, tensors = recorded(name)
     assert_refused(hf_models.write_folder(tmp_path, config | keys, tensors), error, message)
 
 
 def test_names_without_the_models_prefix_and_buffers_of_old_files(tmp_path):
     """gpt2 was published so."""
-    config, tensors = theirs("gpt2")
+    config, tensors = recorded("gpt2")
     bare = {name.removeprefix("transformer."): array for name, array in tensors.items()}
     bare |= {f"h.{n}.attn.bias": np.ones((1, 1, 64, 64), np.float32) for n in range(2)}
     one, other = load(hf_models.write_folder(tmp_path / "a", config, tensors)), load(hf_models.write_folder(tmp_path / "b", config, bare))

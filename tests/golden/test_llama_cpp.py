@@ -14,7 +14,7 @@ from bitnet_np.model import Blocks, Ternary
 from bitnet_np.traces.points import Key, Trace
 from bitnet_np.transformer import EXACT, LLAMA_CPP, forward_full, forward_incremental
 
-DATA = Path(__file__).parent / "data" / "llamacpp"
+DATA = Path(__file__).parents[1] / "data" / "llamacpp"
 AGREEMENT = 5e-6
 # positions of 4 sequences of 1, 17 and 64 tokens before which no activation went to another code: found, and not more than that
 BEFORE_FLIPS = {

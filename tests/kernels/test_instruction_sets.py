@@ -96,8 +96,8 @@ x86 = pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), 
 def processes():
     """One process for each processor this one can stand in for, all started at once: compiling takes most of the time."""
     here = {feature.strip() for feature in llvm.get_host_cpu_features().flatten().split(",")}
-    tests, root = Path(__file__).parent, Path(packing.__file__).parents[1]
-    path = os.pathsep.join([str(tests), str(root)])
+    tests, root = Path(__file__).parents[1], Path(packing.__file__).parents[1]
+    path = os.pathsep.join([str(tests), str(Path(__file__).parent), str(root)])
     started = {
         name: subprocess.Popen(
             [sys.executable, "-c", PROGRAM],

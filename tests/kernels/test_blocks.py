@@ -20,7 +20,7 @@ from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Blocks
 from bitnet_np.tensor_types import BF16, BLOCK_TYPES, F16, F32, Q4_1, Q5_K, Q8_0, TensorType
 
-LLAMA_CPP = Path(__file__).parent / "data" / "llamacpp"
+LLAMA_CPP = Path(__file__).parents[1] / "data" / "llamacpp"
 
 
 def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: int) -> Blocks:

@@ -10,7 +10,7 @@ from bitnet_np.text.tokenizer import tokenizer_from
 
 pytest.importorskip("tokenizers")
 
-RECORDED = json.loads((Path(__file__).parent / "data" / "llamacpp" / "tokens.json").read_text())
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "llamacpp" / "tokens.json").read_text())
 NOT_THE_JUDGE = {
     # its \s is a space of ASCII in patterns that it has no code of its own for; theirs is Unicode's
     **dict.fromkeys(("deepseek-llm", "deepseek-coder"), "a\u00a0b\u3000c\u2028d"),

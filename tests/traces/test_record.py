@@ -20,7 +20,7 @@ from bitnet_np.traces.points import LAYER_NAMES, RECORDED, Key, Trace, key_of, n
 from bitnet_np.traces.record import NAMES, Recorder, record_trace, scores
 from bitnet_np.transformer import BITNET_CPP, EXACT, forward_full
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 T = 9
 
 

@@ -26,7 +26,7 @@ from bitnet_np.judge.compare import Verdict, judge
 from bitnet_np.model import Linear, Ternary
 from bitnet_np.transformer import forward_full, forward_incremental
 
-DATA = Path(__file__).parent / "data" / "hf"
+DATA = Path(__file__).parents[1] / "data" / "hf"
 QUANTIZED = ("bitnet_online_mha_tied", "bitnet_bitlinear_gqa_untied", "bitnet_autooff_gqa_tied", "llama_bitlinear_rms_untied")
 NAMES = (*QUANTIZED, "bitnet_plain_mha_tied", "llama_plain_gqa_untied")
 CASES = [("case_T17_B4", b) for b in range(4)] + [("case_T64_B1", 0)]

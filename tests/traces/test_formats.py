@@ -19,7 +19,7 @@ from bitnet_np.errors import EmptyInputError, Error, FileFormatError, OptionErro
 from bitnet_np.traces.formats import FORMATS, aprt, bitnet_rs, detect, llama_logits, nodes, npz, read_any, receipt, stages, writer
 from bitnet_np.traces.points import LAYER_NAMES, MODEL_NAMES, RECORDED, SCORES, Key
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 TOKENS = np.array([3, 1, 4, 1, 5])
 T, V = len(TOKENS), 7
 SUFFIX = {name: format.suffix for name, format in FORMATS.items()}

@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_batch_inference(capsys):

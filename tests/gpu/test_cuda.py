@@ -24,7 +24,7 @@ from bitnet_np.errors import OptionError
 from bitnet_np.gpu.device import open_cuda
 from bitnet_np.kernels import cpu, masks
 
-CHECKS = Path(__file__).with_name("cuda_checks.py")
+CHECKS = Path(__file__).parents[1] / "cuda_checks.py"
 GROUPS = Counter(
     decorator.args[0].value
     for node in ast.parse(CHECKS.read_text("utf-8")).body

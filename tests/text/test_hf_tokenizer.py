@@ -5,9 +5,9 @@ import json
 import hf_models
 import numpy as np
 import pytest
+from hf_models import bitnet_folder
 from hypothesis import given
 from hypothesis import strategies as st
-from test_convert import bitnet_folder
 
 from bitnet_np.cli import main as cli
 from bitnet_np.errors import Error, FileFormatError, UnsupportedError

@@ -156,7 +156,7 @@ def test_quantize(seed, rows, width):
     np.testing.assert_array_equal(codes[~undecided], expected[~undecided])
     assert (np.abs(codes - expected) <= 1).all()
     assert undecided.sum() <= 2 + x.size / 1000
-    assert (np.abs(codes).max(axis=1) == 127).all()
+    assert (np.abs(codes).max(axis=1) == 127)[np.abs(x).max(axis=1) >= 1e-5].all()  # below that the scale is the floor's
 
 
 def test_the_quantiser_rounds_ties_to_even():

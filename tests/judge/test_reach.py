@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from test_compare import SMALL_FAULTS, definition, model, ours, tokens
+from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect, forward_full
 from bitnet_np.errors import NonFiniteError

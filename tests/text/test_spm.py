@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from corpus import CORPUS
 from hf_files import write_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_text import CORPUS
 
 from bitnet_np.cli import main as cli
 from bitnet_np.errors import FileFormatError, UnsupportedError

@@ -12,7 +12,7 @@ from bitnet_np.families import llama3_factors, rope_frequencies
 from bitnet_np.files.load import load
 from bitnet_np.transformer import forward_full, forward_incremental
 
-DATA = Path(__file__).parent / "data" / "hf_families"
+DATA = Path(__file__).parents[1] / "data" / "hf_families"
 NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "gptneox_parallel", "gptneox_sequential", "gpt2")
 WINDOWS = {"mistral_window": (5, None), "qwen2_window": (6, (1,)), "qwen3_window": (7, (0,))}
 NAMES += tuple(WINDOWS)

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from corpus import CORPUS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,12 +21,6 @@ from bitnet_np.text.byte_level import BYTE_CHARACTERS  # noqa: E402
 from bitnet_np.text.tokenizer import tokenizer_from  # noqa: E402
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED  # noqa: E402
 
-CORPUS = [
-    "The quick brown fox doesn't jump; it's 12345 years old, they'll say. I'M sure WE'VE seen it.",
-    "def f(x):\n    return x ** 2  # 0123456789\n\n\tprint(f'{x:>10}')\r\n",
-    "Größe, naïve, ŝipo, привет мир, 你好世界, नमस्ते, 🙂🙃👩‍👩‍👧, ١٢٣٤٥",
-    "   many    spaces \n \n\n and\ttabs...!!! ??? <<>> $$$ end",
-] * 3
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eot|>", "<|eot|>s"]
 USER = ["<tool>", "    "]
 WHOLE_WORD = "Ġinternationally"  # a token that no merge makes: only a rule for whole words finds it
