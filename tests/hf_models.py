@@ -106,7 +106,7 @@ def write_folder(path, config, tensors, shards=1):
     return path
 
 
-def recorded(name):
+def recorded_folder(name):
     """config.json and the tensors of a recording, in transformers' names and layout."""
     config, layout = FAMILIES[name]
     model = load(DATA / "hf_families" / f"{name}.gguf")

@@ -82,7 +82,7 @@ def test_blocks_as_float32_give_the_same_bits(run, digest, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["qwen2_linear", "qwen3_wide_heads", "gpt2"])
 def test_folders_give_the_same_bits(run, digest, tmp_path, name):
-    folder = hf_models.write_folder(tmp_path / "in", *hf_models.recorded(name))
+    folder = hf_models.write_folder(tmp_path / "in", *hf_models.recorded_folder(name))
     assert run("convert", folder, tmp_path / "out.gguf")[0] == 0
     assert digest(tmp_path / "out.gguf") == digest(folder)
     # Their norm's epsilon is the nearest float32 there. The recorded file was made otherwise.
@@ -109,7 +109,7 @@ def test_a_bitnet_folder_becomes_a_file_of_the_released_form(run, digest, tmp_pa
 
 def test_llamas_halves_become_adjacent(run, tmp_path):
     """Every weight is the recorded file's; sums of q . k are in another order, so logits agree to rounding."""
-    folder = hf_models.write_folder(tmp_path / "in", *hf_models.recorded("llama_llama3_biases"))
+    folder = hf_models.write_folder(tmp_path / "in", *hf_models.recorded_folder("llama_llama3_biases"))
     code, said = run("convert", folder, tmp_path / "out.gguf")
     assert code == 0
     assert "rows of queries and keys are permuted" in said
@@ -143,7 +143,7 @@ def test_what_cannot_be_said_is_refused_and_nothing_is_written(run, tmp_path, so
 
 
 def test_the_exact_gelu_has_no_architecture(run, tmp_path):
-    folder = hf_models.write_folder(tmp_path / "in", *hf_models.recorded("gptneox_parallel"))
+    folder = hf_models.write_folder(tmp_path / "in", *hf_models.recorded_folder("gptneox_parallel"))
     code, said = run("convert", folder, tmp_path / "out.gguf")
     assert (code, "'activation': 'gelu'" in said, (tmp_path / "out.gguf").exists()) == (2, True, False)
 

@@ -28,7 +28,7 @@ DATA = Path(__file__).parents[1] / "data"
 def test_model_types_give_their_recorded_logits(tmp_path, name):
     """Rows of q and k in halves, heads fused one by one, matrices transposed: all as transformers has them."""
     recorded = np.load(DATA / "hf_families" / f"{name}.npz")
-    model = load(hf_models.write_folder(tmp_path, *recorded(name)))
+    model = load(hf_models.write_folder(tmp_path, *recorded_folder(name)))
     dense = packing.dense(model)
     if model.rope_factors is not None:  # float32, as a GGUF file has them
         factors = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
@@ -59,14 +59,14 @@ def test_model_types_give_their_recorded_logits(tmp_path, name):
 )
 def test_which_layers_see_a_window(tmp_path, name, keys, expected):
     """As transformers' configuration classes say."""
-    config, tensors = recorded(name)
+    config, tensors = recorded_folder(name)
     found = load(hf_models.write_folder(tmp_path, config | keys, tensors)).config
     assert (found.window, found.window_layers) == expected
 
 
 @pytest.mark.parametrize(("name", "expected"), [("mistral_window", (4096, None)), ("qwen2_window", (4096, (1,)))])
 def test_the_window_where_config_json_has_none(tmp_path, name, expected):
-    config, tensors = recorded(name)
+    config, tensors = recorded_folder(name)
     found = load(hf_models.write_folder(tmp_path, {key: config[key] for key in config if key != "sliding_window"}, tensors)).config
     assert (found.window, found.window_layers) == expected
 
@@ -89,13 +89,13 @@ def test_the_window_where_config_json_has_none(tmp_path, name, expected):
     ],
 )
 def test_windows_that_cannot_be(tmp_path, name, keys, error, message):
-    config, tensors = recorded(name)
+    config, tensors = recorded_folder(name)
     assert_refused(hf_models.write_folder(tmp_path, config | keys, tensors), error, message)
 
 
 def test_names_without_the_models_prefix_and_buffers_of_old_files(tmp_path):
     """gpt2 was published so."""
-    config, tensors = recorded("gpt2")
+    config, tensors = recorded_folder("gpt2")
     bare = {name.removeprefix("transformer."): array for name, array in tensors.items()}
     bare |= {f"h.{n}.attn.bias": np.ones((1, 1, 64, 64), np.float32) for n in range(2)}
     one, other = load(hf_models.write_folder(tmp_path / "a", config, tensors)), load(hf_models.write_folder(tmp_path / "b", config, bare))
