@@ -9,7 +9,7 @@ from pathlib import Path
 import hf_models
 import numpy as np
 import pytest
-from hf_models import FAMILIES, recorded
+from hf_models import FAMILIES, recorded_folder
 from models import assert_same_bits
 from record_hf_families import LLAMA3
 
