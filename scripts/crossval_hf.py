@@ -36,13 +36,13 @@ from bitnet_np import packing, spec
 from bitnet_np.errors import Error, OptionError, UnsupportedError
 from bitnet_np.families import HF_MODULES, MATRICES, NORMS, rope_frequencies
 from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.judge.blame import judge_trace
 from bitnet_np.judge.compare import Verdict, judge
 from bitnet_np.model import Config, Layer, Linear, Model
 from bitnet_np.packing import DenseLinear
 from bitnet_np.traces.formats import stages
 from bitnet_np.traces.points import QUANTIZED, Key, Trace
-from bitnet_np.transformer import forward_full
 
 Points = dict[Key, NDArray]
 

@@ -33,9 +33,10 @@ if INTERPRET:
 import numpy as np  # noqa: E402
 
 from bitnet_np import Config, KVCache, Model, forward, forward_full  # noqa: E402
+from bitnet_np.cache import new_cache  # noqa: E402
 from bitnet_np.errors import OptionError  # noqa: E402
-from bitnet_np.gpu.decoder import Decoder  # noqa: E402
-from bitnet_np.gpu.device import DeviceCache, open_cuda, place  # noqa: E402
+from bitnet_np.gpu.decoder import GraphDecoder  # noqa: E402
+from bitnet_np.gpu.device import open_cuda, place  # noqa: E402
 from bitnet_np.kernels import cpu  # noqa: E402
 from bitnet_np.masks import causal_loop  # noqa: E402
 from bitnet_np.selftest import digest  # noqa: E402
@@ -160,10 +161,10 @@ def bits(run: Run) -> dict[str, Any]:
             run.problems.append(f"logits of {name} differ from the CPU's")
 
     compare("whole sequences", forward_full(model, tokens, lengths), forward_full(there, tokens, lengths, ops=on))
-    own, cache = KVCache(model.config, 2, t + 5), DeviceCache(on, model.config, 2, t + 5)
+    own, cache = KVCache(model.config, 2, t + 5), new_cache(model.config, 2, t + 5, on)
     compare("ragged prefill", forward(model, tokens, own, lengths), forward(there, tokens, cache, lengths, ops=on))
     for slots in ([0, 1], [0]):
-        decoder = Decoder(there, cache, on, slots)
+        decoder = GraphDecoder(there, cache, on, np.asarray(slots))
         for i in range(2):
             following = rng.integers(0, model.config.vocab, len(slots))
             ours = forward(model, following[:, None], own, slots=slots, last_only=True)
@@ -210,7 +211,7 @@ def prefill(run: Run) -> list[dict[str, Any]]:
     found = []
     for length in run.sizes.prompts:
         tokens = np.random.default_rng(0).integers(0, run.config.vocab, (1, length))
-        cache = DeviceCache(run.on, run.config, 1, length)
+        cache = new_cache(run.config, 1, length, run.on)
         times = []
         for _ in range(run.sizes.rounds + 1):  # the first compiles
             cache.clear()
@@ -238,8 +239,8 @@ def ways(run: Run) -> list[dict[str, Any]]:
 
 
 def _decoded(run: Run, batch: int) -> dict[str, Any]:
-    cache = DeviceCache(run.on, run.config, batch, run.sizes.context)
-    decoder = Decoder(run.model, cache, run.on, np.arange(batch))
+    cache = new_cache(run.config, batch, run.sizes.context, run.on)
+    decoder = GraphDecoder(run.model, cache, run.on, np.arange(batch))
     decoder(np.zeros(batch, np.int64))
     calls = min(50, run.sizes.context - 3)
     start = time.perf_counter()

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bitnet_np import EXACT, Model
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.judge.check import check_logits
 from bitnet_np.judge.compare import Verdict, judge
 from bitnet_np.model import Ternary
 from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key
-from bitnet_np.transformer import forward_full
 
 Make = Callable[[Model, NDArray[np.int64]], Floats]
 LOGITS = Key("result_output", None)

@@ -37,21 +37,23 @@ from models import assert_same_bits
 from numpy.typing import NDArray
 
 from bitnet_np import packing, selftest
-from bitnet_np.cache import KVCache
+from bitnet_np.cache import KVCache, new_cache
+from bitnet_np.dialects import BITNET_CPP
 from bitnet_np.dispatch import Above, make_mask
 from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
-from bitnet_np.generate import generate
+from bitnet_np.forward_pass import forward, forward_full, prefill
+from bitnet_np.generate import generate, stepper
 from bitnet_np.gpu import arrays, graph
 from bitnet_np.gpu import decoder as decode
 from bitnet_np.gpu.backend import TILES, Cuda
-from bitnet_np.gpu.device import DeviceCache, bytes_needed, new_cache, open_cuda, place
+from bitnet_np.gpu.device import bytes_needed, open_cuda, place
+from bitnet_np.gpu.storage import DeviceStorage
 from bitnet_np.kernels import cpu, masks
 from bitnet_np.kernels.cuda import layout, norms, simulated, ternary
 from bitnet_np.kernels.cuda.target import PIECE
 from bitnet_np.masks import Pattern, mask
 from bitnet_np.metrics import Metrics
 from bitnet_np.testing import random_model
-from bitnet_np.transformer import BITNET_CPP, forward, forward_full, prefill
 
 CHECKS: dict[str, Callable[[], None]] = {}
 GROUPS: dict[str, list[str]] = {}
@@ -667,7 +669,7 @@ def forked_and_resized_caches() -> None:
             kept.resize(3, 5)
         alike(on, cache, own)
         assert_same_bits(forward(there, [[4], [0]], cache, ops=on), forward(model, [[4], [0]], own))
-        assert_same_bits(decode.stepper(there, cache, on)([2, 3, 1]), decode.stepper(model, own)([2, 3, 1]))
+        assert_same_bits(stepper(there, cache, on)([2, 3, 1]), stepper(model, own)([2, 3, 1]))
         alike(on, cache, own)
 
 
@@ -686,7 +688,7 @@ def ring_caches() -> None:
     """Rows that wrap around, what is written over and taken back, and one token after another."""
     on, model = device(), random_model(rng(9), **SMALLEST | {"window": 3, "context": 300})
     there, tokens = place(model, on), [[1, 3, 2, 4]]
-    cache, own = DeviceCache(on, model.config, 1, 300, ring=True), KVCache(model.config, 1, 300, ring=True)
+    cache, own = KVCache(model.config, 1, 300, ring=True, storage=DeviceStorage(on)), KVCache(model.config, 1, 300, ring=True)
     assert own.k.shape[2] == 128
     own.k[:], own.v[:] = normal(*own.k.shape), normal(*own.k.shape, seed=1)
     cache.k, cache.v = on.upload(own.k), on.upload(own.v)
@@ -701,7 +703,7 @@ def ring_caches() -> None:
     alike(on, cache, own)
     assert_same_bits(forward(there, tokens, cache, ops=on), forward(model, tokens, own))
     alike(on, cache, own)
-    assert_same_bits(decode.stepper(there, cache, on)([3]), decode.stepper(model, own)([3]))
+    assert_same_bits(stepper(there, cache, on)([3]), stepper(model, own)([3]))
     alike(on, cache, own)
 
 
@@ -745,8 +747,8 @@ def decoder() -> None:
     there, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
     prompt = [[1, 2], [3, 0]], [2, 1]
     assert_same_bits(forward(there, prompt[0], cache, prompt[1], ops=on), forward(model, prompt[0], own, prompt[1]))
-    step, ours = decode.stepper(there, cache, on), decode.stepper(model, own)
-    assert GPU or step.graph.overlapped == PTX
+    step, ours = stepper(there, cache, on), stepper(model, own)
+    assert GPU or decode.GraphDecoder(there, cache, on, np.arange(2)).graph.overlapped == PTX
     same(on, cache.k, own.k)  # getting ready leaves nothing behind
     for tokens in ([3, 1], [0, 4]):
         assert_same_bits(step(tokens), ours(tokens))
@@ -781,7 +783,7 @@ def a_decoder_grows() -> None:
         one = graph.captured
         patched.setattr(graph, "captured", counted)
         patched.setattr(decode, "_FIRST", 2)
-        step, ours = decode.stepper(there, cache, on), decode.stepper(model, own)
+        step, ours = stepper(there, cache, on), stepper(model, own)
         for length in (0, 1, 2, 33, 62, 63, 64, 66):
             cache.lengths[0] = own.lengths[0] = length
             assert_same_bits(step([length % 5]), ours([length % 5]))
@@ -808,7 +810,7 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
         patched.setattr(on, "upload", watched)
         patched.setattr(arrays, "Arena", Watched)
         patched.setattr(graph, "captured", lambda *arguments: graph.Graph(lambda: None, False))  # which does not hold `run`, as on a GPU
-        step = decode.stepper(there, new_cache(model.config, 1, 4, on), on)
+        step = stepper(there, new_cache(model.config, 1, 4, on), on)
     gc.collect()
     assert step is not None
     assert len(alive) == 1 + 4 + 2  # the arena; tokens, slots, rows, positions; cosines and sines
@@ -847,7 +849,7 @@ def launches() -> None:
 
     on, kernels, layers = device(), Counter[str](), 3
     model = random_model(rng(5), **SMALLEST | {"n_layers": layers})
-    step = decode.stepper(place(model, on), new_cache(model.config, 1, 80, on), on)
+    step = stepper(place(model, on), new_cache(model.config, 1, 80, on), on)
     where, function = (FakeCUDAKernel, "__call__") if SIMULATED else (install().device, "launch")
     run = getattr(where, function)
 

@@ -12,8 +12,9 @@ from models import assert_same_bits, random_model, random_tokens, seeds, shapes
 
 from bitnet_np import packing
 from bitnet_np.cache import KVCache
+from bitnet_np.dialects import BITNET_CPP, DIALECTS, EXACT
 from bitnet_np.errors import CapacityError, NonFiniteError, OptionError, SlotError
-from bitnet_np.transformer import BITNET_CPP, DIALECTS, EXACT, forward, forward_full
+from bitnet_np.forward_pass import forward, forward_full
 
 MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
 

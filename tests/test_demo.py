@@ -14,10 +14,10 @@ from training.settings import DEMO
 
 from bitnet_np import embedded, packing, spec
 from bitnet_np.cli.main import main
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.generate import generate
 from bitnet_np.judge.compare import Verdict, judge
 from bitnet_np.model import Ternary
-from bitnet_np.transformer import forward_full
 
 DATA = Path(__file__).parent / "data" / "demo"
 GREEDY = json.loads((DATA / "greedy.json").read_text("utf-8"))

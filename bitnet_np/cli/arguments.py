@@ -9,15 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import packing
+from ..backend import Backend
+from ..dialects import DIALECTS
 from ..dispatch import Device
 from ..errors import OptionError
 from ..files.gguf_file import GGUFFile
 from ..files.hf_folder import Folder
 from ..files.load import BEYOND, OVERRIDABLE, model_from, read_config
-from ..gpu.device import on_cpu, place
+from ..gpu.device import device_of, place
 from ..kernels import cpu
 from ..model import Model
-from ..transformer import DIALECTS
 from ..whole_file import whole_file
 from . import progress
 
@@ -104,8 +105,8 @@ def loaded(file: GGUFFile | Folder, arguments: argparse.Namespace) -> Model:
     before = read_config(file) if overrides else model.config
     for name in overrides:
         print(f"bitnet-np: {name} is {getattr(model.config, name)}, the file says {getattr(before, name)}", file=sys.stderr)
-    ops = getattr(arguments, "ops", cpu)
-    return model if on_cpu(ops) else place(model, ops)
+    ops: Backend = getattr(arguments, "ops", cpu)
+    return model if ops.device == "cpu" else place(model, device_of(ops))
 
 
 def check_out(option: str, path: Path | None) -> None:

@@ -9,16 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import embedded, selftest
+from ..dialects import BITNET_CPP, DIALECTS, EXACT
 from ..errors import OptionError
 from ..files.gguf_file import GGUFFile
 from ..files.hf_folder import Folder
 from ..files.load import open_model, read_config
+from ..forward_pass import compute_logits
 from ..judge.check import LOGITS, check_logits, check_trace
 from ..judge.compare import Judgement, Verdict, judge
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, detect, npy, raw, read_any
-from ..transformer import BITNET_CPP, DIALECTS, EXACT, compute_logits
 from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, check_out, loaded
 from .inputs import token_ids
 from .printing import print_json, printable, table

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import embedded
+from ..dialects import DIALECTS
 from ..errors import OptionError, ShapeError
 from ..files.gguf_file import GGUFFile
 from ..files.hf_folder import Folder
 from ..files.load import open_model
 from ..generate import HeadChoice, Sampling, stream
 from ..text.tokenizer import Tokenizer, tokenizer_from
-from ..transformer import DIALECTS
 from . import generate_many as batch_command
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, loaded
 from .inputs import parse_numbers, token_ids

@@ -10,11 +10,11 @@ from statistics import median
 from typing import Any
 
 from ..batch import Completion, Request, generate_batch
+from ..dialects import DIALECTS
 from ..errors import EmptyInputError, Error, OptionError, shown
 from ..files.load import open_model
 from ..generate import Sampling, certified_for, check_prompt
 from ..text.tokenizer import Tokenizer, tokenizer_from
-from ..transformer import DIALECTS
 from . import progress
 from .arguments import loaded
 from .printing import printable

@@ -10,9 +10,9 @@ from ..errors import Error, NonFiniteError, shown
 from ..files.gguf_file import GGUFFile
 from ..files.hf_folder import Folder
 from ..files.load import model_from, open_model, read_config
+from ..forward_pass import forward_full
 from ..model import Model
 from ..traces.points import meaning
-from ..transformer import forward_full
 from . import progress
 from .arguments import add_model_argument
 from .printing import plain, print_json, printable, table

@@ -8,12 +8,13 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dialects import DIALECTS
 from ..errors import OptionError
 from ..files.load import open_model
+from ..forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits
 from ..model import Model
 from ..selftest import digest
 from ..text.tokenizer import tokenizer_from
-from ..transformer import DIALECTS, PARALLEL_THRESHOLD, Mode, compute_logits
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, check_out, loaded, save_npy
 from .inputs import token_ids
 from .printing import print_json, table

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ..dialects import DIALECTS
 from ..files.load import open_model
 from ..nll import token_nll
 from ..selftest import digest
 from ..text.tokenizer import tokenizer_from
-from ..transformer import DIALECTS
 from . import progress
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, check_out, loaded, save_npy
 from .inputs import token_ids

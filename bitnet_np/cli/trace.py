@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..dialects import DIALECTS
 from ..errors import OptionError, ShapeError
 from ..files.load import open_model
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, writer
 from ..traces.record import record_trace
-from ..transformer import DIALECTS
 from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, loaded
 from .inputs import token_ids
 from .printing import print_json, table

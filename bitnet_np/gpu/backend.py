@@ -20,8 +20,10 @@ from ..kernels.cuda import rows as row_kernels
 from ..kernels.cuda.attention_steps import CHUNK, EIGHT, WIDEST, Shape, shape_for
 from ..kernels.cuda.target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
 from ..model import Ternary
+from ..tensor_types import TensorType
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .products import OneRow, apart, three_of
+from .storage import DeviceStorage
 
 _WARPS = 1 if SIMULATED else 8  # of a block of `ternary.gemv`, or twice as many
 _DEPTH = 4  # tiles that one of them asks for at most before it needs the first
@@ -38,14 +40,13 @@ TILES = ((4, 6, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2))
 class Cuda:
     """A backend. `processors` is how many of them the device has: blocks below that leave some idle."""
 
-    DEVICE = "cuda"
+    device = "cuda"
+    exact_only = True
     chunk = CHUNK
-    dialects = ("exact",)
     widest_head = WIDEST
     most_positions = 65535 * CHUNK  # a block for each chunk, along an axis of the grid that has no more (attention_split.py)
 
     def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
-        self.backend = self  # what has arenas and launches, where this is wrapped
         self.processors = processors
         self.free_bytes = free_bytes
         self.tiles = TILES
@@ -62,6 +63,12 @@ class Cuda:
 
     def mark(self, event: str, count: int = 1) -> None:
         """Nothing, as on the CPU."""
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+
+    def storage(self) -> DeviceStorage:
+        return DeviceStorage(self)
 
     def upload(self, array: NDArray) -> DeviceArray:
         """A copy on the device, for good: weights, tables, caches."""
@@ -130,6 +137,9 @@ class Cuda:
         self.launch(floats.embed(table.kind), out.size, table.words, tokens, out)
         return out
 
+    def embed_blocks(self, data: NDArray, kind: TensorType, tokens: DeviceArray) -> DeviceArray:
+        raise _not_placed(data)
+
     def matmul(self, x: DeviceArray, weights: DeviceTable) -> DeviceArray:
         _check_table(weights)
         (present, width), (n, _) = x.shape, weights.shape
@@ -140,6 +150,12 @@ class Cuda:
         kernel = floats.matmul(weights.kind, tokens)[grid, 16 * _HALVES, self.stream]
         kernel(words, view(now(x), np.float32), weights.words.shape[1], width, n, present, view(out, np.float32))
         return out
+
+    def matmul_blocks(self, x: DeviceArray, data: NDArray, kind: TensorType) -> DeviceArray:
+        raise _not_placed(data)
+
+    def matmul_blocks_as_llama_cpp(self, x: DeviceArray, data: NDArray, kind: TensorType) -> DeviceArray:
+        raise _not_placed(data)
 
     # --- norms and ternary matmul ---
 
@@ -293,6 +309,11 @@ class Cuda:
         kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], scale_of(q), min(window or _ALL, _ALL), out)
         return out
 
+    def attend_halves(
+        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, window: int | None = None
+    ) -> DeviceArray:
+        raise UnsupportedError("the device has no attention with probabilities in float16, expected the dialect exact")
+
     def attend_next(
         self,
         q: DeviceArray,
@@ -445,7 +466,11 @@ class Cuda:
 
 def _check_table(table: Any) -> None:
     if not isinstance(table, DeviceTable):
-        raise ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
+        raise _not_placed(table)
+
+
+def _not_placed(table: Any) -> ShapeError:
+    return ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
 
 
 def _tiles(shape: Shape, n: int, heads: int, kv_heads: int) -> tuple[int, int, int]:

@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dialects import EXACT, Dialect
 from ..errors import NonFiniteError
+from ..forward_pass import forward_full, run_whole
 from ..model import Model
+from ..network import Runtime
+from ..tokens import Tokens, check_tokens
 from ..traces.points import Key, Trace
-from ..transformer import EXACT, Dialect, check_tokens, forward_full
 from . import operations as op
 from .clues import local, overwritten, permuted, rounded
 from .compare import DIFFERENT, Reach, Verdict, judge, limits, same_bits, shape_hint
@@ -227,15 +230,17 @@ class _Judge:
         """What our kernels make of each tensor's inputs, where those are in the dump: a forward pass that goes on with theirs."""
         found: dict[Key, NDArray] = {}
 
-        def feed(name: str, layer: int | None, array: NDArray) -> None:
-            key = Key(name, layer)
-            if key in self.raw:
-                found[key] = array.copy()
-                if not name.endswith(("_codes", "_scale")):  # an operation's inputs are the numbers before they are quantised
-                    array[:] = self.raw[key].reshape(array.shape)
+        def note(name: str, layer: int | None, array: NDArray) -> None:
+            if (key := Key(name, layer)) in self.raw:
+                found.setdefault(key, array.copy())
+
+        def feed(name: str, layer: int | None, array: NDArray) -> NDArray:
+            note(name, layer, array)
+            theirs = self.raw.get(Key(name, layer))
+            return array if theirs is None else theirs.reshape(array.shape).astype(np.float32)
 
         with np.errstate(all="ignore"), suppress(NonFiniteError):  # the logits come last
-            forward_full(self.model, self.ids[None], dialect=self.dialect, record=feed)
+            run_whole(Runtime(self.model, self.dialect, edit=feed), Tokens.whole(self.ids[None]), note)
         return found
 
     def _local(self, operation: op.Operation, expected: op.Expected, theirs: Array) -> str | None:

@@ -7,11 +7,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..cli import progress
+from ..dialects import EXACT, Dialect
 from ..errors import TokenRangeError
-from ..kernels import cpu
+from ..forward_pass import compute_logits
 from ..model import Model
+from ..network import Runtime
+from ..tokens import check_tokens
 from ..traces.points import Key, Trace
-from ..transformer import EXACT, Dialect, check_place, check_tokens, compute_logits
 from ..validate import instance, integers
 from .blame import close, invalid_tensor, judge_trace, statistics
 from .compare import FLIPS_LIMIT, Judgement, Verdict, position_nmse, same_bits
@@ -27,7 +29,7 @@ def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dia
     ids: token ids [T] of the one sequence. What a dump holds is judged, and never an error. Raises what `forward_full` raises.
     """
     ids, trace = integers("ids", ids, 1, TokenRangeError), instance("trace", trace, Trace)
-    check_place(model, dialect, cpu)
+    Runtime(model, dialect).checked()
     check_tokens(model.config, ids[None])
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import packing, spec
+from ..dialects import Dialect
 from ..model import Linear, Model, Ternary
 from ..traces.points import Key
-from ..transformer import Dialect
 from . import operations as op
 from .hypotheses import FIELDS, to_digits
 

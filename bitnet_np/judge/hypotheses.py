@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import packing, spec
+from ..dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from ..families import NORMS
 from ..model import Config, Layer, Linear, Model, Ternary, Weights
 from ..traces.points import MAY_BE_QUANTIZED, Key
-from ..transformer import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from . import operations as op
 
 Array = NDArray[np.float64]

@@ -29,11 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import packing, spec
+from ..dialects import EXACT, Dialect
 from ..kernels import blocks
 from ..model import Blocks, Config, Linear, Model, Table, Ternary
 from ..tensor_types import TERNARY_TYPES
 from ..traces.points import Key
-from ..transformer import EXACT, Dialect
 
 Array = NDArray[np.float64]
 
@@ -226,7 +226,7 @@ def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
         q, scale = spec.quantize(x)
         seen, step, doubt = q / scale, 1 / scale, ambiguous(x * scale)
     elif dialect.ggml_activations:
-        seen = dialect.seen(x.astype(np.float32), table).astype(np.float64)
+        seen = dialect.matrix_input(x.astype(np.float32), table).astype(np.float64)
         step = rounding_step(x, table)
         doubt = np.abs(np.abs(x - seen) - step / 2) <= 8 * U * np.abs(x)
     else:

@@ -18,17 +18,20 @@ limit of a dump of last positions.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..backend import Backend, Wrapped
+from ..dialects import DIALECTS, Dialect
 from ..errors import NonFiniteError
 from ..families import MATRICES, NORMS, QKV, rope_frequencies
+from ..forward_pass import run_whole
 from ..kernels import cpu
 from ..model import Blocks, Layer, Linear, Model, Ternary
-from ..transformer import DIALECTS, Dialect, Record, forward_full, ignore
+from ..network import Edit, Runtime
+from ..tokens import check_tokens
 from .compare import Judgement, Reach, Verdict, judge, position_nmse, position_scale
 from .operations import reads_codes
 
@@ -49,15 +52,15 @@ class Variant:
     text: str
     model: Model = field(repr=False)
     dialect: Dialect
-    ops: ModuleType = field(default=cpu, repr=False)
-    record: Record = field(default=ignore, repr=False)
+    ops: Backend = field(default=cpu, repr=False)
+    edit: Edit | None = field(default=None, repr=False)
     weak: bool = False  # before codes flip it changes less than float16 does, and may flip the very codes that roundings flip
 
 
 def variant_logits(variant: Variant, tokens: ArrayLike, last_only: bool = False) -> Floats:
     """Logits of whole sequences, [B, T] -> [B, T, V], or [B, V] with last_only: see forward_full."""
-    how: dict[str, Any] = {"dialect": variant.dialect, "ops": variant.ops, "record": variant.record}
-    return forward_full(variant.model, tokens, last_only=last_only, **how)
+    runtime = Runtime(variant.model, variant.dialect, variant.ops, variant.edit)
+    return run_whole(runtime, check_tokens(variant.model.config, tokens), last_only=last_only)
 
 
 def judge_logits(
@@ -179,8 +182,8 @@ def roundings(base: Variant) -> Iterator[Variant]:
     """What honest engines do differently: another dialect, float16 numbers after each norm, or after each operation."""
     for dialect in _others(base.dialect):
         yield replace(base, text=f"the dialect {dialect.name} (--as {dialect.name})", dialect=dialect)
-    yield replace(base, text="float16 norms", record=lambda name, n, x: _halve(x) if "norm" in name else None)
-    yield replace(base, text="float16 after each operation", record=lambda name, n, x: None if name in _UNROUNDED else _halve(x))
+    yield replace(base, text="float16 norms", edit=lambda name, n, x: half(x) if "norm" in name else x)
+    yield replace(base, text="float16 after each operation", edit=lambda name, n, x: x if name in _UNROUNDED else half(x))
 
 
 def _others(dialect: Dialect) -> list[Dialect]:
@@ -193,16 +196,9 @@ def half(x: Floats) -> Floats:
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
-def _halve(x: NDArray) -> None:
-    if x.ndim > 1 and x.dtype == np.float32:  # neither codes nor their scales
-        x[:] = half(x)
-
-
-def _with(**operations: Callable[..., Any]) -> ModuleType:
+def _with(**operations: Callable[..., Any]) -> Backend:
     """The kernels, some of them replaced."""
-    changed = ModuleType("changed")
-    vars(changed).update(vars(cpu) | operations)
-    return changed
+    return Wrapped(cpu, **operations)
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------------------------

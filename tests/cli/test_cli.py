@@ -27,13 +27,13 @@ from bitnet_np.cli import logits as logits_command
 from bitnet_np.cli.main import main
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
+from bitnet_np.forward_pass import compute_logits, forward_full
 from bitnet_np.generate import generate, uniforms
 from bitnet_np.judge.compare import Judgement, Verdict
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.points import LAYER_NAMES, MEANINGS, RECORDED, SCORES, meaning
-from bitnet_np.transformer import compute_logits, forward_full
 
 PACKAGE = Path(bitnet_np.__file__).parents[1]
 TINY = str(PACKAGE / "bitnet_np" / "data" / "tiny.gguf")

@@ -18,8 +18,8 @@ from bitnet_np.errors import Error, FileFormatError, NonFiniteError, ShapeError,
 from bitnet_np.families import llama3_factors, rope_frequencies
 from bitnet_np.files.hf_folder import open_folder
 from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import Ternary
-from bitnet_np.transformer import forward_full
 
 DATA = Path(__file__).parents[1] / "data"
 

@@ -18,11 +18,11 @@ from bitnet_np.errors import Error, FileFormatError, NonFiniteError, OptionError
 from bitnet_np.families import ARCHITECTURES, LARGEST_ANGLE, MATRICES, NORMS, layer_shapes, rope_frequencies
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load, model_from
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.scalar import cos_sin
 from bitnet_np.model import Config, Layer, Linear, Model, Ternary
 from bitnet_np.tensor_types import BF16, F16, F32, F64, I2_S
-from bitnet_np.transformer import forward_full
 from scripts.make_model import Shape, write_model
 
 CONFIG = Config("bitnet-b1.58", 9, 64, 128, 2, 256, 4, 2, 32, float(np.float32(1e-5)), 10000.0)

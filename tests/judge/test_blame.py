@@ -10,13 +10,16 @@ import pytest
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, embedded, forward_full, packing, spec
 from bitnet_np.families import ARCHITECTURES
+from bitnet_np.forward_pass import run_whole
 from bitnet_np.judge import blame, operations
 from bitnet_np.judge.blame import judge_trace, within
 from bitnet_np.judge.check import check_trace, compare_traces, log_softmax
 from bitnet_np.judge.compare import Verdict
 from bitnet_np.judge.reach import Variant, known_mistakes
 from bitnet_np.judge.report import closer_rows, closer_summary, heat_map, plot
+from bitnet_np.network import Runtime
 from bitnet_np.testing import random_model
+from bitnet_np.tokens import check_tokens
 from bitnet_np.traces.formats import llama_logits, read_any
 from bitnet_np.traces.points import Key, Trace, key_of
 from scripts import mutations
@@ -578,18 +581,20 @@ def test_every_operation_of_every_family_is_blamed(family, inner_norms):
 @pytest.mark.parametrize("dialect", [EXACT, BITNET_CPP, LLAMA_CPP])
 @pytest.mark.parametrize("inner_norms", [False, True])
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_what_is_written_into_recorded_tensors_is_gone_on_with(family, inner_norms, dialect):
+def test_a_pass_goes_on_with_what_the_editor_returns(family, inner_norms, dialect):
     """Every tensor is replaced as it comes, and each operation's own result is still that of its inputs: those that replaced ours."""
     model, ids, points = family_trace(family, inner_norms=inner_norms)
     rng, made = np.random.default_rng(0), {}
     given = {key: (value * rng.uniform(0.5, 2, value.shape)).astype(np.float32) for key, value in points.items()}
 
-    def feed(name, n, array):
-        made[Key(name, n)] = array.reshape(len(ids), -1).copy()
-        if Key(name, n) in given:
-            array[:] = given[Key(name, n)].reshape(array.shape)
+    def note(name, n, array):
+        made.setdefault(Key(name, n), array.reshape(len(ids), -1).copy())
 
-    forward_full(model, ids[None], dialect=dialect, record=feed)
+    def feed(name, n, array):
+        note(name, n, array)
+        return given[Key(name, n)].reshape(array.shape)
+
+    run_whole(Runtime(model, dialect, edit=feed), check_tokens(model.config, ids[None]), note)
     inputs = {key: value.astype(np.float64) for key, value in given.items()} | {operations.TOKENS: ids}
     for operation in operations.operations(model, dialect):
         expected = operation.evaluate(*(inputs[key] for key in operation.inputs))

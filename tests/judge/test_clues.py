@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from bitnet_np import BITNET_CPP, embedded, forward_full, packing, spec
+from bitnet_np.dialects import EXACT
 from bitnet_np.judge import operations
 from bitnet_np.judge.blame import judge_trace
 from bitnet_np.judge.clues import local
 from bitnet_np.judge.compare import Verdict, shape_hint
 from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key, Trace
-from bitnet_np.transformer import EXACT
 from scripts import mutations
 
 LAYER = 1

@@ -7,6 +7,8 @@ import pytest
 from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect, forward_full
+from bitnet_np.backend import Wrapped
+from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import NonFiniteError
 from bitnet_np.judge import reach
 from bitnet_np.judge.check import check_logits
@@ -16,7 +18,6 @@ from bitnet_np.kernels import cpu
 from bitnet_np.kernels.blocks import round_as_f16, round_as_q8_0
 from bitnet_np.packing import float32
 from bitnet_np.testing import random_model
-from bitnet_np.transformer import DIALECTS
 
 FLIPS, WRONG = Verdict.FLIPS, Verdict.WRONG
 BASE = Variant("ours", model(), EXACT)
@@ -223,23 +224,22 @@ def test_dialects_are_no_fault_of_each_other(weights):
             assert judge_logits(mine, run(turned, ids), base, lambda v, ids=ids: run(v, ids)).verdict is WRONG
 
 
-class Q8(Dialect):
-    """Every product's input in codes of 8 bits, 32 to a scale: as on GPUs."""
-
-    def matmul(self, x, table, ops):
-        return super().matmul(round_as_q8_0(x), table, ops)
-
-
-class HalfInputs(Dialect):
-    """Every product's input in float16."""
-
-    def matmul(self, x, table, ops):
-        return super().matmul(round_as_f16(x), table, ops)
+def with_inputs(name, halves, rounded):
+    """An engine that rounds the input of every product."""
+    ops = Wrapped(
+        cpu,
+        matmul=lambda x, *table: cpu.matmul(rounded(x), *table),
+        matmul_blocks=lambda x, *table: cpu.matmul_blocks(rounded(x), *table),
+    )
+    return {"dialect": Dialect(name, halves, False), "ops": ops}
 
 
 ENGINES = (
-    *(Dialect("llama.cpp, float16 cache", True, True, True), Q8("8 bits", False, False), Q8("8 bits, float16 cache", True, False)),
-    *(HalfInputs("float16", False, False), HalfInputs("float16, float16 cache", True, False)),
+    {"dialect": Dialect("llama.cpp, float16 cache", True, True, True)},
+    with_inputs("8 bits, 32 to a scale: as on GPUs", False, round_as_q8_0),
+    with_inputs("8 bits, float16 cache", True, round_as_q8_0),
+    with_inputs("float16", False, round_as_f16),
+    with_inputs("float16, float16 cache", True, round_as_f16),
 )
 
 
@@ -253,8 +253,8 @@ def test_engines_of_a_llama_in_q4_k_m_are_left_alone(seed, layers, declared):
     base = Variant("ours", mixed, declared)
     mine = run(base, ids)
     for engine in ENGINES:
-        found = judge_logits(mine, run(dataclasses.replace(base, dialect=engine), ids), base, lambda v: run(v, ids))
-        assert found.verdict is FLIPS, (engine.name, found)
+        found = judge_logits(mine, run(dataclasses.replace(base, **engine), ids), base, lambda v: run(v, ids))
+        assert found.verdict is FLIPS, (engine["dialect"].name, found)
 
 
 @pytest.mark.parametrize("weights", ["Q4_K", "float32"])

@@ -18,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, lengths, padded, random_model, random_tokens, seeds, shapes
 
-from bitnet_np import packing, spec, transformer
+from bitnet_np import forward_pass, packing, spec
+from bitnet_np.backend import OPERATIONS, Wrapped
 from bitnet_np.cache import KVCache
+from bitnet_np.dialects import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP
 from bitnet_np.errors import (
     CapacityError,
     ContextLimitError,
@@ -31,12 +33,13 @@ from bitnet_np.errors import (
     SlotError,
     TokenRangeError,
 )
+from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
 from bitnet_np.judge import operations
 from bitnet_np.judge.blame import within
 from bitnet_np.judge.compare import Verdict
 from bitnet_np.kernels import cpu
+from bitnet_np.tokens import pad
 from bitnet_np.traces.points import Key
-from bitnet_np.transformer import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP, compute_logits, forward, forward_full, forward_incremental, pad
 
 LAYER = ["attn_norm", "Qcur", "Kcur", "Vcur", "Qcur_rope", "Kcur_rope", "kqv_out", "attn_sub_norm", "attn_o_out", "ffn_inp"]
 LAYER += ["ffn_norm", "ffn_gate", "ffn_up", "ffn_out", "ffn_sub_norm", "ffn_down", "l_out"]
@@ -293,7 +296,7 @@ def test_wrong_lengths_are_refused(path, lengths, error, message):
 def test_nothing_is_computed_before_the_border_is_passed(path):
     for tokens, error, _ in WRONG_TOKENS:
         with pytest.raises(error):
-            path(MODEL, tokens, ops=SimpleNamespace(), record=None)
+            path(MODEL, tokens, ops=SimpleNamespace(device="cpu", exact_only=False), record=None)
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64, ">i4"])
@@ -589,14 +592,13 @@ def counting(ops):
 
         return call
 
-    names = [name for name in vars(ops) if not name.startswith("_") and callable(getattr(ops, name))]
-    return SimpleNamespace(**{name: counted(name) for name in names}), calls
+    return Wrapped(ops, **{name: counted(name) for name in OPERATIONS if name != "storage"}), calls
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 def test_the_full_path_has_no_loop_over_tokens_and_no_cache(monkeypatch, dialect):
     """However many tokens and sequences: the same number of kernels and of records, and no KVCache is made."""
-    monkeypatch.setattr(transformer, "KVCache", None)
+    monkeypatch.setattr(forward_pass, "new_cache", None)
     monkeypatch.setattr(KVCache, "__init__", None)
     model, seen = random_model(0), []
     for batch, length in ((1, 1), (1, 17), (3, 130)):
@@ -630,18 +632,18 @@ def test_a_chunk_is_one_pass():
 def test_the_two_paths_do_not_call_each_other(monkeypatch):
     """Or their equality would prove nothing."""
     expected = forward_full(MODEL, TOKENS)
-    full, incremental, through = transformer.forward_full, transformer.forward_incremental, transformer.forward
+    full, incremental, through = forward_pass.forward_full, forward_pass.forward_incremental, forward_pass.forward
 
     def fail(*args, **options):
         raise AssertionError("called")
 
     with monkeypatch.context() as patch:
-        for name in ("forward", "forward_incremental", "compute_logits"):
-            patch.setattr(transformer, name, fail)
+        for name in ("forward", "forward_incremental", "compute_logits", "run_cached", "run_prefill", "_run_incremental"):
+            patch.setattr(forward_pass, name, fail)
         assert_same_bits(full(MODEL, TOKENS), expected)
     with monkeypatch.context() as patch:
-        for name in ("forward_full", "compute_logits"):
-            patch.setattr(transformer, name, fail)
+        for name in ("forward_full", "compute_logits", "run_whole"):
+            patch.setattr(forward_pass, name, fail)
         assert_same_bits(incremental(MODEL, TOKENS), expected)
         assert_same_bits(through(MODEL, TOKENS, KVCache(MODEL.config, 2)), expected)
 
