@@ -735,7 +735,7 @@ def generation() -> None:
 def metered() -> None:
     on, model, metrics = device(), random_model(rng(4), **SMALLEST), Metrics()
     ops = metrics.ops(on, "a test")
-    assert generate(place(model, ops), [1, 2], 2, ops=ops) == generate(model, [1, 2], 2)
+    assert generate(place(model, on), [1, 2], 2, ops=ops) == generate(model, [1, 2], 2)
     counted = metrics.as_dict()
     assert counted["cpu_dispatches"] == 0
     assert counted["operations"]["attend"] | {"device": "cuda", "reason": "a test", "calls": 1} == counted["operations"]["attend"]
