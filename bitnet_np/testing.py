@@ -7,12 +7,13 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from . import packing
+from . import packing, widen
 from .errors import UnsupportedError
-from .families import FAMILIES, QKV, layer_shapes, rope_frequencies
+from .families import FAMILIES, QKV, layer_shapes
 from .files.gguf_writer import present, write_model
 from .kernels.block_formats import FORMATS
-from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights, frozen
+from .rope import rope_frequencies
 from .tensor_types import BLOCK_TYPES, TensorType
 
 SHAPE = {
@@ -87,12 +88,12 @@ def random_model(
                 fields[name] = vector(size[0])
                 if config.norm == "layer":
                     fields[name + "_bias"] = vector(size[0], 0.0)
-        return packing.frozen(Layer(**fields))
+        return frozen(Layer(**fields))
 
     layers = tuple(layer() for _ in range(config.n_layers))
     token_embd, output_norm = float_table(config.vocab), vector(config.width)
     factors = rng.uniform(1, 8, config.rope_pairs).astype(np.float32) if told.rope_factors else None
-    return packing.frozen(
+    return frozen(
         Model(
             config=config,
             token_embd=token_embd,
@@ -121,7 +122,7 @@ def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: fl
         data = _random_blocks(rng, found, n, m, spread)
     else:
         data = gguf.quants.quantize((rng.standard_normal((n, m)) * spread).astype(np.float32), gguf.GGMLQuantizationType[kind])
-    return packing.frozen(Blocks(data, found, (n, m)))
+    return frozen(Blocks(data, found, (n, m)))
 
 
 def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
@@ -132,7 +133,7 @@ def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, s
     def weights(*scales: float) -> NDArray[np.float32]:
         for half, scale in zip(halves, scales, strict=True):
             records[half] = np.float16(scale).view(np.uint16)
-        return packing.float32(Blocks(data, kind, (n, m)))
+        return widen.float32(Blocks(data, kind, (n, m)))
 
     units = np.eye(len(halves))
     means = [float(weights(*unit).mean()) for unit in units]

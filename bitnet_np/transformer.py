@@ -30,7 +30,8 @@ from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionEr
 from .gpu.device import new_cache, on_cpu
 from .kernels import blocks, cpu
 from .kernels.masks import attend_masked
-from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights, check_model
+from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from .model_check import check_model
 from .tensor_types import BF16, F16, F32, TERNARY_TYPES
 from .validate import instance, integer, integers
 

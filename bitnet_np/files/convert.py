@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import packing
+from .. import packing, widen
 from ..errors import NonFiniteError, UnsupportedError
 from ..families import FAMILIES
 from ..kernels.blocks import bfloat16_bits
@@ -161,9 +161,9 @@ def _floats(name: str, table: Table, wanted: TensorType, rounding: bool) -> Stor
         out: NDArray[Any] = np.empty((n, m), dtype)
         step = max(1, _CHUNK // m)
         for i in range(0, n, step):
-            wide = packing.take(table, slice(i, i + step))
+            wide = widen.take(table, slice(i, i + step))
             out[i : i + step] = narrow = _narrowed(wide, wanted)
-            back = packing.float32(narrow)
+            back = widen.float32(narrow)
             if not np.isfinite(back).all():
                 example = wide[~np.isfinite(back)][0]
                 raise NonFiniteError(f"tensor {name} has the number {example}, which is none of {wanted.name}'s that a model may have")

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from .. import packing
 from ..errors import UnsupportedError
-from ..families import EPSILON, FAMILIES
-from ..model import Blocks, Config, Layer, Linear, Model, Ternary, Weights, check_model
+from ..families import FAMILIES
+from ..model import Blocks, Config, Layer, Linear, Model, Ternary, Weights
+from ..model_check import check_model
 from ..tensor_types import BF16, F16, F32, I2_S, TQ1_0, TQ2_0, TensorType
 from ..whole_file import whole_file
+from .gguf_names import EPSILON, FACTORS, KEYS, tensor_name
 
 FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40}
 """general.file_type of a file whose matrices are mostly of a type (llama.h; 40 is bitnet.cpp's)."""
@@ -40,18 +42,6 @@ FIELDS = (  # of model.Layer, in the released file's order, and then what it has
     "attn_q_norm",
     "attn_k_norm",
 )
-
-
-KEYS = {
-    "vocab": "vocab_size",
-    "context": "context_length",
-    "width": "embedding_length",
-    "n_layers": "block_count",
-    "ffn": "feed_forward_length",
-    "heads": "attention.head_count",
-    "kv_heads": "attention.head_count_kv",
-}
-"""Field of Config: the architecture's key."""
 
 
 class Stored(NamedTuple):
@@ -104,36 +94,38 @@ def write_keys(
     general: Mapping[str, Any] | None = None,
 ) -> None:
     """Every key but general.architecture, which the writer has. `tokenizer`: keys and values; `general`: more of those."""
-    prefix, family = c.architecture + ".", FAMILIES[c.architecture]
-    for key in ("rope_base", "rope_scaling"):
-        if np.float32(getattr(c, key)) != getattr(c, key):
-            raise UnsupportedError(f"{key} is {getattr(c, key)}, which is no float32, and a GGUF file has no other place for it")
+    family = FAMILIES[c.architecture]
+    for field in ("rope_base", "rope_scaling"):
+        if np.float32(getattr(c, field)) != getattr(c, field):
+            raise UnsupportedError(f"{field} is {getattr(c, field)}, which is no float32, and a GGUF file has no other place for it")
     if c.window is not None and not family.windows:
         raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
-    sliding = None if c.window_layers is None else np.isin(np.arange(c.n_layers), c.window_layers)
-    rotates = c.rope != "none"
-    wide = c.q_width != c.width
-    sizes = [(prefix + key, getattr(c, field)) for field, key in KEYS.items()]
+    rotates, scaled, wide = c.rope != "none", c.rope_scaling != 1, c.q_width != c.width
+
+    def key(field: str) -> str:
+        return f"{c.architecture}.{KEYS[field].name}"
+
     keys: dict[str, Any] = {
         "general.name": name,
-        **dict(sizes[:-2]),
-        prefix + "rope.dimension_count": 2 * c.rope_pairs if rotates else None,
-        **dict(sizes[-2:]),
-        prefix + "attention.key_length": c.head_dim if wide else None,
-        prefix + "attention.value_length": c.head_dim if wide else None,
+        **{key(field): getattr(c, field) for field in ("vocab", "context", "width", "n_layers", "ffn")},
+        key("rope_width"): 2 * c.rope_pairs if rotates else None,
+        **{key(field): getattr(c, field) for field in ("heads", "kv_heads")},
+        key("head_dim"): c.head_dim if wide else None,
+        key("value_dim"): c.head_dim if wide else None,
         "tokenizer.ggml.add_bos_token": tokenizer.get("tokenizer.ggml.add_bos_token"),
-        prefix + EPSILON[c.norm]: c.eps,
-        prefix + "rope.freq_base": c.rope_base if rotates else None,
-        prefix + "rope.scaling.type": "linear" if c.rope_scaling != 1 else None,
-        prefix + "rope.scaling.factor": c.rope_scaling if c.rope_scaling != 1 else None,
-        prefix + "use_parallel_residual": c.parallel_residual if "use_parallel_residual" in family.keys else None,
-        prefix + "attention.sliding_window": c.window,
-        prefix + "attention.sliding_window_pattern": sliding,
+        f"{c.architecture}.{EPSILON[c.norm].name}": c.eps,
+        key("rope_base"): c.rope_base if rotates else None,
+        key("scaling_type"): "linear" if scaled else None,
+        key("rope_scaling"): c.rope_scaling if scaled else None,
+        key("parallel_residual"): c.parallel_residual if family.chooses_residual else None,
+        key("window"): c.window,
+        key("window_layers"): None if c.window_layers is None else np.isin(np.arange(c.n_layers), c.window_layers),
         "general.file_type": file_type,
     }
-    for key, value in (keys | {key: value for key, value in {**tokenizer, **(general or {})}.items() if key not in keys}).items():
+    more = {**tokenizer, **(general or {})}
+    for written, value in (keys | {more_key: value for more_key, value in more.items() if more_key not in keys}).items():
         if value is not None:
-            _add(writer, key, value)
+            _add(writer, written, value)
     writer.add_quantization_version(QUANTIZATION_VERSION)
 
 
@@ -193,31 +185,24 @@ def model_tensors(
             if weights is not None:
                 yield name, encode(name, weights)
 
-    yield from given(
-        {"token_embd.weight": model.token_embd, "position_embd.weight": model.position_embd, "rope_freqs.weight": model.rope_factors}
-    )
+    def outside(*fields: str) -> Iterator[tuple[str, Stored]]:
+        yield from given({tensor_name(field): getattr(model, field) for field in fields})
+
+    yield from outside("token_embd", "position_embd")
+    yield from given({FACTORS: model.rope_factors})
     for n, layer in enumerate(model.layers):
         named = fields(layer)
-        for name in (name for name in FIELDS if name in named):
-            value = named[name]
+        for field in (field for field in FIELDS if field in named):
+            value = named[field]
             if not isinstance(value, Linear):
-                plain = name.removesuffix("_bias")
-                yield from given({f"blk.{n}.{plain}.{'weight' if plain == name else 'bias'}": value})
+                yield from given({tensor_name(field, n): value})
                 continue
             if value.norm is not None:
-                raise UnsupportedError(f"layer {n} {name} has a norm inside the linear, and GGUF has no place for that")
+                raise UnsupportedError(f"layer {n} {field} has a norm inside the linear, and GGUF has no place for that")
             scale = None if value.scale is None else np.array([value.scale])
-            yield from given(
-                {f"blk.{n}.{name}.{part}": x for part, x in (("weight", value.weights), ("bias", value.bias), ("scale", scale))}
-            )
-    yield from given(
-        {
-            "output_norm.weight": model.output_norm,
-            "output_norm.bias": model.output_norm_bias,
-            "output.weight": model.output,
-            "output.bias": model.output_bias,
-        }
-    )
+            parts = {"weight": value.weights, "bias": value.bias, "scale": scale}
+            yield from given({f"blk.{n}.{field}.{part}": array for part, array in parts.items()})
+    yield from outside("output_norm", "output_norm_bias", "output", "output_bias")
 
 
 def write_model(

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from ..errors import FileFormatError, UnsupportedError, shown
-from ..families import FAMILIES, MATRICES, MODEL_TYPES, ModelType, windows
-from ..model import Activation, Config
+from ..families import FAMILIES, MATRICES
+from ..model import Activation, Config, window_fields
+from .hf_model_types import MODEL_TYPES, ModelType
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -41,7 +42,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """The four numbers of families.llama3_factors."""
+    """The four numbers of rope.llama3_factors."""
 
     factor: float
     low: float
@@ -192,7 +193,7 @@ def read_recipe(told: Mapping[str, Any], path: Path) -> Recipe:
     sets = {
         "activation": _ACTIVATIONS.get(activation, activation),
         "rope": "halves" if family.config["rope"] == "adjacent" else family.config["rope"],  # of GGUF's permuted rows only
-        "parallel_residual": keys.take("use_parallel_residual", bool, True) if "use_parallel_residual" in family.keys else False,
+        "parallel_residual": keys.take("use_parallel_residual", bool, True) if family.chooses_residual else False,
     }
     try:
         config = Config(
@@ -250,8 +251,8 @@ def _window(keys: _Keys, kind: ModelType, n_layers: int) -> dict[str, Any]:
             sliding = [n for n, value in enumerate(types) if value == "sliding_attention"]
             if sliding and window is None:
                 raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but no sliding_window is in use")
-            return windows(window, sliding, n_layers)
-    return windows(window, [] if window is None else range(first, n_layers), n_layers)
+            return window_fields(window, sliding, n_layers)
+    return window_fields(window, [] if window is None else range(first, n_layers), n_layers)
 
 
 def _layer_types(keys: _Keys, n_layers: int, supported: tuple[str, ...]) -> list[str]:

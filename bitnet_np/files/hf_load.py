@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import families, packing
+from .. import families, rope, ternarize, widen
 from ..errors import FileFormatError, NonFiniteError, UnsupportedError
 from ..kernels import cpu
 from ..kernels import packing as kernels
-from ..model import Config, Layer, Linear, Model, Ternary, Weights
+from ..model import Config, Layer, Linear, Model, Ternary, Weights, frozen
 from .hf_config import Llama3Scaling, Quantization, Recipe, read_recipe
 from .hf_folder import Folder
 from .parts import FLOATS, Names, Parts, assemble, floats, refuse_type, type_names
@@ -62,8 +62,8 @@ def _strip(parts: Parts, recipe: Recipe) -> None:
 
 def _factors(c: Config, told: Llama3Scaling) -> NDArray[np.float32]:
     """In float32, as a GGUF file has them."""
-    frequencies = families.rope_frequencies(c.rope_base, 2 * c.rope_pairs)
-    return families.llama3_factors(frequencies, told.factor, told.low, told.high, told.original).astype(np.float32)
+    frequencies = rope.rope_frequencies(c.rope_base, 2 * c.rope_pairs)
+    return rope.llama3_factors(frequencies, told.factor, told.low, told.high, told.original).astype(np.float32)
 
 
 def _layer(parts: Parts, recipe: Recipe, path: str) -> Layer:
@@ -79,7 +79,7 @@ def _layer(parts: Parts, recipe: Recipe, path: str) -> Layer:
         fields |= _fused(parts, recipe, path + modules["attn_q"], {name: sizes.pop(name) for name in families.QKV})
     for name, (n, m) in sizes.items():
         fields[name] = _linear(parts, recipe, path + modules[name], n, m, name in recipe.biases)
-    return packing.frozen(Layer(**fields))
+    return frozen(Layer(**fields))
 
 
 def _linear(parts: Parts, recipe: Recipe, module: str, n: int, m: int, biased: bool) -> Linear:
@@ -133,14 +133,14 @@ def _packed(parts: Parts, module: str, n: int, m: int, quantization: Quantizatio
     if three:
         raise FileFormatError(f"{file.path}: tensor {tensor.name} has the ternary code 3, which means nothing")
     file.release(tensor)
-    return packing.frozen(Ternary(codes, np.float32(scale), (n, m)))
+    return frozen(Ternary(codes, np.float32(scale), (n, m)))
 
 
 def _stated_scale(parts: Parts, name: str, divides: bool) -> float:
     """What products are multiplied by."""
     tensor = parts.tensors.get(name)
     shape = () if tensor is not None and not tensor.shape else (1,)  # both are written
-    stated = packing.float32(floats(parts, parts.take(name, shape))).item()
+    stated = widen.float32(floats(parts, parts.take(name, shape))).item()
     with np.errstate(over="ignore"):
         scale = np.float32(1 / stated if divides and stated else stated)
     if not (stated > 0 and 0 < scale < np.inf):
@@ -157,6 +157,6 @@ def _quantized(parts: Parts, module: str, n: int, m: int) -> Ternary:
     masters = floats(parts, tensor)
     if parts.allow_nan and cpu.has_non_finite(masters):
         raise NonFiniteError(f"{file.path}: tensor {tensor.name} has NaN or infinity in it, which no ternary code stands for")
-    weights = packing.from_masters(masters)
+    weights = ternarize.from_masters(masters)
     file.release(tensor)
     return weights

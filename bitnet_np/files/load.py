@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import families, packing
+from .. import families, packing, rope, ternarize
 from ..errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, shown
 from ..kernels import blocks as block_kernels
 from ..kernels import cpu
-from ..model import LONGEST_CONTEXT, Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from ..model import LONGEST_CONTEXT, Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights, frozen
 from ..tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 from ..validate import path_of
-from . import hf_load
+from . import gguf_config, hf_load
 from .gguf_file import GGUFFile, Tensor, open_gguf
 from .hf_config import read_recipe
 from .hf_folder import Folder, open_folder
@@ -93,8 +93,8 @@ def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
         config = replace(model.config, **overrides)
         if model.position_embd is not None and config.context > model.position_embd.shape[0]:
             raise OptionError(f"the model has learned {model.position_embd.shape[0]} positions, not {config.context}")
-        frequency = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, model.rope_factors, config.rope_scaling)
-        families.check_angles(config, frequency)
+        frequency = rope.rope_frequencies(config.rope_base, 2 * config.rope_pairs, model.rope_factors, config.rope_scaling)
+        rope.check_angles(config, frequency)
     except Error as error:
         raise OptionError(f"overrides {dict(overrides)}: {error}") from None
     return replace(model, config=config, rope_frequency=frequency)
@@ -102,11 +102,11 @@ def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
 
 def read_config(file: GGUFFile | Folder) -> Config:
     """What `model_from` will give the model, without its tensors."""
-    return read_recipe(file.config, file.path / "config.json").config if isinstance(file, Folder) else families.read_config(file)
+    return read_recipe(file.config, file.path / "config.json").config if isinstance(file, Folder) else gguf_config.read_config(file)
 
 
 def _from_gguf(file: GGUFFile, progress: Callable[[int, int], None], allow_nan: bool, i2s_layout: str) -> Model:
-    parts = Parts(file, families.read_config(file), allow_nan, i2s_layout)
+    parts = Parts(file, gguf_config.read_config(file), allow_nan, i2s_layout)
     family, tensors = parts.family, parts.tensors
     factors = _rope_factors(parts) if family.rope_factors and "rope_freqs.weight" in tensors else None
     names = Names(
@@ -132,7 +132,7 @@ def _layer(parts: Parts, n: int) -> Layer:
         fields |= _linears(parts, f"blk.{n}.attn_qkv", {name: sizes.pop(name) for name in families.QKV})
     for name, size in sizes.items():
         fields |= _linears(parts, f"blk.{n}.{name}", {name: size})
-    return packing.frozen(Layer(**fields))
+    return frozen(Layer(**fields))
 
 
 def _linears(parts: Parts, name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, Linear]:
@@ -189,7 +189,7 @@ def _weights(parts: Parts, tensor: Tensor, pieces: Sequence[slice]) -> Sequence[
 def _ternary_blocks(parts: Parts, tensor: Tensor, rows: slice) -> Weights:
     found = _blocks(parts, tensor, rows)
     try:
-        ternary = packing.ternary_of(found)
+        ternary = ternarize.from_blocks(found)
     except FileFormatError as error:
         raise FileFormatError(f"{parts.file.path}: tensor {tensor.name}: {error}") from None
     return found if ternary is None else replace(ternary, blocks=found)

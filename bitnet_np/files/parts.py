@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import families, packing
+from .. import families, packing, rope, widen
 from ..errors import FileFormatError, NonFiniteError, UnsupportedError
 from ..kernels import cpu
-from ..model import Config, Layer, Model, Table
+from ..model import Config, Layer, Model, Table, frozen
 from ..tensor_types import BF16, F16, F32, F64
 from .gguf_file import Tensor
 
@@ -49,7 +49,7 @@ class Parts:
         return tensor
 
     def vector(self, name: str, size: int) -> NDArray[np.float32]:
-        return packing.float32(floats(self, self.take(name, (size,))))
+        return widen.float32(floats(self, self.take(name, (size,))))
 
 
 def refuse_type(file: Source, tensor: Tensor, expected: str) -> UnsupportedError:
@@ -87,9 +87,9 @@ def _narrowed(parts: Parts, tensor: Tensor, wide: NDArray[np.float64]) -> NDArra
 def frequencies(parts: Parts, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:  # [J]
     """RoPE's, all scaling included, if every angle of the context can be computed."""
     config = parts.config
-    found = families.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
+    found = rope.rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
     try:
-        families.check_angles(config, found)
+        rope.check_angles(config, found)
     except UnsupportedError as error:
         raise UnsupportedError(f"{parts.file.path}: {error}") from None
     return found
@@ -135,7 +135,7 @@ def assemble(
         progress(n + 1, c.n_layers)
     if parts.tensors:
         raise UnsupportedError(f"{parts.file.path}: tensor {next(iter(parts.tensors))} has no place in architecture {c.architecture}")
-    return packing.frozen(
+    return frozen(
         Model(
             config=c,
             token_embd=token_embd,

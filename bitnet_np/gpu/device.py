@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .. import packing
+from .. import widen
 from ..cache import KVCache, nbytes_of
 from ..errors import CapacityError, OptionError, UnsupportedError
 from ..kernels.cuda import layout
-from ..model import Blocks, Config, Layer, Linear, Model, Ternary, check_model
+from ..model import Blocks, Config, Layer, Linear, Model, Ternary
+from ..model_check import check_model
 from ..tensor_types import TERNARY_TYPES
 
 INSTALL = "pip install 'bitnet_np[cuda]'"
@@ -108,7 +109,7 @@ def place(model: Model, on: Backend) -> Model:
         return replace(value, weights=placed, bias=bias, norm=norm)
 
     def table(value: Any) -> Any:
-        return on.table(packing.float32(value) if isinstance(value, Blocks) else value)
+        return on.table(widen.float32(value) if isinstance(value, Blocks) else value)
 
     def there(name: str, value: Any) -> Any:
         if isinstance(value, Linear):

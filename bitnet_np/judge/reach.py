@@ -25,9 +25,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import NonFiniteError
-from ..families import MATRICES, NORMS, QKV, rope_frequencies
+from ..families import MATRICES, NORMS, QKV
 from ..kernels import cpu
 from ..model import Blocks, Layer, Linear, Model, Ternary
+from ..rope import rope_frequencies
 from ..transformer import DIALECTS, Dialect, Record, forward_full, ignore
 from .compare import Judgement, Reach, Verdict, judge, position_nmse, position_scale
 from .operations import reads_codes

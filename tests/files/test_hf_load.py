@@ -14,11 +14,12 @@ from models import assert_same_bits
 from record_hf_families import LLAMA3
 
 from bitnet_np import packing, spec
+from bitnet_np.dense import dense_view
 from bitnet_np.errors import Error, FileFormatError, NonFiniteError, ShapeError, UnsupportedError
-from bitnet_np.families import llama3_factors, rope_frequencies
 from bitnet_np.files.hf_folder import open_folder
 from bitnet_np.files.load import load
 from bitnet_np.model import Ternary
+from bitnet_np.rope import llama3_factors, rope_frequencies
 from bitnet_np.transformer import forward_full
 
 DATA = Path(__file__).parents[1] / "data"
@@ -29,7 +30,7 @@ def test_model_types_give_their_recorded_logits(tmp_path, name):
     """Rows of q and k in halves, heads fused one by one, matrices transposed: all as transformers has them."""
     recorded = np.load(DATA / "hf_families" / f"{name}.npz")
     model = load(hf_models.write_folder(tmp_path, *recorded_folder(name)))
-    dense = packing.dense(model)
+    dense = dense_view(model)
     if model.rope_factors is not None:  # float32, as a GGUF file has them
         factors = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
         np.testing.assert_array_equal(model.rope_factors, factors.astype(np.float32))
