@@ -28,6 +28,13 @@ def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | Non
         return frequencies / scaling
 
 
+def model_frequencies(config: Config, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:  # [J]
+    """RoPE's frequencies of a model, all scaling included. Raises UnsupportedError if not every angle of the context is exact."""
+    frequencies = rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
+    check_angles(config, frequencies)
+    return frequencies
+
+
 def check_angles(config: Config, frequencies: NDArray[np.float64]) -> None:
     """Raises UnsupportedError if not every angle of the context can be computed exactly."""
     angle = config.context * frequencies.max(initial=0)

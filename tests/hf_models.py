@@ -17,7 +17,7 @@ from bitnet_np.families import MATRICES
 from bitnet_np.files.hf_folder import open_folder
 from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import load
-from bitnet_np.files.parts import FLOATS
+from bitnet_np.files.tensors import FLOATS
 
 DATA = Path(__file__).parent / "data"
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
@@ -73,7 +73,7 @@ def exact_scale(told, tensors, module):
 def definition(folder, model):
     """What spec.forward takes, with the scales that the file implies in float64: a Ternary has a float32."""
     source, dense = open_folder(folder), dense_view(model)
-    told = source.config.get("quantization_config")
+    told = source.config_json.get("quantization_config")
     if told is None:
         return dense
     layers = []

@@ -21,11 +21,10 @@ from ..families import FAMILIES
 from ..kernels.blocks import bfloat16_bits
 from ..model import Blocks, Config, Model, Table, Ternary, Weights
 from ..tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
-from .gguf_file import GGUFFile
 from .gguf_writer import Stored, stored, write_model
-from .hf_folder import Folder
 from .load import load
-from .parts import FLOATS
+from .source import Source
+from .tensors import FLOATS
 
 TYPES = {kind.name: kind for kind in (I2_S, TQ1_0, TQ2_0, F16, F32)}
 """What matrices of layers can be written as."""
@@ -39,7 +38,7 @@ _ROTATED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
 def convert(
     model: Model,
     out: Path,
-    source: GGUFFile | Folder,
+    source: Source,
     *,
     matrix: TensorType | None = None,
     head: TensorType | None = None,

@@ -17,7 +17,9 @@ from bitnet_np import packing, spec
 from bitnet_np.dense import dense_view
 from bitnet_np.errors import Error, FileFormatError, NonFiniteError, ShapeError, UnsupportedError
 from bitnet_np.files.hf_folder import open_folder
+from bitnet_np.files.hf_source import packed_matrix
 from bitnet_np.files.load import load
+from bitnet_np.files.tensors import CheckedTensors
 from bitnet_np.model import Ternary
 from bitnet_np.rope import llama3_factors, rope_frequencies
 from bitnet_np.transformer import forward_full
@@ -106,7 +108,7 @@ def test_names_without_the_models_prefix_and_buffers_of_old_files(tmp_path):
 def test_a_model_in_several_files_is_the_same(tmp_path):
     source = open_folder(DATA / "hf" / "bitnet_autooff_gqa_tied")
     tensors = {name: tensor.data.view(hf_models_dtype(tensor)).reshape(tensor.shape) for name, tensor in source.tensors.items()}
-    split = load(hf_models.write_folder(tmp_path, dict(source.config), tensors, shards=3))
+    split = load(hf_models.write_folder(tmp_path, dict(source.config_json), tensors, shards=3))
     assert_same_bits(forward_full(split, [[1, 2, 3]]), forward_full(load(source.path), [[1, 2, 3]]))
 
 
@@ -117,10 +119,6 @@ def hf_models_dtype(tensor):
 @pytest.mark.parametrize(("n", "m"), [(7, 5), (8, 130), (1, 1), (33, 128)])
 def test_the_published_packing(tmp_path, n, m):
     """Row i * ceil(N / 4) + r sits in bits 2i and 2i + 1 of packed row r; rows beyond N are padding, whatever is in it."""
-    from bitnet_np.files.hf_config import Quantization
-    from bitnet_np.files.hf_load import _packed
-    from bitnet_np.files.parts import Parts
-
     rng = np.random.default_rng(n)
     matrix = rng.integers(-1, 2, (n, m))
     height = -(-n // 4)
@@ -131,8 +129,8 @@ def test_the_published_packing(tmp_path, n, m):
         packed |= (rows[i * height : (i + 1) * height] << 2 * i).astype(np.uint8)
     hf_models.write_folder(tmp_path, {}, {"w.weight": packed, "w.weight_scale": np.array([4.0], np.float32)})
     for divides, scale in ((True, 0.25), (False, 4.0)):
-        parts = Parts(open_folder(tmp_path), load(DATA / "hf" / "bitnet_plain_mha_tied").config)
-        found = _packed(parts, "w", n, m, Quantization(True, divides, False, 1e-6, ("lm_head",)))
+        tensors = CheckedTensors(tmp_path, open_folder(tmp_path).tensors, allow_nan=False)
+        found = packed_matrix(tensors, "w", n, m, divides)
         np.testing.assert_array_equal(packing.unpack(found), matrix)
         assert found.scale == scale
 

@@ -18,7 +18,7 @@ from bitnet_np.dense import dense_view
 from bitnet_np.errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES, MATRICES, NORMS, layer_shapes
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.files.load import load, model_from
+from bitnet_np.files.load import load, model_from, open_model
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.scalar import cos_sin
 from bitnet_np.model import Config, Layer, Linear, Model, Ternary
@@ -203,7 +203,7 @@ def test_a_path_may_be_a_string(write):
 
 
 def test_tables_stay_where_they_are_in_the_file(write):
-    file = open_gguf(write(tensors={"output.weight": floats(CONFIG.vocab, CONFIG.width)}))
+    file = open_model(write(tensors={"output.weight": floats(CONFIG.vocab, CONFIG.width)}))
     model = model_from(file)
     assert np.shares_memory(model.token_embd, file.tensors["token_embd.weight"].data)
     assert np.shares_memory(model.output, file.tensors["output.weight"].data)

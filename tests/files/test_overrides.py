@@ -11,7 +11,7 @@ from bitnet_np import KVCache, forward, forward_full, generate, load, spec
 from bitnet_np.cli import main as cli
 from bitnet_np.dense import dense_view
 from bitnet_np.errors import ContextLimitError, OptionError
-from bitnet_np.files.load import BEYOND, OVERRIDABLE
+from bitnet_np.files.overrides import BEYOND, OVERRIDABLE
 from bitnet_np.model import LONGEST_CONTEXT
 from bitnet_np.rope import rope_frequencies
 from bitnet_np.testing import write_gguf
