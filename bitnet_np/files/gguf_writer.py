@@ -1,4 +1,7 @@
-"""GGUF files through gguf-py's GGUFWriter: keys and tensors in the order of the released BitNet file, whole or not there at all."""
+"""A Model -> a GGUF file, through gguf-py's GGUFWriter.
+
+Keys and tensors come in the order of the released BitNet file. A file appears under its name when it is complete, or not at all.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +23,11 @@ from ..whole_file import whole_file
 from .gguf_names import EPSILON, FACTORS, KEYS, tensor_name
 
 FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40}
-"""general.file_type of a file whose matrices are mostly of a type (llama.h; 40 is bitnet.cpp's)."""
+"""general.file_type, by the type of the file's matrices (llama.h; 40 is bitnet.cpp's)."""
 
 QUANTIZATION_VERSION = 2
 
-FIELDS = (  # of model.Layer, in the released file's order, and then what it has not
+FIELDS = (
     "attn_norm",
     "ffn_down",
     "ffn_sub_norm",
@@ -42,10 +45,11 @@ FIELDS = (  # of model.Layer, in the released file's order, and then what it has
     "attn_q_norm",
     "attn_k_norm",
 )
+"""The fields of model.Layer in the order of the released file's tensors; those that it has not come last."""
 
 
 class Stored(NamedTuple):
-    """A tensor as a file has it; `make` gives its bytes."""
+    """A tensor as it is written. `make` gives its bytes when they are wanted, so that one tensor at a time is in memory."""
 
     type: TensorType
     shape: tuple[int, ...]  # as NumPy orders it, rows first
@@ -62,14 +66,16 @@ def write_file(
     progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Write a file and `check` it before it has its name: `path` is whole, or as it was.
+    """Write a GGUF file. `path` is the complete new file after it, or as it was before if anything fails.
 
-    `tensors` has name, type and shape of each, `data` their bytes in the same order.
+    write_metadata: adds the keys, all but general.architecture. tensors: name, type and shape of each. data: their bytes, in the same
+    order. progress: called after each tensor with those written and all. check: called with the path of the complete file before it gets
+    its name; what it raises passes through.
     """
     with whole_file(path) as part, closing(GGUFWriter(part, architecture)) as writer:
         write_metadata(writer)
         for name, kind, shape in tensors:
-            # GGUFWriter does not know I2_S, but writes any number as a type, and the shape as given where the dtype is not that of bytes
+            # GGUFWriter does not know I2_S, but it writes any number as the type, and any shape as given unless the dtype is uint8
             writer.add_tensor_info(name, shape, np.dtype(np.float32), kind.nbytes(int(np.prod(shape, dtype=object))), kind.number)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -84,16 +90,11 @@ def write_file(
 # --- keys -----------------------------------------------------------------------------------------------------------------------------
 
 
-def write_keys(
-    writer: GGUFWriter,
-    c: Config,
-    tokenizer: Mapping[str, Any],
-    *,
-    name: str | None = None,
-    file_type: int | None = None,
-    general: Mapping[str, Any] | None = None,
-) -> None:
-    """Every key but general.architecture, which the writer has. `tokenizer`: keys and values; `general`: more of those."""
+def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> None:
+    """Write every key but general.architecture, which GGUFWriter writes: those that `c` implies, and `metadata`.
+
+    Where both have a key, `c` wins. A value of None is left out. Raises UnsupportedError for a Config that no GGUF file can say.
+    """
     family = FAMILIES[c.architecture]
     for field in ("rope_base", "rope_scaling"):
         if np.float32(getattr(c, field)) != getattr(c, field):
@@ -106,13 +107,13 @@ def write_keys(
         return f"{c.architecture}.{KEYS[field].name}"
 
     keys: dict[str, Any] = {
-        "general.name": name,
+        "general.name": metadata.get("general.name"),
         **{key(field): getattr(c, field) for field in ("vocab", "context", "width", "n_layers", "ffn")},
         key("rope_width"): 2 * c.rope_pairs if rotates else None,
         **{key(field): getattr(c, field) for field in ("heads", "kv_heads")},
         key("head_dim"): c.head_dim if wide else None,
         key("value_dim"): c.head_dim if wide else None,
-        "tokenizer.ggml.add_bos_token": tokenizer.get("tokenizer.ggml.add_bos_token"),
+        "tokenizer.ggml.add_bos_token": metadata.get("tokenizer.ggml.add_bos_token"),
         f"{c.architecture}.{EPSILON[c.norm].name}": c.eps,
         key("rope_base"): c.rope_base if rotates else None,
         key("scaling_type"): "linear" if scaled else None,
@@ -120,12 +121,11 @@ def write_keys(
         key("parallel_residual"): c.parallel_residual if family.chooses_residual else None,
         key("window"): c.window,
         key("window_layers"): None if c.window_layers is None else np.isin(np.arange(c.n_layers), c.window_layers),
-        "general.file_type": file_type,
+        "general.file_type": metadata.get("general.file_type"),
     }
-    more = {**tokenizer, **(general or {})}
-    for written, value in (keys | {more_key: value for more_key, value in more.items() if more_key not in keys}).items():
+    for name, value in {**keys, **{name: value for name, value in metadata.items() if name not in keys}}.items():
         if value is not None:
-            _add(writer, written, value)
+            _add(writer, name, value)
     writer.add_quantization_version(QUANTIZATION_VERSION)
 
 
@@ -135,14 +135,15 @@ _INTEGERS = {
     GGUFValueType.UINT64: range(1 << 64),
     GGUFValueType.INT64: range(-1 << 63, 1 << 63),
 }
-"""The types that integers are written with, and what they hold: the first that does is taken."""
+"""The types that integers are written with, and the integers that each holds. The first that holds a value is taken."""
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    """Write a key with a value of Python's or NumPy's type. An empty array is left out: GGUFWriter cannot tell its type."""
     if isinstance(value, bool | str):
         (writer.add_bool if isinstance(value, bool) else writer.add_string)(key, value)
     elif isinstance(value, int):
-        writer.add_key_value(key, value, next(kind for kind, held in _INTEGERS.items() if value in held))
+        writer.add_key_value(key, value, next(kind for kind, integers in _INTEGERS.items() if value in integers))
     elif isinstance(value, float):
         large = np.isfinite(value) and abs(value) > float(np.finfo(np.float32).max)
         writer.add_key_value(key, value, GGUFValueType.FLOAT64 if large else GGUFValueType.FLOAT32)
@@ -156,12 +157,12 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def present(layer: Layer) -> dict[str, Any]:
-    """The fields of a layer that are not None."""
+    """The fields of a layer that are not None, by name."""
     return {name: value for name, value in vars(layer).items() if value is not None}
 
 
 def stored(name: str, weights: Weights) -> Stored:
-    """As it is: float arrays and blocks unchanged, ternary matrices as the blocks they came in, or as I2_S."""
+    """The tensor as it is: float arrays and blocks unchanged, a ternary matrix as the blocks it came in, or as I2_S."""
     if isinstance(weights, Ternary) and weights.blocks is None:
         return Stored(I2_S, weights.shape, lambda: packing.to_i2s(weights))
     blocks = weights.blocks if isinstance(weights, Ternary) else weights
@@ -173,22 +174,26 @@ def stored(name: str, weights: Weights) -> Stored:
 
 
 Encode = Callable[[str, Weights], Stored]
+"""How a tensor of that name is written."""
 
 
 def model_tensors(
     model: Model, encode: Encode = stored, fields: Callable[[Layer], dict[str, Any]] = present
 ) -> Iterator[tuple[str, Stored]]:
-    """Every tensor in the order of the released file. Raises UnsupportedError for what no GGUF file can say."""
+    """Name and content of every tensor, in the order of the released file. `fields` gives those of a layer.
+
+    Raises UnsupportedError for a linear that no GGUF file can say.
+    """
 
     def given(named: Mapping[str, Weights | None]) -> Iterator[tuple[str, Stored]]:
         for name, weights in named.items():
             if weights is not None:
                 yield name, encode(name, weights)
 
-    def outside(*fields: str) -> Iterator[tuple[str, Stored]]:
-        yield from given({tensor_name(field): getattr(model, field) for field in fields})
+    def of_model(*names: str) -> Iterator[tuple[str, Stored]]:
+        yield from given({tensor_name(field): getattr(model, field) for field in names})
 
-    yield from outside("token_embd", "position_embd")
+    yield from of_model("token_embd", "position_embd")
     yield from given({FACTORS: model.rope_factors})
     for n, layer in enumerate(model.layers):
         named = fields(layer)
@@ -202,37 +207,38 @@ def model_tensors(
             scale = None if value.scale is None else np.array([value.scale])
             parts = {"weight": value.weights, "bias": value.bias, "scale": scale}
             yield from given({f"blk.{n}.{field}.{part}": array for part, array in parts.items()})
-    yield from outside("output_norm", "output_norm_bias", "output", "output_bias")
+    yield from of_model("output_norm", "output_norm_bias", "output", "output_bias")
 
 
 def write_model(
     path: str | os.PathLike[str],
     model: Model,
-    tokenizer: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     *,
     encode: Encode = stored,
     fields: Callable[[Layer], dict[str, Any]] = present,
-    name: str | None = None,
-    file_type: int | None = None,
-    general: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """A model of a family of families.py as a file. `file_type` is found out where the matrices are of a type that has one.
+    """Write a model of one of families.FAMILIES as a GGUF file.
 
-    Raises UnsupportedError for what such a file cannot say, ShapeError for arrays that are not what the model's Config says.
+    metadata: the tokenizer.* and general.* keys, with values of Python's types or one-dimensional arrays; tokenizer.ggml.model at least.
+    general.file_type is found out where the type of the matrices decides it. encode, fields: as in `model_tensors`. progress, check: as in
+    `write_file`.
+
+    Raises UnsupportedError for a model that no GGUF file can say, ShapeError for arrays that are not what the model's Config says.
     """
     check_model(model)
-    c, family = model.config, FAMILIES[model.config.architecture]
-    if family.config != {field: getattr(c, field) for field in family.config}:
-        found = {field: getattr(c, field) for field in family.config}
-        raise UnsupportedError(f"a GGUF file of architecture {c.architecture} has {dict(family.config)}, but this model {found}")
+    c, implied = model.config, FAMILIES[model.config.architecture].config
+    own = {field: getattr(c, field) for field in implied}
+    if own != implied:
+        raise UnsupportedError(f"a GGUF file of architecture {c.architecture} has {dict(implied)}, but this model {own}")
     tensors = dict(model_tensors(model, encode, fields))
-    file_type = FILE_TYPES.get(tensors["blk.0.ffn_down.weight"].type, file_type)
+    file_type = FILE_TYPES.get(tensors["blk.0.ffn_down.weight"].type, metadata.get("general.file_type"))
     write_file(
         path,
         c.architecture,
-        lambda writer: write_keys(writer, c, tokenizer, name=name, file_type=file_type, general=general),
+        lambda writer: write_keys(writer, c, {**metadata, "general.file_type": file_type}),
         [(name, tensor.type, tensor.shape) for name, tensor in tensors.items()],
         (tensor.make() for tensor in tensors.values()),
         progress=progress,

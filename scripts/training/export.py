@@ -36,5 +36,5 @@ def model(config: Config, parameters: Mapping[str, NDArray[np.float32]]) -> Mode
 
 def write(path: Path, config: Config, parameters: Mapping[str, NDArray[np.float32]], tokenizer: Mapping[str, Any]) -> None:
     """The file, whole or not there."""
-    general = {"general.description": DESCRIPTION, "general.license": "mit"}
-    gguf_writer.write_model(path, model(config, parameters), tokenizer, name=NAME, general=general)
+    general = {"general.name": NAME, "general.description": DESCRIPTION, "general.license": "mit"}
+    gguf_writer.write_model(path, model(config, parameters), {**tokenizer, **general})
