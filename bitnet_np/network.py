@@ -18,7 +18,8 @@ from .cache import Attend
 from .dialects import EXACT, Dialect
 from .errors import NonFiniteError, UnsupportedError
 from .kernels import cpu
-from .model import Blocks, Layer, Linear, Model, Table, Ternary, Weights, check_model
+from .model import Blocks, Layer, Linear, Model, Table, Ternary, Weights
+from .model_check import check_model
 from .tensor_types import TERNARY_TYPES
 from .tokens import Rows
 from .validate import instance

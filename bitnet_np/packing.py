@@ -17,21 +17,14 @@ layout.
 """
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass, replace
-from typing import Any, NamedTuple
 
 import numpy as np
-from gguf import GGMLQuantizationType
-from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from .errors import FileFormatError, ShapeError
-from .kernels import blocks as block_kernels
+from .errors import ShapeError
 from .kernels import packing as kernels
-from .kernels.block_formats import FORMATS
 from .kernels.simd import LANES
-from .model import Blocks, Layer, Linear, Model, Table, Ternary
-from .tensor_types import TERNARY_TYPES, TQ2_0
+from .model import Ternary, frozen
 
 BLOCK = 128  # weights in BLOCK_BYTES bytes of I2_S
 BLOCK_BYTES = 32
@@ -71,42 +64,6 @@ def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[i
     if codes.size < size:
         raise ShapeError(f"a ternary matrix of shape {shape} has {codes.size} bytes of I2_S codes, expected {size}")
     return frozen(Ternary(kernels.from_i2s(codes[:size], shape), np.float32(scale), shape))
-
-
-def ternary_of(blocks: Blocks) -> Ternary | None:
-    """A TQ1_0 or TQ2_0 matrix as I2_S, if its blocks' scales that are not 0 are equal and positive.
-
-    A block with scale 0 becomes zeros. None for any other matrix or type. Raises FileFormatError for a TQ2_0 code of 3. Nothing is
-    widened: the result takes a quarter of a byte for each weight.
-    """
-    if blocks.type not in TERNARY_TYPES:
-        return None
-    if blocks.type is TQ2_0 and block_kernels.has_code_three(blocks.data):
-        raise FileFormatError("a TQ2_0 matrix has the code 3, which means nothing")
-    records = blocks.data.view(FORMATS[blocks.type.name].layout).reshape(-1)
-    scales = np.unique(records["d"]).view(np.float16)
-    scales = scales[scales != 0]
-    if scales.size > 1 or not (np.isfinite(scales) & (scales > 0)).all():
-        return None
-    scale = np.float32(scales[0] if scales.size else 0)
-    codes = np.empty(records.size * 64, np.uint8)
-    block_kernels.pack_ternary(blocks.data, blocks.type, codes)
-    return from_i2s(codes, scale, blocks.shape)
-
-
-def from_masters(masters: NDArray) -> Ternary:  # [N, M] float32, float16 or bfloat16's bits, C-contiguous and finite
-    """What master weights stand for in the forward pass: codes, and their absmean. The rule is hf_load.py's."""
-    steps = 1 / max(mean_magnitude(masters), 1e-5)
-    return frozen(Ternary(kernels.from_masters(masters, steps), np.float32(1 / steps), masters.shape))
-
-
-def mean_magnitude(table: NDArray) -> float:  # [N, M] float32, float16 or bfloat16's bits
-    """The mean of |x|, correctly rounded but for the division."""
-    n, m = table.shape
-    rows = max(1, kernels.MOST // m)
-    parts = (kernels.magnitude_sums(table[start : start + rows]).tolist() for start in range(0, n, rows))
-    total = sum(count << exponent for sums in parts for exponent, count in enumerate(sums))
-    return total / (1 << 150) / (n * m)
 
 
 def to_i2s(weights: Ternary) -> NDArray[np.uint8]:
@@ -188,64 +145,3 @@ def _check_i2_s(data: NDArray[np.uint8], shape: tuple[int, int]) -> None:
         raise ShapeError(f"an I2_S matrix has rows of {m} weights, expected a multiple of {BLOCK}")
     if data.shape != (n * m // 4 + TRAILER,):
         raise ShapeError(f"an I2_S matrix {list(shape)} has {list(data.shape)} bytes, expected {n * m // 4 + TRAILER}")
-
-
-def frozen(record: Any) -> Any:
-    """The same record with its arrays read-only, in place: one type for the kernels, and nobody can change a weight by accident."""
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if isinstance(value, np.ndarray):
-            value.flags.writeable = False
-        elif isinstance(value, (Linear, Ternary, Blocks)):
-            frozen(value)
-    return record
-
-
-def take(table: Table, rows: Any) -> NDArray[np.float32]:
-    """Some rows of a table, as float32."""
-    if isinstance(table, Blocks):
-        data = table.data[rows]
-        return float32(Blocks(data, table.type, (len(data), table.shape[1])))
-    return float32(table[rows])
-
-
-def float32(table: Table) -> NDArray[np.float32]:
-    """A table widened exactly; uint16 holds bfloat16's bits. Blocks become the numbers they stand for."""
-    if isinstance(table, Blocks):
-        with np.errstate(invalid="ignore", over="ignore"):  # of NaN and infinity, which loading finds
-            return dequantize(table.data, GGMLQuantizationType(table.type.number))
-    if table.dtype == np.uint16:
-        return (table.astype(np.uint32) << 16).view(np.float32)
-    return table.astype(np.float32)
-
-
-class DenseLinear(NamedTuple):
-    """A `Linear` as spec.py reads it: (norm(x) matrix^T) * scale + bias."""
-
-    matrix: NDArray  # [N, M]
-    scale: float
-    int8: bool = True  # the input is quantised to int8, one scale for each token
-    bias: NDArray[np.float64] | None = None
-    norm: NDArray[np.float64] | None = None
-    norm_eps: float | None = None
-
-
-def dense(record: Model | Layer) -> Any:
-    """The same record as spec.py reads it: float64 tables, unpacked matrices. Four to sixteen times the memory: for small models."""
-
-    def widen(value: Any) -> Any:
-        if isinstance(value, Linear):
-            factor = 1.0 if value.scale is None else float(value.scale)
-            bias, norm = (None if array is None else widen(array) for array in (value.bias, value.norm))
-            if isinstance(value.weights, Ternary):
-                return DenseLinear(unpack(value.weights), float(value.weights.scale) * factor, True, bias, norm, value.norm_eps)
-            int8 = isinstance(value.weights, Blocks) and value.weights.type in TERNARY_TYPES
-            return DenseLinear(widen(value.weights), factor, int8, bias, norm, value.norm_eps)
-        if isinstance(value, Blocks) or (isinstance(value, np.ndarray) and value.dtype != np.float64):
-            return float32(value).astype(np.float64)
-        if isinstance(value, tuple):
-            return tuple(dense(layer) for layer in value)
-        return value
-
-    assert is_dataclass(record)
-    return replace(record, **{field.name: widen(getattr(record, field.name)) for field in fields(record)})

@@ -10,7 +10,7 @@ Learners" (GPT-2) for learned positions.
 
 Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
 width, J rotated pairs of a head, F feed-forward width, V vocabulary. `model` is any record with the fields of model.Model in which a
-linear is a record of `matrix`, `scale`, `int8`, `bias`, `norm`, `norm_eps`: packing.dense makes one.
+linear is a record of `matrix`, `scale`, `int8`, `bias`, `norm`, `norm_eps`: dense.dense_view makes one.
 """
 
 import math

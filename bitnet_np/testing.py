@@ -1,18 +1,20 @@
-"""Random models for property tests, ours and those of other engines."""
+"""Random models, in memory and as GGUF files: for the tests of this package, and for those of other engines."""
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from . import packing
+from . import packing, widen
 from .errors import UnsupportedError
-from .families import FAMILIES, QKV, layer_shapes, rope_frequencies
+from .families import FAMILIES, QKV, Family, layer_shapes
 from .files.gguf_writer import present, write_model
 from .kernels.block_formats import FORMATS
-from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights, frozen
+from .rope import rope_frequencies
 from .tensor_types import BLOCK_TYPES, TensorType
 
 SHAPE = {
@@ -27,6 +29,7 @@ SHAPE = {
     "eps": 1e-5,
     "rope_base": 10000.0,
 }
+"""The fields of Config that `random_model` takes where it is told no others."""
 
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES}
 
@@ -42,86 +45,105 @@ def random_model(
     inner_norms: bool = False,
     **shape: Any,
 ) -> Model:
-    """A model of SHAPE, but for what `shape` says, in which every part matters.
+    """A model of SHAPE, changed by `shape`, in which every part matters.
 
     No two heads are alike, no row of a matrix is zero, activations have a spread of about 1 in front of every operation, and every
-    matrix and norm has a scale of its own: a bug anywhere shows. `family` is an architecture of families.py; it may have biases, scales
-    and factors of RoPE's frequencies, and then has them. `table` is the dtype of embedding and head: float32, float16 or bfloat16, or
-    the name of a block type; `weights` is that of the layers' matrices, or "ternary", which a BitNet's are if nothing is said.
-    `inner_norms` puts a norm into each linear. `gain` multiplies the scales of all ternary matrices.
+    matrix and norm has a scale of its own: a bug anywhere shows.
+
+    family: an architecture of families.FAMILIES; the biases, scales and factors of RoPE's frequencies that it may have, it has.
+    table: the dtype of embedding and head (float32, float16 or bfloat16), or the name of a block type.
+    weights: the same of the layers' matrices, or "ternary"; empty: ternary for a BitNet, else `table`.
+    gain: multiplies the scales of all ternary matrices. inner_norms: each linear has a norm of its own.
     """
-    rng = np.random.default_rng(seed)
-    told = FAMILIES[family]
-    config = Config(family, **{**SHAPE, **told.config, **shape})
-    weights = weights or ("ternary" if told.ternary else table)
+    traits = FAMILIES[family]
+    config = Config(family, **{**SHAPE, **traits.config, **shape})
+    weights = weights or ("ternary" if traits.ternary else table)
+    return _Drawing(np.random.default_rng(seed), config, traits, table, weights, gain, inner_norms).model(tied)
 
-    def matrix(n: int, m: int) -> Weights:
-        if weights == "ternary":
-            codes = rng.choice([-1, 0, 1], (n, m), p=[0.35, 0.3, 0.35])
-            codes[np.arange(n), rng.integers(0, m, n)] = rng.choice([-1, 1], n)  # no row is zero
-            return packing.pack(codes, gain * rng.uniform(0.8, 1.25) / np.sqrt(0.7 * m))  # unit rows in, about unit rows out
-        return random_table(rng, weights, n, m, gain * rng.uniform(0.8, 1.25) / np.sqrt(m))
 
-    def vector(n: int, mean: float = 1.0) -> NDArray[np.float32]:
-        return rng.normal(mean, 0.3, n).astype(np.float32)
+@dataclass(frozen=True)
+class _Drawing:
+    """The parts of a random model. Each call takes the generator's next numbers, so their order is part of what a seed means."""
 
-    def linear(name: str, n: int, m: int) -> Linear:
-        biased = name in told.biases + told.optional_biases
-        return Linear(
-            matrix(n, m),
-            vector(n, 0.0) if biased else None,
-            np.float32(rng.uniform(0.8, 1.25)) if told.scales else None,
-            vector(m) if inner_norms else None,
-            1e-6 if inner_norms else None,
+    rng: np.random.Generator
+    config: Config
+    family: Family
+    table: str
+    weights: str
+    gain: float
+    inner_norms: bool
+
+    def model(self, tied: bool) -> Model:
+        c, family = self.config, self.family
+        layers = tuple(self.layer() for _ in range(c.n_layers))
+        token_embd, output_norm = self.float_table(c.vocab), self.vector(c.width)
+        factors = self.rng.uniform(1, 8, c.rope_pairs).astype(np.float32) if family.rope_factors else None
+        return frozen(
+            Model(
+                config=c,
+                token_embd=token_embd,
+                layers=layers,
+                output_norm=output_norm,
+                rope_frequency=rope_frequencies(c.rope_base, 2 * c.rope_pairs, factors, c.rope_scaling),
+                output=None if tied else self.float_table(c.vocab),
+                output_bias=self.vector(c.vocab, 0.0) if family.head_bias else None,
+                output_norm_bias=self.vector(c.width, 0.0) if c.norm == "layer" else None,
+                position_embd=self.float_table(c.context) if family.positions else None,
+                rope_factors=factors,
+            )
         )
 
-    def float_table(rows: int) -> Table:
-        return random_table(rng, table, rows, config.width)
-
-    def layer() -> Layer:
+    def layer(self) -> Layer:
         fields: dict[str, Any] = {}
-        for name, size in layer_shapes(config).items():
-            if name in told.matrices:
-                fields[name] = linear(name, size[0], size[1])
+        for name, size in layer_shapes(self.config).items():
+            if name in self.family.matrices:
+                fields[name] = self.linear(name, size[0], size[1])
             else:
-                fields[name] = vector(size[0])
-                if config.norm == "layer":
-                    fields[name + "_bias"] = vector(size[0], 0.0)
-        return packing.frozen(Layer(**fields))
+                fields[name] = self.vector(size[0])
+                if self.config.norm == "layer":
+                    fields[name + "_bias"] = self.vector(size[0], 0.0)
+        return frozen(Layer(**fields))
 
-    layers = tuple(layer() for _ in range(config.n_layers))
-    token_embd, output_norm = float_table(config.vocab), vector(config.width)
-    factors = rng.uniform(1, 8, config.rope_pairs).astype(np.float32) if told.rope_factors else None
-    return packing.frozen(
-        Model(
-            config=config,
-            token_embd=token_embd,
-            layers=layers,
-            output_norm=output_norm,
-            rope_frequency=rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling),
-            output=None if tied else float_table(config.vocab),
-            output_bias=vector(config.vocab, 0.0) if told.head_bias else None,
-            output_norm_bias=vector(config.width, 0.0) if config.norm == "layer" else None,
-            position_embd=float_table(config.context) if told.positions else None,
-            rope_factors=factors,
+    def linear(self, name: str, n: int, m: int) -> Linear:
+        biased = name in self.family.biases + self.family.optional_biases
+        return Linear(
+            self.matrix(n, m),
+            self.vector(n, 0.0) if biased else None,
+            np.float32(self.rng.uniform(0.8, 1.25)) if self.family.scales else None,
+            self.vector(m) if self.inner_norms else None,
+            1e-6 if self.inner_norms else None,
         )
-    )
+
+    def matrix(self, n: int, m: int) -> Weights:
+        """Unit rows in give about unit rows out."""
+        rng = self.rng
+        if self.weights != "ternary":
+            return random_table(rng, self.weights, n, m, self.gain * rng.uniform(0.8, 1.25) / np.sqrt(m))
+        codes = rng.choice([-1, 0, 1], (n, m), p=[0.35, 0.3, 0.35])
+        codes[np.arange(n), rng.integers(0, m, n)] = rng.choice([-1, 1], n)  # no row is zero
+        return packing.pack(codes, self.gain * rng.uniform(0.8, 1.25) / np.sqrt(0.7 * m))
+
+    def vector(self, n: int, mean: float = 1.0) -> NDArray[np.float32]:
+        return self.rng.normal(mean, 0.3, n).astype(np.float32)
+
+    def float_table(self, rows: int) -> Table:
+        return random_table(self.rng, self.table, rows, self.config.width)
 
 
 def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: float = 1.0) -> Table:
-    """Normal numbers [n, m] of a standard deviation of `spread`, in a float dtype (bfloat16 is cut) or one of ggml's block types.
+    """Normal numbers [n, m] with a standard deviation of `spread`, in a float dtype (bfloat16 is cut) or one of ggml's block types.
 
-    What gguf-py cannot quantise, the K-quants, is made of random bytes, with scales that give about the same.
+    gguf-py cannot quantise to K-quants. Those are random bytes, with scales that give about the same spread.
     """
     if kind not in _BLOCKS:
         single = (rng.standard_normal((n, m)) * spread).astype(np.float32)
         return (single.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else single.astype(kind)
-    found = _BLOCKS[kind]
+    block_type = _BLOCKS[kind]
     if kind.endswith("_K"):
-        data = _random_blocks(rng, found, n, m, spread)
+        data = _random_blocks(rng, block_type, n, m, spread)
     else:
         data = gguf.quants.quantize((rng.standard_normal((n, m)) * spread).astype(np.float32), gguf.GGMLQuantizationType[kind])
-    return packing.frozen(Blocks(data, found, (n, m)))
+    return frozen(Blocks(data, block_type, (n, m)))
 
 
 def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
@@ -132,7 +154,7 @@ def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, s
     def weights(*scales: float) -> NDArray[np.float32]:
         for half, scale in zip(halves, scales, strict=True):
             records[half] = np.float16(scale).view(np.uint16)
-        return packing.float32(Blocks(data, kind, (n, m)))
+        return widen.float32(Blocks(data, kind, (n, m)))
 
     units = np.eye(len(halves))
     means = [float(weights(*unit).mean()) for unit in units]
@@ -144,9 +166,9 @@ def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, s
 
 
 def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool = False) -> None:
-    """Write a model of a family of families.py as a GGUF file without a tokenizer; `fused`: queries, keys and values in one tensor.
+    """Write a model of one of families.FAMILIES as a GGUF file without a tokenizer. fused: queries, keys and values in one tensor.
 
-    Raises UnsupportedError for what such a file cannot say.
+    Raises UnsupportedError for a model that no GGUF file can say.
     """
     write_model(path, model, {"tokenizer.ggml.model": "none"}, fields=_fused if fused else present)
 
@@ -158,7 +180,7 @@ def _fused(layer: Layer) -> dict[str, Any]:
 
 
 def _joined(*parts: Weights) -> Weights:
-    """Matrices of one type, one above the other."""
+    """Matrices of one type, one above the other. Raises UnsupportedError for ternary ones of different scales."""
     shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
     if isinstance(parts[0], Ternary):
         matrices, scales = zip(*((packing.unpack(part), part.scale) for part in parts if isinstance(part, Ternary)), strict=True)
@@ -171,5 +193,5 @@ def _joined(*parts: Weights) -> Weights:
 
 
 def _concatenated(*parts: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-    there = [part for part in parts if part is not None]
-    return np.concatenate(there) if there else None
+    given = [part for part in parts if part is not None]
+    return np.concatenate(given) if given else None

@@ -33,14 +33,16 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from bitnet_np import packing, spec
+from bitnet_np.dense import DenseLinear, dense_view
 from bitnet_np.errors import Error, OptionError, UnsupportedError
-from bitnet_np.families import HF_MODULES, MATRICES, NORMS, rope_frequencies
+from bitnet_np.families import MATRICES, NORMS
+from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.judge.blame import judge_trace
 from bitnet_np.judge.compare import Verdict, judge
-from bitnet_np.model import Config, Layer, Linear, Model
-from bitnet_np.packing import DenseLinear
+from bitnet_np.model import Config, Layer, Linear, Model, frozen
+from bitnet_np.rope import rope_frequencies
 from bitnet_np.traces.formats import stages
 from bitnet_np.traces.points import QUANTIZED, Key, Trace
 
@@ -191,17 +193,17 @@ def build(hf: "Transformers", case: Case) -> Pair:
         norms: dict[str, Any] = {name: give(path[name], norm(size)) for name, size in zip(NORMS, (c.width, q, c.width, c.ffn), strict=True)}
         packed: dict[str, Any] = {name: Linear(packing.pack(drawn.ours.matrix, drawn.ours.scale)) for name, drawn in matrices.items()}
         layers.append(Layer(**norms, **packed))
-        wide.append(replace(packing.dense(layers[-1]), **{name: drawn.ours for name, drawn in matrices.items()}))
+        wide.append(replace(dense_view(layers[-1]), **{name: drawn.ours for name, drawn in matrices.items()}))
     embedding = give("model.embed_tokens", table())
     model = Model(
         config=c,
         token_embd=embedding,
-        layers=tuple(packing.frozen(layer) for layer in layers),
+        layers=tuple(frozen(layer) for layer in layers),
         output_norm=give("model.norm", norm(c.width)),
         rope_frequency=rope_frequencies(c.rope_base, c.head_dim),
         output=None if case.tied else give("lm_head", table()),
     )
-    return Pair(theirs, packing.frozen(model), replace(packing.dense(model), layers=tuple(wide)))
+    return Pair(theirs, frozen(model), replace(dense_view(model), layers=tuple(wide)))
 
 
 # --- theirs ---------------------------------------------------------------------------------------------------------------------------

@@ -214,7 +214,9 @@ def write_metadata(writer: GGUFWriter, shape: Shape, name: str, file_type: int =
     """The 24 keys of the released file, in its order (23 without merges; 26 where head_dim is not width / heads and must be told)."""
     tokens, merges, special = vocabulary(shape.vocab)
     bos = shape.vocab - special
-    tokenizer = {
+    metadata = {
+        "general.name": name,
+        "general.file_type": file_type,
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": tokens,
@@ -228,7 +230,7 @@ def write_metadata(writer: GGUFWriter, shape: Shape, name: str, file_type: int =
     }
     numbers = {field.name: getattr(shape, field.name) for field in fields(shape) if field.name not in ("layers", "activation")}
     config = Config(ARCHITECTURES[shape.activation], n_layers=shape.layers, **numbers)
-    write_keys(writer, config, tokenizer, name=name, file_type=file_type)
+    write_keys(writer, config, metadata)
 
 
 def write_model(path: Path, shape: Shape, seed: int, *, progress: Callable[[int, int], None] = lambda done, total: None) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward, load, packing
+from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward, load, packing, widen
 from bitnet_np.cache import KVCache
 from bitnet_np.judge.blame import judge_trace
 from bitnet_np.judge.compare import Verdict
@@ -45,7 +45,7 @@ class Engine:
     t: dict[Key, Floats] = field(default_factory=dict)
 
     def run(self) -> dict[Key, Floats]:
-        self.step("inp_embd", None, lambda: packing.float32(self.model.token_embd)[self.tokens])
+        self.step("inp_embd", None, lambda: widen.float32(self.model.token_embd)[self.tokens])
         for n in range(len(self.model.layers)):
             self.layer(n)
         self.step("result_norm", None, lambda: self.norm(self.stream(len(self.model.layers)), self.model.output_norm))
@@ -98,7 +98,7 @@ class Engine:
         return x.astype(np.float16).astype(f32) if self.halves else x
 
     def head(self) -> Floats:
-        return packing.float32(self.model.head)
+        return widen.float32(self.model.head)
 
     def norm(self, x: Floats, gain: Floats, eps: float | None = None, centre: bool = False) -> Floats:
         x = x - x.mean(axis=1, keepdims=True) if centre else x
@@ -410,13 +410,13 @@ def faults() -> Iterator[Fault]:
     yield Fault(
         "embedding scaled by sqrt(D)",
         "inp_embd",
-        everywhere(inp_embd=lambda e, n: packing.float32(e.model.token_embd)[e.tokens] * f32(c.width**0.5)),
+        everywhere(inp_embd=lambda e, n: widen.float32(e.model.token_embd)[e.tokens] * f32(c.width**0.5)),
         None,
     )
     yield Fault(
         "token ids off by one",
         "inp_embd",
-        everywhere(inp_embd=lambda e, n: packing.float32(e.model.token_embd)[(e.tokens + 1) % c.vocab]),
+        everywhere(inp_embd=lambda e, n: widen.float32(e.model.token_embd)[(e.tokens + 1) % c.vocab]),
         None,
     )
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from crossval_hf import MODULES, Case, Matrix, Transformers
 
-from bitnet_np import embedded, generate, load, packing
+from bitnet_np import embedded, generate, load
+from bitnet_np.dense import DenseLinear, dense_view
 from bitnet_np.errors import Error
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.model import Model
@@ -41,10 +42,10 @@ def build(hf: Transformers, model: Model) -> object:
     hf.set(modules["model.embed_tokens"].weight, np.asarray(model.token_embd, np.float32))
     hf.set(modules["model.norm"].weight, model.output_norm)
     for n, layer in enumerate(model.layers):
-        dense = packing.dense(layer)
+        dense = dense_view(layer)
         for field, name in MODULES.items():
             module, value = modules[f"model.layers.{n}.{name}"], getattr(dense, field)
-            if isinstance(value, packing.DenseLinear):
+            if isinstance(value, DenseLinear):
                 hf.set_linear(module, Matrix(value.matrix.astype(np.int8), np.array([value.scale], np.float32), value))
             else:
                 hf.set(module.weight, value.astype(np.float32))

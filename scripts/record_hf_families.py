@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from bitnet_np import Model
 from bitnet_np.errors import UnsupportedError
-from bitnet_np.families import llama3_factors, rope_frequencies
 from bitnet_np.model import Layer, Linear
+from bitnet_np.rope import llama3_factors, rope_frequencies
 from bitnet_np.testing import random_model, write_gguf
 
 SHAPE: dict[str, Any] = {"width": 48, "ffn": 40, "heads": 4, "kv_heads": 2, "head_dim": 12, "vocab": 61, "context": 64, "n_layers": 2}

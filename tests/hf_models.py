@@ -11,11 +11,13 @@ from models import random_model
 from numpy.typing import NDArray
 from record_hf_families import LLAMA3, _gpt2, _gptneox, _llama
 
-from bitnet_np import packing
-from bitnet_np.families import HF_MODULES, MATRICES
+from bitnet_np import packing, widen
+from bitnet_np.dense import dense_view
+from bitnet_np.families import MATRICES
 from bitnet_np.files.hf_folder import open_folder
+from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import load
-from bitnet_np.files.parts import FLOATS
+from bitnet_np.files.tensors import FLOATS
 
 DATA = Path(__file__).parent / "data"
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
@@ -62,7 +64,7 @@ DTYPES = {
 def exact_scale(told, tensors, module):
     """What the codes of a quantised linear are multiplied by: worked out here once more, straight from the file."""
     tensor = tensors[module + (".weight_scale" if told["quantization_mode"] == "offline" else ".weight")]
-    values = packing.float32(tensor.data.view(FLOATS[tensor.type])).astype(np.float64)
+    values = widen.float32(tensor.data.view(FLOATS[tensor.type])).astype(np.float64)
     if told["quantization_mode"] == "online":
         return max(fsum(np.abs(values)) / values.size, 1e-5)
     return {"bitlinear": 1 / values[0], "autobitlinear": values[0]}[told["linear_class"]]
@@ -70,8 +72,8 @@ def exact_scale(told, tensors, module):
 
 def definition(folder, model):
     """What spec.forward takes, with the scales that the file implies in float64: a Ternary has a float32."""
-    source, dense = open_folder(folder), packing.dense(model)
-    told = source.config.get("quantization_config")
+    source, dense = open_folder(folder), dense_view(model)
+    told = source.config_json.get("quantization_config")
     if told is None:
         return dense
     layers = []

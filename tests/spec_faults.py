@@ -6,7 +6,8 @@ from types import ModuleType
 
 import numpy as np
 
-from bitnet_np import embedded, load, packing, spec
+from bitnet_np import embedded, load, spec
+from bitnet_np.dense import dense_view
 from bitnet_np.forward_pass import forward_full
 
 SOURCE = Path(spec.__file__).read_text("utf-8")
@@ -20,7 +21,7 @@ def model():
 
 @cache
 def dense():
-    return packing.dense(model())
+    return dense_view(model())
 
 
 @cache

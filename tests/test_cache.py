@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens, seeds, shapes
 
-from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.dialects import BITNET_CPP, DIALECTS, EXACT
 from bitnet_np.errors import CapacityError, NonFiniteError, OptionError, SlotError
 from bitnet_np.forward_pass import forward, forward_full
+from bitnet_np.model import frozen
 
 MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
 
@@ -247,7 +247,7 @@ def test_what_float16_cannot_hold_is_an_error(scale, name):
 def test_a_pass_that_float16_cannot_hold_leaves_the_cache_as_it_was():
     layers = list(MODEL.layers)
     loud = replace(layers[1], attn_v=replace(layers[1].attn_v, scale=np.float32(1e6)))
-    model = packing.frozen(replace(MODEL, layers=(layers[0], loud)))
+    model = frozen(replace(MODEL, layers=(layers[0], loud)))
     cache = KVCache(MODEL.config, 2, 6, np.float16)
     forward(MODEL, [[1, 2], [3, 4]], cache)
     before = contents(cache)

@@ -12,8 +12,9 @@ import train_demo
 from training import evaluate
 from training.settings import DEMO
 
-from bitnet_np import embedded, packing, spec
+from bitnet_np import embedded, spec
 from bitnet_np.cli.main import main
+from bitnet_np.dense import dense_view
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.generate import generate
 from bitnet_np.judge.compare import Verdict, judge
@@ -86,5 +87,5 @@ def test_transformers_computes_the_same_model(demo, recorded):
     tokens = recorded["tokens"]
     np.testing.assert_array_equal(tokens, tokenizer.encode(str(recorded["text"])))
     strict = recorded["logits_f64"]
-    np.testing.assert_allclose(spec.forward(packing.dense(model), tokens), strict, rtol=0, atol=1e-10 * np.abs(strict).max())
+    np.testing.assert_allclose(spec.forward(dense_view(model), tokens), strict, rtol=0, atol=1e-10 * np.abs(strict).max())
     assert judge(forward_full(model, tokens[None])[0], recorded["logits_f32"]).verdict <= Verdict.FLIPS

@@ -11,13 +11,15 @@ from models import assert_same_bits
 
 from bitnet_np import packing, spec
 from bitnet_np.cli import main as cli
+from bitnet_np.dense import dense_view
 from bitnet_np.dialects import EXACT, LLAMA_CPP
 from bitnet_np.errors import FileFormatError, NonFiniteError, ShapeError, UnsupportedError
-from bitnet_np.families import ARCHITECTURES, FAMILIES, rope_frequencies
+from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Blocks, Config, Linear, Ternary
+from bitnet_np.rope import rope_frequencies
 from bitnet_np.testing import write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
@@ -132,7 +134,7 @@ def test_ternary_blocks_take_int8_activations(written, weights):
     """With scales of their own for each 256 weights they are no I2_S matrix, but BitNet's arithmetic is the same."""
     model = load(written(drawn("bitnet", weights)))
     assert isinstance(model.layers[0].attn_q.weights, Blocks)
-    dense = packing.dense(model)
+    dense = dense_view(model)
     assert dense.layers[0].attn_q.int8
     np.testing.assert_allclose(forward_full(model, TOKENS)[0], spec.forward(dense, TOKENS[0]), atol=3e-5)
     packed = load(written(drawn("bitnet", "ternary"))).layers[0].attn_q.weights

@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, lengths, padded, random_model, random_tokens, seeds, shapes
 
-from bitnet_np import forward_pass, packing, spec
+from bitnet_np import forward_pass, spec
 from bitnet_np.backend import OPERATIONS, Wrapped
 from bitnet_np.cache import KVCache
+from bitnet_np.dense import dense_view
 from bitnet_np.dialects import BITNET_CPP, DIALECTS, EXACT, LLAMA_CPP
 from bitnet_np.errors import (
     CapacityError,
@@ -38,6 +39,7 @@ from bitnet_np.judge import operations
 from bitnet_np.judge.blame import within
 from bitnet_np.judge.compare import Verdict
 from bitnet_np.kernels import cpu
+from bitnet_np.model import frozen
 from bitnet_np.tokens import pad
 from bitnet_np.traces.points import Key
 
@@ -63,7 +65,7 @@ def test_what_is_recorded_has_llama_cpps_names_in_order():
     """The kernels add the int8 codes and scales of what they quantise."""
     model, kernels, definition = random_model(0), Recorder(), Recorder()
     forward_full(model, [[1, 2, 3]], record=kernels)
-    spec.forward(packing.dense(model), [1, 2, 3], record=definition)
+    spec.forward(dense_view(model), [1, 2, 3], record=definition)
     for seen, layer in ((kernels, WITH_CODES), (definition, LAYER)):
         names = [(name, n) for n in range(2) for name in layer]
         assert list(seen) == [("inp_embd", None), *names, ("result_norm", None), ("result_output", None)]
@@ -88,7 +90,7 @@ def test_every_operation_is_the_definitions(shape, seed, batch):
     seen, tokens = Recorder(), padded(rng, sequences)
     logits = forward_full(model, *tokens, record=seen)
 
-    c, dense = model.config, packing.dense(model)
+    c, dense = model.config, dense_view(model)
     slot, position = np.repeat(np.arange(len(batch)), batch), np.concatenate([np.arange(length) for length in batch])
     h = seen["inp_embd", None]
     np.testing.assert_array_equal(h, spec.embed(dense.token_embd, np.concatenate(sequences)))
@@ -156,7 +158,7 @@ def test_families_follow_the_definition(shape, seed, length):
     """End to end, where no int8 code can flip: with float matrices."""
     model = random_model(seed, **{**shape, "weights": "float32"})
     tokens = random_tokens(np.random.default_rng(seed), model, length)
-    expected = spec.forward(packing.dense(model), tokens)
+    expected = spec.forward(dense_view(model), tokens)
     np.testing.assert_allclose(forward_full(model, tokens[None])[0], expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 
 
@@ -173,10 +175,10 @@ def test_a_layer_is_the_definitions_where_no_code_differs(shape, seed, length):
     """Each layer by itself, with the definition's own input to it in place of the embedding."""
     model = random_model(seed, **{**shape, "tied": False})
     tokens, reference = random_tokens(np.random.default_rng(seed), model, length), Recorder()
-    spec.forward(packing.dense(model), tokens, record=reference)
+    spec.forward(dense_view(model), tokens, record=reference)
     for n, layer in enumerate(model.layers):
         given_input = reference["l_out", n - 1] if n else reference["inp_embd", None]
-        alone = packing.frozen(
+        alone = frozen(
             replace(
                 model,
                 config=replace(model.config, n_layers=1, vocab=length),
@@ -187,7 +189,7 @@ def test_a_layer_is_the_definitions_where_no_code_differs(shape, seed, length):
         )
         ours, theirs = Recorder(), Recorder()
         forward_full(alone, [np.arange(length)], record=ours)
-        spec.forward(packing.dense(alone), np.arange(length), record=theirs)
+        spec.forward(dense_view(alone), np.arange(length), record=theirs)
 
         apart = codes_apart(ours, theirs, 1)
         assert apart.max() <= MOST_STEPS
@@ -205,7 +207,7 @@ def test_the_whole_is_the_definitions_up_to_quantiser_steps(shape, seed, length)
     tokens = random_tokens(np.random.default_rng(seed), model, length)
     ours, theirs = Recorder(), Recorder()
     logits = forward_full(model, tokens[None], record=ours)[0]
-    expected = spec.forward(packing.dense(model), tokens, record=theirs)
+    expected = spec.forward(dense_view(model), tokens, record=theirs)
 
     apart = codes_apart(ours, theirs, model.config.n_layers)
     assert apart.max() <= MOST_STEPS
@@ -220,7 +222,7 @@ def test_most_codes_do_not_differ_at_all():
         model, ours, theirs = random_model(seed), Recorder(), Recorder()
         tokens = random_tokens(np.random.default_rng(seed), model, 20)
         forward_full(model, tokens[None], record=ours)
-        spec.forward(packing.dense(model), tokens, record=theirs)
+        spec.forward(dense_view(model), tokens, record=theirs)
         agreed.append((codes_apart(ours, theirs, 2) == 0).all(axis=(0, 1)))
     assert np.mean(agreed) > 0.8
 
@@ -532,7 +534,7 @@ def test_weights_that_overflow_are_an_error(path, last_only):
 def test_an_embedding_whose_squares_overflow_is_an_error(path, factor):
     """Finite itself, so that a norm could make zeros of it, and of all logits, without a word."""
     model = random_model(0, tied=False)
-    model = packing.frozen(replace(model, token_embd=model.token_embd * np.float32(factor)))
+    model = frozen(replace(model, token_embd=model.token_embd * np.float32(factor)))
     assert np.isfinite(model.token_embd).all()
     with pytest.raises(NonFiniteError):
         path(model, TOKENS)
@@ -541,7 +543,7 @@ def test_an_embedding_whose_squares_overflow_is_an_error(path, factor):
 @pytest.mark.parametrize("path", [forward_full, through_cache, forward_incremental])
 def test_a_head_that_overflows_is_an_error(path):
     model = random_model(0)
-    model = packing.frozen(replace(model, output=np.full(model.token_embd.shape, 3e38, np.float32)))
+    model = frozen(replace(model, output=np.full(model.token_embd.shape, 3e38, np.float32)))
     with pytest.raises(NonFiniteError):
         path(model, TOKENS)
 
@@ -560,7 +562,7 @@ def infinite_seven():
     model = random_model(0, tied=False)
     table = model.token_embd.copy()
     table[7] = np.inf
-    return packing.frozen(replace(model, token_embd=table))
+    return frozen(replace(model, token_embd=table))
 
 
 def test_an_overflow_is_reported_where_it_is(infinite_seven):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import as_table, seeds, threads
 
-from bitnet_np import packing
+from bitnet_np import packing, ternarize, widen
 from bitnet_np.kernels import packing as kernels
 
 SIZES = st.integers(1, 40) | st.sampled_from([63, 64, 65, 130])
@@ -22,25 +22,25 @@ def test_the_mean_magnitude_is_exact(seed, dtype, n, m, spread):
     with np.errstate(over="ignore"):
         values = rng.standard_normal((n, m)) * 2.0 ** rng.integers(-2 * spread, spread // 2 + 1, (n, m)) * (rng.random((n, m)) < 0.9)
     table = as_table(values, dtype)
-    exact = sum(map(Fraction, np.abs(packing.float32(table)).ravel().tolist())) / (n * m)
-    assert abs(Fraction(packing.mean_magnitude(table)) - exact) <= exact * Fraction(1, 2**52)
+    exact = sum(map(Fraction, np.abs(widen.float32(table)).ravel().tolist())) / (n * m)
+    assert abs(Fraction(ternarize.mean_magnitude(table)) - exact) <= exact * Fraction(1, 2**52)
 
 
 @pytest.mark.parametrize("value", [0.0, -0.0, 2.0**-149, -(2.0**-126), 1.0, np.finfo(np.float32).max])
 def test_the_mean_magnitude_of_equal_numbers_is_theirs(value):
     """Long rows, whose pieces fill all that they may."""
-    assert packing.mean_magnitude(np.full((3, 5000), value, np.float32)) == abs(np.float32(value))
+    assert ternarize.mean_magnitude(np.full((3, 5000), value, np.float32)) == abs(np.float32(value))
     small = np.full((2, 4096), 2.0**-28, np.float32)  # as far from 1.9999 as one integer can sum
     small[:, ::2] = np.nextafter(np.float32(2), np.float32(0))
     exact = (Fraction(float(small[0, 0])) + Fraction(1, 2**28)) / 2
-    assert packing.mean_magnitude(small) == float(exact)
+    assert ternarize.mean_magnitude(small) == float(exact)
 
 
 def test_the_mean_magnitude_of_more_numbers_than_are_summed_at_once(monkeypatch):
     table = np.random.default_rng(0).standard_normal((40, 70)).astype(np.float32)
-    whole = packing.mean_magnitude(table)
+    whole = ternarize.mean_magnitude(table)
     monkeypatch.setattr(kernels, "MOST", 700)
-    assert packing.mean_magnitude(table) == whole
+    assert ternarize.mean_magnitude(table) == whole
 
 
 @given(seeds, DTYPES, SIZES, SIZES, st.sampled_from([1, 3]))
@@ -52,7 +52,7 @@ def test_codes_of_masters(seed, dtype, n, m, count):
     tied = rng.random((n, m)) < 0.3
     values[tied] = rng.choice([-1.5, -0.5, 0.5, 1.5], np.count_nonzero(tied))  # with 1 step per unit
     masters = as_table(values, dtype)
-    codes = np.clip(np.rint(packing.float32(masters).astype(np.float64)), -1, 1).astype(np.int8)
+    codes = np.clip(np.rint(widen.float32(masters).astype(np.float64)), -1, 1).astype(np.int8)
     with threads(count):
         np.testing.assert_array_equal(kernels.from_masters(masters, 1.0), packing.pack(codes, 1.0).codes)
 
@@ -60,9 +60,9 @@ def test_codes_of_masters(seed, dtype, n, m, count):
 @given(seeds, DTYPES, SIZES, SIZES)
 def test_from_masters_is_the_rule_of_transformers(seed, dtype, n, m):
     masters = as_table(np.random.default_rng(seed).standard_normal((n, m)), dtype)
-    wide = packing.float32(masters).astype(np.float64)
+    wide = widen.float32(masters).astype(np.float64)
     steps = 1 / max(np.abs(wide).mean(), 1e-5)
-    found = packing.from_masters(masters)
+    found = ternarize.from_masters(masters)
     off = np.abs(packing.unpack(found) - np.clip(wide * steps, -1, 1)) - 0.5
     assert (off < 1e-12 * np.maximum(1, np.abs(wide * steps))).all()
     assert found.scale == pytest.approx(1 / steps, rel=2**-24)

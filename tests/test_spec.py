@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from models import random_model, random_tokens
 
-from bitnet_np import packing, spec
+from bitnet_np import spec
+from bitnet_np.dense import dense_view
 
 INF = np.inf
 
@@ -96,7 +97,7 @@ def naive_forward(model, tokens):
 )
 def test_forward_is_the_model_written_out(shape):
     for seed in range(3):
-        model = packing.dense(random_model(seed, **{"vocab": 9, "width": 10, "ffn": 14, **shape}))
+        model = dense_view(random_model(seed, **{"vocab": 9, "width": 10, "ffn": 14, **shape}))
         tokens = random_tokens(np.random.default_rng(seed), model, 7)
         np.testing.assert_allclose(spec.forward(model, tokens), naive_forward(model, tokens), rtol=1e-10, atol=1e-10)
 

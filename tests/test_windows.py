@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from models import assert_same_bits, padded, random_model, random_tokens, seeds, shapes
 
-from bitnet_np import KVCache, forward, forward_full, packing, spec
+from bitnet_np import KVCache, forward, forward_full, spec
+from bitnet_np.dense import dense_view
 from bitnet_np.dialects import BITNET_CPP, DIALECTS, EXACT
 from bitnet_np.errors import CapacityError, Error, OptionError, ShapeError
 from bitnet_np.kernels.scalar import CHUNK
@@ -29,7 +30,7 @@ def test_layers_see_what_the_definition_says(window, layers):
     """Float matrices: int8 codes would hide small differences, or make them large."""
     model = windowed(window, family="llama", window_layers=layers)
     tokens = random_tokens(np.random.default_rng(0), model, 12)
-    exact = spec.forward(packing.dense(model), tokens)
+    exact = spec.forward(dense_view(model), tokens)
     np.testing.assert_allclose(forward_full(model, [tokens])[0], exact, rtol=1e-3, atol=1e-4)
     everything = forward_full(random_model(0, **SMALL, family="llama"), [tokens])[0]
     assert_same_bits(forward_full(model, [tokens])[0, :window], everything[:window])

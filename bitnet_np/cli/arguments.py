@@ -13,9 +13,9 @@ from ..backend import Backend
 from ..dialects import DIALECTS
 from ..dispatch import Device
 from ..errors import OptionError
-from ..files.gguf_file import GGUFFile
-from ..files.hf_folder import Folder
-from ..files.load import BEYOND, OVERRIDABLE, model_from, read_config
+from ..files.load import model_from
+from ..files.overrides import BEYOND, OVERRIDABLE
+from ..files.source import Source
 from ..gpu.device import device_of, place
 from ..kernels import cpu
 from ..model import Model
@@ -97,12 +97,12 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def loaded(file: GGUFFile | Folder, arguments: argparse.Namespace) -> Model:
+def loaded(file: Source, arguments: argparse.Namespace) -> Model:
     """The model of an open file, as the arguments ask for it and where, with a progress bar. What is overridden is told."""
     overrides = _overrides(arguments)
     bar = progress.bar("checking weights")
     model = model_from(file, bar, allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout, overrides=overrides)
-    before = read_config(file) if overrides else model.config
+    before = file.config() if overrides else model.config
     for name in overrides:
         print(f"bitnet-np: {name} is {getattr(model.config, name)}, the file says {getattr(before, name)}", file=sys.stderr)
     ops: Backend = getattr(arguments, "ops", cpu)

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from .. import embedded, selftest
 from ..dialects import BITNET_CPP, DIALECTS, EXACT
 from ..errors import OptionError
-from ..files.gguf_file import GGUFFile
-from ..files.hf_folder import Folder
-from ..files.load import open_model, read_config
+from ..files.load import open_model
+from ..files.source import Source
 from ..forward_pass import compute_logits
 from ..judge.check import LOGITS, check_logits, check_trace
 from ..judge.compare import Judgement, Verdict, judge
@@ -75,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     return show(arguments, report, logits, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
 
 
-def _judged(file: GGUFFile | Folder, arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgement | None]:
+def _judged(file: Source, arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgement | None]:
     """Theirs against ours."""
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
@@ -92,9 +91,9 @@ def _judged(file: GGUFFile | Folder, arguments: argparse.Namespace, ids: NDArray
     return check_trace(loaded(file, arguments), ids, trace, DIALECTS[arguments.dialect])
 
 
-def _bare(path: Path, file: GGUFFile | Folder, rows: tuple[int, ...]) -> NDArray[np.float32]:
+def _bare(path: Path, file: Source, rows: tuple[int, ...]) -> NDArray[np.float32]:
     """The logits [*rows, V] in a file of bare float32; those of the last token, [V], if that is how large it is."""
-    vocab = read_config(file).vocab
+    vocab = file.config().vocab
     shape = (vocab,) if path.stat().st_size == 4 * vocab else (*rows, vocab)
     return raw.read(path, (prod(shape[:-1]), vocab)).points[LOGITS].reshape(shape)
 

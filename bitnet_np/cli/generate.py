@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from .. import embedded
 from ..dialects import DIALECTS
 from ..errors import OptionError, ShapeError
-from ..files.gguf_file import GGUFFile
-from ..files.hf_folder import Folder
 from ..files.load import open_model
+from ..files.source import Source
 from ..generate import HeadChoice, Sampling, stream
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from . import generate_many as batch_command
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser)
 
 
-def _prompt(arguments: argparse.Namespace, file: GGUFFile | Folder, tokenizer: Tokenizer | None) -> NDArray:
+def _prompt(arguments: argparse.Namespace, file: Source, tokenizer: Tokenizer | None) -> NDArray:
     """The ids to go on from, [T]."""
     if arguments.chat:
         if tokenizer is None:

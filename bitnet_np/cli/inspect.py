@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import Error, NonFiniteError, shown
-from ..files.gguf_file import GGUFFile
-from ..files.hf_folder import Folder
-from ..files.load import model_from, open_model, read_config
+from ..files.load import model_from, open_model
+from ..files.source import Source
 from ..forward_pass import forward_full
 from ..model import Model
 from ..traces.points import meaning
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--points", action="store_true", help="list the tensors of a forward pass, by the names a dump gives them")
 
 
-def _loaded(file: GGUFFile | Folder) -> tuple[Model | None, str]:
+def _loaded(file: Source) -> tuple[Model | None, str]:
     """The model, or None and why this file cannot be run."""
     try:
         return model_from(file, progress.bar("checking weights")), ""
@@ -63,10 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
     file = open_model(arguments.model)
     model, problem = _loaded(file)
     try:
-        config = read_config(file)
+        config = file.config()
     except Error:
         config = None
-    keys = file.config if isinstance(file, Folder) else file.metadata
+    keys = file.keys
     types: dict[str, list[int]] = {}
     for tensor in file.tensors.values():
         entry = types.setdefault(tensor.type.name, [0, 0, 0])
@@ -77,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         "file": str(file.path),
         "bytes": file.size,
         "kind": file.kind,
-        "version": file.version if isinstance(file, GGUFFile) else None,
+        "version": file.version,
         "supported": not problem,
         "problem": problem or None,
         "config": vars(config) if config else None,

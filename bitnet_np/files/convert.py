@@ -1,4 +1,4 @@
-"""Any model that can be loaded, as a GGUF file that is the same model to the bit, or a refusal.
+"""A loaded model -> a GGUF file that is the same model to the bit, or a refusal.
 
 Ternary matrices stay ternary: as a float matrix the same numbers would take float32 activations instead of int8 ones. Floats may become
 wider, or narrower where no number changes (or the caller allows rounding). One thing has to change: GGUF's Llama rotates adjacent numbers
@@ -6,79 +6,79 @@ of a head, transformers' Llama its halves, so rows of queries and keys are permu
 q . k are added in another order: logits then agree to float32 rounding, not to the bit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import packing
+from .. import packing, widen
 from ..errors import NonFiniteError, UnsupportedError
 from ..families import FAMILIES
 from ..kernels.blocks import bfloat16_bits
 from ..model import Blocks, Config, Model, Table, Ternary, Weights
 from ..tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
-from .gguf_file import GGUFFile
 from .gguf_writer import Stored, stored, write_model
-from .hf_folder import Folder
 from .load import load
-from .parts import FLOATS
+from .source import Source
+from .tensors import FLOATS
 
 TYPES = {kind.name: kind for kind in (I2_S, TQ1_0, TQ2_0, F16, F32)}
-"""What matrices of layers can be written as."""
+"""The types that matrices of layers can be written as."""
+
 HEADS = {kind.name: kind for kind in (F16, F32, BF16)}
-"""And the embedding and the head."""
+"""The types that the embedding and the head can be written as."""
+
 _CHUNK = 1 << 20  # numbers that are widened at a time
 _OWN = ("general.architecture", "general.name", "general.file_type", "general.quantization_version", "general.alignment")
 _ROTATED = ("attn_q.weight", "attn_q.bias", "attn_k.weight", "attn_k.bias")
 
 
+class _Target(NamedTuple):
+    """The types that are asked for; None: as they are."""
+
+    matrix: TensorType | None
+    head: TensorType | None
+    rounding: bool  # a narrower float type may change numbers
+
+
 def convert(
     model: Model,
     out: Path,
-    source: GGUFFile | Folder,
+    source: Source,
     *,
     matrix: TensorType | None = None,
     head: TensorType | None = None,
     rounding: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write a loaded model, with the name and the tokenizer that its source has. What is written has been loaded once.
+    """Write a loaded model with the name and the tokenizer of its source. The new file is loaded once before it gets its name.
 
-    matrix: one of TYPES, for the layers' matrices; head: one of HEADS, for the embedding and the head; None: as they are, ternary matrices
-    that came in no type of ggml's as I2_S. rounding: whether a narrower float type may change numbers.
+    matrix: one of TYPES, for the layers' matrices. head: one of HEADS, for the embedding and the head. None: as they are; ternary
+    matrices that came in none of ggml's types become I2_S. rounding: whether a narrower float type may change numbers.
 
-    Raises UnsupportedError naming the tensor where the type that is asked for, or GGUF, cannot hold it without a change, NonFiniteError
-    where a narrower type has no finite number for one.
+    Raises UnsupportedError, naming the tensor, if the type that is asked for, or GGUF, cannot hold it without a change; NonFiniteError if
+    a number is beyond the range of a narrower type.
     """
-    metadata = source.metadata
-    tokenizer = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")} or {"tokenizer.ggml.model": "none"}
-    general = {key: value for key, value in metadata.items() if key.startswith("general.") and key not in _OWN}
-    name = metadata.get("general.name", source.path.resolve().name)
+    metadata = _metadata(source, keep_type=matrix is None)
     permuted = is_permuted(model.config)
+    target = _Target(matrix, head, rounding)
 
     def encode(name: str, weights: Weights) -> Stored:
-        found = _encoded(model.config, name, weights, matrix, head, rounding)
+        tensor = _encoded(model.config, name, weights, target)
         if not (permuted and name.endswith(_ROTATED)):
-            return found
-
-        def turned() -> NDArray:
-            return _encoded(model.config, name, _permuted(weights, model.config), matrix, head, rounding).make()
-
-        return found._replace(make=turned)
+            return tensor
+        return tensor._replace(make=lambda: _encoded(model.config, name, _permuted(weights, model.config), target).make())
 
     try:
         write_model(
             out,
             replace(model, config=replace(model.config, rope="adjacent")) if permuted else model,
-            tokenizer,
+            metadata,
             encode=encode,
-            name=str(name),
-            file_type=_file_type(metadata) if matrix is None else None,
-            general=general,
             progress=progress,
             check=load,
         )
@@ -86,18 +86,23 @@ def convert(
         raise type(error)(f"{source.path}: {error}") from None
 
 
-def _file_type(metadata: Mapping[str, Any]) -> int | None:
-    value = metadata.get("general.file_type")
-    return value if type(value) is int else None
+def _metadata(source: Source, keep_type: bool) -> dict[str, Any]:
+    """The keys that do not depend on the model's numbers; keep_type: also general.file_type, which is that of the matrices."""
+    metadata = source.metadata
+    tokenizer = {key: value for key, value in metadata.items() if key.startswith("tokenizer.")} or {"tokenizer.ggml.model": "none"}
+    general = {key: value for key, value in metadata.items() if key.startswith("general.") and key not in _OWN}
+    name, file_type = metadata.get("general.name", source.path.resolve().name), metadata.get("general.file_type")
+    own = {"general.name": str(name), "general.file_type": file_type if keep_type and type(file_type) is int else None}
+    return {**tokenizer, **general, **own}
 
 
 def is_permuted(c: Config) -> bool:
-    """Whether rows of queries and keys change places: halves of a head become adjacent numbers."""
+    """Whether converting permutes rows of queries and keys: halves of a head become adjacent numbers."""
     return c.rope == "halves" and FAMILIES[c.architecture].config["rope"] == "adjacent"
 
 
 def _permuted(weights: Weights, c: Config) -> Weights:
-    """Rows of a head from halves, i and i + J, to adjacent ones, 2i and 2i + 1."""
+    """Rows of each head, ordered by halves (i and i + J), in the order of adjacent pairs (2i and 2i + 1)."""
     order = np.arange(weights.shape[0]).reshape(-1, 2, c.head_dim // 2).swapaxes(1, 2).reshape(-1)
     if isinstance(weights, Ternary):
         codes = packing.i2s_codes(packing.unpack(weights)[order])
@@ -105,17 +110,17 @@ def _permuted(weights: Weights, c: Config) -> Weights:
     return replace(weights, data=weights.data[order]) if isinstance(weights, Blocks) else weights[order]
 
 
-def _encoded(c: Config, name: str, weights: Weights, matrix: TensorType | None, head: TensorType | None, rounding: bool) -> Stored:
-    """A tensor in the type that is asked for."""
+def _encoded(c: Config, name: str, weights: Weights, target: _Target) -> Stored:
+    """The tensor in the type that is asked for."""
     if name in ("token_embd.weight", "output.weight"):
         assert not isinstance(weights, Ternary)
-        return stored(name, weights) if head is None else _floats(name, weights, head, rounding)
+        return stored(name, weights) if target.head is None else _floats(name, weights, target.head, target.rounding)
     if not name.startswith("blk.") or len(weights.shape) != 2:
         return stored(name, weights)
     ternary = isinstance(weights, Ternary) or (isinstance(weights, Blocks) and weights.type in TERNARY_TYPES)
     if FAMILIES[c.architecture].ternary and not ternary:
         raise UnsupportedError(f"tensor {name} is not ternary, but all matrices of a GGUF file of architecture {c.architecture} are")
-    wanted = matrix or (I2_S if isinstance(weights, Ternary) and weights.blocks is None else None)
+    wanted = target.matrix or (I2_S if isinstance(weights, Ternary) and weights.blocks is None else None)
     if wanted is None:
         return stored(name, weights)
     if wanted in (I2_S, *TERNARY_TYPES):
@@ -123,10 +128,11 @@ def _encoded(c: Config, name: str, weights: Weights, matrix: TensorType | None, 
     if ternary:
         raise UnsupportedError(f"tensor {name} is ternary and takes int8 activations: as {wanted.name} it would be another model")
     assert not isinstance(weights, Ternary)
-    return _floats(name, weights, wanted, rounding)
+    return _floats(name, weights, wanted, target.rounding)
 
 
 def _ternary(name: str, weights: Weights, wanted: TensorType) -> Stored:
+    """A ternary matrix as I2_S, TQ1_0 or TQ2_0. Raises UnsupportedError if that type cannot hold it."""
     blocks = weights.blocks if isinstance(weights, Ternary) else weights
     if isinstance(blocks, Blocks) and blocks.type is wanted:
         return stored(name, blocks)
@@ -152,6 +158,7 @@ def _ternary(name: str, weights: Weights, wanted: TensorType) -> Stored:
 
 
 def _floats(name: str, table: Table, wanted: TensorType, rounding: bool) -> Stored:
+    """A table as floats of another type. `make` raises UnsupportedError for a number that would change, unless `rounding` allows it."""
     n, m = table.shape
     dtype = FLOATS[wanted]
     if not isinstance(table, Blocks) and table.dtype == dtype:
@@ -161,9 +168,9 @@ def _floats(name: str, table: Table, wanted: TensorType, rounding: bool) -> Stor
         out: NDArray[Any] = np.empty((n, m), dtype)
         step = max(1, _CHUNK // m)
         for i in range(0, n, step):
-            wide = packing.take(table, slice(i, i + step))
+            wide = widen.take(table, slice(i, i + step))
             out[i : i + step] = narrow = _narrowed(wide, wanted)
-            back = packing.float32(narrow)
+            back = widen.float32(narrow)
             if not np.isfinite(back).all():
                 example = wide[~np.isfinite(back)][0]
                 raise NonFiniteError(f"tensor {name} has the number {example}, which is none of {wanted.name}'s that a model may have")
@@ -178,7 +185,7 @@ def _floats(name: str, table: Table, wanted: TensorType, rounding: bool) -> Stor
 
 
 def _narrowed(wide: NDArray[np.float32], wanted: TensorType) -> NDArray:
-    """To the nearest number, ties to even."""
+    """Each number as the nearest one of the type, ties to even."""
     if wanted is BF16:
         return bfloat16_bits(wide)
     with np.errstate(over="ignore"):

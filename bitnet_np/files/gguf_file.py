@@ -23,9 +23,9 @@ from typing import TypeAlias, TypeVar, cast, overload
 import numpy as np
 
 from ..errors import FileFormatError, UnsupportedError, shown
-from ..mapped import release_pages
 from ..tensor_types import BY_NUMBER, REFUSED, TensorType
 from ..validate import check_file, path_of
+from .tensors import Tensor
 
 _UINT32, _BOOL, _STRING, _ARRAY, _UINT64 = 4, 7, 8, 9, 10
 _CODES = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", _UINT32: "<u4", 5: "<i4", 6: "<f4", _BOOL: "?", _UINT64: "<u8", 11: "<i8", 12: "<f8"}
@@ -103,19 +103,8 @@ class _Metadata(Mapping[str, Value]):
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
-    """One entry of the tensor table."""
-
-    name: str
-    type: TensorType
-    shape: tuple[int, ...]  # row-major, outermost first: the file's dimensions reversed
-    data: np.ndarray = field(repr=False)  # uint8 [type.nbytes(prod(shape))], a read-only view of the file
-    offset: int  # of data, from the start of the file
-
-
-@dataclass(frozen=True, eq=False)
 class GGUFFile:
-    """An open file. The mapping lives as long as any array taken from here."""
+    """An open file. It stays mapped as long as any array taken from here lives."""
 
     path: Path
     version: int
@@ -123,16 +112,6 @@ class GGUFFile:
     metadata: Mapping[str, Value] = field(repr=False)  # numeric arrays are read-only views of the file
     tensors: Mapping[str, Tensor] = field(repr=False)  # in the order of the file's table
     size: int  # bytes of the file
-    mapping: mmap.mmap = field(repr=False)
-
-    @property
-    def kind(self) -> str:
-        """For people."""
-        return f"GGUF v{self.version}"
-
-    def release(self, tensor: Tensor) -> None:
-        """Let the system have the pages of a tensor that is not going to be read again. Its data stay valid: they would be read anew."""
-        release_pages(self.mapping, tensor.offset, tensor.data.size)
 
     def require(self, key: str, kind: type[T]) -> T:
         """The value of `key`, which must be there and exactly of `kind`: a bool is not an int, and an int not a float."""
@@ -163,7 +142,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
     values = _read_metadata(cursor, key_count)
     alignment = cast(int, values.get("general.alignment", _DEFAULT_ALIGNMENT))
     tensors = _read_tensors(cursor, tensor_count, alignment)
-    return GGUFFile(path, version, alignment, _Metadata(values), MappingProxyType(tensors), len(cursor.data), cursor.data)
+    return GGUFFile(path, version, alignment, _Metadata(values), MappingProxyType(tensors), len(cursor.data))
 
 
 def _map(path: Path) -> mmap.mmap:

@@ -1,4 +1,7 @@
-"""GGUF files through gguf-py's GGUFWriter: keys and tensors in the order of the released BitNet file, whole or not there at all."""
+"""A Model -> a GGUF file, through gguf-py's GGUFWriter.
+
+Keys and tensors come in the order of the released BitNet file. A file appears under its name when it is complete, or not at all.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,17 +15,19 @@ from numpy.typing import NDArray
 
 from .. import packing
 from ..errors import UnsupportedError
-from ..families import EPSILON, FAMILIES
-from ..model import Blocks, Config, Layer, Linear, Model, Ternary, Weights, check_model
+from ..families import FAMILIES
+from ..model import Blocks, Config, Layer, Linear, Model, Ternary, Weights
+from ..model_check import check_model
 from ..tensor_types import BF16, F16, F32, I2_S, TQ1_0, TQ2_0, TensorType
 from ..whole_file import whole_file
+from .gguf_names import EPSILON, FACTORS, KEYS, tensor_name
 
 FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40}
-"""general.file_type of a file whose matrices are mostly of a type (llama.h; 40 is bitnet.cpp's)."""
+"""general.file_type, by the type of the file's matrices (llama.h; 40 is bitnet.cpp's)."""
 
 QUANTIZATION_VERSION = 2
 
-FIELDS = (  # of model.Layer, in the released file's order, and then what it has not
+FIELDS = (
     "attn_norm",
     "ffn_down",
     "ffn_sub_norm",
@@ -40,22 +45,11 @@ FIELDS = (  # of model.Layer, in the released file's order, and then what it has
     "attn_q_norm",
     "attn_k_norm",
 )
-
-
-KEYS = {
-    "vocab": "vocab_size",
-    "context": "context_length",
-    "width": "embedding_length",
-    "n_layers": "block_count",
-    "ffn": "feed_forward_length",
-    "heads": "attention.head_count",
-    "kv_heads": "attention.head_count_kv",
-}
-"""Field of Config: the architecture's key."""
+"""The fields of model.Layer in the order of the released file's tensors; those that it has not come last."""
 
 
 class Stored(NamedTuple):
-    """A tensor as a file has it; `make` gives its bytes."""
+    """A tensor as it is written. `make` gives its bytes when they are wanted, so that one tensor at a time is in memory."""
 
     type: TensorType
     shape: tuple[int, ...]  # as NumPy orders it, rows first
@@ -72,14 +66,16 @@ def write_file(
     progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """Write a file and `check` it before it has its name: `path` is whole, or as it was.
+    """Write a GGUF file. `path` is the complete new file after it, or as it was before if anything fails.
 
-    `tensors` has name, type and shape of each, `data` their bytes in the same order.
+    write_metadata: adds the keys, all but general.architecture. tensors: name, type and shape of each. data: their bytes, in the same
+    order. progress: called after each tensor with those written and all. check: called with the path of the complete file before it gets
+    its name; what it raises passes through.
     """
     with whole_file(path) as part, closing(GGUFWriter(part, architecture)) as writer:
         write_metadata(writer)
         for name, kind, shape in tensors:
-            # GGUFWriter does not know I2_S, but writes any number as a type, and the shape as given where the dtype is not that of bytes
+            # GGUFWriter does not know I2_S, but it writes any number as the type, and any shape as given unless the dtype is uint8
             writer.add_tensor_info(name, shape, np.dtype(np.float32), kind.nbytes(int(np.prod(shape, dtype=object))), kind.number)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -94,46 +90,42 @@ def write_file(
 # --- keys -----------------------------------------------------------------------------------------------------------------------------
 
 
-def write_keys(
-    writer: GGUFWriter,
-    c: Config,
-    tokenizer: Mapping[str, Any],
-    *,
-    name: str | None = None,
-    file_type: int | None = None,
-    general: Mapping[str, Any] | None = None,
-) -> None:
-    """Every key but general.architecture, which the writer has. `tokenizer`: keys and values; `general`: more of those."""
-    prefix, family = c.architecture + ".", FAMILIES[c.architecture]
-    for key in ("rope_base", "rope_scaling"):
-        if np.float32(getattr(c, key)) != getattr(c, key):
-            raise UnsupportedError(f"{key} is {getattr(c, key)}, which is no float32, and a GGUF file has no other place for it")
+def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> None:
+    """Write every key but general.architecture, which GGUFWriter writes: those that `c` implies, and `metadata`.
+
+    Where both have a key, `c` wins. A value of None is left out. Raises UnsupportedError for a Config that no GGUF file can say.
+    """
+    family = FAMILIES[c.architecture]
+    for field in ("rope_base", "rope_scaling"):
+        if np.float32(getattr(c, field)) != getattr(c, field):
+            raise UnsupportedError(f"{field} is {getattr(c, field)}, which is no float32, and a GGUF file has no other place for it")
     if c.window is not None and not family.windows:
         raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
-    sliding = None if c.window_layers is None else np.isin(np.arange(c.n_layers), c.window_layers)
-    rotates = c.rope != "none"
-    wide = c.q_width != c.width
-    sizes = [(prefix + key, getattr(c, field)) for field, key in KEYS.items()]
+    rotates, scaled, wide = c.rope != "none", c.rope_scaling != 1, c.q_width != c.width
+
+    def key(field: str) -> str:
+        return f"{c.architecture}.{KEYS[field].name}"
+
     keys: dict[str, Any] = {
-        "general.name": name,
-        **dict(sizes[:-2]),
-        prefix + "rope.dimension_count": 2 * c.rope_pairs if rotates else None,
-        **dict(sizes[-2:]),
-        prefix + "attention.key_length": c.head_dim if wide else None,
-        prefix + "attention.value_length": c.head_dim if wide else None,
-        "tokenizer.ggml.add_bos_token": tokenizer.get("tokenizer.ggml.add_bos_token"),
-        prefix + EPSILON[c.norm]: c.eps,
-        prefix + "rope.freq_base": c.rope_base if rotates else None,
-        prefix + "rope.scaling.type": "linear" if c.rope_scaling != 1 else None,
-        prefix + "rope.scaling.factor": c.rope_scaling if c.rope_scaling != 1 else None,
-        prefix + "use_parallel_residual": c.parallel_residual if "use_parallel_residual" in family.keys else None,
-        prefix + "attention.sliding_window": c.window,
-        prefix + "attention.sliding_window_pattern": sliding,
-        "general.file_type": file_type,
+        "general.name": metadata.get("general.name"),
+        **{key(field): getattr(c, field) for field in ("vocab", "context", "width", "n_layers", "ffn")},
+        key("rope_width"): 2 * c.rope_pairs if rotates else None,
+        **{key(field): getattr(c, field) for field in ("heads", "kv_heads")},
+        key("head_dim"): c.head_dim if wide else None,
+        key("value_dim"): c.head_dim if wide else None,
+        "tokenizer.ggml.add_bos_token": metadata.get("tokenizer.ggml.add_bos_token"),
+        f"{c.architecture}.{EPSILON[c.norm].name}": c.eps,
+        key("rope_base"): c.rope_base if rotates else None,
+        key("scaling_type"): "linear" if scaled else None,
+        key("rope_scaling"): c.rope_scaling if scaled else None,
+        key("parallel_residual"): c.parallel_residual if family.chooses_residual else None,
+        key("window"): c.window,
+        key("window_layers"): None if c.window_layers is None else np.isin(np.arange(c.n_layers), c.window_layers),
+        "general.file_type": metadata.get("general.file_type"),
     }
-    for key, value in (keys | {key: value for key, value in {**tokenizer, **(general or {})}.items() if key not in keys}).items():
+    for name, value in {**keys, **{name: value for name, value in metadata.items() if name not in keys}}.items():
         if value is not None:
-            _add(writer, key, value)
+            _add(writer, name, value)
     writer.add_quantization_version(QUANTIZATION_VERSION)
 
 
@@ -143,14 +135,15 @@ _INTEGERS = {
     GGUFValueType.UINT64: range(1 << 64),
     GGUFValueType.INT64: range(-1 << 63, 1 << 63),
 }
-"""The types that integers are written with, and what they hold: the first that does is taken."""
+"""The types that integers are written with, and the integers that each holds. The first that holds a value is taken."""
 
 
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    """Write a key with a value of Python's or NumPy's type. An empty array is left out: GGUFWriter cannot tell its type."""
     if isinstance(value, bool | str):
         (writer.add_bool if isinstance(value, bool) else writer.add_string)(key, value)
     elif isinstance(value, int):
-        writer.add_key_value(key, value, next(kind for kind, held in _INTEGERS.items() if value in held))
+        writer.add_key_value(key, value, next(kind for kind, integers in _INTEGERS.items() if value in integers))
     elif isinstance(value, float):
         large = np.isfinite(value) and abs(value) > float(np.finfo(np.float32).max)
         writer.add_key_value(key, value, GGUFValueType.FLOAT64 if large else GGUFValueType.FLOAT32)
@@ -164,12 +157,12 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def present(layer: Layer) -> dict[str, Any]:
-    """The fields of a layer that are not None."""
+    """The fields of a layer that are not None, by name."""
     return {name: value for name, value in vars(layer).items() if value is not None}
 
 
 def stored(name: str, weights: Weights) -> Stored:
-    """As it is: float arrays and blocks unchanged, ternary matrices as the blocks they came in, or as I2_S."""
+    """The tensor as it is: float arrays and blocks unchanged, a ternary matrix as the blocks it came in, or as I2_S."""
     if isinstance(weights, Ternary) and weights.blocks is None:
         return Stored(I2_S, weights.shape, lambda: packing.to_i2s(weights))
     blocks = weights.blocks if isinstance(weights, Ternary) else weights
@@ -181,73 +174,71 @@ def stored(name: str, weights: Weights) -> Stored:
 
 
 Encode = Callable[[str, Weights], Stored]
+"""How a tensor of that name is written."""
 
 
 def model_tensors(
     model: Model, encode: Encode = stored, fields: Callable[[Layer], dict[str, Any]] = present
 ) -> Iterator[tuple[str, Stored]]:
-    """Every tensor in the order of the released file. Raises UnsupportedError for what no GGUF file can say."""
+    """Name and content of every tensor, in the order of the released file. `fields` gives those of a layer.
+
+    Raises UnsupportedError for a linear that no GGUF file can say.
+    """
 
     def given(named: Mapping[str, Weights | None]) -> Iterator[tuple[str, Stored]]:
         for name, weights in named.items():
             if weights is not None:
                 yield name, encode(name, weights)
 
-    yield from given(
-        {"token_embd.weight": model.token_embd, "position_embd.weight": model.position_embd, "rope_freqs.weight": model.rope_factors}
-    )
+    def of_model(*names: str) -> Iterator[tuple[str, Stored]]:
+        yield from given({tensor_name(field): getattr(model, field) for field in names})
+
+    yield from of_model("token_embd", "position_embd")
+    yield from given({FACTORS: model.rope_factors})
     for n, layer in enumerate(model.layers):
         named = fields(layer)
-        for name in (name for name in FIELDS if name in named):
-            value = named[name]
+        for field in (field for field in FIELDS if field in named):
+            value = named[field]
             if not isinstance(value, Linear):
-                plain = name.removesuffix("_bias")
-                yield from given({f"blk.{n}.{plain}.{'weight' if plain == name else 'bias'}": value})
+                yield from given({tensor_name(field, n): value})
                 continue
             if value.norm is not None:
-                raise UnsupportedError(f"layer {n} {name} has a norm inside the linear, and GGUF has no place for that")
+                raise UnsupportedError(f"layer {n} {field} has a norm inside the linear, and GGUF has no place for that")
             scale = None if value.scale is None else np.array([value.scale])
-            yield from given(
-                {f"blk.{n}.{name}.{part}": x for part, x in (("weight", value.weights), ("bias", value.bias), ("scale", scale))}
-            )
-    yield from given(
-        {
-            "output_norm.weight": model.output_norm,
-            "output_norm.bias": model.output_norm_bias,
-            "output.weight": model.output,
-            "output.bias": model.output_bias,
-        }
-    )
+            parts = {"weight": value.weights, "bias": value.bias, "scale": scale}
+            yield from given({f"blk.{n}.{field}.{part}": array for part, array in parts.items()})
+    yield from of_model("output_norm", "output_norm_bias", "output", "output_bias")
 
 
 def write_model(
     path: str | os.PathLike[str],
     model: Model,
-    tokenizer: Mapping[str, Any],
+    metadata: Mapping[str, Any],
     *,
     encode: Encode = stored,
     fields: Callable[[Layer], dict[str, Any]] = present,
-    name: str | None = None,
-    file_type: int | None = None,
-    general: Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
-    """A model of a family of families.py as a file. `file_type` is found out where the matrices are of a type that has one.
+    """Write a model of one of families.FAMILIES as a GGUF file.
 
-    Raises UnsupportedError for what such a file cannot say, ShapeError for arrays that are not what the model's Config says.
+    metadata: the tokenizer.* and general.* keys, with values of Python's types or one-dimensional arrays; tokenizer.ggml.model at least.
+    general.file_type is found out where the type of the matrices decides it. encode, fields: as in `model_tensors`. progress, check: as in
+    `write_file`.
+
+    Raises UnsupportedError for a model that no GGUF file can say, ShapeError for arrays that are not what the model's Config says.
     """
     check_model(model)
-    c, family = model.config, FAMILIES[model.config.architecture]
-    if family.config != {field: getattr(c, field) for field in family.config}:
-        found = {field: getattr(c, field) for field in family.config}
-        raise UnsupportedError(f"a GGUF file of architecture {c.architecture} has {dict(family.config)}, but this model {found}")
+    c, implied = model.config, FAMILIES[model.config.architecture].config
+    own = {field: getattr(c, field) for field in implied}
+    if own != implied:
+        raise UnsupportedError(f"a GGUF file of architecture {c.architecture} has {dict(implied)}, but this model {own}")
     tensors = dict(model_tensors(model, encode, fields))
-    file_type = FILE_TYPES.get(tensors["blk.0.ffn_down.weight"].type, file_type)
+    file_type = FILE_TYPES.get(tensors["blk.0.ffn_down.weight"].type, metadata.get("general.file_type"))
     write_file(
         path,
         c.architecture,
-        lambda writer: write_keys(writer, c, tokenizer, name=name, file_type=file_type, general=general),
+        lambda writer: write_keys(writer, c, {**metadata, "general.file_type": file_type}),
         [(name, tensor.type, tensor.shape) for name, tensor in tensors.items()],
         (tensor.make() for tensor in tensors.values()),
         progress=progress,

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face folder -> what the numbers of its tensors mean. Nothing is guessed.
+"""config.json of a Hugging Face folder -> the Recipe by which its tensors become a Model. Nothing is guessed.
 
 The rules are those of transformers: its configuration classes, modeling_rope_utils and integrations/bitnet. A key that could change the
 arithmetic and is not known here is refused by name.
@@ -8,11 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from ..errors import FileFormatError, UnsupportedError, shown
-from ..families import FAMILIES, MATRICES, MODEL_TYPES, ModelType, windows
-from ..model import Activation, Config
+from ..families import FAMILIES, MATRICES
+from ..model import Activation, Config, window_fields
+from .hf_model_types import MODEL_TYPES, ModelType
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -20,15 +21,12 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True)
 class Quantization:
-    """Which linears take int8 activations, and what their weights are.
+    """Which linears take int8 activations, and how the file states their ternary weights."""
 
-    packed: -1, 0, +1 in bytes of four; else master weights, quantised here. divides: by weight_scale; else multiplied by it.
-    """
-
-    packed: bool
-    divides: bool
-    inner_norms: bool  # an RMS norm of its own at the input of each linear
-    norm_eps: float
+    packed: bool  # the file has the codes, four in a byte; else master weights, quantised at loading
+    divides: bool  # products are divided by weight_scale; else multiplied by it
+    inner_norms: bool  # each linear has an RMS norm of its own at its input
+    norm_eps: float  # epsilon of those norms
     skipped: tuple[str, ...]  # modules_to_not_convert
 
     def converts(self, module: str) -> bool:
@@ -41,7 +39,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """The four numbers of families.llama3_factors."""
+    """The four numbers of rope.llama3_factors."""
 
     factor: float
     low: float
@@ -51,17 +49,16 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What config.json says."""
+    """Everything that config.json says about the model."""
 
     config: Config
     kind: ModelType
     tied: bool  # the head is the embedding
-    biases: tuple[str, ...]  # fields of model.Layer
+    biases: tuple[str, ...]  # the matrices that have a bias, by their fields in model.Layer
     quantization: Quantization | None
     llama3: Llama3Scaling | None
 
 
-# what changes nothing in a forward pass, or only training
 _NEUTRAL = frozenset(
     {
         "_attn_implementation_autoset",
@@ -109,10 +106,11 @@ _NEUTRAL = frozenset(
         "use_cache",
     }
 )
-# what must have one of these values, if it is there
+"""Keys that change nothing in a forward pass, or only in training."""
+
 _FIXED: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
-    "is_decoder": (False, True),  # of cross attention only, which is off
+    "is_decoder": (False, True),  # matters to cross attention only, which is off
     "is_encoder_decoder": (False,),
     "tie_encoder_decoder": (False,),
     "cross_attention_hidden_size": (None,),
@@ -123,16 +121,17 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "use_sliding_window": (False,),
 }
+"""Keys that may be missing, or else must have one of these values."""
 
 
-class _Keys:
-    """The keys of an object that nobody has taken yet."""
+class _UnreadKeys:
+    """The keys of a JSON object that nobody has taken yet."""
 
-    def __init__(self, where: str, told: Mapping[str, Any]) -> None:
-        self.where, self.left = where, dict(told)
+    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
+        self.where, self.left = where, dict(values)
 
     def take(self, key: str, kind: type[T], default: Any = _REQUIRED) -> T:
-        """The value of `key`. A null is as good as no key; an integer is as good as a float."""
+        """The value of `key`, which must be of that type. null counts as missing; an integer counts as a float."""
         value = self.left.pop(key, None)
         if value is None:
             if default is _REQUIRED:
@@ -146,28 +145,58 @@ class _Keys:
             raise FileFormatError(f"{self.where}: {key} is {shown(value)}, expected {kind.__name__}")
         return cast(T, value)
 
-    def fixed(self, key: str, *values: Any) -> None:
-        """Refuse any other value of `key`. No key is as good as any of them."""
+    def take_fixed(self, key: str, *values: Any) -> None:
+        """Refuse any other value of `key`. The key may be missing."""
         value = self.left.pop(key, values[0])
         if not any(value == known and type(value) is type(known) for known in values):
             raise UnsupportedError(f"{self.where}: {key} is {shown(value)}, supported are {', '.join(map(repr, values))}")
 
-    def end(self) -> None:
-        """Refuse what is left."""
+    def check_all_taken(self) -> None:
+        """Refuse the keys that are left: they could change the arithmetic."""
         for key, value in self.left.items():
             raise UnsupportedError(f"{self.where}: {shown(key)} = {shown(value)} is a setting this package does not implement")
 
 
-def read_recipe(told: Mapping[str, Any], path: Path) -> Recipe:
-    """Of config.json's object; `path` is for messages. Raises FileFormatError, UnsupportedError or ShapeError."""
-    keys = _Keys(str(path), told)
+def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
+    """The Recipe in config.json's object; `path` is for messages. Raises FileFormatError, UnsupportedError or ShapeError."""
+    keys = _UnreadKeys(str(path), config_json)
+    model_type = _model_type(keys)
+    kind = MODEL_TYPES[model_type]
+    try:
+        config, llama3 = _config(keys, model_type)
+    except ValueError as error:  # those of Config do not name the file
+        raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+    recipe = Recipe(
+        config=config,
+        kind=kind,
+        biases=_biases(keys, model_type, config.architecture),
+        tied=keys.take("tie_word_embeddings", bool, kind.tied),
+        quantization=_quantization(keys, kind),
+        llama3=llama3,
+    )
+    for key, values in _FIXED.items():
+        keys.take_fixed(key, *values)
+    for key in _NEUTRAL:
+        keys.left.pop(key, None)
+    keys.check_all_taken()
+    return recipe
+
+
+def _model_type(keys: _UnreadKeys) -> str:
+    """model_type, one of MODEL_TYPES, whose class is the one that is read."""
     model_type = keys.take("model_type", str)
     if model_type not in MODEL_TYPES:
-        raise UnsupportedError(f"{path}: model_type is {shown(model_type)}, supported are {', '.join(MODEL_TYPES)}")
+        raise UnsupportedError(f"{keys.where}: model_type is {shown(model_type)}, supported are {', '.join(MODEL_TYPES)}")
+    causal_lm = MODEL_TYPES[model_type].causal_lm
+    classes = keys.take("architectures", list, [causal_lm])
+    if classes != [causal_lm]:
+        raise UnsupportedError(f"{keys.where}: architectures is {shown(classes)}, supported for {model_type} is {causal_lm}")
+    return model_type
+
+
+def _config(keys: _UnreadKeys, model_type: str) -> tuple[Config, Llama3Scaling | None]:
+    """The numbers of the model, and a scaling of RoPE that Config has no field for."""
     kind = MODEL_TYPES[model_type]
-    classes = keys.take("architectures", list, [kind.causal_lm])
-    if classes != [kind.causal_lm]:
-        raise UnsupportedError(f"{path}: architectures is {shown(classes)}, supported for {model_type} is {kind.causal_lm}")
 
     def take(key: str, expected: type[T], default: Any = _REQUIRED) -> T:
         return keys.take(kind.names.get(key, key), expected, default)
@@ -176,68 +205,64 @@ def read_recipe(told: Mapping[str, Any], path: Path) -> Recipe:
     ffn = take("intermediate_size", int, 4 * width if model_type == "gpt2" else _REQUIRED)
     activation = take("hidden_act", str)
     if activation not in kind.architectures:
-        raise UnsupportedError(f"{path}: hidden_act is {shown(activation)}, supported for {model_type} are {', '.join(kind.architectures)}")
+        choices = ", ".join(kind.architectures)
+        raise UnsupportedError(f"{keys.where}: hidden_act is {shown(activation)}, supported for {model_type} are {choices}")
     architecture = kind.architectures[activation]
     family = FAMILIES[architecture]
-    head_dim = keys.take("head_dim", int, None)
+    head_dim = _head_dim(keys, width, heads)
+    eps = take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
+    rope = _Rope() if family.config["rope"] == "none" else _rope(keys, family.partial_rope)
+    if not (rope.fraction == 1 or (family.partial_rope and 0 < rope.fraction < 1)):
+        raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {rope.fraction}, which {model_type} cannot have")
+    rotated = int(head_dim * rope.fraction)
+    implied: dict[str, Any] = {
+        **family.config,
+        "activation": _ACTIVATIONS.get(activation, activation),
+        "rope": "halves" if family.config["rope"] == "adjacent" else family.config["rope"],  # only GGUF's rows are permuted
+        "parallel_residual": keys.take("use_parallel_residual", bool, True) if family.chooses_residual else False,
+    }
+    config = Config(
+        architecture=architecture,
+        vocab=keys.take("vocab_size", int),
+        context=take("max_position_embeddings", int),
+        width=width,
+        n_layers=take("num_hidden_layers", int),
+        ffn=ffn,
+        heads=heads,
+        kv_heads=keys.take("num_key_value_heads", int, heads),
+        head_dim=head_dim,
+        eps=eps,
+        rope_base=rope.base,
+        rope_width=None if rotated == head_dim else rotated,
+        rope_scaling=rope.scaling,
+        **implied,
+    )
+    return replace(config, **_window(keys, kind, config.n_layers)), rope.llama3
+
+
+def _head_dim(keys: _UnreadKeys, width: int, heads: int) -> int:
+    """head_dim, or the model's width over the number of heads."""
+    head_dim: int | None = keys.take("head_dim", int, None)
     if head_dim is None:
         if heads < 1 or width % heads:
-            raise FileFormatError(f"{path}: hidden_size {width} is no multiple of num_attention_heads {heads}")
+            raise FileFormatError(f"{keys.where}: hidden_size {width} is no multiple of num_attention_heads {heads}")
         head_dim = width // heads
-    norm_eps = take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
-    base, scaling, llama3, fraction = (10000.0, 1.0, None, 1.0) if family.config["rope"] == "none" else _rope(keys, family.partial_rope)
-    if not (fraction == 1 or (family.partial_rope and 0 < fraction < 1)):
-        raise UnsupportedError(f"{path}: partial_rotary_factor is {fraction}, which {model_type} cannot have")
-    rotated = int(head_dim * fraction)
-    sets = {
-        "activation": _ACTIVATIONS.get(activation, activation),
-        "rope": "halves" if family.config["rope"] == "adjacent" else family.config["rope"],  # of GGUF's permuted rows only
-        "parallel_residual": keys.take("use_parallel_residual", bool, True) if "use_parallel_residual" in family.keys else False,
-    }
-    try:
-        config = Config(
-            architecture=architecture,
-            vocab=keys.take("vocab_size", int),
-            context=take("max_position_embeddings", int),
-            width=width,
-            n_layers=take("num_hidden_layers", int),
-            ffn=ffn,
-            heads=heads,
-            kv_heads=keys.take("num_key_value_heads", int, heads),
-            head_dim=head_dim,
-            eps=norm_eps,
-            rope_base=base,
-            rope_width=None if rotated == head_dim else rotated,
-            rope_scaling=scaling,
-            **{**family.config, **cast(dict[str, Any], sets)},
-        )
-        config = replace(config, **_window(keys, kind, config.n_layers))
-    except ValueError as error:
-        raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
-    biases = _biases(keys, model_type, architecture)
-    tied = keys.take("tie_word_embeddings", bool, kind.tied)
-    quantization = _quantization(keys, kind)
-    for key, values in _FIXED.items():
-        keys.fixed(key, *values)
-    for key in _NEUTRAL:
-        keys.left.pop(key, None)
-    keys.end()
-    return Recipe(config, kind, tied, biases, quantization, llama3)
+    return head_dim
 
 
 _ACTIVATIONS: dict[str, Activation] = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-"""transformers' name -> ours, where they differ. Both of those are the approximation by tanh, in other words."""
+"""Our names of activations, by transformers' where those differ. Both of these are the approximation by tanh, in different words."""
 
 
-_DEFAULT_WINDOW, _FIRST_LAYER = 4096, 28  # sliding_window and max_window_layers where config.json does not say
+_DEFAULT_WINDOW, _FIRST_LAYER = 4096, 28  # transformers' defaults of sliding_window and max_window_layers
 
 
-def _window(keys: _Keys, kind: ModelType, n_layers: int) -> dict[str, Any]:
-    """The fields of a Config that say which layers see a window only. One that is switched off is a number without a meaning."""
+def _window(keys: _UnreadKeys, kind: ModelType, n_layers: int) -> dict[str, Any]:
+    """The fields of a Config that say which layers see a window only. The window of a model that has it switched off is ignored."""
     if not kind.window:
         if "use_sliding_window" in keys.left:
             keys.left.pop("sliding_window", None)
-        keys.fixed("sliding_window", None)
+        keys.take_fixed("sliding_window", None)
         _layer_types(keys, n_layers, ("full_attention",))
         return {}
     window: int | None = keys.take("sliding_window", int, None) if "sliding_window" in keys.left else _DEFAULT_WINDOW
@@ -250,12 +275,12 @@ def _window(keys: _Keys, kind: ModelType, n_layers: int) -> dict[str, Any]:
             sliding = [n for n, value in enumerate(types) if value == "sliding_attention"]
             if sliding and window is None:
                 raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but no sliding_window is in use")
-            return windows(window, sliding, n_layers)
-    return windows(window, [] if window is None else range(first, n_layers), n_layers)
+            return window_fields(window, sliding, n_layers)
+    return window_fields(window, [] if window is None else range(first, n_layers), n_layers)
 
 
-def _layer_types(keys: _Keys, n_layers: int, supported: tuple[str, ...]) -> list[str]:
-    """layer_types, one for each layer, if it is there."""
+def _layer_types(keys: _UnreadKeys, n_layers: int, supported: tuple[str, ...]) -> list[str]:
+    """layer_types, one of `supported` for each layer; empty if the key is missing."""
     types = keys.take("layer_types", list, [])
     if any(value not in supported for value in types) or len(types) not in (0, n_layers):
         expected = f"{' or '.join(supported)}, for each of {n_layers} layers"
@@ -263,37 +288,49 @@ def _layer_types(keys: _Keys, n_layers: int, supported: tuple[str, ...]) -> list
     return types
 
 
-def _rope(keys: _Keys, partial: bool) -> tuple[float, float, Llama3Scaling | None, float]:
-    """Base, what positions are divided by, Llama 3's scaling, and the part of a head that is rotated.
+class _Rope(NamedTuple):
+    """How positions turn heads."""
 
-    They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox had names of its own.
+    base: float = 10000.0
+    scaling: float = 1.0  # positions are divided by it
+    llama3: Llama3Scaling | None = None
+    fraction: float = 1.0  # the part of a head that is rotated
+
+
+def _rope(keys: _UnreadKeys, partial: bool) -> _Rope:
+    """RoPE's settings. They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names.
+
+    partial: the model type has a partial_rotary_factor, and must state it.
     """
     where = keys.where
     old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}
-    told: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for source in (old, keys.take("rope_scaling", dict, {}), keys.take("rope_parameters", dict, {})):
         for name, value in source.items():
             name = "rope_type" if name == "type" else name
-            if told.setdefault(name, value) != value:
-                raise FileFormatError(f"{where}: RoPE's {shown(name)} is {shown(told[name])} and {shown(value)}, expected one value")
-    rope = _Keys(f"{where}: RoPE", told)
-    base, fraction = rope.take("rope_theta", float), rope.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0)
-    kind, factor, llama3 = rope.take("rope_type", str, "default"), 1.0, None
+            if merged.setdefault(name, value) != value:
+                raise FileFormatError(f"{where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
+    keys = _UnreadKeys(f"{where}: RoPE", merged)
+    base, fraction = keys.take("rope_theta", float), keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0)
+    kind = keys.take("rope_type", str, "default")
     if kind not in ("default", "linear", "llama3"):
         raise UnsupportedError(f"{where}: RoPE's rope_type is {shown(kind)}, supported are default, linear and llama3")
-    if kind == "linear":
-        factor = rope.take("factor", float)
-    if kind == "llama3":
-        llama3 = Llama3Scaling(
-            rope.take("factor", float),
-            rope.take("low_freq_factor", float),
-            rope.take("high_freq_factor", float),
-            rope.take("original_max_position_embeddings", int),
-        )
-        if not (0 < llama3.factor < float("inf") and 0 < llama3.low < llama3.high < float("inf") and llama3.original > 0):
-            raise FileFormatError(f"{where}: RoPE has the scaling {llama3}, expected positive numbers, low less than high")
-    rope.end()
-    return base, factor, llama3, fraction
+    scaling = keys.take("factor", float) if kind == "linear" else 1.0
+    llama3 = _llama3(keys) if kind == "llama3" else None
+    keys.check_all_taken()
+    return _Rope(base, scaling, llama3, fraction)
+
+
+def _llama3(keys: _UnreadKeys) -> Llama3Scaling:
+    scaling = Llama3Scaling(
+        keys.take("factor", float),
+        keys.take("low_freq_factor", float),
+        keys.take("high_freq_factor", float),
+        keys.take("original_max_position_embeddings", int),
+    )
+    if not (0 < scaling.factor < float("inf") and 0 < scaling.low < scaling.high < float("inf") and scaling.original > 0):
+        raise FileFormatError(f"{keys.where} has the scaling {scaling}, expected positive numbers, low less than high")
+    return scaling
 
 
 _OLD_ROPE = {
@@ -302,30 +339,31 @@ _OLD_ROPE = {
     "rotary_pct": "partial_rotary_factor",
     "partial_rotary_factor": "partial_rotary_factor",
 }
+"""The names of rope_parameters' keys, by those that older files have outside of it."""
 
 
-def _biases(keys: _Keys, model_type: str, architecture: str) -> tuple[str, ...]:
-    """Matrices that have one."""
+def _biases(keys: _UnreadKeys, model_type: str, architecture: str) -> tuple[str, ...]:
+    """The matrices that have a bias, by their fields."""
     family = FAMILIES[architecture]
     if not family.optional_biases or model_type == "mistral":
-        keys.fixed("attention_bias", model_type == "gpt_neox")
-        keys.fixed("mlp_bias", False)
+        keys.take_fixed("attention_bias", model_type == "gpt_neox")
+        keys.take_fixed("mlp_bias", False)
         return family.biases
     attention, mlp = keys.take("attention_bias", bool, False), keys.take("mlp_bias", bool, False)
     return tuple(name for name in MATRICES if (attention if name.startswith("attn") else mlp))
 
 
-def _quantization(keys: _Keys, kind: ModelType) -> Quantization | None:
-    """quantization_config of BitNet. One linear_class divides by the scale that the other multiplies by.
+def _quantization(keys: _UnreadKeys, kind: ModelType) -> Quantization | None:
+    """BitNet's quantization_config. One linear_class divides by the scale that the other multiplies by.
 
-    Files from before there were two (Falcon3-1.58's, HF1BitLLM's) name neither class nor mode: what they have is bitlinear, offline, which
-    is transformers' default, too. A mode without a class is a file of both times, and refused.
+    Files from before there were two classes (Falcon3-1.58's, HF1BitLLM's) name neither class nor mode. They are bitlinear, offline, which
+    is also transformers' default. A mode without a class is ambiguous, and refused.
     """
-    told = keys.take("quantization_config", dict, None)
-    if told is None:
+    values: dict | None = keys.take("quantization_config", dict, None)
+    if values is None:
         return None
-    keys = _Keys(f"{keys.where}: quantization_config", told)
-    keys.fixed("quant_method", "bitnet")
+    keys = _UnreadKeys(f"{keys.where}: quantization_config", values)
+    keys.take_fixed("quant_method", "bitnet")
     if not kind.quantizable:
         raise UnsupportedError(f"{keys.where}: supported for linears of BitNet and Llama, not for {kind.causal_lm}")
     mode = keys.take("quantization_mode", str, None)
@@ -342,16 +380,16 @@ def _quantization(keys: _Keys, kind: ModelType) -> Quantization | None:
     skipped = tuple(keys.take("modules_to_not_convert", list, ["lm_head"]))
     if not all(isinstance(name, str) and re.fullmatch(r"[\w.]+", name) for name in skipped):
         raise UnsupportedError(f"{keys.where}: modules_to_not_convert is {shown(list(skipped))}, expected plain names of modules")
-    found = Quantization(
+    quantization = Quantization(
         packed=mode == "offline",
         divides=linear == "bitlinear",
         inner_norms=keys.take("use_rms_norm", bool, False),
         norm_eps=keys.take("rms_norm_eps", float, 1e-6),
         skipped=skipped,
     )
-    if found.converts("lm_head"):
+    if quantization.converts("lm_head"):
         raise UnsupportedError(f"{keys.where}: modules_to_not_convert is {shown(list(skipped))}: the head, too, would be quantised")
-    if not 0 < found.norm_eps < float("inf"):
-        raise FileFormatError(f"{keys.where}: rms_norm_eps is {found.norm_eps}, expected a positive number")
-    keys.end()
-    return found
+    if not 0 < quantization.norm_eps < float("inf"):
+        raise FileFormatError(f"{keys.where}: rms_norm_eps is {quantization.norm_eps}, expected a positive number")
+    keys.check_all_taken()
+    return quantization

@@ -3,62 +3,39 @@
 The weights are in model.safetensors, or in the files that model.safetensors.index.json names. Reading is lazy: tensors are views.
 """
 
-import mmap
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from errno import ENOENT
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import FileFormatError, shown
-from ..mapped import release_pages
 from ..tensor_types import BF16, F16, F32, F64, TensorType
-from ..text.hf_tokenizer import tokenizer_metadata
 from ..validate import path_of, text_of
-from .gguf_file import Tensor
 from .safetensors_file import DTYPES, open_safetensors, strict_json
+from .tensors import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_JSON = 1 << 25  # bytes: the longest tokenizer.json published has some 30 million
 _MAX_SHARDS = 1024
 _MAX_NAME = 255  # bytes of a file's name: systems raise OSError when asked for a longer one
 
-_TYPES = {kind.name: kind for kind in (F32, F16, BF16, F64)}
-_TYPES |= {name: TensorType(name, -1, 1, dtype.itemsize) for name, dtype in DTYPES.items() if name not in _TYPES}
+TYPES = {kind.name: kind for kind in (F32, F16, BF16, F64)}
+TYPES |= {name: TensorType(name, -1, 1, dtype.itemsize) for name, dtype in DTYPES.items() if name not in TYPES}
 
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """An open folder. The mappings live as long as any array taken from here."""
+    """An open folder. Its files stay mapped as long as any array taken from here lives."""
 
     path: Path
-    config: Mapping[str, Any] = field(repr=False)  # of config.json
+    config_json: Mapping[str, Any] = field(repr=False)
     tensors: Mapping[str, Tensor] = field(repr=False)
     size: int  # bytes of all files with tensors
-    mappings: Mapping[str, mmap.mmap] = field(repr=False)  # of each tensor's file
-
-    @property
-    def kind(self) -> str:
-        """For people."""
-        return "Hugging Face folder"
-
-    def release(self, tensor: Tensor) -> None:
-        """Let the system have the pages of a tensor that is not going to be read again. Its data stay valid: they would be read anew."""
-        release_pages(self.mappings[tensor.name], tensor.offset, tensor.data.size)
-
-    @cached_property
-    def metadata(self) -> Mapping[str, Any]:
-        """The tokenizer, as the keys that a GGUF file has for it. Raises FileFormatError or UnsupportedError."""
-        names = ("tokenizer.json", "tokenizer_config.json")
-        tokenizer, config = (read_json(self.path / name) if (self.path / name).is_file() else {} for name in names)
-        template = self.path / "chat_template.jinja"
-        text = read_text(template) if template.is_file() else None
-        return tokenizer_metadata(self.path, tokenizer, config, self.config, text)
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
@@ -75,18 +52,16 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
             raise FileFormatError(f"{path / file}: the file is missing, {INDEX} has tensors in it")
     shards = {name: _open(path / name) for name in files}
     tensors: dict[str, Tensor] = {}
-    mappings: dict[str, mmap.mmap] = {}
     for file, (data, entries) in shards.items():
         raw = np.frombuffer(data, np.uint8)  # read-only, as the mapping is
         for name, entry in entries.items():
             if index is not None and index.get(name) != file:
                 raise FileFormatError(f"{path / file}: tensor {shown(name)} is in {shown(index.get(name))} by {INDEX}")
             view = raw[entry.offset : entry.offset + entry.nbytes]
-            tensors[name] = Tensor(name, _TYPES[entry.dtype], entry.shape, view, entry.offset)
-            mappings[name] = data
+            tensors[name] = Tensor(name, TYPES[entry.dtype], entry.shape, view, entry.offset)
     for name in (index or {}).keys() - tensors.keys():
         raise FileFormatError(f"{path / (index or {})[name]}: tensor {shown(name)} is missing, {INDEX} has it there")
-    return Folder(path, config, tensors, sum(len(data) for data, _ in shards.values()), mappings)
+    return Folder(path, config, tensors, sum(len(data) for data, _ in shards.values()))
 
 
 def read_text(path: Path) -> str:

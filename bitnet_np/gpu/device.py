@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import packing
+from .. import widen
 from ..backend import Backend
 from ..errors import CapacityError, OptionError, UnsupportedError
 from ..kernels.cuda import layout
-from ..model import Blocks, Layer, Linear, Model, Ternary, check_model
+from ..model import Blocks, Layer, Linear, Model, Ternary
+from ..model_check import check_model
 from ..tensor_types import TERNARY_TYPES
 from .storage import DeviceStorage
 
@@ -112,7 +113,7 @@ def place(model: Model, on: Cuda) -> Model:
         return replace(value, weights=placed, bias=bias, norm=norm)
 
     def table(value: Any) -> Any:
-        return on.table(packing.float32(value) if isinstance(value, Blocks) else value)
+        return on.table(widen.float32(value) if isinstance(value, Blocks) else value)
 
     def there(name: str, value: Any) -> Any:
         if isinstance(value, Linear):

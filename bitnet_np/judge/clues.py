@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import packing, spec
+from .. import spec, widen
 from ..dialects import Dialect
 from ..model import Linear, Model, Ternary
 from ..traces.points import Key
@@ -131,7 +131,7 @@ def _some_rows(linear: Linear, dialect: Dialect, x: Array) -> tuple[Array, Array
         return None
     if isinstance(weights, Ternary):
         return x, op.dense(weights)[:n].astype(np.float64), bias, scale * float(weights.scale)
-    return x, packing.take(weights, np.arange(n)).astype(np.float64), bias, scale
+    return x, widen.take(weights, np.arange(n)).astype(np.float64), bias, scale
 
 
 def _cut_short(linear: Linear, dialect: Dialect, x: Array, theirs: Array) -> str | None:

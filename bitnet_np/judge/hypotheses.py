@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import packing, spec
+from .. import packing, spec, widen
 from ..dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from ..families import NORMS
 from ..model import Config, Layer, Linear, Model, Ternary, Weights
@@ -136,7 +136,7 @@ def _other_weights(c: _Context, linear: Linear) -> Found:
 
     def transposed(x: Array) -> Array:
         weights = linear.weights
-        matrix = op.dense(weights) if isinstance(weights, Ternary) else packing.float32(weights)
+        matrix = op.dense(weights) if isinstance(weights, Ternary) else widen.float32(weights)
         return op.product(x, replace(linear, weights=_misread_as(weights, matrix.reshape(matrix.shape[::-1]).T)), c.dialect).value
 
     square = linear.shape[0] == linear.shape[1]
@@ -584,7 +584,7 @@ def _residual(c: _Context) -> Found:
 
 def _head(c: _Context) -> Found:
     model = c.model
-    table = packing.float32(model.head).astype(np.float64)
+    table = widen.float32(model.head).astype(np.float64)
     last = Key("l_out", len(model.layers) - 1)
 
     def int8(x: Array) -> Array:
@@ -603,7 +603,7 @@ def _head(c: _Context) -> Found:
         c.of(lambda x: x @ table.reshape(table.shape[::-1])),
     )
     if model.output is not None:
-        embedding = packing.float32(model.token_embd).astype(np.float64)
+        embedding = widen.float32(model.token_embd).astype(np.float64)
         yield "the head is tied to the embedding, the file has one of its own", c.of(lambda x: x @ embedding.T)
 
 

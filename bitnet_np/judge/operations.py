@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import packing, spec
+from .. import packing, spec, widen
 from ..dialects import EXACT, Dialect
 from ..kernels import blocks
 from ..model import Blocks, Config, Linear, Model, Table, Ternary
@@ -162,13 +162,13 @@ def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
 
 
 def embed(model: Model, tokens: NDArray[np.int64]) -> Expected:
-    value = packing.take(model.token_embd, tokens).astype(np.float64)
+    value = widen.take(model.token_embd, tokens).astype(np.float64)
     return Expected(value, np.abs(value), 0)
 
 
 def add_positions(model: Model, x: Array) -> Expected:
     assert model.position_embd is not None
-    return add(x, packing.take(model.position_embd, np.arange(len(x))).astype(np.float64))
+    return add(x, widen.take(model.position_embd, np.arange(len(x))).astype(np.float64))
 
 
 def rms_norm(x: Array, gain: NDArray[np.float32], eps: float) -> Expected:
@@ -286,13 +286,13 @@ def _row_blocks(table: Table) -> Iterator[tuple[slice, Array]]:
     step = max(1, _BLOCK // m)
     for i in range(0, n, step):
         rows = slice(i, min(i + step, n))
-        yield rows, packing.take(table, rows).astype(np.float64)
+        yield rows, widen.take(table, rows).astype(np.float64)
 
 
 @lru_cache(maxsize=64)
 def _kept_table(table: Blocks) -> Array:
     """Of small models, which are recomputed for each mistake that is tried."""
-    return packing.float32(table).astype(np.float64)
+    return widen.float32(table).astype(np.float64)
 
 
 @lru_cache(maxsize=64)

@@ -26,11 +26,12 @@ from numpy.typing import ArrayLike, NDArray
 from ..backend import Backend, Wrapped
 from ..dialects import DIALECTS, Dialect
 from ..errors import NonFiniteError
-from ..families import MATRICES, NORMS, QKV, rope_frequencies
+from ..families import MATRICES, NORMS, QKV
 from ..forward_pass import run_whole
 from ..kernels import cpu
 from ..model import Blocks, Layer, Linear, Model, Ternary
 from ..network import Edit, Runtime
+from ..rope import rope_frequencies
 from ..tokens import check_tokens
 from .compare import Judgement, Reach, Verdict, judge, position_nmse, position_scale
 from .operations import reads_codes

@@ -18,11 +18,13 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .. import packing
+from .. import ternarize, widen
 from ..errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
-from ..families import FAMILIES, layer_shapes, rope_frequencies
+from ..families import FAMILIES, layer_shapes
 from ..kernels import backward, cpu
-from ..model import Blocks, Config, Linear, Model, Ternary, check_model, ternary_flaws
+from ..model import Blocks, Config, Linear, Model, Ternary
+from ..model_check import check_model, ternary_flaws
+from ..rope import rope_frequencies
 from ..tensor_types import TERNARY_TYPES
 from ..tokens import check_tokens
 from ..validate import instance, number
@@ -93,9 +95,9 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
     Raises UnsupportedError for what has no gradient here: factors, inner norms and biases that only some models have.
     """
     check_model(model)
-    found: dict[str, Floats | Ternary] = {"token_embd.weight": packing.float32(model.token_embd), "output_norm.weight": model.output_norm}
+    found: dict[str, Floats | Ternary] = {"token_embd.weight": widen.float32(model.token_embd), "output_norm.weight": model.output_norm}
     if model.output is not None:
-        found["output.weight"] = packing.float32(model.output)
+        found["output.weight"] = widen.float32(model.output)
     if model.rope_factors is not None:
         found[FACTORS] = model.rope_factors
     for n, layer in enumerate(model.layers):
@@ -108,7 +110,7 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
                 raise UnsupportedError(f"{name} has a {'factor' if value.norm is None else 'norm inside'}, which has no gradient here")
             if isinstance(value.weights, Blocks) and value.weights.type in TERNARY_TYPES:
                 raise UnsupportedError(f"{name} is {value.weights.type.name} of several scales, which has no gradient here")
-            found[f"{name}.weight"] = value.weights if isinstance(value.weights, Ternary) else packing.float32(value.weights)
+            found[f"{name}.weight"] = value.weights if isinstance(value.weights, Ternary) else widen.float32(value.weights)
             if value.bias is not None:
                 found[f"{name}.bias"] = value.bias
     if model.output_bias is not None:
@@ -173,7 +175,7 @@ def quantize(master: Floats) -> Ternary:
         table = np.ascontiguousarray(table, np.float32)
     if cpu.has_non_finite(table):
         raise NonFiniteError("master weights have NaN, infinity or a number beyond float32 in them")
-    return packing.from_masters(table)
+    return ternarize.from_masters(table)
 
 
 # --- what a pass works on -------------------------------------------------------------------------------------------------------------

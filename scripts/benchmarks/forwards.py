@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import bitnet_np
 from bitnet_np import Config, KVCache, Model, forward, forward_full, forward_incremental, stream
-from bitnet_np.files.load import BEYOND, overridden
+from bitnet_np.files.overrides import BEYOND, overridden
 from bitnet_np.forward_pass import BLOCK
 from bitnet_np.kernels import cpu, workspace
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np import packing
+from bitnet_np import packing, widen
 from bitnet_np.kernels import cpu
 
 from . import memory, models
@@ -78,7 +78,7 @@ def checked(out: NDArray[np.float32], codes: NDArray[np.int8], scale: NDArray[np
 
 def head_checked(out: NDArray[np.float32], x: NDArray[np.float32], head: NDArray) -> NDArray[np.float32]:
     """The result, if some of its columns are float64's within the bound of float32 sums in any order."""
-    table, wide = packing.float32(head[:CHECKED]).astype(np.float64), x.astype(np.float64)
+    table, wide = widen.float32(head[:CHECKED]).astype(np.float64), x.astype(np.float64)
     bound = x.shape[1] * 2.0**-24 * (np.abs(wide) @ np.abs(table).T)
     if (np.abs(out[:, :CHECKED] - wide @ table.T) > bound).any():
         raise CheckError(f"matmul {head.shape}: outside the bound of float32 sums")

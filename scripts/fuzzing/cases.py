@@ -16,9 +16,9 @@ from numba.core import event
 from bitnet_np import KVCache, forward, forward_full
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import Error
-from bitnet_np.files.gguf_file import GGUFFile, StringArray
-from bitnet_np.files.hf_folder import Folder
+from bitnet_np.files.gguf_file import StringArray
 from bitnet_np.files.load import model_from, open_model
+from bitnet_np.files.source import Source
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.formats import bitnet_rs, read_any
 
@@ -222,7 +222,7 @@ def use_model(folder: Path, n: int) -> None:
     forward(model, [[last]], KVCache(model.config), dialect=dialect)
 
 
-def read_all(file: GGUFFile | Folder) -> None:
+def read_all(file: Source) -> None:
     for value in file.metadata.values():
         if isinstance(value, StringArray):
             list(value)

@@ -29,15 +29,17 @@ from gguf_bytes import (
 
 from bitnet_np import families
 from bitnet_np.errors import Error
+from bitnet_np.files.gguf_config import read_config
 from bitnet_np.files.gguf_file import GGUFFile, open_gguf
-from bitnet_np.files.gguf_writer import KEYS
+from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
 from bitnet_np.model import Config
 from bitnet_np.tensor_types import BY_NUMBER
 
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes
 
 _SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129, 256, 257, 384, 512]
-_KNOWN_KEYS = [*families.KEYS, *families.NEUTRAL, "rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
+_KNOWN_KEYS = [*(KEYS[field].name for field in SIZES), *NEUTRAL]
+_KNOWN_KEYS += ["rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
 _TAME = bytes(byte & 0x2A for byte in range(256))  # no NaN in any type, and no ternary code 3
 _LARGEST = 1 << 19  # bytes of a tensor that is made to fit other sizes
 
@@ -63,7 +65,7 @@ class Document:
 
 def _config(file: GGUFFile) -> Config | None:
     try:
-        return families.read_config(file)
+        return read_config(file)
     except Error:  # a file of other things may be changed, too
         return None
 
@@ -253,9 +255,8 @@ def _resize(document: Document, draw: random.Random) -> bool:
         if dims[0] % BY_NUMBER[kind].block:
             kind = draw.choice(fitting)
         document.entries[i] = replace(entry, dims=dims, type=kind, data=_fitted(entry, dims, kind))
-    told = {f"{config.architecture}.{key}": getattr(config, name) for name, key in KEYS.items()}
-    told |= {f"{config.architecture}.attention.{key}": config.head_dim for key in ("key_length", "value_length")}
-    told[f"{config.architecture}.rope.dimension_count"] = 2 * config.rope_pairs
+    sizes = {field: config.head_dim if field == "value_dim" else getattr(config, field) for field in SIZES}
+    told = {f"{config.architecture}.{KEYS[field].name}": size for field, size in (sizes | {"rope_width": 2 * config.rope_pairs}).items()}
     for i, (key, _) in enumerate(document.keys):
         name = key.decode() if isinstance(key, bytes) else key
         if name in told:

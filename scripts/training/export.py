@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np.families import rope_frequencies
 from bitnet_np.files import gguf_writer
 from bitnet_np.model import Config, Layer, Linear, Model
+from bitnet_np.rope import rope_frequencies
 from bitnet_np.training.gradients import quantize
 
 NAME = "bitnet_np demo"
@@ -36,5 +36,5 @@ def model(config: Config, parameters: Mapping[str, NDArray[np.float32]]) -> Mode
 
 def write(path: Path, config: Config, parameters: Mapping[str, NDArray[np.float32]], tokenizer: Mapping[str, Any]) -> None:
     """The file, whole or not there."""
-    general = {"general.description": DESCRIPTION, "general.license": "mit"}
-    gguf_writer.write_model(path, model(config, parameters), tokenizer, name=NAME, general=general)
+    general = {"general.name": NAME, "general.description": DESCRIPTION, "general.license": "mit"}
+    gguf_writer.write_model(path, model(config, parameters), {**tokenizer, **general})

@@ -11,7 +11,7 @@ from family_models import drawn, half_scales
 from models import assert_same_bits
 
 import bitnet_np
-from bitnet_np import packing
+from bitnet_np import widen
 from bitnet_np.cli import main as cli
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.files.gguf_file import open_gguf
@@ -152,12 +152,12 @@ def test_rounding_is_to_nearest_and_must_be_allowed(run, tmp_path):
     source, out = DATA / "hf" / "llama_plain_gqa_untied", tmp_path / "out.gguf"
     assert run("convert", source, out, "--type", "F16", "--allow-rounding")[0] == 0
     a, b = load(source), load(out)
-    wide = packing.float32(a.layers[0].ffn_up.weights)
+    wide = widen.float32(a.layers[0].ffn_up.weights)
     np.testing.assert_array_equal(b.layers[0].ffn_up.weights, wide.astype(np.float16))
     write_gguf(tmp_path / "f32.gguf", drawn("llama", "float32"))
     assert run("convert", tmp_path / "f32.gguf", out, "--head", "BF16", "--force")[0] == 2
     assert run("convert", tmp_path / "f32.gguf", out, "--head", "BF16", "--allow-rounding", "--force")[0] == 0
-    exact, rounded = load(tmp_path / "f32.gguf").token_embd, packing.float32(load(out).token_embd)
+    exact, rounded = load(tmp_path / "f32.gguf").token_embd, widen.float32(load(out).token_embd)
     step = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 7)
     assert (np.abs(rounded - exact) <= step / 2).all()
     assert (rounded != exact).any()

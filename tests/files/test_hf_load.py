@@ -14,12 +14,15 @@ from models import assert_same_bits
 from record_hf_families import LLAMA3
 
 from bitnet_np import packing, spec
+from bitnet_np.dense import dense_view
 from bitnet_np.errors import Error, FileFormatError, NonFiniteError, ShapeError, UnsupportedError
-from bitnet_np.families import llama3_factors, rope_frequencies
 from bitnet_np.files.hf_folder import open_folder
+from bitnet_np.files.hf_source import packed_matrix
 from bitnet_np.files.load import load
+from bitnet_np.files.tensors import CheckedTensors
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import Ternary
+from bitnet_np.rope import llama3_factors, rope_frequencies
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -29,7 +32,7 @@ def test_model_types_give_their_recorded_logits(tmp_path, name):
     """Rows of q and k in halves, heads fused one by one, matrices transposed: all as transformers has them."""
     recorded = np.load(DATA / "hf_families" / f"{name}.npz")
     model = load(hf_models.write_folder(tmp_path, *recorded_folder(name)))
-    dense = packing.dense(model)
+    dense = dense_view(model)
     if model.rope_factors is not None:  # float32, as a GGUF file has them
         factors = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
         np.testing.assert_array_equal(model.rope_factors, factors.astype(np.float32))
@@ -105,7 +108,7 @@ def test_names_without_the_models_prefix_and_buffers_of_old_files(tmp_path):
 def test_a_model_in_several_files_is_the_same(tmp_path):
     source = open_folder(DATA / "hf" / "bitnet_autooff_gqa_tied")
     tensors = {name: tensor.data.view(hf_models_dtype(tensor)).reshape(tensor.shape) for name, tensor in source.tensors.items()}
-    split = load(hf_models.write_folder(tmp_path, dict(source.config), tensors, shards=3))
+    split = load(hf_models.write_folder(tmp_path, dict(source.config_json), tensors, shards=3))
     assert_same_bits(forward_full(split, [[1, 2, 3]]), forward_full(load(source.path), [[1, 2, 3]]))
 
 
@@ -116,10 +119,6 @@ def hf_models_dtype(tensor):
 @pytest.mark.parametrize(("n", "m"), [(7, 5), (8, 130), (1, 1), (33, 128)])
 def test_the_published_packing(tmp_path, n, m):
     """Row i * ceil(N / 4) + r sits in bits 2i and 2i + 1 of packed row r; rows beyond N are padding, whatever is in it."""
-    from bitnet_np.files.hf_config import Quantization
-    from bitnet_np.files.hf_load import _packed
-    from bitnet_np.files.parts import Parts
-
     rng = np.random.default_rng(n)
     matrix = rng.integers(-1, 2, (n, m))
     height = -(-n // 4)
@@ -130,8 +129,8 @@ def test_the_published_packing(tmp_path, n, m):
         packed |= (rows[i * height : (i + 1) * height] << 2 * i).astype(np.uint8)
     hf_models.write_folder(tmp_path, {}, {"w.weight": packed, "w.weight_scale": np.array([4.0], np.float32)})
     for divides, scale in ((True, 0.25), (False, 4.0)):
-        parts = Parts(open_folder(tmp_path), load(DATA / "hf" / "bitnet_plain_mha_tied").config)
-        found = _packed(parts, "w", n, m, Quantization(True, divides, False, 1e-6, ("lm_head",)))
+        tensors = CheckedTensors(tmp_path, open_folder(tmp_path).tensors, allow_nan=False)
+        found = packed_matrix(tensors, "w", n, m, divides)
         np.testing.assert_array_equal(packing.unpack(found), matrix)
         assert found.scale == scale
 

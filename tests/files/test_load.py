@@ -13,15 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits
 
-from bitnet_np import packing
+from bitnet_np import packing, widen
+from bitnet_np.dense import dense_view
 from bitnet_np.errors import Error, FileFormatError, NonFiniteError, OptionError, ShapeError, UnsupportedError
-from bitnet_np.families import ARCHITECTURES, LARGEST_ANGLE, MATRICES, NORMS, layer_shapes, rope_frequencies
+from bitnet_np.families import ARCHITECTURES, MATRICES, NORMS, layer_shapes
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.files.load import load, model_from
+from bitnet_np.files.load import load, model_from, open_model
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.scalar import cos_sin
 from bitnet_np.model import Config, Layer, Linear, Model, Ternary
+from bitnet_np.rope import LARGEST_ANGLE, rope_frequencies
 from bitnet_np.tensor_types import BF16, F16, F32, F64, I2_S
 from scripts.make_model import Shape, write_model
 
@@ -156,7 +158,7 @@ def test_tables_of_every_float_type(write, form):
     assert loaded.token_embd.dtype == loaded.output.dtype == table.dtype
     np.testing.assert_array_equal(loaded.token_embd, table)
     np.testing.assert_array_equal(loaded.output, head)
-    np.testing.assert_array_equal(loaded.layers[1].attn_norm, packing.float32(norm))
+    np.testing.assert_array_equal(loaded.layers[1].attn_norm, widen.float32(norm))
     logits = forward_full(loaded, [[1, 2]])
     assert (logits != forward_full(load(write(tensors={"token_embd.weight": table})), [[1, 2]])).any()
 
@@ -201,7 +203,7 @@ def test_a_path_may_be_a_string(write):
 
 
 def test_tables_stay_where_they_are_in_the_file(write):
-    file = open_gguf(write(tensors={"output.weight": floats(CONFIG.vocab, CONFIG.width)}))
+    file = open_model(write(tensors={"output.weight": floats(CONFIG.vocab, CONFIG.width)}))
     model = model_from(file)
     assert np.shares_memory(model.token_embd, file.tensors["token_embd.weight"].data)
     assert np.shares_memory(model.output, file.tensors["output.weight"].data)
@@ -313,7 +315,7 @@ def test_tables_are_floats_or_blocks(write, name):
 @pytest.mark.parametrize("name", ["token_embd.weight", "output_norm.weight"])
 def test_float64_is_read_where_float32_holds_it(write, name):
     """Also its smallest and largest numbers, but not one that is a bit finer, smaller or larger."""
-    numbers = packing.float32(TENSORS[name]).astype(np.float64)
+    numbers = widen.float32(TENSORS[name]).astype(np.float64)
     numbers.flat[:4] = 2.0**-149, float(np.finfo(np.float32).max), -0.0, 1 + 2.0**-23
 
     def wide():
@@ -399,7 +401,7 @@ def test_scales_that_are_odd_but_numbers(write, scale):
 @pytest.mark.parametrize("name", [*FLOAT_NAMES, "output.weight"])
 @pytest.mark.parametrize("form", [np.float32, np.float16, bfloat16])
 def test_floats_are_finite_to_the_last(write, name, form):
-    sound = packing.float32(TENSORS.get(name, TENSORS["token_embd.weight"]))
+    sound = widen.float32(TENSORS.get(name, TENSORS["token_embd.weight"]))
     for at, value in ((0, nan), (-1, nan), (sound.size // 2, -inf), (-1, inf)):
         wrong = sound.copy()
         wrong.reshape(-1)[at] = value
@@ -630,9 +632,9 @@ def test_packed_matrices_cannot_be_changed():
 
 
 def test_the_dense_form_is_what_the_file_says(write):
-    model = packing.dense(load(write(tensors={"token_embd.weight": bfloat16(table := floats(9, 128))})))
+    model = dense_view(load(write(tensors={"token_embd.weight": bfloat16(table := floats(9, 128))})))
     assert model.token_embd.dtype == model.output_norm.dtype == np.float64
-    np.testing.assert_array_equal(model.token_embd, packing.float32(bfloat16(table)))
+    np.testing.assert_array_equal(model.token_embd, widen.float32(bfloat16(table)))
     np.testing.assert_array_equal(model.layers[1].ffn_down.matrix, packing.unpack(TENSORS["blk.1.ffn_down.weight"]))
     assert model.layers[1].ffn_down.scale == float(TENSORS["blk.1.ffn_down.weight"].scale)
     assert model.config == CONFIG

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np import KVCache, forward, forward_full, generate, load, packing, spec
+from bitnet_np import KVCache, forward, forward_full, generate, load, spec
 from bitnet_np.cli import main as cli
+from bitnet_np.dense import dense_view
 from bitnet_np.errors import ContextLimitError, OptionError
-from bitnet_np.families import rope_frequencies
-from bitnet_np.files.load import BEYOND, OVERRIDABLE
+from bitnet_np.files.overrides import BEYOND, OVERRIDABLE
 from bitnet_np.model import LONGEST_CONTEXT
+from bitnet_np.rope import rope_frequencies
 from bitnet_np.testing import write_gguf
 
 SMALL = {"width": 128, "ffn": 128, "heads": 2, "kv_heads": 1, "head_dim": 64, "vocab": 30, "context": 12}
@@ -33,7 +34,7 @@ def test_beyond_its_context_a_model_goes_on_where_that_is_asked_for(path):
     tokens = random_tokens(np.random.default_rng(0), short, 1, 40)
     assert long.config == replace(short.config, context=LONGEST_CONTEXT)
     assert_same_bits(forward_full(short, tokens[:, :12]), forward_full(long, tokens[:, :12]))
-    np.testing.assert_allclose(forward_full(long, tokens)[0], spec.forward(packing.dense(long), tokens[0]), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(forward_full(long, tokens)[0], spec.forward(dense_view(long), tokens[0]), rtol=1e-3, atol=1e-4)
     for call in (
         lambda model: forward_full(model, tokens[:, :13]),
         lambda model: forward(model, tokens[:, :13], KVCache(model.config, capacity=40)),

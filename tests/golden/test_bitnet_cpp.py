@@ -12,8 +12,9 @@ import pytest
 from bounds import assert_within
 from models import assert_same_bits
 
-from bitnet_np import load, packing, spec
+from bitnet_np import load, spec
 from bitnet_np.cache import KVCache
+from bitnet_np.dense import dense_view
 from bitnet_np.dialects import BITNET_CPP, EXACT
 from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
 from bitnet_np.kernels import cpu
@@ -90,7 +91,7 @@ def test_the_definition_is_as_far_from_it_as_float16_roundings_make_it(model, go
 
 def test_the_definition_itself_is_that_far_too(model, golden):
     expected = golden["logits_decode_T17"]
-    difference = np.abs(spec.forward(packing.dense(model), golden["tokens_T17"]) - expected)
+    difference = np.abs(spec.forward(dense_view(model), golden["tokens_T17"]) - expected)
     assert difference.max() <= 0.45
     assert difference.mean() <= 0.07
 
@@ -133,7 +134,7 @@ def w(model, node):
 
 @pytest.fixture
 def dense(model, node):
-    return packing.dense(model.layers[node.layer])
+    return dense_view(model.layers[node.layer])
 
 
 POSITION = np.arange(T)
@@ -169,7 +170,7 @@ def halved(x):
 def test_embedding(model, golden, trace):
     expected = trace["s0.inp_embd.GET_ROWS"].reshape(T, -1)
     assert_same_bits(cpu.embed(model.token_embd, golden["tokens_T17"].astype(np.int64)), expected)
-    np.testing.assert_array_equal(spec.embed(packing.dense(model).token_embd, golden["tokens_T17"]), expected)
+    np.testing.assert_array_equal(spec.embed(dense_view(model).token_embd, golden["tokens_T17"]), expected)
 
 
 @pytest.mark.parametrize("name", NORM)
@@ -233,7 +234,7 @@ def test_gate_and_residuals(node):
 
 def test_head(model, trace):
     x, normed, logits = (trace[f"s0.{name}"].reshape(T, -1) for name in ("l_out-2.ADD", "result_norm.MUL", "result_output.MUL_MAT"))
-    dense = packing.dense(model)
+    dense = dense_view(model)
     assert_near(cpu.rms_norm(x, model.output_norm, model.config.eps), normed, 2e-7)
     assert_within(normed, *bounds.rms_norm(x, dense.output_norm, model.config.eps))
     assert_near(cpu.matmul(halved(normed), model.token_embd), logits, 3e-7)

@@ -20,7 +20,8 @@ import numpy as np
 import pytest
 
 from bitnet_np import spec
-from bitnet_np.families import HF_MODULES, MATRICES
+from bitnet_np.families import MATRICES
+from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full, forward_incremental
 from bitnet_np.judge.compare import Verdict, judge

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from models import assert_same_bits
 
-from bitnet_np import packing, spec
-from bitnet_np.families import llama3_factors, rope_frequencies
+from bitnet_np import spec
+from bitnet_np.dense import dense_view
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full, forward_incremental
+from bitnet_np.rope import llama3_factors, rope_frequencies
 
 DATA = Path(__file__).parents[1] / "data" / "hf_families"
 NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "gptneox_parallel", "gptneox_sequential", "gpt2")
@@ -37,7 +38,7 @@ def model(name):
 
 def test_the_definition_agrees_to_float64(model, recorded):
     """Llama 3's factors are float32 in a GGUF file: the definition gets them as config.json implies them."""
-    dense = packing.dense(model)
+    dense = dense_view(model)
     if model.rope_factors is not None:
         factors = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
         assert 1 == factors[0] < factors[1] < factors[-1] == 8

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from models import assert_same_bits
 
-from bitnet_np import packing, spec
+from bitnet_np import packing, spec, widen
+from bitnet_np.dense import dense_view
 from bitnet_np.dialects import EXACT, LLAMA_CPP
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full, forward_incremental
@@ -79,7 +80,7 @@ def test_both_paths_give_the_same_bits(model, recorded):
 
 def test_the_definition_agrees_with_the_kernels(model, recorded):
     tokens = recorded["tokens_T17"][0]
-    errors = np.abs(forward_full(model, tokens[None])[0] - spec.forward(packing.dense(model), tokens)).max(axis=1)
+    errors = np.abs(forward_full(model, tokens[None])[0] - spec.forward(dense_view(model), tokens)).max(axis=1)
     assert (errors < AGREEMENT).all()  # no int8 code flips in these sequences
 
 
@@ -89,4 +90,4 @@ def test_ternary_blocks_with_one_scale_are_packed(name, model):
         assert isinstance(weights, Blocks)
         return
     assert isinstance(weights, Ternary)
-    np.testing.assert_array_equal(packing.unpack(weights) * weights.scale, packing.float32(weights.blocks))
+    np.testing.assert_array_equal(packing.unpack(weights) * weights.scale, widen.float32(weights.blocks))

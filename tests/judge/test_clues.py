@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bitnet_np import BITNET_CPP, embedded, forward_full, packing, spec
+from bitnet_np import BITNET_CPP, embedded, forward_full, packing, spec, widen
 from bitnet_np.dialects import EXACT
 from bitnet_np.judge import operations
 from bitnet_np.judge.blame import judge_trace
@@ -127,7 +127,7 @@ def product(family, name, x=None, change=lambda matrix: matrix, quantize=spec.qu
     if family == "bitnet":
         q, scale = quantize(x)
         return spec.ternary_matmul(q, scale, change(packing.unpack(linear.weights).astype(np.float64)), float(linear.weights.scale))
-    return x @ change(packing.float32(linear.weights).astype(np.float64)).T + bias
+    return x @ change(widen.float32(linear.weights).astype(np.float64)).T + bias
 
 
 DOWN = {"bitnet": "ffn_sub_norm", "llama": "ffn_out"}
@@ -169,7 +169,7 @@ def test_outputs_that_are_not_written_are_told(family):
 def test_weights_of_other_layers_are_recognised_in_every_family():
     before = LLAMA.layers[LAYER - 1].ffn_down
     x = layer_points("llama")["ffn_out"]
-    wrong = x @ packing.float32(before.weights).astype(np.float64).T + before.bias
+    wrong = x @ widen.float32(before.weights).astype(np.float64).T + before.bias
     assert judged("llama", "ffn_down", wrong) == "the weights of the previous layer are used"
 
 

@@ -16,8 +16,8 @@ from bitnet_np.judge.compare import Verdict, judge
 from bitnet_np.judge.reach import Variant, half, judge_logits, known_mistakes, roundings, scaled, variant_logits
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.blocks import round_as_f16, round_as_q8_0
-from bitnet_np.packing import float32
 from bitnet_np.testing import random_model
+from bitnet_np.widen import float32
 
 FLIPS, WRONG = Verdict.FLIPS, Verdict.WRONG
 BASE = Variant("ours", model(), EXACT)

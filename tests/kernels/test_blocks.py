@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 
-from bitnet_np import packing
+from bitnet_np import widen
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.model import Blocks
+from bitnet_np.model import Blocks, frozen
 from bitnet_np.tensor_types import BF16, BLOCK_TYPES, F16, F32, Q4_1, Q5_K, Q8_0, TensorType
 
 LLAMA_CPP = Path(__file__).parents[1] / "data" / "llamacpp"
@@ -29,7 +29,7 @@ def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: i
     records = data.view(FORMATS[kind.name].layout)
     for half in FORMATS[kind.name].halves:
         records[half] = rng.normal(0, 0.01, records.shape).astype(np.float16).view(np.uint16)
-    return packing.frozen(Blocks(data, kind, (n, per_row * kind.block)))
+    return frozen(Blocks(data, kind, (n, per_row * kind.block)))
 
 
 # --- matmul ---------------------------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ def test_products_are_those_of_a_float_matrix(kind, seed, n, per_row, rows):
     rng = np.random.default_rng(seed)
     blocks = random_blocks(rng, kind, n, per_row)
     x = rng.standard_normal((rows, blocks.shape[1])).astype(np.float32)
-    expected = cpu.matmul(x, packing.float32(blocks))
+    expected = cpu.matmul(x, widen.float32(blocks))
     assert_same_bits(kernels.matmul(x, blocks.data, kind), expected)
     assert_same_bits(kernels.matmul(x[:1], blocks.data, kind), expected[:1])
 
@@ -50,7 +50,7 @@ def test_threads_do_not_change_a_bit():
     rng = np.random.default_rng(0)
     blocks = random_blocks(rng, Q5_K, 200, 2)
     x = rng.standard_normal((7, 512)).astype(np.float32)
-    expected = cpu.matmul(x, packing.float32(blocks))
+    expected = cpu.matmul(x, widen.float32(blocks))
     with threads(4):
         assert_same_bits(kernels.matmul(x, blocks.data, Q5_K), expected)
         assert_same_bits(kernels.matmul(x[:1], blocks.data, Q5_K), expected[:1])
@@ -77,7 +77,7 @@ def test_nothing_after_the_last_block_is_read(kind):
     data[:] = blocks.data
     guard = ctypes.c_void_p(whole.ctypes.data + 4 * mmap.PAGESIZE)
     assert ctypes.CDLL(None).mprotect(guard, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-    expected = packing.float32(blocks)
+    expected = widen.float32(blocks)
     assert_same_bits(kernels.embed(data, kind, np.arange(5)), expected)
     x = np.random.default_rng(1).standard_normal((2, blocks.shape[1])).astype(np.float32)
     for rows in (1, 2):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from models import as_table, assert_same_bits, seeds, threads
 from numba import njit
 
-from bitnet_np import packing, selftest, spec
-from bitnet_np.families import rope_frequencies
+from bitnet_np import packing, selftest, spec, widen
 from bitnet_np.kernels import attention, cpu, launching, scalar, simd
 from bitnet_np.kernels import rows as row_kernels
+from bitnet_np.rope import rope_frequencies
 
 TABLES = ["float32", "float16", "bfloat16"]
 
@@ -71,8 +71,8 @@ def test_embed_picks_rows(seed, rows, width, dtype):
     table = as_table(normal(rng, 11, width), dtype)
     tokens = rng.integers(0, 11, rows)
     out = cpu.embed(table, tokens)
-    assert_same_bits(out, packing.float32(table)[tokens])
-    np.testing.assert_array_equal(out, spec.embed(packing.float32(table), tokens))
+    assert_same_bits(out, widen.float32(table)[tokens])
+    np.testing.assert_array_equal(out, spec.embed(widen.float32(table), tokens))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -81,7 +81,7 @@ def test_every_half_is_widened_exactly(dtype):
     bits = np.arange(2**16, dtype=np.uint16)
     table = bits if dtype == "bfloat16" else bits.view(np.float16)
     table.flags.writeable = False
-    expected = packing.float32(table)
+    expected = widen.float32(table)
     expected = np.where(expected == 0, f32(0), expected)
     number = ~np.isnan(expected)
     assert np.isinf(expected).sum() == 2
@@ -265,7 +265,7 @@ def test_ternary_matmuls_is_each_alone(seed, rows, width, n, workers):
 def test_matmul(seed, rows, width, n, dtype):
     rng = np.random.default_rng(seed)
     x, weights = normal(rng, rows, width), as_table(normal(rng, n, width), dtype)
-    wide = packing.float32(weights)
+    wide = widen.float32(weights)
     out = cpu.matmul(x, weights)
     assert_same_bits(out, contract.matmul(x, wide))
     assert_within(out, *bounds.matmul(x, wide))

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds
 
-from bitnet_np import packing
+from bitnet_np import packing, ternarize, widen
 from bitnet_np.errors import FileFormatError, ShapeError
 from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.model import Blocks
+from bitnet_np.model import Blocks, frozen
 from bitnet_np.tensor_types import BLOCK_TYPES, BY_NUMBER, REFUSED, TQ1_0, TQ2_0, TensorType
 
 TERNARY_TYPES = (TQ1_0, TQ2_0)
@@ -20,13 +20,13 @@ TERNARY_TYPES = (TQ1_0, TQ2_0)
 def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: int) -> Blocks:
     """Random bytes: any scale, NaN and infinity too."""
     data = rng.integers(0, 256, (n, per_row * kind.block_bytes), np.uint8)
-    return packing.frozen(Blocks(data, kind, (n, per_row * kind.block)))
+    return frozen(Blocks(data, kind, (n, per_row * kind.block)))
 
 
 def quantized(matrix: np.ndarray, kind: TensorType) -> Blocks:
     """By gguf-py."""
     data = gguf.quants.quantize(matrix.astype(np.float32), gguf.GGMLQuantizationType(kind.number))
-    return packing.frozen(Blocks(data, kind, matrix.shape))
+    return frozen(Blocks(data, kind, matrix.shape))
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_weights_are_those_of_gguf_py(kind):
     records = data.view(FORMATS[kind.name].layout)
     for column, half in enumerate(FORMATS[kind.name].halves):  # in one block the scale, in another the minimum
         records[half][:4, column] = [0x7C00, 0xFC00, 0x0001, 0x8000]  # infinities, the least subnormal, -0
-    expected = packing.float32(Blocks(data, kind, blocks.shape))
+    expected = widen.float32(Blocks(data, kind, blocks.shape))
     tokens = rng.permutation(len(expected))
     rows, expected = kernels.embed(data, kind, tokens), expected[tokens]
     nan = np.isnan(expected)
@@ -72,7 +72,7 @@ def test_weights_are_those_of_gguf_py(kind):
 @given(seed=seeds, kind=st.sampled_from(BLOCK_TYPES), n=st.integers(1, 4))
 def test_scales_show_whether_a_weight_is_not_finite(seed, kind, n):
     blocks = random_blocks(np.random.default_rng(seed), kind, n, 4)
-    assert kernels.has_non_finite(blocks.data, kind) == (not np.isfinite(packing.float32(blocks)).all())
+    assert kernels.has_non_finite(blocks.data, kind) == (not np.isfinite(widen.float32(blocks)).all())
 
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
@@ -97,7 +97,7 @@ def test_a_ternary_matrix_is_packed_as_it_would_have_been_at_first(seed, kind, n
     matrix[:, :256] *= rng.integers(0, 2, (n, 1))  # some blocks of zeros, which have the scale 0
     matrix[0, -1] = 1
     scale = np.float32(np.float16(rng.uniform(0.01, 3)))
-    found = packing.ternary_of(quantized(matrix * scale, kind))
+    found = ternarize.from_blocks(quantized(matrix * scale, kind))
     expected = packing.pack(matrix, scale)
     assert found.shape == expected.shape
     assert found.scale == expected.scale
@@ -117,29 +117,29 @@ def test_any_bytes_are_the_weights_that_ggml_reads_in_them(kind, seed, scale):
     if kind is TQ2_0:
         records["qs"] &= ~(records["qs"] & 0xAA & records["qs"] << 1)  # 3 becomes 1
     blocks = Blocks(data, kind, blocks.shape)
-    found = packing.ternary_of(blocks)
-    np.testing.assert_array_equal(packing.unpack(found) * found.scale, packing.float32(blocks))
+    found = ternarize.from_blocks(blocks)
+    np.testing.assert_array_equal(packing.unpack(found) * found.scale, widen.float32(blocks))
 
 
 @pytest.mark.parametrize("kind", TERNARY_TYPES, ids=lambda kind: kind.name)
 def test_all_zeros_are_ternary_and_other_scales_are_not(kind):
     matrix = np.ones((2, 512))
-    zeros = packing.ternary_of(quantized(0 * matrix, kind))
+    zeros = ternarize.from_blocks(quantized(0 * matrix, kind))
     assert zeros.scale == 0
     assert not packing.unpack(zeros).any()
-    assert packing.ternary_of(quantized(matrix, kind)) is not None
+    assert ternarize.from_blocks(quantized(matrix, kind)) is not None
     matrix[1, 300:] = 2
-    assert packing.ternary_of(quantized(matrix, kind)) is None
+    assert ternarize.from_blocks(quantized(matrix, kind)) is None
     for bits in (0xBC00, 0x7C00, 0x7E00):  # -1, infinity, NaN
         blocks = quantized(np.ones((1, 256)), kind)
         data = blocks.data.copy()
         data.view(FORMATS[kind.name].layout)["d"] = bits
-        assert packing.ternary_of(Blocks(data, kind, blocks.shape)) is None
+        assert ternarize.from_blocks(Blocks(data, kind, blocks.shape)) is None
 
 
 def test_other_types_are_not_ternary():
     for kind in set(BLOCK_TYPES) - set(TERNARY_TYPES):
-        assert packing.ternary_of(Blocks(np.zeros((1, kind.block_bytes), np.uint8), kind, (1, kind.block))) is None
+        assert ternarize.from_blocks(Blocks(np.zeros((1, kind.block_bytes), np.uint8), kind, (1, kind.block))) is None
 
 
 @pytest.mark.parametrize("lane", range(4))
@@ -155,7 +155,7 @@ def test_the_code_three_is_refused(lane, monkeypatch):
         assert kernels.has_code_three(damaged)
     data[2, 4] |= 3 << 2 * lane
     with pytest.raises(FileFormatError, match="code 3"):
-        packing.ternary_of(Blocks(data, TQ2_0, (4, 512)))
+        ternarize.from_blocks(Blocks(data, TQ2_0, (4, 512)))
 
 
 # --- the other layouts of I2_S --------------------------------------------------------------------------------------------------------

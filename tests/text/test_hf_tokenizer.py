@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from bitnet_np.cli import main as cli
 from bitnet_np.errors import Error, FileFormatError, UnsupportedError
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.files.hf_folder import open_folder
+from bitnet_np.files.load import open_model
 from bitnet_np.text.byte_level import LLAMA3_WORDS, PRE_TOKENIZERS
 from bitnet_np.text.tokenizer import tokenizer_from
 from scripts.make_model import CHAT_TEMPLATE, vocabulary
@@ -85,7 +85,7 @@ STYLES = {"llama3": (LLAMA3, True), "gpt2": (GPT2, False, False), "digits": (DIG
 @pytest.fixture(scope="module", params=STYLES)
 def both(request, tmp_path_factory):
     folder = write(tmp_path_factory.mktemp("t"), tokenizer_json(*STYLES[request.param]))
-    ours = tokenizer_from(open_folder(folder).metadata, folder)
+    ours = tokenizer_from(open_model(folder).metadata, folder)
     return ours, tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
@@ -101,7 +101,7 @@ def test_patterns_have_the_name_that_stands_for_them(name, tmp_path):
     rules = PRE_TOKENIZERS[name]
     splits = [SPLIT | {"pattern": {"Regex": pattern}} for pattern in rules.patterns]
     write(tmp_path, tokenizer_json({"type": "Sequence", "pretokenizers": [*splits, BYTES]}, rules.whole_words))
-    found = PRE_TOKENIZERS[open_folder(tmp_path).metadata["tokenizer.ggml.pre"]]
+    found = PRE_TOKENIZERS[open_model(tmp_path).metadata["tokenizer.ggml.pre"]]
     assert (found.patterns, found.whole_words) == (rules.patterns, rules.whole_words)
 
 
@@ -159,7 +159,7 @@ def test_what_is_no_such_tokenizer_is_refused_by_name(tmp_path, change, error, m
     change(told)
     write(tmp_path, told)
     with pytest.raises(Error) as caught:
-        tokenizer_from(open_folder(tmp_path).metadata, tmp_path)
+        tokenizer_from(open_model(tmp_path).metadata, tmp_path)
     assert type(caught.value) is error
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
@@ -172,11 +172,11 @@ def test_where_bos_and_the_template_come_from(tmp_path):
     write(
         tmp_path, told, {"add_bos_token": True, "chat_template": [{"name": "rag", "template": "x"}, {"name": "default", "template": "y"}]}
     )
-    found = tokenizer_from(open_folder(tmp_path).metadata, tmp_path)
+    found = tokenizer_from(open_model(tmp_path).metadata, tmp_path)
     assert (found.bos, found.eos, found.add_bos, found.template) == (7, 8, True, "y")
     (tmp_path / "chat_template.jinja").write_text("z")
     write(tmp_path, told, {})
-    found = tokenizer_from(open_folder(tmp_path).metadata, tmp_path)
+    found = tokenizer_from(open_model(tmp_path).metadata, tmp_path)
     assert (found.add_bos, found.template) == (False, "z")
 
 
@@ -184,7 +184,7 @@ def test_text_is_normalised_where_the_file_says_so(tmp_path):
     told = tokenizer_json() | {"normalizer": {"type": "NFC"}}
     write(tmp_path, told)
     ours, theirs = (
-        tokenizer_from(open_folder(tmp_path).metadata, tmp_path),
+        tokenizer_from(open_model(tmp_path).metadata, tmp_path),
         tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")),
     )
     for text in ("e\u0301", "\u1100\u1161 <tool>e\u0301", "\u212b"):
@@ -195,7 +195,7 @@ def test_text_is_normalised_where_the_file_says_so(tmp_path):
 def test_a_folder_without_a_tokenizer_says_so(tmp_path):
     hf_models.write_folder(tmp_path, {}, {})
     with pytest.raises(UnsupportedError, match="missing"):
-        tokenizer_from(open_folder(tmp_path).metadata, tmp_path)
+        tokenizer_from(open_model(tmp_path).metadata, tmp_path)
 
 
 def test_every_command_takes_a_folder_and_converting_keeps_the_tokenizer(tmp_path, capsys):

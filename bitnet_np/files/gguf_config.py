@@ -1,0 +1,129 @@
+"""The metadata of a GGUF file -> Config.
+
+A key of the architecture that is not known here could change the arithmetic, so it is refused by name.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import FileFormatError, UnsupportedError, shown
+from ..families import ARCHITECTURES, FAMILIES
+from ..model import Config, window_fields
+from .gguf_file import GGUFFile
+from .gguf_names import KEYS, NEUTRAL, REQUIRED, keys_of
+
+
+def read_config(file: GGUFFile) -> Config:
+    """The Config of the model in the file. Raises FileFormatError, UnsupportedError or ShapeError, naming the file and the key."""
+    name = _architecture(file)
+    family = FAMILIES[name]
+    value = _read_keys(file, name)
+    head_dim = _head_dim(file, name, value)
+    vocab = _vocab(file, name, value["vocab"])
+    scaling = _rope_scaling(file, name, value)
+    window = _window(file, name, value)
+    rotated, kv_heads, base = value.get("rope_width"), value["kv_heads"], value.get("rope_base")
+    try:
+        return Config(
+            architecture=name,
+            vocab=vocab,
+            context=value["context"],
+            width=value["width"],
+            n_layers=value["n_layers"],
+            ffn=value["ffn"],
+            heads=value["heads"],
+            kv_heads=value["heads"] if kv_heads is None else kv_heads,
+            head_dim=head_dim,
+            eps=value["eps"],
+            rope_base=10000.0 if base is None else base,
+            rope_width=None if rotated == head_dim else rotated,
+            rope_scaling=scaling,
+            parallel_residual=value.get("parallel_residual", False),
+            **window,
+            **family.config,
+        )
+    except ValueError as error:
+        raise type(error)(f"{file.path}: {error}") from None
+
+
+def _architecture(file: GGUFFile) -> str:
+    """The file's architecture, one of FAMILIES."""
+    name = file.require("general.architecture", str)
+    if name not in FAMILIES:
+        raise UnsupportedError(f"{file.path}: general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}")
+    if file.get("split.count", int, 1) > 1:
+        raise UnsupportedError(f"{file.path}: split.count is {file.metadata['split.count']}, expected one file with the whole model")
+    return name
+
+
+def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
+    """The values of the architecture's keys, by field of Config, each of its key's type; None for an optional key that is missing."""
+    family, prefix = FAMILIES[architecture], architecture + "."
+    keys = keys_of(family)
+    known = {prefix + key.name for key in keys.values()}
+    for key, value in file.metadata.items():
+        if key.startswith(prefix) and key not in known and not (family.scaling and _is_neutral(key.removeprefix(prefix), value)):
+            raise UnsupportedError(f"{file.path}: {key} = {shown(value)} is a setting this package does not implement")
+    required = (*REQUIRED, *family.required)
+    return {
+        field: file.require(prefix + key.name, key.type) if field in required else file.get(prefix + key.name, key.type, None)
+        for field, key in keys.items()
+    }
+
+
+def _is_neutral(key: str, value: Any) -> bool:
+    """Whether a key, without its architecture, changes nothing with this value."""
+    return key in NEUTRAL and (NEUTRAL[key] is None or (np.ndim(value) == 0 and value == NEUTRAL[key]))
+
+
+def _head_dim(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> int:
+    """The head width: stated, or the model's width over the number of heads."""
+    heads, width, head_dim, prefix = value["heads"], value["width"], value["head_dim"], architecture + "."
+    if head_dim is None:
+        if heads < 1 or width % heads:
+            raise FileFormatError(
+                f"{file.path}: {width} = {prefix}embedding_length is no multiple of {heads} = {prefix}attention.head_count"
+            )
+        head_dim = width // heads
+    for field in ("rope_width", "value_dim"):
+        if value.get(field) not in (None, head_dim) and not (field == "rope_width" and FAMILIES[architecture].partial_rope):
+            raise UnsupportedError(
+                f"{file.path}: {prefix}{KEYS[field].name} is {value[field]}, only the head width {head_dim} is supported"
+            )
+    return head_dim
+
+
+def _vocab(file: GGUFFile, architecture: str, stated: int | None) -> int:
+    """The rows of the embedding. A file may state their number, too."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise FileFormatError(f"{file.path}: no tensor token_embd.weight of two dimensions")
+    vocab = embedding.shape[0]
+    if stated not in (None, vocab):
+        raise FileFormatError(f"{file.path}: {architecture}.vocab_size is {stated}, token_embd.weight has {vocab} rows")
+    return vocab
+
+
+def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> float:
+    """The number that positions are divided by. llama.cpp takes a missing type for linear, and a factor that is missing or 0 for none."""
+    kind = value.get("scaling_type") or "linear"
+    if kind not in ("none", "linear"):
+        raise UnsupportedError(f"{file.path}: {architecture}.rope.scaling.type is {shown(kind)}, supported are none and linear")
+    factor = value.get("rope_scaling")
+    factor = value.get("old_rope_scaling") if factor is None else factor
+    return 1.0 if kind == "none" or not factor else factor
+
+
+def _window(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a Config that say how many keys a query sees, and in which layers."""
+    window, pattern = value.get("window") or None, value.get("window_layers")
+    if pattern is None:
+        return {"window": window}
+    where = f"{file.path}: {architecture}.{KEYS['window_layers'].name}"
+    if pattern.dtype != np.bool_ or len(pattern) != value["n_layers"]:
+        raise UnsupportedError(f"{where} is {shown(pattern)}, supported are {value['n_layers']} bools, one for each layer")
+    if window is None and pattern.any():
+        raise FileFormatError(f"{where} has layers with a window, but none is told")
+    return window_fields(window, np.flatnonzero(pattern).tolist(), len(pattern))

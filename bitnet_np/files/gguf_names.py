@@ -1,0 +1,83 @@
+"""What a GGUF file calls the fields of a model. Reader and writer share these tables.
+
+Keys stand here without the architecture that a file puts in front of them: "context_length" is "llama.context_length" in a file.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..families import Family
+
+
+class Key(NamedTuple):
+    """A metadata key of an architecture."""
+
+    name: str
+    type: type
+
+
+KEYS: dict[str, Key] = {
+    "context": Key("context_length", int),
+    "width": Key("embedding_length", int),
+    "n_layers": Key("block_count", int),
+    "ffn": Key("feed_forward_length", int),
+    "heads": Key("attention.head_count", int),
+    "kv_heads": Key("attention.head_count_kv", int),
+    "head_dim": Key("attention.key_length", int),
+    "value_dim": Key("attention.value_length", int),  # no field: always head_dim here
+    "vocab": Key("vocab_size", int),
+    "rope_base": Key("rope.freq_base", float),
+    "rope_width": Key("rope.dimension_count", int),
+    "scaling_type": Key("rope.scaling.type", str),  # no field: says whether the factor is one
+    "rope_scaling": Key("rope.scaling.factor", float),
+    "old_rope_scaling": Key("rope.scale_linear", float),  # no field: what rope_scaling was called in older files
+    "parallel_residual": Key("use_parallel_residual", bool),
+    "window": Key("attention.sliding_window", int),  # llama.cpp reads these two of other families only, and sees every key in ours
+    "window_layers": Key("attention.sliding_window_pattern", np.ndarray),
+}
+"""By field of Config, or by a name of their own where Config has no such field."""
+
+EPSILON = {"rms": Key("attention.layer_norm_rms_epsilon", float), "layer": Key("attention.layer_norm_epsilon", float)}
+"""The metadata key that holds Config.eps, by kind of norm."""
+
+SIZES = ("context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim", "value_dim", "vocab")
+"""Fields whose keys every family has."""
+
+REQUIRED = ("context", "width", "n_layers", "ffn", "heads", "eps")
+"""Fields that a file of any family must state. Family.required has more of them."""
+
+FACTORS = "rope_freqs.weight"
+"""The tensor that holds Model.rope_factors."""
+
+NEUTRAL: dict[str, Any] = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.finetuned": None,
+    "rope.scaling.original_context_length": None,  # llama.cpp reads it for yarn only; Llama 3's scaling is in rope_freqs.weight
+    "pooling_type": None,  # of embedding models: how hidden states become one vector, after the forward pass
+}
+"""Keys that writers put into files although they change nothing, with the value for which that is so (None: any value)."""
+
+
+def keys_of(family: Family) -> dict[str, Key]:
+    """The keys that a file of the family may have, by field of Config, in the order in which they are read."""
+    rope = family.config["rope"] != "none"
+    names = [
+        *(("rope_base", "rope_width") if rope else ()),
+        *(("scaling_type", "rope_scaling", "old_rope_scaling") if rope and family.scaling else ()),
+        *(("parallel_residual",) if family.chooses_residual else ()),
+        *(("window", "window_layers") if family.windows else ()),
+    ]
+    return {name: KEYS[name] for name in SIZES} | {"eps": EPSILON[family.config["norm"]]} | {name: KEYS[name] for name in names}
+
+
+def tensor_name(field: str, layer: int | None = None) -> str:
+    """The tensor that holds a field of Model, or of a Layer of this number: output_bias -> output.bias, attn_q -> blk.0.attn_q.weight."""
+    plain = field.removesuffix("_bias")
+    return f"{'' if layer is None else f'blk.{layer}.'}{plain}.{'weight' if plain == field else 'bias'}"

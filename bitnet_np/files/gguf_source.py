@@ -1,0 +1,148 @@
+"""A GGUF file as the source of a Model: its tensors, by the names of our fields."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import mapped, packing, ternarize
+from ..errors import FileFormatError, NonFiniteError, ShapeError
+from ..families import FAMILIES
+from ..kernels import blocks as block_kernels
+from ..kernels import cpu
+from ..model import Blocks, Config, Linear, Table, Ternary, Weights
+from ..tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
+from .gguf_config import read_config
+from .gguf_file import GGUFFile
+from .gguf_names import FACTORS, tensor_name
+from .source import Shapes
+from .tensors import FLOATS, CheckedTensors, Tensor
+
+_TABLES = (*FLOATS, *BLOCK_TYPES)
+
+
+class GGUFSource:
+    """An open GGUF file as a source.Source."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.path, self.size, self.tensors, self.metadata = file.path, file.size, file.tensors, file.metadata
+        self.kind, self.version, self.keys = f"GGUF v{file.version}", file.version, file.metadata
+        self._file = file
+
+    def config(self) -> Config:
+        """From the metadata, and from the shape of the embedding."""
+        return read_config(self._file)
+
+    def weights(self, allow_nan: bool, i2s_layout: str) -> "GGUFWeights":
+        """The tensors of the file. `i2s_layout` is one of packing.I2S_LAYOUTS."""
+        return GGUFWeights(self._file, allow_nan, i2s_layout)
+
+
+class GGUFWeights:
+    """The weights of a GGUF file as source.ModelWeights."""
+
+    def __init__(self, file: GGUFFile, allow_nan: bool, i2s_layout: str) -> None:
+        self.config = read_config(file)
+        self._family = FAMILIES[self.config.architecture]
+        self._tensors = CheckedTensors(file.path, file.tensors, allow_nan)
+        self._i2s_layout = i2s_layout
+
+    def has(self, field: str) -> bool:
+        """Whether the tensor is in the file, and the architecture may have it."""
+        return tensor_name(field) in self._tensors and (field != "output_bias" or self._family.head_bias)
+
+    def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
+        """From <field>.weight or .bias, in a layer from blk.<n>.<field>."""
+        return self._tensors.take_vector(tensor_name(field, layer), size)
+
+    def table(self, field: str, shape: tuple[int, int]) -> Table:
+        """Floats or blocks, as they lie in the file."""
+        tensor = self._tensors.take(tensor_name(field), shape)
+        self._tensors.check_type(tensor, _TABLES)
+        return self._blocks(tensor) if tensor.type in BLOCK_TYPES else self._tensors.floats(tensor)
+
+    def rope_factors(self) -> NDArray[np.float32] | None:
+        """From rope_freqs.weight, if the architecture may have it."""
+        if not self._family.rope_factors or FACTORS not in self._tensors:
+            return None
+        factors = self._tensors.take_vector(FACTORS, self.config.rope_pairs)
+        if not (factors > 0).all():
+            raise FileFormatError(f"{self._tensors.path}: tensor {FACTORS} has the value {factors.min()}, expected positive numbers")
+        return factors
+
+    def qkv(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
+        """From blk.<n>.attn_qkv, or from three tensors."""
+        if f"blk.{layer}.attn_qkv.weight" in self._tensors:
+            return self._linears(f"blk.{layer}.attn_qkv", shapes)
+        return {field: self.linear(field, shape, layer) for field, shape in shapes.items()}
+
+    def linear(self, field: str, shape: tuple[int, ...], layer: int) -> Linear:
+        """From blk.<n>.<field>, its .weight, .bias and .scale."""
+        return self._linears(f"blk.{layer}.{field}", {field: shape})[field]
+
+    def check_all_taken(self) -> None:
+        """Refuses a tensor that is none of the architecture's."""
+        self._tensors.check_all_taken(self.config.architecture)
+
+    def _linears(self, name: str, shapes: Shapes) -> dict[str, Linear]:
+        """The linears of one tensor, by their fields: their rows are one after the other in it, and in its bias."""
+        tensors, family = self._tensors, self._family
+        ends = list(accumulate(shape[0] for shape in shapes.values()))
+        pieces = [slice(end - shape[0], end) for shape, end in zip(shapes.values(), ends, strict=True)]
+        tensor = tensors.take(name + ".weight", (ends[-1], next(iter(shapes.values()))[1]))
+        required = all(field in family.biases for field in shapes)
+        allowed = all(field in family.optional_biases for field in shapes) and name + ".bias" in tensors
+        bias = tensors.take_vector(name + ".bias", ends[-1]) if required or allowed else None
+        scale = tensors.take_vector(name + ".scale", 1)[0] if family.scales and name + ".scale" in tensors else None
+        return {
+            field: Linear(weights, None if bias is None else bias[rows], scale)
+            for field, weights, rows in zip(shapes, self._matrices(tensor, pieces), pieces, strict=True)
+        }
+
+    def _matrices(self, tensor: Tensor, pieces: Sequence[slice]) -> Sequence[Weights]:
+        """Matrices of a layer, each of them some rows of a tensor."""
+        if tensor.type is I2_S:
+            return self._from_i2s(tensor, pieces)
+        if tensor.type in TERNARY_TYPES:
+            return [self._from_ternary_blocks(tensor, rows) for rows in pieces]
+        self._tensors.check_type(tensor, (I2_S, *(TERNARY_TYPES if self._family.ternary else _TABLES)))
+        if tensor.type in BLOCK_TYPES:
+            return [self._blocks(tensor, rows) for rows in pieces]
+        table = self._tensors.floats(tensor)
+        return [table[rows] for rows in pieces]
+
+    def _blocks(self, tensor: Tensor, rows: slice = slice(None)) -> Blocks:
+        data = tensor.data.reshape(tensor.shape[0], -1)[rows]
+        if not self._tensors.allow_nan and block_kernels.has_non_finite(data, tensor.type):
+            raise self._tensors.non_finite(tensor)
+        return Blocks(data, tensor.type, (len(data), tensor.shape[1]))
+
+    def _from_ternary_blocks(self, tensor: Tensor, rows: slice) -> Weights:
+        """A TQ1_0 or TQ2_0 matrix: packed if its blocks share one scale, else its blocks."""
+        blocks = self._blocks(tensor, rows)
+        try:
+            ternary = ternarize.from_blocks(blocks)
+        except FileFormatError as error:
+            raise FileFormatError(f"{self._tensors.path}: tensor {tensor.name}: {error}") from None
+        return blocks if ternary is None else replace(ternary, blocks=blocks)
+
+    def _from_i2s(self, tensor: Tensor, pieces: Sequence[slice]) -> list[Ternary]:
+        """I2_S matrices packed; the pages of the file are given back."""
+        where = f"{self._tensors.path}: tensor {tensor.name}"
+        n, m = tensor.shape
+        try:
+            data = packing.I2S_LAYOUTS[self._i2s_layout](tensor.data, (n, m))
+        except ShapeError as error:
+            raise FileFormatError(f"{where} in layout {self._i2s_layout}: {error}") from None
+        codes = data[: -packing.TRAILER]
+        scale = data[codes.size : codes.size + 4].view("<f4")[0]
+        if scale < 0 or not (self._tensors.allow_nan or np.isfinite(scale)):
+            raise NonFiniteError(f"{where} has the scale {scale}, expected a finite number, not negative")
+        if cpu.has_code_three(codes):
+            raise FileFormatError(f"{where} has the ternary code 3, which means nothing: a damaged file")
+        width = packing.i2s_row_bytes(m)
+        matrices = [packing.from_i2s(codes[rows.start * width : rows.stop * width], scale, (rows.stop - rows.start, m)) for rows in pieces]
+        mapped.release(tensor.data)
+        return matrices

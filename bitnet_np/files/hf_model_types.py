@@ -1,0 +1,111 @@
+"""The model types of Hugging Face that are read: how transformers names the keys and modules of each, as a table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..families import QKV
+
+
+@dataclass(frozen=True)
+class ModelType:
+    """How transformers names what a `model_type` of config.json has.
+
+    architectures: activation of the feed-forward -> the architecture above with the same arithmetic. causal_lm: the one class that is read.
+    names: key of config.json that is called otherwise here -> what transformers' other model types call it. layer, embedding, norm,
+    positions: modules. window: sliding_window is on always, or if use_sliding_window says so. modules: field of model.Layer -> module of
+    a decoder layer; several matrices may be rows of one.
+    """
+
+    architectures: Mapping[str, str]
+    causal_lm: str
+    modules: Mapping[str, str]
+    layer: str = "model.layers.{}."
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    positions: str = ""
+    window: Literal["", "always", "switched"] = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    tied: bool = False  # where config.json does not say
+    quantizable: bool = True  # its linears may be BitLinear or AutoBitLinear
+    transposed: bool = False  # matrices are [M, N]
+    fused_by_head: bool = False  # rows of attn_q, attn_k and attn_v are one matrix, a head's after the other's
+    buffers: tuple[str, ...] = ()  # of a layer, in old files: they can be computed, and transformers does not read them
+
+
+HF_MODULES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_sub_norm": "self_attn.attn_sub_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_sub_norm": "mlp.ffn_sub_norm",
+    "ffn_down": "mlp.down_proj",
+}
+"""Of Llama and all that descend from it. A family has those of its norms and matrices."""
+
+_NEOX_MODULES = {
+    "attn_norm": "input_layernorm",
+    **dict.fromkeys(QKV, "attention.query_key_value"),
+    "attn_output": "attention.dense",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_GPT2_MODULES = {
+    "attn_norm": "ln_1",
+    **dict.fromkeys(QKV, "attn.c_attn"),
+    "attn_output": "attn.c_proj",
+    "ffn_norm": "ln_2",
+    "ffn_up": "mlp.c_fc",
+    "ffn_down": "mlp.c_proj",
+}
+_OLD_ROPE = ("self_attn.rotary_emb.inv_freq",)
+
+MODEL_TYPES: dict[str, ModelType] = {
+    "bitnet": ModelType({"relu2": "bitnet-b1.58", "silu": "bitnet"}, "BitNetForCausalLM", HF_MODULES, buffers=_OLD_ROPE),
+    "llama": ModelType({"silu": "llama"}, "LlamaForCausalLM", HF_MODULES, buffers=_OLD_ROPE),
+    "qwen2": ModelType({"silu": "qwen2"}, "Qwen2ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
+    "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
+    "mistral": ModelType({"silu": "llama"}, "MistralForCausalLM", HF_MODULES, window="always", quantizable=False, buffers=_OLD_ROPE),
+    "gpt_neox": ModelType(
+        dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh"), "gptneox"),
+        "GPTNeoXForCausalLM",
+        _NEOX_MODULES,
+        layer="gpt_neox.layers.{}.",
+        embedding="gpt_neox.embed_in",
+        norm="gpt_neox.final_layer_norm",
+        quantizable=False,
+        fused_by_head=True,
+        buffers=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
+    ),
+    "gpt2": ModelType(
+        dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), "gpt2"),
+        "GPT2LMHeadModel",
+        _GPT2_MODULES,
+        layer="transformer.h.{}.",
+        embedding="transformer.wte",
+        norm="transformer.ln_f",
+        positions="transformer.wpe",
+        names={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions",
+            "hidden_act": "activation_function",
+            "layer_norm_eps": "layer_norm_epsilon",
+        },
+        tied=True,
+        quantizable=False,
+        transposed=True,
+        buffers=("attn.bias", "attn.masked_bias"),
+    ),
+}
+"""By `model_type` of config.json. The exact GELU of gpt_neox is `gelu`, which no GGUF architecture has."""

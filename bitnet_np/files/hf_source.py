@@ -1,0 +1,195 @@
+"""A Hugging Face folder as the source of a Model: its tensors, by the names of our fields.
+
+Float tables stay where they lie in the mapped files; ternary matrices are packed one at a time. transformers has two ways to state a
+ternary matrix, and config.json says which (hf_config.Quantization):
+
+* packed: bytes [ceil(N / 4), M]; bits 2i and 2i + 1 of row r are row i * ceil(N / 4) + r of the matrix, plus 1;
+* master weights: s = 1 / max(1e-5, mean |W|) and the matrix is W * s, rounded half to even and cut to -1, 0, +1, divided by s.
+
+A Ternary's scale is a float32. Neither 1 / weight_scale nor the mean is one in general: they are worked out exactly and rounded once.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import mapped, rope, ternarize, widen
+from ..errors import FileFormatError, NonFiniteError, UnsupportedError
+from ..families import QKV
+from ..kernels import cpu
+from ..kernels import packing as kernels
+from ..model import Config, Linear, Ternary, Weights, frozen
+from ..text.hf_tokenizer import tokenizer_metadata
+from .hf_config import Recipe, read_recipe
+from .hf_folder import TYPES, Folder, read_json, read_text
+from .source import Shapes
+from .tensors import FLOATS, CheckedTensors, Tensor
+
+
+class HFSource:
+    """An open Hugging Face folder as a source.Source."""
+
+    kind, version = "Hugging Face folder", None
+
+    def __init__(self, folder: Folder) -> None:
+        self.path, self.size, self.tensors, self.keys = folder.path, folder.size, folder.tensors, folder.config_json
+        self._folder = folder
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """The tokenizer, as the keys that a GGUF file has for it. Raises FileFormatError or UnsupportedError."""
+        names = ("tokenizer.json", "tokenizer_config.json")
+        tokenizer, config = (read_json(self.path / name) if (self.path / name).is_file() else {} for name in names)
+        template = self.path / "chat_template.jinja"
+        text = read_text(template) if template.is_file() else None
+        return tokenizer_metadata(self.path, tokenizer, config, self.keys, text)
+
+    def config(self) -> Config:
+        """From config.json."""
+        return read_recipe(self.keys, self.path / "config.json").config
+
+    def weights(self, allow_nan: bool, i2s_layout: str) -> "HFWeights":
+        """The tensors of the folder, none of which is I2_S."""
+        return HFWeights(self._folder, allow_nan)
+
+
+class HFWeights:
+    """The weights of a Hugging Face folder as source.ModelWeights."""
+
+    def __init__(self, folder: Folder, allow_nan: bool) -> None:
+        self._recipe = recipe = read_recipe(folder.config_json, folder.path / "config.json")
+        self.config = recipe.config
+        self._tensors = CheckedTensors(folder.path, _model_tensors(folder, recipe), allow_nan)
+        kind = recipe.kind
+        self._modules = {"token_embd": kind.embedding, "position_embd": kind.positions, "output_norm": kind.norm, "output": "lm_head"}
+
+    def _module(self, field: str, layer: int | None = None) -> str:
+        """The name of the module that has the tensors of a field."""
+        kind = self._recipe.kind
+        return self._modules[field] if layer is None else kind.layer.format(layer) + kind.modules[field]
+
+    def has(self, field: str) -> bool:
+        """A head of its own unless the head is the embedding, and no bias of it."""
+        return field == "output" and not self._recipe.tied
+
+    def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
+        """From <module>.weight, or .bias for a field that ends in _bias."""
+        plain = field.removesuffix("_bias")
+        return self._tensors.take_vector(f"{self._module(plain, layer)}.{'weight' if plain == field else 'bias'}", size)
+
+    def table(self, field: str, shape: tuple[int, int]) -> NDArray:
+        """Floats, as they lie in the file."""
+        return self._tensors.take_floats(self._module(field) + ".weight", shape)
+
+    def rope_factors(self) -> NDArray[np.float32] | None:
+        """Llama 3's, worked out from config.json; in float32, as a GGUF file has them."""
+        c, scaling = self.config, self._recipe.llama3
+        if scaling is None:
+            return None
+        frequencies = rope.rope_frequencies(c.rope_base, 2 * c.rope_pairs)
+        return rope.llama3_factors(frequencies, scaling.factor, scaling.low, scaling.high, scaling.original).astype(np.float32)
+
+    def qkv(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
+        """From one module, or from three."""
+        if self._module("attn_q", layer) == self._module("attn_k", layer):
+            return self._fused_qkv(self._module("attn_q", layer))
+        return {field: self.linear(field, shape, layer) for field, shape in shapes.items()}
+
+    def linear(self, field: str, shape: tuple[int, ...], layer: int) -> Linear:
+        """From <module>.weight and .bias; where config.json quantises it, also from .weight_scale and .rms_norm.weight."""
+        (n, m), module, quantization = shape, self._module(field, layer), self._recipe.quantization
+        weights: Weights
+        norm = norm_eps = None
+        if quantization is None or not quantization.converts(module):
+            weights = self._float_matrix(module, n, m)
+        else:
+            if quantization.packed:
+                weights = packed_matrix(self._tensors, module, n, m, quantization.divides)
+            else:
+                weights = _quantized_matrix(self._tensors, module, n, m)
+            if quantization.inner_norms:
+                norm, norm_eps = self._tensors.take_vector(module + ".rms_norm.weight", m), quantization.norm_eps
+        bias = self._tensors.take_vector(module + ".bias", n) if field in self._recipe.biases else None
+        return Linear(weights, bias, norm=norm, norm_eps=norm_eps)
+
+    def check_all_taken(self) -> None:
+        """Refuses a tensor that is none of the model type's."""
+        self._tensors.check_all_taken(self.config.architecture)
+
+    def _float_matrix(self, module: str, n: int, m: int) -> NDArray:  # -> [N, M]
+        if not self._recipe.kind.transposed:
+            return self._tensors.take_floats(module + ".weight", (n, m))
+        return np.ascontiguousarray(self._tensors.take_floats(module + ".weight", (m, n)).T)
+
+    def _fused_qkv(self, module: str) -> dict[str, Linear]:
+        """Queries, keys and values from one matrix and one bias: a head's rows after the other's, or all queries first."""
+        c, kind = self.config, self._recipe.kind
+        if c.kv_heads != c.heads:
+            raise UnsupportedError(f"{self._tensors.path}: {module} has {c.kv_heads} key-value heads for {c.heads}, expected as many")
+        matrix = self._float_matrix(module, 3 * c.q_width, c.width)
+        bias = self._tensors.take_vector(module + ".bias", 3 * c.q_width)
+        rows = c.q_width
+
+        def part(array: NDArray, i: int) -> NDArray:  # [3 * rows, ...] -> [rows, ...]
+            if kind.fused_by_head:
+                return array.reshape(c.heads, 3, c.head_dim, *array.shape[1:])[:, i].reshape(rows, *array.shape[1:])
+            return array[i * rows : (i + 1) * rows]
+
+        return {field: Linear(part(matrix, i), part(bias, i)) for i, field in enumerate(QKV)}
+
+
+def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:
+    """The folder's tensors without those that transformers does not read, under the names of a model that has its head."""
+    kind, tensors = recipe.kind, dict(folder.tensors)
+    base = kind.embedding.partition(".")[0] + "."
+    if recipe.tied and kind.embedding + ".weight" not in tensors:  # saved without the head, and so without the prefix
+        for name in [name for name in tensors if base + name not in tensors and not name.startswith(base)]:
+            tensors[base + name] = tensors.pop(name)
+    for n in range(min(recipe.config.n_layers, len(tensors))):
+        for buffer in kind.buffers:
+            tensors.pop(kind.layer.format(n) + buffer, None)
+    if recipe.tied and (head := tensors.pop("lm_head.weight", None)) is not None:
+        embedding = tensors.get(kind.embedding + ".weight")
+        if embedding is not None and not (head.type is embedding.type and np.array_equal(head.data, embedding.data)):
+            raise FileFormatError(f"{folder.path}: tensor lm_head.weight is not {kind.embedding}.weight, but tie_word_embeddings is true")
+    return tensors
+
+
+# --- ternary matrices -----------------------------------------------------------------------------------------------------------------
+
+
+def packed_matrix(tensors: CheckedTensors, module: str, n: int, m: int, divides: bool) -> Ternary:
+    """The matrix (N, M) whose codes a file has, four rows in a byte, and whose scale it states."""
+    height = -(-n // 4)
+    tensor = tensors.take(module + ".weight", (height, m))
+    tensors.check_type(tensor, (TYPES["U8"],), ", four weights a byte, in a quantization_mode that is offline")
+    scale = _stated_scale(tensors, module + ".weight_scale", divides)
+    codes, has_three = kernels.from_quarters(tensor.data.reshape(height, m), n)
+    if has_three:
+        raise FileFormatError(f"{tensors.path}: tensor {tensor.name} has the ternary code 3, which means nothing")
+    mapped.release(tensor.data)
+    return frozen(Ternary(codes, np.float32(scale), (n, m)))
+
+
+def _stated_scale(tensors: CheckedTensors, name: str, divides: bool) -> float:
+    """The number that products are multiplied by. Files state it, or its inverse, as [1] or []."""
+    stated = widen.float32(tensors.take_floats(name, (1,), ())).item()
+    with np.errstate(over="ignore"):
+        scale = np.float32(1 / stated if divides and stated else stated)
+    if not (stated > 0 and 0 < scale < np.inf):
+        raise NonFiniteError(f"{tensors.path}: tensor {name} is {stated}, expected a positive number, and no infinity when divided by")
+    return 1 / stated if divides else stated
+
+
+def _quantized_matrix(tensors: CheckedTensors, module: str, n: int, m: int) -> Ternary:
+    """The matrix (N, M) of master weights. They are read twice: for their mean, and for their codes."""
+    tensor = tensors.take(module + ".weight", (n, m))
+    tensors.check_type(tensor, FLOATS, ", in a quantization_mode that is online")
+    masters = tensors.floats(tensor)
+    if tensors.allow_nan and cpu.has_non_finite(masters):
+        raise NonFiniteError(f"{tensors.path}: tensor {tensor.name} has NaN or infinity in it, which no ternary code stands for")
+    weights = ternarize.from_masters(masters)
+    mapped.release(tensor.data)
+    return weights

@@ -1,0 +1,85 @@
+"""What a model can be loaded from, whatever it lies in: a Source is open, and gives its Config, tables for listings, and its ModelWeights.
+
+gguf_source.py and hf_source.py implement both protocols; load.py builds a Model with nothing else.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model import Config, Linear, Table
+from .tensors import Tensor
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Field of model.Layer -> (N, M) of its matrix."""
+
+
+class Source(Protocol):
+    """An open GGUF file or Hugging Face folder: its headers are checked, its tensors are not read."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def kind(self) -> str:
+        """For people, such as "GGUF v3"."""
+
+    @property
+    def version(self) -> int | None:
+        """Of the file format, if it has one."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files with tensors."""
+
+    @property
+    def keys(self) -> Mapping[str, Any]:
+        """The settings as they stand in the file: a GGUF file's metadata, or config.json."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The tensor table, by the file's own names."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The tokenizer and the name, as keys of GGUF. Raises FileFormatError or UnsupportedError."""
+
+    def config(self) -> Config:
+        """The Config of the model, without its tensors. Raises FileFormatError, UnsupportedError or ShapeError."""
+
+    def weights(self, allow_nan: bool, i2s_layout: str) -> "ModelWeights":
+        """The weights, to be read. `allow_nan` and `i2s_layout` are as in `load`. Raises as `config` does."""
+
+
+class ModelWeights(Protocol):
+    """The weights of a Source, by the names of fields of model.Model and model.Layer.
+
+    Each field is asked for at most once. All methods raise FileFormatError, UnsupportedError or NonFiniteError, naming file and tensor.
+    """
+
+    @property
+    def config(self) -> Config: ...
+
+    def has(self, field: str) -> bool:
+        """Whether the model has this part, of those that are optional: "output" or "output_bias"."""
+
+    def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
+        """A gain or bias [size] of the model, or of the layer of this number; "<norm>_bias" is that norm's bias."""
+
+    def table(self, field: str, shape: tuple[int, int]) -> Table:
+        """The embedding, the learned positions or the head, where it lies in the file."""
+
+    def linear(self, field: str, shape: tuple[int, ...], layer: int) -> Linear:
+        """A matrix (N, M) of a layer, with its bias, scale and norm where it has them."""
+
+    def qkv(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
+        """The linears of queries, keys and values, by their fields: in some files they are rows of one tensor."""
+
+    def rope_factors(self) -> NDArray[np.float32] | None:
+        """The numbers [J] that divide RoPE's frequencies beside Config.rope_scaling."""
+
+    def check_all_taken(self) -> None:
+        """Raises UnsupportedError for a tensor that nobody has asked for."""

@@ -1,0 +1,93 @@
+"""The tensors of an open file or folder. Each is taken once; one that is missing, misshapen or not finite is refused by its name."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import widen
+from ..errors import FileFormatError, NonFiniteError, UnsupportedError
+from ..kernels import cpu
+from ..tensor_types import BF16, F16, F32, F64, TensorType
+
+FLOATS: dict[TensorType, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2"), F64: np.dtype("<f8")}
+"""The types of plain floats, and how NumPy sees them: bfloat16 as its bits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """One entry of a file's tensor table."""
+
+    name: str
+    type: TensorType
+    shape: tuple[int, ...]  # row-major, outermost first
+    data: NDArray[np.uint8] = field(repr=False)  # [type.nbytes(prod(shape))], a read-only view of the file
+    offset: int  # of data, from the start of the file
+
+
+class CheckedTensors:
+    """The tensors of one file or folder that nobody has taken yet."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor], allow_nan: bool) -> None:
+        self.path, self.allow_nan = path, allow_nan
+        self._untaken = dict(tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._untaken
+
+    def take(self, name: str, *shapes: tuple[int, ...]) -> Tensor:
+        """The tensor of that name, which must have one of `shapes`. Raises FileFormatError."""
+        tensor = self._untaken.pop(name, None)
+        if tensor is None:
+            raise FileFormatError(f"{self.path}: tensor {name} is missing")
+        if tensor.shape not in shapes:
+            raise FileFormatError(f"{self.path}: tensor {name} has shape {list(tensor.shape)}, expected {list(shapes[0])}")
+        return tensor
+
+    def take_floats(self, name: str, *shapes: tuple[int, ...]) -> NDArray:
+        """`floats` of the tensor of that name."""
+        return self.floats(self.take(name, *shapes))
+
+    def take_vector(self, name: str, size: int) -> NDArray[np.float32]:
+        """A float vector as float32 [size]."""
+        return widen.float32(self.take_floats(name, (size,)))
+
+    def floats(self, tensor: Tensor) -> NDArray:
+        """A float tensor where it lies in the file, in its own dtype: bfloat16 as uint16 bits, float64 narrowed to float32.
+
+        Raises UnsupportedError for another type or a float64 that float32 cannot hold, NonFiniteError for NaN or infinity.
+        """
+        self.check_type(tensor, FLOATS)
+        array = np.require(tensor.data.view(FLOATS[tensor.type]).reshape(tensor.shape), requirements="A")  # copied if misaligned
+        if tensor.type is F64:
+            array = self._narrowed(tensor, array)
+        if not self.allow_nan and cpu.has_non_finite(array):
+            raise self.non_finite(tensor)
+        return array
+
+    def _narrowed(self, tensor: Tensor, wide: NDArray[np.float64]) -> NDArray[np.float32]:
+        with np.errstate(over="ignore", under="ignore"):
+            narrow = wide.astype(np.float32)
+        lost = (narrow != wide) & ~np.isnan(wide)
+        if lost.any():
+            value = float(wide[lost][0])
+            raise UnsupportedError(f"{self.path}: tensor {tensor.name} of type F64 has the number {value!r}, which float32 cannot hold")
+        return narrow
+
+    def non_finite(self, tensor: Tensor) -> NonFiniteError:
+        """The error for a tensor that has NaN or infinity where those are not allowed."""
+        return NonFiniteError(f"{self.path}: tensor {tensor.name} has NaN or infinity in it")
+
+    def check_type(self, tensor: Tensor, types: Collection[TensorType], remark: str = "") -> None:
+        """Raises UnsupportedError for a tensor of none of `types`; `remark` ends the message."""
+        if tensor.type not in types:
+            of_type = f" ({tensor.type.remark})" if tensor.type.remark else ""
+            expected = ", ".join(kind.name for kind in types) + remark
+            raise UnsupportedError(f"{self.path}: tensor {tensor.name} has type {tensor.type.name}{of_type}, supported here: {expected}")
+
+    def check_all_taken(self, architecture: str) -> None:
+        """Raises UnsupportedError for a tensor that a model of the architecture has no use for: it could change the arithmetic."""
+        if self._untaken:
+            raise UnsupportedError(f"{self.path}: tensor {next(iter(self._untaken))} has no place in architecture {architecture}")

@@ -1,0 +1,124 @@
+"""Whether a Model's arrays are what its Config says: kernels have no bounds checks, so no forward pass begins without this."""
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from .errors import ShapeError
+from .kernels.simd import LANES
+from .model import Blocks, Config, Layer, Linear, Model, Ternary, shapes_of_layer
+from .tensor_types import BLOCK_TYPES
+
+_CHECKED: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
+"""The first flaw of each model that was checked, or "". A check of a large model takes as long as a token of a small one."""
+
+
+def check_model(model: Model) -> None:
+    """Raises ShapeError for a model with an array whose shape, dtype or layout is not what its Config asks for."""
+    if not isinstance(model, Model):
+        raise ShapeError(f"model is a {type(model).__name__}, expected a Model")
+    if flaw := first_flaw(model):
+        raise ShapeError(f"the model's {flaw}")
+
+
+def first_flaw(model: Model) -> str:
+    """The first field of the model that is not as the comments in model.py say, and how; an empty string if all are.
+
+    The fields' arrays are those of a model in the memory of this machine. A model is looked at once.
+    """
+    flaw = _CHECKED.get(model)
+    if flaw is None:
+        flaw = _CHECKED[model] = next(_flaws(model), "")
+    return flaw
+
+
+_OPTIONAL = ("attn_q_norm", "attn_k_norm", "attn_sub_norm", "ffn_sub_norm", "attn_norm_bias", "ffn_norm_bias")
+_TABLES = (np.float32, np.float16, np.uint16)
+
+
+def _flaws(model: Model) -> Iterator[str]:
+    c = model.config
+    yield from _array("token_embd", model.token_embd, (c.vocab, c.width))
+    if model.output is not None:
+        yield from _array("output", model.output, (c.vocab, c.width))
+    if model.position_embd is not None:
+        rows = max(c.context, np.shape(model.position_embd)[0] if isinstance(model.position_embd, np.ndarray) else c.context)
+        yield from _array("position_embd", model.position_embd, (rows, c.width))
+    yield from _array("output_norm", model.output_norm, (c.width,))
+    yield from _array("rope_frequency", model.rope_frequency, (c.rope_pairs,), np.float64)
+    for name, size in (("output_bias", c.vocab), ("output_norm_bias", c.width), ("rope_factors", c.rope_pairs)):
+        if getattr(model, name) is not None:
+            yield from _array(name, getattr(model, name), (size,))
+    if not isinstance(model.layers, tuple) or len(model.layers) != c.n_layers or not all(isinstance(w, Layer) for w in model.layers):
+        yield f"layers are {_told(model.layers)}, expected a tuple of {c.n_layers} Layers"
+    for n, layer in enumerate(model.layers):
+        yield from (f"layer {n}: {flaw}" for flaw in _flaws_of_layer(c, layer))
+
+
+def _flaws_of_layer(c: Config, layer: Layer) -> Iterator[str]:
+    if (layer.ffn_gate is not None) != c.gated:
+        yield f"ffn_gate is {_told(layer.ffn_gate)}, but the activation is {c.activation}"
+    for name, shape in shapes_of_layer(c).items():
+        value = getattr(layer, name)
+        if len(shape) == 1:
+            if value is not None or name not in _OPTIONAL:
+                yield from _array(name, value, shape)
+        elif name != "ffn_gate" or c.gated:
+            yield from _flaws_of_linear(name, value, shape)
+
+
+def _flaws_of_linear(name: str, linear: Any, shape: tuple[int, ...]) -> Iterator[str]:
+    if not isinstance(linear, Linear):
+        yield f"{name} is {_told(linear)}, expected a Linear"
+        return
+    if isinstance(linear.weights, Ternary):
+        yield from ternary_flaws(name, linear.weights, shape)
+    else:
+        yield from _array(name, linear.weights, shape)
+    for part, size in (("bias", shape[0]), ("norm", shape[1])):
+        if getattr(linear, part) is not None:
+            yield from _array(f"{name}.{part}", getattr(linear, part), (size,))
+    if not isinstance(linear.scale, np.float32 | None):
+        yield f"{name}.scale is {_told(linear.scale)}, expected float32"
+    if not isinstance(linear.norm_eps, float | np.floating | None):
+        yield f"{name}.norm_eps is {_told(linear.norm_eps)}, expected a number"
+
+
+def ternary_flaws(name: str, weights: Ternary, shape: tuple[int, ...]) -> Iterator[str]:
+    """What of a packed matrix is not as it must be, if it is to have that shape. Not which codes it has."""
+    if weights.shape != shape:
+        yield f"{name} has shape {weights.shape}, expected {shape}"
+        return
+    n, m = shape
+    yield from _array(f"{name}.codes", weights.codes, (-(-n // LANES) * -(-m // LANES) * 4 * LANES,), np.uint8)
+    if not isinstance(weights.scale, np.float32):
+        yield f"{name}.scale is {_told(weights.scale)}, expected float32"
+    if weights.blocks is not None:
+        yield from _array(f"{name}.blocks", weights.blocks, shape)
+
+
+def _array(name: str, value: Any, shape: tuple[int, ...], *dtypes: Any) -> Iterator[str]:
+    """What is wrong with an array, or with a table (of these `dtypes`, or of blocks) if the shape has two axes."""
+    if isinstance(value, Blocks) and len(shape) == 2:
+        if value.shape != shape:
+            yield f"{name} has shape {value.shape}, expected {shape}"
+        elif value.type not in BLOCK_TYPES:
+            yield f"{name} has type {_told(value.type)}, expected one of {', '.join(kind.name for kind in BLOCK_TYPES)}"
+        elif shape[1] % value.type.block:
+            yield f"{name} has rows of {shape[1]}, expected a multiple of {value.type.name}'s {value.type.block}"
+        else:
+            yield from _array(f"{name}.data", value.data, (shape[0], value.type.nbytes(shape[1])), np.uint8)
+        return
+    kinds = dtypes or (_TABLES if len(shape) == 2 else (np.float32,))
+    right = isinstance(value, np.ndarray) and value.dtype in kinds and value.shape == shape
+    if not right or not value.flags.c_contiguous or not value.flags.aligned:
+        yield f"{name} is {_told(value)}, expected {' or '.join(kind.__name__ for kind in kinds)} {list(shape)}, C-contiguous and aligned"
+
+
+def _told(value: Any) -> str:
+    if not isinstance(value, np.ndarray):
+        return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+    laid = "" if value.flags.c_contiguous and value.flags.aligned else ", in another layout"
+    return f"{value.dtype} {list(value.shape)}{laid}"

@@ -1,0 +1,56 @@
+"""RoPE's frequencies: the radians per position by which each pair of a head turns, and the context that they allow."""
+
+from decimal import Decimal, localcontext
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ShapeError, UnsupportedError
+from .model import Config
+
+LARGEST_ANGLE = 1.6e6
+"""Radians to which cosine and sine are exact (kernels/scalar.py)."""
+
+
+def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | None = None, scaling: float = 1.0) -> NDArray[np.float64]:
+    """base^(-2i / width) for i < width / 2, radians per position, divided by `factors` [width / 2] and by `scaling`.
+
+    The powers are correctly rounded: those of a math library differ between machines.
+    """
+    with localcontext(prec=40):
+        powers = [Decimal(base) ** (Decimal(-2 * i) / Decimal(width)) for i in range(width // 2)]
+    frequencies = np.array([float(power) for power in powers])
+    if factors is not None:
+        if factors.shape != frequencies.shape:
+            raise ShapeError(f"{factors.shape[0]} factors of RoPE's frequencies, expected {frequencies.size}")
+        frequencies = frequencies / factors
+    with np.errstate(over="ignore"):
+        return frequencies / scaling
+
+
+def model_frequencies(config: Config, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:  # [J]
+    """RoPE's frequencies of a model, all scaling included. Raises UnsupportedError if not every angle of the context is exact."""
+    frequencies = rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
+    check_angles(config, frequencies)
+    return frequencies
+
+
+def check_angles(config: Config, frequencies: NDArray[np.float64]) -> None:
+    """Raises UnsupportedError if not every angle of the context can be computed exactly."""
+    angle = config.context * frequencies.max(initial=0)
+    if not angle <= LARGEST_ANGLE:
+        raise UnsupportedError(
+            f"RoPE's angles reach {angle:.3g} radians in the context, expected at most {LARGEST_ANGLE:.3g}; "
+            f"the base is {config.rope_base}, the context {config.context}, positions are divided by {config.rope_scaling}"
+        )
+
+
+def llama3_factors(frequencies: NDArray[np.float64], factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:
+    """What Llama 3.1's scaling divides frequencies [J] by: GGUF files keep these numbers as rope_freqs.weight, config.json the four here.
+
+    Waves that fit the `original` context more than `high` times stay, those that fit it less than `low` times are stretched by `factor`,
+    and in between the frequency goes from one to the other linearly ("The Llama 3 Herd of Models", arXiv 2407.21783, and its code).
+    """
+    fits = original * frequencies / (2 * np.pi)
+    smooth = np.clip((fits - low) / (high - low), 0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)
