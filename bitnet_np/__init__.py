@@ -10,7 +10,7 @@ from .files.gguf_file import open_gguf
 from .files.load import load
 from .forward_pass import compute_logits, forward, forward_full, forward_incremental, prefill
 from .generate import generate, stream
-from .judge.compare import Judgement, judge
+from .judge.logits import Judgement, judge
 from .metrics import Metrics
 from .model import Blocks, Config, Layer, Linear, Model, Ternary
 from .sampling import Sampling

@@ -14,8 +14,9 @@ from tqdm import tqdm
 
 from bitnet_np import EXACT, Model
 from bitnet_np.forward_pass import forward_full
-from bitnet_np.judge.check import check_logits
-from bitnet_np.judge.compare import Verdict, judge
+from bitnet_np.judge.dump import check_logits
+from bitnet_np.judge.logits import judge
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Ternary
 from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key

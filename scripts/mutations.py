@@ -17,9 +17,9 @@ from tqdm import tqdm
 
 from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward, load, packing, widen
 from bitnet_np.cache import KVCache
-from bitnet_np.judge.blame import judge_trace
-from bitnet_np.judge.compare import Verdict
 from bitnet_np.judge.report import Report
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Linear, Ternary
 from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key, Trace

@@ -17,7 +17,8 @@ from bitnet_np.cli.main import main
 from bitnet_np.dense import dense_view
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.generate import generate
-from bitnet_np.judge.compare import Verdict, judge
+from bitnet_np.judge.logits import judge
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Ternary
 
 DATA = Path(__file__).parent / "data" / "demo"

@@ -36,8 +36,8 @@ from bitnet_np.errors import (
 )
 from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
 from bitnet_np.judge import operations
-from bitnet_np.judge.blame import within
-from bitnet_np.judge.compare import Verdict
+from bitnet_np.judge.bounds import within
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.model import frozen
 from bitnet_np.tokens import pad

@@ -14,11 +14,14 @@ from ..errors import OptionError
 from ..files.load import open_model
 from ..files.source import Source
 from ..forward_pass import compute_logits
-from ..judge.check import LOGITS, check_logits, check_trace
-from ..judge.compare import Judgement, Verdict, judge
+from ..judge.dump import check_logits, check_trace
+from ..judge.graph import LOGITS
+from ..judge.logits import Judgement, judge
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
+from ..judge.verdict import Verdict
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, detect, npy, raw, read_any
+from . import progress
 from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, check_out, loaded
 from .inputs import token_ids
 from .printing import print_json, printable, table
@@ -70,11 +73,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_plot_argument(arguments)
     file = open_model(arguments.model)
     ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    report, logits = _judged(file, arguments, ids)
-    return show(arguments, report, logits, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
+    report = _judged(file, arguments, ids)
+    return show(arguments, report, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
 
 
-def _judged(file: Source, arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgement | None]:
+def _judged(file: Source, arguments: argparse.Namespace, ids: NDArray) -> Report:
     """Theirs against ours."""
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
@@ -84,11 +87,10 @@ def _judged(file: Source, arguments: argparse.Namespace, ids: NDArray) -> tuple[
             raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
         rows = ids.shape[:-1] if arguments.last else ids.shape
         theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, file, rows)
-        logits = check_logits(loaded(file, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
-        return Report(logits.verdict, logits.reason), logits
+        return check_logits(loaded(file, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last, progress.bar)
     shape = _bare(path, file, ids.shape).shape if name == "raw" else None
     trace = read_any(path, name, shape, ids)
-    return check_trace(loaded(file, arguments), ids, trace, DIALECTS[arguments.dialect])
+    return check_trace(loaded(file, arguments), ids, trace, DIALECTS[arguments.dialect], progress.bar)
 
 
 def _bare(path: Path, file: Source, rows: tuple[int, ...]) -> NDArray[np.float32]:
@@ -133,20 +135,21 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     return 0 if fine else 1
 
 
-def show(arguments: argparse.Namespace, report: Report, logits: Judgement | None, heading: str) -> int:
+def show(arguments: argparse.Namespace, report: Report, heading: str) -> int:
     """Print a report, and draw it with --plot; returns the exit code. Raises OptionError if there is nothing to draw."""
     if arguments.plot is not None:
         if not report.operations:
             raise OptionError("--plot needs a dump with intermediate tensors")
         plot(report, arguments.plot)
     if arguments.json:
-        print_json(report.as_dict() | {"logits": logits.as_dict() if logits else None})
+        print_json(report.as_dict())
     else:
-        print("\n\n".join([printable(heading), *_paragraphs(report, logits)]))
+        print("\n\n".join([printable(heading), *_paragraphs(report)]))
     return report.verdict.exit_code
 
 
-def _paragraphs(report: Report, logits: Judgement | None) -> Iterator[str]:
+def _paragraphs(report: Report) -> Iterator[str]:
+    logits = report.logits
     yield f"{report.verdict.text}\n{printable(report.reason)}"
     if report.notes:
         yield "\n".join(f"note: {note}" for note in report.notes)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ..judge.check import compare_traces
+from ..judge.two_dumps import compare_traces
 from ..traces.formats import FORMATS, read_any
 from .check import add_plot_argument, check_plot_argument, show
 
@@ -23,4 +23,4 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
     check_plot_argument(arguments)
     ours, theirs = (read_any(path, arguments.format) for path in (arguments.ours, arguments.theirs))
-    return show(arguments, compare_traces(ours, theirs, arguments.partial), None, f"{theirs.origin} against {ours.origin}")
+    return show(arguments, compare_traces(ours, theirs, arguments.partial), f"{theirs.origin} against {ours.origin}")

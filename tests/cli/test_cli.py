@@ -29,7 +29,8 @@ from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import compute_logits, forward_full
 from bitnet_np.generate import generate, uniforms
-from bitnet_np.judge.compare import Judgement, Verdict
+from bitnet_np.judge.logits import Judgement
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.tokenizer import tokenizer_from

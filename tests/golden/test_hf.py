@@ -24,7 +24,8 @@ from bitnet_np.families import MATRICES
 from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full, forward_incremental
-from bitnet_np.judge.compare import Verdict, judge
+from bitnet_np.judge.logits import judge
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Linear, Ternary
 
 DATA = Path(__file__).parents[1] / "data" / "hf"

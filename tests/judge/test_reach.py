@@ -11,9 +11,14 @@ from bitnet_np.backend import Wrapped
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import NonFiniteError
 from bitnet_np.judge import reach
-from bitnet_np.judge.check import check_logits
-from bitnet_np.judge.compare import Verdict, judge
-from bitnet_np.judge.reach import Variant, half, judge_logits, known_mistakes, roundings, scaled, variant_logits
+from bitnet_np.judge.dump import check_logits
+from bitnet_np.judge.engine import judge_logits
+from bitnet_np.judge.logits import judge
+from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
+from bitnet_np.judge.reach import roundings
+from bitnet_np.judge.roundings import to_eleven_bits as half
+from bitnet_np.judge.variant import Variant, scaled, variant_logits
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.blocks import round_as_f16, round_as_q8_0
 from bitnet_np.testing import random_model

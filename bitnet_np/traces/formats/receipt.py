@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import EmptyInputError, ShapeError
-from ...judge.compare import kl_divergence
+from ...judge.logits import kl_divergence
 from ...whole_file import whole_file
 
 TOP = 5

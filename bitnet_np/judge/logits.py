@@ -1,12 +1,13 @@
-"""Verdicts: another engine's logits against ours. Nothing passes for want of something to compare."""
+"""Another engine's logits against ours: the measures, the limits, the verdict. Nothing passes for want of something to compare."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from .verdict import Verdict
 
 Array = NDArray[np.float64]
 
@@ -37,34 +38,6 @@ DIFFERENT = 0.1
 
 _ENOUGH = 32  # logits of a position, to know what error is typical
 _BLOCK = 1 << 20  # logits at a time, so that memory is that of the two inputs and a block
-
-
-class Verdict(IntEnum):
-    """From best to worst; a whole comparison is as good as its worst position."""
-
-    SAME_BITS = 0
-    ROUNDING = 1
-    FLIPS = 2
-    WRONG = 3
-    INVALID = 4
-
-    @property
-    def text(self) -> str:
-        return _MEANING[self]
-
-    @property
-    def exit_code(self) -> int:
-        """0 fine, 1 a difference that roundings do not explain, 2 nothing that can be compared."""
-        return {Verdict.WRONG: 1, Verdict.INVALID: 2}.get(self, 0)
-
-
-_MEANING = {
-    Verdict.SAME_BITS: "same bits",
-    Verdict.ROUNDING: "rounding: float32 sums in another order",
-    Verdict.FLIPS: "close: as far as flipped int8 codes or float16 roundings reach",
-    Verdict.WRONG: "WRONG: more than roundings explain",
-    Verdict.INVALID: "INVALID: cannot be compared",
-}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from ..dialects import Dialect
 from ..model import Linear, Model, Ternary
 from ..traces.points import Key
 from . import operations as op
-from .hypotheses import FIELDS, to_digits
+from .graph import FIELDS, Operation
+from .roundings import DIGITS, to_digits, to_float16
 
 Array = NDArray[np.float64]
 
@@ -47,7 +48,7 @@ def rounded(theirs: Array, value: Array) -> str | None:
     telling = (theirs != 0) & (theirs != np.rint(theirs))
     if telling.sum() < 32:
         return None
-    for kind, digits in (("bfloat16", 8), ("float16", 11)):
+    for kind, digits in DIGITS.items():
         if (to_digits(theirs, digits) == theirs).all():
             if ((theirs - value) ** 2).sum() <= (2.0 ** (1 - digits)) ** 2 * (value**2).sum():
                 return f"its numbers are rounded to {kind}, and right but for that"
@@ -56,7 +57,7 @@ def rounded(theirs: Array, value: Array) -> str | None:
 
 
 def local(
-    model: Model, dialect: Dialect, operation: op.Operation, inputs: list[Array], value: Array, theirs: Array, wrong: NDArray[np.bool_]
+    model: Model, dialect: Dialect, operation: Operation, inputs: list[Array], value: Array, theirs: Array, wrong: NDArray[np.bool_]
 ) -> str | None:
     """What the places of wrong numbers say, or what was done to the inputs. wrong: which elements are, [T, width]."""
     rows, columns = np.flatnonzero(wrong.any(axis=1)), np.flatnonzero(wrong.any(axis=0))
@@ -73,12 +74,12 @@ def local(
             return _misread(linear, dialect, inputs[0], theirs, columns)
         return _cut_short(linear, dialect, inputs[0], theirs) or _shared_scales(linear, dialect, inputs[0], theirs) or _places(wrong)
     if name == "result_output":
-        seen = op.half(inputs[0]) if dialect.halves else inputs[0]
+        seen = to_float16(inputs[0]) if dialect.halves else inputs[0]
         return _cut_short(Linear(model.head, model.output_bias), dialect, seen, theirs) or _places(wrong)
     if name in ("Qcur_rope", "Kcur_rope"):
         return _turned(model, inputs[0], theirs) or _places(wrong)
     if name == "kqv_out":
-        q, k, v = (op.half(x) if dialect.halves else x for x in inputs)
+        q, k, v = (to_float16(x) if dialect.halves else x for x in inputs)
         of_first = _foreign_values(model, operation.key, q, k, v, theirs, wrong)
         return _other_heads(model, operation.key, q, k, v, theirs) or of_first or _places(wrong)
     return _places(wrong)

@@ -12,11 +12,14 @@ from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, embedded, forward_full, pack
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.forward_pass import run_whole
 from bitnet_np.judge import blame, operations
-from bitnet_np.judge.blame import judge_trace, within
-from bitnet_np.judge.check import check_trace, compare_traces, log_softmax
-from bitnet_np.judge.compare import Verdict
-from bitnet_np.judge.reach import Variant, known_mistakes
+from bitnet_np.judge.bounds import within
+from bitnet_np.judge.dump import check_trace, log_softmax
+from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.report import closer_rows, closer_summary, heat_map, plot
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.two_dumps import compare_traces
+from bitnet_np.judge.variant import Variant
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.network import Runtime
 from bitnet_np.testing import random_model
 from bitnet_np.tokens import check_tokens

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bitnet_np.judge import compare
-from bitnet_np.judge.compare import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, Verdict, judge, limits
+from bitnet_np.judge.logits import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, judge, limits
+from bitnet_np.judge.verdict import Verdict
 
 SAME_BITS, ROUNDING, FLIPS, WRONG, INVALID = Verdict
 

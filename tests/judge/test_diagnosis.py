@@ -6,9 +6,10 @@ import pytest
 from bitnet_np import BITNET_CPP, embedded, forward_full, packing, spec, widen
 from bitnet_np.dialects import EXACT
 from bitnet_np.judge import operations
-from bitnet_np.judge.blame import judge_trace
-from bitnet_np.judge.clues import local
-from bitnet_np.judge.compare import Verdict, shape_hint
+from bitnet_np.judge.diagnosis import local
+from bitnet_np.judge.logits import shape_hint
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key, Trace
 from scripts import mutations
