@@ -35,7 +35,7 @@ from bitnet_np.errors import (
     TokenRangeError,
 )
 from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
-from bitnet_np.judge import operations
+from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import within
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
@@ -141,12 +141,12 @@ def test_every_operation_of_every_family_is_what_its_inputs_make(shape, seed, le
     tokens, seen = random_tokens(np.random.default_rng(seed), model, length), Recorder()
     forward_full(model, tokens[None], dialect=dialect, record=seen)
     known = {Key(*key): array.reshape(length, -1).astype(np.float64) for key, array in seen.items()}
-    known[operations.TOKENS] = tokens
-    ops = list(operations.operations(model, dialect))
+    known[graph.TOKENS] = tokens
+    ops = list(graph.operations(model, dialect))
     assert [(o.key.name, o.key.layer) for o in ops if not o.key.name.endswith(("_codes", "_scale"))] == [
         key for key in seen if not key[0].endswith(("_codes", "_scale"))
     ]
-    assert {o.key for o in ops} == set(known) - {operations.TOKENS}
+    assert {o.key for o in ops} == set(known) - {graph.TOKENS}
     for operation in ops:
         verdict, reason, _ = within(operation.evaluate(*(known[key] for key in operation.inputs)), known[operation.key])
         assert verdict < Verdict.WRONG, f"{operation.key}: {reason}"

@@ -5,7 +5,7 @@ import pytest
 
 from bitnet_np import BITNET_CPP, embedded, forward_full, packing, spec, widen
 from bitnet_np.dialects import EXACT
-from bitnet_np.judge import operations
+from bitnet_np.judge import graph, operations
 from bitnet_np.judge.diagnosis import local
 from bitnet_np.judge.logits import shape_hint
 from bitnet_np.judge.trace import judge_trace
@@ -341,7 +341,7 @@ def test_a_narrow_cache_is_no_mistake_across_operations():
 
 def test_nothing_is_said_of_what_nothing_explains():
     rng = np.random.default_rng(3)
-    for operation in operations.operations(LLAMA, EXACT):
+    for operation in graph.operations(LLAMA, EXACT):
         if operation.key.layer != LAYER and operation.key.name != "result_output":
             continue
         inputs = [POINTS["llama"][key].astype(np.float64) for key in operation.inputs]

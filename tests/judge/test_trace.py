@@ -11,7 +11,8 @@ import pytest
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, embedded, forward_full, packing, spec
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.forward_pass import run_whole
-from bitnet_np.judge import blame, operations
+from bitnet_np.judge import graph, operations
+from bitnet_np.judge import trace as judging
 from bitnet_np.judge.bounds import within
 from bitnet_np.judge.dump import check_trace, log_softmax
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
@@ -108,7 +109,7 @@ def test_our_own_recording_has_the_same_bits(dialect):
     report = judge_trace(MODEL, trace(recorded(dialect=dialect), TOKENS), TOKENS, dialect)
     assert report.verdict is Verdict.SAME_BITS
     assert not report.missing
-    assert len(report.operations) == len(list(operations.operations(MODEL, dialect)))
+    assert len(report.operations) == len(list(graph.operations(MODEL, dialect)))
 
 
 @pytest.mark.parametrize(("base", "width"), [(5e5, 64), (7e4, 20), (1e4, 12)])
@@ -123,7 +124,7 @@ def test_float32_angles_are_honest(base, width):
     a, b = np.split(x.reshape(t, 2, width), 2, axis=-1)
     rotated = np.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1).reshape(t, -1)
     model = random_model(0, rope_base=base, head_dim=width, heads=2, kv_heads=1, n_layers=1)
-    operation = next(o for o in operations.operations(model, EXACT) if o.key == Key("Qcur_rope", 0))
+    operation = next(o for o in graph.operations(model, EXACT) if o.key == Key("Qcur_rope", 0))
     verdict, reason, _ = within(operation.evaluate(x.astype(np.float64)), rotated.astype(np.float64))
     assert verdict is Verdict.ROUNDING, reason
 
@@ -190,10 +191,10 @@ def test_nan_is_blamed_where_it_begins():
         late = key == LOGITS or key.layer == 2 or (key.layer == 1 and key.name in ("kqv_out", "attn_o_out", "ffn_inp"))
         if late and points[key].dtype == np.float32:  # codes have no NaN
             points[key] = np.full_like(points[key], np.nan)
-    report, logits = check_trace(MODEL, TOKENS, trace(points))
-    assert (report.verdict, report.first_wrong.key, logits.verdict) == (Verdict.INVALID, Key("kqv_out", 1), Verdict.INVALID)
+    report = check_trace(MODEL, TOKENS, trace(points))
+    assert (report.verdict, report.first_wrong.key, report.logits.verdict) == (Verdict.INVALID, Key("kqv_out", 1), Verdict.INVALID)
     assert report.reason.startswith("layer 1 kqv_out: it has nan at position 0, element 0")
-    report, _ = check_trace(MODEL, TOKENS, trace(recorded() | {LOGITS: points[LOGITS]}))
+    report = check_trace(MODEL, TOKENS, trace(recorded() | {LOGITS: points[LOGITS]}))
     assert report.reason.startswith("logits: their logit at 0, 0 is nan")
 
 
@@ -287,7 +288,7 @@ def test_one_wrong_logit_is_seen_across_operations():
 
 
 def test_what_is_too_much_work_to_explain_is_said(monkeypatch):
-    monkeypatch.setattr(blame, "_MOST_WORK", 10**5)
+    monkeypatch.setattr(judging, "_MOST_WORK", 10**5)
     dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
     report = judge_trace(MODEL, only(dump, "l_out"), ids)
     assert report.verdict is Verdict.WRONG
@@ -421,10 +422,10 @@ def test_inputs_of_more_bits_than_ours_are_not_held_against_us():
 def test_log_probabilities_and_some_positions_are_judged():
     logits = recorded()[LOGITS]
     for key, values in ((LOGITS, logits), (Key("log_probs", None), log_softmax(logits))):
-        report, judgement = check_trace(MODEL, TOKENS, trace({key: values[8:]}, positions=np.arange(8, 17)), EXACT)
+        report = check_trace(MODEL, TOKENS, trace({key: values[8:]}, positions=np.arange(8, 17)), EXACT)
         assert report.verdict <= Verdict.ROUNDING
-        assert judgement.positions == 9
-        report, _ = check_trace(MODEL, TOKENS, trace({key: values[7:16]}, positions=np.arange(8, 17)), EXACT)
+        assert report.logits.positions == 9
+        report = check_trace(MODEL, TOKENS, trace({key: values[7:16]}, positions=np.arange(8, 17)), EXACT)
         assert report.verdict >= Verdict.WRONG
 
 
@@ -435,25 +436,25 @@ def test_log_probabilities_are_judged_as_far_as_their_file_tells_them(tmp_path):
     for theirs in (logits, logits * np.float32(1 + 1e-6), logits * np.float32(1.05)):
         with llama_logits.LlamaLogitsWriter(tmp_path / "x.kld", TOKENS) as out:
             out.add(LOGITS, theirs)
-        report, judgement = check_trace(MODEL, TOKENS, read_any(tmp_path / "x.kld"), EXACT)
-        verdicts.append((report.verdict, judgement.verdict))
+        report = check_trace(MODEL, TOKENS, read_any(tmp_path / "x.kld"), EXACT)
+        verdicts.append((report.verdict, report.logits.verdict))
     assert verdicts == [(verdict, verdict) for verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.WRONG)]
 
 
 def test_one_row_of_logits_is_taken_for_the_last():
     logits = recorded()[LOGITS]
-    report, judgement = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}), EXACT)
-    assert (report.verdict, judgement.compared, judgement.positions) == (Verdict.SAME_BITS, (16,), 1)
+    report = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}), EXACT)
+    assert (report.verdict, report.logits.compared, report.logits.positions) == (Verdict.SAME_BITS, (16,), 1)
     assert report.notes == ("one row of result_output for 17 tokens: taken as that of the last position, 16",)
     for key, values in ((LOGITS, logits), (Key("log_probs", None), log_softmax(logits))):
-        report, judgement = check_trace(MODEL, TOKENS, trace({key: values[5:6]}), EXACT)
+        report = check_trace(MODEL, TOKENS, trace({key: values[5:6]}), EXACT)
         assert report.verdict is Verdict.WRONG
         assert report.reason == "it is the row of position 5, not of the last one, 16"
-        assert judgement.explanation == "the row of position 5"
-    report, judgement = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}, positions=np.array([16])), EXACT)
-    assert (report.verdict, report.notes, judgement.compared) == (Verdict.SAME_BITS, (), None)
-    report, judgement = check_trace(MODEL, TOKENS[:1], trace({LOGITS: logits[:1]}), EXACT)
-    assert (report.verdict, report.notes, judgement.compared) == (Verdict.SAME_BITS, (), None)
+        assert report.logits.explanation == "the row of position 5"
+    report = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}, positions=np.array([16])), EXACT)
+    assert (report.verdict, report.notes, report.logits.compared) == (Verdict.SAME_BITS, (), None)
+    report = check_trace(MODEL, TOKENS[:1], trace({LOGITS: logits[:1]}), EXACT)
+    assert (report.verdict, report.notes, report.logits.compared) == (Verdict.SAME_BITS, (), None)
 
 
 @pytest.mark.parametrize("key", [LOGITS, Key("log_probs", None)])
@@ -461,20 +462,20 @@ def test_one_row_of_logits_does_not_keep_the_other_tensors_from_being_judged(key
     """Aprender's stage files hold the last token's logits, and all of each layer."""
     row = recorded()[LOGITS][-1:] if key == LOGITS else log_softmax(recorded()[LOGITS][-1:])
     others = {k: v for k, v in recorded().items() if k != LOGITS}
-    report, judgement = check_trace(MODEL, TOKENS, trace(others | {key: row}), EXACT)
-    assert judgement.verdict is Verdict.SAME_BITS
+    report = check_trace(MODEL, TOKENS, trace(others | {key: row}), EXACT)
+    assert report.logits.verdict is Verdict.SAME_BITS
     assert (report.verdict, len(report.operations)) == (Verdict.SAME_BITS, len(others))
     assert report.notes == (f"one row of {key.name} for 17 tokens: taken as that of the last position, 16",)
     bad, _ = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
     wrong = {k: v for k, v in bad.items() if k != LOGITS}
-    report, _ = check_trace(MODEL, TOKENS, trace(wrong | {key: row}), EXACT)
+    report = check_trace(MODEL, TOKENS, trace(wrong | {key: row}), EXACT)
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_out", 1))
 
 
 def test_wrong_log_probabilities_alone_are_wrong():
     """Not a dump that cannot be compared, for want of an operation that gives them."""
-    report, judgement = check_trace(MODEL, TOKENS, trace({Key("log_probs", None): log_softmax(3 * recorded()[LOGITS])}), EXACT)
-    assert (report.verdict, judgement.verdict) == (Verdict.WRONG, Verdict.WRONG)
+    report = check_trace(MODEL, TOKENS, trace({Key("log_probs", None): log_softmax(3 * recorded()[LOGITS])}), EXACT)
+    assert (report.verdict, report.logits.verdict) == (Verdict.WRONG, Verdict.WRONG)
 
 
 @pytest.mark.parametrize("positions", [[16], [3, 9], [0, 1, 70, 90], [90, 3]])
@@ -483,9 +484,9 @@ def test_mistakes_are_tried_on_the_positions_a_dump_has(positions):
     ids = np.random.default_rng(2).integers(0, 50, 91)
     faulty = next(m for m in known_mistakes(Variant("", model, EXACT)) if "truncated" in m.text)
     theirs = forward_full(model, ids[None], ops=faulty.ops)[0]
-    report, judgement = check_trace(model, ids, trace({LOGITS: theirs[positions]}, positions=np.array(positions)), EXACT)
+    report = check_trace(model, ids, trace({LOGITS: theirs[positions]}, positions=np.array(positions)), EXACT)
     assert report.verdict is Verdict.WRONG
-    assert judgement.explanation == faulty.text
+    assert report.logits.explanation == faulty.text
 
 
 def test_judging_takes_little_more_memory_than_the_dump():
@@ -598,8 +599,8 @@ def test_a_pass_goes_on_with_what_the_editor_returns(family, inner_norms, dialec
         return given[Key(name, n)].reshape(array.shape)
 
     run_whole(Runtime(model, dialect, edit=feed), check_tokens(model.config, ids[None]), note)
-    inputs = {key: value.astype(np.float64) for key, value in given.items()} | {operations.TOKENS: ids}
-    for operation in operations.operations(model, dialect):
+    inputs = {key: value.astype(np.float64) for key, value in given.items()} | {graph.TOKENS: ids}
+    for operation in graph.operations(model, dialect):
         expected = operation.evaluate(*(inputs[key] for key in operation.inputs))
         verdict, reason, _ = within(expected, made[operation.key].astype(np.float64))
         assert verdict <= Verdict.FLIPS, (operation.key, reason)
