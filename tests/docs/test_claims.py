@@ -12,7 +12,7 @@ from bitnet_np.judge.compare import Verdict
 from bitnet_np.packing import I2S_DEFAULT, I2S_LAYOUTS
 from bitnet_np.tensor_types import BY_NUMBER
 from bitnet_np.traces.formats import FORMATS
-from bitnet_np.traces.points import MEANINGS, RECORDED, SCORES, meaning
+from bitnet_np.traces.points import LAYER_NAMES, MEANINGS, RECORDED, SCORES, meaning
 from scripts import mutations
 
 DOCS = pages.ROOT / "docs"
@@ -49,10 +49,8 @@ def test_the_exit_codes_of_verdicts():
 
 
 def test_the_table_of_names_is_that_of_the_points():
-    rows = {
-        name.strip("`").removesuffix("-N"): (axes.strip("[]").replace(",", ""), text) for name, axes, text in pages.table(JUDGING, "name")
-    }
-    assert rows == MEANINGS
+    rows = {name.strip("`"): (axes.strip("[]").replace(",", ""), text) for name, axes, text in pages.table(JUDGING, "name")}
+    assert rows == {f"{name}{'-N' * (name in LAYER_NAMES)}": said for name, said in MEANINGS.items()}
     assert all(meaning(name) for name in (*RECORDED, *SCORES, "log_probs"))
 
 

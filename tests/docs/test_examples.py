@@ -10,13 +10,17 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pages
 import pytest
 
 from bitnet_np.cli.main import _parser, main
+from bitnet_np.traces.formats import read_any
+from bitnet_np.traces.points import Key
 
 RUNNABLE = ("console", "python")
 README = pages.ROOT / "README.md"
@@ -104,6 +108,17 @@ def test_the_test_of_an_engine_fails_for_a_wrong_dump(folder):
     exec(pages.blocks(README, "python")[0].code, names)
     with pytest.raises(AssertionError, match="WRONG at layer 0 kqv_out"):
         names["test_engine"]()
+
+
+@pytest.mark.skipif(shutil.which("rustc") is None, reason="needs rustc")
+def test_the_rust_writes_what_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = pages.blocks(pages.ROOT / "docs" / "judging.md", "rust")
+    call = 'fn main() { let x: Vec<f32> = (0..12).map(|i| i as f32).collect(); dump(&format!("attn_norm-{}", 0), &[3, 4], &x).unwrap(); }'
+    Path("engine.rs").write_text(block.code + call)
+    subprocess.run(["rustc", "engine.rs"], check=True)
+    subprocess.run([str(tmp_path / "engine")], check=True)
+    np.testing.assert_array_equal(read_any("dump").points[Key("attn_norm", 0)], np.arange(12, dtype=np.float32).reshape(3, 4))
 
 
 # --- what is not run ------------------------------------------------------------------------------------------------------------------
