@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="train.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="FOLDER", help="train in this folder, or go on from its checkpoint")
-    what.add_argument("--smoke", action="store_true", help="check in a minute that training works on this machine")
+    what.add_argument("--smoke", action="store_true", help="check quickly that training works on this machine")
     what.add_argument("--evaluate", nargs="?", type=Path, const=False, metavar="MODEL", help="measure a model (default: the embedded one)")
     parser.add_argument("--steps", type=int, default=DEMO.steps, help=f"training steps (default {DEMO.steps})")
     parser.add_argument("--documents", type=int, default=300, help="documents of each split to evaluate with (default 300)")
