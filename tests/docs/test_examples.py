@@ -135,7 +135,7 @@ def commands(page):
 
 
 def is_ours(words):
-    return words[:1] == ["bitnet-np"] or (words[:1] == ["python"] and words[1].endswith(".py"))
+    return words[:1] == ["bitnet-np"] or (words[:1] == ["python"] and not words[1].startswith("-"))
 
 
 COMMANDS = [(page, words) for page in pages.PAGES for words in commands(page) if len(words) > 1 and is_ours(words)]
@@ -151,7 +151,9 @@ def unknown_options(words):
     if words[0] == "bitnet-np":
         known = [] if words[1] == "COMMAND" else options_of(words[1])
     else:
-        known = re.findall(r'"(--[\w-]+)"', (pages.ROOT / words[1]).read_text("utf-8"))
+        program = pages.ROOT / words[1]
+        source = "".join(path.read_text("utf-8") for path in (program.glob("*.py") if program.is_dir() else [program]))
+        known = re.findall(r'"(--[\w-]+)"', source)
     return [word for word in words[2:] if word.startswith("--") and word not in [*known, "--help"]]
 
 
