@@ -26,7 +26,7 @@ from .arguments import add_computing_arguments, add_model_argument, add_token_ar
 from .inputs import token_ids
 from .printing import print_json, printable, table
 
-SUMMARY = "Judge another engine's logits; with no arguments, the embedded recording of bitnet.cpp's."
+SUMMARY = "Judge another engine's dump; without arguments, the embedded recording of bitnet.cpp."
 LARGEST_TABLE = 12  # lines of tensors that are not fine, before the rest is only counted
 
 JUDGEMENT_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
@@ -42,17 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser, default="the embedded one, and its recording")
     add_token_arguments(parser, required=False)
     parser.add_argument(
-        "--theirs", type=Path, metavar="DUMP", help="their tensors, or logits [T, V] or [B, T, V], with --last [V] or [B, V]"
+        "--theirs",
+        type=Path,
+        metavar="DUMP",
+        help="the dump to judge: intermediate tensors, or logits [T, V] or [B, T, V]; with --last logits [V] or [B, V]",
     )
-    parser.add_argument("--format", choices=FORMATS, help="of the dump (default: found out)")
-    parser.add_argument("--last", action="store_true", help="theirs are logits of the last position only")
+    parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
+    parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
     add_plot_argument(parser)
     add_computing_arguments(parser)
 
 
 def add_plot_argument(parser: argparse.ArgumentParser) -> None:
     """--plot, which `check_plot_argument` checks and `show` obeys."""
-    parser.add_argument("--plot", type=Path, metavar="F.png", help="the heat map as a picture (extra `plots`)")
+    parser.add_argument("--plot", type=Path, metavar="F.png", help="draw the heat map to this picture file (extra `plots`)")
 
 
 def check_plot_argument(arguments: argparse.Namespace) -> None:

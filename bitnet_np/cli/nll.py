@@ -22,8 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
     add_model_argument(parser)
     add_token_arguments(parser)
-    parser.add_argument("--stride", type=int, metavar="N", help="tokens between the starts of windows, for texts longer than the context")
-    parser.add_argument("--out", type=Path, metavar="F.npy", help="write the value of each token but the first, float64")
+    parser.add_argument(
+        "--stride", type=int, metavar="N", help="for texts longer than the context: number of tokens between the starts of windows"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="F.npy", help="write the negative log-likelihood of each token but the first as float64"
+    )
     add_computing_arguments(parser)
     add_device_arguments(parser)
 

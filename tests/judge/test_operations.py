@@ -18,11 +18,17 @@ from bitnet_np.traces.points import Key
 LAWS = ("operations.py", "graph.py", "roundings.py", "bounds.py")
 
 
-@pytest.mark.parametrize("inner_norms", [False, True])
-@pytest.mark.parametrize("family", ARCHITECTURES)
-def test_single_operations_are_those_of_the_definition(family, inner_norms):
+SHAPES = [{"family": family, "inner_norms": inner} for family in ARCHITECTURES for inner in (False, True)]
+SHAPES += [
+    {"family": "gptneox", "parallel_residual": True, "rope_width": 8},
+    {"family": "llama", "weights": "ternary", "rope_scaling": 2.0},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: ", ".join(map(str, shape.values())))
+def test_single_operations_are_those_of_the_definition(shape):
     """Every tensor that spec.forward records, from the tensors it records before: to the roundings of float64, and codes exactly."""
-    model = random_model(5, family=family, inner_norms=inner_norms, window=5, window_layers=(1,), tied=False)
+    model = random_model(5, **shape, window=5, window_layers=(1,), tied=False)
     ids = np.random.default_rng(0).integers(0, model.config.vocab, 9)
     points: dict[Key, np.ndarray] = {TOKENS: ids}
     spec.forward(dense_view(model), ids, lambda name, n, x: points.update({Key(name, n): np.array(x).reshape(9, -1)}))

@@ -6,6 +6,7 @@ import json
 import tracemalloc
 
 import numpy as np
+import pages
 import pytest
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, embedded, forward_full, packing, spec
@@ -32,6 +33,7 @@ MODEL = mutations.embedded_model()
 TOKENS = embedded.recording()["tokens_T17"].astype(np.int64)
 LOGITS = Key("result_output", None)
 FAULTS = {fault.name: fault for fault in mutations.faults()}
+DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "judging.md", "fault")}
 
 
 def trace(points, tokens=None, **more):
@@ -51,6 +53,7 @@ def test_fault_is_found_and_blamed(name):
     row = mutations.row(fault, judge_trace(MODEL, trace(dump), ids))
     assert row["found"], row
     assert row["right"], row
+    assert list(map(row.get, ("fault", "verdict", "blamed", "says"))) == DOCUMENTED[name]
 
 
 @pytest.mark.parametrize(

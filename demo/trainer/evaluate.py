@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp
 
+from writer.corpus import FRESH, document, held_out
+from writer.document import Question
+
 from bitnet_np.batch import Request, generate_batch
 from bitnet_np.model import Model
 from bitnet_np.nll import token_nll
 from bitnet_np.text.tokenizer import Tokenizer
-
-from .corpus import FRESH, document, held_out
-from .document import Question
 
 _LONGEST_ANSWER = 16  # tokens
 

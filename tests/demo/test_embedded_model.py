@@ -8,27 +8,28 @@ import pytest
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
-import train_demo
-from training import evaluate
-from training.settings import DEMO
+import train
+from trainer import evaluate, export
+from trainer.settings import DEMO
 
 from bitnet_np import embedded, spec
 from bitnet_np.cli.main import main
 from bitnet_np.dense import dense_view
+from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.generate import generate
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Ternary
 
-DATA = Path(__file__).parent / "data" / "demo"
+DATA = Path(__file__).parents[1] / "data" / "demo"
 GREEDY = json.loads((DATA / "greedy.json").read_text("utf-8"))
 
 
 @pytest.fixture(scope="module")
 def demo():
     with embedded.demo_path() as path:
-        yield path, *train_demo.load_model(path)
+        yield path, *train.load_model(path)
 
 
 @pytest.mark.parametrize("golden", GREEDY, ids=lambda golden: golden["prompt"][:20])
@@ -60,10 +61,11 @@ def test_its_form(demo):
     assert all(isinstance(layer.ffn_down.weights, Ternary) for layer in model.layers)
     assert model.token_embd.dtype == np.float16
     assert len(tokenizer.tokens) == DEMO.vocabulary
+    assert open_gguf(path).metadata["general.description"] == export.DESCRIPTION  # or training would end in another file
 
 
 def test_its_grades(demo):
-    """Some of what `train_demo.py --evaluate` measures."""
+    """Some of what `demo/train.py --evaluate` measures."""
     _, model, tokenizer = demo
     silent = lambda done, total: None  # noqa: E731
     assert evaluate.perplexity(model, tokenizer, DEMO.seed, 20, silent).token < 2.5
@@ -71,7 +73,7 @@ def test_its_grades(demo):
 
 
 def test_the_report_is_of_the_embedded_model(capsys):
-    assert train_demo.main(["--evaluate", "--documents", "3", "--threads", "1"]) == 0
+    assert train.main(["--evaluate", "--documents", "3", "--threads", "1"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("perplexity of held-out text ")
     assert "| questions | combinations never seen | combinations seen, new texts |\n| --- | --- | --- |\n" in out
@@ -83,7 +85,7 @@ def recorded():
 
 
 def test_transformers_computes_the_same_model(demo, recorded):
-    """Recorded by scripts/record_demo.py: strict float64 against the definition, float32 against the kernels."""
+    """Recorded by demo/record.py: strict float64 against the definition, float32 against the kernels."""
     _, model, tokenizer = demo
     tokens = recorded["tokens"]
     np.testing.assert_array_equal(tokens, tokenizer.encode(str(recorded["text"])))

@@ -1,10 +1,11 @@
-"""Train the embedded demo model from scratch: `train_demo.py --out FOLDER`.
+"""Train the embedded demo model from scratch: `python demo/train.py --out FOLDER`.
 
-A small bitnet-b1.58 model learns stories and sums that a seeded generator writes (training/), with the gradients of bitnet_np.gradients and
-AdamW. The same settings give the same bits on every machine, with any number of threads, and whether or not the run was interrupted:
-started again, it goes on from its last checkpoint. FOLDER gets checkpoint.npz, log.jsonl (a line for each step), loss.png and model.gguf.
+A small bitnet-b1.58 model learns stories and sums that a seeded generator writes (writer/), with AdamW (trainer/) and the gradients of
+bitnet_np.training.gradients. The same settings give the same bits on every machine and with any number of threads. An interrupted run
+that is started again goes on from its last checkpoint and ends in the same bits.
+FOLDER gets checkpoint.npz, log.jsonl (a line for each step), loss.png and model.gguf.
 
-`--evaluate [MODEL]` measures a model (default: the embedded one): perplexity on held-out text, and how many questions it answers rightly.
+`--evaluate [MODEL]` measures a model (default: the embedded one): perplexity on held-out text, and the share of questions answered rightly.
 `--smoke` trains a tiny model twice, once in one go and once interrupted, and fails unless the loss falls and the bits are the same.
 """
 
@@ -22,11 +23,11 @@ from typing import Any
 import numba
 import numpy as np
 from numpy.typing import NDArray
-from training import adamw, bpe, checkpoint, curve, export
-from training.checkpoint import State
-from training.corpus import document, sequence
-from training.evaluate import report
-from training.settings import DEMO, SMOKE, Settings
+from trainer import adamw, bpe, checkpoint, curve, export
+from trainer.checkpoint import State
+from trainer.evaluate import report
+from trainer.settings import DEMO, SMOKE, Settings
+from writer.corpus import document, sequence
 
 from bitnet_np import embedded, generate, load
 from bitnet_np.cli import progress
@@ -37,12 +38,12 @@ from bitnet_np.selftest import digest, noise
 from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
 from bitnet_np.training.gradients import loss_and_gradients, parameter_shapes
 
-EVERY = 250  # steps from one checkpoint and one look at held-out text to the next
-HELD_OUT = 32  # sequences of that look
+EVERY = 250  # steps between checkpoints; at each the held-out loss is measured
+HELD_OUT = 32  # sequences of held-out text that it is measured on
 
 
 def initial(settings: Settings) -> State:
-    """Matrices uniform around 0, all gains 1, no moments."""
+    """The state before the first step: matrices uniform around 0, all gains 1, moments 0."""
     parameters = {}
     for i, (name, shape) in enumerate(parameter_shapes(settings.config).items()):
         spread = np.float32(3**0.5 * settings.deviation)
@@ -52,7 +53,7 @@ def initial(settings: Settings) -> State:
 
 
 def learned_tokenizer(settings: Settings) -> dict[str, Any]:
-    """The tokenizer's keys of a GGUF file, from the first documents of the training text."""
+    """The tokenizer, learned from the first documents of the training text, as keys and values of a GGUF file."""
     texts = (document("train", settings.seed, i).text for i in range(settings.tokenizer_documents))
     return bpe.train(texts, settings.vocabulary)
 
@@ -65,12 +66,12 @@ def batch(settings: Settings, tokenizer: Tokenizer, split: str, first: int, n: i
 
 
 def resumed(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
-    """From the checkpoint, or from the beginning where there is none."""
+    """The state and the tokenizer of the checkpoint, or of the beginning where there is none."""
     return checkpoint.load(path, settings) if path.exists() else (initial(settings), learned_tokenizer(settings))
 
 
 def keep_lines(log: Path, steps: int) -> None:
-    """Drop what a run wrote after its last checkpoint."""
+    """Drop the lines that a run wrote after its last checkpoint."""
     lines = log.read_text("utf-8").splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(lines[:steps]), "utf-8")
 
@@ -120,7 +121,7 @@ def run_train(settings: Settings, folder: Path) -> int:
 
 
 def run_smoke() -> int:
-    """The loss falls; a run that was stopped and started again ends in the bits of one that was not; the file that comes out runs."""
+    """Check that the loss falls, that an interrupted run ends in the bits of one in one go, and that the model file runs."""
     with tempfile.TemporaryDirectory() as name:
         whole, parted = Path(name, "whole"), Path(name, "parted")
         one = train(SMOKE, whole, every=SMOKE.steps // 2, show=progress.bar("smoke, in one go"))
@@ -147,14 +148,16 @@ def run_evaluate(path: Path, documents: int, seed: int) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="train_demo.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog="train.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", type=Path, metavar="FOLDER", help="train there, or go on")
-    what.add_argument("--smoke", action="store_true", help="a short check that training works here")
+    what.add_argument("--out", type=Path, metavar="FOLDER", help="train in this folder, or go on from its checkpoint")
+    what.add_argument("--smoke", action="store_true", help="check quickly that training works on this machine")
     what.add_argument("--evaluate", nargs="?", type=Path, const=False, metavar="MODEL", help="measure a model (default: the embedded one)")
-    parser.add_argument("--steps", type=int, default=DEMO.steps, help=f"of training (default {DEMO.steps})")
-    parser.add_argument("--documents", type=int, default=300, help="to evaluate with, of each split (default 300)")
-    parser.add_argument("--threads", type=int, default=numba.config.NUMBA_NUM_THREADS, help="the result is the same")
+    parser.add_argument("--steps", type=int, default=DEMO.steps, help=f"training steps (default {DEMO.steps})")
+    parser.add_argument("--documents", type=int, default=300, help="documents of each split to evaluate with (default 300)")
+    parser.add_argument(
+        "--threads", type=int, default=numba.config.NUMBA_NUM_THREADS, help="threads to train with; the result does not depend on it"
+    )
     options = parser.parse_args(argv)
     numba.set_num_threads(options.threads)
     try:
@@ -166,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
             with embedded.demo_path() as path:
                 return run_evaluate(options.evaluate or path, options.documents, DEMO.seed)
     except (Error, OSError) as error:
-        print(f"train_demo.py: {error}", file=sys.stderr)
+        print(f"train.py: {error}", file=sys.stderr)
         return 2
 
 

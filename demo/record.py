@@ -1,9 +1,11 @@
-"""Record what the embedded demo model says, and what Hugging Face transformers computes for it: `record_demo.py FOLDER`.
+"""Record what the embedded demo model says, and what Hugging Face transformers computes for it: `python demo/record.py FOLDER`.
 
-greedy.json gets greedy continuations of some prompts. With `--transformers`, which needs torch and transformers, the weights of the model
-file are given to transformers' BitNet with its own quantised linears (AutoBitLinear, offline), and transformers.npz gets `text`, its
-`tokens` [T], `logits_f32` [T, V] as transformers computes them in float32, and `logits_f64`, with float64 for every float32 in its
-source.
+FOLDER/greedy.json gets greedy continuations of some prompts. With `--transformers`, which needs torch and transformers, transformers'
+BitNet with its own quantised linears (AutoBitLinear, offline) gets the weights of the model file, and FOLDER/transformers.npz gets `text`,
+its `tokens` [T], `logits_f32` [T, V] as transformers computes them in float32, and `logits_f64`, computed with float64 wherever its
+source says float32.
+
+The recordings in tests/data/demo/ were made so.
 """
 
 import argparse
@@ -13,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crossval_hf import MODULES, Case, Matrix, Transformers
 
 from bitnet_np import embedded, generate, load
 from bitnet_np.dense import DenseLinear, dense_view
@@ -22,6 +23,10 @@ from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.model import Model
 from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
 from bitnet_np.traces.points import Key
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # for a run by its path; the tests have it there already
+
+from crossval_hf import MODULES, Case, Matrix, Transformers
 
 PROMPTS = (
     "Once upon a time",
@@ -53,7 +58,7 @@ def build(hf: Transformers, model: Model) -> object:
 
 
 def greedy(model: Model, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """What `bitnet-np generate` says."""
+    """The continuations that `bitnet-np generate` prints, with their token ids."""
     found = []
     for prompt in PROMPTS:
         ids = tokenizer.encode(prompt)
@@ -74,9 +79,9 @@ def record_transformers(path: Path, model: Model, tokenizer: Tokenizer) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="record_demo.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--transformers", action="store_true")
+    parser = argparse.ArgumentParser(prog="record.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write to")
+    parser.add_argument("--transformers", action="store_true", help="record transformers' logits instead of continuations")
     options = parser.parse_args(argv)
     try:
         with embedded.demo_path() as path:
@@ -87,7 +92,7 @@ def main(argv: list[str] | None = None) -> int:
             lines = ",\n".join(map(json.dumps, greedy(model, tokenizer)))
             (options.folder / "greedy.json").write_text(f"[\n{lines}\n]\n", "utf-8")
     except (Error, OSError) as error:
-        print(f"record_demo.py: {error}", file=sys.stderr)
+        print(f"record.py: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -10,11 +10,12 @@ import pytest
 from models import threads
 
 pytest.importorskip("tokenizers")
-import train_demo
-from training import adamw, bpe, checkpoint, corpus, evaluate, export
-from training.corpus import document, held_out, sequence
-from training.document import Question
-from training.settings import DEMO, Settings
+import train
+from trainer import adamw, bpe, checkpoint, evaluate, export
+from trainer.settings import DEMO, Settings
+from writer import corpus
+from writer.corpus import document, held_out, sequence
+from writer.document import Question
 
 from bitnet_np import load
 from bitnet_np.errors import FileFormatError, OptionError
@@ -105,7 +106,7 @@ def test_a_prompt_is_the_beginning_of_its_text():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return tokenizer_from(train_demo.learned_tokenizer(TINY), "tiny")
+    return tokenizer_from(train.learned_tokenizer(TINY), "tiny")
 
 
 def test_text_survives_the_tokenizer(tokenizer):
@@ -118,7 +119,7 @@ def test_text_survives_the_tokenizer(tokenizer):
 
 
 def test_the_tokenizer_learns_the_same_each_time(tokenizer):
-    assert train_demo.learned_tokenizer(TINY)["tokenizer.ggml.tokens"] == tokenizer.tokens
+    assert train.learned_tokenizer(TINY)["tokenizer.ggml.tokens"] == tokenizer.tokens
 
 
 def test_a_vocabulary_that_the_text_cannot_fill():
@@ -178,7 +179,7 @@ def test_adamw_follows_its_definition(shape):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    return folder, train_demo.train(TINY, folder, every=2)
+    return folder, train.train(TINY, folder, every=2)
 
 
 def lines(folder):
@@ -188,10 +189,10 @@ def lines(folder):
 def test_an_interrupted_run_ends_in_the_same_bits(run, tmp_path):
     folder, whole = run
     with threads(2):
-        train_demo.train(TINY, tmp_path, stop=3, every=99)
+        train.train(TINY, tmp_path, stop=3, every=99)
     with (tmp_path / "log.jsonl").open("a") as log:
         log.write('{"step": 4, "loss": 0}\n')  # what was done after the checkpoint was made is done again
-    other = train_demo.train(TINY, tmp_path, every=2)
+    other = train.train(TINY, tmp_path, every=2)
     for group in ("parameters", "first", "second"):
         assert digest(*getattr(whole, group).values()) == digest(*getattr(other, group).values())
     assert (tmp_path / "model.gguf").read_bytes() == (folder / "model.gguf").read_bytes()
@@ -203,7 +204,7 @@ def test_an_interrupted_run_ends_in_the_same_bits(run, tmp_path):
 def test_a_checkpoint_is_of_one_run(run, tmp_path):
     for name, value, was in (("steps", 12, 6), ("seed", 1, 0)):
         with pytest.raises(OptionError, match=f"{name} is {was}, but this run has {value}"):
-            train_demo.train(replace(TINY, **{name: value}), run[0])
+            train.train(replace(TINY, **{name: value}), run[0])
     (tmp_path / "checkpoint.npz").write_bytes(b"PK")
     with pytest.raises(FileFormatError, match="no checkpoint"):
         checkpoint.load(tmp_path / "checkpoint.npz", TINY)
@@ -215,7 +216,7 @@ def test_the_file_is_what_training_computed(run, tmp_path):
     keys = checkpoint.load(folder / "checkpoint.npz", TINY)[1]
     parameters = state.parameters | {"token_embd.weight": state.parameters["token_embd.weight"].astype(np.float16).astype(np.float32)}
     export.write(tmp_path / "m.gguf", TINY.config, parameters, keys)
-    tokens = train_demo.batch(TINY, tokenizer_from(keys, "m"), "held-out", 0, 1)
+    tokens = train.batch(TINY, tokenizer_from(keys, "m"), "held-out", 0, 1)
     loss, _ = loss_and_gradients(TINY.config, parameters, tokens)
     assert token_nll(load(tmp_path / "m.gguf"), tokens[0]).mean() == pytest.approx(loss, rel=1e-6)
     assert load(tmp_path / "m.gguf").config == TINY.config
@@ -223,20 +224,20 @@ def test_the_file_is_what_training_computed(run, tmp_path):
 
 
 def test_smoke_passes_and_can_fail(capsys, monkeypatch):
-    assert train_demo.main(["--smoke", "--threads", "1"]) == 0
+    assert train.main(["--smoke", "--threads", "1"]) == 0
     assert "bits repeat" in capsys.readouterr().out
-    monkeypatch.setattr(train_demo, "SMOKE", replace(TINY, learning_rate=0.0))
-    assert train_demo.main(["--smoke", "--threads", "1"]) == 1
+    monkeypatch.setattr(train, "SMOKE", replace(TINY, learning_rate=0.0))
+    assert train.main(["--smoke", "--threads", "1"]) == 1
 
 
 def test_the_curve(run, tmp_path):
     pytest.importorskip("matplotlib")
-    train_demo.curve.draw(run[0] / "log.jsonl", tmp_path / "loss.png")
+    train.curve.draw(run[0] / "log.jsonl", tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_evaluation_counts_every_question(run):
-    model, tokenizer = train_demo.load_model(run[0] / "model.gguf")
+    model, tokenizer = train.load_model(run[0] / "model.gguf")
     model = replace(model, config=replace(model.config, context=512))
     silent = lambda done, total: None  # noqa: E731
     grades = evaluate.grade(model, tokenizer, "held-out", 0, 5, silent)
@@ -252,18 +253,18 @@ def test_evaluation_counts_every_question(run):
 
 
 def test_the_report(run, capsys):
-    assert train_demo.main(["--evaluate", str(run[0] / "model.gguf"), "--documents", "2"]) == 2
+    assert train.main(["--evaluate", str(run[0] / "model.gguf"), "--documents", "2"]) == 2
     assert "exceed the model's context of 48" in capsys.readouterr().err
 
 
 def test_wrong_folder(tmp_path, capsys):
-    assert train_demo.main(["--evaluate", str(tmp_path / "none.gguf")]) == 2
+    assert train.main(["--evaluate", str(tmp_path / "none.gguf")]) == 2
     assert "none.gguf" in capsys.readouterr().err
 
 
 def test_a_run_can_be_prolonged_before_its_rate_falls(tmp_path):
     longer = replace(TINY, steps=10)
-    train_demo.train(TINY, tmp_path, stop=3)
-    prolonged = train_demo.train(longer, tmp_path)
-    planned = train_demo.train(longer, tmp_path / "planned")
+    train.train(TINY, tmp_path, stop=3)
+    prolonged = train.train(longer, tmp_path)
+    planned = train.train(longer, tmp_path / "planned")
     assert digest(*prolonged.parameters.values()) == digest(*planned.parameters.values())

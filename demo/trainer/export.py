@@ -13,6 +13,7 @@ from bitnet_np.rope import rope_frequencies
 from bitnet_np.training.gradients import quantize
 
 NAME = "bitnet_np demo"
+# Part of the bytes of the shipped file, so it keeps the path that this program had when it made that.
 DESCRIPTION = "small stories and sums, trained from scratch on generated text by scripts/train_demo.py"
 
 

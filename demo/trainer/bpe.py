@@ -1,7 +1,7 @@
 """The model's own BPE, trained on its own text, as the keys of a GGUF file.
 
 It is learned as byte-level BPE and written as SentencePiece's: token i has the score -i, the order in which it was learned, and no token
-crosses a word, so the same pieces are found. A file of that kind is read without any library (bitnet_np/spm.py).
+crosses a word, so the same pieces are found. A file of that kind is read without any library (bitnet_np/text/spm.py).
 """
 
 import json
