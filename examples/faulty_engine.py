@@ -28,7 +28,7 @@ def norm(x: Floats, gain: Floats, eps: float) -> Floats:  # [T, D], [D] -> [T, D
     return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps) * gain
 
 
-def linear(x: Floats, w: packing.DenseLinear) -> Floats:  # [T, M], [N, M] of -1, 0, 1 -> [T, N]
+def linear(x: Floats, w: DenseLinear) -> Floats:  # [T, M], [N, M] of -1, 0, 1 -> [T, N]
     step = 127 / np.abs(x).max(axis=-1, keepdims=True)
     return np.rint(x * step) @ w.matrix.T / step * w.scale
 
@@ -49,7 +49,7 @@ def attend(q: Floats, k: Floats, v: Floats) -> Floats:  # [T, H, K], [T, G, K], 
 
 def main() -> int:
     with embedded.demo_path() as path:
-        model, tokenizer = packing.dense(load(path)), tokenizer_from(open_gguf(path).metadata, path)
+        model, tokenizer = dense_view(load(path)), tokenizer_from(open_gguf(path).metadata, path)
     c, tokens = model.config, tokenizer.encode(TEXT)
     OUT.mkdir(exist_ok=True)
 

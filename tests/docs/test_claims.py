@@ -8,7 +8,8 @@ import pytest
 from bitnet_np.judge.compare import Verdict
 
 from bitnet_np.cli.main import _parser
-from bitnet_np.families import ARCHITECTURES, MODEL_TYPES
+from bitnet_np.families import ARCHITECTURES
+from bitnet_np.files.hf_model_types import MODEL_TYPES
 from bitnet_np.packing import I2S_DEFAULT, I2S_LAYOUTS
 from bitnet_np.tensor_types import BY_NUMBER
 from bitnet_np.traces.formats import FORMATS

@@ -1,7 +1,6 @@
 """The layer map of CONTRIBUTING.md is the truth: every module has its room on it, and no import goes from a room to a later one."""
 
 import ast
-import re
 
 import pages
 import pytest
@@ -9,7 +8,6 @@ import pytest
 PACKAGE = pages.ROOT / "bitnet_np"
 MAP = pages.ROOT / "CONTRIBUTING.md"
 ROOMS = [row[0].strip("`") for row in pages.table(MAP, "room")]
-ALLOWED = {tuple(re.findall("`([^`]+)`", row[0])) for row in pages.table(MAP, "exception")}
 
 
 def modules():
@@ -62,14 +60,8 @@ def test_the_map_has_every_room_once_and_no_other():
     assert sorted(ROOMS) == sorted({room(module) for module in MODULES})
 
 
-def test_no_import_goes_up_but_those_that_the_map_admits():
-    found = {pair for module, path in MODULES.items() for pair in upward(module, path.read_text("utf-8"))}
-    assert sorted(found - ALLOWED) == [], "these imports go up"
-    assert sorted(ALLOWED - found) == [], "these are gone: take them off the map"
-
-
-def test_every_admitted_import_has_a_reason():
-    assert [row for row in pages.table(MAP, "exception") if len(row[1]) < 20] == []
+def test_no_import_goes_up():
+    assert [pair for module, path in MODULES.items() for pair in upward(module, path.read_text("utf-8"))] == []
 
 
 @pytest.mark.parametrize(
@@ -78,11 +70,11 @@ def test_every_admitted_import_has_a_reason():
         ("bitnet_np.errors", "from .model import Model", [("errors", "model")]),
         ("bitnet_np.errors", "def f():\n    from .files.load import load", [("errors", "files.load")]),
         ("bitnet_np.errors", "if TYPE_CHECKING:\n    import bitnet_np.cache", [("errors", "cache")]),
-        ("bitnet_np.files.load", "from ..judge import blame", [("files.load", "judge.blame")]),
+        ("bitnet_np.files.load", "from ..judge import trace", [("files.load", "judge.trace")]),
         ("bitnet_np.files", "from ..cli.main import main", [("files", "cli.main")]),
         ("bitnet_np.files.load", "from .. import __version__", [("files.load", "bitnet_np")]),
         ("bitnet_np.files.load", "from . import gguf_file\nfrom ..errors import Error\nimport numpy", []),
-        ("bitnet_np.judge.check", "from bitnet_np.cli.main import main", [("judge.check", "cli.main")]),
+        ("bitnet_np.judge.dump", "from bitnet_np.cli.main import main", [("judge.dump", "cli.main")]),
     ],
 )
 def test_imports_that_go_up_are_found(module, source, found):

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import EmptyInputError, ShapeError
-from ...judge.logits import kl_divergence
-from ...whole_file import whole_file
+from ..errors import EmptyInputError, ShapeError
+from .logits import kl_divergence
+from ..whole_file import whole_file
 
 TOP = 5
 
