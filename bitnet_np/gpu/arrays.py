@@ -13,15 +13,12 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
+from numba.cuda.cudadrv import devicearray, driver
 from numpy.typing import DTypeLike, NDArray
 
 from ..errors import CapacityError
-from ..kernels.cuda.target import SIMULATED
 
-if not SIMULATED:
-    from numba.cuda.cudadrv import devicearray, driver
-
-DeviceArray = Any  # numba.cuda's, which has no type of its own that its simulator shares
+DeviceArray = Any  # numba.cuda's, which is not typed
 
 _STEP, _LARGEST_STEP = 512, 1 << 24
 """Bytes. Sizes are rounded up to a quarter of their power of two, within these: a cache of 20 GB is to take 20 GB."""
@@ -41,8 +38,6 @@ class Arena:
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
         """An array with anything in it. Raises CapacityError, with the bytes wanted, when there is no memory."""
         dtype = np.dtype(dtype)
-        if SIMULATED:
-            return cuda.to_device(np.frombuffer(b"\xff" * (prod(shape) * dtype.itemsize), dtype).reshape(shape).copy())  # NaN shows
         size = _rounded(prod(shape) * dtype.itemsize)
         blocks = self.free.setdefault(size, [])
         block = blocks.pop() if blocks else _allocated(size)
@@ -61,8 +56,6 @@ def _allocated(size: int) -> DeviceArray:
 
 def view(array: DeviceArray, dtype: DTypeLike) -> DeviceArray:
     """The same memory, one axis, as numbers of another type."""
-    if SIMULATED:
-        return type(array)(array._ary.reshape(-1).view(dtype))
     return array.reshape(array.size).view(dtype)
 
 

@@ -17,15 +17,18 @@ from ..kernels import cpu
 from ..kernels.attention import chunks_touched, scale_of
 from ..kernels.cuda import attention, attention_split, floats, layout, norms, ternary
 from ..kernels.cuda import rows as row_kernels
-from ..kernels.cuda.attention_steps import CHUNK, EIGHT, WIDEST, Shape, shape_for
-from ..kernels.cuda.target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
+from ..kernels.cuda.attention_shape import EIGHT, WIDEST, Shape, shape_for
+from ..kernels.scalar import CHUNK
 from ..model import Ternary
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .products import OneRow, apart, three_of
 
-_WARPS = 1 if SIMULATED else 8  # of a block of `ternary.gemv`, or twice as many
+GRID = 4096  # blocks at most, of kernels that go through single numbers
+BLOCK = 256  # threads of a block, of those and of blocks that own a row
+LARGE_BLOCK = 1024  # threads of a block that owns a row, where rows are too few to keep the device busy
+_WARPS = 8  # of a block of `ternary.gemv`, or twice as many
 _DEPTH = 4  # tiles that one of them asks for at most before it needs the first
-_HALVES = 1 if SIMULATED else 8  # half warps of a block, each with floats.ROWS rows of a table
+_HALVES = 8  # half warps of a block, each with floats.ROWS rows of a table
 _MANY = 64  # queries for each processor, from which on attention takes its largest blocks, of 32: two of them keep a processor busy
 _ALL = 1 << 30  # a window with all positions in it, of which no memory holds so many
 _TOKENS = 16  # that a reading of a table's row serves at most
@@ -227,8 +230,8 @@ class Cuda:
             kernel = ternary.gemv(warps, depth)[ends[-1], 32 * warps, self.stream]
             kernel(three.words, ends, three.widths, three.factors, *rest, out)
         elif tile is None:
-            share = min(ternary.WARPS, -(-sum(three.tiles) // self.processors))
-            warps, groups, ends = ternary.WARPS // share, 1 if n <= 8 else 2, three.ends(share)  # groups of 8 tokens
+            share = min(layout.WARPS, -(-sum(three.tiles) // self.processors))
+            warps, groups, ends = layout.WARPS // share, 1 if n <= 8 else 2, three.ends(share)  # groups of 8 tokens
             kernel = ternary.skinny(groups, codes.width, warps, share)[(ends[-1], -(-n // (8 * groups))), 32 * warps * share, self.stream]
             kernel(three.words, ends, three.widths, three.factors, codes.words, scale, codes.row_words, out)
         else:

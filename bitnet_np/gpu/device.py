@@ -41,7 +41,6 @@ def open_cuda(number: int = 0) -> Backend:
         versions = ", ".join(f"{name} {version(name)}" for name in ("numba-cuda", "numba", "numpy"))
         raise OptionError(f"no CUDA: {versions} do not load together, {error} (expected those of {INSTALL})") from error
 
-    from ..kernels.cuda.target import SIMULATED
     from .backend import Cuda
 
     if not cuda.is_available():
@@ -52,8 +51,6 @@ def open_cuda(number: int = 0) -> Backend:
         raise OptionError(f"CUDA device is {number}, expected 0 to {found - 1} here")
     cuda.select_device(number)
     config.CUDA_LOW_OCCUPANCY_WARNINGS = False  # of small grids, which a token's are
-    if SIMULATED:
-        return Cuda()
     gpu = cuda.get_current_device()
     if gpu.compute_capability < OLDEST:
         has, wants = (".".join(map(str, version)) for version in (gpu.compute_capability, OLDEST))

@@ -13,8 +13,6 @@ from weakref import finalize
 
 from numba import cuda
 
-from ..kernels.cuda.target import SIMULATED
-
 
 @dataclass(frozen=True, eq=False)
 class Graph:
@@ -33,11 +31,8 @@ def _checked(result: tuple) -> Any:
 def captured(stream: Any, run: Callable[[], None], overlap: bool = True) -> Graph:
     """What does again what `run` launches on the stream, on the same memory. All of it must be kernels that call `await_previous`.
 
-    `run` must have been called before: capturing can neither compile nor allocate. The simulator has no graphs: there it is `run` itself.
-    A device or driver that cannot overlap does not.
+    `run` must have been called before: capturing can neither compile nor allocate. A device or driver that cannot overlap does not.
     """
-    if SIMULATED:
-        return Graph(run, False)
     from cuda.bindings import driver
 
     handle = driver.CUstream(int(stream.handle))

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..kernels.cuda import layout, norms, rows, ternary
+from ..kernels.cuda import layout, norms, rows
+from ..kernels.cuda.target import WARP
 from .arrays import Deferred, DeviceArray, now, view
 
 
@@ -62,9 +63,9 @@ class OneRow:
     def _block(self, after: str) -> tuple[int, int, int] | None:
         """Tiles that a block has of one matrix, warps of each, and threads; None if these do not take the row."""
         matrices, tiles = (2, self._three.tiles[0]) if after in rows.GATES else (1, sum(self._three.tiles))
-        share = min(ternary.WARPS // matrices, -(-tiles // self._on.processors))
-        warps = ternary.WARPS // (matrices * share)
-        threads = ternary.WARP * warps * matrices * share
+        share = min(layout.WARPS // matrices, -(-tiles // self._on.processors))
+        warps = layout.WARPS // (matrices * share)
+        threads = WARP * warps * matrices * share
         return (share, warps, threads) if norms.product_fits(self._shape[1], warps, matrices * share) else None
 
     def launched(self, after: str, other: Any = None) -> DeviceArray:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from bitnet_np.gpu.arrays import DeviceTable
 from bitnet_np.gpu.backend import Cuda
 from bitnet_np.kernels.cuda import layout
-from bitnet_np.kernels.cuda.target import instructions, kernel
+from bitnet_np.kernels.cuda.ptx import await_previous, for_each, load_fragments, multiply, zeros
+from bitnet_np.kernels.cuda.target import kernel
 from bitnet_np.model import Config, Layer, Linear, Model, Ternary
 
 BITNET_2B = Config("bitnet-b1.58", 128256, 4096, 2560, 30, 6912, 20, 5, 128, 1e-5, 500000.0)
@@ -91,17 +92,17 @@ _MMA_OPERATIONS = 2 * 16 * 8 * 32
 
 def _tensor_loop() -> Any:
     count = 4 * _ROWS * _TOKENS
-    none, step = instructions.zeros(count), instructions.multiply(_ROWS, _TOKENS, 0)
-    load_weights, load_codes = instructions.load_fragments(_ROWS), instructions.load_fragments(_TOKENS)
+    none, step = zeros(count), multiply(_ROWS, _TOKENS, 0)
+    load_weights, load_codes = load_fragments(_ROWS), load_fragments(_TOKENS)
 
     def add(i: int, sums: Any, total: Any) -> None:
         total[0] += sums[0]
 
-    add_all = instructions.for_each(add, [[i] for i in range(count)])
+    add_all = for_each(add, [[i] for i in range(count)])
 
     @kernel
     def tensor_loop(words: Any, turns: int, out: Any) -> None:
-        instructions.await_previous()
+        await_previous()
         lane = cuda.threadIdx.x % 32
         weights, codes = load_weights(words, lane * 4, 128), load_codes(words, lane * 4, 128)
         sums = none()

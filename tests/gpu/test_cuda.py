@@ -196,7 +196,7 @@ def kernels() -> dict[str, tuple]:
 
     from bitnet_np.gpu.backend import TILES
     from bitnet_np.kernels.cuda import attention, attention_split, floats, norms, rows, ternary
-    from bitnet_np.kernels.cuda.attention_steps import shape_for
+    from bitnet_np.kernels.cuda.attention_shape import shape_for
 
     f, i, f1, f2, f3, f4 = t.float32, t.int64, t.float32[::1], t.float32[:, ::1], t.float32[:, :, ::1], t.float32[:, :, :, ::1]
     ids, words, signed = t.int64[::1], t.uint32[::1], t.int32[::1]
@@ -332,7 +332,7 @@ def has_aligned_shared_memory(ptx: str) -> None:
 
 def has_registers_for_its_blocks(kernel: str, ptx: str, source: Path) -> None:
     """And spills none."""
-    from bitnet_np.kernels.cuda.target import LARGE_BLOCK
+    from bitnet_np.gpu.backend import LARGE_BLOCK
 
     source.write_text(re.sub(r"\.version .*", ".version 8.0", ptx))
     result = subprocess.run([PTXAS, "-arch=sm_90", "-v", "-o", os.devnull, source], capture_output=True, text=True, check=False)

@@ -12,37 +12,20 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from ..simd import LANES
-from .target import instructions, kernel
-
-(
+from .ptx import (
     await_previous,
     bits_float,
-    device,
     float_zeros,
     for_each,
     half_value,
     half_warp_sum,
     in_turn,
-    inlined,
     let_next_begin,
     load_within,
     multiply_rows,
     this_thread,
-) = (
-    instructions.await_previous,
-    instructions.bits_float,
-    instructions.device,
-    instructions.float_zeros,
-    instructions.for_each,
-    instructions.half_value,
-    instructions.half_warp_sum,
-    instructions.in_turn,
-    instructions.inlined,
-    instructions.let_next_begin,
-    instructions.load_within,
-    instructions.multiply_rows,
-    instructions.this_thread,
 )
+from .target import inlined, kernel
 
 ROWS = 4  # of the table that 16 threads work on at once: each reads a token's numbers once for all of them
 _f = np.float32

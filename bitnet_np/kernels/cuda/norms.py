@@ -15,6 +15,7 @@ import numpy as np
 from numba import cuda
 
 from .layout import COLUMNS, DEPTH, ROWS, TILE_WORDS, row_words
+from .ptx import await_previous, let_next_begin, load4, load_fragments, multiply_tiles, put, put4, this_thread, times, zeros
 from .rows import (
     GATES,
     LARGEST,
@@ -33,40 +34,12 @@ from .rows import (
     with_code,
     worked_out,
 )
-from .target import ALIGNED, PIECE, SIMULATED, WARP, instructions, kernel_of
+from .target import ALIGNED, WARP, device, inlined, kernel_of
 from .ternary import finished, joined, matrix_of, of_all_warps, of_three, rows_before
 
-(
-    await_previous,
-    device,
-    inlined,
-    let_next_begin,
-    load4,
-    load_fragments,
-    multiply_tiles,
-    put,
-    put4,
-    this_thread,
-    times,
-    zeros,
-) = (
-    instructions.await_previous,
-    instructions.device,
-    instructions.inlined,
-    instructions.let_next_begin,
-    instructions.load4,
-    instructions.load_fragments,
-    instructions.multiply_tiles,
-    instructions.put,
-    instructions.put4,
-    instructions.this_thread,
-    instructions.times,
-    instructions.zeros,
-)
-
-THREADS = (16, 32) if SIMULATED else (256, 512, 1024)  # of a block of `rms_norm`
-AHEAD = 4 if SIMULATED else 5  # the most times 16 bytes of the row that a thread has
-WIDEST = PIECE if SIMULATED else 9216  # numbers of a row, which leave a block as much shared memory as it needs besides
+THREADS = (256, 512, 1024)  # of a block of `rms_norm`
+AHEAD = 5  # the most times 16 bytes of the row that a thread has
+WIDEST = 9216  # numbers of a row, which leave a block as much shared memory as it needs besides
 _f = np.float32
 
 

@@ -1,4 +1,4 @@
-"""Single instructions for the GPU's kernels: the one file that knows PTX. simulated.py has their twins in plain Python.
+"""Single instructions for the GPU's kernels: the one file that knows PTX.
 
 NVVM fuses a product with a sum that it meets, and ptxas does so again, unless one of the two says how it rounds. The contract fuses only
 where it says so. So a kernel writes a product whose sum comes next, or that sum, as `times` and `plus`; `fma` is for what is to be fused.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import cuda, njit
+from numba import cuda
 from numba.cuda import cgutils, types, typing
 from numba.cuda.extending import intrinsic
 
@@ -20,8 +20,6 @@ from ..simd import LANES
 I16, I32, I64, F32, F64, HALF = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType(), ir.HalfType()
 VOID = ir.VoidType()
 
-device: Any = cuda.jit(device=True, forceinline=True)  # a function of kernels
-inlined = njit(inline="always")  # one that takes names or gives arrays: Numba puts it in its place, which takes Numba's time
 float_bits, bits_float, fma = simd.float_bits, simd.bits_float, simd.fma
 
 

@@ -5,7 +5,7 @@ One block owns a row. Its threads bring a piece of it to shared memory; 128 of t
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
@@ -14,25 +14,8 @@ from ..masks import visible_keys
 from ..scalar import WIDE_LANES, normal_cdf, round_half_even
 from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import silu as _silu_of
-from .target import AHEAD, PIECE, WARP, instructions, kernel
-
-bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, inlined, plus, put, this_thread, times, warp_max, warp_sum = (
-    instructions.bits_float,
-    instructions.device,
-    instructions.float_bits,
-    instructions.fma,
-    instructions.fma64,
-    instructions.get,
-    instructions.half_bits,
-    instructions.in_turn,
-    instructions.inlined,
-    instructions.plus,
-    instructions.put,
-    instructions.this_thread,
-    instructions.times,
-    instructions.warp_max,
-    instructions.warp_sum,
-)
+from .ptx import bits_float, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, this_thread, times, warp_max, warp_sum
+from .target import AHEAD, PIECE, WARP, device, inlined, kernel
 
 _f = np.float32
 _ONE = np.float64(1.0)
@@ -366,14 +349,29 @@ def spread(x, slot, position, out):  # [R, G * K], [R], [R] -> [B, S, G * K]
         out[slot[r], position[r], i % width] = x[r, i % width]
 
 
+class Heads(NamedTuple):
+    """Queries or keys that RoPE rotates where they are read.
+
+    Pair j is numbers step * j and step * j + distance of a head: step 1 and distance J for halves, step 2 and distance 1 for adjacent ones.
+    """
+
+    x: Any  # [R, H, K]
+    cos: Any  # [R, J]
+    sin: Any  # [R, J]
+    pairs: Any  # J, or 0 if nothing is rotated
+    distance: Any
+    step: Any
+
+
 @device
-def rotated(x, cos, sin, pairs, distance, step, r, h, i):
-    """Number i of a head after RoPE. Pair j is (step j, step j + distance): step 1 and distance J for halves, 2 and 1 for adjacent ones."""
-    if i >= 2 * pairs:
-        return x[r, h, i]
-    is_second = i >= pairs if step == 1 else i % 2 == 1
-    j = (i - distance if is_second else i) >> step - 1  # divided by step
-    a, b, c, s = x[r, h, step * j], x[r, h, step * j + distance], cos[r, j], sin[r, j]
+def rotated(heads, r, h, i):
+    """Number i of head h of row r after RoPE."""
+    if i >= 2 * heads.pairs:
+        return heads.x[r, h, i]
+    is_second = i >= heads.pairs if heads.step == 1 else i % 2 == 1
+    j = (i - heads.distance if is_second else i) >> heads.step - 1  # divided by step
+    a, b = heads.x[r, h, heads.step * j], heads.x[r, h, heads.step * j + heads.distance]
+    c, s = heads.cos[r, j], heads.sin[r, j]
     return fma(a, s, times(b, c)) if is_second else fma(a, c, -times(b, s))
 
 
@@ -383,7 +381,7 @@ def rope(x, cos, sin, pairs, distance, step, out):  # [R, H, K], [R, J] x 2 -> [
     heads, width = x.shape[1], x.shape[2]
     for item in range(cuda.grid(1), x.shape[0] * heads * width, cuda.gridsize(1)):
         r, h, i = item // (heads * width), item // width % heads, item % width
-        out[r, h, i] = rotated(x, cos, sin, pairs, distance, step, r, h, i)
+        out[r, h, i] = rotated(Heads(x, cos, sin, pairs, distance, step), r, h, i)
 
 
 def as_kept(halves: bool) -> Any:
@@ -405,7 +403,7 @@ def keep(halves: bool) -> Any:
         for item in range(cuda.grid(1), k.shape[0] * heads * width, cuda.gridsize(1)):
             r, h, i = item // (heads * width), item // width % heads, item % width
             place = position[r] % places
-            k_out[slot[r], place, h, i] = kept(rotated(k, cos, sin, pairs, distance, step, r, h, i))
+            k_out[slot[r], place, h, i] = kept(rotated(Heads(k, cos, sin, pairs, distance, step), r, h, i))
             v_out[slot[r], place, h, i] = kept(v[r, h, i])
 
     return keep

@@ -10,19 +10,14 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
-from . import layout
 from .layout import COLUMNS, DEPTH, ROWS, TILE_WORDS
-from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
-
-(
+from .ptx import (
     await_previous,
     commit_copies,
     copy_async,
-    device,
     dot_tiles,
     for_each,
     in_turn,
-    inlined,
     let_next_begin,
     load_fragments,
     load_within,
@@ -34,31 +29,11 @@ from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
     times,
     wait_copies,
     zeros,
-) = (
-    instructions.await_previous,
-    instructions.commit_copies,
-    instructions.copy_async,
-    instructions.device,
-    instructions.dot_tiles,
-    instructions.for_each,
-    instructions.in_turn,
-    instructions.inlined,
-    instructions.let_next_begin,
-    instructions.load_fragments,
-    instructions.load_within,
-    instructions.multiply,
-    instructions.multiply_tiles,
-    instructions.put,
-    instructions.quad_sum,
-    instructions.this_thread,
-    instructions.times,
-    instructions.wait_copies,
-    instructions.zeros,
 )
+from .target import ALIGNED, WARP, device, inlined, kernel, kernel_of
 
 STAGES = 3  # blocks of 128 columns of activations in shared memory at a time
 WIDEST = 1 << 18  # columns: the sum of plane 3, 64 times as large, is of int32
-WARPS = 2 if SIMULATED else layout.WARPS  # of a block with several tiles of rows, at most
 
 
 @device
