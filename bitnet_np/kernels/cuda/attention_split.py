@@ -15,7 +15,7 @@ from .attention_shape import LARGEST, SPAN, STATE, WEIGHT, Cached, Run, Shape, r
 from .attention_weights import begin, weigh
 from .ptx import await_previous, chain_column, fma, fold_column, let_next_begin, load_column, plus, prefetch, this_thread, times
 from .rows import Heads, as_kept, rotated
-from .target import device, kernel
+from .target import device, inlined, kernel
 
 _f = np.float32
 _AT_ONCE = 8  # chunks that a thread asks for at a time when it folds
@@ -62,7 +62,7 @@ def _factors(shape: Shape) -> Any:
 
 @cache
 def _fold_row(shape: Shape) -> Any:
-    """A function (parts, run, seen, room, total, out) that folds the `seen` chunks of a row's heads, in order, and writes the result."""
+    """A function (parts, run, seen, width, room, total, out) that folds the `seen` chunks of a row's heads, in order, and writes the result."""
     n_queries, factors, load_parts, fold = shape.queries, _factors(shape), load_column(_AT_ONCE), fold_column(_AT_ONCE)
     of_weights, of_old, of_new = (n * shape.queries * CHUNK for n in (1, 2, 3))
 
@@ -90,8 +90,8 @@ def _fold_row(shape: Shape) -> Any:
         room.state[i * STATE + LARGEST], room.state[i * STATE + WEIGHT] = largest, weight
 
     @device
-    def fold_row(parts, run, seen, room, total, out):
-        d, width = this_thread(), out.shape[2]
+    def fold_row(parts, run, seen, width, room, total, out):
+        d = this_thread()
         begin(room, n_queries, n_queries)
         cuda.syncthreads()
         for i in range(n_queries):
@@ -150,7 +150,7 @@ def _prefetch_chunk(shape: Shape) -> Any:
     """A function (cached, start, n_keys) that asks for the keys and values of a chunk, 128 bytes at a time."""
     line, threads = 64 if shape.halves else 32, shape.threads
 
-    @device
+    @inlined  # or LLVM would unroll its loop
     def prefetch_chunk(cached, start, n_keys):
         lines = (cached.width + line - 1) // line
         for item in range(this_thread(), n_keys * lines, threads):
@@ -261,7 +261,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
                 leave(total, room, run, chunk, width, parts)
                 counter = r * cuda.gridDim.y + cuda.blockIdx.y
                 if _is_last(arrived, counter, before_me, seen):
-                    fold_row(parts, run, seen, room, total, out)
+                    fold_row(parts, run, seen, width, room, total, out)
                     if d == 0:
                         arrived[counter] = 0
 
