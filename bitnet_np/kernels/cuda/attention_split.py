@@ -62,7 +62,7 @@ def _factors(shape: Shape) -> Any:
 
 @cache
 def _fold_row(shape: Shape) -> Any:
-    """A function (parts, run, seen, width, room, total, out) that folds the `seen` chunks of a row's heads, in order, and writes the result."""
+    """A function (parts, run, seen, width, room, total, out) that folds a row's `seen` chunks in order and writes the result."""
     n_queries, factors, load_parts, fold = shape.queries, _factors(shape), load_column(_AT_ONCE), fold_column(_AT_ONCE)
     of_weights, of_old, of_new = (n * shape.queries * CHUNK for n in (1, 2, 3))
 

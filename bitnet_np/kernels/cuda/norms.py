@@ -9,7 +9,7 @@ of one matrix, and as many warps for each of them; a warp has up to DEPTH tiles 
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
@@ -22,8 +22,8 @@ from .rows import (
     SUM,
     WIDE_LANES,
     add_products,
-    clear_found,
     clear_lanes,
+    clear_together,
     code_of,
     factor_of,
     fold_wide_lanes,
@@ -67,39 +67,82 @@ def product_fits(width: int, warps: int, slots: int) -> bool:
     return fits(width, WARP * warps * slots) and 4 * padded(width) + rounds * depth * warps * COLUMNS + besides <= 48 << 10
 
 
+class Row(NamedTuple):
+    """Where a block's row comes from, as flat arrays."""
+
+    a: Any
+    b: Any
+    made: Any  # where the row goes, if it is a result of a and b
+    base: Any  # of the row's first number
+
+
+class Room(NamedTuple):
+    """What a block works in."""
+
+    gains: Any  # of a thread: for the numbers that it has
+    piece: Any  # shared: the row, then its norm
+    lanes: Any  # shared: of the sum of squares
+    factor: Any  # shared: what the numbers of the row are multiplied by
+    together: Any  # shared: the LARGEST magnitude and the SUM of codes
+
+
 @cache
-def _steps(source: str, width: int, threads: int) -> Any:
-    ahead, there, words = _ahead(width, threads), padded(width), -(-width // COLUMNS) * (COLUMNS // 4)
+def _room_for(width: int, threads: int) -> Any:
+    """A function (gain) that makes the Room of a block, with the gains loaded: all that does not depend on the kernel before."""
+    ahead, there = _ahead(width, threads), padded(width)
     n_numbers = 4 * ahead
 
-    @device
-    def load_gains(gain, gains):
+    @inlined
+    def room(gain):
+        gains = cuda.local.array(n_numbers, np.float32)
         for k in range(ahead):
             four = load4(gain, min(4 * (this_thread() + k * threads), width - 4))
             for j in range(4):
                 gains[4 * k + j] = four[j]
+        piece = cuda.shared.array(there, np.float32, ALIGNED)
+        lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
+        factor = cuda.shared.array(1, np.float32)
+        together = cuda.shared.array(2, np.int32)
+        clear_lanes(lanes, threads)
+        return Room(gains, piece, lanes, factor, together)
+
+    return room
+
+
+@cache
+def _bring(source: str, width: int, threads: int) -> Any:
+    """A function (row, leaves, piece): piece = the row that `source` says, and zeros; left in `made` too, if it is new and `leaves`."""
+    ahead, there = _ahead(width, threads), padded(width)
+    n_numbers = 4 * ahead
 
     @device
-    def bring(a, b, made, base, leaves, piece):
-        """piece = the row from `base` on that `source` says, and zeros; left in `made` too, if it is new and `leaves` says so."""
-        found = cuda.local.array(n_numbers, np.float32)
+    def bring(row, leaves, piece):
+        numbers = cuda.local.array(n_numbers, np.float32)
         for k in range(ahead):
-            at = base + min(4 * (this_thread() + k * threads), width - 4)
-            first, second = load4(a, at), load4(b, at)
+            at = row.base + min(4 * (this_thread() + k * threads), width - 4)
+            first, second = load4(row.a, at), load4(row.b, at)
             for j in range(4):
-                found[4 * k + j] = worked_out(source, first[j], second[j])
+                numbers[4 * k + j] = worked_out(source, first[j], second[j])
         for k in range(ahead):
             at, i = 4 * (this_thread() + k * threads), 4 * k
             if at < width:
-                put4(piece, at, found[i], found[i + 1], found[i + 2], found[i + 3])
+                put4(piece, at, numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3])
                 if source != "row" and leaves:
-                    put4(made, base + at, found[i], found[i + 1], found[i + 2], found[i + 3])
+                    put4(row.made, row.base + at, numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3])
             elif at < there:
                 put4(piece, at, _f(0.0), _f(0.0), _f(0.0), _f(0.0))
 
+    return bring
+
+
+@cache
+def _norm(source: str, width: int, threads: int) -> Any:
+    """A function (row, leaves, eps, room) that leaves the row's norm in `room.piece`, and returns its scale."""
+    ahead, bring = _ahead(width, threads), _bring(source, width, threads)
+
     @device
     def scale_numbers(piece, gains, factor):
-        """piece = piece * factor * gain, and the largest magnitude of this thread's, as bits."""
+        """piece = piece * factor * gain. Returns the largest magnitude of this thread's numbers, as bits."""
         largest = np.int32(0)
         for k in range(ahead):
             at = 4 * (this_thread() + k * threads)
@@ -111,68 +154,62 @@ def _steps(source: str, width: int, threads: int) -> Any:
                     largest = max(largest, magnitude(value))
         return largest
 
-    @inlined
-    def prepared(gain):
-        """What `norm` works with, of what does not depend on the kernel before."""
-        gains = cuda.local.array(n_numbers, np.float32)
-        load_gains(gain, gains)
-        piece = cuda.shared.array(there, np.float32, ALIGNED)
-        lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
-        factor = cuda.shared.array(1, np.float32)
-        found = cuda.shared.array(2, np.int32)
-        clear_lanes(lanes, threads)
-        return gains, piece, lanes, factor, found
-
     @device
-    def norm(a, b, made, base, leaves, gains, eps, piece, lanes, factor, found):
-        """The row's norm in `piece`, and its scale."""
-        bring(a, b, made, base, leaves, piece)
+    def norm(row, leaves, eps, room):
+        bring(row, leaves, room.piece)
         cuda.syncthreads()
-        add_products(piece, width, True, lanes, threads)
+        add_products(room.piece, width, True, room.lanes, threads)
         cuda.syncthreads()
-        total = fold_wide_lanes(lanes)
+        total = fold_wide_lanes(room.lanes)
         if this_thread() == 0:
-            factor[0] = factor_of(total, width, eps)
-            clear_found(found)
+            room.factor[0] = factor_of(total, width, eps)
+            clear_together(room.together)
         cuda.syncthreads()
-        return scale_of(of_block(scale_numbers(piece, gains, factor[0]), found, LARGEST))
+        return scale_of(of_block(scale_numbers(room.piece, room.gains, room.factor[0]), room.together, LARGEST))
+
+    return norm
+
+
+@cache
+def _write_codes(width: int, threads: int) -> Any:
+    """A function (room, s, codes, first) that writes the norm as int8 codes, four to a word: zeros if it has no scale.
+
+    It returns their sum, to all threads.
+    """
+    ahead, words = _ahead(width, threads), -(-width // COLUMNS) * (COLUMNS // 4)
 
     @device
-    def write_codes(piece, s, codes, first, found):
-        """The norm as int8 codes, four to a word, zeros if it has no scale; their sum, for all threads."""
+    def write_codes(room, s, codes, first):
         total = np.int32(0)
         for k in range(ahead):
             at = this_thread() + k * threads
             if at < words:
-                four, word = load4(piece, 4 * at), np.uint32(0)
+                four, word = load4(room.piece, 4 * at), np.uint32(0)
                 for j in range(4):
                     code = code_of(four[j], s)
                     total, word = np.int32(total + code), with_code(word, j, code)
                 put(codes, first + at, word)
-        return of_block(total, found, SUM)
+        return of_block(total, room.together, SUM)
 
-    @device
-    def leave(piece, out, base):
-        for k in range(ahead):
-            at = 4 * (this_thread() + k * threads)
-            if at < width:
-                four = load4(piece, at)
-                put4(out, base + at, four[0], four[1], four[2], four[3])
-
-    return prepared, norm, write_codes, leave
+    return write_codes
 
 
 @cache
 def rms_norm(source: str, width: int, threads: int) -> Any:
     """The norm of what `source` says (see `rows.rms_norm`)."""
-    prepared, norm, _, leave = _steps(source, width, threads)
+    ahead, new_room, norm = _ahead(width, threads), _room_for(width, threads), _norm(source, width, threads)
 
     def rms_norm(a, b, made, gain, eps, out):  # [R * M] x 3, [M], ..., [R * M]
         let_next_begin()
-        gains, piece, lanes, factor, found = prepared(gain)
+        base = cuda.blockIdx.x * width
+        room = new_room(gain)
         await_previous()
-        norm(a, b, made, cuda.blockIdx.x * width, True, gains, eps, piece, lanes, factor, found)
-        leave(piece, out, cuda.blockIdx.x * width)
+        norm(Row(a, b, made, base), True, eps, room)
+        for k in range(ahead):
+            at = 4 * (this_thread() + k * threads)
+            if at < width:
+                four = load4(room.piece, at)
+                put4(out, base + at, four[0], four[1], four[2], four[3])
 
     rms_norm.__name__ = rms_norm.__qualname__ = f"rms_norm_{source}"  # in profiles
     return kernel_of(rms_norm, threads)
@@ -182,15 +219,15 @@ def rms_norm(source: str, width: int, threads: int) -> Any:
 def normed_codes(source: str, width: int, threads: int) -> Any:
     """The codes of the norm, and no norm."""
     stride = row_words(width)
-    prepared, norm, write_codes, _ = _steps(source, width, threads)
+    new_room, norm, write_codes = _room_for(width, threads), _norm(source, width, threads), _write_codes(width, threads)
 
     def normed_codes(a, b, made, gain, eps, codes, scale):  # [R * M] x 3, [M], ..., [R * stride], [R]
         let_next_begin()
         r = cuda.blockIdx.x
-        gains, piece, lanes, factor, found = prepared(gain)
+        room = new_room(gain)
         await_previous()
-        s = norm(a, b, made, r * width, True, gains, eps, piece, lanes, factor, found)
-        total = write_codes(piece, s, codes, r * stride, found)
+        s = norm(Row(a, b, made, r * width), True, eps, room)
+        total = write_codes(room, s, codes, r * stride)
         if this_thread() == 0:
             put(codes, r * stride + stride - 4, np.uint32(total))
             scale[r] = s
@@ -209,7 +246,7 @@ def normed_product(source: str, width: int, warps: int, share: int, after: str) 
     threads, blocks, step = WARP * warps * slots, -(-width // COLUMNS), warps * (COLUMNS // 4)
     (depth, rounds), words = _turns(width, warps), blocks * (COLUMNS // 4)
     n_words, n_parts = rounds * depth * step, warps * slots * ROWS
-    prepared, norm, write_codes, _ = _steps(source, width, threads)
+    new_room, norm, write_codes = _room_for(width, threads), _norm(source, width, threads), _write_codes(width, threads)
     none, multiply, load_weights = zeros(16), multiply_tiles(depth, 1, step), load_fragments(depth, in_global=True)
 
     @device
@@ -226,14 +263,14 @@ def normed_product(source: str, width: int, warps: int, share: int, after: str) 
         tile = min(first + slot % share, (rows - 1) // ROWS)  # past the end: the last one again, for nothing
         place = tile * (blocks * TILE_WORDS) + lane * 4
         weights = load_weights(mine, place + column * TILE_WORDS, warps * TILE_WORDS)
-        gains, piece, lanes, factor, found = prepared(gain)
+        room = new_room(gain)
         codes = cuda.shared.array(n_words, np.uint32, ALIGNED)
         parts = cuda.shared.array(n_parts, np.int32, ALIGNED)
         if t < n_words - words:
             put(codes, words + t, np.uint32(0))  # tiles past the end count nothing
         await_previous()
-        s = norm(a, b, made, 0, cuda.blockIdx.x == 0, gains, eps, piece, lanes, factor, found)
-        row_sum = write_codes(piece, s, codes, 0, found)
+        s = norm(Row(a, b, made, 0), cuda.blockIdx.x == 0, eps, room)
+        row_sum = write_codes(room, s, codes, 0)
         sums = none()
         for turn in range(rounds):
             start = column + turn * (warps * depth)

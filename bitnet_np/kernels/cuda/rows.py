@@ -111,22 +111,22 @@ def magnitude(x):
 
 
 @device
-def of_block(mine, found, place):
-    """What all threads have together, for all of them: the LARGEST or the SUM, whose order is free; found[place] is 0 before."""
-    mine = warp_sum(mine) if place == SUM else warp_max(mine)
+def of_block(value, together, place):
+    """The LARGEST or the SUM of the values of all threads, for all of them: integers, whose order is free. together[place] is 0 before."""
+    value = warp_sum(value) if place == SUM else warp_max(value)
     if this_thread() % WARP == 0:
         if place == SUM:
-            cuda.atomic.add(found, SUM, mine)
+            cuda.atomic.add(together, SUM, value)
         else:
-            cuda.atomic.max(found, LARGEST, mine)
+            cuda.atomic.max(together, LARGEST, value)
     cuda.syncthreads()
-    return found[place]
+    return together[place]
 
 
 @device
-def clear_found(found):
-    """For one thread, a barrier before the others come with theirs."""
-    found[LARGEST], found[SUM] = 0, 0
+def clear_together(together):
+    """One thread calls it, a barrier before all call `of_block`."""
+    together[LARGEST], together[SUM] = 0, 0
 
 
 @device
@@ -154,14 +154,14 @@ def quantize(x, row_words, words, scale):  # [R, M] -> [at least R * row_words] 
     """int8 codes, zeros up to the next 128, and their sum."""
     in_turn()
     r, t, width, first = cuda.blockIdx.x, this_thread(), x.shape[1], cuda.blockIdx.x * row_words
-    found = cuda.shared.array(2, np.int32)
+    together = cuda.shared.array(2, np.int32)
     if t == 0:
-        clear_found(found)
+        clear_together(together)
     cuda.syncthreads()
     largest, total = np.int32(0), np.int32(0)
     for i in range(t, width, cuda.blockDim.x):
         largest = max(largest, magnitude(x[r, i]))
-    s = scale_of(of_block(largest, found, LARGEST))
+    s = scale_of(of_block(largest, together, LARGEST))
     for at in range(t, row_words - 4, cuda.blockDim.x):
         word = np.uint32(0)
         for j in range(4):
@@ -169,7 +169,7 @@ def quantize(x, row_words, words, scale):  # [R, M] -> [at least R * row_words] 
                 code = code_of(x[r, 4 * at + j], s)
                 total, word = np.int32(total + code), with_code(word, j, code)
         words[first + at] = word
-    total = of_block(total, found, SUM)
+    total = of_block(total, together, SUM)
     if t == 0:
         words[first + row_words - 4], scale[r] = np.uint32(total), s
 
@@ -243,12 +243,12 @@ def rms_norm(source: str) -> Any:
 
 
 @kernel
-def layer_norm(x, gain, bias, eps, out):
+def layer_norm(x, gain, bias, eps, out):  # [R, M], [M] x 2, ..., [R, M]
     in_turn()
     r, t, width = cuda.blockIdx.x, this_thread(), x.shape[1]
     piece = cuda.shared.array(PIECE, np.float32)
     lanes = cuda.shared.array(WIDE_LANES, np.float64)
-    found = cuda.shared.array(1, np.float64)
+    total_of_row = cuda.shared.array(1, np.float64)
     mean = np.float64(0.0)
     for squared in range(2):  # first the sum of the row, then that of the squares of what is left of it
         clear_lanes(lanes, cuda.blockDim.x)
@@ -263,11 +263,11 @@ def layer_norm(x, gain, bias, eps, out):
             cuda.syncthreads()
         total = fold_wide_lanes(lanes)
         if t == 0:
-            found[0] = total
+            total_of_row[0] = total
         cuda.syncthreads()
         if not squared:
-            mean = found[0] / np.float64(width)
-    factor = factor_of(found[0], width, eps)
+            mean = total_of_row[0] / np.float64(width)
+    factor = factor_of(total_of_row[0], width, eps)
     for i in range(t, width, cuda.blockDim.x):
         centred = _f(np.float64(x[r, i]) - mean)
         out[r, i] = plus(times(times(centred, factor), gain[i]), bias[i])
@@ -276,11 +276,37 @@ def layer_norm(x, gain, bias, eps, out):
 # --- numbers one by one ---------------------------------------------------------------------------------------------------------------
 
 
-@kernel
-def add(a, b, out):
-    in_turn()
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = plus(a[i], b[i])
+def _of_one(name: str, rule: Any) -> Any:
+    """A kernel (x, out): out[i] = rule(x[i])."""
+
+    def of_one(x, out):
+        in_turn()
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            out[i] = rule(x[i])
+
+    of_one.__name__ = of_one.__qualname__ = name  # in profiles
+    return kernel(of_one)
+
+
+def _of_two(name: str, rule: Any) -> Any:
+    """A kernel (a, b, out): out[i] = rule(a[i], b[i])."""
+
+    def of_two(a, b, out):
+        in_turn()
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            out[i] = rule(a[i], b[i])
+
+    of_two.__name__ = of_two.__qualname__ = name  # in profiles
+    return kernel(of_two)
+
+
+@device
+def _gelu_of(x):
+    return times(x, normal_cdf(x))
+
+
+add, relu2_gate, silu_gate = _of_two("add", plus), _of_two("relu2_gate", _relu2_gate), _of_two("silu_gate", _silu_gate)
+gelu, gelu_tanh = _of_one("gelu", _gelu_of), _of_one("gelu_tanh", _gelu_tanh_of)
 
 
 @kernel
@@ -295,34 +321,6 @@ def scaled(x, factor, out):
     in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = times(x[i], factor)
-
-
-@kernel
-def relu2_gate(gate, up, out):
-    in_turn()
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = _relu2_gate(gate[i], up[i])
-
-
-@kernel
-def silu_gate(gate, up, out):
-    in_turn()
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = _silu_gate(gate[i], up[i])
-
-
-@kernel
-def gelu(x, out):
-    in_turn()
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = times(x[i], normal_cdf(x[i]))
-
-
-@kernel
-def gelu_tanh(x, out):
-    in_turn()
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = _gelu_tanh_of(x[i])
 
 
 @kernel

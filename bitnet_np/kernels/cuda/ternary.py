@@ -5,7 +5,7 @@ Their results are one after the other.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
@@ -172,6 +172,65 @@ def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
     return kernel_of(ternary_skinny, threads)
 
 
+class Activations(NamedTuple):
+    """Codes of tokens, as layout.py says."""
+
+    codes: Any  # [R * stride] words
+    scale: Any  # [R]
+    stride: Any  # words of a token
+    blocks: Any  # of 128 columns
+
+
+class Results(NamedTuple):
+    """Where a block's results go, and what makes numbers of them."""
+
+    out: Any
+    start: Any  # of the matrix in `out`
+    rows: Any  # of the matrix
+    own: Any  # the first row that the block before does not have, too
+    factor: Any  # scale of the weights
+
+
+def _bring_codes(block_tokens: int, threads: int) -> Any:
+    """A function (shared, x, block, stage, first) that asks for 128 columns of the block's tokens: for zeros where there is no token."""
+    stage_words = block_tokens * (COLUMNS // 4)
+
+    @device
+    def bring(shared, x, block, stage, first):
+        if block < x.blocks:
+            token, part = this_thread() // 8, this_thread() % 8
+            to = stage * stage_words + part // 4 * (block_tokens * 16) + token * 16 + part % 4 * 4
+            start = (first + token) * x.stride + block * (COLUMNS // 4) + part * 4
+            for step in range(block_tokens * 8 // threads):
+                size = np.int32(16 if first + token + step * (threads // 8) < x.scale.size else 0)
+                copy_async(shared, to + step * (threads * 2), x.codes, start + step * (threads // 8) * x.stride, size)
+        commit_copies()
+
+    return bring
+
+
+def _finish(row_tiles: int, token_tiles: int) -> Any:
+    """A function (sums, (results, x, first, row)) that writes the results of a warp: tokens from `first` on, rows from `row` on."""
+
+    def finish_row(i, sums, results, at, row, row_sum, scale):
+        here = row + i * 8
+        if here >= results.own and here < results.rows:
+            put(results.out, at + here, finished(sums[0], row_sum, scale, results.factor))
+
+    finish_rows = for_each(finish_row, [(up,) for up in range(2 * row_tiles)])
+
+    def finish_token(i, sums, results, x, first, row):
+        """The sums of one token: that way few scales wait in registers."""
+        token = first + i // 2 * 8 + i % 2
+        if token < x.scale.size:
+            row_sum = np.int32(x.codes[token * x.stride + x.blocks * (COLUMNS // 4)])
+            finish_rows(sums, (results, results.start + token * results.rows, row, row_sum, x.scale[token]))
+
+    rows = range(2 * row_tiles)
+    picks = [[(up // 2 * token_tiles + place // 2) * 4 + up % 2 * 2 + place % 2 for up in rows] for place in range(2 * token_tiles)]
+    return for_each(finish_token, picks)
+
+
 @cache
 def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> Any:
     """Many tokens by tensor cores, for matrices of at least `row_tiles` tiles of rows.
@@ -188,70 +247,35 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
     n_shared = STAGES * stage_words
     none, first_half, second_half = zeros(n_sums), multiply(row_tiles, token_tiles, 0), multiply(row_tiles, token_tiles, 1)
     load_weights, load_codes, wait = load_fragments(row_tiles, in_global=True), load_fragments(token_tiles), wait_copies(STAGES - 2)
-
-    @device
-    def bring(shared, codes, block, blocks, stage, first, stride, present):
-        """Ask for 128 columns of the block's tokens; of tokens that are not there, for zeros."""
-        if block < blocks:
-            token, part = this_thread() // 8, this_thread() % 8
-            to = stage * stage_words + part // 4 * (block_tokens * 16) + token * 16 + part % 4 * 4
-            start = (first + token) * stride + block * (COLUMNS // 4) + part * 4
-            for step in range(block_tokens * 8 // threads):
-                size = np.int32(16 if first + token + step * (threads // 8) < present else 0)
-                copy_async(shared, to + step * (threads * 2), codes, start + step * (threads // 8) * stride, size)
-        commit_copies()
-
-    def finish_row(i, sums, out, at, row, own, rows, row_sum, scale, factor):
-        here = row + i * 8
-        if here >= own and here < rows:
-            put(out, at + here, finished(sums[0], row_sum, scale, factor))
-
-    finish_rows = for_each(finish_row, [(up,) for up in range(2 * row_tiles)])
-
-    def finish_token(i, sums, out, codes, scale, start, first, present, stride, blocks, row, own, rows, factor):
-        """The sums of one token: that way few scales wait in registers. `own` is the first row that is not another block's, too."""
-        token = first + i // 2 * 8 + i % 2
-        if token < present:
-            row_sum = np.int32(codes[token * stride + blocks * (COLUMNS // 4)])
-            finish_rows(sums, (out, start + token * rows, row, own, rows, row_sum, scale[token], factor))
-
-    finish = for_each(
-        finish_token,
-        [
-            [(up // 2 * token_tiles + place // 2) * 4 + up % 2 * 2 + place % 2 for up in range(2 * row_tiles)]
-            for place in range(2 * token_tiles)
-        ],
-    )
+    bring, finish = _bring_codes(block_tokens, threads), _finish(row_tiles, token_tiles)
 
     @kernel
     def ternary_gemm(words, ends, widths, factors, codes, scale, blocks, stride, out):  # as ternary_skinny; codes [R * stride]
         in_turn()
         lane, warp = this_thread() % WARP, this_thread() // WARP
         which, part = matrix_of(cuda.blockIdx.x, ends)
-        mine_words, rows, factor = of_three(words, which), of_three(widths, which), of_three(factors, which)
-        tiles, present = (rows + ROWS - 1) // ROWS, scale.size
+        weights_of, rows, x = of_three(words, which), of_three(widths, which), Activations(codes, scale, stride, blocks)
+        tiles = (rows + ROWS - 1) // ROWS
         shared = cuda.shared.array(n_shared, np.uint32, ALIGNED)
         first = cuda.blockIdx.y * block_tokens
         tile = part * block_rows + warp % warp_rows * row_tiles
         mine = warp // warp_rows * token_tiles * 8
         start, step = min(tile, tiles - row_tiles), blocks * TILE_WORDS  # past the end: the last ones, which others may work on too
         for stage in range(STAGES - 1):
-            bring(shared, codes, stage, blocks, stage, first, stride, present)
+            bring(shared, x, stage, stage, first)
         sums = none()
-        weights = load_weights(mine_words, start * blocks * TILE_WORDS + lane * 4, step)
+        weights = load_weights(weights_of, start * blocks * TILE_WORDS + lane * 4, step)
         for block in range(blocks):
             wait()
             cuda.syncthreads()
-            bring(shared, codes, block + STAGES - 1, blocks, (block + STAGES - 1) % STAGES, first, stride, present)
+            bring(shared, x, block + STAGES - 1, (block + STAGES - 1) % STAGES, first)
             following = min(block + 1, blocks - 1)
-            later = load_weights(mine_words, (start * blocks + following) * TILE_WORDS + lane * 4, step)
+            later = load_weights(weights_of, (start * blocks + following) * TILE_WORDS + lane * 4, step)
             at = block % STAGES * stage_words + (mine + lane // 4) * 16 + lane % 4 * 4
             sums = first_half(sums, weights, load_codes(shared, at, 128))
             sums = second_half(sums, weights, load_codes(shared, at + block_tokens * 16, 128))
             weights = later
-        token, row = first + mine + lane % 4 * 2, start * ROWS + lane // 4
-        finish(
-            sums, (out, codes, scale, present * rows_before(widths, which), token, present, stride, blocks, row, tile * ROWS, rows, factor)
-        )
+        results = Results(out, scale.size * rows_before(widths, which), rows, tile * ROWS, of_three(factors, which))
+        finish(sums, (results, x, first + mine + lane % 4 * 2, start * ROWS + lane // 4))
 
     return ternary_gemm
