@@ -8,7 +8,7 @@ Position p is in place p % S of keys and values, S a multiple of CHUNK or more t
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
@@ -25,28 +25,35 @@ from .target import device, kernel
 _f = np.float32
 
 
-@device
-def _run_end(slot, position, first, limit):
-    """Where the run that begins at row `first` ends, or `limit`."""
-    end = first + 1
-    while end < limit and slot[end] == slot[first] and position[end] == position[first] + (end - first):
-        end += 1
-    return np.int32(end)
+class Tile(NamedTuple):
+    """The part of the queries that a block works out, one run after another."""
+
+    head: Any  # the first
+    group: Any  # heads of a row
+    first: Any  # row
+    limit: Any  # the row after the last
 
 
 @device
 def _tile(n_rows, n_heads, kv_heads, n_queries):
-    """The first head of a block, how many of its group are here, and the rows first..limit.
-
-    Blocks: tiles of rows, the last first, because they see most; key-value heads; parts of a group larger than a block.
-    """
+    """Blocks: tiles of rows, the last first, because they see most; key-value heads; parts of a group larger than a block."""
     heads = n_heads // kv_heads
     group = min(heads, n_queries)
     head = cuda.blockIdx.y * heads + cuda.blockIdx.z * n_queries
     here = min(group, heads - cuda.blockIdx.z * n_queries)
     rows = max(1, n_queries // group)
     first = (cuda.gridDim.x - 1 - cuda.blockIdx.x) * rows
-    return np.int32(head), np.int32(here), np.int32(first), np.int32(min(first + rows, n_rows))
+    return Tile(np.int32(head), np.int32(here), np.int32(first), np.int32(min(first + rows, n_rows)))
+
+
+@device
+def _run_from(first, tile, slot, position):
+    """The run that begins at row `first`, as far as the tile goes."""
+    end = first + 1
+    while end < tile.limit and slot[end] == slot[first] and position[end] == position[first] + (end - first):
+        end += 1
+    rows = np.int32(end) - first
+    return Run(first, rows, tile.head, tile.group, np.int32(rows * tile.group))
 
 
 @cache
@@ -80,13 +87,16 @@ def attend(shape: Shape) -> Any:
         part, total = cuda.local.array(n_values, np.float32), cuda.local.array(n_values, np.float32)
         width = q.shape[2]
         heads, cached = Heads(q, cos, sin, pairs, distance, step), Cached(k, v, np.int32(kv_heads * width), width)
-        head, group, first, limit = _tile(q.shape[0], q.shape[1], kv_heads, n_queries)
-        while first < limit:
-            end = _run_end(slot, position, first, limit)
-            run = Run(first, head, group, np.int32((end - first) * group))
+        tile = _tile(q.shape[0], q.shape[1], kv_heads, n_queries)
+        first = tile.first
+        while first < tile.limit:
+            run = _run_from(first, tile, slot, position)
             base = slot[first] * capacity * cached.stride + cuda.blockIdx.y * width
             first_key = max(0, position[first] - window + 1) // CHUNK * CHUNK
-            place, left = np.int32(first_key % capacity), np.int32(position[end - 1] + 1 - first_key)  # of keys, the chunk's and all later
+            place, left = (
+                np.int32(first_key % capacity),
+                np.int32(position[first + run.rows - 1] + 1 - first_key),
+            )  # of keys, the chunk's and all later
             bring(room, 0, cached, base + place * cached.stride, left)
             start_run(room, heads, run, total)
             while left > 0:
@@ -95,12 +105,12 @@ def attend(shape: Shape) -> Any:
                 place = np.int32(place + CHUNK if place + CHUNK < capacity else 0)
                 if left > CHUNK:
                     bring(room, 0, cached, base + place * cached.stride, left - CHUNK)
-                weigh_chunk(room, left - (end - first), window)  # the last row's own key is the last one
+                weigh_chunk(room, left - run.rows, window)  # the last row's own key is the last one
                 weigh_v(room, cached, here, n_keys, part)
                 fold(total, room.state, part)
                 left = np.int32(left - CHUNK)
             write_run(total, room, run, out)
-            first = end
+            first = np.int32(first + run.rows)
 
     return attend
 
@@ -135,24 +145,25 @@ def attend_masked(shape: Shape) -> Any:
 
     @kernel
     def attend_masked(
-        q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, mask, masks, mask_rows, all_keys, out
-    ):
-        # as `attend`, [1 or B * T * S'], 1 or B, T, S', -> [R, H, K]
+        q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale,  # as `attend`
+        mask, masks, mask_rows, all_keys,  # [1 or B * T * S'], 1 or B, T, S'
+        out,  # [R, H, K]
+    ):  # fmt: skip
         in_turn()
         room = new_room()
         part, total = cuda.local.array(n_values, np.float32), cuda.local.array(n_values, np.float32)
         width = q.shape[2]
         heads, cached = Heads(q, cos, sin, pairs, distance, step), Cached(k, v, np.int32(kv_heads * width), width)
-        head, group, first, limit = _tile(q.shape[0], q.shape[1], kv_heads, n_queries)
-        while first < limit:
-            end = _run_end(slot, position, first, limit)
-            run = Run(first, head, group, np.int32((end - first) * group))
+        tile = _tile(q.shape[0], q.shape[1], kv_heads, n_queries)
+        first = tile.first
+        while first < tile.limit:
+            run = _run_from(first, tile, slot, position)
             base = slot[first] * capacity * cached.stride + cuda.blockIdx.y * width
             biases = (min(slot[first], masks - 1) * mask_rows + position[first]) * all_keys
             start_run(room, heads, run, total)
             for key in range(0, all_keys, CHUNK):
                 n_keys, here = min(CHUNK, all_keys - key), base + key * cached.stride
-                if _sees_any(mask, biases + key, end - first, all_keys, n_keys, threads):
+                if _sees_any(mask, biases + key, run.rows, all_keys, n_keys, threads):
                     bring(room, 0, cached, here, n_keys)
                     finite = _all_finite(cached, here, n_keys)
                     score_chunk(room, cached, here, n_keys, scale)
@@ -160,6 +171,6 @@ def attend_masked(shape: Shape) -> Any:
                     weigh_v(room, cached, here, n_keys, finite, part)
                     fold(total, room.state, part)
             write_run(total, room, run, out)
-            first = end
+            first = np.int32(first + run.rows)
 
     return attend_masked

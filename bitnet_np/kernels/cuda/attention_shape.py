@@ -88,8 +88,9 @@ class Cached(NamedTuple):
 class Run(NamedTuple):
     """The queries of a block: query i is head `head` + i % group of row `row` + i // group."""
 
-    row: Any
-    head: Any
+    row: Any  # the first
+    rows: Any  # how many
+    head: Any  # the first
     group: Any  # heads of a row
     n: Any  # queries
 

@@ -29,6 +29,14 @@ class Parts(NamedTuple):
     weight: Any  # [R, H, C]
 
 
+class Chunk(NamedTuple):
+    """The keys and values of a block."""
+
+    place: Any  # offset of the first
+    n_keys: Any
+    position: Any  # of the block's row, counted from the first key
+
+
 @cache
 def _factors(shape: Shape) -> Any:
     """A function (parts, run, chunk, count, room) that works out what the chunks chunk..chunk + count are multiplied with when folded.
@@ -147,18 +155,56 @@ def _is_last(arrived, counter, before_me, seen):
 
 @cache
 def _prefetch_chunk(shape: Shape) -> Any:
-    """A function (cached, start, n_keys) that asks for the keys and values of a chunk, 128 bytes at a time."""
+    """A function (cached, chunk) that asks for the keys and values of a chunk, 128 bytes at a time."""
     line, threads = 64 if shape.halves else 32, shape.threads
 
     @inlined  # or LLVM would unroll its loop
-    def prefetch_chunk(cached, start, n_keys):
+    def prefetch_chunk(cached, chunk):
         lines = (cached.width + line - 1) // line
-        for item in range(this_thread(), n_keys * lines, threads):
-            at = start + item // lines * cached.stride + item % lines * line
+        for item in range(this_thread(), chunk.n_keys * lines, threads):
+            at = chunk.place + item // lines * cached.stride + item % lines * line
             prefetch(cached.k, at)
             prefetch(cached.v, at)
 
     return prefetch_chunk
+
+
+@cache
+def _keep_own(shape: Shape) -> Any:
+    """A function (new, new_v, cached, r, g, place) that puts a row's key, rotated, and value to their place."""
+    to_kept = as_kept(shape.halves)
+
+    @device
+    def keep(new, new_v, cached, r, g, place):
+        d = this_thread()
+        if d < cached.width:
+            cached.k[place + d] = to_kept(rotated(new, r, g, d))
+            cached.v[place + d] = to_kept(new_v[r, g, d])
+        cuda.syncthreads()
+
+    return keep
+
+
+@cache
+def _attend_alone(shape: Shape) -> Any:
+    """A function (room, heads, run, cached, chunk, window, scale, total) that leaves the values of a chunk, and its maxima and sums."""
+    n_queries, load, bring, score_chunk, weigh_chunk = shape.queries, load_queries(shape), bring_keys(shape), score(shape), weigh(shape)
+    load_values, chain = load_column(CHUNK), chain_column(CHUNK)
+
+    @device
+    def attend(room, heads, run, cached, chunk, window, scale, total):
+        bring(room, 0, cached, chunk.place, chunk.n_keys)
+        # before anything waits; a thread reads the value that it wrote, and past the width what another one does
+        column = chunk.place + min(this_thread(), cached.width - 1)
+        values = load_values(cached.v, column, cached.stride, column + (chunk.n_keys - 1) * cached.stride)
+        begin(room, n_queries, n_queries)
+        load(room, heads, run)
+        score_chunk(room, cached, chunk.place, chunk.n_keys, scale)
+        weigh_chunk(room, chunk.position, window)
+        for i in range(n_queries):
+            total[i] = chain(_f(0.0), room.scores, i * SPAN, values)
+
+    return attend
 
 
 @cache
@@ -172,63 +218,16 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
     does; where a group has several blocks, each of them writes the same bytes. No other block reads there. Else nothing new is read.
     """
     n_queries, new_room = shape.queries, room_for(shape, 4 * shape.queries * CHUNK)  # with room for what is folded
-    prefetch_chunk, load, bring, score_chunk, weigh_chunk = (
-        factory(shape) for factory in (_prefetch_chunk, load_queries, bring_keys, score, weigh)
-    )
-    load_values, chain, leave, fold_row = load_column(CHUNK), chain_column(CHUNK), _leave_chunk(shape), _fold_row(shape)
-    to_kept = as_kept(shape.halves)
-
-    @device
-    def keep_own(new, new_v, cached, r, g, place):
-        d = this_thread()
-        if d < cached.width:
-            cached.k[place + d] = to_kept(rotated(new, r, g, d))
-            cached.v[place + d] = to_kept(new_v[r, g, d])
-        cuda.syncthreads()
-
-    @device
-    def attend_alone(room, heads, run, cached, place, n_keys, position, window, scale, total):
-        """The values of one chunk, and its maxima and sums in the state."""
-        bring(room, 0, cached, place, n_keys)
-        # before anything waits; a thread reads the value that it wrote, and past the width what another one does
-        column = place + min(this_thread(), cached.width - 1)
-        values = load_values(cached.v, column, cached.stride, column + (n_keys - 1) * cached.stride)
-        begin(room, n_queries, n_queries)
-        load(room, heads, run)
-        score_chunk(room, cached, place, n_keys, scale)
-        weigh_chunk(room, position, window)
-        for i in range(n_queries):
-            total[i] = chain(_f(0.0), room.scores, i * SPAN, values)
+    prefetch_chunk, keep_own, attend_alone = _prefetch_chunk(shape), _keep_own(shape), _attend_alone(shape)
+    leave, fold_row = _leave_chunk(shape), _fold_row(shape)
 
     @kernel
     def attend_chunk(
-        new_k,
-        new_cos,
-        new_sin,
-        new_pairs,
-        new_distance,
-        new_step,
-        new_v,
-        q,
-        cos,
-        sin,
-        pairs,
-        distance,
-        step,
-        k,
-        v,
-        slot,
-        position,
-        capacity,
-        kv_heads,
-        scale,
-        window,
-        parts_values,
-        parts_largest,
-        parts_weight,
-        arrived,
-        out,
-    ):  # [R, G, K] and as q's, [R, G, K]; as `attend`; [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk] -> [R, H, K]
+        new_k, new_cos, new_sin, new_pairs, new_distance, new_step, new_v,  # [R, G, K], as of q, [R, G, K]
+        q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, window,  # as `attend`
+        parts_values, parts_largest, parts_weight, arrived,  # [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk]
+        out,  # [R, H, K]
+    ):  # fmt: skip
         let_next_begin()
         r, width, d = cuda.blockIdx.x, q.shape[2], this_thread()
         here, chunk = position[r], cuda.blockIdx.z
@@ -237,11 +236,12 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
         all_heads = q.shape[1] // kv_heads
         pieces = (all_heads + n_queries - 1) // n_queries
         g, piece = cuda.blockIdx.y // pieces, cuda.blockIdx.y % pieces
-        run = Run(r, g * all_heads + piece * n_queries, n_queries, min(n_queries, all_heads - piece * n_queries))
+        run = Run(r, 1, g * all_heads + piece * n_queries, n_queries, min(n_queries, all_heads - piece * n_queries))
         cached = Cached(k, v, kv_heads * width, width)
-        n_keys, place = min(CHUNK, here + 1 - key), (slot[r] * capacity + key % capacity) * cached.stride + g * width
+        place = (slot[r] * capacity + key % capacity) * cached.stride + g * width
+        mine = Chunk(place, min(CHUNK, here + 1 - key), here - key)
         if chunk < seen:  # positions are what they were when the graph began, and so are all keys and values but the row's own
-            prefetch_chunk(cached, place, n_keys)
+            prefetch_chunk(cached, mine)
         await_previous()
         if chunk < seen:
             room = new_room()
@@ -251,7 +251,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
                 new = Heads(new_k, new_cos, new_sin, new_pairs, new_distance, new_step)
                 keep_own(new, new_v, cached, r, g, place + (here - key) * cached.stride)
             heads, parts = Heads(q, cos, sin, pairs, distance, step), Parts(parts_values, parts_largest, parts_weight)
-            attend_alone(room, heads, run, cached, place, n_keys, here - key, window, scale, total)
+            attend_alone(room, heads, run, cached, mine, window, scale, total)
             if seen == 1:
                 if d < width:
                     for i in range(n_queries):

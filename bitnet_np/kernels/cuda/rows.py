@@ -28,15 +28,6 @@ SOURCES = ("row", "sum", *GATES)  # of what `rms_norm` norms
 # --- sums over a row ------------------------------------------------------------------------------------------------------------------
 
 
-@device
-def fold_lanes(sums, first):
-    """The sum of 16 lanes by halving, the first of them at `first`; they are used up."""
-    for half in (8, 4, 2, 1):
-        for i in range(half):
-            sums[first + i] = sums[first + i] + sums[first + i + half]
-    return sums[first]
-
-
 def padded(n: int) -> int:
     """n rounded up to what `add_products` takes at a time."""
     return (n + _AT_ONCE - 1) // _AT_ONCE * _AT_ONCE
