@@ -56,6 +56,14 @@ def _run_from(first, tile, slot, position):
     return Run(first, rows, tile.head, tile.group, np.int32(rows * tile.group))
 
 
+class Rows(NamedTuple):
+    """Where the rows are in the cache."""
+
+    slot: Any  # [R]
+    position: Any  # [R]
+    capacity: Any  # positions of a slot
+
+
 @cache
 def _start_run(shape: Shape) -> Any:
     """A function (room, heads, run, total) that readies a block for a run: no key seen, queries loaded, sums of values 0."""
@@ -72,55 +80,95 @@ def _start_run(shape: Shape) -> Any:
     return start
 
 
+def _each_run(shape: Shape, go_through: Any) -> Any:
+    """A function (heads, kv_heads, cached, rows, how, out) that works out the runs of a block, one after another.
+
+    go_through(room, heads, run, cached, base, rows, how, total) leaves a run's sums in `room` and `total`; `base` is the offset of the
+    slot's first position, for the block's head.
+    """
+    n_queries, n_values, new_room, write_run = shape.queries, 4 * shape.own, room_for(shape), write(shape)
+
+    @device
+    def each_run(heads, kv_heads, cached, rows, how, out):
+        room = new_room()
+        total = cuda.local.array(n_values, np.float32)
+        tile = _tile(heads.x.shape[0], heads.x.shape[1], kv_heads, n_queries)
+        first = tile.first
+        while first < tile.limit:
+            run = _run_from(first, tile, rows.slot, rows.position)
+            base = rows.slot[first] * rows.capacity * cached.stride + cuda.blockIdx.y * cached.width
+            go_through(room, heads, run, cached, base, rows, how, total)
+            write_run(total, room, run, out)
+            first = np.int32(first + run.rows)
+
+    return each_run
+
+
+class Causal(NamedTuple):
+    """Which keys `attend` sees."""
+
+    scale: Any
+    window: Any
+
+
+@cache
+def _go_through_causal(shape: Shape) -> Any:
+    n_values, start_run, bring, score_chunk = 4 * shape.own, _start_run(shape), bring_keys(shape), score(shape)
+    weigh_chunk, weigh_v, fold = weigh(shape), weigh_values(shape), fold_values(shape)
+
+    @device
+    def go_through(room, heads, run, cached, base, rows, how, total):
+        part = cuda.local.array(n_values, np.float32)
+        first_key = max(0, rows.position[run.row] - how.window + 1) // CHUNK * CHUNK
+        place = np.int32(first_key % rows.capacity)
+        left = np.int32(rows.position[run.row + run.rows - 1] + 1 - first_key)  # keys of the chunk and of all later ones
+        bring(room, 0, cached, base + place * cached.stride, left)
+        start_run(room, heads, run, total)
+        while left > 0:
+            n_keys, here = left if left < CHUNK else np.int32(CHUNK), base + place * cached.stride
+            score_chunk(room, cached, here, n_keys, how.scale)
+            place = np.int32(place + CHUNK if place + CHUNK < rows.capacity else 0)
+            if left > CHUNK:
+                bring(room, 0, cached, base + place * cached.stride, left - CHUNK)
+            weigh_chunk(room, left - run.rows, how.window)  # the last row's own key is the last one
+            weigh_v(room, cached, here, n_keys, part)
+            fold(total, room.state, part)
+            left = np.int32(left - CHUNK)
+
+    return go_through
+
+
 @cache
 def attend(shape: Shape) -> Any:
     """Causal attention, with or without a window: a block goes through all chunks that its rows see."""
-    n_queries, n_values, new_room, start_run = shape.queries, 4 * shape.own, room_for(shape), _start_run(shape)
-    bring, score_chunk, weigh_chunk, weigh_v = bring_keys(shape), score(shape), weigh(shape), weigh_values(shape)
-    fold, write_run = fold_values(shape), write(shape)
+    each_run = _each_run(shape, _go_through_causal(shape))
 
     @kernel
     def attend(q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, window, out):
         # [R, H, K], [R, J] x 2, ..., [B * S * G * K] x 2, [R] x 2, ... -> [R, H, K]
         in_turn()
-        room = new_room()
-        part, total = cuda.local.array(n_values, np.float32), cuda.local.array(n_values, np.float32)
-        width = q.shape[2]
-        heads, cached = Heads(q, cos, sin, pairs, distance, step), Cached(k, v, np.int32(kv_heads * width), width)
-        tile = _tile(q.shape[0], q.shape[1], kv_heads, n_queries)
-        first = tile.first
-        while first < tile.limit:
-            run = _run_from(first, tile, slot, position)
-            base = slot[first] * capacity * cached.stride + cuda.blockIdx.y * width
-            first_key = max(0, position[first] - window + 1) // CHUNK * CHUNK
-            place, left = (
-                np.int32(first_key % capacity),
-                np.int32(position[first + run.rows - 1] + 1 - first_key),
-            )  # of keys, the chunk's and all later
-            bring(room, 0, cached, base + place * cached.stride, left)
-            start_run(room, heads, run, total)
-            while left > 0:
-                n_keys, here = left if left < CHUNK else np.int32(CHUNK), base + place * cached.stride
-                score_chunk(room, cached, here, n_keys, scale)
-                place = np.int32(place + CHUNK if place + CHUNK < capacity else 0)
-                if left > CHUNK:
-                    bring(room, 0, cached, base + place * cached.stride, left - CHUNK)
-                weigh_chunk(room, left - run.rows, window)  # the last row's own key is the last one
-                weigh_v(room, cached, here, n_keys, part)
-                fold(total, room.state, part)
-                left = np.int32(left - CHUNK)
-            write_run(total, room, run, out)
-            first = np.int32(first + run.rows)
+        heads, cached = Heads(q, cos, sin, pairs, distance, step), Cached(k, v, np.int32(kv_heads * q.shape[2]), q.shape[2])
+        each_run(heads, kv_heads, cached, Rows(slot, position, capacity), Causal(scale, window), out)
 
     return attend
 
 
+class Masked(NamedTuple):
+    """Which keys `attend_masked` sees."""
+
+    scale: Any
+    mask: Any  # [masks * rows * keys]
+    masks: Any  # one for each slot, or 1 for all
+    rows: Any
+    keys: Any
+
+
 @device
-def _sees_any(mask, first, n_rows, all_keys, n_keys, threads):
+def _sees_any(biases, n_rows, n_keys, threads):
     """Whether any of n_rows rows sees any of n_keys keys: for all threads of a block, which come here together."""
     seen = 0
     for item in range(this_thread(), n_rows * n_keys, threads):
-        if mask[first + item // n_keys * all_keys + item % n_keys] > -np.inf:
+        if biases.mask[biases.start + item // n_keys * biases.stride + item % n_keys] > -np.inf:
             seen = 1
     return cuda.syncthreads_or(seen)
 
@@ -136,12 +184,32 @@ def _all_finite(cached, start, n_keys):
 
 
 @cache
+def _go_through_masked(shape: Shape) -> Any:
+    n_values, threads, start_run, bring, score_chunk = 4 * shape.own, shape.threads, _start_run(shape), bring_keys(shape), score(shape)
+    weigh_chunk, weigh_v, fold = weigh_masked(shape), weigh_masked_values(shape), fold_values(shape)
+
+    @device
+    def go_through(room, heads, run, cached, base, rows, how, total):
+        part = cuda.local.array(n_values, np.float32)
+        first_bias = (min(rows.slot[run.row], how.masks - 1) * how.rows + rows.position[run.row]) * how.keys
+        start_run(room, heads, run, total)
+        for key in range(0, how.keys, CHUNK):
+            n_keys, here, biases = min(CHUNK, how.keys - key), base + key * cached.stride, Biases(how.mask, first_bias + key, how.keys)
+            if _sees_any(biases, run.rows, n_keys, threads):
+                bring(room, 0, cached, here, n_keys)
+                finite = _all_finite(cached, here, n_keys)
+                score_chunk(room, cached, here, n_keys, how.scale)
+                weigh_chunk(room, biases, run.n, n_keys)
+                weigh_v(room, cached, here, n_keys, finite, part)
+                fold(total, room.state, part)
+
+    return go_through
+
+
+@cache
 def attend_masked(shape: Shape) -> Any:
     """Attention by a mask array: the blocks of `attend`."""
-    n_queries, n_values, threads = shape.queries, 4 * shape.own, shape.threads
-    new_room, start_run = room_for(shape), _start_run(shape)
-    bring, score_chunk, weigh_chunk, weigh_v = bring_keys(shape), score(shape), weigh_masked(shape), weigh_masked_values(shape)
-    fold, write_run = fold_values(shape), write(shape)
+    each_run = _each_run(shape, _go_through_masked(shape))
 
     @kernel
     def attend_masked(
@@ -150,27 +218,8 @@ def attend_masked(shape: Shape) -> Any:
         out,  # [R, H, K]
     ):  # fmt: skip
         in_turn()
-        room = new_room()
-        part, total = cuda.local.array(n_values, np.float32), cuda.local.array(n_values, np.float32)
-        width = q.shape[2]
-        heads, cached = Heads(q, cos, sin, pairs, distance, step), Cached(k, v, np.int32(kv_heads * width), width)
-        tile = _tile(q.shape[0], q.shape[1], kv_heads, n_queries)
-        first = tile.first
-        while first < tile.limit:
-            run = _run_from(first, tile, slot, position)
-            base = slot[first] * capacity * cached.stride + cuda.blockIdx.y * width
-            biases = (min(slot[first], masks - 1) * mask_rows + position[first]) * all_keys
-            start_run(room, heads, run, total)
-            for key in range(0, all_keys, CHUNK):
-                n_keys, here = min(CHUNK, all_keys - key), base + key * cached.stride
-                if _sees_any(mask, biases + key, run.rows, all_keys, n_keys, threads):
-                    bring(room, 0, cached, here, n_keys)
-                    finite = _all_finite(cached, here, n_keys)
-                    score_chunk(room, cached, here, n_keys, scale)
-                    weigh_chunk(room, Biases(mask, biases + key, all_keys), run.n, n_keys)
-                    weigh_v(room, cached, here, n_keys, finite, part)
-                    fold(total, room.state, part)
-            write_run(total, room, run, out)
-            first = np.int32(first + run.rows)
+        heads, cached = Heads(q, cos, sin, pairs, distance, step), Cached(k, v, np.int32(kv_heads * q.shape[2]), q.shape[2])
+        how = Masked(scale, mask, masks, mask_rows, all_keys)
+        each_run(heads, kv_heads, cached, Rows(slot, position, capacity), how, out)
 
     return attend_masked
