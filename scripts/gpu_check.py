@@ -62,7 +62,7 @@ class Sizes:
     turns: int  # of the tensor loop
     rounds: int
     calls: int  # in a round, of what takes microseconds
-    checks: tuple[str, ...]  # of tests/cuda_checks.py; none: all
+    checks: tuple[str, ...]  # of tests/cuda_checks; none: all
 
 
 GPU = Sizes(
@@ -126,7 +126,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 def kernels(run: Run) -> dict[str, Any]:
     """Each kernel against the CPU's, bit for bit."""
-    command = [sys.executable, str(ROOT / "tests" / "cuda_checks.py"), "--ptx" if INTERPRET else "--gpu", *run.sizes.checks]
+    command = [sys.executable, str(ROOT / "tests" / "cuda_checks"), "--ptx" if INTERPRET else "--gpu", *run.sizes.checks]
     patience = max(1, min(PATIENCE, run.until - time.perf_counter()))
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -103,7 +103,7 @@ def _room_for(width: int, threads: int) -> Any:
         lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
         factor = cuda.shared.array(1, np.float32)
         together = cuda.shared.array(2, np.int32)
-        clear_lanes(lanes, threads)
+        clear_lanes(lanes)
         return Room(gains, piece, lanes, factor, together)
 
     return room
@@ -158,7 +158,7 @@ def _norm(source: str, width: int, threads: int) -> Any:
     def norm(row, leaves, eps, room):
         bring(row, leaves, room.piece)
         cuda.syncthreads()
-        add_products(room.piece, width, True, room.lanes, threads)
+        add_products(room.piece, width, True, room.lanes)
         cuda.syncthreads()
         total = fold_wide_lanes(room.lanes)
         if this_thread() == 0:

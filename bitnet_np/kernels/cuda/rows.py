@@ -1,6 +1,6 @@
 """Kernels that take rows one by one, or numbers one by one. Bodies follow kernels/rows.py, whose order is the contract's.
 
-One block owns a row. Its threads bring a piece of it to shared memory; 128 of them, or all if they are fewer, are the lanes that sum.
+One block owns a row. Its threads, at least WIDE_LANES of them, bring a piece of it to shared memory; WIDE_LANES are the lanes that sum.
 """
 
 import math
@@ -37,29 +37,26 @@ _padded = device(padded)
 
 
 @device
-def clear_lanes(lanes, threads):
-    for k in range((WIDE_LANES + threads - 1) // threads):
-        lane = this_thread() + k * threads
-        if lane < WIDE_LANES:
-            put(lanes, lane, 0.0)
+def clear_lanes(lanes):
+    if this_thread() < WIDE_LANES:
+        put(lanes, this_thread(), 0.0)
 
 
 @device
-def add_products(piece, n, squared, lanes, threads):
+def add_products(piece, n, squared, lanes):
     """lanes += n numbers or their squares, and zeros after these up to `padded(n)`, which change nothing.
 
     A thread has its lanes to itself, from `clear_lanes` on. AHEAD numbers are read before the first is needed: only the sums wait for each
     other.
     """
-    for k in range((WIDE_LANES + threads - 1) // threads):
-        lane = this_thread() + k * threads
-        if lane < WIDE_LANES:
-            total = get(lanes, lane)
-            for start in range(0, n, _AT_ONCE):
-                for step in range(AHEAD):
-                    value = np.float64(get(piece, start + step * WIDE_LANES + lane))
-                    total = fma64(value, value if squared else _ONE, total)
-            put(lanes, lane, total)
+    lane = this_thread()
+    if lane < WIDE_LANES:
+        total = get(lanes, lane)
+        for start in range(0, n, _AT_ONCE):
+            for step in range(AHEAD):
+                value = np.float64(get(piece, start + step * WIDE_LANES + lane))
+                total = fma64(value, value if squared else _ONE, total)
+        put(lanes, lane, total)
 
 
 @device
@@ -212,7 +209,7 @@ def rms_norm(source: str) -> Any:
         piece = cuda.shared.array(PIECE, np.float32)
         lanes = cuda.shared.array(WIDE_LANES, np.float64)
         factor = cuda.shared.array(1, np.float32)
-        clear_lanes(lanes, cuda.blockDim.x)
+        clear_lanes(lanes)
         for start in range(0, width, PIECE):
             n = min(PIECE, width - start)
             bring(source, a, b, r, start, n, piece)
@@ -220,7 +217,7 @@ def rms_norm(source: str) -> Any:
                 for i in range(t, n, cuda.blockDim.x):
                     made[r, start + i] = piece[i]
             cuda.syncthreads()
-            add_products(piece, n, True, lanes, cuda.blockDim.x)
+            add_products(piece, n, True, lanes)
             cuda.syncthreads()
         total = fold_wide_lanes(lanes)
         if t == 0:
@@ -242,7 +239,7 @@ def layer_norm(x, gain, bias, eps, out):  # [R, M], [M] x 2, ..., [R, M]
     total_of_row = cuda.shared.array(1, np.float64)
     mean = np.float64(0.0)
     for squared in range(2):  # first the sum of the row, then that of the squares of what is left of it
-        clear_lanes(lanes, cuda.blockDim.x)
+        clear_lanes(lanes)
         for start in range(0, width, PIECE):
             n = min(PIECE, width - start)
             bring("row", x, x, r, start, n, piece)
@@ -250,7 +247,7 @@ def layer_norm(x, gain, bias, eps, out):  # [R, M], [M] x 2, ..., [R, M]
                 for i in range(t, n, cuda.blockDim.x):
                     piece[i] = _f(np.float64(piece[i]) - mean)
             cuda.syncthreads()
-            add_products(piece, n, squared, lanes, cuda.blockDim.x)
+            add_products(piece, n, squared, lanes)
             cuda.syncthreads()
         total = fold_wide_lanes(lanes)
         if t == 0:
