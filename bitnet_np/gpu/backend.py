@@ -407,7 +407,7 @@ class Cuda:
     def keep(
         self, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, k_out: DeviceArray, v_out: DeviceArray
     ) -> None:
-        """Copies keys and values [R, G, K] to their places in [B, S, G, K]. What is beyond float16's range becomes NaN, which logits show."""
+        """Copies keys and values [R, G, K] to their places in [B, S, G, K]. What float16 cannot hold becomes NaN, which logits show."""
         kernel = row_kernels.keep(k_out.dtype == np.int16)
         _, *how = rotation = self._rotation(k)
         self.launch(kernel, prod(k.shape), rotation[0], now(v), *how, slot, position, k_out, v_out)

@@ -1,11 +1,11 @@
-"""RMS norms of rows that fit shared memory, with the codes that a ternary product reads: for themselves, or at the start of that product.
+"""RMS norms of rows that fit shared memory: the norm, the codes of the norm, or the ternary product that reads those codes.
 
-A block works out a row. Thread t has its numbers 4 t to 4 t + 3, then those 4 * threads further, `ahead` times, each as one load of 16
-bytes. Widths are compiled in, and multiples of 4; `rows.rms_norm` takes all others.
+A block works out a row. Thread t has the row's numbers 4 t to 4 t + 3, then those 4 * threads further, `ahead` times, each by one load of 16
+bytes. The width is compiled in and a multiple of 4; `rows.rms_norm` takes all other rows.
 
-With a single row (`normed_product`) every block of the product works out the norm and the codes for itself. That is a launch less, and
-no wait for weights: a warp asks for all that it is going to need before it waits for the kernel before. A block has `share` tiles of rows
-of one matrix, and as many warps for each of them; a warp has up to DEPTH tiles of columns in registers at a time.
+If there is a single row (`normed_product`), every block of the product works out the norm and the codes for itself. That saves a launch and
+the wait for weights: a warp asks for its first weights before it waits for the kernel before. A block has `share` tiles of rows of one
+matrix and `warps` warps for each of them; a warp has up to DEPTH tiles of columns in registers at a time.
 """
 
 from functools import cache
@@ -37,58 +37,58 @@ from .rows import (
 from .target import ALIGNED, WARP, device, inlined, kernel_of
 from .ternary import finished, joined, matrix_of, of_all_warps, of_three, rows_before
 
-THREADS = (256, 512, 1024)  # of a block of `rms_norm`
-AHEAD = 5  # the most times 16 bytes of the row that a thread has
-WIDEST = 9216  # numbers of a row, which leave a block as much shared memory as it needs besides
+THREADS = (256, 512, 1024)  # threads that a block of `rms_norm` and of `normed_codes` may have
+AHEAD = 5  # loads of 16 bytes at most with which a thread gets its part of the row
+WIDEST = 9216  # numbers of a row at most: a block needs some shared memory beside them
 _f = np.float32
 
 
 def _ahead(width: int, threads: int) -> int:
-    """How many times 4 numbers each thread has of a row, zeros included that follow it."""
+    """How many times 4 numbers of a row each thread has, with the zeros that follow the row."""
     return -(-padded(width) // (4 * threads))
 
 
 def fits(width: int, threads: int) -> bool:
-    """Whether a block of so many threads takes rows of this width."""
+    """Whether a block of `threads` threads takes rows of this width."""
     return width % 4 == 0 and width <= WIDEST and _ahead(width, threads) <= AHEAD
 
 
 def _turns(width: int, warps: int) -> tuple[int, int]:
-    """How many tiles of columns each of a tile's warps has at a time, and how often."""
+    """How many tiles of columns each of the `warps` warps of a tile of rows has at a time, and how many times."""
     blocks = -(-width // COLUMNS)
     depth = min(DEPTH, -(-blocks // warps))
     return depth, -(-blocks // (warps * depth))
 
 
 def product_fits(width: int, warps: int, slots: int) -> bool:
-    """Whether a block with so many tiles, and so many warps for each, takes the row: with its codes, in 48 KB of shared memory."""
+    """Whether the row and its codes fit the 48 KB of shared memory of a block with `slots` tiles of rows and `warps` warps for each."""
     depth, rounds = _turns(width, warps)
     besides = 8 * WIDE_LANES + 16 + 4 * warps * slots * ROWS
     return fits(width, WARP * warps * slots) and 4 * padded(width) + rounds * depth * warps * COLUMNS + besides <= 48 << 10
 
 
 class Row(NamedTuple):
-    """Where a block's row comes from, as flat arrays."""
+    """Where the row of a block comes from: flat arrays."""
 
     a: Any
     b: Any
-    made: Any  # where the row goes, if it is a result of a and b
-    base: Any  # of the row's first number
+    made: Any  # where the row goes if it is worked out of a and b
+    base: Any  # offset of the row's first number
 
 
 class Room(NamedTuple):
     """What a block works in."""
 
-    gains: Any  # of a thread: for the numbers that it has
+    gains: Any  # of a thread: the gains of its numbers
     piece: Any  # shared: the row, then its norm
-    lanes: Any  # shared: of the sum of squares
-    factor: Any  # shared: what the numbers of the row are multiplied by
-    together: Any  # shared: the LARGEST magnitude and the SUM of codes
+    lanes: Any  # shared: the lanes of the sum of squares
+    factor: Any  # shared: the number that the row is multiplied by
+    together: Any  # shared: the LARGEST magnitude and the SUM of the codes
 
 
 @cache
 def _room_for(width: int, threads: int) -> Any:
-    """A function (gain) that makes the Room of a block, with the gains loaded: all that does not depend on the kernel before."""
+    """A function (gain) that makes the Room of a block and loads the gains, which do not depend on the kernel before."""
     ahead, there = _ahead(width, threads), padded(width)
     n_numbers = 4 * ahead
 
@@ -111,7 +111,10 @@ def _room_for(width: int, threads: int) -> Any:
 
 @cache
 def _bring(source: str, width: int, threads: int) -> Any:
-    """A function (row, leaves, piece): piece = the row that `source` says, and zeros; left in `made` too, if it is new and `leaves`."""
+    """A function (row, leaves, piece) that brings the row of the `source` to `piece`, and zeros after it.
+
+    It writes the row to `row.made`, too, if `leaves` is true and the row is worked out here.
+    """
     ahead, there = _ahead(width, threads), padded(width)
     n_numbers = 4 * ahead
 
@@ -137,7 +140,7 @@ def _bring(source: str, width: int, threads: int) -> Any:
 
 @cache
 def _norm(source: str, width: int, threads: int) -> Any:
-    """A function (row, leaves, eps, room) that leaves the row's norm in `room.piece`, and returns its scale."""
+    """A function (row, leaves, eps, room) that leaves the norm of the row in `room.piece`, and returns the scale of its codes."""
     ahead, bring = _ahead(width, threads), _bring(source, width, threads)
 
     @device
@@ -172,9 +175,9 @@ def _norm(source: str, width: int, threads: int) -> Any:
 
 @cache
 def _write_codes(width: int, threads: int) -> Any:
-    """A function (room, s, codes, first) that writes the norm as int8 codes, four to a word: zeros if it has no scale.
+    """A function (room, s, codes, first) that writes the norm as int8 codes, four to a word; zeros if the scale s is NaN.
 
-    It returns their sum, to all threads.
+    It returns the sum of the codes, to all threads.
     """
     ahead, words = _ahead(width, threads), -(-width // COLUMNS) * (COLUMNS // 4)
 
@@ -196,7 +199,7 @@ def _write_codes(width: int, threads: int) -> Any:
 
 @cache
 def rms_norm(source: str, width: int, threads: int) -> Any:
-    """The norm of what `source` says (see `rows.rms_norm`)."""
+    """The norm of the row of the `source` (see `rows.rms_norm`)."""
     ahead, new_room, norm = _ahead(width, threads), _room_for(width, threads), _norm(source, width, threads)
 
     def rms_norm(a, b, made, gain, eps, out):  # [R * M] x 3, [M], ..., [R * M]
@@ -217,7 +220,7 @@ def rms_norm(source: str, width: int, threads: int) -> Any:
 
 @cache
 def normed_codes(source: str, width: int, threads: int) -> Any:
-    """The codes of the norm, and no norm."""
+    """The codes of the norm, and their scale. The norm itself is not written."""
     stride = row_words(width)
     new_room, norm, write_codes = _room_for(width, threads), _norm(source, width, threads), _write_codes(width, threads)
 
@@ -238,8 +241,10 @@ def normed_codes(source: str, width: int, threads: int) -> Any:
 
 @cache
 def normed_product(source: str, width: int, warps: int, share: int, after: str) -> Any:
-    """The product of the norm of what `source` says, of one token; and what comes `after`, as `worked_out` names it: nothing to a "row";
-    the "sum" with another row; or the gates "relu2" and "silu" of the first two matrices' products, whose tiles the same block has.
+    """The product of the norm of one row with up to three matrices, and the operation `after` it.
+
+    `source` and `after` are names of `rows.worked_out`. After it comes nothing ("row"), the "sum" with another row, or a gate ("relu2",
+    "silu") of the products of the first two matrices, of which a block has the same tiles.
     """
     is_pair = after in GATES
     slots = 2 * share if is_pair else share  # tiles of a block
@@ -260,14 +265,14 @@ def normed_product(source: str, width: int, warps: int, share: int, after: str) 
         slot, column = warp // warps, warp % warps
         which, part = (slot // share, cuda.blockIdx.x) if is_pair else matrix_of(cuda.blockIdx.x, ends)
         mine, rows, first = of_three(words_of, which), of_three(widths, which), part * share
-        tile = min(first + slot % share, (rows - 1) // ROWS)  # past the end: the last one again, for nothing
+        tile = min(first + slot % share, (rows - 1) // ROWS)  # past the end: the last one again, whose result is not used
         place = tile * (blocks * TILE_WORDS) + lane * 4
         weights = load_weights(mine, place + column * TILE_WORDS, warps * TILE_WORDS)
         room = new_room(gain)
         codes = cuda.shared.array(n_words, np.uint32, ALIGNED)
         parts = cuda.shared.array(n_parts, np.int32, ALIGNED)
         if t < n_words - words:
-            put(codes, words + t, np.uint32(0))  # tiles past the end count nothing
+            put(codes, words + t, np.uint32(0))  # codes of tiles past the end
         await_previous()
         s = norm(Row(a, b, made, 0), cuda.blockIdx.x == 0, eps, room)
         row_sum = write_codes(room, s, codes, 0)
@@ -277,7 +282,7 @@ def normed_product(source: str, width: int, warps: int, share: int, after: str) 
             if turn > 0:
                 weights = load_weights(mine, place + start * TILE_WORDS, warps * TILE_WORDS)
             sums = multiply(sums, weights, depth, codes, start * (COLUMNS // 4) + lane % 4 * 4, 0)
-        if lane % 4 == 0:  # all of a product's 8 tokens are the one
+        if lane % 4 == 0:  # the 8 tokens of a product are all the same one
             parts[warp * ROWS + lane // 4] = joined(sums[0], sums[4], sums[8], sums[12])
             parts[warp * ROWS + lane // 4 + 8] = joined(sums[2], sums[6], sums[10], sums[14])
         cuda.syncthreads()

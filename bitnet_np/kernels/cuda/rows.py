@@ -1,4 +1,4 @@
-"""Kernels that take rows one by one, or numbers one by one. Bodies follow kernels/rows.py, whose order is the contract's.
+"""Kernels that take rows or single numbers one by one. They follow kernels/rows.py, whose order is the contract's.
 
 One block owns a row. Its threads, at least WIDE_LANES of them, bring a piece of it to shared memory; WIDE_LANES are the lanes that sum.
 """
@@ -19,17 +19,17 @@ from .target import AHEAD, PIECE, WARP, device, inlined, kernel
 
 _f = np.float32
 _ONE = np.float64(1.0)
-LARGEST, SUM = 0, 1  # of a row: what its threads find together
+LARGEST, SUM = 0, 1  # places of what the threads of a row work out together
 _AT_ONCE = AHEAD * WIDE_LANES
 GATES = ("relu2", "silu")
-SOURCES = ("row", "sum", *GATES)  # of what `rms_norm` norms
+SOURCES = ("row", "sum", *GATES)  # where the row of a norm comes from: `worked_out`
 
 
 # --- sums over a row ------------------------------------------------------------------------------------------------------------------
 
 
 def padded(n: int) -> int:
-    """n rounded up to what `add_products` takes at a time."""
+    """n rounded up to a multiple of what `add_products` takes at a time."""
     return (n + _AT_ONCE - 1) // _AT_ONCE * _AT_ONCE
 
 
@@ -44,10 +44,9 @@ def clear_lanes(lanes):
 
 @device
 def add_products(piece, n, squared, lanes):
-    """lanes += n numbers or their squares, and zeros after these up to `padded(n)`, which change nothing.
+    """Adds n numbers, or their squares, to the lanes. Zeros follow them up to `padded(n)`, which change nothing.
 
-    A thread has its lanes to itself, from `clear_lanes` on. AHEAD numbers are read before the first is needed: only the sums wait for each
-    other.
+    A thread has one lane to itself, from `clear_lanes` on. AHEAD numbers are read before the first of them is needed.
     """
     lane = this_thread()
     if lane < WIDE_LANES:
@@ -61,7 +60,7 @@ def add_products(piece, n, squared, lanes):
 
 @device
 def _fold_eight(lanes, first, step):
-    """The sum by halving of eight lanes, `step` apart."""
+    """The sum by halving of eight lanes that are `step` apart."""
     a = get(lanes, first) + get(lanes, first + 4 * step)
     b = get(lanes, first + step) + get(lanes, first + 5 * step)
     c = get(lanes, first + 2 * step) + get(lanes, first + 6 * step)
@@ -71,9 +70,9 @@ def _fold_eight(lanes, first, step):
 
 @device
 def fold_wide_lanes(lanes):
-    """After a barrier, the sum of WIDE_LANES lanes by halving for thread 0, 0 for others. The lanes are used up.
+    """The sum of WIDE_LANES lanes by halving, for thread 0; 0 for other threads. The lanes are overwritten. A barrier comes before.
 
-    16 threads add those that are i modulo 16 (i with i + 64, i + 32, i + 16); the first adds what they have (8, 4, 2; then 1).
+    Thread i of 16 adds the lanes that are i modulo 16 (i with i + 64, i + 32, i + 16); the first adds their sums (8, 4, 2, then 1).
     """
     if this_thread() < 16:
         put(lanes, this_thread(), _fold_eight(lanes, this_thread(), 16))
@@ -83,7 +82,7 @@ def fold_wide_lanes(lanes):
 
 @device
 def factor_of(total, width, eps):
-    """1 / root of the mean of squares, NaN where that left float32's range."""
+    """1 / sqrt(mean of squares + eps); NaN if the mean is beyond float32's range."""
     mean = _f(total / np.float64(width))
     factor = _f(_f(1.0) / _f(math.sqrt(_f(mean + eps))))
     return _f(np.nan) if mean == np.inf else factor
@@ -94,7 +93,7 @@ def factor_of(total, width, eps):
 
 @device
 def magnitude(x):
-    """|x| as bits: these order like the numbers, and NaN above all of them."""
+    """The bits of |x|, which order like the numbers; NaN comes above all of them."""
     return np.int32(float_bits(x) & np.int32(0x7FFFFFFF))
 
 
@@ -119,7 +118,7 @@ def clear_together(together):
 
 @device
 def scale_of(largest):
-    """Codes per unit of a row, by the bits of its largest magnitude; NaN where that is infinity or NaN."""
+    """Codes per unit of a row, from the bits of its largest magnitude; NaN if that is infinity or NaN."""
     absmax = bits_float(largest)
     s = _f(127.0) / (absmax if absmax > _f(1e-5) else _f(1e-5))
     return s if largest < 0x7F800000 else _f(np.nan)
@@ -127,19 +126,19 @@ def scale_of(largest):
 
 @device
 def code_of(x, s):
-    """A number as an int8 code; zero if there is no scale."""
+    """The int8 code of a number; zero if the scale is NaN."""
     return np.int32(round_half_even(times(x, s))) if s == s else np.int32(0)
 
 
 @device
 def with_code(word, j, code):
-    """A word whose byte j was zero, with a code there."""
+    """A word with a code in byte j, which was zero."""
     return np.uint32(word | np.uint32(np.uint32(code & 0xFF) << np.uint32(8 * j)))
 
 
 @kernel
 def quantize(x, row_words, words, scale):  # [R, M] -> [at least R * row_words] uint32, [R]
-    """int8 codes, zeros up to the next 128, and their sum."""
+    """int8 codes of rows, zeros up to the next multiple of 128, their sum, and their scale."""
     in_turn()
     r, t, width, first = cuda.blockIdx.x, this_thread(), x.shape[1], cuda.blockIdx.x * row_words
     together = cuda.shared.array(2, np.int32)
@@ -178,7 +177,7 @@ def _silu_gate(gate, up):
 
 @inlined
 def worked_out(source, a, b):
-    """A number of the row: there, or a result of the operation before. The source is a constant where this is compiled."""
+    """A number of a row: a itself ("row"), or the result of an operation on a and b. The source is a constant where this is compiled."""
     if source == "sum":
         return plus(a, b)
     if source == "relu2":
@@ -190,9 +189,9 @@ def worked_out(source, a, b):
 
 @inlined
 def bring(source, a, b, r, start, n, piece):
-    """piece[:n] = numbers start.. of row r of what `source` says, and zeros after them for `add_products`.
+    """Brings numbers start..start + n of row r of the `source` to `piece`, and zeros after them for `add_products`.
 
-    Thread t has numbers t, t + the block's size and so on, here and in what follows: nobody waits for others' but the sums.
+    Thread t has numbers t, t + the block's size and so on, here and later: only the sums need numbers of other threads.
     """
     for i in range(this_thread(), _padded(n), cuda.blockDim.x):
         piece[i] = worked_out(source, a[r, start + i], b[r, start + i]) if i < n else _f(0.0)
@@ -200,7 +199,7 @@ def bring(source, a, b, r, start, n, piece):
 
 @cache
 def rms_norm(source: str) -> Any:
-    """The norm of what `source` says: of the "row" a, or of the "sum", "relu2" or "silu" of a and b, which is left in `made`."""
+    """The norm of the row of a `source`: of a itself ("row"), or of the "sum", "relu2" or "silu" of a and b, which is left in `made`."""
     is_there = source == "row"
 
     def rms_norm(a, b, made, gain, eps, out):  # [R, M] x 3, [M], ..., [R, M]
@@ -238,7 +237,7 @@ def layer_norm(x, gain, bias, eps, out):  # [R, M], [M] x 2, ..., [R, M]
     lanes = cuda.shared.array(WIDE_LANES, np.float64)
     total_of_row = cuda.shared.array(1, np.float64)
     mean = np.float64(0.0)
-    for squared in range(2):  # first the sum of the row, then that of the squares of what is left of it
+    for squared in range(2):  # first the sum of the row, then the sum of squares of the row less its mean
         clear_lanes(lanes)
         for start in range(0, width, PIECE):
             n = min(PIECE, width - start)
@@ -371,13 +370,13 @@ def rope(x, cos, sin, pairs, distance, step, out):  # [R, H, K], [R, J] x 2 -> [
 
 
 def as_kept(halves: bool) -> Any:
-    """What a cache has for a number: itself, or its bits as float16."""
+    """A function from a float32 to what a cache keeps of it: the number itself, or its bits as float16."""
     return half_bits if halves else np.float32
 
 
 @cache
 def keep(halves: bool) -> Any:
-    """Keys, rotated, and values to their places; as bits of float16 where those are asked for."""
+    """Keys, rotated, and values go to their places in a cache, as float32 or as the bits of float16 (`halves`)."""
 
     kept = as_kept(halves)
 
@@ -406,7 +405,7 @@ def erase(out, slot, start, end):  # [L, B, S, G * K]
 
 @kernel
 def carry(source, slot, out, target, start, end):  # [L, B, S, G * K] -> [L, B', S', G * K]
-    """Positions start..end of one slot to the same positions of another, which may be of another cache."""
+    """Copies positions start..end of one slot to the same positions of another slot, which may be in another cache."""
     in_turn()
     layers, width = out.shape[0], out.shape[3]
     for i in range(cuda.grid(1), layers * (end - start) * width, cuda.gridsize(1)):
@@ -425,7 +424,7 @@ def take_rotations(all_cos, all_sin, position, cos, sin):  # [P, J] x 2, [R] -> 
 
 @kernel
 def advance(position, last):  # [B]
-    """The next positions, up to the last one there is."""
+    """Moves positions on by one, up to the last one there is."""
     in_turn()
     i = cuda.grid(1)
     if i < position.size:

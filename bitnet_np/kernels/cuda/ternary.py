@@ -1,7 +1,7 @@
-"""Ternary matrices on the GPU: products with int8 codes by tensor cores and byte dot products. layout.py says where both lie.
+"""Products of ternary matrices with int8 codes, by tensor cores and by byte dot products. layout.py says how both lie in memory.
 
-A launch takes three matrices that read the same input, some of them with no rows: parts of the grid, `ends` says up to which block each.
-Their results are one after the other.
+A launch takes three matrices that read the same input; some may have no rows. Each has a part of the grid, which ends before block ends[i].
+Their results follow one another.
 """
 
 from functools import cache
@@ -33,17 +33,18 @@ from .ptx import (
 from .target import ALIGNED, WARP, device, inlined, kernel, kernel_of
 
 STAGES = 3  # blocks of 128 columns of activations in shared memory at a time
-WIDEST = 1 << 18  # columns: the sum of plane 3, 64 times as large, is of int32
+WIDEST = 1 << 18  # columns at most: the sum of plane 3 counts 64 times and is an int32
 
 
 @device
 def finished(total, row_sum, scale, factor):
+    """The result of a product: (total - row_sum) / scale * factor, in float32."""
     return times(np.float32(np.float32(np.int32(total - row_sum)) / scale), factor)
 
 
 @device
 def matrix_of(block, ends):
-    """Whose part of the grid a block is in: which of three matrices, and which block of its own."""
+    """The matrix whose part of the grid a block is in, and the number of the block in that part."""
     if block < ends[0]:
         return 0, block
     if block < ends[1]:
@@ -53,24 +54,25 @@ def matrix_of(block, ends):
 
 @inlined
 def of_three(three, which):
+    """three[which]: a tuple of arrays has no index that is not a constant."""
     return three[0] if which == 0 else three[1] if which == 1 else three[2]
 
 
 @device
 def rows_before(widths, which):
-    """How many rows the matrices before have."""
+    """How many rows the matrices before it have."""
     return 0 if which == 0 else widths[0] if which == 1 else widths[0] + widths[1]
 
 
 @device
 def joined(ones, fours, sixteens, sixty_fours):
-    """The sum of four planes, of which plane p was counted 4^p times."""
+    """The sum of four planes, where plane p was counted 4^p times."""
     return np.int32(np.int32(ones + (fours >> 2)) + np.int32((sixteens >> 4) + (sixty_fours >> 6)))
 
 
 @device
 def of_all_warps(parts, first, warps, step):
-    """The sum of what `warps` warps have left, `step` apart."""
+    """The sum of what `warps` warps have left in `parts`, `step` apart."""
     total = np.int32(0)
     for other in range(warps):
         total = np.int32(total + parts[first + other * step])
@@ -79,7 +81,7 @@ def of_all_warps(parts, first, warps, step):
 
 @cache
 def gemv(warps: int, depth: int) -> Any:
-    """One token, by byte dot products: a block for each 16 rows, whose warps share the columns and ask for `depth` tiles at a time."""
+    """One token, by byte dot products. A block has 16 rows; its warps share the columns and ask for `depth` tiles at a time."""
     n_parts = warps * ROWS
     none, dot = zeros(8), dot_tiles(depth)
     load_weights, load_codes, step = load_fragments(depth, in_global=True), load_within(depth), warps * TILE_WORDS
@@ -121,9 +123,9 @@ def gemv(warps: int, depth: int) -> Any:
 
 @cache
 def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
-    """8 * `tokens` tokens at a time by tensor cores, with the fragments of all tokens read from the cache.
+    """8 * `tokens` tokens at a time by tensor cores, which read their codes straight from the cache.
 
-    A block has `share` tiles of rows of one matrix, and `warps` warps for each of them, which share the columns.
+    A block has `share` tiles of rows of one matrix and `warps` warps for each of them, which share the columns.
     """
     blocks, step, threads = -(-width // COLUMNS), warps * (COLUMNS // 4), WARP * warps * share
     depth = min(DEPTH, -(-blocks // warps))
@@ -144,7 +146,7 @@ def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
         which, part = matrix_of(cuda.blockIdx.x, ends)
         mine, rows, present = of_three(words, which), of_three(widths, which), scale.size
         own, column = part * share, warp % warps
-        tile = min(own + warp // warps, (rows - 1) // ROWS)  # past the end: the last one again, for nothing
+        tile = min(own + warp // warps, (rows - 1) // ROWS)  # past the end: the last one again, whose result is not used
         parts = cuda.shared.array(n_parts, np.int32)
         first, place = cuda.blockIdx.y * (8 * tokens), tile * (blocks * TILE_WORDS) + lane * 4
         sums = none()
@@ -173,7 +175,7 @@ def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
 
 
 class Activations(NamedTuple):
-    """Codes of tokens, as layout.py says."""
+    """The codes of tokens, as layout.py says."""
 
     codes: Any  # [R * stride] words
     scale: Any  # [R]
@@ -187,7 +189,7 @@ class Results(NamedTuple):
     out: Any
     start: Any  # of the matrix in `out`
     rows: Any  # of the matrix
-    own: Any  # the first row that the block before does not have, too
+    own: Any  # the first row that no other warp has
     factor: Any  # scale of the weights
 
 
@@ -237,8 +239,8 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
 
     A block is warp_rows x warp_tokens warps; a warp has row_tiles * 16 rows and token_tiles * 8 tokens.
 
-    Weights go from memory to registers as they are and are unpacked there, each for all of a warp's tokens. Activations come through shared
-    memory, STAGES blocks of 128 columns deep; 64 bytes of one token follow those of another, so that a quad's loads meet all banks.
+    Weights go from memory to registers as they are; a warp unpacks them there, once for all of its tokens. Activations come through shared
+    memory, STAGES blocks of 128 columns deep; 64 bytes of one token follow 64 bytes of another, so that the loads of a quad use all banks.
     """
     n_sums = 4 * row_tiles * token_tiles
     threads = warp_rows * warp_tokens * WARP
@@ -260,7 +262,7 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
         first = cuda.blockIdx.y * block_tokens
         tile = part * block_rows + warp % warp_rows * row_tiles
         mine = warp // warp_rows * token_tiles * 8
-        start, step = min(tile, tiles - row_tiles), blocks * TILE_WORDS  # past the end: the last ones, which others may work on too
+        start, step = min(tile, tiles - row_tiles), blocks * TILE_WORDS  # past the end: the last tiles, which other warps have, too
         for stage in range(STAGES - 1):
             bring(shared, x, stage, stage, first)
         sums = none()
