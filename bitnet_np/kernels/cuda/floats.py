@@ -1,7 +1,7 @@
 """Tables of numbers on the GPU, and products with them in the contract's order: 16 threads are the 16 lanes of one row.
 
-A row of a table is laid out so that each lane finds its next numbers in 16 bytes. Numbers come in blocks of 16 * S (S is 4 for float32, 8 for
-float16 and bfloat16); number 16 * s + lane of a block is at place S * lane + s. Rows are filled up with zeros to whole blocks.
+A row of a table is laid out so that each lane finds its next numbers in 16 bytes. Numbers come in blocks of 16 * S (S is 4 for float32, 8
+for float16 and bfloat16); number 16 * s + lane of a block is at place S * lane + s. Rows are filled up with zeros to whole blocks.
 """
 
 from functools import cache

@@ -8,11 +8,11 @@ bits 2 p (plane p) the code (0, 1, 2) of
 
 so `word r >> 2 p & 0x03030303` is register r of plane p's fragment. Without the shift it is 4^p times that, which fits a byte, and the sums
 of a plane can be shifted in the end. An integer sum may take columns in any order: this order lets a lane read its activations in 16 bytes,
-too. Rows and columns are filled up to whole tiles with weights of zero (code 1); the tiles of one row of tiles are next to each other. SPARE
-tiles of zero words follow: a warp asks for several tiles at once and does not look where its row ends.
+too. Rows and columns are filled up to whole tiles with weights of zero (code 1); the tiles of one row of tiles are next to each other.
+SPARE tiles of zero words follow: a warp asks for several tiles at once and does not look where its row ends.
 
-Activations are codes [R, row_words] in words: columns up to a multiple of 128, the sum of the row's codes, and three words that keep 16-byte
-loads aligned. The sum is needed because weights count as 0, 1, 2: a product is (accumulated - sum) / scale * weight scale.
+Activations are codes [R, row_words] in words: columns up to a multiple of 128, the sum of the row's codes, and three words that keep
+16-byte loads aligned. The sum is needed because weights count as 0, 1, 2: a product is (accumulated - sum) / scale * weight scale.
 """
 
 import numpy as np

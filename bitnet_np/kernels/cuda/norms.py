@@ -1,7 +1,7 @@
 """RMS norms of rows that fit shared memory: the norm, the codes of the norm, or the ternary product that reads those codes.
 
-A block works out a row. Thread t has the row's numbers 4 t to 4 t + 3, then those 4 * threads further, `ahead` times, each by one load of 16
-bytes. The width is compiled in and a multiple of 4; `rows.rms_norm` takes all other rows.
+A block works out a row. Thread t has the row's numbers 4 t to 4 t + 3, then those 4 * threads further, `ahead` times, each by one load of
+16 bytes. The width is compiled in and a multiple of 4; `rows.rms_norm` takes all other rows.
 
 If there is a single row (`normed_product`), every block of the product works out the norm and the codes for itself. That saves a launch and
 the wait for weights: a warp asks for its first weights before it waits for the kernel before. A block has `share` tiles of rows of one

@@ -1,7 +1,7 @@
 """Single instructions for the GPU's kernels: the one file that knows PTX.
 
-NVVM, and after it ptxas, fuse a product with the sum that follows, unless one of the two says how it rounds. The contract fuses only where it
-says so. So a kernel writes `times` for a product that a sum follows, or `plus` for that sum; it writes `fma` for what is to be fused.
+NVVM, and after it ptxas, fuse a product with the sum that follows, unless one of the two says how it rounds. The contract fuses only where
+it says so. So a kernel writes `times` for a product that a sum follows, or `plus` for that sum; it writes `fma` for what is to be fused.
 
 A thread of a warp is a lane; four lanes that hold the same row of a fragment are a quad. Offsets count elements, and nothing is checked.
 """
@@ -125,8 +125,8 @@ def _all_bits_if(builder: ir.IRBuilder, condition: ir.Value) -> ir.Value:
 def dot_tiles(count: int) -> Callable:
     """A function (sums, weights, low, high, valid) -> sums: byte dot products of the first `valid` of `count` tiles of weights.
 
-    sums: of the four planes, for the upper row and then for the lower; plane p is counted 4^p times. weights: 4 words for each tile (layout.py).
-    low and high: 4 words of codes for each tile, for its columns below 64 and for the others.
+    sums: of the four planes, for the upper row and then for the lower; plane p is counted 4^p times. weights: 4 words for each tile
+    (layout.py). low and high: 4 words of codes for each tile, for its columns below 64 and for the others.
     """
 
     @intrinsic
@@ -181,8 +181,8 @@ def _number(builder: ir.IRBuilder, words: list[ir.Value], step: int, kind: str) 
 
 
 def multiply_rows(kind: str, rows: int, tokens: int, edge: bool = False) -> Callable:
-    """A function (sums, words, x, first, stride, last, far, left) -> sums, which multiplies one block of numbers (floats.py) of `rows` rows of
-    a table with those of `tokens` tokens.
+    """A function (sums, words, x, first, stride, last, far, left) -> sums, which multiplies one block of numbers (floats.py) of `rows` rows
+    of a table with those of `tokens` tokens.
 
     sums: float32 [rows, tokens]; each number adds an fma. words: four of each row. min(first + t * stride, last) is the offset in x of this
     lane's first number of token t; the numbers of this block are `far` further, LANES apart. With `edge` the row ends `left` numbers after
@@ -306,8 +306,8 @@ def fold_quad(typing_context, numbers):
 def fold_quarters(columns: int) -> Callable:
     """A function (sums) -> `columns` dot products, for lanes that share 4 x `columns` of them: those with equal numbers mod 8.
 
-    The lane's number // 8 is its quarter q. sums[(a * columns + b) * 4 + i] is number 4 * q + i of the 16 whose sum by halving (i with i + 8,
-    i + 4, i + 2, i + 1) is dot product (a ^ q, b). A lane gets the dot products of row q. All 32 lanes must come here together.
+    The lane's number // 8 is its quarter q. sums[(a * columns + b) * 4 + i] is number 4 * q + i of the 16 whose sum by halving (i with i +
+    8, i + 4, i + 2, i + 1) is dot product (a ^ q, b). A lane gets the dot products of row q. All 32 lanes must come here together.
     """
 
     @intrinsic
@@ -357,7 +357,10 @@ let_next_begin = _since_sm_90(_LET)
 """Lets the next kernel of a graph begin as soon as every block is here. It goes as far as its own `await_previous`."""
 
 await_previous = _since_sm_90(_AWAIT)
-"""Waits until all kernels before have ended and their writes are seen. Before it, a kernel may read only what never changes, and write nothing."""
+"""Waits until all kernels before have ended and their writes are seen.
+
+Before it, a kernel may read only what never changes, and write nothing.
+"""
 
 in_turn = _since_sm_90(_LET, _AWAIT)
 """`let_next_begin` and `await_previous`: for kernels that have nothing to do before they wait."""
@@ -533,7 +536,10 @@ def load_halves(count: int) -> Callable:
 
 
 def chain_column(count: int) -> Callable:
-    """A function (total, weights, at, values) -> total, by fma(weights[at + i], values[i], total) for i in order. `at` is a multiple of 4."""
+    """A function (total, weights, at, values) -> total, by fma(weights[at + i], values[i], total) for i in order.
+
+    `at` is a multiple of 4.
+    """
 
     @intrinsic
     def chain(typing_context, total, weights, at, values):
@@ -552,8 +558,9 @@ def chain_column(count: int) -> Callable:
 
 
 def fold_column(count: int) -> Callable:
-    """A function (total, factors, old, new, values, valid) -> total, by fma(total, factors[old + i], values[i] * factors[new + i]) for i below
-    `valid`, in order. The offsets `old` and `new` are multiples of 4."""
+    """A function (total, factors, old, new, values, valid) -> total, by fma(total, factors[old + i], values[i] * factors[new + i]) for i
+    below `valid`, in order. The offsets `old` and `new` are multiples of 4.
+    """
 
     @intrinsic
     def fold(typing_context, total, factors, old, new, values, valid):
