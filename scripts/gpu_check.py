@@ -1,11 +1,11 @@
-"""Everything a GPU has to show, in one call of less than eight minutes: the CPU's bits, then speed against the device's own peaks.
+"""Checks a GPU in one call of less than eight minutes: whether it gives the CPU's bits, then its speed against its own peaks.
 
     python scripts/gpu_check.py --json gpu.json
 
-Needs numpy, numba, numba-cuda, gguf, hypothesis and pytest, and no installation of this package. Each part is independent: what fails is
-told, and the others go on, in a process of their own, because an error on a GPU can leave all of a process without it. The JSON is written
-after each part; the short table comes last, also where a part does not end. Exit codes: 0 fine, 1 something is wrong, 3 no GPU.
-`--interpret` runs the same code on tiny shapes without a GPU, what is compiled being interpreted: it shows that this script works, no more.
+Needs numpy, numba, numba-cuda, gguf, hypothesis and pytest; this package need not be installed. The parts are independent: where one fails,
+the script says so and goes on with the others in a new process, because after an error a process may have lost the GPU. The JSON is written
+after each part. A short table comes last, even if a part does not end. Exit codes: 0 fine, 1 something is wrong, 3 no GPU.
+`--interpret` runs the same code on tiny shapes without a GPU, where the compiled kernels are interpreted: it shows only that this works.
 """
 
 import argparse
@@ -41,28 +41,28 @@ from bitnet_np.masks import causal_loop  # noqa: E402
 from bitnet_np.selftest import digest  # noqa: E402
 from bitnet_np.testing import random_model  # noqa: E402
 
-PATIENCE = 240  # seconds for the checks of single kernels, if there are as many left
+PATIENCE = 240  # seconds at most for the checks of single kernels
 GRACE = 30  # seconds for the last part, after the time is up
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured: of a GPU's time, or of the interpreter's."""
+    """How much is measured: on a GPU, or by the interpreter."""
 
-    shape: dict[str, Any]  # of the model whose bits are compared
+    shape: dict[str, Any]  # of the model whose logits are compared
     bits: int  # tokens of its prompts
     prompts: tuple[int, ...]
     batches: tuple[int, ...]
-    context: int  # of the caches that decoding is timed with
-    matrices: tuple[tuple[int, int], ...]  # N, M
+    context: int  # positions of the caches that decoding is timed with
+    matrices: tuple[tuple[int, int], ...]  # [N, M]
     rows: tuple[int, ...]
     mask: int
     large_mask: int
-    copied: int  # bytes
-    turns: int  # of the tensor loop
+    copied: int  # bytes of the copy whose speed is measured
+    turns: int  # of the loop that measures the tensor cores
     rounds: int
-    calls: int  # in a round, of what takes microseconds
-    checks: tuple[str, ...]  # of tests/cuda_checks; none: all
+    calls: int  # in a round, of operations that take microseconds
+    checks: tuple[str, ...]  # of tests/cuda_checks; () for all
 
 
 GPU = Sizes(
@@ -78,7 +78,7 @@ TINY = Sizes(
 
 @dataclass
 class Run:
-    """What was found so far."""
+    """The device, and what was measured so far."""
 
     on: Any
     sizes: Sizes
@@ -88,7 +88,7 @@ class Run:
     _model: Model | None = None
 
     def peak_bytes(self) -> int:
-        """What was ever taken at once of the memory that `describe` found free: what results lay in is kept for others."""
+        """The most device memory taken at once, of what `describe` saw free: memory of results is kept for later ones."""
         free = self.on.free_bytes()
         return self.found.get("describe", {}).get("free_bytes", free) - free
 
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def model(self) -> Model:
-        """The random model that is timed, made once."""
+        """The random model that is timed. It is made once."""
         from benchmarks import gpu
 
         self._model = self._model or gpu.random_placed(self.config, self.on)
@@ -125,7 +125,7 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def kernels(run: Run) -> dict[str, Any]:
-    """Each kernel against the CPU's, bit for bit."""
+    """Compares each kernel with the CPU's, bit for bit."""
     command = [sys.executable, str(ROOT / "tests" / "cuda_checks"), "--ptx" if INTERPRET else "--gpu", *run.sizes.checks]
     patience = max(1, min(PATIENCE, run.until - time.perf_counter()))
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
@@ -147,7 +147,7 @@ def kernels(run: Run) -> dict[str, Any]:
 
 
 def bits(run: Run) -> dict[str, Any]:
-    """Logits of the CPU and of the GPU: whole sequences, a ragged batch through a cache, and decoding by the captured graph."""
+    """Compares logits of the CPU and of the GPU: whole sequences, a ragged batch through a cache, and decoding by the captured graph."""
     model, t = random_model(0, table="float16", **run.sizes.shape), run.sizes.bits
     there, rng, on = place(model, run.on), np.random.default_rng(1), run.on
     tokens, lengths = rng.integers(0, model.config.vocab, (2, t)), [t, max(1, t // 3)]
@@ -181,7 +181,7 @@ def peaks(run: Run) -> dict[str, float]:
 
 
 def matrices(run: Run) -> list[dict[str, Any]]:
-    """Ternary products by number of tokens, on the GPU and on this CPU."""
+    """Times ternary products by number of tokens, on the GPU and on this CPU."""
     from benchmarks import gpu
 
     from bitnet_np import packing
@@ -223,12 +223,12 @@ def prefill(run: Run) -> list[dict[str, Any]]:
 
 
 def decode(run: Run) -> list[dict[str, Any]]:
-    """By batch: the graph alone, by the device's clock, and a step with tokens sent and logits brought back."""
+    """Times decoding, by batch: the graph alone, by the device's clock, and a step that sends tokens and brings logits back."""
     return [_decoded(run, batch) for batch in run.sizes.batches]
 
 
 def ways(run: Run) -> list[dict[str, Any]]:
-    """A token of one sequence with and without what makes its launches fewer and shorter: which of it won, and by how much."""
+    """Times a token of one sequence with and without fused norms and overlapping launches, to see what each brings."""
     found = []
     for fused, overlap in ((True, True), (True, False), (False, True), (False, False)):
         run.on.fused, run.on.overlap = fused, overlap
@@ -252,7 +252,7 @@ def _decoded(run: Run, batch: int) -> dict[str, Any]:
 
 
 def masks(run: Run) -> dict[str, float]:
-    """A causal mask of more than 1024 positions against the nested loop, and the bandwidth of a large one."""
+    """Times a causal mask of more than 1024 positions against the nested loop, and the bandwidth of a large mask."""
     on, found = run.on, dict[str, float]()
     for name, size in (("mask", run.sizes.mask), ("large", run.sizes.large_mask)):
         out = on.empty((1, size, size))
@@ -272,7 +272,7 @@ PARTS: dict[str, Callable[[Run], Any]] = {
 
 
 def table(run: Run) -> list[str]:
-    """The short table: what was measured, of the peak measured here, and the goal."""
+    """The short table: what was measured, its share of the peak measured here, and the goal."""
     from benchmarks import gpu
 
     f, lines = run.found, []
@@ -320,11 +320,11 @@ def _goal(value: float, goal: float | None) -> str:
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--json", type=Path, default=Path("gpu_check.json"), metavar="F", help="where everything is written")
+    result.add_argument("--json", type=Path, default=Path("gpu_check.json"), metavar="F", help="the file that everything is written to")
     result.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (default all)")
-    result.add_argument("--seconds", type=float, default=450, metavar="S", help="no part begins after this long (default 450)")
-    result.add_argument("--resume", action="store_true", help="go on with what is in the JSON already")
-    result.add_argument("--interpret", action="store_true", help="tiny shapes and no GPU: only to see that this script works")
+    result.add_argument("--seconds", type=float, default=450, metavar="S", help="no part begins after so many seconds (default 450)")
+    result.add_argument("--resume", action="store_true", help="go on from what the JSON file holds")
+    result.add_argument("--interpret", action="store_true", help="tiny shapes without a GPU: only to see that this script works")
     return result
 
 
@@ -339,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run = Run(open_cuda(), TINY if INTERPRET else GPU, until=began + options.seconds)
         if INTERPRET:
-            run.on.processors = 2  # the blocks that measure a peak go by their number
+            run.on.processors = 2  # a peak is measured with some blocks for each
     except OptionError as error:
         print(f"gpu_check.py: {error}; nothing was run", file=sys.stderr)
         return 3
@@ -370,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def tell(run: Run) -> int:
-    """The table, what is wrong, and the exit code."""
+    """Prints the table and the problems. Returns the exit code."""
     try:
         lines = table(run)
     except Exception:
@@ -382,7 +382,7 @@ def tell(run: Run) -> int:
 
 
 def give_up(run: Run) -> None:
-    """End with what there is: a kernel that does not end cannot be interrupted."""
+    """Ends the process with what was measured: a kernel that does not end cannot be interrupted."""
     run.problems.append("a part did not end")
     tell(run)
     sys.stdout.flush()

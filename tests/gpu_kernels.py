@@ -2,13 +2,13 @@
 
 from importlib.util import find_spec
 
-SKINNY = ((1, 2560, 8, 2), (2, 2560, 2, 7), (2, 6912, 8, 2))  # of the 2B model's matrices, on 132 processors
+SKINNY = ((1, 2560, 8, 2), (2, 2560, 2, 7), (2, 6912, 8, 2))  # for the 2B model's matrices, on 132 processors
 NORMED = (
     ("row", 2560, 8, 2, "row"),
     ("row", 2560, 8, 2, "sum"),
     ("row", 2560, 2, 4, "relu2"),
     ("row", 6912, 8, 2, "sum"),  # the 2B model's matrices, on 132 processors
-    ("row", 8640, 8, 2, "sum"),  # of the 3B model's, the widest
+    ("row", 8640, 8, 2, "sum"),  # the widest of the 3B model's
     ("sum", 2560, 2, 4, "silu"),
 )
 
@@ -17,7 +17,7 @@ ROWS = (("row", 2560, 1024), ("sum", 2560, 256), ("relu2", 6912, 512), ("silu", 
 
 
 def kernels() -> dict[str, tuple]:
-    """Names of kernels as they are used for the 2B model, and the types they are compiled for."""
+    """By name: kernels as they are used for the 2B model, and the types that they are compiled for."""
     from numba.cuda import types as t
 
     from bitnet_np.gpu.backend import TILES

@@ -1,4 +1,4 @@
-"""What a GPU is measured with: a random model made for its memory, its own peaks, and time by its own clock."""
+"""What a GPU is measured with: a random model made on the device, the device's peaks, and time by its clock."""
 
 from collections.abc import Callable
 from statistics import median
@@ -21,7 +21,7 @@ TINY = Config("bitnet-b1.58", 5, 64, 8, 1, 12, 2, 1, 4, 1e-5, 500000.0)
 
 
 def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> float:
-    """Of one call, by the device's clock: median over rounds of `calls` calls each, after one that is not counted."""
+    """Seconds of one call by the device's clock: the median over rounds of `calls` calls each. A first call is not counted."""
     run()
     found = []
     for _ in range(rounds):
@@ -39,12 +39,12 @@ def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> fl
 
 
 def ternary_words(n: int, m: int, rng: np.random.Generator) -> NDArray[np.uint32]:
-    """Random codes of a matrix [N, M] in the device's layout."""
+    """The words of a random matrix [N, M] in the device's layout."""
     return FOUR_CODES[rng.integers(0, len(FOUR_CODES), 4 * layout.n_words((n, m)), np.uint8)].view(np.uint32)
 
 
 def random_placed(config: Config, on: Cuda, seed: int = 0) -> Model:
-    """A model of random weights that is on the device only, its head float16: for time, which does not depend on them."""
+    """A random model that is on the device only, with a float16 head. It serves to measure time, which does not depend on the weights."""
     rng = np.random.default_rng(seed)
 
     def linear(n: int, m: int) -> Linear:
@@ -67,13 +67,13 @@ def random_placed(config: Config, on: Cuda, seed: int = 0) -> Model:
 
 
 def bytes_per_token(config: Config) -> int:
-    """What a decoded token reads: ternary weights at two bits, and the float16 head. Keys and values come on top."""
+    """Bytes of weights that a decoded token reads: two bits for each ternary weight, and the float16 head."""
     layer = config.width * (2 * config.q_width + 2 * config.kv_width + 3 * config.ffn)
     return config.n_layers * layer // 4 + 2 * config.vocab * config.width
 
 
 def ternary_operations(config: Config) -> int:
-    """Multiplications and additions of a token in the layers' matrices."""
+    """Multiplications and additions of a token in the matrices of the layers."""
     return 2 * config.n_layers * config.width * (2 * config.q_width + 2 * config.kv_width + 3 * config.ffn)
 
 
@@ -81,7 +81,7 @@ def ternary_operations(config: Config) -> int:
 
 
 def copy_bandwidth(on: Cuda, size: int) -> float:
-    """Bytes per second, read and written, of the driver's copy of `size` bytes."""
+    """Bytes read and written per second by the driver's copy of `size` bytes."""
     source, target = (on.upload(np.zeros(size, np.uint8)) for _ in range(2))
     return 2 * size / seconds(on, lambda: target.copy_to_device(source, stream=on.stream), 5)
 
@@ -117,7 +117,7 @@ def _tensor_loop() -> Any:
 
 
 def tensor_peak(on: Cuda, turns: int) -> float:
-    """int8 operations per second of mma.sync with nothing else to do but unpack its weights."""
+    """int8 operations per second of mma.sync in a loop that only unpacks weights beside it."""
     blocks = 2 * on.processors
     words, out = on.upload(np.zeros(128 * _ROWS, np.uint32)), on.empty((blocks * 32 * _WARPS,), np.int32)
     loop = _tensor_loop()

@@ -36,8 +36,8 @@ def whole_forward() -> None:
     theirs: dict[str, NDArray] = {}
     tokens = rng(1).integers(0, 9, (2, 3))
     ours = forward_full(model, tokens, [3, 1], record=lambda name, n, array: seen.update({name: array.copy()}))
-    found = forward_full(place(model, on), tokens, [3, 1], ops=on, record=lambda name, n, array: theirs.update({name: array.copy()}))
-    assert_same_bits(found, ours)
+    logits = forward_full(place(model, on), tokens, [3, 1], ops=on, record=lambda name, n, array: theirs.update({name: array.copy()}))
+    assert_same_bits(logits, ours)
     assert seen.keys() == theirs.keys()
     for name, array in seen.items():
         np.testing.assert_array_equal(theirs[name], array, err_msg=name)
@@ -58,7 +58,7 @@ def cached_forward() -> None:
 
 @check
 def prefill_in_blocks() -> None:
-    """Nobody asks for the logits of a block that is not the last: what stands for them is not on the device."""
+    """Only the last block has logits: those of the others are not asked for, and nothing on the device stands for them."""
     on, model = device(), random_model(rng(3), **SMALLEST)
     cache, own, tokens = new_cache(model.config, 1, 4, on), KVCache(model.config, 1, 4), [[1, 3, 2]]
     assert_same_bits(prefill(place(model, on), tokens, cache, block=2, ops=on), prefill(model, tokens, own, block=2))
@@ -66,7 +66,7 @@ def prefill_in_blocks() -> None:
 
 
 def alike(on: Cuda, theirs: KVCache, ours: KVCache) -> None:
-    """float16 as the same bits."""
+    """Two caches hold the same keys, values and lengths: float16 as the same bits."""
     for kept, expected in ((theirs.k, ours.k), (theirs.v, ours.v)):
         np.testing.assert_array_equal(on.to_host(kept), expected if expected.dtype == np.float32 else expected.view(np.int16))
     np.testing.assert_array_equal(theirs.lengths, ours.lengths)
@@ -101,7 +101,7 @@ def beyond_float16() -> None:
 
 @check
 def ring_caches() -> None:
-    """Rows that wrap around, what is written over and taken back, and one token after another."""
+    """Rows that wrap around, a forward that is stopped and undone, and decoding."""
     on, model = device(), random_model(rng(9), **SMALLEST | {"window": 3, "context": 300})
     there, tokens = place(model, on), [[1, 3, 2, 4]]
     cache, own = DeviceCache(on, model.config, 1, 300, ring=True), KVCache(model.config, 1, 300, ring=True)
@@ -165,7 +165,7 @@ def decoder() -> None:
     assert_same_bits(forward(there, prompt[0], cache, prompt[1], ops=on), forward(model, prompt[0], own, prompt[1]))
     step, ours = decode.stepper(there, cache, on), decode.stepper(model, own)
     assert GPU or step.graph.overlapped
-    same(on, cache.k, own.k)  # getting ready leaves nothing behind
+    same(on, cache.k, own.k)  # capturing leaves nothing in the cache
     for tokens in ([3, 1], [0, 4]):
         assert_same_bits(step(tokens), ours(tokens))
         same(on, cache.v, own.v)
@@ -185,7 +185,7 @@ def decoder() -> None:
 
 @check
 def a_decoder_grows() -> None:
-    """Where its graph ends comes one of more positions, and of more blocks: also where others filled the cache meanwhile."""
+    """After the last position of its graph, a decoder captures another for more positions: also if others filled the cache meanwhile."""
     on, model, captured = device(), random_model(rng(5), **SMALLEST | {"context": 80}), list[int]()
     there, cache, own = place(model, on), new_cache(model.config, 1, 80, on), KVCache(model.config, 1, 80)
     own.k[:], own.v[:] = normal(*own.k.shape), normal(*own.k.shape, seed=1)
@@ -213,9 +213,9 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
     there, upload = place(model, on), on.upload
 
     def watched(array: NDArray) -> object:
-        found = upload(array)
-        alive.append(weakref.ref(found))
-        return found
+        uploaded = upload(array)
+        alive.append(weakref.ref(uploaded))
+        return uploaded
 
     class Watched(arrays.Arena):
         def __init__(self) -> None:
@@ -225,7 +225,9 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(on, "upload", watched)
         patched.setattr(arrays, "Arena", Watched)
-        patched.setattr(graph, "captured", lambda *arguments: graph.Graph(lambda: None, False))  # which does not hold `run`, as on a GPU
+        patched.setattr(
+            graph, "captured", lambda *arguments: graph.Graph(lambda: None, False)
+        )  # which does not hold `run`: nor does a real graph
         step = decode.stepper(there, new_cache(model.config, 1, 4, on), on)
     gc.collect()
     assert step is not None
@@ -235,7 +237,7 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
 
 @check
 def nothing_waits_for_the_garbage_collector() -> None:
-    """Memory that is let go is there for what comes next, or a graph could not be captured in the memory of the run before."""
+    """Memory is free as soon as nothing holds it. Otherwise a graph could not be captured in the memory of the run before."""
     on, model = device(), random_model(rng(5), **SMALLEST)
     there, cache = place(model, on), new_cache(model.config, 2, 9, on)
 
@@ -243,7 +245,7 @@ def nothing_waits_for_the_garbage_collector() -> None:
         for tokens in ([[1]], [[1, 2]], [[3], [4]]):
             forward(there, tokens, cache, ops=on)
 
-    run()  # what is left of compiling is not meant
+    run()  # compiling leaves garbage of its own
     gc.collect()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -258,7 +260,7 @@ def nothing_waits_for_the_garbage_collector() -> None:
 
 @check
 def launches() -> None:
-    """How many a decoded token takes: each costs as much as most of what they do. (A GPU does not tell those of a graph.)"""
+    """Counts the launches of a decoded token: each costs as much time as most of their work. (A GPU does not tell those of a graph.)"""
     if GPU:
         return
     on, kernels, layers = device(), Counter[str](), 3
@@ -282,7 +284,7 @@ def launches() -> None:
 
 @check
 def refusals() -> None:
-    """What a device cannot do is told by name, and too little memory before anything is sent."""
+    """Errors name what a device cannot do; too little memory is refused before anything is sent."""
     on, model = device(), random_model(rng(6), **SMALLEST)
     there = place(model, on)
     with pytest.raises(UnsupportedError, match=r"the dialect is bitnet\.cpp, expected exact on this device"):

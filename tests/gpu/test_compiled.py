@@ -15,7 +15,8 @@ from gpu_marks import needs_package
 from bitnet_np.kernels import masks
 
 FUSED_WITHOUT_HARM = {"silu_gate", "rms_norm_silu", "normed_codes_silu", "normed_product_silu_of_sum", "gelu_tanh", "gelu"}
-"""1 + e^y, whose last product is by a power of two, and 1 - p / 2: exact products, or too small to matter to 1. The bits are the same."""
+"""Kernels in which a fused product changes no bit: 1 + e^y, whose last product is by a power of two, and 1 - p / 2. The products are exact,
+or too small to matter beside 1."""
 
 EXPECTED = {
     "normed_codes_relu2": ("ld.global.v4", "ld.shared.v4", "fma.rn.f64", "sqrt.rn.f32", "div.rn.f32", "redux.sync"),
@@ -32,7 +33,15 @@ EXPECTED = {
 
 
 PTXAS = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
-UNWANTED = (".approx", ".ftz", "ld.local", "st.local", "ld.v4", "ld.u64", "ld.f32")  # the last: of memory that might be any
+UNWANTED = (
+    ".approx",
+    ".ftz",
+    "ld.local",
+    "st.local",
+    "ld.v4",
+    "ld.u64",
+    "ld.f32",
+)  # the last three read memory whose space NVVM does not know
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -73,7 +82,7 @@ def fuses_what_the_contract_fuses(ptx: str, unfused: str) -> None:
 
 
 def _fusable(ptx: str) -> list[str]:
-    """Sums that say no rounding, of products that say none either: what ptxas would fuse."""
+    """What ptxas would fuse: sums without a rounding of products without a rounding."""
     products = set(re.findall(r"\bmul\.f(?:32|64)\s+(%\w+)", ptx))
     sums = re.findall(r"\b(?:add|sub)\.f(?:32|64)\s+%\w+, (%?\w+), (%?\w+);", ptx)
     return [f"{a} + {b}" for a, b in sums if a in products or b in products]
@@ -81,7 +90,7 @@ def _fusable(ptx: str) -> list[str]:
 
 @needs_package
 def test_kernels_are_linked_as_what_they_compile_to():
-    """Or the linker would compile them once more, with rules of its own."""
+    """Otherwise the linker would compile them once more, with rules of its own."""
     from bitnet_np.kernels.cuda.target import kernel, kernel_of
 
     def nothing() -> None: ...
@@ -96,14 +105,14 @@ def test_what_ptxas_would_fuse_is_found():
 
 
 def has_aligned_shared_memory(ptx: str) -> None:
-    """Where 16 bytes are read or filled at once. A GPU stops at an address that is not aligned; the simulator has none."""
+    """Where 16 bytes are read or filled at once: a GPU stops at an address that is not aligned."""
     if re.search(r"(ld|st)\.shared\.v4|cp\.async\.cg\.shared", ptx):
         for alignment, size in re.findall(r"\.shared \.align (\d+) \.b8 \w+\[(\d+)\]", ptx):
             assert int(alignment) >= 16 or int(size) < 16
 
 
 def has_registers_for_its_blocks(kernel: str, ptx: str, source: Path) -> None:
-    """And spills none."""
+    """No register is spilled, and a block has as many as its threads need."""
     from bitnet_np.gpu.backend import LARGE_BLOCK
 
     source.write_text(re.sub(r"\.version .*", ".version 8.0", ptx))
@@ -125,13 +134,13 @@ def calls(tree: ast.AST) -> list[ast.Call]:
 
 
 def test_every_kernel_waits_for_those_before():
-    """Or it could overtake them in a graph, whose launches overlap."""
-    found = 0
+    """Otherwise it could overtake them in a graph, whose launches overlap."""
+    kernels = 0
     for path in (Path(masks.__file__).parent / "cuda").glob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         made = names([call.args[0] for call in calls(tree) if names([call.func]) & {"kernel", "kernel_of"}])
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and ("kernel" in names(node.decorator_list) or (node.col_offset and node.name in made)):
-                found += 1
+                kernels += 1
                 assert names([call.func for call in calls(node)]) & {"in_turn", "await_previous"}, f"{path.name}: {node.name}"
-    assert found > 25
+    assert kernels > 25

@@ -31,7 +31,7 @@ def test_gpu_check_runs_all_its_parts_where_kernels_are_interpreted(tmp_path):
 
 @pytest.fixture
 def script(monkeypatch):
-    """gpu_check.py on a device that is not there, with two parts of which the first fails."""
+    """gpu_check.py without a device, with two parts of which the first fails."""
     monkeypatch.setattr(gpu_check, "open_cuda", lambda: None)
     monkeypatch.setattr(gpu_check, "PARTS", {"wrong": lambda run: 1 / 0, "masks": lambda run: {"loop_seconds": 1}})
     return gpu_check

@@ -5,7 +5,7 @@ from gpu_marks import needs_package
 
 
 class Driver:
-    """As much of CUDA's driver as a graph of three kernels needs; there is none here."""
+    """As much of CUDA's driver as a graph of three kernels needs."""
 
     def __init__(self, refuses: str = "") -> None:
         self.refuses, self.edges, self.called = refuses, [("a", "b", None), ("b", "c", None)], list[str]()

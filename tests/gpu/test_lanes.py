@@ -8,7 +8,7 @@ from gpu_marks import needs_package
 
 
 def on_lanes(monkeypatch, instruction, numbers: np.ndarray) -> list[np.ndarray]:
-    """What an instruction of ptx.py gives each of 32 lanes that have a local array each, [n, 32]: its own code, with NumPy for LLVM."""
+    """The results of an instruction of ptx.py for 32 lanes with a local array each, [n, 32]: its own code, with NumPy in place of LLVM."""
     from numba.cuda import types
 
     from bitnet_np.kernels.cuda import ptx

@@ -24,18 +24,18 @@ def vector(operand: Operand) -> tuple[Operand, ...]:
 
 
 def _give(block: Block, results: tuple[Operand, ...], dtype: np.dtype, at: At, values: list[NDArray]) -> None:
-    """What was loaded, to its registers."""
+    """Puts loaded values into their registers."""
     for result, value in zip(results, values, strict=True):
         block.set(result, at, value.view(dtype))
 
 
 def _bits(block: Block, sources: tuple[Operand, ...], dtype: np.dtype, at: At) -> list[NDArray]:
-    """What is to be stored."""
+    """The values that a store writes."""
     return [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
 
 
 def _undisturbed(block: Block, places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """These places of shared memory, as the watch counts them. Raises Fault if one is not there, or a copy is on its way to it."""
+    """The halves of words at these places of shared memory. Raises Fault if a place does not exist or a copy is on its way to it."""
     block.shared.check(places, size)
     halves = block.shared_watch.halves(places, size)
     if block.expected[halves].any():
@@ -73,7 +73,7 @@ def load_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 
 
 def prefetch(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    """Nothing comes of it, but nobody should ask for what is not there."""
+    """Brings nothing here, but refuses addresses that are not allocated."""
     return lambda block, at: block.device.memory.check(block.place(operands[0], at), 1)
 
 
@@ -215,7 +215,7 @@ def arrive(operands: tuple[Operand, ...], parts: list[str]) -> Step:
             raise Fault("not all threads of the block wait for their copies together")  # as these kernels do
         while len(block.copies.committed) > pending.value:
             for threads, there, start, count in block.copies.committed.pop(0):
-                whole = count > 0  # of what is not copied, zeros come
+                whole = count > 0  # where nothing is copied, zeros arrive
                 rows = np.zeros((len(threads), 2), np.uint64)
                 rows[whole] = np.stack(block.device.memory.load(start[whole], 8, 2), axis=1)
                 block.device.watch.reads(start[whole], 16, threads[whole], block.handed_over)
