@@ -82,7 +82,7 @@ class Run:
 
     on: Any
     sizes: Sizes
-    found: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     until: float = float("inf")  # by time.perf_counter
     _model: Model | None = None
@@ -90,7 +90,7 @@ class Run:
     def peak_bytes(self) -> int:
         """The most device memory taken at once, of what `describe` saw free: memory of results is kept for later ones."""
         free = self.on.free_bytes()
-        return self.found.get("describe", {}).get("free_bytes", free) - free
+        return self.results.get("describe", {}).get("free_bytes", free) - free
 
     @property
     def config(self) -> Config:
@@ -149,26 +149,26 @@ def kernels(run: Run) -> dict[str, Any]:
 def bits(run: Run) -> dict[str, Any]:
     """Compares logits of the CPU and of the GPU: whole sequences, a ragged batch through a cache, and decoding by the captured graph."""
     model, t = random_model(0, table="float16", **run.sizes.shape), run.sizes.bits
-    there, rng, on = place(model, run.on), np.random.default_rng(1), run.on
+    placed, rng, on = place(model, run.on), np.random.default_rng(1), run.on
     tokens, lengths = rng.integers(0, model.config.vocab, (2, t)), [t, max(1, t // 3)]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def compare(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
-        found[name] = {"cpu": digest(ours), "gpu": digest(theirs), "equal": digest(ours) == digest(theirs)}
-        if not found[name]["equal"]:
-            found[name] |= {"largest_difference": float(np.abs(ours - theirs).max()), "differ": int((ours != theirs).sum())}
+        results[name] = {"cpu": digest(ours), "gpu": digest(theirs), "equal": digest(ours) == digest(theirs)}
+        if not results[name]["equal"]:
+            results[name] |= {"largest_difference": float(np.abs(ours - theirs).max()), "differ": int((ours != theirs).sum())}
             run.problems.append(f"logits of {name} differ from the CPU's")
 
-    compare("whole sequences", forward_full(model, tokens, lengths), forward_full(there, tokens, lengths, ops=on))
+    compare("whole sequences", forward_full(model, tokens, lengths), forward_full(placed, tokens, lengths, ops=on))
     own, cache = KVCache(model.config, 2, t + 5), DeviceCache(on, model.config, 2, t + 5)
-    compare("ragged prefill", forward(model, tokens, own, lengths), forward(there, tokens, cache, lengths, ops=on))
+    compare("ragged prefill", forward(model, tokens, own, lengths), forward(placed, tokens, cache, lengths, ops=on))
     for slots in ([0, 1], [0]):
-        decoder = Decoder(there, cache, on, slots)
+        decoder = Decoder(placed, cache, on, slots)
         for i in range(2):
             following = rng.integers(0, model.config.vocab, len(slots))
             ours = forward(model, following[:, None], own, slots=slots, last_only=True)
             compare(f"token {i} of {len(slots)}, decoded", ours, decoder(following))
-    return found
+    return results
 
 
 def peaks(run: Run) -> dict[str, float]:
@@ -186,7 +186,7 @@ def matrices(run: Run) -> list[dict[str, Any]]:
 
     from bitnet_np import packing
 
-    rng, found = np.random.default_rng(0), []
+    rng, results = np.random.default_rng(0), []
     for n, m in run.sizes.matrices:
         words = run.on.upload(gpu.ternary_words(n, m, rng))
         ours = packing.pack(rng.integers(-1, 2, (n, m)).astype(np.int8), 1.0)
@@ -194,20 +194,20 @@ def matrices(run: Run) -> list[dict[str, Any]]:
             x = rng.standard_normal((rows, m), np.float32)
             codes, scale = run.on.quantize(run.on.upload(x))
             time_there = run.seconds(partial(run.on.ternary_matmul, codes, scale, words, np.float32(1), n), run.sizes.calls)
-            here, found_here = cpu.quantize(x), []
+            here, cpu_times = cpu.quantize(x), []
             for _ in range(3):
                 start = time.perf_counter()
                 cpu.ternary_matmul(*here, ours.codes, ours.scale, n)
-                found_here.append(time.perf_counter() - start)
-            found.append(
-                {"n": n, "m": m, "rows": rows, "gpu_seconds": time_there, "cpu_seconds": min(found_here)}
+                cpu_times.append(time.perf_counter() - start)
+            results.append(
+                {"n": n, "m": m, "rows": rows, "gpu_seconds": time_there, "cpu_seconds": min(cpu_times)}
                 | {"operations_per_second": 2 * n * m * rows / time_there, "weight_bytes_per_second": n * m / 4 / time_there}
             )
-    return found
+    return results
 
 
 def prefill(run: Run) -> list[dict[str, Any]]:
-    found = []
+    results = []
     for length in run.sizes.prompts:
         tokens = np.random.default_rng(0).integers(0, run.config.vocab, (1, length))
         cache = DeviceCache(run.on, run.config, 1, length)
@@ -218,8 +218,8 @@ def prefill(run: Run) -> list[dict[str, Any]]:
             forward(run.model, tokens, cache, last_only=True, ops=run.on)
             times.append(time.perf_counter() - start)
         best = sorted(times[1:])[len(times[1:]) // 2]
-        found.append({"tokens": length, "seconds": best, "tokens_per_second": length / best, "peak_bytes": run.peak_bytes()})
-    return found
+        results.append({"tokens": length, "seconds": best, "tokens_per_second": length / best, "peak_bytes": run.peak_bytes()})
+    return results
 
 
 def decode(run: Run) -> list[dict[str, Any]]:
@@ -229,12 +229,12 @@ def decode(run: Run) -> list[dict[str, Any]]:
 
 def ways(run: Run) -> list[dict[str, Any]]:
     """Times a token of one sequence with and without fused norms and overlapping launches, to see what each brings."""
-    found = []
+    results = []
     for fused, overlap in ((True, True), (True, False), (False, True), (False, False)):
         run.on.fused, run.on.overlap = fused, overlap
-        found.append({"norms_fused": fused} | _decoded(run, 1))
+        results.append({"norms_fused": fused} | _decoded(run, 1))
     run.on.fused = run.on.overlap = True
-    return found
+    return results
 
 
 def _decoded(run: Run, batch: int) -> dict[str, Any]:
@@ -253,17 +253,17 @@ def _decoded(run: Run, batch: int) -> dict[str, Any]:
 
 def masks(run: Run) -> dict[str, float]:
     """Times a causal mask of more than 1024 positions against the nested loop, and the bandwidth of a large mask."""
-    on, found = run.on, dict[str, float]()
+    on, results = run.on, dict[str, float]()
     for name, size in (("mask", run.sizes.mask), ("large", run.sizes.large_mask)):
         out = on.empty((1, size, size))
         count, past = (on.upload(np.array([value])) for value in (size, 0))
-        found[f"{name}_size"] = size
-        found[f"{name}_seconds"] = run.seconds(partial(on.fill_mask, out, 0, count, past, count, 0, 0, 0, 0), 5)
+        results[f"{name}_size"] = size
+        results[f"{name}_seconds"] = run.seconds(partial(on.fill_mask, out, 0, count, past, count, 0, 0, 0, 0), 5)
     start = time.perf_counter()
     causal_loop(run.sizes.mask, run.sizes.mask)
-    found["loop_seconds"] = time.perf_counter() - start
-    found["bytes_per_second"] = 4 * run.sizes.large_mask**2 / found["large_seconds"]
-    return found
+    results["loop_seconds"] = time.perf_counter() - start
+    results["bytes_per_second"] = 4 * run.sizes.large_mask**2 / results["large_seconds"]
+    return results
 
 
 PARTS: dict[str, Callable[[Run], Any]] = {
@@ -275,7 +275,7 @@ def table(run: Run) -> list[str]:
     """The short table: what was measured, its share of the peak measured here, and the goal."""
     from benchmarks import gpu
 
-    f, lines = run.found, []
+    f, lines = run.results, []
 
     def line(what: str, value: str, share: str = "", goal: str = "") -> None:
         lines.append(f"{what:<34}{value:>18}  {share:<24}{goal}")
@@ -345,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 3
     if options.resume:
         before = json.loads(options.json.read_text("utf-8"))
-        run.found, run.problems = before["found"], before["problems"]
+        run.results, run.problems = before["found"], before["problems"]
     watch = Timer(options.seconds + GRACE, partial(give_up, run))
     watch.daemon = True
     watch.start()
@@ -355,12 +355,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             run.problems.append(f"{name} was not begun: the time was up")
             continue
         try:
-            run.found[name] = PARTS[name](run)
+            run.results[name] = PARTS[name](run)
         except Exception:
             failed = True
             run.problems.append(f"{name}: {traceback.format_exc()[-3000:]}")
         print(f"{name}: {time.perf_counter() - start:.1f} s{', failed' if failed else ''}", flush=True)
-        options.json.write_text(json.dumps({"found": run.found, "problems": run.problems}, indent=1) + "\n", "utf-8")
+        options.json.write_text(json.dumps({"found": run.results, "problems": run.problems}, indent=1) + "\n", "utf-8")
         if failed and number + 1 < len(chosen):
             left = options.seconds - (time.perf_counter() - began)
             rest = ["--json", str(options.json), "--parts", ",".join(chosen[number + 1 :]), "--seconds", f"{left:.0f}", "--resume"]

@@ -470,6 +470,6 @@ def _tiles(shape: Shape, n: int, heads: int, kv_heads: int) -> tuple[int, int, i
     return -(-n // max(1, shape.queries // min(group, shape.queries))), kv_heads, -(-group // shape.queries)
 
 
-def _of_positions(kept: DeviceArray) -> DeviceArray:
+def _of_positions(cache: DeviceArray) -> DeviceArray:
     """[L, B, S, G, K] -> [L, B, S, G * K]."""
-    return kept.reshape(*kept.shape[:3], kept.shape[3] * kept.shape[4])
+    return cache.reshape(*cache.shape[:3], cache.shape[3] * cache.shape[4])

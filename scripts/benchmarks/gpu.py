@@ -23,7 +23,7 @@ TINY = Config("bitnet-b1.58", 5, 64, 8, 1, 12, 2, 1, 4, 1e-5, 500000.0)
 def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> float:
     """Seconds of one call by the device's clock: the median over rounds of `calls` calls each. A first call is not counted."""
     run()
-    found = []
+    times = []
     for _ in range(rounds):
         start, end = cuda.event(), cuda.event()
         start.record(on.stream)
@@ -31,8 +31,8 @@ def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> fl
             run()
         end.record(on.stream)
         end.synchronize()
-        found.append(start.elapsed_time(end) / 1e3 / calls)
-    return median(found)
+        times.append(start.elapsed_time(end) / 1e3 / calls)
+    return median(times)
 
 
 # --- a model --------------------------------------------------------------------------------------------------------------------------

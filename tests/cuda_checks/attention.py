@@ -96,15 +96,15 @@ def next_attention(
 
     for dtype in dtypes:
         before = [normal(n, capacity, kv_heads, width, seed=seed) for seed in (1, 2)]
-        kept = before if dtype == np.float32 else [array.astype(np.float16).view(np.int16) for array in before]
-        together, apart = ([on.upload(array) for array in kept] for _ in range(2))
+        cached = before if dtype == np.float32 else [array.astype(np.float16).view(np.int16) for array in before]
+        together, apart = ([on.upload(array) for array in cached] for _ in range(2))
         uploaded = [on.upload(array) for array in (q, k, v)]
         turned_q, turned_k, new_v = turned(on, uploaded[0], 0), turned(on, uploaded[1], 1), uploaded[2]
         attended = on.attend_next(turned_q, turned_k, new_v, rows.slot, rows.position, *together, window)
         on.keep(turned_k, new_v, rows.slot, rows.position, *apart)
         expected = on.to_host(on.attend(turned_q, *apart, rows.slot, rows.position, window))
         equal_where_finite(on, attended, expected)
-        for one, other, old in zip(together, apart, kept, strict=True):
+        for one, other, old in zip(together, apart, cached, strict=True):
             np.testing.assert_array_equal(on.to_host(one), on.to_host(other))
             assert (on.to_host(one)[slots, places] != old[slots, places]).any(axis=(1, 2)).all()
         ours = cpu.attend(turned(cpu, q, 0), *map(on.to_host, together), slots, positions, window)

@@ -100,16 +100,16 @@ def normed_product(on: Cuda, source: str, width: int, *rows: int, fits: bool = T
     x = a if source == "row" else getattr(cpu, source)(a, b)
     packed = [packing.pack(rng(n).integers(-1, 2, (n, width)), 0.3 + i) for i, n in enumerate(rows)]
     ours = cpu.ternary_matmuls(*cpu.quantize(cpu.rms_norm(x, gain, 1e-5)), *((w.codes, w.scale, w.shape[0]) for w in packed))
-    there = [(on.ternary(w), w.scale, w.shape[0]) for w in packed]
-    x_there = on.upload(a) if source == "row" else getattr(on, source)(on.upload(a), on.upload(b))
-    codes = on.quantize(on.rms_norm(x_there, on.upload(gain), 1e-5))
+    uploaded = [(on.ternary(w), w.scale, w.shape[0]) for w in packed]
+    x_uploaded = on.upload(a) if source == "row" else getattr(on, source)(on.upload(a), on.upload(b))
+    codes = on.quantize(on.rms_norm(x_uploaded, on.upload(gain), 1e-5))
     for _ in range(2):  # the second time, what is normed has been left by the first
-        for theirs, expected in zip(on.ternary_matmuls(*codes, *there), ours, strict=True):
+        for theirs, expected in zip(on.ternary_matmuls(*codes, *uploaded), ours, strict=True):
             same(on, theirs, expected)
         assert codes[0].is_open() == (on.fused and fits)
-    same(on, x_there, x)
+    same(on, x_uploaded, x)
     same(on, codes[1], cpu.quantize(cpu.rms_norm(x, gain, 1e-5))[1])
-    for theirs, expected in zip(on.ternary_matmuls(*codes, *there), ours, strict=True):
+    for theirs, expected in zip(on.ternary_matmuls(*codes, *uploaded), ours, strict=True):
         same(on, theirs, expected)
 
 
@@ -140,7 +140,7 @@ def what_comes_after_products() -> None:
     on, width, n = device(), 40, 37
     x, gain, h = normal(1, width), normal(width, seed=1), normal(1, n, seed=2)
     packed = [packing.pack(rng(seed).integers(-1, 2, (n, width)), 0.3 + i) for i, seed in enumerate((3, 4))]
-    there = [(on.ternary(w), w.scale, n) for w in packed]
+    uploaded = [(on.ternary(w), w.scale, n) for w in packed]
     gate, up = cpu.ternary_matmuls(*cpu.quantize(cpu.rms_norm(x, gain, 1e-5)), *((w.codes, w.scale, n) for w in packed))
 
     def products(*which: tuple) -> list:
@@ -148,7 +148,7 @@ def what_comes_after_products() -> None:
 
     for processors, is_read in product((1, 1000), (False, True)):
         on.processors = processors
-        (one,), (first, second) = products(there[1]), products(*there)
+        (one,), (first, second) = products(uploaded[1]), products(*uploaded)
         if is_read:
             same(on, one, up)
             same(on, first, gate)
@@ -187,8 +187,8 @@ def ternary_together(on: Cuda, present: int, *rows: int) -> None:
     width = 130
     x, packed = normal(present, width), [packing.pack(rng(n).integers(-1, 2, (n, width)), 0.3 + i) for i, n in enumerate(rows)]
     ours = cpu.ternary_matmuls(*cpu.quantize(x), *((w.codes, w.scale, w.shape[0]) for w in packed))
-    there = [(on.ternary(w), w.scale, w.shape[0]) for w in packed]
-    products = on.ternary_matmuls(*on.quantize(on.upload(x)), *there)
+    uploaded = [(on.ternary(w), w.scale, w.shape[0]) for w in packed]
+    products = on.ternary_matmuls(*on.quantize(on.upload(x)), *uploaded)
     for theirs, expected in zip(products, ours, strict=True):
         same(on, theirs, expected)
 

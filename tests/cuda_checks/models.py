@@ -46,9 +46,9 @@ def whole_forward() -> None:
 @check
 def cached_forward() -> None:
     on, model = device(), random_model(rng(2), **TINY | {"heads": 2})
-    there, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
+    placed, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
     for tokens, lengths in (([[3, 1], [7, 0]], [2, 1]), ([[5], [8]], [1, 1])):
-        assert_same_bits(forward(there, tokens, cache, lengths, ops=on), forward(model, tokens, own, lengths))
+        assert_same_bits(forward(placed, tokens, cache, lengths, ops=on), forward(model, tokens, own, lengths))
     for kept, ours in ((cache.k, own.k), (cache.v, own.v)):
         same(on, kept, ours)
     cache.truncate(0, 1)
@@ -76,16 +76,16 @@ def alike(on: Cuda, theirs: KVCache, ours: KVCache) -> None:
 @check
 def forked_and_resized_caches() -> None:
     on, model = device(), random_model(rng(8), **SMALLEST)
-    there = place(model, on)
+    placed = place(model, on)
     for dtype in (np.float32, np.float16):
         cache, own = new_cache(model.config, 2, 4, on, dtype), KVCache(model.config, 2, 4, dtype)
-        assert_same_bits(forward(there, [[1, 2, 3]], cache, ops=on), forward(model, [[1, 2, 3]], own))
+        assert_same_bits(forward(placed, [[1, 2, 3]], cache, ops=on), forward(model, [[1, 2, 3]], own))
         for kept in (cache, own):
             kept.fork(0, [1], 2)
             kept.resize(3, 5)
         alike(on, cache, own)
-        assert_same_bits(forward(there, [[4], [0]], cache, ops=on), forward(model, [[4], [0]], own))
-        assert_same_bits(decode.stepper(there, cache, on)([2, 3, 1]), decode.stepper(model, own)([2, 3, 1]))
+        assert_same_bits(forward(placed, [[4], [0]], cache, ops=on), forward(model, [[4], [0]], own))
+        assert_same_bits(decode.stepper(placed, cache, on)([2, 3, 1]), decode.stepper(model, own)([2, 3, 1]))
         alike(on, cache, own)
 
 
@@ -103,7 +103,7 @@ def beyond_float16() -> None:
 def ring_caches() -> None:
     """Rows that wrap around, a forward that is stopped and undone, and decoding."""
     on, model = device(), random_model(rng(9), **SMALLEST | {"window": 3, "context": 300})
-    there, tokens = place(model, on), [[1, 3, 2, 4]]
+    placed, tokens = place(model, on), [[1, 3, 2, 4]]
     cache, own = DeviceCache(on, model.config, 1, 300, ring=True), KVCache(model.config, 1, 300, ring=True)
     assert own.k.shape[2] == 128
     own.k[:], own.v[:] = normal(*own.k.shape), normal(*own.k.shape, seed=1)
@@ -115,11 +115,11 @@ def ring_caches() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        forward(there, tokens, cache, ops=on, record=stop)
+        forward(placed, tokens, cache, ops=on, record=stop)
     alike(on, cache, own)
-    assert_same_bits(forward(there, tokens, cache, ops=on), forward(model, tokens, own))
+    assert_same_bits(forward(placed, tokens, cache, ops=on), forward(model, tokens, own))
     alike(on, cache, own)
-    assert_same_bits(decode.stepper(there, cache, on)([3]), decode.stepper(model, own)([3]))
+    assert_same_bits(decode.stepper(placed, cache, on)([3]), decode.stepper(model, own)([3]))
     alike(on, cache, own)
 
 
@@ -160,10 +160,10 @@ def metered() -> None:
 @check
 def decoder() -> None:
     on, model = device(), random_model(rng(5), **SMALLEST)
-    there, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
+    placed, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
     prompt = [[1, 2], [3, 0]], [2, 1]
-    assert_same_bits(forward(there, prompt[0], cache, prompt[1], ops=on), forward(model, prompt[0], own, prompt[1]))
-    step, ours = decode.stepper(there, cache, on), decode.stepper(model, own)
+    assert_same_bits(forward(placed, prompt[0], cache, prompt[1], ops=on), forward(model, prompt[0], own, prompt[1]))
+    step, ours = decode.stepper(placed, cache, on), decode.stepper(model, own)
     assert GPU or step.graph.overlapped
     same(on, cache.k, own.k)  # capturing leaves nothing in the cache
     for tokens in ([3, 1], [0, 4]):
@@ -187,7 +187,7 @@ def decoder() -> None:
 def a_decoder_grows() -> None:
     """After the last position of its graph, a decoder captures another for more positions: also if others filled the cache meanwhile."""
     on, model, captured = device(), random_model(rng(5), **SMALLEST | {"context": 80}), list[int]()
-    there, cache, own = place(model, on), new_cache(model.config, 1, 80, on), KVCache(model.config, 1, 80)
+    placed, cache, own = place(model, on), new_cache(model.config, 1, 80, on), KVCache(model.config, 1, 80)
     own.k[:], own.v[:] = normal(*own.k.shape), normal(*own.k.shape, seed=1)
     cache.k, cache.v = on.upload(own.k), on.upload(own.v)
 
@@ -199,7 +199,7 @@ def a_decoder_grows() -> None:
         one = graph.captured
         patched.setattr(graph, "captured", counted)
         patched.setattr(decode, "_FIRST", 2)
-        step, ours = decode.stepper(there, cache, on), decode.stepper(model, own)
+        step, ours = decode.stepper(placed, cache, on), decode.stepper(model, own)
         for length in (0, 1, 2, 33, 62, 63, 64, 66):
             cache.lengths[0] = own.lengths[0] = length
             assert_same_bits(step([length % 5]), ours([length % 5]))
@@ -210,7 +210,7 @@ def a_decoder_grows() -> None:
 @check
 def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
     on, model, alive = device(), random_model(rng(5), **SMALLEST), list[weakref.ref]()
-    there, upload = place(model, on), on.upload
+    placed, upload = place(model, on), on.upload
 
     def watched(array: NDArray) -> object:
         uploaded = upload(array)
@@ -228,7 +228,7 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
         patched.setattr(
             graph, "captured", lambda *arguments: graph.Graph(lambda: None, False)
         )  # which does not hold `run`: nor does a real graph
-        step = decode.stepper(there, new_cache(model.config, 1, 4, on), on)
+        step = decode.stepper(placed, new_cache(model.config, 1, 4, on), on)
     gc.collect()
     assert step is not None
     assert len(alive) == 1 + 4 + 2  # the arena; tokens, slots, rows, positions; cosines and sines
@@ -239,11 +239,11 @@ def a_decoder_keeps_what_its_graph_knows_by_address() -> None:
 def nothing_waits_for_the_garbage_collector() -> None:
     """Memory is free as soon as nothing holds it. Otherwise a graph could not be captured in the memory of the run before."""
     on, model = device(), random_model(rng(5), **SMALLEST)
-    there, cache = place(model, on), new_cache(model.config, 2, 9, on)
+    placed, cache = place(model, on), new_cache(model.config, 2, 9, on)
 
     def run() -> None:
         for tokens in ([[1]], [[1, 2]], [[3], [4]]):
-            forward(there, tokens, cache, ops=on)
+            forward(placed, tokens, cache, ops=on)
 
     run()  # compiling leaves garbage of its own
     gc.collect()
@@ -286,11 +286,11 @@ def launches() -> None:
 def refusals() -> None:
     """Errors name what a device cannot do; too little memory is refused before anything is sent."""
     on, model = device(), random_model(rng(6), **SMALLEST)
-    there = place(model, on)
+    placed = place(model, on)
     with pytest.raises(UnsupportedError, match=r"the dialect is bitnet\.cpp, expected exact on this device"):
-        forward_full(there, [[1]], dialect=BITNET_CPP, ops=on)
+        forward_full(placed, [[1]], dialect=BITNET_CPP, ops=on)
     with pytest.raises(MaskError, match="later"):
-        forward_full(there, [[1, 2]], mask=np.zeros((2, 2), np.float32), strict=True, ops=on)
+        forward_full(placed, [[1, 2]], mask=np.zeros((2, 2), np.float32), strict=True, ops=on)
     with pytest.raises(ShapeError, match="upload the model"):
         forward_full(model, [[1]], ops=on)
     with pytest.raises(ShapeError, match="expected the device's layout, uint32"):

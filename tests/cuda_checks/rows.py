@@ -58,17 +58,17 @@ def norms_of_what_comes_before() -> None:
         on = device(processors)
         a, b, gain = normal(3, width), normal(3, width, seed=1), normal(width, seed=2)
         ours = getattr(cpu, name)(a, b)
-        there = getattr(on, name)(on.upload(a), on.upload(b))
-        normed = on.rms_norm(there, on.upload(gain), 1e-5)
+        uploaded = getattr(on, name)(on.upload(a), on.upload(b))
+        normed = on.rms_norm(uploaded, on.upload(gain), 1e-5)
         same(on, normed, cpu.rms_norm(ours, gain, 1e-5))
         _quantized_alike(on, on.quantize(normed), cpu.rms_norm(ours, gain, 1e-5))
-        same(on, there, ours)
-        again = on.rms_norm(there, on.upload(gain), 1e-5)
+        same(on, uploaded, ours)
+        again = on.rms_norm(uploaded, on.upload(gain), 1e-5)
         _quantized_alike(on, on.quantize(again), cpu.rms_norm(ours, gain, 1e-5))
         by_16_bytes = width % 4 == 0 and width <= norms.WIDEST
         assert again.is_open() == by_16_bytes  # codes leave the norm itself to whoever asks for it
         same(on, again, cpu.rms_norm(ours, gain, 1e-5))
-        same(on, on.add(there, there), ours + ours)
+        same(on, on.add(uploaded, uploaded), ours + ours)
 
 
 @check
@@ -84,9 +84,9 @@ def layer_norm() -> None:
     for width in (1, 33, PIECE + 90):
         x, gain, bias = normal(2, width) + 3, normal(width, seed=1), normal(width, seed=2)
         x[-1, -1] = 1e30 if width == 33 else x[-1, -1]  # its square is not a float32
-        x_there, gain_there = on.upload(x), on.upload(gain)
-        for b, b_there in ((bias, on.upload(bias)), (None, None)):
-            equal_where_finite(on, on.layer_norm(x_there, gain_there, b_there, 1e-5), cpu.layer_norm(x, gain, b, 1e-5))
+        x_uploaded, gain_uploaded = on.upload(x), on.upload(gain)
+        for b, b_uploaded in ((bias, on.upload(bias)), (None, None)):
+            equal_where_finite(on, on.layer_norm(x_uploaded, gain_uploaded, b_uploaded, 1e-5), cpu.layer_norm(x, gain, b, 1e-5))
 
 
 @check
@@ -94,16 +94,16 @@ def numbers() -> None:
     on = device()
     a, b = odd_rows(20), normal(6, 20, seed=1)
     a[0, :8] = [-0.0, 0.0, 90, -90, -104, 9, -9, 1]
-    a_there, b_there = on.upload(a), on.upload(b)
+    a_uploaded, b_uploaded = on.upload(a), on.upload(b)
     with np.errstate(all="ignore"):
         for name in ("add", "relu2_gate", "silu_gate"):
-            equal_where_finite(on, getattr(on, name)(a_there, b_there), getattr(cpu, name)(a, b))
+            equal_where_finite(on, getattr(on, name)(a_uploaded, b_uploaded), getattr(cpu, name)(a, b))
         for name in ("gelu", "gelu_tanh"):
-            equal_where_finite(on, getattr(on, name)(a_there), getattr(cpu, name)(a))
-        equal_where_finite(on, on.add_bias(a_there, on.upload(b[0])), cpu.add_bias(a, b[0]))
-        equal_where_finite(on, on.scaled(a_there, np.float32(0.3)), cpu.scaled(a, np.float32(0.3)))
+            equal_where_finite(on, getattr(on, name)(a_uploaded), getattr(cpu, name)(a))
+        equal_where_finite(on, on.add_bias(a_uploaded, on.upload(b[0])), cpu.add_bias(a, b[0]))
+        equal_where_finite(on, on.scaled(a_uploaded, np.float32(0.3)), cpu.scaled(a, np.float32(0.3)))
     rows = np.array([4, 0, 0])
-    same(on, on.take(b_there, on.upload(rows)), cpu.take(b, rows))
+    same(on, on.take(b_uploaded, on.upload(rows)), cpu.take(b, rows))
 
 
 @check
@@ -127,22 +127,22 @@ def keep_erase_carry() -> None:
     ours = cpu.rope(k, *cpu.rotations(angle)), v
     for dtype in (np.float32, np.int16):
         kept = [np.zeros((2, 3, 5, 2, 6), dtype) for _ in ours]
-        there = [on.upload(array) for array in kept]
+        uploaded = [on.upload(array) for array in kept]
         rotated = on.rope(on.upload(k), *on.rotations(angle))
-        on.keep(rotated, on.upload(v), on.upload(slot), on.upload(position), *(array[1] for array in there))
+        on.keep(rotated, on.upload(v), on.upload(slot), on.upload(position), *(array[1] for array in uploaded))
         for array, new in zip(kept, ours, strict=True):
             with np.errstate(over="ignore"):
                 half = new.astype(np.float16)
             half[~np.isfinite(half)] = np.float16(np.nan)
             array[1, slot, position % 5] = new if dtype == np.float32 else half.view(np.int16)
-        for array, theirs in zip(kept, there, strict=True):
+        for array, theirs in zip(kept, uploaded, strict=True):
             np.testing.assert_array_equal(on.to_host(theirs), array)
-    on.carry(there[0], 2, there[1], 1, 6, 10)
+    on.carry(uploaded[0], 2, uploaded[1], 1, 6, 10)
     kept[1][:, 1, np.arange(6, 10) % 5] = kept[0][:, 2, np.arange(6, 10) % 5]
-    np.testing.assert_array_equal(on.to_host(there[1]), kept[1])
-    on.erase(there[1], 2, 4, 7)
+    np.testing.assert_array_equal(on.to_host(uploaded[1]), kept[1])
+    on.erase(uploaded[1], 2, 4, 7)
     kept[1][:, 2, [4, 0, 1]] = 0
-    np.testing.assert_array_equal(on.to_host(there[1]), kept[1])
+    np.testing.assert_array_equal(on.to_host(uploaded[1]), kept[1])
 
 
 @check
@@ -157,8 +157,8 @@ def few_threads_for_many_numbers() -> None:
 def spread() -> None:
     on = device()
     x, slot, position = normal(4, 2, 3), np.array([0, 0, 2, 2]), np.array([0, 1, 0, 4])
-    there = on.upload(x), on.upload(slot), on.upload(position)
-    same(on, on.spread(*there, (3, 5)), cpu.spread(x, slot, position, (3, 5)))
+    uploaded = on.upload(x), on.upload(slot), on.upload(position)
+    same(on, on.spread(*uploaded, (3, 5)), cpu.spread(x, slot, position, (3, 5)))
 
 
 @check

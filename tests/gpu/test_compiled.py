@@ -76,8 +76,8 @@ def has_the_instructions_it_is_written_for(kernel: str, old: str, new: str) -> N
 
 def fuses_what_the_contract_fuses(ptx: str, unfused: str) -> None:
     for precision in ("f32", "f64"):
-        told, allowed = (text.count(f"fma.rn.{precision}") for text in (unfused, ptx))
-        assert told == allowed, f"{allowed - told} products fused with a sum"
+        unfused_count, fused_count = (text.count(f"fma.rn.{precision}") for text in (unfused, ptx))
+        assert unfused_count == fused_count, f"{fused_count - unfused_count} products fused with a sum"
     assert not _fusable(ptx), f"ptxas may fuse {_fusable(ptx)}"
 
 

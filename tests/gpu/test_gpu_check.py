@@ -22,11 +22,11 @@ def run_gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
 @needs_package
 @needs_compiler
 def test_gpu_check_runs_all_its_parts_where_kernels_are_interpreted(tmp_path):
-    code, told, written = run_gpu_check(tmp_path, "--interpret")
-    assert (code, written["problems"]) == (0, []), told
+    code, output, written = run_gpu_check(tmp_path, "--interpret")
+    assert (code, written["problems"]) == (0, []), output
     assert written["found"].keys() == {"describe", "peaks", "bits", "kernels", "decode", "ways", "prefill", "matrices", "masks"}
     assert all(entry["equal"] for entry in written["found"]["bits"].values())
-    assert "INTERPRETED: no time below means anything" in told
+    assert "INTERPRETED: no time below means anything" in output
 
 
 @pytest.fixture
@@ -55,24 +55,24 @@ def test_gpu_check_goes_on_with_what_it_has_and_tells_it_last(script, tmp_path, 
     out.write_text(json.dumps({"found": {"bits": {"a": {"equal": True}}}, "problems": ["wrong: it was"]}))
     assert script.main(["--json", str(out), "--parts", "masks", "--resume"]) == 1
     assert json.loads(out.read_text())["found"] == {"bits": {"a": {"equal": True}}, "masks": {"loop_seconds": 1}}
-    told = capsys.readouterr().out.splitlines()
-    assert told[-1] == "PROBLEM: wrong: it was"
-    assert any("no table" in line for line in told)  # the masks of this test have no times
+    output = capsys.readouterr().out.splitlines()
+    assert output[-1] == "PROBLEM: wrong: it was"
+    assert any("no table" in line for line in output)  # the masks of this test have no times
 
 
 @needs_package
 def test_gpu_check_tells_what_it_has_when_a_part_does_not_end(script, capsys, monkeypatch):
     monkeypatch.setattr(os, "_exit", lambda code: None)
     script.give_up(script.Run(None, script.TINY, {"bits": {"a": {"equal": True}}}))
-    told = capsys.readouterr().out
-    assert "1 of 1" in told
-    assert "PROBLEM: a part did not end" in told
+    output = capsys.readouterr().out
+    assert "1 of 1" in output
+    assert "PROBLEM: a part did not end" in output
 
 
 @needs_package
 @needs_no_gpu
 def test_gpu_check_without_a_gpu_runs_nothing_and_says_so(tmp_path):
-    code, told, written = run_gpu_check(tmp_path)
+    code, output, written = run_gpu_check(tmp_path)
     assert (code, written) == (3, {})
-    assert "no CUDA device" in told
-    assert "nothing was run" in told
+    assert "no CUDA device" in output
+    assert "nothing was run" in output

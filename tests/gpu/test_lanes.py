@@ -32,9 +32,9 @@ def test_four_lanes_fold_the_dot_products_that_they_share(monkeypatch, columns):
     for lane in range(32):
         tile, quarter = lane % 8, lane // 8
         numbers[:, lane] = lanes[tile][np.arange(4) ^ quarter, :, 4 * quarter : 4 * quarter + 4].reshape(-1)
-    found = on_lanes(monkeypatch, ptx.fold_quarters(columns), numbers)
+    folded = on_lanes(monkeypatch, ptx.fold_quarters(columns), numbers)
     for lane in range(32):
-        np.testing.assert_array_equal([column[lane] for column in found], by_halving(lanes[lane % 8, lane // 8]))
+        np.testing.assert_array_equal([column[lane] for column in folded], by_halving(lanes[lane % 8, lane // 8]))
 
 
 @needs_package

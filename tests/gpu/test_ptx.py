@@ -60,10 +60,10 @@ def zeros(n: int = WARP, dtype: type = np.uint32) -> np.ndarray:
 
 
 def given(opcode: str, *values: object) -> object:
-    found = rule(opcode)
-    assert found is not None
-    arrays = [np.array([value], dtype) for value, dtype in zip(values, found.sources, strict=True)]
-    (result,) = np.asarray(found.function(*arrays), found.result)
+    its_rule = rule(opcode)
+    assert its_rule is not None
+    arrays = [np.array([value], dtype) for value, dtype in zip(values, its_rule.sources, strict=True)]
+    (result,) = np.asarray(its_rule.function(*arrays), its_rule.result)
     return result
 
 

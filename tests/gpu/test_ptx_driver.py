@@ -70,9 +70,9 @@ class Api:
         number = c_size_t()
         assert self("cuGraphGetEdges", graph, None, None, None, byref(number)) == "SUCCESS"
         n = number.value
-        found = (c_void_p * n)(), (c_void_p * n)(), (Edge * n)()
-        assert self("cuGraphGetEdges", graph, *found, byref(number)) == "SUCCESS"
-        return *found, n
+        arrays = (c_void_p * n)(), (c_void_p * n)(), (Edge * n)()
+        assert self("cuGraphGetEdges", graph, *arrays, byref(number)) == "SUCCESS"
+        return *arrays, n
 
 
 @pytest.fixture

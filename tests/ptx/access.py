@@ -182,16 +182,16 @@ def copy(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         raise ValueError(f"cp.async of {size}")
 
     def ask(block: Block, at: At) -> None:
-        threads, there, start = block.threads[at], block.place(to, at), block.place(source, at)
+        threads, target, start = block.threads[at], block.place(to, at), block.place(source, at)
         count = np.broadcast_to(block.get(given[0], DTYPES["u32"], at) if given else 16, threads.shape)
-        if (there & 15).any() or (start & 15).any() or (count > 16).any():
+        if (target & 15).any() or (start & 15).any() or (count > 16).any():
             raise Fault("a copy that is not aligned")
         if not block.waited[at].all() and block.device.watch.may_be_written(start, 16):
             raise Fault("copied before the kernels that write it have been waited for")
-        halves = _undisturbed(block, there, 16)
-        block.shared_watch.writes(there, 16, threads)
+        halves = _undisturbed(block, target, 16)
+        block.shared_watch.writes(target, 16, threads)
         block.expected[halves] = True
-        block.copies.asked.append((threads, there, start, count))
+        block.copies.asked.append((threads, target, start, count))
 
     return ask
 
@@ -214,15 +214,15 @@ def arrive(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         if len(block.threads[at]) != block.count:
             raise Fault("not all threads of the block wait for their copies together")  # as these kernels do
         while len(block.copies.committed) > pending.value:
-            for threads, there, start, count in block.copies.committed.pop(0):
+            for threads, target, start, count in block.copies.committed.pop(0):
                 whole = count > 0  # where nothing is copied, zeros arrive
                 rows = np.zeros((len(threads), 2), np.uint64)
                 rows[whole] = np.stack(block.device.memory.load(start[whole], 8, 2), axis=1)
                 block.device.watch.reads(start[whole], 16, threads[whole], block.handed_over)
                 if (count[whole] != 16).any():
                     raise Fault("a copy of a part")
-                block.shared.store(there, 8, [rows[:, 0], rows[:, 1]])
-                block.expected[block.shared_watch.halves(there, 16)] = False
-                block.shared_watch.writes(there, 16, threads)
+                block.shared.store(target, 8, [rows[:, 0], rows[:, 1]])
+                block.expected[block.shared_watch.halves(target, 16)] = False
+                block.shared_watch.writes(target, 16, threads)
 
     return wait

@@ -98,18 +98,18 @@ def program_of(kernel: Kernel) -> Program:
 
 
 def _registers(instruction: Instruction) -> set[Register]:
-    found, open_ = set[Register](), list[Operand](instruction.operands)
+    registers, waiting = set[Register](), list[Operand](instruction.operands)
     if instruction.guard:
-        open_.append(instruction.guard[0])
-    while open_:
-        operand = open_.pop()
+        waiting.append(instruction.guard[0])
+    while waiting:
+        operand = waiting.pop()
         if isinstance(operand, Register):
-            found.add(operand)
+            registers.add(operand)
         elif isinstance(operand, tuple):
-            open_.extend(operand)
+            waiting.extend(operand)
         elif isinstance(operand, Address):
-            open_.append(operand.base)
-    return found
+            waiting.append(operand.base)
+    return registers
 
 
 @dataclass

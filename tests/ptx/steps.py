@@ -55,12 +55,12 @@ def _of(instruction: Instruction) -> Step:
     name, *parts = opcode.split(".")
     if name == "mov" and isinstance(operands[0], tuple):
         return _unpack(operands, DTYPES[parts[-1]])
-    if found := rule(opcode):
+    if known := rule(opcode):
         result, *sources = operands
 
         def work_out(block: Block, at: At) -> None:
-            values = [block.get(source, dtype, at) for source, dtype in zip(sources, found.sources, strict=True)]
-            block.set(result, at, np.asarray(found.function(*values), found.result))
+            values = [block.get(source, dtype, at) for source, dtype in zip(sources, known.sources, strict=True)]
+            block.set(result, at, np.asarray(known.function(*values), known.result))
 
         return work_out
     for prefix, made in _SPECIAL.items():

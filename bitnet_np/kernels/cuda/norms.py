@@ -89,7 +89,7 @@ class Room(NamedTuple):
 @cache
 def _room_for(width: int, threads: int) -> Any:
     """A function (gain) that makes the Room of a block and loads the gains, which do not depend on the kernel before."""
-    ahead, there = _ahead(width, threads), padded(width)
+    ahead, n_padded = _ahead(width, threads), padded(width)
     n_numbers = 4 * ahead
 
     @inlined
@@ -99,7 +99,7 @@ def _room_for(width: int, threads: int) -> Any:
             four = load4(gain, min(4 * (this_thread() + k * threads), width - 4))
             for j in range(4):
                 gains[4 * k + j] = four[j]
-        piece = cuda.shared.array(there, np.float32, ALIGNED)
+        piece = cuda.shared.array(n_padded, np.float32, ALIGNED)
         lanes = cuda.shared.array(WIDE_LANES, np.float64, ALIGNED)
         factor = cuda.shared.array(1, np.float32)
         together = cuda.shared.array(2, np.int32)
@@ -115,7 +115,7 @@ def _bring(source: str, width: int, threads: int) -> Any:
 
     It writes the row to `row.made`, too, if `leaves` is true and the row is worked out here.
     """
-    ahead, there = _ahead(width, threads), padded(width)
+    ahead, n_padded = _ahead(width, threads), padded(width)
     n_numbers = 4 * ahead
 
     @device
@@ -132,7 +132,7 @@ def _bring(source: str, width: int, threads: int) -> Any:
                 put4(piece, at, numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3])
                 if source != "row" and leaves:
                     put4(row.made, row.base + at, numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3])
-            elif at < there:
+            elif at < n_padded:
                 put4(piece, at, _f(0.0), _f(0.0), _f(0.0), _f(0.0))
 
     return bring

@@ -202,13 +202,13 @@ def multiply_rows(kind: str, rows: int, tokens: int, edge: bool = False) -> Call
                 start = builder.add(builder.select(builder.icmp_signed("<", first, last), first, last), far)
                 first = builder.add(first, stride)
                 for step in range(steps):
-                    place, there = builder.add(start, ir.Constant(I64, LANES * step)), None
+                    place, is_inside = builder.add(start, ir.Constant(I64, LANES * step)), None
                     if edge:
-                        there = builder.icmp_signed(">", left, ir.Constant(I64, LANES * step))
-                        place = builder.select(there, place, ir.Constant(I64, 0))
+                        is_inside = builder.icmp_signed(">", left, ir.Constant(I64, LANES * step))
+                        place = builder.select(is_inside, place, ir.Constant(I64, 0))
                     value = builder.load(_address(context, builder, signature.args[2], array, place), typ=F32)
-                    if there is not None:
-                        value = builder.select(there, value, ir.Constant(F32, 0.0))
+                    if is_inside is not None:
+                        value = builder.select(is_inside, value, ir.Constant(F32, 0.0))
                     for row in range(rows):
                         at = row * tokens + token
                         sums[at] = _fma(builder, numbers[row][step], value, sums[at])

@@ -378,7 +378,7 @@ def as_kept(halves: bool) -> Any:
 def keep(halves: bool) -> Any:
     """Keys, rotated, and values go to their places in a cache, as float32 or as the bits of float16 (`halves`)."""
 
-    kept = as_kept(halves)
+    to_kept = as_kept(halves)
 
     @kernel
     def keep(k, v, cos, sin, pairs, distance, step, slot, position, k_out, v_out):
@@ -388,8 +388,8 @@ def keep(halves: bool) -> Any:
         for item in range(cuda.grid(1), k.shape[0] * heads * width, cuda.gridsize(1)):
             r, h, i = item // (heads * width), item // width % heads, item % width
             place = position[r] % places
-            k_out[slot[r], place, h, i] = kept(rotated(Heads(k, cos, sin, pairs, distance, step), r, h, i))
-            v_out[slot[r], place, h, i] = kept(v[r, h, i])
+            k_out[slot[r], place, h, i] = to_kept(rotated(Heads(k, cos, sin, pairs, distance, step), r, h, i))
+            v_out[slot[r], place, h, i] = to_kept(v[r, h, i])
 
     return keep
 
