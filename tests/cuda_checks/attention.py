@@ -58,6 +58,7 @@ def attend_window() -> None:
 @check
 def attend_chunks() -> None:
     attention(4, 2, 6, [1, 0], [69, 1], None, 70)
+    attention(2, 1, 6, [0], [577], None, 578)  # more chunks than a thread asks for at a time when it folds
     attention(20, 1, 6, [0], [2], None, 3)  # a group larger than a block
 
 

@@ -34,7 +34,7 @@ def quantize() -> None:
 
 @check
 def rms_norm() -> None:
-    """Of a row a processor, in large blocks, and of more rows than there are processors, in smaller ones."""
+    """Few rows get large blocks; more rows than there are processors get smaller ones."""
     for on in (device(), device(processors=1)):
         for width in (1, 33, 300, PIECE + 70):  # the last is more than fits shared memory at once
             x, gain = odd_rows(width), normal(width, seed=1)

@@ -57,7 +57,7 @@ def _run_from(first, tile, slot, position):
 
 
 class Rows(NamedTuple):
-    """Where the rows are in the cache."""
+    """The places of rows in the cache."""
 
     slot: Any  # [R]
     position: Any  # [R]
@@ -105,7 +105,7 @@ def _each_run(shape: Shape, go_through: Any) -> Any:
 
 
 class Causal(NamedTuple):
-    """Which keys `attend` sees."""
+    """The scale of scores, and which keys `attend` sees."""
 
     scale: Any
     window: Any
@@ -113,6 +113,7 @@ class Causal(NamedTuple):
 
 @cache
 def _go_through_causal(shape: Shape) -> Any:
+    """The `go_through` of `_each_run` for causal attention: `how` is a Causal."""
     n_values, start_run, bring, score_chunk = 4 * shape.own, _start_run(shape), bring_keys(shape), score(shape)
     weigh_chunk, weigh_v, fold = weigh(shape), weigh_values(shape), fold_values(shape)
 
@@ -154,7 +155,7 @@ def attend(shape: Shape) -> Any:
 
 
 class Masked(NamedTuple):
-    """Which keys `attend_masked` sees."""
+    """The scale of scores, and which keys `attend_masked` sees."""
 
     scale: Any
     mask: Any  # [masks * rows * keys]
@@ -185,6 +186,7 @@ def _all_finite(cached, start, n_keys):
 
 @cache
 def _go_through_masked(shape: Shape) -> Any:
+    """The `go_through` of `_each_run` for attention by a mask array: `how` is a Masked."""
     n_values, threads, start_run, bring, score_chunk = 4 * shape.own, shape.threads, _start_run(shape), bring_keys(shape), score(shape)
     weigh_chunk, weigh_v, fold = weigh_masked(shape), weigh_masked_values(shape), fold_values(shape)
 

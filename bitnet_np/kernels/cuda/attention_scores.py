@@ -79,7 +79,7 @@ def bring_keys(shape: Shape) -> Any:
 
 
 def _bring_copies(shape: Shape) -> Any:
-    """Of float32, 16 bytes at a time, by asynchronous copies."""
+    """`bring_keys` for float32: asynchronous copies of 16 bytes."""
     stride, threads, quads = shape.stride, shape.threads, shape.width // 4
     n_copies = shape.part * quads
     is_exact = n_copies % threads == 0
@@ -99,7 +99,7 @@ def _bring_copies(shape: Shape) -> Any:
 
 
 def _bring_halves(shape: Shape) -> Any:
-    """Of float16, 16 bytes at a time."""
+    """`bring_keys` for float16: loads of 16 bytes."""
     part, stride, threads, eights = shape.part, shape.stride, shape.threads, shape.width // 8
     load_eight = load_halves(8)
 
@@ -116,7 +116,7 @@ def _bring_halves(shape: Shape) -> Any:
 
 
 def _bring_numbers(shape: Shape) -> Any:
-    """One number at a time: of heads whose numbers are not aligned to 16 bytes."""
+    """`bring_keys` for heads that are not aligned to 16 bytes: one number at a time."""
     part, stride, threads, number = shape.part, shape.stride, shape.threads, number_of(shape.halves)
 
     @device

@@ -30,19 +30,19 @@ class Parts(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The keys and values of a block."""
+    """The keys and values that a block of `attend_chunk` works on."""
 
-    place: Any  # offset of the first
+    place: Any  # offset of the first key
     n_keys: Any
     position: Any  # of the block's row, counted from the first key
 
 
 @cache
 def _factors(shape: Shape) -> Any:
-    """A function (parts, run, chunk, count, room) that works out what the chunks chunk..chunk + count are multiplied with when folded.
+    """A function (parts, run, chunk, count, room) that works out the factors by which chunks chunk..chunk + count are folded.
 
-    It leaves in `room.keys`, for query i and chunk c at i * CHUNK + c: the chunk's maximum; from `of_weights` on its sum of weights; from
-    `of_old` on the factor of what is before it; from `of_new` on its own factor.
+    It leaves four tables in `room.keys`, with query i and chunk c at i * CHUNK + c: the chunk's maximum; its sum of weights (at
+    `of_weights`); the factor of the sum before it (at `of_old`); its own factor (at `of_new`).
     """
     of_weights, of_old, of_new = (n * shape.queries * CHUNK for n in (1, 2, 3))
 
@@ -122,7 +122,7 @@ def _fold_row(shape: Shape) -> Any:
 
 @cache
 def _leave_chunk(shape: Shape) -> Any:
-    """A function (total, room, run, chunk, parts) that writes what a block has of its chunk, for the block that folds."""
+    """A function (total, room, run, chunk, width, parts) that writes the results of a chunk for the block that folds them."""
     n_queries = shape.queries
 
     @device
@@ -194,7 +194,7 @@ def _attend_alone(shape: Shape) -> Any:
     @device
     def attend(room, heads, run, cached, chunk, window, scale, total):
         bring(room, 0, cached, chunk.place, chunk.n_keys)
-        # before anything waits; a thread reads the value that it wrote, and past the width what another one does
+        # values are asked for before anything waits; a thread past the width asks for the last number of each
         column = chunk.place + min(this_thread(), cached.width - 1)
         values = load_values(cached.v, column, cached.stride, column + (chunk.n_keys - 1) * cached.stride)
         begin(room, n_queries, n_queries)
@@ -209,13 +209,16 @@ def _attend_alone(shape: Shape) -> Any:
 
 @cache
 def attend_chunk(shape: Shape, keeps: bool) -> Any:
-    """Rows that stand alone. Blocks: rows; key-value heads and the parts of a group larger than a block; chunks from the first one seen.
+    """Attention of rows that stand alone.
+
+    Blocks: rows; key-value heads, with the parts of a group larger than a block; chunks, from the first one that the row sees.
 
     A block past a row's last chunk ends at once. Each of the others counts itself in `arrived`, which is zeros before and afterwards; the
     last one folds the results of the row's heads.
 
-    If the kernel `keeps`, the block of the row's own chunk first puts the row's key, rotated, and value to their places, as `rows.keep`
-    does; where a group has several blocks, each of them writes the same bytes. No other block reads there. Else nothing new is read.
+    If the kernel `keeps`, the block of the row's own chunk first writes the row's key, rotated, and value to their places, as `rows.keep`
+    does; where a group has several blocks, each of them writes the same bytes. No other block reads there. Otherwise the arguments new_*
+    are not read.
     """
     n_queries, new_room = shape.queries, room_for(shape, 4 * shape.queries * CHUNK)  # with room for what is folded
     prefetch_chunk, keep_own, attend_alone = _prefetch_chunk(shape), _keep_own(shape), _attend_alone(shape)
@@ -240,7 +243,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
         cached = Cached(k, v, kv_heads * width, width)
         place = (slot[r] * capacity + key % capacity) * cached.stride + g * width
         mine = Chunk(place, min(CHUNK, here + 1 - key), here - key)
-        if chunk < seen:  # positions are what they were when the graph began, and so are all keys and values but the row's own
+        if chunk < seen:  # the kernel before changes no position, and no key and value but the row's own
             prefetch_chunk(cached, mine)
         await_previous()
         if chunk < seen:
@@ -256,7 +259,9 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
                 if d < width:
                     for i in range(n_queries):
                         if i < run.n:
-                            out[r, run.head + i, d] = plus(total[i], _f(0.0)) / room.state[i * STATE + WEIGHT]  # as folded: -0 turns around
+                            out[r, run.head + i, d] = (
+                                plus(total[i], _f(0.0)) / room.state[i * STATE + WEIGHT]
+                            )  # + 0 as when folded: it makes 0 of -0
             else:
                 leave(total, room, run, chunk, width, parts)
                 counter = r * cuda.gridDim.y + cuda.blockIdx.y
