@@ -56,7 +56,7 @@ def _run_from(first, tile, slot, position):
     return Run(first, rows, tile.head, tile.group, np.int32(rows * tile.group))
 
 
-class Rows(NamedTuple):
+class Places(NamedTuple):
     """The places of rows in the cache."""
 
     slot: Any  # [R]
@@ -81,23 +81,23 @@ def _start_run(shape: Shape) -> Any:
 
 
 def _each_run(shape: Shape, go_through: Any) -> Any:
-    """A function (heads, kv_heads, cached, rows, how, out) that works out the runs of a block, one after another.
+    """A function (heads, kv_heads, cached, places, how, out) that works out the runs of a block, one after another.
 
-    go_through(room, heads, run, cached, base, rows, how, total) leaves a run's sums in `room` and `total`; `base` is the offset of the
+    go_through(room, heads, run, cached, base, places, how, total) leaves a run's sums in `room` and `total`; `base` is the offset of the
     slot's first position, for the block's head.
     """
     n_queries, n_values, new_room, write_run = shape.queries, 4 * shape.own, room_for(shape), write(shape)
 
     @device
-    def each_run(heads, kv_heads, cached, rows, how, out):
+    def each_run(heads, kv_heads, cached, places, how, out):
         room = new_room()
         total = cuda.local.array(n_values, np.float32)
         tile = _tile(heads.x.shape[0], heads.x.shape[1], kv_heads, n_queries)
         first = tile.first
         while first < tile.limit:
-            run = _run_from(first, tile, rows.slot, rows.position)
-            base = rows.slot[first] * rows.capacity * cached.stride + cuda.blockIdx.y * cached.width
-            go_through(room, heads, run, cached, base, rows, how, total)
+            run = _run_from(first, tile, places.slot, places.position)
+            base = places.slot[first] * places.capacity * cached.stride + cuda.blockIdx.y * cached.width
+            go_through(room, heads, run, cached, base, places, how, total)
             write_run(total, room, run, out)
             first = np.int32(first + run.rows)
 
@@ -118,17 +118,17 @@ def _go_through_causal(shape: Shape) -> Any:
     weigh_chunk, weigh_v, fold = weigh(shape), weigh_values(shape), fold_values(shape)
 
     @device
-    def go_through(room, heads, run, cached, base, rows, how, total):
+    def go_through(room, heads, run, cached, base, places, how, total):
         part = cuda.local.array(n_values, np.float32)
-        first_key = max(0, rows.position[run.row] - how.window + 1) // CHUNK * CHUNK
-        place = np.int32(first_key % rows.capacity)
-        left = np.int32(rows.position[run.row + run.rows - 1] + 1 - first_key)  # keys of the chunk and of all later ones
+        first_key = max(0, places.position[run.row] - how.window + 1) // CHUNK * CHUNK
+        place = np.int32(first_key % places.capacity)
+        left = np.int32(places.position[run.row + run.rows - 1] + 1 - first_key)  # keys of the chunk and of all later ones
         bring(room, 0, cached, base + place * cached.stride, left)
         start_run(room, heads, run, total)
         while left > 0:
             n_keys, here = left if left < CHUNK else np.int32(CHUNK), base + place * cached.stride
             score_chunk(room, cached, here, n_keys, how.scale)
-            place = np.int32(place + CHUNK if place + CHUNK < rows.capacity else 0)
+            place = np.int32(place + CHUNK if place + CHUNK < places.capacity else 0)
             if left > CHUNK:
                 bring(room, 0, cached, base + place * cached.stride, left - CHUNK)
             weigh_chunk(room, left - run.rows, how.window)  # the last row's own key is the last one
@@ -149,7 +149,7 @@ def attend(shape: Shape) -> Any:
         # [R, H, K], [R, J] x 2, ..., [B * S * G * K] x 2, [R] x 2, ... -> [R, H, K]
         in_turn()
         heads, cached = Heads(q, cos, sin, pairs, distance, step), Cached(k, v, np.int32(kv_heads * q.shape[2]), q.shape[2])
-        each_run(heads, kv_heads, cached, Rows(slot, position, capacity), Causal(scale, window), out)
+        each_run(heads, kv_heads, cached, Places(slot, position, capacity), Causal(scale, window), out)
 
     return attend
 
@@ -191,9 +191,9 @@ def _go_through_masked(shape: Shape) -> Any:
     weigh_chunk, weigh_v, fold = weigh_masked(shape), weigh_masked_values(shape), fold_values(shape)
 
     @device
-    def go_through(room, heads, run, cached, base, rows, how, total):
+    def go_through(room, heads, run, cached, base, places, how, total):
         part = cuda.local.array(n_values, np.float32)
-        first_bias = (min(rows.slot[run.row], how.masks - 1) * how.rows + rows.position[run.row]) * how.keys
+        first_bias = (min(places.slot[run.row], how.masks - 1) * how.rows + places.position[run.row]) * how.keys
         start_run(room, heads, run, total)
         for key in range(0, how.keys, CHUNK):
             n_keys, here, biases = min(CHUNK, how.keys - key), base + key * cached.stride, Biases(how.mask, first_bias + key, how.keys)
@@ -222,6 +222,6 @@ def attend_masked(shape: Shape) -> Any:
         in_turn()
         heads, cached = Heads(q, cos, sin, pairs, distance, step), Cached(k, v, np.int32(kv_heads * q.shape[2]), q.shape[2])
         how = Masked(scale, mask, masks, mask_rows, all_keys)
-        each_run(heads, kv_heads, cached, Rows(slot, position, capacity), how, out)
+        each_run(heads, kv_heads, cached, Places(slot, position, capacity), how, out)
 
     return attend_masked
