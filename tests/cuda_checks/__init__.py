@@ -13,3 +13,5 @@ models.py     whole forwards, caches, decoding by a captured graph, refusals
 
 A group of checks is a module. tests/gpu/test_cuda.py runs each group in a process of its own.
 """
+
+MODULES = ("rows", "matrices", "attention", "models")

@@ -10,21 +10,21 @@ from importlib import import_module
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-MODULES = ("rows", "matrices", "attention", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("cuda_checks", description=import_module("cuda_checks").__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    import cuda_checks
+
+    parser = argparse.ArgumentParser("cuda_checks", description=cuda_checks.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--ptx", action="store_true", help="interpret what the kernels compile to")
     where.add_argument("--gpu", action="store_true", help="run the kernels on a GPU")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"a check, or a group: {', '.join(MODULES)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"a check, or a group: {', '.join(cuda_checks.MODULES)} (default: all)")
     options = parser.parse_args(argv)
     problems: list[str] = []
     if options.ptx:  # before anything asks for a GPU
         problems = import_module("ptx.driver").install().problems
-    for module in MODULES:
+    for module in cuda_checks.MODULES:
         import_module(f"cuda_checks.{module}")
     from cuda_checks.common import CHECKS, GROUPS
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cuda_checks import MODULES
 from gpu_marks import needs_compiler, needs_gpu, needs_package
 
 from bitnet_np.kernels import cpu, masks
@@ -23,7 +24,7 @@ def checks_of(module: str) -> int:
     return sum(any(getattr(decorator, "id", "") == "check" for decorator in function.decorator_list) for function in functions)
 
 
-GROUPS = {module: checks_of(module) for module in ("rows", "matrices", "attention", "models")}
+GROUPS = {module: checks_of(module) for module in MODULES}
 
 
 def run_checks(group: str, how: str) -> None:
