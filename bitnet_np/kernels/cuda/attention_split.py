@@ -140,8 +140,12 @@ def _leave_chunk(shape: Shape) -> Any:
 
 
 @device
-def _is_last(arrived, counter, before_me, seen):
-    """Counts this block among the `seen` ones of its row: whether it is the last, and may read what the others have written."""
+def _is_last(arrived, counter, seen):
+    """Counts this block among the `seen` ones of its row: whether it is the last, and may read what the others have written.
+
+    The last one sets the counter back to 0.
+    """
+    before_me = cuda.shared.array(1, np.int32)
     cuda.threadfence()
     cuda.syncthreads()
     if this_thread() == 0:
@@ -149,6 +153,8 @@ def _is_last(arrived, counter, before_me, seen):
     cuda.syncthreads()
     if before_me[0] != seen - 1:
         return False
+    if this_thread() == 0:
+        arrived[counter] = 0
     cuda.threadfence()
     return True
 
@@ -248,7 +254,6 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
         await_previous()
         if chunk < seen:
             room = new_room()
-            before_me = cuda.shared.array(1, np.int32)
             total = cuda.local.array(n_queries, np.float32)
             if keeps and here < key + CHUNK:
                 new = Heads(new_k, new_cos, new_sin, new_pairs, new_distance, new_step)
@@ -264,10 +269,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
                             )  # + 0 as when folded: it makes 0 of -0
             else:
                 leave(total, room, run, chunk, width, parts)
-                counter = r * cuda.gridDim.y + cuda.blockIdx.y
-                if _is_last(arrived, counter, before_me, seen):
+                if _is_last(arrived, r * cuda.gridDim.y + cuda.blockIdx.y, seen):
                     fold_row(parts, run, seen, width, room, total, out)
-                    if d == 0:
-                        arrived[counter] = 0
 
     return attend_chunk
