@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bitnet_np import embedded, load, open_gguf, packing
+from bitnet_np import embedded, load, open_gguf
+from bitnet_np.dense import DenseLinear, dense_view
 from bitnet_np.text.tokenizer import tokenizer_from
 
 TEXT = "Once upon a time there was a little rabbit"

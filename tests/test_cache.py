@@ -1,4 +1,4 @@
-"""KVCache: what it keeps, what it forgets, and that nothing else changes by a byte. What forward makes of it: test_transformer.py."""
+"""KVCache: what it keeps, what it forgets, and that nothing else changes by a byte. What forward makes of it: test_forward_pass.py."""
 
 import copy
 import pickle

@@ -44,7 +44,6 @@ def open_cuda(number: int = 0) -> Cuda:
         versions = ", ".join(f"{name} {version(name)}" for name in ("numba-cuda", "numba", "numpy"))
         raise OptionError(f"no CUDA: {versions} do not load together, {error} (expected those of {INSTALL})") from error
 
-    from ..kernels.cuda.target import SIMULATED
     from .backend import Cuda
 
     if not cuda.is_available():
@@ -55,8 +54,6 @@ def open_cuda(number: int = 0) -> Cuda:
         raise OptionError(f"CUDA device is {number}, expected 0 to {found - 1} here")
     cuda.select_device(number)
     config.CUDA_LOW_OCCUPANCY_WARNINGS = False  # of small grids, which a token's are
-    if SIMULATED:
-        return Cuda()
     gpu = cuda.get_current_device()
     if gpu.compute_capability < OLDEST:
         has, wants = (".".join(map(str, version)) for version in (gpu.compute_capability, OLDEST))

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import EmptyInputError, ShapeError
-from .logits import kl_divergence
 from ..whole_file import whole_file
+from .logits import kl_divergence
 
 TOP = 5
 
