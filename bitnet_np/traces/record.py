@@ -121,7 +121,7 @@ def record_trace(
 ) -> dict[Key, tuple[tuple[int, ...], int]]:
     """Run `forward_full` on one sequence, tokens [T] or [1, T], and write what it records to `out`; returns each point's shape and bytes.
 
-    format: a name of interop.FORMATS, by default what the name of `out` ends in. layers, names, scores: see Recorder; where a format
+    format: a name of formats.FORMATS, by default what the name of `out` ends in. layers, names, scores: see Recorder; where a format
     cannot hold all points, the default is those it can. Memory is that of the forward pass, and of one point.
 
     Raises what `forward_full` raises, and OptionError for a point, layer or format that is not there. Then no file is left.

@@ -5,7 +5,7 @@ import re
 
 import pages
 import pytest
-from bitnet_np.judge.compare import Verdict
+from bitnet_np.judge.verdict import Verdict
 
 from bitnet_np.cli.main import _parser
 from bitnet_np.families import ARCHITECTURES
