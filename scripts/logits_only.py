@@ -1,6 +1,6 @@
 """What verdicts on logits alone are worth: honest engines and faulty ones on random models, by the fixed and by the measured limit.
 
-The engine is that of mutations.py: float32 NumPy, or with float16 roundings where bitnet.cpp has them, which nobody has declared here.
+The engine is judging/engine.py: float32 NumPy, or with float16 roundings where bitnet.cpp has them, which nobody has declared here.
 """
 
 import argparse
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from mutations import LAYER, Engine, Floats, accumulate, embedded_model, f32, faults, precise, silu, truncated
+from judging.engine import Engine, Floats, accumulate, embedded_model, f32, precise
+from judging.faults import LAYER, faults, silu, truncated
 from numpy.typing import NDArray
 from tqdm import tqdm
 

@@ -15,6 +15,7 @@ from ..model import Linear, Model, Ternary
 from ..traces.points import Key
 from . import operations as op
 from .graph import FIELDS, Operation
+from .mistakes.mistake import Cause
 from .roundings import DIGITS, to_digits, to_float16
 
 Array = NDArray[np.float64]
@@ -31,7 +32,12 @@ def permuted(theirs: Array, value: Array) -> bool:
     return bool(np.allclose(np.sort(theirs, axis=1), np.sort(value, axis=1), rtol=1e-4, atol=1e-6))
 
 
-def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str | None:
+def _read(id: str, text: str | None) -> Cause | None:
+    """What was read off, if anything was. The id says by which function."""
+    return None if text is None else Cause(text, f"read.{id}")
+
+
+def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> Cause | None:
     """The later tensor of the dump whose numbers this one has: its buffer was written to again before it was dumped."""
     mine = raw[key]
     for other in order[order.index(key) + 1 :]:
@@ -39,11 +45,11 @@ def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str |
             theirs = raw[other]
             if np.array_equal(mine[:1].ravel(), theirs[:1].ravel()) and np.array_equal(mine.ravel(), theirs.ravel()):
                 place = other.name if other.layer is None else f"layer {other.layer} {other.name}"
-                return f"it has the numbers of {place}: its buffer was written to again before it was dumped"
+                return _read("overwritten", f"it has the numbers of {place}: its buffer was written to again before it was dumped")
     return None
 
 
-def rounded(theirs: Array, value: Array) -> str | None:
+def rounded(theirs: Array, value: Array) -> Cause | None:
     """The narrow float type that all its numbers have, if they are right but for that. Zeros and whole numbers do not count."""
     telling = (theirs != 0) & (theirs != np.rint(theirs))
     if telling.sum() < 32:
@@ -51,46 +57,48 @@ def rounded(theirs: Array, value: Array) -> str | None:
     for kind, digits in DIGITS.items():
         if (to_digits(theirs, digits) == theirs).all():
             if ((theirs - value) ** 2).sum() <= (2.0 ** (1 - digits)) ** 2 * (value**2).sum():
-                return f"its numbers are rounded to {kind}, and right but for that"
+                return _read("rounded", f"its numbers are rounded to {kind}, and right but for that")
             return None
     return None
 
 
 def local(
     model: Model, dialect: Dialect, operation: Operation, inputs: list[Array], value: Array, theirs: Array, wrong: NDArray[np.bool_]
-) -> str | None:
+) -> Cause | None:
     """What the places of wrong numbers say, or what was done to the inputs. wrong: which elements are, [T, width]."""
     rows, columns = np.flatnonzero(wrong.any(axis=1)), np.flatnonzero(wrong.any(axis=0))
     if rows.size == 0:
         return None
     if wrong.sum() == 1:
-        return f"one number alone is wrong: position {rows[0]}, element {columns[0]}"
+        return _read("one_number", f"one number alone is wrong: position {rows[0]}, element {columns[0]}")
     name, n = operation.key
     if columns.size < value.shape[1] and not theirs[:, columns].any():
-        return f"{_runs('element', columns)} of each position {'are' if columns.size > 1 else 'is'} 0: never written"
+        verb = "are" if columns.size > 1 else "is"
+        return _read("never_written", f"{_runs('element', columns)} of each position {verb} 0: never written")
     if name in FIELDS and n is not None:
         linear = getattr(model.layers[n], FIELDS[name])
         if columns.size <= _FEW:
-            return _misread(linear, dialect, inputs[0], theirs, columns)
-        return _cut_short(linear, dialect, inputs[0], theirs) or _shared_scales(linear, dialect, inputs[0], theirs) or _places(wrong)
+            return _read("misread", _misread(linear, dialect, inputs[0], theirs, columns))
+        cut_short = _read("cut_short", _cut_short(linear, dialect, inputs[0], theirs))
+        return cut_short or _read("shared_scales", _shared_scales(linear, dialect, inputs[0], theirs)) or _places(wrong)
     if name == "result_output":
         seen = to_float16(inputs[0]) if dialect.halves else inputs[0]
-        return _cut_short(Linear(model.head, model.output_bias), dialect, seen, theirs) or _places(wrong)
+        return _read("cut_short", _cut_short(Linear(model.head, model.output_bias), dialect, seen, theirs)) or _places(wrong)
     if name in ("Qcur_rope", "Kcur_rope"):
-        return _turned(model, inputs[0], theirs) or _places(wrong)
+        return _read("rotation", _turned(model, inputs[0], theirs)) or _places(wrong)
     if name == "kqv_out":
         q, k, v = (to_float16(x) if dialect.halves else x for x in inputs)
-        of_first = _foreign_values(model, operation.key, q, k, v, theirs, wrong)
-        return _other_heads(model, operation.key, q, k, v, theirs) or of_first or _places(wrong)
+        heads = _read("heads", _other_heads(model, operation.key, q, k, v, theirs))
+        return heads or _read("values", _foreign_values(model, operation.key, q, k, v, theirs, wrong)) or _places(wrong)
     return _places(wrong)
 
 
-def _places(wrong: NDArray[np.bool_]) -> str | None:
+def _places(wrong: NDArray[np.bool_]) -> Cause | None:
     rows, columns = np.flatnonzero(wrong.any(axis=1)), np.flatnonzero(wrong.any(axis=0))
     if columns.size <= _FEW < wrong.shape[1]:
-        return f"only {_listed('element', columns)} of each position: the rest of the tensor is right"
+        return _read("places", f"only {_listed('element', columns)} of each position: the rest of the tensor is right")
     if rows.size <= max(1, len(wrong) // 4):
-        return f"only {_listed('position', rows)}: the other {len(wrong) - rows.size} are right"
+        return _read("places", f"only {_listed('position', rows)}: the other {len(wrong) - rows.size} are right")
     return None
 
 

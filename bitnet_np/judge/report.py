@@ -34,7 +34,7 @@ class OperationVerdict:
     ours_rms: float | None = None  # RMS error of our kernel on their own inputs, in u = 2^-24 of the RMS of what float64 gives
     theirs_rms: float | None = None  # theirs, in the same unit; both only where the operation's inputs are in the dump
     hypothesis: str | None = None  # what the operation did instead, if recognised
-    mistake: str | None = None  # its id in the catalogue of mistakes; "diagnosis" for what was read off the numbers
+    mistake: str | None = None  # its id in the catalogue of mistakes, or "read...." for what was read off the numbers
     tried: bool = True  # whether known mistakes were tried on it: across many operations of a large model that is too much work
 
     def explained(self, cause: Cause | None) -> "OperationVerdict":

@@ -29,7 +29,7 @@ from .logits import Reach, judge, same_bits
 from .mistakes.anywhere import ratios
 from .mistakes.catalogue import at_operation, fitted
 from .mistakes.mistake import Cause, Compute, Fit
-from .operations import U
+from .operations import Expected, U
 from .reach import FLOOR, one_scale
 from .report import OperationVerdict, Report
 from .roundings import to_eleven_bits
@@ -162,11 +162,7 @@ class _Judge:
             return replace(judged, **self._from_float64(operation, value, theirs))
         bound = bound_of(expected, value.shape)[1]
         noise = dot(bound, bound) / max(dot(value, value), TINY)
-        cause = self._explain(across, value, theirs, _MATCH, noise=noise)
-        if cause is None:
-            text = self._local(operation, expected, theirs)
-            cause = None if text is None else Cause(text, "diagnosis")
-        return judged.explained(cause)
+        return judged.explained(self._explain(across, value, theirs, _MATCH, noise=noise) or self._local(operation, expected, theirs))
 
     def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
         """Several operations at once, the last of which gives a tensor of the dump."""
@@ -242,11 +238,11 @@ class _Judge:
 
     # --- what went wrong ---
 
-    def _local(self, operation: Operation, expected: Any, theirs: Array) -> str | None:
+    def _local(self, operation: Operation, expected: Expected, theirs: Array) -> Cause | None:
         """What the places of wrong numbers say, where no known mistake makes all of them."""
-        text = overwritten(operation.key, self.dump.tensors, [o.key for o in self.graph]) or rounded(theirs, expected.value)
-        if text is not None:
-            return text
+        cause = overwritten(operation.key, self.dump.tensors, [o.key for o in self.graph]) or rounded(theirs, expected.value)
+        if cause is not None:
+            return cause
         wrong = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
         inputs = [self.theirs[k] for k in operation.inputs]
         return local(self.model, self.dialect, operation, inputs, expected.value, theirs, wrong)
@@ -310,7 +306,7 @@ class _Judge:
                 if (left := relative_error(array, theirs)) < best:
                     best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
         if cause is None and now > _MATCH and permuted(theirs, value):
-            return Cause("the right numbers in another order: columns are permuted", "any.permuted")
+            return Cause("the right numbers in another order: columns are permuted", "read.permuted")
         return cause
 
     def _mistaken(self, across: tuple[Key, ...]) -> Iterator[tuple[Cause, Array]]:
