@@ -89,12 +89,7 @@ def judge_logits(
 
 
 def _nearest_mistake(
-    mistakes: list[Variant],
-    logits: Callable[[Variant], Floats | None],
-    verdict: Verdict,
-    a: NDArray,
-    b: NDArray,
-    best: NDArray[np.float64],
+    mistakes: list[Variant], logits: Callable[[Variant], Floats | None], verdict: Verdict, a: NDArray, b: NDArray, best: NDArray[np.float64]
 ) -> str | None:
     """The mistake that comes nearest to theirs, b, if it is that much nearer than what is no mistake: `best`, by position."""
     text, ours_away = None, position_nmse(a, b)

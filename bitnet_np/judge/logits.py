@@ -1,6 +1,6 @@
 """Another engine's logits against ours: the measures, the limits, the verdict. Nothing passes for want of something to compare."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -118,56 +118,30 @@ def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = No
     problem = _invalid(ours, other)
     if problem:
         return Judgement(Verdict.INVALID, problem)
-    shape = ours.shape
-    worst, mean = limits(reach, ours.size // shape[-1])
+    vocab, rows = ours.shape[-1], ours.shape[:-1]
+    worst, mean = limits(reach, ours.size // vocab)
     n = _positions(ours, other, OUTLIER_LIMIT * max(1.0, (float(worst.max()) / FLIPS_LIMIT) ** 0.5))
-    reached = "roundings reach" if reach is None else "float16 roundings on this model reach"
-    row = int(n.largest.argmax())
-    off = int(np.abs(n.scale - 1).argmax())
-    scale_limit = SCALE_LIMIT + (2 * reach.scale if reach is not None else 0)
-    excess = n.nmse / worst
-    over = int(excess.argmax())
-    beyond = n.largest > ROUNDING_LIMIT * n.spread
-    directed = shape[-1] >= _ENOUGH and not (reach is not None and reach.one_scale)
-    fitted = np.flatnonzero(beyond & (n.left < SYSTEMATIC)) if directed else np.zeros(0, int)
 
-    def place(row: Any) -> str:
+    def place(row: int | np.intp) -> str:
         if numbers is not None:
             return str(numbers[row])
-        index = np.unravel_index(int(row), shape[:-1])
+        index = np.unravel_index(int(row), rows)
         return f"{index[1]} of sequence {index[0]}" if len(index) == 2 else _index(index)
 
     if n.same_bits.all():
         verdict, reason = Verdict.SAME_BITS, f"all {ours.size:,} logits have the same bits"
-    elif not beyond.any():
+    elif not (n.largest > ROUNDING_LIMIT * n.spread).any():
         verdict, reason = Verdict.ROUNDING, f"no logit differs by more than {ROUNDING_LIMIT:g} standard deviations"
-    elif abs(n.scale[off] - 1) > scale_limit and excess[over] > 1 and (n.rescaled <= worst).all():
-        verdict, reason = Verdict.WRONG, f"logits are {n.scale[off]:.4g} times ours at position {place(off)}, and right but for that"
-    elif excess[over] > 1:
-        verdict, reason = Verdict.WRONG, f"NMSE is {n.nmse[over]:.2g} at position {place(over)}, {reached} {worst[over]:.2g}"
-    elif n.nmse.mean() > mean:
-        verdict, reason = Verdict.WRONG, f"NMSE is {n.nmse.mean():.2g} on average over positions, {reached} {mean:.2g}"
-    elif abs(n.scale[off] - 1) > scale_limit:
-        verdict, reason = Verdict.WRONG, f"logits are {n.scale[off]:.4g} times ours at position {place(off)}"
-    elif n.outlier.max() > 1 and shape[-1] >= _ENOUGH:
-        row = int(n.outlier.argmax())
-        what = f"logit {n.where[row]} of position {place(row)} is off by {n.largest[row]:.3g}"
-        verdict, reason = Verdict.WRONG, f"{what}, half of the others by less than {n.typical[row]:.2g}"
-    elif fitted.size:
-        verdict, reason = (
-            Verdict.WRONG,
-            f"at position {place(fitted[0])} a factor and a constant are all that is wrong: no rounding does that",
-        )
     else:
-        verdict, reason = Verdict.FLIPS, f"NMSE of no position exceeds {n.nmse.max():.2g}, {reached} {worst.min():.2g}; scales agree"
-    largest = int(n.largest.argmax())
+        verdict, reason = _beyond_rounding(n, reach, worst, mean, vocab, place)
+    largest, off = int(n.largest.argmax()), int(np.abs(n.scale - 1).argmax())
     return Judgement(
         verdict,
         reason,
         positions=len(n.nmse),
         max_error=float(n.largest.max()),
         mean_error=float(n.mean.mean()),
-        worst=(*(int(i) for i in np.unravel_index(largest, shape[:-1])), int(n.where[largest])),
+        worst=(*(int(i) for i in np.unravel_index(largest, rows)), int(n.where[largest])),
         nmse=float(n.nmse.max()),
         mean_nmse=float(n.nmse.mean()),
         reach=None if reach is None else reach.nmse,
@@ -176,6 +150,33 @@ def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = No
         top1=float(n.top1.mean()),
         top5=float(n.top5.mean()),
     )
+
+
+def _beyond_rounding(
+    n: _Numbers, reach: Reach | None, worst: Array, mean: float, vocab: int, place: Callable[[int | np.intp], str]
+) -> tuple[Verdict, str]:
+    """WRONG or FLIPS, and why, of logits that differ by more than float32 sums in another order. worst, mean: see `limits`."""
+    reached = "roundings reach" if reach is None else "float16 roundings on this model reach"
+    off = int(np.abs(n.scale - 1).argmax())
+    factor = abs(n.scale[off] - 1) > SCALE_LIMIT + (2 * reach.scale if reach is not None else 0)
+    excess = n.nmse / worst
+    over, outlier = int(excess.argmax()), int(n.outlier.argmax())
+    if factor and excess[over] > 1 and (n.rescaled <= worst).all():
+        return Verdict.WRONG, f"logits are {n.scale[off]:.4g} times ours at position {place(off)}, and right but for that"
+    if excess[over] > 1:
+        return Verdict.WRONG, f"NMSE is {n.nmse[over]:.2g} at position {place(over)}, {reached} {worst[over]:.2g}"
+    if n.nmse.mean() > mean:
+        return Verdict.WRONG, f"NMSE is {n.nmse.mean():.2g} on average over positions, {reached} {mean:.2g}"
+    if factor:
+        return Verdict.WRONG, f"logits are {n.scale[off]:.4g} times ours at position {place(off)}"
+    if vocab >= _ENOUGH and n.outlier[outlier] > 1:
+        what = f"logit {n.where[outlier]} of position {place(outlier)} is off by {n.largest[outlier]:.3g}"
+        return Verdict.WRONG, f"{what}, half of the others by less than {n.typical[outlier]:.2g}"
+    if vocab >= _ENOUGH and not (reach is not None and reach.one_scale):
+        fitted = np.flatnonzero((n.largest > ROUNDING_LIMIT * n.spread) & (n.left < SYSTEMATIC))
+        if fitted.size:
+            return Verdict.WRONG, f"at position {place(fitted[0])} a factor and a constant are all that is wrong: no rounding does that"
+    return Verdict.FLIPS, f"NMSE of no position exceeds {n.nmse.max():.2g}, {reached} {worst.min():.2g}; scales agree"
 
 
 def position_scale(ours: NDArray, theirs: NDArray) -> Array:

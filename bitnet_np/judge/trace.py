@@ -44,11 +44,7 @@ _LITTLE_WORK = _MOST_WORK // 10  # where nothing is wrong but for what a small m
 
 
 def judge_trace(
-    model: Model,
-    trace: Trace,
-    tokens: Sequence[int] | NDArray,
-    dialect: Dialect = EXACT,
-    progress: Progress = lambda done, total: None,
+    model: Model, trace: Trace, tokens: Sequence[int] | NDArray, dialect: Dialect = EXACT, progress: Progress = lambda done, total: None
 ) -> Report:
     """Judge another engine's tensors for these tokens (one sequence), in the dialect it is declared to follow."""
     checked = check_tokens(model.config, np.asarray(tokens)[None])

@@ -90,10 +90,7 @@ def _heads(keys: Callable[[Site], NDArray] | None, values: Callable[[Site], NDAr
 
     def compute(site: Site) -> Compute:
         return _masked(
-            site,
-            partial(_sees_window, _window(site)),
-            keys=keys(site) if keys else None,
-            values=values(site) if values else None,
+            site, partial(_sees_window, _window(site)), keys=keys(site) if keys else None, values=values(site) if values else None
         )
 
     return compute
@@ -307,12 +304,7 @@ OTHERS = (
         AT,
         compute=_scale(lambda site: site.config.width**-0.5),
     ),
-    Mistake(
-        "attention.multiplied",
-        "scores are multiplied by sqrt(K)",
-        AT,
-        compute=_scale(lambda site: site.config.head_dim**0.5),
-    ),
+    Mistake("attention.multiplied", "scores are multiplied by sqrt(K)", AT, compute=_scale(lambda site: site.config.head_dim**0.5)),
     Mistake("attention.transposed", "heads and head width are transposed in the output", AT, compute=_heads_last),
     Mistake("attention.unrotated", "queries and keys are not rotated", AT, rotates, _unrotated),
     Mistake("attention.keys_unrotated", "keys are not rotated", AT, rotates, _keys_unrotated),
@@ -339,11 +331,5 @@ OTHERS = (
     ),
     Mistake("attention.itself_only", "each token sees itself only", AT, compute=_mask(lambda w: lambda i, j: j == i)),
     Mistake("attention.last_only", "only the last {seen} tokens are seen", AT, compute=_last_seen),
-    Mistake(
-        "dialect.float16",
-        "float16 roundings: declare the dialect bitnet.cpp (--as bitnet.cpp)",
-        AT,
-        compute=_float16,
-        fault=False,
-    ),
+    Mistake("dialect.float16", "float16 roundings: declare the dialect bitnet.cpp (--as bitnet.cpp)", AT, compute=_float16, fault=False),
 )

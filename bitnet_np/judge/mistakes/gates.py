@@ -15,12 +15,7 @@ from .mistake import Array, Compute, Mistake, Numbers, Site
 Floats = NDArray[np.float32]
 
 AT = ("ffn_out",)
-RIGHT = {
-    "relu2": "relu(gate)^2 * up",
-    "silu": "SiLU(gate) * up",
-    "gelu": "the exact GELU",
-    "gelu_tanh": "GELU's approximation by tanh",
-}
+RIGHT = {"relu2": "relu(gate)^2 * up", "silu": "SiLU(gate) * up", "gelu": "the exact GELU", "gelu_tanh": "GELU's approximation by tanh"}
 """What Config.activation stands for."""
 KERNELS = {"relu2": "relu2_gate", "silu": "silu_gate", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 
@@ -78,21 +73,14 @@ def _engine_swapped(base: Variant) -> Variant:
 GATES = (
     _mistake("silu", "SiLU(gate) * up instead of {right}", spec.silu_gate, lambda g, u: _silu32(g) * u, of=("relu2",)),
     _mistake("relu2", "relu(gate)^2 * up instead of {right}", spec.relu2_gate, cpu.relu2_gate, of=("silu",)),
-    _mistake(
-        "gelu_gate",
-        "GELU(gate) * up instead of {right}",
-        lambda g, u: spec.gelu_tanh(g) * u,
-        lambda g, u: cpu.gelu_tanh(g) * u,
-    ),
+    _mistake("gelu_gate", "GELU(gate) * up instead of {right}", lambda g, u: spec.gelu_tanh(g) * u, lambda g, u: cpu.gelu_tanh(g) * u),
     _mistake("relu", "relu(gate) * up, not squared", lambda g, u: np.maximum(g, 0) * u, lambda g, u: np.maximum(g, 0) * u),
     _mistake("square", "gate^2 * up, without relu", lambda g, u: g * g * u, lambda g, u: g * g * u),
     _mistake("none", "the gate is not activated: gate * up instead of {right}", lambda g, u: g * u),
     _mistake("no_gate", "the gate is missing: up instead of {right}", lambda g, u: u),
     _mistake("sigmoid", "sigmoid(gate) * up instead of {right}", lambda g, u: u / (1 + np.exp(-g))),
     _mistake(
-        "quick_gelu",
-        "quick GELU, gate * sigmoid(1.702 gate) * up, instead of {right}",
-        lambda g, u: g / (1 + np.exp(-1.702 * g)) * u,
+        "quick_gelu", "quick GELU, gate * sigmoid(1.702 gate) * up, instead of {right}", lambda g, u: g / (1 + np.exp(-1.702 * g)) * u
     ),
     Mistake("activation.swapped", "gate and up are swapped", AT, _gated, _swapped, _engine_swapped),
     _mistake(
@@ -118,11 +106,7 @@ UNGATED = (
     _mistake("silu_ungated", "SiLU instead of {right}", _silu, _silu32, when=_ungated),
     _mistake("relu_ungated", "relu instead of {right}", lambda x: np.maximum(x, 0), lambda x: np.maximum(x, 0), when=_ungated),
     _mistake(
-        "relu2_ungated",
-        "relu squared instead of {right}",
-        lambda x: np.maximum(x, 0) ** 2,
-        lambda x: np.maximum(x, 0) ** 2,
-        when=_ungated,
+        "relu2_ungated", "relu squared instead of {right}", lambda x: np.maximum(x, 0) ** 2, lambda x: np.maximum(x, 0) ** 2, when=_ungated
     ),
 )
 MISTAKES = (*GATES, *UNGATED)

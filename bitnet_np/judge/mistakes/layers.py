@@ -82,26 +82,14 @@ _RESIDUALS = (
         _is_parallel,
         lambda site: site.of(lambda h, ffn, attention: h + attention),
     ),
-    Mistake(
-        "residual.alone",
-        "the branch is missing, only the residual comes through",
-        RESIDUALS,
-        _is_sequential,
-        _of_two(lambda a, b: a),
-    ),
+    Mistake("residual.alone", "the branch is missing, only the residual comes through", RESIDUALS, _is_sequential, _of_two(lambda a, b: a)),
     Mistake("residual.normed", "the residual is the normed input", RESIDUALS, _is_sequential, _normed_residual),
     Mistake("residual.subtracted", "the residual is subtracted", RESIDUALS, _is_sequential, _of_two(lambda a, b: b - a)),
     Mistake("residual.branch_subtracted", "the branch is subtracted", RESIDUALS, _is_sequential, _of_two(lambda a, b: a - b)),
     Mistake("residual.twice", "the residual is added twice", RESIDUALS, _is_sequential, _of_two(lambda a, b: 2 * a + b)),
     Mistake("residual.layer_input", "the residual is the layer's input", ("l_out",), _is_sequential, _layer_input_residual),
     Mistake("residual.layer_input_too", "the layer's input is added once more", ("l_out",), _is_sequential, _layer_input_again),
-    Mistake(
-        "layers.skipped",
-        "the layer's output is the layer's input: the layer is skipped",
-        RESIDUALS,
-        _is_sequential,
-        _skipped,
-    ),
+    Mistake("layers.skipped", "the layer's output is the layer's input: the layer is skipped", RESIDUALS, _is_sequential, _skipped),
 )
 
 
@@ -189,12 +177,7 @@ _ENDS = (
         HEAD,
         compute=_column_by_column,
     ),
-    Mistake(
-        "embedding.scaled",
-        "embeddings are scaled by the root of the width",
-        EMBEDDING,
-        compute=_scaled_embedding,
-    ),
+    Mistake("embedding.scaled", "embeddings are scaled by the root of the width", EMBEDDING, compute=_scaled_embedding),
     Mistake("tokens.plus_1", "token ids are too large by one", EMBEDDING, compute=lambda site: _shifted(1, site)),
     Mistake("tokens.minus_1", "token ids are too small by one", EMBEDDING, compute=lambda site: _shifted(-1, site)),
 )

@@ -71,11 +71,7 @@ def _other_dialect(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 DIALECTS = (
     Mistake(
-        "dialect.activations",
-        "activations are rounded as in another dialect: declare {name}",
-        AT,
-        compute=_other_dialect,
-        fault=False,
+        "dialect.activations", "activations are rounded as in another dialect: declare {name}", AT, compute=_other_dialect, fault=False
     ),
 )
 
@@ -175,13 +171,7 @@ SCALES = (
         engine=partial(_engine_scales, lambda s: 1 / s),
     ),
     Mistake("scale.borrowed", "the weight scale of {other} is used", engine=_borrowed_scales),
-    Mistake(
-        "activation_scale.missing",
-        "the activation scale is not divided out",
-        AT,
-        quantises,
-        _rescaled(lambda scale, w: scale),
-    ),
+    Mistake("activation_scale.missing", "the activation scale is not divided out", AT, quantises, _rescaled(lambda scale, w: scale)),
     Mistake(
         "activation_scale.inverted",
         "the activation scale multiplies instead of dividing",
@@ -338,21 +328,12 @@ WEIGHTS = (
     Mistake("input.narrow", "the input is rounded to {kind}", AT, compute=_narrowed, fault=False),
     Mistake("weights.transposed", "the weight matrix is transposed", AT, compute=partial(_transposed, True)),
     Mistake(
-        "weights.column_by_column",
-        "the weight matrix is read column by column, not row by row",
-        AT,
-        compute=partial(_transposed, False),
+        "weights.column_by_column", "the weight matrix is read column by column, not row by row", AT, compute=partial(_transposed, False)
     ),
     Mistake("weights.other_matrix", "the weights of {other} are used", AT, compute=_other_matrix),
     Mistake("weights.other_layer", "the weights of the {which} layer are used", AT, compute=_other_layer),
     Mistake("input.unnormed", "the input is {input}, {norm} is skipped", AT, compute=_norm_skipped),
-    Mistake(
-        "dump.rotated",
-        "it is after RoPE: dumped from a buffer that was rotated in place",
-        ("Qcur", "Kcur"),
-        _rotates,
-        _rotated,
-    ),
+    Mistake("dump.rotated", "it is after RoPE: dumped from a buffer that was rotated in place", ("Qcur", "Kcur"), _rotates, _rotated),
     Mistake(
         "dump.activated",
         "it is after the activation function: dumped from a buffer that was activated in place",

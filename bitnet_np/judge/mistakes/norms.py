@@ -289,19 +289,7 @@ OTHERS = (
     ),
     Mistake("norm.other_norm", "the weight of {other} is used", AT, _has_rms, _other_norm),
     Mistake("norm.other_layer", "the weight of the {which} layer is used", AT, _has_rms, _other_layer),
-    Mistake(
-        "norm.before_attention",
-        "its input is the layer's, not the sum with attention",
-        ("ffn_norm",),
-        _is_rms,
-        _before_attention,
-    ),
-    Mistake(
-        "norm.layers_weight",
-        "the weight of the last layer's {name} is used",
-        ("result_norm",),
-        _is_rms,
-        _layers_weight,
-    ),
+    Mistake("norm.before_attention", "its input is the layer's, not the sum with attention", ("ffn_norm",), _is_rms, _before_attention),
+    Mistake("norm.layers_weight", "the weight of the last layer's {name} is used", ("result_norm",), _is_rms, _layers_weight),
     Mistake("layers.last_skipped_in_norm", "the last layer is skipped", ("result_norm",), _is_rms, _last_layer_skipped),
 )

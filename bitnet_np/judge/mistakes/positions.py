@@ -227,14 +227,7 @@ MISTAKES = (
         rotates,
         lambda site: site.of(lambda x: _rotated(site, x, np.full(len(x), len(x) - 1.0))),
     ),
-    Mistake(
-        "dialect.angles",
-        "angles {how}: declare the dialect {name} (--as {name})",
-        AT,
-        rotates,
-        _other_angles,
-        fault=False,
-    ),
+    Mistake("dialect.angles", "angles {how}: declare the dialect {name} (--as {name})", AT, rotates, _other_angles, fault=False),
     Mistake("rope.exponent", "the exponent of the frequencies {how} instead of -2i / K", AT, rotates, _exponents),
     Mistake(
         "rope.sin_cos_swapped",

@@ -129,10 +129,7 @@ def _mistake(id: str, text: str, quantize: Quantizer | None, engine: Callable[[V
 
 MISTAKES = (
     _mistake(
-        "per_tensor",
-        "one activation scale for the whole tensor instead of one for each token",
-        _per_tensor,
-        _engine(np.rint, axis=None),
+        "per_tensor", "one activation scale for the whole tensor instead of one for each token", _per_tensor, _engine(np.rint, axis=None)
     ),
     _mistake("none", "activations are not quantised to int8", lambda x: (x, np.ones((len(x), 1))), _unquantised),
     _mistake("truncated", "codes are truncated instead of rounded", _truncated, _engine(lambda x: np.trunc(x * _UP))),
