@@ -251,10 +251,6 @@ class KVCache:
         for each in range(self.batch) if slot is None else (slot,):
             self.truncate(each, 0)
 
-    def clear_batch(self, slot: int) -> None:
-        """Forget one slot, as `clear` does."""
-        self.clear(slot)
-
     def fork(self, source: int, targets: Iterable[int], length: int | None = None) -> None:
         """Copy the first `length` positions of slot `source` (default: all) to other slots, which must be empty.
 
@@ -310,10 +306,6 @@ class KVCache:
             for new, old in ((k, self.k), (v, self.v)):
                 self.storage.carry(old, i, new, i, int(oldest[i]), int(lengths[i]))
         self.k, self.v, self.capacity, self.lengths, self._oldest = k, v, capacity, lengths, oldest
-
-    def set_batch_size(self, batch: int, *, force: bool = False) -> None:
-        """Change the number of slots, as `resize` does."""
-        self.resize(batch, force=force)
 
     def erase(self, slot: int, start: int, end: int) -> None:
         """Zero positions start..end of a slot in every layer."""

@@ -14,7 +14,8 @@ from bitnet_np.certified import certify
 from bitnet_np.dialects import BITNET_CPP
 from bitnet_np.errors import CapacityError, ContextLimitError, EmptyInputError, OptionError, ShapeError, SlotError, TokenRangeError
 from bitnet_np.forward_pass import forward_full
-from bitnet_np.generate import Sampling, generate, uniforms
+from bitnet_np.generate import generate
+from bitnet_np.sampling import Sampling, uniforms
 
 MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, context=64)
 SAMPLED = Sampling(temperature=1.0)

@@ -15,7 +15,8 @@ from ..dialects import DIALECTS
 from ..errors import OptionError, ShapeError
 from ..files.load import open_model
 from ..files.source import Source
-from ..generate import HeadChoice, Sampling, stream
+from ..generate import HeadChoice, stream
+from ..sampling import Sampling
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from . import generate_many as batch_command
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, loaded

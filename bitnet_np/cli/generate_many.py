@@ -13,7 +13,8 @@ from ..batch import Completion, Request, generate_batch
 from ..dialects import DIALECTS
 from ..errors import EmptyInputError, Error, OptionError, shown
 from ..files.load import open_model
-from ..generate import Sampling, certified_for, check_prompt
+from ..generate import certified_for, check_prompt
+from ..sampling import Sampling
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from . import progress
 from .arguments import loaded

@@ -15,9 +15,7 @@ from ..model import Config, Model
 from ..tokens import check_tokens
 from ..validate import integer
 from .formats import writer as writer_for
-from .points import LAYER_NAMES, RECORDED, SCORES, Key, Points, Trace
-
-__all__ = ["Key", "Points", "Recorder", "Trace", "record_trace", "scores"]
+from .points import LAYER_NAMES, RECORDED, SCORES, Key
 
 Floats = NDArray[np.float32]
 NAMES = (*RECORDED, *SCORES)

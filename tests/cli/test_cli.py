@@ -28,9 +28,10 @@ from bitnet_np.cli.main import main
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import compute_logits, forward_full
-from bitnet_np.generate import generate, uniforms
+from bitnet_np.generate import generate
 from bitnet_np.judge.logits import Judgement
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.sampling import uniforms
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.tokenizer import tokenizer_from

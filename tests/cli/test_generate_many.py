@@ -11,7 +11,8 @@ from bitnet_np.batch import Request
 from bitnet_np.cli.main import main
 from bitnet_np.errors import NonFiniteError
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.generate import Sampling, generate
+from bitnet_np.generate import generate
+from bitnet_np.sampling import Sampling
 from bitnet_np.text.tokenizer import tokenizer_from
 
 needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")

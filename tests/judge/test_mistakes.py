@@ -10,11 +10,12 @@ from models import random_model
 from bitnet_np.dialects import DIALECTS, EXACT
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.judge.graph import operations
-from bitnet_np.judge.mistakes.catalogue import BY_ID, CATALOGUE, ENGINES, at_operation, fitted, in_engine
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, ENGINES, at_operation, fitted, in_engine
 from bitnet_np.judge.mistakes.mistake import Fit
 from bitnet_np.judge.mistakes.quantiser import MISTAKES as QUANTISER
 from bitnet_np.judge.variant import Variant
 
+BY_ID = {mistake.id: mistake for mistake in CATALOGUE}
 SHAPE = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_layers": 3, "tied": False, "window": 4}
 
 

@@ -51,8 +51,6 @@ CATALOGUE: tuple[Mistake, ...] = (
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 
-BY_ID = {mistake.id: mistake for mistake in CATALOGUE}
-
 
 @dataclass(frozen=True)
 class Attempt:
