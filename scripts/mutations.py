@@ -18,6 +18,9 @@ from tqdm import tqdm
 
 from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward
 from bitnet_np.cache import KVCache
+from bitnet_np.dialects import DIALECTS
+from bitnet_np.families import ARCHITECTURES
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE
 from bitnet_np.judge.report import Report
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
@@ -80,13 +83,31 @@ def row(fault: Fault, report: Report) -> dict[str, object]:
     }
 
 
+def catalogue() -> Iterator[tuple[str, str, str, str]]:
+    """Id, text, where it is tried and who can make it, of every known mistake."""
+    shape = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "window": 4, "n_layers": 2, "tied": False}
+    models = [random_model(0, family=family, **shape) for family in ARCHITECTURES]
+    models.append(random_model(1, family="gptneox", parallel_residual=True, **shape | {"kv_heads": 4}))
+    for mistake in CATALOGUE:
+        able = {m.config.architecture for m in models for dialect in DIALECTS.values() if mistake.when(m, dialect)}
+        names = "any" if able == set(ARCHITECTURES) else ", ".join(name for name in ARCHITECTURES if name in able)
+        where = {"a tensor": mistake.compute or mistake.fitted, "logits alone": mistake.engine}
+        yield mistake.id, mistake.text.replace("|", "\\|"), ", ".join(how for how, made in where.items() if made), names
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", action="store_true", help="the whole table (default: the summary and what went wrong)")
     parser.add_argument("--honest", type=int, default=200, metavar="N", help="at least so many honest runs (default 200)")
     parser.add_argument("--only", default="", metavar="l_out,...", help="judge dumps that have these tensors only")
+    parser.add_argument("--catalogue", action="store_true", help="the table of all known mistakes instead, and judge nothing")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
+    if arguments.catalogue:
+        print("| mistake | it says | seen in | families |\n|---|---|---|---|")
+        for columns in catalogue():
+            print(f"| {' | '.join(columns)} |")
+        return 0
     quiet = not sys.stderr.isatty()
     model, tokens = embedded_model(), embedded.recording()["tokens_T17"].astype(np.int64)
     only = tuple(filter(None, arguments.only.split(",")))

@@ -74,3 +74,8 @@ def test_the_architectures_and_types_are_those_of_the_code():
 def test_the_table_of_faults_has_every_fault():
     """tests/judge/test_blame.py compares the other columns, where each fault is judged."""
     assert [row[0] for row in pages.table(JUDGING, "fault")] == [fault.name for fault in mutations.faults()]
+
+
+def test_the_table_of_known_mistakes_is_the_catalogue():
+    rows = [tuple(row) for row in pages.table(DOCS / "mistakes.md", "mistake")]
+    assert rows == [tuple(column.replace("\\|", "|") for column in row) for row in mutations.catalogue()]
