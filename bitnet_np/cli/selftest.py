@@ -8,7 +8,7 @@ import numba
 import numpy as np
 
 from .. import selftest
-from ..kernels import cache_check, disk_cache, simd
+from ..kernels import cache_check, cache_folder, disk_cache, simd
 from . import progress
 from .arguments import add_threads_argument
 from .printing import print_json, table
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         "instruction_path": simd.instruction_path(),
         "features": sorted(simd.cpu_features()),
     }
-    folder = str(disk_cache.folder()) if disk_cache.is_known() else None
+    folder = str(cache_folder.folder()) if disk_cache.is_known() else None
     bad = [entry for entry in entries if entry.problem]
     fine = all(ok for _, ok in results) and not bad
     if arguments.json:
@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _clear(as_json: bool) -> int:
-    folder = disk_cache.folder()
-    files, nbytes = disk_cache.clear()
+    folder = cache_folder.folder()
+    files, nbytes = cache_folder.clear()
     if as_json:
         print_json({"folder": str(folder), "files": files, "bytes": nbytes})
     else:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from llvmlite.binding.object_file import ObjectFileRef
 from numba.core.registry import cpu_target
 
-from . import disk_cache
+from . import cache_folder, disk_cache
 from .disk_cache import BadEntryError
 
 
@@ -32,7 +32,7 @@ def check(recompile: bool = False, progress: Callable[[int, int], None] = lambda
     must give the same machine code; for all of them this takes as long as a first run. progress(done, total) is called before each entry
     and in the end.
     """
-    files = sorted(disk_cache.folder().glob(f"compiled-*/*{disk_cache.SUFFIX}"))
+    files = cache_folder.entries()
     here = disk_cache.state_folder(disk_cache.state(cpu_target.target_context.codegen()))
     for done, file in enumerate(files):
         progress(done, len(files))

@@ -12,9 +12,8 @@ A file is unpickled only if its key is the one asked for, to the letter, and its
 a miss: the kernel is compiled and the file replaced. Files are written whole under another name and then renamed. Like Python's own
 __pycache__, the folder is trusted as far as those who can write to it.
 
-FOLDER is in NUMBA_CACHE_DIR if that is set; otherwise it is beside the kernels, or where that cannot be written, in the user's folder for
-caches. A state is a version of the sources, the libraries, the processor and Numba's settings. The STATES_KEPT states used last are kept,
-others are deleted when a new one begins. Numba's own cache files (.nbi, .nbc) are never read.
+FOLDER is that of cache_folder.py. A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
+files (.nbi, .nbc) are never read.
 
 A dispatcher's `_cache` is a private part of Numba: `is_known` says whether it is still as it was when this was written. private_cache.py
 serves the versions where it is not.
@@ -26,12 +25,9 @@ import json
 import os
 import pickle
 import re
-import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -42,38 +38,21 @@ import numpy as np
 from numba.core import caching, compiler, serialize, sigutils
 
 from ..whole_file import whole_file
-from . import private_cache
+from . import cache_folder, private_cache
 
 KNOWN_NUMBA = ("0.68",)  # versions whose private parts this was written for
-STATES_KEPT = 16  # at some 10 MB each; the tests alone use five for each edit
-SUFFIX = ".kernel"
 
 _FIRST_LINE = b"bitnet_np: a compiled kernel, form 1"
 _CHECKSUM_BYTES = 32
 _ON_WINDOWS = os.name == "nt"  # where a file that is open cannot be replaced
-_KERNELS = Path(__file__).parent
 _INTERFACE = {"cache_path", "load_overload", "save_overload", "enable", "disable", "flush"}
 _PICKLED = ["target_context", "libdata", "fndesc", "env", "signature", "objectmode", "lifted", "typeann", "reload_init", "referenced_envs"]
 # what Numba's code generator reads of its configuration, beside the target that it names itself
 _SETTINGS = [
-    "OPT",
-    "LOOP_VECTORIZE",
-    "SLP_VECTORIZE",
-    "BOUNDSCHECK",
-    "DEBUGINFO_DEFAULT",
-    "EXTEND_VARIABLE_LIFETIMES",
-    "USING_SVML",
-    "ENABLE_AVX",
-    "LLVM_REFPRUNE_PASS",
-    "LLVM_REFPRUNE_FLAGS",
-    "PARFOR_MAX_TUPLE_SIZE",
-    "DEBUG_ARRAY_OPT_RUNTIME",
-    "DEBUG_JIT",
-    "DEBUG_NRT",
-    "NRT_STATS",
-    "ENABLE_PROFILING",
+    *("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML", "ENABLE_AVX", "BOUNDSCHECK", "PARFOR_MAX_TUPLE_SIZE"),
+    *("LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS", "DEBUGINFO_DEFAULT", "EXTEND_VARIABLE_LIFETIMES", "ENABLE_PROFILING"),
+    *("DEBUG_ARRAY_OPT_RUNTIME", "DEBUG_JIT", "DEBUG_NRT", "NRT_STATS"),
 ]
-
 
 KERNELS: dict[str, Any] = {}
 """Every dispatcher that was decorated here, by `identity_of`."""
@@ -125,7 +104,7 @@ def _stamp(*sources: Path) -> str:
 
 
 def _package_stamp() -> str:
-    return _stamp(*sorted(_KERNELS.rglob("*.py")))
+    return _stamp(*sorted(cache_folder.KERNELS.rglob("*.py")))
 
 
 SOURCES = _package_stamp()  # before the modules of the kernels are read: `save_overload` looks whether they are still the same
@@ -167,45 +146,14 @@ def _line(value: Any) -> bytes:
 # --- files ----------------------------------------------------------------------------------------------------------------------------
 
 
-def folder() -> Path:
-    """Where states are kept: the first place that can be written, or the first place of all if none can."""
-    return _folder(numba.config.CACHE_DIR)
-
-
-@lru_cache
-def _folder(given: str) -> Path:
-    installation = f"bitnet_np-{hashlib.sha256(str(_KERNELS).encode()).hexdigest()[:16]}"
-    places = [Path(os.path.abspath(given), installation)] if given else [_KERNELS / "__pycache__", *_user_folders(installation)]
-    for place in places:
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=place).close()
-            return place
-        except OSError:
-            continue
-    return places[0]
-
-
-def _user_folders(name: str) -> list[Path]:
-    """The folder of this name among the user's caches; none for a user without a home."""
-    variable, below_home = {
-        "win32": ("LOCALAPPDATA", "AppData/Local"),
-        "darwin": ("", "Library/Caches"),
-    }.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
-    try:
-        return [Path(os.environ.get(variable) or Path.home() / below_home, name)]
-    except RuntimeError:
-        return []
-
-
 def state_folder(state: dict[str, Any]) -> Path:
     """Where the entries of a state are."""
-    return folder() / f"compiled-{_digest(state)[:16]}"
+    return cache_folder.folder() / f"{cache_folder.PREFIX}{_digest(state)[:16]}"
 
 
 def file_name(key: dict[str, Any]) -> str:
     """The name of an entry's file, which follows from its key."""
-    return f"{_stem(key)}-{_digest(key)[:24]}{SUFFIX}"
+    return f"{_stem(key)}-{_digest(key)[:24]}{cache_folder.SUFFIX}"
 
 
 def _stem(key: dict[str, Any]) -> str:
@@ -238,35 +186,9 @@ def unpickle(code: bytes, key: dict[str, Any]) -> tuple[Any, ...]:
 def _write(path: Path, key: bytes, code: bytes) -> None:
     if not path.parent.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)
-        _delete_old_states()
+        cache_folder.delete_old_states()
     with whole_file(path) as part:
         part.write_bytes(b"\n".join([_FIRST_LINE, key, hashlib.sha256(key + code).digest() + code]))
-
-
-def states() -> list[Path]:
-    """The folders of all states, the one used last first."""
-    return sorted(folder().glob("compiled-*"), key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-def _delete_old_states() -> None:
-    with suppress(OSError):  # of another process that does the same
-        for old in states()[STATES_KEPT:]:
-            shutil.rmtree(old)
-
-
-@lru_cache
-def _set_time_of_use(state: Path) -> None:
-    """Once for each process, for `states`."""
-    with suppress(OSError):  # of a folder that can only be read
-        os.utime(state)
-
-
-def clear() -> tuple[int, int]:
-    """Delete the entries of all states: how many there were, and of how many bytes together. Raises OSError."""
-    sizes = [path.stat().st_size for path in folder().glob(f"compiled-*/*{SUFFIX}")]
-    for state in states():
-        shutil.rmtree(state)
-    return len(sizes), sum(sizes)
 
 
 _warned = False
@@ -278,8 +200,8 @@ def _warn_once(reason: object) -> None:
     if not _warned:
         _warned = True
         warnings.warn(
-            f"compiled kernels cannot be kept in {folder()} ({reason}), so every process compiles them again, which takes some 20 seconds; "
-            "set NUMBA_CACHE_DIR to a folder that can be written",
+            f"compiled kernels cannot be kept in {cache_folder.folder()} ({reason}). Every process compiles them again, which takes some 20 "
+            "seconds. Set NUMBA_CACHE_DIR to a folder that can be written.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -297,7 +219,7 @@ class DiskCache:
             raise TypeError(f"{function.__qualname__} is a closure: its code does not follow from its source alone")
         file = Path(function.__code__.co_filename)
         self.enabled = True
-        self._own_source = [] if file.is_relative_to(_KERNELS) else [file]  # of a kernel outside this package
+        self._own_source = [] if file.is_relative_to(cache_folder.KERNELS) else [file]  # of a kernel outside this package
         self.identity = {
             "module": function.__module__,
             "function": function.__qualname__,
@@ -309,7 +231,7 @@ class DiskCache:
 
     @property
     def cache_path(self) -> str:
-        return str(folder())
+        return str(cache_folder.folder())
 
     def key(self, sig: Any, codegen: Any) -> dict[str, Any]:
         """Everything that the code of a signature depends on. sig: in any form that Numba's `compile` takes."""
@@ -333,7 +255,7 @@ class DiskCache:
             result = compiler.CompileResult._rebuild(target_context, *parts)
         except Exception:  # whatever is wrong with a file, its kernel is compiled instead
             return None
-        _set_time_of_use(path.parent)
+        cache_folder.set_time_of_use(path.parent)
         return result
 
     def save_overload(self, sig: Any, result: Any) -> None:
@@ -354,7 +276,7 @@ class DiskCache:
 
     def flush(self) -> None:
         """Forget every entry of the function."""
-        for path in folder().glob(f"compiled-*/{_stem(self.identity)}-*{SUFFIX}"):
+        for path in cache_folder.entries(f"{_stem(self.identity)}-*"):
             path.unlink(missing_ok=True)
 
     def enable(self) -> None:

@@ -18,7 +18,7 @@ from numba.core import types
 from numba.core.registry import cpu_target
 
 import bitnet_np
-from bitnet_np.kernels import cache_check, disk_cache
+from bitnet_np.kernels import cache_check, cache_folder, disk_cache
 from bitnet_np.kernels.launching import parallel, serial
 
 ROOT = Path(bitnet_np.__file__).parents[1]
@@ -45,7 +45,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def files(cache):
-    return sorted(cache.rglob(f"*{disk_cache.SUFFIX}"))
+    return sorted(cache.rglob(f"*{cache_folder.SUFFIX}"))
 
 
 def run_once(x, function=add_one):
@@ -286,25 +286,25 @@ def test_machine_code_that_is_not_the_signatures_is_found_by_compiling_it_anew(p
 
 def test_the_states_used_last_are_kept(cache, monkeypatch):
     run_once(1)
-    (first,) = disk_cache.states()
+    (first,) = cache_folder.states()
     for n in range(20):
         old = first.with_name(f"compiled-{n:016}")
         old.mkdir()
-        (old / f"x{disk_cache.SUFFIX}").touch()
+        (old / f"x{cache_folder.SUFFIX}").touch()
         os.utime(old, (n, n))
     monkeypatch.setattr(numba.config, "OPT", 1)
     run_once(1)
-    names = [path.name for path in disk_cache.states()]
-    assert len(names) == disk_cache.STATES_KEPT
-    assert names[2:] == [f"compiled-{n:016}" for n in range(19, 19 - disk_cache.STATES_KEPT + 2, -1)]
+    names = [path.name for path in cache_folder.states()]
+    assert len(names) == cache_folder.STATES_KEPT
+    assert names[2:] == [f"compiled-{n:016}" for n in range(19, 19 - cache_folder.STATES_KEPT + 2, -1)]
     assert first.name in names[:2]
 
 
 def test_reading_counts_as_use(cache):
     run_once(1)
-    (state,) = disk_cache.states()
+    (state,) = cache_folder.states()
     os.utime(state, (1, 1))
-    disk_cache._set_time_of_use.cache_clear()
+    cache_folder.set_time_of_use.cache_clear()
     run_once(1)
     assert state.stat().st_mtime > 1
 
@@ -315,37 +315,37 @@ def test_clear_deletes_every_state_and_nothing_else(cache, monkeypatch):
     run_once(1)
     nbytes = sum(file.stat().st_size for file in files(cache))
     (cache / "other").touch()
-    assert disk_cache.clear() == (2, nbytes)
-    assert disk_cache.states() == []
+    assert cache_folder.clear() == (2, nbytes)
+    assert cache_folder.states() == []
     assert (cache / "other").exists()
     assert run_once(1) == (2, 0)
 
 
 def test_without_a_setting_the_folder_is_beside_the_kernels_or_the_users(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_KERNELS", tmp_path / "kernels")
+    monkeypatch.setattr(cache_folder, "KERNELS", tmp_path / "kernels")
     for name in ("LOCALAPPDATA", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
     (tmp_path / "kernels").mkdir()
-    assert disk_cache._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
+    assert cache_folder._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
     shutil.rmtree(tmp_path / "kernels")
     (tmp_path / "kernels").touch()  # nothing can be written below it
-    assert disk_cache._folder.__wrapped__("").is_relative_to(tmp_path / "home")
+    assert cache_folder._folder.__wrapped__("").is_relative_to(tmp_path / "home")
     shutil.rmtree(tmp_path / "home")
     (tmp_path / "home").touch()
-    assert disk_cache._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
+    assert cache_folder._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
 
     def no_home():
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr(Path, "home", no_home)
-    assert disk_cache._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
+    assert cache_folder._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
 
 
 def test_two_installations_have_two_folders(tmp_path, monkeypatch):
-    mine = disk_cache._folder.__wrapped__(str(tmp_path))
-    monkeypatch.setattr(disk_cache, "_KERNELS", tmp_path / "elsewhere")
-    assert disk_cache._folder.__wrapped__(str(tmp_path)) != mine
+    mine = cache_folder._folder.__wrapped__(str(tmp_path))
+    monkeypatch.setattr(cache_folder, "KERNELS", tmp_path / "elsewhere")
+    assert cache_folder._folder.__wrapped__(str(tmp_path)) != mine
 
 
 # --- what goes wrong ------------------------------------------------------------------------------------------------------------------
