@@ -79,7 +79,7 @@ def _dispatcher(key: dict[str, Any]) -> Any:
     inside = key["module"].startswith(f"{package}.")
     if inside:
         importlib.import_module(key["module"])
-    found = disk_cache.KERNELS.get(disk_cache.identity_of(key))
+    found = disk_cache.DISPATCHERS.get(disk_cache.identity_of(key))
     if found is None and inside:
         raise BadEntryError("there is no such kernel")
     return found

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numba
 
-KERNELS = Path(__file__).parent
+HERE = Path(__file__).parent
 STATES_KEPT = 16  # at some 10 MB each; the tests alone use five for each edit
 PREFIX = "compiled-"  # of a state's folder
 SUFFIX = ".kernel"  # of an entry's file
@@ -29,8 +29,8 @@ def folder() -> Path:
 
 @lru_cache
 def _folder(given: str) -> Path:
-    installation = f"bitnet_np-{hashlib.sha256(str(KERNELS).encode()).hexdigest()[:16]}"
-    places = [Path(os.path.abspath(given), installation)] if given else [KERNELS / "__pycache__", *_user_folders(installation)]
+    installation = f"bitnet_np-{hashlib.sha256(str(HERE).encode()).hexdigest()[:16]}"
+    places = [Path(os.path.abspath(given), installation)] if given else [HERE / "__pycache__", *_user_folders(installation)]
     for place in places:
         try:
             place.mkdir(parents=True, exist_ok=True)

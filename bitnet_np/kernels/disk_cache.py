@@ -28,6 +28,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ _SETTINGS = [
     *("DEBUG_ARRAY_OPT_RUNTIME", "DEBUG_JIT", "DEBUG_NRT", "NRT_STATS"),
 ]
 
-KERNELS: dict[str, Any] = {}
+DISPATCHERS: dict[str, Any] = {}
 """Every dispatcher that was decorated here, by `identity_of`."""
 
 
@@ -83,7 +84,7 @@ def compiled(**options: Any) -> Callable[[Callable], Any]:
             return function
         if is_known():
             dispatcher._cache = DiskCache(dispatcher)
-            KERNELS[identity_of(dispatcher._cache.identity)] = dispatcher
+            DISPATCHERS[identity_of(dispatcher._cache.identity)] = dispatcher
         else:
             private_cache.enable(dispatcher)
         return dispatcher
@@ -103,11 +104,21 @@ def _stamp(*sources: Path) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest() if texts else ""
 
 
-def _package_stamp() -> str:
-    return _stamp(*sorted(cache_folder.KERNELS.rglob("*.py")))
+def _package_files() -> list[Path]:
+    return sorted(cache_folder.HERE.rglob("*.py"))
 
 
-SOURCES = _package_stamp()  # before the modules of the kernels are read: `save_overload` looks whether they are still the same
+def _times() -> list[tuple[int, int]]:
+    """When the files of the kernels were written, and their sizes; nothing where there are none."""
+    with suppress(OSError):
+        return [(status.st_mtime_ns, status.st_size) for status in map(os.stat, _FILES)]
+    return []
+
+
+# before the modules of the kernels are read: an edit from here on is noticed when a kernel is decorated, and when its code is kept
+_FILES = _package_files()
+_TIMES = _times()
+SOURCES = _stamp(*_FILES)
 
 
 def state(codegen: Any) -> dict[str, Any]:
@@ -200,8 +211,8 @@ def _warn_once(reason: object) -> None:
     if not _warned:
         _warned = True
         warnings.warn(
-            f"compiled kernels cannot be kept in {cache_folder.folder()} ({reason}). Every process compiles them again, which takes 20 "
-            "seconds. Set NUMBA_CACHE_DIR to a folder that can be written.",
+            f"compiled kernels cannot be kept in {cache_folder.folder()} ({reason}). Every process compiles them again, which takes "
+            "some 20 seconds. Set NUMBA_CACHE_DIR to a folder that can be written.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -218,8 +229,8 @@ class DiskCache:
         if function.__closure__:
             raise TypeError(f"{function.__qualname__} is a closure: its code does not follow from its source alone")
         file = Path(function.__code__.co_filename)
-        self.enabled = True
-        self._own_source = [] if file.is_relative_to(cache_folder.KERNELS) else [file]  # of a kernel outside this package
+        self.enabled = _times() == _TIMES  # otherwise this module was read again, or for the first time, after an edit
+        self._own_source = [] if file.is_relative_to(cache_folder.HERE) else [file]  # of a kernel outside this package
         self.identity = {
             "module": function.__module__,
             "function": function.__qualname__,
@@ -262,7 +273,7 @@ class DiskCache:
         """Keep the compile result of a signature."""
         if not self.enabled or result.lifted or result.library.has_dynamic_globals:  # those have addresses of this process in them
             return
-        if _package_stamp() != SOURCES or _stamp(*self._own_source) != self.identity["source"]:
+        if _stamp(*_package_files()) != SOURCES or _stamp(*self._own_source) != self.identity["source"]:
             return  # edited meanwhile: which text was compiled is not known
         key = self.key(sig, result.codegen)
         path = state_folder(key["state"]) / file_name(key)

@@ -114,11 +114,29 @@ def test_a_closure_is_refused():
         serial(lambda x: factor * x)
 
 
-def test_what_is_edited_while_a_process_runs_is_not_kept(cache, monkeypatch):
+def edit(monkeypatch, path):
+    """As if a source of the kernels were another one from now on."""
+    files = disk_cache._package_files()
+    monkeypatch.setattr(disk_cache, "_package_files", lambda: [*files, path])
+    monkeypatch.setattr(disk_cache, "_FILES", [*files, path])
+
+
+def test_what_is_edited_while_a_process_runs_is_not_kept(cache, monkeypatch, tmp_path):
     """Modules may have been read before the edit or after it."""
-    monkeypatch.setattr(disk_cache, "_package_stamp", lambda: "edited")
-    assert run_once(1) == (2, 0)
+    dispatcher = serial(add_one)
+    (tmp_path / "rows.py").touch()
+    edit(monkeypatch, tmp_path / "rows.py")
+    assert dispatcher(1) == 2
     assert files(cache) == []
+
+
+def test_what_is_read_after_an_edit_does_not_use_the_cache(cache, monkeypatch, tmp_path):
+    run_once(1)
+    before = serial(add_one)
+    (tmp_path / "rows.py").touch()
+    edit(monkeypatch, tmp_path / "rows.py")
+    assert run_once(1) == (2, 0)
+    assert (before(1), before.stats.cache_hits.total()) == (2, 1)
 
 
 def test_recompiling_reads_nothing(cache):
@@ -259,10 +277,10 @@ def test_entries_of_other_states_must_be_whole(pair, monkeypatch):
 
 def test_an_entry_of_no_kernel_of_this_package_is_named(cache, monkeypatch):
     stranger = FunctionType(add_one.__code__, {"__name__": "bitnet_np.kernels.rows"})
-    monkeypatch.setattr(disk_cache, "KERNELS", {})
+    monkeypatch.setattr(disk_cache, "DISPATCHERS", {})
     assert run_once(1, stranger) == (2, 0)
     assert problems() == [""]
-    disk_cache.KERNELS.clear()
+    disk_cache.DISPATCHERS.clear()
     assert problems() == ["there is no such kernel"]
 
 
@@ -322,7 +340,7 @@ def test_clear_deletes_every_state_and_nothing_else(cache, monkeypatch):
 
 
 def test_without_a_setting_the_folder_is_beside_the_kernels_or_the_users(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_folder, "KERNELS", tmp_path / "kernels")
+    monkeypatch.setattr(cache_folder, "HERE", tmp_path / "kernels")
     for name in ("LOCALAPPDATA", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
@@ -344,7 +362,7 @@ def test_without_a_setting_the_folder_is_beside_the_kernels_or_the_users(tmp_pat
 
 def test_two_installations_have_two_folders(tmp_path, monkeypatch):
     mine = cache_folder._folder.__wrapped__(str(tmp_path))
-    monkeypatch.setattr(cache_folder, "KERNELS", tmp_path / "elsewhere")
+    monkeypatch.setattr(cache_folder, "HERE", tmp_path / "elsewhere")
     assert cache_folder._folder.__wrapped__(str(tmp_path)) != mine
 
 
@@ -364,7 +382,7 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_a_working_program(tmp
         monkeypatch.setattr(Path, "write_bytes", full)
     if trouble == "no sources":
         monkeypatch.setattr(disk_cache, "SOURCES", "")
-        monkeypatch.setattr(disk_cache, "_package_stamp", lambda: "")
+        monkeypatch.setattr(disk_cache, "_package_files", list)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert [run_once(1), run_once(0.5), run_once(1)] == [(2, 0), (1.5, 0), (2, 0)]
