@@ -67,9 +67,11 @@ def _check_entry(file: Path, here: Path, recompile: bool) -> None:
         raise BadEntryError(f"its key is that of {expected.parent.name}/{expected.name}")
     if file.parent != here:
         return  # of other sources, libraries or settings, or of another processor
-    parts = disk_cache.unpickle(code, key)
     dispatcher = _dispatcher(key)
-    if recompile and dispatcher is not None and machine_code(parts[0]) != machine_code(_compiled_anew(dispatcher, parts[3])):
+    if dispatcher is None:
+        return  # of a program that is not here, without which its code cannot be unpickled
+    parts = disk_cache.unpickle(code, key)
+    if recompile and machine_code(parts[0]) != machine_code(_compiled_anew(dispatcher, parts[3])):
         raise BadEntryError("its machine code is not what the compiler makes of this signature")
 
 

@@ -275,6 +275,27 @@ def test_entries_of_other_states_must_be_whole(pair, monkeypatch):
     assert unpickled == []
 
 
+def test_a_whole_file_of_another_state_under_this_ones_name_is_not_run(pair, monkeypatch):
+    one, _, _ = pair
+    whole = one.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(numba.config, "OPT", 1)
+        run_once(1)
+    (other,) = (file for file in files(one.parents[2]) if file.parent != one.parent)
+    shutil.copy(other, one)
+    assert_compiled_and_replaced(one, whole, f"its key is that of {other.parent.name}/{other.name}")
+
+
+def test_entries_of_a_program_that_is_not_here_must_be_whole(cache, monkeypatch):
+    stranger = FunctionType(add_one.__code__, {"__name__": "their.program"})
+    assert run_once(1, stranger) == (2, 0)
+    monkeypatch.setattr(disk_cache, "DISPATCHERS", {})
+    assert [(entry.function, entry.problem) for entry in cache_check.check(recompile=True)] == [("their.program.add_one", "")]
+    (file,) = files(cache)
+    file.write_bytes(file.read_bytes() + b"x")
+    assert problems() == ["it is damaged: its SHA-256 is not the recorded one"]
+
+
 def test_an_entry_of_no_kernel_of_this_package_is_named(cache, monkeypatch):
     stranger = FunctionType(add_one.__code__, {"__name__": "bitnet_np.kernels.rows"})
     monkeypatch.setattr(disk_cache, "DISPATCHERS", {})
