@@ -104,10 +104,6 @@ def _stamp(*sources: Path) -> str:
     return hashlib.sha256("\n".join(texts).encode()).hexdigest() if texts else ""
 
 
-def _package_files() -> list[Path]:
-    return sorted(cache_folder.HERE.rglob("*.py"))
-
-
 def _times() -> list[tuple[int, int]]:
     """When the files of the kernels were written, and their sizes; nothing where there are none."""
     with suppress(OSError):
@@ -116,7 +112,7 @@ def _times() -> list[tuple[int, int]]:
 
 
 # before the modules of the kernels are read: an edit from here on is noticed when a kernel is decorated, and when its code is kept
-_FILES = _package_files()
+_FILES = sorted(cache_folder.HERE.rglob("*.py"))
 _TIMES = _times()
 SOURCES = _stamp(*_FILES)
 
@@ -273,7 +269,7 @@ class DiskCache:
         """Keep the compile result of a signature."""
         if not self.enabled or result.lifted or result.library.has_dynamic_globals:  # those have addresses of this process in them
             return
-        if _stamp(*_package_files()) != SOURCES or _stamp(*self._own_source) != self.identity["source"]:
+        if _times() != _TIMES or _stamp(*self._own_source) != self.identity["source"]:
             return  # edited meanwhile: which text was compiled is not known
         key = self.key(sig, result.codegen)
         path = state_folder(key["state"]) / file_name(key)

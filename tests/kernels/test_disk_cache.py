@@ -116,9 +116,7 @@ def test_a_closure_is_refused():
 
 def edit(monkeypatch, path):
     """As if a source of the kernels were another one from now on."""
-    files = disk_cache._package_files()
-    monkeypatch.setattr(disk_cache, "_package_files", lambda: [*files, path])
-    monkeypatch.setattr(disk_cache, "_FILES", [*files, path])
+    monkeypatch.setattr(disk_cache, "_FILES", [*disk_cache._FILES, path])
 
 
 def test_what_is_edited_while_a_process_runs_is_not_kept(cache, monkeypatch, tmp_path):
@@ -402,7 +400,8 @@ def test_a_cache_that_cannot_be_written_is_one_warning_and_a_working_program(tmp
         monkeypatch.setattr(Path, "write_bytes", full)
     if trouble == "no sources":
         monkeypatch.setattr(disk_cache, "SOURCES", "")
-        monkeypatch.setattr(disk_cache, "_package_files", list)
+        monkeypatch.setattr(disk_cache, "_FILES", [])
+        monkeypatch.setattr(disk_cache, "_TIMES", [])
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         assert [run_once(1), run_once(0.5), run_once(1)] == [(2, 0), (1.5, 0), (2, 0)]
