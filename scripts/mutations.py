@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from judging.engine import Engine, Floats, accumulate, embedded_model, precise
@@ -85,7 +86,7 @@ def row(fault: Fault, report: Report) -> dict[str, object]:
 
 def catalogue() -> Iterator[tuple[str, str, str, str]]:
     """Id, text, where it is tried and who can make it, of every known mistake."""
-    shape = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "window": 4, "n_layers": 2, "tied": False}
+    shape: dict[str, Any] = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "window": 4, "n_layers": 2, "tied": False}
     models = [random_model(0, family=family, **shape) for family in ARCHITECTURES]
     models.append(random_model(1, family="gptneox", parallel_residual=True, **shape | {"kv_heads": 4}))
     for mistake in CATALOGUE:

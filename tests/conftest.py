@@ -1,7 +1,6 @@
-"""What every test gets: the helper modules of tests/, one thread, no deadlines, and kernels compiled from the sources as they are."""
+"""What every test gets: the helper modules of tests/, one thread, no deadlines, and a cache of compiled kernels, which is looked through
+when all tests are done."""
 
-import hashlib
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -10,11 +9,8 @@ TESTS = Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 sys.path.append(str(TESTS.parent))  # at the end: an installed package is tested as installed
 
-# Numba keeps compiled kernels on disk, and does not notice when a module that a kernel takes its rules from has changed (scalar.py,
-# simd.py). So each state of the sources has a cache of its own. These settings are read when Numba and its thread pool are loaded.
-_SOURCES = sorted(Path(importlib.util.find_spec("bitnet_np").submodule_search_locations[0], "kernels").glob("*.py"))
-_STATE = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:16]
-os.environ.setdefault("NUMBA_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "kernels" / _STATE))
+# These settings are read when Numba and its thread pool are loaded.
+os.environ.setdefault("NUMBA_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "kernels"))
 os.environ["NUMBA_NUM_THREADS"] = str(max(4, os.cpu_count() or 1))  # the bits may not depend on how many processors there are
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin for work would keep each other from it there
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's own threads: they spin too
@@ -37,3 +33,16 @@ def one_thread():
     numba.set_num_threads(1)
     yield
     numba.set_num_threads(before)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """Every entry that the tests left in the cache, or found there, must be whole; xdist's controller looks when its workers are done."""
+    if hasattr(session.config, "workerinput"):
+        return
+    from bitnet_np.kernels import cache_check
+
+    bad = [entry for entry in cache_check.check() if entry.problem]
+    if bad:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        print("\n", *(f"\n{entry.file}: {entry.function} {entry.signature}: {entry.problem}" for entry in bad))

@@ -1,4 +1,4 @@
-"""`bitnet-np selftest`: every kernel against known bits, on this machine."""
+"""`bitnet-np selftest`: every kernel against known bits, and every compiled kernel on disk, on this machine."""
 
 import argparse
 import platform
@@ -8,21 +8,34 @@ import numba
 import numpy as np
 
 from .. import selftest
-from ..kernels import simd
+from ..kernels import cache_check, cache_folder, disk_cache, simd
+from . import progress
 from .arguments import add_threads_argument
 from .printing import print_json, table
 
-SUMMARY = "Compare every kernel with its known bits on this machine."
+SUMMARY = "Compare every kernel with its known bits, and check every compiled kernel on disk."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
     add_threads_argument(parser)
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--recompile",
+        action="store_true",
+        help="compile every signature in the cache anew, in memory, and compare machine code: as long as a first run. Without it entries "
+        "are read: the checksum must hold, and the code be of its function and signature, of these sources and this machine",
+    )
+    group.add_argument("--clear-cache", action="store_true", help="delete the compiled kernels of this installation, and do nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what every kernel came to; returns the exit code."""
+    if arguments.clear_cache:
+        return _clear(arguments.json)
     start = time.perf_counter()
+    # first the cache as it is: whatever is damaged in it is replaced when the kernel runs
+    entries = list(cache_check.check(arguments.recompile, progress.bar("recompiling" if arguments.recompile else "reading")))
     results = list(selftest.run())
     seconds = time.perf_counter() - start
     machine = {
@@ -34,12 +47,31 @@ def run(arguments: argparse.Namespace) -> int:
         "instruction_path": simd.instruction_path(),
         "features": sorted(simd.cpu_features()),
     }
-    fine = all(ok for _, ok in results)
+    folder = str(cache_folder.folder()) if disk_cache.is_known() else None
+    bad = [entry for entry in entries if entry.problem]
+    fine = all(ok for _, ok in results) and not bad
     if arguments.json:
-        print_json(machine | {"fine": fine, "kernels": dict(results), "seconds": seconds})
+        cache = {"folder": folder, "entries": len(entries), "bad": [{**entry._asdict(), "file": str(entry.file)} for entry in bad]}
+        print_json(machine | {"fine": fine, "kernels": dict(results), "cache": cache, "seconds": seconds})
         return 0 if fine else 1
     facts = [(key, " ".join(value) if isinstance(value, list) else str(value)) for key, value in machine.items()]
     print(table(("machine", ""), facts) + "\n")
-    print(table(("kernel", "bits"), [(name, "as known" if ok else "DIFFER") for name, ok in results]))
+    print(table(("kernel", "bits"), [(name, "as known" if ok else "DIFFER") for name, ok in results]) + "\n")
+    place = f"in {folder}" if folder else "as this version of Numba is not known"
+    print(f"compiled kernels on disk: {len(entries)}, {len(bad)} of them bad, {place}")
+    for entry in bad:
+        print(f"\nfile       {entry.file}\nfunction   {entry.function}\nsignature  {entry.signature}\nproblem    {entry.problem}")
+    if bad:
+        print("\nbitnet-np selftest --clear-cache deletes them all")
     print(f"\n{'all as known' if fine else 'NOT FINE'}, {seconds:.1f} s")
     return 0 if fine else 1
+
+
+def _clear(as_json: bool) -> int:
+    folder = cache_folder.folder()
+    files, nbytes = cache_folder.clear()
+    if as_json:
+        print_json({"folder": str(folder), "files": files, "bytes": nbytes})
+    else:
+        print(f"{folder}: {files} compiled kernels deleted, {nbytes / 1e6:.1f} MB")
+    return 0

@@ -7,7 +7,7 @@ give for the same weights as float32. `data` is the bytes of a matrix [N, bytes 
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 from numpy.typing import NDArray
 
 from .. import tensor_types
@@ -15,7 +15,7 @@ from ..tensor_types import TensorType
 from .block_formats import FORMATS
 from .floats import matmul as _float_matmul
 from .floats import matmul_tiles
-from .launching import Floats, launch, parallel, read_only, serial
+from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import round_half_even, round_to_half
 from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32, unpack_block
 from .tiles import ROW_BLOCK, ROWS, TOKENS
@@ -133,7 +133,7 @@ def has_code_three(data: Bytes) -> bool:
 _ZEROS = 0b01010101  # four codes of 1, which stand for 0
 
 
-@njit(inline="always")
+@rule
 def _digit(byte, power):
     """A base-3 digit of a byte that holds a fraction of 256; power is 3^(digits before it)."""
     below = np.uint32(np.uint32(byte * power) & np.uint32(255))

@@ -6,14 +6,17 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from .disk_cache import compiled
 
 Floats = NDArray[np.float32]
 
 # IEEE division: Python's would raise on a zero, and test for one at every step
-serial = njit(cache=True, error_model="numpy")
-inlined = njit(cache=True, error_model="numpy", forceinline=True)  # what takes a full tile: as an argument it would go through memory
+serial = compiled(error_model="numpy")
+inlined = compiled(error_model="numpy", forceinline=True)  # what takes a full tile: as an argument it would go through memory
+rule = compiled(inline="always")  # Numba puts it in its place before it knows types, with the error model of the kernel there
+_shared = compiled(error_model="numpy", parallel=True)
 
 
 class Kernel(NamedTuple):
@@ -25,8 +28,8 @@ class Kernel(NamedTuple):
 
 def parallel(function: Callable) -> Kernel:
     alone = FunctionType(function.__code__, function.__globals__, function.__name__ + "_alone")
-    alone.__qualname__ = alone.__name__  # by which Numba finds what it compiled on disk; it does not tell options apart
-    return Kernel(njit(cache=True, error_model="numpy", parallel=True)(function), serial(alone))
+    alone.__qualname__ = alone.__name__  # a profile shows which of the two ran, and Numba's own cache does not tell options apart
+    return Kernel(_shared(function), serial(alone))
 
 
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves

@@ -6,7 +6,7 @@ The rule for one query is `visible_keys`; whatever fills a mask, on whatever dev
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 from numpy.typing import NDArray
 
 from .attention import (
@@ -21,13 +21,13 @@ from .attention import (
     store_attended,
     tile_queries,
 )
-from .launching import Floats, launch, parallel, read_only, serial
+from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import CHUNK
 from .simd import LANES, float_bits, fma
 from .workspace import empty
 
 
-@njit(cache=True, inline="always")
+@rule
 def visible_keys(position, window, prefix, block, sinks):
     """Which keys a query at `position` sees: 0..head and low..high. 0 stands for no window, no prefix, no blocks, no sinks."""
     high = position + 1

@@ -16,8 +16,8 @@ THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and 
 """
 
 import numpy as np
-from numba import njit
 
+from .launching import rule, serial
 from .simd import bits_float, float_bits, fma, times_power_of_two
 
 WIDE_LANES = 128  # of a sum in float64
@@ -33,13 +33,13 @@ _EXP_LOWEST, _EXP_HIGHEST = _f(-104.0), _f(89.0)  # beyond these the answer is 0
 _C2, _C3, _C4, _C5, _C6 = _f(0.49999994), _f(0.1666652), _f(0.041668393), _f(0.008368781), _f(0.0013814467)
 
 
-@njit(inline="always")
+@rule
 def round_half_even(x):
     """Nearest integer of |x| < 2^22, as float32; ties go to the even one."""
     return _f(_f(x + MAGIC) - MAGIC)
 
 
-@njit(inline="always")
+@rule
 def exp(x):
     """e^x in float32, within 0.92 units in the last place, the same bits everywhere; exp(0) is exactly 1.
 
@@ -58,7 +58,7 @@ def exp(x):
     return times_power_of_two(p, magic)
 
 
-@njit(inline="always")
+@rule
 def silu(x):
     """x / (1 + e^-x), to 2.5 units in the last place: exp, the sum and the division."""
     return _f(x / _f(_f(1.0) + exp(-x)))
@@ -68,7 +68,7 @@ _GELU_LINEAR = _f(1.5957691216057308)  # 2 sqrt(2 / pi)
 _GELU_CUBIC = _f(0.07135481282553)  # times 0.044715
 
 
-@njit(inline="always")
+@rule
 def gelu_tanh(x):
     """x (1 + tanh(y / 2)) / 2 with y / 2 = sqrt(2 / pi) (x + 0.044715 x^3), which is x / (1 + e^-y): nothing cancels."""
     y = _f(x * fma(_f(x * x), _GELU_CUBIC, _GELU_LINEAR))
@@ -85,7 +85,7 @@ _Q0, _Q1, _Q2, _Q3, _Q4, _Q5, _Q6, _Q7, _Q8 = (_f(c) for c in _Q)
 _Q9 = _f(-5.7343173e-09)
 
 
-@njit(inline="always")
+@rule
 def normal_cdf(x):
     """The normal distribution, (1 + erf(x / sqrt 2)) / 2, in float32: to 5 (1 + x^2 / 2) roundings, relative, and 0 below -8.49.
 
@@ -117,7 +117,7 @@ def normal_cdf(x):
     return tail if x < _f(0.0) else _f(_f(1.0) - tail)
 
 
-@njit(inline="always")
+@rule
 def round_to_half(x):
     """x in 0..65504 rounded to the nearest float16, half to even, still as float32."""
     if x < _f(2.0**-14):  # subnormal: a multiple of 2^-24, the spacing of float32 just below 1
@@ -132,7 +132,7 @@ _SIN = (-1 / 6, 1 / 120, -1 / 5040, 1 / 362880, -1 / 39916800, 1 / 6227020800, -
 _COS = (-1 / 2, 1 / 24, -1 / 720, 1 / 40320, -1 / 3628800, 1 / 479001600, -1 / 87178291200, 1 / 20922789888000)
 
 
-@njit
+@serial
 def cos_sin(angle):
     """Cosine and sine of a float64 angle in 0..1.6e6 radians, to 1e-15, from plain products and sums (Taylor's series after reduction)."""
     n = np.floor(angle * (2 / np.pi) + 0.5)

@@ -31,6 +31,7 @@ from bitnet_np.forward_pass import compute_logits, forward_full
 from bitnet_np.generate import generate
 from bitnet_np.judge.logits import Judgement
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.kernels.launching import serial
 from bitnet_np.sampling import uniforms
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
@@ -875,9 +876,10 @@ def test_selftest(run):
 
 def test_selftest_in_json(run):
     found = run("selftest", "--json")
-    names = "machine python numpy numba threads instruction_path features fine kernels seconds"
+    names = "machine python numpy numba threads instruction_path features fine kernels cache seconds"
     assert set(found) == set(names.split())
     assert found["fine"] is True
+    assert found["cache"]["bad"] == []
     assert found["kernels"] == dict.fromkeys(selftest.cases(), True)
     assert isinstance(found["features"], list)
 
@@ -898,6 +900,44 @@ def test_selftest_names_the_kernel_that_differs(run, monkeypatch, name):
     found = run("selftest", "--json", code=1)
     assert found["fine"] is False
     assert [kernel for kernel, fine in found["kernels"].items() if not fine] == [name]
+
+
+def plus_three(x):
+    return x + 3
+
+
+@pytest.fixture
+def entry(tmp_path, monkeypatch):
+    """The one entry of a fresh cache; and a selftest that runs no kernels, which are compiled elsewhere."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(selftest, "run", lambda: [("embed float32", True)])
+    serial(plus_three)(1)
+    (file,) = tmp_path.rglob("*.kernel")
+    return file
+
+
+@pytest.mark.parametrize("options", [(), ("--recompile",)])
+def test_selftest_looks_through_the_cache(run, entry, options):
+    folder = str(entry.parents[1])
+    assert f"\ncompiled kernels on disk: 1, 0 of them bad, in {folder}\n" in run("selftest", *options)
+    assert run("selftest", "--json", *options)["cache"] == {"folder": folder, "entries": 1, "bad": []}
+    entry.write_bytes(entry.read_bytes()[:-1])
+    out = run("selftest", *options, code=1)
+    problem = "it is damaged: its SHA-256 is not the recorded one"
+    assert f"\nfile       {entry}\nfunction   {__name__}.plus_three\nsignature  (int64)\nproblem    {problem}\n" in out
+    assert re.search(r"\nbitnet-np selftest --clear-cache deletes them all\n\nNOT FINE, [\d.]+ s\n$", out)
+    found = run("selftest", "--json", *options, code=1)
+    assert found["fine"] is False
+    named = {"file": str(entry), "function": f"{__name__}.plus_three", "signature": "(int64)", "problem": problem}
+    assert found["cache"] == {"folder": folder, "entries": 1, "bad": [named]}
+
+
+def test_selftest_clears_the_cache(run, entry):
+    nbytes = entry.stat().st_size
+    assert run("selftest", "--clear-cache", "--json") == {"folder": str(entry.parents[1]), "files": 1, "bytes": nbytes}
+    assert not entry.parent.exists()
+    assert re.fullmatch(r".*: 0 compiled kernels deleted, 0.0 MB\n", run("selftest", "--clear-cache"))
+    assert "compiled kernels on disk: 0, 0 of them bad" in run("selftest")
 
 
 # --- help, and the program from outside -----------------------------------------------------------------------------------------------

@@ -1,0 +1,85 @@
+"""Where compiled kernels are kept on disk, and for how long.
+
+The folder is in NUMBA_CACHE_DIR if that is set. Otherwise it is beside the kernels, or, where that cannot be written, in the user's folder
+for caches. An installation of this package has a folder of its own, with one folder in it for each state (disk_cache.py says what that is).
+The STATES_KEPT states used last are kept; others are deleted when a new one begins. A process that still uses a deleted one compiles again.
+"""
+
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import numba
+
+HERE = Path(__file__).parent
+STATES_KEPT = 16  # at some 10 MB each; the tests alone use five for each edit
+PREFIX = "compiled-"  # of a state's folder
+SUFFIX = ".kernel"  # of an entry's file
+
+
+def folder() -> Path:
+    """Where states are kept: the first place that can be written, or the first place of all if none can."""
+    return _folder(numba.config.CACHE_DIR)
+
+
+@lru_cache
+def _folder(given: str) -> Path:
+    installation = f"bitnet_np-{hashlib.sha256(str(HERE).encode()).hexdigest()[:16]}"
+    places = [Path(os.path.abspath(given), installation)] if given else [HERE / "__pycache__", *_user_folders(installation)]
+    for place in places:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=place).close()
+            return place
+        except OSError:
+            continue
+    return places[0]
+
+
+def _user_folders(name: str) -> list[Path]:
+    """The folder of this name among the user's caches; none for a user without a home."""
+    variable, below_home = {
+        "win32": ("LOCALAPPDATA", "AppData/Local"),
+        "darwin": ("", "Library/Caches"),
+    }.get(sys.platform, ("XDG_CACHE_HOME", ".cache"))
+    try:
+        return [Path(os.path.abspath(os.environ.get(variable) or Path.home() / below_home), name)]
+    except RuntimeError:
+        return []
+
+
+def states() -> list[Path]:
+    """The folders of all states, the one used last first."""
+    return sorted(folder().glob(f"{PREFIX}*"), key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def entries(name: str = "*") -> list[Path]:
+    """The files of all states whose names, without their suffix, are like that."""
+    return sorted(folder().glob(f"{PREFIX}*/{name}{SUFFIX}"))
+
+
+def delete_old_states() -> None:
+    """Keep those used last."""
+    with suppress(OSError):  # of another process that does the same
+        for old in states()[STATES_KEPT:]:
+            shutil.rmtree(old)
+
+
+@lru_cache
+def set_time_of_use(state: Path) -> None:
+    """Note that a state is in use, once for each process."""
+    with suppress(OSError):  # of a folder that can only be read
+        os.utime(state)
+
+
+def clear() -> tuple[int, int]:
+    """Delete the entries of all states: how many there were, and of how many bytes together. Raises OSError."""
+    sizes = [path.stat().st_size for path in entries()]
+    for state in states():
+        shutil.rmtree(state)
+    return len(sizes), sum(sizes)

@@ -1,0 +1,290 @@
+"""Compiled kernels on disk, in a form that processes cannot mix up, whenever they start and however many write at once.
+
+Each function has one file for each signature, and there is no index:
+
+    FOLDER/compiled-STATE/FUNCTION-ENTRY.kernel      STATE and ENTRY are digests of the key's "state" and of the whole key
+      a line that says what the file is
+      the key, a line of JSON                        everything that the code depends on, in clear
+      SHA-256 of the rest, 32 bytes
+      the code, as Numba pickles it
+
+A file is unpickled only if its key is the one asked for, to the letter, and its checksum holds. Any other file (torn, foreign, renamed) is
+a miss: the kernel is compiled and the file replaced. Files are written whole under another name and then renamed. Like Python's own
+__pycache__, the folder is trusted as far as those who can write to it.
+
+FOLDER is that of cache_folder.py. A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
+files (.nbi, .nbc) are never read.
+
+A dispatcher's `_cache` is a private part of Numba: `is_known` says whether it is still as it was when this was written. private_cache.py
+serves the versions where it is not.
+"""
+
+import hashlib
+import inspect
+import json
+import os
+import pickle
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+from numba.core import caching, compiler, serialize, sigutils
+
+from ..whole_file import whole_file
+from . import cache_folder, private_cache
+
+KNOWN_NUMBA = ("0.68",)  # versions whose private parts this was written for
+
+_FIRST_LINE = b"bitnet_np: a compiled kernel, form 1"
+_CHECKSUM_BYTES = 32
+_ON_WINDOWS = os.name == "nt"  # where a file that is open cannot be replaced
+_INTERFACE = {"cache_path", "load_overload", "save_overload", "enable", "disable", "flush"}
+_PICKLED = ["target_context", "libdata", "fndesc", "env", "signature", "objectmode", "lifted", "typeann", "reload_init", "referenced_envs"]
+# what Numba's code generator reads of its configuration, beside the target that it names itself
+_SETTINGS = [
+    *("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML", "ENABLE_AVX", "BOUNDSCHECK", "PARFOR_MAX_TUPLE_SIZE"),
+    *("LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS", "DEBUGINFO_DEFAULT", "EXTEND_VARIABLE_LIFETIMES", "ENABLE_PROFILING"),
+    *("DEBUG_ARRAY_OPT_RUNTIME", "DEBUG_JIT", "DEBUG_NRT", "NRT_STATS"),
+]
+
+DISPATCHERS: dict[str, Any] = {}
+"""Every dispatcher that was decorated here, by `identity_of`."""
+
+
+class BadEntryError(Exception):
+    """A file that is not the entry it should be. The message says what is wrong with it."""
+
+
+@lru_cache
+def is_known() -> bool:
+    """Whether Numba is of a version, and its private parts of a shape, that this module was written for."""
+    try:
+        version = numba.__version__.rpartition(".")[0]
+        interface = caching._Cache.__abstractmethods__
+        pickled = list(inspect.signature(compiler.CompileResult._rebuild).parameters)
+        return version in KNOWN_NUMBA and interface == _INTERFACE and pickled == _PICKLED
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+def compiled(**options: Any) -> Callable[[Callable], Any]:
+    """A decorator: `numba.njit` with these options, and compiled code that outlives the process."""
+
+    def decorate(function: Callable) -> Any:
+        dispatcher = numba.njit(**options)(function)
+        if numba.config.DISABLE_JIT:
+            return function
+        if is_known():
+            dispatcher._cache = DiskCache(dispatcher)
+            DISPATCHERS[identity_of(dispatcher._cache.identity)] = dispatcher
+        else:
+            private_cache.enable(dispatcher)
+        return dispatcher
+
+    return decorate
+
+
+# --- keys -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _stamp(*sources: Path) -> str:
+    """A digest of source files; empty if there are none or one cannot be read."""
+    try:
+        texts = [f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sources]
+    except OSError:
+        return ""
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest() if texts else ""
+
+
+def _times() -> list[tuple[int, int]]:
+    """When the files of the kernels were written, and their sizes; nothing where there are none."""
+    with suppress(OSError):
+        return [(status.st_mtime_ns, status.st_size) for status in map(os.stat, _FILES)]
+    return []
+
+
+# before the modules of the kernels are read: an edit from here on is noticed when a kernel is decorated, and when its code is kept
+_FILES = sorted(cache_folder.HERE.rglob("*.py"))
+_TIMES = _times()
+SOURCES = _stamp(*_FILES)
+
+
+def state(codegen: Any) -> dict[str, Any]:
+    """Everything that the code of all kernels depends on, as JSON holds it. codegen: of Numba's target context."""
+    return {
+        "sources": SOURCES,
+        "numba": numba.__version__,
+        "llvmlite": llvmlite.__version__,
+        "numpy": np.__version__,
+        "python": f"{sys.version} -{'O' * sys.flags.optimize}",
+        "target": [str(part) for part in codegen.magic_tuple()],
+        "settings": {name: str(getattr(numba.config, name, None)) for name in _SETTINGS},
+    }
+
+
+def identity_of(key: dict[str, Any]) -> str:
+    """A digest of what a key says of the function alone."""
+    return _digest({name: value for name, value in key.items() if name not in ("signature", "returns", "state")})
+
+
+def _signature_text(arguments: Any) -> str:
+    return f"({', '.join(map(str, arguments))})"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(_line(value)).hexdigest()
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True).encode()
+
+
+# --- files ----------------------------------------------------------------------------------------------------------------------------
+
+
+def state_folder(state: dict[str, Any]) -> Path:
+    """Where the entries of a state are."""
+    return cache_folder.folder() / f"{cache_folder.PREFIX}{_digest(state)[:16]}"
+
+
+def file_name(key: dict[str, Any]) -> str:
+    """The name of an entry's file, which follows from its key."""
+    return f"{_stem(key)}-{_digest(key)[:24]}{cache_folder.SUFFIX}"
+
+
+def _stem(key: dict[str, Any]) -> str:
+    return re.sub("[^0-9A-Za-z_.]", "_", key["function"])
+
+
+def read(path: Path) -> tuple[bytes, bytes]:
+    """The key, as a line of JSON, and the pickled code of an entry. Raises BadEntryError, and OSError."""
+    first, _, rest = path.read_bytes().partition(b"\n")
+    key, _, rest = rest.partition(b"\n")
+    checksum, code = rest[:_CHECKSUM_BYTES], rest[_CHECKSUM_BYTES:]
+    if first != _FIRST_LINE:
+        raise BadEntryError(f"it begins with {first[:40]!r}, expected {_FIRST_LINE!r}")
+    if hashlib.sha256(key + code).digest() != checksum:
+        raise BadEntryError("it is damaged: its SHA-256 is not the recorded one")
+    return key, code
+
+
+def unpickle(code: bytes, key: dict[str, Any]) -> tuple[Any, ...]:
+    """The parts of a compile result, in the order of `_PICKLED` without the first. Raises BadEntryError if it is not that of the key."""
+    parts = pickle.loads(code)
+    _, fndesc, _, signature, *_ = parts
+    inside = {"module": fndesc.modname, "function": fndesc.qualname, "signature": _signature_text(signature.args)}
+    for name, value in inside.items():
+        if value != key[name]:
+            raise BadEntryError(f"the {name} of its code is {value}, expected {key[name]}")
+    return parts
+
+
+def _write(path: Path, key: bytes, code: bytes) -> None:
+    if not path.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cache_folder.delete_old_states()
+    with whole_file(path) as part:
+        part.write_bytes(b"\n".join([_FIRST_LINE, key, hashlib.sha256(key + code).digest() + code]))
+
+
+_warned = False
+
+
+def _warn_once(reason: object) -> None:
+    """Say why compiled code cannot be kept, once for each process."""
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            f"compiled kernels cannot be kept in {cache_folder.folder()} ({reason}). Every process compiles them again, which takes "
+            "some 20 seconds. Set NUMBA_CACHE_DIR to a folder that can be written.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+# --- what Numba asks ------------------------------------------------------------------------------------------------------------------
+
+
+class DiskCache:
+    """The compiled code of one function, for Numba's dispatcher, which holds the compiler's lock when it asks."""
+
+    def __init__(self, dispatcher: Any):
+        function = dispatcher.py_func
+        if function.__closure__:
+            raise TypeError(f"{function.__qualname__} is a closure: its code does not follow from its source alone")
+        file = Path(function.__code__.co_filename)
+        self.enabled = _times() == _TIMES  # otherwise this module was read again, or for the first time, after an edit
+        self._own_source = [] if file.is_relative_to(cache_folder.HERE) else [file]  # of a kernel outside this package
+        self.identity = {
+            "module": function.__module__,
+            "function": function.__qualname__,
+            "line": function.__code__.co_firstlineno,
+            "bytecode": hashlib.sha256(function.__code__.co_code).hexdigest(),
+            "source": _stamp(*self._own_source),
+            "options": {name: str(value) for name, value in dispatcher.targetoptions.items()},
+        }
+
+    @property
+    def cache_path(self) -> str:
+        return str(cache_folder.folder())
+
+    def key(self, sig: Any, codegen: Any) -> dict[str, Any]:
+        """Everything that the code of a signature depends on. sig: in any form that Numba's `compile` takes."""
+        arguments, result = sigutils.normalize_signature(sig)
+        return {**self.identity, "signature": _signature_text(arguments), "returns": str(result or ""), "state": state(codegen)}
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The compile result of a signature, or None."""
+        if not self.enabled:
+            return None
+        target_context.refresh()
+        key = self.key(sig, target_context.codegen())
+        path = state_folder(key["state"]) / file_name(key)
+        try:
+            line, code = read(path)
+            if line != _line(key):
+                return None
+            parts = unpickle(code, key)
+            if parts[3].args != sigutils.normalize_signature(sig)[0]:  # different types that read the same
+                return None
+            result = compiler.CompileResult._rebuild(target_context, *parts)
+        except Exception:  # whatever is wrong with a file, its kernel is compiled instead
+            return None
+        cache_folder.set_time_of_use(path.parent)
+        return result
+
+    def save_overload(self, sig: Any, result: Any) -> None:
+        """Keep the compile result of a signature."""
+        if not self.enabled or result.lifted or result.library.has_dynamic_globals:  # those have addresses of this process in them
+            return
+        if _times() != _TIMES or _stamp(*self._own_source) != self.identity["source"]:
+            return  # edited meanwhile: which text was compiled is not known
+        key = self.key(sig, result.codegen)
+        path = state_folder(key["state"]) / file_name(key)
+        try:
+            if not SOURCES:
+                raise FileNotFoundError("the sources of the kernels cannot be read")
+            _write(path, _line(key), serialize.dumps(result._reduce()))
+        except OSError as error:
+            if not (_ON_WINDOWS and isinstance(error, PermissionError) and path.exists()):  # somebody reads that very file
+                _warn_once(error)
+
+    def flush(self) -> None:
+        """Forget every entry of the function."""
+        for path in cache_folder.entries(f"{_stem(self.identity)}-*"):
+            path.unlink(missing_ok=True)
+
+    def enable(self) -> None:
+        self.enabled = True
+
+    def disable(self) -> None:
+        self.enabled = False

@@ -1,0 +1,207 @@
+"""Let processes race for one fresh cache of compiled kernels, and look at every entry afterwards.
+
+    python scripts/race_kernel_cache.py --rounds 50      four processes at once, as they come
+    python scripts/race_kernel_cache.py --forced         two processes, held before each file they write, in every order
+
+Each process runs kernels on two or three types of numbers and compares with NumPy. Afterwards a new process does so with what the cache
+holds, and may compile nothing.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core import event
+from numpy.typing import NDArray
+
+from bitnet_np import masks
+from bitnet_np.kernels import cpu, launching
+
+ROOT = Path(__file__).parents[1]
+INTEGERS = np.arange(-64, 64, dtype=np.float32).reshape(8, 16)  # float16 and bfloat16 hold them, and sums of their products are exact
+KERNELS = {"embed": "_embed_alone", "embed, threads": "_embed", "matmul": "_matmul_alone", "fill_mask": "_fill_mask_alone"}
+"""Case -> the kernel that it compiles for each type."""
+ORDERS = ("ABBA", "BAAB", "ABAB", "BABA", "AABB", "BBAA")
+"""Who of two processes may go on: each writes one file or two for a kernel. Numba's own cache mixes up the types in the first two."""
+
+
+def table(dtype: str) -> NDArray:
+    return (INTEGERS.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else INTEGERS.astype(dtype)
+
+
+def is_right(case: str, dtype: str) -> bool:
+    """Run one kernel on one type, and compare with NumPy."""
+    if case == "fill_mask":
+        mask = masks.batch([5], dtype=np.float16 if dtype == "float16" else np.float32)
+        return bool(np.array_equal(mask[0, 0] == 0, np.tri(5)))
+    if case == "matmul":
+        return bool(np.array_equal(cpu.matmul(INTEGERS, table(dtype)), INTEGERS @ INTEGERS.T))
+    launching.SMALL = 0 if case == "embed, threads" else 1 << 15
+    return bool(np.array_equal(cpu.embed(table(dtype), np.array([3, 0, 7])), INTEGERS[[3, 0, 7]]))
+
+
+# --- one process ----------------------------------------------------------------------------------------------------------------------
+
+
+class Compilations(event.Listener):
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_start(self, event: Any) -> None:
+        self.count += 1
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+def hold(kernel: str) -> None:
+    """Say "held" and wait for a line before a file of this kernel is put in its place."""
+    replace = os.replace
+
+    def held(source: str, target: str) -> None:
+        if f"{kernel}-" in os.path.basename(target).replace(".", "-"):
+            print("held", flush=True)
+            sys.stdin.readline()
+        replace(source, target)
+
+    os.replace = held  # type: ignore[assignment]
+
+
+def work(cases: Sequence[tuple[str, str]], kernel: str) -> None:
+    """What a process does: print "held" now and then, and in the end which cases were right and how many functions were compiled."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+    if kernel:
+        hold(kernel)
+    seen = Compilations()
+    with event.install_listener("numba:compile", seen):
+        right = [is_right(case, dtype) for case, dtype in cases]
+    print(json.dumps({"right": all(right), "compiled": seen.count, "wrong": [c for c, ok in zip(cases, right, strict=True) if not ok]}))
+
+
+class Process:
+    """Such a process from outside."""
+
+    def __init__(self, cache: str, cases: Sequence[tuple[str, str]], kernel: str = "") -> None:
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        environment = {**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": cache, "NUMBA_NUM_THREADS": "2"}
+        command = [sys.executable, __file__, "--worker", json.dumps([list(cases), kernel])]
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.line = self._read()
+
+    def _read(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def start(self) -> None:
+        """Let it go on, without waiting for what it says next."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def listen(self) -> None:
+        self.line = self._read()
+
+    def go_on(self) -> None:
+        """Let it go on to the next file it writes, or to its end."""
+        if self.line == "held":
+            self.start()
+            self.listen()
+
+    def result(self) -> dict[str, Any]:
+        while self.line in ("ready", "held"):
+            self.start()
+            self.listen()
+        code = self.process.wait()
+        return json.loads(self.line) if code == 0 else {"right": False, "compiled": 0, "wrong": f"exit code {code}"}
+
+
+# --- races ----------------------------------------------------------------------------------------------------------------------------
+
+
+def forced(case: str, order: str, cache: str) -> dict[str, Any]:
+    """Process A runs a case on float16, B on bfloat16, one write at a time in this order. What a new process comes to with both."""
+    pair = [Process(cache, [(case, dtype)], KERNELS[case]) for dtype in ("float16", "bfloat16")]
+    for process in pair:
+        process.start()
+    for process in pair:
+        process.listen()  # both have looked into the empty cache
+    for name in order:
+        pair["AB".index(name)].go_on()
+    for process in pair:
+        if not (result := process.result())["right"]:
+            return result
+    return Process(cache, [(case, "float16"), (case, "bfloat16")]).result()
+
+
+def natural(seed: int, processes: int, cache: str) -> dict[str, Any]:
+    """Several processes at once run the same cases, each in an order of its own. What a new process comes to with all of them."""
+    cases = [("embed", dtype) for dtype in ("float16", "bfloat16", "float32")] + [("fill_mask", "float16"), ("fill_mask", "bfloat16")]
+    orders = [random.Random(f"{seed} {n}").sample(cases, len(cases)) for n in range(processes)]
+    racing = [Process(cache, order) for order in orders]
+    for process in racing:
+        process.start()
+    for process in racing:
+        process.listen()
+        if not (result := process.result())["right"]:
+            return result
+    return Process(cache, cases).result()
+
+
+def bad_entries(cache: str, recompile: bool) -> list[str]:
+    """What is wrong with entries of a cache."""
+    from bitnet_np.kernels import cache_check
+
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, cache
+    try:
+        entries = list(cache_check.check(recompile))
+    finally:
+        numba.config.CACHE_DIR = before
+    return [f"{entry.function} {entry.signature}: {entry.problem}" for entry in entries if entry.problem] + ["no entries"] * (not entries)
+
+
+def report(name: str, race: Callable[[str], dict[str, Any]], recompile: bool) -> bool:
+    """Run one race in a fresh cache and print what it came to; whether all was right."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as cache:
+        result = race(cache)
+        bad = bad_entries(cache, recompile)
+    fine = result["right"] and not result["compiled"] and not bad
+    print(f"{name}: {'fine' if fine else f'WRONG {result} {bad}'}, {time.perf_counter() - start:.1f} s", flush=True)
+    return fine
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=50, help="races of processes that are not held")
+    parser.add_argument("--processes", type=int, default=4, help="in each of them")
+    parser.add_argument("--forced", action="store_true", help="instead, every order of two processes' writes")
+    parser.add_argument("--recompile", action="store_true", help="compare each entry's machine code with what is compiled here")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.worker:
+        work(*json.loads(arguments.worker))
+        return 0
+    races: dict[str, Callable[[str], dict[str, Any]]]
+    if arguments.forced:
+        races = {f"{case}, {order}": partial(forced, case, order) for case in KERNELS for order in ORDERS}
+    else:
+        races = {f"race {n}": partial(natural, n, arguments.processes) for n in range(arguments.rounds)}
+    fine = [report(name, race, arguments.recompile) for name, race in races.items()]
+    print(f"{sum(fine)} of {len(fine)} races left a cache without fault")
+    return 0 if all(fine) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,514 @@
+"""Compiled kernels on disk: what is read, what is not, and what becomes of it."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from types import FunctionType
+
+import numba
+import numpy as np
+import pytest
+from numba import prange
+from numba.core import types
+from numba.core.registry import cpu_target
+
+import bitnet_np
+from bitnet_np.kernels import cache_check, cache_folder, disk_cache
+from bitnet_np.kernels.launching import parallel, serial
+
+ROOT = Path(bitnet_np.__file__).parents[1]
+
+
+def add_one(x):
+    return x + 1
+
+
+def add_two(x):
+    return x + 2
+
+
+def count(x):
+    for i in prange(x.size):
+        x[i] += 1
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A fresh cache for this test."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def files(cache):
+    return sorted(cache.rglob(f"*{cache_folder.SUFFIX}"))
+
+
+def run_once(x, function=add_one):
+    """As a process that starts now: the result, and how often the cache served it."""
+    dispatcher = serial(function)
+    return dispatcher(x), dispatcher.stats.cache_hits.total()
+
+
+def problems():
+    return [entry.problem for entry in cache_check.check()]
+
+
+# --- what is kept ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_one_process_compiles_the_next_one_reads(cache):
+    assert [run_once(1), run_once(1), run_once(0.5), run_once(0.5)] == [(2, 0), (2, 1), (1.5, 0), (1.5, 1)]
+    assert len(files(cache)) == 2
+    assert problems() == ["", ""]
+
+
+def test_a_kernel_for_one_thread_and_for_several_are_two_entries_even_under_one_name(cache):
+    kernel = parallel(count)
+    kernel.alone(np.zeros(3)), kernel.shared(np.zeros(3)), serial(count)(np.zeros(3))
+    keys = [json.loads(disk_cache.read(file)[0]) for file in files(cache)]
+    assert sorted((key["function"], "parallel" in key["options"]) for key in keys) == [
+        ("count", False),
+        ("count", True),
+        ("count_alone", False),
+    ]
+
+
+def test_a_key_says_everything_that_code_depends_on(cache):
+    run_once(1)
+    key = json.loads(disk_cache.read(files(cache)[0])[0])
+    assert (key["module"], key["function"], key["signature"]) == (__name__, "add_one", "(int64)")
+    assert key["options"] == {"boundscheck": "None", "error_model": "numpy", "nopython": "True"}
+    assert key["state"]["target"] == list(cpu_target.target_context.codegen().magic_tuple())
+    assert [key["state"][name] for name in ("sources", "numba", "numpy")] == [disk_cache.SOURCES, numba.__version__, np.__version__]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setattr(numba.config, "OPT", 1),
+        lambda patch: patch.setattr(numba.config, "BOUNDSCHECK", 1),
+        lambda patch: patch.setattr(disk_cache, "SOURCES", "other"),
+        lambda patch: patch.setattr(np, "__version__", "9.9.9"),
+        lambda patch: patch.setattr(type(cpu_target.target_context.codegen()), "magic_tuple", lambda self: ("another", "processor")),
+    ],
+)
+def test_another_state_does_not_read_it(cache, monkeypatch, change):
+    run_once(1)
+    change(monkeypatch)
+    assert run_once(1) == (2, 0)
+
+
+def test_a_closure_is_refused():
+    factor = np.random.default_rng(0).integers(9)
+    with pytest.raises(TypeError, match="closure"):
+        serial(lambda x: factor * x)
+
+
+def edit(monkeypatch, path):
+    """As if a source of the kernels were another one from now on."""
+    monkeypatch.setattr(disk_cache, "_FILES", [*disk_cache._FILES, path])
+
+
+def test_what_is_edited_while_a_process_runs_is_not_kept(cache, monkeypatch, tmp_path):
+    """Modules may have been read before the edit or after it."""
+    dispatcher = serial(add_one)
+    (tmp_path / "rows.py").touch()
+    edit(monkeypatch, tmp_path / "rows.py")
+    assert dispatcher(1) == 2
+    assert files(cache) == []
+
+
+def test_what_is_read_after_an_edit_does_not_use_the_cache(cache, monkeypatch, tmp_path):
+    run_once(1)
+    before = serial(add_one)
+    (tmp_path / "rows.py").touch()
+    edit(monkeypatch, tmp_path / "rows.py")
+    assert run_once(1) == (2, 0)
+    assert (before(1), before.stats.cache_hits.total()) == (2, 1)
+
+
+def test_recompiling_reads_nothing(cache):
+    """Numba asks for it with `flush`."""
+    run_once(1)
+    dispatcher = serial(add_one)
+    dispatcher(1)
+    dispatcher.recompile()
+    assert (dispatcher.stats.cache_hits.total(), dispatcher.stats.cache_misses.total()) == (1, 1)
+    assert run_once(1) == (2, 1)
+
+
+def test_numbas_own_cache_is_never_read(cache):
+    """One that mixes up two types, as earlier versions could leave behind."""
+    old = numba.njit(cache=True)(add_one)
+    old(1), old(0.5)
+    one, two = sorted(cache.rglob("*.nbc"))
+    ours = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(ours)
+    assert [run_once(1), run_once(0.5)] == [(2, 0), (1.5, 0)]
+
+
+# --- damage ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair(cache, monkeypatch):
+    """The entries of two signatures, and a list of what is unpickled from here on."""
+    run_once(1), run_once(0.5)
+    by_signature = {json.loads(disk_cache.read(file)[0])["signature"]: file for file in files(cache)}
+    unpickled, unpickle = [], disk_cache.unpickle
+    monkeypatch.setattr(disk_cache, "unpickle", lambda code, key: unpickled.append(key) or unpickle(code, key))
+    return by_signature["(int64)"], by_signature["(float64)"], unpickled
+
+
+def assert_compiled_and_replaced(file, whole, problem):
+    """A file is named as bad and not used; and then it is as good as it was."""
+    found = {entry.file: entry for entry in cache_check.check()}
+    assert problem in found[file].problem
+    assert "add_one" in found[file].function
+    assert [run_once(1), run_once(0.5)].count((2, 0)) == 1
+    assert disk_cache.read(file)[0] == whole.split(b"\n")[1]
+    assert [run_once(1), run_once(0.5)] == [(2, 1), (1.5, 1)]
+    assert set(problems()) == {""}
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda whole: b"", "begins with"),
+        (lambda whole: whole[:1], "begins with"),
+        (lambda whole: whole[:500], "damaged"),
+        (lambda whole: whole[: whole.index(b"\n", 100) + 20], "damaged"),
+        (lambda whole: whole[:-1], "damaged"),
+        (lambda whole: whole + b"\0", "damaged"),
+        (lambda whole: whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2), "damaged"),
+        (lambda whole: bytes(len(whole)), "begins with"),
+        (lambda whole: np.random.default_rng(0).bytes(len(whole)), "begins with"),
+        (lambda whole: whole.replace(b"(int64)", b"(int32)"), "damaged"),
+    ],
+)
+def test_a_torn_or_foreign_file_is_compiled_anew_and_replaced(pair, damage, problem):
+    file, _, unpickled = pair
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    list(cache_check.check())
+    assert [key["signature"] for key in unpickled] == ["(float64)"]
+    assert_compiled_and_replaced(file, whole, problem)
+
+
+def test_a_swapped_pair_is_compiled_anew_and_replaced(pair):
+    one, two, unpickled = pair
+    first, second = one.read_bytes(), two.read_bytes()
+    one.write_bytes(second)
+    two.write_bytes(first)
+    assert problems() == [f"its key is that of {file.parent.name}/{file.name}" for file in sorted([one, two], reverse=True)]
+    assert unpickled == []
+    assert [run_once(1), run_once(0.5)] == [(2, 0), (1.5, 0)]
+    assert problems() == ["", ""]
+
+
+def test_no_bit_can_flip_unseen(pair):
+    """In every part of the file: 600 places, and each byte of what is no code."""
+    file, _, unpickled = pair
+    whole = file.read_bytes()
+    start = whole.index(b"\n", 100) + 40
+    rng = np.random.default_rng(0)
+    dispatcher = serial(add_one)
+    for place in [*range(start), *rng.integers(start, len(whole), 600)]:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << rng.integers(8)
+        file.write_bytes(flipped)
+        assert dispatcher._cache.load_overload((types.int64,), cpu_target.target_context) is None
+    assert unpickled == []
+    file.write_bytes(whole)
+    assert dispatcher._cache.load_overload((types.int64,), cpu_target.target_context) is not None
+
+
+def forge(file, key, code):
+    """An entry whose checksum holds, as no accident makes it."""
+    line = json.dumps(key, sort_keys=True).encode()
+    file.unlink(missing_ok=True)
+    disk_cache._write(file.with_name(disk_cache.file_name(key)), line, code)
+
+
+def test_code_of_another_signature_under_a_valid_checksum_is_not_run(pair):
+    one, two, _ = pair
+    key, whole = json.loads(disk_cache.read(one)[0]), one.read_bytes()
+    forge(one, key, disk_cache.read(two)[1])
+    assert_compiled_and_replaced(one, whole, "the signature of its code is (float64), expected (int64)")
+
+
+def test_an_entry_that_cannot_be_unpickled_is_not_run(pair):
+    one, _, _ = pair
+    key, whole = json.loads(disk_cache.read(one)[0]), one.read_bytes()
+    forge(one, key, b"no pickle")
+    assert_compiled_and_replaced(one, whole, "it cannot be read")
+
+
+def test_an_entry_in_the_folder_of_another_state_is_named(pair):
+    one, _, _ = pair
+    key, code = json.loads(disk_cache.read(one)[0]), disk_cache.read(one)[1]
+    forge(one, key | {"state": key["state"] | {"numba": "0.1"}}, code)
+    (problem,) = filter(None, problems())
+    assert problem.startswith("its key is that of compiled-")
+
+
+def test_entries_of_other_states_must_be_whole(pair, monkeypatch):
+    one, _, unpickled = pair
+    monkeypatch.setattr(numba.config, "OPT", 1)
+    assert problems() == ["", ""]
+    one.write_bytes(one.read_bytes()[:-1])
+    assert sorted(problems()) == ["", "it is damaged: its SHA-256 is not the recorded one"]
+    assert unpickled == []
+
+
+def test_a_whole_file_of_another_state_under_this_ones_name_is_not_run(pair, monkeypatch):
+    one, _, _ = pair
+    whole = one.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(numba.config, "OPT", 1)
+        run_once(1)
+    (other,) = (file for file in files(one.parents[2]) if file.parent != one.parent)
+    shutil.copy(other, one)
+    assert_compiled_and_replaced(one, whole, f"its key is that of {other.parent.name}/{other.name}")
+
+
+def test_entries_of_a_program_that_is_not_here_must_be_whole(cache, monkeypatch):
+    stranger = FunctionType(add_one.__code__, {"__name__": "their.program"})
+    assert run_once(1, stranger) == (2, 0)
+    monkeypatch.setattr(disk_cache, "DISPATCHERS", {})
+    assert [(entry.function, entry.problem) for entry in cache_check.check(recompile=True)] == [("their.program.add_one", "")]
+    (file,) = files(cache)
+    file.write_bytes(file.read_bytes() + b"x")
+    assert problems() == ["it is damaged: its SHA-256 is not the recorded one"]
+
+
+def test_an_entry_of_no_kernel_of_this_package_is_named(cache, monkeypatch):
+    stranger = FunctionType(add_one.__code__, {"__name__": "bitnet_np.kernels.rows"})
+    monkeypatch.setattr(disk_cache, "DISPATCHERS", {})
+    assert run_once(1, stranger) == (2, 0)
+    assert problems() == [""]
+    disk_cache.DISPATCHERS.clear()
+    assert problems() == ["there is no such kernel"]
+
+
+def test_machine_code_that_is_not_the_signatures_is_found_by_compiling_it_anew(pair):
+    """What no checksum shows: a compiler, or memory, that was wrong at the time."""
+    one, _, _ = pair
+    disguised = FunctionType(add_two.__code__, globals(), "add_one")
+    disguised.__qualname__ = "add_one"
+    assert run_once(1, disguised) == (3, 0)
+    (other,) = (file for file in files(one.parents[2]) if json.loads(disk_cache.read(file)[0])["line"] == add_two.__code__.co_firstlineno)
+    forge(one, json.loads(disk_cache.read(one)[0]), disk_cache.read(other)[1])
+    serial(add_one)
+    assert set(problems()) == {""}
+    bad = [entry for entry in cache_check.check(recompile=True) if entry.problem]
+    assert [(entry.file, entry.signature) for entry in bad] == [(one, "(int64)")]
+    assert "its machine code is not what the compiler makes" in bad[0].problem
+
+
+# --- folders --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_states_used_last_are_kept(cache, monkeypatch):
+    run_once(1)
+    (first,) = cache_folder.states()
+    for n in range(20):
+        old = first.with_name(f"compiled-{n:016}")
+        old.mkdir()
+        (old / f"x{cache_folder.SUFFIX}").touch()
+        os.utime(old, (n, n))
+    monkeypatch.setattr(numba.config, "OPT", 1)
+    run_once(1)
+    names = [path.name for path in cache_folder.states()]
+    assert len(names) == cache_folder.STATES_KEPT
+    assert names[2:] == [f"compiled-{n:016}" for n in range(19, 19 - cache_folder.STATES_KEPT + 2, -1)]
+    assert first.name in names[:2]
+
+
+def test_reading_counts_as_use(cache):
+    run_once(1)
+    (state,) = cache_folder.states()
+    os.utime(state, (1, 1))
+    cache_folder.set_time_of_use.cache_clear()
+    run_once(1)
+    assert state.stat().st_mtime > 1
+
+
+def test_clear_deletes_every_state_and_nothing_else(cache, monkeypatch):
+    run_once(1)
+    monkeypatch.setattr(numba.config, "OPT", 1)
+    run_once(1)
+    nbytes = sum(file.stat().st_size for file in files(cache))
+    (cache / "other").touch()
+    assert cache_folder.clear() == (2, nbytes)
+    assert cache_folder.states() == []
+    assert (cache / "other").exists()
+    assert run_once(1) == (2, 0)
+
+
+def test_without_a_setting_the_folder_is_beside_the_kernels_or_the_users(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_folder, "HERE", tmp_path / "kernels")
+    for name in ("LOCALAPPDATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    (tmp_path / "kernels").mkdir()
+    assert cache_folder._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
+    shutil.rmtree(tmp_path / "kernels")
+    (tmp_path / "kernels").touch()  # nothing can be written below it
+    assert cache_folder._folder.__wrapped__("").is_relative_to(tmp_path / "home")
+    shutil.rmtree(tmp_path / "home")
+    (tmp_path / "home").touch()
+    assert cache_folder._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    assert cache_folder._folder.__wrapped__("") == tmp_path / "kernels" / "__pycache__"
+
+
+def test_two_installations_have_two_folders(tmp_path, monkeypatch):
+    mine = cache_folder._folder.__wrapped__(str(tmp_path))
+    monkeypatch.setattr(cache_folder, "HERE", tmp_path / "elsewhere")
+    assert cache_folder._folder.__wrapped__(str(tmp_path)) != mine
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["no folder", "full disk", "no sources"])
+def test_a_cache_that_cannot_be_written_is_one_warning_and_a_working_program(tmp_path, monkeypatch, trouble):
+    monkeypatch.setattr(disk_cache, "_warned", False)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / ("file" if trouble == "no folder" else "cache")))
+    if trouble == "full disk":
+
+        def full(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(Path, "write_bytes", full)
+    if trouble == "no sources":
+        monkeypatch.setattr(disk_cache, "SOURCES", "")
+        monkeypatch.setattr(disk_cache, "_FILES", [])
+        monkeypatch.setattr(disk_cache, "_TIMES", [])
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert [run_once(1), run_once(0.5), run_once(1)] == [(2, 0), (1.5, 0), (2, 0)]
+    assert [str(warning.message).startswith("compiled kernels cannot be kept in ") for warning in seen] == [True]
+    assert files(tmp_path) == []
+    assert [path for path in tmp_path.rglob("*") if path.suffix == ".part"] == []
+
+
+def test_a_file_that_somebody_reads_on_windows_is_left_alone(cache, monkeypatch):
+    run_once(1)
+    (file,) = files(cache)
+    torn = file.read_bytes()[:-1]
+    file.write_bytes(torn)
+
+    def held_open(source, target):
+        raise PermissionError(errno.EACCES, "in use")
+
+    monkeypatch.setattr(os, "replace", held_open)
+    monkeypatch.setattr(disk_cache, "_ON_WINDOWS", True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert run_once(1) == (2, 0)
+    assert file.read_bytes() == torn
+
+
+def process(program, folder, **environment):
+    """What a process prints that imports the package from `folder`."""
+    env = {**os.environ, "PYTHONPATH": str(folder), "NUMBA_NUM_THREADS": "1", **environment}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split(), done.stderr
+
+
+ROUNDED = """
+import numpy as np
+from numba.core import event
+from bitnet_np.kernels import scalar
+count = []
+class Listener(event.Listener):
+    def on_start(self, event): count.append(event)
+    def on_end(self, event): pass
+with event.install_listener("numba:compile", Listener()):
+    from bitnet_np.kernels.rows import exponential
+    print(exponential(np.ones(1, np.float32))[0], len(count))
+"""
+
+
+def test_edits_of_what_a_kernel_calls_are_noticed_and_versions_share_nothing(tmp_path):
+    for name in ("one", "two"):
+        shutil.copytree(ROOT / "bitnet_np", tmp_path / name / "bitnet_np", ignore=shutil.ignore_patterns("__pycache__"))
+    scalar = tmp_path / "two" / "bitnet_np" / "kernels" / "scalar.py"
+    text = scalar.read_text("utf-8")
+    assert "_f(0.49999994)" in text
+    scalar.write_text(text.replace("_f(0.49999994)", "_f(0.75)"), "utf-8")
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    (one, first), (two, second) = (process(ROUNDED, tmp_path / name, **cache)[0] for name in ("one", "two"))
+    assert (one[:6], int(first) > 0) == ("2.7182", True)
+    assert (two[:4], int(second) > 0) == ("2.76", True)
+    assert process(ROUNDED, tmp_path / "one", **cache)[0] == [one, "0"]
+    assert process(ROUNDED, tmp_path / "two", **cache)[0] == [two, "0"]
+    scalar.write_text(text, "utf-8")
+    edited, compiled = process(ROUNDED, tmp_path / "two", **cache)[0]
+    assert (edited, int(compiled) > 0) == (one, True)
+
+
+# --- a Numba that is not known --------------------------------------------------------------------------------------------------------
+
+UNKNOWN = """
+import os, subprocess, sys
+import numba
+numba.__version__ = "9.9.9"
+from numba.core import event
+count = []
+class Listener(event.Listener):
+    def on_start(self, event): count.append(event)
+    def on_end(self, event): pass
+event.register("numba:compile", Listener())
+import numpy as np
+from bitnet_np.kernels import disk_cache, private_cache
+from bitnet_np.kernels.rows import exponential
+assert not disk_cache.is_known()
+value = exponential(np.ones(1, np.float32))[0]
+print(value, len(count), private_cache._folder, flush=True)
+if len(sys.argv) == 1 and not os.environ.get("LAST"):
+    os.environ["LAST"] = "1"
+    subprocess.run([sys.executable, "-c", os.environ["PROGRAM"]], check=True)
+    if hasattr(os, "fork"):
+        if (child := os.fork()) == 0:
+            print(value, 0, private_cache._folder, flush=True)
+            sys.exit()
+        os.waitpid(child, 0)
+"""
+
+
+def test_an_unknown_numba_has_a_private_cache_for_a_tree_of_processes_and_says_so_once(tmp_path):
+    out, err = process(UNKNOWN, ROOT, PROGRAM=UNKNOWN, NUMBA_CACHE_DIR=str(tmp_path / "cache"), TMPDIR=str(tmp_path))
+    values, counts, folders = out[0::3], [int(n) for n in out[1::3]], out[2::3]
+    assert len(set(values)) == 1
+    assert counts[0] > 0
+    assert set(counts[1:]) == {0}  # a child has what its parent compiled
+    assert len(set(folders)) == len(folders)  # and writes to a folder of its own
+    assert err.count("does not know the cache of Numba 9.9.9") == 1
+    assert not any(Path(folder).exists() for folder in folders)
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("change", ["_Cache", "CompileResult"])
+def test_a_numba_of_another_shape_is_not_known(monkeypatch, change):
+    assert disk_cache.is_known.__wrapped__()
+    if change == "_Cache":
+        monkeypatch.delattr(disk_cache.caching, "_Cache")
+    else:
+        monkeypatch.setattr(disk_cache.compiler.CompileResult, "_rebuild", lambda target_context, payload: None)
+    assert not disk_cache.is_known.__wrapped__()
