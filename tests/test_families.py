@@ -285,7 +285,12 @@ def test_which_layers_a_files_window_is_for(written, keys, expected):
 @pytest.mark.parametrize(
     ("family", "keys", "error", "message"),
     [
-        ("llama", {"attention.sliding_window_pattern": [True, False]}, FileFormatError, "has layers with a window, but none is told"),
+        (
+            "llama",
+            {"attention.sliding_window_pattern": [True, False]},
+            FileFormatError,
+            "has layers with a window, but attention.sliding_window is missing",
+        ),
         (
             "llama",
             {"attention.sliding_window_pattern": [True]},

@@ -1,4 +1,4 @@
-"""What a GGUF file calls the fields of a model. Reader and writer share these tables.
+"""The names that GGUF files have for the fields of a model. Reader and writer share these tables.
 
 Keys stand here without the architecture that a file puts in front of them: "context_length" is "llama.context_length" in a file.
 """

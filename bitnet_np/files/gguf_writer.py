@@ -162,8 +162,12 @@ def present(layer: Layer) -> dict[str, Any]:
 
 
 def stored(name: str, weights: Weights) -> Stored:
-    """The tensor as it is: float arrays and blocks unchanged, a ternary matrix as the blocks it came in, or as I2_S."""
+    """The tensor as it is: float arrays and blocks unchanged, a ternary matrix as the blocks it came in, or as I2_S.
+
+    Raises UnsupportedError for a matrix whose rows I2_S cannot hold.
+    """
     if isinstance(weights, Ternary) and weights.blocks is None:
+        check_rows(name, weights, I2_S)
         return Stored(I2_S, weights.shape, lambda: packing.to_i2s(weights))
     blocks = weights.blocks if isinstance(weights, Ternary) else weights
     if isinstance(blocks, Blocks):
@@ -171,6 +175,14 @@ def stored(name: str, weights: Weights) -> Stored:
     assert blocks is not None
     kinds = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
     return Stored(kinds[blocks.dtype], blocks.shape, lambda: blocks)
+
+
+def check_rows(name: str, weights: Weights, kind: TensorType) -> None:
+    """Raises UnsupportedError for a matrix whose rows are no multiple of the type's block."""
+    if weights.shape[1] % kind.block:
+        raise UnsupportedError(
+            f"tensor {name} has rows of {weights.shape[1]} weights, and those of {kind.name} are multiples of {kind.block}"
+        )
 
 
 Encode = Callable[[str, Weights], Stored]
