@@ -97,7 +97,7 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
     """
     family = FAMILIES[c.architecture]
     for field in ("rope_base", "rope_scaling"):
-        if np.float32(getattr(c, field)) != getattr(c, field):
+        if float(np.float32(getattr(c, field))) != getattr(c, field):
             raise UnsupportedError(f"{field} is {getattr(c, field)}, which is no float32, and a GGUF file has no other place for it")
     if c.window is not None and not family.windows:
         raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
