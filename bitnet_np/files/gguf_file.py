@@ -300,4 +300,4 @@ def _read_entry(cursor: _Cursor, what: str, alignment: int) -> tuple[TensorType,
 def _view(cursor: _Cursor, name: str, kind: TensorType, shape: tuple[int, ...], start: int) -> Tensor:
     end = start + kind.nbytes(prod(shape))
     cursor.check(end <= len(cursor.data), f"tensor {name!r} takes bytes {start} to {end}, but the file ends at byte {len(cursor.data)}")
-    return Tensor(name, kind, shape, cursor.bytes[start:end], start)
+    return Tensor(name, kind, shape, cursor.bytes[start:end], start, cursor.data)

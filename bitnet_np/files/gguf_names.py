@@ -33,7 +33,7 @@ KEYS: dict[str, Key] = {
     "rope_scaling": Key("rope.scaling.factor", float),
     "old_rope_scaling": Key("rope.scale_linear", float),  # no field: what rope_scaling was called in older files
     "parallel_residual": Key("use_parallel_residual", bool),
-    "window": Key("attention.sliding_window", int),  # llama.cpp reads these two of other families only, and sees every key in ours
+    "window": Key("attention.sliding_window", int),  # for our families llama.cpp reads neither key, and attends to every position
     "window_layers": Key("attention.sliding_window_pattern", np.ndarray),
 }
 """By field of Config, or by a name of their own where Config has no such field."""

@@ -62,7 +62,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
             if index is not None and index.get(name) != file:
                 raise FileFormatError(f"{path / file}: tensor {shown(name)} is in {shown(index.get(name))} by {INDEX}")
             view = raw[entry.offset : entry.offset + entry.nbytes]
-            tensors[name] = Tensor(name, TYPES[entry.dtype], entry.shape, view, entry.offset)
+            tensors[name] = Tensor(name, TYPES[entry.dtype], entry.shape, view, entry.offset, data)
     for name in (index or {}).keys() - tensors.keys():
         raise FileFormatError(f"{path / (index or {})[name]}: tensor {shown(name)} is missing, {INDEX} has it there")
     return Folder(path, config, tensors, sum(len(data) for data, _ in shards.values()))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import mapped, rope, ternarize, widen
+from .. import rope, ternarize, widen
 from ..errors import FileFormatError, NonFiniteError, UnsupportedError
 from ..families import QKV
 from ..kernels import cpu
@@ -169,7 +169,7 @@ def packed_matrix(tensors: CheckedTensors, module: str, n: int, m: int, divides:
     codes, has_three = kernels.from_quarters(tensor.data.reshape(height, m), n)
     if has_three:
         raise FileFormatError(f"{tensors.path}: tensor {tensor.name} has the ternary code 3, which means nothing")
-    mapped.release(tensor.data)
+    tensor.release()
     return frozen(Ternary(codes, np.float32(scale), (n, m)))
 
 
@@ -191,5 +191,5 @@ def _quantized_matrix(tensors: CheckedTensors, module: str, n: int, m: int) -> T
     if tensors.allow_nan and cpu.has_non_finite(masters):
         raise NonFiniteError(f"{tensors.path}: tensor {tensor.name} has NaN or infinity in it, which no ternary code stands for")
     weights = ternarize.from_masters(masters)
-    mapped.release(tensor.data)
+    tensor.release()
     return weights
