@@ -1,4 +1,7 @@
-"""Whether a Model's arrays are what its Config says: kernels have no bounds checks, so no forward pass begins without this."""
+"""The check that a Model's arrays have the shapes, dtypes and layout that its Config says.
+
+Kernels have no bounds checks, so no forward pass begins without this one.
+"""
 
 from collections.abc import Iterator
 from typing import Any

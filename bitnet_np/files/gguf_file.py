@@ -114,7 +114,10 @@ class GGUFFile:
     size: int  # bytes of the file
 
     def require(self, key: str, kind: type[T]) -> T:
-        """The value of `key`, which must be there and exactly of `kind`: a bool is not an int, and an int not a float."""
+        """The value of `key`, which must exist and be exactly of `kind`: a bool is not an int, and an int not a float.
+
+        Raises FileFormatError.
+        """
         if key not in self.metadata:
             raise FileFormatError(f"{self.path}: key {shown(key)} is missing, expected a value of type {kind.__name__}")
         value = self.metadata[key]
@@ -242,7 +245,7 @@ def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Value]:
     for i in range(count):
         key = cursor.name(_MAX_KEY, f"key {i} of {count}")
         what = f"key {shown(key)}"
-        cursor.check(key not in values, f"{what} is there twice, expected once")
+        cursor.check(key not in values, f"{what} occurs twice, expected once")
         kind = cursor.u32(f"type of {what}")
         values[key] = value = _read_value(cursor, kind, key, what)
         if key == "general.alignment":
@@ -268,7 +271,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
     entries: dict[str, tuple[TensorType, tuple[int, ...], int]] = {}
     for i in range(count):
         name = cursor.name(_MAX_NAME, f"name of tensor {i} of {count}")
-        cursor.check(name not in entries, f"tensor {name!r} is there twice, expected once")
+        cursor.check(name not in entries, f"tensor {name!r} occurs twice, expected once")
         entries[name] = _read_entry(cursor, f"tensor {name!r}", alignment)
     base = -(-cursor.at // alignment) * alignment  # where the data begin: offsets in the table are relative to it
     tensors = {name: _view(cursor, name, kind, shape, base + offset) for name, (kind, shape, offset) in entries.items()}

@@ -31,7 +31,7 @@ KEYS: dict[str, Key] = {
     "rope_width": Key("rope.dimension_count", int),
     "scaling_type": Key("rope.scaling.type", str),  # no field: says whether the factor is one
     "rope_scaling": Key("rope.scaling.factor", float),
-    "old_rope_scaling": Key("rope.scale_linear", float),  # no field: what rope_scaling was called in older files
+    "old_rope_scaling": Key("rope.scale_linear", float),  # no field: the name of rope_scaling in older files
     "parallel_residual": Key("use_parallel_residual", bool),
     "window": Key("attention.sliding_window", int),  # for our families llama.cpp reads neither key, and attends to every position
     "window_layers": Key("attention.sliding_window_pattern", np.ndarray),

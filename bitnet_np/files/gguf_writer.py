@@ -235,8 +235,8 @@ def write_model(
     """Write a model of one of families.FAMILIES as a GGUF file.
 
     metadata: the tokenizer.* and general.* keys, with values of Python's types or one-dimensional arrays; tokenizer.ggml.model at least.
-    general.file_type is found out where the type of the matrices decides it. encode, fields: as in `model_tensors`. progress, check: as in
-    `write_file`.
+    The type of the matrices decides general.file_type, if it is one of FILE_TYPES. encode, fields: as in `model_tensors`. progress,
+    check: as in `write_file`.
 
     Raises UnsupportedError for a model that no GGUF file can say, ShapeError for arrays that are not what the model's Config says.
     """

@@ -1,4 +1,4 @@
-"""The table of Hugging Face's model types: what transformers calls the keys of config.json, and the modules, of each."""
+"""The table of Hugging Face's model types: the names that transformers has for their modules and their keys of config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

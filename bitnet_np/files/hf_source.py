@@ -4,9 +4,10 @@ Float tables stay where they lie in the mapped files; ternary matrices are packe
 ternary matrix, and config.json says which (hf_config.Quantization):
 
 * packed: bytes [ceil(N / 4), M]; bits 2i and 2i + 1 of row r are row i * ceil(N / 4) + r of the matrix, plus 1;
-* master weights: s = 1 / max(1e-5, mean |W|) and the matrix is W * s, rounded half to even and cut to -1, 0, +1, divided by s.
+* master weights, quantised here by the rule of ternarize.from_masters.
 
-A Ternary's scale is a float32. Neither 1 / weight_scale nor the mean is one in general: they are worked out exactly and rounded once.
+A Ternary's scale is a float32. Neither 1 / weight_scale nor the mean of master weights is one in general: they are worked out in higher
+precision and rounded once.
 """
 
 from functools import cached_property

@@ -1,9 +1,9 @@
-"""The BPE of SentencePiece, from tokens with scores: what GGUF files call the tokenizer "llama".
+"""The BPE of SentencePiece, by the scores of tokens. GGUF files call it the tokenizer "llama".
 
 A text is its characters, with U+2581 for spaces. Of all neighbours that together spell a token, those of the highest score are joined,
-the leftmost of equals first, until no two are left to join. Unused tokens are taken apart again, and what then is no token becomes the
-tokens of its UTF-8 bytes. (Byte-level BPE ranks pairs, this one what a pair makes: no list of ranked pairs gives the same answers where
-two pairs that overlap make one token.)
+the leftmost of equals first, until no two are left to join. Unused tokens are taken apart again, and a piece that then is no token becomes
+the tokens of its UTF-8 bytes. (Byte-level BPE ranks pairs, this one ranks the token that a pair makes: no list of ranked pairs gives the
+same answers where two pairs that overlap make one token.)
 """
 
 from collections.abc import Mapping, Sequence

@@ -69,7 +69,7 @@ class Tokenizer:
 
         `after` are the ids in front of them, if they go on a text: a first space may be none of the text's.
 
-        Raises TokenRangeError for what is no id.
+        Raises TokenRangeError for a number that is no id.
         """
         stream = self.decode_stream(after=after, skip_special=skip_special)
         return "".join([stream.feed(token) for token in ids]) + stream.finish()
@@ -107,7 +107,7 @@ class Tokenizer:
         return ids if ids[:1] == [self.bos] else self._named("bos", self.bos, self.add_bos) + ids
 
     def chat_text(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as one text. Raises UnsupportedError without a template, and what `chat_template.render` does."""
+        """The conversation as one text. Raises UnsupportedError without a template, and the errors of `chat_template.render`."""
         if self.template is None:
             raise UnsupportedError(f"{self.path}: the file has no tokenizer.chat_template")
         names = {"bos_token": self.bos, "eos_token": self.eos}
