@@ -51,7 +51,7 @@ def test_it_has_all_that_its_family_may_have(family):
 
 
 def test_no_row_is_zero_and_no_scale_is_twice():
-    model = random_model(3, width=20, ffn=36, head_dim=2)
+    model = random_model(3, width=2, ffn=3, head_dim=2)  # a row of two is zero by chance one time in eleven
     ternary = [getattr(layer, name).weights for layer in model.layers for name in FAMILIES["bitnet-b1.58"].matrices]
     assert all(packing.unpack(weights).any(axis=1).all() for weights in ternary)
     assert len({float(weights.scale) for weights in ternary}) == len(ternary)
