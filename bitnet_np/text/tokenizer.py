@@ -36,7 +36,7 @@ class Tokenizer:
     eos: int | None
     stops: tuple[int, ...]  # generation ends at any of these: end of text, end of turn
     add_bos: bool  # whether the file wants its bos before a text
-    add_eos: bool  # and its eos after it
+    add_eos: bool  # whether the file wants its eos after a text
     template: str | None = field(repr=False)
     tokens: Sequence[str] = field(repr=False)  # as spelled in the file
     types: np.ndarray = field(repr=False)  # int [len(tokens)]
@@ -51,7 +51,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_bos: bool | None = None, add_eos: bool | None = None, special: bool = False) -> list[int]:
         """Token ids of `text`.
 
-        With `special`, the spelling of a control token in the text is that token; without it, only text. Leave it off for text from others.
+        With `special`, the spelling of a control token in the text becomes that token; without, it stays text. Leave it off for text from
+        others.
 
         Raises OptionError for a lone surrogate, or for a bos or eos that is to be added but does not exist; UnsupportedError for a byte
         that no token spells.
@@ -67,7 +68,8 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, after: Sequence[int] = (), skip_special: bool = True) -> str:
         """The text of `ids`. Bytes that are not UTF-8 become U+FFFD. Special tokens are left out, or else spelled as in the file.
 
-        `after` are the ids in front of them, if they go on a text: a first space may be none of the text's.
+        `after` are the ids that come before these in a text. At the start of a text, a first space may be the tokenizer's own: it is left
+        out.
 
         Raises TokenRangeError for a number that is no id.
         """
@@ -94,14 +96,14 @@ class Tokenizer:
         return self._checked(token) in self._matched
 
     def has_space_prefix(self, token: int) -> bool:
-        """Whether the first space of this token is not the text's if it is the first of a text."""
+        """Whether a text that starts with this token starts with a space of the tokenizer's own."""
         return self._ordinary.space_prefix and not self.cuts(token) and self.types[token] != BYTE
 
     def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, as the file's template renders it.
 
-        The template spells its control tokens out in the same text as the messages, so a message that spells one says it too: keep such
-        text out of messages from others. The bos comes once: from the template, or where that has none, as the file wants it.
+        The template spells its control tokens in the same text as the messages, so the spelling of one in a message becomes that token,
+        too: keep such text out of messages from others. The bos comes once: from the template, or if that has none, as the file says.
         """
         ids = self.encode(self.chat_text(messages, add_generation_prompt), add_bos=False, add_eos=False, special=True)
         return ids if ids[:1] == [self.bos] else self._named("bos", self.bos, self.add_bos) + ids
