@@ -4,14 +4,17 @@ from . import masks
 from .batch import Batch, Completion, Request, forward_batch, generate_batch
 from .cache import KVCache
 from .certified import CertifiedHead, certify
+from .dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from .errors import Error
 from .files.gguf_file import open_gguf
 from .files.load import load
-from .generate import Sampling, generate, stream
-from .judge.compare import Judgement, judge
+from .forward_pass import compute_logits, forward, forward_full, forward_incremental, prefill
+from .generate import generate, stream
+from .judge.logits import Judgement, judge
 from .metrics import Metrics
 from .model import Blocks, Config, Layer, Linear, Model, Ternary
-from .transformer import BITNET_CPP, EXACT, LLAMA_CPP, Dialect, compute_logits, forward, forward_full, forward_incremental, pad, prefill
+from .sampling import Sampling
+from .tokens import pad
 
 __version__ = "0.1.0"
 

@@ -11,19 +11,22 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from .cache import KVCache
+from .backend import Backend
+from .cache import KVCache, new_cache
 from .certified import CertifiedHead
+from .dialects import EXACT, Dialect
 from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
-from .generate import GREEDY, Sampling, certified_for, check_prompt, choose, uniforms
-from .gpu.device import new_cache
+from .forward_pass import forward, forward_full, run_prefill
+from .generate import certified_for, check_prompt
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, check_place, forward, forward_full, pad, prefill
+from .network import Runtime
+from .sampling import GREEDY, Sampling, choose, uniforms
+from .tokens import Tokens, pad
 from .validate import instance, integer, integers
 
 Observe = Callable[["Request", NDArray[np.float32]], None]
@@ -37,7 +40,7 @@ def forward_batch(
     slots: Sequence[int] | None = None,
     start: ArrayLike | None = None,
     dialect: Dialect = EXACT,
-    ops: ModuleType = cpu,
+    ops: Backend = cpu,
 ) -> list[NDArray[np.float32]]:
     """Logits [T, V] of each of several sequences of any lengths, in one pass: the same bits that each gives alone.
 
@@ -115,12 +118,12 @@ class _Sequence:
     @classmethod
     def of(cls, model: Model, request: Request, head: CertifiedHead | None) -> "_Sequence":
         """A request that can be continued. Raises what `Batch.submit` does, but of ids and slots."""
-        prompt, n, stop = check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop)
-        certified_for(model, request.sampling, n, head or "exact")
-        return cls(request, request.numbers(), prompt, n, stop)
+        prompt = check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop)
+        certified_for(model, request.sampling, prompt.n, head or "exact")
+        return cls(request, request.numbers(), prompt.tokens.ids[0].tolist(), prompt.n, prompt.stop)
 
     def positions(self) -> int:
-        """Of a slot, that it needs from its beginning on."""
+        """How many positions of a slot it needs, from its beginning on."""
         return len(self.pending) + max(self.n - 1, 0)
 
 
@@ -146,12 +149,12 @@ class Batch:
         *,
         dtype: DTypeLike = np.float32,
         dialect: Dialect = EXACT,
-        ops: ModuleType = cpu,
+        ops: Backend = cpu,
         observe: Observe = _ignore,
         head: CertifiedHead | None = None,
     ):
-        check_place(model, dialect, ops)
-        self.model, self.dialect, self.ops, self.observe, self.head = model, dialect, ops, observe, head
+        self._runtime = Runtime(model, dialect, ops).checked()
+        self.observe, self.head = observe, head
         self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(self.cache.batch))
         self._waiting: deque[_Sequence] = deque()
@@ -170,7 +173,7 @@ class Batch:
         Raises what `stream` raises for a prompt, n, seed or stop tokens that cannot be, or sampling that needs more logits than the head
         gives; OptionError for an id that is in use, CapacityError if prompt and n tokens do not fit a slot.
         """
-        self._wait(_Sequence.of(self.model, request, self.head))
+        self._wait(_Sequence.of(self._runtime.model, request, self.head))
 
     def _wait(self, sequence: _Sequence) -> None:
         if sequence.request.id in self._ids:
@@ -210,10 +213,10 @@ class Batch:
         """The logits [V] of each; one that leaves float32's range takes no other with it."""
         if not sequences:
             return []
-        tokens, lengths = pad([sequence.pending for sequence in sequences])
-        slots = [sequence.slot for sequence in sequences]
+        tokens = Tokens(*pad([sequence.pending for sequence in sequences]))
+        slots = np.array([sequence.slot for sequence in sequences])
         try:
-            logits = prefill(self.model, tokens, self.cache, lengths, slots=slots, dialect=self.dialect, ops=self.ops, head=self.head)
+            logits = run_prefill(self._runtime, tokens, self.cache, slots, head=self.head)
         except NonFiniteError as error:
             if len(sequences) == 1:
                 return [error]
@@ -248,7 +251,7 @@ def generate_batch(
     *,
     dtype: DTypeLike = np.float32,
     dialect: Dialect = EXACT,
-    ops: ModuleType = cpu,
+    ops: Backend = cpu,
     observe: Observe = _ignore,
     head: CertifiedHead | None = None,
 ) -> Iterator[Completion]:
@@ -256,7 +259,7 @@ def generate_batch(
 
     Raises, on the call itself, what `Batch.submit` raises, and OptionError for less than one slot.
     """
-    check_place(model, dialect, ops)
+    Runtime(model, dialect, ops).checked()
     sequences = [_Sequence.of(model, request, head) for request in requests]
     needed = max((sequence.positions() for sequence in sequences), default=1)
     used = min(integer("slots", slots, 1), max(len(sequences), 1))

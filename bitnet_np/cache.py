@@ -2,23 +2,31 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from math import prod
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .errors import CapacityError, NonFiniteError, OptionError, SlotError, shown
+from .backend import Array, Backend, Storage
+from .errors import CapacityError, OptionError, SlotError, shown
 from .kernels.attention import chunks_touched
 from .kernels.scalar import CHUNK
+from .kernels.storage import HOST, nbytes_of
 from .model import Config
+from .tokens import Rows
 from .validate import dtype_of, instance, integer
 
-_LOCK = Lock()  # of which passes are at which slots, for moments: one for all caches, which can be copied so
+_LOCK = Lock()  # guards the sets of slots that passes are writing to; one for all caches, so that a cache can be copied and pickled
 
 Saved = list[tuple[int, int, int, int, Any]]
-"""Of some slots: the slot, its first position that is still there, its length, what it is to be, and keys and values that this covers."""
+"""What undoes a write: slot, its oldest position, its length, the length it is to have, and the keys and values that are written over."""
+
+Attention = Callable[[int, Array, Array, Array, Array, Array], Array]
+"""Attention of one layer: layer, q [R, H, K], keys and values [B, S, G, K], slots [R], positions [R] -> [R, H, K]."""
+
+Attend = Callable[[int, Array, Array, Array], Array]
+"""Attention over whatever keys there are: layer, q [R, H, K], k and v of the new rows [R, G, K] -> [R, H, K]."""
 
 
 class KVCache:
@@ -39,9 +47,22 @@ class KVCache:
     Several threads may continue sequences of one cache at a time, each its own: one pass at a slot, and no other change meanwhile.
     """
 
-    def __init__(self, config: Config, batch: int = 1, capacity: int | None = None, dtype: DTypeLike = np.float32, *, ring: bool = False):
-        """`capacity` defaults to the model's context. Raises OptionError, or CapacityError when the memory cannot be had."""
+    def __init__(
+        self,
+        config: Config,
+        batch: int = 1,
+        capacity: int | None = None,
+        dtype: DTypeLike = np.float32,
+        *,
+        ring: bool = False,
+        storage: Storage = HOST,
+    ):
+        """`capacity` defaults to the model's context, `storage` to NumPy's arrays (new_cache makes caches for other backends).
+
+        Raises OptionError, or CapacityError when the memory cannot be had.
+        """
         instance("config", config, Config)
+        self.storage = storage
         self.dtype = dtype_of("KV cache: dtype", dtype, (np.float32, np.float16))
         if ring and (config.window is None or config.window_layers is not None):
             raise OptionError("KV cache: a ring is for a model with a window in every layer, this one has layers that see all positions")
@@ -54,6 +75,9 @@ class KVCache:
 
     def _places(self, capacity: int) -> int:
         """S. The chunks that one query's window touches, while another chunk is being written: those of a whole chunk of queries."""
+        most = self.storage.most_positions
+        if most is not None and capacity > most:
+            raise CapacityError(f"KV cache: {capacity:,} positions, on the device expected at most {most:,}")
         return capacity if self.window is None else min(capacity, chunks_touched(self.window) * CHUNK)
 
     @property
@@ -106,56 +130,75 @@ class KVCache:
         for slot in self._written.intersection(slots):
             raise SlotError(f"KV cache: a forward pass is writing to slot {slot}, expected it to end first")
 
-    def write(self, layer: int, slot: NDArray[np.int64], position: NDArray[np.int64], k: NDArray, v: NDArray) -> None:
+    @contextmanager
+    def appending(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+        """A pass that writes counts[i] more positions to slot slots[i]; yields the positions [B] at which they begin.
+
+        The slots hold the new positions after the block. If it raises, the cache is as it was. Raises what `reserve` and `writing` raise.
+        """
+        with self.writing(slots):
+            start = self.reserve(slots, counts)
+            with self.undone_on_error(slots, counts):
+                yield start
+            self.lengths[slots] += counts
+            self._oldest = np.maximum(self._oldest, self.lengths - self.k.shape[2])
+
+    @contextmanager
+    def undone_on_error(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[None]:
+        """Whatever is appended in the block, counts[i] positions of slot slots[i] at most, is taken back if it raises."""
+        saved = self.save(slots, counts)
+        try:
+            yield
+        except BaseException:
+            self.restore(saved)
+            raise
+
+    def attending(self, rows: Rows, resident: Rows, attention: Attention, mark: Callable[[str, int], None]) -> Attend:
+        """Attention of a pass over new rows: keeps their keys and values, then lets their queries attend to all that their slots hold.
+
+        resident: the same rows where the storage is. mark: told ("kv_write", positions) of each write.
+        """
+        pieces = self._pieces(rows.slot, rows.position)
+
+        def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
+            def piece(q: Array, k: Array, v: Array, slot: Array, position: Array) -> Array:
+                self.write(layer, slot, position, k, v)
+                mark("kv_write", len(q))
+                keys, values = (self.storage.readable(array[layer]) for array in (self.k, self.v))
+                return attention(layer, q, keys, values, slot, position)
+
+            if len(pieces) < 2:
+                return piece(q, k, v, resident.slot, resident.position)
+            return self.storage.by_pieces(pieces, piece, q, k, v, rows.slot, rows.position)
+
+        return attend
+
+    def write(self, layer: int, slot: Array, position: Array, k: Array, v: Array) -> None:
         """Keys and values of one layer, [R, G, K] each, to their slots [R] and positions [R]. `lengths` is the caller's to change.
 
         Raises NonFiniteError when a float16 cache cannot hold them.
         """
-        place = position % self.k.shape[2]
-        for name, kept, new in (("key", self.k[layer], k), ("value", self.v[layer], v)):
-            if self.dtype == np.float16:
-                with np.errstate(over="ignore"):
-                    new = new.astype(np.float16)
-                if not np.isfinite(new).all():
-                    raise NonFiniteError(f"KV cache: a {name} of layer {layer} is not a number within float16's range")
-            kept[slot, place] = new
+        self.storage.write(layer, self.k[layer], self.v[layer], slot, position, k, v)
 
-    def pieces(self, slot: NDArray[np.int64], position: NDArray[np.int64]) -> list[slice | NDArray[np.intp]]:
-        """Which rows [R] of a call may be written together, and read before the next are: one chunk of each sequence where a ring wraps."""
+    def _pieces(self, slot: NDArray[np.int64], position: NDArray[np.int64]) -> list[NDArray[np.intp]]:
+        """Where a ring wraps: the rows [R] that are written and read before the next are, one chunk of each sequence. Else nothing."""
         chunk = position // CHUNK
         first = np.full(self.batch, chunk.max())
         np.minimum.at(first, slot, chunk)
         turn = chunk - first[slot]
         if position.max() < self.k.shape[2] or not turn.any():
-            return [slice(None)]
+            return []
         return [np.flatnonzero(turn == n) for n in range(turn.max() + 1)]
 
-    def by_pieces(
-        self,
-        pieces: list[slice | NDArray[np.intp]],
-        attended: Callable[..., NDArray],
-        arrays: tuple[NDArray, ...],
-        slot: NDArray[np.int64],
-        position: NDArray[np.int64],
-    ) -> NDArray:
-        """What `attended` makes of queries, keys and values [R, H or G, K], one piece of the rows after the other."""
-        out = np.empty_like(arrays[0])
-        for piece in pieces:
-            out[piece] = attended(*(array[piece] for array in arrays), slot[piece], position[piece])
-        return out
-
-    def advance(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Slot slots[i] holds counts[i] positions more: they have been written in every layer."""
-        self.lengths[slots] += counts
-        self._oldest = np.maximum(self._oldest, self.lengths - self.k.shape[2])
-
     def save(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Saved:
-        """What is needed to undo the writing of counts[i] more positions to slot slots[i]: of a ring, what they are written over."""
+        """What undoes the writing of counts[i] more positions to slot slots[i]: of a ring, the positions that are written over."""
         saved: Saved = []
         for slot, length, count in zip(slots.tolist(), self.lengths[slots].tolist(), counts.tolist(), strict=True):
-            covers = length > 0 and self.k.shape[2] < length + count
-            held = self._taken(slot, length, length + count) if covers else None
-            saved.append((slot, int(self._oldest[slot]), length, length + count, held))
+            end = length + count
+            begin = self._begin(length, end)
+            covers = length > 0 and self.k.shape[2] < end
+            held = tuple(self.storage.held(array, slot, begin, end) for array in (self.k, self.v)) if covers else None
+            saved.append((slot, int(self._oldest[slot]), length, end, held))
         return saved
 
     def restore(self, saved: Saved) -> None:
@@ -164,22 +207,13 @@ class KVCache:
             if held is None:
                 self.erase(slot, length, end)
             else:
-                self._put_back(held, slot, length, end)
+                for copy, array in zip(held, (self.k, self.v), strict=True):
+                    self.storage.carry(copy, 0, array, slot, self._begin(length, end), end)
             self.lengths[slot], self._oldest[slot] = length, oldest
 
-    def _taken(self, slot: int, start: int, end: int) -> Any:
-        """A copy of what is at the places of positions start..end."""
-        places = self._between(start, end)
-        return self.k[:, slot, places].copy(), self.v[:, slot, places].copy()
-
-    def _put_back(self, held: Any, slot: int, start: int, end: int) -> None:
-        places = self._between(start, end)
-        self.k[:, slot, places], self.v[:, slot, places] = held
-
-    def _between(self, start: int, end: int) -> slice | NDArray[np.int64]:
-        """The places of positions start..end, as far as they are there at the same time."""
-        size = self.k.shape[2]
-        return slice(start, end) if end <= size else np.arange(max(start, end - size), end) % size
+    def _begin(self, start: int, end: int) -> int:
+        """The first of positions start..end that is in a place of its own: a ring has no more than S of them at a time."""
+        return max(start, end - self.k.shape[2])
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` positions of a slot; other slots keep every byte.
@@ -217,10 +251,6 @@ class KVCache:
         for each in range(self.batch) if slot is None else (slot,):
             self.truncate(each, 0)
 
-    def clear_batch(self, slot: int) -> None:
-        """Forget one slot, as `clear` does."""
-        self.clear(slot)
-
     def fork(self, source: int, targets: Iterable[int], length: int | None = None) -> None:
         """Copy the first `length` positions of slot `source` (default: all) to other slots, which must be empty.
 
@@ -246,15 +276,11 @@ class KVCache:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
         wraps = held > self.k.shape[2]
         for slot in targets:
-            self._copy(source, slot, self.k.shape[2] if wraps else length)
+            for array in (self.k, self.v):
+                self.storage.carry(array, source, array, slot, *((self._begin(0, held), held) if wraps else (0, length)))
             if wraps and length < held:  # with a ring's places came what is past the end
                 self.erase(slot, length, held)
             self.lengths[slot], self._oldest[slot] = length, min(length, self._oldest[source])
-
-    def _copy(self, source: int, target: int, places: int) -> None:
-        """The first so many places of one slot to another."""
-        for layer in (*self.k, *self.v):  # each by itself: of all at once NumPy cannot tell that they do not overlap, and copies twice
-            layer[target, :places] = layer[source, :places]
 
     def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
         """Change the number of slots, or of positions in each. What slots hold stays, as far as there is room for it.
@@ -278,31 +304,22 @@ class KVCache:
         lengths[:slots], oldest[:slots] = np.minimum(self.lengths[:slots], capacity), self._oldest[:slots]
         for i in range(slots):
             for new, old in ((k, self.k), (v, self.v)):
-                self._move(old, new, i, int(oldest[i]), int(lengths[i]))
+                self.storage.carry(old, i, new, i, int(oldest[i]), int(lengths[i]))
         self.k, self.v, self.capacity, self.lengths, self._oldest = k, v, capacity, lengths, oldest
-
-    def _move(self, old: NDArray, new: NDArray, slot: int, start: int, end: int) -> None:
-        """Positions start..end of a slot to where they are when it has another size."""
-        held = np.arange(start, end)
-        new[:, slot, held % new.shape[2]] = old[:, slot, held % old.shape[2]]
-
-    def set_batch_size(self, batch: int, *, force: bool = False) -> None:
-        """Change the number of slots, as `resize` does."""
-        self.resize(batch, force=force)
 
     def erase(self, slot: int, start: int, end: int) -> None:
         """Zero positions start..end of a slot in every layer."""
-        places = self._between(start, end)
-        self.k[:, slot, places] = 0
-        self.v[:, slot, places] = 0
+        for array in (self.k, self.v):
+            self.storage.erase(array, slot, self._begin(start, end), end)
 
-    def _zeros(self, shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
+    def _zeros(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """Keys and values [L, B, S, G, K]."""
-        try:
-            return np.zeros(shape, self.dtype), np.zeros(shape, self.dtype)
-        except (MemoryError, ValueError) as error:
-            wanted = nbytes_of(shape, self.dtype)
-            raise CapacityError(f"KV cache: {wanted:,} bytes for {shape[1]} sequences of {shape[2]} positions cannot be had") from error
+        return self.storage.zeros(shape, self.dtype)
+
+
+def new_cache(config: Config, batch: int, capacity: int | None, ops: Backend, dtype: DTypeLike = np.float32) -> KVCache:
+    """A KV cache in the memory of a backend. Raises what KVCache does."""
+    return KVCache(config, batch, capacity, dtype, storage=ops.storage())
 
 
 def _sizes(batch: int, capacity: int) -> tuple[int, int]:
@@ -320,8 +337,3 @@ def _sequence(slots: Iterable[int]) -> list[int]:
         return list(slots)
     except TypeError:
         raise SlotError(f"KV cache: slots are {shown(slots)}, expected a collection of integers") from None
-
-
-def nbytes_of(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    """Of keys and values."""
-    return 2 * dtype.itemsize * prod(shape)

@@ -15,8 +15,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from . import masks
+from .backend import Backend
 from .errors import OptionError
-from .gpu.device import on_cpu, open_cuda
+from .gpu.device import open_cuda
 from .kernels import cpu
 from .metrics import Metrics
 from .model import Config
@@ -25,7 +26,7 @@ Device = Literal["cpu", "cuda", "auto"]
 
 
 class Choice(NamedTuple):
-    ops: Any  # the backend
+    ops: Backend
     reason: str  # for metrics
 
 
@@ -105,7 +106,7 @@ def make_mask(
     *,
     past: int | None = None,
     align: masks.Align = "bottom_right",
-    ops: Any = cpu,
+    ops: Backend = cpu,
     policy: Policy = MASKS,
     metrics: Metrics | None = None,
 ) -> Any:
@@ -114,7 +115,7 @@ def make_mask(
     For a GPU it is filled there if the policy says so, else made here and sent. For the CPU it is made here, and no policy is asked.
     The decision is counted in `metrics`.
     """
-    if on_cpu(ops):
+    if ops.device == "cpu":
         return masks.mask(q_len, k_len, pattern, past=past, align=align)
     plan = masks.plan(q_len, k_len, pattern, past=past, align=align)
     decision = policy(Call("mask", plan.q_len, plan.k_len))

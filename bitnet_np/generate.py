@@ -1,109 +1,45 @@
-"""Generation: prefill, then one token at a time, chosen by rules that leave nothing to chance but the numbers they are given."""
+"""Generation: prefill, then one token at a time."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
-from types import ModuleType
-from typing import Literal, get_args
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from numpy.random import Philox
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from .backend import Backend
+from .cache import KVCache, new_cache
 from .certified import LARGEST_K, WIDEST, CertifiedHead, certify
-from .errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, shown
-from .gpu.decoder import stepper
-from .gpu.device import new_cache
+from .dialects import EXACT, Dialect
+from .errors import ContextLimitError, EmptyInputError, OptionError, ShapeError, TokenRangeError, shown
+from .forward_pass import run_cached, run_prefill
+from .gpu.decoder import GraphDecoder
+from .gpu.storage import DeviceStorage
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, check_place, check_tokens, prefill
+from .network import Head, Runtime
+from .sampling import GREEDY, Sampling, choose, uniforms
+from .tokens import Tokens, check_tokens
 from .validate import instance, integer, integers, number
 
-_COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+class Prompt(NamedTuple):
+    """What to continue, checked."""
+
+    tokens: Tokens  # [1, T]
+    n: int  # new tokens at most
+    stop: frozenset[int]  # tokens that end it
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How the next token is chosen from its logits.
-
-    Greedy when `temperature` is 0 or `top_k` is 1. Otherwise the logits are divided by the temperature, all but the `top_k`
-    largest are dropped (0 keeps all), then all but the fewest that hold `top_p` of the probability, and one is drawn.
-
-    Raises OptionError for a temperature that is neither 0 nor a normal number of float32, a negative top_k, or a top_p outside (0, 1].
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        if number("temperature", self.temperature) != 0 and not _COLDEST <= self.temperature <= _HOTTEST:
-            raise OptionError(f"temperature is {self.temperature}, expected 0 or a number of float32 from {_COLDEST} to {_HOTTEST}")
-        integer("top_k", self.top_k, 0)  # 0 keeps every token
-        if not 0 < number("top_p", self.top_p) <= 1:
-            raise OptionError(f"top_p is {self.top_p}, expected more than 0 and at most 1")
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the largest logit is all that counts."""
-        return self.temperature == 0 or self.top_k == 1
-
-
-GREEDY = Sampling()
-
-
-def uniforms(seed: int, sequence: int = 0) -> Iterator[float]:
-    """An endless stream of numbers in [0, 1): the upper 53 bits of each output of Philox4x64 with the key (seed, sequence).
-
-    Streams of other seeds or sequences are independent of it, so sequences that run together do not share numbers. Raises OptionError for
-    a seed or sequence outside 0..2**64 - 1.
-    """
-    seed, sequence = integer("seed", seed, 0, 2**64 - 1), integer("sequence", sequence, 0, 2**64 - 1)
-    bits = Philox(key=seed | sequence << 64)
-    return ((int(bits.random_raw()) >> 11) * 2.0**-53 for _ in count())
-
-
-def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: float = 0.0) -> int:
-    """The next token: logits [V] -> id.
-
-    Greedy takes the largest logit, the lowest id among equals. Otherwise tokens are ordered by falling logit, equals by
-    rising id, and the first one is taken whose cumulative probability exceeds `uniform` (in [0, 1)).
-
-    -infinity excludes a token. Raises NonFiniteError for NaN or +infinity, or if nothing but -infinity is left, ShapeError for logits that
-    are not [V], OptionError for a uniform number outside [0, 1) that would be used.
-    """
-    if logits.ndim != 1 or logits.size == 0:
-        raise ShapeError(f"logits have shape {logits.shape}, expected [V]")
-    best = int(logits.argmax())  # the first of equals; NaN counts as largest
-    if not np.isfinite(logits[best]):
-        raise NonFiniteError(f"the logit of token {best} is {logits[best]}, nothing can be chosen")
-    if sampling.greedy:
-        return best
-    if not 0 <= uniform < 1:
-        raise OptionError(f"uniform number is {uniform}, expected at least 0 and less than 1")
-    candidates = np.arange(logits.size)
-    if 0 < sampling.top_k < logits.size:
-        kth = np.partition(logits, -sampling.top_k)[-sampling.top_k]
-        candidates = np.flatnonzero(logits >= kth)
-    order = candidates[np.argsort(-logits[candidates], kind="stable")][: sampling.top_k or None]
-    with np.errstate(over="ignore"):  # of logits far below the largest, which count nothing
-        weights = cpu.exponential((logits[order] - logits[best]) / np.float32(sampling.temperature))
-    total = np.cumsum(weights, dtype=np.float64)
-    kept = int(np.searchsorted(total, sampling.top_p * total[-1])) + 1  # at most all: the last total is found
-    pick = int(np.searchsorted(total[:kept], uniform * total[kept - 1], side="right"))
-    return int(order[min(pick, kept - 1)])  # the product may round to the total itself
-
-
-def check_prompt(model: Model, prompt: Sequence[int], n: int, stop: Collection[int]) -> tuple[list[int], int, frozenset[int]]:
-    """A prompt, how many tokens are to continue it, and which end it, as plain integers. Raises what `stream` raises on the call itself."""
+def check_prompt(model: Model, prompt: Sequence[int], n: int, stop: Collection[int]) -> Prompt:
+    """A prompt, how many tokens are to continue it, and which end it. Raises what `stream` raises on the call itself."""
     ids = integers("prompt", prompt, 1, TokenRangeError)
     if ids.size == 0:
         raise EmptyInputError("Prompt cannot be empty")
     n = integer("number of tokens to generate", n, 0)
-    check_tokens(model.config, ids[None])
+    tokens = check_tokens(model.config, ids[None])
     if ids.size + n > model.config.context:
         raise ContextLimitError(f"a prompt of {ids.size} and {n} new tokens exceed the model's context of {model.config.context}")
-    return ids.tolist(), n, frozenset(_stops(model, stop))
+    return Prompt(tokens, n, frozenset(_stops(model, stop)))
 
 
 def _stops(model: Model, stop: Collection[int]) -> Iterator[int]:
@@ -161,13 +97,13 @@ def stream(
     seed: int = 0,
     stop: Collection[int] = (),
     dialect: Dialect = EXACT,
-    ops: ModuleType = cpu,
+    ops: Backend = cpu,
     head: CertifiedHead | HeadChoice = "auto",
 ) -> Iterator[int]:
     """Yield up to `n` new tokens, each as soon as it is chosen; end before a token of `stop`.
 
     `numbers` are the uniform numbers to sample with, one for each token, for replaying; without them they come from `seed`.
-    One forward pass for each block of the prompt (transformer.BLOCK), also when n is 0, and one for each token but the last.
+    One forward pass for each block of the prompt (forward_pass.BLOCK), also when n is 0, and one for each token but the last.
 
     `head` changes how fast tokens come, never which: "exact" computes all logits, "certified" the largest ones only where the choice needs
     no others (certified.py), "auto" does so where it pays. A head of an earlier call saves making its copy of the table.
@@ -176,13 +112,25 @@ def stream(
     context, TokenRangeError or ShapeError for a prompt that is no ids of the vocabulary, OptionError for n, seed, stop tokens or a head
     that cannot be. While it goes on: what `forward` raises, and OptionError when `numbers` run out.
     """
-    check_place(model, dialect, ops)
-    ids, n, ends = check_prompt(model, prompt, n, stop)
-    certified = certified_for(model, sampling, n, head)
+    runtime = Runtime(model, dialect, ops).checked()
+    return _continuation(runtime, check_prompt(model, prompt, n, stop), sampling, numbers, seed, head)
+
+
+def _continuation(
+    runtime: Runtime,
+    prompt: Prompt,
+    sampling: Sampling,
+    numbers: Iterable[float] | None,
+    seed: int,
+    head: CertifiedHead | HeadChoice,
+) -> Iterator[int]:
+    """The new tokens of `stream`, for a checked prompt; what else may be wrong is raised on the call itself."""
+    n, length = prompt.n, prompt.tokens.ids.shape[1]
+    certified = certified_for(runtime.model, sampling, n, head)
     if numbers is not None and not isinstance(numbers, Iterable):
         raise OptionError(f"numbers are {shown(numbers)}, expected an iterable of uniform numbers")
     source = iter(uniforms(seed) if numbers is None else numbers)
-    cache = new_cache(model.config, 1, len(ids) + max(n - 1, 0), ops)
+    cache = new_cache(runtime.model.config, 1, length + max(n - 1, 0), runtime.ops)
 
     def next_uniform() -> float:
         if sampling.greedy:
@@ -193,18 +141,46 @@ def stream(
             raise OptionError("the uniform numbers ran out before the tokens did") from None
 
     def run() -> Iterator[int]:
-        logits = prefill(model, [ids], cache, dialect=dialect, ops=ops, head=certified)
+        logits = run_prefill(runtime, prompt.tokens, cache, np.zeros(1, np.int64), head=certified)
         step = None
         for left in range(n, 0, -1):
             token = choose(logits[0], sampling, next_uniform())
-            if token in ends:
+            if token in prompt.stop:
                 return
             yield token
             if left > 1:
-                step = step or stepper(model, cache, ops, dialect=dialect, head=certified)
-                logits = step([token])
+                step = step or _stepper(runtime, cache, certified)
+                logits = step(np.array([token]))
 
     return run()
+
+
+Step = Callable[[ArrayLike], NDArray[np.float32]]
+"""The next tokens [B] of the sequences of a cache -> their logits [B, V]."""
+
+
+def stepper(model: Model, cache: KVCache, ops: Backend = cpu, *, dialect: Dialect = EXACT, head: Head | None = None) -> Step:
+    """One token more of each slot of a cache at a time, as fast as the backend can.
+
+    The step raises ShapeError or TokenRangeError for tokens that are not [B] ids of the vocabulary, and what `forward` raises.
+    """
+    step = _stepper(Runtime(model, dialect, ops).checked(), cache, head)
+
+    def checked(tokens: ArrayLike) -> NDArray[np.float32]:
+        ids = np.asarray(tokens)
+        if ids.shape != (cache.batch,):
+            raise ShapeError(f"tokens has shape {ids.shape}, expected ({cache.batch},): one for each sequence")
+        return step(check_tokens(model.config, ids[:, None]).ids[:, 0])
+
+    return checked
+
+
+def _stepper(runtime: Runtime, cache: KVCache, head: Head | None) -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
+    """`stepper`, checked. On a device a token is one launch of a captured graph."""
+    slots = np.arange(cache.batch)
+    if isinstance(cache.storage, DeviceStorage):
+        return GraphDecoder(runtime.model, cache, cache.storage.on, slots)
+    return lambda tokens: run_cached(runtime, Tokens.whole(tokens[:, None]), cache, slots, last_only=True, head=head)
 
 
 def generate(
@@ -217,9 +193,10 @@ def generate(
     seed: int = 0,
     stop: Collection[int] = (),
     dialect: Dialect = EXACT,
-    ops: ModuleType = cpu,
+    ops: Backend = cpu,
     head: CertifiedHead | HeadChoice = "auto",
 ) -> list[int]:
     """The prompt and up to `n` tokens after it; arguments and errors as in `stream`."""
-    ids = integers("prompt", prompt, 1, TokenRangeError).tolist()
-    return [*ids, *stream(model, ids, n, sampling=sampling, numbers=numbers, seed=seed, stop=stop, dialect=dialect, ops=ops, head=head)]
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_prompt(model, prompt, n, stop)
+    return [*checked.tokens.ids[0].tolist(), *_continuation(runtime, checked, sampling, numbers, seed, head)]

@@ -1,25 +1,25 @@
 """Metrics: what forward passes did, operation by operation, for a caller who asks. Nothing is counted otherwise.
 
-`Metrics().ops()` is a backend like any other, to be given to whatever takes `ops`: it calls the kernels of the backend it was made from
+`Metrics().ops()` is a backend like any other, to be given to whatever takes `ops`: it calls the operations of the backend it was made from
 and counts. So a forward pass that nobody measures runs the code it always runs.
 """
 
-import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .kernels import blocks, cpu, masks, workspace
+from .backend import OPERATIONS, Backend, Wrapped
+from .kernels import cpu, workspace
 
 _ATTENTION = ("attend", "attend_halves", "attend_masked")
-_GATHERING = ("embed", "blocks.embed")
+_GATHERING = ("embed", "embed_blocks")
+_NOT_COUNTED = ("storage", "wait", "mark")
 
 
 @dataclass
@@ -96,22 +96,13 @@ class Metrics:
         self.decisions: Counter[tuple[str, str, str]] = Counter()  # operation, device, reason
         self.forwards = self.layers = self.kv_writes = self.kv_positions = self.peak_workspace = 0
 
-    def ops(self, backend: Any = cpu, reason: str = "the backend the caller chose") -> ModuleType:
+    def ops(self, backend: Backend = cpu, reason: str = "the backend the caller chose") -> Backend:
         """The backend with every call counted; its results are the same. `reason`: why this one.
 
         On a device each call is waited for, to know how long it takes.
         """
-        device = getattr(backend, "DEVICE", "cpu")
-
-        def where(name: str) -> tuple[str, str]:
-            return (device, reason) if hasattr(backend, name) else ("cpu", _LACKS)
-
-        measured = self._copy(backend, "", device, reason)
-        measured.__dict__["blocks"] = self._copy(getattr(backend, "blocks", blocks), "blocks.", *where("blocks"))
-        masked = getattr(backend, "attend_masked", masks.attend_masked)
-        measured.__dict__["attend_masked"] = self._counted("attend_masked", masked, *where("attend_masked"))
-        measured.__dict__["mark"] = self._mark
-        return measured
+        counted = {name: self._counted(name, backend, reason) for name in OPERATIONS if name not in _NOT_COUNTED}
+        return Wrapped(backend, mark=self._mark, **counted)
 
     def decided(self, operation: str, device: str, reason: str) -> None:
         """Told of each decision of a policy."""
@@ -183,24 +174,16 @@ class Metrics:
             self.kv_writes += 1
             self.kv_positions += count
 
-    def _copy(self, backend: Any, prefix: str, device: str, reason: str) -> ModuleType:
-        """Of a module, or of an object whose methods are the operations."""
-        copy = ModuleType(f"{prefix or device}, measured")
-        wait = getattr(getattr(backend, "stream", None), "synchronize", lambda: None)
-        for name in (name for name in dir(backend) if not name.startswith("__")):
-            value = getattr(backend, name)
-            operation = (inspect.isfunction(value) or inspect.ismethod(value)) and not name.startswith("_")
-            copy.__dict__[name] = self._counted(prefix + name, value, device, reason, wait) if operation else value
-        return copy
+    def _counted(self, name: str, backend: Backend, reason: str) -> Callable:
+        function, device = getattr(backend, name), backend.device
 
-    def _counted(self, name: str, function: Callable, device: str, reason: str, wait: Callable[[], object] = lambda: None) -> Callable:
         @wraps(function)
         def counted(*arguments: Any, **options: Any) -> Any:
             memory = workspace.counts()
             fresh, again = memory.fresh, memory.again
             start = time.perf_counter()
             result = function(*arguments, **options)
-            wait()
+            backend.wait()
             seconds = time.perf_counter() - start
             operation = self.operations.get(name) or self.operations.setdefault(name, Operation(device, reason))
             operation.latency.count(seconds)
@@ -211,9 +194,6 @@ class Metrics:
             return result
 
         return counted
-
-
-_LACKS = "the backend the caller chose has none"
 
 
 def _size(value: Any) -> int:

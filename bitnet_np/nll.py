@@ -1,16 +1,19 @@
 """Negative log-likelihood of a text: how surprised the model is by each token, given those before it."""
 
 from collections.abc import Callable
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .backend import Backend
+from .cache import new_cache
+from .dialects import EXACT, Dialect
 from .errors import ContextLimitError, ShapeError, TokenRangeError
-from .gpu.device import new_cache
+from .forward_pass import run_cached
 from .kernels import cpu
 from .model import Model
-from .transformer import EXACT, Dialect, check_tokens, forward
+from .network import Runtime
+from .tokens import Tokens, check_tokens
 from .validate import integer, integers
 
 CHUNK = 64
@@ -24,7 +27,7 @@ def token_nll(
     stride: int | None = None,
     chunk: int = CHUNK,
     dialect: Dialect = EXACT,
-    ops: ModuleType = cpu,
+    ops: Backend = cpu,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> NDArray[np.float64]:
     """-ln p(token t | tokens before it) for t = 1..T-1: tokens [T] -> float64 [T - 1].
@@ -39,6 +42,7 @@ def token_nll(
     ids = integers("tokens", tokens, 1, TokenRangeError)
     if ids.size < 2:
         raise ShapeError(f"tokens have shape {ids.shape}, expected [T] with T at least 2: one to predict and one before it")
+    runtime = Runtime(model, dialect, ops).checked()
     check_tokens(model.config, ids[None])
     if model.config.context < 2:
         raise ContextLimitError("the model's context is 1, expected at least 2: a token to predict and one before it")
@@ -47,6 +51,7 @@ def token_nll(
     chunk = integer("chunk", chunk, 1)
     out = np.empty(len(ids) - 1)
     cache = new_cache(model.config, 1, window, ops)
+    slot = np.zeros(1, np.int64)
     known = 0  # tokens whose successors are judged
     begin = 0
     while known < len(out):
@@ -54,7 +59,7 @@ def token_nll(
         cache.clear()
         for start in range(begin, end, chunk):
             part = ids[start : min(start + chunk, end)]
-            logits = forward(model, part[None], cache, dialect=dialect, ops=ops)[0]
+            logits = run_cached(runtime, Tokens.whole(part[None]), cache, slot)[0]
             fresh = np.arange(max(start, known), min(start + len(part), len(out), end - 1))
             out[fresh] = _surprise(logits[fresh - start], ids[fresh + 1])
             progress(min(start + len(part), len(out)), len(out))

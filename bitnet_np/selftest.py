@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import embedded, masks, packing
+from .dialects import BITNET_CPP, EXACT, Dialect
 from .files.load import load
+from .forward_pass import forward_full
 from .kernels import backward, cpu
 from .kernels.masks import attend_masked
 from .kernels.packing import from_masters
-from .transformer import BITNET_CPP, EXACT, Dialect, forward_full
 
 Case = Callable[[], tuple[NDArray, ...]]
 

@@ -48,15 +48,23 @@ def matmul(x: Array, matrix: Array) -> Array:  # [T, M], [N, M] -> [T, N]
     return x @ matrix.T
 
 
-def rope(x: Array, position: ArrayLike, base: float, pairs: str = "halves", width: int | None = None, factors: Any = 1.0) -> Array:
-    # [T, H, K], [T] -> [T, H, K]; rotates the pairs (i, i + J) of the first `width` = 2J numbers of a head, or the adjacent (2i, 2i + 1)
-    half = (width or x.shape[-1]) // 2
-    angle = np.multiply.outer(position, base ** (-np.arange(half) / half) / factors)[:, None, :]
-    i, out = np.arange(half), x.copy()
+def angles(position: ArrayLike, base: float, pairs: int, factors: Any = 1.0) -> Array:  # [T] -> radians [T, J]
+    return np.multiply.outer(position, base ** (-np.arange(pairs) / pairs) / factors)
+
+
+def rotate(x: Array, angle: Array, pairs: str = "halves") -> Array:  # [T, H, K], [T, J] -> [T, H, K]
+    # rotates the pairs (i, i + J) of the first 2J numbers of a head, or the adjacent (2i, 2i + 1)
+    half, angle, out = angle.shape[1], angle[:, None, :], x.copy()
+    i = np.arange(half)
     first, second = (i, i + half) if pairs == "halves" else (2 * i, 2 * i + 1)
     a, b = x[..., first], x[..., second]
     out[..., first], out[..., second] = a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)
     return out
+
+
+def rope(x: Array, position: ArrayLike, base: float, pairs: str = "halves", width: int | None = None, factors: Any = 1.0) -> Array:
+    # [T, H, K], [T] -> [T, H, K]; rotates the first `width` = 2J numbers of a head
+    return rotate(x, angles(position, base, (width or x.shape[-1]) // 2, factors), pairs)
 
 
 def causal_mask(q_len: int, k_len: int, past: int = 0, window: int | None = None) -> Array:  # -> [q_len, k_len] of 0 and -inf
@@ -64,11 +72,19 @@ def causal_mask(q_len: int, k_len: int, past: int = 0, window: int | None = None
     return np.where((k <= q) & (k > q - (window or np.inf)), 0.0, -np.inf)
 
 
+def by_query_head(kv: Array, heads: int) -> Array:  # [S, G, K] -> [S, H, K]; query head h reads key-value head h // (H / G)
+    return np.repeat(kv, heads // kv.shape[1], axis=1)
+
+
+def softmax(scores: Array) -> Array:  # [..., S] -> [..., S]; a row that sees nothing gives zeros
+    p = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float64).min))
+    return p / np.maximum(p.sum(axis=-1, keepdims=True), 1)  # a row that sees something has a sum of 1 at least
+
+
 def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:  # [T, H, K], [S, G, K], [S, G, K], [T, S] -> [T, H, K]
-    k, v = (np.repeat(kv, q.shape[1] // kv.shape[1], axis=1) for kv in (k, v))  # query head h reads key-value head h // (H / G)
-    scores = np.einsum("thk,shk->hts", q, k) / np.sqrt(q.shape[2]) + mask
-    p = np.exp(scores - np.maximum(scores.max(axis=-1, keepdims=True), np.finfo(np.float64).min))  # a row that sees nothing: all zeros
-    return np.einsum("hts,shk->thk", p / np.maximum(p.sum(axis=-1, keepdims=True), 1), v)  # else the sum is 1 at least
+    k, v = (by_query_head(kv, q.shape[1]) for kv in (k, v))
+    p = softmax(np.einsum("thk,shk->hts", q, k) / np.sqrt(q.shape[2]) + mask)
+    return np.einsum("hts,shk->thk", p, v)
 
 
 def relu2_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]

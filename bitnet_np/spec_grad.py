@@ -109,10 +109,8 @@ def rope(x: Array, base: float, pairs: str, width: int | None, factors: Any, sca
 
 def attend(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Back]:  # [T, H, K], [S, G, K], [S, G, K] -> [T, H, K]
     heads, width = q.shape[1:]
-    keys, values = (np.repeat(kv, heads // k.shape[1], axis=1) for kv in (k, v))
-    scores = np.einsum("thk,shk->hts", q, keys) / np.sqrt(width) + mask
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
+    keys, values = (spec.by_query_head(kv, heads) for kv in (k, v))
+    p = spec.softmax(np.einsum("thk,shk->hts", q, keys) / np.sqrt(width) + mask)
 
     def shared(d: Array) -> Array:
         """Query heads that read the same key-value head."""
@@ -154,6 +152,40 @@ GATES = {"relu2": relu2_gate, "silu": silu_gate}
 # --- the model ------------------------------------------------------------------------------------------------------------------------
 
 
+class _Parameters:
+    """Parameters by name, and their gradients, which add up as the `back`s run."""
+
+    def __init__(self, values: Mapping[str, Array], eps: float, activations: Quantizer, weights: Quantizer) -> None:
+        self.values, self.eps, self.activations, self.weights = values, eps, activations, weights
+        self.gradients = {name: np.zeros_like(value) for name, value in values.items()}
+
+    def norm(self, name: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
+        """The norm with the gain <name>.weight; the identity where a family has no such norm."""
+        gain = f"{name}.weight"
+        if gain not in self.values:
+            return x, lambda dy: dy
+        y, back = rms_norm(x, self.values[gain], self.eps)
+        return y, lambda dy: self._taken(gain, *back(dy))
+
+    def linear(self, name: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
+        """The product with the matrix <name>.weight, and the bias <name>.bias where there is one."""
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        y, back = linear(x, self.values[weight], self.activations, self.weights)
+        if bias not in self.values:
+            return y, lambda dy: self._taken(weight, *back(dy))
+
+        def biased_back(dy: Array) -> Array:
+            self.gradients[bias] += dy.sum(axis=0)
+            return self._taken(weight, *back(dy))
+
+        return y + self.values[bias], biased_back
+
+    def _taken(self, name: str, dx: Array, gradient: Array) -> Array:
+        """Keep a parameter's gradient, give back the input's."""
+        self.gradients[name] += gradient
+        return dx
+
+
 def loss_and_gradients(
     config: Any,
     parameters: Mapping[str, Array],
@@ -169,85 +201,58 @@ def loss_and_gradients(
     config: any record with the fields of model.Config. divisor: by default the T - 1 tokens that are predicted; with that of a whole
     batch, losses and gradients of its sequences add up to the batch's. factors: of RoPE's frequencies, [J].
     """
-    c, ids = config, np.asarray(tokens)
+    ids = np.asarray(tokens)
     seen, targets = ids[:-1], ids[1:]
-    t, head = len(seen), "output.weight" if "output.weight" in parameters else "token_embd.weight"
-    gradients = {name: np.zeros_like(p) for name, p in parameters.items()}
-    backs: list[Callable[[Array], Array]] = []  # of the layers: the gradient at a layer's output -> at its input
-
+    head = "output.weight" if "output.weight" in parameters else "token_embd.weight"
+    p = _Parameters(parameters, config.eps, activations, weights)
     h, embed_back = embed(parameters["token_embd.weight"], seen)
-    for n in range(c.n_layers):
-
-        def layer(h: Array, block: str = f"blk.{n}.", window: int | None = c.window_of(n)) -> tuple[Array, Callable[[Array], Array]]:
-            def weight(name: str) -> Array:
-                return parameters[f"{block}{name}.weight"]
-
-            def norm(name: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
-                """The identity, where a family has no such norm."""
-                if f"{block}{name}.weight" not in parameters:
-                    return x, lambda dy: dy
-                y, back = rms_norm(x, weight(name), c.eps)
-                return y, lambda dy: taken(name, back(dy))
-
-            def project(name: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
-                y, back = linear(x, weight(name), activations, weights)
-                bias = f"{block}{name}.bias"
-                if bias not in parameters:
-                    return y, lambda dy: taken(name, back(dy))
-
-                def biased_back(dy: Array) -> Array:
-                    gradients[bias] += dy.sum(axis=0)
-                    return taken(name, back(dy))
-
-                return y + parameters[bias], biased_back
-
-            def taken(name: str, found: tuple[Array, Array]) -> Array:
-                """The second is a parameter's: keep it, give the first."""
-                gradients[f"{block}{name}.weight"] += found[1]
-                return found[0]
-
-            def turn(x: Array) -> tuple[Array, Back]:
-                return rope(x, c.rope_base, c.rope, c.rope_width, factors, c.rope_scaling)
-
-            x, attn_norm_back = norm("attn_norm", h)
-            q, q_back = project("attn_q", x)
-            k, k_back = project("attn_k", x)
-            v, v_back = project("attn_v", x)
-            q, q_turn_back = turn(q.reshape(t, c.heads, c.head_dim))
-            k, k_turn_back = turn(k.reshape(t, c.kv_heads, c.head_dim))
-            x, attend_back = attend(q, k, v.reshape(t, c.kv_heads, c.head_dim), spec.causal_mask(t, t, window=window))
-            x, attn_sub_norm_back = norm("attn_sub_norm", x.reshape(t, -1))
-            x, output_back = project("attn_output", x)
-            h = h + x
-            x, ffn_norm_back = norm("ffn_norm", h)
-            gate, gate_back = project("ffn_gate", x)
-            up, up_back = project("ffn_up", x)
-            x, activation_back = GATES[c.activation](gate, up)
-            x, ffn_sub_norm_back = norm("ffn_sub_norm", x)
-            x, down_back = project("ffn_down", x)
-
-            def back(dh: Array) -> Array:
-                dgate, dup = activation_back(ffn_sub_norm_back(down_back(dh)))
-                dh = dh + ffn_norm_back(gate_back(dgate) + up_back(dup))
-                dx = attn_sub_norm_back(output_back(dh))
-                dq, dk, dv = attend_back(dx.reshape(t, c.heads, c.head_dim))
-                dq, dk = q_turn_back(dq), k_turn_back(dk)
-                dq, dk, dv = (d.reshape(t, -1) for d in (dq, dk, dv))
-                return dh + attn_norm_back(q_back(dq) + k_back(dk) + v_back(dv))
-
-            return h + x, back
-
-        h, layer_back = layer(h)
+    backs = []  # of the layers: the gradient at a layer's output -> at its input
+    for n in range(config.n_layers):
+        h, layer_back = _layer(config, p, n, h, factors)
         backs.append(layer_back)
-    x, norm_back = rms_norm(h, parameters["output_norm.weight"], c.eps)
+    x, norm_back = p.norm("output_norm", h)
     logits, head_back = linear(x, parameters[head], smooth, smooth)  # the head is never quantised
-    loss, dlogits = cross_entropy(logits, targets, t if divisor is None else divisor)
+    loss, dlogits = cross_entropy(logits, targets, len(seen) if divisor is None else divisor)
 
     dx, gradient = head_back(dlogits)
-    gradients[head] += gradient
-    dh, gradient = norm_back(dx)
-    gradients["output_norm.weight"] += gradient
+    p.gradients[head] += gradient
+    dh = norm_back(dx)
     for layer_back in reversed(backs):
         dh = layer_back(dh)
-    gradients["token_embd.weight"] += embed_back(dh)
-    return loss, gradients
+    p.gradients["token_embd.weight"] += embed_back(dh)
+    return loss, p.gradients
+
+
+def _layer(c: Any, p: _Parameters, n: int, h: Array, factors: Any) -> tuple[Array, Callable[[Array], Array]]:  # [T, D] -> [T, D]
+    t, block = len(h), f"blk.{n}."
+
+    def turn(x: Array) -> tuple[Array, Back]:
+        return rope(x, c.rope_base, c.rope, c.rope_width, factors, c.rope_scaling)
+
+    x, attn_norm_back = p.norm(block + "attn_norm", h)
+    q, q_back = p.linear(block + "attn_q", x)
+    k, k_back = p.linear(block + "attn_k", x)
+    v, v_back = p.linear(block + "attn_v", x)
+    q, q_turn_back = turn(q.reshape(t, c.heads, c.head_dim))
+    k, k_turn_back = turn(k.reshape(t, c.kv_heads, c.head_dim))
+    x, attend_back = attend(q, k, v.reshape(t, c.kv_heads, c.head_dim), spec.causal_mask(t, t, window=c.window_of(n)))
+    x, attn_sub_norm_back = p.norm(block + "attn_sub_norm", x.reshape(t, -1))
+    x, output_back = p.linear(block + "attn_output", x)
+    h = h + x
+    x, ffn_norm_back = p.norm(block + "ffn_norm", h)
+    gate, gate_back = p.linear(block + "ffn_gate", x)
+    up, up_back = p.linear(block + "ffn_up", x)
+    x, activation_back = GATES[c.activation](gate, up)
+    x, ffn_sub_norm_back = p.norm(block + "ffn_sub_norm", x)
+    x, down_back = p.linear(block + "ffn_down", x)
+
+    def back(dh: Array) -> Array:
+        dgate, dup = activation_back(ffn_sub_norm_back(down_back(dh)))
+        dh = dh + ffn_norm_back(gate_back(dgate) + up_back(dup))
+        dx = attn_sub_norm_back(output_back(dh))
+        dq, dk, dv = attend_back(dx.reshape(t, c.heads, c.head_dim))
+        dq, dk = q_turn_back(dq), k_turn_back(dk)
+        dq, dk, dv = (d.reshape(t, -1) for d in (dq, dk, dv))
+        return dh + attn_norm_back(q_back(dq) + k_back(dk) + v_back(dv))
+
+    return h + x, back

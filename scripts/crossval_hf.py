@@ -38,13 +38,14 @@ from bitnet_np.errors import Error, OptionError, UnsupportedError
 from bitnet_np.families import MATRICES, NORMS
 from bitnet_np.files.hf_model_types import HF_MODULES
 from bitnet_np.files.load import load
-from bitnet_np.judge.blame import judge_trace
-from bitnet_np.judge.compare import Verdict, judge
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.judge.logits import judge
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Config, Layer, Linear, Model, frozen
 from bitnet_np.rope import rope_frequencies
 from bitnet_np.traces.formats import stages
 from bitnet_np.traces.points import QUANTIZED, Key, Trace
-from bitnet_np.transformer import forward_full
 
 Points = dict[Key, NDArray]
 

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from bitnet_np import LLAMA_CPP, Config, Error, Model, forward_full, load
 from bitnet_np.errors import OptionError, UnsupportedError
 from bitnet_np.families import FAMILIES
-from bitnet_np.judge.blame import judge_trace
-from bitnet_np.judge.compare import Verdict
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.traces.points import Key, Trace

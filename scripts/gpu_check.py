@@ -1,11 +1,11 @@
-"""Everything a GPU has to show, in one call of less than eight minutes: the CPU's bits, then speed against the device's own peaks.
+"""Checks a GPU in one call of less than eight minutes: whether it gives the CPU's bits, then its speed against its own peaks.
 
     python scripts/gpu_check.py --json gpu.json
 
-Needs numpy, numba, numba-cuda, gguf, hypothesis and pytest, and no installation of this package. Each part is independent: what fails is
-told, and the others go on, in a process of their own, because an error on a GPU can leave all of a process without it. The JSON is written
-after each part; the short table comes last, also where a part does not end. Exit codes: 0 fine, 1 something is wrong, 3 no GPU.
-`--interpret` runs the same code on tiny shapes without a GPU, what is compiled being interpreted: it shows that this script works, no more.
+Needs numpy, numba, numba-cuda, gguf, hypothesis and pytest; this package need not be installed. The parts are independent: where one fails,
+the script says so and goes on with the others in a new process, because after an error a process may have lost the GPU. The JSON is written
+after each part. A short table comes last, even if a part does not end. Exit codes: 0 fine, 1 something is wrong, 3 no GPU.
+`--interpret` runs the same code on tiny shapes without a GPU, where the compiled kernels are interpreted: it shows only that this works.
 """
 
 import argparse
@@ -33,36 +33,37 @@ if INTERPRET:
 import numpy as np  # noqa: E402
 
 from bitnet_np import Config, KVCache, Model, forward, forward_full  # noqa: E402
+from bitnet_np.cache import new_cache  # noqa: E402
 from bitnet_np.errors import OptionError  # noqa: E402
-from bitnet_np.gpu.decoder import Decoder  # noqa: E402
-from bitnet_np.gpu.device import DeviceCache, open_cuda, place  # noqa: E402
+from bitnet_np.gpu.decoder import GraphDecoder  # noqa: E402
+from bitnet_np.gpu.device import open_cuda, place  # noqa: E402
 from bitnet_np.kernels import cpu  # noqa: E402
 from bitnet_np.masks import causal_loop  # noqa: E402
 from bitnet_np.selftest import digest  # noqa: E402
 from bitnet_np.testing import random_model  # noqa: E402
 
-PATIENCE = 240  # seconds for the checks of single kernels, if there are as many left
+PATIENCE = 240  # seconds at most for the checks of single kernels
 GRACE = 30  # seconds for the last part, after the time is up
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured: of a GPU's time, or of the interpreter's."""
+    """How much is measured: on a GPU, or by the interpreter."""
 
-    shape: dict[str, Any]  # of the model whose bits are compared
+    shape: dict[str, Any]  # of the model whose logits are compared
     bits: int  # tokens of its prompts
     prompts: tuple[int, ...]
     batches: tuple[int, ...]
-    context: int  # of the caches that decoding is timed with
-    matrices: tuple[tuple[int, int], ...]  # N, M
+    context: int  # positions of the caches that decoding is timed with
+    matrices: tuple[tuple[int, int], ...]  # [N, M]
     rows: tuple[int, ...]
     mask: int
     large_mask: int
-    copied: int  # bytes
-    turns: int  # of the tensor loop
+    copied: int  # bytes of the copy whose speed is measured
+    turns: int  # of the loop that measures the tensor cores
     rounds: int
-    calls: int  # in a round, of what takes microseconds
-    checks: tuple[str, ...]  # of tests/cuda_checks.py; none: all
+    calls: int  # in a round, of operations that take microseconds
+    checks: tuple[str, ...]  # of tests/cuda_checks; () for all
 
 
 GPU = Sizes(
@@ -78,19 +79,19 @@ TINY = Sizes(
 
 @dataclass
 class Run:
-    """What was found so far."""
+    """The device, and what was measured so far."""
 
     on: Any
     sizes: Sizes
-    found: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     until: float = float("inf")  # by time.perf_counter
     _model: Model | None = None
 
     def peak_bytes(self) -> int:
-        """What was ever taken at once of the memory that `describe` found free: what results lay in is kept for others."""
+        """The most device memory taken at once, of what `describe` saw free: memory of results is kept for later ones."""
         free = self.on.free_bytes()
-        return self.found.get("describe", {}).get("free_bytes", free) - free
+        return self.results.get("describe", {}).get("free_bytes", free) - free
 
     @property
     def config(self) -> Config:
@@ -100,7 +101,7 @@ class Run:
 
     @property
     def model(self) -> Model:
-        """The random model that is timed, made once."""
+        """The random model that is timed. It is made once."""
         from benchmarks import gpu
 
         self._model = self._model or gpu.random_placed(self.config, self.on)
@@ -125,8 +126,8 @@ def describe(run: Run) -> dict[str, Any]:
 
 
 def kernels(run: Run) -> dict[str, Any]:
-    """Each kernel against the CPU's, bit for bit."""
-    command = [sys.executable, str(ROOT / "tests" / "cuda_checks.py"), "--ptx" if INTERPRET else "--gpu", *run.sizes.checks]
+    """Compares each kernel with the CPU's, bit for bit."""
+    command = [sys.executable, str(ROOT / "tests" / "cuda_checks"), "--ptx" if INTERPRET else "--gpu", *run.sizes.checks]
     patience = max(1, min(PATIENCE, run.until - time.perf_counter()))
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -147,28 +148,28 @@ def kernels(run: Run) -> dict[str, Any]:
 
 
 def bits(run: Run) -> dict[str, Any]:
-    """Logits of the CPU and of the GPU: whole sequences, a ragged batch through a cache, and decoding by the captured graph."""
+    """Compares logits of the CPU and of the GPU: whole sequences, a ragged batch through a cache, and decoding by the captured graph."""
     model, t = random_model(0, table="float16", **run.sizes.shape), run.sizes.bits
-    there, rng, on = place(model, run.on), np.random.default_rng(1), run.on
+    placed, rng, on = place(model, run.on), np.random.default_rng(1), run.on
     tokens, lengths = rng.integers(0, model.config.vocab, (2, t)), [t, max(1, t // 3)]
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def compare(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
-        found[name] = {"cpu": digest(ours), "gpu": digest(theirs), "equal": digest(ours) == digest(theirs)}
-        if not found[name]["equal"]:
-            found[name] |= {"largest_difference": float(np.abs(ours - theirs).max()), "differ": int((ours != theirs).sum())}
+        results[name] = {"cpu": digest(ours), "gpu": digest(theirs), "equal": digest(ours) == digest(theirs)}
+        if not results[name]["equal"]:
+            results[name] |= {"largest_difference": float(np.abs(ours - theirs).max()), "differ": int((ours != theirs).sum())}
             run.problems.append(f"logits of {name} differ from the CPU's")
 
-    compare("whole sequences", forward_full(model, tokens, lengths), forward_full(there, tokens, lengths, ops=on))
-    own, cache = KVCache(model.config, 2, t + 5), DeviceCache(on, model.config, 2, t + 5)
-    compare("ragged prefill", forward(model, tokens, own, lengths), forward(there, tokens, cache, lengths, ops=on))
+    compare("whole sequences", forward_full(model, tokens, lengths), forward_full(placed, tokens, lengths, ops=on))
+    own, cache = KVCache(model.config, 2, t + 5), new_cache(model.config, 2, t + 5, on)
+    compare("ragged prefill", forward(model, tokens, own, lengths), forward(placed, tokens, cache, lengths, ops=on))
     for slots in ([0, 1], [0]):
-        decoder = Decoder(there, cache, on, slots)
+        decoder = GraphDecoder(placed, cache, on, np.asarray(slots))
         for i in range(2):
             following = rng.integers(0, model.config.vocab, len(slots))
             ours = forward(model, following[:, None], own, slots=slots, last_only=True)
             compare(f"token {i} of {len(slots)}, decoded", ours, decoder(following))
-    return found
+    return results
 
 
 def peaks(run: Run) -> dict[str, float]:
@@ -181,12 +182,12 @@ def peaks(run: Run) -> dict[str, float]:
 
 
 def matrices(run: Run) -> list[dict[str, Any]]:
-    """Ternary products by number of tokens, on the GPU and on this CPU."""
+    """Times ternary products by number of tokens, on the GPU and on this CPU."""
     from benchmarks import gpu
 
     from bitnet_np import packing
 
-    rng, found = np.random.default_rng(0), []
+    rng, results = np.random.default_rng(0), []
     for n, m in run.sizes.matrices:
         words = run.on.upload(gpu.ternary_words(n, m, rng))
         ours = packing.pack(rng.integers(-1, 2, (n, m)).astype(np.int8), 1.0)
@@ -194,23 +195,23 @@ def matrices(run: Run) -> list[dict[str, Any]]:
             x = rng.standard_normal((rows, m), np.float32)
             codes, scale = run.on.quantize(run.on.upload(x))
             time_there = run.seconds(partial(run.on.ternary_matmul, codes, scale, words, np.float32(1), n), run.sizes.calls)
-            here, found_here = cpu.quantize(x), []
+            here, cpu_times = cpu.quantize(x), []
             for _ in range(3):
                 start = time.perf_counter()
                 cpu.ternary_matmul(*here, ours.codes, ours.scale, n)
-                found_here.append(time.perf_counter() - start)
-            found.append(
-                {"n": n, "m": m, "rows": rows, "gpu_seconds": time_there, "cpu_seconds": min(found_here)}
+                cpu_times.append(time.perf_counter() - start)
+            results.append(
+                {"n": n, "m": m, "rows": rows, "gpu_seconds": time_there, "cpu_seconds": min(cpu_times)}
                 | {"operations_per_second": 2 * n * m * rows / time_there, "weight_bytes_per_second": n * m / 4 / time_there}
             )
-    return found
+    return results
 
 
 def prefill(run: Run) -> list[dict[str, Any]]:
-    found = []
+    results = []
     for length in run.sizes.prompts:
         tokens = np.random.default_rng(0).integers(0, run.config.vocab, (1, length))
-        cache = DeviceCache(run.on, run.config, 1, length)
+        cache = new_cache(run.config, 1, length, run.on)
         times = []
         for _ in range(run.sizes.rounds + 1):  # the first compiles
             cache.clear()
@@ -218,28 +219,28 @@ def prefill(run: Run) -> list[dict[str, Any]]:
             forward(run.model, tokens, cache, last_only=True, ops=run.on)
             times.append(time.perf_counter() - start)
         best = sorted(times[1:])[len(times[1:]) // 2]
-        found.append({"tokens": length, "seconds": best, "tokens_per_second": length / best, "peak_bytes": run.peak_bytes()})
-    return found
+        results.append({"tokens": length, "seconds": best, "tokens_per_second": length / best, "peak_bytes": run.peak_bytes()})
+    return results
 
 
 def decode(run: Run) -> list[dict[str, Any]]:
-    """By batch: the graph alone, by the device's clock, and a step with tokens sent and logits brought back."""
+    """Times decoding, by batch: the graph alone, by the device's clock, and a step that sends tokens and brings logits back."""
     return [_decoded(run, batch) for batch in run.sizes.batches]
 
 
 def ways(run: Run) -> list[dict[str, Any]]:
-    """A token of one sequence with and without what makes its launches fewer and shorter: which of it won, and by how much."""
-    found = []
+    """Times a token of one sequence with and without fused norms and overlapping launches, to see what each brings."""
+    results = []
     for fused, overlap in ((True, True), (True, False), (False, True), (False, False)):
         run.on.fused, run.on.overlap = fused, overlap
-        found.append({"norms_fused": fused} | _decoded(run, 1))
+        results.append({"norms_fused": fused} | _decoded(run, 1))
     run.on.fused = run.on.overlap = True
-    return found
+    return results
 
 
 def _decoded(run: Run, batch: int) -> dict[str, Any]:
-    cache = DeviceCache(run.on, run.config, batch, run.sizes.context)
-    decoder = Decoder(run.model, cache, run.on, np.arange(batch))
+    cache = new_cache(run.config, batch, run.sizes.context, run.on)
+    decoder = GraphDecoder(run.model, cache, run.on, np.arange(batch))
     decoder(np.zeros(batch, np.int64))
     calls = min(50, run.sizes.context - 3)
     start = time.perf_counter()
@@ -252,18 +253,18 @@ def _decoded(run: Run, batch: int) -> dict[str, Any]:
 
 
 def masks(run: Run) -> dict[str, float]:
-    """A causal mask of more than 1024 positions against the nested loop, and the bandwidth of a large one."""
-    on, found = run.on, dict[str, float]()
+    """Times a causal mask of more than 1024 positions against the nested loop, and the bandwidth of a large mask."""
+    on, results = run.on, dict[str, float]()
     for name, size in (("mask", run.sizes.mask), ("large", run.sizes.large_mask)):
         out = on.empty((1, size, size))
         count, past = (on.upload(np.array([value])) for value in (size, 0))
-        found[f"{name}_size"] = size
-        found[f"{name}_seconds"] = run.seconds(partial(on.fill_mask, out, 0, count, past, count, 0, 0, 0, 0), 5)
+        results[f"{name}_size"] = size
+        results[f"{name}_seconds"] = run.seconds(partial(on.fill_mask, out, 0, count, past, count, 0, 0, 0, 0), 5)
     start = time.perf_counter()
     causal_loop(run.sizes.mask, run.sizes.mask)
-    found["loop_seconds"] = time.perf_counter() - start
-    found["bytes_per_second"] = 4 * run.sizes.large_mask**2 / found["large_seconds"]
-    return found
+    results["loop_seconds"] = time.perf_counter() - start
+    results["bytes_per_second"] = 4 * run.sizes.large_mask**2 / results["large_seconds"]
+    return results
 
 
 PARTS: dict[str, Callable[[Run], Any]] = {
@@ -272,10 +273,10 @@ PARTS: dict[str, Callable[[Run], Any]] = {
 
 
 def table(run: Run) -> list[str]:
-    """The short table: what was measured, of the peak measured here, and the goal."""
+    """The short table: what was measured, its share of the peak measured here, and the goal."""
     from benchmarks import gpu
 
-    f, lines = run.found, []
+    f, lines = run.results, []
 
     def line(what: str, value: str, share: str = "", goal: str = "") -> None:
         lines.append(f"{what:<34}{value:>18}  {share:<24}{goal}")
@@ -320,11 +321,11 @@ def _goal(value: float, goal: float | None) -> str:
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--json", type=Path, default=Path("gpu_check.json"), metavar="F", help="where everything is written")
+    result.add_argument("--json", type=Path, default=Path("gpu_check.json"), metavar="F", help="the file that everything is written to")
     result.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (default all)")
-    result.add_argument("--seconds", type=float, default=450, metavar="S", help="no part begins after this long (default 450)")
-    result.add_argument("--resume", action="store_true", help="go on with what is in the JSON already")
-    result.add_argument("--interpret", action="store_true", help="tiny shapes and no GPU: only to see that this script works")
+    result.add_argument("--seconds", type=float, default=450, metavar="S", help="no part begins after so many seconds (default 450)")
+    result.add_argument("--resume", action="store_true", help="go on from what the JSON file holds")
+    result.add_argument("--interpret", action="store_true", help="tiny shapes without a GPU: only to see that this script works")
     return result
 
 
@@ -339,13 +340,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run = Run(open_cuda(), TINY if INTERPRET else GPU, until=began + options.seconds)
         if INTERPRET:
-            run.on.processors = 2  # the blocks that measure a peak go by their number
+            run.on.processors = 2  # a peak is measured with some blocks for each
     except OptionError as error:
         print(f"gpu_check.py: {error}; nothing was run", file=sys.stderr)
         return 3
     if options.resume:
         before = json.loads(options.json.read_text("utf-8"))
-        run.found, run.problems = before["found"], before["problems"]
+        run.results, run.problems = before["found"], before["problems"]
     watch = Timer(options.seconds + GRACE, partial(give_up, run))
     watch.daemon = True
     watch.start()
@@ -355,12 +356,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             run.problems.append(f"{name} was not begun: the time was up")
             continue
         try:
-            run.found[name] = PARTS[name](run)
+            run.results[name] = PARTS[name](run)
         except Exception:
             failed = True
             run.problems.append(f"{name}: {traceback.format_exc()[-3000:]}")
         print(f"{name}: {time.perf_counter() - start:.1f} s{', failed' if failed else ''}", flush=True)
-        options.json.write_text(json.dumps({"found": run.found, "problems": run.problems}, indent=1) + "\n", "utf-8")
+        options.json.write_text(json.dumps({"found": run.results, "problems": run.problems}, indent=1) + "\n", "utf-8")
         if failed and number + 1 < len(chosen):
             left = options.seconds - (time.perf_counter() - began)
             rest = ["--json", str(options.json), "--parts", ",".join(chosen[number + 1 :]), "--seconds", f"{left:.0f}", "--resume"]
@@ -370,7 +371,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def tell(run: Run) -> int:
-    """The table, what is wrong, and the exit code."""
+    """Prints the table and the problems. Returns the exit code."""
     try:
         lines = table(run)
     except Exception:
@@ -382,7 +383,7 @@ def tell(run: Run) -> int:
 
 
 def give_up(run: Run) -> None:
-    """End with what there is: a kernel that does not end cannot be interrupted."""
+    """Ends the process with what was measured: a kernel that does not end cannot be interrupted."""
     run.problems.append("a part did not end")
     tell(run)
     sys.stdout.flush()

@@ -1,6 +1,6 @@
 """What verdicts on logits alone are worth: honest engines and faulty ones on random models, by the fixed and by the measured limit.
 
-The engine is that of mutations.py: float32 NumPy, or with float16 roundings where bitnet.cpp has them, which nobody has declared here.
+The engine is judging/engine.py: float32 NumPy, or with float16 roundings where bitnet.cpp has them, which nobody has declared here.
 """
 
 import argparse
@@ -8,17 +8,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from mutations import LAYER, Engine, Floats, accumulate, embedded_model, f32, faults, precise, silu, truncated
+from judging.engine import Engine, Floats, accumulate, embedded_model, f32, precise
+from judging.faults import LAYER, faults, silu, truncated
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bitnet_np import EXACT, Model
-from bitnet_np.judge.check import check_logits
-from bitnet_np.judge.compare import Verdict, judge
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.judge.dump import check_logits
+from bitnet_np.judge.logits import judge
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Ternary
 from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key
-from bitnet_np.transformer import forward_full
 
 Make = Callable[[Model, NDArray[np.int64]], Floats]
 LOGITS = Key("result_output", None)

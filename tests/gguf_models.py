@@ -10,10 +10,10 @@ from models import assert_same_bits
 
 from bitnet_np import packing
 from bitnet_np.families import MATRICES, NORMS, layer_shapes
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import Config, Layer, Linear, Model, Ternary
 from bitnet_np.rope import rope_frequencies
 from bitnet_np.tensor_types import BF16, F16, F32, I2_S
-from bitnet_np.transformer import forward_full
 
 CONFIG = Config("bitnet-b1.58", 9, 64, 128, 2, 256, 4, 2, 32, float(np.float32(1e-5)), 10000.0)
 A = "bitnet-b1.58."

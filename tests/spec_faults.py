@@ -8,7 +8,7 @@ import numpy as np
 
 from bitnet_np import embedded, load, spec
 from bitnet_np.dense import dense_view
-from bitnet_np.transformer import forward_full
+from bitnet_np.forward_pass import forward_full
 
 SOURCE = Path(spec.__file__).read_text("utf-8")
 
@@ -47,7 +47,7 @@ ROOT = "np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)"
 Q = "linear(x, w.attn_q)"
 GATE = "np.maximum(gate, 0) ** 2 * up"
 ATTEND_NORM, FFN_NORM = "rms_norm(x, w.attn_sub_norm, c.eps)", "rms_norm(x, w.ffn_sub_norm, c.eps)"
-HEADS = "np.repeat(kv, q.shape[1] // kv.shape[1], axis=1)"
+HEADS = "np.repeat(kv, heads // kv.shape[1], axis=1)"
 
 # What is replaced, by what, and NMSE of the worst position for 1, 17 and 64 tokens; 0 where the fault does not show.
 FAULTS = {
@@ -69,8 +69,8 @@ FAULTS = {
     "no causal mask": ("(k <= q) &", "(k <= q + 64) &", (0, 2.0, 2.1)),
     "one key too many": ("(k <= q) &", "(k <= q + 1) &", (0, 4.8e-1, 1.7)),
     "no key of one's own": ("(k <= q) &", "((k < q) | (k == 0)) &", (0, 8.9e-1, 8.0e-1)),
-    "query heads take turns": (HEADS, "np.tile(kv, (1, q.shape[1] // kv.shape[1], 1))", (1.5, 1.5, 2.0)),
-    "all query heads read the first": (HEADS, "np.repeat(kv[:, :1], q.shape[1], axis=1)", (1.4, 1.6, 2.0)),
+    "query heads take turns": (HEADS, "np.tile(kv, (1, heads // kv.shape[1], 1))", (1.5, 1.5, 2.0)),
+    "all query heads read the first": (HEADS, "np.repeat(kv[:, :1], heads, axis=1)", (1.4, 1.6, 2.0)),
     "no scale in attn_q": (Q, f"{Q} / w.attn_q.scale", (0, 1.2, 1.7)),
     "no scale in attn_k": ("linear(x, w.attn_k)", "linear(x, w.attn_k) / w.attn_k.scale", (0, 1.2, 1.7)),
     "no scale in attn_output": ("linear(x, w.attn_output)", "linear(x, w.attn_output) / w.attn_output.scale", (7.3e-1, 8.7e-1, 9.4e-1)),

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np import transformer
+from bitnet_np import forward_pass
 from bitnet_np.batch import Batch, Request, forward_batch, generate_batch
 from bitnet_np.cache import KVCache
 from bitnet_np.certified import certify
+from bitnet_np.dialects import BITNET_CPP
 from bitnet_np.errors import CapacityError, ContextLimitError, EmptyInputError, OptionError, ShapeError, SlotError, TokenRangeError
-from bitnet_np.generate import Sampling, generate, uniforms
-from bitnet_np.transformer import BITNET_CPP, forward, forward_full
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.generate import generate
+from bitnet_np.sampling import Sampling, uniforms
 
 MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, context=64)
 SAMPLED = Sampling(temperature=1.0)
@@ -24,11 +26,13 @@ def passes(monkeypatch):
     """How many sequences and tokens each forward pass had."""
     seen = []
 
-    def counted(model, tokens, cache, lengths, **options):
-        seen.append((len(lengths), int(np.sum(lengths))))
-        return forward(model, tokens, cache, lengths, **options)
+    run_cached = forward_pass.run_cached
 
-    monkeypatch.setattr(transformer, "forward", counted)
+    def counted(runtime, tokens, *rest, **options):
+        seen.append((len(tokens.lengths), int(np.sum(tokens.lengths))))
+        return run_cached(runtime, tokens, *rest, **options)
+
+    monkeypatch.setattr(forward_pass, "run_cached", counted)
     return seen
 
 

@@ -1,4 +1,4 @@
-"""KVCache: what it keeps, what it forgets, and that nothing else changes by a byte. What forward makes of it: test_transformer.py."""
+"""KVCache: what it keeps, what it forgets, and that nothing else changes by a byte. What forward makes of it: test_forward_pass.py."""
 
 import copy
 import pickle
@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens, seeds, shapes
 
 from bitnet_np.cache import KVCache
+from bitnet_np.compat import clear_batch, set_batch_size
+from bitnet_np.dialects import BITNET_CPP, DIALECTS, EXACT
 from bitnet_np.errors import CapacityError, NonFiniteError, OptionError, SlotError
+from bitnet_np.forward_pass import forward, forward_full
 from bitnet_np.model import frozen
-from bitnet_np.transformer import BITNET_CPP, DIALECTS, EXACT, forward, forward_full
 
 MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
 
@@ -47,7 +49,7 @@ def prefix(cache, slot, length):
 
 
 def test_a_slot_is_cleared_and_no_other_changes():
-    for clear in (KVCache.clear, KVCache.clear_batch):
+    for clear in (KVCache.clear, clear_batch):
         cache = holding(3, 8, 5)
         before = contents(cache)
         clear(cache, 1)
@@ -122,7 +124,7 @@ def test_a_cache_grows_and_keeps_what_it_holds(dtype):
 def test_a_cache_shrinks_where_nothing_is_lost():
     cache = holding(3, 5, 0)
     before = contents(cache)
-    cache.set_batch_size(2)
+    set_batch_size(cache, 2)
     cache.resize(capacity=5)
     assert (cache.batch, cache.capacity) == (2, 5)
     assert contents(cache) == before[:2]
@@ -132,7 +134,7 @@ def test_a_slot_in_use_goes_only_by_force():
     cache = holding(3, 5, 1)
     before = contents(cache)
     for shrink, error, message in (
-        (lambda force: cache.set_batch_size(2, force=force), SlotError, "slot 2 holds 1 positions, cannot shrink to 2 slots"),
+        (lambda force: set_batch_size(cache, 2, force=force), SlotError, "slot 2 holds 1 positions, cannot shrink to 2 slots"),
         (lambda force: cache.resize(capacity=4, force=force), CapacityError, "slot 1 holds 5 positions, cannot shrink to 4"),
     ):
         with pytest.raises(error, match=message):
@@ -261,8 +263,8 @@ def test_a_pass_that_float16_cannot_hold_leaves_the_cache_as_it_was():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda c: c.clear_batch(3), SlotError, "slot 3 does not exist, there are 3"),
-        (lambda c: c.clear_batch(-1), SlotError, "slot -1 does not exist"),
+        (lambda c: clear_batch(c, 3), SlotError, "slot 3 does not exist, there are 3"),
+        (lambda c: clear_batch(c, -1), SlotError, "slot -1 does not exist"),
         (lambda c: c.rollback(0, 4), CapacityError, "slot 0 holds 3 positions, cannot go back by 4"),
         (lambda c: c.rollback(0, -1), CapacityError, "cannot go back by -1"),
         (lambda c: c.rollback(3, 0), SlotError, "slot 3 does not exist"),

@@ -64,7 +64,7 @@ def test_a_command_goes_where_the_decision_says(monkeypatch):
 class Elsewhere(SimpleNamespace):
     """A device's part of the vocabulary, in NumPy; `made` and `sent` say what it was asked for."""
 
-    DEVICE = "cuda"
+    device = "cuda"
 
     def __init__(self):
         super().__init__(made=0, sent=[])

@@ -10,11 +10,12 @@ from models import assert_same_bits
 
 from bitnet_np import packing
 from bitnet_np.cli import main as cli
+from bitnet_np.dialects import EXACT, LLAMA_CPP
 from bitnet_np.errors import UnsupportedError
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import Linear
-from bitnet_np.transformer import EXACT, LLAMA_CPP, forward_full
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 TYPES = ["ternary", "float32", "float16", "bfloat16", "Q8_0", "Q4_K", "TQ2_0"]

@@ -11,11 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens, seeds, shapes
 
-from bitnet_np import transformer
+from bitnet_np import forward_pass
+from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
-from bitnet_np.generate import GREEDY, Sampling, choose, generate, stream, uniforms
-from bitnet_np.gpu import decoder as decode
-from bitnet_np.transformer import DIALECTS, forward_full
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.generate import generate, stream
+from bitnet_np.sampling import GREEDY, Sampling, choose, uniforms
 
 module = import_module("bitnet_np.generate")  # the package's attribute of this name is the function
 ANY = Sampling(temperature=20.0)  # flat enough that a random model says something new with nearly every token
@@ -188,15 +189,15 @@ def model():
 @pytest.fixture
 def passes(monkeypatch):
     """Tokens of each forward pass that generation makes."""
-    counted, forward = [], transformer.forward
+    counted, run_cached = [], forward_pass.run_cached
 
-    def counting(model, tokens, *args, **options):
+    def counting(runtime, tokens, *args, **options):
         assert options["last_only"]
-        counted.append(np.shape(tokens))
-        return forward(model, tokens, *args, **options)
+        counted.append(tokens.ids.shape)
+        return run_cached(runtime, tokens, *args, **options)
 
-    for user in (decode, transformer):  # a prompt goes through `prefill`
-        monkeypatch.setattr(user, "forward", counting)
+    for user in (module, forward_pass):  # a prompt goes through `run_prefill`
+        monkeypatch.setattr(user, "run_cached", counting)
     return counted
 
 

@@ -12,8 +12,8 @@ from models import random_model, random_tokens
 from bitnet_np import Metrics, masks
 from bitnet_np.batch import Request, generate_batch
 from bitnet_np.cache import KVCache
+from bitnet_np.forward_pass import forward, forward_full
 from bitnet_np.kernels import workspace
-from bitnet_np.transformer import forward, forward_full
 
 MODEL = random_model(0, width=64, ffn=96, vocab=64, context=4096)
 RING = random_model(0, width=20, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, context=4096, window=70)

@@ -1,7 +1,6 @@
 """Metrics: the counters say what ran, and measuring changes nothing."""
 
 import json
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np import KVCache, Metrics, Request, embedded, forward, forward_full, forward_incremental, generate, generate_batch, masks
+from bitnet_np.backend import Wrapped
 from bitnet_np.cli import main as cli
 from bitnet_np.kernels import cpu, workspace
 from bitnet_np.metrics import Operation
@@ -90,8 +90,8 @@ def test_block_types_and_masks_are_counted(table):
     tokens = random_tokens(np.random.default_rng(0), model, 1, 5)
     mask = masks.causal(5, 5)
     assert_same_bits(forward_full(model, tokens, ops=metrics.ops(), mask=mask), forward_full(model, tokens))
-    prefix = "blocks." if table == "Q8_0" else ""
-    assert [calls(metrics, name) for name in (prefix + "matmul", prefix + "embed", "attend_masked", "attend")] == [7 * L + 1, 1, L, 0]
+    end = "_blocks" if table == "Q8_0" else ""
+    assert [calls(metrics, name) for name in ("matmul" + end, "embed" + end, "attend_masked", "attend")] == [7 * L + 1, 1, L, 0]
 
 
 # --- how much -------------------------------------------------------------------------------------------------------------------------
@@ -202,16 +202,16 @@ def test_counters_add_up(of):
 
 
 def test_devices_and_reasons():
-    """A backend that says it is elsewhere, without kernels for blocks."""
-    other = ModuleType("other")
-    vars(other).update({name: value for name, value in vars(cpu).items() if name != "attend_masked"} | {"DEVICE": "cuda"})
+    """A backend that says it is elsewhere."""
+    other = Wrapped(cpu)
+    other.device = "cuda"
     metrics = Metrics()
     model = random_model(0, n_layers=L, family="llama", table="Q8_0", width=64, ffn=64, heads=2, kv_heads=1, head_dim=32)
     forward_full(model, [[1, 2, 3]], ops=metrics.ops(other, "there is one"))
     told = metrics.as_dict()
     where = {name: (operation["device"], operation["reason"]) for name, operation in told["operations"].items()}
     assert where["attend"] == ("cuda", "there is one")
-    assert where["blocks.matmul"] == ("cpu", "the backend the caller chose has none")
+    assert where["matmul_blocks"] == ("cuda", "there is one")
     by_device = {device: sum(o["calls"] for o in told["operations"].values() if o["device"] == device) for device in ("cpu", "cuda")}
     assert (told["cpu_dispatches"], told["gpu_dispatches"]) == (by_device["cpu"], by_device["cuda"])
     assert told["gpu_ratio"] == by_device["cuda"] / sum(by_device.values())

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, padded, random_model, random_tokens, seeds
 
 from bitnet_np import KVCache, Metrics, Request, certify, forward, forward_full, forward_incremental, generate, generate_batch, prefill
+from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import CapacityError, ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError
-from bitnet_np.transformer import BLOCK, DIALECTS
+from bitnet_np.forward_pass import BLOCK
 
 SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 4000}
 MODEL = random_model(0, **SMALL)

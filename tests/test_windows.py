@@ -9,9 +9,9 @@ from models import assert_same_bits, padded, random_model, random_tokens, seeds,
 
 from bitnet_np import KVCache, forward, forward_full, spec
 from bitnet_np.dense import dense_view
+from bitnet_np.dialects import BITNET_CPP, DIALECTS, EXACT
 from bitnet_np.errors import CapacityError, Error, OptionError, ShapeError
 from bitnet_np.kernels.scalar import CHUNK
-from bitnet_np.transformer import BITNET_CPP, DIALECTS, EXACT
 
 SMALL = {"width": 20, "ffn": 36, "heads": 2, "kv_heads": 1, "head_dim": 6, "vocab": 30, "context": 2000}
 WINDOWS = [1, 2, 5, 63, 64, 65, 66, 128, 129]

@@ -9,44 +9,53 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import packing
+from ..backend import Backend
+from ..dialects import DIALECTS
 from ..dispatch import Device
 from ..errors import OptionError
 from ..files.load import model_from
 from ..files.overrides import BEYOND, OVERRIDABLE
 from ..files.source import Source
-from ..gpu.device import on_cpu, place
+from ..gpu.device import device_of, place
 from ..kernels import cpu
 from ..model import Model
-from ..transformer import DIALECTS
 from ..whole_file import whole_file
 from . import progress
 
 
 def add_model_argument(parser: argparse.ArgumentParser, metavar: str = "MODEL", default: str = "") -> None:
     """The model that most commands begin with. default: what they take if none is named; empty: one must be named."""
-    text = "a GGUF file, or a Hugging Face folder" + (f" (default: {default})" if default else "")
+    text = "a GGUF file or a Hugging Face folder" + (f" (default: {default})" if default else "")
     parser.add_argument("model", type=Path, nargs="?" if default else None, metavar=metavar, help=text)
 
 
 def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", required: bool = True) -> argparse._MutuallyExclusiveGroup:
     """The ways to give token ids, of which one is taken (inputs.token_ids); text: what the option for a text is called."""
     group = parser.add_mutually_exclusive_group(required=required)
-    group.add_argument("--tokens", metavar="1,2,3", help="token ids")
-    group.add_argument("--tokens-file", type=Path, metavar="F", help=".npy, .json or .txt (a line a sequence): [T] or [B, T] token ids")
-    group.add_argument(text, dest="text", metavar="S", help="text for the file's tokenizer (extra `text`)")
+    group.add_argument("--tokens", metavar="1,2,3", help="token ids between commas or blanks")
+    group.add_argument(
+        "--tokens-file", type=Path, metavar="F", help="file of token ids [T] or [B, T]: .npy, .json, or .txt with a sequence on each line"
+    )
+    group.add_argument(text, dest="text", metavar="S", help="text for the model's tokenizer; byte-level BPE needs the extra `text`")
     return group
 
 
 def add_computing_arguments(parser: argparse.ArgumentParser) -> None:
     """How to compute, and which model of the file."""
     add_threads_argument(parser)
-    parser.add_argument("--as", dest="dialect", choices=DIALECTS, default="exact", help="whose roundings to follow")
+    parser.add_argument(
+        "--as",
+        dest="dialect",
+        choices=DIALECTS,
+        default="exact",
+        help="the engine whose roundings are followed (default exact: no engine's, the definition)",
+    )
     add_load_arguments(parser)
     add_override_arguments(parser)
 
 
 def add_threads_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=int, metavar="N", help="threads to compute with; the result is the same")
+    parser.add_argument("--threads", type=int, metavar="N", help="number of threads; the result does not depend on it")
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,19 +64,22 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=get_args(Device),
         default="cpu",
-        help="compute on the CPU (default) or on a GPU (extra `cuda`): the same bits",
+        help="where to compute: cpu (default), cuda (an NVIDIA GPU, extra `cuda`) or auto (a GPU if there is one); the bits are the same",
     )
-    parser.add_argument("--metrics", type=Path, metavar="F.json", help="count and time every operation; a table on standard error, too")
+    parser.add_argument(
+        "--metrics", type=Path, metavar="F.json", help="count and time every operation: JSON to this file, a table to standard error"
+    )
 
 
 def add_load_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--allow-nan", action="store_true", help="load a model with NaN or infinity in its weights all the same")
+    parser.add_argument("--allow-nan", action="store_true", help="load a model even if its weights hold NaN or infinity")
     parser.add_argument(
         "--i2s-layout",
         choices=packing.I2S_LAYOUTS,
         default=packing.I2S_DEFAULT,
-        help="how I2_S matrices lie in the file, which no file says: the released one (default), bitnet.cpp's for ARM from the end of "
-        "2025, or its four rows in a byte. Read in another one, half of all weights are wrong",
+        help="layout of I2_S matrices, which the file does not say: 128/32 (default) as in the released model, 64/16 as bitnet.cpp writes "
+        "for ARM since the end of 2025, 4-rows as bitnet.cpp writes on x86 without ACT_PARALLEL. In the wrong layout half of all weights "
+        "are wrong",
     )
 
 
@@ -77,9 +89,9 @@ def add_override_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help=f"a setting to have instead of the file's, told on standard error: {', '.join(OVERRIDABLE)}; repeatable",
+        help=f"replace a setting of the file: {', '.join(OVERRIDABLE)}; repeatable. Both values are reported on standard error",
     )
-    parser.add_argument("--allow-beyond-context", action="store_true", help="sequences may be longer than the model was trained for")
+    parser.add_argument("--allow-beyond-context", action="store_true", help="allow more tokens than the model was trained for")
 
 
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -104,8 +116,8 @@ def loaded(source: Source, arguments: argparse.Namespace) -> Model:
     before = source.config() if overrides else model.config
     for name in overrides:
         print(f"bitnet-np: {name} is {getattr(model.config, name)}, the file says {getattr(before, name)}", file=sys.stderr)
-    ops = getattr(arguments, "ops", cpu)
-    return model if on_cpu(ops) else place(model, ops)
+    ops: Backend = getattr(arguments, "ops", cpu)
+    return model if ops.device == "cpu" else place(model, device_of(ops))
 
 
 def check_out(option: str, path: Path | None) -> None:

@@ -9,20 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import embedded, selftest
+from ..dialects import BITNET_CPP, DIALECTS, EXACT
 from ..errors import OptionError
 from ..files.load import open_model
 from ..files.source import Source
-from ..judge.check import LOGITS, check_logits, check_trace
-from ..judge.compare import Judgement, Verdict, judge
+from ..forward_pass import compute_logits
+from ..judge.dump import check_logits, check_trace
+from ..judge.graph import LOGITS
+from ..judge.logits import Judgement, judge
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
+from ..judge.verdict import Verdict
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, detect, npy, raw, read_any
-from ..transformer import BITNET_CPP, DIALECTS, EXACT, compute_logits
+from . import progress
 from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, check_out, loaded
 from .inputs import token_ids
 from .printing import print_json, printable, table
 
-SUMMARY = "Judge another engine's logits; with no arguments, the embedded recording of bitnet.cpp's."
+SUMMARY = "Judge another engine's dump; without arguments, the embedded recording of bitnet.cpp."
 LARGEST_TABLE = 12  # lines of tensors that are not fine, before the rest is only counted
 
 JUDGEMENT_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
@@ -38,17 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser, default="the embedded one, and its recording")
     add_token_arguments(parser, required=False)
     parser.add_argument(
-        "--theirs", type=Path, metavar="DUMP", help="their tensors, or logits [T, V] or [B, T, V], with --last [V] or [B, V]"
+        "--theirs",
+        type=Path,
+        metavar="DUMP",
+        help="the dump to judge: intermediate tensors, or logits [T, V] or [B, T, V]; with --last logits [V] or [B, V]",
     )
-    parser.add_argument("--format", choices=FORMATS, help="of the dump (default: found out)")
-    parser.add_argument("--last", action="store_true", help="theirs are logits of the last position only")
+    parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
+    parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
     add_plot_argument(parser)
     add_computing_arguments(parser)
 
 
 def add_plot_argument(parser: argparse.ArgumentParser) -> None:
     """--plot, which `check_plot_argument` checks and `show` obeys."""
-    parser.add_argument("--plot", type=Path, metavar="F.png", help="the heat map as a picture (extra `plots`)")
+    parser.add_argument("--plot", type=Path, metavar="F.png", help="draw the heat map to this picture file (extra `plots`)")
 
 
 def check_plot_argument(arguments: argparse.Namespace) -> None:
@@ -69,11 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_plot_argument(arguments)
     source = open_model(arguments.model)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
-    report, logits = _judged(source, arguments, ids)
-    return show(arguments, report, logits, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
+    report = _judged(source, arguments, ids)
+    return show(arguments, report, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
 
 
-def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> tuple[Report, Judgement | None]:
+def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Report:
     """Theirs against ours."""
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
@@ -83,11 +90,10 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> tupl
             raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
         rows = ids.shape[:-1] if arguments.last else ids.shape
         theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, source, rows)
-        logits = check_logits(loaded(source, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last)
-        return Report(logits.verdict, logits.reason), logits
+        return check_logits(loaded(source, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last, progress.bar)
     shape = _bare(path, source, ids.shape).shape if name == "raw" else None
     trace = read_any(path, name, shape, ids)
-    return check_trace(loaded(source, arguments), ids, trace, DIALECTS[arguments.dialect])
+    return check_trace(loaded(source, arguments), ids, trace, DIALECTS[arguments.dialect], progress.bar)
 
 
 def _bare(path: Path, source: Source, rows: tuple[int, ...]) -> NDArray[np.float32]:
@@ -132,20 +138,21 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     return 0 if fine else 1
 
 
-def show(arguments: argparse.Namespace, report: Report, logits: Judgement | None, heading: str) -> int:
+def show(arguments: argparse.Namespace, report: Report, heading: str) -> int:
     """Print a report, and draw it with --plot; returns the exit code. Raises OptionError if there is nothing to draw."""
     if arguments.plot is not None:
         if not report.operations:
             raise OptionError("--plot needs a dump with intermediate tensors")
         plot(report, arguments.plot)
     if arguments.json:
-        print_json(report.as_dict() | {"logits": logits.as_dict() if logits else None})
+        print_json(report.as_dict())
     else:
-        print("\n\n".join([printable(heading), *_paragraphs(report, logits)]))
+        print("\n\n".join([printable(heading), *_paragraphs(report)]))
     return report.verdict.exit_code
 
 
-def _paragraphs(report: Report, logits: Judgement | None) -> Iterator[str]:
+def _paragraphs(report: Report) -> Iterator[str]:
+    logits = report.logits
     yield f"{report.verdict.text}\n{printable(report.reason)}"
     if report.notes:
         yield "\n".join(f"note: {note}" for note in report.notes)

@@ -3,19 +3,23 @@
 import argparse
 from pathlib import Path
 
-from ..judge.check import compare_traces
+from ..judge.two_dumps import compare_traces
 from ..traces.formats import FORMATS, read_any
 from .check import add_plot_argument, check_plot_argument, show
 
-SUMMARY = "Compare two dumps, without a model."
+SUMMARY = "Compare two dumps without a model."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("ours", type=Path, metavar="OURS", help="a dump, taken as true")
-    parser.add_argument("theirs", type=Path, metavar="THEIRS", help="a dump to judge by it")
-    parser.add_argument("--format", choices=FORMATS, help="of both (default: found out)")
-    parser.add_argument("--partial", action="store_true", help="tensors that only one has are no error")
+    parser.add_argument("ours", type=Path, metavar="OURS", help="the dump taken as the reference")
+    parser.add_argument("theirs", type=Path, metavar="THEIRS", help="the dump to judge")
+    parser.add_argument("--format", choices=FORMATS, help="format of both dumps (default: recognised by their content)")
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="compare the tensors that both dumps have; without it, a tensor that THEIRS lacks is an error",
+    )
     add_plot_argument(parser)
 
 
@@ -23,4 +27,4 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
     check_plot_argument(arguments)
     ours, theirs = (read_any(path, arguments.format) for path in (arguments.ours, arguments.theirs))
-    return show(arguments, compare_traces(ours, theirs, arguments.partial), None, f"{theirs.origin} against {ours.origin}")
+    return show(arguments, compare_traces(ours, theirs, arguments.partial), f"{theirs.origin} against {ours.origin}")

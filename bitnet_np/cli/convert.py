@@ -10,17 +10,19 @@ from . import progress
 from .arguments import add_load_arguments, add_model_argument, check_out
 from .printing import print_json
 
-SUMMARY = "Write a model as a GGUF file: the same model to the bit, or a refusal."
+SUMMARY = "Write a model as a GGUF file without changing a number, or refuse."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
     add_model_argument(parser, metavar="IN")
     parser.add_argument("out", type=Path, metavar="OUT.gguf", help="the file to write")
-    parser.add_argument("--type", choices=TYPES, help="of the layers' matrices (default: as they are, ternary ones from a folder as I2_S)")
-    parser.add_argument("--head", choices=HEADS, help="of the embedding and the head (default: as they are)")
-    parser.add_argument("--allow-rounding", action="store_true", help="let a narrower float type round numbers")
-    parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it is there")
+    parser.add_argument(
+        "--type", choices=TYPES, help="type of the layers' matrices (default: unchanged; ternary matrices of a folder become I2_S)"
+    )
+    parser.add_argument("--head", choices=HEADS, help="type of the embedding and the head (default: unchanged)")
+    parser.add_argument("--allow-rounding", action="store_true", help="allow a narrower float type to round numbers")
+    parser.add_argument("--force", action="store_true", help="overwrite OUT.gguf")
     add_load_arguments(parser)
 
 

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import embedded
+from ..dialects import DIALECTS
 from ..errors import OptionError, ShapeError
 from ..files.load import open_model
 from ..files.source import Source
-from ..generate import HeadChoice, Sampling, stream
+from ..generate import HeadChoice, stream
+from ..sampling import Sampling
 from ..text.tokenizer import Tokenizer, tokenizer_from
-from ..transformer import DIALECTS
 from . import generate_many as batch_command
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, loaded
 from .inputs import parse_numbers, token_ids
@@ -30,26 +31,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
     add_model_argument(parser, default="the embedded demo model")
     batch_command.add_arguments(parser, add_token_arguments(parser, "--prompt"))
-    parser.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template, as the user's message")
+    parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template as the user's message")
     parser.add_argument(
         "-n",
         type=int,
         metavar="N",
-        help=f"tokens to generate at most (default {TOKENS}, {embedded.DEMO_TOKENS} from the demo model, or what fits the context)",
+        help=f"most tokens to generate (default {TOKENS}, with the demo model {embedded.DEMO_TOKENS}, or what fits the context)",
     )
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (default) is greedy")
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K largest logits (default 0: all)")
-    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="sample among the fewest tokens with probability P")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="says the numbers to sample with (default 0)")
-    parser.add_argument("--uniforms", metavar="0.1,0.7", help="sample with these numbers instead of the seed's, one for each token")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="sampling temperature; 0 (default) is greedy")
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="sample among the K most likely tokens (default 0: all)")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="sample among the fewest tokens whose probabilities add up to P (default 1: all)",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the numbers to sample with (default 0)")
+    parser.add_argument(
+        "--uniforms", metavar="0.1,0.7", help="numbers from 0 to 1 to sample with instead of the seed's, one for each token"
+    )
     parser.add_argument(
         "--head",
         choices=get_args(HeadChoice),
         default="auto",
-        help="compute all logits (exact) or only those that can win (certified): the same tokens; auto (default): what is faster, with "
-        "--prompts-file exact",
+        help="compute all logits (exact) or only those that can win (certified); the tokens are the same. auto (default) takes the faster "
+        "way, with --prompts-file always exact",
     )
-    parser.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text; default: the file's end tokens")
+    parser.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text (default: the model's end tokens)")
     add_computing_arguments(parser)
     add_device_arguments(parser)
 

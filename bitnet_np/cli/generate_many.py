@@ -10,11 +10,12 @@ from statistics import median
 from typing import Any
 
 from ..batch import Completion, Request, generate_batch
+from ..dialects import DIALECTS
 from ..errors import EmptyInputError, Error, OptionError, shown
 from ..files.load import open_model
-from ..generate import Sampling, certified_for, check_prompt
+from ..generate import certified_for, check_prompt
+from ..sampling import Sampling
 from ..text.tokenizer import Tokenizer, tokenizer_from
-from ..transformer import DIALECTS
 from . import progress
 from .arguments import loaded
 from .printing import printable
@@ -24,8 +25,18 @@ DEFAULT_BATCH = 4
 
 def add_arguments(parser: argparse.ArgumentParser, prompts: argparse._MutuallyExclusiveGroup) -> None:
     """What this way to call `generate` takes besides; prompts: the group of arguments that give a prompt."""
-    prompts.add_argument("--prompts-file", type=Path, metavar="F", help='JSON lines {"id": ..., "prompt": text or "tokens": [...]}')
-    parser.add_argument("--batch", type=int, metavar="N", help=f"prompts of the file at a time (default {DEFAULT_BATCH}); same result")
+    prompts.add_argument(
+        "--prompts-file",
+        type=Path,
+        metavar="F",
+        help='file with a JSON object on each line: {"id": ..., "prompt": text} or {"id": ..., "tokens": [...]}',
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        metavar="N",
+        help=f"number of prompts computed at a time (default {DEFAULT_BATCH}); the result does not depend on it",
+    )
 
 
 _LONGEST_LINE = 1 << 25  # bytes: more than any context holds

@@ -15,16 +15,20 @@ from .arguments import add_load_arguments, add_model_argument, add_override_argu
 from .inputs import token_ids
 from .printing import print_json, table
 
-SUMMARY = "Loss of token ids, and its gradients."
+SUMMARY = "Loss of token ids and its gradients."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
     add_model_argument(parser)
-    parser.add_argument("--out", type=Path, metavar="F", help="write the loss and all gradients, to be compared with another engine's")
+    parser.add_argument("--out", type=Path, metavar="F", help="write the loss and all gradients, to compare with another engine's")
     formats = [name for name, format in FORMATS.items() if format.writer]
-    parser.add_argument("--format", choices=formats, help="default: by the end of the file's name")
-    parser.add_argument("--recompute", action="store_true", help="keep less of the forward pass: the same result, slower")
+    parser.add_argument("--format", choices=formats, help="format to write (default: by the end of the file's name)")
+    parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="recompute parts of the forward pass instead of storing them: less memory, slower, the same result",
+    )
     add_threads_argument(parser)
     add_load_arguments(parser)
     add_override_arguments(parser)

@@ -9,22 +9,22 @@ from numpy.typing import NDArray
 from ..errors import Error, NonFiniteError, shown
 from ..files.load import model_from, open_model
 from ..files.source import Source
+from ..forward_pass import forward_full
 from ..model import Model
 from ..traces.points import meaning
-from ..transformer import forward_full
 from . import progress
 from .arguments import add_model_argument
 from .printing import plain, print_json, printable, table
 from .trace import show_layers
 
-SUMMARY = "What a model file holds, and whether it is supported."
+SUMMARY = "Show what a model file holds and whether it is supported."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
     add_model_argument(parser)
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
-    parser.add_argument("--points", action="store_true", help="list the tensors of a forward pass, by the names a dump gives them")
+    parser.add_argument("--points", action="store_true", help="list the tensors of a forward pass by the names that dumps use")
 
 
 def _loaded(source: Source) -> tuple[Model | None, str]:

@@ -8,12 +8,13 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ..dialects import DIALECTS
 from ..errors import OptionError
 from ..files.load import open_model
+from ..forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits
 from ..model import Model
 from ..selftest import digest
 from ..text.tokenizer import tokenizer_from
-from ..transformer import DIALECTS, PARALLEL_THRESHOLD, Mode, compute_logits
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, check_out, loaded, save_npy
 from .inputs import token_ids
 from .printing import print_json, table
@@ -26,11 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
     add_model_argument(parser)
     add_token_arguments(parser)
-    parser.add_argument("--mode", choices=get_args(Mode), help="which path computes (default auto); the bits are the same")
-    parser.add_argument("--parallel-threshold", type=int, default=PARALLEL_THRESHOLD, metavar="N", help="auto is parallel above N tokens")
-    parser.add_argument("--chunk", type=int, metavar="N", help="tokens at a time through the KV cache (implies --mode incremental)")
+    parser.add_argument(
+        "--mode",
+        choices=get_args(Mode),
+        help="compute whole sequences at once (parallel), through a KV cache (incremental), or as their length suggests (auto, default); "
+        "the bits are the same",
+    )
+    parser.add_argument(
+        "--parallel-threshold",
+        type=int,
+        default=PARALLEL_THRESHOLD,
+        metavar="N",
+        help="number of tokens above which auto is parallel (default %(default)s)",
+    )
+    parser.add_argument(
+        "--chunk", type=int, metavar="N", help="tokens that go through the KV cache at a time (default 1; implies --mode incremental)"
+    )
     parser.add_argument("--last", action="store_true", help="logits of the last position only")
-    parser.add_argument("--out", type=Path, metavar="F.npy", help="write the logits, float32")
+    parser.add_argument("--out", type=Path, metavar="F.npy", help="write the logits as float32")
     add_computing_arguments(parser)
     add_device_arguments(parser)
 

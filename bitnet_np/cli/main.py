@@ -1,4 +1,4 @@
-"""The command line: `bitnet-np SUBCOMMAND`. Exit codes: 0 fine, 1 a difference was found, 2 invalid input."""
+"""The command line: `bitnet-np COMMAND`."""
 
 import argparse
 import io
@@ -56,9 +56,14 @@ from . import (
 from .arguments import check_out
 from .printing import printable, table
 
+EXIT_CODES = (
+    "Exit codes: 0 fine, 1 a difference that roundings do not explain, 2 invalid input, 130 interrupted by Ctrl-C, 141 output closed by "
+    "its reader."
+)
+
 
 class Command(Protocol):
-    """A module NAME_command.py."""
+    """A module of this package, named like its command."""
 
     SUMMARY: str
 
@@ -120,13 +125,15 @@ def _told(error: Exception) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bitnet-np", description="A reference implementation of BitNet b1.58 inference.", epilog=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="bitnet-np", description="A reference implementation of BitNet b1.58 inference.", epilog=EXIT_CODES
+    )
     parser.add_argument("--version", action="version", version=f"bitnet-np {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="SUBCOMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         added = commands.add_parser(name, help=command.SUMMARY, description=command.SUMMARY)
         added.set_defaults(run=command.run)
-        added.add_argument("--json", action="store_true", help="one JSON object on standard output")
+        added.add_argument("--json", action="store_true", help="print JSON")
         command.add_arguments(added)
     return parser
 
@@ -139,7 +146,7 @@ def _set_threads(threads: int) -> None:
 
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
-    """What is read is not written over, unless that is said."""
+    """Refuse to overwrite a file that is read, unless --force is given."""
     given = {name: path for name, path in vars(arguments).items() if isinstance(path, Path) and path.exists()}
     outputs = {name: given.pop(name) for name in ("out", "metrics", "plot") if name in given}
     for name, out in outputs.items():

@@ -13,15 +13,20 @@ LARGEST = 128  # queries and keys that are printed
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
-    parser.add_argument("q_len", type=int, metavar="Q", help="queries")
-    parser.add_argument("k_len", type=int, metavar="K", help="keys")
-    parser.add_argument("--past", type=int, metavar="N", help="keys before the first query's own (default K - Q)")
-    parser.add_argument("--align", choices=get_args(masks.Align), default="bottom_right", help="top_left: --past 0, and K may be < Q")
-    parser.add_argument("--window", type=int, default=0, metavar="N", help="only the last N keys, the query's own among them")
-    parser.add_argument("--block", type=int, default=0, metavar="N", help="only keys of the query's own block of N positions")
-    parser.add_argument("--sinks", type=int, default=0, metavar="N", help="the first N keys besides those of a window or block")
-    parser.add_argument("--prefix", type=int, default=0, metavar="N", help="the first N keys for every query")
-    parser.add_argument("--bool", action="store_true", help="1 where a key is seen and 0 where not, instead of 0 and -inf")
+    parser.add_argument("q_len", type=int, metavar="Q", help="number of queries")
+    parser.add_argument("k_len", type=int, metavar="K", help="number of keys")
+    parser.add_argument("--past", type=int, metavar="N", help="number of keys before the first query's own (default K - Q)")
+    parser.add_argument(
+        "--align",
+        choices=get_args(masks.Align),
+        default="bottom_right",
+        help="corner at which the diagonal begins or ends; top_left is --past 0 and allows K < Q",
+    )
+    parser.add_argument("--window", type=int, default=0, metavar="N", help="each query sees only the last N keys, its own included")
+    parser.add_argument("--block", type=int, default=0, metavar="N", help="each query sees only keys of its own block of N positions")
+    parser.add_argument("--sinks", type=int, default=0, metavar="N", help="the first N keys are visible besides those of a window or block")
+    parser.add_argument("--prefix", type=int, default=0, metavar="N", help="every query sees the first N keys")
+    parser.add_argument("--bool", action="store_true", help="print 1 for a visible key and 0 for a hidden one, instead of 0 and -inf")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ..dialects import DIALECTS
 from ..files.load import open_model
 from ..nll import token_nll
 from ..selftest import digest
 from ..text.tokenizer import tokenizer_from
-from ..transformer import DIALECTS
 from . import progress
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, check_out, loaded, save_npy
 from .inputs import token_ids
@@ -22,8 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
     add_model_argument(parser)
     add_token_arguments(parser)
-    parser.add_argument("--stride", type=int, metavar="N", help="tokens between the starts of windows, for texts longer than the context")
-    parser.add_argument("--out", type=Path, metavar="F.npy", help="write the value of each token but the first, float64")
+    parser.add_argument(
+        "--stride", type=int, metavar="N", help="for texts longer than the context: number of tokens between the starts of windows"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="F.npy", help="write the negative log-likelihood of each token but the first as float64"
+    )
     add_computing_arguments(parser)
     add_device_arguments(parser)
 

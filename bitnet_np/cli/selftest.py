@@ -12,7 +12,7 @@ from ..kernels import simd
 from .arguments import add_threads_argument
 from .printing import print_json, table
 
-SUMMARY = "Every kernel against known bits, on this machine."
+SUMMARY = "Compare every kernel with its known bits on this machine."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,12 +4,12 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..dialects import DIALECTS
 from ..errors import OptionError, ShapeError
 from ..files.load import open_model
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, writer
 from ..traces.record import record_trace
-from ..transformer import DIALECTS
 from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, loaded
 from .inputs import token_ids
 from .printing import print_json, table
@@ -20,11 +20,13 @@ SUMMARY = "Write every intermediate tensor of a forward pass."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What this command takes."""
     add_model_argument(parser)
-    parser.add_argument("--layers", metavar="0,3-5", help="which layers (default: all); the whole model's points are written either way")
-    parser.add_argument("--names", metavar="A,B", help="which points, such as attn_norm,l_out (default: all but the scores)")
-    parser.add_argument("--scores", action="store_true", help="attention scores and probabilities too")
+    parser.add_argument(
+        "--layers", metavar="0,3-5", help="layers to write (default: all); tensors that belong to no layer are always written"
+    )
+    parser.add_argument("--names", metavar="A,B", help="tensors to write, such as attn_norm,l_out (default: all but the attention scores)")
+    parser.add_argument("--scores", action="store_true", help="also write attention scores and probabilities")
     formats = [name for name, format in FORMATS.items() if format.writer]
-    parser.add_argument("--format", choices=formats, help="default: by the end of the file's name")
+    parser.add_argument("--format", choices=formats, help="format to write (default: by the end of the file's name)")
     parser.add_argument("--out", type=Path, required=True, metavar="F", help="file or folder to write")
     add_token_arguments(parser)
     add_computing_arguments(parser)

@@ -1,7 +1,7 @@
-"""Arrays on the device, from memory that is used again as soon as nothing holds it.
+"""Arrays on the device, whose memory is used again as soon as nothing holds it, and results that are worked out when they are needed.
 
-All work goes through one stream, in order: memory that Python lets go may be written by what is launched next, because that runs after
-what was launched before.
+All work goes through one stream, in order. So the next launch may write to memory that Python has let go: it runs after every launch that
+was given the memory before.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ from typing import Any
 
 import numpy as np
 from numba import cuda
+from numba.cuda.cudadrv import devicearray, driver
 from numpy.typing import DTypeLike, NDArray
 
 from ..errors import CapacityError
-from ..kernels.cuda.target import SIMULATED
 
-if not SIMULATED:
-    from numba.cuda.cudadrv import devicearray, driver
-
-DeviceArray = Any  # numba.cuda's, which has no type of its own that its simulator shares
+DeviceArray = Any  # numba.cuda's, which is not typed
 
 _STEP, _LARGEST_STEP = 512, 1 << 24
-"""Bytes. Sizes are rounded up to a quarter of their power of two, within these: a cache of 20 GB is to take 20 GB."""
+"""Bytes. Sizes are rounded up to a quarter of their power of two, within these bounds: a cache of 20 GB is to take 20 GB."""
 
 
 def _rounded(size: int) -> int:
@@ -34,15 +31,13 @@ def _rounded(size: int) -> int:
 
 @dataclass
 class Arena:
-    """Device memory by size. A captured graph owns one, so that nothing else writes to the memory it works in."""
+    """Free device memory, by size. A captured graph owns an arena, so that nothing else writes to the memory it works in."""
 
     free: dict[int, list[DeviceArray]] = field(default_factory=dict)
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
-        """An array with anything in it. Raises CapacityError, with the bytes wanted, when there is no memory."""
+        """A new array, its numbers not set. Raises CapacityError, with the bytes wanted, if the device has no memory left."""
         dtype = np.dtype(dtype)
-        if SIMULATED:
-            return cuda.to_device(np.frombuffer(b"\xff" * (prod(shape) * dtype.itemsize), dtype).reshape(shape).copy())  # NaN shows
         size = _rounded(prod(shape) * dtype.itemsize)
         blocks = self.free.setdefault(size, [])
         block = blocks.pop() if blocks else _allocated(size)
@@ -60,28 +55,26 @@ def _allocated(size: int) -> DeviceArray:
 
 
 def view(array: DeviceArray, dtype: DTypeLike) -> DeviceArray:
-    """The same memory, one axis, as numbers of another type."""
-    if SIMULATED:
-        return type(array)(array._ary.reshape(-1).view(dtype))
+    """The same memory as a flat array of another type."""
     return array.reshape(array.size).view(dtype)
 
 
 class Deferred:
-    """A result that nobody has needed yet. What reads it first may work it out on its way: one launch, and one way through memory, less."""
+    """A result that nobody has needed yet. Its first reader may work it out on the way, which saves a launch and a pass through memory."""
 
     def __init__(self, source: str, inputs: tuple, shape: tuple[int, ...], launch: Callable[[Deferred], DeviceArray]) -> None:
-        """`source` and `inputs` say what it is to those who know; `launch` works it out, from this, for all others."""
+        """`source` and `inputs` tell kernels that can work the result out themselves what it is; `launch` works it out for all others."""
         self.source, self.inputs, self.shape = source, inputs, shape
-        self._launch: Callable[[Deferred], DeviceArray] | None = launch  # does not know this: memory is free when nobody asks any more
+        self._launch: Callable[[Deferred], DeviceArray] | None = launch  # no reference to self: unread results are freed at once
         self._array: DeviceArray = None
-        self.quantized: tuple[Any, Any] | None = None  # of a norm: codes and scale
+        self.quantized: tuple[Any, Any] | None = None  # codes and scale, of a norm
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def array(self) -> DeviceArray:
         if self._launch is not None:
-            self.found(self._launch(self))
+            self.settle(self._launch(self))
         return self._array
 
     def reshape(self, *shape: int) -> DeviceArray:
@@ -90,19 +83,19 @@ class Deferred:
     def is_open(self) -> bool:
         return self._launch is not None
 
-    def found(self, array: DeviceArray) -> None:
-        """It is, or will be, in this array; inputs are let go."""
+    def settle(self, array: DeviceArray) -> None:
+        """The result is in this array, or will be; the inputs are let go."""
         self._array, self._launch, self.inputs = array, None, ()
 
 
 def now(array: Any) -> Any:
-    """An array that can be read."""
+    """The array of a result, worked out if it was not yet; other things as they are."""
     return array.array() if isinstance(array, Deferred) else array
 
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """int8 activations as the kernels of ternary.py read them."""
+    """int8 activations, laid out as layout.py says."""
 
     words: DeviceArray  # uint32 [rows up to a multiple of 16 * row_words]
     bytes: DeviceArray  # int8, the same memory
@@ -121,7 +114,7 @@ class DeviceTable:
 
 
 def host(array: DeviceArray | Deferred | Codes, stream: Any) -> NDArray:
-    """A copy of it as NumPy's; of codes, what they stand for."""
+    """A copy as a NumPy array; codes as int8 [R, M]."""
     array = now(array)
     if isinstance(array, Codes):
         codes = host(array.bytes, stream)[: array.rows * array.row_words * 4]

@@ -1,6 +1,6 @@
-"""The vocabulary of kernels/cpu.py on a GPU: the same names and parameters, and the same bits. Arrays are the device's.
+"""The operations of kernels/cpu.py on a GPU: the same names and parameters, and the same bits. Arrays are the device's.
 
-What a method is given must be checked already, as for the CPU's kernels: here, too, nothing is.
+Methods check nothing, as the CPU's kernels do not: callers have checked what they pass.
 """
 
 from collections.abc import Callable
@@ -17,43 +17,56 @@ from ..kernels import cpu
 from ..kernels.attention import chunks_touched, scale_of
 from ..kernels.cuda import attention, attention_split, floats, layout, norms, ternary
 from ..kernels.cuda import rows as row_kernels
-from ..kernels.cuda.attention_steps import CHUNK, EIGHT, WIDEST, Shape, shape_for
-from ..kernels.cuda.target import BLOCK, GRID, LARGE_BLOCK, SIMULATED
+from ..kernels.cuda.attention_shape import EIGHT, WIDEST, Shape, shape_for
+from ..kernels.scalar import CHUNK
 from ..model import Ternary
+from ..tensor_types import TensorType
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
 from .products import OneRow, apart, three_of
+from .storage import DeviceStorage
 
-_WARPS = 1 if SIMULATED else 8  # of a block of `ternary.gemv`, or twice as many
-_DEPTH = 4  # tiles that one of them asks for at most before it needs the first
-_HALVES = 1 if SIMULATED else 8  # half warps of a block, each with floats.ROWS rows of a table
-_MANY = 64  # queries for each processor, from which on attention takes its largest blocks, of 32: two of them keep a processor busy
-_ALL = 1 << 30  # a window with all positions in it, of which no memory holds so many
-_TOKENS = 16  # that a reading of a table's row serves at most
+GRID = 4096  # blocks at most of a kernel over single numbers
+BLOCK = 256  # threads of a block of such a kernel, or of a block that owns a row
+LARGE_BLOCK = 1024  # threads of a block that owns a row, where rows are too few to keep the device busy
+_WARPS = 8  # warps of a block of `ternary.gemv`, or half of them
+_DEPTH = 4  # tiles that a warp of it asks for at most before it needs the first
+_HALVES = 8  # half warps of a block of `floats.matmul`, each with floats.ROWS rows of a table
+_TOKENS = 16  # tokens at most that it multiplies a row of a table with at a time
+_MANY = 64  # queries for each processor from which on attention takes blocks of 32 queries: two such blocks keep a processor busy
+_ALL = 1 << 30  # a window that holds all positions: no memory has room for so many
 SKINNY = 16
-"""Tokens up to which a ternary product reads activations straight from the cache."""
+"""Tokens up to which a ternary product reads activations straight from the cache (`ternary.skinny`)."""
 TILES = ((4, 6, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2))
-"""Of ternary.gemm, the largest first: the first one is taken that keeps the device busy, else the last."""
+"""Shapes of the blocks of `ternary.gemm`, the largest first. The first one that keeps the device busy is taken, else the last."""
 
 
 class Cuda:
-    """A backend. `processors` is how many of them the device has: blocks below that leave some idle."""
+    """The backend of one GPU.
 
-    DEVICE = "cuda"
+    processors: multiprocessors of the device; a launch of fewer blocks leaves some of them idle
+    free_bytes: how much memory the device has left
+    """
+
+    device = "cuda"
+    exact_only = True
     chunk = CHUNK
-    dialects = ("exact",)
     widest_head = WIDEST
-    most_positions = 65535 * CHUNK  # a block for each chunk, along an axis of the grid that has no more (attention_split.py)
+    most_positions = 65535 * CHUNK  # attention_split.py has a block for each chunk, along an axis of the grid that ends there
 
-    def __init__(self, processors: int = 1, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
-        self.backend = self  # what has arenas and launches, where this is wrapped
+    def __init__(self, processors: int, free_bytes: Callable[[], int]) -> None:
         self.processors = processors
         self.free_bytes = free_bytes
         self.tiles = TILES
-        self.fused, self.overlap = True, True  # norms with the products that read them; launches of a graph. To see what each brings.
+        self.fused, self.overlap = (
+            True,
+            True,
+        )  # norms with the products that read them; launches of a graph. False to measure what each brings
         self.stream = cuda.stream()
         self.arena = Arena()
-        self.nothing = self.upload(np.zeros((1, 1), np.float32))  # for what a kernel takes and does not read
-        self._arrived = [self.upload(np.zeros(1 << 12, np.int32))]  # of attention_split.py; graphs may know those that were too few
+        self.nothing = self.upload(np.zeros((1, 1), np.float32))  # for an argument that a kernel takes and does not read
+        self._arrived = [
+            self.upload(np.zeros(1 << 12, np.int32))
+        ]  # counters of attention_split.py; captured graphs may hold the smaller ones
 
     # --- where arrays are ---
 
@@ -61,22 +74,28 @@ class Cuda:
         return self.arena.empty(shape, dtype)
 
     def mark(self, event: str, count: int = 1) -> None:
-        """Nothing, as on the CPU."""
+        """Does nothing, as on the CPU."""
+
+    def wait(self) -> None:
+        self.stream.synchronize()
+
+    def storage(self) -> DeviceStorage:
+        return DeviceStorage(self)
 
     def upload(self, array: NDArray) -> DeviceArray:
-        """A copy on the device, for good: weights, tables, caches."""
+        """A copy on the device, in memory of its own: weights, tables, caches."""
         return cuda.to_device(np.ascontiguousarray(array), stream=self.stream)
 
     def overwrite(self, array: DeviceArray, values: NDArray) -> None:
-        """Other values for an array that is there."""
+        """Gives other values to an array of the device."""
         array.copy_to_device(np.ascontiguousarray(values, array.dtype), stream=self.stream)
 
     def table(self, array: NDArray) -> DeviceTable:
-        """A table of float32, float16 or bfloat16 bits [N, M], in the device's layout."""
+        """A table [N, M] of float32, float16 or the bits of bfloat16, in the device's layout."""
         return DeviceTable(self.upload(floats.in_lanes(array)), floats.kind_of(array), array.shape)
 
     def ternary(self, weights: Ternary) -> DeviceArray:
-        """The codes of a packed matrix [N, M], in the device's layout."""
+        """The codes of a packed matrix [N, M], in the device's layout. Raises UnsupportedError if it has too many columns."""
         if weights.shape[1] > ternary.WIDEST:
             raise UnsupportedError(f"a ternary matrix has {weights.shape[1]:,} columns, on the device expected at most {ternary.WIDEST:,}")
         return self.upload(layout.in_fragments(weights))
@@ -87,8 +106,10 @@ class Cuda:
         return out
 
     def resident(self, record: Any) -> Any:
-        """The rows of a pass, in one transfer, or arrays of float32. `position` tells `attend` how long the sequences are, and whether any
-        has several rows."""
+        """A record of arrays on the device: all its integer arrays in one transfer, as int64, and its float32 arrays.
+
+        If no slot has several rows, `position` gets an attribute `chunks`: how many chunks of keys the longest sequence has.
+        """
         given = {field.name: np.asarray(getattr(record, field.name)) for field in fields(record)}
         parts = {name: self.upload(array) for name, array in given.items() if array.dtype == np.float32}
         integers = {name: array.astype(np.int64) for name, array in given.items() if name not in parts}
@@ -101,23 +122,23 @@ class Cuda:
         return replace(record, **parts)
 
     def to_host(self, array: DeviceArray | Codes) -> NDArray:
-        """A result as a NumPy array: a copy."""
+        """A copy of a result as a NumPy array."""
         return host(array, self.stream)
 
     # --- launching ---
 
     def launch(self, kernel: Any, n: int, *arguments: Any) -> None:
-        """A kernel that goes through n numbers, whatever its grid is."""
+        """Launches a kernel over n single numbers, which works with any grid."""
         kernel[max(1, min(GRID, -(-n // BLOCK))), BLOCK, self.stream](*arguments)
 
     def _flat(self, kernel: Any, *arrays: DeviceArray) -> DeviceArray:
-        """A kernel over numbers of equally many in all arrays, and its result."""
+        """The result of a kernel over the single numbers of arrays of one shape."""
         out = self.empty(arrays[0].shape)
         self.launch(kernel, out.size, *(view(now(array), np.float32) for array in arrays), view(out, np.float32))
         return out
 
     def _later(self, source: str, kernel: Any, a: DeviceArray, b: DeviceArray) -> Deferred:
-        """As `_flat`, when it is needed: the product that comes before or the norm that comes next has its own way (norms.py)."""
+        """As `_flat`, when the result is needed: the product before it or the norm after it may work it out themselves (norms.py)."""
         if isinstance(b, Deferred) and b.source == "product" and b.is_open() and b.inputs[0].is_for(source, a) and a.shape == b.shape:
             return Deferred("ended product", (b.inputs[0], source, a), a.shape, lambda it: it.inputs[0].launched(*it.inputs[1:]))
         return Deferred(source, (now(a), now(b)), a.shape, lambda it: self._flat(kernel, *it.inputs))
@@ -130,6 +151,9 @@ class Cuda:
         self.launch(floats.embed(table.kind), out.size, table.words, tokens, out)
         return out
 
+    def embed_blocks(self, data: NDArray, kind: TensorType, tokens: DeviceArray) -> DeviceArray:
+        raise _not_placed(data)
+
     def matmul(self, x: DeviceArray, weights: DeviceTable) -> DeviceArray:
         _check_table(weights)
         (present, width), (n, _) = x.shape, weights.shape
@@ -141,6 +165,12 @@ class Cuda:
         kernel(words, view(now(x), np.float32), weights.words.shape[1], width, n, present, view(out, np.float32))
         return out
 
+    def matmul_blocks(self, x: DeviceArray, data: NDArray, kind: TensorType) -> DeviceArray:
+        raise _not_placed(data)
+
+    def matmul_blocks_as_llama_cpp(self, x: DeviceArray, data: NDArray, kind: TensorType) -> DeviceArray:
+        raise _not_placed(data)
+
     # --- norms and ternary matmul ---
 
     def _codes(self, n: int, width: int) -> Codes:
@@ -149,7 +179,7 @@ class Cuda:
         return Codes(words, view(words, np.int8), n, width, row_words)
 
     def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> Deferred:
-        """When it is needed. Ternary products need its codes alone; those of a single row work them out themselves."""
+        """Works the norm out when it is needed. Ternary products need only its codes; those of a single row work them out themselves."""
         return Deferred("norm", (x, gain, np.float32(eps)), x.shape, self._rms_norm)
 
     def _rms_norm(self, norm: Deferred) -> DeviceArray:
@@ -163,15 +193,15 @@ class Cuda:
         return out
 
     def _threads(self, n: int, width: int) -> int:
-        """Of a block of norms.py for each of n rows, most where there are few; 0 if such rows are not for these."""
+        """Threads of a block of norms.py for each of n rows: the most where rows are few. 0 if these kernels do not take such rows."""
         candidates = norms.THREADS[-1:] if n <= self.processors else norms.THREADS
         return next((threads for threads in candidates if norms.fits(width, threads)), 0)
 
     def normed(self, x: DeviceArray) -> tuple[str, DeviceArray, DeviceArray, DeviceArray]:
-        """What a norm of x reads, and where it leaves x, if nobody has needed it before."""
+        """What a norm of x reads: the source, its two inputs, and where the norm leaves x if nobody has read it before."""
         if isinstance(x, Deferred) and x.is_open() and x.source in row_kernels.SOURCES:
             source, (a, b), made = x.source, x.inputs, self.empty(x.shape)
-            x.found(made)
+            x.settle(made)
             return source, a, b, made
         return "row", now(x), now(x), now(x)
 
@@ -182,7 +212,7 @@ class Cuda:
         return out
 
     def quantize(self, x: DeviceArray) -> tuple[Any, Any]:
-        """Of a norm: when it is needed."""
+        """Codes and scale; those of a norm when they are needed."""
         if isinstance(x, Deferred) and x.source == "norm":
             later = Deferred("codes", (x,), x.shape, lambda it: self._codes_of(*it.inputs)[0])
             return later, Deferred("scale", (x,), x.shape[:1], lambda it: self._codes_of(*it.inputs)[1])
@@ -192,7 +222,7 @@ class Cuda:
         return codes, scale
 
     def _codes_of(self, norm: Deferred) -> tuple[Codes, DeviceArray]:
-        """Of the norm, if there is one; or without one."""
+        """Codes and scale of a norm, without the norm itself if nobody has read it and a kernel takes such rows."""
         (n, width), threads = norm.shape, self._threads(*norm.shape)
         if norm.quantized is None and norm.is_open() and threads:
             codes, scale = norm.quantized = self._codes(n, width), self.empty((n,))
@@ -208,8 +238,10 @@ class Cuda:
         return self.ternary_matmuls(q, scale, (codes, w_scale, width))[0]
 
     def ternary_matmuls(self, q: Any, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
-        """In one launch, whatever their number up to three: small ones alone leave the device idle. With the norm that `q` are the codes
-        of, if that is a single row and nobody has needed it yet."""
+        """The products of up to three matrices in one launch: a small one alone leaves the device idle.
+
+        If `q` are the codes of a norm of a single row that nobody has read yet, the launch works out the norm, too.
+        """
         for codes, _, _ in matrices:
             if not isinstance(q, Codes | Deferred) or codes.dtype != np.uint32:
                 raise ShapeError(f"ternary codes have dtype {codes.dtype}, expected the device's layout, uint32: upload the model")
@@ -227,8 +259,8 @@ class Cuda:
             kernel = ternary.gemv(warps, depth)[ends[-1], 32 * warps, self.stream]
             kernel(three.words, ends, three.widths, three.factors, *rest, out)
         elif tile is None:
-            share = min(ternary.WARPS, -(-sum(three.tiles) // self.processors))
-            warps, groups, ends = ternary.WARPS // share, 1 if n <= 8 else 2, three.ends(share)  # groups of 8 tokens
+            share = min(layout.WARPS, -(-sum(three.tiles) // self.processors))
+            warps, groups, ends = layout.WARPS // share, 1 if n <= 8 else 2, three.ends(share)  # groups of 8 tokens
             kernel = ternary.skinny(groups, codes.width, warps, share)[(ends[-1], -(-n // (8 * groups))), 32 * warps * share, self.stream]
             kernel(three.words, ends, three.widths, three.factors, codes.words, scale, codes.row_words, out)
         else:
@@ -238,7 +270,7 @@ class Cuda:
         return apart(out, n, three.widths[: len(matrices)])
 
     def _tile(self, tiles: list[int], n: int) -> tuple[int, ...] | None:
-        """The shape of the blocks of `ternary.gemm` for n tokens and matrices of so many tiles of rows, or None if it is not for these."""
+        """The shape of the blocks of `ternary.gemm` for n tokens and matrices of so many tiles of rows; None for other kernels."""
         if n <= SKINNY:
             return None
         fitting = [tile for tile in self.tiles if tile[0] <= min(tiles)]
@@ -250,12 +282,12 @@ class Cuda:
     # --- positions and attention ---
 
     def rotations(self, angle: NDArray[np.float64]) -> tuple[DeviceArray, DeviceArray]:
-        """Worked out by the CPU: some bytes for each token, once for all layers."""
+        """Cosines and sines, worked out by the CPU: some bytes for each token, once for all layers."""
         cos, sin = cpu.rotations(angle)
         return self.upload(cos), self.upload(sin)
 
     def take_rotations(self, all_cos: DeviceArray, all_sin: DeviceArray, position: DeviceArray) -> tuple[DeviceArray, DeviceArray]:
-        """Those of some positions, out of a table of all: [P, J] x 2, [R] -> [R, J] x 2."""
+        """Cosines and sines of some positions, from tables of all: [P, J] x 2, [R] -> [R, J] x 2."""
         cos, sin = (self.empty((position.size, all_cos.shape[1])) for _ in range(2))
         self.launch(row_kernels.take_rotations, cos.size, all_cos, all_sin, position, cos, sin)
         return cos, sin
@@ -275,7 +307,7 @@ class Cuda:
         return out
 
     def _rotation(self, x: DeviceArray) -> tuple:
-        """What kernels take that rotate what they read: numbers, cosines, sines, and which are pairs: none of those that are rotated."""
+        """The fields of `rows.Heads` for x: numbers, cosines, sines, and how they pair up. No pairs if x is rotated already."""
         if isinstance(x, Deferred) and x.is_open():
             return x.inputs
         return now(x), self.nothing, self.nothing, 0, 0, 1
@@ -293,6 +325,11 @@ class Cuda:
         kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], scale_of(q), min(window or _ALL, _ALL), out)
         return out
 
+    def attend_halves(
+        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, window: int | None = None
+    ) -> DeviceArray:
+        raise UnsupportedError("the device has no attention with probabilities in float16, expected the dialect exact")
+
     def attend_next(
         self,
         q: DeviceArray,
@@ -304,9 +341,9 @@ class Cuda:
         kept_v: DeviceArray,
         window: int | None = None,
     ) -> DeviceArray:
-        """`keep` and then `attend` in one launch: q [R, H, K], k and v [R, G, K], kept ones [B, S, G, K] -> [R, H, K].
+        """`keep` and then `attend` in one launch: q [R, H, K]; k, v [R, G, K]; kept_k, kept_v [B, S, G, K] -> [R, H, K].
 
-        Each row is the next one of a slot of its own, and `position` tells how many chunks the longest has, or more (`resident`).
+        Each row is the next one of a slot of its own; `position.chunks` is at least the number of chunks of the longest (`resident`).
         """
         return self._attend_split((k, v), q, kept_k, kept_v, slot, position, position.chunks, window)
 
@@ -321,7 +358,7 @@ class Cuda:
         chunks: int,
         window: int | None,
     ) -> DeviceArray:
-        """Rows that share no keys: a block for each chunk of keys. `chunks` is as many as the longest row has, or more."""
+        """Attention of rows that share no keys: a block for each chunk of keys. `chunks` is at least what the longest row has."""
         (n, heads, width), kv_heads = q.shape, k.shape[2]
         if window:
             chunks = min(chunks, chunks_touched(window))
@@ -333,7 +370,7 @@ class Cuda:
             self._arrived.append(self.upload(np.zeros(n * grid[1], np.int32)))
         kernel = attention_split.attend_chunk(shape, new is not None)[grid, shape.threads, self.stream]
         rotation = self._rotation(q)
-        row = (*self._rotation(new[0]), now(new[1])) if new else (*rotation, rotation[0])  # of the latter nothing is read
+        row = (*self._rotation(new[0]), now(new[1])) if new else (*rotation, rotation[0])  # then these are not read
         arguments = *k.shape[1:3], scale_of(q), min(window or _ALL, _ALL), parts, largest, weight, self._arrived[-1]
         kernel(*row, *rotation, *self._kept(k, v), slot, position, *arguments, out)
         return out
@@ -379,7 +416,7 @@ class Cuda:
         return out
 
     def put(self, x: DeviceArray, rows: DeviceArray, out: DeviceArray) -> None:
-        """Rows of x [B, ...] to their places in [R, ...]."""
+        """Copies the rows of x [B, ...] to their places in [R, ...]."""
         slot = self.zeros((rows.size,), np.int64)
         self.launch(row_kernels.spread, x.size, x.reshape(len(x), -1), slot, rows, out.reshape(1, len(out), -1))
 
@@ -391,19 +428,19 @@ class Cuda:
     def keep(
         self, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, k_out: DeviceArray, v_out: DeviceArray
     ) -> None:
-        """Keys and values [R, G, K] to their places in [B, S, G, K]. Beyond float16's range is NaN there, so that it reaches the logits."""
+        """Copies keys and values [R, G, K] to their places in [B, S, G, K]. What float16 cannot hold becomes NaN, which logits show."""
         kernel = row_kernels.keep(k_out.dtype == np.int16)
         _, *how = rotation = self._rotation(k)
         self.launch(kernel, prod(k.shape), rotation[0], now(v), *how, slot, position, k_out, v_out)
 
     def erase(self, out: DeviceArray, slot: int, start: int, end: int) -> None:
-        """Zeros for positions start..end of a slot of [L, B, S, G, K]."""
+        """Writes zeros to positions start..end of a slot of [L, B, S, G, K]."""
         if end > start:
             flat = _of_positions(out)
             self.launch(row_kernels.erase, flat.shape[0] * (end - start) * flat.shape[3], flat, slot, start, end)
 
     def carry(self, source: DeviceArray, slot: int, out: DeviceArray, target: int, start: int, end: int) -> None:
-        """Positions start..end of a slot of [L, B, S, G, K] to another, there or in [L, B', S', G, K]."""
+        """Copies positions start..end of a slot of [L, B, S, G, K] to another slot, there or in [L, B', S', G, K]."""
         if end > start:
             flat = _of_positions(out)
             count = flat.shape[0] * (end - start) * flat.shape[3]
@@ -445,7 +482,11 @@ class Cuda:
 
 def _check_table(table: Any) -> None:
     if not isinstance(table, DeviceTable):
-        raise ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
+        raise _not_placed(table)
+
+
+def _not_placed(table: Any) -> ShapeError:
+    return ShapeError(f"a table is {type(table).__name__}, expected one on the device: upload the model (device.place)")
 
 
 def _tiles(shape: Shape, n: int, heads: int, kv_heads: int) -> tuple[int, int, int]:
@@ -454,6 +495,6 @@ def _tiles(shape: Shape, n: int, heads: int, kv_heads: int) -> tuple[int, int, i
     return -(-n // max(1, shape.queries // min(group, shape.queries))), kv_heads, -(-group // shape.queries)
 
 
-def _of_positions(kept: DeviceArray) -> DeviceArray:
+def _of_positions(cache: DeviceArray) -> DeviceArray:
     """[L, B, S, G, K] -> [L, B, S, G * K]."""
-    return kept.reshape(*kept.shape[:3], kept.shape[3] * kept.shape[4])
+    return cache.reshape(*cache.shape[:3], cache.shape[3] * cache.shape[4])

@@ -1,25 +1,23 @@
-"""One token after another, on the CPU or on a device, where a token is one launch of a captured graph."""
+"""One token after another on a device: a captured graph, launched once for each token."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ..cache import KVCache
-from ..errors import ShapeError
-from ..kernels import cpu
+from ..dialects import EXACT
 from ..model import Model
-from ..transformer import EXACT, Dialect, Floats, Head, Rows, check_finite, check_tokens, forward, ignore, run_layers
-from .device import DeviceCache
+from ..network import Floats, Runtime, check_finite, run_layers
+from ..tokens import Rows
 
-Step = Callable[[ArrayLike], Floats]  # tokens [B] -> logits [B, V]
-
+if TYPE_CHECKING:
+    from .backend import Cuda
 
 _FIRST = 1024  # positions that a graph serves at least
 
 
-class Decoder:
+class GraphDecoder:
     """One more token of each of some sequences of a cache at a time: the bits of `forward`, by one launch.
 
     The graph reads positions from the device's memory and moves them on, so that one serves all tokens up to some position, and then one
@@ -27,10 +25,10 @@ class Decoder:
     go there and logits come back.
     """
 
-    def __init__(self, model: Model, cache: DeviceCache, on: Any, slots: ArrayLike = (0,)) -> None:
-        """Compiles what is not compiled yet, and captures."""
+    def __init__(self, model: Model, cache: KVCache, on: "Cuda", slots: NDArray[np.int64]) -> None:
+        """Compiles what is not compiled yet, and captures. The model and the cache are on the device."""
         self._model, self._cache, self._on = model, cache, on
-        self._slots = np.asarray(slots, np.int64)
+        self._slots = slots
         self._next = cache.reserve(self._slots, np.ones(self._slots.size, np.int64))
         arrays = np.zeros_like(self._slots), self._slots, self._next, np.arange(self._slots.size)
         self._tokens, slot, self._position, last = map(on.upload, arrays)
@@ -48,9 +46,10 @@ class Decoder:
         self._room = 0  # which serves nothing more, even if there will be no other
         room = min(cache.capacity, max(_FIRST, 2 * int(self._next.max())))
         position.chunks = -(-room // on.chunk)
-        table, arena = None, Arena()
+        table: tuple[Any, Any] | None = None
+        arena = Arena()
         if model.config.rope != "none":
-            table = [on.upload(part) for part in cpu.rotations(EXACT.angles(np.arange(room), model))]
+            table = on.rotations(EXACT.angles(np.arange(room), model))
 
         def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
             return on.attend_next(q, k, v, self._rows.slot, position, cache.k[layer], cache.v[layer], model.config.window_of(layer))
@@ -60,7 +59,7 @@ class Decoder:
             self._logits = None  # so that every run finds as much memory free
             try:
                 rotations = on.take_rotations(*table, position) if table else None
-                self._logits = run_layers(model, self._rows, rotations, attend, False, EXACT, on, ignore)  # a row of each is its last
+                self._logits = run_layers(Runtime(model, EXACT, on), self._rows, rotations, attend)  # a row of each is its last
                 on.launch(rows.advance, self._slots.size, position, room - 1)
             finally:
                 on.arena = before
@@ -76,39 +75,17 @@ class Decoder:
         """Alone it is the next position of each sequence, for the tokens that are there, without a check."""
         self._room = room
 
-    def __call__(self, tokens: ArrayLike) -> Floats:
-        """Logits [B, V] of the next tokens [B]. Raises ShapeError, TokenRangeError, CapacityError or NonFiniteError."""
-        ids = np.asarray(tokens)
-        if ids.shape != self._slots.shape:
-            raise ShapeError(f"tokens has shape {ids.shape}, expected {self._slots.shape}: one for each sequence")
-        ids, _ = check_tokens(self._model.config, ids[:, None])
-        position = self._cache.reserve(self._slots, np.ones(ids.size, np.int64))
-        if not np.array_equal(position, self._next):  # slots were cut, or written to by others
-            self._next = position
-            self._on.overwrite(self._position, position)
-        if position.max() >= self._room:
-            self._capture()
-        saved = self._cache.save(self._slots, np.ones(ids.size, np.int64))
-        self._on.overwrite(self._tokens, ids[:, 0])
-        self.graph.launch()
-        sequence = np.arange(ids.size)
-        try:
-            logits = check_finite(self._on.to_host(self._logits), Rows(ids[:, 0], sequence, self._slots, position, sequence), True)
-        except BaseException:
-            self._cache.restore(saved)
-            self._next = position + 1  # where the device is; it is told to go back when there is a next token
-            raise
-        self._cache.advance(self._slots, np.ones(ids.size, np.int64))
-        self._next = position + 1
-        return logits
-
-
-def stepper(model: Model, cache: KVCache, ops: Any = cpu, *, dialect: Dialect = EXACT, head: Head | None = None) -> Step:
-    """A function from the next tokens [B] of the first B slots to their logits [B, V], as fast as `ops` can."""
-    if isinstance(cache, DeviceCache):
-        return Decoder(model, cache, ops.backend, np.arange(cache.batch))
-
-    def step(tokens: ArrayLike) -> NDArray[np.float32]:
-        return forward(model, np.asarray(tokens)[:, None], cache, last_only=True, dialect=dialect, ops=ops, head=head)
-
-    return step
+    def __call__(self, tokens: NDArray[np.int64]) -> Floats:
+        """Logits [B, V] of the next tokens [B], ids of the vocabulary. Raises CapacityError or NonFiniteError."""
+        one_each = np.ones_like(self._slots)
+        with self._cache.appending(self._slots, one_each) as position:
+            if not np.array_equal(position, self._next):  # slots were cut, or written to by others
+                self._next = position
+                self._on.overwrite(self._position, position)
+            if position.max() >= self._room:
+                self._capture()
+            self._on.overwrite(self._tokens, tokens)
+            self.graph.launch()
+            self._next = position + 1  # where the device is, whatever comes of the logits
+            sequence = np.arange(tokens.size)
+            return check_finite(self._on.to_host(self._logits), Rows(tokens, sequence, self._slots, position, sequence), True)

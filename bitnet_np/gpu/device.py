@@ -7,31 +7,33 @@
 Weights go to the device once. Token ids go in and logits come out; what is between stays there, unless it is recorded.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
 from dataclasses import fields, replace
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
 
 from .. import widen
-from ..cache import KVCache, nbytes_of
+from ..backend import Backend
 from ..errors import CapacityError, OptionError, UnsupportedError
 from ..kernels.cuda import layout
-from ..model import Blocks, Config, Layer, Linear, Model, Ternary
+from ..model import Blocks, Layer, Linear, Model, Ternary
 from ..model_check import check_model
 from ..tensor_types import TERNARY_TYPES
+from .storage import DeviceStorage
+
+if TYPE_CHECKING:
+    from .backend import Cuda
 
 INSTALL = "pip install 'bitnet_np[cuda]'"
 OLDEST = (8, 0)  # compute capability: asynchronous copies, and tensor cores for int8 in the shape used here
 _HEADROOM = 1 << 28  # bytes beside the weights for what lies between operations, for code, and for the driver
 
-Backend = Any  # kernels.cuda.backend.Cuda, whose module imports CUDA
 
-
-def open_cuda(number: int = 0) -> Backend:
+def open_cuda(number: int = 0) -> Cuda:
     """The GPU of that number as a backend. Raises OptionError that says what is missing: the package, a driver, the device, its age."""
     if find_spec("numba_cuda") is None:
         raise OptionError(f"no CUDA: the package numba-cuda is not installed, expected the extra `cuda`: {INSTALL}")
@@ -42,7 +44,6 @@ def open_cuda(number: int = 0) -> Backend:
         versions = ", ".join(f"{name} {version(name)}" for name in ("numba-cuda", "numba", "numpy"))
         raise OptionError(f"no CUDA: {versions} do not load together, {error} (expected those of {INSTALL})") from error
 
-    from ..kernels.cuda.target import SIMULATED
     from .backend import Cuda
 
     if not cuda.is_available():
@@ -53,8 +54,6 @@ def open_cuda(number: int = 0) -> Backend:
         raise OptionError(f"CUDA device is {number}, expected 0 to {found - 1} here")
     cuda.select_device(number)
     config.CUDA_LOW_OCCUPANCY_WARNINGS = False  # of small grids, which a token's are
-    if SIMULATED:
-        return Cuda()
     gpu = cuda.get_current_device()
     if gpu.compute_capability < OLDEST:
         has, wants = (".".join(map(str, version)) for version in (gpu.compute_capability, OLDEST))
@@ -62,9 +61,11 @@ def open_cuda(number: int = 0) -> Backend:
     return Cuda(gpu.MULTIPROCESSOR_COUNT, lambda: int(cuda.current_context().get_memory_info().free))
 
 
-def on_cpu(ops: Any) -> bool:
-    """Whether a backend's arrays are NumPy's."""
-    return getattr(ops, "DEVICE", "cpu") == "cpu"
+def device_of(ops: Backend) -> Cuda:
+    """The device behind a backend, which may be wrapped to count what it does."""
+    storage = ops.storage()
+    assert isinstance(storage, DeviceStorage), "a backend whose arrays are not NumPy's"
+    return storage.on
 
 
 def bytes_needed(model: Model) -> int:
@@ -87,7 +88,7 @@ def _bytes(value: Any) -> int:
     return value.nbytes if isinstance(value, np.ndarray) else 0
 
 
-def place(model: Model, on: Backend) -> Model:
+def place(model: Model, on: Cuda) -> Model:
     """The same model with its weights on the device.
 
     Raises CapacityError before anything is sent if the device has too little memory, UnsupportedError for matrices it has no kernel for,
@@ -125,79 +126,3 @@ def place(model: Model, on: Backend) -> Model:
     kept = ("config", "layers", "rope_frequency", "rope_factors")
     own = {f.name: there(f.name, getattr(model, f.name)) for f in fields(model) if f.name not in kept}
     return replace(model, layers=tuple(layer(n, weights) for n, weights in enumerate(model.layers)), **own)
-
-
-class DeviceCache(KVCache):
-    """A KV cache with its keys and values on a device, float16 as bits (int16), and its lengths here.
-
-    What is beyond float16's range is NaN there, and so are the logits: a forward pass raises NonFiniteError in the end.
-    """
-
-    def __init__(
-        self, on: Backend, config: Config, batch: int = 1, capacity: int | None = None, dtype: DTypeLike = np.float32, *, ring: bool = False
-    ) -> None:
-        """Raises OptionError for an impossible size, CapacityError when the device has no memory for it."""
-        self._on = on
-        super().__init__(config, batch, capacity, dtype, ring=ring)
-
-    def _places(self, capacity: int) -> int:
-        if capacity > self._on.most_positions:
-            raise CapacityError(f"KV cache: {capacity:,} positions, on the device expected at most {self._on.most_positions:,}")
-        return super()._places(capacity)
-
-    def _zeros(self, shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
-        wanted, free = nbytes_of(shape, self.dtype), self._on.free_bytes()
-        if wanted > free:
-            raise CapacityError(
-                f"KV cache: {wanted:,} bytes for {shape[1]} sequences of {shape[2]} positions, the device has {free:,} free"
-            )
-        kept = np.float32 if self.dtype == np.float32 else np.int16
-        return self._on.zeros(shape, kept), self._on.zeros(shape, kept)
-
-    def write(self, layer: int, slot: NDArray[np.int64], position: NDArray[np.int64], k: NDArray, v: NDArray) -> None:
-        """As `KVCache.write`, of arrays that are on the device."""
-        self._on.keep(k, v, slot, position, self.k[layer], self.v[layer])
-
-    def by_pieces(
-        self,
-        pieces: list[slice | NDArray[np.intp]],
-        attended: Callable[..., NDArray],
-        arrays: tuple[NDArray, ...],
-        slot: NDArray[np.int64],
-        position: NDArray[np.int64],
-    ) -> NDArray:
-        out = self._on.empty(arrays[0].shape)
-        for piece in pieces:
-            mine, *where = (self._on.upload(array[piece]) for array in (np.arange(slot.size), slot, position))
-            self._on.put(attended(*(self._on.take(array, mine) for array in arrays), *where), mine, out)
-        return out
-
-    def erase(self, slot: int, start: int, end: int) -> None:
-        for kept in (self.k, self.v):
-            self._on.erase(kept, slot, max(start, end - kept.shape[2]), end)
-
-    def _taken(self, slot: int, start: int, end: int) -> Any:
-        start = max(start, end - self.k.shape[2])
-        held = tuple(self._on.empty((kept.shape[0], 1, end - start, *kept.shape[3:]), kept.dtype) for kept in (self.k, self.v))
-        for kept, copy in zip((self.k, self.v), held, strict=True):
-            self._on.carry(kept, slot, copy, 0, start, end)
-        return held
-
-    def _put_back(self, held: Any, slot: int, start: int, end: int) -> None:
-        start = max(start, end - self.k.shape[2])
-        for copy, kept in zip(held, (self.k, self.v), strict=True):
-            self._on.carry(copy, 0, kept, slot, start, end)
-
-    def _copy(self, source: int, target: int, places: int) -> None:
-        for kept in (self.k, self.v):
-            self._on.carry(kept, source, kept, target, 0, places)
-
-    def _move(self, old: NDArray, new: NDArray, slot: int, start: int, end: int) -> None:
-        self._on.carry(old, slot, new, slot, start, end)
-
-
-def new_cache(config: Config, batch: int, capacity: int | None, ops: Any, dtype: DTypeLike = np.float32) -> KVCache:
-    """A KV cache where `ops` computes. Raises what KVCache does."""
-    if on_cpu(ops):
-        return KVCache(config, batch, capacity, dtype)
-    return DeviceCache(ops.backend, config, batch, capacity, dtype)

@@ -1,4 +1,7 @@
-"""Ternary matrices that read the same input; and their products with the norm of one row, which wait for what is to become of them."""
+"""Ternary matrices that read the same input, and their products with the norm of one row.
+
+Such products are launched when they are needed: with the norm before them, and with the sum or the gate after them.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..kernels.cuda import layout, norms, rows, ternary
+from ..kernels.cuda import layout, norms, rows
+from ..kernels.cuda.target import WARP
 from .arrays import Deferred, DeviceArray, now, view
 
 
 class Three(NamedTuple):
-    """Matrices that read the same input, and none in the place of those that are missing."""
+    """Up to three matrices that read the same input; those that are missing have no rows."""
 
     words: tuple[DeviceArray, ...]
     factors: tuple[np.float32, ...]
@@ -19,7 +23,7 @@ class Three(NamedTuple):
     tiles: tuple[int, ...]  # of 16 rows
 
     def ends(self, share: int) -> tuple[int, ...]:
-        """Up to which block each goes, of blocks of `share` tiles."""
+        """The block after the last one of each matrix, where a block has `share` tiles of rows."""
         return tuple(np.cumsum([-(-each // share) for each in self.tiles]).tolist())
 
 
@@ -29,30 +33,33 @@ def three_of(matrices: tuple[tuple[DeviceArray, np.float32, int], ...]) -> Three
 
 
 def apart(together: DeviceArray, n: int, widths: tuple[int, ...]) -> list[DeviceArray]:
-    """Results that lie one after the other: [n, width] each."""
+    """The results of several matrices, which lie one after the other: [n, width] each."""
     ends = np.cumsum([n * width for width in widths]).tolist()
     return [together[end - n * width : end].reshape(n, width) for end, width in zip(ends, widths, strict=True)]
 
 
 class OneRow:
-    """Products of the norm of one row, worked out by one launch when somebody needs them, with what comes after if that is all he needs."""
+    """Products of the norm of one row, worked out by one launch when the first of them is read, or with the operation that reads them."""
 
     def __init__(self, on: Any, norm: Deferred, three: Three) -> None:
         self._on, self._three, self._shape, self._inputs = on, three, norm.shape, norm.inputs
-        self._found: list[DeviceArray] = []
+        self._products: list[DeviceArray] = []
 
     def results(self, count: int) -> list[Deferred]:
-        """The first `count` products; they know this, and it not them, so that memory is free as soon as nobody knows it."""
+        """The first `count` products. They hold this object and it does not hold them: memory is free as soon as nothing reads them."""
         return [Deferred("product", (self, i), (1, self._three.widths[i]), lambda it: self._result(it.inputs[1])) for i in range(count)]
 
     def _result(self, i: int) -> DeviceArray:
-        if not self._found:
-            self._found = apart(self.launched("row").reshape(-1), 1, self._three.widths)
-        return self._found[i]
+        if not self._products:
+            self._products = apart(self.launched("row").reshape(-1), 1, self._three.widths)
+        return self._products[i]
 
     def is_for(self, after: str, a: Any = None) -> bool:
-        """Whether this is for such a norm; and for what is to come after its last product and a, which for a gate is its first."""
-        if self._found or self._shape[0] > 1 or self._block(after) is None:
+        """Whether one launch can work out the products of this norm with the operation `after` them ("row": none).
+
+        A sum reads the only product and `a`; a gate reads both products, of which `a` must be the first.
+        """
+        if self._products or self._shape[0] > 1 or self._block(after) is None:
             return False
         count = sum(width > 0 for width in self._three.widths)
         if after not in rows.GATES:
@@ -60,15 +67,15 @@ class OneRow:
         return count == 2 and isinstance(a, Deferred) and a.inputs == (self, 0)
 
     def _block(self, after: str) -> tuple[int, int, int] | None:
-        """Tiles that a block has of one matrix, warps of each, and threads; None if these do not take the row."""
+        """Tiles of one matrix in a block, warps for each tile, and threads; None if such a block has no room for the row."""
         matrices, tiles = (2, self._three.tiles[0]) if after in rows.GATES else (1, sum(self._three.tiles))
-        share = min(ternary.WARPS // matrices, -(-tiles // self._on.processors))
-        warps = ternary.WARPS // (matrices * share)
-        threads = ternary.WARP * warps * matrices * share
+        share = min(layout.WARPS // matrices, -(-tiles // self._on.processors))
+        warps = layout.WARPS // (matrices * share)
+        threads = WARP * warps * matrices * share
         return (share, warps, threads) if norms.product_fits(self._shape[1], warps, matrices * share) else None
 
     def launched(self, after: str, other: Any = None) -> DeviceArray:
-        """All products one after another; or what one with the other array, or the two of them, become: [1, N]."""
+        """All products one after another, or the sum of one with the other array, or the gate of two: [1, N]."""
         on, three, (x, gain, eps), block = self._on, self._three, self._inputs, self._block(after)
         assert block is not None, "is_for has said so"
         other = view(now(other) if after == "sum" else on.nothing, np.float32)

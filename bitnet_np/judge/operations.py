@@ -1,7 +1,8 @@
-"""The operations of a forward pass, one by one: what each must give for given inputs, and how far float32 may be from it.
+"""The law for one operation on given inputs: what it must give, and how far float32 may be from it.
 
-An engine's dump is judged operation by operation: each is evaluated here in float64 from the engine's own inputs, so an early error
-neither hides nor fakes a later one.
+An engine's dump is judged operation by operation (graph.py lists them): each is evaluated here in float64 from the engine's own inputs,
+so an early error neither hides nor fakes a later one. The rules are spec.py's, which is the law for whole models; roundings.py adds where
+other engines round. Nothing here is shared with the kernels. tests/judge/test_operations.py ties the two laws together.
 
 HOW FAR. The unit of an element is u = 2^-24 times the result of the same operation on absolute values: for a dot product
 sum |a_i b_i|. An honest float32 implementation that adds `steps` rounded terms, in any order, stays within
@@ -20,8 +21,7 @@ FLIPS. A code, or a float16, is ambiguous if the number before rounding is neare
 the reach of flips is what all ambiguous ones together can change.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -29,11 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import packing, spec, widen
-from ..kernels import blocks
+from ..dialects import EXACT, Dialect
 from ..model import Blocks, Config, Linear, Model, Table, Ternary
 from ..tensor_types import TERNARY_TYPES
-from ..traces.points import Key
-from ..transformer import EXACT, Dialect
+from . import roundings
+from .roundings import to_float16
 
 Array = NDArray[np.float64]
 
@@ -49,116 +49,6 @@ class Expected(NamedTuple):
     steps: float | Array  # rounded terms of a sum
     reach: float | Array = 0.0  # what ambiguous roundings of inputs can change
     common: float = 6.0  # roundings, in units of u, that all elements can share
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One tensor of the forward pass, and how it comes from others."""
-
-    key: Key
-    inputs: tuple[Key, ...]
-    evaluate: Callable[..., Expected] = field(repr=False)  # in float64
-
-
-TOKENS = Key("tokens", None)
-
-
-def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
-    """All operations in the order they run."""
-    c = model.config
-
-    def at(layer: int | None, *names: str) -> tuple[Key, ...]:
-        return tuple(Key(name, layer) for name in names)
-
-    yield Operation(Key("inp_embd", None), (TOKENS,), lambda tokens: embed(model, tokens))
-    h = Key("inp_embd", None)
-    if model.position_embd is not None:
-        yield Operation(Key("inpL", None), (h,), lambda x: add_positions(model, x))
-        h = Key("inpL", None)
-    for n, w in enumerate(model.layers):
-
-        def norm(
-            name: str,
-            source: Key,
-            gain: NDArray,
-            bias: NDArray | None = None,
-            rms: bool = c.norm == "rms",
-            eps: float = c.eps,
-            n: int = n,
-        ) -> Operation:
-            return Operation(Key(name, n), (source,), lambda x: rms_norm(x, gain, eps) if rms else layer_norm(x, gain, bias, eps))
-
-        def linear(name: str, source: str, w: Linear, n: int = n) -> Iterator[Operation]:
-            if w.norm is not None:
-                own = name + "_in"
-                yield norm(own, Key(source, n), w.norm, rms=True, eps=w.norm_eps or c.eps)
-                if reads_codes(w, dialect):
-                    yield from quantized(own)
-                source = own
-            yield Operation(Key(name, n), at(n, source), lambda x: product(x, w, dialect))
-
-        def linears(source: str, **outputs: Linear) -> Iterator[Operation]:
-            if any(reads_codes(w, dialect) and w.norm is None for w in outputs.values()):
-                yield from quantized(source)
-            for name, w in outputs.items():
-                yield from linear(name, source, w)
-
-        def quantized(name: str, n: int = n) -> Iterator[Operation]:
-            yield Operation(Key(name + "_codes", n), at(n, name), codes)
-            yield Operation(Key(name + "_scale", n), at(n, name), code_scale)
-
-        def by_head(name: str, source: str, gain: NDArray, n: int = n) -> Operation:
-            return Operation(Key(name, n), at(n, source), lambda x: head_norm(x, gain, c.eps))
-
-        first = h
-        yield norm("attn_norm", h, w.attn_norm, w.attn_norm_bias)
-        yield from linears("attn_norm", Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v)
-        q, k = "Qcur", "Kcur"
-        if w.attn_q_norm is not None:
-            yield by_head("Qcur_normed", q, w.attn_q_norm)
-            q = "Qcur_normed"
-        if w.attn_k_norm is not None:
-            yield by_head("Kcur_normed", k, w.attn_k_norm)
-            k = "Kcur_normed"
-        if c.rope != "none":
-            yield Operation(Key("Qcur_rope", n), at(n, q), lambda x: rope(model, dialect, x))
-            yield Operation(Key("Kcur_rope", n), at(n, k), lambda x: rope(model, dialect, x))
-            q, k = "Qcur_rope", "Kcur_rope"
-        yield Operation(Key("kqv_out", n), at(n, q, k, "Vcur"), lambda q, k, v, n=n: attend(model, dialect, n, q, k, v))
-        source = "kqv_out"
-        if w.attn_sub_norm is not None:
-            yield norm("attn_sub_norm", Key(source, n), w.attn_sub_norm, rms=True)
-            source = "attn_sub_norm"
-        yield from linears(source, attn_o_out=w.attn_output)
-        if not c.parallel_residual:
-            yield Operation(Key("ffn_inp", n), (h, Key("attn_o_out", n)), add)
-            h = Key("ffn_inp", n)
-        yield norm("ffn_norm", h, w.ffn_norm, w.ffn_norm_bias)
-        if w.ffn_gate is None:
-            yield from linears("ffn_norm", ffn_up=w.ffn_up)
-            yield Operation(Key("ffn_out", n), at(n, "ffn_up"), gelu if c.activation == "gelu" else lambda x: gelu_tanh(x, dialect))
-        else:
-            yield from linears("ffn_norm", ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
-            yield Operation(Key("ffn_out", n), at(n, "ffn_gate", "ffn_up"), relu2_gate if c.activation == "relu2" else silu_gate)
-        source = "ffn_out"
-        if w.ffn_sub_norm is not None:
-            yield norm("ffn_sub_norm", Key(source, n), w.ffn_sub_norm, rms=True)
-            source = "ffn_sub_norm"
-        yield from linears(source, ffn_down=w.ffn_down)
-        branches = at(n, "ffn_down", "attn_o_out") if c.parallel_residual else at(n, "ffn_down")
-        yield Operation(Key("l_out", n), (first if c.parallel_residual else h, *branches), add)
-        h = Key("l_out", n)
-    yield Operation(
-        Key("result_norm", None),
-        (h,),
-        (lambda x: rms_norm(x, model.output_norm, c.eps))
-        if c.norm == "rms"
-        else (lambda x: layer_norm(x, model.output_norm, model.output_norm_bias, c.eps)),
-    )
-    yield Operation(Key("result_output", None), (Key("result_norm", None),), lambda x: head(model, dialect, x))
-
-
-# --- each operation: value, unit, steps -----------------------------------------------------------------------------------------------
 
 
 def embed(model: Model, tokens: NDArray[np.int64]) -> Expected:
@@ -226,7 +116,7 @@ def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
         q, scale = spec.quantize(x)
         seen, step, doubt = q / scale, 1 / scale, ambiguous(x * scale)
     elif dialect.ggml_activations:
-        seen = dialect.seen(x.astype(np.float32), table).astype(np.float64)
+        seen = roundings.matrix_input(x, table)
         step = rounding_step(x, table)
         doubt = np.abs(np.abs(x - seen) - step / 2) <= 8 * U * np.abs(x)
     else:
@@ -243,9 +133,9 @@ def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
         if dialect.ggml_activations and isinstance(table, Blocks):
             absolute += absolute.max(axis=1, keepdims=True)  # codes and what is subtracted from them are summed apart
         unit[:, rows] = np.abs(seen) @ absolute.T
-    if dialect.ggml_activations and isinstance(table, Blocks) and table.type in blocks.MINIMUM_TYPES:
-        sums, minimums = blocks.sums_as_q8_1(x.astype(np.float32)), blocks.minimums(table.data, table.type).astype(np.float64)
-        value += sums.astype(np.float64) @ minimums.T
+    if dialect.ggml_activations and isinstance(table, Blocks) and table.type in roundings.MINIMUM_TYPES:
+        minimums = roundings.minimums(table)
+        value += roundings.rounded_sums(x) @ minimums.T
         reach = reach + np.abs(half_spacing(seen, 32)) @ np.abs(minimums).T
     return Expected(value, unit, x.shape[1], reach)
 
@@ -254,7 +144,7 @@ def half_spacing(x: Array, size: int) -> Array:
     """How far apart float16 numbers are at the sums of each `size` numbers that are nearly on a boundary between two, and 0 elsewhere."""
     totals = x.reshape(len(x), -1, size).sum(axis=2)
     spacing = np.spacing(np.abs(totals).astype(np.float16)).astype(np.float64)
-    doubt = np.abs(np.abs(totals - half(totals)) - spacing / 2) <= 2.0**-9 * np.abs(totals)
+    doubt = np.abs(np.abs(totals - to_float16(totals)) - spacing / 2) <= 2.0**-9 * np.abs(totals)
     return doubt * spacing
 
 
@@ -344,28 +234,19 @@ def rope(model: Model, dialect: Dialect, x: Array) -> Expected:
     """Two products. In most engines the angle is a float32 too, wrong by a rounding or two of its own size, which all heads share."""
     c = model.config
     t = len(x)
-    heads = x.reshape(t, -1, c.head_dim)
-    angle = dialect.angles(np.arange(t), model)[:, None, :]
+    heads, angle = x.reshape(t, -1, c.head_dim), roundings.angles(model, dialect, t)
     first, second = pair_slices(c)
-    a, b, cos, sin = heads[..., first], heads[..., second], np.cos(angle), np.sin(angle)
-    value, unit = heads.copy(), np.abs(heads)
-    value[..., first], value[..., second] = a * cos - b * sin, a * sin + b * cos
-    unit[..., first] = unit[..., second] = (np.abs(a) + np.abs(b)) * (1 + angle)
-    return Expected(value.reshape(t, -1), unit.reshape(t, -1), 4)
-
-
-def half(x: Array) -> Array:
-    """Rounded to float16."""
-    return x.astype(np.float32).astype(np.float16).astype(np.float64)
+    unit = np.abs(heads)
+    unit[..., first] = unit[..., second] = (unit[..., first] + unit[..., second]) * (1 + angle[:, None, :])
+    return Expected(spec.rotate(heads, angle, c.rope).reshape(t, -1), unit.reshape(t, -1), 4)
 
 
 def scores(model: Model, q: Array, k: Array) -> tuple[Array, Array]:
     """Scaled scores [H, T, S] of every query with every key, and the same on absolute values."""
     c = model.config
     q, k = q.reshape(len(q), c.heads, c.head_dim), k.reshape(len(k), c.kv_heads, c.head_dim)
-    k = np.repeat(k, c.heads // c.kv_heads, axis=1)
-    scale = c.head_dim**-0.5
-    return np.einsum("thk,shk->hts", q, k) * scale, np.einsum("thk,shk->hts", np.abs(q), np.abs(k)) * scale
+    k, root = spec.by_query_head(k, c.heads), np.sqrt(c.head_dim)
+    return np.einsum("thk,shk->hts", q, k) / root, np.einsum("thk,shk->hts", np.abs(q), np.abs(k)) / root
 
 
 def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Array) -> Expected:
@@ -377,21 +258,19 @@ def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Ar
     c = model.config
     t = len(q)
     if dialect.halves:
-        q, k, v = half(q), half(k), half(v)
-    values = np.repeat(v.reshape(t, c.kv_heads, c.head_dim), c.heads // c.kv_heads, axis=1)
+        q, k, v = to_float16(q), to_float16(k), to_float16(v)
+    values = spec.by_query_head(v.reshape(t, c.kv_heads, c.head_dim), c.heads)
     s, s_unit = scores(model, q, k)
     mask = spec.causal_mask(t, t, window=c.window_of(layer))
     s = s + mask
-    largest = s.max(axis=-1, keepdims=True)
-    p = np.exp(s - largest)
-    p /= p.sum(axis=-1, keepdims=True)
+    p, largest = spec.softmax(s), s.max(axis=-1, keepdims=True)
     visible = mask == 0
     wrong_score = np.where(visible, s_unit * min(c.head_dim, 6 * c.head_dim**0.5) + 2 * np.abs(np.where(visible, s - largest, 0)), 0)
     steps = np.maximum(2 * wrong_score.max(axis=-1), 0) + np.minimum(visible.sum(axis=-1), 36) + 8  # [H, T]
     reach: float | Array = 0.0
     if dialect.halves:
         spacing = np.spacing(p.astype(np.float16)).astype(np.float64)
-        rounded = half(p)
+        rounded = to_float16(p)
         doubt = visible & (np.abs(np.abs(p - rounded) - spacing / 2) <= p * U * steps[..., None])
         reach = np.einsum("hts,shk->thk", doubt * spacing, np.abs(values)).reshape(t, -1)
         p = rounded
@@ -431,8 +310,8 @@ def gelu_tanh(x: Array, dialect: Dialect = EXACT) -> Expected:
         return Expected(value, np.abs(x), 8)
     inside = np.abs(x) < 10
     x = np.where(inside, x, 0)
-    rounded = half(x)
-    entry = half(spec.gelu_tanh(rounded))
+    rounded = to_float16(x)
+    entry = to_float16(spec.gelu_tanh(rounded))
     doubt = np.abs(np.abs(x - rounded) - np.spacing(np.abs(rounded).astype(np.float16)).astype(np.float64) / 2) <= 4 * U * np.abs(x)
     spacing = np.spacing(np.abs(entry).astype(np.float16)).astype(np.float64)
     reach = np.where(inside, spacing + doubt * 2 * np.spacing(np.abs(rounded).astype(np.float16)).astype(np.float64), 0)
@@ -441,7 +320,7 @@ def gelu_tanh(x: Array, dialect: Dialect = EXACT) -> Expected:
 
 def head(model: Model, dialect: Dialect, x: Array) -> Expected:
     """The output matrix; a float16 one has its input rounded to float16 in a dialect that does so."""
-    x = half(x) if dialect.halves else x
+    x = to_float16(x) if dialect.halves else x
     found = matmul(x, model.head, False, dialect)
     if model.output_bias is None:
         return found

@@ -1,7 +1,7 @@
 """Judgements of whole traces, and how people read them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ from ..errors import OptionError
 from ..extras import extra
 from ..traces.points import GRADIENTS, LAYER_NAMES, Key
 from ..whole_file import whole_file
-from .compare import Verdict
+from .logits import Judgement
+from .mistakes.mistake import Cause
+from .verdict import Verdict
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,12 @@ class OperationVerdict:
     ours_rms: float | None = None  # RMS error of our kernel on their own inputs, in u = 2^-24 of the RMS of what float64 gives
     theirs_rms: float | None = None  # theirs, in the same unit; both only where the operation's inputs are in the dump
     hypothesis: str | None = None  # what the operation did instead, if recognised
+    mistake: str | None = None  # its id in the catalogue of mistakes, or "read...." for what was read off the numbers
     tried: bool = True  # whether known mistakes were tried on it: across many operations of a large model that is too much work
+
+    def explained(self, cause: Cause | None) -> "OperationVerdict":
+        """The same verdict with what the operation did instead."""
+        return self if cause is None else replace(self, hypothesis=cause.text, mistake=cause.id)
 
     @property
     def closer(self) -> str | None:
@@ -50,7 +57,7 @@ class OperationVerdict:
 
 @dataclass(frozen=True)
 class Report:
-    """The judgement of a trace."""
+    """The judgement of a dump: of its operations, and of its logits as such where it has some."""
 
     verdict: Verdict
     reason: str
@@ -58,6 +65,18 @@ class Report:
     first_wrong: OperationVerdict | None = None
     missing: tuple[Key, ...] = field(default=(), repr=False)  # tensors of the forward pass that the dump does not have
     notes: tuple[str, ...] = ()  # what was taken for granted, and what was left out
+    logits: Judgement | None = None
+
+    @classmethod
+    def of_logits(cls, logits: Judgement, notes: tuple[str, ...] = ()) -> "Report":
+        """The report on a dump that has logits and nothing else."""
+        return cls(logits.verdict, logits.reason, notes=notes, logits=logits)
+
+    def with_logits(self, logits: Judgement) -> "Report":
+        """The report on operations together with that on logits, which is the reason if they are worse than any operation."""
+        if logits.verdict <= self.verdict:
+            return replace(self, logits=logits)
+        return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -76,6 +95,7 @@ class Report:
             "missing": list(map(str, self.missing)),
             "notes": list(self.notes),
             "closer_to_float64": _closer(self.operations),
+            "logits": self.logits.as_dict() if self.logits else None,
         }
 
 

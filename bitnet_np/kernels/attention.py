@@ -332,8 +332,12 @@ def attend_halves(
     # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """`attend` for an engine that rounds probabilities to float16 before it sums the values: plain loops, and sums in float64.
 
-    With q, k and v rounded too, no rounding but float16's shows in the result, whatever order the engine sums in.
+    With q, k and v rounded too, no rounding but float16's shows in the result, whatever order the engine sums in. Keys and values that are
+    float16's bits are widened first.
     """
+    if k.dtype == np.int16:
+        end = int(position.max()) + 1
+        k, v = (array[:, :end].view(np.float16).astype(np.float32) for array in (k, v))
     out = empty(q.shape)
     window = window or NO_WINDOW
     launch(_attend_halves, q.size * _longest(position, window) // 8, q, k, v, slot, position, scale_of(q), window, out)

@@ -5,12 +5,18 @@ functions count elements from an array's start, whatever its shape. Kernels have
 ids, slots, positions, shapes) is checked at the package's border. Every output row has one owner, so threads cannot change a bit.
 """
 
-from typing import Any
+from typing import TypeVar
+
+from numpy.typing import NDArray
 
 from .attention import attend, attend_halves, query_tiles
+from .blocks import embed as embed_blocks
+from .blocks import matmul as matmul_blocks
+from .blocks import matmul_as_llama_cpp as matmul_blocks_as_llama_cpp
 from .checks import has_code_three, has_non_finite
 from .floats import embed, matmul
 from .launching import Floats
+from .masks import attend_masked, fill_mask
 from .rows import (
     add,
     add_bias,
@@ -28,15 +34,35 @@ from .rows import (
     spread,
     take,
 )
+from .storage import HOST, HostStorage
 from .ternary import quantize, ternary_matmul, ternary_matmuls
+from .workspace import empty
+
+Record = TypeVar("Record")
+
+device = "cpu"
+exact_only = False
+
+
+def storage() -> HostStorage:
+    return HOST
 
 
 def mark(event: str, count: int = 1) -> None:
     """Told of each "forward", of each "layer", and of the positions of each "kv_write". Nothing is done about it: metrics.py counts."""
 
 
-def resident(record: Any) -> Any:
-    """A record with its arrays where the kernels of this backend read them."""
+def wait() -> None:
+    """Nothing: a kernel returns when it is done."""
+
+
+def upload(array: NDArray) -> NDArray:
+    """The array itself: it is where the kernels read it."""
+    return array
+
+
+def resident(record: Record) -> Record:
+    """The record itself: its arrays are where the kernels read them."""
     return record
 
 
@@ -50,8 +76,14 @@ __all__ = [
     "add_bias",
     "attend",
     "attend_halves",
+    "attend_masked",
+    "device",
     "embed",
+    "embed_blocks",
+    "empty",
+    "exact_only",
     "exponential",
+    "fill_mask",
     "gelu",
     "gelu_tanh",
     "has_code_three",
@@ -59,6 +91,8 @@ __all__ = [
     "layer_norm",
     "mark",
     "matmul",
+    "matmul_blocks",
+    "matmul_blocks_as_llama_cpp",
     "quantize",
     "query_tiles",
     "relu2_gate",
@@ -70,8 +104,11 @@ __all__ = [
     "scaled",
     "silu_gate",
     "spread",
+    "storage",
     "take",
     "ternary_matmul",
     "ternary_matmuls",
     "to_host",
+    "upload",
+    "wait",
 ]

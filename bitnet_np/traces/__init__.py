@@ -1,1 +1,6 @@
-"""Recorded tensors of a forward pass: their names, how they are recorded, and the files they are kept in."""
+"""Recorded tensors of a forward pass.
+
+points.py       their names and shapes, and the Trace that holds them
+record.py       recording a forward pass into a file, tensor by tensor
+formats/        the file formats of dumps, ours and other projects'
+"""

@@ -2,20 +2,20 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..backend import Backend
+from ..dialects import EXACT, Dialect
 from ..errors import OptionError, shown
+from ..forward_pass import forward_full
 from ..kernels import cpu
 from ..model import Config, Model
-from ..transformer import EXACT, Dialect, check_tokens, forward_full
+from ..tokens import check_tokens
 from ..validate import integer
 from .formats import writer as writer_for
-from .points import LAYER_NAMES, RECORDED, SCORES, Key, Points, Trace
-
-__all__ = ["Key", "Points", "Recorder", "Trace", "record_trace", "scores"]
+from .points import LAYER_NAMES, RECORDED, SCORES, Key
 
 Floats = NDArray[np.float32]
 NAMES = (*RECORDED, *SCORES)
@@ -115,11 +115,11 @@ def record_trace(
     names: Iterable[str] | None = None,
     scores: bool = False,
     dialect: Dialect = EXACT,
-    ops: ModuleType = cpu,
+    ops: Backend = cpu,
 ) -> dict[Key, tuple[tuple[int, ...], int]]:
     """Run `forward_full` on one sequence, tokens [T] or [1, T], and write what it records to `out`; returns each point's shape and bytes.
 
-    format: a name of interop.FORMATS, by default what the name of `out` ends in. layers, names, scores: see Recorder; where a format
+    format: a name of formats.FORMATS, by default what the name of `out` ends in. layers, names, scores: see Recorder; where a format
     cannot hold all points, the default is those it can. Memory is that of the forward pass, and of one point.
 
     Raises what `forward_full` raises, and OptionError for a point, layer or format that is not there. Then no file is left.

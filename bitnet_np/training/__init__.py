@@ -1,1 +1,4 @@
-"""The loss and its gradients."""
+"""Training: the loss of token ids and its gradients, as spec_grad.py defines them.
+
+gradients.py    loss_and_gradients, for batches, in float32 kernels
+"""

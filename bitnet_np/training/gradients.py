@@ -26,7 +26,7 @@ from ..model import Blocks, Config, Linear, Model, Ternary
 from ..model_check import check_model, ternary_flaws
 from ..rope import rope_frequencies
 from ..tensor_types import TERNARY_TYPES
-from ..transformer import check_tokens
+from ..tokens import check_tokens
 from ..validate import instance, number
 
 Floats = NDArray[np.float32]
@@ -306,7 +306,7 @@ class _Kept:
 
 
 def _forward(c: Config, w: _Layer, h: Floats, batch: _Batch) -> tuple[Floats, _Kept]:
-    """[R, D] -> [R, D]; the order of operations is transformer.py's."""
+    """[R, D] -> [R, D]; the order of operations is network.py's."""
     m = w.matrices
     rope = cpu.rope if c.rope == "halves" else cpu.rope_adjacent
     attn_in = _Input(w.norm(c, "attn_norm", h), m["attn_q"], m["attn_k"], m["attn_v"])

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 import bitnet_np
 from bitnet_np import Config, KVCache, Model, forward, forward_full, forward_incremental, stream
 from bitnet_np.files.overrides import BEYOND, overridden
+from bitnet_np.forward_pass import BLOCK
 from bitnet_np.kernels import cpu, workspace
-from bitnet_np.transformer import BLOCK
 
 from . import memory, models
 from .report import Bar, Table, bar_label, figure, percent, spread

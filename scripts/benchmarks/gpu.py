@@ -1,4 +1,4 @@
-"""What a GPU is measured with: a random model made for its memory, its own peaks, and time by its own clock."""
+"""What a GPU is measured with: a random model made on the device, the device's peaks, and time by its clock."""
 
 from collections.abc import Callable
 from statistics import median
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from bitnet_np.gpu.arrays import DeviceTable
 from bitnet_np.gpu.backend import Cuda
 from bitnet_np.kernels.cuda import layout
-from bitnet_np.kernels.cuda.target import instructions, kernel
+from bitnet_np.kernels.cuda.ptx import await_previous, for_each, load_fragments, multiply, zeros
+from bitnet_np.kernels.cuda.target import kernel
 from bitnet_np.model import Config, Layer, Linear, Model, Ternary
 
 BITNET_2B = Config("bitnet-b1.58", 128256, 4096, 2560, 30, 6912, 20, 5, 128, 1e-5, 500000.0)
@@ -20,9 +21,9 @@ TINY = Config("bitnet-b1.58", 5, 64, 8, 1, 12, 2, 1, 4, 1e-5, 500000.0)
 
 
 def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> float:
-    """Of one call, by the device's clock: median over rounds of `calls` calls each, after one that is not counted."""
+    """Seconds of one call by the device's clock: the median over rounds of `calls` calls each. A first call is not counted."""
     run()
-    found = []
+    times = []
     for _ in range(rounds):
         start, end = cuda.event(), cuda.event()
         start.record(on.stream)
@@ -30,20 +31,20 @@ def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> fl
             run()
         end.record(on.stream)
         end.synchronize()
-        found.append(start.elapsed_time(end) / 1e3 / calls)
-    return median(found)
+        times.append(start.elapsed_time(end) / 1e3 / calls)
+    return median(times)
 
 
 # --- a model --------------------------------------------------------------------------------------------------------------------------
 
 
 def ternary_words(n: int, m: int, rng: np.random.Generator) -> NDArray[np.uint32]:
-    """Random codes of a matrix [N, M] in the device's layout."""
+    """The words of a random matrix [N, M] in the device's layout."""
     return FOUR_CODES[rng.integers(0, len(FOUR_CODES), 4 * layout.n_words((n, m)), np.uint8)].view(np.uint32)
 
 
 def random_placed(config: Config, on: Cuda, seed: int = 0) -> Model:
-    """A model of random weights that is on the device only, its head float16: for time, which does not depend on them."""
+    """A random model that is on the device only, with a float16 head. It serves to measure time, which does not depend on the weights."""
     rng = np.random.default_rng(seed)
 
     def linear(n: int, m: int) -> Linear:
@@ -66,13 +67,13 @@ def random_placed(config: Config, on: Cuda, seed: int = 0) -> Model:
 
 
 def bytes_per_token(config: Config) -> int:
-    """What a decoded token reads: ternary weights at two bits, and the float16 head. Keys and values come on top."""
+    """Bytes of weights that a decoded token reads: two bits for each ternary weight, and the float16 head."""
     layer = config.width * (2 * config.q_width + 2 * config.kv_width + 3 * config.ffn)
     return config.n_layers * layer // 4 + 2 * config.vocab * config.width
 
 
 def ternary_operations(config: Config) -> int:
-    """Multiplications and additions of a token in the layers' matrices."""
+    """Multiplications and additions of a token in the matrices of the layers."""
     return 2 * config.n_layers * config.width * (2 * config.q_width + 2 * config.kv_width + 3 * config.ffn)
 
 
@@ -80,7 +81,7 @@ def ternary_operations(config: Config) -> int:
 
 
 def copy_bandwidth(on: Cuda, size: int) -> float:
-    """Bytes per second, read and written, of the driver's copy of `size` bytes."""
+    """Bytes read and written per second by the driver's copy of `size` bytes."""
     source, target = (on.upload(np.zeros(size, np.uint8)) for _ in range(2))
     return 2 * size / seconds(on, lambda: target.copy_to_device(source, stream=on.stream), 5)
 
@@ -91,17 +92,17 @@ _MMA_OPERATIONS = 2 * 16 * 8 * 32
 
 def _tensor_loop() -> Any:
     count = 4 * _ROWS * _TOKENS
-    none, step = instructions.zeros(count), instructions.multiply(_ROWS, _TOKENS, 0)
-    load_weights, load_codes = instructions.load_fragments(_ROWS), instructions.load_fragments(_TOKENS)
+    none, step = zeros(count), multiply(_ROWS, _TOKENS, 0)
+    load_weights, load_codes = load_fragments(_ROWS), load_fragments(_TOKENS)
 
     def add(i: int, sums: Any, total: Any) -> None:
         total[0] += sums[0]
 
-    add_all = instructions.for_each(add, [[i] for i in range(count)])
+    add_all = for_each(add, [[i] for i in range(count)])
 
     @kernel
     def tensor_loop(words: Any, turns: int, out: Any) -> None:
-        instructions.await_previous()
+        await_previous()
         lane = cuda.threadIdx.x % 32
         weights, codes = load_weights(words, lane * 4, 128), load_codes(words, lane * 4, 128)
         sums = none()
@@ -116,7 +117,7 @@ def _tensor_loop() -> Any:
 
 
 def tensor_peak(on: Cuda, turns: int) -> float:
-    """int8 operations per second of mma.sync with nothing else to do but unpack its weights."""
+    """int8 operations per second of mma.sync in a loop that only unpacks weights beside it."""
     blocks = 2 * on.processors
     words, out = on.upload(np.zeros(128 * _ROWS, np.uint32)), on.empty((blocks * 32 * _WARPS,), np.int32)
     loop = _tensor_loop()

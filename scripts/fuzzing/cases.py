@@ -14,13 +14,13 @@ import numpy as np
 from numba.core import event
 
 from bitnet_np import KVCache, forward, forward_full
+from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import Error
 from bitnet_np.files.gguf_file import StringArray
 from bitnet_np.files.load import model_from, open_model
 from bitnet_np.files.source import Source
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.formats import bitnet_rs, read_any
-from bitnet_np.transformer import DIALECTS
 
 from .edits import edit_bytes, edit_words
 from .gguf_document import Document, changed

@@ -6,14 +6,14 @@ from importlib.util import find_spec
 
 import pytest
 
-from bitnet_np import embedded, load, transformer
+from bitnet_np import embedded, forward_pass, load
 from bitnet_np.batch import Request
 from bitnet_np.cli.main import main
 from bitnet_np.errors import NonFiniteError
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.generate import Sampling, generate
+from bitnet_np.generate import generate
+from bitnet_np.sampling import Sampling
 from bitnet_np.text.tokenizer import tokenizer_from
-from bitnet_np.transformer import forward
 
 needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")
 
@@ -110,12 +110,14 @@ def test_blank_lines_are_passed_over_and_counted(run):
 
 
 def test_a_sequence_that_fails_says_why_and_the_others_go_on(run, monkeypatch):
-    def failing(model, tokens, *rest, **options):
-        if (tokens == 9).any():
-            raise NonFiniteError("the model leaves float32's range")
-        return forward(model, tokens, *rest, **options)
+    run_cached = forward_pass.run_cached
 
-    monkeypatch.setattr(transformer, "forward", failing)
+    def failing(runtime, tokens, *rest, **options):
+        if (tokens.ids == 9).any():
+            raise NonFiniteError("the model leaves float32's range")
+        return run_cached(runtime, tokens, *rest, **options)
+
+    monkeypatch.setattr(forward_pass, "run_cached", failing)
     out, _ = run([{"id": "good", "tokens": [1]}, {"id": "bad", "tokens": [9]}], "-n", 1, "--json", code=2)
     good, bad = map(json.loads, out.splitlines())
     assert len(good["tokens"]) == 1

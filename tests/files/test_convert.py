@@ -16,8 +16,8 @@ from bitnet_np.cli import main as cli
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.testing import write_gguf
-from bitnet_np.transformer import forward_full
 
 DATA = Path(__file__).parents[1] / "data"
 PACKAGED = Path(bitnet_np.__file__).parent / "data" / "tiny.gguf"  # a file of the released form

@@ -12,7 +12,7 @@ from models import assert_same_bits
 from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.files.load import load
-from bitnet_np.transformer import forward_full
+from bitnet_np.forward_pass import forward_full
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 

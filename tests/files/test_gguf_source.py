@@ -18,11 +18,11 @@ from bitnet_np.dense import dense_view
 from bitnet_np.errors import FileFormatError, NonFiniteError, UnsupportedError
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Blocks, Linear, Ternary
 from bitnet_np.tensor_types import BF16, F16, F32, I2_S
 from bitnet_np.testing import write_gguf
-from bitnet_np.transformer import forward_full
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 Q4_0, Q8_0 = 2, 8

@@ -10,7 +10,7 @@ from record_hf_families import LLAMA3
 
 from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.files.load import load
-from bitnet_np.transformer import forward_full
+from bitnet_np.forward_pass import forward_full
 
 
 @pytest.mark.parametrize(

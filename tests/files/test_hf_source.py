@@ -16,9 +16,9 @@ from bitnet_np.files.hf_folder import open_folder
 from bitnet_np.files.hf_source import packed_matrix
 from bitnet_np.files.load import load
 from bitnet_np.files.tensors import CheckedTensors
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import Ternary
 from bitnet_np.rope import llama3_factors, rope_frequencies
-from bitnet_np.transformer import forward_full
 
 
 @pytest.mark.parametrize("name", FAMILIES)

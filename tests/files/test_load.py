@@ -14,8 +14,8 @@ from models import assert_same_bits
 from bitnet_np import packing
 from bitnet_np.errors import Error, FileFormatError, NonFiniteError, OptionError, UnsupportedError
 from bitnet_np.files.load import load, model_from, open_model
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import Ternary
-from bitnet_np.transformer import forward_full
 from scripts.make_model import Shape, write_model
 
 

@@ -12,8 +12,8 @@ from models import assert_same_bits
 from bitnet_np import widen
 from bitnet_np.errors import FileFormatError, NonFiniteError, UnsupportedError
 from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.tensor_types import F64, I2_S
-from bitnet_np.transformer import forward_full
 
 
 @pytest.mark.parametrize("name", MATRIX_NAMES[:7])

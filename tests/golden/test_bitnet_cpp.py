@@ -15,8 +15,9 @@ from models import assert_same_bits
 from bitnet_np import load, spec
 from bitnet_np.cache import KVCache
 from bitnet_np.dense import dense_view
+from bitnet_np.dialects import BITNET_CPP, EXACT
+from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
 from bitnet_np.kernels import cpu
-from bitnet_np.transformer import BITNET_CPP, EXACT, compute_logits, forward, forward_full, forward_incremental
 
 DATA = Path(__file__).parents[1] / "data"
 T = 17

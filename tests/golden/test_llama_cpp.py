@@ -8,12 +8,13 @@ from models import assert_same_bits
 
 from bitnet_np import packing, spec, widen
 from bitnet_np.dense import dense_view
+from bitnet_np.dialects import EXACT, LLAMA_CPP
 from bitnet_np.files.load import load
-from bitnet_np.judge.blame import judge_trace
-from bitnet_np.judge.compare import Verdict
+from bitnet_np.forward_pass import forward_full, forward_incremental
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Blocks, Ternary
 from bitnet_np.traces.points import Key, Trace
-from bitnet_np.transformer import EXACT, LLAMA_CPP, forward_full, forward_incremental
 
 DATA = Path(__file__).parents[1] / "data" / "llamacpp"
 AGREEMENT = 5e-6

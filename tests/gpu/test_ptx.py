@@ -1,4 +1,4 @@
-"""The machine that runs PTX: what it works out, and what it refuses."""
+"""The interpreter of PTX: what it works out, what it refuses, and what it counts."""
 
 from contextlib import nullcontext
 
@@ -17,7 +17,9 @@ WAIT = "griddepcontrol.wait;"
 
 
 def kernel_of(body: str) -> Kernel:
-    """%rd1: its memory; %rd2: 4 bytes there for each thread of the grid; %r1: the thread's number in its block; %rd3: four times that."""
+    """A kernel with these instructions. They are given %rd1, its memory; %rd2, 4 bytes there for each thread of the grid; %r1, the number
+    of the thread in its block; %rd3, four times that number.
+    """
     (kernel,) = parse(f"""
     .version 8.0
     .target sm_90
@@ -41,7 +43,7 @@ def kernel_of(body: str) -> Kernel:
 
 
 def run(body: str, out: np.ndarray, threads: int = WARP, blocks: int = 1, device: Device | None = None) -> np.ndarray:
-    """What a kernel leaves of `out`."""
+    """What a kernel makes of `out`."""
     device = device or Device()
     address = device.memory.allocate(out.nbytes)
     device.write(address, out.tobytes())
@@ -58,10 +60,10 @@ def zeros(n: int = WARP, dtype: type = np.uint32) -> np.ndarray:
 
 
 def given(opcode: str, *values: object) -> object:
-    found = rule(opcode)
-    assert found is not None
-    arrays = [np.array([value], dtype) for value, dtype in zip(values, found.sources, strict=True)]
-    (result,) = np.asarray(found.function(*arrays), found.result)
+    its_rule = rule(opcode)
+    assert its_rule is not None
+    arrays = [np.array([value], dtype) for value, dtype in zip(values, its_rule.sources, strict=True)]
+    (result,) = np.asarray(its_rule.function(*arrays), its_rule.result)
     return result
 
 
@@ -122,7 +124,7 @@ def test_what_is_not_known_is_refused(opcode):
 
 
 def test_matrices_are_multiplied_as_fragments_say():
-    """By the manual's own words of which lane has what, element by element."""
+    """Element by element, by what the manual says each lane holds."""
     rng = np.random.default_rng(1)
     a, b = rng.integers(0, 256, (16, 32)), rng.integers(-128, 128, (32, 8))
     c = rng.integers(-1000, 1000, (16, 8))

@@ -1,4 +1,4 @@
-"""The driver without a GPU: what it refuses, as CUDA's does, and that nothing which goes wrong in it is lost."""
+"""The driver without a GPU: it refuses what CUDA's driver refuses, and reports everything that goes wrong in it."""
 
 import threading
 from ctypes import Array, addressof, byref, c_char_p, c_int, c_size_t, c_uint64, c_void_p
@@ -38,7 +38,7 @@ ADD = b"_ZN3sum3addB2v1E"
 
 
 class Api:
-    """A driver as C sees it: `Api()(name, ...)` is the name of a CUresult; `made` is a handle or an address that a call gives."""
+    """A driver as C sees it. `Api()(name, ...)` returns the name of a CUresult; `made` returns the handle or address that a call makes."""
 
     def __init__(self) -> None:
         self.driver = Driver()
@@ -70,9 +70,9 @@ class Api:
         number = c_size_t()
         assert self("cuGraphGetEdges", graph, None, None, None, byref(number)) == "SUCCESS"
         n = number.value
-        found = (c_void_p * n)(), (c_void_p * n)(), (Edge * n)()
-        assert self("cuGraphGetEdges", graph, *found, byref(number)) == "SUCCESS"
-        return *found, n
+        arrays = (c_void_p * n)(), (c_void_p * n)(), (Edge * n)()
+        assert self("cuGraphGetEdges", graph, *arrays, byref(number)) == "SUCCESS"
+        return *arrays, n
 
 
 @pytest.fixture

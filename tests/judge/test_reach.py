@@ -7,15 +7,20 @@ import pytest
 from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect, forward_full
+from bitnet_np.backend import Wrapped
+from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import NonFiniteError
-from bitnet_np.judge import reach
-from bitnet_np.judge.check import check_logits
-from bitnet_np.judge.compare import Verdict, judge
-from bitnet_np.judge.reach import Variant, half, judge_logits, known_mistakes, roundings, scaled, variant_logits
+from bitnet_np.judge.dump import check_logits
+from bitnet_np.judge.engine import judge_logits
+from bitnet_np.judge.logits import judge
+from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
+from bitnet_np.judge.reach import roundings
+from bitnet_np.judge.roundings import to_eleven_bits as half
+from bitnet_np.judge.variant import Variant, scaled, variant_logits
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.blocks import round_as_f16, round_as_q8_0
 from bitnet_np.testing import random_model
-from bitnet_np.transformer import DIALECTS
 from bitnet_np.widen import float32
 
 FLIPS, WRONG = Verdict.FLIPS, Verdict.WRONG
@@ -51,11 +56,11 @@ def test_roundings_are_no_fault_at_any_depth(base):
     others = {
         "halves": Variant("", DEEP, Dialect("halves", halves=True, stepped_angles=False)),
         "the other dialect": Variant("", DEEP, EXACT if base is BITNET_CPP else BITNET_CPP),
-        "float16 products": Variant("", DEEP, base, reach._with(ternary_matmul=lambda *args: half(cpu.ternary_matmul(*args)))),
+        "float16 products": Variant("", DEEP, base, Wrapped(cpu, ternary_matmul=lambda *args: half(cpu.ternary_matmul(*args)))),
         "float16 attention": Variant(
-            "", DEEP, base, reach._with(attend=lambda *args: half(cpu.attend(*args)), rope=lambda *a: half(cpu.rope(*a)))
+            "", DEEP, base, Wrapped(cpu, attend=lambda *args: half(cpu.attend(*args)), rope=lambda *a: half(cpu.rope(*a)))
         ),
-        "float32 noise": Variant("", DEEP, base, reach._with(rms_norm=lambda *args: cpu.rms_norm(*args) * np.float32(1 + 2e-7))),
+        "float32 noise": Variant("", DEEP, base, Wrapped(cpu, rms_norm=lambda *args: cpu.rms_norm(*args) * np.float32(1 + 2e-7))),
     }
     verdicts = {}
     for name, variant in others.items():
@@ -94,7 +99,7 @@ SAYS = {
     "not quantised": "not quantised",
     "one scale for all tokens": "one activation scale for the whole tensor",
     "ffn_down's scale 5 % too large": "the scale of ffn_down is off, by a factor of about 1.05",
-    "attn_q with the scale of attn_k": "the weight scale of attn_k is used for attn_q",
+    "attn_q with the scale of attn_k": "at attn_q of every layer: the weight scale of attn_k is used",
 }
 
 
@@ -161,24 +166,43 @@ def test_every_known_mistake_names_itself():
 # --- other families -------------------------------------------------------------------------------------------------------------------
 
 FAMILY = {  # what a family adds to the shape, how many mistakes make a difference at least, and some of them
-    "bitnet": ({}, 45, ("relu(gate)^2 * up instead of SiLU(gate) * up", "the weight scale of attn_q is missing")),
+    "bitnet": ({}, 45, ("relu(gate)^2 * up instead of SiLU(gate) * up", "at attn_q of every layer: the weight scale is missing")),
     "llama": (
         {"rope_scaling": 4.0},
         25,
-        ("RoPE's positions are not scaled", "the factors of RoPE's frequencies are not applied", "the bias of attn_v is missing"),
+        (
+            "in RoPE: positions are not scaled",
+            "in RoPE: the factors of the frequencies are not applied",
+            "at attn_v of every layer: the bias is missing",
+        ),
     ),
-    "qwen2": ({}, 20, ("the bias of attn_q is missing", "output_bias is missing")),
-    "qwen3": ({}, 20, ("attn_q_norm is missing", "the weight of attn_k_norm is missing")),
+    "qwen2": ({}, 20, ("at attn_q of every layer: the bias is missing", "output_bias is missing")),
+    "qwen3": (
+        {},
+        20,
+        (
+            "at attn_q_norm of every layer: the norm is missing: its input comes out unchanged",
+            "at attn_k_norm of every layer: the norm's weight is missing",
+        ),
+    ),
     "gptneox": (
         {"rope_width": 8, "parallel_residual": True},
         25,
         (
-            "RoPE turns all of each head, not a part",
+            "in RoPE: all of each head is rotated, not a part",
             "the feed-forward reads what attention's branch was added to instead of the layer's input",
-            "norms do not subtract the mean, as RMSNorm",
+            "in every norm: the mean is not subtracted, as in RMSNorm",
         ),
     ),
-    "gpt2": ({}, 20, ("position_embd is missing", "the exact GELU instead of GELU's approximation by tanh", "ffn_norm_bias is missing")),
+    "gpt2": (
+        {},
+        20,
+        (
+            "position_embd is missing",
+            "the exact GELU instead of GELU's approximation by tanh",
+            "at ffn_norm of every layer: the norm's bias is missing",
+        ),
+    ),
 }
 SMALL = {"vocab": 300, "n_layers": 2, "width": 96, "heads": 6, "kv_heads": 2, "head_dim": 16, "tied": False, "context": 64}
 
@@ -192,15 +216,15 @@ def test_every_known_mistake_of_a_family_names_itself(family, inner_norms):
     )
     assert len(seen) >= least
     assert set(some) <= set(seen)
-    assert ("the norm of ffn_down's input is missing" in seen) == inner_norms
+    assert ("at the norm inside ffn_down of every layer: the norm is missing: its input comes out unchanged" in seen) == inner_norms
 
 
 def test_mistakes_that_a_norm_cancels_are_weak():
-    assert {m.text for m in known_mistakes(BASE) if m.weak and "scale of" in m.text and "missing" in m.text} == {
-        f"the weight scale of {name} is missing" for name in ("attn_v", "ffn_gate", "ffn_up")
+    assert {m.text for m in known_mistakes(BASE) if m.weak and m.mistake == "scale.missing"} == {
+        f"at {name} of every layer: the weight scale is missing" for name in ("attn_v", "ffn_gate", "ffn_up")
     }
     silu = Variant("", random_model(0, family="bitnet"), EXACT)
-    assert "the weight scale of ffn_gate is missing" in {m.text for m in known_mistakes(silu) if not m.weak}
+    assert "at ffn_gate of every layer: the weight scale is missing" in {m.text for m in known_mistakes(silu) if not m.weak}
 
 
 @pytest.mark.parametrize("weights", ["Q4_K", "Q4_1", "Q8_0", "float16"])
@@ -223,23 +247,22 @@ def test_dialects_are_no_fault_of_each_other(weights):
             assert judge_logits(mine, run(turned, ids), base, lambda v, ids=ids: run(v, ids)).verdict is WRONG
 
 
-class Q8(Dialect):
-    """Every product's input in codes of 8 bits, 32 to a scale: as on GPUs."""
-
-    def matmul(self, x, table, ops):
-        return super().matmul(round_as_q8_0(x), table, ops)
-
-
-class HalfInputs(Dialect):
-    """Every product's input in float16."""
-
-    def matmul(self, x, table, ops):
-        return super().matmul(round_as_f16(x), table, ops)
+def with_inputs(name, halves, rounded):
+    """An engine that rounds the input of every product."""
+    ops = Wrapped(
+        cpu,
+        matmul=lambda x, *table: cpu.matmul(rounded(x), *table),
+        matmul_blocks=lambda x, *table: cpu.matmul_blocks(rounded(x), *table),
+    )
+    return {"dialect": Dialect(name, halves, False), "ops": ops}
 
 
 ENGINES = (
-    *(Dialect("llama.cpp, float16 cache", True, True, True), Q8("8 bits", False, False), Q8("8 bits, float16 cache", True, False)),
-    *(HalfInputs("float16", False, False), HalfInputs("float16, float16 cache", True, False)),
+    {"dialect": Dialect("llama.cpp, float16 cache", True, True, True)},
+    with_inputs("8 bits, 32 to a scale: as on GPUs", False, round_as_q8_0),
+    with_inputs("8 bits, float16 cache", True, round_as_q8_0),
+    with_inputs("float16", False, round_as_f16),
+    with_inputs("float16, float16 cache", True, round_as_f16),
 )
 
 
@@ -253,8 +276,8 @@ def test_engines_of_a_llama_in_q4_k_m_are_left_alone(seed, layers, declared):
     base = Variant("ours", mixed, declared)
     mine = run(base, ids)
     for engine in ENGINES:
-        found = judge_logits(mine, run(dataclasses.replace(base, dialect=engine), ids), base, lambda v: run(v, ids))
-        assert found.verdict is FLIPS, (engine.name, found)
+        found = judge_logits(mine, run(dataclasses.replace(base, **engine), ids), base, lambda v: run(v, ids))
+        assert found.verdict is FLIPS, (engine["dialect"].name, found)
 
 
 @pytest.mark.parametrize("weights", ["Q4_K", "float32"])
@@ -305,7 +328,7 @@ def test_batches_and_long_sequences(shape, last_only):
     faulty = next(m for m in known_mistakes(Variant("", small, EXACT)) if "truncated" in m.text)
     theirs = forward_full(small, batch, last_only=last_only, ops=faulty.ops)
     theirs = theirs if ids.ndim == 2 else theirs[0]
-    found = check_logits(small, ids, theirs, EXACT, last_only)
+    found = check_logits(small, ids, theirs, EXACT, last_only).logits
     assert found.verdict is WRONG
     assert "truncated" in found.explanation
     assert float32(small.token_embd).shape[0] == theirs.shape[-1]
@@ -315,14 +338,14 @@ def test_sequences_of_a_batch_that_are_mixed_are_named():
     small = random_model(5)
     ids = np.random.default_rng(2).integers(0, 50, (3, 9))
     right = forward_full(small, ids)
-    said = check_logits(small, ids, right[[1, 0, 2]], EXACT, False)
+    said = check_logits(small, ids, right[[1, 0, 2]], EXACT, False).logits
     assert (said.verdict, said.explanation) == (Verdict.WRONG, "sequence 0 has the logits of sequence 1")
     noise = np.random.default_rng(3).standard_normal(right.shape[1:]).astype(np.float32)
     mixed = right + noise * (np.arange(3) == 1)[:, None, None]
-    said = check_logits(small, ids, mixed, EXACT, False)
+    said = check_logits(small, ids, mixed, EXACT, False).logits
     assert (said.verdict, said.explanation) == (Verdict.WRONG, "only sequence 1 of 3 is wrong: are sequences of a batch mixed?")
     assert " of sequence 1, " in said.reason
-    said = check_logits(small, ids, right[:, -1] + noise[:3], EXACT, True)  # all of them are
+    said = check_logits(small, ids, right[:, -1] + noise[:3], EXACT, True).logits  # all of them are
     assert (said.verdict, said.explanation) == (Verdict.WRONG, None)
 
 

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from models import assert_same_bits, padded, random_model, random_tokens, seeds, shapes, threads
 
 from bitnet_np import masks, spec
+from bitnet_np.dialects import BITNET_CPP, EXACT, LLAMA_CPP
 from bitnet_np.errors import MaskError, OptionError, UnsupportedError
+from bitnet_np.forward_pass import compute_logits, forward_full
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.masks import attend_masked
 from bitnet_np.masks import Pattern
-from bitnet_np.transformer import BITNET_CPP, EXACT, LLAMA_CPP, compute_logits, forward_full
 
 INF = np.inf
 MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)

@@ -22,11 +22,12 @@ from numba.core import codegen
 from numba.np.numpy_support import from_dtype
 
 from bitnet_np import masks, packing, selftest
+from bitnet_np.dialects import DIALECTS
+from bitnet_np.forward_pass import forward_full, forward_incremental
 from bitnet_np.kernels import blocks, cpu, simd, ternary, tiles
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.launching import Kernel
 from bitnet_np.tensor_types import BLOCK_TYPES, Q3_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
-from bitnet_np.transformer import DIALECTS, forward_full, forward_incremental
 
 SSE4 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
 AVX2 = SSE4 + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, lengths, padded, random_model, random_tokens, seeds
 
 from bitnet_np.cache import KVCache
-from bitnet_np.transformer import DIALECTS, forward, forward_full, forward_incremental
+from bitnet_np.dialects import DIALECTS
+from bitnet_np.forward_pass import forward, forward_full, forward_incremental
 
 dialects = st.sampled_from(list(DIALECTS.values()))
 paths = st.sampled_from([forward_full, forward_incremental])

@@ -12,9 +12,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, lengths, padded, random_model, random_tokens, seeds, threads
 
-from bitnet_np import transformer
+from bitnet_np import forward_pass
 from bitnet_np.cache import KVCache
-from bitnet_np.transformer import DIALECTS, compute_logits, forward, forward_full, forward_incremental
+from bitnet_np.dialects import DIALECTS, EXACT
+from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
 
 dialects = st.sampled_from(list(DIALECTS.values()))
 batches = st.lists(lengths, min_size=1, max_size=5)
@@ -116,7 +117,7 @@ def test_sequences_may_share_a_cache_on_any_schedule(shape, seed, batch, dialect
 
 @settings(max_examples=20)
 @given(shape=family_shapes(), seed=seeds, batch=batches, dialect=dialects)
-@example(shape={"width": 256, "ffn": 384, "vocab": 150}, seed=0, batch=[130, 3, 65], dialect=transformer.EXACT)  # several blocks of rows
+@example(shape={"width": 256, "ffn": 384, "vocab": 150}, seed=0, batch=[130, 3, 65], dialect=EXACT)  # several blocks of rows
 def test_threads_do_not_change_a_bit(shape, seed, batch, dialect):
     rng = np.random.default_rng(seed)
     model = random_model(seed, **shape)
@@ -143,8 +144,8 @@ def test_auto_mode_is_parallel_above_the_threshold_and_the_same_bits(length, dia
     tokens = random_tokens(np.random.default_rng(1), model, 2, length)
     expected = forward_full(model, tokens, dialect=dialect)
     with (
-        mock.patch.object(transformer, "forward_full", wraps=forward_full) as parallel,
-        mock.patch.object(transformer, "forward_incremental", wraps=forward_incremental) as incremental,
+        mock.patch.object(forward_pass, "run_whole", wraps=forward_pass.run_whole) as parallel,
+        mock.patch.object(forward_pass, "_run_incremental", wraps=forward_pass._run_incremental) as incremental,
     ):
         for mode, full in (("parallel", True), ("incremental", False), ("auto", length > 5)):
             parallel.reset_mock()
@@ -158,7 +159,7 @@ def test_the_threshold_counts_tokens_of_the_longest_sequence():
     model = random_model(2)
     tokens = random_tokens(np.random.default_rng(2), model, 3, 17)
     for columns, counts, calls in ((16, None, 0), (17, None, 1), (17, [17, 1, 2], 1)):
-        with mock.patch.object(transformer, "forward_full", wraps=forward_full) as parallel:
+        with mock.patch.object(forward_pass, "run_whole", wraps=forward_pass.run_whole) as parallel:
             out = compute_logits(model, tokens[:, :columns], counts)
         assert parallel.call_count == calls
         assert_same_bits(out, forward_full(model, tokens[:, :columns], counts))

@@ -24,18 +24,18 @@ def vector(operand: Operand) -> tuple[Operand, ...]:
 
 
 def _give(block: Block, results: tuple[Operand, ...], dtype: np.dtype, at: At, values: list[NDArray]) -> None:
-    """What was loaded, to its registers."""
+    """Puts loaded values into their registers."""
     for result, value in zip(results, values, strict=True):
         block.set(result, at, value.view(dtype))
 
 
 def _bits(block: Block, sources: tuple[Operand, ...], dtype: np.dtype, at: At) -> list[NDArray]:
-    """What is to be stored."""
+    """The values that a store writes."""
     return [np.asarray(block.get(source, dtype, at)).view(f"u{dtype.itemsize}") for source in sources]
 
 
 def _undisturbed(block: Block, places: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """These places of shared memory, as the watch counts them. Raises Fault if one is not there, or a copy is on its way to it."""
+    """The halves of words at these places of shared memory. Raises Fault if a place does not exist or a copy is on its way to it."""
     block.shared.check(places, size)
     halves = block.shared_watch.halves(places, size)
     if block.expected[halves].any():
@@ -73,7 +73,7 @@ def load_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 
 
 def prefetch(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    """Nothing comes of it, but nobody should ask for what is not there."""
+    """Brings nothing here, but refuses addresses that are not allocated."""
     return lambda block, at: block.device.memory.check(block.place(operands[0], at), 1)
 
 
@@ -182,16 +182,16 @@ def copy(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         raise ValueError(f"cp.async of {size}")
 
     def ask(block: Block, at: At) -> None:
-        threads, there, start = block.threads[at], block.place(to, at), block.place(source, at)
+        threads, target, start = block.threads[at], block.place(to, at), block.place(source, at)
         count = np.broadcast_to(block.get(given[0], DTYPES["u32"], at) if given else 16, threads.shape)
-        if (there & 15).any() or (start & 15).any() or (count > 16).any():
+        if (target & 15).any() or (start & 15).any() or (count > 16).any():
             raise Fault("a copy that is not aligned")
         if not block.waited[at].all() and block.device.watch.may_be_written(start, 16):
             raise Fault("copied before the kernels that write it have been waited for")
-        halves = _undisturbed(block, there, 16)
-        block.shared_watch.writes(there, 16, threads)
+        halves = _undisturbed(block, target, 16)
+        block.shared_watch.writes(target, 16, threads)
         block.expected[halves] = True
-        block.copies.asked.append((threads, there, start, count))
+        block.copies.asked.append((threads, target, start, count))
 
     return ask
 
@@ -214,15 +214,15 @@ def arrive(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         if len(block.threads[at]) != block.count:
             raise Fault("not all threads of the block wait for their copies together")  # as these kernels do
         while len(block.copies.committed) > pending.value:
-            for threads, there, start, count in block.copies.committed.pop(0):
-                whole = count > 0  # of what is not copied, zeros come
+            for threads, target, start, count in block.copies.committed.pop(0):
+                whole = count > 0  # where nothing is copied, zeros arrive
                 rows = np.zeros((len(threads), 2), np.uint64)
                 rows[whole] = np.stack(block.device.memory.load(start[whole], 8, 2), axis=1)
                 block.device.watch.reads(start[whole], 16, threads[whole], block.handed_over)
                 if (count[whole] != 16).any():
                     raise Fault("a copy of a part")
-                block.shared.store(there, 8, [rows[:, 0], rows[:, 1]])
-                block.expected[block.shared_watch.halves(there, 16)] = False
-                block.shared_watch.writes(there, 16, threads)
+                block.shared.store(target, 8, [rows[:, 0], rows[:, 1]])
+                block.expected[block.shared_watch.halves(target, 16)] = False
+                block.shared_watch.writes(target, 16, threads)
 
     return wait

@@ -1,4 +1,4 @@
-"""What single instructions make of numbers: for each opcode, a function over arrays that have an element for each thread."""
+"""What single instructions do to numbers: for each opcode, a function over arrays with an element for each thread."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def _shifted_left(x: NDArray, n: NDArray) -> NDArray:
 
 
 def _shifted_right(x: NDArray, n: NDArray) -> NDArray:
-    """Of a signed number, its sign goes on to come."""
+    """A signed number is filled up with its sign."""
     bits = x.dtype.itemsize * 8
     shifted = x >> np.minimum(n, bits - 1).astype(x.dtype)
     return shifted if x.dtype.kind == "i" else np.where(n < bits, shifted, x.dtype.type(0))
 
 
 def _quotient(a: NDArray, b: NDArray) -> NDArray:
-    """Towards zero, as C does."""
+    """Rounded towards zero, as in C."""
     return (a - np.fmod(a, b)) // b
 
 
@@ -69,7 +69,7 @@ def _wider(a: NDArray, b: NDArray) -> NDArray:
 
 
 def _inserted(a: NDArray, b: NDArray, position: NDArray, length: NDArray) -> NDArray:
-    """The lowest bits of a into b."""
+    """b with the lowest `length` bits of a at bit `position`."""
     one = a.dtype.type(1)
     bits = a.dtype.itemsize * 8
     mask = np.where(length < bits, (one << np.minimum(length, bits - 1).astype(a.dtype)) - one, ~a.dtype.type(0))
@@ -100,7 +100,7 @@ def _dot_bytes(a: NDArray[np.uint32], b: NDArray[np.uint32], c: NDArray[np.int32
 
 
 def _to_int(x: NDArray, result: np.dtype) -> NDArray:
-    """Towards zero, the nearest there is; NaN is 0."""
+    """Rounded towards zero and limited to the range of the result; NaN becomes 0."""
     wide, limits = np.trunc(x.astype(np.float64)), np.iinfo(result)
     inside = np.where(np.isnan(wide), 0, np.clip(wide, limits.min, limits.max))
     return inside.astype(result)
@@ -126,7 +126,7 @@ _COMPARED = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_eq
 
 
 def _comparison(name: str, floats: bool) -> Callable:
-    """Of floats, one with a NaN is false; with a `u` at its name's end, true."""
+    """A comparison of floats with a NaN is false; true if its name ends in `u`."""
     if not floats:
         return _COMPARED[name]
     if name in ("num", "nan"):
@@ -182,7 +182,7 @@ def rule(opcode: str) -> Rule | None:
 
 
 def literal(value: int, dtype: np.dtype) -> Any:
-    """A literal's bits as a number of this type."""
+    """The bits of a literal as a number of this type."""
     if dtype.kind == "b":
         return np.bool_(value != 0)
     bits = dtype.itemsize * 8

@@ -14,7 +14,7 @@ _WARP, _BANKS, _SECTOR = 32, 32, 32  # lanes; words of shared memory that come a
 
 @dataclass
 class Counts:
-    """By the text of instructions: how many warps took it; and of memory also what it cost, and at least must have."""
+    """By the text of an instruction: how many warps took it, and for memory what it cost and what it would cost at best."""
 
     warps: Counter[str] = field(default_factory=Counter)
     cost: Counter[str] = field(default_factory=Counter)
@@ -24,7 +24,7 @@ class Counts:
         self.warps[text] += len(np.unique(threads // _WARP))
 
     def shared(self, text: str, threads: NDArray[np.int64], places: NDArray[np.int64], size: int) -> None:
-        """Passes: one for 32 words of different banks. Of 8 or 16 bytes a lane, halves or quarters of a warp go one after another."""
+        """Counts passes: one for 32 words of different banks. With 8 or 16 bytes a lane, halves or quarters of a warp take turns."""
         lanes = _WARP * 4 // max(4, size)
         for part in _groups(threads // lanes, places):
             words = np.unique((part[:, None] // 4 + np.arange(max(1, size // 4))).reshape(-1))
@@ -37,7 +37,7 @@ class Counts:
             self.least[text] += -(-len(np.unique(part)) * size // _SECTOR)
 
     def of(self, prefix: str) -> tuple[int, int, int]:
-        """Warps, cost and least cost of all instructions whose text begins so."""
+        """Warps, cost and least cost of all instructions whose text begins with `prefix`."""
         one, two, three = (
             sum(n for text, n in counter.items() if text.startswith(prefix)) for counter in (self.warps, self.cost, self.least)
         )

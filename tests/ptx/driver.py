@@ -1,7 +1,7 @@
-"""CUDA's driver without a GPU: as much of its API as Numba and cuda.core use, with an interpreter of PTX for the device.
+"""CUDA's driver without a GPU: as much of its API as Numba and cuda.core use, with an interpreter of PTX as its device.
 
-`install` must come before anything asks for a GPU. Names, parameters and refusals are those of cuda.h, where each is described. A function
-that is not here is not found, and who calls it says so by name. Code is not compiled further than to PTX, and that is what runs.
+`install` must come before anything asks for a GPU. Names, parameters and refusals are those of cuda.h. A function that is missing here is
+not found, and its caller says so by name. Code is compiled to PTX and no further: PTX is what runs.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from .streams import Out, Refused, Streams, refuse
 
 VERSION = 13000
 NAME = b"an interpreter of PTX"
-MEMORY = 80 << 30  # bytes that there are said to be
+MEMORY = 80 << 30  # bytes that the device says it has
 ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MAJOR": 9,
     "COMPUTE_CAPABILITY_MINOR": 0,
@@ -47,7 +47,7 @@ ATTRIBUTES = {
     "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
     "CLOCK_RATE": 1_980_000,  # kHz
 }
-VERSIONS = {  # of functions of which there are several
+VERSIONS = {  # of functions that have several
     "cuCtxGetDevice": 2000,
     "cuCtxSynchronize": 2000,
     "cuGraphAddDependencies": 12030,
@@ -59,7 +59,7 @@ VERSIONS = {  # of functions of which there are several
 
 
 class Context:
-    """The primary one: there is no other."""
+    """The primary context: there is no other."""
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 class Driver(Streams):
-    """The functions of the API, by their names. `problems`: tracebacks of what went wrong in them, which those who call do not see."""
+    """The functions of the API, by their names. `problems` holds tracebacks of what went wrong in them, which callers do not see."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Driver(Streams):
         self.primary = self.new(Context())
         self.problems = list[str]()
         self._of_thread = threading.local()
-        self._texts: dict[int, c_char_p] = {}  # for those who have their addresses
+        self._texts: dict[int, c_char_p] = {}  # kept alive for callers that have their addresses
         functions = {name: function for name, function in inspect.getmembers(self, callable) if name.startswith("cu")}
         self.entries = {name: self._entry(function) for name, function in functions.items()}
 
@@ -159,7 +159,7 @@ class Driver(Streams):
 
     @property
     def contexts(self) -> list[int]:
-        """Of this thread, the current one last."""
+        """The contexts of this thread, the current one last."""
         return self._of_thread.__dict__.setdefault("contexts", [])
 
     def cuDevicePrimaryCtxRetain(self, out: Out, device: c_int) -> None:
@@ -305,7 +305,7 @@ class Driver(Streams):
 
 @cache
 def install() -> Driver:
-    """Make it the driver of this process, and its linker Numba's."""
+    """Makes a Driver the CUDA driver of this process. Later calls return the same one."""
     from cuda.core import _linker
 
     driver = Driver()

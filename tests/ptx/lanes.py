@@ -19,7 +19,7 @@ WARP = 32
 
 
 def _warps(block: Block, at: At) -> int:
-    """Warps that these threads are. Raises Fault unless they are whole ones."""
+    """How many warps these threads are. Raises Fault unless they are whole warps."""
     threads = block.threads[at].reshape(-1)
     if (
         len(threads) % WARP

@@ -1,7 +1,7 @@
 """The device: blocks of threads that go through a kernel's instructions together.
 
-All threads of a block that are at the same instruction take it at once; where they part, those that are behind go first. Blocks come one
-after another, in an order drawn by lot: kernels may not depend on it.
+All threads of a block that are at the same instruction take it at once; where they part, those that are behind go first. Blocks run one
+after another, in a random order: kernels may not depend on it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .source import Address, Instruction, Kernel, Label, Number, Operand, Regist
 from .steps import step_of
 
 _EVERYONE = slice(None)
-_PATIENCE = 10_000_000  # instructions of a block: a loop without an end is found
+_PATIENCE = 10_000_000  # instructions of a block, after which a loop is said to have no end
 
 
 class Device:
-    """Memory, and kernels that run in it."""
+    """The device: its memory, and kernels that run in it."""
 
     def __init__(self, seed: int = 0) -> None:
         self.memory = Memory()
@@ -35,7 +35,7 @@ class Device:
         self.rng = np.random.default_rng(seed)
 
     def write(self, address: int, data: bytes) -> None:
-        """As the host does."""
+        """Writes as the host does."""
         self.memory.write(address, data)
         self.watch.forget(address, len(data))
 
@@ -48,9 +48,9 @@ class Device:
         dynamic_shared: int = 0,
         overlaps: bool = False,
     ) -> None:
-        """Run all blocks to their ends. Raises Fault, with the instruction.
+        """Runs all blocks to their ends. Raises Fault, with the instruction.
 
-        One that `overlaps` begins before the launches before it have ended.
+        A launch that `overlaps` begins before the launches before it have ended.
         """
         if block[1:] != (1, 1) or tuple(map(len, parameters)) != kernel.params or dynamic_shared:
             raise Fault(f"{kernel.name}: blocks of {block}, {len(parameters)} parameters: not as it was compiled")
@@ -67,7 +67,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel in steps: basic blocks of plain instructions, each with the one that ends it."""
+    """A kernel as basic blocks of plain instructions, each with the instruction that ends it."""
 
     steps: tuple[tuple[Step, ...], ...]
     ends: tuple[Instruction | None, ...]
@@ -98,23 +98,23 @@ def program_of(kernel: Kernel) -> Program:
 
 
 def _registers(instruction: Instruction) -> set[Register]:
-    found, open_ = set[Register](), list[Operand](instruction.operands)
+    registers, waiting = set[Register](), list[Operand](instruction.operands)
     if instruction.guard:
-        open_.append(instruction.guard[0])
-    while open_:
-        operand = open_.pop()
+        waiting.append(instruction.guard[0])
+    while waiting:
+        operand = waiting.pop()
         if isinstance(operand, Register):
-            found.add(operand)
+            registers.add(operand)
         elif isinstance(operand, tuple):
-            open_.extend(operand)
+            waiting.extend(operand)
         elif isinstance(operand, Address):
-            open_.append(operand.base)
-    return found
+            waiting.append(operand.base)
+    return registers
 
 
 @dataclass
 class Copies:
-    """What cp.async has been asked for: it arrives when it is waited for, and until then nobody may touch where it goes."""
+    """Copies by cp.async: they arrive when they are waited for, and until then nobody may touch where they go."""
 
     asked: list[tuple[NDArray, NDArray, NDArray, NDArray]] = field(default_factory=list)  # threads, to, from, bytes
     committed: list[list[tuple[NDArray, NDArray, NDArray, NDArray]]] = field(default_factory=list)
@@ -143,19 +143,19 @@ class Block:
         self.registers: list[NDArray] = [np.zeros(threads, bool if r.bits == 1 else f"u{r.bits // 8}") for r in program.registers]
         self.shared = Bytes(kernel.shared_bytes)
         self.shared_watch = Watch(self.shared)
-        self.shared.raw[:] = 0xFF  # NaN: what nobody wrote shows where it is used
-        self.local = Bytes(kernel.local_bytes * threads)  # that of one thread after another's
+        self.shared.raw[:] = 0xFF  # NaN: the use of a number that nobody wrote shows
+        self.local = Bytes(kernel.local_bytes * threads)  # one thread's after another's
         self.local.raw[:] = 0xFF
-        self.expected = np.zeros(kernel.shared_bytes // 2 + 4, bool)  # halves of words that a copy is on its way to
+        self.expected = np.zeros(kernel.shared_bytes // 2 + 4, bool)  # halves of words that copies are on their way to
         self.copies = Copies()
         self.waited = np.zeros(threads, bool)  # for the kernels before
-        self.handed_over = False  # an atomic operation has told of other blocks
+        self.handed_over = False  # an atomic operation has put it in order with other blocks
         self.taken = 0
 
     # --- control ---
 
     def run(self) -> None:
-        """Until all threads have ended."""
+        """Runs until all threads have ended."""
         program, finish = self.program, len(self.program.steps)
         at = np.zeros(self.count, np.int64)  # the basic block that each thread is to take
         waiting = np.zeros(self.count, bool)
@@ -201,7 +201,7 @@ class Block:
             waiting[here] = True
 
     def _meet(self, at: NDArray[np.int64], waiting: NDArray[np.bool_]) -> None:
-        """All threads wait: let them go."""
+        """Lets all threads go on from their barrier. Raises Fault unless all of them wait there."""
         if not waiting.all():
             raise Fault(f"{self.kernel.name}: thread {int(np.argmin(waiting))} has ended, and others wait for it at a barrier")
         warps = np.split(at, range(WARP, self.count, WARP))
@@ -220,7 +220,7 @@ class Block:
         self.device.watch.tick += 1
 
     def guarded(self, instruction: Instruction, here: At) -> At:
-        """Those of these threads whose guard says so."""
+        """Those of the threads that the guard of an instruction lets through."""
         if instruction.guard is None:
             return here
         register, wanted = instruction.guard
@@ -229,7 +229,7 @@ class Block:
     # --- operands ---
 
     def get(self, operand: Operand, dtype: np.dtype, at: At) -> Any:
-        """What these threads have there: an array, or one number for all."""
+        """The values of an operand for these threads: an array, or one number for all."""
         if isinstance(operand, Register):
             stored = self.registers[self.program.registers[operand]][at]
             if stored.dtype.itemsize > dtype.itemsize:  # the low part

@@ -1,4 +1,4 @@
-"""Memory of the device and of its blocks, which knows what may be touched, and by whom."""
+"""Memory of the device and of its blocks, which knows what may be touched and who touched it last."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from bisect import bisect_right, insort
 import numpy as np
 from numpy.typing import NDArray
 
-BASE = 1 << 44  # of the device's addresses: no host has these
-_ALIGNMENT = 256  # of allocations, and at least as many bytes between two of them belong to nobody
+BASE = 1 << 44  # of the device's addresses: none is an address of the host
+_ALIGNMENT = 256  # of allocations; at least as many bytes between two allocations belong to nobody
 
 
 class Fault(Exception):
-    """What a GPU would do wrong, or leave to chance."""
+    """A kernel does what a GPU does wrong, or leaves to chance."""
 
 
 class Bytes:
@@ -37,7 +37,7 @@ class Bytes:
         return (addresses - self.base) // width
 
     def load(self, addresses: NDArray[np.int64], width: int, count: int) -> list[NDArray]:
-        """`count` numbers of `width` bytes, one after another, of each address."""
+        """`count` numbers of `width` bytes, one after another, at each address."""
         places = self._places(addresses, width, count)
         return [self._views[width][places + i] for i in range(count)]
 
@@ -48,7 +48,7 @@ class Bytes:
 
 
 class Memory(Bytes):
-    """The device's. Freshly allocated it is 0xFF: a NaN, whatever it is read as."""
+    """The device's memory. New memory is 0xFF bytes: a NaN in every type of float."""
 
     def __init__(self, size: int = 1 << 28) -> None:
         super().__init__(size, BASE)
@@ -57,7 +57,7 @@ class Memory(Bytes):
         self._next = BASE
 
     def allocate(self, size: int) -> int:
-        """Memory is not used twice: whoever still has an old address is found out. Raises MemoryError."""
+        """The address of new memory. None is used twice, so that uses of freed memory show. Raises MemoryError."""
         if self._next + size > BASE + self.size:
             raise MemoryError(f"{size} bytes")
         address = self._next
@@ -73,7 +73,7 @@ class Memory(Bytes):
         self._starts.remove(address)
 
     def allocation(self, address: int) -> tuple[int, int]:
-        """Where what holds the address begins, and its bytes. Raises Fault."""
+        """The start and the bytes of the allocation that holds an address. Raises Fault if there is none."""
         at = bisect_right(self._starts, address) - 1
         if at < 0 or address >= self._starts[at] + max(1, self._sizes[self._starts[at]]):
             raise Fault(f"{address:#x} is not allocated")
@@ -103,10 +103,10 @@ class Memory(Bytes):
 
 
 class Watch:
-    """Who read and wrote each half of a word last: finds threads that touch the same one with nothing that puts them in order.
+    """The last thread to read and to write each half of a word: finds threads that touch the same one in no order.
 
-    Time goes in ticks, one from each barrier of a block to the next. Within a tick, threads of a block are in no order; nor are blocks of a
-    launch, until one has seen by an atomic operation that another is done.
+    Time goes in ticks, from each barrier of a block to the next. Within a tick, the threads of a block are in no order. Neither are the
+    blocks of a launch, until an atomic operation tells one that another is done.
     """
 
     THREADS = 1024
@@ -115,15 +115,17 @@ class Watch:
         halves = memory.size // 2 + 4
         self.base = memory.base
         self._written, self._read, self._by_many = (np.zeros(halves, np.int64) for _ in range(3))
-        self.tick = self.block = self.launch = self.running = 1  # now; the first one of this block, of this launch, of those still running
+        self.tick = self.block = self.launch = self.running = (
+            1  # now; the first tick of this block, of this launch, of those that still run
+        )
 
     def halves(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-        """Where they are in what is kept of each."""
+        """The numbers of the halves of words at these addresses."""
         first = (addresses - self.base) >> 1
         return first if size <= 2 else (first[:, None] + np.arange(size // 2)).reshape(-1)
 
     def _raced(self, marks: NDArray[np.int64], mine: NDArray[np.int64], in_order: bool | NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Whether another thread may touch it at the same time. `in_order`: one of another block is not of those."""
+        """Whether another thread may have touched them at the same time. `in_order`: not one of another block."""
         ticks = marks // self.THREADS
         others = (ticks >= self.launch) & (ticks < self.block)
         return ((ticks == self.tick) & (marks != mine)) | (others & ~np.asarray(in_order))
@@ -141,7 +143,7 @@ class Watch:
             )
 
     def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], in_order: bool = False) -> None:
-        """Raises Fault if another thread wrote there, and nothing says when. `in_order`: see `_raced`."""
+        """Raises Fault if another thread wrote there in no order with this one. `in_order`: see `_raced`."""
         halves = self.halves(addresses, size)
         mine = np.repeat(threads, max(1, size // 2)) + self.tick * self.THREADS
         written, read = self._written[halves], self._read[halves]
@@ -154,7 +156,7 @@ class Watch:
     def writes(
         self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], in_order: bool | NDArray[np.bool_] = False
     ) -> None:
-        """Raises Fault if another thread read or wrote there, and nothing says when. `in_order`: see `_raced`; one for all, or for each."""
+        """Raises Fault if another thread read or wrote there in no order with this one. `in_order`: see `_raced`; one, or one each."""
         halves = self.halves(addresses, size)
         count = max(1, size // 2)
         mine, in_order = np.repeat(threads, count) + self.tick * self.THREADS, np.repeat(np.broadcast_to(in_order, threads.shape), count)
@@ -171,11 +173,11 @@ class Watch:
         return bool((self._written[halves] // self.THREADS == self.tick).any())
 
     def may_be_written(self, addresses: NDArray[np.int64], size: int) -> bool:
-        """By a kernel that may still run."""
+        """Whether a kernel that may still run wrote there."""
         return bool((self._written[self.halves(addresses, size)] >= self.running * self.THREADS).any())
 
     def forget(self, address: int, size: int) -> None:
-        """The host wrote there, in order with everything."""
+        """The host wrote there, which is in order with everything."""
         halves = slice((address - self.base) >> 1, (address - self.base + size + 1) >> 1)
         for marks in (self._written, self._read, self._by_many):
             marks[halves] = 0

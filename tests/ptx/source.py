@@ -1,4 +1,4 @@
-"""PTX's text as kernels: instructions in order, and what their names stand for."""
+"""The text of PTX as kernels: their instructions in order, with what the names in them stand for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Register:
 
 @dataclass(frozen=True)
 class Special:
-    """%tid.x and its like."""
+    """A special register, as %tid.x."""
 
     name: str
 
@@ -105,7 +105,7 @@ def _kernel(entry: re.Match, text: str, shared: dict[str, int], shared_bytes: in
 
 
 def _readable(name: str) -> str:
-    """Of a mangled name, _ZN, lengths and parts, the last part."""
+    """The last part of a mangled name, which is _ZN and then lengths and parts."""
     rest = name.removeprefix("_ZN")
     while length := re.match(r"\d+", rest):
         name, rest = rest[length.end() :][: int(length[0])], rest[length.end() + int(length[0]) :]
@@ -121,7 +121,7 @@ def _statements(text: str, position: int) -> Iterator[tuple[str, str, str]]:
 
 
 def _registers(kind: str, name: str, count: str | None, depth: int, unique: int) -> dict[str, Operand]:
-    """Those of a declaration. Inner scopes have their own of the same name."""
+    """The registers of a declaration. Inner scopes have registers of their own under the same names."""
     inner = f"@{unique}" if depth else ""
     names = [name] if count is None else [f"{name}{i}" for i in range(int(count))]
     return {each: Register(each + inner, WIDTHS[kind]) for each in names}

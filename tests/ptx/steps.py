@@ -1,4 +1,4 @@
-"""What single instructions do to a block: those of arithmetic here, those of memory in access.py, those of warps in lanes.py."""
+"""What single instructions do to a block: arithmetic here, memory in access.py, exchanges in a warp in lanes.py."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .source import Address, Instruction, Label, Operand
 if TYPE_CHECKING:
     from .machine import Block
 
-_GENERIC = 1 << 40  # where shared memory is among generic addresses
+_GENERIC = 1 << 40  # where shared memory begins among generic addresses
 
 
 def step_of(instruction: Instruction) -> Step:
-    """What an instruction does, for those threads whose guard says so. Raises ValueError, with its text, for one that is not known."""
+    """A function that takes an instruction for the threads that its guard lets through. Raises ValueError if it is not known."""
     take = _of(instruction)
 
     def step(block: Block, at: At) -> None:
@@ -55,12 +55,12 @@ def _of(instruction: Instruction) -> Step:
     name, *parts = opcode.split(".")
     if name == "mov" and isinstance(operands[0], tuple):
         return _unpack(operands, DTYPES[parts[-1]])
-    if found := rule(opcode):
+    if known := rule(opcode):
         result, *sources = operands
 
         def work_out(block: Block, at: At) -> None:
-            values = [block.get(source, dtype, at) for source, dtype in zip(sources, found.sources, strict=True)]
-            block.set(result, at, np.asarray(found.function(*values), found.result))
+            values = [block.get(source, dtype, at) for source, dtype in zip(sources, known.sources, strict=True)]
+            block.set(result, at, np.asarray(known.function(*values), known.result))
 
         return work_out
     for prefix, made in _SPECIAL.items():
@@ -89,7 +89,7 @@ def _nothing(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 
 
 def _address_space(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    """cvta: the device's addresses are generic ones as they are, those of shared memory in a window of their own."""
+    """cvta: addresses of global memory are generic addresses as they are; shared memory has a window of its own."""
     result, source = operands
     moved = {("shared",): _GENERIC, ("to", "shared"): -_GENERIC}.get(tuple(parts[:-1]), 0)
 

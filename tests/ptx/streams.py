@@ -1,6 +1,6 @@
 """Streams, which run what they are given at once or capture it; events; and graphs of what was captured.
 
-Names, parameters and refusals are those of cuda.h, where each is described.
+Names, parameters and refusals are those of cuda.h.
 """
 
 import threading
@@ -23,7 +23,7 @@ DEFAULT, PROGRAMMATIC, LAUNCH_ORDER = bytes(Edge()), 1, 2  # the edge of full co
 
 
 class Refused(Exception):
-    """What a call is refused with: the name of a CUresult."""
+    """A call is refused, with the name of a CUresult."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -37,7 +37,7 @@ def refuse(wrong: bool, name: str = "INVALID_VALUE") -> None:
 
 @dataclass(eq=False)
 class Node:
-    run: Callable[..., object]  # of a kernel, also with `overlaps=True`
+    run: Callable[..., object]  # that of a kernel takes `overlaps=True`
     is_kernel: bool
 
 
@@ -63,7 +63,7 @@ class Capture:
 
 @dataclass(eq=False)
 class Stream:
-    blocking: bool  # waits for the legacy stream, as that one does for it
+    blocking: bool  # waits for the legacy stream, and that one for it
     capture: Capture | None = None
 
 
@@ -74,7 +74,7 @@ class Event:
 
 
 class Streams:
-    """What has handles, and the functions of streams, events and graphs."""
+    """All that has a handle, and the functions of streams, events and graphs."""
 
     def __init__(self) -> None:
         self._handles = count(0x10000, 16)
@@ -82,7 +82,7 @@ class Streams:
         self._things: dict[int, Any] = {1: self.legacy, 2: Stream(True)}  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
     def new(self, thing: Any) -> int:
-        """Its handle."""
+        """The handle of something new."""
         handle = next(self._handles)
         self._things[handle] = thing
         return handle
@@ -106,14 +106,14 @@ class Streams:
         return [thing for thing in self._things.values() if isinstance(thing, Stream) and thing.capture]
 
     def refuse_captured(self, concerned: Callable[[Stream], bool], name: str) -> None:
-        """If any of these streams captures. What they have captured is of no use any more."""
+        """Refuses a call if any of these streams captures, and invalidates what they have captured."""
         captures = [stream.capture for stream in self.capturing() if concerned(stream)]
         for capture in captures:
             capture.valid = False
         refuse(bool(captures), name)
 
     def refuse_unsafe(self) -> None:
-        """Of what cuThreadExchangeStreamCaptureMode calls a potentially unsafe call."""
+        """Refuses what cuThreadExchangeStreamCaptureMode calls a potentially unsafe call, where a capture forbids it."""
 
         def forbids(stream: Stream) -> bool:
             here, mode = stream.capture.thread == threading.get_ident(), stream.capture.mode
@@ -122,14 +122,14 @@ class Streams:
         self.refuse_captured(forbids, "STREAM_CAPTURE_UNSUPPORTED")
 
     def usable(self, handle: int | None) -> Stream:
-        """A stream for something new. The legacy one is none while those that wait for it capture."""
+        """A stream that takes something new. The legacy stream does not while a stream that waits for it captures."""
         stream = self.stream(handle)
         if stream is self.legacy:
             self.refuse_captured(lambda other: other.blocking, "STREAM_CAPTURE_IMPLICIT")
         return stream
 
     def submit(self, handle: int | None, run: Callable[..., object], is_kernel: bool = False) -> None:
-        """Run it, or capture it."""
+        """Runs it, or captures it if the stream captures."""
         capture = self.usable(handle).capture
         if capture is None:
             run()

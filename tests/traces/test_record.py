@@ -11,14 +11,15 @@ from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np import spec
 from bitnet_np.cli import trace as trace_command
+from bitnet_np.dialects import BITNET_CPP, EXACT
 from bitnet_np.embedded import model_path
 from bitnet_np.errors import EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError
 from bitnet_np.families import FAMILIES
 from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import LAYER_NAMES, RECORDED, Key, Trace, key_of, normal_shape
 from bitnet_np.traces.record import NAMES, Recorder, record_trace, scores
-from bitnet_np.transformer import BITNET_CPP, EXACT, forward_full
 
 DATA = Path(__file__).parents[1] / "data"
 T = 9

@@ -1,203 +1,275 @@
-"""Attention on the GPU where each row stands alone, as in decoding: a block for each chunk of keys, so that one row keeps many busy.
+"""Attention on the GPU where each row stands alone, as in decoding: a block for each chunk of keys, so that one row keeps many blocks busy.
 
-The last of a row's blocks to finish folds their results, in the contract's order. A row's own key and value may come with it.
+The last of a row's blocks to finish folds the results of all, in the contract's order. A row's own key and value may come with it.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
 
 from ..scalar import CHUNK, exp
-from .attention_steps import LARGEST, SPAN, STATE, WEIGHT, Shape, begin, sizes, steps
-from .rows import as_kept, rotated
-from .target import ALIGNED, instructions, kernel
-
-await_previous, chain_column, device, fma, fold_column, let_next_begin, load_column, plus, prefetch, this_thread, times = (
-    instructions.await_previous,
-    instructions.chain_column,
-    instructions.device,
-    instructions.fma,
-    instructions.fold_column,
-    instructions.let_next_begin,
-    instructions.load_column,
-    instructions.plus,
-    instructions.prefetch,
-    instructions.this_thread,
-    instructions.times,
-)
+from .attention_scores import bring_keys, load_queries, score
+from .attention_shape import LARGEST, SPAN, STATE, WEIGHT, Cached, Run, Shape, room_for
+from .attention_weights import begin, weigh
+from .ptx import await_previous, chain_column, fma, fold_column, let_next_begin, load_column, plus, prefetch, this_thread, times
+from .rows import Heads, as_kept, rotated
+from .target import device, inlined, kernel
 
 _f = np.float32
-_FOLDED = 8  # chunks that a thread asks for at a time when it folds
+_AT_ONCE = 8  # chunks that a thread asks for at a time when it folds
+
+
+class Parts(NamedTuple):
+    """Results of chunks, which the last block of a row folds."""
+
+    values: Any  # flat: [R, H, C, K]
+    largest: Any  # [R, H, C]
+    weight: Any  # [R, H, C]
+
+
+class Chunk(NamedTuple):
+    """The keys and values that a block of `attend_chunk` works on."""
+
+    place: Any  # offset of the first key
+    n_keys: Any
+    position: Any  # of the block's row, counted from the first key
 
 
 @cache
-def attend_chunk(shape: Shape, keeps: bool) -> Any:
-    """Rows that stand alone. Blocks: rows, key-value heads with the parts of a group larger than a block, chunks from the first one seen.
+def _factors(shape: Shape) -> Any:
+    """A function (parts, run, chunk, count, room) that works out the factors by which chunks chunk..chunk + count are folded.
 
-    A block past a row's last chunk ends at once. Of the others each counts itself in `arrived`, which is zeros before and afterwards; the
-    last one has all results of the row's heads to fold.
-
-    One that `keeps` puts the row's own key, rotated, and value to their places first, as `rows.keep` does: the block of that chunk, or
-    each of the several that a group has, the same bytes. No other block reads there. One that does not reads nothing of what is new.
+    It leaves four tables in `room.keys`, with query i and chunk c at i * CHUNK + c: the chunk's maximum; its sum of weights (at
+    `of_weights`); the factor of the sum before it (at `of_old`); its own factor (at `of_new`).
     """
-    do, n_queries = steps(shape), shape.queries
-    load_queries, bring_keys, score, weigh = do.load_queries, do.bring_keys, do.score, do.weigh
-    n_query_words, n_key_words, n_scores, n_state, n_dots, _ = sizes(shape)
-    n_key_words = max(n_key_words, 4 * n_queries * CHUNK)  # there is room for what is folded
-    load_values, chain, load_parts, fold = load_column(CHUNK), chain_column(CHUNK), load_column(_FOLDED), fold_column(_FOLDED)
-    of_weights, of_old, of_new = n_queries * CHUNK, 2 * n_queries * CHUNK, 3 * n_queries * CHUNK
-    kept, line, threads = as_kept(shape.halves), 64 if shape.halves else 32, shape.threads  # `line` numbers are 128 bytes
+    of_weights, of_old, of_new = (n * shape.queries * CHUNK for n in (1, 2, 3))
 
     @device
-    def factors(largest, weight, r, head, n, chunk, count, carried, shared):
-        """Of chunks chunk..chunk + count: their sums of weights, and by what each and what is before it is multiplied, into `shared`."""
-        for item in range(this_thread(), n * CHUNK, cuda.blockDim.x):
+    def factors(parts, run, chunk, count, room):
+        shared = room.keys
+        for item in range(this_thread(), run.n * CHUNK, cuda.blockDim.x):
             i, c = item // CHUNK, item % CHUNK
             if c < count:
-                shared[item] = largest[r, head + i, chunk + c]
-                shared[of_weights + item] = weight[r, head + i, chunk + c]
+                shared[item] = parts.largest[run.row, run.head + i, chunk + c]
+                shared[of_weights + item] = parts.weight[run.row, run.head + i, chunk + c]
         cuda.syncthreads()
-        for item in range(this_thread(), n * CHUNK, cuda.blockDim.x):
+        for item in range(this_thread(), run.n * CHUNK, cuda.blockDim.x):
             i, c = item // CHUNK, item % CHUNK
             if c < count:
-                before = carried[i * STATE + LARGEST]
+                before = room.state[i * STATE + LARGEST]
                 for other in range(c):
                     before = max(before, shared[i * CHUNK + other])
                 after = max(before, shared[item])
                 shared[of_old + item], shared[of_new + item] = exp(plus(before, -after)), exp(plus(shared[item], -after))
         cuda.syncthreads()
 
+    return factors
+
+
+@cache
+def _fold_row(shape: Shape) -> Any:
+    """A function (parts, run, seen, width, room, total, out) that folds a row's `seen` chunks in order and writes the result."""
+    n_queries, factors, load_parts, fold = shape.queries, _factors(shape), load_column(_AT_ONCE), fold_column(_AT_ONCE)
+    of_weights, of_old, of_new = (n * shape.queries * CHUNK for n in (1, 2, 3))
+
     @device
-    def fold_row(parts, largest, weight, r, head, n, seen, width, state, rows, shared, total, out):
-        """The chunks that are seen, of the row's heads head..head + n, in order."""
-        d, all_chunks = this_thread(), largest.shape[2]
-        begin(state, rows, n_queries, n_queries)
+    def fold_values(parts, run, chunk, count, width, room, total):
+        """A thread has one number of all heads."""
+        d, n_heads, all_chunks = this_thread(), parts.largest.shape[1], parts.largest.shape[2]
+        for i in range(n_queries):
+            if i < run.n:
+                base = ((run.row * n_heads + run.head + i) * all_chunks + chunk) * width + d
+                for c in range(0, count, _AT_ONCE):
+                    values = load_parts(parts.values, base + c * width, width, base + (count - 1) * width)
+                    at = i * CHUNK + c
+                    total[i] = fold(total[i], room.keys, of_old + at, of_new + at, values, count - c)
+
+    @device
+    def fold_weights(count, room):
+        """Thread i has query i."""
+        i, shared = this_thread(), room.keys
+        largest, weight = room.state[i * STATE + LARGEST], room.state[i * STATE + WEIGHT]
+        for c in range(count):
+            at = i * CHUNK + c
+            weight = fma(weight, shared[of_old + at], times(shared[of_weights + at], shared[of_new + at]))
+            largest = max(largest, shared[at])
+        room.state[i * STATE + LARGEST], room.state[i * STATE + WEIGHT] = largest, weight
+
+    @device
+    def fold_row(parts, run, seen, width, room, total, out):
+        d = this_thread()
+        begin(room, n_queries, n_queries)
         cuda.syncthreads()
         for i in range(n_queries):
             total[i] = _f(0.0)
         for chunk in range(0, seen, CHUNK):
             count = min(CHUNK, seen - chunk)
-            factors(largest, weight, r, head, n, chunk, count, state, shared)
+            factors(parts, run, chunk, count, room)
             if d < width:
-                for i in range(n_queries):
-                    if i < n:
-                        base = ((r * largest.shape[1] + head + i) * all_chunks + chunk) * width + d
-                        for c in range(0, count, _FOLDED):
-                            found = load_parts(parts, base + c * width, width, base + (count - 1) * width)
-                            at = i * CHUNK + c
-                            total[i] = fold(total[i], shared, of_old + at, of_new + at, found, count - c)
-            if d < n:
-                largest_here, sum_here = state[d * STATE + LARGEST], state[d * STATE + WEIGHT]
-                for c in range(count):
-                    at = d * CHUNK + c
-                    sum_here = fma(sum_here, shared[of_old + at], times(shared[of_weights + at], shared[of_new + at]))
-                    largest_here = max(largest_here, shared[at])
-                state[d * STATE + LARGEST], state[d * STATE + WEIGHT] = largest_here, sum_here
+                fold_values(parts, run, chunk, count, width, room, total)
+            if d < run.n:
+                fold_weights(count, room)
             cuda.syncthreads()
         if d < width:
             for i in range(n_queries):
-                if i < n:
-                    out[r, head + i, d] = total[i] / state[i * STATE + WEIGHT]
+                if i < run.n:
+                    out[run.row, run.head + i, d] = total[i] / room.state[i * STATE + WEIGHT]
+
+    return fold_row
+
+
+@cache
+def _leave_chunk(shape: Shape) -> Any:
+    """A function (total, room, run, chunk, width, parts) that writes the results of a chunk for the block that folds them."""
+    n_queries = shape.queries
+
+    @device
+    def leave(total, room, run, chunk, width, parts):
+        d, n_heads, all_chunks = this_thread(), parts.largest.shape[1], parts.largest.shape[2]
+        if d < width:
+            for i in range(n_queries):
+                if i < run.n:
+                    parts.values[((run.row * n_heads + run.head + i) * all_chunks + chunk) * width + d] = total[i]
+        if d < run.n:
+            parts.largest[run.row, run.head + d, chunk] = room.state[d * STATE + LARGEST]
+            parts.weight[run.row, run.head + d, chunk] = room.state[d * STATE + WEIGHT]
+
+    return leave
+
+
+@device
+def _is_last(arrived, counter, seen):
+    """Counts this block among the `seen` ones of its row: whether it is the last, and may read what the others have written.
+
+    The last one sets the counter back to 0.
+    """
+    before_me = cuda.shared.array(1, np.int32)
+    cuda.threadfence()
+    cuda.syncthreads()
+    if this_thread() == 0:
+        before_me[0] = cuda.atomic.add(arrived, counter, 1)
+    cuda.syncthreads()
+    if before_me[0] != seen - 1:
+        return False
+    if this_thread() == 0:
+        arrived[counter] = 0
+    cuda.threadfence()
+    return True
+
+
+@cache
+def _prefetch_chunk(shape: Shape) -> Any:
+    """A function (cached, chunk) that asks for the keys and values of a chunk, 128 bytes at a time."""
+    line, threads = 64 if shape.halves else 32, shape.threads
+
+    @inlined  # or LLVM would unroll its loop
+    def prefetch_chunk(cached, chunk):
+        lines = (cached.width + line - 1) // line
+        for item in range(this_thread(), chunk.n_keys * lines, threads):
+            at = chunk.place + item // lines * cached.stride + item % lines * line
+            prefetch(cached.k, at)
+            prefetch(cached.v, at)
+
+    return prefetch_chunk
+
+
+@cache
+def _keep_own(shape: Shape) -> Any:
+    """A function (new, new_v, cached, r, g, place) that puts a row's key, rotated, and value to their place."""
+    to_kept = as_kept(shape.halves)
+
+    @device
+    def keep(new, new_v, cached, r, g, place):
+        d = this_thread()
+        if d < cached.width:
+            cached.k[place + d] = to_kept(rotated(new, r, g, d))
+            cached.v[place + d] = to_kept(new_v[r, g, d])
+        cuda.syncthreads()
+
+    return keep
+
+
+@cache
+def _attend_alone(shape: Shape) -> Any:
+    """A function (room, heads, run, cached, chunk, window, scale, total) that leaves the values of a chunk, and its maxima and sums."""
+    n_queries, load, bring, score_chunk, weigh_chunk = shape.queries, load_queries(shape), bring_keys(shape), score(shape), weigh(shape)
+    load_values, chain = load_column(CHUNK), chain_column(CHUNK)
+
+    @device
+    def attend(room, heads, run, cached, chunk, window, scale, total):
+        bring(room, 0, cached, chunk.place, chunk.n_keys)
+        # values are asked for before anything waits; a thread past the width asks for the last number of each
+        column = chunk.place + min(this_thread(), cached.width - 1)
+        values = load_values(cached.v, column, cached.stride, column + (chunk.n_keys - 1) * cached.stride)
+        begin(room, n_queries, n_queries)
+        load(room, heads, run)
+        score_chunk(room, cached, chunk.place, chunk.n_keys, scale)
+        weigh_chunk(room, chunk.position, window)
+        for i in range(n_queries):
+            total[i] = chain(_f(0.0), room.scores, i * SPAN, values)
+
+    return attend
+
+
+@cache
+def attend_chunk(shape: Shape, keeps: bool) -> Any:
+    """Attention of rows that stand alone.
+
+    Blocks: rows; key-value heads, with the parts of a group larger than a block; chunks, from the first one that the row sees.
+
+    A block past a row's last chunk ends at once. Each of the others counts itself in `arrived`, which is zeros before and afterwards; the
+    last one folds the results of the row's heads.
+
+    If the kernel `keeps`, the block of the row's own chunk first writes the row's key, rotated, and value to their places, as `rows.keep`
+    does; where a group has several blocks, each of them writes the same bytes. No other block reads there. Otherwise the arguments new_*
+    are not read.
+    """
+    n_queries, new_room = shape.queries, room_for(shape, 4 * shape.queries * CHUNK)  # with room for what is folded
+    prefetch_chunk, keep_own, attend_alone = _prefetch_chunk(shape), _keep_own(shape), _attend_alone(shape)
+    leave, fold_row = _leave_chunk(shape), _fold_row(shape)
 
     @kernel
     def attend_chunk(
-        new_k,
-        new_cos,
-        new_sin,
-        new_pairs,
-        new_distance,
-        new_step,
-        new_v,
-        q,
-        cos,
-        sin,
-        pairs,
-        distance,
-        step,
-        k,
-        v,
-        slot,
-        position,
-        capacity,
-        kv_heads,
-        scale,
-        window,
-        parts,
-        largest,
-        weight,
-        arrived,
-        out,
-    ):  # [R, G, K] and as q's, [R, G, K]; as `attend`; [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk] -> [R, H, K]
+        new_k, new_cos, new_sin, new_pairs, new_distance, new_step, new_v,  # [R, G, K], as of q, [R, G, K]
+        q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, window,  # as `attend`
+        parts_values, parts_largest, parts_weight, arrived,  # [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk]
+        out,  # [R, H, K]
+    ):  # fmt: skip
         let_next_begin()
         r, width, d = cuda.blockIdx.x, q.shape[2], this_thread()
         here, chunk = position[r], cuda.blockIdx.z
         first = max(0, here - window + 1) // CHUNK
         key, seen = (first + chunk) * CHUNK, here // CHUNK + 1 - first
-        heads = q.shape[1] // kv_heads
-        pieces = (heads + n_queries - 1) // n_queries
+        all_heads = q.shape[1] // kv_heads
+        pieces = (all_heads + n_queries - 1) // n_queries
         g, piece = cuda.blockIdx.y // pieces, cuda.blockIdx.y % pieces
-        head = g * heads + piece * n_queries
-        n = min(n_queries, heads - piece * n_queries)
-        n_keys, k_stride = min(CHUNK, here + 1 - key), kv_heads * width
-        place = (slot[r] * capacity + key % capacity) * k_stride + g * width
-        if chunk < seen:  # positions are what they were when the graph began, and so are all keys and values but the row's own
-            lines = (width + line - 1) // line
-            for item in range(d, n_keys * lines, threads):
-                at = place + item // lines * k_stride + item % lines * line
-                prefetch(k, at)
-                prefetch(v, at)
+        run = Run(r, 1, g * all_heads + piece * n_queries, n_queries, min(n_queries, all_heads - piece * n_queries))
+        cached = Cached(k, v, kv_heads * width, width)
+        place = (slot[r] * capacity + key % capacity) * cached.stride + g * width
+        mine = Chunk(place, min(CHUNK, here + 1 - key), here - key)
+        if chunk < seen:  # the kernel before changes no position, and no key and value but the row's own
+            prefetch_chunk(cached, mine)
         await_previous()
         if chunk < seen:
-            queries = cuda.shared.array(n_query_words, np.float32, ALIGNED)
-            keys = cuda.shared.array(n_key_words, np.float32, ALIGNED)
-            scores = cuda.shared.array(n_scores, np.float32, ALIGNED)
-            state = cuda.shared.array(n_state, np.float32, ALIGNED)
-            rows = cuda.shared.array(n_queries, np.int32, ALIGNED)
-            before_me = cuda.shared.array(1, np.int32)
-            dots = cuda.local.array(n_dots, np.float32)
+            room = new_room()
             total = cuda.local.array(n_queries, np.float32)
             if keeps and here < key + CHUNK:
-                if d < width:
-                    mine_at = place + (here - key) * k_stride + d
-                    k[mine_at] = kept(rotated(new_k, new_cos, new_sin, new_pairs, new_distance, new_step, r, g, d))
-                    v[mine_at] = kept(new_v[r, g, d])
-                cuda.syncthreads()
-            bring_keys(keys, 0, k, place, k_stride, n_keys, width)
-            # before anything waits; a thread reads the value that it wrote, and past the width what another one does
-            column = place + min(d, width - 1)
-            mine = load_values(v, column, k_stride, column + (n_keys - 1) * k_stride)
-            begin(state, rows, n_queries, n_queries)
-            load_queries(q, cos, sin, pairs, distance, step, r, head, n_queries, n, rows, queries)
-            score(queries, keys, scores, dots, k, place, k_stride, n_keys, width, scale)
-            weigh(scores, state, rows, dots, here - key, window)
-            for i in range(n_queries):
-                total[i] = chain(_f(0.0), scores, i * SPAN, mine)
+                new = Heads(new_k, new_cos, new_sin, new_pairs, new_distance, new_step)
+                keep_own(new, new_v, cached, r, g, place + (here - key) * cached.stride)
+            heads, parts = Heads(q, cos, sin, pairs, distance, step), Parts(parts_values, parts_largest, parts_weight)
+            attend_alone(room, heads, run, cached, mine, window, scale, total)
             if seen == 1:
                 if d < width:
                     for i in range(n_queries):
-                        if i < n:
-                            out[r, head + i, d] = plus(total[i], _f(0.0)) / state[i * STATE + WEIGHT]  # as folded: -0 turns around
+                        if i < run.n:
+                            out[r, run.head + i, d] = (
+                                plus(total[i], _f(0.0)) / room.state[i * STATE + WEIGHT]
+                            )  # + 0 as when folded: it makes 0 of -0
             else:
-                all_chunks = largest.shape[2]
-                if d < width:
-                    for i in range(n_queries):
-                        if i < n:
-                            parts[((r * q.shape[1] + head + i) * all_chunks + chunk) * width + d] = total[i]
-                if d < n:
-                    largest[r, head + d, chunk] = state[d * STATE + LARGEST]
-                    weight[r, head + d, chunk] = state[d * STATE + WEIGHT]
-                cuda.threadfence()
-                cuda.syncthreads()
-                counter = r * cuda.gridDim.y + cuda.blockIdx.y
-                if d == 0:
-                    before_me[0] = cuda.atomic.add(arrived, counter, 1)
-                cuda.syncthreads()
-                if before_me[0] == seen - 1:
-                    cuda.threadfence()
-                    fold_row(parts, largest, weight, r, head, n, seen, width, state, rows, keys, total, out)
-                    if d == 0:
-                        arrived[counter] = 0
+                leave(total, room, run, chunk, width, parts)
+                if _is_last(arrived, r * cuda.gridDim.y + cuda.blockIdx.y, seen):
+                    fold_row(parts, run, seen, width, room, total, out)
 
     return attend_chunk

@@ -1,7 +1,7 @@
 """Tables of numbers on the GPU, and products with them in the contract's order: 16 threads are the 16 lanes of one row.
 
-A table's rows are laid out so that each lane finds its next numbers in 16 bytes: numbers come in blocks of 16 * S (S = 4 of float32, 8 of
-float16 or bfloat16), number 16 s + lane of a block at place S lane + s. Rows are filled up with zeros to whole blocks.
+A row of a table is laid out so that each lane finds its next numbers in 16 bytes. Numbers come in blocks of 16 * S (S is 4 for float32, 8
+for float16 and bfloat16); number 16 * s + lane of a block is at place S * lane + s. Rows are filled up with zeros to whole blocks.
 """
 
 from functools import cache
@@ -12,55 +12,39 @@ from numba import cuda
 from numpy.typing import NDArray
 
 from ..simd import LANES
-from .target import instructions, kernel
-
-(
+from .ptx import (
     await_previous,
     bits_float,
-    device,
     float_zeros,
     for_each,
     half_value,
     half_warp_sum,
     in_turn,
-    inlined,
     let_next_begin,
     load_within,
     multiply_rows,
     this_thread,
-) = (
-    instructions.await_previous,
-    instructions.bits_float,
-    instructions.device,
-    instructions.float_zeros,
-    instructions.for_each,
-    instructions.half_value,
-    instructions.half_warp_sum,
-    instructions.in_turn,
-    instructions.inlined,
-    instructions.let_next_begin,
-    instructions.load_within,
-    instructions.multiply_rows,
-    instructions.this_thread,
 )
+from .target import inlined, kernel
 
-ROWS = 4  # of the table that 16 threads work on at once: each reads a token's numbers once for all of them
+ROWS = 4  # rows of the table that 16 threads multiply at once, so that they read a token's numbers once for all of them
 _f = np.float32
-_BLOCK_WORDS = 64  # of a block of numbers: 16 lanes with 16 bytes each
+_BLOCK_WORDS = 64  # words of a block of numbers: 16 bytes for each of 16 lanes
 _KINDS = {np.dtype(np.float32): "float32", np.dtype(np.float16): "float16", np.dtype(np.uint16): "bfloat16"}
 
 
 def kind_of(table: NDArray) -> str:
+    """ "float32", "float16" or "bfloat16", which is kept as uint16."""
     return _KINDS[table.dtype]
 
 
 def in_lanes(table: NDArray) -> NDArray[np.uint32]:  # [V, D] -> [V, words of a row]
-    """A table of float32, float16 or bfloat16 bits in the layout of this file."""
+    """A table of float32, float16 or the bits of bfloat16 in the layout of this file."""
     steps = 16 // table.dtype.itemsize
     rows, width = table.shape
     blocks = -(-width // (LANES * steps))
     out = np.zeros((rows, blocks, LANES, steps), table.dtype)
-    for block in range(blocks):  # one at a time, for the memory that a padded copy would take
+    for block in range(blocks):  # one at a time: a padded copy of the whole table would take as much memory again
         part = table[:, block * LANES * steps : (block + 1) * LANES * steps]
         padded = np.zeros((rows, LANES * steps), table.dtype)
         padded[:, : part.shape[1]] = part
@@ -70,7 +54,7 @@ def in_lanes(table: NDArray) -> NDArray[np.uint32]:  # [V, D] -> [V, words of a 
 
 @inlined
 def _number(word, place, kind):
-    """A number of a word: the only one, the low one or the high one. The kind is a constant where this is compiled."""
+    """A number of a word: its only one, or the low (place 0) or high one of two. The kind is a constant where this is compiled."""
     if kind == "float32":
         return bits_float(np.int32(word))
     bits = np.uint32(np.uint32(word >> np.uint32(16)) if place else np.uint32(word & np.uint32(0xFFFF)))
@@ -81,6 +65,7 @@ def _number(word, place, kind):
 
 @cache
 def embed(kind: str) -> Any:
+    """Rows of a table, by token."""
     steps = 4 if kind == "float32" else 8
     per_word = steps // 4
 
@@ -96,14 +81,14 @@ def embed(kind: str) -> Any:
             number = _number(word, 0, kind)
             if place:
                 number = _number(word, 1, kind)
-            out[r, i] = number + _f(0.0)  # as on the CPU, where 1 * x + 0 turns -0 around
+            out[r, i] = number + _f(0.0)  # as on the CPU, where 1 * x + 0 makes 0 of -0
 
     return embed
 
 
 @cache
 def matmul(kind: str, tokens: int) -> Any:
-    """The product for `tokens` tokens at a time, a row of the grid for each such group."""
+    """The product of a table with `tokens` tokens at a time: a row of the grid for each such group of tokens."""
     numbers = LANES * (4 if kind == "float32" else 8)  # of a block
     none, load_rows = float_zeros(ROWS * tokens), load_within(ROWS)
     multiply, multiply_edge = multiply_rows(kind, ROWS, tokens), multiply_rows(kind, ROWS, tokens, edge=True)

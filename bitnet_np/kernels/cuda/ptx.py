@@ -1,7 +1,7 @@
-"""Single instructions for the GPU's kernels: the one file that knows PTX. simulated.py has their twins in plain Python.
+"""Single instructions for the GPU's kernels: the one file that knows PTX.
 
-NVVM fuses a product with a sum that it meets, and ptxas does so again, unless one of the two says how it rounds. The contract fuses only
-where it says so. So a kernel writes a product whose sum comes next, or that sum, as `times` and `plus`; `fma` is for what is to be fused.
+NVVM, and after it ptxas, fuse a product with the sum that follows, unless one of the two says how it rounds. The contract fuses only where
+it says so. So a kernel writes `times` for a product that a sum follows, or `plus` for that sum; it writes `fma` for what is to be fused.
 
 A thread of a warp is a lane; four lanes that hold the same row of a fragment are a quad. Offsets count elements, and nothing is checked.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba import cuda, njit
+from numba import cuda
 from numba.cuda import cgutils, types, typing
 from numba.cuda.extending import intrinsic
 
@@ -20,8 +20,6 @@ from ..simd import LANES
 I16, I32, I64, F32, F64, HALF = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType(), ir.HalfType()
 VOID = ir.VoidType()
 
-device: Any = cuda.jit(device=True, forceinline=True)  # a function of kernels
-inlined = njit(inline="always")  # one that takes names or gives arrays: Numba puts it in its place, which takes Numba's time
 float_bits, bits_float, fma = simd.float_bits, simd.bits_float, simd.fma
 
 
@@ -31,7 +29,7 @@ def _asm(builder: ir.IRBuilder, result: ir.Type, text: str, constraints: str, ar
 
 
 def _calls(name: str, result: Any, *arguments: Any) -> Callable:
-    """An intrinsic that is one of NVVM's."""
+    """An intrinsic function that NVVM has under this name."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
         kind = ir.FunctionType(context.get_value_type(signature.return_type), [arg.type for arg in args])
@@ -59,7 +57,7 @@ fma64 = _calls("llvm.fma.f64", types.float64, types.float64, types.float64, type
 
 @intrinsic
 def half_value(typing_context, bits):
-    """The float16 of the low 16 bits, widened."""
+    """The float16 in the low 16 bits, as a float32."""
 
     def codegen(context, builder, signature, args):
         return _half_value(builder, builder.trunc(args[0], I16))
@@ -73,7 +71,7 @@ def _half_value(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
 
 @intrinsic
 def half_bits(typing_context, x):
-    """x rounded to float16, half to even, as its bits: a NaN where it is beyond float16's range."""
+    """The bits of x rounded to float16, half to even; those of a NaN if x is beyond float16's range."""
 
     def codegen(context, builder, signature, args):
         bits = builder.bitcast(builder.fptrunc(args[0], HALF), I16)
@@ -90,7 +88,9 @@ def _thread(read: Callable[[ir.IRBuilder], ir.Value]) -> Callable:
     @intrinsic
     def number(typing_context):
         def codegen(context, builder, signature, args):
-            return builder.zext(builder.and_(read(builder), ir.Constant(I32, 1023)), I64)  # there are no more: divided as if unsigned
+            return builder.zext(
+                builder.and_(read(builder), ir.Constant(I32, 1023)), I64
+            )  # the largest number: NVVM then divides as if unsigned
 
         return types.int64(), codegen
 
@@ -102,16 +102,19 @@ def _tid(builder: ir.IRBuilder) -> ir.Value:
 
 
 this_thread = _thread(_tid)
-"""cuda.threadIdx.x, which NVVM does not know to be positive: its quotients and remainders would be those of signed numbers."""
+"""cuda.threadIdx.x, known not to be negative: NVVM would divide cuda.threadIdx.x itself as a signed number."""
 thread_again = _thread(lambda builder: _asm(builder, I32, "mov.u32 $0, %tid.x;", "=r", []))
-"""The same, read here and now: what is worked out from it takes no registers where it is not needed."""
+"""The same, read anew at each use, so that what is worked out from it does not stay in registers between uses."""
 
 
-_CODES = 0x03030303  # what is a code's two bits in each byte of a word
+_CODES = 0x03030303  # the two bits of a code in each byte of a word
 
 
 def _planes(builder: ir.IRBuilder, word: ir.Value, valid: ir.Value) -> list[ir.Value]:
-    """Four bytes of a word for each of the four places of two bits, plane p times 4^p: no shift. Zeros if not all bits of `valid` are 1."""
+    """The codes of a word by plane: four words, of which word p holds the codes of plane p times 4^p, without a shift.
+
+    `valid` is all ones, or 0 for zeros.
+    """
     return [builder.and_(builder.and_(word, valid), ir.Constant(I32, _CODES << 2 * plane)) for plane in range(4)]
 
 
@@ -122,8 +125,8 @@ def _all_bits_if(builder: ir.IRBuilder, condition: ir.Value) -> ir.Value:
 def dot_tiles(count: int) -> Callable:
     """A function (sums, weights, low, high, valid) -> sums: byte dot products of the first `valid` of `count` tiles of weights.
 
-    sums: for the upper and then the lower row, those of the four planes: plane p is counted 4^p times. weights: 4 words for each tile, two
-    bits each (packing in ternary.py); low and high: 4 words of codes for each tile, of its columns below 64 and of the others.
+    sums: of the four planes, for the upper row and then for the lower; plane p is counted 4^p times. weights: 4 words for each tile
+    (layout.py). low and high: 4 words of codes for each tile, for its columns below 64 and for the others.
     """
 
     @intrinsic
@@ -156,7 +159,7 @@ def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Val
 
 
 def _rounded(builder: ir.IRBuilder, operation: str, a: ir.Value, b: ir.Value) -> ir.Value:
-    """The operation, mul or add, that nothing is fused with."""
+    """A product ("mul") or a sum ("add") that nothing is fused with."""
     function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 2), f"llvm.nvvm.{operation}.rn.f")
     return builder.call(function, [a, b])
 
@@ -167,7 +170,7 @@ def float_zeros(count: int) -> Callable:
 
 
 def _number(builder: ir.IRBuilder, words: list[ir.Value], step: int, kind: str) -> ir.Value:
-    """Number `step` of a lane's four words."""
+    """Number `step` in the four words of a lane."""
     if kind == "float32":
         return builder.bitcast(words[step], F32)
     word = words[step // 2]
@@ -178,12 +181,12 @@ def _number(builder: ir.IRBuilder, words: list[ir.Value], step: int, kind: str) 
 
 
 def multiply_rows(kind: str, rows: int, tokens: int, edge: bool = False) -> Callable:
-    """A function (sums, words, x, first, stride, last, far, left) -> sums: one block of numbers (packing in floats.py) of `rows` rows of a
-    table times those of `tokens` tokens.
+    """A function (sums, words, x, first, stride, last, far, left) -> sums, which multiplies one block of numbers (floats.py) of `rows` rows
+    of a table with those of `tokens` tokens.
 
-    sums: float32 [rows, tokens], which each number makes longer by an fma. words: four of each row. min(first + t * stride, last): where in
-    x token t's first number of this lane is; this block's are `far` further, LANES apart. With `edge` the row ends `left` numbers after the
-    first of this lane: what would follow counts as zeros, which change no sum, because none that began as +0 is ever -0.
+    sums: float32 [rows, tokens]; each number adds an fma. words: four of each row. min(first + t * stride, last) is the offset in x of this
+    lane's first number of token t; the numbers of this block are `far` further, LANES apart. With `edge` the row ends `left` numbers after
+    this lane's first one: zeros follow it, which change no sum, because a sum that began as +0 is never -0.
     """
     steps = 4 if kind == "float32" else 8
 
@@ -199,13 +202,13 @@ def multiply_rows(kind: str, rows: int, tokens: int, edge: bool = False) -> Call
                 start = builder.add(builder.select(builder.icmp_signed("<", first, last), first, last), far)
                 first = builder.add(first, stride)
                 for step in range(steps):
-                    place, there = builder.add(start, ir.Constant(I64, LANES * step)), None
+                    place, is_inside = builder.add(start, ir.Constant(I64, LANES * step)), None
                     if edge:
-                        there = builder.icmp_signed(">", left, ir.Constant(I64, LANES * step))
-                        place = builder.select(there, place, ir.Constant(I64, 0))
+                        is_inside = builder.icmp_signed(">", left, ir.Constant(I64, LANES * step))
+                        place = builder.select(is_inside, place, ir.Constant(I64, 0))
                     value = builder.load(_address(context, builder, signature.args[2], array, place), typ=F32)
-                    if there is not None:
-                        value = builder.select(there, value, ir.Constant(F32, 0.0))
+                    if is_inside is not None:
+                        value = builder.select(is_inside, value, ir.Constant(F32, 0.0))
                     for row in range(rows):
                         at = row * tokens + token
                         sums[at] = _fma(builder, numbers[row][step], value, sums[at])
@@ -220,7 +223,7 @@ def multiply_rows(kind: str, rows: int, tokens: int, edge: bool = False) -> Call
 
 
 def _butterfly(builder: ir.IRBuilder, value: ir.Value, distance: int) -> ir.Value:
-    """What the lane whose number differs in one bit has. All 32 lanes must come here together."""
+    """The value of the lane whose number differs in one bit. All 32 lanes must come here together."""
     kind = ir.FunctionType(I32, [I32, I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.nvvm.shfl.sync.bfly.i32")
     bits = builder.bitcast(value, I32)
@@ -252,7 +255,7 @@ def _of_warp(operation: str) -> Callable:
     return reduce
 
 
-warp_sum, warp_max = _of_warp("add"), _of_warp("max")  # of all lanes' integers, in each of them: all of a warp come here together
+warp_sum, warp_max = _of_warp("add"), _of_warp("max")  # of the integers of all lanes, for each of them; all of a warp come here together
 
 
 @intrinsic
@@ -284,7 +287,7 @@ def quad_max(typing_context, x):
 
 @intrinsic
 def fold_quad(typing_context, numbers):
-    """The sum of 64 numbers by 16 lanes, in each lane of a quad: numbers[part * 4 + i] is number part * 16 + lane mod 4 * 4 + i of them."""
+    """The sum of 64 numbers by 16 lanes, for each lane of a quad. numbers[part * 4 + i] is number part * 16 + lane mod 4 * 4 + i."""
 
     def codegen(context, builder, signature, args):
         def number(i):
@@ -301,10 +304,10 @@ def fold_quad(typing_context, numbers):
 
 
 def fold_quarters(columns: int) -> Callable:
-    """A function (sums) that gives `columns` dot products, of 4 x `columns` that the lanes with equal numbers mod 8 share.
+    """A function (sums) -> `columns` dot products, for lanes that share 4 x `columns` of them: those with equal numbers mod 8.
 
-    Such a lane's number // 8 is its quarter, q: sums[(a * columns + b) * 4 + i] is number 4 * q + i of 16, whose sum by halving (i with
-    i + 8, i + 4, i + 2, i + 1) is dot product (a ^ q, b). A lane gets those of row q. All 32 lanes must come here together.
+    The lane's number // 8 is its quarter q. sums[(a * columns + b) * 4 + i] is number 4 * q + i of the 16 whose sum by halving (i with i +
+    8, i + 4, i + 2, i + 1) is dot product (a ^ q, b). A lane gets the dot products of row q. All 32 lanes must come here together.
     """
 
     @intrinsic
@@ -331,7 +334,7 @@ def fold_quarters(columns: int) -> Callable:
 
 
 def _since_sm_90(*texts: str) -> Callable:
-    """Instructions that older devices do not have, and do not need: NVVM knows for which it compiles."""
+    """Instructions that devices before sm_90 neither have nor need: NVVM knows which device it compiles for."""
 
     @intrinsic
     def instruction(typing_context):
@@ -351,13 +354,16 @@ def _since_sm_90(*texts: str) -> Callable:
 _LET, _AWAIT = "griddepcontrol.launch_dependents;", "griddepcontrol.wait;"
 
 let_next_begin = _since_sm_90(_LET)
-"""The next kernel of a graph may begin as soon as every block is here, up to where it waits for this one."""
+"""Lets the next kernel of a graph begin as soon as every block is here. It goes as far as its own `await_previous`."""
 
 await_previous = _since_sm_90(_AWAIT)
-"""Waits until all kernels before have ended, and what they wrote is seen. Before it, nothing may be read that changes, nor written."""
+"""Waits until all kernels before have ended and their writes are seen.
+
+Before it, a kernel may read only what never changes, and write nothing.
+"""
 
 in_turn = _since_sm_90(_LET, _AWAIT)
-"""Both."""
+"""`let_next_begin` and `await_previous`: for kernels that have nothing to do before they wait."""
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
@@ -367,7 +373,7 @@ def _address(context: Any, builder: ir.IRBuilder, array: Any, value: ir.Value, o
     return builder.gep(context.make_array(array)(context, builder, value).data, [offset])
 
 
-_GLOBAL = 1  # the number of that address space
+_GLOBAL = 1  # the address space of global memory
 
 
 def _load_vector(
@@ -396,7 +402,7 @@ def load4(typing_context, array, offset):
 
 @intrinsic
 def get(typing_context, array, offset):
-    """array[offset], for any offset that is not negative: no question whether it counts from the end."""
+    """array[offset], for an offset that is not negative: no code for one that counts from the end."""
 
     def codegen(context, builder, signature, args):
         return builder.load(_address(context, builder, signature.args[0], *args), typ=context.get_data_type(array.dtype))
@@ -433,7 +439,7 @@ def put4(typing_context, array, offset, a, b, c, d):
 
 @intrinsic
 def prefetch(typing_context, array, offset):
-    """Ask for the line of global memory that a number is in, which brings it as far as the second cache: nobody waits, nothing is read."""
+    """Asks for the line of global memory that a number is in. It comes as far as the L2 cache; nobody waits for it."""
 
     def codegen(context, builder, signature, args):
         address = builder.ptrtoint(_address(context, builder, signature.args[0], *args), I64)
@@ -444,9 +450,9 @@ def prefetch(typing_context, array, offset):
 
 
 def load_fragments(count: int, in_global: bool = False) -> Callable:
-    """A function (array, offset, stride) that gives `count` times the four words at offset + i * stride, as one tuple.
+    """A function (array, offset, stride) -> the four words at offset + i * stride, for i below `count`, as one tuple.
 
-    `in_global` tells NVVM where the array is: of one that is chosen among several it does not find out.
+    `in_global` tells NVVM that the array is in global memory: it does not find out by itself if the array was chosen among several.
     """
 
     @intrinsic
@@ -460,7 +466,7 @@ def load_fragments(count: int, in_global: bool = False) -> Callable:
 
 
 def load_within(count: int) -> Callable:
-    """As `load_fragments` of global memory, with an argument more: what would be past that offset is read there."""
+    """As `load_fragments` of global memory, with another argument, `last`: larger offsets become that one."""
 
     @intrinsic
     def load(typing_context, array, offset, stride, last):
@@ -492,9 +498,9 @@ def _load_many(
 
 
 def load_column(count: int) -> Callable:
-    """A function (array, offset, stride, last) that gives `count` float32 of global memory, at min(offset + i * stride, last), as a tuple.
+    """A function (array, offset, stride, last) -> the `count` float32 of global memory at min(offset + i * stride, last), as a tuple.
 
-    An array of int16 holds float16: they are widened.
+    An array of int16 holds float16, which are widened.
     """
 
     @intrinsic
@@ -515,7 +521,7 @@ def load_column(count: int) -> Callable:
 
 
 def load_halves(count: int) -> Callable:
-    """A function (array, offset) that gives `count` float16 of global memory, widened: one load. `offset` is a multiple of `count`."""
+    """A function (array, offset) -> `count` float16 of global memory, widened, by one load. `offset` is a multiple of `count`."""
 
     @intrinsic
     def load(typing_context, array, offset):
@@ -530,7 +536,10 @@ def load_halves(count: int) -> Callable:
 
 
 def chain_column(count: int) -> Callable:
-    """A function (total, weights, at, values) -> total: fma(weights[at + i], values[i], total) for i in order. `at` is a multiple of 4."""
+    """A function (total, weights, at, values) -> total, by fma(weights[at + i], values[i], total) for i in order.
+
+    `at` is a multiple of 4.
+    """
 
     @intrinsic
     def chain(typing_context, total, weights, at, values):
@@ -549,8 +558,9 @@ def chain_column(count: int) -> Callable:
 
 
 def fold_column(count: int) -> Callable:
-    """A function (total, factors, old, new, values, valid) -> total: fma(total, factors[old + i], values[i] * factors[new + i]) for i below
-    `valid`, in order. Both offsets are multiples of 4."""
+    """A function (total, factors, old, new, values, valid) -> total, by fma(total, factors[old + i], values[i] * factors[new + i]) for i
+    below `valid`, in order. The offsets `old` and `new` are multiples of 4.
+    """
 
     @intrinsic
     def fold(typing_context, total, factors, old, new, values, valid):
@@ -578,7 +588,7 @@ def fold_column(count: int) -> Callable:
 
 @intrinsic
 def copy_async(typing_context, shared, to, source, start, size):
-    """Begin to copy 16 bytes from global to shared memory, or zeros if `size` is 0 and not 16. Offsets in words."""
+    """Begins to copy 16 bytes from global to shared memory: zeros if `size` is 0 instead of 16. Offsets count words."""
 
     def codegen(context, builder, signature, args):
         text = (
@@ -623,9 +633,9 @@ def _zeros(kind: types.UniTuple) -> Callable:
 
 
 def for_each(function: Callable, picks: Sequence[Sequence[int]]) -> Callable:
-    """A function (values, rest) that calls function(i, the values at picks[i], *rest) for each i.
+    """A function (values, rest) that calls function(i, the values at picks[i], *rest) for each i, one after the other in the code.
 
-    Registers have no index: in a loop that is not unrolled, `values[i]` would be a search.
+    Registers have no index: in a loop that is not unrolled, `values[i]` would have to try them all.
     """
 
     @intrinsic
@@ -664,10 +674,10 @@ def zeros(count: int) -> Callable:
 
 
 def multiply(rows: int, tokens: int, half: int) -> Callable:
-    """A function (sums, weights, codes) -> sums: `rows` tiles of 16 weight rows times `tokens` tiles of 8 tokens, over 64 columns.
+    """A function (sums, weights, codes) -> sums, which multiplies `rows` tiles of 16 rows with `tokens` tiles of 8 tokens, over 64 columns.
 
-    sums: 4 int32 for each pair of tiles, row tiles outermost. weights: 4 words for each row tile, of whose two bits planes 2 half and
-    2 half + 1 are these columns (packing in ternary.py). codes: 4 words for each token tile.
+    sums: 4 int32 for each pair of tiles, row tiles outermost. weights: 4 words for each row tile, of which planes 2 * half and 2 * half + 1
+    are these columns (layout.py). codes: 4 words for each token tile.
     """
 
     @intrinsic
@@ -690,12 +700,12 @@ def multiply(rows: int, tokens: int, half: int) -> Callable:
 
 
 def multiply_tiles(count: int, tokens: int, step: int) -> Callable:
-    """A function (sums, weights, valid, codes, at, stride) -> sums: the first `valid` of `count` tiles of weights of the same 16 rows times
-    `tokens` tiles of 8 tokens.
+    """A function (sums, weights, valid, codes, at, stride) -> sums, which multiplies the first `valid` of `count` tiles of the same 16 rows
+    with `tokens` tiles of 8 tokens.
 
-    sums: 4 int32 for each token tile and each of the four planes, token tiles outermost: plane p is counted 4^p times. weights: 4 words for
-    each tile. The codes of tile i are at `at` + i * step in `codes`: 4 words of its columns below 64, and 16 words further 4 of the others;
-    those of the next token tile are `stride` further.
+    sums: 4 int32 for each token tile and each of the four planes, token tiles outermost; plane p is counted 4^p times. weights: 4 words for
+    each tile. The codes of tile i are at `at` + i * step in `codes`: 4 words for its columns below 64, and 16 words further 4 words for the
+    others. Those of the next token tile are `stride` further.
     """
 
     @intrinsic

@@ -1,11 +1,11 @@
-"""Kernels that take rows one by one, or numbers one by one. Bodies follow kernels/rows.py, whose order is the contract's.
+"""Kernels that take rows or single numbers one by one. They follow kernels/rows.py, whose order is the contract's.
 
-One block owns a row. Its threads bring a piece of it to shared memory; 128 of them, or all if they are fewer, are the lanes that sum.
+One block owns a row. Its threads, at least WIDE_LANES of them, bring a piece of it to shared memory; WIDE_LANES are the lanes that sum.
 """
 
 import math
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
@@ -14,48 +14,22 @@ from ..masks import visible_keys
 from ..scalar import WIDE_LANES, normal_cdf, round_half_even
 from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import silu as _silu_of
-from .target import AHEAD, PIECE, WARP, instructions, kernel
-
-bits_float, device, float_bits, fma, fma64, get, half_bits, in_turn, inlined, plus, put, this_thread, times, warp_max, warp_sum = (
-    instructions.bits_float,
-    instructions.device,
-    instructions.float_bits,
-    instructions.fma,
-    instructions.fma64,
-    instructions.get,
-    instructions.half_bits,
-    instructions.in_turn,
-    instructions.inlined,
-    instructions.plus,
-    instructions.put,
-    instructions.this_thread,
-    instructions.times,
-    instructions.warp_max,
-    instructions.warp_sum,
-)
+from .ptx import bits_float, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, this_thread, times, warp_max, warp_sum
+from .target import AHEAD, PIECE, WARP, device, inlined, kernel
 
 _f = np.float32
 _ONE = np.float64(1.0)
-LARGEST, SUM = 0, 1  # of a row: what its threads find together
+LARGEST, SUM = 0, 1  # places of what the threads of a row work out together
 _AT_ONCE = AHEAD * WIDE_LANES
 GATES = ("relu2", "silu")
-SOURCES = ("row", "sum", *GATES)  # of what `rms_norm` norms
+SOURCES = ("row", "sum", *GATES)  # where the row of a norm comes from: `worked_out`
 
 
 # --- sums over a row ------------------------------------------------------------------------------------------------------------------
 
 
-@device
-def fold_lanes(sums, first):
-    """The sum of 16 lanes by halving, the first of them at `first`; they are used up."""
-    for half in (8, 4, 2, 1):
-        for i in range(half):
-            sums[first + i] = sums[first + i] + sums[first + i + half]
-    return sums[first]
-
-
 def padded(n: int) -> int:
-    """n rounded up to what `add_products` takes at a time."""
+    """n rounded up to a multiple of what `add_products` takes at a time."""
     return (n + _AT_ONCE - 1) // _AT_ONCE * _AT_ONCE
 
 
@@ -63,34 +37,30 @@ _padded = device(padded)
 
 
 @device
-def clear_lanes(lanes, threads):
-    for k in range((WIDE_LANES + threads - 1) // threads):
-        lane = this_thread() + k * threads
-        if lane < WIDE_LANES:
-            put(lanes, lane, 0.0)
+def clear_lanes(lanes):
+    if this_thread() < WIDE_LANES:
+        put(lanes, this_thread(), 0.0)
 
 
 @device
-def add_products(piece, n, squared, lanes, threads):
-    """lanes += n numbers or their squares, and zeros after these up to `padded(n)`, which change nothing.
+def add_products(piece, n, squared, lanes):
+    """Adds n numbers, or their squares, to the lanes. Zeros follow them up to `padded(n)`, which change nothing.
 
-    A thread has its lanes to itself, from `clear_lanes` on. AHEAD numbers are read before the first is needed: only the sums wait for each
-    other.
+    A thread has one lane to itself, from `clear_lanes` on. AHEAD numbers are read before the first of them is needed.
     """
-    for k in range((WIDE_LANES + threads - 1) // threads):
-        lane = this_thread() + k * threads
-        if lane < WIDE_LANES:
-            total = get(lanes, lane)
-            for start in range(0, n, _AT_ONCE):
-                for step in range(AHEAD):
-                    value = np.float64(get(piece, start + step * WIDE_LANES + lane))
-                    total = fma64(value, value if squared else _ONE, total)
-            put(lanes, lane, total)
+    lane = this_thread()
+    if lane < WIDE_LANES:
+        total = get(lanes, lane)
+        for start in range(0, n, _AT_ONCE):
+            for step in range(AHEAD):
+                value = np.float64(get(piece, start + step * WIDE_LANES + lane))
+                total = fma64(value, value if squared else _ONE, total)
+        put(lanes, lane, total)
 
 
 @device
 def _fold_eight(lanes, first, step):
-    """The sum by halving of eight lanes, `step` apart."""
+    """The sum by halving of eight lanes that are `step` apart."""
     a = get(lanes, first) + get(lanes, first + 4 * step)
     b = get(lanes, first + step) + get(lanes, first + 5 * step)
     c = get(lanes, first + 2 * step) + get(lanes, first + 6 * step)
@@ -100,9 +70,9 @@ def _fold_eight(lanes, first, step):
 
 @device
 def fold_wide_lanes(lanes):
-    """After a barrier, the sum of WIDE_LANES lanes by halving for thread 0, 0 for others. The lanes are used up.
+    """The sum of WIDE_LANES lanes by halving, for thread 0; 0 for other threads. The lanes are overwritten. A barrier comes before.
 
-    16 threads add those that are i modulo 16 (i with i + 64, i + 32, i + 16); the first adds what they have (8, 4, 2; then 1).
+    Thread i of 16 adds the lanes that are i modulo 16 (i with i + 64, i + 32, i + 16); the first adds their sums (8, 4, 2, then 1).
     """
     if this_thread() < 16:
         put(lanes, this_thread(), _fold_eight(lanes, this_thread(), 16))
@@ -112,7 +82,7 @@ def fold_wide_lanes(lanes):
 
 @device
 def factor_of(total, width, eps):
-    """1 / root of the mean of squares, NaN where that left float32's range."""
+    """1 / sqrt(mean of squares + eps); NaN if the mean is beyond float32's range."""
     mean = _f(total / np.float64(width))
     factor = _f(_f(1.0) / _f(math.sqrt(_f(mean + eps))))
     return _f(np.nan) if mean == np.inf else factor
@@ -123,32 +93,32 @@ def factor_of(total, width, eps):
 
 @device
 def magnitude(x):
-    """|x| as bits: these order like the numbers, and NaN above all of them."""
+    """The bits of |x|, which order like the numbers; NaN comes above all of them."""
     return np.int32(float_bits(x) & np.int32(0x7FFFFFFF))
 
 
 @device
-def of_block(mine, found, place):
-    """What all threads have together, for all of them: the LARGEST or the SUM, whose order is free; found[place] is 0 before."""
-    mine = warp_sum(mine) if place == SUM else warp_max(mine)
+def of_block(value, together, place):
+    """The LARGEST or the SUM of the values of all threads, for all of them: integers, whose order is free. together[place] is 0 before."""
+    value = warp_sum(value) if place == SUM else warp_max(value)
     if this_thread() % WARP == 0:
         if place == SUM:
-            cuda.atomic.add(found, SUM, mine)
+            cuda.atomic.add(together, SUM, value)
         else:
-            cuda.atomic.max(found, LARGEST, mine)
+            cuda.atomic.max(together, LARGEST, value)
     cuda.syncthreads()
-    return found[place]
+    return together[place]
 
 
 @device
-def clear_found(found):
-    """For one thread, a barrier before the others come with theirs."""
-    found[LARGEST], found[SUM] = 0, 0
+def clear_together(together):
+    """One thread calls it, a barrier before all call `of_block`."""
+    together[LARGEST], together[SUM] = 0, 0
 
 
 @device
 def scale_of(largest):
-    """Codes per unit of a row, by the bits of its largest magnitude; NaN where that is infinity or NaN."""
+    """Codes per unit of a row, from the bits of its largest magnitude; NaN if that is infinity or NaN."""
     absmax = bits_float(largest)
     s = _f(127.0) / (absmax if absmax > _f(1e-5) else _f(1e-5))
     return s if largest < 0x7F800000 else _f(np.nan)
@@ -156,29 +126,29 @@ def scale_of(largest):
 
 @device
 def code_of(x, s):
-    """A number as an int8 code; zero if there is no scale."""
+    """The int8 code of a number; zero if the scale is NaN."""
     return np.int32(round_half_even(times(x, s))) if s == s else np.int32(0)
 
 
 @device
 def with_code(word, j, code):
-    """A word whose byte j was zero, with a code there."""
+    """A word with a code in byte j, which was zero."""
     return np.uint32(word | np.uint32(np.uint32(code & 0xFF) << np.uint32(8 * j)))
 
 
 @kernel
 def quantize(x, row_words, words, scale):  # [R, M] -> [at least R * row_words] uint32, [R]
-    """int8 codes, zeros up to the next 128, and their sum."""
+    """int8 codes of rows, zeros up to the next multiple of 128, their sum, and their scale."""
     in_turn()
     r, t, width, first = cuda.blockIdx.x, this_thread(), x.shape[1], cuda.blockIdx.x * row_words
-    found = cuda.shared.array(2, np.int32)
+    together = cuda.shared.array(2, np.int32)
     if t == 0:
-        clear_found(found)
+        clear_together(together)
     cuda.syncthreads()
     largest, total = np.int32(0), np.int32(0)
     for i in range(t, width, cuda.blockDim.x):
         largest = max(largest, magnitude(x[r, i]))
-    s = scale_of(of_block(largest, found, LARGEST))
+    s = scale_of(of_block(largest, together, LARGEST))
     for at in range(t, row_words - 4, cuda.blockDim.x):
         word = np.uint32(0)
         for j in range(4):
@@ -186,7 +156,7 @@ def quantize(x, row_words, words, scale):  # [R, M] -> [at least R * row_words] 
                 code = code_of(x[r, 4 * at + j], s)
                 total, word = np.int32(total + code), with_code(word, j, code)
         words[first + at] = word
-    total = of_block(total, found, SUM)
+    total = of_block(total, together, SUM)
     if t == 0:
         words[first + row_words - 4], scale[r] = np.uint32(total), s
 
@@ -207,7 +177,7 @@ def _silu_gate(gate, up):
 
 @inlined
 def worked_out(source, a, b):
-    """A number of the row: there, or a result of the operation before. The source is a constant where this is compiled."""
+    """A number of a row: a itself ("row"), or the result of an operation on a and b. The source is a constant where this is compiled."""
     if source == "sum":
         return plus(a, b)
     if source == "relu2":
@@ -219,9 +189,9 @@ def worked_out(source, a, b):
 
 @inlined
 def bring(source, a, b, r, start, n, piece):
-    """piece[:n] = numbers start.. of row r of what `source` says, and zeros after them for `add_products`.
+    """Brings numbers start..start + n of row r of the `source` to `piece`, and zeros after them for `add_products`.
 
-    Thread t has numbers t, t + the block's size and so on, here and in what follows: nobody waits for others' but the sums.
+    Thread t has numbers t, t + the block's size and so on, here and later: only the sums need numbers of other threads.
     """
     for i in range(this_thread(), _padded(n), cuda.blockDim.x):
         piece[i] = worked_out(source, a[r, start + i], b[r, start + i]) if i < n else _f(0.0)
@@ -229,7 +199,7 @@ def bring(source, a, b, r, start, n, piece):
 
 @cache
 def rms_norm(source: str) -> Any:
-    """The norm of what `source` says: of the "row" a, or of the "sum", "relu2" or "silu" of a and b, which is left in `made`."""
+    """The norm of the row of a `source`: of a itself ("row"), or of the "sum", "relu2" or "silu" of a and b, which is left in `made`."""
     is_there = source == "row"
 
     def rms_norm(a, b, made, gain, eps, out):  # [R, M] x 3, [M], ..., [R, M]
@@ -238,7 +208,7 @@ def rms_norm(source: str) -> Any:
         piece = cuda.shared.array(PIECE, np.float32)
         lanes = cuda.shared.array(WIDE_LANES, np.float64)
         factor = cuda.shared.array(1, np.float32)
-        clear_lanes(lanes, cuda.blockDim.x)
+        clear_lanes(lanes)
         for start in range(0, width, PIECE):
             n = min(PIECE, width - start)
             bring(source, a, b, r, start, n, piece)
@@ -246,7 +216,7 @@ def rms_norm(source: str) -> Any:
                 for i in range(t, n, cuda.blockDim.x):
                     made[r, start + i] = piece[i]
             cuda.syncthreads()
-            add_products(piece, n, True, lanes, cuda.blockDim.x)
+            add_products(piece, n, True, lanes)
             cuda.syncthreads()
         total = fold_wide_lanes(lanes)
         if t == 0:
@@ -260,15 +230,15 @@ def rms_norm(source: str) -> Any:
 
 
 @kernel
-def layer_norm(x, gain, bias, eps, out):
+def layer_norm(x, gain, bias, eps, out):  # [R, M], [M] x 2, ..., [R, M]
     in_turn()
     r, t, width = cuda.blockIdx.x, this_thread(), x.shape[1]
     piece = cuda.shared.array(PIECE, np.float32)
     lanes = cuda.shared.array(WIDE_LANES, np.float64)
-    found = cuda.shared.array(1, np.float64)
+    total_of_row = cuda.shared.array(1, np.float64)
     mean = np.float64(0.0)
-    for squared in range(2):  # first the sum of the row, then that of the squares of what is left of it
-        clear_lanes(lanes, cuda.blockDim.x)
+    for squared in range(2):  # first the sum of the row, then the sum of squares of the row less its mean
+        clear_lanes(lanes)
         for start in range(0, width, PIECE):
             n = min(PIECE, width - start)
             bring("row", x, x, r, start, n, piece)
@@ -276,15 +246,15 @@ def layer_norm(x, gain, bias, eps, out):
                 for i in range(t, n, cuda.blockDim.x):
                     piece[i] = _f(np.float64(piece[i]) - mean)
             cuda.syncthreads()
-            add_products(piece, n, squared, lanes, cuda.blockDim.x)
+            add_products(piece, n, squared, lanes)
             cuda.syncthreads()
         total = fold_wide_lanes(lanes)
         if t == 0:
-            found[0] = total
+            total_of_row[0] = total
         cuda.syncthreads()
         if not squared:
-            mean = found[0] / np.float64(width)
-    factor = factor_of(found[0], width, eps)
+            mean = total_of_row[0] / np.float64(width)
+    factor = factor_of(total_of_row[0], width, eps)
     for i in range(t, width, cuda.blockDim.x):
         centred = _f(np.float64(x[r, i]) - mean)
         out[r, i] = plus(times(times(centred, factor), gain[i]), bias[i])
@@ -293,11 +263,37 @@ def layer_norm(x, gain, bias, eps, out):
 # --- numbers one by one ---------------------------------------------------------------------------------------------------------------
 
 
-@kernel
-def add(a, b, out):
-    in_turn()
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = plus(a[i], b[i])
+def _of_one(name: str, rule: Any) -> Any:
+    """A kernel (x, out): out[i] = rule(x[i])."""
+
+    def of_one(x, out):
+        in_turn()
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            out[i] = rule(x[i])
+
+    of_one.__name__ = of_one.__qualname__ = name  # in profiles
+    return kernel(of_one)
+
+
+def _of_two(name: str, rule: Any) -> Any:
+    """A kernel (a, b, out): out[i] = rule(a[i], b[i])."""
+
+    def of_two(a, b, out):
+        in_turn()
+        for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+            out[i] = rule(a[i], b[i])
+
+    of_two.__name__ = of_two.__qualname__ = name  # in profiles
+    return kernel(of_two)
+
+
+@device
+def _gelu_of(x):
+    return times(x, normal_cdf(x))
+
+
+add, relu2_gate, silu_gate = _of_two("add", plus), _of_two("relu2_gate", _relu2_gate), _of_two("silu_gate", _silu_gate)
+gelu, gelu_tanh = _of_one("gelu", _gelu_of), _of_one("gelu_tanh", _gelu_tanh_of)
 
 
 @kernel
@@ -312,34 +308,6 @@ def scaled(x, factor, out):
     in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = times(x[i], factor)
-
-
-@kernel
-def relu2_gate(gate, up, out):
-    in_turn()
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = _relu2_gate(gate[i], up[i])
-
-
-@kernel
-def silu_gate(gate, up, out):
-    in_turn()
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = _silu_gate(gate[i], up[i])
-
-
-@kernel
-def gelu(x, out):
-    in_turn()
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = times(x[i], normal_cdf(x[i]))
-
-
-@kernel
-def gelu_tanh(x, out):
-    in_turn()
-    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
-        out[i] = _gelu_tanh_of(x[i])
 
 
 @kernel
@@ -366,14 +334,29 @@ def spread(x, slot, position, out):  # [R, G * K], [R], [R] -> [B, S, G * K]
         out[slot[r], position[r], i % width] = x[r, i % width]
 
 
+class Heads(NamedTuple):
+    """Queries or keys that RoPE rotates where they are read.
+
+    Pair j is numbers step * j and step * j + distance of a head: step 1 and distance J for halves, step 2 and distance 1 for adjacent ones.
+    """
+
+    x: Any  # [R, H, K]
+    cos: Any  # [R, J]
+    sin: Any  # [R, J]
+    pairs: Any  # J, or 0 if nothing is rotated
+    distance: Any
+    step: Any
+
+
 @device
-def rotated(x, cos, sin, pairs, distance, step, r, h, i):
-    """Number i of a head after RoPE. Pair j is (step j, step j + distance): step 1 and distance J for halves, 2 and 1 for adjacent ones."""
-    if i >= 2 * pairs:
-        return x[r, h, i]
-    is_second = i >= pairs if step == 1 else i % 2 == 1
-    j = (i - distance if is_second else i) >> step - 1  # divided by step
-    a, b, c, s = x[r, h, step * j], x[r, h, step * j + distance], cos[r, j], sin[r, j]
+def rotated(heads, r, h, i):
+    """Number i of head h of row r after RoPE."""
+    if i >= 2 * heads.pairs:
+        return heads.x[r, h, i]
+    is_second = i >= heads.pairs if heads.step == 1 else i % 2 == 1
+    j = (i - heads.distance if is_second else i) >> heads.step - 1  # divided by step
+    a, b = heads.x[r, h, heads.step * j], heads.x[r, h, heads.step * j + heads.distance]
+    c, s = heads.cos[r, j], heads.sin[r, j]
     return fma(a, s, times(b, c)) if is_second else fma(a, c, -times(b, s))
 
 
@@ -383,19 +366,19 @@ def rope(x, cos, sin, pairs, distance, step, out):  # [R, H, K], [R, J] x 2 -> [
     heads, width = x.shape[1], x.shape[2]
     for item in range(cuda.grid(1), x.shape[0] * heads * width, cuda.gridsize(1)):
         r, h, i = item // (heads * width), item // width % heads, item % width
-        out[r, h, i] = rotated(x, cos, sin, pairs, distance, step, r, h, i)
+        out[r, h, i] = rotated(Heads(x, cos, sin, pairs, distance, step), r, h, i)
 
 
 def as_kept(halves: bool) -> Any:
-    """What a cache has for a number: itself, or its bits as float16."""
+    """A function from a float32 to what a cache keeps of it: the number itself, or its bits as float16."""
     return half_bits if halves else np.float32
 
 
 @cache
 def keep(halves: bool) -> Any:
-    """Keys, rotated, and values to their places; as bits of float16 where those are asked for."""
+    """Keys, rotated, and values go to their places in a cache, as float32 or as the bits of float16 (`halves`)."""
 
-    kept = as_kept(halves)
+    to_kept = as_kept(halves)
 
     @kernel
     def keep(k, v, cos, sin, pairs, distance, step, slot, position, k_out, v_out):
@@ -405,8 +388,8 @@ def keep(halves: bool) -> Any:
         for item in range(cuda.grid(1), k.shape[0] * heads * width, cuda.gridsize(1)):
             r, h, i = item // (heads * width), item // width % heads, item % width
             place = position[r] % places
-            k_out[slot[r], place, h, i] = kept(rotated(k, cos, sin, pairs, distance, step, r, h, i))
-            v_out[slot[r], place, h, i] = kept(v[r, h, i])
+            k_out[slot[r], place, h, i] = to_kept(rotated(Heads(k, cos, sin, pairs, distance, step), r, h, i))
+            v_out[slot[r], place, h, i] = to_kept(v[r, h, i])
 
     return keep
 
@@ -422,7 +405,7 @@ def erase(out, slot, start, end):  # [L, B, S, G * K]
 
 @kernel
 def carry(source, slot, out, target, start, end):  # [L, B, S, G * K] -> [L, B', S', G * K]
-    """Positions start..end of one slot to the same positions of another, which may be of another cache."""
+    """Copies positions start..end of one slot to the same positions of another slot, which may be in another cache."""
     in_turn()
     layers, width = out.shape[0], out.shape[3]
     for i in range(cuda.grid(1), layers * (end - start) * width, cuda.gridsize(1)):
@@ -441,7 +424,7 @@ def take_rotations(all_cos, all_sin, position, cos, sin):  # [P, J] x 2, [R] -> 
 
 @kernel
 def advance(position, last):  # [B]
-    """The next positions, up to the last one there is."""
+    """Moves positions on by one, up to the last one there is."""
     in_turn()
     i = cuda.grid(1)
     if i < position.size:

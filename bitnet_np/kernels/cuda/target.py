@@ -1,42 +1,39 @@
-"""What kernels are compiled for: a GPU, or Numba's simulator where NUMBA_ENABLE_CUDASIM=1 was set before Numba was imported."""
+"""How kernels and their functions are compiled, and the sizes that all of them are compiled with.
+
+A kernel takes arrays and numbers one by one, however many there are, and makes records of them on its first lines. numba-cuda spends 1.6 to
+1.9 times as long on the host for a launch whose arrays come in tuples or records (attention_split.attend_chunk, with the driver's call
+replaced by nothing); inside a kernel a record costs nothing.
+"""
 
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numba import cuda
-from numba.cuda import config
+from numba import cuda, njit
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
+WARP = 32  # threads that take an instruction together
+ALIGNED = 16  # bytes, of shared arrays that are read or filled 16 bytes at a time: Numba would align them to a single number
+AHEAD = 8  # numbers of a lane that are read before the first of them is needed
+PIECE = 8192  # numbers of a row in shared memory at a time, a multiple of AHEAD times the lanes of a sum in float64
 
-_LOST = "row_stack"  # NumPy 2.5 took it away, numba-cuda 0.30.4 does not load without it
-if not SIMULATED and not hasattr(np, _LOST):
-    setattr(np, _LOST, lambda rows: np.vstack(rows))
+_REMOVED = "row_stack"  # by NumPy 2.5; numba-cuda 0.30.4 does not load without it
+if not hasattr(np, _REMOVED):
+    setattr(np, _REMOVED, lambda rows: np.vstack(rows))
     import_module("numba.cuda.cudaimpl")
-    delattr(np, _LOST)
+    delattr(np, _REMOVED)
 
-if TYPE_CHECKING or not SIMULATED:
-    from . import ptx as instructions
-else:
-    from . import simulated as instructions
+kernel: Any = partial(cuda.jit, lto=False)
+"""Decorates a kernel. It is linked as the PTX that it compiles to, so that what is seen in the PTX is what runs."""
 
-kernel: Any = cuda.jit if SIMULATED else partial(cuda.jit, lto=False)
-"""Kernels are linked as the PTX that they compile to, so that what is seen in it is what runs."""
+device: Any = cuda.jit(device=True, forceinline=True)
+"""Decorates a function that kernels call."""
+
+inlined = njit(inline="always")
+"""Decorates a function that takes strings or returns new arrays. Numba copies its body into the caller, which takes Numba's time."""
 
 
 def kernel_of(function: Callable, threads: int) -> Any:
-    """A kernel for blocks of so many threads, which have no more registers than there are."""
-    return kernel(function) if SIMULATED else kernel(function, launch_bounds=threads)
-
-
-ALIGNED = None if SIMULATED else 16  # bytes, of shared arrays that are read or filled as many at a time: Numba aligns them to one number
-BLOCK = 16 if SIMULATED else 256  # threads of a block that works on one row, at least 16
-LARGE_BLOCK = 16 if SIMULATED else 1024  # the same, where there are too few rows to keep the device busy
-AHEAD = 2 if SIMULATED else 8  # numbers of a lane that are read at a time
-PIECE = 512 if SIMULATED else 8192  # numbers of a row in shared memory at a time, a multiple of AHEAD times the lanes of a sum in float64
-WARP = 32
-GRID = 2 if SIMULATED else 4096  # blocks at most, of those that work on single numbers
-
-__all__ = ["AHEAD", "ALIGNED", "BLOCK", "GRID", "LARGE_BLOCK", "PIECE", "SIMULATED", "WARP", "instructions", "kernel", "kernel_of"]
+    """A kernel for blocks of `threads` threads: it takes no more registers than such a block has."""
+    return kernel(function, launch_bounds=threads)

@@ -1,28 +1,23 @@
-"""Ternary matrices on the GPU: products with int8 codes by tensor cores and byte dot products. layout.py says where both lie.
+"""Products of ternary matrices with int8 codes, by tensor cores and by byte dot products. layout.py says how both lie in memory.
 
-A launch takes three matrices that read the same input, some of them with no rows: parts of the grid, `ends` says up to which block each.
-Their results are one after the other.
+A launch takes three matrices that read the same input; some may have no rows. Each has a part of the grid, which ends before block ends[i].
+Their results follow one another.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import cuda
 
-from . import layout
 from .layout import COLUMNS, DEPTH, ROWS, TILE_WORDS
-from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
-
-(
+from .ptx import (
     await_previous,
     commit_copies,
     copy_async,
-    device,
     dot_tiles,
     for_each,
     in_turn,
-    inlined,
     let_next_begin,
     load_fragments,
     load_within,
@@ -34,41 +29,22 @@ from .target import ALIGNED, SIMULATED, WARP, instructions, kernel, kernel_of
     times,
     wait_copies,
     zeros,
-) = (
-    instructions.await_previous,
-    instructions.commit_copies,
-    instructions.copy_async,
-    instructions.device,
-    instructions.dot_tiles,
-    instructions.for_each,
-    instructions.in_turn,
-    instructions.inlined,
-    instructions.let_next_begin,
-    instructions.load_fragments,
-    instructions.load_within,
-    instructions.multiply,
-    instructions.multiply_tiles,
-    instructions.put,
-    instructions.quad_sum,
-    instructions.this_thread,
-    instructions.times,
-    instructions.wait_copies,
-    instructions.zeros,
 )
+from .target import ALIGNED, WARP, device, inlined, kernel, kernel_of
 
 STAGES = 3  # blocks of 128 columns of activations in shared memory at a time
-WIDEST = 1 << 18  # columns: the sum of plane 3, 64 times as large, is of int32
-WARPS = 2 if SIMULATED else layout.WARPS  # of a block with several tiles of rows, at most
+WIDEST = 1 << 18  # columns at most: the sum of plane 3 counts 64 times and is an int32
 
 
 @device
 def finished(total, row_sum, scale, factor):
+    """The result of a product: (total - row_sum) / scale * factor, in float32."""
     return times(np.float32(np.float32(np.int32(total - row_sum)) / scale), factor)
 
 
 @device
 def matrix_of(block, ends):
-    """Whose part of the grid a block is in: which of three matrices, and which block of its own."""
+    """The matrix whose part of the grid a block is in, and the number of the block in that part."""
     if block < ends[0]:
         return 0, block
     if block < ends[1]:
@@ -78,24 +54,25 @@ def matrix_of(block, ends):
 
 @inlined
 def of_three(three, which):
+    """three[which]: a tuple of arrays has no index that is not a constant."""
     return three[0] if which == 0 else three[1] if which == 1 else three[2]
 
 
 @device
 def rows_before(widths, which):
-    """How many rows the matrices before have."""
+    """How many rows the matrices before it have."""
     return 0 if which == 0 else widths[0] if which == 1 else widths[0] + widths[1]
 
 
 @device
 def joined(ones, fours, sixteens, sixty_fours):
-    """The sum of four planes, of which plane p was counted 4^p times."""
+    """The sum of four planes, where plane p was counted 4^p times."""
     return np.int32(np.int32(ones + (fours >> 2)) + np.int32((sixteens >> 4) + (sixty_fours >> 6)))
 
 
 @device
 def of_all_warps(parts, first, warps, step):
-    """The sum of what `warps` warps have left, `step` apart."""
+    """The sum of what `warps` warps have left in `parts`, `step` apart."""
     total = np.int32(0)
     for other in range(warps):
         total = np.int32(total + parts[first + other * step])
@@ -104,7 +81,7 @@ def of_all_warps(parts, first, warps, step):
 
 @cache
 def gemv(warps: int, depth: int) -> Any:
-    """One token, by byte dot products: a block for each 16 rows, whose warps share the columns and ask for `depth` tiles at a time."""
+    """One token, by byte dot products. A block has 16 rows; its warps share the columns and ask for `depth` tiles at a time."""
     n_parts = warps * ROWS
     none, dot = zeros(8), dot_tiles(depth)
     load_weights, load_codes, step = load_fragments(depth, in_global=True), load_within(depth), warps * TILE_WORDS
@@ -146,9 +123,9 @@ def gemv(warps: int, depth: int) -> Any:
 
 @cache
 def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
-    """8 * `tokens` tokens at a time by tensor cores, with the fragments of all tokens read from the cache.
+    """8 * `tokens` tokens at a time by tensor cores, which read their codes straight from the cache.
 
-    A block has `share` tiles of rows of one matrix, and `warps` warps for each of them, which share the columns.
+    A block has `share` tiles of rows of one matrix and `warps` warps for each of them, which share the columns.
     """
     blocks, step, threads = -(-width // COLUMNS), warps * (COLUMNS // 4), WARP * warps * share
     depth = min(DEPTH, -(-blocks // warps))
@@ -169,7 +146,7 @@ def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
         which, part = matrix_of(cuda.blockIdx.x, ends)
         mine, rows, present = of_three(words, which), of_three(widths, which), scale.size
         own, column = part * share, warp % warps
-        tile = min(own + warp // warps, (rows - 1) // ROWS)  # past the end: the last one again, for nothing
+        tile = min(own + warp // warps, (rows - 1) // ROWS)  # past the end: the last one again, whose result is not used
         parts = cuda.shared.array(n_parts, np.int32)
         first, place = cuda.blockIdx.y * (8 * tokens), tile * (blocks * TILE_WORDS) + lane * 4
         sums = none()
@@ -197,14 +174,73 @@ def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
     return kernel_of(ternary_skinny, threads)
 
 
+class Activations(NamedTuple):
+    """The codes of tokens, as layout.py says."""
+
+    codes: Any  # [R * stride] words
+    scale: Any  # [R]
+    stride: Any  # words of a token
+    blocks: Any  # of 128 columns
+
+
+class Results(NamedTuple):
+    """Where a block's results go, and what makes numbers of them."""
+
+    out: Any
+    start: Any  # of the matrix in `out`
+    rows: Any  # of the matrix
+    own: Any  # the first row that no other warp has
+    factor: Any  # scale of the weights
+
+
+def _bring_codes(block_tokens: int, threads: int) -> Any:
+    """A function (shared, x, block, stage, first) that asks for 128 columns of the block's tokens: for zeros where there is no token."""
+    stage_words = block_tokens * (COLUMNS // 4)
+
+    @device
+    def bring(shared, x, block, stage, first):
+        if block < x.blocks:
+            token, part = this_thread() // 8, this_thread() % 8
+            to = stage * stage_words + part // 4 * (block_tokens * 16) + token * 16 + part % 4 * 4
+            start = (first + token) * x.stride + block * (COLUMNS // 4) + part * 4
+            for step in range(block_tokens * 8 // threads):
+                size = np.int32(16 if first + token + step * (threads // 8) < x.scale.size else 0)
+                copy_async(shared, to + step * (threads * 2), x.codes, start + step * (threads // 8) * x.stride, size)
+        commit_copies()
+
+    return bring
+
+
+def _finish(row_tiles: int, token_tiles: int) -> Any:
+    """A function (sums, (results, x, first, row)) that writes the results of a warp: tokens from `first` on, rows from `row` on."""
+
+    def finish_row(i, sums, results, at, row, row_sum, scale):
+        here = row + i * 8
+        if here >= results.own and here < results.rows:
+            put(results.out, at + here, finished(sums[0], row_sum, scale, results.factor))
+
+    finish_rows = for_each(finish_row, [(up,) for up in range(2 * row_tiles)])
+
+    def finish_token(i, sums, results, x, first, row):
+        """The sums of one token: that way few scales wait in registers."""
+        token = first + i // 2 * 8 + i % 2
+        if token < x.scale.size:
+            row_sum = np.int32(x.codes[token * x.stride + x.blocks * (COLUMNS // 4)])
+            finish_rows(sums, (results, results.start + token * results.rows, row, row_sum, x.scale[token]))
+
+    rows = range(2 * row_tiles)
+    picks = [[(up // 2 * token_tiles + place // 2) * 4 + up % 2 * 2 + place % 2 for up in rows] for place in range(2 * token_tiles)]
+    return for_each(finish_token, picks)
+
+
 @cache
 def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> Any:
     """Many tokens by tensor cores, for matrices of at least `row_tiles` tiles of rows.
 
     A block is warp_rows x warp_tokens warps; a warp has row_tiles * 16 rows and token_tiles * 8 tokens.
 
-    Weights go from memory to registers as they are and are unpacked there, each for all of a warp's tokens. Activations come through shared
-    memory, STAGES blocks of 128 columns deep; 64 bytes of one token follow those of another, so that a quad's loads meet all banks.
+    Weights go from memory to registers as they are; a warp unpacks them there, once for all of its tokens. Activations come through shared
+    memory, STAGES blocks of 128 columns deep; 64 bytes of one token follow 64 bytes of another, so that the loads of a quad use all banks.
     """
     n_sums = 4 * row_tiles * token_tiles
     threads = warp_rows * warp_tokens * WARP
@@ -213,70 +249,35 @@ def gemm(row_tiles: int, token_tiles: int, warp_rows: int, warp_tokens: int) -> 
     n_shared = STAGES * stage_words
     none, first_half, second_half = zeros(n_sums), multiply(row_tiles, token_tiles, 0), multiply(row_tiles, token_tiles, 1)
     load_weights, load_codes, wait = load_fragments(row_tiles, in_global=True), load_fragments(token_tiles), wait_copies(STAGES - 2)
-
-    @device
-    def bring(shared, codes, block, blocks, stage, first, stride, present):
-        """Ask for 128 columns of the block's tokens; of tokens that are not there, for zeros."""
-        if block < blocks:
-            token, part = this_thread() // 8, this_thread() % 8
-            to = stage * stage_words + part // 4 * (block_tokens * 16) + token * 16 + part % 4 * 4
-            start = (first + token) * stride + block * (COLUMNS // 4) + part * 4
-            for step in range(block_tokens * 8 // threads):
-                size = np.int32(16 if first + token + step * (threads // 8) < present else 0)
-                copy_async(shared, to + step * (threads * 2), codes, start + step * (threads // 8) * stride, size)
-        commit_copies()
-
-    def finish_row(i, sums, out, at, row, own, rows, row_sum, scale, factor):
-        here = row + i * 8
-        if here >= own and here < rows:
-            put(out, at + here, finished(sums[0], row_sum, scale, factor))
-
-    finish_rows = for_each(finish_row, [(up,) for up in range(2 * row_tiles)])
-
-    def finish_token(i, sums, out, codes, scale, start, first, present, stride, blocks, row, own, rows, factor):
-        """The sums of one token: that way few scales wait in registers. `own` is the first row that is not another block's, too."""
-        token = first + i // 2 * 8 + i % 2
-        if token < present:
-            row_sum = np.int32(codes[token * stride + blocks * (COLUMNS // 4)])
-            finish_rows(sums, (out, start + token * rows, row, own, rows, row_sum, scale[token], factor))
-
-    finish = for_each(
-        finish_token,
-        [
-            [(up // 2 * token_tiles + place // 2) * 4 + up % 2 * 2 + place % 2 for up in range(2 * row_tiles)]
-            for place in range(2 * token_tiles)
-        ],
-    )
+    bring, finish = _bring_codes(block_tokens, threads), _finish(row_tiles, token_tiles)
 
     @kernel
     def ternary_gemm(words, ends, widths, factors, codes, scale, blocks, stride, out):  # as ternary_skinny; codes [R * stride]
         in_turn()
         lane, warp = this_thread() % WARP, this_thread() // WARP
         which, part = matrix_of(cuda.blockIdx.x, ends)
-        mine_words, rows, factor = of_three(words, which), of_three(widths, which), of_three(factors, which)
-        tiles, present = (rows + ROWS - 1) // ROWS, scale.size
+        weights_of, rows, x = of_three(words, which), of_three(widths, which), Activations(codes, scale, stride, blocks)
+        tiles = (rows + ROWS - 1) // ROWS
         shared = cuda.shared.array(n_shared, np.uint32, ALIGNED)
         first = cuda.blockIdx.y * block_tokens
         tile = part * block_rows + warp % warp_rows * row_tiles
         mine = warp // warp_rows * token_tiles * 8
-        start, step = min(tile, tiles - row_tiles), blocks * TILE_WORDS  # past the end: the last ones, which others may work on too
+        start, step = min(tile, tiles - row_tiles), blocks * TILE_WORDS  # past the end: the last tiles, which other warps have, too
         for stage in range(STAGES - 1):
-            bring(shared, codes, stage, blocks, stage, first, stride, present)
+            bring(shared, x, stage, stage, first)
         sums = none()
-        weights = load_weights(mine_words, start * blocks * TILE_WORDS + lane * 4, step)
+        weights = load_weights(weights_of, start * blocks * TILE_WORDS + lane * 4, step)
         for block in range(blocks):
             wait()
             cuda.syncthreads()
-            bring(shared, codes, block + STAGES - 1, blocks, (block + STAGES - 1) % STAGES, first, stride, present)
+            bring(shared, x, block + STAGES - 1, (block + STAGES - 1) % STAGES, first)
             following = min(block + 1, blocks - 1)
-            later = load_weights(mine_words, (start * blocks + following) * TILE_WORDS + lane * 4, step)
+            later = load_weights(weights_of, (start * blocks + following) * TILE_WORDS + lane * 4, step)
             at = block % STAGES * stage_words + (mine + lane // 4) * 16 + lane % 4 * 4
             sums = first_half(sums, weights, load_codes(shared, at, 128))
             sums = second_half(sums, weights, load_codes(shared, at + block_tokens * 16, 128))
             weights = later
-        token, row = first + mine + lane % 4 * 2, start * ROWS + lane // 4
-        finish(
-            sums, (out, codes, scale, present * rows_before(widths, which), token, present, stride, blocks, row, tile * ROWS, rows, factor)
-        )
+        results = Results(out, scale.size * rows_before(widths, which), rows, tile * ROWS, of_three(factors, which))
+        finish(sums, (results, x, first + mine + lane % 4 * 2, start * ROWS + lane // 4))
 
     return ternary_gemm

@@ -1,7 +1,12 @@
-"""Traces in files: our own formats and those of other projects. A file is not trusted; every reader checks it before it believes it."""
+"""The file formats of dumps, ours and other projects'. A file is not trusted: every reader checks it before it believes it.
 
-from . import npy, raw
-from .output import Writer
-from .registry import FORMATS, Format, detect, read_any, writer
+registry.py     the table of formats, and how a file's own is recognised
+output.py       the Writer that each format has               stages.py     the names that other projects give to our tensors
+npz, npy, safetensors, raw    arrays by label                 nodes.py      nodes of a ggml graph
+aprt.py         aprender's stage files                        bitnet_rs.py  BitNet-rs's trace records: hashes
+llama_logits.py llama.cpp's --kl-divergence-base
+"""
 
-__all__ = ["FORMATS", "Format", "Writer", "detect", "npy", "raw", "read_any", "writer"]
+from .registry import FORMATS, detect, read_any, writer
+
+__all__ = ["FORMATS", "detect", "read_any", "writer"]

@@ -75,7 +75,9 @@ def read_any(
         raise OptionError(f"{path}: format {name} holds shapes, expected none to be given")
     read = FORMATS[name].read
     if read is None:
-        raise UnsupportedError(f"{path}: records of BitNet-rs hold hashes and no values, read them with interop.bitnet_rs.read")
+        raise UnsupportedError(
+            f"{path}: records of BitNet-rs hold hashes and no values, read them with bitnet_np.traces.formats.bitnet_rs.read"
+        )
     trace = read(path, None if _holds_tokens(name) else ids)
     if trace.tokens is None and ids is not None:
         return replace(trace, tokens=ids)

@@ -1,0 +1,301 @@
+"""The forward pass: tokens in, logits out, over a backend that the caller chooses once.
+
+Two paths, which give the same bits:
+
+* `forward_full` takes whole sequences. Each layer's keys and values exist only while that layer runs; all positions go through every
+  operation at once, in tiles of several tokens and several queries.
+* `forward` continues sequences from a KV cache: any number of new tokens each. Keys and values are written to the cache first and attention
+  reads them from there, at positions that depend on what the cache holds. With one new token the matmuls run as matrix-vector products.
+  `prefill` and `forward_incremental` go on chunk by chunk, with the last logits or with all.
+
+They share network.py's order of operations, because a second copy of it would not be checked by comparing them. They differ in where keys
+and values live, in tile shapes, in positions, and in how many rows a kernel sees.
+
+Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel. Arguments
+are checked once in each public function; what goes on from there takes `Tokens` and a `Runtime`, which are checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import masks
+from .backend import Array, Backend
+from .cache import Attention, KVCache, new_cache
+from .dialects import EXACT, Dialect
+from .errors import OptionError, ShapeError, UnsupportedError
+from .kernels import cpu
+from .model import Config, Model
+from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_layers
+from .tokens import Rows, Tokens, check_context, check_tokens
+from .validate import instance, integer, integers
+
+PARALLEL_THRESHOLD = 16
+"""Longest sequence that mode "auto" runs incrementally. Both modes give the same bits; from a few tokens on the parallel one is faster."""
+
+BLOCK = 512
+"""Tokens of each sequence that `prefill` takes at a time. Larger ones are hardly faster, and take more memory."""
+
+Mode = Literal["parallel", "incremental", "auto"]
+
+
+def forward_full(
+    model: Model,
+    tokens: ArrayLike,
+    lengths: ArrayLike | None = None,
+    *,
+    last_only: bool = False,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+    mask: ArrayLike | None = None,
+    strict: bool = False,
+) -> Floats:
+    """Logits of whole sequences, without a KV cache and without a loop over tokens.
+
+    tokens: integers [B, T]. lengths: [B], how many of the T are tokens of each sequence; what follows is padding, which may be anything.
+    Returns float32 [B, T, V], zeros where there is padding, or [B, V] of each sequence's last token with `last_only`.
+
+    `record(name, layer, array)` is called at the points llama.cpp labels in its graph, with read-only arrays whose first axis is the rows:
+    tokens of all sequences end to end. A recorder that keeps an array must copy it.
+
+    mask: which positions each position sees, instead of itself and those before it (in layers with a window, too): [T, T] or
+    [1 or B, 1, T, T], bool or additive (masks.py). Padding is never seen. With `strict` it must not show a position what comes later. A
+    position that sees nothing gets zeros from attention. A mask that says what is the rule anyway changes no bit, and costs an array and
+    time.
+
+    Raises ShapeError (MaskError), TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the
+    model overflows, UnsupportedError for a mask in a dialect that rounds probabilities.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_tokens(model.config, tokens, lengths)
+    attention = None if mask is None else _masked_attention(runtime, mask, checked, strict)
+    return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
+
+
+def forward(
+    model: Model,
+    tokens: ArrayLike,
+    cache: KVCache,
+    lengths: ArrayLike | None = None,
+    *,
+    slots: ArrayLike | None = None,
+    last_only: bool = False,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+    head: Head | None = None,
+) -> Floats:
+    """Logits of the next tokens of sequences whose beginnings are in `cache`: prefill, a chunk of it, or decode.
+
+    Arguments and result are those of `forward_full`. Sequence i lives in slot slots[i], by default in slot i, and its new tokens stand at
+    positions that go on from what the slot holds. Afterwards the slots hold the new tokens too. `head` makes the logits instead of the
+    model's output table and bias; it may leave some out, as -infinity (certified.py).
+
+    Raises what `forward_full` raises, CapacityError when the cache is too small, SlotError for a slot that is not there or named
+    twice, or that another pass is writing to. Whatever is raised, also by `record`, the cache is as it was.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_tokens(model.config, tokens, lengths)
+    chosen = check_slots(slots, checked)
+    check_cache(model.config, cache)
+    return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, head=head)
+
+
+def prefill(
+    model: Model,
+    tokens: ArrayLike,
+    cache: KVCache,
+    lengths: ArrayLike | None = None,
+    *,
+    block: int = BLOCK,
+    slots: ArrayLike | None = None,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    head: Head | None = None,
+) -> Floats:
+    """As `forward` with last_only, at most `block` tokens of each sequence at a time: memory is the cache's and O(B * block), not O(B * T).
+
+    The same bits. Raises what `forward` raises, and OptionError for a block below 1; whatever is raised, the cache is as it was.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_tokens(model.config, tokens, lengths)
+    block = integer("block", block, 1)
+    chosen = check_slots(slots, checked)
+    check_cache(model.config, cache)
+    return run_prefill(runtime, checked, cache, chosen, block=block, head=head)
+
+
+def forward_incremental(
+    model: Model,
+    tokens: ArrayLike,
+    lengths: ArrayLike | None = None,
+    *,
+    chunk: int = 1,
+    last_only: bool = False,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+) -> Floats:
+    """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`.
+
+    Raises what `forward` raises, and OptionError for a chunk below 1.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_tokens(model.config, tokens, lengths)
+    return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only)
+
+
+def compute_logits(
+    model: Model,
+    tokens: ArrayLike,
+    lengths: ArrayLike | None = None,
+    *,
+    mode: Mode = "auto",
+    parallel_threshold: int = PARALLEL_THRESHOLD,
+    chunk: int = 1,
+    last_only: bool = False,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+    mask: ArrayLike | None = None,
+    strict: bool = False,
+) -> Floats:
+    """Logits of whole sequences by the path `mode` names; "auto" is parallel for more than `parallel_threshold` tokens. Same bits.
+
+    A mask (as in `forward_full`) needs the parallel path, because it may show a position what comes later; "auto" takes it then.
+
+    Raises what the path raises, and OptionError for another mode, or a mask in mode "incremental".
+    """
+    if mode not in ("parallel", "incremental", "auto"):
+        raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
+    if mask is not None and mode == "incremental":
+        raise OptionError("mode is 'incremental', which takes no mask; expected 'parallel' or 'auto'")
+    runtime = Runtime(model, dialect, ops).checked()
+    checked = check_tokens(model.config, tokens, lengths)
+    parallel_threshold = integer("parallel_threshold", parallel_threshold, 0)
+    if mode == "parallel" or (mode == "auto" and (checked.ids.shape[1] > parallel_threshold or mask is not None)):
+        attention = None if mask is None else _masked_attention(runtime, mask, checked, strict)
+        return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
+    return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only)
+
+
+# --- passes over checked tokens -------------------------------------------------------------------------------------------------------
+
+
+def run_whole(
+    runtime: Runtime, tokens: Tokens, record: Record = ignore, *, last_only: bool = False, attention: Attention | None = None
+) -> Floats:
+    """`forward_full`, checked. attention: instead of the causal one; a layer's keys and values are given to it as [B, T, G, K]."""
+    ops, batch = runtime.ops, len(tokens.lengths)
+    rows = Rows.of(runtime.model.config, tokens, np.arange(batch), np.zeros(batch, np.int64))
+    resident = ops.resident(rows)
+    over = attention or runtime.attention
+
+    def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
+        keys, values = (ops.spread(x, resident.slot, resident.position, tokens.ids.shape) for x in (k, v))
+        return over(layer, q, keys, values, resident.slot, resident.position)
+
+    logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
+    logits = check_finite(ops.to_host(logits), rows, last_only)
+    return logits if last_only else rows.padded(logits, tokens.ids.shape)
+
+
+def run_cached(
+    runtime: Runtime,
+    tokens: Tokens,
+    cache: KVCache,
+    slots: NDArray[np.int64],
+    record: Record = ignore,
+    *,
+    last_only: bool = False,
+    head: Head | None = None,
+) -> Floats:
+    """`forward`, checked, but for what the cache checks: slots, capacity and the model's context."""
+    ops = runtime.ops
+    with cache.appending(slots, tokens.lengths) as start:
+        rows = Rows.of(runtime.model.config, tokens, slots, start)
+        resident = ops.resident(rows)
+        attend = cache.attending(rows, resident, runtime.attention, ops.mark)
+        logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only, head=head)
+        logits = check_finite(logits if head else ops.to_host(logits), rows, last_only, head)
+    return logits if last_only else rows.padded(logits, tokens.ids.shape)
+
+
+def run_prefill(
+    runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], *, block: int = BLOCK, head: Head | None = None
+) -> Floats:
+    """`prefill`, checked."""
+    check_context(runtime.model.config, cache.reserve(slots, tokens.lengths) + tokens.lengths)
+    logits: list[tuple[int, Floats]] = []
+    with cache.undone_on_error(slots, tokens.lengths):
+        for part in tokens.blocks(block):
+            wanted = head if part.last.any() else _no_logits
+            rows = run_cached(runtime, part.tokens, cache, slots[part.active], last_only=True, head=wanted)
+            logits += zip(part.active[part.last], rows[part.last], strict=True)
+    return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
+
+
+def _no_logits(x: Array) -> Floats:
+    """The head of blocks whose logits nobody asked for."""
+    return np.zeros((len(x), 1), np.float32)
+
+
+def _run_incremental(runtime: Runtime, tokens: Tokens, record: Record, chunk: int, last_only: bool) -> Floats:
+    """`forward_incremental`, checked."""
+    config, (batch, length) = runtime.model.config, tokens.ids.shape
+    check_context(config, tokens.lengths)
+    cache = new_cache(config, batch, length, runtime.ops)
+    logits = np.zeros((batch, config.vocab) if last_only else (batch, length, config.vocab), np.float32)
+    for part in tokens.blocks(chunk):
+        out = run_cached(runtime, part.tokens, cache, part.active, record, last_only=last_only)
+        if last_only:
+            logits[part.active[part.last]] = out[part.last]
+        else:
+            logits[part.active, part.begin : part.end] = out
+    return logits
+
+
+# --- the border -----------------------------------------------------------------------------------------------------------------------
+
+
+def check_slots(slots: ArrayLike | None, tokens: Tokens) -> NDArray[np.int64]:
+    """The slot of each sequence [B], by default its number. Raises ShapeError; which slots there are, the cache says."""
+    chosen = np.arange(len(tokens.lengths)) if slots is None else integers("slots", slots, 1)
+    if chosen.shape != tokens.lengths.shape:
+        raise ShapeError(f"slots has shape {chosen.shape}, expected {tokens.lengths.shape}: one for each sequence")
+    return chosen
+
+
+def check_cache(config: Config, cache: KVCache) -> None:
+    """Raises OptionError for what is no cache, ShapeError for one of a model of other sizes."""
+    instance("cache", cache, KVCache)
+    if cache.k.shape[0::3] + cache.k.shape[4:] != (config.n_layers, config.kv_heads, config.head_dim):
+        raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """What attention adds to its scores."""
+
+    mask: Floats  # [1 or B, T, T]
+
+
+def _masked_attention(runtime: Runtime, mask: ArrayLike, tokens: Tokens, strict: bool) -> Attention:
+    """Attention that sees what a caller's mask says, and no padding. Raises MaskError, or UnsupportedError."""
+    if runtime.dialect.halves:
+        raise UnsupportedError(f"the dialect {runtime.dialect.name} has no attention with a mask")
+    (batch, length), lengths = tokens.ids.shape, tokens.lengths
+    additive = masks.as_additive(masks.check(mask, length, length, batch=batch, strict=strict))[:, 0]
+    if (lengths < length).any():
+        additive = np.where(np.arange(length) < lengths[:, None, None], additive, np.float32(-np.inf))
+    resident = runtime.ops.resident(_Mask(additive)).mask
+
+    def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
+        return runtime.ops.attend_masked(q, keys, values, slot, position, resident)  # the mask stands for the window, too
+
+    return attend

@@ -1,0 +1,147 @@
+"""Tensors against what they must be: the three tests of operations.py where a bound is known, mean square errors where none is."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..traces.points import Key
+from .logits import DIFFERENT, Reach, limits, shape_hint
+from .operations import Expected, U
+from .report import OperationVerdict
+from .verdict import Verdict
+
+Array = NDArray[np.float64]
+
+TINY = 2.0**-126  # below float32's normal numbers engines may flush to zero
+_FLOAT32 = float(np.finfo(np.float32).max)
+_LARGEST = 2.0**127  # a power of two that float32 has
+_BLOCK = 1 << 20  # numbers that are judged at a time
+ROUNDING_ACROSS = 1e-9
+"""NMSE across several operations in which no code flipped."""
+
+
+def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
+    """Why a tensor of a dump says nothing, or an empty string. `ours` is [T, width]."""
+    if theirs.dtype.kind != "f" and not (ours.dtype.kind == theirs.dtype.kind == "i"):
+        return f"its dtype is {theirs.dtype}, expected {ours.dtype}"
+    if theirs.size != ours.size or theirs.shape[:1] != ours.shape[:1]:
+        return f"its shape is {list(theirs.shape)}, expected {list(ours.shape)}{shape_hint(theirs.shape, ours.shape)}"
+    rows = theirs.reshape(ours.shape)
+    bad = ~np.isfinite(rows)
+    if bad.any():
+        t, i = np.unravel_index(int(bad.argmax()), bad.shape)
+        return f"it has {rows[t, i]} at position {t}, element {i}; {int(bad.sum())} are not finite"
+    if rows.dtype == np.float64 and float(np.abs(rows).max()) > _FLOAT32:
+        return f"its largest number is {float(np.abs(rows).max()):.3g}, beyond float32"
+    flat = np.flatnonzero((np.ptp(rows, axis=-1) == 0) & (np.ptp(ours, axis=-1) > 0))
+    if flat.size:
+        return f"all its numbers at position {flat[0]} are {rows[flat[0], 0]}"
+    if len(rows) > 1 and (rows == rows[0]).all() and np.abs(ours - ours[0].astype(np.float64)).max() > DIFFERENT * ours.std():
+        return "its rows are all the same, ours are not"
+    return ""
+
+
+def bound_of(expected: Expected, shape: tuple[int, ...], rows: slice = slice(None)) -> tuple[Array, ...]:
+    """How far each element of some rows may be off, flips included and not; and value, unit, steps and reach, all of one shape."""
+    value, unit, steps, reach = (np.broadcast_to(np.asarray(x, np.float64), shape)[rows] for x in expected[:4])
+    bound = U * unit * np.minimum(steps, 6 * np.sqrt(steps)) + TINY
+    return bound + reach, bound, value, unit, steps, reach
+
+
+def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
+    """The three tests of operations.py."""
+    ratio, there, flipped = 0.0, "", 0
+    count, squares, along, size, spread = 0, 0.0, 0.0, 0.0, 0.0
+    step = max(1, _BLOCK // theirs.shape[1])  # rows at a time: logits are large, and a dozen arrays of their shape larger
+    for begin in range(0, len(theirs), step):
+        most, bound, value, unit, steps, reach = bound_of(expected, theirs.shape, slice(begin, begin + step))
+        off = theirs[begin : begin + step] - value
+        error = np.abs(off)
+        share = error / most
+        if share.max() > ratio:
+            t, i = np.unravel_index(int(share.argmax()), share.shape)
+            ratio = float(share[t, i])
+            there = f"{theirs[begin + t, i]:.6g} at position {begin + t}, element {i}, expected {value[t, i]:.6g} +- {most[t, i]:.2g}"
+        flipped += int((error > bound).any(axis=1).sum())
+        firm = (reach == 0) & (unit > 0) & (steps > 0)
+        off, value, unit, steps = off[firm], value[firm], unit[firm], steps[firm]
+        count += off.size
+        with np.errstate(over="ignore"):  # of numbers near float32's largest, for which no factor is told
+            squares += float(((off / (U * unit)) ** 2 / steps).sum())
+            along += float((off * value).sum())
+            size += float((value**2).sum())
+            spread += float((steps / 3 * (unit * value) ** 2).sum())
+    if ratio > 1:
+        most, _, value, *_ = bound_of(expected, theirs.shape)
+        return Verdict.WRONG, there + _where(np.abs(theirs - value) > most), ratio
+    if count:
+        variance = squares / count
+        if variance > 0.4 * (1 + 4 * np.sqrt(2 / count)):
+            return Verdict.WRONG, f"errors are small but everywhere: variance {variance:.2g} of the bound's, expected at most 0.4", ratio
+        if size > 0:
+            slope = along / size
+            if abs(slope) > expected.common * U + 4 * U * np.sqrt(spread) / size:
+                return Verdict.WRONG, f"everything is {1 + slope:.9g} times what it should be", ratio
+    if flipped:
+        return Verdict.FLIPS, f"{flipped} positions have roundings on the other side of a boundary", ratio
+    return Verdict.ROUNDING, "", ratio
+
+
+def _where(wrong: NDArray[np.bool_]) -> str:
+    """Where errors sit, if not everywhere: a few columns are weight rows misread, late positions a cache."""
+    parts = []
+    for axis, name in ((1, "position"), (0, "element")):
+        hit = np.flatnonzero(wrong.any(axis=axis))
+        if 0 < hit.size <= wrong.shape[1 - axis] // 2:
+            listed = ", ".join(map(str, hit[:4])) + (f" and {hit.size - 4} more" if hit.size > 4 else "")
+            parts.append(f"{name}{'s' * (hit.size > 1)} {listed}")
+    return f"; wrong only at {', '.join(parts)}" if parts else ""
+
+
+def position_errors(value: Array, theirs: Array, least: float = 0.0) -> Array:
+    """NMSE of each position, [T, width] -> [T]. Sums of squares are taken to be `least` at least."""
+    return ((theirs - value) ** 2).sum(axis=1) / np.maximum((value**2).sum(axis=1), max(least, TINY))
+
+
+def close(value: Array, theirs: Array, reach: Reach | None = None, least: float = 0.0) -> tuple[Verdict, str, float]:
+    """Where no bound is known, as across several operations: by mean square errors, and by how far roundings reach (compare.limits)."""
+    nmse = position_errors(value, theirs, least)
+    if nmse.max() <= ROUNDING_ACROSS:
+        return Verdict.ROUNDING, "", float(np.sqrt(nmse.max() / ROUNDING_ACROSS))
+    most, most_mean = limits(reach, len(nmse))
+    worst = int((nmse / most).argmax())
+    ratio = float(np.sqrt(max(nmse[worst] / most[worst], nmse.mean() / most_mean)))
+    if nmse[worst] > most[worst]:
+        return Verdict.WRONG, f"NMSE {nmse[worst]:.2g} at position {worst}, flipped codes and float16 reach {most[worst]:.2g}", ratio
+    if nmse.mean() > most_mean:
+        return Verdict.WRONG, f"NMSE {nmse.mean():.2g} on average over positions, flipped codes and float16 reach {most_mean:.2g}", ratio
+    return Verdict.FLIPS, "", ratio
+
+
+def relative_error(value: Array, theirs: Array) -> float:
+    return float(((theirs - value) ** 2).sum() / max((theirs**2).sum(), TINY))
+
+
+def dot(a: Array, b: Array) -> float:
+    """The sum of products, without an array of them."""
+    return float(np.einsum("ij,ij->", a, b))
+
+
+def statistics(
+    key: Key, verdict: Verdict, reason: str, across: tuple[Key, ...], ratio: float, value: Array, theirs: Array
+) -> OperationVerdict:
+    error = np.abs(theirs - value)
+    along, square = dot(value, theirs), dot(value, value)
+    norms = float(np.sqrt(square * dot(theirs, theirs)))
+    return OperationVerdict(
+        key,
+        verdict,
+        reason,
+        across,
+        max_error=float(error.max()),
+        bound_ratio=ratio,
+        nmse=dot(error, error) / square if square else None,
+        scale=along / square if square else None,
+        cosine=along / norms if norms else None,
+        ulps=float(error.max() / np.spacing(np.float32(min(np.abs(value).max(), _LARGEST)))),
+        worst=tuple(int(i) for i in np.unravel_index(int(error.argmax()), error.shape)),
+    )

@@ -1,0 +1,150 @@
+"""Whole dumps judged by a model: the logits as such, and every operation."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..dialects import EXACT, Dialect
+from ..errors import TokenRangeError
+from ..forward_pass import compute_logits
+from ..model import Model
+from ..network import Runtime
+from ..progress import Bars, no_bars
+from ..tokens import check_tokens
+from ..traces.points import Key, Trace
+from ..validate import instance, integers
+from .engine import judge_logits
+from .graph import LOGITS
+from .logits import FLIPS_LIMIT, Judgement, position_nmse
+from .report import Report
+from .trace import judge_trace
+from .variant import Variant, variant_logits
+from .verdict import Verdict
+
+Floats = NDArray[np.float32]
+
+LOG_PROBS = Key("log_probs", None)
+_MOST_POSITIONS = 64  # to try mistakes on: each is a forward pass
+
+
+def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dialect = EXACT, bars: Bars = no_bars) -> Report:
+    """Every operation of a dump, and its logits or log-probabilities as such, where it has some.
+
+    ids: token ids [T] of the one sequence. What a dump holds is judged, and never an error. Raises what `forward_full` raises.
+    """
+    ids, trace = integers("ids", ids, 1, TokenRangeError), instance("trace", trace, Trace)
+    Runtime(model, dialect).checked()
+    check_tokens(model.config, ids[None])
+    key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
+    if key is None:
+        return judge_trace(model, trace, ids, dialect, bars("judging operations"))
+    rows, others = _Rows.of(trace, key, len(ids)), trace.without(key)
+    logits = _judge_rows(model, ids, rows, dialect, search=not others.points, bars=bars)
+    is_operation = key == LOGITS and rows.whole and logits.verdict != Verdict.INVALID  # the output matrix, from the dump's result_norm
+    if not others.points and (not is_operation or logits.verdict <= Verdict.FLIPS or logits.explanation):
+        return Report.of_logits(logits, rows.notes)
+    operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"))
+    return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(logits)
+
+
+class _Rows(NamedTuple):
+    """The logits, or log-probabilities, that a dump has of some positions."""
+
+    theirs: NDArray  # [P, V]
+    positions: NDArray[np.int64]  # [P]
+    convert: Callable[[Floats], Floats]  # logits to what theirs are
+    whole: bool  # of every position
+    notes: tuple[str, ...]  # what was taken for granted
+
+    @classmethod
+    def of(cls, trace: Trace, key: Key, length: int) -> "_Rows":
+        theirs = trace.points[key]
+        convert = (trace.log_probs or log_softmax) if key == LOG_PROBS else lambda x: x
+        if trace.positions is not None:
+            return cls(theirs, trace.positions, convert, False, ())
+        if len(theirs) == 1 < length:
+            note = f"one row of {key.name} for {length} tokens: taken as that of the last position, {length - 1}"
+            return cls(theirs, np.array([length - 1]), convert, False, (note,))
+        return cls(theirs, np.arange(length), convert, True, ())
+
+
+def _judge_rows(model: Model, ids: NDArray[np.int64], rows: _Rows, dialect: Dialect, search: bool, bars: Bars) -> Judgement:
+    """The verdict on rows as such. search: try the known mistakes too."""
+    looked_at = _first(rows.positions)
+
+    def run(variant: Variant) -> Floats:
+        end = int(looked_at.max()) + 1
+        return rows.convert(variant_logits(variant, ids[None, :end])[0][looked_at])
+
+    every = compute_logits(model, ids[None], dialect=dialect)[0]
+    ours = rows.convert(every if rows.whole else every[rows.positions])
+    base = Variant("ours", model, dialect)
+    judged = judge_logits(ours, rows.theirs, base, run, search, bars("trying known mistakes"), rows.positions)
+    if not rows.notes:
+        return judged
+    last = len(ids) - 1
+    judged = replace(judged, compared=(last,))
+    if judged.verdict in (Verdict.FLIPS, Verdict.WRONG):
+        distance = position_nmse(rows.convert(every), np.broadcast_to(rows.theirs, every.shape))
+        nearest = int(distance.argmin())
+        if distance[nearest] < distance[-1] / 4:
+            reason = f"it is the row of position {nearest}, not of the last one, {last}"
+            return replace(judged, verdict=Verdict.WRONG, reason=reason, explanation=f"the row of position {nearest}")
+    return judged
+
+
+def _first(positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first of some positions, of which the logits need few tokens."""
+    few = positions[:_MOST_POSITIONS]
+    late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
+    return few[: late[0]] if late.size else few
+
+
+def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect, last_only: bool, bars: Bars = no_bars) -> Report:
+    """Logits of whole sequences [T] or [B, T], and nothing else: theirs have an axis V more, or in place of T with last_only."""
+    batch = ids if ids.ndim == 2 else ids[None]
+    ours = compute_logits(model, batch, last_only=last_only, dialect=dialect)
+    ours = ours if ids.ndim == 2 else ours[0]
+    theirs = np.asarray(theirs)
+    theirs = theirs[0] if theirs.shape == (1, *ours.shape) else theirs  # a batch of one
+    part = batch[: max(1, _MOST_POSITIONS // batch.shape[1])]
+    part = part if last_only else part[:, :_MOST_POSITIONS]
+
+    def run(variant: Variant) -> Floats:
+        logits = variant_logits(variant, part, last_only)
+        return logits.reshape(-1, logits.shape[-1])
+
+    judged = judge_logits(ours, theirs, Variant("ours", model, dialect), run, progress=bars("trying known mistakes"))
+    if judged.verdict == Verdict.WRONG and judged.explanation is None and len(batch) > 1:
+        mixed = _mixed_sequences(ours, theirs, judged.reach or FLIPS_LIMIT)
+        if mixed is not None:
+            judged = replace(judged, reason=f"{mixed}; {judged.reason}", explanation=mixed)
+    return Report.of_logits(judged)
+
+
+def _mixed_sequences(ours: NDArray[np.float32], theirs: NDArray, reach: float) -> str | None:
+    """Which sequences of a batch [B, ..., V] are wrong, if not all are, and whether they are others'. reach: NMSE of roundings."""
+
+    def away(a: int, b: int) -> float:
+        return float(position_nmse(ours[a], theirs[b]).mean())
+
+    wrong = [b for b in range(len(ours)) if away(b, b) > 5 * reach]
+    for b in wrong:
+        other = next((a for a in range(len(ours)) if a != b and away(a, b) <= 5 * reach), None)
+        if other is not None:
+            return f"sequence {b} has the logits of sequence {other}"
+    if not wrong or len(wrong) == len(ours):
+        return None
+    some = ", ".join(map(str, wrong[:4])) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+    which = f"sequence {some} of {len(ours)} is" if len(wrong) == 1 else f"sequences {some} of {len(ours)} are"
+    return f"only {which} wrong: are sequences of a batch mixed?"
+
+
+def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Log-probabilities of logits [.., V], worked out in float64."""
+    wide = x.astype(np.float64)
+    wide -= wide.max(axis=-1, keepdims=True)
+    return (wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))).astype(np.float32)

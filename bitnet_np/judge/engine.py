@@ -1,0 +1,137 @@
+"""Logits alone: judged by how far roundings reach on this model (reach.py), and by what known mistakes make of the whole engine.
+
+A dump that is no farther from ours than roundings reach can still be wrong in a small way:
+
+* A known mistake (mistakes/) that comes at least four times nearer to the dump than we do is what happened. Roundings alone cannot make
+  one do so: of two runs that differ by roundings only each has errors of its own, so the centre between them, where a mistake that
+  removes roundings may lie, is half as far from either as they are from each other.
+* The scale of one kind of matrix may be off by any factor. The change that a factor makes is measured by central differences, which do
+  not hold our own run's errors; the dump's error is projected on it, position by position. A mean that is many standard errors from 0
+  and beyond 1 % of the scale is a wrong scale. That takes eight positions.
+
+Everything runs at the kernels' speed, with one operation or weight replaced. At most 64 tokens of the dump are looked at, except for the
+limit of a dump of last positions.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import NonFiniteError
+from ..families import MATRICES
+from .logits import Judgement, judge, position_nmse
+from .mistakes.catalogue import in_engine
+from .reach import reach_of, roundings
+from .variant import Floats, Variant, scaled
+from .verdict import Verdict
+
+Run = Callable[[Variant], Floats]
+Progress = Callable[[int, int], None]
+
+_CLOSER = 4  # times nearer than ours, in NMSE: two runs of equal errors have a factor 2 between them and their centre
+_STEP = 1.1  # factor of a scale in central differences: large against flips, small against what saturates
+_LEAST = 0.01  # part of a scale: float16 and bfloat16 scales are nearer
+_POSITIONS = 8  # to know a standard error by
+
+
+def judge_logits(
+    ours: Floats,
+    theirs: ArrayLike,
+    base: Variant,
+    run: Run,
+    search: bool = True,
+    progress: Progress = lambda done, total: None,
+    numbers: NDArray[np.int64] | None = None,
+) -> Judgement:
+    """Judge their logits by what roundings and known mistakes make of the model.
+
+    ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
+    `run(base)`. search: try the known mistakes too. numbers: see logits.judge. Raises nothing for what the dump holds: see logits.judge.
+    """
+    judged = judge(ours, theirs)
+    if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
+        return judged
+    honest, mistakes = list(roundings(base)), list(in_engine(base)) if search else []
+    names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []  # scales of queries and keys do the same
+    scales = [(name, [scaled(base, name, factor) for factor in (1 / _STEP, _STEP)]) for name in names]
+    total = len(honest) + len(mistakes) + 2 * len(scales)
+    done = 0
+
+    def logits(variant: Variant) -> Floats | None:
+        nonlocal done
+        done += 1
+        progress(done, total)
+        try:
+            with np.errstate(all="ignore"):
+                return run(variant)
+        except NonFiniteError:  # a mistake may leave float32's range
+            return None
+
+    runs = {variant.text: x for variant in honest if (x := logits(variant)) is not None}
+    rows = len(next(iter(runs.values())))
+    a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
+    reach = reach_of(a, list(runs.values()), base)
+    judged = judge(ours, theirs, reach, numbers)
+
+    distances = {text: _distances(x, a, b) for text, x in runs.items()}
+    nearest = min(distances, key=lambda text: float(distances[text].mean()))
+    ours_away = position_nmse(a, b)
+    closest = f"closest to {nearest}" if distances[nearest].mean() < ours_away.mean() / _CLOSER else None
+    mistake = _nearest_mistake(mistakes, logits, judged.verdict, a, b, np.minimum(ours_away, distances[nearest]))
+    if mistake is None and closest is None and judged.verdict == Verdict.FLIPS and len(a) >= _POSITIONS:
+        mistake = _wrong_scale(scales, logits, a, b, reach.nmse)
+    progress(total, total)
+    if mistake is None:
+        return judged if closest is None else replace(judged, reason=f"{judged.reason}; {closest}", explanation=closest)
+    return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
+
+
+def _nearest_mistake(
+    mistakes: list[Variant], logits: Callable[[Variant], Floats | None], verdict: Verdict, a: NDArray, b: NDArray, best: NDArray[np.float64]
+) -> str | None:
+    """The mistake that comes nearest to theirs, b, if it is that much nearer than what is no mistake: `best`, by position."""
+    text, ours_away = None, position_nmse(a, b)
+    for variant in mistakes:
+        if variant.weak and verdict != Verdict.WRONG:
+            continue
+        x = logits(variant)
+        if x is not None and _explains(away := _distances(x, a, b), best):
+            text, best = variant.text, away
+            if best.mean() < ours_away.mean() / 1e6:
+                break
+    return text
+
+
+def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:
+    """Squared distances of theirs from a variant, in units of our spread, [P]."""
+    return position_nmse(x, b) * x.var(axis=1, dtype=np.float64) / a.var(axis=1, dtype=np.float64)
+
+
+def _explains(away: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
+    """Whether a mistake is that much nearer to theirs than what is no mistake: on average, and at most positions."""
+    nearer = (away < others / _CLOSER).mean()
+    return bool(away.mean() < others.mean() / _CLOSER and nearer >= 0.75)
+
+
+def _wrong_scale(
+    scales: list[tuple[str, list[Variant]]], logits: Callable[[Variant], Floats | None], a: NDArray, b: NDArray, reach: float
+) -> str | None:
+    """The kind of matrix whose scale is off, if one is. Kinds whose scale a norm cancels change too little to be seen."""
+    error = b.astype(np.float64) - a
+    text, most = None, 1.0
+    for name, variants in scales:
+        low, high = (logits(variant) for variant in variants)
+        if low is None or high is None:
+            continue
+        if position_nmse(low, high).mean() / 4 < 2 * reach:
+            continue
+        change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
+        along, square = (error * change).sum(axis=1), (change**2).sum(axis=1)
+        slope = float(along.sum() / max(square.sum(), 1e-300))
+        spread = np.sqrt(((along - slope * square) ** 2).sum()) / max(square.sum(), 1e-300)
+        sure = abs(slope) / max(_LEAST, (6 + 40 / len(a)) * spread)
+        if sure > most:
+            text, most = f"the scale of {name} is off, by a factor of about {np.exp(np.clip(slope, -50, 50)):.3g}", sure
+    return text

@@ -1,0 +1,322 @@
+"""Another engine's logits against ours: the measures, the limits, the verdict. Nothing passes for want of something to compare."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .verdict import Verdict
+
+Array = NDArray[np.float64]
+
+ROUNDING_LIMIT = 1e-4
+"""Largest difference, in standard deviations of our logits, that float32 sums in another order explain while every int8
+code stays the same. Measured against bitnet.cpp at equal float16 roundings: 6e-7."""
+
+FLIPS_LIMIT = 1e-2
+"""Largest normalised mean square error (NMSE) of a position that int8 codes on the other side of a rounding boundary explain, where there
+is no model to measure it with. It grows with depth: float16 roundings alone reach 1e-3 in 3 layers and 2e-2 in 30 (see reach.py)."""
+
+OUTLIER_LIMIT = 1.0
+"""Largest difference of a single logit, in standard deviations and beyond a tenth of its own distance from the mean (roundings grow with
+a logit): NMSE over a large vocabulary is blind to a few of them. Measured over 30 layers: float16 everywhere 0.5. Where half of a
+position's logits agree ten times better than ROUNDING_LIMIT no code has flipped. There that limit is every logit's, or as large a part of
+its distance from the mean."""
+
+SCALE_LIMIT = 2e-2
+"""How far from 1 the best common factor between the two may be: roundings have no direction. Where it is known how far they reach, twice
+the factor that they make by chance comes on top."""
+
+SYSTEMATIC = 0.01
+"""Part of a position's squared error that a factor and a constant leave if they are what is wrong. Roundings leave nearly all of it: they
+point in as many directions as the model is wide, or as the head's input has scales if that is quantised."""
+
+DIFFERENT = 0.1
+"""Standard deviations between two rows of ours that are different where theirs are the same: a repeated token's differ by roundings."""
+
+_ENOUGH = 32  # logits of a position, to know what error is typical
+_BLOCK = 1 << 20  # logits at a time, so that memory is that of the two inputs and a block
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How far roundings reach on one model and these tokens, measured (reach.py)."""
+
+    nmse: float  # mean over positions of the run that went farthest
+    positions: Array  # [P] farthest of all runs at each of the first P positions
+    scale: float = 0.0  # largest distance of the best common factor from 1
+    one_scale: bool = False  # the head's input is quantised, with one scale for all of it: without flips a factor is what roundings change
+
+
+def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
+    """Largest NMSE at each position, [positions], and on average, that roundings explain.
+
+    Measured on random models of 1 to 30 layers, for engines that round to float16 in other places than the runs of reach.py: on average at
+    most 2.0 times those runs, for a single position 10.5 times their mean, but 3.9 times their own error there or 4.6 times their mean.
+    """
+    if reach is None:
+        return np.full(positions, FLIPS_LIMIT), FLIPS_LIMIT
+    worst = np.full(positions, 5 * reach.nmse)
+    few = min(positions, len(reach.positions))
+    worst[:few] = np.maximum(worst[:few], 4 * reach.positions[:few])
+    return worst, (2 + 3 / positions**0.5) * reach.nmse
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a comparison of logits found. Numbers are None where the dump could not be compared."""
+
+    verdict: Verdict
+    reason: str
+    positions: int = 0
+    max_error: float | None = None  # largest |ours - theirs|
+    mean_error: float | None = None
+    worst: tuple[int, ...] | None = None  # index of the largest difference
+    nmse: float | None = None  # sum (ours - theirs)^2 / sum (ours - mean of ours)^2, of the worst position
+    mean_nmse: float | None = None  # its mean over positions
+    reach: float | None = None  # the mean NMSE that float16 roundings reach on this model, where it was measured
+    scale: float | None = None  # the factor that brings ours closest to theirs, of the position where it is farthest from 1
+    kl: float | None = None  # largest KL divergence of theirs from ours, in nats
+    top1: float | None = None  # share of positions where both have the same largest logit, ties counted as agreement
+    top5: float | None = None  # mean overlap of the five largest
+    compared: tuple[int, ...] | None = None  # positions of the sequence that theirs are of, None: all, or those the dump names
+    explanation: str | None = None  # the mistake that makes these logits, or the dialect they are closest to
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"verdict": self.verdict.name, "meaning": self.verdict.text}
+
+
+class _Numbers(NamedTuple):
+    """What is measured of each position, [P] each."""
+
+    same_bits: NDArray[np.bool_]
+    spread: Array  # standard deviation of ours
+    largest: Array  # |ours - theirs|
+    where: NDArray[np.intp]  # of the largest
+    mean: Array
+    typical: Array  # median
+    nmse: Array
+    scale: Array
+    rescaled: Array  # NMSE of theirs from scale * ours
+    left: Array  # part of the squared error that a factor and a constant do not explain
+    outlier: Array  # largest error as a part of what a single logit may be off
+    kl: Array
+    top1: NDArray[np.bool_]
+    top5: Array
+
+
+def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = None, numbers: NDArray[np.int64] | None = None) -> Judgement:
+    """Compare their logits with ours: both [..., V], finite, ours taken as true.
+
+    reach: how far roundings reach on this model and these tokens, see reach.py; without it the limit is FLIPS_LIMIT.
+    numbers: [P], which positions those of [P, V] are, to name them by.
+    """
+    other = np.asarray(theirs)
+    problem = _invalid(ours, other)
+    if problem:
+        return Judgement(Verdict.INVALID, problem)
+    vocab, rows = ours.shape[-1], ours.shape[:-1]
+    worst, mean = limits(reach, ours.size // vocab)
+    n = _positions(ours, other, OUTLIER_LIMIT * max(1.0, (float(worst.max()) / FLIPS_LIMIT) ** 0.5))
+
+    def place(row: int | np.intp) -> str:
+        if numbers is not None:
+            return str(numbers[row])
+        index = np.unravel_index(int(row), rows)
+        return f"{index[1]} of sequence {index[0]}" if len(index) == 2 else _index(index)
+
+    if n.same_bits.all():
+        verdict, reason = Verdict.SAME_BITS, f"all {ours.size:,} logits have the same bits"
+    elif not (n.largest > ROUNDING_LIMIT * n.spread).any():
+        verdict, reason = Verdict.ROUNDING, f"no logit differs by more than {ROUNDING_LIMIT:g} standard deviations"
+    else:
+        verdict, reason = _beyond_rounding(n, reach, worst, mean, vocab, place)
+    largest, off = int(n.largest.argmax()), int(np.abs(n.scale - 1).argmax())
+    return Judgement(
+        verdict,
+        reason,
+        positions=len(n.nmse),
+        max_error=float(n.largest.max()),
+        mean_error=float(n.mean.mean()),
+        worst=(*(int(i) for i in np.unravel_index(largest, rows)), int(n.where[largest])),
+        nmse=float(n.nmse.max()),
+        mean_nmse=float(n.nmse.mean()),
+        reach=None if reach is None else reach.nmse,
+        scale=float(n.scale[off]),
+        kl=float(n.kl.max()),
+        top1=float(n.top1.mean()),
+        top5=float(n.top5.mean()),
+    )
+
+
+def _beyond_rounding(
+    n: _Numbers, reach: Reach | None, worst: Array, mean: float, vocab: int, place: Callable[[int | np.intp], str]
+) -> tuple[Verdict, str]:
+    """WRONG or FLIPS, and why, of logits that differ by more than float32 sums in another order. worst, mean: see `limits`."""
+    reached = "roundings reach" if reach is None else "float16 roundings on this model reach"
+    off = int(np.abs(n.scale - 1).argmax())
+    factor = abs(n.scale[off] - 1) > SCALE_LIMIT + (2 * reach.scale if reach is not None else 0)
+    excess = n.nmse / worst
+    over, outlier = int(excess.argmax()), int(n.outlier.argmax())
+    if factor and excess[over] > 1 and (n.rescaled <= worst).all():
+        return Verdict.WRONG, f"logits are {n.scale[off]:.4g} times ours at position {place(off)}, and right but for that"
+    if excess[over] > 1:
+        return Verdict.WRONG, f"NMSE is {n.nmse[over]:.2g} at position {place(over)}, {reached} {worst[over]:.2g}"
+    if n.nmse.mean() > mean:
+        return Verdict.WRONG, f"NMSE is {n.nmse.mean():.2g} on average over positions, {reached} {mean:.2g}"
+    if factor:
+        return Verdict.WRONG, f"logits are {n.scale[off]:.4g} times ours at position {place(off)}"
+    if vocab >= _ENOUGH and n.outlier[outlier] > 1:
+        what = f"logit {n.where[outlier]} of position {place(outlier)} is off by {n.largest[outlier]:.3g}"
+        return Verdict.WRONG, f"{what}, half of the others by less than {n.typical[outlier]:.2g}"
+    if vocab >= _ENOUGH and not (reach is not None and reach.one_scale):
+        fitted = np.flatnonzero((n.largest > ROUNDING_LIMIT * n.spread) & (n.left < SYSTEMATIC))
+        if fitted.size:
+            return Verdict.WRONG, f"at position {place(fitted[0])} a factor and a constant are all that is wrong: no rounding does that"
+    return Verdict.FLIPS, f"NMSE of no position exceeds {n.nmse.max():.2g}, {reached} {worst.min():.2g}; scales agree"
+
+
+def position_scale(ours: NDArray, theirs: NDArray) -> Array:
+    """The factor that brings ours closest to theirs at each position: [..., V] twice -> [P]."""
+
+    def of(a: Array, b: Array) -> Array:
+        return _ratio(((a - a.mean(axis=1, keepdims=True)) * b).mean(axis=1), a.var(axis=1), otherwise=1.0)
+
+    return np.concatenate([of(a.astype(np.float64), b.astype(np.float64)) for a, b in _blocks(ours, theirs)])
+
+
+def position_nmse(ours: NDArray, theirs: NDArray) -> Array:
+    """NMSE of each position: [..., V] twice -> [P]."""
+
+    def of(a: Array, b: Array) -> Array:
+        return _ratio(((a - b) ** 2).mean(axis=1), a.var(axis=1))
+
+    return np.concatenate([of(a.astype(np.float64), b.astype(np.float64)) for a, b in _blocks(ours, theirs)])
+
+
+def _blocks(ours: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, NDArray]]:
+    """Some positions of both at a time, [P, V]."""
+    a, b = (x.reshape(-1, x.shape[-1]) for x in (ours, theirs))
+    step = max(1, _BLOCK // a.shape[1])
+    for i in range(0, len(a), step):
+        yield a[i : i + step], b[i : i + step]
+
+
+def _positions(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
+    found = [_numbers(a, b, single) for a, b in _blocks(ours, theirs)]
+    return _Numbers(*(np.concatenate(values) for values in zip(*found, strict=True)))
+
+
+def same_bits(a: NDArray, b: NDArray) -> bool:
+    """Of arrays of one shape: the same dtype, and the same bytes. Nothing is copied that is contiguous."""
+    first, second = (np.ascontiguousarray(x).reshape(-1).view(np.uint8).data for x in (a, b))
+    return a.dtype == b.dtype and first == second
+
+
+def _numbers(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
+    """Of [P, V] each. single: how many standard deviations a single logit may be off."""
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    error = b - a
+    size = np.abs(error)
+    spread = a.std(axis=1)
+    centred = a - a.mean(axis=1, keepdims=True)
+    scale = _ratio((centred * b).mean(axis=1), spread**2, otherwise=1.0)
+    typical = np.median(size, axis=1)
+    alone = typical <= ROUNDING_LIMIT / 10 * spread
+    far = np.maximum(spread[:, None], np.abs(centred))
+    allowed = np.where(alone[:, None], ROUNDING_LIMIT * far, single * spread[:, None] + np.abs(centred) / 10)
+    square = (error**2).mean(axis=1)
+    fit = error - error.mean(axis=1, keepdims=True) - (scale - 1)[:, None] * centred
+    equal = [same_bits(x, y) for x, y in zip(ours, theirs, strict=True)]
+    return _Numbers(
+        same_bits=np.array(equal),
+        spread=spread,
+        largest=size.max(axis=1),
+        where=size.argmax(axis=1),
+        mean=size.mean(axis=1),
+        typical=typical,
+        nmse=_ratio(square, spread**2),
+        scale=scale,
+        rescaled=_ratio(((scale[:, None] * a - b) ** 2).mean(axis=1), b.var(axis=1)),
+        left=_ratio((fit**2).mean(axis=1), square, otherwise=1.0),
+        outlier=(size / np.maximum(allowed, 1e-300)).max(axis=1),
+        kl=kl_divergence(a, b),
+        top1=((a == a.max(axis=1, keepdims=True)) & (b == b.max(axis=1, keepdims=True))).any(axis=1),
+        top5=np.array([np.isin(_largest(x), _largest(y)).mean() for x, y in zip(a, b, strict=True)]),
+    )
+
+
+def _ratio(a: Array, b: Array, otherwise: float = 1e300) -> Array:
+    """a / b; where both are 0 nothing is wrong, where b alone is, `otherwise`."""
+    return np.divide(a, b, out=np.where(a == 0, 0.0 if otherwise > 1 else otherwise, otherwise), where=b != 0)
+
+
+def _index(index: tuple) -> str:
+    return ", ".join(str(int(i)) for i in index) or "0"
+
+
+def _largest(x: Array) -> NDArray[np.intp]:
+    """Indices of the five largest of [V]; of equal ones, the lowest."""
+    if x.size <= 5:
+        return np.arange(x.size)
+    high = np.flatnonzero(x >= np.partition(x, -5)[-5])
+    return high[np.argsort(-x[high], kind="stable")][:5]
+
+
+def kl_divergence(a: Array, b: Array) -> Array:  # [P, V], [P, V] -> [P]
+    """Row by row sum p log(p / q), in nats, of the softmaxes p of a and q of b."""
+    p, q = (x - x.max(axis=1, keepdims=True) for x in (a, b))
+    p, q = (x - np.log(np.exp(x).sum(axis=1, keepdims=True)) for x in (p, q))
+    return np.maximum((np.exp(p) * (p - q)).sum(axis=1), 0)
+
+
+def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:
+    """What engines do that makes [T, N] such a shape, to be appended to a message; empty where nothing is known."""
+    if len(theirs) != 2 or len(ours) != 2:
+        return ""
+    if theirs == ours[::-1]:
+        return ": it is transposed"
+    if theirs == (ours[0] + 1, ours[1]):
+        return ": one position more than there are tokens, as if a BOS token had been put in front"
+    if theirs[0] == ours[0] and theirs[1] > ours[1]:
+        return f": if the last {theirs[1] - ours[1]} columns are padding, dump the others"
+    return ""
+
+
+def _invalid(ours: NDArray[np.float32], theirs: NDArray) -> str:
+    """Why a dump says nothing about the model, or an empty string."""
+    if theirs.dtype.kind != "f":
+        return f"their dtype is {theirs.dtype}, expected a float type"
+    if theirs.shape != ours.shape:
+        return f"their shape is {list(theirs.shape)}, expected {list(ours.shape)}{shape_hint(theirs.shape, ours.shape)}"
+    if theirs.size == 0:
+        return "there are no logits"
+    bad, largest, flat, repeated = 0, 0.0, "", ""
+    first: tuple[int, ...] = ()
+    row = 0
+    before: tuple[NDArray, NDArray] | None = None
+    for true, rows in _blocks(ours, theirs):
+        if not np.isfinite(true).all():
+            return "our own logits have NaN or infinity in them"
+        wrong = ~np.isfinite(rows)
+        if wrong.any() and not bad:
+            r, i = divmod(int(wrong.argmax()), wrong.shape[1])
+            first = (*(int(n) for n in np.unravel_index(row + r, ours.shape[:-1])), i)
+        bad += int(wrong.sum())
+        largest = max(largest, float(np.abs(rows).max(where=~wrong, initial=0)))
+        still = np.flatnonzero((rows == rows[:, :1]).all(axis=1))
+        if rows.shape[1] > 1 and still.size and not flat:
+            flat = f"their logits of position {row + still[0]} are all {rows[still[0], 0]}"
+        for a, b in zip(true, rows, strict=True):
+            if before is not None and (b == before[1]).all() and np.abs(a - before[0]).max() > DIFFERENT * a.std():
+                repeated = repeated or f"their logits of positions {row - 1} and {row} are the same numbers, ours are not"
+            before = a, b
+            row += 1
+    if bad:
+        return f"their logit at {_index(first)} is {theirs[first]}; {bad} in all are not finite"
+    if largest > float(np.finfo(np.float32).max):
+        return f"their largest logit is {largest:.3g}, beyond float32"
+    return flat or repeated

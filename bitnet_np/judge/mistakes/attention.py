@@ -1,0 +1,335 @@
+"""Mistakes in attention: masks, heads, scores, what is read."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import spec
+from ...dialects import EXACT, Dialect
+from ...kernels import cpu
+from ...model import Model
+from ...traces.points import Key
+from .. import operations as op
+from ..roundings import NARROW, to_float16
+from ..variant import Variant
+from .mistake import Array, Compute, Mistake, Numbers, Site, Values
+from .positions import rotates
+
+Floats = NDArray[np.float32]
+Sees = Callable[[NDArray, NDArray], NDArray[np.bool_]]
+"""Whether query i [T, 1] sees key j [T]."""
+
+AT = ("kqv_out",)
+LAST_SEEN = (2, 4, 8, 16, 32, 64)
+
+
+# --- one operation --------------------------------------------------------------------------------------------------------------------
+
+
+def _attend(
+    site: Site,
+    q: Array,
+    k: Array,
+    v: Array,
+    mask: Array,
+    scale: float | None = None,
+    keys: NDArray | None = None,
+    values: NDArray | None = None,
+) -> Array:
+    """Attention with another mask [T, T], another scale, or other key-value heads [H] of the queries'."""
+    c, t = site.config, len(q)
+    if site.dialect.halves:
+        q, k, v = to_float16(q), to_float16(k), to_float16(v)
+    q = q.reshape(t, c.heads, c.head_dim)
+    k = k.reshape(t, c.kv_heads, c.head_dim)[:, _grouped(site) if keys is None else keys]
+    v = v.reshape(t, c.kv_heads, c.head_dim)[:, _grouped(site) if values is None else values]
+    scores = np.einsum("thk,shk->hts", q, k) * (c.head_dim**-0.5 if scale is None else scale) + mask
+    with np.errstate(invalid="ignore"):
+        p = np.nan_to_num(np.exp(scores - scores.max(axis=-1, keepdims=True)))
+        p = np.nan_to_num(p / p.sum(axis=-1, keepdims=True))
+    p = to_float16(p) if site.dialect.halves else p
+    return np.einsum("hts,shk->thk", p, v).reshape(t, -1)
+
+
+def _grouped(site: Site) -> NDArray:
+    """The key-value head of each query head."""
+    return np.arange(site.config.heads) // (site.config.heads // site.config.kv_heads)
+
+
+def _in_turn(site: Site) -> NDArray:
+    return np.arange(site.config.heads) % site.config.kv_heads
+
+
+def _window(site: Site) -> float:
+    limit = site.config.window_of(site.index)
+    return np.inf if limit is None else limit
+
+
+def _sees_window(window: float, i: NDArray, j: NDArray) -> NDArray[np.bool_]:
+    return (j <= i) & (j > i - window)
+
+
+def _masked(site: Site, sees: Sees, **options: object) -> Compute:
+    def compute(q: Array, k: Array, v: Array) -> Array:
+        i, j = np.arange(len(q))[:, None], np.arange(len(q))
+        return _attend(site, q, k, v, np.where(sees(i, j), 0.0, -np.inf), **options)  # type: ignore[arg-type]
+
+    return site.of(compute)
+
+
+def _mask(make: Callable[[float], Sees]) -> Callable[[Site], Compute]:
+    """Another mask: make(window) of the layer."""
+    return lambda site: _masked(site, make(_window(site)))
+
+
+def _heads(keys: Callable[[Site], NDArray] | None, values: Callable[[Site], NDArray] | None) -> Callable[[Site], Compute]:
+    """Other key-value heads."""
+
+    def compute(site: Site) -> Compute:
+        return _masked(
+            site, partial(_sees_window, _window(site)), keys=keys(site) if keys else None, values=values(site) if values else None
+        )
+
+    return compute
+
+
+def _scale(scale: Callable[[Site], float]) -> Callable[[Site], Compute]:
+    return lambda site: _masked(site, partial(_sees_window, _window(site)), scale=scale(site))
+
+
+def _right(site: Site, q: Array, k: Array, v: Array) -> Array:
+    return op.attend(site.model, site.dialect, site.index, q, k, v).value
+
+
+def _raw(site: Site) -> list[Key]:
+    return [Key(name, site.index) for name in ("Qcur", "Kcur", "Vcur")]
+
+
+def _windowed(mask: Callable[[int], Sees]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
+    """A mistake of layers that have a window."""
+
+    def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+        limit = site.config.window_of(site.index)
+        if limit is not None:
+            yield {"window": limit}, _masked(site, mask(limit))
+
+    return compute
+
+
+def _has_window(model: Model, dialect: Dialect) -> bool:
+    return model.config.window is not None
+
+
+def _added_ones(site: Site) -> Compute:
+    limit = site.config.window_of(site.index)
+
+    def compute(q: Array, k: Array, v: Array) -> Array:
+        return _attend(site, q, k, v, (spec.causal_mask(len(q), len(q), window=limit) == 0).astype(np.float64))
+
+    return site.of(compute)
+
+
+def _heads_last(site: Site) -> Compute:
+    c = site.config
+
+    def compute(q: Array, k: Array, v: Array) -> Array:
+        return _right(site, q, k, v).reshape(len(q), c.heads, c.head_dim).transpose(0, 2, 1).reshape(len(q), -1)
+
+    return site.of(compute)
+
+
+def _unrotated(site: Site) -> Compute:
+    def compute(values: Values) -> Array:
+        return _right(site, *(values[key] for key in _raw(site)))
+
+    return compute
+
+
+def _keys_unrotated(site: Site) -> Compute:
+    def compute(values: Values) -> Array:
+        return _right(site, values[site.operation.inputs[0]], *(values[key] for key in _raw(site)[1:]))
+
+    return compute
+
+
+def _narrow_cache(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    for kind, narrow in NARROW.items():
+        yield {"kind": kind}, site.of(lambda q, k, v, narrow=narrow: _right(site, q, narrow(k), narrow(v)))
+
+
+def _last_seen(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    for seen in LAST_SEEN:  # where it is longer than the sequence it changes nothing
+        yield {"seen": seen}, _masked(site, partial(_sees_window, seen))
+
+
+def _not_float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    if site.dialect.halves:
+        yield {}, site.of(lambda *qkv: op.attend(site.model, EXACT, site.index, *qkv).value)
+
+
+def _float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    if not site.dialect.halves:
+        halves = replace(site.dialect, halves=True)
+        yield {}, site.of(lambda *qkv: op.attend(site.model, halves, site.index, *qkv).value)
+
+
+# --- whole engines --------------------------------------------------------------------------------------------------------------------
+
+
+def _attends(change: Callable[..., Floats]) -> Callable[[Variant], Variant]:
+    """With other kernels: change(attend, q, *rest)."""
+    return lambda base: base.with_operations(**{name: partial(change, getattr(cpu, name)) for name in ("attend", "attend_halves")})
+
+
+def _root(q: Floats) -> np.float32:
+    return np.float32(q.shape[2] ** 0.5)
+
+
+def _engine_no_window(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+    if base.model.config.window is not None:
+        yield {}, base.with_config(window=None)
+
+
+def _engine_in_turn(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+    c = base.model.config
+    if 1 < c.kv_heads < c.heads:
+        order = np.argsort(np.arange(c.heads) % c.kv_heads, kind="stable")
+
+        def reordered(attend: Callable[..., Floats], q: Floats, *rest: object) -> Floats:
+            out = np.empty_like(q)
+            out[:, order] = attend(np.ascontiguousarray(q[:, order]), *rest)
+            return out
+
+        yield {}, _attends(reordered)(base)
+
+
+WHOLE_ENGINE = (
+    Mistake(
+        "attention.unscaled",
+        "scores are not scaled by 1/sqrt(K)",
+        AT,
+        compute=_scale(lambda site: 1.0),
+        engine=_attends(lambda attend, q, *rest: attend(q * _root(q), *rest)),
+    ),
+    Mistake(
+        "attention.divided_by_width",
+        "scores are divided by K instead of its root",
+        AT,
+        compute=_scale(lambda site: 1 / site.config.head_dim),
+        engine=_attends(lambda attend, q, *rest: attend(q / _root(q), *rest)),
+    ),
+    Mistake(
+        "attention.no_window",
+        "the window is missing: all tokens before are seen",
+        AT,
+        _has_window,
+        _windowed(lambda limit: lambda i, j: j <= i),
+        _engine_no_window,
+    ),
+    Mistake(
+        "attention.heads_in_turn",
+        "key-value heads are dealt out in turn (h % G) instead of in groups",
+        AT,
+        compute=_heads(_in_turn, _in_turn),
+        engine=_engine_in_turn,
+    ),
+)
+OTHERS = (
+    Mistake("dialect.no_float16", "float16 roundings are not there: declare the dialect exact", AT, compute=_not_float16, fault=False),
+    Mistake(
+        "attention.window_too_long",
+        "the window is too long by one: it does not count the token itself",
+        AT,
+        _has_window,
+        _windowed(lambda limit: partial(_sees_window, limit + 1)),
+    ),
+    Mistake(
+        "attention.window_too_short",
+        "the window is too short by one",
+        AT,
+        _has_window,
+        _windowed(lambda limit: partial(_sees_window, limit - 1)),
+    ),
+    Mistake(
+        "attention.blocks",
+        "blocks of {window} tokens instead of a window",
+        AT,
+        _has_window,
+        _windowed(lambda limit: lambda i, j: (j <= i) & (j // limit == i // limit)),
+    ),
+    Mistake("attention.no_mask", "the mask is missing: tokens see the future", AT, compute=_mask(lambda w: lambda i, j: j > i - w)),
+    Mistake(
+        "attention.sees_next",
+        "the mask is off by one: a token sees the next one",
+        AT,
+        compute=_mask(lambda w: lambda i, j: (j <= i + 1) & (j > i - w)),
+    ),
+    Mistake(
+        "attention.blind_to_itself",
+        "the mask is off by one: a token does not see itself",
+        AT,
+        compute=_mask(lambda w: lambda i, j: ((j < i) & (j > i - w)) | ((i == 0) & (j == 0))),
+    ),
+    Mistake("attention.mask_of_ones", "the mask is 1 and 0, and added", AT, compute=_added_ones),
+    Mistake(
+        "attention.keys_in_turn",
+        "keys, but not values, are dealt out in turn (h % G) instead of in groups",
+        AT,
+        compute=_heads(_in_turn, None),
+    ),
+    Mistake(
+        "attention.values_in_turn",
+        "values, but not keys, are dealt out in turn (h % G) instead of in groups",
+        AT,
+        compute=_heads(None, _in_turn),
+    ),
+    Mistake(
+        "attention.first_head",
+        "every query head reads the first key-value head",
+        AT,
+        compute=_heads(lambda site: 0 * _grouped(site), lambda site: 0 * _grouped(site)),
+    ),
+    Mistake(
+        "attention.heads_reversed",
+        "key-value heads are in the opposite order",
+        AT,
+        compute=_heads(*[lambda site: site.config.kv_heads - 1 - _grouped(site)] * 2),
+    ),
+    Mistake(
+        "attention.divided_by_model_width",
+        "scores are divided by the root of the model width",
+        AT,
+        compute=_scale(lambda site: site.config.width**-0.5),
+    ),
+    Mistake("attention.multiplied", "scores are multiplied by sqrt(K)", AT, compute=_scale(lambda site: site.config.head_dim**0.5)),
+    Mistake("attention.transposed", "heads and head width are transposed in the output", AT, compute=_heads_last),
+    Mistake("attention.unrotated", "queries and keys are not rotated", AT, rotates, _unrotated),
+    Mistake("attention.keys_unrotated", "keys are not rotated", AT, rotates, _keys_unrotated),
+    Mistake(
+        "attention.values_rotated",
+        "values are rotated too, as if they were keys",
+        AT,
+        rotates,
+        lambda site: site.of(lambda q, k, v: _right(site, q, k, op.rope(site.model, site.dialect, v).value)),
+    ),
+    Mistake("cache.narrow", "keys and values are rounded, as a cache of {kind} does", AT, compute=_narrow_cache, fault=False),
+    Mistake("attention.values_are_keys", "values are the keys", AT, compute=lambda site: site.of(lambda q, k, v: _right(site, q, k, k))),
+    Mistake(
+        "attention.keys_values_swapped",
+        "keys and values are swapped",
+        AT,
+        compute=lambda site: site.of(lambda q, k, v: _right(site, q, v, k)),
+    ),
+    Mistake(
+        "cache.first_lost",
+        "keys and values of the first token are lost",
+        AT,
+        compute=_mask(lambda w: lambda i, j: _sees_window(w, i, j) & ((j > 0) | (i == 0))),
+    ),
+    Mistake("attention.itself_only", "each token sees itself only", AT, compute=_mask(lambda w: lambda i, j: j == i)),
+    Mistake("attention.last_only", "only the last {seen} tokens are seen", AT, compute=_last_seen),
+    Mistake("dialect.float16", "float16 roundings: declare the dialect bitnet.cpp (--as bitnet.cpp)", AT, compute=_float16, fault=False),
+)

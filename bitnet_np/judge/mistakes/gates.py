@@ -1,0 +1,112 @@
+"""Mistakes in the feed-forward's activation."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import spec
+from ...dialects import Dialect
+from ...kernels import cpu
+from ...model import Model
+from ..variant import Variant
+from .mistake import Array, Compute, Mistake, Numbers, Site
+
+Floats = NDArray[np.float32]
+
+AT = ("ffn_out",)
+RIGHT = {"relu2": "relu(gate)^2 * up", "silu": "SiLU(gate) * up", "gelu": "the exact GELU", "gelu_tanh": "GELU's approximation by tanh"}
+"""What Config.activation stands for."""
+KERNELS = {"relu2": "relu2_gate", "silu": "silu_gate", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+
+
+def _gated(model: Model, dialect: Dialect) -> bool:
+    return model.config.gated
+
+
+def _ungated(model: Model, dialect: Dialect) -> bool:
+    return not model.config.gated
+
+
+def _silu(x: Array) -> Array:
+    return spec.silu_gate(x, np.ones_like(x))
+
+
+def _silu32(x: Floats) -> Floats:
+    return x / (1 + np.exp(-x))
+
+
+def _mistake(
+    id: str,
+    text: str,
+    compute: Callable[..., Array],
+    engine: Callable[..., Floats] | None = None,
+    *,
+    when: Callable[[Model, Dialect], bool] = _gated,
+    of: tuple[str, ...] = tuple(RIGHT),
+) -> Mistake:
+    """Another function of gate and up, or of up alone: in float64, and in float32 for whole engines. of: activations."""
+
+    def at_operation(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+        if site.config.activation in of:
+            yield {"right": RIGHT[site.config.activation]}, site.of(compute)
+
+    def in_engine(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+        activation = base.model.config.activation
+        if engine is not None and activation in of:
+            yield {"right": RIGHT[activation]}, base.with_operations(**{KERNELS[activation]: engine})
+
+    return Mistake("activation." + id, text, AT, when, at_operation, in_engine if engine else None)
+
+
+def _swapped(site: Site) -> Compute:
+    gate = spec.ACTIVATIONS[site.config.activation]
+    return site.of(lambda g, u: gate(u, g))
+
+
+def _engine_swapped(base: Variant) -> Variant:
+    name = KERNELS[base.model.config.activation]
+    right = getattr(cpu, name)
+    return base.with_operations(**{name: lambda gate, up: right(up, gate)})
+
+
+GATES = (
+    _mistake("silu", "SiLU(gate) * up instead of {right}", spec.silu_gate, lambda g, u: _silu32(g) * u, of=("relu2",)),
+    _mistake("relu2", "relu(gate)^2 * up instead of {right}", spec.relu2_gate, cpu.relu2_gate, of=("silu",)),
+    _mistake("gelu_gate", "GELU(gate) * up instead of {right}", lambda g, u: spec.gelu_tanh(g) * u, lambda g, u: cpu.gelu_tanh(g) * u),
+    _mistake("relu", "relu(gate) * up, not squared", lambda g, u: np.maximum(g, 0) * u, lambda g, u: np.maximum(g, 0) * u),
+    _mistake("square", "gate^2 * up, without relu", lambda g, u: g * g * u, lambda g, u: g * g * u),
+    _mistake("none", "the gate is not activated: gate * up instead of {right}", lambda g, u: g * u),
+    _mistake("no_gate", "the gate is missing: up instead of {right}", lambda g, u: u),
+    _mistake("sigmoid", "sigmoid(gate) * up instead of {right}", lambda g, u: u / (1 + np.exp(-g))),
+    _mistake(
+        "quick_gelu", "quick GELU, gate * sigmoid(1.702 gate) * up, instead of {right}", lambda g, u: g / (1 + np.exp(-1.702 * g)) * u
+    ),
+    Mistake("activation.swapped", "gate and up are swapped", AT, _gated, _swapped, _engine_swapped),
+    _mistake(
+        "silu_swapped",
+        "SiLU(up) * gate: gate and up are swapped, and SiLU for relu squared",
+        lambda g, u: spec.silu_gate(u, g),
+        of=("relu2",),
+    ),
+    _mistake(
+        "relu2_swapped",
+        "relu(up)^2 * gate: gate and up are swapped, and relu squared for SiLU",
+        lambda g, u: spec.relu2_gate(u, g),
+        of=("silu",),
+    ),
+    _mistake("no_up", "up is not multiplied in", lambda g, u: np.maximum(g, 0) ** 2, of=("relu2",)),
+    _mistake("no_up_silu", "up is not multiplied in", lambda g, u: _silu(g), of=("silu",)),
+    _mistake("relu_of_product", "relu(gate * up)", lambda g, u: np.maximum(g * u, 0)),
+    _mistake("relu2_of_product", "relu(gate * up)^2", lambda g, u: np.maximum(g * u, 0) ** 2),
+)
+UNGATED = (
+    _mistake("gelu", "the exact GELU instead of {right}", spec.gelu, cpu.gelu, when=_ungated, of=("gelu_tanh",)),
+    _mistake("gelu_tanh", "GELU's approximation by tanh instead of {right}", spec.gelu_tanh, cpu.gelu_tanh, when=_ungated, of=("gelu",)),
+    _mistake("silu_ungated", "SiLU instead of {right}", _silu, _silu32, when=_ungated),
+    _mistake("relu_ungated", "relu instead of {right}", lambda x: np.maximum(x, 0), lambda x: np.maximum(x, 0), when=_ungated),
+    _mistake(
+        "relu2_ungated", "relu squared instead of {right}", lambda x: np.maximum(x, 0) ** 2, lambda x: np.maximum(x, 0) ** 2, when=_ungated
+    ),
+)
+MISTAKES = (*GATES, *UNGATED)

@@ -1,0 +1,128 @@
+"""What a known mistake is, and the place in a forward pass where one is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...dialects import Dialect
+from ...model import Config, Layer, Linear, Model
+from ...traces.points import Key
+from ..graph import FIELDS, Operation, layer_input
+from ..variant import Variant
+
+Array = NDArray[np.float64]
+Values = Mapping[Key, Array]
+
+Compute = Callable[[Values], Array]
+"""From the tensors of a forward pass: the tensor that an operation gives with a mistake in it."""
+
+Numbers = Mapping[str, Any]
+"""What stands in the places of a text's braces. "where" is put in front of the text of a whole engine's mistake."""
+
+
+def always(model: Model, dialect: Dialect) -> bool:
+    """A mistake that every family can make."""
+    return True
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One entry of the catalogue.
+
+    text: for people, with braces for numbers that differ from place to place. at: the tensors whose operation can make it; none: it is one
+    of whole engines only. when: whether a model in a dialect can make it. compute: what it makes of one operation, in float64. engine:
+    what it makes of a whole engine, in every layer. fitted: what it makes of a tensor, with numbers that are fitted to the other engine's.
+    Each gives one result, or several with the numbers of the text, or none. fault: False for what engines do on purpose, a rounding.
+    """
+
+    id: str
+    text: str
+    at: tuple[str, ...] = ()
+    when: Callable[[Model, Dialect], bool] = always
+    compute: Callable[[Site], Compute | Iterable[tuple[Numbers, Compute]]] | None = field(default=None, repr=False)
+    engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]]] | None = field(default=None, repr=False)
+    fitted: Callable[[Fit], Array | Iterable[tuple[Numbers, Array]]] | None = field(default=None, repr=False)
+    fault: bool = True
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A mistake as it was found: what people read."""
+
+    text: str
+    id: str  # in the catalogue, or of a diagnosis
+    fault: bool = True
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def cause(mistake: Mistake, numbers: Numbers, prefix: str = "") -> Cause:
+    """The mistake with its numbers in words."""
+    return Cause(prefix + mistake.text.format(**numbers), mistake.id, mistake.fault)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One operation of a model in a dialect."""
+
+    model: Model
+    dialect: Dialect
+    operation: Operation
+
+    @property
+    def name(self) -> str:
+        return self.operation.key.name
+
+    @property
+    def config(self) -> Config:
+        return self.model.config
+
+    @property
+    def index(self) -> int:
+        """The number of its layer."""
+        assert self.operation.key.layer is not None
+        return self.operation.key.layer
+
+    @property
+    def layer(self) -> Layer | None:
+        """Its layer; None for what is outside of layers."""
+        return None if self.operation.key.layer is None else self.model.layers[self.index]
+
+    @property
+    def linear(self) -> Linear:
+        """Its matrix."""
+        return getattr(self.layer, FIELDS[self.name])
+
+    @property
+    def layer_input(self) -> Key:
+        """The tensor that comes into the layer."""
+        return layer_input(self.model, self.index)
+
+    def neighbours(self) -> Iterator[tuple[str, Layer]]:
+        """The layers before and after, and what to call them."""
+        for step, text in ((-1, "previous"), (1, "next")):
+            if 0 <= self.index + step < len(self.model.layers):
+                yield text, self.model.layers[self.index + step]
+
+    def inputs(self, values: Values) -> list[Array]:
+        return [values[key] for key in self.operation.inputs]
+
+    def of(self, function: Callable[..., Array]) -> Compute:
+        """A mistake that needs the operation's inputs only."""
+        return lambda values: function(*self.inputs(values))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A tensor of another engine beside what it should be, [T, width] each."""
+
+    theirs: Array
+    value: Array
+    earlier: Array | None  # the same tensor of the layer before, if the dump has it
+    ratios: Sequence[tuple[str, Numbers, float]]  # id of a mistake, its numbers, the factor by which everything is wrong then

@@ -1,0 +1,129 @@
+"""How engines round: each rule in plain NumPy. Nothing here is shared with the kernels and dialects that compute so; tests tie the two.
+
+Sources: IEEE 754 for float16; for activations ggml's quantize_row_q8_0, quantize_row_q8_1 and quantize_row_q8_K (ggml-quants.c); for
+stepped angles its ggml_rope_cache_init.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import spec
+from ..dialects import Dialect
+from ..kernels.block_formats import FORMATS
+from ..model import Blocks, Model, Table
+from ..tensor_types import Q4_1, Q5_1
+
+Array = NDArray[np.float64]
+Floats = NDArray[np.float32]
+
+DIGITS = {"bfloat16": 8, "float16": 11}
+"""Significant bits of the narrow float types."""
+
+
+def to_float16(x: Array) -> Array:
+    """Rounded to float32 and then to float16, half to even, as an engine of float32 does."""
+    with np.errstate(over="ignore"):
+        return x.astype(np.float32).astype(np.float16).astype(np.float64)
+
+
+def to_bfloat16(x: Array) -> Array:
+    """Rounded to float32 and then to bfloat16, half to even: the upper 16 bits of a float32."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+
+
+def to_digits(x: Array, digits: int) -> Array:
+    """Rounded to that many significant bits, half to even, with float64's range."""
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
+
+
+def to_eleven_bits(x: Floats) -> Floats:
+    """Rounded to float16's 11 significant bits, half up, with float32's range: a float16 that neither overflows nor underflows."""
+    bits = x.view(np.uint32)
+    return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def to_q8_0(x: Array) -> Array:  # [T, width] -> [T, width]; NaN where the width is no multiple of 32
+    """Rounded as a cache of ggml's Q8_0 does: int8 codes in steps of the largest of 32 numbers / 127, the step kept as float16."""
+    if x.shape[1] % 32:
+        return np.full_like(x, np.nan)
+    blocks = x.reshape(len(x), -1, 32)
+    step = np.abs(blocks).max(axis=2, keepdims=True) / 127
+    return (np.rint(blocks / np.where(step == 0, 1, step)) * to_float16(step)).reshape(x.shape)
+
+
+NARROW: dict[str, Callable[[Array], Array]] = {"float16": to_float16, "bfloat16": to_bfloat16, "Q8_0": to_q8_0}
+"""The types that engines keep activations, keys and values in: [T, width] -> [T, width]."""
+
+
+# --- activations, as llama.cpp's CPU backend rounds them to the type of a matrix -------------------------------------------------------
+
+
+def _blocks(x: Floats, size: int, signed: bool) -> tuple[Floats, Floats]:
+    """int8 codes [R, M / size, size] and steps [R, M / size, 1], float32. signed: the largest number becomes -127, whatever its sign."""
+    blocks = x.reshape(len(x), -1, size)
+    largest = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
+    with np.errstate(divide="ignore", over="ignore"):
+        if signed:
+            steps = np.float32(-127) / largest
+            step = np.float32(1) / steps
+        else:
+            steps = np.float32(127) / np.abs(largest)
+            step = (np.abs(largest) / np.float32(127)).astype(np.float16).astype(np.float32)
+    fits = np.isfinite(steps)
+    return np.where(fits, np.rint(blocks * np.where(fits, steps, 0)), 0), np.where(fits, step, 0)
+
+
+def _in_blocks(x: Floats, size: int, signed: bool) -> Floats:
+    codes, step = _blocks(x, size, signed)
+    return (codes * step).astype(np.float32).reshape(x.shape)
+
+
+def matrix_input(x: Array, table: Table) -> Array:  # [T, M] -> [T, M]
+    """The input of a matrix of this type: Q8_K for types of 256 weights, Q8_0 for those of 32, else the type of the numbers."""
+    single = x.astype(np.float32)
+    if isinstance(table, Blocks):
+        size = table.type.block
+        return _in_blocks(single, size, signed=size == 256).astype(np.float64)
+    if table.dtype == np.float16:
+        return to_float16(x)
+    return to_bfloat16(x) if table.dtype == np.uint16 else single.astype(np.float64)
+
+
+MINIMUM_TYPES = (Q4_1, Q5_1)
+"""The types whose minimums llama.cpp multiplies by rounded sums."""
+
+
+def rounded_sums(x: Array) -> Array:  # [T, M] -> [T, M / 32]
+    """What Q8_1's float16 sums of 32 numbers add to the sums of their codes times the step: the minimums are multiplied by it."""
+    single = x.astype(np.float32)
+    codes, step = _blocks(single, 32, signed=False)
+    exact = np.abs(single.reshape(codes.shape)).max(axis=2) / np.float32(127)
+    totals = codes.sum(axis=2, dtype=np.float32)
+    return to_float16((totals * exact).astype(np.float64)) - (totals * step[:, :, 0]).astype(np.float64)
+
+
+def minimums(blocks: Blocks) -> Array:  # -> [N, M / 32]
+    """The minimums of a Q4_1 or Q5_1 matrix."""
+    return np.ascontiguousarray(blocks.data.view(FORMATS[blocks.type.name].layout)["m"]).view(np.float16).astype(np.float64)
+
+
+# --- angles ---------------------------------------------------------------------------------------------------------------------------
+
+
+def angles(model: Model, dialect: Dialect, length: int) -> Array:  # -> [T, J]
+    """RoPE's angles of positions 0..T-1 in radians, as the definition has them, or stepped from pair to pair in float32."""
+    c = model.config
+    factors = 1.0 if model.rope_factors is None else model.rope_factors
+    position = np.arange(length)
+    if not dialect.stepped_angles or not c.rope_pairs:
+        wide = factors if isinstance(factors, float) else factors.astype(np.float64)
+        return spec.angles(position / c.rope_scaling, c.rope_base, c.rope_pairs, wide)
+    step = np.float32(c.rope_base ** (-min(1, c.rope_pairs - 1) / c.rope_pairs))
+    angle = np.empty((length, c.rope_pairs), np.float32)
+    for pair in range(c.rope_pairs):
+        angle[:, pair] = position if pair == 0 else angle[:, pair - 1] * step
+    return (angle / factors * np.float32(1 / c.rope_scaling)).astype(np.float64)

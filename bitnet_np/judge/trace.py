@@ -1,0 +1,370 @@
+"""The judge of a whole trace: each operation recomputed from the other engine's own inputs, the first wrong one named, and why.
+
+Where an operation's inputs are not in the dump they are recomputed from what is there, and the verdict covers all operations in between.
+Derived bounds do not hold across several operations, because int8 codes flip. There the same operations are evaluated once more with every
+tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (logits.limits).
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dialects import EXACT, Dialect
+from ..errors import NonFiniteError
+from ..forward_pass import run_whole
+from ..model import Model
+from ..network import Runtime
+from ..tokens import Tokens, check_tokens
+from ..traces.points import Key, Trace
+from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, invalid_tensor, position_errors, relative_error, statistics, within
+from .diagnosis import local, overwritten, permuted, rounded
+from .graph import LOGITS, TOKENS, Operation, operations
+from .logits import Reach, judge, same_bits
+from .mistakes.anywhere import ratios
+from .mistakes.catalogue import at_operation, fitted
+from .mistakes.mistake import Cause, Compute, Fit
+from .operations import Expected, U
+from .reach import FLOOR, one_scale
+from .report import OperationVerdict, Report
+from .roundings import to_eleven_bits
+from .verdict import Verdict
+
+Array = NDArray[np.float64]
+Progress = Callable[[int, int], None]
+
+_MATCH = 1e-6  # NMSE at which a mistake is what happened: float32 noise, squared, with room for a flipped code
+_MOST_WORK = 3 * 10**8  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
+_LITTLE_WORK = _MOST_WORK // 10  # where nothing is wrong but for what a small mistake may change
+
+
+def judge_trace(
+    model: Model, trace: Trace, tokens: Sequence[int] | NDArray, dialect: Dialect = EXACT, progress: Progress = lambda done, total: None
+) -> Report:
+    """Judge another engine's tensors for these tokens (one sequence), in the dialect it is declared to follow."""
+    checked = check_tokens(model.config, np.asarray(tokens)[None])
+    ids = checked.ids[0]
+    if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
+        return Report(Verdict.INVALID, f"{trace.origin} was made with other token ids: {list(trace.tokens[:8])}, expected {list(ids[:8])}")
+    graph = list(operations(model, dialect))
+    common = [o.key for o in graph if o.key in trace.points]
+    if not common:
+        names = ", ".join(map(str, list(trace.points)[:5])) or "nothing"
+        return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {names}")
+    dump = _compared(Runtime(model, dialect), checked, trace.points)
+    missing = tuple(o.key for o in graph if o.key not in trace.points)
+    invalid = tuple(OperationVerdict(key, Verdict.INVALID, dump.problems[key]) for key in common if dump.problems[key])
+    if invalid:
+        first = invalid[0]
+        return Report(Verdict.INVALID, f"{first.place}: {first.reason}", invalid, first, missing)
+    judge = _Judge(model, dialect, graph, ids, dump, progress)
+    verdicts = []
+    for i, operation in enumerate(graph):
+        if operation.key in dump.tensors:
+            verdicts.append(judge.operation(operation))
+        progress(i + 1, len(graph))
+    worst = max(o.verdict for o in verdicts)
+    first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
+    reason = f"{len(verdicts)} tensors, each within what its own inputs allow" if first_wrong is None else _reason(first_wrong)
+    notes = [_untried(o) for o in verdicts if not o.tried][:1]
+    return Report(worst, reason, tuple(verdicts), first_wrong, missing, tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Dump:
+    """Another engine's tensors beside ours, which are not kept: a trace of a large model has gigabytes."""
+
+    tensors: dict[Key, NDArray]  # [T, width] of those that are valid, as they are in the dump
+    problems: dict[Key, str]  # why a tensor says nothing; empty where it is valid
+    same: set[Key]  # which have our bits
+    sizes: dict[Key, int]  # of every tensor of ours
+
+
+def _compared(runtime: Runtime, tokens: Tokens, points: Mapping[Key, NDArray]) -> _Dump:
+    dump = _Dump({}, {}, set(), {})
+
+    def look(name: str, layer: int | None, array: NDArray) -> None:
+        key, ours = Key(name, layer), array.reshape(tokens.ids.shape[1], -1)
+        dump.sizes[key] = ours.size
+        if key not in points:
+            return
+        theirs = points[key]
+        dump.problems[key] = invalid_tensor(theirs, ours)
+        if not dump.problems[key]:
+            dump.tensors[key] = theirs.reshape(ours.shape)
+            if same_bits(dump.tensors[key], ours):
+                dump.same.add(key)
+
+    run_whole(runtime.checked(), tokens, look)
+    return dump
+
+
+def _reason(first_wrong: OperationVerdict) -> str:
+    """The first wrong operation in words, and what to record where several operations lie in between."""
+    across = first_wrong.across
+    reason = f"WRONG at {first_wrong.place}: {first_wrong.hypothesis or first_wrong.reason}"
+    if len(across) > 1:
+        several = len({k.layer for k in across if k.layer is not None}) > 1
+        names = "l_out of every layer" if several else ", ".join(k.name for k in across[:-1])
+        reason += f"; {len(across)} operations lie between it and what the dump has: to tell which, dump {names}"
+    return reason
+
+
+def _untried(verdict: OperationVerdict) -> str:
+    """What to record so that known mistakes can be tried."""
+    layers = sorted({k.layer for k in verdict.across if k.layer is not None})
+    names = ",".join(dict.fromkeys(k.name for k in verdict.across if len(layers) < 2 or k.name == "l_out"))
+    which = f" --layers {layers[0]}" if len(layers) == 1 else ""
+    more = "; then all names of the first layer that is wrong" if len(layers) > 1 else ""
+    return (
+        f"{verdict.place}: known mistakes were not tried, {len(verdict.across)} operations of a model this large are too much work. "
+        f"Record what lies between, as `bitnet-np trace{which} --names {names}` does{more}"
+    )
+
+
+class _Judge:
+    """One engine's tensors, beside everything they are judged by."""
+
+    def __init__(
+        self, model: Model, dialect: Dialect, graph: list[Operation], ids: NDArray[np.int64], dump: _Dump, progress: Progress
+    ) -> None:
+        self.model, self.dialect, self.graph, self.ids, self.dump, self.progress = model, dialect, graph, ids, dump, progress
+        self.theirs = _Theirs(ids, dump.tensors)
+        self.by_key = {o.key: o for o in graph}
+
+    def operation(self, operation: Operation) -> OperationVerdict:
+        """The verdict on one tensor of the dump."""
+        key = operation.key
+        across = self._across(operation)
+        if key in self.dump.same and self._same_inputs(across):
+            return OperationVerdict(
+                key, Verdict.SAME_BITS, across=across, max_error=0.0, bound_ratio=0.0, nmse=0.0, scale=1.0, cosine=1.0, ulps=0.0
+            )
+        theirs = self.theirs[key]
+        return self._several(across, theirs) if len(across) > 1 else self._one(operation, theirs)
+
+    def _one(self, operation: Operation, theirs: Array) -> OperationVerdict:
+        """An operation whose inputs are in the dump."""
+        expected = operation.evaluate(*(self.theirs[k] for k in operation.inputs))
+        value, across = expected.value, (operation.key,)
+        verdict, reason, ratio = within(expected, theirs)
+        judged = statistics(operation.key, verdict, reason, across, ratio, value, theirs)
+        if verdict != Verdict.WRONG:
+            return replace(judged, **self._from_float64(operation, value, theirs))
+        bound = bound_of(expected, value.shape)[1]
+        noise = dot(bound, bound) / max(dot(value, value), TINY)
+        return judged.explained(self._explain(across, value, theirs, _MATCH, noise=noise) or self._local(operation, expected, theirs))
+
+    def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
+        """Several operations at once, the last of which gives a tensor of the dump."""
+        key = across[-1]
+        value = self._values(across)[key]
+        reach = self._reach(across, value) if position_errors(value, theirs).max() > ROUNDING_ACROSS else None
+        verdict, reason, ratio = close(value, theirs, reach)
+        if key == LOGITS and verdict == Verdict.FLIPS:  # single logits, factors and constants too
+            logits = judge(value.astype(np.float32), theirs, reach)
+            verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
+        judged = statistics(key, verdict, reason, across, ratio, value, theirs)
+        most = 0.0 if reach is None else reach.nmse
+        work = sum(self._cost(k) for k in across)
+        if verdict == Verdict.WRONG:
+            if work > _MOST_WORK:
+                return replace(judged, tried=False)
+            return judged.explained(self._explain(across, value, theirs, most))
+        if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
+            cause = self._explain(across, value, theirs, most, most / 2)
+            if cause is not None and cause.fault:
+                return replace(judged.explained(cause), verdict=Verdict.WRONG)
+        return judged
+
+    def _reach(self, across: tuple[Key, ...], value: Array) -> Reach | None:
+        """How far float16 in every tensor of `across` reaches; None if their numbers leave float32's range on the way."""
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                narrow = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[across[-1]])
+        except FloatingPointError:
+            return None
+        return Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
+
+    def _rounded(self, key: Key) -> Compute:
+        """An operation that rounds what it gives to float16."""
+        operation = self.by_key[key]
+
+        def compute(values: Mapping[Key, Array]) -> Array:
+            value = operation.evaluate(*(values[k] for k in operation.inputs)).value
+            return to_eleven_bits(value.astype(np.float32)).astype(np.float64)
+
+        return compute
+
+    # --- who is closer to float64 ---
+
+    def _from_float64(self, operation: Operation, value: Array, theirs: Array) -> dict[str, Any]:
+        """RMS errors of our kernel and of theirs, both on their inputs, in u of the RMS of what float64 gives."""
+        tensors = self.dump.tensors
+        inputs = [tensors[k] if k in tensors else self.theirs[k] for k in operation.inputs]
+        size = float(np.sqrt(dot(value, value) / value.size))
+        if size == 0 or any(x.dtype not in (np.float32, np.float16, np.int64) for x in inputs):
+            return {}  # inputs of more bits than ours can take would count against us
+        ours = self._ours_on_theirs[operation.key].reshape(value.shape)
+        errors = {"ours_rms": ours - value, "theirs_rms": theirs - value}
+        return {name: float(np.sqrt(dot(error, error) / value.size)) / (U * size) for name, error in errors.items()}
+
+    @cached_property
+    def _ours_on_theirs(self) -> dict[Key, NDArray]:
+        """What our kernels make of each tensor's inputs, where those are in the dump: a forward pass that goes on with theirs."""
+        ours: dict[Key, NDArray] = {}
+
+        def keep(name: str, layer: int | None, array: NDArray) -> None:
+            if (key := Key(name, layer)) in self.dump.tensors:
+                ours.setdefault(key, array.copy())
+
+        def exchange(name: str, layer: int | None, array: NDArray) -> NDArray:
+            keep(name, layer, array)
+            theirs = self.dump.tensors.get(Key(name, layer))
+            return array if theirs is None else theirs.reshape(array.shape).astype(np.float32)
+
+        with np.errstate(all="ignore"), suppress(NonFiniteError):  # the logits come last
+            run_whole(Runtime(self.model, self.dialect, edit=exchange), Tokens.whole(self.ids[None]), keep)
+        return ours
+
+    # --- what went wrong ---
+
+    def _local(self, operation: Operation, expected: Expected, theirs: Array) -> Cause | None:
+        """What the places of wrong numbers say, where no known mistake makes all of them."""
+        cause = overwritten(operation.key, self.dump.tensors, [o.key for o in self.graph]) or rounded(theirs, expected.value)
+        if cause is not None:
+            return cause
+        wrong = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
+        inputs = [self.theirs[k] for k in operation.inputs]
+        return local(self.model, self.dialect, operation, inputs, expected.value, theirs, wrong)
+
+    def _same_inputs(self, across: tuple[Key, ...]) -> bool:
+        """Whether everything it was computed from has our bits too: equal outputs of other inputs would be a coincidence or a fake."""
+        inputs = {k for key in across for k in self.by_key[key].inputs if k in self.dump.tensors}
+        return inputs <= self.dump.same
+
+    def _across(self, operation: Operation) -> tuple[Key, ...]:
+        """The operations between what the dump has and this tensor, this one last."""
+        wanted = {operation.key}
+        for other in reversed(self.graph):
+            if other.key in wanted:
+                wanted |= {k for k in other.inputs if k not in self.theirs}
+        return tuple(o.key for o in self.graph if o.key in wanted)
+
+    def _values(
+        self, across: tuple[Key, ...], changed: Mapping[Key, Compute] | None = None, right: Mapping[Key, Array] | None = None
+    ) -> dict[Key, Array]:
+        """Their tensors, and those of `across` computed from them, some of them in another way.
+
+        right: what it gives with nothing changed, if that is known: operations before the first change need not run again. Raises
+        FloatingPointError if a change gives no finite numbers.
+        """
+        values = _Lazy({}, self, across)
+        first = next((i for i, k in enumerate(across) if changed and k in changed), 0) if right else 0
+        values |= {k: right[k] for k in across[:first]} if right else {}
+        for key in across[first:]:
+            operation = self.by_key[key]
+            if changed and key in changed:
+                values[key] = changed[key](_Lazy(values, self, across))
+                if not np.isfinite(values[key]).all():
+                    raise FloatingPointError(f"{key} is not finite")
+            else:
+                values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
+        return values
+
+    def _explain(
+        self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, least: float = 0.0, noise: float = 0.0
+    ) -> Cause | None:
+        """The mistake that comes closest, if the NMSE it leaves is at most `most`, and little of what there was.
+
+        least: NMSE that it must make of what is right. One that changes less may flip the very codes that roundings flip.
+        noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a factor or a constant that is fitted, which
+        takes away roundings too.
+        """
+        now = relative_error(value, theirs)
+        best = min(most, now / 10)  # a mistake that explains little explains nothing
+        cause: Cause | None = None
+        with np.errstate(all="ignore"):
+
+            def with_fitted() -> Iterator[tuple[Cause, Array]]:
+                if cause is None or 4 * best > noise:
+                    known = ratios(self.model, self.by_key[across[-1]]) if len(across) == 1 else ()
+                    yield from fitted(Fit(theirs, value, self._previous(across[-1]), known))
+
+            for candidate, array in chain(self._mistaken(across), with_fitted()):
+                if array.shape != theirs.shape or not np.isfinite(array).all() or relative_error(array, value) < least:
+                    continue
+                if (left := relative_error(array, theirs)) < best:
+                    best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
+        if cause is None and now > _MATCH and permuted(theirs, value):
+            return Cause("the right numbers in another order: columns are permuted", "read.permuted")
+        return cause
+
+    def _mistaken(self, across: tuple[Key, ...]) -> Iterator[tuple[Cause, Array]]:
+        """The last tensor of `across` with each known mistake on the way to it."""
+        key = across[-1]
+        names = {k.name for k in across}
+        everywhere = len(across) > len(names)  # several layers: the mistake is in all of them
+        places = [k for k in across if not everywhere or k.layer in (None, 0)]
+        attempts = {k: {a.cause.text: a for a in at_operation(self.model, self.dialect, self.by_key[k])} for k in across}
+        right = self._values(across)
+        total, done = sum(len(attempts[k]) for k in places), 0
+        for place in places:
+            prefix = "" if place == key else f"at {place.name}{' of every layer' if everywhere and place.layer == 0 else ''}: "
+            for text, attempt in attempts[place].items():
+                self.progress(done := done + 1, total)
+                made = [k for k in across if k.name == place.name and text in attempts[k]] if everywhere else [place]
+                try:
+                    array = self._values(across, {k: attempts[k][text].compute for k in made}, right)[key]
+                except FloatingPointError:
+                    continue
+                yield replace(attempt.cause, text=prefix + text), array
+
+    def _cost(self, key: Key) -> int:
+        return self.dump.sizes[key] * (self.model.config.width if key.layer is not None else self.model.config.vocab)
+
+    def _previous(self, key: Key) -> Array | None:
+        return None if not key.layer else self.theirs.get(Key(key.name, key.layer - 1))
+
+
+class _Theirs(Mapping[Key, Array]):
+    """Their tensors, and the tokens, in float64: one at a time, as all together are twice the dump."""
+
+    def __init__(self, ids: NDArray[np.int64], tensors: Mapping[Key, NDArray]):
+        self._arrays = {TOKENS: ids, **tensors}
+
+    def __getitem__(self, key: Key) -> Array:
+        return self._arrays[key] if key == TOKENS else self._arrays[key].astype(np.float64)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._arrays
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+
+class _Lazy(dict):
+    """Tensors known so far, and theirs but for those of `across`, when they are asked for.
+
+    A mistake may ask for one that is neither in the dump nor on the way: it is worked out then.
+    """
+
+    def __init__(self, values: Mapping[Key, Array], judge: _Judge, across: Collection[Key]):
+        super().__init__(values)
+        self._judge, self._across = judge, across
+
+    def __missing__(self, key: Key) -> Array:
+        if key in self._judge.theirs and key not in self._across:
+            self[key] = self._judge.theirs[key]
+        else:
+            operation = self._judge.by_key[key]
+            self[key] = operation.evaluate(*(self[k] for k in operation.inputs)).value
+        return self[key]

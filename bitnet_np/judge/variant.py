@@ -1,0 +1,80 @@
+"""Variants of our own engine: the forward pass with something changed, at the kernels' speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..backend import Backend, Wrapped
+from ..dialects import Dialect
+from ..forward_pass import run_whole
+from ..kernels import cpu
+from ..model import Layer, Linear, Model, Ternary
+from ..network import Edit, Runtime
+from ..tokens import check_tokens
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One engine: the model, the dialect, the operations and the tensors that it computes with."""
+
+    text: str  # what is changed
+    model: Model = field(repr=False)
+    dialect: Dialect
+    ops: Backend = field(default=cpu, repr=False)
+    edit: Edit | None = field(default=None, repr=False)
+    weak: bool = False  # before codes flip it changes less than float16 does, and may flip the very codes that roundings flip
+    mistake: str = ""  # the id in the catalogue, if it is a known mistake
+
+    def with_operations(self, **operations: Callable[..., Any]) -> Variant:
+        """With other kernels, by the names of backend.Backend."""
+        return replace(self, ops=Wrapped(self.ops, **operations))
+
+    def with_config(self, **fields: Any) -> Variant:
+        """With other numbers in the Config."""
+        return self.with_model(config=replace(self.model.config, **fields))
+
+    def with_model(self, **fields: Any) -> Variant:
+        """With other fields of the Model."""
+        return replace(self, model=replace(self.model, **fields))
+
+    def with_layers(self, change: Callable[[Layer], Layer]) -> Variant:
+        """With every layer changed in the same way."""
+        return self.with_model(layers=tuple(map(change, self.model.layers)))
+
+    def with_field(self, name: str, change: Callable[[Any], Any]) -> Variant:
+        """With one field of every layer changed in the same way."""
+        return self.with_layers(lambda layer: replace(layer, **{name: change(getattr(layer, name))}))
+
+    def present(self, names: Sequence[str]) -> list[str]:
+        """Those fields of model.Layer that this model's layers have."""
+        return [name for name in names if getattr(self.model.layers[0], name) is not None]
+
+
+def variant_logits(variant: Variant, tokens: ArrayLike, last_only: bool = False) -> Floats:
+    """Logits of whole sequences, [B, T] -> [B, T, V], or [B, V] with last_only: see forward_full."""
+    runtime = Runtime(variant.model, variant.dialect, variant.ops, variant.edit)
+    return run_whole(runtime, check_tokens(variant.model.config, tokens), last_only=last_only)
+
+
+def scale_of(linear: Linear) -> float | None:
+    """The number that products are multiplied by, where a file has one for the whole matrix."""
+    if linear.scale is not None:
+        return float(linear.scale)
+    return float(linear.weights.scale) if isinstance(linear.weights, Ternary) else None
+
+
+def times(linear: Linear, factor: float) -> Linear:
+    """The linear with its products multiplied by a factor."""
+    return replace(linear, scale=np.float32(factor * (1.0 if linear.scale is None else float(linear.scale))))
+
+
+def scaled(base: Variant, name: str, factor: float) -> Variant:
+    """The scale of one kind of matrix, times a factor in every layer."""
+    return replace(base.with_field(name, lambda linear: times(linear, factor)), text=f"{name} times {factor}")

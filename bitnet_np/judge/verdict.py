@@ -1,0 +1,32 @@
+"""Verdicts: how good another engine's numbers are, and the exit code that says so."""
+
+from enum import IntEnum
+
+
+class Verdict(IntEnum):
+    """From best to worst; a whole comparison is as good as its worst part."""
+
+    SAME_BITS = 0
+    ROUNDING = 1
+    FLIPS = 2
+    WRONG = 3
+    INVALID = 4
+
+    @property
+    def text(self) -> str:
+        """The verdict in words."""
+        return _MEANINGS[self]
+
+    @property
+    def exit_code(self) -> int:
+        """0: fine. 1: a difference that roundings do not explain. 2: nothing that can be compared."""
+        return {Verdict.WRONG: 1, Verdict.INVALID: 2}.get(self, 0)
+
+
+_MEANINGS = {
+    Verdict.SAME_BITS: "same bits",
+    Verdict.ROUNDING: "rounding: float32 sums in another order",
+    Verdict.FLIPS: "close: as far as flipped int8 codes or float16 roundings reach",
+    Verdict.WRONG: "WRONG: more than roundings explain",
+    Verdict.INVALID: "INVALID: cannot be compared",
+}

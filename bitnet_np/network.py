@@ -1,0 +1,287 @@
+"""The network itself: embedding, layers, head, over checked rows of tokens.
+
+This is the one copy of the layer's order of operations. Every path of forward_pass.py runs it; spec.py and other engines' recordings check
+it. What differs between paths comes in as arguments: where keys and values are (`attend`), and positions (`rows`, `rotations`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .backend import Array, Backend
+from .cache import Attend
+from .dialects import EXACT, Dialect
+from .errors import NonFiniteError, UnsupportedError
+from .kernels import cpu
+from .model import Blocks, Layer, Linear, Model, Table, Ternary, Weights
+from .model_check import check_model
+from .tensor_types import TERNARY_TYPES
+from .tokens import Rows
+from .validate import instance
+
+Floats = NDArray[np.float32]
+
+Record = Callable[[str, int | None, NDArray], None]
+"""Observes a tensor: its name, its layer, and the array, read-only, rows first. An observer that keeps the array must copy it."""
+
+Edit = Callable[[str, int | None, NDArray], NDArray]
+"""Returns the tensor that the pass goes on with: the array itself, or another of its shape. Codes and their scales are not asked for."""
+
+Head = Callable[[Array], Floats]
+"""The output matrix: [R, D] where the backend has it -> NumPy's [R, V]."""
+
+Rotations = tuple[Array, Array]
+"""Cosines and sines of the rows' positions, [R, J] each."""
+
+
+def ignore(name: str, layer: int | None, array: NDArray) -> None:
+    """Record nothing."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What a pass runs on: a model, the dialect it is computed in, and the backend that computes."""
+
+    model: Model
+    dialect: Dialect = EXACT
+    ops: Backend = cpu
+    edit: Edit | None = field(default=None, repr=False)  # for the judge, on the CPU: what wrong or rounded tensors lead to
+
+    def checked(self) -> Runtime:
+        """Itself. Raises OptionError, ShapeError or UnsupportedError for a dialect, model or backend that do not go together.
+
+        The arrays of a model on a device were checked before they went there (gpu/device.py).
+        """
+        instance("dialect", self.dialect, Dialect)
+        if self.ops.device == "cpu":
+            check_model(self.model)
+        if self.ops.exact_only and self.dialect.name != EXACT.name:
+            raise UnsupportedError(f"the dialect is {self.dialect.name}, expected {EXACT.name} on this device")
+        return self
+
+    def attention(self, layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
+        """Causal attention of a layer, by positions: [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]."""
+        attend = self.ops.attend_halves if self.dialect.halves else self.ops.attend
+        return attend(q, keys, values, slot, position, self.model.config.window_of(layer))
+
+    def rotations(self, position: NDArray[np.int64]) -> Rotations | None:
+        """Of positions [R]; None for a model without RoPE."""
+        return self.ops.rotations(self.dialect.angles(position, self.model)) if self.model.config.rope != "none" else None
+
+
+@np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
+def run_layers(
+    runtime: Runtime,
+    rows: Rows,
+    rotations: Rotations | None,
+    attend: Attend,
+    record: Record = ignore,
+    *,
+    last_only: bool = False,
+    head: Head | None = None,
+) -> Array:
+    """Logits of rows: [R] -> [R, V], or [B, V] of each sequence's last row with last_only. Arrays are where the backend has them.
+
+    head: makes the logits instead of the model's output table and bias.
+    """
+    model, dialect, ops = runtime.model, runtime.dialect, runtime.ops
+    whole = _Step(runtime, None, record)
+    ops.mark("forward")
+    h = whole.note("inp_embd", _embed(model.token_embd, rows.tokens, ops))
+    if model.position_embd is not None:
+        h = whole.note("inpL", ops.add(h, _embed(model.position_embd, rows.position, ops)))
+    for n, layer in enumerate(model.layers):
+        ops.mark("layer")
+        h = _layer(_Step(runtime, n, record), layer, h, rotations, attend)
+    if last_only:
+        h = ops.take(h, rows.last)
+    x = dialect.rounded(whole.norm("result_norm", h, model.output_norm, model.output_norm_bias))
+    if head is not None:
+        logits = head(dialect.matrix_input(x, model.head))
+    else:
+        logits = _table_product(x, model.head, dialect, ops)
+        logits = logits if model.output_bias is None else ops.add_bias(logits, model.output_bias)
+    return whole.note("result_output", logits)
+
+
+def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
+    """The logits, if all are finite numbers, else NonFiniteError; a head that leaves some out has -infinity there, not for the largest."""
+    largest = logits if head is None else logits.max(axis=1)
+    if cpu.has_non_finite(largest):
+        row = int(np.flatnonzero(~np.isfinite(largest.reshape(len(logits), -1)).all(axis=1))[0])
+        row = int(rows.last[row]) if last_only else row
+        where = f"sequence {rows.sequence[row]}, position {rows.position[row]}"
+        raise NonFiniteError(f"the logits of {where} have NaN or infinity in them: the model leaves float32's range")
+    return logits
+
+
+# --- a layer --------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A layer on its way through the pass, or the model around the layers: what the operations there share."""
+
+    runtime: Runtime
+    layer: int | None
+    record: Record
+
+    def note(self, name: str, array: Array) -> Array:
+        """Let the editor change a tensor and the observer see it; returns what the pass goes on with."""
+        if self.runtime.edit is not None:
+            array = self.runtime.edit(name, self.layer, array)
+        self.see(name, array)
+        return array
+
+    def see(self, name: str, array: Array) -> None:
+        """Show a tensor to the observer: NumPy's, read-only; a copy where the backend's arrays are elsewhere."""
+        if self.record is not ignore:
+            shown = self.runtime.ops.to_host(array).view()
+            shown.flags.writeable = False
+            self.record(name, self.layer, shown)
+
+    def norm(self, name: str, x: Array, gain: Floats, bias: Floats | None = None) -> Array:
+        """The family's norm: [R, D] -> [R, D]."""
+        c, ops = self.runtime.model.config, self.runtime.ops
+        return self.note(name, ops.rms_norm(x, gain, c.eps) if c.norm == "rms" else ops.layer_norm(x, gain, bias, c.eps))
+
+    def sub_norm(self, name: str, source: str, x: Array, gain: Floats | None) -> tuple[str, Array]:
+        """The RMS norm that BitNet has in front of a branch's last matrix, if there is one: name and tensor that the matrix reads."""
+        if gain is None:
+            return source, x
+        return name, self.note(name, self.runtime.ops.rms_norm(x, gain, self.runtime.model.config.eps))
+
+    def head_norm(self, name: str, x: Array, gain: Floats | None) -> Array:
+        """The norm of each head by itself, if the family has one: [R, H, K] -> [R, H, K]."""
+        if gain is None:
+            return x
+        ops, c = self.runtime.ops, self.runtime.model.config
+        return self.note(name, ops.rms_norm(x.reshape(-1, c.head_dim), gain, c.eps).reshape(x.shape))
+
+    def linears(self, source: str, x: Array, **outputs: Linear) -> list[Array]:
+        """Matrices that read the same tensor, by the names of what they give: [R, M] -> [R, N] each."""
+        ops, dialect = self.runtime.ops, self.runtime.dialect
+        shared = _Codes(self, source, x)
+        without_norm = [w.weights for w in outputs.values() if w.norm is None]
+        ternary = [weights for weights in without_norm if _takes_codes(weights, dialect)]
+        if len(ternary) == len(outputs) > 1:
+            matrices = ((weights.codes, weights.scale, weights.shape[0]) for weights in ternary)
+            products = ops.ternary_matmuls(*shared(), *matrices)
+            return [self._finished(name, w, y) for (name, w), y in zip(outputs.items(), products, strict=True)]
+        return [self._finished(name, w, self._product(name, x, w, shared)) for name, w in outputs.items()]
+
+    def _product(self, name: str, x: Array, w: Linear, shared: _Codes) -> Array:
+        """x times the matrix of w, behind its own norm if it has one."""
+        if w.norm is None:
+            return _product(x, w.weights, shared, self.runtime)
+        eps = w.norm_eps or self.runtime.model.config.eps
+        x = self.note(name + "_in", self.runtime.ops.rms_norm(x, w.norm, eps))
+        return _product(x, w.weights, _Codes(self, name + "_in", x), self.runtime)
+
+    def _finished(self, name: str, w: Linear, y: Array) -> Array:
+        """A product with its scale and bias."""
+        ops = self.runtime.ops
+        y = y if w.scale is None else ops.scaled(y, w.scale)
+        return self.note(name, y if w.bias is None else ops.add_bias(y, w.bias))
+
+
+class _Codes:
+    """A tensor as int8 codes and steps per unit, one for each row: worked out once, when the first matrix that needs them asks."""
+
+    def __init__(self, step: _Step, name: str, x: Array) -> None:
+        self._step, self._name, self._x = step, name, x
+        self._codes: tuple[Array, Array] | None = None
+
+    def __call__(self) -> tuple[Array, Array]:
+        if self._codes is None:
+            self._codes = codes, scale = self._step.runtime.ops.quantize(self._x)
+            self._step.see(self._name + "_codes", codes)
+            self._step.see(self._name + "_scale", scale)
+        return self._codes
+
+
+def _layer(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
+    """One transformer block: [R, D] -> [R, D]."""
+    ops, parallel = step.runtime.ops, step.runtime.model.config.parallel_residual
+    attended = _attention(step, w, h, rotations, attend)
+    if not parallel:
+        h = step.note("ffn_inp", ops.add(h, attended))
+    h = ops.add(h, _feed_forward(step, w, h))
+    return step.note("l_out", ops.add(h, attended) if parallel else h)
+
+
+def _attention(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
+    """Attention's branch: [R, D] -> [R, D], without the residual."""
+    c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
+    assert step.layer is not None
+    x = step.norm("attn_norm", h, w.attn_norm, w.attn_norm_bias)
+    q, k, v = (y.reshape(len(y), -1, c.head_dim) for y in step.linears("attn_norm", x, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v))
+    q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
+    if rotations is not None:
+        rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
+        q, k = step.note("Qcur_rope", rope(q, *rotations)), step.note("Kcur_rope", rope(k, *rotations))
+    x = attend(step.layer, dialect.rounded(q), dialect.rounded(k), dialect.rounded(v))
+    x = step.note("kqv_out", x.reshape(len(x), -1))
+    source, x = step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
+    return step.linears(source, x, attn_o_out=w.attn_output)[0]
+
+
+def _feed_forward(step: _Step, w: Layer, h: Array) -> Array:
+    """The feed-forward's branch: [R, D] -> [R, D], without the residual."""
+    activation, ops = step.runtime.model.config.activation, step.runtime.ops
+    x = step.norm("ffn_norm", h, w.ffn_norm, w.ffn_norm_bias)
+    if w.ffn_gate is None:
+        (up,) = step.linears("ffn_norm", x, ffn_up=w.ffn_up)
+        x = ops.gelu(up) if activation == "gelu" else _gelu_tanh(up, step.runtime.dialect, ops)
+    else:
+        gate, up = step.linears("ffn_norm", x, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+        x = ops.relu2_gate(gate, up) if activation == "relu2" else ops.silu_gate(gate, up)
+    source, x = step.sub_norm("ffn_sub_norm", "ffn_out", step.note("ffn_out", x), w.ffn_sub_norm)
+    return step.linears(source, x, ffn_down=w.ffn_down)[0]
+
+
+# --- operations whose form depends on the weights' type or on the dialect --------------------------------------------------------------
+
+
+def _embed(table: Table, rows: Array, ops: Backend) -> Array:
+    return ops.embed_blocks(table.data, table.type, rows) if isinstance(table, Blocks) else ops.embed(table, rows)
+
+
+def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
+    """Whether the codes of x are what these weights multiply, and not x as ggml rounds it."""
+    return isinstance(weights, Ternary) and (not dialect.ggml_activations or weights.blocks is None)
+
+
+def _product(x: Array, weights: Weights, codes: _Codes, runtime: Runtime) -> Array:
+    """x times a layer's matrix: [R, M] -> [R, N]. Ternary weights take the codes of x instead."""
+    dialect, ops = runtime.dialect, runtime.ops
+    if _takes_codes(weights, dialect):
+        return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
+    if isinstance(weights, Ternary):
+        assert weights.blocks is not None, "or it would take codes"
+        weights = weights.blocks
+    if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and not dialect.ggml_activations:
+        q, scale = codes()
+        return ops.matmul_blocks(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
+    return _table_product(x, weights, dialect, ops)
+
+
+def _table_product(x: Array, table: Table, dialect: Dialect, ops: Backend) -> Array:
+    """x, as the dialect rounds it, times a table: [R, M], [N, M] -> [R, N]."""
+    if not isinstance(table, Blocks):
+        return ops.matmul(dialect.matrix_input(x, table), table)
+    return (ops.matmul_blocks_as_llama_cpp if dialect.ggml_activations else ops.matmul_blocks)(x, table.data, table.type)
+
+
+def _gelu_tanh(x: Array, dialect: Dialect, ops: Backend) -> Array:
+    """GELU's approximation by tanh; ggml looks it up in a table from float16 to float16, between -10 and 10."""
+    if not dialect.ggml_activations:
+        return ops.gelu_tanh(x)
+    with np.errstate(over="ignore"):
+        inside = ops.gelu_tanh(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
+    return np.where(x >= 10, x, np.where(x <= -10, np.float32(0), inside))

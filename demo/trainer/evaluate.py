@@ -1,0 +1,90 @@
+"""How good a model is: perplexity on text that was held out, and questions it answers rightly, greedily decoded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import exp
+
+from writer.corpus import FRESH, document, held_out
+from writer.document import Question
+
+from bitnet_np.batch import Request, generate_batch
+from bitnet_np.model import Model
+from bitnet_np.nll import token_nll
+from bitnet_np.text.tokenizer import Tokenizer
+
+_LONGEST_ANSWER = 16  # tokens
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    token: float
+    byte: float
+    tokens: int
+    bytes: int
+
+
+@dataclass
+class Grades:
+    """How many of each kind of question were right, and asked."""
+
+    kinds: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def count(self, kind: str, right: bool) -> None:
+        before = self.kinds.get(kind, (0, 0))
+        self.kinds[kind] = (before[0] + right, before[1] + 1)
+
+    def shown(self, kind: str) -> str:
+        right, asked = self.kinds.get(kind, (0, 0))
+        return f"{right} of {asked}" if asked else ""
+
+    @property
+    def accuracy(self) -> float:
+        right, asked = (sum(column) for column in zip(*self.kinds.values(), strict=True))
+        return right / asked
+
+
+def perplexity(model: Model, tokenizer: Tokenizer, seed: int, documents: int, progress: Callable[[int, int], None]) -> Perplexity:
+    """Of the first so many held-out documents, each by itself, its end of text included; the bytes are those of the text and its end."""
+    assert tokenizer.eos is not None
+    nats, tokens, size = 0.0, 0, 0
+    for i in range(documents):
+        text = document("held-out", seed, i).text
+        values = token_nll(model, [*tokenizer.encode(text), tokenizer.eos])
+        nats, tokens, size = nats + float(values.sum()), tokens + len(values), size + len(text.encode()) + 1
+        progress(i + 1, documents)
+    return Perplexity(exp(nats / tokens), exp(nats / size), tokens, size)
+
+
+def grade(
+    model: Model, tokenizer: Tokenizer, split: str, seed: int, documents: int, progress: Callable[[int, int], None], slots: int = 16
+) -> Grades:
+    """All questions of so many documents, those of the training split taken from where no training comes."""
+    asked: list[Question] = []
+    requests = []
+    for i in range(documents):
+        made = document(split, seed, FRESH + i)
+        for question in made.questions:
+            if split == "held-out" and question.combination and not held_out(question.combination):
+                continue  # a sum that training knows, beside one that it does not
+            prompt = tokenizer.encode(made.prompt(question))
+            requests.append(Request(len(asked), prompt, _LONGEST_ANSWER, stop=tokenizer.stops))
+            asked.append(question)
+    grades = Grades()
+    for completion in generate_batch(model, requests, slots):
+        question = asked[int(completion.request.id)]
+        grades.count(question.kind, question.right(tokenizer.decode(completion.tokens)))
+        progress(sum(n for _, n in grades.kinds.values()), len(asked))
+    return grades
+
+
+def report(model: Model, tokenizer: Tokenizer, seed: int, documents: int, progress: Callable[[str], Callable[[int, int], None]]) -> str:
+    """Everything that is published of a model, as Markdown."""
+    found = perplexity(model, tokenizer, seed, documents, progress("perplexity"))
+    hidden, seen = (grade(model, tokenizer, split, seed, documents, progress(split)) for split in ("held-out", "train"))
+    rows = [(kind, hidden.shown(kind), seen.shown(kind)) for kind in sorted({*hidden.kinds, *seen.kinds})]
+    rows.append(("all", f"{hidden.accuracy:.1%}", f"{seen.accuracy:.1%}"))
+    told = (
+        f"perplexity of held-out text {found.token:.3f} a token, {found.byte:.4f} a byte ({found.tokens:,} tokens, {found.bytes:,} bytes)"
+    )
+    header = ("questions", "combinations never seen", "combinations seen, new texts")
+    return "\n".join([told, "", *("| " + " | ".join(row) + " |" for row in (header, ("---",) * 3, *rows))])

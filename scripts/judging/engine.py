@@ -1,0 +1,167 @@
+"""A small engine of its own: BitNet in float32 NumPy, sharing nothing with the kernels or the definition, whose steps can be replaced."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_np import Model, embedded, load, packing, widen
+from bitnet_np.model import Linear, Ternary
+from bitnet_np.traces.points import Key
+
+f32 = np.float32
+Floats = NDArray[np.float32]
+
+
+@dataclass
+class Engine:
+    """A forward pass that keeps every tensor, in float32 or with another way to sum; `faults` replace single steps."""
+
+    model: Model
+    tokens: NDArray[np.int64]
+    faults: Mapping[str, Callable[["Engine", int], Floats]] = field(default_factory=dict)
+    layers: tuple[int, ...] | None = None  # where the faults are; None: everywhere
+    dot: Callable[[Floats, Floats], Floats] = lambda x, w: x @ w.T
+    halves: bool = False
+    t: dict[Key, Floats] = field(default_factory=dict)
+
+    def run(self) -> dict[Key, Floats]:
+        self.step("inp_embd", None, lambda: widen.float32(self.model.token_embd)[self.tokens])
+        for n in range(len(self.model.layers)):
+            self.layer(n)
+        self.step("result_norm", None, lambda: self.norm(self.stream(len(self.model.layers)), self.model.output_norm))
+        self.step("result_output", None, lambda: self.dot(self.half(self.at("result_norm", None)), self.head()))
+        return self.t
+
+    def layer(self, n: int) -> None:
+        w, h, position = self.model.layers[n], self.stream(n), np.arange(len(self.tokens))
+        assert w.attn_sub_norm is not None
+        assert w.ffn_sub_norm is not None
+        assert w.ffn_gate is not None
+        attn_sub_norm, ffn_sub_norm = w.attn_sub_norm, w.ffn_sub_norm
+
+        def linear(name: str, source: str, matrix: Linear) -> None:
+            weights = matrix.weights
+            assert isinstance(weights, Ternary)
+            self.step(name, n, lambda: self.linear(self.at(source, n), weights))
+
+        self.step("attn_norm", n, lambda: self.norm(h, w.attn_norm))
+        linear("Qcur", "attn_norm", w.attn_q)
+        linear("Kcur", "attn_norm", w.attn_k)
+        linear("Vcur", "attn_norm", w.attn_v)
+        self.step("Qcur_rope", n, lambda: self.rope(self.at("Qcur", n), position))
+        self.step("Kcur_rope", n, lambda: self.rope(self.at("Kcur", n), position))
+        self.step("kqv_out", n, lambda: self.attend(n))
+        self.step("attn_sub_norm", n, lambda: self.norm(self.at("kqv_out", n), attn_sub_norm))
+        linear("attn_o_out", "attn_sub_norm", w.attn_output)
+        self.step("ffn_inp", n, lambda: h + self.at("attn_o_out", n))
+        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), w.ffn_norm))
+        linear("ffn_gate", "ffn_norm", w.ffn_gate)
+        linear("ffn_up", "ffn_norm", w.ffn_up)
+        self.step("ffn_out", n, lambda: np.maximum(self.at("ffn_gate", n), 0) ** 2 * self.at("ffn_up", n))
+        self.step("ffn_sub_norm", n, lambda: self.norm(self.at("ffn_out", n), ffn_sub_norm))
+        linear("ffn_down", "ffn_sub_norm", w.ffn_down)
+        self.step("l_out", n, lambda: self.at("ffn_inp", n) + self.at("ffn_down", n))
+
+    def step(self, name: str, n: int | None, compute: Callable[[], Floats]) -> None:
+        faulty = name in self.faults and (self.layers is None or n is None or n in self.layers)
+        with np.errstate(all="ignore"):
+            value = self.faults[name](self, -1 if n is None else n) if faulty else compute()
+        self.t[Key(name, n)] = np.asarray(value, f32)
+
+    def at(self, name: str, n: int | None) -> Floats:
+        return self.t[Key(name, n)]
+
+    def stream(self, n: int) -> Floats:
+        return self.at("l_out", n - 1) if n else self.at("inp_embd", None)
+
+    def half(self, x: Floats) -> Floats:
+        return x.astype(np.float16).astype(f32) if self.halves else x
+
+    def head(self) -> Floats:
+        return widen.float32(self.model.head)
+
+    def norm(self, x: Floats, gain: Floats, eps: float | None = None, centre: bool = False) -> Floats:
+        x = x - x.mean(axis=1, keepdims=True) if centre else x
+        eps = self.model.config.eps if eps is None else eps
+        return x / np.sqrt((x * x).mean(axis=1, keepdims=True, dtype=f32) + f32(eps)) * gain
+
+    def quantized(self, x: Floats) -> tuple[Floats, Floats]:
+        scale = f32(127) / np.maximum(f32(1e-5), np.abs(x).max(axis=1, keepdims=True))
+        return np.rint(x * scale), scale
+
+    def linear(self, x: Floats, weights: Ternary, matrix: NDArray | None = None) -> Floats:
+        q, scale = self.quantized(x)
+        dense = packing.unpack(weights) if matrix is None else matrix
+        return self.dot(q, dense.astype(f32)) / scale * weights.scale
+
+    def rope(self, x: Floats, position: NDArray, base: float | None = None, pairs: str = "halves", sign: int = 1) -> Floats:
+        k = self.model.config.head_dim
+        frequency = (base or self.model.config.rope_base) ** (-np.arange(k // 2) / (k // 2))
+        if self.halves:  # stepped in float32, as ggml does
+            steps = np.full((len(position), k // 2), f32(frequency[1]))
+            steps[:, 0] = position
+            angle = np.multiply.accumulate(steps, axis=1).astype(np.float64)
+        else:
+            angle = np.multiply.outer(position, frequency)
+        cos, sin = (turn(sign * angle).astype(f32)[:, None] for turn in (np.cos, np.sin))
+        y = x.reshape(len(x), -1, k)
+        first, second = (slice(0, k // 2), slice(k // 2, k)) if pairs == "halves" else (slice(0, k, 2), slice(1, k, 2))
+        out = np.empty_like(y)
+        out[..., first] = y[..., first] * cos - y[..., second] * sin
+        out[..., second] = y[..., first] * sin + y[..., second] * cos
+        return out.reshape(x.shape)
+
+    def attend(
+        self,
+        n: int,
+        *,
+        q: str = "Qcur_rope",
+        k: str = "Kcur_rope",
+        v: str = "Vcur",
+        allowed: Callable[[NDArray, NDArray], NDArray] = lambda i, j: j <= i,
+        scale: float | None = None,
+        groups: NDArray | None = None,
+        extra: tuple[Floats, Floats] | None = None,
+    ) -> Floats:
+        c = self.model.config
+        rows = len(self.tokens)
+        queries = self.half(self.at(q, n)).reshape(rows, c.heads, c.head_dim)
+        keys, values = (self.half(self.at(name, n)).reshape(rows, c.kv_heads, c.head_dim) for name in (k, v))
+        mask = allowed(np.arange(rows)[:, None], np.arange(rows))
+        if extra is not None:  # keys and values that should not be there
+            keys, values = (
+                np.concatenate([more.reshape(-1, c.kv_heads, c.head_dim), x]) for more, x in zip(extra, (keys, values), strict=True)
+            )
+            mask = np.concatenate([np.ones((rows, len(keys) - rows), bool), mask], axis=1)
+        chosen = np.arange(c.heads) // (c.heads // c.kv_heads) if groups is None else groups
+        out = np.zeros_like(queries)
+        for h in range(c.heads):
+            s = self.dot(queries[:, h], keys[:, chosen[h]]) * f32(c.head_dim**-0.5 if scale is None else scale)
+            s = np.where(mask, s, -np.inf)
+            p = np.exp(s - s.max(axis=1, keepdims=True))
+            out[:, h] = self.dot(self.half(p / p.sum(axis=1, keepdims=True, dtype=f32)), values[:, chosen[h]].T.copy())
+        return out.reshape(rows, -1)
+
+
+def accumulate(chunk: int) -> Callable[[Floats, Floats], Floats]:
+    """A dot product that adds float32 partial sums of `chunk` terms one after the other."""
+
+    def dot(x: Floats, w: Floats) -> Floats:
+        total = np.zeros((len(x), len(w)), f32)
+        for i in range(0, x.shape[1], chunk):
+            total += x[:, i : i + chunk] @ w[:, i : i + chunk].T
+        return total
+
+    return dot
+
+
+def precise(x: Floats, w: Floats) -> Floats:
+    """A dot product rounded once."""
+    return (x.astype(np.float64) @ w.T.astype(np.float64)).astype(f32)
+
+
+def embedded_model() -> Model:
+    with embedded.model_path() as path:
+        return load(path)

@@ -1,0 +1,81 @@
+"""What the pages say in tables is what the code says: commands and options, tensor names, formats, architectures, types, faults."""
+
+import argparse
+import re
+
+import pages
+import pytest
+
+from bitnet_np.cli.main import _parser
+from bitnet_np.families import ARCHITECTURES
+from bitnet_np.files.hf_model_types import MODEL_TYPES
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.packing import I2S_DEFAULT, I2S_LAYOUTS
+from bitnet_np.tensor_types import BY_NUMBER
+from bitnet_np.traces.formats import FORMATS
+from bitnet_np.traces.points import LAYER_NAMES, MEANINGS, RECORDED, SCORES, meaning
+from scripts import mutations
+
+DOCS = pages.ROOT / "docs"
+JUDGING, MODELS, COMMANDS = DOCS / "judging.md", DOCS / "models.md", DOCS / "commands.md"
+
+
+def parsers():
+    """The parser of each command."""
+    (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return commands.choices
+
+
+def options_of(command):
+    return [max(action.option_strings, key=len) for action in command._actions if action.option_strings]
+
+
+def test_every_option_is_on_some_page():
+    everything = "\n".join(map(pages.text, pages.PAGES))
+    options = {(name, option) for name, command in parsers().items() for option in options_of(command)}
+    assert ("logits", "--chunk") in options
+    assert {option for _, option in options if not re.search(rf"(?<![\w-]){option}(?![\w-])", everything)} <= {"--help", "--version"}
+
+
+@pytest.mark.parametrize("name", parsers())
+def test_every_command_has_a_row_and_every_argument_a_help(name):
+    assert [row[0] for row in pages.table(COMMANDS, "command") if row[0].startswith(f"`bitnet-np {name}")] != []
+    assert [action.dest for action in parsers()[name]._actions if not action.help] == []
+
+
+def test_the_exit_codes_of_verdicts():
+    codes = {name: int(row[-1]) for row in pages.table(JUDGING, "verdict") for name in re.findall("`(\\w+)`", row[0])}
+    assert codes == {verdict.name: verdict.exit_code for verdict in Verdict}
+    assert [row[0] for row in pages.table(COMMANDS, "code")] == ["0", "1", "2", "130", "141"]
+
+
+def test_the_table_of_names_is_that_of_the_points():
+    rows = {name.strip("`"): (axes.strip("[]").replace(",", ""), text) for name, axes, text in pages.table(JUDGING, "name")}
+    assert rows == {f"{name}{'-N' * (name in LAYER_NAMES)}": said for name, said in MEANINGS.items()}
+    assert all(meaning(name) for name in (*RECORDED, *SCORES, "log_probs"))
+
+
+def test_the_table_of_formats_is_that_of_the_registry():
+    rows = {name.strip("`"): (judged, written) for name, _, judged, written in pages.table(JUDGING, "format")}
+    said = {True: "yes", False: "no"}
+    # bare numbers have no reader in the table: read_any gives them the shape that they lack
+    assert rows == {name: (said[f.read is not None or name == "raw"], said[f.writer is not None]) for name, f in FORMATS.items()}
+
+
+def test_the_architectures_and_types_are_those_of_the_code():
+    assert set(re.findall("`([\\w.-]+)`", " ".join(row[0] for row in pages.table(MODELS, "architecture")))) == set(ARCHITECTURES)
+    types = set(re.findall(r"\b[A-Z]+\d\w*\b", " ".join(row[0] for row in pages.table(MODELS, "type"))))
+    assert types == {kind.name for kind in BY_NUMBER.values() if kind.readable}
+    assert all(f"`{kind}`" in pages.text(MODELS) for kind in MODEL_TYPES)
+    assert f"`{I2S_DEFAULT}` (default)" in pages.text(MODELS)
+    assert all(f"`{layout}`" in pages.text(MODELS) for layout in I2S_LAYOUTS)
+
+
+def test_the_table_of_faults_has_every_fault():
+    """tests/judge/test_blame.py compares the other columns, where each fault is judged."""
+    assert [row[0] for row in pages.table(JUDGING, "fault")] == [fault.name for fault in mutations.faults()]
+
+
+def test_the_table_of_known_mistakes_is_the_catalogue():
+    rows = [tuple(row) for row in pages.table(DOCS / "mistakes.md", "mistake")]
+    assert rows == [tuple(column.replace("\\|", "|") for column in row) for row in mutations.catalogue()]

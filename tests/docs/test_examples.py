@@ -1,0 +1,211 @@
+"""Every example of the documentation is run as a reader would run it, and prints what is shown.
+
+A page is a session: its `console` and `python` blocks run from top to bottom in one folder and one namespace. In a console block, `$`
+begins a command and what follows is its output, where a line `...` stands for any lines. Blocks of `sh` hold what is not run here, because
+it takes long or needs another machine: their commands and options must exist.
+"""
+
+import argparse
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pages
+import pytest
+
+from bitnet_np.cli.main import _parser, main
+from bitnet_np.traces.formats import read_any
+from bitnet_np.traces.points import Key
+
+RUNNABLE = ("console", "python")
+README = pages.ROOT / "README.md"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder that looks like a checkout in which `python examples/files.py` has been run."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pages.ROOT / "examples", "examples")
+    shutil.copytree(pages.ROOT / "bitnet_np" / "data", "bitnet_np/data")
+    files = runpy.run_path(str(pages.ROOT / "examples" / "files.py"))
+    assert files["main"]() == 0
+    return tmp_path
+
+
+def as_shown(shown, printed):
+    """Whether a text is what was printed, where a line `...` stands for any lines, and `...` within a line for any text."""
+    lines = [re.escape(line).replace(r"\.\.\.", ".*") + "\n" if line != "..." else "(?:.*\n)*?" for line in shown.splitlines()]
+    return re.fullmatch("".join(lines), printed) is not None
+
+
+class Session:
+    """A reader who types what a page shows."""
+
+    def __init__(self, capsys, monkeypatch):
+        self.capsys, self.monkeypatch = capsys, monkeypatch
+        self.names = {"__name__": "page"}
+        self.code = 0  # of the last command
+
+    def run(self, block):
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.code, str(block), "exec"), self.names)
+            self.run_tests()
+            self.capsys.readouterr()
+            return
+        assert block.code.startswith("$ "), block
+        for step in re.split(r"^\$ ", block.code, flags=re.MULTILINE)[1:]:
+            command, shown = step.split("\n", 1)
+            self.command(shlex.split(command))
+            out, err = self.capsys.readouterr()
+            printed = (out + err).replace("\\", "/")  # paths of Windows
+            assert as_shown(shown, printed), f"{block}: $ {command}\n{printed}"
+
+    def run_tests(self):
+        """As pytest does, once each."""
+        for name in [name for name in self.names if name.startswith("test_")]:
+            self.names.pop(name)()
+
+    def command(self, words):
+        if words == ["echo", "$?"]:
+            print(self.code)
+        elif words[0] == "bitnet-np":
+            self.code = main(words[1:])
+        else:
+            assert words[0] == "python", words
+            self.monkeypatch.setattr(sys, "argv", words[1:])
+            self.code = runpy.run_path(words[1])["main"]()
+
+
+PAGES = [page for page in pages.PAGES if pages.blocks(page, *RUNNABLE)]
+
+
+LEFT = {
+    "docs/library.md": lambda names: len(names["points"]) == 78,
+    "docs/training.md": lambda names: names["exported"].shape == names["parameters"]["blk.0.attn_q.weight"].shape,
+}
+"""What must be so when the last block of a page has run."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=pages.name)
+def test_a_page_does_what_it_shows(page, folder, capsys, monkeypatch):
+    pytest.importorskip("tokenizers")
+    pytest.importorskip("jinja2")
+    session = Session(capsys, monkeypatch)
+    capsys.readouterr()
+    for block in pages.blocks(page, *RUNNABLE):
+        session.run(block)
+    assert LEFT.get(pages.name(page), lambda names: True)(session.names)
+
+
+def test_the_test_of_an_engine_fails_for_a_wrong_dump(folder):
+    shutil.copy("nodes.npz", "dump.npz")
+    names = {}
+    exec(pages.blocks(README, "python")[0].code, names)
+    with pytest.raises(AssertionError, match="WRONG at layer 0 kqv_out"):
+        names["test_engine"]()
+
+
+@pytest.mark.skipif(shutil.which("rustc") is None, reason="needs rustc")
+def test_the_rust_writes_what_is_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = pages.blocks(pages.ROOT / "docs" / "judging.md", "rust")
+    call = 'fn main() { let x: Vec<f32> = (0..12).map(|i| i as f32).collect(); dump(&format!("attn_norm-{}", 0), &[3, 4], &x).unwrap(); }'
+    Path("engine.rs").write_text(block.code + call)
+    subprocess.run(["rustc", "engine.rs"], check=True)
+    subprocess.run([str(tmp_path / "engine")], check=True)
+    np.testing.assert_array_equal(read_any("dump").points[Key("attn_norm", 0)], np.arange(12, dtype=np.float32).reshape(3, 4))
+
+
+# --- what is not run ------------------------------------------------------------------------------------------------------------------
+
+
+def commands(page):
+    """The words of each command of a page: of its `sh` blocks without comments, and of code within sentences."""
+    for block in pages.blocks(page, "sh"):
+        for line in block.code.splitlines():
+            for part in line.split(" && "):
+                yield shlex.split(part, comments=True)
+    for span in pages.spans(page):
+        yield span.split()
+
+
+def is_ours(words):
+    return words[:1] == ["bitnet-np"] or (words[:1] == ["python"] and not words[1].startswith("-"))
+
+
+COMMANDS = [(page, words) for page in pages.PAGES for words in commands(page) if len(words) > 1 and is_ours(words)]
+
+
+def options_of(command):
+    (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    return commands.choices[command]._option_string_actions
+
+
+def unknown_options(words):
+    """Options of a command that its program does not have."""
+    if words[0] == "bitnet-np":
+        known = [] if words[1] == "COMMAND" else options_of(words[1])
+    else:
+        program = pages.ROOT / words[1]
+        source = "".join(path.read_text("utf-8") for path in (program.glob("*.py") if program.is_dir() else [program]))
+        known = re.findall(r'"(--[\w-]+)"', source)
+    return [word for word in words[2:] if word.startswith("--") and word not in [*known, "--help"]]
+
+
+@pytest.mark.parametrize(("page", "words"), COMMANDS, ids=lambda value: pages.name(value) if isinstance(value, Path) else " ".join(value))
+def test_commands_and_options_that_are_named_exist(page, words):
+    assert unknown_options([word.strip("[]") for word in words]) == []
+
+
+def test_commands_in_blocks_are_complete():
+    """Where a whole command is shown, it parses."""
+    for page in pages.PAGES:
+        for block in pages.blocks(page, "sh"):
+            for line in block.code.splitlines():
+                if line.startswith("bitnet-np "):
+                    assert _parser().parse_args(shlex.split(line, comments=True)[1:])
+
+
+# --- the mechanism itself -------------------------------------------------------------------------------------------------------------
+
+
+def test_there_are_examples():
+    """Lest the tests above run none."""
+    found = {pages.name(page): len(pages.blocks(page, *RUNNABLE)) for page in PAGES}
+    assert {
+        "README.md",
+        *(f"docs/{page}.md" for page in ("judging", "models", "commands", "library", "demo", "training", "contract")),
+    } <= set(found)
+    assert sum(found.values()) >= 25
+    assert len(COMMANDS) >= 40
+    assert unknown_options(["bitnet-np", "logits", "--fast"]) == unknown_options(["python", "scripts/bench.py", "--fast"]) == ["--fast"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a\n...\nb\n", "a\nb\n", True),
+        ("a\n...\nb\n", "a\nx\ny\nb\n", True),
+        ("a\n...\nb\n", "a\nc\n", False),
+        ("a\n", "a\nb\n", False),
+        ("a ...\n", "a 1.5 s\n", True),
+        ("a.\n", "ab\n", False),
+    ],
+)
+def test_what_is_shown_is_compared_line_by_line(shown, printed, same):
+    assert as_shown(shown, printed) is same
+
+
+def test_a_session_notices_a_wrong_example(folder, capsys, monkeypatch):
+    session = Session(capsys, monkeypatch)
+    capsys.readouterr()
+    session.run(pages.Block(README, 1, "console", "$ bitnet-np mask 2 2 --bool\n1 0\n1 1\n$ echo $?\n0\n"))
+    with pytest.raises(AssertionError, match=r"README\.md:1: \$ bitnet-np mask 2 2"):
+        session.run(pages.Block(README, 1, "console", "$ bitnet-np mask 2 2 --bool\n1 0\n1 0\n"))
+    with pytest.raises(AssertionError, match="no"):
+        session.run(pages.Block(README, 1, "python", "def test_it():\n    assert False, 'no'\n"))

@@ -1,0 +1,59 @@
+"""What is said where the package, a version or the GPU is missing, and what is chosen then."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from gpu_marks import needs_no_gpu, needs_package
+
+from bitnet_np import embedded
+from bitnet_np.cli import main as cli
+from bitnet_np.dispatch import choose
+from bitnet_np.errors import OptionError
+from bitnet_np.gpu.device import open_cuda
+from bitnet_np.kernels import cpu
+
+
+def test_without_the_package_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("bitnet_np.gpu.device.find_spec", lambda name: None)
+    with pytest.raises(OptionError, match=r"numba-cuda is not installed.*pip install 'bitnet_np\[cuda\]'"):
+        open_cuda()
+
+
+@needs_package
+def test_versions_that_do_not_go_together_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba.cuda", None)
+    with pytest.raises(OptionError, match=r"numba-cuda [\d.]+, numba [\d.]+, numpy [\d.]+ do not load together, import of numba\.cuda"):
+        open_cuda()
+
+
+@needs_package
+@needs_no_gpu
+def test_without_a_gpu_the_error_says_so():
+    with pytest.raises(OptionError, match="no CUDA device"):
+        open_cuda()
+
+
+@needs_no_gpu
+def test_the_device_is_chosen_once_and_the_reason_kept():
+    assert choose("cpu") == (cpu, "the CPU was asked for")
+    ops, reason = choose("auto")
+    assert ops is cpu
+    assert reason.startswith("no CUDA")
+    with pytest.raises(OptionError, match="no CUDA"):
+        choose("cuda")
+
+
+@needs_no_gpu
+def test_the_command_line_without_a_gpu(capsys):
+    with embedded.model_path() as path:
+        assert cli.main(["logits", str(path), "--tokens", "1,2", "--device", "cuda"]) == 2
+        assert "no CUDA" in capsys.readouterr().err
+        assert cli.main(["logits", str(path), "--tokens", "1,2", "--device", "auto"]) == 0
+
+
+def test_the_cpu_path_imports_no_cuda():
+    code = "import sys, bitnet_np.cli; sys.exit(any(name.startswith('numba.cuda.cudadrv') for name in sys.modules))"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

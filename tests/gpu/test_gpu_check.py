@@ -1,0 +1,78 @@
+"""scripts/gpu_check.py: all parts where kernels are interpreted, and what it tells when a part fails, does not end or has no GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_check
+import pytest
+from gpu_marks import needs_compiler, needs_no_gpu, needs_package
+
+
+def run_gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"NUMBA_NUM_THREADS": "1"}
+    out = tmp_path / "gpu.json"
+    command = [sys.executable, gpu_check.__file__, "--json", str(out), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    return result.returncode, result.stdout + result.stderr, json.loads(out.read_text()) if out.exists() else {}
+
+
+@needs_package
+@needs_compiler
+def test_gpu_check_runs_all_its_parts_where_kernels_are_interpreted(tmp_path):
+    code, output, written = run_gpu_check(tmp_path, "--interpret")
+    assert (code, written["problems"]) == (0, []), output
+    assert written["found"].keys() == {"describe", "peaks", "bits", "kernels", "decode", "ways", "prefill", "matrices", "masks"}
+    assert all(entry["equal"] for entry in written["found"]["bits"].values())
+    assert "INTERPRETED: no time below means anything" in output
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """gpu_check.py without a device, with two parts of which the first fails."""
+    monkeypatch.setattr(gpu_check, "open_cuda", lambda: None)
+    monkeypatch.setattr(gpu_check, "PARTS", {"wrong": lambda run: 1 / 0, "masks": lambda run: {"loop_seconds": 1}})
+    return gpu_check
+
+
+def test_a_part_of_gpu_check_that_fails_leaves_the_others_a_process_of_their_own(script, tmp_path, monkeypatch):
+    replaced = []
+    monkeypatch.setattr(os, "execv", lambda path, arguments: replaced.extend(arguments) or sys.exit(7))
+    out = tmp_path / "gpu.json"
+    with pytest.raises(SystemExit, match="7"):
+        script.main(["--json", str(out), "--parts", "wrong,masks", "--seconds", "100"])
+    assert "ZeroDivisionError" in json.loads(out.read_text())["problems"][0]
+    arguments = replaced[2:]
+    assert arguments[arguments.index("--parts") + 1] == "masks"
+    assert 90 < float(arguments[arguments.index("--seconds") + 1]) <= 100
+
+
+@needs_package
+def test_gpu_check_goes_on_with_what_it_has_and_tells_it_last(script, tmp_path, capsys):
+    out = tmp_path / "gpu.json"
+    out.write_text(json.dumps({"found": {"bits": {"a": {"equal": True}}}, "problems": ["wrong: it was"]}))
+    assert script.main(["--json", str(out), "--parts", "masks", "--resume"]) == 1
+    assert json.loads(out.read_text())["found"] == {"bits": {"a": {"equal": True}}, "masks": {"loop_seconds": 1}}
+    output = capsys.readouterr().out.splitlines()
+    assert output[-1] == "PROBLEM: wrong: it was"
+    assert any("no table" in line for line in output)  # the masks of this test have no times
+
+
+@needs_package
+def test_gpu_check_tells_what_it_has_when_a_part_does_not_end(script, capsys, monkeypatch):
+    monkeypatch.setattr(os, "_exit", lambda code: None)
+    script.give_up(script.Run(None, script.TINY, {"bits": {"a": {"equal": True}}}))
+    output = capsys.readouterr().out
+    assert "1 of 1" in output
+    assert "PROBLEM: a part did not end" in output
+
+
+@needs_package
+@needs_no_gpu
+def test_gpu_check_without_a_gpu_runs_nothing_and_says_so(tmp_path):
+    code, output, written = run_gpu_check(tmp_path)
+    assert (code, written) == (3, {})
+    assert "no CUDA device" in output
+    assert "nothing was run" in output

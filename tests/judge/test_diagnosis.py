@@ -1,0 +1,361 @@
+"""What wrong numbers say by themselves: mistakes with a number in them, each made in one tensor of a recorded forward pass."""
+
+import numpy as np
+import pytest
+
+from bitnet_np import BITNET_CPP, embedded, forward_full, packing, spec, widen
+from bitnet_np.dialects import EXACT
+from bitnet_np.judge import graph, operations
+from bitnet_np.judge.diagnosis import local
+from bitnet_np.judge.logits import shape_hint
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.testing import random_model
+from bitnet_np.traces.points import Key, Trace
+from scripts import mutations
+
+LAYER = 1
+BITNET = mutations.embedded_model()
+LLAMA = random_model(7, family="llama", table="float16", n_layers=3, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
+MODELS = {"bitnet": BITNET, "llama": LLAMA}
+IDS = {"bitnet": embedded.recording()["tokens_T17"].astype(np.int64), "llama": np.random.default_rng(0).permutation(90)[:17]}
+T = 17
+
+
+def _recorded(model, ids):
+    points = {}
+    forward_full(model, ids[None], record=lambda name, n, x: points.update({Key(name, n): x.reshape(len(ids), -1).copy()}))
+    return {key: x for key, x in points.items() if not key.name.endswith(("_codes", "_scale"))}
+
+
+POINTS = {name: _recorded(MODELS[name], IDS[name]) for name in MODELS}
+
+
+def judged(family, name, wrong, dialect=EXACT):
+    """A dump in which one tensor of a layer is another. float32 noise on top, as another engine's sums have."""
+    key = Key(name, None if name == "result_output" else LAYER)
+    noise = 1 + 1e-7 * np.random.default_rng(1).standard_normal(wrong.shape)
+    points = POINTS[family] | {key: (wrong * noise).astype(np.float32)}
+    report = judge_trace(MODELS[family], Trace(points, None, "dump"), IDS[family], dialect)
+    assert report.verdict == Verdict.WRONG
+    assert report.first_wrong.key == key
+    return report.first_wrong.hypothesis or ""
+
+
+def layer_points(family):
+    return {key.name: x.astype(np.float64) for key, x in POINTS[family].items() if key.layer in (LAYER, None)}
+
+
+# --- positions ------------------------------------------------------------------------------------------------------------------------
+
+
+def turned(family, position=None, frequency=None, cos=None):
+    """Queries after a RoPE of one's own: positions [T], frequencies [J], what becomes of cosines and sines."""
+    model = MODELS[family]
+    c, x = model.config, layer_points(family)["Qcur"]
+    angle = np.multiply.outer(np.arange(T) if position is None else position, model.rope_frequency if frequency is None else frequency)
+    cos, sin = ((cos or (lambda x: x))(f(angle)[:, None]) for f in (np.cos, np.sin))
+    out = x.reshape(T, -1, c.head_dim).copy()
+    j = c.head_dim // 2
+    first, second = (slice(0, j), slice(j, None)) if c.rope == "halves" else (slice(0, None, 2), slice(1, None, 2))
+    a, b = out[..., first].copy(), out[..., second].copy()
+    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
+    return out.reshape(T, -1)
+
+
+def _based(model, base):
+    c, j = model.config, model.rope_frequency.size
+    return model.rope_frequency * (c.rope_base / base) ** (np.arange(j) / j)
+
+
+def _bfloat16(x):
+    bits = x.astype(np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (lambda m: {"position": np.r_[0:8, 0:9]}, "positions are 0 to 7, 0 to 8 instead of 0 to 16"),
+        (lambda m: {"position": np.r_[0:8, 9:18]}, "positions are 0 to 7, 9 to 17 instead of 0 to 16"),
+        (lambda m: {"position": np.full(T, 5)}, "positions are 5, 5, 5, 5, 5, 5, 5, 5, ... instead of 0 to 16"),
+        (lambda m: {"frequency": _based(m, 123400.0)}, "the frequency base is about 123400 instead of "),
+        (lambda m: {"frequency": _based(m, m.config.rope_base**0.5)}, "the exponent of the frequencies is halved"),
+        (lambda m: {"frequency": _based(m, m.config.rope_base**0.25)}, "or the exponent is 0.25 times"),
+        (lambda m: {"frequency": m.rope_frequency * 0.3}, "frequencies are 0.3 times what they should be"),
+        (
+            lambda m: {"frequency": m.rope_frequency * (np.arange(m.rope_frequency.size) < 5)},
+            "pairs 5 to {} of each head are not rotated",
+        ),
+        (lambda m: {"cos": _bfloat16}, "sines and cosines are rounded to bfloat16"),
+    ],
+)
+def test_rotations_are_read_off(family, how, says):
+    model = MODELS[family]
+    if model.rope_factors is not None and "halved" in says:
+        pytest.skip("the listed mistake is one of the base alone")
+    assert says.format(model.rope_frequency.size - 1) in judged(family, "Qcur_rope", turned(family, **how(model)))
+
+
+def test_frequencies_of_the_next_pair_are_told():
+    c, j = BITNET.config, BITNET.rope_frequency.size
+    shifted = c.rope_base ** (-(np.arange(j) + 1) / j)
+    assert judged("bitnet", "Qcur_rope", turned("bitnet", frequency=shifted)) == "pair i of a head is turned by the frequency of pair i + 1"
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_pairs_turned_in_place_are_recognised(family):
+    model, x = MODELS[family], layer_points(family)["Qcur"]
+    right = turned(family).reshape(T, -1, model.config.head_dim)
+    j = model.rope_frequency.size
+    first, second = (slice(0, j), slice(j, None)) if model.config.rope == "halves" else (slice(0, None, 2), slice(1, None, 2))
+    angle = np.multiply.outer(np.arange(T), model.rope_frequency)[:, None]
+    before = x.reshape(right.shape)
+    right[..., second] = right[..., first] * np.sin(angle) + before[..., second] * np.cos(angle)
+    assert "with the first one's new value" in judged(family, "Qcur_rope", right.reshape(T, -1))
+
+
+# --- matrices -------------------------------------------------------------------------------------------------------------------------
+
+
+def product(family, name, x=None, change=lambda matrix: matrix, quantize=spec.quantize):
+    """Of a layer's matrix, changed, with inputs of one's own."""
+    model, field, source = MODELS[family], *{"Qcur": ("attn_q", "attn_norm"), "ffn_down": ("ffn_down", DOWN[family])}[name]
+    linear = getattr(model.layers[LAYER], field)
+    x = layer_points(family)[source] if x is None else x
+    bias = 0.0 if linear.bias is None else linear.bias
+    if family == "bitnet":
+        q, scale = quantize(x)
+        return spec.ternary_matmul(q, scale, change(packing.unpack(linear.weights).astype(np.float64)), float(linear.weights.scale))
+    return x @ change(widen.float32(linear.weights).astype(np.float64)).T + bias
+
+
+DOWN = {"bitnet": "ffn_sub_norm", "llama": "ffn_out"}
+
+
+def _without(columns):
+    def change(matrix):
+        changed = matrix.copy()
+        changed[:, columns] = 0
+        return changed
+
+    return change
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("ffn_down", lambda w: _without(slice(-32, None))(w), "inputs {m32} to {m1} of {m} are not summed"),
+        ("ffn_down", lambda w: _without(slice(-1, None))(w), "input {m1} of {m} is not summed"),
+        ("Qcur", lambda w: _without(slice(0, 8))(w), "inputs 0 to 7 of {m} are not summed"),
+        ("ffn_down", lambda w: w.reshape(w.shape[::-1]).T, "the weight matrix is read column by column, not row by row"),
+    ],
+)
+def test_matrices_read_in_part_are_told(family, name, change, says):
+    config = MODELS[family].config
+    m = config.ffn if name == "ffn_down" else config.width
+    assert says.format(m=m, m1=m - 1, m32=m - 32) in judged(family, name, product(family, name, change=change))
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_outputs_that_are_not_written_are_told(family):
+    wrong = layer_points(family)["ffn_down"]
+    wrong[:, -8:] = 0
+    width = wrong.shape[1]
+    assert judged(family, "ffn_down", wrong) == f"elements {width - 8} to {width - 1} of each position are 0: never written"
+
+
+def test_weights_of_other_layers_are_recognised_in_every_family():
+    before = LLAMA.layers[LAYER - 1].ffn_down
+    x = layer_points("llama")["ffn_out"]
+    wrong = x @ widen.float32(before.weights).astype(np.float64).T + before.bias
+    assert judged("llama", "ffn_down", wrong) == "the weights of the previous layer are used"
+
+
+def test_weight_scales_of_others_are_named():
+    layer = BITNET.layers[LAYER]
+    wrong = product("bitnet", "Qcur") * float(layer.attn_v.weights.scale) / float(layer.attn_q.weights.scale)
+    assert judged("bitnet", "Qcur", wrong).startswith("the weight scale of attn_v is used: everything is ")
+
+
+def _chunked(x):
+    scale = np.concatenate([np.broadcast_to(127 / np.abs(part).max(), (len(part), 1)) for part in (x[:8], x[8:16], x[16:])])
+    return np.rint(x * scale), scale
+
+
+def _of_128(x):
+    scale = 128 / np.abs(x).max(axis=1, keepdims=True)
+    return np.where(np.rint(x * scale) == 128, -128, np.rint(x * scale)), scale
+
+
+def _signed(x):
+    scale = 127 / x.max(axis=1, keepdims=True)
+    return np.clip(np.rint(x * scale), -128, 127), scale
+
+
+@pytest.mark.parametrize(
+    ("quantize", "says"),
+    [
+        (
+            _chunked,
+            "one activation scale serves several tokens, such as all of a chunk, instead of one for each: positions 0 to 7, 8 to 15",
+        ),
+        (_of_128, "activations are scaled to 128 steps instead of 127, and +128 wraps around to -128"),
+        (_signed, "activations are scaled by their largest number, not by their largest magnitude"),
+        (lambda x: (spec.quantize(x)[0], spec.quantize(x)[1] * 128 / 127), "codes in steps of 1/127 are taken for 1/128"),
+    ],
+)
+def test_quantisers_are_recognised(quantize, says):
+    assert judged("bitnet", "Qcur", product("bitnet", "Qcur", quantize=quantize)).startswith(says)
+
+
+# --- attention ------------------------------------------------------------------------------------------------------------------------
+
+
+def attention(family, weights=None, allowed=None, scale=1.0, heads=None, values=lambda v: v, keys=lambda k: k):
+    """kqv_out by scores times `scale`, seen where `allowed(i, j)`, and what `weights` makes of the softmax's weights."""
+    c, p = MODELS[family].config, layer_points(family)
+    q = p["Qcur_rope"].reshape(T, c.heads, -1)
+    read = np.arange(c.heads) // (c.heads // c.kv_heads) if heads is None else np.array(heads)
+    k, v = (x.reshape(T, c.kv_heads, -1)[:, read] for x in (keys(p["Kcur_rope"]), values(p["Vcur"])))
+    i, j = np.arange(T)[:, None], np.arange(T)
+    s = np.where((allowed or (lambda i, j: j <= i))(i, j), np.einsum("thk,shk->hts", q, k) * scale / c.head_dim**0.5, -np.inf)
+    s = np.exp(s - s.max(axis=-1, keepdims=True))
+    s /= s.sum(axis=-1, keepdims=True)
+    return np.einsum("hts,shk->thk", s if weights is None else weights(s), v).reshape(T, -1)
+
+
+def _rotated_values(v):
+    return operations.rope(BITNET, EXACT, v).value
+
+
+def _sharpened(p):
+    p = p ** np.array([1, 2, 1, 3])[:, None, None]
+    return p / p.sum(axis=-1, keepdims=True)
+
+
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"scale": 1.5}, "scores are 1.5 times what they should be"),
+        ({"weights": lambda p: p / 2}, "everything is 0.5 times"),
+        ({"weights": lambda p: p * np.linspace(0.5, 0.9, T)[:, None]}, "each position is wrong by a factor of its own"),
+        ({"weights": lambda p: p / (1 + np.random.default_rng(0).random(p.shape[:2]))[..., None]}, "instead of 1: empty slots or a sink"),
+        ({"weights": lambda p: p * (1 + np.random.default_rng(0).random(p.shape[:2]))[..., None]}, "instead of 1: they are not divided"),
+        ({"weights": _sharpened}, "sums of the right values with wrong weights: scores or softmax are wrong"),
+        ({"weights": _bfloat16}, "scores or probabilities are rounded, or the exponential is coarse"),
+        ({"allowed": lambda i, j: (j <= i) & ((i < 8) | (j >= 8))}, "position 8 does not read positions "),
+        ({"heads": [0, 1, 1, 1]}, "query head 1 reads key-value head 1 instead of 0"),
+        ({"values": _bfloat16, "keys": _bfloat16}, "keys and values are rounded, as a cache of bfloat16 does"),
+    ],
+)
+def test_attention_is_read_off(family, how, says):
+    assert says in judged(family, "kqv_out", attention(family, **how))
+
+
+def test_the_future_is_named_where_all_tokens_can_be_told():
+    wrong = attention("bitnet", allowed=lambda i, j: (j <= i) | ((i == 3) & (j == 9)))
+    assert "position 3 reads position 9" in judged("bitnet", "kqv_out", wrong)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"scale": 0.1}, "scores are 0.8 times what they should be"),
+        ({"allowed": lambda i, j: (j <= i) & ((i < 4) | (j >= 4))}, "position 4 does not read positions 0 to 2;"),
+    ],
+)
+def test_repeated_tokens_are_told_together(how, says):
+    """Their values are equal in the first layer: which of them is read cannot be told, only how much of all."""
+    ids = np.array([5, 9, 11, 5, 7, 9, 8, 5, 6])
+    dump = mutations.Engine(BITNET, ids, {"kqv_out": lambda e, n: e.attend(n, **how)}, (0,)).run()
+    assert says in judge_trace(BITNET, Trace(dump, None, "dump"), ids).first_wrong.hypothesis
+
+
+def test_rotated_values_are_recognised():
+    assert judged("bitnet", "kqv_out", attention("bitnet", values=_rotated_values)) == "values are rotated too, as if they were keys"
+
+
+def test_rounded_values_are_not_taken_for_another_sequences():
+    coarse = attention("bitnet", values=lambda v: np.rint(v * 150) / 150)
+    assert "are rounded: a part of" in judged("bitnet", "kqv_out", coarse)
+
+
+# --- dumps ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_tensors_dumped_too_late_are_recognised():
+    found = judged("llama", "Qcur", POINTS["llama"][Key("Qcur_rope", LAYER)])
+    assert found == "it is after RoPE: dumped from a buffer that was rotated in place"
+    gate = layer_points("llama")["ffn_gate"]
+    assert judged("llama", "ffn_gate", gate / (1 + np.exp(-gate))).startswith("it is after the activation function")
+    points = POINTS["llama"] | {Key("l_out", 0): POINTS["llama"][Key("l_out", 2)]}
+    found = judge_trace(LLAMA, Trace(points, None, "dump"), IDS["llama"]).first_wrong.hypothesis
+    assert found == "it has the numbers of layer 2 l_out: its buffer was written to again before it was dumped"
+
+
+@pytest.mark.parametrize(("kind", "digits"), [("bfloat16", 8), ("float16", 11)])
+def test_narrow_numbers_are_recognised(kind, digits):
+    x = layer_points("bitnet")["ffn_inp"]
+    fraction, exponent = np.frexp(x)
+    narrow = np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
+    points = POINTS["bitnet"] | {Key("ffn_inp", LAYER): narrow.astype(np.float32)}
+    found = judge_trace(BITNET, Trace(points, None, "dump"), IDS["bitnet"]).first_wrong
+    assert (found.key.name, found.hypothesis) == ("ffn_inp", f"its numbers are rounded to {kind}, and right but for that")
+
+
+def test_a_known_mistake_is_not_given_up_for_a_fitted_factor():
+    """Roundings of a norm's root are a factor of each position: what is fitted takes them away too."""
+    x = POINTS["bitnet"][Key("l_out", LAYER - 1)].astype(np.float64)
+    wrong = spec.rms_norm(x, BITNET.layers[LAYER].attn_norm, 1e-3) * (1 + 2e-7 * np.random.default_rng(0).standard_normal((T, 1)))
+    assert judged("bitnet", "attn_norm", wrong) == f"epsilon is 0.001 instead of {BITNET.config.eps:.3g}"
+
+
+def test_norms_of_the_next_layer_are_recognised():
+    x = POINTS["llama"][Key("l_out", LAYER - 1)].astype(np.float64)
+    wrong = spec.rms_norm(x, LLAMA.layers[LAYER + 1].attn_norm, LLAMA.config.eps)
+    assert judged("llama", "attn_norm", wrong) == "the weight of the next layer is used"
+
+
+def test_an_exact_engine_declared_as_bitnet_cpp_is_told_so():
+    report = judge_trace(BITNET, Trace(POINTS["bitnet"], None, "dump"), IDS["bitnet"], BITNET_CPP)
+    assert report.first_wrong.hypothesis == "float16 roundings are not there: declare the dialect exact"
+
+
+def test_a_narrow_cache_is_no_mistake_across_operations():
+    """Where roundings explain what is seen, an engine with a float16 KV cache is as right as any."""
+
+    class Cached(mutations.Engine):
+        def attend(self, n, **options):
+            for name in ("Kcur_rope", "Vcur"):
+                self.t[Key(name, n)] = self.t[Key(name, n)].astype(np.float16).astype(np.float32)
+            return super().attend(n, **options)
+
+    dump = Cached(BITNET, IDS["bitnet"]).run()
+    points = {key: x for key, x in dump.items() if key.name in ("l_out", "result_output")}
+    assert judge_trace(BITNET, Trace(points, None, "dump"), IDS["bitnet"]).verdict == Verdict.FLIPS
+
+
+def test_nothing_is_said_of_what_nothing_explains():
+    rng = np.random.default_rng(3)
+    for operation in graph.operations(LLAMA, EXACT):
+        if operation.key.layer != LAYER and operation.key.name != "result_output":
+            continue
+        inputs = [POINTS["llama"][key].astype(np.float64) for key in operation.inputs]
+        expected = operation.evaluate(*inputs)
+        theirs = expected.value + rng.standard_normal(expected.value.shape)
+        said = local(LLAMA, EXACT, operation, inputs, expected.value, theirs, np.ones(theirs.shape, bool))
+        assert said is None or "values are summed that a token must not see, or that are not of this sequence" in said, operation.key
+
+
+@pytest.mark.parametrize(
+    ("theirs", "says"),
+    [((50, 7), "transposed"), ((8, 50), "BOS"), ((7, 64), "last 14 columns are padding"), ((7, 49), ""), ((6, 50), ""), ((7, 1, 50), "")],
+)
+def test_shapes_say_what_engines_do(theirs, says):
+    hint = shape_hint(theirs, (7, 50))
+    assert says in hint
+    assert bool(hint) == bool(says)

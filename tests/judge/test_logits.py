@@ -1,0 +1,365 @@
+"""Verdicts: nothing wrong may pass and nothing right may fail, on made-up logits and on those of forwards with one fault each."""
+
+import json
+import re
+import tracemalloc
+from math import exp, inf, log, nan
+
+import numpy as np
+import pytest
+
+from bitnet_np.judge import logits as comparing
+from bitnet_np.judge.logits import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, judge, limits
+from bitnet_np.judge.verdict import Verdict
+
+SAME_BITS, ROUNDING, FLIPS, WRONG, INVALID = Verdict
+
+
+def logits(*shape, seed=0):
+    values = np.random.default_rng(seed).normal(0, 3, shape)
+    return (values - values.mean(axis=-1, keepdims=True)).astype(np.float32)
+
+
+def floats(*values):
+    return np.array(values, np.float32)
+
+
+def with_value(array, index, value):
+    changed = array.copy()
+    changed[index] = value
+    return changed
+
+
+OURS = logits(6, 200)
+NOISE = logits(6, 200, seed=1) / 3  # as large as one standard deviation of OURS where multiplied by 3
+SHAPES = [(200,), (1, 200), (6, 200), (1, 6, 200), (3, 2, 200)]
+
+
+def noisy(nmse):
+    """OURS with this much noise in each position."""
+    unit = NOISE / np.sqrt((NOISE**2).sum(axis=1, keepdims=True)) * np.sqrt((OURS**2).sum(axis=1, keepdims=True))
+    return OURS.astype(np.float64) + np.sqrt(nmse) * unit
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_same_bits_in_any_shape(shape):
+    ours = logits(*shape)
+    found = judge(ours, ours.copy())
+    assert found.verdict is SAME_BITS
+    assert found.positions == ours.size // 200
+    assert (found.max_error, found.mean_error, found.nmse, found.kl) == (0, 0, 0, 0)
+    assert (found.top1, found.top5) == (1, 1)
+    assert found.scale == pytest.approx(1, abs=1e-15)
+    assert judge(ours, np.asfortranarray(ours)).verdict is SAME_BITS
+    assert judge(ours[..., ::2], ours[..., ::2].copy()).verdict is SAME_BITS
+    assert judge(ours, ours.tolist()).verdict is ROUNDING  # the same numbers, but in float64
+
+
+def test_equal_numbers_are_not_the_same_bits():
+    ours = with_value(OURS, (2, 7), 0.0)
+    assert judge(ours, with_value(ours, (2, 7), -0.0)).verdict is ROUNDING
+    assert judge(ours, ours.astype(np.float64)).verdict is ROUNDING
+    assert judge(ours, ours.astype(">f4")).verdict is ROUNDING
+
+
+def test_the_same_bytes_may_be_other_numbers():
+    ours = np.random.default_rng(3).integers(1, 64, (6, 800), np.uint8).view("<f4")  # finite, whichever byte is the first
+    assert judge(ours, ours.view(">f4")).verdict is WRONG
+
+
+@pytest.mark.parametrize(
+    ("theirs", "verdict"),
+    [
+        (np.nextafter(OURS, np.float32(inf)), ROUNDING),
+        (with_value(OURS, (3, 5), np.nextafter(OURS[3, 5], np.float32(inf))), ROUNDING),
+        (OURS + 0.99 * ROUNDING_LIMIT * OURS.astype(np.float64).std(axis=1, keepdims=True), ROUNDING),
+        (with_value(OURS, (3, 5), OURS[3, 5] + 1.01 * ROUNDING_LIMIT * OURS[3].std()), WRONG),  # no flip moves one logit alone
+        (OURS + 1.01 * ROUNDING_LIMIT * OURS.astype(np.float64).std(axis=1, keepdims=True), WRONG),  # no rounding adds a constant
+        (OURS.astype(np.float16), FLIPS),
+        (noisy(1e-6), FLIPS),
+        (noisy(1e-3), FLIPS),
+        (noisy(0.99 * FLIPS_LIMIT), FLIPS),
+        (noisy(1.01 * FLIPS_LIMIT), WRONG),
+        (noisy(1e-1), WRONG),
+        (OURS * (1 + 0.95 * SCALE_LIMIT) + noisy(1e-4) - OURS, FLIPS),
+        (OURS * (1 + 1.05 * SCALE_LIMIT) + noisy(1e-4) - OURS, WRONG),
+        (OURS * np.float32(1.001), WRONG),  # no rounding multiplies all by one factor
+        (OURS * np.float32(1.001) + 0.01, WRONG),
+        (OURS * (1 + 1.01 * SCALE_LIMIT), WRONG),
+        (OURS * (1 - 1.01 * SCALE_LIMIT), WRONG),
+        (OURS * np.float32(1.05), WRONG),
+        (OURS * np.float32(0.95), WRONG),
+        (OURS * 10, WRONG),
+        (OURS * 1e30, WRONG),
+        (OURS / 1e30, WRONG),
+        (-OURS, WRONG),
+        (OURS + 1, WRONG),
+        (NOISE, WRONG),
+        (np.random.default_rng(2).permutation(OURS, axis=1), WRONG),
+        (OURS[:, ::-1], WRONG),
+        (np.roll(OURS, 1, axis=1), WRONG),
+        (np.roll(OURS, 1, axis=0), WRONG),  # one position late
+        (np.vstack([OURS[:1], OURS[:-1] * 1.0001]), WRONG),
+        (OURS - np.log(np.exp(OURS).sum(axis=1, keepdims=True)), WRONG),  # log-probabilities
+        (np.exp(OURS) / np.exp(OURS).sum(axis=1, keepdims=True), WRONG),  # probabilities
+        (OURS.clip(min=0), WRONG),
+        (np.rint(OURS), WRONG),
+    ],
+)
+def test_verdicts(theirs, verdict):
+    found = judge(OURS, theirs)
+    assert found.verdict is verdict, found
+    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["verdict"] == verdict.name
+
+
+@pytest.mark.parametrize(
+    ("shape", "position", "named"), [((100, 60), (77,), "77"), ((5, 20, 60), (3, 17), "17 of sequence 3"), ((60,), (), "0")]
+)
+@pytest.mark.parametrize(("fault", "said"), [(lambda x: x[::-1], "NMSE is"), (lambda x: x * np.float32(1.03), "logits are 1.03 times")])
+def test_one_bad_position_spoils_all_and_is_named(shape, position, named, fault, said):
+    ours = logits(*shape)
+    theirs = ours.copy()
+    theirs[position] = fault(ours[position])
+    found = judge(ours, theirs)
+    assert found.verdict is WRONG
+    assert found.reason.startswith(said)
+    assert f"at position {named}" in found.reason
+    assert found.worst[:-1] == position
+
+
+@pytest.mark.parametrize(
+    ("theirs", "reason"),
+    [
+        (with_value(OURS, (4, 9), nan), "logit at 4, 9 is nan; 1 in all"),
+        (with_value(OURS, (0, 0), inf), "logit at 0, 0 is inf"),
+        (with_value(OURS, (5, 199), -inf), "logit at 5, 199 is -inf"),
+        (np.full_like(OURS, nan), "1200 in all are not finite"),
+        (OURS[0], r"shape is \[200\], expected \[6, 200\]"),
+        (OURS[None], r"shape is \[1, 6, 200\]"),
+        (OURS[:5], "shape"),
+        (OURS[:, :199], "shape"),
+        (OURS.T, "shape"),
+        (OURS.reshape(-1), "shape"),
+        (np.float32(1), "shape"),
+        (OURS[:0], "shape"),
+        (np.array([]), "shape"),
+        (OURS.astype(np.int32), "dtype is int32, expected a float type"),
+        (OURS.astype(np.int8), "dtype"),
+        (OURS > 0, "dtype is bool"),
+        (OURS.astype(complex), "dtype"),
+        (OURS.astype(str), "dtype"),
+        (OURS.astype(object), "dtype"),
+        (None, "dtype"),
+        (np.zeros_like(OURS), r"position 0 are all 0\.0"),
+        (with_value(OURS, 4, 0), r"position 4 are all 0\.0"),
+        (with_value(OURS, 4, -1.5), r"position 4 are all -1\.5"),
+        (with_value(OURS, 3, OURS[2]), "positions 2 and 3 are the same numbers, ours are not"),
+        (np.broadcast_to(OURS[5], OURS.shape), "positions 0 and 1 are the same"),
+    ],
+)
+def test_nothing_that_says_nothing_passes(theirs, reason):
+    found = judge(OURS, theirs)
+    assert found.verdict is INVALID
+    assert re.search(reason, found.reason), found.reason
+    assert found.positions == 0
+    assert found.max_error is found.worst is found.nmse is found.kl is found.top1 is None
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_nothing_to_compare_is_no_agreement():
+    for shape in ((0, 200), (3, 0), (0,)):
+        assert judge(np.zeros(shape, np.float32), np.zeros(shape, np.float32)).verdict is INVALID
+
+
+def test_equal_positions_are_fine_where_ours_are_equal():
+    ours = with_value(OURS, 3, OURS[2])
+    assert judge(ours, ours.copy()).verdict is SAME_BITS
+    assert judge(ours, ours.astype(np.float16)).verdict is FLIPS
+
+
+@pytest.mark.parametrize("positions", [1, 4, 100])
+def test_a_measured_reach_sets_the_limits(positions):
+    ours = logits(positions, 200)
+    noise = logits(positions, 200, seed=1)
+    unit = noise * np.sqrt((ours**2).sum(axis=1, keepdims=True) / (noise**2).sum(axis=1, keepdims=True))
+    reach = Reach(1e-3, np.full(1, 1e-3))
+    (worst, *_), mean = limits(reach, positions)
+    assert (worst, mean) == (5e-3, pytest.approx((2 + 3 / positions**0.5) * 1e-3))
+    for nmse, verdict in ((0.99 * mean, FLIPS), (1.01 * mean, WRONG)):
+        found = judge(ours, ours + np.sqrt(nmse) * unit, reach)
+        assert found.verdict is verdict, found
+        assert (found.reach, found.mean_nmse) == (1e-3, pytest.approx(nmse))
+    one = ours + np.where(np.arange(positions) == positions - 1, np.sqrt(1.01 * worst), 1e-3)[:, None] * unit
+    found = judge(ours, one, reach, np.arange(50, 50 + positions))
+    assert found.verdict is WRONG
+    assert f"at position {49 + positions}" in found.reason
+    deep = Reach(2e-2, np.full(positions, 3e-2), 3e-2)
+    assert judge(ours, ours + np.sqrt(4e-2) * unit, deep).verdict is FLIPS  # as 30 layers reach: beyond the limit that holds without
+
+
+def test_a_position_where_roundings_reach_far_has_a_limit_of_its_own():
+    worst, mean = limits(Reach(1e-3, np.array([1e-4, 2e-3])), 3)
+    assert worst.tolist() == [5e-3, 8e-3, 5e-3]
+    assert mean == pytest.approx((2 + 3**0.5) * 1e-3)
+
+
+@pytest.mark.parametrize(("by_chance", "verdict"), [(0.0, WRONG), (0.03, FLIPS)])
+def test_factors_that_roundings_make_by_chance_are_no_fault(by_chance, verdict):
+    noise = noisy(1e-3) - OURS
+    assert judge(OURS, OURS * 1.05 + noise, Reach(1e-2, np.full(6, 1e-2), by_chance)).verdict is verdict
+
+
+@pytest.mark.parametrize(("one_scale", "verdict"), [(False, WRONG), (True, FLIPS)])
+def test_a_factor_is_a_rounding_where_the_heads_input_has_one_scale(one_scale, verdict):
+    reach = Reach(1e-4, np.full(6, 1e-4), one_scale=one_scale)
+    assert judge(OURS, OURS * np.float32(1.001), reach).verdict is verdict
+    assert judge(OURS, OURS * np.float32(1.03), reach).verdict is WRONG
+
+
+def test_positions_are_judged_in_blocks(monkeypatch):
+    """The same numbers whatever the block, and memory beside the two inputs is that of a block."""
+    ours, theirs = logits(7, 200), logits(7, 200) + logits(7, 200, seed=1) / 100
+    cases = [theirs, ours, with_value(theirs, (5, 3), nan), with_value(theirs, 4, theirs[3]), with_value(theirs, 6, 1.0)]
+    whole = [judge(ours, case).as_dict() for case in cases]
+    for block in (1, 400, 1000):
+        monkeypatch.setattr(comparing, "_BLOCK", block)
+        assert [judge(ours, case).as_dict() for case in cases] == whole
+    long = logits(2000, 1000)
+    other = long + np.float32(1e-3) * logits(2000, 1000, seed=1)
+    monkeypatch.setattr(comparing, "_BLOCK", 100_000)
+    tracemalloc.start()
+    assert judge(long, other).verdict is FLIPS
+    assert tracemalloc.get_traced_memory()[1] < 20 * 8 * 100_000  # 20 arrays of a block; one of all would be 16 MB
+    tracemalloc.stop()
+
+
+def test_exit_codes_and_order():
+    assert [verdict.exit_code for verdict in Verdict] == [0, 0, 0, 1, 2]
+    assert sorted(Verdict) == list(Verdict)
+    assert len({verdict.text for verdict in Verdict}) == len(Verdict)
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------------------------
+
+
+def by_formula(ours, theirs):
+    """Each number from its definition, position by position."""
+    rows = list(zip(ours.reshape(-1, ours.shape[-1]).tolist(), theirs.reshape(-1, ours.shape[-1]).tolist(), strict=True))
+    errors = [[abs(x - y) for x, y in zip(a, b, strict=True)] for a, b in rows]
+    flat = [error for row in errors for error in row]
+
+    def log_softmax(x):
+        total = log(sum(exp(v - max(x)) for v in x)) + max(x)
+        return [v - total for v in x]
+
+    def kl(a, b):
+        return sum(exp(p) * (p - q) for p, q in zip(log_softmax(a), log_softmax(b), strict=True))
+
+    def largest(x):
+        return set(sorted(range(len(x)), key=lambda i: (-x[i], i))[:5])
+
+    def scale(a, b):
+        return sum(x * y for x, y in zip(a, b, strict=True)) / sum(x * x for x in a)
+
+    return {
+        "positions": len(rows),
+        "max_error": max(flat),
+        "mean_error": sum(flat) / len(flat),
+        "worst": tuple(int(i) for i in np.unravel_index(flat.index(max(flat)), ours.shape)),
+        "nmse": max(sum(e * e for e in error) / sum(x * x for x in a) for error, (a, _) in zip(errors, rows, strict=True)),
+        "scale": max((scale(a, b) for a, b in rows), key=lambda s: abs(s - 1)),
+        "kl": max(kl(a, b) for a, b in rows),
+        "top1": sum(a.index(max(a)) == b.index(max(b)) for a, b in rows) / len(rows),
+        "top5": sum(len(largest(a) & largest(b)) / 5 for a, b in rows) / len(rows),
+    }
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("noise", [1e-6, 0.1, 3])
+def test_the_numbers_are_what_their_names_say(shape, noise):
+    ours = logits(*shape)
+    theirs = ours + np.random.default_rng(4).normal(0, noise, shape)
+    found = judge(ours, theirs).as_dict()
+    for name, value in by_formula(ours, theirs).items():
+        assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-13), name
+
+
+def test_ties_count_as_agreement():
+    assert judge(floats(1, 5, 4.9), floats(1, 5, 5)).top1 == 1
+    assert judge(floats(1, 5, 4.9), floats(5, 5, 4)).top1 == 1
+    assert judge(floats(1, 5, 4.9), floats(1, 4.9, 5)).top1 == 0
+
+
+def test_few_logits():
+    assert judge(floats(1.5), floats(1.5)).verdict is SAME_BITS
+    assert judge(floats(1.5), floats(1.6)).verdict is WRONG
+    found = judge(floats(1, 2, 4), floats(1, 2, 4.01))
+    assert (found.verdict, found.top5) == (FLIPS, 1)
+
+
+def test_the_record_says_all():
+    found = judge(OURS, noisy(1e-3)).as_dict()
+    names = "verdict meaning reason positions max_error mean_error worst nmse mean_nmse reach scale kl top1 top5 compared explanation"
+    assert set(found) == set(names.split())
+    assert found["meaning"] == FLIPS.text
+
+
+# --- what would pass, or fail, for a wrong reason --------------------------------------------------------------------------------------
+
+
+def test_unrelated_logits_are_wrong_also_far_from_zero():
+    assert judge(OURS - 100, logits(6, 200, seed=5) - 100).verdict is WRONG
+
+
+@pytest.mark.parametrize("change", [lambda x: with_value(x, (1, 77), 100), lambda x: with_value(x, (slice(None), slice(-1000, None)), 0)])
+def test_a_few_bad_logits_of_many_are_wrong(change):
+    ours = logits(2, 128_256)
+    assert judge(ours, change(ours)).verdict is WRONG
+
+
+@pytest.mark.parametrize("value", [nan, inf, -inf])
+def test_ours_that_are_no_numbers_are_no_agreement(value):
+    assert judge(with_value(OURS, (1, 2), value), OURS).verdict >= WRONG
+
+
+def test_huge_values_leave_finite_numbers():
+    theirs = with_value(with_value(OURS.astype(np.float64), (0, 0), 1e308), (0, 1), -1e308)
+    found = judge(OURS, theirs)
+    assert found.verdict >= WRONG
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def bfloat16(x):
+    return (x.view(np.uint32) & 0xFFFF0000).view(np.float32)
+
+
+@pytest.mark.parametrize("rounded", [lambda x: x.astype(np.float16), bfloat16])
+def test_right_logits_in_half_precision_have_no_outliers(rounded):
+    ours = logits(2, 128_256)
+    ours[:, 5] += 60  # as sure as a trained model is of a token
+    assert judge(ours, rounded(ours)).verdict is FLIPS
+
+
+def test_rows_of_the_head_may_differ_in_length():
+    rng = np.random.default_rng(9)
+    head, hidden = rng.normal(0, 1, (64, 30_000)) * np.exp(rng.normal(0, 0.5, 30_000)), rng.normal(0, 1, (2, 64))
+    theirs = (hidden + rng.normal(0, 0.03, hidden.shape)) @ head
+    assert judge((hidden @ head).astype(np.float32), theirs).verdict is FLIPS
+
+
+@pytest.mark.parametrize("factor", [1.05, 0.95])
+def test_a_factor_is_wrong_also_far_from_zero(factor):
+    assert judge(OURS - 300, OURS * np.float32(factor) - 300).verdict is WRONG
+
+
+def test_ours_that_are_all_the_same_leave_finite_numbers():
+    found = judge(np.ones((2, 50), np.float32), logits(2, 50))
+    assert found.verdict is WRONG
+    json.dumps(found.as_dict(), allow_nan=False)
+
+
+def test_ties_of_ours_count_as_agreement():
+    assert judge(floats(1, 5, 5), floats(1, 4.9, 5)).top1 == 1

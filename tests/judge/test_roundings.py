@@ -1,0 +1,74 @@
+"""The judge's own rules of rounding give what the kernels and dialects give, which share nothing with them."""
+
+import numpy as np
+import pytest
+from models import random_model
+
+from bitnet_np import tensor_types
+from bitnet_np.dialects import DIALECTS
+from bitnet_np.judge import roundings
+from bitnet_np.kernels import blocks
+from bitnet_np.testing import random_table
+
+f32 = np.float32
+
+
+def activations():
+    """Rows of very different sizes; zeros, subnormal numbers and numbers beyond float16 among them."""
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal((7, 512)) * np.exp(rng.normal(0, 3, (7, 1)))).astype(f32)
+    x[1, :256] = 0
+    x[2, :32] = 1e-40
+    x[3, 5] = -9e4
+    x[4, 64:96] *= 1e-38
+    return x
+
+
+@pytest.mark.parametrize("kind", tensor_types.BLOCK_TYPES, ids=lambda kind: kind.name)
+def test_inputs_of_block_types(kind):
+    x, table = activations(), random_table(np.random.default_rng(1), kind.name, 3, 512)
+    np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), table), blocks.ROUNDINGS[kind](x))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"), [(np.float32, tensor_types.F32), (np.float16, tensor_types.F16), (np.uint16, tensor_types.BF16)]
+)
+def test_inputs_of_float_tables(dtype, kind):
+    x = activations()
+    np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), np.zeros((1, 1), dtype)), blocks.ROUNDINGS[kind](x))
+
+
+def test_sums_that_minimums_are_multiplied_by():
+    x = activations()
+    np.testing.assert_array_equal(roundings.rounded_sums(x.astype(np.float64)).astype(f32), blocks.sums_as_q8_1(x))
+    for kind in roundings.MINIMUM_TYPES:
+        table = random_table(np.random.default_rng(1), kind.name, 3, 512)
+        np.testing.assert_array_equal(roundings.minimums(table), blocks.minimums(table.data, kind))
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+@pytest.mark.parametrize("shape", [{"family": "bitnet"}, {"family": "llama", "rope_scaling": 4.0}, {"family": "gptneox", "rope_width": 4}])
+def test_angles(dialect, shape):
+    model = random_model(1, **shape)
+    ours, theirs = roundings.angles(model, dialect, 300), dialect.angles(np.arange(300), model)
+    if dialect.stepped_angles:
+        np.testing.assert_array_equal(ours, theirs)
+    else:  # powers of NumPy's (1 ulp) and correctly rounded ones, with three more roundings on either side
+        np.testing.assert_allclose(ours, theirs, rtol=2.0**-50, atol=0)
+
+
+def test_eleven_bits_are_float16s_with_float32s_range():
+    x = np.random.default_rng(0).standard_normal(1000).astype(f32)
+    ties = (x.view(np.uint32) & 0x1FFF) == 0x1000
+    np.testing.assert_array_equal(roundings.to_eleven_bits(x)[~ties], x.astype(np.float16).astype(f32)[~ties])
+    big = f32([1e30, -1e-30])
+    assert (np.abs(roundings.to_eleven_bits(big) / big - 1) < 2**-11).all()
+    assert (roundings.to_eleven_bits(big) != big).all()
+
+
+def test_narrow_types():
+    x = np.array([[1 + 2**-11, 1 + 2**-8, 65536.0, 1e-8, 3.0, -1 - 3 * 2**-9]])
+    assert roundings.to_float16(x).tolist() == [[1.0, 1 + 2**-8, np.inf, 0.0, 3.0, -1 - 3 * 2**-9]]
+    assert roundings.to_bfloat16(x).tolist() == [[1.0, 1.0, 65536.0, roundings.to_digits(x, 8)[0, 3], 3.0, -1 - 2**-7]]
+    assert roundings.to_q8_0(np.array([[127.0, 1.4, *[0] * 30]])).tolist() == [[127.0, 1.0, *[0] * 30]]
+    assert np.isnan(roundings.to_q8_0(x)).all()
