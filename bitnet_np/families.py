@@ -1,6 +1,6 @@
-"""The architecture table: what each supported family of models has, by the architecture of its GGUF files.
+"""The architecture table: the traits of each supported family of models, by the architecture of its GGUF files.
 
-What an architecture means is what llama.cpp makes of its files; for `bitnet-b1.58` and `bitnet-25`, bitnet.cpp and transformers.
+The meaning of an architecture is how llama.cpp computes its files; of `bitnet-b1.58` and `bitnet-25`, how bitnet.cpp and transformers do.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _UNGATED = tuple(name for name in MATRICES if name != "ffn_gate")
 
 @dataclass(frozen=True)
 class Family:
-    """What the models of an architecture have, and what their GGUF files may say."""
+    """The traits of an architecture's models and GGUF files."""
 
     config: Mapping[str, Any]  # the fields of model.Config that the architecture implies
     norms: tuple[str, ...] = ("attn_norm", "ffn_norm")  # of a layer; each LayerNorm has a bias

@@ -1,4 +1,4 @@
-"""The records that are the model: flat arrays, a shape beside each. Behaviour is elsewhere.
+"""The records that a model is made of: flat arrays, with a shape beside each. Behaviour is elsewhere.
 
 Letters used in every shape comment of this package:
     B sequences   T tokens of one call   R rows (tokens of all sequences, end to end)   S positions a cache holds
@@ -18,31 +18,31 @@ from .tensor_types import TensorType
 from .validate import integer, number
 
 Activation = Literal["relu2", "silu", "gelu", "gelu_tanh"]
-"""Of the feed-forward: relu(gate)^2 * up and silu(gate) * up, or without a gate the exact GELU (erf) and its approximation by tanh."""
+"""The feed-forward's: relu(gate)^2 * up or silu(gate) * up; without a gate the exact GELU (erf) or its approximation by tanh."""
 
 Norm = Literal["rms", "layer"]
 
 Rope = Literal["halves", "adjacent", "none"]
-"""Which numbers of a head make a pair: (i, i + J) as in GPT-NeoX, or (2i, 2i + 1) as in the permuted rows of Llama's GGUF files."""
+"""The numbers of a head that make a pair: (i, i + J) as in GPT-NeoX, or (2i, 2i + 1) as in the permuted rows of Llama's GGUF files."""
 
 
 LONGEST_CONTEXT = 1 << 20  # positions whose angles are exact (rope.LARGEST_ANGLE); the longest context in use is 1,010,000
 
 _MOST = {
     "context": LONGEST_CONTEXT,
-    "width": 1 << 19,  # 128 times 127 summed over a quarter of them is the most that a sum of the ternary kernels' int32 can hold
+    "width": 1 << 19,  # an int32 lane of the ternary kernels sums a quarter of these columns, each at most 128 * 127
     "ffn": 1 << 19,
     "head_dim": 1 << 12,
-    "n_layers": 1 << 12,  # a list of them stays short, whatever a file says
+    "n_layers": 1 << 12,  # so that a list of layers stays short, whatever a file says
     "q_width": 1 << 19,
 }
 
 
 @dataclass(frozen=True)
 class Config:
-    """What the numbers of a model file mean. Names follow GGUF's keys where those are short enough; defaults are BitNet b1.58's.
+    """The numbers of a model. Names follow GGUF's keys where those are short enough; defaults are BitNet b1.58's.
 
-    Raises ShapeError for sizes that do not go together, UnsupportedError for what no kernel here can compute.
+    Raises ShapeError for sizes that do not go together, UnsupportedError for a model that no kernel here can compute.
     """
 
     architecture: str
@@ -59,11 +59,11 @@ class Config:
     activation: Activation = "relu2"
     norm: Norm = "rms"
     rope: Rope = "halves"
-    rope_width: int | None = None  # how many of the first numbers of a head are rotated, 2J; None: all K
+    rope_width: int | None = None  # 2J, the first numbers of a head, which are rotated; None: all K
     rope_scaling: float = 1.0  # positions are divided by it (linear scaling)
     parallel_residual: bool = False  # attention and feed-forward both read the layer's input
-    window: int | None = None  # how many keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
-    window_layers: tuple[int, ...] | None = None  # which layers that holds for; None: for every one
+    window: int | None = None  # the keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
+    window_layers: tuple[int, ...] | None = None  # the layers that have this window; None: all
 
     def __post_init__(self) -> None:
         for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
@@ -92,22 +92,22 @@ class Config:
                 raise UnsupportedError(f"{name} is {getattr(self, name)}, expected a positive number")
 
     def window_of(self, layer: int) -> int | None:
-        """How many keys a query of this layer sees at most; None: all."""
+        """The keys that a query of this layer sees at most; None: all."""
         return self.window if self.window_layers is None or layer in self.window_layers else None
 
     @property
     def q_width(self) -> int:
-        """H * K: width of all query heads of a token."""
+        """H * K: the width of all query heads of a token."""
         return self.heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """G * K: width of all keys, or of all values, of a token."""
+        """G * K: the width of all keys, or of all values, of a token."""
         return self.kv_heads * self.head_dim
 
     @property
     def rope_pairs(self) -> int:
-        """J: pairs of a head that RoPE rotates."""
+        """J: the pairs of a head that RoPE rotates."""
         return 0 if self.rope == "none" else (self.rope_width or self.head_dim) // 2
 
     @property
@@ -158,7 +158,7 @@ class Linear:
 
     weights: Weights  # [N, M]
     bias: NDArray[np.float32] | None = None  # [N]
-    scale: np.float32 | None = None  # of the product, beside what the weights have
+    scale: np.float32 | None = None  # multiplies the product, beside the scale of the weights
     norm: NDArray[np.float32] | None = None  # [M] gain of an RMS norm of the input
     norm_eps: float | None = None  # of that norm; None: the model's
 
@@ -171,7 +171,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One transformer block. What a family does not have is None."""
+    """One transformer block. A field that the family does not have is None."""
 
     attn_norm: NDArray[np.float32]  # [D]
     attn_q: Linear  # [H*K, D]
@@ -182,8 +182,8 @@ class Layer:
     ffn_up: Linear  # [F, D]
     ffn_down: Linear  # [D, F]
     ffn_gate: Linear | None = None  # [F, D]
-    attn_sub_norm: NDArray[np.float32] | None = None  # [H*K], of what attention gives
-    ffn_sub_norm: NDArray[np.float32] | None = None  # [F], of what the activation gives
+    attn_sub_norm: NDArray[np.float32] | None = None  # [H*K], after attention
+    ffn_sub_norm: NDArray[np.float32] | None = None  # [F], after the activation
     attn_norm_bias: NDArray[np.float32] | None = None  # [D]
     ffn_norm_bias: NDArray[np.float32] | None = None  # [D]
     attn_q_norm: NDArray[np.float32] | None = None  # [K], of each query head
@@ -203,7 +203,7 @@ class Model:
     output_bias: NDArray[np.float32] | None = None  # [V]
     output_norm_bias: NDArray[np.float32] | None = None  # [D]
     position_embd: Table | None = None  # [positions, D], added to the embedding
-    rope_factors: NDArray[np.float32] | None = None  # [J] what rope_frequency is divided by beside rope_scaling (Llama 3)
+    rope_factors: NDArray[np.float32] | None = None  # [J], divide rope_frequency beside rope_scaling (Llama 3)
 
     @property
     def head(self) -> Table:
@@ -212,7 +212,7 @@ class Model:
 
 
 def shapes_of_layer(c: Config) -> dict[str, tuple[int, ...]]:
-    """Field of Layer -> the shape of its array, or of its matrix."""
+    """The shape of the array, or of the matrix, of each field of Layer."""
     return {
         "attn_norm": (c.width,),
         "attn_q": (c.q_width, c.width),

@@ -1,4 +1,7 @@
-"""Whether a Model's arrays are what its Config says: kernels have no bounds checks, so no forward pass begins without this."""
+"""The check that a Model's arrays have the shapes, dtypes and layout that its Config says.
+
+Kernels have no bounds checks, so no forward pass begins without this one.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -52,14 +55,14 @@ def _flaws(model: Model) -> Iterator[str]:
         if getattr(model, name) is not None:
             yield from _array(name, getattr(model, name), (size,))
     if not isinstance(model.layers, tuple) or len(model.layers) != c.n_layers or not all(isinstance(w, Layer) for w in model.layers):
-        yield f"layers are {_told(model.layers)}, expected a tuple of {c.n_layers} Layers"
+        yield f"layers are {_described(model.layers)}, expected a tuple of {c.n_layers} Layers"
     for n, layer in enumerate(model.layers):
         yield from (f"layer {n}: {flaw}" for flaw in _flaws_of_layer(c, layer))
 
 
 def _flaws_of_layer(c: Config, layer: Layer) -> Iterator[str]:
     if (layer.ffn_gate is not None) != c.gated:
-        yield f"ffn_gate is {_told(layer.ffn_gate)}, but the activation is {c.activation}"
+        yield f"ffn_gate is {_described(layer.ffn_gate)}, but the activation is {c.activation}"
     for name, shape in shapes_of_layer(c).items():
         value = getattr(layer, name)
         if len(shape) == 1:
@@ -71,7 +74,7 @@ def _flaws_of_layer(c: Config, layer: Layer) -> Iterator[str]:
 
 def _flaws_of_linear(name: str, linear: Any, shape: tuple[int, ...]) -> Iterator[str]:
     if not isinstance(linear, Linear):
-        yield f"{name} is {_told(linear)}, expected a Linear"
+        yield f"{name} is {_described(linear)}, expected a Linear"
         return
     if isinstance(linear.weights, Ternary):
         yield from ternary_flaws(name, linear.weights, shape)
@@ -81,31 +84,31 @@ def _flaws_of_linear(name: str, linear: Any, shape: tuple[int, ...]) -> Iterator
         if getattr(linear, part) is not None:
             yield from _array(f"{name}.{part}", getattr(linear, part), (size,))
     if not isinstance(linear.scale, np.float32 | None):
-        yield f"{name}.scale is {_told(linear.scale)}, expected float32"
+        yield f"{name}.scale is {_described(linear.scale)}, expected float32"
     if not isinstance(linear.norm_eps, float | np.floating | None):
-        yield f"{name}.norm_eps is {_told(linear.norm_eps)}, expected a number"
+        yield f"{name}.norm_eps is {_described(linear.norm_eps)}, expected a number"
 
 
 def ternary_flaws(name: str, weights: Ternary, shape: tuple[int, ...]) -> Iterator[str]:
-    """What of a packed matrix is not as it must be, if it is to have that shape. Not which codes it has."""
+    """The flaws of a packed matrix that is to have that shape. Its codes are not looked at."""
     if weights.shape != shape:
         yield f"{name} has shape {weights.shape}, expected {shape}"
         return
     n, m = shape
     yield from _array(f"{name}.codes", weights.codes, (-(-n // LANES) * -(-m // LANES) * 4 * LANES,), np.uint8)
     if not isinstance(weights.scale, np.float32):
-        yield f"{name}.scale is {_told(weights.scale)}, expected float32"
+        yield f"{name}.scale is {_described(weights.scale)}, expected float32"
     if weights.blocks is not None:
         yield from _array(f"{name}.blocks", weights.blocks, shape)
 
 
 def _array(name: str, value: Any, shape: tuple[int, ...], *dtypes: Any) -> Iterator[str]:
-    """What is wrong with an array, or with a table (of these `dtypes`, or of blocks) if the shape has two axes."""
+    """The flaw of an array that is to have that shape and one of `dtypes`; with two axes it may be a table of blocks."""
     if isinstance(value, Blocks) and len(shape) == 2:
         if value.shape != shape:
             yield f"{name} has shape {value.shape}, expected {shape}"
         elif value.type not in BLOCK_TYPES:
-            yield f"{name} has type {_told(value.type)}, expected one of {', '.join(kind.name for kind in BLOCK_TYPES)}"
+            yield f"{name} has type {_described(value.type)}, expected one of {', '.join(kind.name for kind in BLOCK_TYPES)}"
         elif shape[1] % value.type.block:
             yield f"{name} has rows of {shape[1]}, expected a multiple of {value.type.name}'s {value.type.block}"
         else:
@@ -114,11 +117,12 @@ def _array(name: str, value: Any, shape: tuple[int, ...], *dtypes: Any) -> Itera
     kinds = dtypes or (_TABLES if len(shape) == 2 else (np.float32,))
     right = isinstance(value, np.ndarray) and value.dtype in kinds and value.shape == shape
     if not right or not value.flags.c_contiguous or not value.flags.aligned:
-        yield f"{name} is {_told(value)}, expected {' or '.join(kind.__name__ for kind in kinds)} {list(shape)}, C-contiguous and aligned"
+        names = " or ".join(kind.__name__ for kind in kinds)
+        yield f"{name} is {_described(value)}, expected {names} {list(shape)}, C-contiguous and aligned"
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     if not isinstance(value, np.ndarray):
         return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
-    laid = "" if value.flags.c_contiguous and value.flags.aligned else ", in another layout"
-    return f"{value.dtype} {list(value.shape)}{laid}"
+    layout = "" if value.flags.c_contiguous and value.flags.aligned else ", in another layout"
+    return f"{value.dtype} {list(value.shape)}{layout}"

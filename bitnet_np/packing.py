@@ -1,19 +1,18 @@
-"""The two layouts of ternary matrices, and what turns one into the other.
+"""The layouts of ternary matrices, and the conversions between them: I2_S in files, the packed layout in memory.
 
-I2_S is how they lie in files: rows of codes (0, 1, 2 for -1, 0, +1), each padded with zero weights to a multiple of 128, one after the
-other; 128 weights take 32 bytes, element e of them in byte e % 32 at bits 6 - 2 * (e // 32). 32 more bytes follow: the float32 scale and
-padding.
+In I2_S, rows of codes (0, 1, 2 for -1, 0, +1) follow each other, each padded with zero weights to a multiple of 128. 128 weights take 32
+bytes, element e of them in byte e % 32 at bits 6 - 2 * (e // 32). After the last row come 32 more bytes: the float32 scale, and padding.
 
-Kernels stream them packed: 16 rows side by side, 64 bytes for 16 columns of them, so that a register's 16 lanes of four bytes are the
-16 rows and a byte dot product with four activations, the same in every lane, needs no sum over lanes and leaves 16 outputs side by
-side. Column c of a step is in byte 4 * row + c % 4 at bits 6 - 2 * (c // 4). Rows and columns are padded to multiples of 16 with zero
-weights.
+In the packed layout, which the kernels stream, 16 rows lie side by side: 64 bytes hold 16 columns of them. The 16 lanes of a register, of
+four bytes each, are then the 16 rows. A byte dot product with four activations, the same in every lane, needs no sum over lanes and leaves
+16 outputs side by side. Column c of those 16 is in byte 4 * row + c % 4 at bits 6 - 2 * (c // 4). Rows and columns are padded with zero
+weights to multiples of 16.
 On one Zen 4 core the packed matrix product reaches 230 of the 235 GMAC/s that the instruction gives; on I2_S's order, with the same
 tile, 165 to 196. Converting 521 MB takes half a second on one core, and the pages of the file are given back.
 
-Five trits in a byte would be a fifth less to read for a decoded token, but take seven instructions for each dot product instead of two:
-from memory one core streams what two-bit codes of 13.8 GB/s hold, and 25.6 GB/s of two-bit codes; two cores 20 and 32. So there is no such
-layout.
+There is no layout of five trits in a byte. It would have a fifth less to read for a decoded token, but takes seven instructions for each
+dot product instead of two: from memory one core streams as many weights as are in 13.8 GB/s of two-bit codes, against 25.6 GB/s of the
+two-bit codes themselves; two cores 20 against 32.
 """
 
 from collections.abc import Callable
@@ -37,7 +36,7 @@ def i2s_row_bytes(width: int) -> int:
 
 
 def pack(matrix: NDArray, scale: float) -> Ternary:
-    """[N, M] of -1, 0, +1 and the scale they are multiplied by -> packed. Raises ShapeError for anything else in the matrix."""
+    """A matrix [N, M] of -1, 0, +1, and the scale that multiplies them, packed. Raises ShapeError for anything else in the matrix."""
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ShapeError(f"a ternary matrix has shape {matrix.shape}, expected [N, M] with both at least 1")
     if not np.isin(matrix, (-1, 0, 1)).all():
@@ -59,7 +58,7 @@ def unpack(weights: Ternary) -> NDArray[np.int8]:
 
 
 def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[int, int]) -> Ternary:
-    """The codes of an I2_S tensor (its trailer not needed) -> packed."""
+    """The codes of an I2_S tensor [N * i2s_row_bytes(M)], with or without its trailer, packed. Raises ShapeError if there are too few."""
     size = shape[0] * i2s_row_bytes(shape[1])
     if codes.size < size:
         raise ShapeError(f"a ternary matrix of shape {shape} has {codes.size} bytes of I2_S codes, expected {size}")
@@ -67,21 +66,21 @@ def from_i2s(codes: NDArray[np.uint8], scale: float | np.float32, shape: tuple[i
 
 
 def to_i2s(weights: Ternary) -> NDArray[np.uint8]:
-    """An I2_S tensor's bytes: codes, scale, padding."""
+    """The bytes of an I2_S tensor: codes, scale, padding."""
     trailer = np.zeros(TRAILER, np.uint8)
     trailer[:4] = np.array([weights.scale], "<f4").view(np.uint8)
     return np.concatenate([i2s_codes(unpack(weights)), trailer])
 
 
 def i2s_codes(matrix: NDArray[np.int8]) -> NDArray[np.uint8]:  # [N, M] of -1, 0, +1 -> [N * i2s_row_bytes(M)]
-    """Rows as they lie in an I2_S tensor."""
+    """The codes of an I2_S tensor, without the trailer."""
     n, m = matrix.shape
     codes = np.ones((n, i2s_row_bytes(m) * 4), np.uint8)
     np.add(matrix, 1, out=codes[:, :m], casting="unsafe")
     return _packed(codes)
 
 
-_PLACES = np.array([6, 4, 2, 0], np.uint8)  # of the four codes of a byte
+_PLACES = np.array([6, 4, 2, 0], np.uint8)  # the bits of the four codes in a byte
 
 
 def _join(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:  # [4, ...] -> [...]
@@ -89,21 +88,21 @@ def _join(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:  # [4, ...] -> [...]
 
 
 def _packed(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Codes of rows that are multiples of 128 -> their bytes in I2_S, end to end."""
+    """The bytes in I2_S of rows of codes whose lengths are multiples of 128, end to end."""
     return _join(codes.reshape(-1, 4, BLOCK_BYTES).swapaxes(0, 1)).reshape(-1)
 
 
 # --- the other layouts of I2_S --------------------------------------------------------------------------------------------------------
 #
-# bitnet.cpp writes two more under the same type number, and no tag says which one a file has. All hold the same two-bit fields in another
-# order: they have equally many of each code, and no 3 in any. So nothing that counts codes can tell them apart, nor can anything at all
-# where weights are independent of each other; there is no guessing here. Read in the wrong one, about half of all weights are wrong.
+# bitnet.cpp writes two more under the same type number, and the file does not say which layout it has. All hold the same two-bit fields in
+# different orders, so they have equally many of each code, and no 3 in any. Counting codes cannot tell them apart, and nothing can where
+# weights are independent of each other: nothing is guessed here. Read in the wrong layout, about half of all weights are wrong.
 
 
 def from_arm_layout(data: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.uint8]:
-    """I2_S as bitnet.cpp's builds for ARM wrote it from the end of 2025 -> as it is read here; [N * M / 4 + 32] bytes, M a multiple of 128.
+    """I2_S from the layout that bitnet.cpp's builds for ARM write since the end of 2025; [N * M / 4 + 32] bytes, M a multiple of 128.
 
-    64 weights take 16 bytes there, element e of them in byte e % 16 at bits 6 - 2 * (e // 16).
+    There 64 weights take 16 bytes, element e of them in byte e % 16 at bits 6 - 2 * (e // 16). Raises ShapeError for other sizes.
     """
     _check_i2_s(data, shape)
     first, second = data[:-TRAILER].reshape(-1, 2, BLOCK_BYTES // 2).swapaxes(0, 1)
@@ -114,9 +113,9 @@ def from_arm_layout(data: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[
 
 
 def from_four_row_layout(data: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.uint8]:
-    """I2_S as bitnet.cpp built for x86 without ACT_PARALLEL writes it -> as it is read here; [N * M / 4 + 32] bytes, N a multiple of 4.
+    """I2_S from the layout of bitnet.cpp built for x86 without ACT_PARALLEL; [N * M / 4 + 32] bytes, M a multiple of 128, N of 4.
 
-    A byte holds one column of four rows there, the first row in the highest bits.
+    There a byte holds one column of four rows, the first row in the highest bits. Raises ShapeError for other sizes.
     """
     _check_i2_s(data, shape)
     n, m = shape
@@ -136,7 +135,10 @@ I2S_LAYOUTS: dict[str, Callable[[NDArray[np.uint8], tuple[int, int]], NDArray[np
     "64/16": from_arm_layout,
     "4-rows": from_four_row_layout,
 }
-"""Weights and the bytes they take together, or rows that share a byte -> what makes the bytes of an I2_S tensor those of the first."""
+"""The layouts of I2_S in files, and for each the function that converts a tensor's bytes to the first.
+
+Names are the weights that lie together and the bytes they take, or the rows that share a byte.
+"""
 
 
 def _check_i2_s(data: NDArray[np.uint8], shape: tuple[int, int]) -> None:

@@ -9,13 +9,13 @@ from .errors import ShapeError, UnsupportedError
 from .model import Config
 
 LARGEST_ANGLE = 1.6e6
-"""Radians to which cosine and sine are exact (kernels/scalar.py)."""
+"""The largest angle, in radians, whose cosine and sine are exact (kernels/scalar.py)."""
 
 
 def rope_frequencies(base: float, width: int, factors: NDArray[np.float32] | None = None, scaling: float = 1.0) -> NDArray[np.float64]:
-    """base^(-2i / width) for i < width / 2, radians per position, divided by `factors` [width / 2] and by `scaling`.
+    """The frequencies base^(-2i / width) for i < width / 2, in radians per position, divided by `factors` [width / 2] and by `scaling`.
 
-    The powers are correctly rounded: those of a math library differ between machines.
+    The powers are correctly rounded: those of a math library differ between machines. Raises ShapeError for too few or many factors.
     """
     with localcontext(prec=40):
         powers = [Decimal(base) ** (Decimal(-2 * i) / Decimal(width)) for i in range(width // 2)]
@@ -46,10 +46,11 @@ def check_angles(config: Config, frequencies: NDArray[np.float64]) -> None:
 
 
 def llama3_factors(frequencies: NDArray[np.float64], factor: float, low: float, high: float, original: int) -> NDArray[np.float64]:
-    """What Llama 3.1's scaling divides frequencies [J] by: GGUF files keep these numbers as rope_freqs.weight, config.json the four here.
+    """The numbers [J] by which Llama 3.1's scaling divides `frequencies` [J].
 
-    Waves that fit the `original` context more than `high` times stay, those that fit it less than `low` times are stretched by `factor`,
-    and in between the frequency goes from one to the other linearly ("The Llama 3 Herd of Models", arXiv 2407.21783, and its code).
+    GGUF files have these numbers as rope_freqs.weight; config.json has the four parameters. Waves that fit the `original` context more
+    than `high` times stay, those that fit it less than `low` times are stretched by `factor`, and in between the frequency goes from one
+    to the other linearly ("The Llama 3 Herd of Models", arXiv 2407.21783, and its code).
     """
     fits = original * frequencies / (2 * np.pi)
     smooth = np.clip((fits - low) / (high - low), 0, 1)

@@ -1,7 +1,7 @@
-"""ggml's tensor types, as a table: how many bytes a tensor of each takes, and which of them this package can read.
+"""The table of ggml's tensor types: how many bytes a tensor of each takes, and which of them this package can read.
 
-Numbers and block sizes are those of ggml.h; I2_S (36) is the type of bitnet.cpp's fork of it. Sizes are known for more types than
-can be read, so that a file that holds one is refused by the name of the type and not by a wrong size.
+Numbers and block sizes are those of ggml.h; I2_S (36) is a type of bitnet.cpp's fork of it. The table has more types than can be read, so
+that a file with another one is refused by the name of the type and not by a wrong size.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ class TensorType:
     """One ggml type: `block` consecutive elements of a row are stored in `block_bytes` bytes.
 
     `trailer` bytes follow the last block of the tensor: I2_S keeps its one float32 scale and 28 bytes of padding there.
-    `remark` is for whoever has to refuse a tensor of the type, or is empty.
+    `remark` is for the message that refuses a tensor of the type; it may be empty.
     """
 
     name: str
@@ -47,10 +47,10 @@ TQ1_0 = TensorType("TQ1_0", 34, 256, 54, readable=True)
 TQ2_0 = TensorType("TQ2_0", 35, 256, 66, readable=True)
 
 BLOCK_TYPES = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0)
-"""The types whose weights are small integers times scales of a block (kernels/block_formats.py)."""
+"""The types whose weights are small integers times the scales of a block (kernels/block_formats.py)."""
 
 TERNARY_TYPES = (TQ1_0, TQ2_0)
-"""Those that hold -1, 0, +1 times the scale of a block."""
+"""The block types whose weights are -1, 0, +1 times the scale of a block."""
 
 _TILED = (
     "its bytes depend on tile sizes that were chosen when the file was made and are not in it; make an I2_S file from the original model"
@@ -89,4 +89,4 @@ REFUSED = {
     38: f"bitnet.cpp's TL1: {_TILED}",
     42: f"TL2 of bitnet.cpp's later versions: {_TILED}",
 }
-"""Numbers of types whose tensors have no size that could be known."""
+"""The types whose tensors have no size that could be known, by number, and why."""

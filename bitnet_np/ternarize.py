@@ -1,4 +1,4 @@
-"""Ternary matrices out of what is not packed as such: master weights, and ggml's ternary block types."""
+"""Ternary matrices out of master weights, and out of ggml's ternary block types."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -29,7 +29,7 @@ SHAPE = {
     "eps": 1e-5,
     "rope_base": 10000.0,
 }
-"""The fields of Config that `random_model` takes where it is told no others."""
+"""The fields of Config that `random_model` takes unless its caller gives others."""
 
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES}
 
@@ -63,7 +63,7 @@ def random_model(
 
 @dataclass(frozen=True)
 class _Drawing:
-    """The parts of a random model. Each call takes the generator's next numbers, so their order is part of what a seed means."""
+    """The parts of a random model. Each call takes the generator's next numbers, so the model of a seed depends on their order."""
 
     rng: np.random.Generator
     config: Config

@@ -1,11 +1,13 @@
 """Hugging Face folders for tests: the definition's view of one, with scales in float64, and a writer."""
 
 import json
+import shutil
 from dataclasses import replace
 from math import fsum
 from pathlib import Path
 
 import numpy as np
+import pytest
 from family_models import SHAPE, half_scales
 from models import random_model
 from numpy.typing import NDArray
@@ -13,6 +15,7 @@ from record_hf_families import LLAMA3, _gpt2, _gptneox, _llama
 
 from bitnet_np import packing, widen
 from bitnet_np.dense import dense_view
+from bitnet_np.errors import Error
 from bitnet_np.families import MATRICES
 from bitnet_np.files.hf_folder import open_folder
 from bitnet_np.files.hf_model_types import HF_MODULES
@@ -139,3 +142,57 @@ def bitnet_folder(path, **shape):
     config |= {"max_position_embeddings": c.context, "rms_norm_eps": 1e-5, "rope_theta": c.rope_base, "tie_word_embeddings": True}
     config["quantization_config"] = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}
     return write_folder(path, config, tensors), model
+
+
+# --- folders with something wrong in them ----------------------------------------------------------------------------------------------
+
+
+def array_of(tensor):
+    """The numbers of a tensor of a folder; bfloat16 as its bits."""
+    dtypes = {name: dtype for dtype, name in DTYPES.items()}
+    return tensor.data.view(dtypes[tensor.type.name]).reshape(tensor.shape)
+
+
+OFFLINE, LLAMA = "bitnet_autooff_gqa_tied", "llama_plain_gqa_untied"
+
+
+def changed(tmp_path, name, **keys):
+    """A recording's folder with other keys in config.json; None takes one out, a dict changes keys of an object."""
+    folder = tmp_path / name
+    if not folder.exists():
+        folder.mkdir()
+        for file in ("config.json", "model.safetensors"):
+            shutil.copy(DATA / "hf" / name / file, folder / file)
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in keys.items():
+        if value is None:
+            config.pop(key, None)
+        elif isinstance(value, dict) and isinstance(config.get(key), dict):
+            config[key] = {k: v for k, v in (config[key] | value).items() if v is not None}
+        else:
+            config[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def assert_refused(folder, error, *parts):
+    with pytest.raises(Error) as caught:
+        load(folder)
+    assert type(caught.value) is error
+    for part in (str(folder), *parts):
+        assert part in str(caught.value)
+
+
+def rewritten(tmp_path, edit, name=OFFLINE):
+    """A recording's folder whose tensors `edit` has changed."""
+    folder = changed(tmp_path, name)
+    source = open_folder(folder)
+    tensors = {key: array_of(tensor).copy() for key, tensor in source.tensors.items()}
+    edit(tensors)
+    write_safetensors(folder / "model.safetensors", tensors)
+    return folder
+
+
+def put(name, value):
+    """An edit: this tensor is another one, or is added."""
+    return lambda tensors: tensors.update({name: value})

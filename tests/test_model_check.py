@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import bitnet_np as bn
-from bitnet_np.dense import dense_view
 from bitnet_np.errors import ShapeError
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.model import Blocks, Layer, Linear, Model
@@ -131,15 +130,3 @@ def test_ternary_parameters_are_looked_at_too():
     for other in (replace(ternary, codes=ternary.codes[:-64]), replace(ternary, codes=ternary.codes.astype(np.int16))):
         with pytest.raises(ShapeError, match=rf"^parameter {name}\.codes is "):
             loss_and_gradients(MODEL.config, {**parameters, name: other}, TOKENS)
-
-
-def test_dense_models_stay_what_the_definition_reads():
-    assert dense_view(MODEL).token_embd.dtype == np.float64
-    with pytest.raises(ShapeError, match="token_embd is float64"):
-        bn.forward_full(dense_view(MODEL), TOKENS)
-
-
-@pytest.mark.parametrize("layers", ["abc", 1.5, -1, [0], (2,), (-1,), ("a",), np.array([0])], ids=repr)
-def test_windows_are_of_layers_that_are_there(layers):
-    with pytest.raises(ShapeError, match="window_layers are "):
-        replace(MODEL.config, window=3, window_layers=layers)

@@ -1,71 +1,91 @@
-"""Packed ternary matrices out of what files have and out of master weights."""
+"""The layouts of ternary matrices, I2_S and packed."""
 
-from fractions import Fraction
+from math import nan
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models import as_table, seeds, threads
+from models import seeds, threads
 
-from bitnet_np import packing, ternarize, widen
+from bitnet_np import packing
+from bitnet_np.errors import ShapeError
 from bitnet_np.kernels import packing as kernels
 
 SIZES = st.integers(1, 40) | st.sampled_from([63, 64, 65, 130])
-DTYPES = st.sampled_from(["float32", "float16", "bfloat16"])
+matrices = st.tuples(
+    st.integers(1, 5) | st.sampled_from([15, 16, 17, 33]),
+    st.integers(1, 400) | st.sampled_from([127, 128, 129, 255, 256, 257]),
+    st.integers(0, 2**32 - 1),
+)
 
 
-@given(seeds, DTYPES, SIZES, SIZES, st.sampled_from([0, 3, 20]))
-def test_the_mean_magnitude_is_exact(seed, dtype, n, m, spread):
-    """Against rational numbers, with exponents that are near each other or go over the whole range of the dtype."""
-    rng = np.random.default_rng(seed)
-    with np.errstate(over="ignore"):
-        values = rng.standard_normal((n, m)) * 2.0 ** rng.integers(-2 * spread, spread // 2 + 1, (n, m)) * (rng.random((n, m)) < 0.9)
-    table = as_table(values, dtype)
-    exact = sum(map(Fraction, np.abs(widen.float32(table)).ravel().tolist())) / (n * m)
-    assert abs(Fraction(ternarize.mean_magnitude(table)) - exact) <= exact * Fraction(1, 2**52)
+@given(shape=matrices, scale=st.floats(0, 100, width=32))
+def test_packed_is_the_released_layout(shape, scale):
+    n, m, seed = shape
+    matrix = np.random.default_rng(seed).integers(-1, 2, (n, m)).astype(np.int8)
+    packed = packing.pack(matrix, scale)
+    np.testing.assert_array_equal(packing.unpack(packed), matrix)
+    assert packing.unpack(packed).dtype == np.int8
+    assert (packed.shape, packed.scale) == ((n, m), np.float32(scale))
+    blocks = -(-m // 128)
+    assert packing.i2s_row_bytes(m) == 32 * blocks
+    i2s = packing.to_i2s(packed)
+    assert i2s.size == 32 * blocks * n + 32
+    assert i2s[-32:-28].view("<f4")[0] == np.float32(scale)
+    row, column = np.divmod(np.arange(n * blocks * 128), blocks * 128)
+    element = column % 128
+    byte = i2s[row * blocks * 32 + column // 128 * 32 + element % 32]
+    codes = (byte >> (6 - 2 * (element // 32)) & 3).reshape(n, -1)
+    np.testing.assert_array_equal(codes[:, :m], matrix + 1)
+    assert (codes[:, m:] == 1).all()  # zero weights fill the last block
+    again = packing.from_i2s(i2s, scale, (n, m))
+    assert (again.shape, again.scale) == (packed.shape, packed.scale)
+    np.testing.assert_array_equal(again.codes, packed.codes)
 
 
-@pytest.mark.parametrize("value", [0.0, -0.0, 2.0**-149, -(2.0**-126), 1.0, np.finfo(np.float32).max])
-def test_the_mean_magnitude_of_equal_numbers_is_theirs(value):
-    """Long rows, whose pieces fill all that they may."""
-    assert ternarize.mean_magnitude(np.full((3, 5000), value, np.float32)) == abs(np.float32(value))
-    small = np.full((2, 4096), 2.0**-28, np.float32)  # as far from 1.9999 as one integer can sum
-    small[:, ::2] = np.nextafter(np.float32(2), np.float32(0))
-    exact = (Fraction(float(small[0, 0])) + Fraction(1, 2**28)) / 2
-    assert ternarize.mean_magnitude(small) == float(exact)
+@given(shape=matrices)
+def test_packed_rows_are_side_by_side(shape):
+    """16 columns of 16 rows in 64 bytes: column c in byte 4 * row + c % 4 at bits 6 - 2 * (c // 4), and zero weights around the matrix."""
+    n, m, seed = shape
+    matrix = np.random.default_rng(seed).integers(-1, 2, (n, m)).astype(np.int8)
+    codes = packing.pack(matrix, 1.0).codes
+    groups, steps = -(-n // 16), -(-m // 16)
+    row, column = np.divmod(np.arange(groups * 16 * steps * 16), steps * 16)
+    byte = codes[(row // 16 * steps + column // 16) * 64 + row % 16 * 4 + column % 4]
+    whole = np.zeros((groups * 16, steps * 16), np.int8)
+    whole[:n, :m] = matrix
+    np.testing.assert_array_equal((byte >> (6 - 2 * (column % 16 // 4)) & 3).reshape(whole.shape), whole + 1)
+    assert codes.size == groups * steps * 64
 
 
-def test_the_mean_magnitude_of_more_numbers_than_are_summed_at_once(monkeypatch):
-    table = np.random.default_rng(0).standard_normal((40, 70)).astype(np.float32)
-    whole = ternarize.mean_magnitude(table)
-    monkeypatch.setattr(kernels, "MOST", 700)
-    assert ternarize.mean_magnitude(table) == whole
+def test_too_few_bytes_are_refused():
+    with pytest.raises(ShapeError, match=r"shape \(2, 130\) has 127 bytes of I2_S codes, expected 128"):
+        packing.from_i2s(np.zeros(127, np.uint8), 1.0, (2, 130))
 
 
-@given(seeds, DTYPES, SIZES, SIZES, st.sampled_from([1, 3]))
-def test_codes_of_masters(seed, dtype, n, m, count):
-    """Those of the definition, also for weights on a tie or far away, packed as packing.py packs them."""
-    rng = np.random.default_rng(seed)
-    values = rng.standard_normal((n, m)) * 2.0 ** rng.integers(-4, 9, (n, m))
-    values[rng.random((n, m)) < 0.3] *= 0
-    tied = rng.random((n, m)) < 0.3
-    values[tied] = rng.choice([-1.5, -0.5, 0.5, 1.5], np.count_nonzero(tied))  # with 1 step per unit
-    masters = as_table(values, dtype)
-    codes = np.clip(np.rint(widen.float32(masters).astype(np.float64)), -1, 1).astype(np.int8)
-    with threads(count):
-        np.testing.assert_array_equal(kernels.from_masters(masters, 1.0), packing.pack(codes, 1.0).codes)
+def test_a_block_byte_by_byte():
+    matrix = np.zeros((1, 128), np.int8)
+    matrix[0, [0, 32, 64, 96]] = [1, -1, 1, -1]
+    matrix[0, 31] = -1
+    codes = packing.to_i2s(packing.pack(matrix, 1.0))
+    assert codes[0] == 0b10_00_10_00
+    assert codes[31] == 0b00_01_01_01
+    assert (codes[1:31] == 0b01_01_01_01).all()
+    assert codes[32:].tobytes() == np.float32(1).tobytes() + bytes(28)
 
 
-@given(seeds, DTYPES, SIZES, SIZES)
-def test_from_masters_is_the_rule_of_transformers(seed, dtype, n, m):
-    masters = as_table(np.random.default_rng(seed).standard_normal((n, m)), dtype)
-    wide = widen.float32(masters).astype(np.float64)
-    steps = 1 / max(np.abs(wide).mean(), 1e-5)
-    found = ternarize.from_masters(masters)
-    off = np.abs(packing.unpack(found) - np.clip(wide * steps, -1, 1)) - 0.5
-    assert (off < 1e-12 * np.maximum(1, np.abs(wide * steps))).all()
-    assert found.scale == pytest.approx(1 / steps, rel=2**-24)
+@pytest.mark.parametrize(
+    "matrix", [[[2]], [[-2, 0]], [[0.5]], [[nan]], [[1, 0], [0, 3]], [1, 0], 1, [[]], np.zeros((0, 4)), np.zeros((1, 1, 1))]
+)
+def test_only_ternary_matrices_can_be_packed(matrix):
+    with pytest.raises(ShapeError, match="a ternary matrix has"):
+        packing.pack(np.array(matrix), 1.0)
+
+
+def test_packed_matrices_cannot_be_changed():
+    with pytest.raises(ValueError, match="read-only"):
+        packing.pack(np.ones((1, 1)), 1.0).codes[0] = 0
 
 
 @given(seeds, SIZES, SIZES, st.sampled_from([1, 3]))

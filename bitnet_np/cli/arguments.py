@@ -24,9 +24,9 @@ from . import progress
 
 
 def add_model_argument(parser: argparse.ArgumentParser, metavar: str = "MODEL", default: str = "") -> None:
-    """What most commands begin with. default: what they take where none is named; empty: one must be."""
-    told = "a GGUF file or a Hugging Face folder" + (f" (default: {default})" if default else "")
-    parser.add_argument("model", type=Path, nargs="?" if default else None, metavar=metavar, help=told)
+    """The model that most commands begin with. default: what they take if none is named; empty: one must be named."""
+    text = "a GGUF file or a Hugging Face folder" + (f" (default: {default})" if default else "")
+    parser.add_argument("model", type=Path, nargs="?" if default else None, metavar=metavar, help=text)
 
 
 def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", required: bool = True) -> argparse._MutuallyExclusiveGroup:
@@ -95,25 +95,25 @@ def add_override_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = dict(BEYOND) if arguments.allow_beyond_context else {}
+    overrides: dict[str, Any] = dict(BEYOND) if arguments.allow_beyond_context else {}
     for text in arguments.override:
         name, _, value = text.partition("=")
-        if name in found:
+        if name in overrides:
             raise OptionError(f"--override {text}: {name} is set already")
         try:
-            found[name] = OVERRIDABLE[name](value)
+            overrides[name] = OVERRIDABLE[name](value)
         except (KeyError, ValueError):
             choices = ", ".join(f"{known}={kind.__name__}" for known, kind in OVERRIDABLE.items())
             raise OptionError(f"--override is {text!r}, expected one of {choices}") from None
-    return found
+    return overrides
 
 
-def loaded(file: Source, arguments: argparse.Namespace) -> Model:
-    """The model of an open file, as the arguments ask for it and where, with a progress bar. What is overridden is told."""
+def loaded(source: Source, arguments: argparse.Namespace) -> Model:
+    """The model of an open source, as the arguments ask for it and on their device. Shows a progress bar, and prints what is overridden."""
     overrides = _overrides(arguments)
     bar = progress.bar("checking weights")
-    model = model_from(file, bar, allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout, overrides=overrides)
-    before = file.config() if overrides else model.config
+    model = model_from(source, bar, allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout, overrides=overrides)
+    before = source.config() if overrides else model.config
     for name in overrides:
         print(f"bitnet-np: {name} is {getattr(model.config, name)}, the file says {getattr(before, name)}", file=sys.stderr)
     ops: Backend = getattr(arguments, "ops", cpu)

@@ -74,13 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not all(given):
         raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
     check_plot_argument(arguments)
-    file = open_model(arguments.model)
-    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    report = _judged(file, arguments, ids)
+    source = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
+    report = _judged(source, arguments, ids)
     return show(arguments, report, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
 
 
-def _judged(file: Source, arguments: argparse.Namespace, ids: NDArray) -> Report:
+def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Report:
     """Theirs against ours."""
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
@@ -89,16 +89,16 @@ def _judged(file: Source, arguments: argparse.Namespace, ids: NDArray) -> Report
             which = "--last" if arguments.last else "several sequences"
             raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
         rows = ids.shape[:-1] if arguments.last else ids.shape
-        theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, file, rows)
-        return check_logits(loaded(file, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last, progress.bar)
-    shape = _bare(path, file, ids.shape).shape if name == "raw" else None
+        theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, source, rows)
+        return check_logits(loaded(source, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last, progress.bar)
+    shape = _bare(path, source, ids.shape).shape if name == "raw" else None
     trace = read_any(path, name, shape, ids)
-    return check_trace(loaded(file, arguments), ids, trace, DIALECTS[arguments.dialect], progress.bar)
+    return check_trace(loaded(source, arguments), ids, trace, DIALECTS[arguments.dialect], progress.bar)
 
 
-def _bare(path: Path, file: Source, rows: tuple[int, ...]) -> NDArray[np.float32]:
+def _bare(path: Path, source: Source, rows: tuple[int, ...]) -> NDArray[np.float32]:
     """The logits [*rows, V] in a file of bare float32; those of the last token, [V], if that is how large it is."""
-    vocab = file.config().vocab
+    vocab = source.config().vocab
     shape = (vocab,) if path.stat().st_size == 4 * vocab else (*rows, vocab)
     return raw.read(path, (prod(shape[:-1]), vocab)).points[LOGITS].reshape(shape)
 

@@ -63,13 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser)
 
 
-def _prompt(arguments: argparse.Namespace, file: Source, tokenizer: Tokenizer | None) -> NDArray:
+def _prompt(arguments: argparse.Namespace, source: Source, tokenizer: Tokenizer | None) -> NDArray:
     """The ids to go on from, [T]."""
     if arguments.chat:
         if tokenizer is None:
             raise OptionError("--chat needs --prompt")
         return np.asarray(tokenizer.chat([{"role": "user", "content": arguments.text}]))
-    ids = token_ids(arguments, lambda: tokenizer or tokenizer_from(file.metadata, file.path))
+    ids = token_ids(arguments, lambda: tokenizer or tokenizer_from(source.metadata, source.path))
     if ids.ndim != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected [T]: one prompt")
     return ids
@@ -86,13 +86,13 @@ def run(arguments: argparse.Namespace) -> int:
             return batch_command.run_prompts(arguments, path, chosen_stops)
         if arguments.batch is not None:
             raise OptionError("--batch needs --prompts-file")
-        file = open_model(path)
-        tokenizer = tokenizer_from(file.metadata, file.path) if arguments.text is not None else None
-        ids = _prompt(arguments, file, tokenizer)
+        source = open_model(path)
+        tokenizer = tokenizer_from(source.metadata, source.path) if arguments.text is not None else None
+        ids = _prompt(arguments, source, tokenizer)
         stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops
         numbers = None if arguments.uniforms is None else parse_numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
-        model = loaded(file, arguments)
+        model = loaded(source, arguments)
         tokens = stream(
             model,
             ids.tolist(),

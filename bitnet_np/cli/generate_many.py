@@ -89,12 +89,12 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     lines = list(read_prompts(arguments.prompts_file))
     if not lines:
         raise EmptyInputError(f"{arguments.prompts_file}: Empty batch provided")
-    file = open_model(model_path)
+    source = open_model(model_path)
     tokenizer = None
     if arguments.chat or any(isinstance(prompt, str) for _, _, prompt in lines):
-        tokenizer = tokenizer_from(file.metadata, file.path)
+        tokenizer = tokenizer_from(source.metadata, source.path)
     stops = (tokenizer.stops if tokenizer else ()) if stop is None else stop
-    model = loaded(file, arguments)
+    model = loaded(source, arguments)
     head = certified_for(model, sampling, arguments.n, arguments.head if arguments.head == "certified" else "exact")
     requests = []
     for number, name, prompt in lines:

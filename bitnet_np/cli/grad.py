@@ -40,10 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     chosen, writer_of = (None, None) if arguments.out is None else writer(arguments.out, arguments.format)
     if writer_of is not None and writer_of.names is not None:
         raise UnsupportedError(f"{arguments.out}: format {chosen} has no gradients, only {', '.join(sorted(writer_of.names))}")
-    file = open_model(arguments.model)
-    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    source = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     batch = ids if ids.ndim == 2 else ids[None]
-    model = loaded(file, arguments)
+    model = loaded(source, arguments)
     loss, gradients = loss_and_gradients(model.config, parameters_of(model), batch, weights="none", recompute=arguments.recompute)
     if writer_of is not None:
         with writer_of(arguments.out, batch[0] if len(batch) == 1 else None) as out:

@@ -27,16 +27,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--points", action="store_true", help="list the tensors of a forward pass by the names that dumps use")
 
 
-def _loaded(file: Source) -> tuple[Model | None, str]:
-    """The model, or None and why this file cannot be run."""
+def _loaded(source: Source) -> tuple[Model | None, str]:
+    """The model, or None and the reason why it cannot be run."""
     try:
-        return model_from(file, progress.bar("checking weights")), ""
+        return model_from(source, progress.bar("checking weights")), ""
     except Error as error:
         return None, str(error)
 
 
 def _short(value: object) -> str:
-    """Numbers that a file has as float32 by the few digits that tell them from others."""
+    """A value as text; a number that a file has as float32 with the few digits that tell it from other float32s."""
     if isinstance(value, float):
         with np.errstate(over="ignore"):
             narrow = np.float32(value)
@@ -45,38 +45,38 @@ def _short(value: object) -> str:
 
 
 def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, ...], str, str]]:
-    """Name, layers, axes, dtype and meaning of each point that a forward pass records."""
-    found: dict[tuple[str, tuple[int | str, ...], str], list[int | None]] = {}
+    """The name, layers, axes, dtype and meaning of each point that a forward pass records."""
+    layers_of: dict[tuple[str, tuple[int | str, ...], str], list[int | None]] = {}
 
     def record(name: str, layer: int | None, array: NDArray) -> None:
         axes = ("T",) if array.ndim == 1 else ("T", array.size // len(array))
-        found.setdefault((name, axes, str(array.dtype)), []).append(layer)
+        layers_of.setdefault((name, axes, str(array.dtype)), []).append(layer)
 
     with suppress(NonFiniteError):  # the logits come last, and their numbers do not matter here
         forward_full(model, [[0]], record=record)
-    return [(name, layers, axes, dtype, meaning(name)) for (name, axes, dtype), layers in found.items()]
+    return [(name, layers, axes, dtype, meaning(name)) for (name, axes, dtype), layers in layers_of.items()]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the facts; returns the exit code."""
-    file = open_model(arguments.model)
-    model, problem = _loaded(file)
+    source = open_model(arguments.model)
+    model, problem = _loaded(source)
     try:
-        config = file.config()
+        config = source.config()
     except Error:
         config = None
-    keys = file.keys
+    keys = source.keys
     types: dict[str, list[int]] = {}
-    for tensor in file.tensors.values():
+    for tensor in source.tensors.values():
         entry = types.setdefault(tensor.type.name, [0, 0, 0])
         for i, value in enumerate((1, int(np.prod(tensor.shape, dtype=object)), tensor.data.size)):
             entry[i] += value
     cache = 2 * 4 * config.n_layers * config.kv_width if config else None
     facts = {
-        "file": str(file.path),
-        "bytes": file.size,
-        "kind": file.kind,
-        "version": file.version,
+        "file": str(source.path),
+        "bytes": source.size,
+        "kind": source.kind,
+        "version": source.version,
         "supported": not problem,
         "problem": problem or None,
         "config": vars(config) if config else None,
@@ -84,14 +84,14 @@ def run(arguments: argparse.Namespace) -> int:
         "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
         "keys": {key: plain(value) for key, value in keys.items()},
     }
-    tensors = [(t.name, t.type.name, " x ".join(map(str, t.shape)), t.data.size) for t in file.tensors.values()]
+    tensors = [(t.name, t.type.name, " x ".join(map(str, t.shape)), t.data.size) for t in source.tensors.values()]
     points = _points(model) if arguments.points and model else []
     if arguments.json:
         described = [dict(zip(("name", "layers", "shape", "dtype", "meaning"), row, strict=True)) for row in points]
         listed = [dict(zip(("name", "type", "shape", "bytes"), row, strict=True)) for row in tensors]
         print_json(facts | ({"tensors": listed} if arguments.tensors else {}) | ({"points": described} if arguments.points else {}))
         return 0
-    print(f"{printable(str(file.path))}: {file.kind}, {file.size:,} bytes, {len(file.tensors)} tensors")
+    print(f"{printable(str(source.path))}: {source.kind}, {source.size:,} bytes, {len(source.tensors)} tensors")
     print("supported: " + (f"no: {printable(problem)}" if problem else "yes") + "\n")
     if config:
         rows = [(name, _short(value)) for name, value in vars(config).items()]

@@ -62,9 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
     check_out("--out", arguments.out)
-    file = open_model(arguments.model)
-    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    model = loaded(file, arguments)
+    source = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
+    model = loaded(source, arguments)
     start = time.perf_counter()
     chunk = 1 if arguments.chunk is None else arguments.chunk
     result = _compute(model, ids, arguments, mode=mode, parallel_threshold=arguments.parallel_threshold, chunk=chunk)

@@ -35,9 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the mean and the perplexity, write what is asked for; returns the exit code."""
     check_out("--out", arguments.out)
-    file = open_model(arguments.model)
-    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
-    model = loaded(file, arguments)
+    source = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
+    model = loaded(source, arguments)
     bar = progress.bar("reading")
     values = token_nll(model, ids, stride=arguments.stride, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, progress=bar)
     if arguments.out is not None:

@@ -26,7 +26,7 @@ def _cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """What a file says, without what could garble a terminal."""
+    """A text from a file with escapes for every character that could garble a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 

@@ -37,11 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
     layers = None if arguments.layers is None else parse_layers(arguments.layers)
     names = None if arguments.names is None else [name.strip() for name in arguments.names.split(",") if name.strip()]
     chosen, _ = writer(arguments.out, arguments.format)
-    file = open_model(arguments.model)
-    ids = token_ids(arguments, lambda: tokenizer_from(file.metadata, file.path))
+    source = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     if ids.ndim == 2 and len(ids) != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected one sequence")
-    model = loaded(file, arguments)
+    model = loaded(source, arguments)
     written = record_trace(
         model,
         ids,

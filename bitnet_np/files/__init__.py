@@ -1,1 +1,12 @@
-"""Model files: read, checked, converted, written."""
+"""Model files: read, checked, converted, written.
+
+load.py            load(path): a GGUF file or a Hugging Face folder -> Model; open_model(path): the same, only opened
+source.py          the protocols between the two: Source and ModelWeights
+gguf_source.py     a GGUF file as a Source                  hf_source.py       a Hugging Face folder as a Source
+gguf_config.py     GGUF metadata -> Config                  hf_config.py       config.json -> Config, and how tensors are stored
+gguf_names.py      the names of GGUF keys and tensors       hf_model_types.py  the names of transformers' keys and modules
+gguf_file.py       the GGUF format                          hf_folder.py       the folder's files; safetensors_file.py: their format
+tensors.py         the tensors of a file, each taken once and checked
+overrides.py       settings to have instead of a file's
+gguf_writer.py     a Model -> a GGUF file                   convert.py         a loaded model -> a GGUF file of given types
+"""

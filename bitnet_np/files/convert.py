@@ -21,7 +21,7 @@ from ..families import FAMILIES
 from ..kernels.blocks import bfloat16_bits
 from ..model import Blocks, Config, Model, Table, Ternary, Weights
 from ..tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
-from .gguf_writer import Stored, stored, write_model
+from .gguf_writer import Stored, check_rows, stored, write_model
 from .load import load
 from .source import Source
 from .tensors import FLOATS
@@ -139,8 +139,7 @@ def _ternary(name: str, weights: Weights, wanted: TensorType) -> Stored:
     if not isinstance(weights, Ternary):
         raise UnsupportedError(f"tensor {name} is not -1, 0, +1 times one scale: it cannot be {wanted.name} without loss")
     n, m = weights.shape
-    if m % wanted.block:
-        raise UnsupportedError(f"tensor {name} has rows of {m} weights, and those of {wanted.name} are multiples of {wanted.block}")
+    check_rows(name, weights, wanted)
     if wanted is I2_S:
         return Stored(I2_S, (n, m), lambda: packing.to_i2s(weights))
     scale = weights.scale

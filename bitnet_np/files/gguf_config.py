@@ -125,5 +125,5 @@ def _window(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict
     if pattern.dtype != np.bool_ or len(pattern) != value["n_layers"]:
         raise UnsupportedError(f"{where} is {shown(pattern)}, supported are {value['n_layers']} bools, one for each layer")
     if window is None and pattern.any():
-        raise FileFormatError(f"{where} has layers with a window, but none is told")
+        raise FileFormatError(f"{where} has layers with a window, but attention.sliding_window is missing")
     return window_fields(window, np.flatnonzero(pattern).tolist(), len(pattern))

@@ -1,4 +1,4 @@
-"""What a GGUF file calls the fields of a model. Reader and writer share these tables.
+"""The names that GGUF files have for the fields of a model. Reader and writer share these tables.
 
 Keys stand here without the architecture that a file puts in front of them: "context_length" is "llama.context_length" in a file.
 """
@@ -31,9 +31,9 @@ KEYS: dict[str, Key] = {
     "rope_width": Key("rope.dimension_count", int),
     "scaling_type": Key("rope.scaling.type", str),  # no field: says whether the factor is one
     "rope_scaling": Key("rope.scaling.factor", float),
-    "old_rope_scaling": Key("rope.scale_linear", float),  # no field: what rope_scaling was called in older files
+    "old_rope_scaling": Key("rope.scale_linear", float),  # no field: the name of rope_scaling in older files
     "parallel_residual": Key("use_parallel_residual", bool),
-    "window": Key("attention.sliding_window", int),  # llama.cpp reads these two of other families only, and sees every key in ours
+    "window": Key("attention.sliding_window", int),  # for our families llama.cpp reads neither key, and attends to every position
     "window_layers": Key("attention.sliding_window_pattern", np.ndarray),
 }
 """By field of Config, or by a name of their own where Config has no such field."""

@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import mapped, packing, ternarize
+from .. import packing, ternarize
 from ..errors import FileFormatError, NonFiniteError, ShapeError
 from ..families import FAMILIES
 from ..kernels import blocks as block_kernels
@@ -144,5 +144,5 @@ class GGUFWeights:
             raise FileFormatError(f"{where} has the ternary code 3, which means nothing: a damaged file")
         width = packing.i2s_row_bytes(m)
         matrices = [packing.from_i2s(codes[rows.start * width : rows.stop * width], scale, (rows.stop - rows.start, m)) for rows in pieces]
-        mapped.release(tensor.data)
+        tensor.release()
         return matrices

@@ -97,7 +97,7 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
     """
     family = FAMILIES[c.architecture]
     for field in ("rope_base", "rope_scaling"):
-        if np.float32(getattr(c, field)) != getattr(c, field):
+        if float(np.float32(getattr(c, field))) != getattr(c, field):
             raise UnsupportedError(f"{field} is {getattr(c, field)}, which is no float32, and a GGUF file has no other place for it")
     if c.window is not None and not family.windows:
         raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
@@ -162,8 +162,12 @@ def present(layer: Layer) -> dict[str, Any]:
 
 
 def stored(name: str, weights: Weights) -> Stored:
-    """The tensor as it is: float arrays and blocks unchanged, a ternary matrix as the blocks it came in, or as I2_S."""
+    """The tensor as it is: float arrays and blocks unchanged, a ternary matrix as the blocks it came in, or as I2_S.
+
+    Raises UnsupportedError for a matrix whose rows I2_S cannot hold.
+    """
     if isinstance(weights, Ternary) and weights.blocks is None:
+        check_rows(name, weights, I2_S)
         return Stored(I2_S, weights.shape, lambda: packing.to_i2s(weights))
     blocks = weights.blocks if isinstance(weights, Ternary) else weights
     if isinstance(blocks, Blocks):
@@ -171,6 +175,14 @@ def stored(name: str, weights: Weights) -> Stored:
     assert blocks is not None
     kinds = {np.dtype(np.float32): F32, np.dtype(np.float16): F16, np.dtype(np.uint16): BF16}
     return Stored(kinds[blocks.dtype], blocks.shape, lambda: blocks)
+
+
+def check_rows(name: str, weights: Weights, kind: TensorType) -> None:
+    """Raises UnsupportedError for a matrix whose rows are no multiple of the type's block."""
+    if weights.shape[1] % kind.block:
+        raise UnsupportedError(
+            f"tensor {name} has rows of {weights.shape[1]} weights, and those of {kind.name} are multiples of {kind.block}"
+        )
 
 
 Encode = Callable[[str, Weights], Stored]
@@ -223,8 +235,8 @@ def write_model(
     """Write a model of one of families.FAMILIES as a GGUF file.
 
     metadata: the tokenizer.* and general.* keys, with values of Python's types or one-dimensional arrays; tokenizer.ggml.model at least.
-    general.file_type is found out where the type of the matrices decides it. encode, fields: as in `model_tensors`. progress, check: as in
-    `write_file`.
+    The type of the matrices decides general.file_type, if it is one of FILE_TYPES. encode, fields: as in `model_tensors`. progress,
+    check: as in `write_file`.
 
     Raises UnsupportedError for a model that no GGUF file can say, ShapeError for arrays that are not what the model's Config says.
     """

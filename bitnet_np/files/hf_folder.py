@@ -1,6 +1,6 @@
-"""A Hugging Face folder: config.json and mapped safetensors files, all of it checked before it is used.
+"""A strict, lazy reader of Hugging Face folders: config.json, and a table of tensors that are views of mapped safetensors files.
 
-The weights are in model.safetensors, or in the files that model.safetensors.index.json names. Reading is lazy: tensors are views.
+The tensors are in model.safetensors, or in the files that model.safetensors.index.json names.
 """
 
 import os
@@ -22,10 +22,11 @@ from .tensors import Tensor
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _MAX_JSON = 1 << 25  # bytes: the longest tokenizer.json published has some 30 million
 _MAX_SHARDS = 1024
-_MAX_NAME = 255  # bytes of a file's name: systems raise OSError when asked for a longer one
+_MAX_NAME = 255  # bytes of a file's name: systems raise OSError for a longer one
 
 TYPES = {kind.name: kind for kind in (F32, F16, BF16, F64)}
 TYPES |= {name: TensorType(name, -1, 1, dtype.itemsize) for name, dtype in DTYPES.items() if name not in TYPES}
+"""The dtypes of safetensors as tensor types, by name. Those that ggml has not get the number -1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +40,10 @@ class Folder:
 
 
 def open_folder(path: str | os.PathLike[str]) -> Folder:
-    """Check config.json's form and the headers of all safetensors files. Raises FileFormatError, or what opening a file raises."""
+    """Check the form of config.json and the headers of all safetensors files.
+
+    Raises FileFormatError. Errors of opening a file (FileNotFoundError, PermissionError) pass through.
+    """
     path = path_of(path)
     config_path = path / "config.json"
     if not config_path.exists():
@@ -58,20 +62,20 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
             if index is not None and index.get(name) != file:
                 raise FileFormatError(f"{path / file}: tensor {shown(name)} is in {shown(index.get(name))} by {INDEX}")
             view = raw[entry.offset : entry.offset + entry.nbytes]
-            tensors[name] = Tensor(name, TYPES[entry.dtype], entry.shape, view, entry.offset)
+            tensors[name] = Tensor(name, TYPES[entry.dtype], entry.shape, view, entry.offset, data)
     for name in (index or {}).keys() - tensors.keys():
         raise FileFormatError(f"{path / (index or {})[name]}: tensor {shown(name)} is missing, {INDEX} has it there")
     return Folder(path, config, tensors, sum(len(data) for data, _ in shards.values()))
 
 
 def read_text(path: Path) -> str:
-    """A text file of bounded size."""
+    """The text in a file of bounded size. Raises FileFormatError."""
     _check_regular(path)
     return text_of(path, _MAX_JSON)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file."""
+    """The JSON object in a file of bounded size. Raises FileFormatError."""
     value = strict_json(read_text(path), str(path))
     if not isinstance(value, dict):
         raise FileFormatError(f"{path}: {shown(value)}, expected a JSON object")
@@ -89,7 +93,7 @@ def _open(path: Path) -> Any:
 
 
 def _index(path: Path) -> dict[str, str] | None:
-    """Tensor -> name of its file in the folder. None for a single file: transformers, too, takes that where there are both."""
+    """The name of each tensor's file in the folder. None if there is a model.safetensors, which wins over an index as in transformers."""
     where = path / INDEX
     if (path / SINGLE).exists() or not where.exists():
         return None

@@ -1,4 +1,4 @@
-"""The model types of Hugging Face that are read: how transformers names the keys and modules of each, as a table."""
+"""The table of Hugging Face's model types: the names that transformers has for their modules and their keys of config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,28 +9,22 @@ from ..families import QKV
 
 @dataclass(frozen=True)
 class ModelType:
-    """How transformers names what a `model_type` of config.json has.
+    """The names and the layout of tensors that transformers has for a `model_type` of config.json."""
 
-    architectures: activation of the feed-forward -> the architecture above with the same arithmetic. causal_lm: the one class that is read.
-    names: key of config.json that is called otherwise here -> what transformers' other model types call it. layer, embedding, norm,
-    positions: modules. window: sliding_window is on always, or if use_sliding_window says so. modules: field of model.Layer -> module of
-    a decoder layer; several matrices may be rows of one.
-    """
-
-    architectures: Mapping[str, str]
-    causal_lm: str
-    modules: Mapping[str, str]
-    layer: str = "model.layers.{}."
+    architectures: Mapping[str, str]  # activation of the feed-forward -> the architecture of families.FAMILIES with the same arithmetic
+    causal_lm: str  # the one class that is read
+    modules: Mapping[str, str]  # field of model.Layer -> module of a decoder layer; several matrices may be rows of one
+    layer: str = "model.layers.{}."  # the prefix of a decoder layer's modules
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
-    positions: str = ""
-    window: Literal["", "always", "switched"] = ""
-    names: Mapping[str, str] = field(default_factory=dict)
-    tied: bool = False  # where config.json does not say
-    quantizable: bool = True  # its linears may be BitLinear or AutoBitLinear
+    positions: str = ""  # the module of learned positions, if there are any
+    window: Literal["", "always", "switched"] = ""  # whether sliding_window is on: never, always, or if use_sliding_window says so
+    names: Mapping[str, str] = field(default_factory=dict)  # the usual name of a key of config.json -> its name here, where they differ
+    tied: bool = False  # whether the head is the embedding if config.json does not say
+    quantizable: bool = True  # linears may be BitLinear or AutoBitLinear
     transposed: bool = False  # matrices are [M, N]
-    fused_by_head: bool = False  # rows of attn_q, attn_k and attn_v are one matrix, a head's after the other's
-    buffers: tuple[str, ...] = ()  # of a layer, in old files: they can be computed, and transformers does not read them
+    fused_by_head: bool = False  # attn_q, attn_k and attn_v are rows of one matrix, a head's after the other's
+    buffers: tuple[str, ...] = ()  # tensors of a layer in old files that can be computed; transformers ignores them
 
 
 HF_MODULES = {
@@ -48,7 +42,7 @@ HF_MODULES = {
     "ffn_sub_norm": "mlp.ffn_sub_norm",
     "ffn_down": "mlp.down_proj",
 }
-"""Of Llama and all that descend from it. A family has those of its norms and matrices."""
+"""The modules of Llama and of all that descend from it. A model has those of its family's norms and matrices."""
 
 _NEOX_MODULES = {
     "attn_norm": "input_layernorm",
@@ -108,4 +102,4 @@ MODEL_TYPES: dict[str, ModelType] = {
         buffers=("attn.bias", "attn.masked_bias"),
     ),
 }
-"""By `model_type` of config.json. The exact GELU of gpt_neox is `gelu`, which no GGUF architecture has."""
+"""By `model_type` of config.json. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has."""

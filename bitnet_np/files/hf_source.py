@@ -4,9 +4,10 @@ Float tables stay where they lie in the mapped files; ternary matrices are packe
 ternary matrix, and config.json says which (hf_config.Quantization):
 
 * packed: bytes [ceil(N / 4), M]; bits 2i and 2i + 1 of row r are row i * ceil(N / 4) + r of the matrix, plus 1;
-* master weights: s = 1 / max(1e-5, mean |W|) and the matrix is W * s, rounded half to even and cut to -1, 0, +1, divided by s.
+* master weights, quantised here by the rule of ternarize.from_masters.
 
-A Ternary's scale is a float32. Neither 1 / weight_scale nor the mean is one in general: they are worked out exactly and rounded once.
+A Ternary's scale is a float32. Neither 1 / weight_scale nor the mean of master weights is one in general: they are worked out in higher
+precision and rounded once.
 """
 
 from functools import cached_property
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import mapped, rope, ternarize, widen
+from .. import rope, ternarize, widen
 from ..errors import FileFormatError, NonFiniteError, UnsupportedError
 from ..families import QKV
 from ..kernels import cpu
@@ -169,7 +170,7 @@ def packed_matrix(tensors: CheckedTensors, module: str, n: int, m: int, divides:
     codes, has_three = kernels.from_quarters(tensor.data.reshape(height, m), n)
     if has_three:
         raise FileFormatError(f"{tensors.path}: tensor {tensor.name} has the ternary code 3, which means nothing")
-    mapped.release(tensor.data)
+    tensor.release()
     return frozen(Ternary(codes, np.float32(scale), (n, m)))
 
 
@@ -191,5 +192,5 @@ def _quantized_matrix(tensors: CheckedTensors, module: str, n: int, m: int) -> T
     if tensors.allow_nan and cpu.has_non_finite(masters):
         raise NonFiniteError(f"{tensors.path}: tensor {tensor.name} has NaN or infinity in it, which no ternary code stands for")
     weights = ternarize.from_masters(masters)
-    mapped.release(tensor.data)
+    tensor.release()
     return weights

@@ -1,7 +1,7 @@
-"""The .safetensors format of Hugging Face: a strict reader of the header of a mapped file.
+"""A strict reader of the header of .safetensors files, the format of Hugging Face.
 
-The file: uint64 bytes of header, a JSON object {name: {dtype, shape, data_offsets}, "__metadata__": {text: text}}, and the data without
-holes or overlaps. A file is not trusted: every count, length and offset is checked before it is used.
+A file is the size of the header as uint64; the header, a JSON object {name: {dtype, shape, data_offsets}, "__metadata__": {text: text}};
+and the data, without holes or overlaps. A file is not trusted: every count, length and offset is checked before it is used.
 """
 
 import json
@@ -19,7 +19,7 @@ DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),  # as bits
+    "BF16": np.dtype("<u2"),  # its bits
     "I64": np.dtype("<i8"),
     "I32": np.dtype("<i4"),
     "I16": np.dtype("<i2"),
@@ -34,13 +34,13 @@ _MAX_TENSORS = 1 << 16
 
 
 def strict_json(text: bytes | str, where: str) -> Any:
-    """A JSON value in which no object has a key twice."""
+    """The JSON value in a text, in which no object has a key twice. `where` is for messages. Raises FileFormatError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        values = dict(pairs)
+        if len(values) < len(pairs):
             raise ValueError("an object has a key twice")
-        return found
+        return values
 
     try:
         return json.loads(text, object_pairs_hook=unique)
@@ -49,7 +49,7 @@ def strict_json(text: bytes | str, where: str) -> Any:
 
 
 def _read_header(path: Path, data: mmap.mmap) -> tuple[dict[str, Any], int]:
-    """The JSON object, and where the data start."""
+    """The JSON object of the header, and the byte at which the data start."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > min(_MAX_HEADER, len(data) - 8):
         raise FileFormatError(f"{path}: a header of {size} bytes, expected at most {min(_MAX_HEADER, max(0, len(data) - 8))}")
@@ -70,7 +70,7 @@ def _is_count(value: object) -> bool:
 
 
 def _tensor(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
-    """dtype, shape, begin and end of a tensor; its size is checked."""
+    """dtype, shape, and first and last byte of a tensor in the data; its size is checked."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise FileFormatError(f"{where} is {shown(entry)}, expected dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -87,7 +87,7 @@ def _tensor(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
 
 
 class Entry(NamedTuple):
-    """Where one tensor lies."""
+    """One tensor of the header."""
 
     dtype: str  # a key of DTYPES
     shape: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""What a model can be loaded from, whatever it lies in: a Source is open, and gives its Config, tables for listings, and its ModelWeights.
+"""The protocols of a place to load a model from: Source, an open file or folder, and ModelWeights, its tensors by the names of our fields.
 
-gguf_source.py and hf_source.py implement both protocols; load.py builds a Model with nothing else.
+gguf_source.py and hf_source.py implement both. load.py builds a Model through them, and no command asks which kind it has.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from ..model import Config, Linear, Table
 from .tensors import Tensor
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""Field of model.Layer -> (N, M) of its matrix."""
+"""(N, M) of matrices, by their fields in model.Layer."""
 
 
 class Source(Protocol):
@@ -25,15 +25,15 @@ class Source(Protocol):
 
     @property
     def kind(self) -> str:
-        """For people, such as "GGUF v3"."""
+        """The kind of file for people to read, such as "GGUF v3"."""
 
     @property
     def version(self) -> int | None:
-        """Of the file format, if it has one."""
+        """The version of the file format, if it has one."""
 
     @property
     def size(self) -> int:
-        """Bytes of all files with tensors."""
+        """The bytes of all files with tensors."""
 
     @property
     def keys(self) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """The tensors of an open file or folder. Each is taken once; one that is missing, misshapen or not finite is refused by its name."""
 
+import mmap
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from .. import widen
 from ..errors import FileFormatError, NonFiniteError, UnsupportedError
 from ..kernels import cpu
+from ..mapped import release_pages
 from ..tensor_types import BF16, F16, F32, F64, TensorType
 
 FLOATS: dict[TensorType, np.dtype] = {F32: np.dtype("<f4"), F16: np.dtype("<f2"), BF16: np.dtype("<u2"), F64: np.dtype("<f8")}
@@ -25,6 +27,11 @@ class Tensor:
     shape: tuple[int, ...]  # row-major, outermost first
     data: NDArray[np.uint8] = field(repr=False)  # [type.nbytes(prod(shape))], a read-only view of the file
     offset: int  # of data, from the start of the file
+    mapping: mmap.mmap = field(repr=False)  # the file
+
+    def release(self) -> None:
+        """Let the system have the pages of data that is not going to be read again. It stays valid: it would be read anew."""
+        release_pages(self.mapping, self.offset, self.data.size)
 
 
 class CheckedTensors:

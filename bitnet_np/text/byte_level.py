@@ -48,7 +48,7 @@ def _words(numbers: str, line_ends: str = r"[\r\n]*") -> str:
 
 
 def _cased_words(contractions: str, numbers: str) -> str:
-    """A word ends where a small letter is followed by a capital one."""
+    """A pattern by which a word ends where a capital letter follows a small one."""
     capital, small, before = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}", r"[^\r\n\p{L}\p{N}]?"
     return (
         rf"{before}[{capital}]*[{small}]+{contractions}|{before}[{capital}]+[{small}]*{contractions}"
@@ -79,8 +79,8 @@ _DEEPSEEK_LETTERS = (  # a list of its own: most letters that are capital or sma
 )
 _BLOOM_WORDS = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
-# The names, and what stands behind each, are llama.cpp's; the patterns those of the published tokenizer.json files where there are any.
-# Of several names for the same rules, the first is the one that files are written with.
+# The names and their rules are llama.cpp's; the patterns are those of the published tokenizer.json files, where such exist.
+# Where the same rules have several names, files are written with the first one.
 PRE_TOKENIZERS = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer((LLAMA3_WORDS,))),
@@ -110,8 +110,11 @@ def pre_tokenizer_name(patterns: tuple[str, ...], whole_words: bool) -> str | No
 
 
 def pre_tokenizer(keys: Keys, tokens: Vocabulary, bos: int | None) -> PreTokenizer:
-    """By the name in the file. A file that names none (the released BitNet 2B is one) has Llama 3's if its vocabulary is Llama 3's:
-    128,256 tokens and bos 128000, spelled <|begin_of_text|>. Else GPT-2's, the one that "gpt2" had before files named any."""
+    """The rules that the file names.
+
+    A file that names none (the released BitNet 2B is one) has Llama 3's if its vocabulary is Llama 3's: 128,256 tokens and bos 128000,
+    spelled <|begin_of_text|>. Else it has GPT-2's, which "gpt2" stood for before files named any. Raises UnsupportedError.
+    """
     name = keys.get("tokenizer.ggml.pre", str)
     if name is None:
         llama3 = len(tokens.tokens) == 128256 and bos == 128000 and tokens.tokens[bos] == "<|begin_of_text|>"
@@ -141,7 +144,7 @@ class ByteLevelBpe:
         return ids
 
     def decode(self, spelling: str) -> bytes:
-        """What a normal token says."""
+        """The bytes of the text that a normal token stands for."""
         return spelling.translate(_TO_LATIN1).encode("latin-1")
 
 

@@ -22,11 +22,11 @@ def render(path: Path, template: str, names: Mapping[str, Any]) -> str:
     """Render a chat template, which is a program written by whoever made the file.
 
     It runs in Jinja's immutable sandbox, as in transformers, and in a process of its own (0.1 s): a few characters of such a program can
-    ask for any time and memory, also between two looks at a clock. What it writes is bounded, and so are its time and, where
-    the system can do that, its memory.
+    ask for any time and memory, also between two looks at a clock. Its output and its time are bounded, and its memory where the system
+    can do that.
 
-    Raises OptionError where the template refuses the messages, or JSON cannot hold them, FileFormatError where it does not work,
-    UnsupportedError for one that is too long, or without the extra `text`.
+    Raises OptionError if the template refuses the messages, or JSON cannot hold them; FileFormatError if it does not work;
+    UnsupportedError if it is too long, or the extra `text` is missing.
     """
     key = f"{path}: tokenizer.chat_template"
     if len(template) > _TEMPLATE_CHARACTERS:
@@ -45,9 +45,9 @@ def render(path: Path, template: str, names: Mapping[str, Any]) -> str:
     if done.returncode:
         ended = f"its process ended with {done.returncode} {shown(done.stderr[-200:].decode(errors='replace'))}"
         raise FileFormatError(f"{key} does not work: {ended}, expected at most {_CHAT_SECONDS} s and {_CHAT_BYTES} bytes")
-    told: dict[str, str] = json.loads(done.stdout)
-    if "refused" in told:
-        raise OptionError(f"{key} refuses these messages: {shown(told['refused'])}")
-    if "error" in told:
-        raise FileFormatError(f"{key} does not work: {told['error']}: {shown(told['says'])}")
-    return told["text"]
+    outcome: dict[str, str] = json.loads(done.stdout)
+    if "refused" in outcome:
+        raise OptionError(f"{key} refuses these messages: {shown(outcome['refused'])}")
+    if "error" in outcome:
+        raise FileFormatError(f"{key} does not work: {outcome['error']}: {shown(outcome['says'])}")
+    return outcome["text"]

@@ -1,6 +1,7 @@
-"""tokenizer.json of a Hugging Face folder -> the keys that a GGUF file has for the same tokenizer (text.tokenizer_from reads them).
+"""tokenizer.json of a Hugging Face folder -> the keys that a GGUF file has for the same tokenizer; tokenizer.tokenizer_from reads them.
 
-So there is one tokenizer whatever a model lies in, and converting a folder carries it over. What those keys cannot say is refused by name.
+So one tokenizer serves both kinds of source, and converting a folder carries it over. Settings that those keys cannot say are refused by
+name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,9 +25,9 @@ _ADDED = ("single_word", "lstrip", "rstrip")
 def tokenizer_metadata(
     path: Path, tokenizer: Mapping[str, Any], config: Mapping[str, Any], model: Mapping[str, Any], template: str | None
 ) -> dict[str, Any]:
-    """From the objects in tokenizer.json, tokenizer_config.json and config.json, and the text of chat_template.jinja.
+    """The keys, from the objects in tokenizer.json, tokenizer_config.json and config.json, and the text of chat_template.jinja.
 
-    Empty if there is no tokenizer.json; `path` is for messages. Raises FileFormatError or UnsupportedError.
+    Empty for a folder without tokenizer.json. `path` is for messages. Raises FileFormatError or UnsupportedError.
     """
     if not tokenizer:
         return {}
@@ -39,21 +40,21 @@ def tokenizer_metadata(
     tokens, types = _tokens(where, bpe, tokenizer, model.get("vocab_size"), scored)
     ids = {token: i for i, token in enumerate(tokens)}
     merges = _merges(where, bpe.get("merges"))
-    found: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array(types, np.int32)}
-    found |= _scored(where, tokenizer, bpe, merges, tokens, types) if scored else _byte_level(where, tokenizer, bpe, merges)
+    keys: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array(types, np.int32)}
+    keys |= _scored(where, tokenizer, bpe, merges, tokens, types) if scored else _byte_level(where, tokenizer, bpe, merges)
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
         token = _named(config, model, name, ids)
         if token is not None:
-            found[f"tokenizer.ggml.{key}_token_id"] = token
-    named = {name: found.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+            keys[f"tokenizer.ggml.{key}_token_id"] = token
+    named = {name: keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
     for name, added in _adds(where, tokenizer.get("post_processor"), config, named, ids).items():
-        found[f"tokenizer.ggml.add_{name}_token"] = added
+        keys[f"tokenizer.ggml.add_{name}_token"] = added
     template = template if template is not None else _template(config.get("chat_template"))
-    return found | ({} if template is None else {"tokenizer.chat_template": template})
+    return keys | ({} if template is None else {"tokenizer.chat_template": template})
 
 
 def _byte_level(where: str, tokenizer: Mapping[str, Any], bpe: Mapping[str, Any], merges: list[tuple[str, str]]) -> dict[str, Any]:
-    """What is said of BPE of bytes alone."""
+    """The keys that only BPE of bytes has."""
     _refuse(where, bpe, ("unk_token", "fuse_unk"))
     normalizer = tokenizer.get("normalizer")
     if normalizer not in (None, {"type": "NFC"}):
@@ -74,9 +75,9 @@ def _scored(
     tokens: list[str],
     types: list[int],
 ) -> dict[str, Any]:
-    """What is said of SentencePiece's BPE alone: merges that are converted scores are scores again.
+    """The keys that only SentencePiece's BPE has. Its merges are scores that were converted; here they become scores again.
 
-    They are if each token has all of its merges, one after the other: every two tokens that it can be split into.
+    Merges say the same as scores if each token has all of its merges, one after the other: every two tokens that it can be split into.
     """
     _refuse(where, bpe, ("ignore_merges",))
     whole = {token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
@@ -97,7 +98,7 @@ def _scored(
 
 
 def _space_prefix(where: str, tokenizer: Mapping[str, Any]) -> bool:
-    """Whether every text starts with a space, in the two ways to say that spaces are U+2581."""
+    """Whether every text starts with a space. Files say in two ways that spaces are U+2581."""
     normalizer, pre = tokenizer.get("normalizer"), tokenizer.get("pre_tokenizer")
     prepend, replace = {"type": "Prepend", "prepend": SPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     if pre is None and normalizer in (replace, {"type": "Sequence", "normalizers": [replace]}):
@@ -125,7 +126,7 @@ def _object(value: Any, where: str) -> dict[str, Any]:
 
 
 def _tokens(where: str, bpe: Mapping[str, Any], tokenizer: Mapping[str, Any], vocabulary: Any, scored: bool) -> tuple[list[str], list[int]]:
-    """Spelling and type of each id. Ids that nobody has are unused tokens, as llama.cpp's converter calls them."""
+    """The spelling and the type of each id. Ids without a token are unused tokens, named as llama.cpp's converter does."""
     spelled: dict[int, tuple[str, int]] = {}
     for spelling, i in _object(bpe.get("vocab"), f"{where}: model.vocab").items():
         if type(i) is not int or i < 0 or i in spelled:
@@ -158,21 +159,21 @@ def _tokens(where: str, bpe: Mapping[str, Any], tokenizer: Mapping[str, Any], vo
 
 
 def _merges(where: str, merges: Any) -> list[tuple[str, str]]:
-    """Older files have "left right"."""
+    """Pairs of tokens, in order of rank. Older files have "left right" for each."""
     if not isinstance(merges, list):
         raise FileFormatError(f"{where}: model.merges is {shown(merges)}, expected an array")
-    found = []
+    pairs = []
     for merge in merges:
         parts = merge.split(" ") if isinstance(merge, str) else merge
         if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) for part in parts):
             raise FileFormatError(f"{where}: model.merges has {shown(merge)}, expected two tokens")
-        found.append((parts[0], parts[1]))
-    return found
+        pairs.append((parts[0], parts[1]))
+    return pairs
 
 
-def _pre_tokenizer(where: str, told: Any, whole_words: bool) -> str:
+def _pre_tokenizer(where: str, pre: Any, whole_words: bool) -> str:
     """The name of the rules by which text is cut into words."""
-    parts = told.get("pretokenizers") if isinstance(told, dict) and told.get("type") == "Sequence" else [told]
+    parts = pre.get("pretokenizers") if isinstance(pre, dict) and pre.get("type") == "Sequence" else [pre]
     name = None
     if isinstance(parts, list) and parts and all(isinstance(part, dict) for part in parts):
         *cuts, last = parts
@@ -182,24 +183,24 @@ def _pre_tokenizer(where: str, told: Any, whole_words: bool) -> str:
         if last.get("type") == "ByteLevel" and last.get("add_prefix_space") is False:
             name = pre_tokenizer_name(tuple(pattern or "" for pattern in patterns), whole_words)
     if name is None:
-        raise UnsupportedError(f"{where}: pre_tokenizer is {shown(told)} with ignore_merges {whole_words}, which has no name in GGUF here")
+        raise UnsupportedError(f"{where}: pre_tokenizer is {shown(pre)} with ignore_merges {whole_words}, which has no name in GGUF here")
     return name
 
 
 def _pattern(part: Mapping[str, Any]) -> str | None:
-    """Of a step that keeps all it cuts."""
+    """The pattern of a step that cuts and keeps everything; None for another step."""
     if part.get("type") == "Digits" and part.get("individual_digits") is True:
         return DIGITS
     pattern = part.get("pattern")
     plain = part.get("type") == "Split" and part.get("behavior") == "Isolated" and part.get("invert") is False
-    found = pattern.get("Regex") if plain and isinstance(pattern, dict) else None
-    return found if isinstance(found, str) else None
+    regex = pattern.get("Regex") if plain and isinstance(pattern, dict) else None
+    return regex if isinstance(regex, str) else None
 
 
 def _named(config: Mapping[str, Any], model: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> int | None:
     """The id of a special token: by its spelling in tokenizer_config.json, or by its number in config.json."""
-    told = config.get(f"{name}_token")
-    text = told.get("content") if isinstance(told, dict) else told
+    special = config.get(f"{name}_token")
+    text = special.get("content") if isinstance(special, dict) else special
     if isinstance(text, str):
         return ids.get(text)
     token = model.get(f"{name}_token_id")
@@ -207,9 +208,9 @@ def _named(config: Mapping[str, Any], model: Mapping[str, Any], name: str, ids: 
     return token if type(token) is int and 0 <= token < len(ids) else None
 
 
-def _adds(where: str, told: Any, config: Mapping[str, Any], named: Mapping[str, int | None], ids: Mapping[str, int]) -> dict[str, bool]:
-    """Whether a text gets its bos and eos: as the post-processor's template says; if there is none, as tokenizer_config.json does."""
-    parts = told.get("processors") if isinstance(told, dict) and told.get("type") == "Sequence" else [told]
+def _adds(where: str, post: Any, config: Mapping[str, Any], named: Mapping[str, int | None], ids: Mapping[str, int]) -> dict[str, bool]:
+    """Whether a text gets bos and eos: as the post-processor's template says, or without one as tokenizer_config.json says."""
+    parts = post.get("processors") if isinstance(post, dict) and post.get("type") == "Sequence" else [post]
     for part in parts if isinstance(parts, list) else []:
         if isinstance(part, dict) and part.get("type") == "TemplateProcessing":
             single = part.get("single")
@@ -222,7 +223,7 @@ def _adds(where: str, told: Any, config: Mapping[str, Any], named: Mapping[str, 
 
 
 def _step(step: Any, ids: Mapping[str, int]) -> int | str | None:
-    """Of a template: "text", the id of a token, or neither."""
+    """A step of the post-processor's template: "text", the id of a token, or "?" for anything else."""
     if isinstance(step, dict) and "Sequence" in step:
         return "text"
     special = step.get("SpecialToken") if isinstance(step, dict) else None
@@ -230,9 +231,9 @@ def _step(step: Any, ids: Mapping[str, int]) -> int | str | None:
     return ids.get(spelled, "?") if isinstance(spelled, str) else "?"
 
 
-def _template(told: Any) -> str | None:
-    """The one template, or of several the one called default."""
-    if isinstance(told, list):
-        named = {part.get("name"): part.get("template") for part in told if isinstance(part, dict)}
-        told = named.get("default")
-    return told if isinstance(told, str) else None
+def _template(template: Any) -> str | None:
+    """The chat template of tokenizer_config.json: the only one, or the one called default."""
+    if isinstance(template, list):
+        named = {part.get("name"): part.get("template") for part in template if isinstance(part, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

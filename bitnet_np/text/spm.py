@@ -1,9 +1,9 @@
-"""The BPE of SentencePiece, from tokens with scores: what GGUF files call the tokenizer "llama".
+"""The BPE of SentencePiece, by the scores of tokens. GGUF files call it the tokenizer "llama".
 
 A text is its characters, with U+2581 for spaces. Of all neighbours that together spell a token, those of the highest score are joined,
-the leftmost of equals first, until no two are left to join. Unused tokens are taken apart again, and what then is no token becomes the
-tokens of its UTF-8 bytes. (Byte-level BPE ranks pairs, this one what a pair makes: no list of ranked pairs gives the same answers where
-two pairs that overlap make one token.)
+the leftmost of equals first, until no two are left to join. Unused tokens are taken apart again, and a piece that then is no token becomes
+the tokens of its UTF-8 bytes. (Byte-level BPE ranks pairs, this one ranks the token that a pair makes: no list of ranked pairs gives the
+same answers where two pairs that overlap make one token.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from ..errors import UnsupportedError, shown
 from .vocabulary import NORMAL, UNUSED, USER_DEFINED, Keys, Vocabulary, read_scores
 
 SPACE = "\u2581"
-_IGNORED = ("tokenizer.ggml.remove_extra_whitespaces", "tokenizer.ggml.precompiled_charsmap")  # change a text before it is cut
+_IGNORED = ("tokenizer.ggml.remove_extra_whitespaces", "tokenizer.ggml.precompiled_charsmap")  # these change a text before it is cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,9 +26,9 @@ class ScoredPieces:
 
     path: Path
     space_prefix: bool  # whether a text starts with a space that is not in it
-    _ids: Mapping[str, int] = field(repr=False)  # of what can be made by joining
-    _scores: Sequence[float] = field(repr=False)  # of all tokens
-    _unused: frozenset[int] = field(repr=False)  # made only on the way to other tokens
+    _ids: Mapping[str, int] = field(repr=False)  # tokens that can be made by joining
+    _scores: Sequence[float] = field(repr=False)  # by token
+    _unused: frozenset[int] = field(repr=False)  # tokens that are made only on the way to others
     _bytes: Mapping[int, int] = field(repr=False)  # byte -> token
 
     def encode(self, text: str) -> list[int]:
@@ -48,11 +48,11 @@ class ScoredPieces:
         return ids
 
     def decode(self, spelling: str) -> bytes:
-        """What a normal token says."""
+        """The bytes of the text that a normal token stands for."""
         return spelling.replace(SPACE, " ").encode()
 
     def _joined(self, text: str) -> tuple[list[str], dict[str, tuple[str, str]]]:
-        """The pieces that `text` ends as, and of which two each unused piece was last seen to be made."""
+        """The pieces that `text` is joined to, and the two parts of each unused piece, as they were last joined."""
         pieces = list(text)
         end = len(pieces)
         before, after = list(range(-1, end - 1)), list(range(1, end + 1))

@@ -1,6 +1,6 @@
-"""The process that renders one chat template: a job in JSON on standard input, what became of it in JSON on standard output.
+"""The process that renders one chat template: a job in JSON on standard input, its outcome in JSON on standard output.
 
-It is run by its name, alone: of this package it imports nothing, because that would take longer than most templates.
+It is run by its file name and imports nothing of this package, because that would take longer than most templates.
 """
 
 import json
@@ -8,29 +8,29 @@ import sys
 import time
 from typing import Any, NoReturn
 
-_SAID = 1000  # characters of an error that are handed on
+_MESSAGE = 1000  # characters of an error that are handed on
 
 
 class _RefusedMessages(Exception):
-    """What a template's raise_exception raises."""
+    """Raised by a template's raise_exception."""
 
 
 def main() -> None:
-    """Limit this process, render, tell."""
+    """Limit this process, render, print the outcome."""
     job = json.load(sys.stdin)
-    sys.path[:] = job["path"]  # where the one who asks found Jinja
+    sys.path[:] = job["path"]  # where the calling process found Jinja
     _limit(job["seconds"], job["bytes"])
     try:
-        told = {"text": _render(job["template"], job["names"], job["seconds"], job["characters"])}
+        outcome = {"text": _render(job["template"], job["names"], job["seconds"], job["characters"])}
     except _RefusedMessages as refused:
-        told = {"refused": str(refused)[:_SAID]}
+        outcome = {"refused": str(refused)[:_MESSAGE]}
     except Exception as error:  # a template can raise anything: it can divide by zero
-        told = {"error": type(error).__name__, "says": str(error)[:_SAID]}
-    json.dump(told, sys.stdout)
+        outcome = {"error": type(error).__name__, "says": str(error)[:_MESSAGE]}
+    json.dump(outcome, sys.stdout)
 
 
 def _limit(seconds: float, size: int) -> None:
-    """What the system stops this process at. A look at the clock stops it sooner, and says why; memory that is refused is an exception."""
+    """Set the limits at which the system stops this process. The clock stops it sooner, and says why; refused memory is an exception."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,8 +1,8 @@
-"""Tokenizer and chat template from the metadata of a GGUF file; needs the extra `text`.
+"""Text to token ids and back, by the tokenizer keys of a GGUF file; needs the extra `text`.
 
-Encoding ordinary text is byte_level.py's or spm.py's, as the file says. Special tokens and decoding are done here: each token has a type,
-normal ones are spelled in the way of their tokenizer, all others in plain text. Which text may become which token is as in llama.cpp
-(llama-vocab.cpp): user-defined tokens are always found in a text, control tokens only where the caller allows it.
+byte_level.py or spm.py encodes ordinary text, as the file says. Special tokens and decoding are handled here: each token has a type,
+normal ones are spelled in the way of their tokenizer, all others in plain text. Text becomes special tokens as in llama.cpp
+(llama-vocab.cpp): user-defined tokens are always found in a text, control tokens only if the caller allows it.
 """
 
 import codecs
@@ -24,7 +24,7 @@ from .spm import SPACE, ScoredPieces, scored_pieces
 from .vocabulary import BYTE, CONTROL, NFC, NORMAL, SPECIAL, UNKNOWN, USER_DEFINED, Keys, read_vocabulary
 
 _NAMED = ("bos", "eos", "eot", "padding", "unknown")
-_SPM_NAMED = {"bos": 1, "eos": 2, "unknown": 0}  # where a file with the tokenizer "llama" does not say
+_SPM_NAMED = {"bos": 1, "eos": 2, "unknown": 0}  # the ids where a file with the tokenizer "llama" does not say
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,24 +36,26 @@ class Tokenizer:
     eos: int | None
     stops: tuple[int, ...]  # generation ends at any of these: end of text, end of turn
     add_bos: bool  # whether the file wants its bos before a text
-    add_eos: bool  # and its eos after it
+    add_eos: bool  # whether the file wants its eos after a text
     template: str | None = field(repr=False)
     tokens: Sequence[str] = field(repr=False)  # as spelled in the file
     types: np.ndarray = field(repr=False)  # int [len(tokens)]
     _nfc: bool = field(repr=False)  # text is brought to Unicode's form C before it is cut
     _ordinary: ByteLevelBpe | ScoredPieces = field(repr=False)
     _bytes: Mapping[int, int] = field(repr=False)  # of tokens of type byte
-    _ids: Mapping[str, int] = field(repr=False)  # of tokens that are found in a text before it is cut
-    _found: frozenset[int] = field(repr=False)  # the same tokens
+    _ids: Mapping[str, int] = field(repr=False)  # tokens that are found in a text before it is cut
+    _matched: frozenset[int] = field(repr=False)  # the ids of those tokens
     _user_defined: re.Pattern[str] = field(repr=False)
     _any_special: re.Pattern[str] = field(repr=False)
 
     def encode(self, text: str, *, add_bos: bool | None = None, add_eos: bool | None = None, special: bool = False) -> list[int]:
         """Token ids of `text`.
 
-        With `special`, the spelling of a control token in the text is that token; without it, only text. Leave it off for text from others.
+        With `special`, the spelling of a control token in the text becomes that token; without, it stays text. Leave it off for text from
+        others.
 
-        Raises OptionError for a lone surrogate, or a token that is to be added and not there; UnsupportedError for what no token spells.
+        Raises OptionError for a lone surrogate, or for a bos or eos that is to be added but does not exist; UnsupportedError for a byte
+        that no token spells.
         """
         _check_encodable(text)
         ids = self._named("bos", self.bos, self.add_bos if add_bos is None else add_bos)
@@ -66,22 +68,23 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, after: Sequence[int] = (), skip_special: bool = True) -> str:
         """The text of `ids`. Bytes that are not UTF-8 become U+FFFD. Special tokens are left out, or else spelled as in the file.
 
-        `after` are the ids in front of them, if they go on a text: a first space may be none of the text's.
+        `after` are the ids that come before these in a text. At the start of a text, a first space may be the tokenizer's own: it is left
+        out.
 
-        Raises TokenRangeError for what is no id.
+        Raises TokenRangeError for a number that is no id.
         """
         stream = self.decode_stream(after=after, skip_special=skip_special)
         return "".join([stream.feed(token) for token in ids]) + stream.finish()
 
     def token_bytes(self, token: int, *, skip_special: bool = True) -> bytes:
-        """What one token says; it may begin or end inside a character."""
+        """The UTF-8 that one token stands for. It may begin or end inside a character."""
         token = self._checked(token)
         kind, spelling = self.types[token], self.tokens[token]
         if kind in SPECIAL and skip_special:
             return b""
         if kind == BYTE:
             return bytes([self._bytes[token]])
-        ordinary = kind == NORMAL or (kind == USER_DEFINED and token not in self._found)
+        ordinary = kind == NORMAL or (kind == USER_DEFINED and token not in self._matched)
         return self._ordinary.decode(spelling) if ordinary else spelling.encode()
 
     def decode_stream(self, *, after: Sequence[int] = (), skip_special: bool = True) -> "DecodeStream":
@@ -90,23 +93,23 @@ class Tokenizer:
 
     def cuts(self, token: int) -> bool:
         """Whether the text after this token is encoded as if it were the first."""
-        return self._checked(token) in self._found
+        return self._checked(token) in self._matched
 
     def has_space_prefix(self, token: int) -> bool:
-        """Whether the first space of this token is not the text's if it is the first of a text."""
+        """Whether a text that starts with this token starts with a space of the tokenizer's own."""
         return self._ordinary.space_prefix and not self.cuts(token) and self.types[token] != BYTE
 
     def chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
         """Token ids of a conversation, as the file's template renders it.
 
-        The template spells its control tokens out in the same text as the messages, so a message that spells one says it too: keep such
-        text out of messages from others. The bos comes once: from the template, or where that has none, as the file wants it.
+        The template spells its control tokens in the same text as the messages, so the spelling of one in a message becomes that token,
+        too: keep such text out of messages from others. The bos comes once: from the template, or if that has none, as the file says.
         """
         ids = self.encode(self.chat_text(messages, add_generation_prompt), add_bos=False, add_eos=False, special=True)
         return ids if ids[:1] == [self.bos] else self._named("bos", self.bos, self.add_bos) + ids
 
     def chat_text(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-        """The conversation as one text. Raises UnsupportedError without a template, and what `chat_template.render` does."""
+        """The conversation as one text. Raises UnsupportedError without a template, and the errors of `chat_template.render`."""
         if self.template is None:
             raise UnsupportedError(f"{self.path}: the file has no tokenizer.chat_template")
         names = {"bos_token": self.bos, "eos_token": self.eos}
@@ -128,7 +131,7 @@ class Tokenizer:
 
 
 class DecodeStream:
-    """Text from ids that come one by one. All that was fed and the finish together are `decode` of all ids."""
+    """Text from ids that come one by one. The texts of all `feed` calls and of `finish` together are `decode` of all ids."""
 
     def __init__(self, tokenizer: Tokenizer, at_start: bool, skip_special: bool) -> None:
         self._tokenizer, self._at_start, self._skip_special = tokenizer, at_start, skip_special
@@ -136,14 +139,14 @@ class DecodeStream:
 
     def feed(self, token: int) -> str:
         """The text that is certain with this token: the bytes of a character that may go on wait for the next."""
-        said = self._tokenizer.token_bytes(token, skip_special=self._skip_special)
+        text = self._tokenizer.token_bytes(token, skip_special=self._skip_special)
         if self._at_start and self._tokenizer.has_space_prefix(token):
-            said = said.removeprefix(b" ")
+            text = text.removeprefix(b" ")
         self._at_start = self._tokenizer.cuts(token)
-        return self._decoder.decode(said)
+        return self._decoder.decode(text)
 
     def finish(self) -> str:
-        """What the waiting bytes are if nothing follows."""
+        """The text of the bytes that still wait, when nothing follows."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -188,14 +191,14 @@ def tokenizer_from(metadata: Mapping[str, Any], path: str | PathLike[str]) -> To
         _ordinary=ordinary,
         _bytes=vocabulary.bytes,
         _ids={**user_defined, **control},
-        _found=frozenset({*user_defined.values(), *control.values()}),
+        _matched=frozenset({*user_defined.values(), *control.values()}),
         _user_defined=_any_of(user_defined),
         _any_special=_any_of({**user_defined, **control}),
     )
 
 
 def _adds(keys: Keys, name: str, named: Mapping[str, int | None], otherwise: bool) -> bool:
-    """Whether a text gets that token, if it needs not be asked for."""
+    """Whether a text gets that token unless the caller says otherwise; `otherwise` is for a file that does not say."""
     key = f"tokenizer.ggml.add_{name}_token"
     asked = keys.get(key, bool)
     keys.check(not asked or named[name] is not None, key, f"is True, but there is no tokenizer.ggml.{name}_token_id")
@@ -203,7 +206,7 @@ def _adds(keys: Keys, name: str, named: Mapping[str, int | None], otherwise: boo
 
 
 def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:
-    """Finds the leftmost and there the longest of `spellings`, as `tokenizers` does; nothing if there are none."""
+    """A pattern that finds the leftmost of `spellings`, and of those the longest, as `tokenizers` does; without any it finds nothing."""
     longest_first = sorted(spellings, key=len, reverse=True)
     return re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")
 

@@ -1,4 +1,4 @@
-"""The tokens of a GGUF file, checked: spellings, types, scores. None of its metadata is trusted."""
+"""The tokens of a GGUF file: spellings, types and scores, all of them checked, because a file is not trusted."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from ..errors import FileFormatError, shown
 T = TypeVar("T")
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = TYPES = range(1, 7)  # llama_token_type
-SPECIAL = (UNKNOWN, CONTROL, UNUSED)  # say something to the model, nothing to a reader
+SPECIAL = (UNKNOWN, CONTROL, UNUSED)  # tokens for the model, which a reader does not see
 
 NFC = "tokenizer.bitnet_np.nfc"  # a key of our own: GGUF has none for text that is normalised before it is cut
 
@@ -21,7 +21,7 @@ _BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 @dataclass(frozen=True)
 class Keys:
-    """The file's metadata."""
+    """The metadata keys of a file, and checks that name the file and the key."""
 
     metadata: Mapping[str, Any]
     path: Path
@@ -56,7 +56,7 @@ class Keys:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Each token has a spelling of its own."""
+    """The tokens of a model. No two are spelled alike."""
 
     tokens: Sequence[str] = field(repr=False)  # as spelled in the file
     types: np.ndarray = field(repr=False)  # int [len(tokens)], each one of TYPES
@@ -99,7 +99,7 @@ def _types(keys: Keys, vocabulary: int) -> np.ndarray:
 
 
 def _check_spellings(keys: Keys, tokens: list[str]) -> None:
-    """The whole list first, because it is long and seldom wrong."""
+    """Checks that no spelling is empty or occurs twice. The whole list is checked first, because it is long and seldom wrong."""
     key = "tokenizer.ggml.tokens"
     keys.check(bool(tokens), key, "is missing or empty")
     if len(set(tokens)) < len(tokens):

@@ -1,7 +1,7 @@
 """Training's forward and backward pass: loss and gradients of whole batches, in float32 kernels. spec_grad.py says what they are.
 
 The forward pass is the model's own: the kernels, and so the bits, that an inference of the quantised model gives. Master weights are
-quantised as loading a Hugging Face folder does (hf_load.py), so that the loss is the exported model's. The backward pass is the straight-
+quantised as loading a Hugging Face folder does (ternarize.py), so that the loss is the exported model's. The backward pass is the straight-
 through estimator of the published recipe (spec_grad.py, "THE CONVENTION").
 
 Rows are the tokens that predict one, all but each sequence's last, end to end. Every sum over rows is over a sequence first, then over

@@ -1,0 +1,241 @@
+"""The keys of a GGUF file: each has its type and a value that a model may have, and one that is not known is refused by name."""
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+from family_models import assert_refused, drawn
+from gguf_bytes import FLOAT32, FLOAT64, INT32, UINT32, UINT64, number, numbers, text
+from gguf_models import KEYS, OPTIONAL, A
+from models import assert_same_bits
+
+from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
+from bitnet_np.families import ARCHITECTURES
+from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
+
+TOKENS = [[0, 22, 3, 3, 7, 1]]
+
+
+@pytest.mark.parametrize("name", ["gemma", "LLAMA", "bitnet-b1.58 ", "BITNET-B1.58", ""])
+def test_other_architectures(write, name):
+    message = f"general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}"
+    assert_refused(write({"general.architecture": text(name)}), UnsupportedError, message)
+
+
+@pytest.mark.parametrize("key", list(KEYS))
+def test_every_key_must_be_there_and_of_its_type(write, key):
+    assert_refused(write({key: None}), FileFormatError, f"key {key!r} is missing")
+    wrong = [text("2"), numbers(UINT32, [2])]
+    wrong += [number(UINT32, 1)] if key.endswith(("epsilon", "freq_base")) else [number(FLOAT32, 2), number(7, 1)]
+    for value in wrong[key == "general.architecture" :]:
+        assert_refused(write({key: value}), FileFormatError, f"key {key!r} is ")
+
+
+@pytest.mark.parametrize("key", list(OPTIONAL))
+def test_optional_keys_have_their_type_too(write, key):
+    assert_refused(write({key: text("32")}), FileFormatError, f"key {key!r} is '32', a str; expected int")
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.type", "rope.scaling.factor", "attention.sliding_window", "expert_count", "logit_scale", ""])
+def test_a_setting_that_is_not_known_is_not_ignored(write, key):
+    message = f"{A}{key} = 2 is a setting this package does not implement"
+    assert_refused(write({A + key: number(UINT32, 2)}), UnsupportedError, message)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "message"),
+    [
+        ("vocab_size", number(UINT32, 10), FileFormatError, "vocab_size is 10, token_embd.weight has 9 rows"),
+        ("vocab_size", number(UINT32, 0), FileFormatError, "vocab_size is 0"),
+        ("rope.dimension_count", number(UINT32, 16), UnsupportedError, "rope.dimension_count is 16, only the head width 32 is supported"),
+        ("rope.dimension_count", number(UINT32, 0), UnsupportedError, "rope.dimension_count is 0"),
+        ("attention.value_length", number(UINT32, 64), UnsupportedError, "attention.value_length is 64"),
+        ("attention.key_length", number(UINT32, 64), FileFormatError, "attn_sub_norm.weight has shape [128], expected [256]"),
+        ("attention.key_length", number(UINT32, 33), ShapeError, "head width 33 is odd"),
+        ("attention.key_length", number(UINT32, 0), ShapeError, "head_dim is 0"),
+        ("attention.head_count", number(UINT32, 0), FileFormatError, "is no multiple of 0 = "),
+        ("attention.head_count", number(UINT32, 3), FileFormatError, "128 = bitnet-b1.58.embedding_length is no multiple of 3"),
+        ("attention.head_count", number(UINT32, 128), ShapeError, "head width 1 is odd"),
+        ("attention.head_count", number(UINT32, 8), FileFormatError, "has shape"),
+        ("attention.head_count_kv", number(UINT32, 3), ShapeError, "4 query heads cannot share 3 key-value heads evenly"),
+        ("attention.head_count_kv", number(UINT32, 0), ShapeError, "kv_heads is 0, expected at least 1"),
+        ("attention.head_count_kv", number(UINT32, 8), ShapeError, "4 query heads cannot share 8"),
+        ("attention.head_count_kv", number(INT32, -2), ShapeError, "kv_heads is -2"),
+        ("attention.head_count_kv", number(UINT32, 4), FileFormatError, "has shape [64, 128], expected [128, 128]"),
+        ("attention.layer_norm_rms_epsilon", number(FLOAT32, 0), UnsupportedError, "eps is 0.0, expected a positive number"),
+        ("attention.layer_norm_rms_epsilon", number(FLOAT32, nan), UnsupportedError, "eps is nan"),
+        ("attention.layer_norm_rms_epsilon", number(FLOAT64, inf), UnsupportedError, "eps is inf"),
+        ("attention.layer_norm_rms_epsilon", number(FLOAT32, -1e-5), UnsupportedError, "eps is -"),
+        ("rope.freq_base", number(FLOAT32, 0), UnsupportedError, "rope_base is 0.0"),
+        ("rope.freq_base", number(FLOAT32, nan), UnsupportedError, "rope_base is nan"),
+        ("rope.freq_base", number(FLOAT32, -inf), UnsupportedError, "rope_base is -inf"),
+        ("context_length", number(UINT32, 0), ShapeError, "context is 0"),
+        ("block_count", number(UINT32, 0), ShapeError, "n_layers is 0"),
+        ("block_count", number(INT32, -1), ShapeError, "n_layers is -1"),
+        ("block_count", number(UINT32, 1), UnsupportedError, "tensor blk.1.attn_norm.weight has no place"),
+        ("block_count", number(UINT32, 3), FileFormatError, "tensor blk.2.attn_norm.weight is missing"),
+        ("block_count", number(UINT32, 4096), FileFormatError, "tensor blk.2.attn_norm.weight is missing"),
+        ("block_count", number(UINT64, 2**64 - 1), UnsupportedError, "n_layers is 18446744073709551615, expected at most 4096"),
+        ("embedding_length", number(UINT32, 256), FileFormatError, "has shape [9, 128], expected [9, 256]"),
+        ("embedding_length", number(UINT32, 0), ShapeError, "width is 0"),
+        ("feed_forward_length", number(UINT32, 128), FileFormatError, "tensor blk.0.ffn_sub_norm.weight has shape [256], expected [128]"),
+        ("feed_forward_length", number(UINT64, 2**63), UnsupportedError, "ffn is 9223372036854775808, expected at most 524288"),
+        ("feed_forward_length", number(UINT32, 2**19), FileFormatError, "expected [524288]"),
+        ("feed_forward_length", number(UINT32, 2**19 + 1), UnsupportedError, "ffn is 524289, expected at most 524288"),
+        ("embedding_length", number(UINT32, 2**19 + 128), UnsupportedError, "width is 524416, expected at most 524288"),
+        ("attention.key_length", number(UINT32, 4098), UnsupportedError, "head_dim is 4098, expected at most 4096"),
+        ("attention.head_count", number(UINT64, 2**60), FileFormatError, "is no multiple of 1152921504606846976"),
+        ("context_length", number(UINT32, 2**20 + 1), UnsupportedError, "context is 1048577, expected at most 1048576"),
+        ("context_length", number(UINT64, 2**64 - 1), UnsupportedError, "context is 18446744073709551615"),
+        ("rope.freq_base", number(FLOAT32, 1e-9), UnsupportedError, "RoPE's angles reach "),
+    ],
+)
+def test_settings_that_no_model_has(write, key, value, error, message):
+    assert_refused(write({A + key: value}), error, message)
+
+
+def test_many_wide_heads_are_too_wide_together(write):
+    keys = {A + "attention.head_count": number(UINT32, 256), A + "attention.key_length": number(UINT32, 4096)}
+    assert_refused(write(keys), UnsupportedError, "q_width is 1048576, expected at most 524288")
+
+
+# --- every family ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "scaling"),
+    [
+        ({}, 1.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, 1.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 2.0}, 2.0),
+        ({"rope.scaling.type": "linear"}, 1.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, 1.0),
+        ({"rope.scaling.factor": 0.0}, 1.0),
+    ],
+)
+def test_linear_scaling_divides_positions(written, keys, scaling):
+    model = drawn("qwen2")
+    found = load(written(model, **keys))
+    assert found.config.rope_scaling == scaling
+    np.testing.assert_array_equal(found.rope_frequency, model.rope_frequency / scaling)
+
+
+NEUTRAL = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.sliding_window": 0,
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.finetuned": True,
+    "rope.scaling.original_context_length": 8192,
+    "pooling_type": 3,
+    "general.file_type": 7,
+    "split.count": 1,
+}
+
+
+def test_keys_that_change_nothing_pass(written):
+    model = drawn("qwen3")
+    assert_same_bits(forward_full(load(written(model, **NEUTRAL)), TOKENS), forward_full(model, TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.causal", False),
+        ("attention.clamp_kqv", 8.0),
+        ("expert_count", 8),
+        ("expert_used_count", 2),
+        ("rope.scaling.attn_factor", 1.2),
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+        ("attention.scale", 0.1),
+        ("logit_scale", 2.0),
+        ("embedding_scale", 2.0),
+        ("rope.scaling.yarn_log_multiplier", 0.1),
+        ("attention.layer_norm_epsilon", 1e-5),
+        ("use_parallel_residual", True),
+    ],
+)
+def test_settings_that_are_not_implemented_are_refused_by_name(written, key, value):
+    path = written(drawn("llama"), **{key: value})
+    shown = repr(float(np.float32(value))) if isinstance(value, float) else repr(value)
+    assert_refused(path, UnsupportedError, f"llama.{key} = {shown} is a setting this package does not implement")
+
+
+@pytest.mark.parametrize("value", [[0], [0, 0], [8]])
+def test_an_array_is_no_neutral_number(written, value):
+    path = written(drawn("llama"), expert_count=value)
+    assert_refused(path, UnsupportedError, f"llama.expert_count = {np.array(value, np.int32)!r} is a setting")
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, (None, None)),
+        ({"attention.sliding_window": 7}, (7, None)),
+        ({"attention.sliding_window": 7, "attention.sliding_window_pattern": [True, True]}, (7, None)),
+        ({"attention.sliding_window": 7, "attention.sliding_window_pattern": [True, False]}, (7, (0,))),
+        ({"attention.sliding_window": 7, "attention.sliding_window_pattern": [False, False]}, (None, None)),
+        ({"attention.sliding_window": 0, "attention.sliding_window_pattern": [False, False]}, (None, None)),
+    ],
+)
+def test_which_layers_a_files_window_is_for(written, keys, expected):
+    config = load(written(drawn("llama"), **keys)).config
+    assert (config.window, config.window_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "error", "message"),
+    [
+        (
+            "llama",
+            {"attention.sliding_window_pattern": [True, False]},
+            FileFormatError,
+            "has layers with a window, but attention.sliding_window is missing",
+        ),
+        (
+            "llama",
+            {"attention.sliding_window_pattern": [True]},
+            UnsupportedError,
+            "sliding_window_pattern is array([ True]), supported are 2",
+        ),
+        ("llama", {"attention.sliding_window_pattern": [1, 0]}, UnsupportedError, "supported are 2 bools, one for each layer"),
+        ("llama", {"attention.sliding_window_pattern": 2}, FileFormatError, "expected ndarray"),
+        ("llama", {"attention.sliding_window": [8]}, FileFormatError, "expected int"),
+        ("llama", {"attention.sliding_window": (1 << 20) + 1}, ShapeError, "window is 1048577, expected 1 to 1048576"),
+        ("gptneox", {"attention.sliding_window": 8}, UnsupportedError, "gptneox.attention.sliding_window = 8 is a setting"),
+    ],
+)
+def test_windows_that_cannot_be(written, family, keys, error, message):
+    assert_refused(written(drawn(family), **keys), error, message)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "longrope", "dynamic", ""])
+def test_other_ways_to_scale_are_refused(written, kind):
+    path = written(drawn("qwen2"), **{"rope.scaling.type": kind, "rope.scaling.factor": 4.0})
+    if kind:
+        assert_refused(path, UnsupportedError, f"qwen2.rope.scaling.type is '{kind}', supported are none and linear")
+    else:
+        assert load(path).config.rope_scaling == 4.0
+
+
+def test_a_part_of_a_model_is_refused(written):
+    assert_refused(written(drawn("llama"), **{"split.count": 3}), UnsupportedError, "split.count is 3")
+
+
+@pytest.mark.parametrize(("family", "other"), [("llama", "bitnet"), ("gpt2", "gptneox"), ("qwen2", "llama")])
+def test_partial_rotation_is_gptneox_s_only(written, family, other):
+    del other
+    path = written(drawn(family), **{"rope.dimension_count": 32})
+    message = "gpt2.rope.dimension_count = 32 is a setting" if family == "gpt2" else "rope.dimension_count is 32, only the head width 64"
+    assert_refused(path, UnsupportedError, message)
+
+
+@pytest.mark.parametrize("wide", [0, 3, 66, 128])
+def test_what_is_rotated_fits_a_head(written, wide):
+    assert_refused(written(drawn("gptneox"), **{"rope.dimension_count": wide}), ShapeError, f"{wide} numbers of each head are rotated")

@@ -1,0 +1,57 @@
+"""Names of GGUF's keys and tensors: gguf-py's, for every field of the records and every architecture."""
+
+from dataclasses import fields
+
+import gguf
+import pytest
+
+from bitnet_np.families import ARCHITECTURES, FAMILIES
+from bitnet_np.files.gguf_names import EPSILON, FACTORS, KEYS, NEUTRAL, REQUIRED, keys_of, tensor_name
+from bitnet_np.model import Config, Layer, Model
+
+NO_FIELDS = {"value_dim", "scaling_type", "old_rope_scaling"}
+
+
+def theirs(*groups):
+    """The keys of gguf-py's tables, without the architecture."""
+    return {value.removeprefix("{arch}.") for group in groups for value in vars(group).values() if isinstance(value, str)}
+
+
+def test_keys_are_those_of_gguf():
+    known = theirs(gguf.Keys.LLM, gguf.Keys.Attention, gguf.Keys.Rope)
+    known |= {"rope.scale_linear"}  # of files from before rope.scaling.factor; llama.cpp reads it still
+    for key in (*KEYS.values(), *EPSILON.values()):
+        assert key.name in known
+    assert NEUTRAL.keys() <= known
+
+
+def test_keys_are_of_fields_of_the_config():
+    assert KEYS.keys() - {field.name for field in fields(Config)} == NO_FIELDS
+    assert len({key.name for key in KEYS.values()}) == len(KEYS)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_a_file_must_say_it_may_say(architecture):
+    family = FAMILIES[architecture]
+    assert {*REQUIRED, *family.required} <= keys_of(family).keys()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_tensors_are_named_as_in_gguf(architecture):
+    """gguf-py has the biases of a tensor under its name, and no sub-norms or scales for some architectures."""
+    known = set(gguf.TENSOR_NAMES.values())
+    for field in FAMILIES[architecture].matrices + FAMILIES[architecture].norms + FAMILIES[architecture].head_norms:
+        assert tensor_name(field, 7) == f"blk.7.{field}.weight"
+        assert f"blk.{{bid}}.{field}" in known
+    assert FACTORS.removesuffix(".weight") in known
+
+
+def test_a_field_that_ends_in_bias_is_a_bias():
+    assert tensor_name("output_norm_bias") == "output_norm.bias"
+    assert tensor_name("attn_norm_bias", 0) == "blk.0.attn_norm.bias"
+    known = set(gguf.TENSOR_NAMES.values())
+    for record in (Layer, Model):
+        for field in fields(record):
+            if field.name not in ("config", "layers", "rope_frequency", "rope_factors"):
+                plain = tensor_name(field.name, 0 if record is Layer else None).rpartition(".")[0].replace("blk.0.", "blk.{bid}.")
+                assert plain in known, field.name

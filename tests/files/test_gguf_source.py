@@ -1,0 +1,210 @@
+"""The tensors of a GGUF file: ternary, in blocks and fused ones, and the layouts of I2_S."""
+
+from math import inf, nan
+
+import gguf
+import numpy as np
+import pytest
+from family_models import assert_refused, drawn
+from gguf_bytes import Entry
+from gguf_bytes import gguf as build
+from gguf_models import KEYS, MATRIX_NAMES, TENSORS, assert_same_model, entry, patched, written_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from models import assert_same_bits
+
+from bitnet_np import packing, spec
+from bitnet_np.dense import dense_view
+from bitnet_np.errors import FileFormatError, NonFiniteError, UnsupportedError
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.model import Blocks, Linear, Ternary
+from bitnet_np.tensor_types import BF16, F16, F32, I2_S
+from bitnet_np.testing import write_gguf
+
+TOKENS = [[0, 22, 3, 3, 7, 1]]
+Q4_0, Q8_0 = 2, 8
+
+
+@pytest.mark.parametrize("kind", [F32.number, F16.number, BF16.number, Q4_0, Q8_0])
+@pytest.mark.parametrize("name", MATRIX_NAMES[:7])
+def test_matrices_are_ternary(write, name, kind):
+    wrong = Entry(name, TENSORS[name].shape[::-1], kind)
+    assert_refused(write(tensors={name: wrong}), UnsupportedError, f"tensor {name} has type ")
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "output.weight"])
+def test_tables_are_floats_or_blocks(write, name):
+    wrong = Entry(name, TENSORS["token_embd.weight"].shape[::-1], I2_S.number)
+    message = f"tensor {name} has type I2_S, supported here: F32, F16, BF16, F64, Q4_0"
+    assert_refused(write(tensors={name: wrong}), UnsupportedError, message)
+
+
+def i2s_as_arm_writes_it(matrix):
+    """64 weights in 16 bytes, element e in byte e % 16 at bits 6 - 2 * (e // 16)."""
+    codes = (matrix + 1).astype(np.uint8).reshape(-1, 4, 16)
+    return (codes[:, 0] << 6 | codes[:, 1] << 4 | codes[:, 2] << 2 | codes[:, 3]).tobytes()
+
+
+def i2s_as_four_rows(matrix):
+    """One column of four rows in a byte."""
+    codes = (matrix + 1).astype(np.uint8).reshape(len(matrix) // 4, 4, -1)
+    return (codes[:, 0] << 6 | codes[:, 1] << 4 | codes[:, 2] << 2 | codes[:, 3]).tobytes()
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_no_code_is_three(tmp_path_factory, data):
+    """On the bytes of the file, so that every place of every matrix can be hit."""
+    path = tmp_path_factory.mktemp("codes") / "model.gguf"
+    path.write_bytes(raw := build(KEYS.items(), [entry(*item) for item in TENSORS.items()]))
+    tensor = open_gguf(path).tensors[data.draw(st.sampled_from(MATRIX_NAMES))]
+    last = tensor.data.size - packing.TRAILER - 1
+    at = tensor.offset + data.draw(st.sampled_from([0, 1, 31, 32, 63, 64, last - 1, last]) | st.integers(0, last))
+    three = 3 << data.draw(st.sampled_from([0, 2, 4, 6]))
+    path.unlink()  # a file that is still mapped must not change
+    path.write_bytes(raw[:at] + bytes([raw[at] | three]) + raw[at + 1 :])
+    assert_refused(path, FileFormatError, f"tensor {tensor.name} has the ternary code 3")
+
+
+@pytest.mark.parametrize(
+    ("layout", "write_codes"), [("64/16", i2s_as_arm_writes_it), ("4-rows", i2s_as_four_rows)], ids=["64/16", "4-rows"]
+)
+def test_the_other_layouts_of_i2s_are_read_when_asked_for(write, layout, write_codes):
+    tensors = {
+        name: Entry(name, value.shape[::-1], I2_S.number, data=write_codes(packing.unpack(value)) + packing.to_i2s(value)[-32:].tobytes())
+        for name, value in TENSORS.items()
+        if isinstance(value, Ternary)
+    }
+    path = write(tensors=tensors)
+    assert_same_model(load(path, i2s_layout=layout), written_model())
+    tokens = [[0, 8, 3]]
+    assert (forward_full(load(path), tokens) != forward_full(written_model(), tokens)).any()
+
+
+def test_what_follows_the_scale_is_padding(write):
+    name = MATRIX_NAMES[0]
+    padding = slice(4 - packing.TRAILER, None)
+    assert_same_model(load(write(tensors={name: patched(name, padding, 0xFF)})), written_model())
+
+
+@pytest.mark.parametrize("name", [MATRIX_NAMES[0], MATRIX_NAMES[-1]])
+@pytest.mark.parametrize("scale", [nan, inf, -inf, -1.0, -1e-45])
+def test_scales_are_finite_and_not_negative(write, name, scale):
+    at = slice(-packing.TRAILER, 4 - packing.TRAILER)
+    wrong = patched(name, at, np.frombuffer(np.float32(scale).tobytes(), np.uint8))
+    assert_refused(
+        write(tensors={name: wrong}), NonFiniteError, f"tensor {name} has the scale {np.float32(scale)}, expected a finite number"
+    )
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-45, 3e38])
+def test_scales_that_are_odd_but_numbers(write, scale):
+    name = MATRIX_NAMES[0]
+    matrix = packing.pack(packing.unpack(TENSORS[name]), scale)
+    assert load(write(tensors={name: matrix})).layers[0].attn_q.weights.scale == np.float32(scale)
+
+
+# --- every family ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_fused_rows_stay_where_they_are_in_the_file(written):
+    for weights in ("float16", "Q8_0"):
+        layer = load(written(drawn("gpt2", weights), fused=True)).layers[0]
+        parts = [getattr(layer, name).weights for name in ("attn_q", "attn_k", "attn_v")]
+        arrays = [part.data if isinstance(part, Blocks) else part for part in parts]
+        addresses = [array.ctypes.data for array in arrays]
+        assert addresses == [addresses[0] + sum(a.nbytes for a in arrays[:i]) for i in range(3)]
+
+
+def test_biases_and_scales_that_may_be_missing(written):
+    model = drawn("llama")
+    for layer in model.layers:
+        object.__setattr__(layer, "attn_q", Linear(layer.attn_q.weights))
+    bare = load(written(model))
+    assert bare.layers[0].attn_q.bias is None
+    assert bare.layers[0].attn_k.bias is not None
+    assert_same_bits(forward_full(bare, TOKENS), forward_full(model, TOKENS))
+    model = drawn("bitnet")
+    object.__setattr__(model.layers[1], "ffn_down", Linear(model.layers[1].ffn_down.weights))
+    assert load(written(model)).layers[1].ffn_down.scale is None
+
+
+@pytest.mark.parametrize("weights", ["TQ1_0", "TQ2_0"])
+def test_ternary_blocks_take_int8_activations(written, weights):
+    """With scales of their own for each 256 weights they are no I2_S matrix, but BitNet's arithmetic is the same."""
+    model = load(written(drawn("bitnet", weights)))
+    assert isinstance(model.layers[0].attn_q.weights, Blocks)
+    dense = dense_view(model)
+    assert dense.layers[0].attn_q.int8
+    np.testing.assert_allclose(forward_full(model, TOKENS)[0], spec.forward(dense, TOKENS[0]), atol=3e-5)
+    packed = load(written(drawn("bitnet", "ternary"))).layers[0].attn_q.weights
+    assert isinstance(packed, Ternary)
+    assert packed.blocks is None
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0])
+def test_factors_are_positive(written, bad):
+    model = drawn("llama")
+    model.rope_factors.flags.writeable = True
+    model.rope_factors[5] = bad
+    assert_refused(written(model), FileFormatError, "tensor rope_freqs.weight has the value")
+    model.rope_factors[5] = np.nan
+    path = written(model)
+    assert_refused(path, NonFiniteError, "tensor rope_freqs.weight has NaN")
+    with pytest.raises(FileFormatError, match=r"tensor rope_freqs\.weight has the value nan"):
+        load(path, allow_nan=True)  # angles must be numbers all the same
+
+
+@pytest.mark.parametrize("factor", [1e-6, 1e-30])
+def test_angles_stay_where_cosines_are_exact(written, factor):
+    model = drawn("llama")
+    model.rope_factors.flags.writeable = True
+    model.rope_factors[0] = factor
+    assert_refused(written(model), UnsupportedError, "RoPE's angles reach ")
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "TQ1_0", "TQ2_0"])
+def test_nan_in_blocks_is_found_and_may_be_allowed(written, kind):
+    model = drawn("llama", kind)
+    blocks = model.layers[1].ffn_up.weights
+    blocks = blocks.blocks if isinstance(blocks, Ternary) else blocks
+    blocks.data.flags.writeable = True
+    blocks.data.view(FORMATS[kind].layout)["d"][7, 0] = 0x7E00
+    path = written(model)
+    assert_refused(path, NonFiniteError, "tensor blk.1.ffn_up.weight has NaN or infinity in it")
+    loaded = load(path, allow_nan=True)
+    np.testing.assert_array_equal(loaded.layers[1].ffn_up.weights.data, blocks.data)
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor"),
+    [
+        ("gptneox", "blk.1.attn_norm.bias"),
+        ("gptneox", "blk.0.ffn_up.bias"),
+        ("gptneox", "output_norm.bias"),
+        ("qwen2", "blk.1.attn_v.bias"),
+        ("qwen3", "blk.0.attn_k_norm.weight"),
+        ("gpt2", "position_embd.weight"),
+        ("bitnet", "blk.0.ffn_sub_norm.weight"),
+        ("llama", "blk.0.ffn_gate.weight"),
+    ],
+)
+def test_what_a_family_needs_must_be_there(tmp_path, family, tensor):
+    path, shorter = tmp_path / "whole.gguf", tmp_path / "shorter.gguf"
+    write_gguf(path, drawn(family, "TQ2_0" if family == "bitnet" else "float32"))
+    reader = gguf.GGUFReader(path)
+    assert tensor in {t.name for t in reader.tensors}
+    rename = tensor.encode()
+    shorter.write_bytes(path.read_bytes().replace(rename, rename[:-1] + b"X"))
+    assert_refused(shorter, FileFormatError, f"tensor {tensor} is missing")
+
+
+def test_no_bias_where_a_family_has_none(tmp_path):
+    model = drawn("qwen3")
+    old = model.layers[0].attn_q
+    object.__setattr__(model.layers[0], "attn_q", Linear(old.weights, np.zeros(256, np.float32)))
+    write_gguf(tmp_path / "q.gguf", model)
+    assert_refused(tmp_path / "q.gguf", UnsupportedError, "tensor blk.0.attn_q.bias has no place in architecture qwen3")

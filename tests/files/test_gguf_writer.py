@@ -1,0 +1,93 @@
+"""GGUF files that are written: complete or not there, and a model that no such file can say is refused."""
+
+import gguf
+import pytest
+from family_models import drawn
+from models import assert_same_bits
+
+from bitnet_np.errors import FileFormatError, UnsupportedError
+from bitnet_np.files.gguf_writer import write_model
+from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.testing import random_model, write_gguf
+
+TOKENS = [[0, 22, 3, 3, 7, 1]]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("layers", [None, (1,)])
+def test_windows_are_written_and_read(written, family, layers):
+    model = drawn(family, window=3, window_layers=layers)
+    found = load(written(model))
+    assert (found.config.window, found.config.window_layers) == (3, layers)
+    assert_same_bits(forward_full(found, TOKENS), forward_full(model, TOKENS))
+    assert (forward_full(found, TOKENS) != forward_full(drawn(family), TOKENS)).any()
+
+
+def test_a_window_that_no_file_can_say_is_refused(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"window is 3, and a GGUF file of architecture bitnet-b1\.58 has no place for it"):
+        write_gguf(tmp_path / "a.gguf", drawn("bitnet-b1.58", window=3))
+
+
+def test_rows_that_i2s_cannot_hold_are_refused(tmp_path):
+    """Before anything is written: gguf-py would fail in the middle of the file."""
+    with pytest.raises(
+        UnsupportedError, match=r"tensor blk\.0\.ffn_down\.weight has rows of 160 weights, and those of I2_S are multiples of"
+    ):
+        write_gguf(tmp_path / "a.gguf", random_model(0, width=128, head_dim=64, heads=4, kv_heads=2))
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_have_the_narrowest_type_that_holds_them(tmp_path):
+    numbers = {"small": 7, "negative": -7, "large": 2**40, "low": -(2**40), "float": 0.5, "huge": 1e300, "yes": True}
+    metadata = {"tokenizer.ggml.model": "none", **{f"general.{name}": value for name, value in numbers.items()}}
+    write_model(tmp_path / "a.gguf", drawn("llama", "float32"), metadata)
+    fields = gguf.GGUFReader(tmp_path / "a.gguf").fields
+    kinds = {name: fields[f"general.{name}"].types[0].name for name in numbers}
+    assert kinds == {
+        "small": "UINT32",
+        "negative": "INT32",
+        "large": "UINT64",
+        "low": "INT64",
+        "float": "FLOAT32",
+        "huge": "FLOAT64",
+        "yes": "BOOL",
+    }
+    assert {name: fields[f"general.{name}"].contents() for name in numbers} == numbers
+
+
+def test_the_models_own_keys_win_over_others(tmp_path):
+    """And the type of the matrices over the general.file_type that is given, where it says one."""
+    metadata = {"tokenizer.ggml.model": "none", "llama.context_length": 7, "general.file_type": 9, "general.name": "a name"}
+    for weights, expected in (("float32", 0), ("Q8_0", 9)):
+        write_model(tmp_path / "a.gguf", drawn("llama", weights), metadata)
+        fields = gguf.GGUFReader(tmp_path / "a.gguf").fields
+        found = [fields[key].contents() for key in ("llama.context_length", "general.file_type", "general.name")]
+        assert found == [40, expected, "a name"]
+
+
+def test_a_check_that_fails_leaves_no_file(tmp_path):
+    def check(path):
+        load(path)
+        raise FileFormatError("checked")
+
+    with pytest.raises(FileFormatError, match="checked"):
+        write_model(tmp_path / "a.gguf", drawn("llama"), {"tokenizer.ggml.model": "none"}, check=check)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_norm_inside_a_linear_has_no_place(tmp_path):
+    with pytest.raises(UnsupportedError, match="layer 0 ffn_down has a norm inside the linear"):
+        write_gguf(tmp_path / "a.gguf", drawn("llama", inner_norms=True))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("llama", {"rope": "halves"}, r"a GGUF file of architecture llama has .*'rope': 'adjacent'.*, but this model .*'rope': 'halves'"),
+        ("qwen2", {"rope_base": 1e6 + 1 / 64}, r"rope_base is 1000000\.015625, which is no float32"),
+    ],
+)
+def test_a_config_that_no_file_can_say_is_refused(tmp_path, family, changes, message):
+    with pytest.raises(UnsupportedError, match=message):
+        write_gguf(tmp_path / "a.gguf", drawn(family, **changes))

@@ -1,0 +1,166 @@
+"""config.json: what transformers makes of it, and a refusal of every setting that is not supported."""
+
+import json
+
+import hf_models
+import pytest
+from hf_models import DATA, LLAMA, OFFLINE, assert_refused, changed, recorded_folder
+from models import assert_same_bits
+from record_hf_families import LLAMA3
+
+from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
+from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "error", "message"),
+    [
+        (
+            OFFLINE,
+            {"quantization_config": {"linear_class": None}},
+            UnsupportedError,
+            "linear_class is 'missing', expected 'bitlinear' (divides",
+        ),
+        (OFFLINE, {"quantization_config": {"linear_class": "linear"}}, UnsupportedError, "linear_class is 'linear'"),
+        (OFFLINE, {"quantization_config": {"quantization_mode": "lazy"}}, UnsupportedError, "quantization_mode of autobitlinear is 'lazy'"),
+        (
+            OFFLINE,
+            {"quantization_config": {"linear_class": "bitlinear", "quantization_mode": "online"}},
+            UnsupportedError,
+            "quantization_mode of bitlinear is 'online', expected offline",
+        ),
+        (
+            "bitnet_online_mha_tied",
+            {"quantization_config": {"linear_class": None, "quantization_mode": None}},
+            FileFormatError,
+            "q_proj.weight has shape",
+        ),
+        (
+            OFFLINE,
+            {"quantization_config": {"quantization_mode": "online"}},
+            FileFormatError,
+            "q_proj.weight has shape [16, 64], expected [64, 64]",
+        ),
+        (OFFLINE, {"quantization_config": {"quant_method": "gptq"}}, UnsupportedError, "quant_method is 'gptq'"),
+        (OFFLINE, {"quantization_config": {"bits": 2}}, UnsupportedError, "quantization_config: 'bits' = 2 is a setting"),
+        (OFFLINE, {"quantization_config": {"use_rms_norm": True}}, FileFormatError, "q_proj.rms_norm.weight is missing"),
+        (OFFLINE, {"quantization_config": {"modules_to_not_convert": []}}, UnsupportedError, "the head, too, would be quantised"),
+        (OFFLINE, {"quantization_config": {"modules_to_not_convert": ["(a+)+"]}}, UnsupportedError, "expected plain names"),
+        (OFFLINE, {"quantization_config": None}, FileFormatError, "q_proj.weight has shape [16, 64], expected [64, 64]"),
+        ("bitnet_online_mha_tied", {"quantization_config": {"quantization_mode": "offline"}}, FileFormatError, "q_proj.weight has shape"),
+        (OFFLINE, {"model_type": "mixtral"}, UnsupportedError, "model_type is 'mixtral'"),
+        (OFFLINE, {"model_type": None}, FileFormatError, "model_type is missing"),
+        (OFFLINE, {"architectures": ["BitNetForSequenceClassification"]}, UnsupportedError, "architectures is"),
+        (OFFLINE, {"hidden_act": "gelu"}, UnsupportedError, "hidden_act is 'gelu'"),
+        (OFFLINE, {"attention_bias": True}, UnsupportedError, "attention_bias is True"),
+        (OFFLINE, {"hidden_size": 128}, FileFormatError, "model.embed_tokens.weight has shape [131, 64], expected [131, 128]"),
+        (OFFLINE, {"hidden_size": "64"}, FileFormatError, "hidden_size is '64', expected int"),
+        (OFFLINE, {"hidden_size": True}, FileFormatError, "hidden_size is True, expected int"),
+        (OFFLINE, {"hidden_size": 2**40}, FileFormatError, "hidden_size is 1099511627776"),
+        (OFFLINE, {"head_dim": 2**31 - 1}, UnsupportedError, "head_dim is 2147483647, expected at most 4096"),
+        (OFFLINE, {"max_position_embeddings": 2**31 - 1}, UnsupportedError, "context is 2147483647, expected at most"),
+        (OFFLINE, {"head_dim": 18}, FileFormatError, "attn_sub_norm.weight has shape"),
+        (OFFLINE, {"num_hidden_layers": 0}, ShapeError, "n_layers is 0"),
+        (OFFLINE, {"num_hidden_layers": 2}, UnsupportedError, "tensor model.layers.2.input_layernorm.weight has no place"),
+        (OFFLINE, {"num_hidden_layers": 4096}, FileFormatError, "tensor model.layers.3.input_layernorm.weight is missing"),
+        (OFFLINE, {"num_hidden_layers": 2**31 - 1}, UnsupportedError, "n_layers is 2147483647, expected at most 4096"),
+        (OFFLINE, {"num_attention_heads": 3}, FileFormatError, "hidden_size 64 is no multiple of num_attention_heads 3"),
+        (OFFLINE, {"num_attention_heads": 0}, FileFormatError, "num_attention_heads 0"),
+        (OFFLINE, {"num_key_value_heads": 3}, ShapeError, "4 query heads cannot share 3"),
+        (OFFLINE, {"vocab_size": 130}, FileFormatError, "model.embed_tokens.weight has shape [131, 64]"),
+        (OFFLINE, {"rms_norm_eps": float("nan")}, UnsupportedError, "eps is nan"),
+        (OFFLINE, {"rms_norm_eps": 10**400}, FileFormatError, "rms_norm_eps is 1000"),
+        (OFFLINE, {"tie_word_embeddings": False}, FileFormatError, "lm_head.weight is missing"),
+        (OFFLINE, {"rope_parameters": {"rope_type": "yarn"}}, UnsupportedError, "rope_type is 'yarn'"),
+        (OFFLINE, {"rope_parameters": {"rope_theta": None}}, FileFormatError, "rope_theta is missing"),
+        (OFFLINE, {"rope_parameters": {"beta": 1}}, UnsupportedError, "RoPE: 'beta' = 1 is a setting"),
+        (OFFLINE, {"rope_theta": 1.0}, FileFormatError, "RoPE's 'rope_theta' is 1.0 and 500000.0"),
+        (OFFLINE, {"partial_rotary_factor": 0.5}, UnsupportedError, "partial_rotary_factor is 0.5"),
+        (OFFLINE, {"logit_scale": 0.5}, UnsupportedError, "'logit_scale' = 0.5 is a setting"),
+        (LLAMA, {"pretraining_tp": 2}, UnsupportedError, "pretraining_tp is 2"),
+        (LLAMA, {"sliding_window": 4096}, UnsupportedError, "sliding_window is 4096"),
+        (LLAMA, {"layer_types": ["sliding_attention"]}, UnsupportedError, "layer_types is"),
+        (LLAMA, {"mlp_bias": True}, FileFormatError, "gate_proj.bias is missing"),
+        (
+            LLAMA,
+            {"quantization_config": {"quant_method": "bitnet", "linear_class": "bitlinear"}},
+            FileFormatError,
+            "q_proj.weight has shape",
+        ),
+        (LLAMA, {"tie_word_embeddings": True}, FileFormatError, "lm_head.weight is not model.embed_tokens.weight"),
+        (LLAMA, {"rope_parameters": {"rope_type": "llama3"} | LLAMA3 | {"high_freq_factor": 1.0}}, FileFormatError, "low less than high"),
+    ],
+)
+def test_what_config_json_may_not_say(tmp_path, name, keys, error, message):
+    if keys.get("quantization_config", 0) is None:
+        assert "quantization_config" in json.loads((DATA / "hf" / name / "config.json").read_text())
+    assert_refused(changed(tmp_path, name, **keys), error, message)
+
+
+def test_what_config_json_need_not_say(tmp_path):
+    """Files from before there were classes and modes of linears have what was the only one: bitlinear, offline."""
+    both = "linear_class", "quantization_mode"
+    for name, keys in (("llama_bitlinear_rms_untied", both), ("bitnet_bitlinear_gqa_untied", both), (OFFLINE, both[1:])):
+        silent = load(changed(tmp_path, name, quantization_config=dict.fromkeys(keys)))
+        assert_same_bits(forward_full(silent, [[1, 2, 3]]), forward_full(load(DATA / "hf" / name), [[1, 2, 3]]))
+
+
+def test_angles_that_cannot_be_computed(tmp_path):
+    rope = {"rope_type": "linear", "factor": 1e-9}
+    assert_refused(changed(tmp_path, OFFLINE, rope_parameters=rope), UnsupportedError, "RoPE's angles reach")
+
+
+# --- windows --------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "expected"),
+    [
+        ("mistral_window", {}, (5, None)),
+        ("mistral_window", {"sliding_window": None}, (None, None)),
+        ("qwen2_window", {}, (6, (1,))),
+        ("qwen2_window", {"max_window_layers": 0}, (6, None)),
+        ("qwen2_window", {"max_window_layers": 2}, (None, None)),
+        ("qwen2_window", {"use_sliding_window": False}, (None, None)),
+        ("qwen2_window", {"sliding_window": None}, (None, None)),
+        ("qwen2_window", {"layer_types": ["full_attention"] * 2}, (None, None)),
+        ("qwen3_window", {}, (7, (0,))),
+        ("qwen3_window", {"layer_types": ["sliding_attention"] * 2}, (7, None)),
+        ("qwen3_window", {"layer_types": None, "max_window_layers": 1}, (7, (1,))),
+    ],
+)
+def test_which_layers_see_a_window(tmp_path, name, keys, expected):
+    """As transformers' configuration classes say."""
+    config, tensors = recorded_folder(name)
+    found = load(hf_models.write_folder(tmp_path, config | keys, tensors)).config
+    assert (found.window, found.window_layers) == expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [("mistral_window", (4096, None)), ("qwen2_window", (4096, (1,)))])
+def test_the_window_where_config_json_has_none(tmp_path, name, expected):
+    config, tensors = recorded_folder(name)
+    found = load(hf_models.write_folder(tmp_path, {key: config[key] for key in config if key != "sliding_window"}, tensors)).config
+    assert (found.window, found.window_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "error", "message"),
+    [
+        ("mistral_window", {"sliding_window": 0}, ShapeError, "window is 0, expected 1 to 1048576"),
+        ("mistral_window", {"layer_types": ["full_attention"] * 2}, UnsupportedError, "'layer_types' = "),
+        ("mistral_window", {"attention_bias": True}, UnsupportedError, "attention_bias is True"),
+        (
+            "qwen3_window",
+            {"use_sliding_window": False},
+            FileFormatError,
+            "layer_types has sliding_attention, but no sliding_window is in use",
+        ),
+        ("qwen3_window", {"layer_types": ["chunked_attention"] * 2}, UnsupportedError, "layer_types is ['chunked_attention', "),
+        ("qwen3_window", {"layer_types": ["sliding_attention"]}, UnsupportedError, "layer_types is ['sliding_attention'], supported is"),
+        ("qwen2_window", {"num_hidden_layers": 2**31 - 1}, UnsupportedError, "n_layers is 2147483647, expected at most 4096"),
+    ],
+)
+def test_windows_that_cannot_be(tmp_path, name, keys, error, message):
+    config, tensors = recorded_folder(name)
+    assert_refused(hf_models.write_folder(tmp_path, config | keys, tensors), error, message)

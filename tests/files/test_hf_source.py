@@ -1,0 +1,146 @@
+"""The tensors of a Hugging Face folder: every model type is the model that transformers has, and damaged tensors are refused by name."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import hf_models
+import numpy as np
+import pytest
+from hf_models import DATA, FAMILIES, OFFLINE, array_of, assert_refused, changed, put, recorded_folder, rewritten
+from models import assert_same_bits
+
+from bitnet_np import packing, spec
+from bitnet_np.dense import dense_view
+from bitnet_np.errors import Error, FileFormatError, NonFiniteError, UnsupportedError
+from bitnet_np.files.hf_folder import open_folder
+from bitnet_np.files.hf_source import packed_matrix
+from bitnet_np.files.load import load
+from bitnet_np.files.tensors import CheckedTensors
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.model import Ternary
+from bitnet_np.rope import llama3_factors, rope_frequencies
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_model_types_give_their_recorded_logits(tmp_path, name):
+    """Rows of q and k in halves, heads fused one by one, matrices transposed: all as transformers has them."""
+    recorded = np.load(DATA / "hf_families" / f"{name}.npz")
+    model = load(hf_models.write_folder(tmp_path, *recorded_folder(name)))
+    dense = dense_view(model)
+    if model.rope_factors is not None:  # float32, as a GGUF file has them
+        factors = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
+        np.testing.assert_array_equal(model.rope_factors, factors.astype(np.float32))
+        dense = replace(dense, rope_factors=factors)
+    scale = np.abs(recorded["logits_f64"]).max()
+    for tokens, logits in zip(recorded["tokens"], recorded["logits_f64"], strict=True):
+        # their layer_norm_eps was the nearest float32 of 1e-5
+        np.testing.assert_allclose(spec.forward(dense, tokens), logits, rtol=0, atol=1e-10 * scale)
+    np.testing.assert_allclose(forward_full(model, recorded["tokens"]), recorded["logits_f64"], rtol=0, atol=1e-6 * scale)
+
+
+def test_names_without_the_models_prefix_and_buffers_of_old_files(tmp_path):
+    """gpt2 was published so."""
+    config, tensors = recorded_folder("gpt2")
+    bare = {name.removeprefix("transformer."): array for name, array in tensors.items()}
+    bare |= {f"h.{n}.attn.bias": np.ones((1, 1, 64, 64), np.float32) for n in range(2)}
+    one, other = load(hf_models.write_folder(tmp_path / "a", config, tensors)), load(hf_models.write_folder(tmp_path / "b", config, bare))
+    assert_same_bits(forward_full(one, [[1, 2, 3]]), forward_full(other, [[1, 2, 3]]))
+
+
+def test_a_model_in_several_files_is_the_same(tmp_path):
+    source = open_folder(DATA / "hf" / "bitnet_autooff_gqa_tied")
+    tensors = {name: array_of(tensor) for name, tensor in source.tensors.items()}
+    split = load(hf_models.write_folder(tmp_path, dict(source.config_json), tensors, shards=3))
+    assert_same_bits(forward_full(split, [[1, 2, 3]]), forward_full(load(source.path), [[1, 2, 3]]))
+
+
+@pytest.mark.parametrize(("n", "m"), [(7, 5), (8, 130), (1, 1), (33, 128)])
+def test_the_published_packing(tmp_path, n, m):
+    """Row i * ceil(N / 4) + r sits in bits 2i and 2i + 1 of packed row r; rows beyond N are padding, whatever is in it."""
+    rng = np.random.default_rng(n)
+    matrix = rng.integers(-1, 2, (n, m))
+    height = -(-n // 4)
+    packed = np.full((height, m), 0, np.uint8)
+    rows = np.full((4 * height, m), 3)
+    rows[:n] = matrix + 1
+    for i in range(4):
+        packed |= (rows[i * height : (i + 1) * height] << 2 * i).astype(np.uint8)
+    hf_models.write_folder(tmp_path, {}, {"w.weight": packed, "w.weight_scale": np.array([4.0], np.float32)})
+    for divides, scale in ((True, 0.25), (False, 4.0)):
+        tensors = CheckedTensors(tmp_path, open_folder(tmp_path).tensors, allow_nan=False)
+        found = packed_matrix(tensors, "w", n, m, divides)
+        np.testing.assert_array_equal(packing.unpack(found), matrix)
+        assert found.scale == scale
+
+
+def test_modules_that_are_not_converted(tmp_path):
+    """By the start of a name up to a dot, and by its end."""
+    skipped = ["lm_head", "model.layers.1", "layers.2.mlp.up_proj"]
+    model = load(changed(tmp_path, "bitnet_online_mha_tied", quantization_config={"modules_to_not_convert": skipped}))
+    found = [[isinstance(getattr(layer, name).weights, Ternary) for name in ("attn_q", "ffn_up", "ffn_down")] for layer in model.layers]
+    assert found == [[True, True, True], [False, False, False], [True, False, True]]
+    assert np.isfinite(forward_full(model, [[1, 2, 3]])).all()
+
+
+# --- damaged folders ------------------------------------------------------------------------------------------------------------------
+
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("edit", "error", "message"),
+    [
+        (lambda tensors: tensors.pop(Q), FileFormatError, f"tensor {Q} is missing"),
+        (put("model.layers.0.extra", np.zeros(3, np.float32)), UnsupportedError, "tensor model.layers.0.extra has no place"),
+        (put(Q, np.zeros((16, 64), np.float32)), UnsupportedError, f"{Q} has type F32, supported here: U8"),
+        (put(Q, np.zeros((64, 64), np.uint8)), FileFormatError, f"{Q} has shape [64, 64], expected [16, 64]"),
+        (put(Q, np.full((16, 64), 0b01_01_11_01, np.uint8)), FileFormatError, f"{Q} has the ternary code 3"),
+        (put(Q + "_scale", np.array([np.nan], np.float32)), NonFiniteError, f"{Q}_scale has NaN"),
+        (put(Q + "_scale", np.array([0], np.float32)), NonFiniteError, f"{Q}_scale is 0.0, expected a positive"),
+        (put(Q + "_scale", np.array([-1], np.float32)), NonFiniteError, f"{Q}_scale is -1.0"),
+        (put(Q + "_scale", np.ones(2, np.float32)), FileFormatError, f"{Q}_scale has shape [2]"),
+        (put("model.norm.weight", np.full(64, 0x7FC0, np.uint16)), NonFiniteError, "model.norm.weight has NaN"),
+        (put("model.norm.weight", np.full(64, 0.1)), UnsupportedError, "model.norm.weight of type F64 has the number 0.1"),
+        (put("model.embed_tokens.weight", np.full((131, 64), np.inf, np.float16)), NonFiniteError, "model.embed_tokens.weight has NaN"),
+    ],
+)
+def test_damaged_tensors(tmp_path, edit, error, message):
+    assert_refused(rewritten(tmp_path, edit), error, message)
+
+
+def test_a_scale_that_divides_may_not_be_too_small(tmp_path):
+    folder = rewritten(tmp_path, put(Q + "_scale", np.array([1e-39], np.float32)), "bitnet_bitlinear_gqa_untied")
+    assert_refused(folder, NonFiniteError, f"{Q}_scale is 1.0000")
+
+
+def test_a_scale_may_have_no_axes(tmp_path):
+    model = load(rewritten(tmp_path, put(Q + "_scale", np.array(2, np.float32))))
+    assert model.layers[0].attn_q.weights.scale == 2
+
+
+def test_master_weights_with_nan(tmp_path):
+    folder = rewritten(tmp_path, put(Q, np.full((64, 64), np.nan, np.float32)), "bitnet_online_mha_tied")
+    assert_refused(folder, NonFiniteError, f"{Q} has NaN")
+    with pytest.raises(NonFiniteError, match="which no ternary code stands for"):
+        load(folder, allow_nan=True)
+
+
+def test_nan_may_be_allowed_in_tables(tmp_path):
+    folder = rewritten(tmp_path, put("model.norm.weight", np.full(64, np.nan, np.float32)))
+    assert np.isnan(load(folder, allow_nan=True).output_norm).all()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_damage_ends_in_an_error_or_a_model(tmp_path, seed):
+    """Bytes of the header and of config.json overwritten, cut or repeated."""
+    rng = np.random.default_rng(seed)
+    folder = changed(tmp_path, str(rng.choice([OFFLINE, "llama_bitlinear_rms_untied"])))
+    path = folder / rng.choice(["config.json", "model.safetensors"])
+    raw = bytearray(path.read_bytes())
+    size = min(len(raw), 3000)
+    for at in rng.integers(0, size, rng.integers(1, 4)):
+        raw[at : at + rng.integers(0, 3)] = rng.choice([b"0", b"9", b"null", b"-1", b"]", b'"', bytes(rng.integers(0, 256, 2, np.uint8))])
+    path.write_bytes(raw)
+    with suppress(Error):
+        assert np.isfinite(forward_full(load(folder), [[1]])).all()

@@ -1,0 +1,78 @@
+"""The .safetensors format: what Hugging Face's library writes is read, and a file that breaks a rule is refused."""
+
+import json
+
+import numpy as np
+import pytest
+from hf_models import write_safetensors
+
+from bitnet_np.errors import FileFormatError
+from bitnet_np.files.safetensors_file import DTYPES, open_safetensors, strict_json
+
+A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+def written(path, header, data=bytes(8)):
+    raw = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
+    return path
+
+
+def test_what_the_library_writes_is_read(tmp_path):
+    numpy = pytest.importorskip("safetensors.numpy")
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.integers(0, 100, (3, n)).astype(dtype) for n, (name, dtype) in enumerate(DTYPES.items()) if name != "BF16"}
+    numpy.save_file(arrays, tmp_path / "a.safetensors", {"format": "pt"})
+    data, entries = open_safetensors(tmp_path / "a.safetensors")
+    assert entries.keys() == arrays.keys()
+    for name, entry in entries.items():
+        assert (entry.dtype, entry.shape) == (name, arrays[name].shape)
+        assert data[entry.offset : entry.offset + entry.nbytes] == arrays[name].tobytes()
+
+
+def test_what_the_tests_write_is_read(tmp_path):
+    """bfloat16 too, as its bits."""
+    write_safetensors(tmp_path / "a.safetensors", {"x": np.arange(6, dtype=np.uint16).reshape(2, 3), "none": np.zeros((0, 4), np.float32)})
+    data, entries = open_safetensors(tmp_path / "a.safetensors")
+    assert [(name, entry.dtype, entry.shape, entry.nbytes) for name, entry in entries.items()] == [
+        ("x", "BF16", (2, 3), 12),
+        ("none", "F32", (0, 4), 0),
+    ]
+    assert np.frombuffer(data, np.uint16, 6, entries["x"].offset).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "message"),
+    [
+        (b"", b"", "the header starts with b'', expected a JSON object"),
+        (b"[]", b"", r"the header starts with b'\[\]', expected a JSON object"),
+        (b"{", b"", "the header: not JSON"),
+        (b'{"a": {}, "a": {}}', b"", "an object has a key twice"),
+        ({"__metadata__": {"a": 1}}, b"", "__metadata__ is {'a': 1}, expected an object of strings"),
+        ({"a": A | {"data_offsets": [4, 12]}}, bytes(12), "tensor 'a' begins at byte 4 of the data, expected 0"),
+        ({"a": A, "b": A}, bytes(8), "tensor 'b' begins at byte 0 of the data, expected 8"),
+        ({"a": A}, bytes(9), "the tensors end at byte .*, expected the same"),
+        ({"a": A}, bytes(7), "the tensors end at byte .*, expected the same"),
+        ({"a": A | {"shape": [1] * 9}}, bytes(8), "expected at most 8 lengths"),
+        ({"a": A | {"shape": [3]}}, bytes(8), r"has data_offsets \[0, 8\], expected 12 bytes for F32 \[3\]"),
+        ({"a": A | {"data_offsets": [0]}}, bytes(8), r"has data_offsets \[0\], expected two"),
+        ({"a": A | {"dtype": "F8_E4M3"}}, bytes(8), "has dtype 'F8_E4M3', expected one of F64, F32"),
+        ({"a": {"dtype": "F32"}}, bytes(8), "expected dtype, shape and data_offsets"),
+    ],
+)
+def test_a_file_that_breaks_a_rule_is_refused(tmp_path, header, data, message):
+    path = written(tmp_path / "a.safetensors", header, data)
+    with pytest.raises(FileFormatError, match=rf"a\.safetensors: .*{message}"):
+        open_safetensors(path)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\1\0\0", (2**63).to_bytes(8, "little"), (3).to_bytes(8, "little") + b"{}"])
+def test_a_header_longer_than_the_file_is_refused(tmp_path, raw):
+    (tmp_path / "a.safetensors").write_bytes(raw)
+    with pytest.raises(FileFormatError, match=r"a\.safetensors: (the file is empty|a header of \d+ bytes, expected at most \d)"):
+        open_safetensors(tmp_path / "a.safetensors")
+
+
+def test_json_that_nests_too_deep_is_no_json():
+    with pytest.raises(FileFormatError, match="here: not JSON"):
+        strict_json("[" * 100_000, "here")

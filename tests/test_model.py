@@ -1,0 +1,49 @@
+"""The records of a model: a Config that no model has is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bitnet_np import packing
+from bitnet_np.errors import ShapeError, UnsupportedError
+from bitnet_np.kernels import cpu
+from bitnet_np.model import Config
+from bitnet_np.testing import random_model
+
+
+@pytest.mark.parametrize("layers", ["abc", 1.5, -1, [0], (2,), (-1,), ("a",), np.array([0])], ids=repr)
+def test_windows_are_of_layers_that_are_there(layers):
+    with pytest.raises(ShapeError, match="window_layers are "):
+        replace(random_model(7).config, window=3, window_layers=layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation": "swish"}, "activation is 'swish'"),
+        ({"norm": "batch"}, "norm is 'batch'"),
+        ({"rope": "thirds"}, "rope is 'thirds'"),
+        ({"rope_width": 3}, "3 numbers of each head"),
+        ({"rope_width": 22}, "22 numbers of each head"),
+        ({"rope": "none", "rope_width": 2}, "2 numbers of each head"),
+        ({"rope_scaling": 0.0}, "rope_scaling is 0.0"),
+    ],
+)
+def test_configs_that_no_model_has(changes, message):
+    with pytest.raises((ShapeError, UnsupportedError), match=message):
+        Config("llama", 9, 64, 40, 1, 64, 2, 1, 20, 1e-5, 10000.0, **changes)
+
+
+def test_an_odd_head_needs_no_pairs_where_nothing_is_rotated():
+    assert Config("gpt2", 9, 64, 40, 1, 64, 2, 2, 21, 1e-5, 10000.0, rope="none").rope_pairs == 0
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_widest_ternary_matrix_does_not_overflow(sign):
+    width, value = 2**19, np.int8(127 * sign)
+    weights = packing.from_i2s(np.full(2 * width // 4, 0b10101010, np.uint8), 1.0, (2, width))  # nothing but +1
+    for tokens in (1, 2, 3):
+        q = np.full((tokens, width), value)
+        out = cpu.ternary_matmul(q, np.ones(tokens, np.float32), weights.codes, np.float32(1), 2)
+        np.testing.assert_array_equal(out, np.float32(width) * value)

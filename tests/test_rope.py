@@ -1,0 +1,50 @@
+"""RoPE's frequencies: correctly rounded powers, and angles whose cosines are exact."""
+
+from fractions import Fraction
+
+import gguf_models
+import numpy as np
+import pytest
+from family_models import drawn
+from gguf_bytes import UINT32, number
+from gguf_models import A
+
+from bitnet_np.errors import ShapeError
+from bitnet_np.files.load import load
+from bitnet_np.kernels.scalar import cos_sin
+from bitnet_np.rope import LARGEST_ANGLE, rope_frequencies
+
+
+@pytest.fixture
+def write(tmp_path):
+    return gguf_models.writer(tmp_path)
+
+
+@pytest.mark.parametrize("base", [10000.0, 500000.0, 1e6, 1.0, 2.0, 0.5, float(np.float32(123.456))])
+@pytest.mark.parametrize("width", [2, 6, 64, 128, 130, 256])
+def test_rope_frequencies_are_powers_of_the_base(base, width):
+    found = rope_frequencies(base, width)
+    powers = base ** (-np.arange(0, width, 2) / width)
+    assert found.dtype == np.float64
+    assert found.shape == (width // 2,)
+    assert found[0] == 1
+    assert (np.abs(found - powers) <= np.spacing(powers) * (1 + abs(np.log(base)))).all()  # the exponent is rounded, too
+    for i in range(0, width // 2, 7):  # f^K * base^2i is 1, to the roundings of f
+        assert abs(Fraction(found[i]) ** width * Fraction(base) ** (2 * i) - 1) <= width * Fraction(1, 2**53) * Fraction(1001, 1000)
+
+
+def test_factors_of_frequencies():
+    model = drawn("llama")
+    assert model.rope_factors.size == 32
+    np.testing.assert_array_equal(model.rope_frequency, rope_frequencies(10000.0, 64) / model.rope_factors)
+    with pytest.raises(ShapeError, match="3 factors"):
+        rope_frequencies(10000.0, 64, np.ones(3, np.float32))
+
+
+def test_the_longest_context_that_is_allowed(write):
+    model = load(write({A + "context_length": number(UINT32, 2**20)}))
+    assert model.config.context * model.rope_frequency.max() <= LARGEST_ANGLE
+    angle = np.array([np.nextafter(LARGEST_ANGLE, 0.0), 2.0**20])
+    cos, sin = np.array([cos_sin(a) for a in angle]).T
+    np.testing.assert_allclose(cos, np.cos(angle), rtol=0, atol=2e-15)
+    np.testing.assert_allclose(sin, np.sin(angle), rtol=0, atol=2e-15)
