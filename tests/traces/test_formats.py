@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bitnet_np.errors import EmptyInputError, Error, FileFormatError, OptionError, ShapeError, UnsupportedError
-from bitnet_np.traces.formats import FORMATS, aprt, bitnet_rs, detect, llama_logits, nodes, npz, read_any, receipt, stages, writer
+from bitnet_np.judge import receipt
+from bitnet_np.traces.formats import FORMATS, aprt, bitnet_rs, detect, llama_logits, nodes, npz, read_any, stages, writer
 from bitnet_np.traces.points import LAYER_NAMES, MODEL_NAMES, RECORDED, SCORES, Key
 
 DATA = Path(__file__).parents[1] / "data"
