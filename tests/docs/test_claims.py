@@ -5,11 +5,11 @@ import re
 
 import pages
 import pytest
-from bitnet_np.judge.verdict import Verdict
 
 from bitnet_np.cli.main import _parser
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.files.hf_model_types import MODEL_TYPES
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.packing import I2S_DEFAULT, I2S_LAYOUTS
 from bitnet_np.tensor_types import BY_NUMBER
 from bitnet_np.traces.formats import FORMATS
@@ -72,5 +72,5 @@ def test_the_architectures_and_types_are_those_of_the_code():
 
 
 def test_the_table_of_faults_has_every_fault():
-    """tests/judge/test_blame.py compares the other columns, where each fault is judged."""
+    """tests/judge/test_trace.py compares the other columns, where each fault is judged."""
     assert [row[0] for row in pages.table(JUDGING, "fault")] == [fault.name for fault in mutations.faults()]
