@@ -1,13 +1,12 @@
 """KVCache: what it keeps and what it forgets, to the byte. test_forward_pass.py has the forward passes that it cannot hold."""
 
 import copy
-import mmap
 import pickle
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+import resident
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens, seeds, shapes
@@ -16,6 +15,7 @@ from bitnet_np.cache import KVCache
 from bitnet_np.dialects import BITNET_CPP, DIALECTS, EXACT
 from bitnet_np.errors import CapacityError, NonFiniteError, OptionError, SlotError
 from bitnet_np.forward_pass import forward, forward_full
+from bitnet_np.kernels.storage import HostStorage
 from bitnet_np.model import frozen
 
 MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
@@ -145,20 +145,17 @@ def test_the_size_of_a_cache():
             KVCache(c, capacity=capacity)
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="measures memory as Linux tells it")
+@pytest.mark.skipif(not resident.STATM.exists(), reason="Linux tells what is resident")
 def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
-    def resident():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
     model = random_model(0, context=1 << 20)
-    before = resident()
+    before = resident.of_process()
     cache = KVCache(model.config)
     assert cache.capacity == 1 << 20
     assert cache.nbytes > 1 << 27
     forward(model, [[1, 2, 3]], cache)
     cache.clear()
     assert not cache.k[:, 0, :8].any()
-    assert resident() - before < 1 << 24
+    assert resident.of_process() - before < 1 << 24
 
 
 def test_a_cache_that_cannot_be_had_is_an_error():
@@ -352,6 +349,45 @@ def test_what_cannot_be_is_refused_and_changes_nothing(change, error, message):
 def test_there_are_two_dtypes():
     with pytest.raises(OptionError, match="KV cache: dtype is float64, expected float32 or float16"):
         KVCache(MODEL.config, dtype=np.float64)
+
+
+# --- storage --------------------------------------------------------------------------------------------------------------------------
+
+
+class CountedStorage(HostStorage):
+    """NumPy's arrays, for 8 positions at most; `calls` are the names of what was asked of it."""
+
+    most_positions = 8
+
+    def __init__(self):
+        self.calls = set()
+
+    def __getattribute__(self, name):
+        if name in ("zeros", "write", "readable", "erase", "carry", "held"):
+            self.calls.add(name)
+        return super().__getattribute__(name)
+
+
+def test_a_cache_leaves_its_memory_to_the_storage():
+    storage = CountedStorage()
+    cache = KVCache(MODEL.config, 2, 8, storage=storage)
+    for change, calls in (
+        (lambda: forward(MODEL, [[1, 2, 3]], cache, slots=[0]), {"write", "readable"}),
+        (lambda: cache.fork(0, [1]), {"carry"}),
+        (lambda: cache.rollback(1, 1), {"erase"}),
+        (lambda: cache.resize(3), {"zeros", "carry"}),
+    ):
+        storage.calls.clear()
+        change()
+        assert storage.calls == calls
+
+
+def test_a_storage_limits_the_positions():
+    cache = KVCache(MODEL.config, 1, 8, storage=CountedStorage())
+    for make in (lambda: KVCache(MODEL.config, 1, 9, storage=CountedStorage()), lambda: cache.resize(capacity=9)):
+        with pytest.raises(CapacityError, match="KV cache: 9 positions, on the device expected at most 8"):
+            make()
+    assert cache.capacity == 8
 
 
 # --- one pass at a slot ---------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def model():
 
 @pytest.fixture
 def passes(monkeypatch):
-    """Tokens of each forward pass that generation makes."""
+    """The shapes of the token ids of each forward pass that generation makes."""
     counted, run_cached = [], forward_pass.run_cached
 
     def counting(runtime, tokens, *args, **options):

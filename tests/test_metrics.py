@@ -45,7 +45,7 @@ def test_through_a_cache_each_layer_writes_each_position_once(chunk):
 
 
 def test_a_ring_writes_in_pieces():
-    """300 positions are five chunks, which a ring of two takes one after the other."""
+    """300 positions are five chunks, and the ring has room for two: it takes one after the other."""
     model = random_model(0, n_layers=L, width=20, ffn=36, window=20)
     metrics, tokens = Metrics(), random_tokens(np.random.default_rng(0), model, 1, 300)
     forward(model, tokens, KVCache(model.config, 1, 400, ring=True), ops=metrics.ops())
@@ -112,7 +112,7 @@ def test_bytes_are_those_of_what_is_read_and_written():
 
 @pytest.mark.parametrize(("window", "positions"), [(None, 30), (10, 14), (1, 5), (100, 30)])
 def test_attention_reads_what_the_window_shows(window, positions):
-    """Five rows that end at position 29."""
+    """Five rows of queries end at position 29."""
     rng, metrics = np.random.default_rng(0), Metrics()
     q, k = rng.standard_normal((5, 2, 4), np.float32), rng.standard_normal((1, 64, 1, 4), np.float32)
     metrics.ops().attend(q, k, k, np.zeros(5, np.int64), np.arange(25, 30), window)
@@ -120,7 +120,7 @@ def test_attention_reads_what_the_window_shows(window, positions):
 
 
 def test_allocations_and_the_peak(monkeypatch):
-    """The second pass has its large arrays from the first: the pool serves as many as the first one made."""
+    """The second pass takes its large arrays from the pool, where the first pass left them."""
     monkeypatch.setattr(workspace, "_pool", workspace._Pool())
     model = random_model(0, n_layers=L, width=256, ffn=512, vocab=40)
     tokens = random_tokens(np.random.default_rng(0), model, 1, 64)
@@ -136,7 +136,7 @@ def test_allocations_and_the_peak(monkeypatch):
 
 
 def test_the_number_of_results_does_not_depend_on_the_tokens():
-    """No concatenation, no small tensor for each: as many arrays for one token as for two sequences of a hundred."""
+    """One token takes as many arrays as two sequences of a hundred: nothing is concatenated, and no token has arrays of its own."""
     results = set()
     for shape in ((1, 1), (1, 7), (2, 100)):
         metrics = Metrics()
@@ -168,7 +168,7 @@ times = st.lists(st.integers(0, 1 << 24), max_size=20).map(lambda ticks: [tick /
 
 @given(of=st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from(["cpu", "cuda"])), times, max_size=5))
 def test_counters_add_up(of):
-    """By device and of each operation: as many in the buckets as there were calls, and the moments are those of the times."""
+    """The buckets of a device, or of an operation, hold as many calls as there were. Its moments are those of the times."""
     metrics, spent = Metrics(), {"cpu": [], "gpu": []}
     for (name, device), seconds in of.items():
         operation = metrics.operations[f"{name} {device}"] = Operation(device, "a test")
@@ -199,7 +199,7 @@ def test_counters_add_up(of):
 
 
 def test_devices_and_reasons():
-    """A backend that says it is elsewhere."""
+    """The backend here says that it is a GPU."""
     other = Wrapped(cpu)
     other.device = "cuda"
     metrics = Metrics()

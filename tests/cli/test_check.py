@@ -43,7 +43,7 @@ def test_check_fails_where_the_kernels_do(run, monkeypatch):
 
 
 def test_check_fails_where_roundings_that_are_followed_do_not_agree(run, monkeypatch):
-    """A verdict that would do for a dump from elsewhere does not do for the recording."""
+    """FLIPS is fine for a dump from elsewhere. The recording must come to the verdict that is known for it."""
     recording = embedded.recording()
     noise = np.random.default_rng(0)
     logits = {name: value for name, value in recording.items() if name.startswith("logits")}
@@ -65,6 +65,7 @@ def test_check_compiles_no_kernel_that_a_forward_pass_does_not_use(run, monkeypa
 
 
 def changed(array, index, value):
+    """A copy with another value at the index."""
     array = array.copy()
     array[index] = value
     return array
@@ -100,7 +101,7 @@ def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
 
 
 def test_check_takes_bare_numbers(run, refused, model, tmp_path):
-    """Of the last token, or of all, by how many there are: the model says the rest."""
+    """The vocabulary of the model and the size of the file say whether the logits are those of all tokens or of the last."""
     ids = np.stack([TOKENS, TOKENS[::-1]])
     batch = save_array(tmp_path / "ids.npy", ids)
     logits = forward_full(model, ids)
@@ -167,8 +168,8 @@ def test_where_no_picture_can_be_drawn(refused, tmp_path, picture, message):
 def test_nothing_is_printed_before_an_error(refused, tmp_path):
     pytest.importorskip("matplotlib")
     theirs = save_array(tmp_path / "theirs.npy", np.zeros((1, 512), np.float32))
-    result = refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--plot", tmp_path / "x.png")
-    assert result == "bitnet-np: --plot needs a dump with intermediate tensors\n"
+    error = refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--plot", tmp_path / "x.png")
+    assert error == "bitnet-np: --plot needs a dump with intermediate tensors\n"
 
 
 @pytest.mark.parametrize(

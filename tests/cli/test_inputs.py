@@ -23,9 +23,9 @@ def test_all_sources_of_one_sequence(run, model, tmp_path):
         ("--tokens-file", write_file(tmp_path / "a.json", "[1, 2,\n 300, 4]")),
         ("--tokens-file", write_file(tmp_path / "a.txt", "1 2,300 4\n\n")),
     ]
-    result = [run("logits", TINY, *source, "--json") for source in sources]
-    assert {each["sha256"] for each in result} == {sha256(forward_full(model, [ids]))}
-    assert {tuple(each["shape"]) for each in result} == {(4, 512)}
+    results = [run("logits", TINY, *source, "--json") for source in sources]
+    assert {result["sha256"] for result in results} == {sha256(forward_full(model, [ids]))}
+    assert {tuple(result["shape"]) for result in results} == {(4, 512)}
 
 
 def test_all_sources_of_a_batch(run, model, tmp_path):
@@ -98,20 +98,22 @@ def test_text_without_the_extra(refused, monkeypatch):
 )
 def test_wrong_files_of_tokens(refused, tmp_path, name, content, message):
     path = write_file(tmp_path / name, content)
-    result = refused("logits", TINY, "--tokens-file", path)
-    assert result.startswith(f"bitnet-np: {path}")
-    assert message in result
+    error = refused("logits", TINY, "--tokens-file", path)
+    assert error.startswith(f"bitnet-np: {path}")
+    assert message in error
 
 
 def npy(header, data=bytes(48)):
+    """A .npy file with this text as its header."""
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + data
 
 
 def header(descr="'<i8'", shape="(2,)"):
+    """The header of a sound .npy file, or of one that says something else."""
     return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}\n"
 
 
-NPY = {  # each makes NumPy raise something else, and pickles and archives are no arrays
+NPY = {  # each makes NumPy raise another error; pickles and archives are no arrays
     "empty": b"",
     "text": b"1,2,3",
     "pickle": b"\x80\x04K\x01.",

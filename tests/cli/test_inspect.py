@@ -35,7 +35,7 @@ def test_inspect_says_what_a_file_holds(run):
 
 
 def test_inspect_lists_what_a_dump_may_hold(run, model):
-    """The names, layers, shapes and dtypes that a forward pass records."""
+    """It lists the names, layers, shapes and dtypes that a forward pass records."""
     recorded = {}
 
     def record(name, layer, array):

@@ -59,7 +59,7 @@ def test_mistakes_smaller_than_roundings_are_found_and_named(name):
 
 
 def test_what_changes_less_than_float16_is_no_more_than_close():
-    """It flips the codes that roundings flip, so nothing tells it from them. Where it changes more than they reach, it is named."""
+    """It may flip the codes that roundings flip, so nothing tells it from them. Where it changes more than they reach, it is named."""
     old, new, _ = SMALL_FAULTS["epsilon outside the root"]
     assert judged(definition(tokens(17), old, new)).verdict is FLIPS
     large = random_model(4, eps=0.05)

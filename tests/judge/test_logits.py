@@ -1,4 +1,4 @@
-"""Verdicts on logits: nothing wrong may pass and nothing right may fail, on numbers that are made up."""
+"""Verdicts on logits that are made up: nothing wrong passes and nothing right fails."""
 
 import json
 import re
@@ -36,7 +36,7 @@ SHAPES = [(200,), (1, 200), (6, 200), (1, 6, 200), (3, 2, 200)]
 
 
 def noisy(nmse):
-    """OURS with this much noise in each position."""
+    """OURS with noise, so that each position has this NMSE."""
     unit = NOISE / np.sqrt((NOISE**2).sum(axis=1, keepdims=True)) * np.sqrt((OURS**2).sum(axis=1, keepdims=True))
     return OURS.astype(np.float64) + np.sqrt(nmse) * unit
 
@@ -220,7 +220,7 @@ def test_a_factor_is_a_rounding_where_the_heads_input_has_one_scale(one_scale, v
 
 
 def test_positions_are_judged_in_blocks(monkeypatch):
-    """The same numbers whatever the block, and memory beside the two inputs is that of a block."""
+    """Blocks of any size give the same numbers, and take no more memory than a block does."""
     ours, theirs = logits(7, 200), logits(7, 200) + logits(7, 200, seed=1) / 100
     cases = [theirs, ours, with_value(theirs, (5, 3), nan), with_value(theirs, 4, theirs[3]), with_value(theirs, 6, 1.0)]
     whole = [judge(ours, case).as_dict() for case in cases]
@@ -240,7 +240,7 @@ def test_positions_are_judged_in_blocks(monkeypatch):
 
 
 def by_formula(ours, theirs):
-    """Each number from its definition, position by position."""
+    """Each number of a judgement by its definition, position by position."""
     rows = list(zip(ours.reshape(-1, ours.shape[-1]).tolist(), theirs.reshape(-1, ours.shape[-1]).tolist(), strict=True))
     errors = [[abs(x - y) for x, y in zip(a, b, strict=True)] for a, b in rows]
     flat = [error for row in errors for error in row]

@@ -1,11 +1,12 @@
 """The points of a forward pass: their names, their labels in files, and their shapes."""
 
+import numpy as np
 import pytest
 from models import random_model
 from recorder import record_all
 
 from bitnet_np.families import FAMILIES
-from bitnet_np.traces.points import LAYER_NAMES, RECORDED, Key, key_of, normal_shape
+from bitnet_np.traces.points import LAYER_NAMES, RECORDED, Entry, Key, Points, Trace, gradient_key, key_of, meaning, normal_shape
 
 
 def recorded_names(**shape):
@@ -60,3 +61,45 @@ def test_shapes_of_files_become_normal(name, shape, rows, expected):
 def test_shapes_a_point_cannot_have_are_refused(shape):
     with pytest.raises(ValueError, match=r"f: 'attn_norm-0' has shape \["):
         normal_shape(Key("attn_norm", 0), shape, None, "f")
+
+
+def test_every_recorded_point_has_a_meaning():
+    assert all(meaning(name) for name in RECORDED)
+    assert meaning("Kcur_rope") == "keys after RoPE"
+    assert meaning("attn_norm_codes") == "attn_norm as int8 codes"
+    assert meaning("Qcur_in") == "the norm inside the matrix that gives Qcur"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "key"),
+    [
+        ("blk.3.attn_q.weight", Key("grad_attn_q", 3)),
+        ("blk.0.attn_q.bias", Key("grad_attn_q_bias", 0)),
+        ("blk.12.attn_norm.weight", Key("grad_attn_norm", 12)),
+        ("token_embd.weight", Key("grad_token_embd", None)),
+        ("output.weight", Key("grad_output", None)),
+        ("blk.0.token_embd.weight", None),
+        ("blk.01.attn_q.weight", None),
+        ("blk.0.attn_q.scale", None),
+        ("attn_q.weight", None),
+        ("token_embd", None),
+    ],
+)
+def test_gradients_have_the_names_of_their_parameters(tensor, key):
+    assert gradient_key(tensor) == key
+    assert key is None or key_of(str(key)) == key
+
+
+def test_a_point_is_left_out_without_being_read():
+    def never():
+        raise AssertionError("read")
+
+    keys = [Key("l_out", 0), Key("result_output", None)]
+    in_a_file = Points({key: Entry((2, 3), np.dtype(np.float32), never) for key in keys})
+    for points in (in_a_file, dict.fromkeys(keys, np.ones((2, 3)))):
+        trace = Trace(points, np.array([1, 2]), "a file", notes={"a": 1})
+        shorter = trace.without(keys[1])
+        assert (list(shorter.points), list(trace.points)) == (keys[:1], keys)
+        assert (shorter.tokens is trace.tokens, shorter.origin, shorter.notes) == (True, "a file", {"a": 1})
+    assert keys[0] in in_a_file
+    assert len(in_a_file) == 2
