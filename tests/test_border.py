@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from wrong_arguments import NO_INTEGERS
 
 import bitnet_np as bn
 from bitnet_np import masks
@@ -18,7 +19,6 @@ from bitnet_np.training.gradients import quantize
 
 MODEL = random_model(5, context=16)
 TRACE = Trace({}, None, "a trace")
-NO_INTEGERS = [None, "abc", b"a", 1.5, 2.0, float("nan"), True, np.bool_(True), [1], {}, 1j, np.array([1, 2]), np.float32(1), ...]
 
 
 def cache():

@@ -5,37 +5,36 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from wrong_arguments import NO_INTEGERS
 
 import bitnet_np as bn
-from bitnet_np import validate as border
 from bitnet_np.errors import OptionError, SlotError
 from bitnet_np.traces.formats import read_any
-
-NO_INTEGERS = [None, "abc", b"a", 1.5, 2.0, float("nan"), True, np.bool_(True), [1], {}, 1j, np.array([1, 2]), np.float32(1), ...]
+from bitnet_np.validate import integer, number, path_of
 
 
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
 def test_what_is_no_integer_is_refused(value):
     with pytest.raises(OptionError, match=r"^n is .*, expected an integer, 0 to 9$"):
-        border.integer("n", value, 0, 9)
+        integer("n", value, 0, 9)
 
 
 def test_integers_of_any_kind_are_pythons():
     for value in (3, np.int8(3), np.uint64(3), np.array(3)):
-        assert type(border.integer("n", value, 0, 9)) is int
+        assert type(integer("n", value, 0, 9)) is int
     with pytest.raises(SlotError, match=r"^n is -1, expected at least 0$"):
-        border.integer("n", -1, 0, error=SlotError)
+        integer("n", -1, 0, error=SlotError)
     with pytest.raises(OptionError, match=r"^n is 10+\.\.\., expected 0 to 9$"):
-        border.integer("n", 10**200, 0, 9)
+        integer("n", 10**200, 0, 9)
 
 
 def test_numbers_are_real_and_fit_a_float():
-    assert [border.number("x", value) for value in (1, 0.5, np.float32(2), np.int8(3))] == [1.0, 0.5, 2.0, 3.0]
+    assert [number("x", value) for value in (1, 0.5, np.float32(2), np.int8(3))] == [1.0, 0.5, 2.0, 3.0]
     for value in (None, "1", True, 1j, [1.0], np.ones(1)):
         with pytest.raises(OptionError, match=r"^x is .*, expected a number$"):
-            border.number("x", value)
+            number("x", value)
     with pytest.raises(OptionError, match="that float64 can hold"):
-        border.number("x", 10**400)
+        number("x", 10**400)
 
 
 @pytest.mark.parametrize("path", [None, 0, 3.5, b"x", ["x"], "a\0b"])
@@ -46,4 +45,4 @@ def test_what_is_no_path_is_refused(function, path):
 
 
 def test_a_path_may_be_any_path():
-    assert border.path_of(Path("a")) == border.path_of("a") == Path("a")
+    assert path_of(Path("a")) == path_of("a") == Path("a")
