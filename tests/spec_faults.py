@@ -83,8 +83,8 @@ FAULTS = {
     "another first token": ("h = embed(model.token_embd, tokens)", "h = embed(model.token_embd, [0, *tokens[1:]])", (2.1, 2.1, 2.1)),
 }  # fmt: skip
 
-# A quantiser that is wrong a little moves as many codes as float16 does: without a model the verdict is FLIPS, with one see test_reach.py.
-# Scales of attn_v, ffn_gate and ffn_up are not here: a norm follows, so they show in nothing but the epsilon's share.
+# A quantiser that is wrong a little moves as many codes as float16 does. The verdict is FLIPS without a model; test_engine.py has one.
+# Scales of attn_v, ffn_gate and ffn_up are left out: a norm follows them, so they change only the share of its epsilon.
 SMALL_FAULTS = {
     "activations of 7 bits": ("127 / np.max", "63 / np.max", (2.7e-3, 6.4e-3, 9.4e-3)),
     "absmax to 126": ("127 / np.max", "126 / np.max", (1.1e-3, 2.2e-3, 2.9e-3)),

@@ -1,15 +1,12 @@
-"""What callers give is found good, or refused by name, before anything trusts it."""
-
-import re
-from pathlib import Path
+"""Public functions, many at a time: an argument of another type, or too large, is refused with an error of the package's family."""
 
 import numpy as np
 import pytest
+from wrong_arguments import NO_INTEGERS
 
 import bitnet_np as bn
 from bitnet_np import masks
-from bitnet_np import validate as border
-from bitnet_np.errors import CapacityError, Error, OptionError, ShapeError, SlotError, TokenRangeError
+from bitnet_np.errors import CapacityError, Error, OptionError, ShapeError, TokenRangeError
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.two_dumps import compare_traces
@@ -22,42 +19,6 @@ from bitnet_np.training.gradients import quantize
 
 MODEL = random_model(5, context=16)
 TRACE = Trace({}, None, "a trace")
-NO_INTEGERS = [None, "abc", b"a", 1.5, 2.0, float("nan"), True, np.bool_(True), [1], {}, 1j, np.array([1, 2]), np.float32(1), ...]
-
-
-@pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
-def test_what_is_no_integer_is_refused(value):
-    with pytest.raises(OptionError, match=r"^n is .*, expected an integer, 0 to 9$"):
-        border.integer("n", value, 0, 9)
-
-
-def test_integers_of_any_kind_are_pythons():
-    for value in (3, np.int8(3), np.uint64(3), np.array(3)):
-        assert type(border.integer("n", value, 0, 9)) is int
-    with pytest.raises(SlotError, match=r"^n is -1, expected at least 0$"):
-        border.integer("n", -1, 0, error=SlotError)
-    with pytest.raises(OptionError, match=r"^n is 10+\.\.\., expected 0 to 9$"):
-        border.integer("n", 10**200, 0, 9)
-
-
-def test_numbers_are_real_and_fit_a_float():
-    assert [border.number("x", value) for value in (1, 0.5, np.float32(2), np.int8(3))] == [1.0, 0.5, 2.0, 3.0]
-    for value in (None, "1", True, 1j, [1.0], np.ones(1)):
-        with pytest.raises(OptionError, match=r"^x is .*, expected a number$"):
-            border.number("x", value)
-    with pytest.raises(OptionError, match="that float64 can hold"):
-        border.number("x", 10**400)
-
-
-@pytest.mark.parametrize("path", [None, 0, 3.5, b"x", ["x"], "a\0b"])
-@pytest.mark.parametrize("function", [bn.load, bn.open_gguf, read_any])
-def test_what_is_no_path_is_refused(function, path):
-    with pytest.raises(OptionError, match=rf"^path is {re.escape(repr(path))}, expected the name of a file or folder$"):
-        function(path)
-
-
-def test_a_path_may_be_any_path():
-    assert border.path_of(Path("a")) == border.path_of("a") == Path("a")
 
 
 def cache():

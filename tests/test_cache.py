@@ -1,4 +1,4 @@
-"""KVCache: what it keeps, what it forgets, and that nothing else changes by a byte. What forward makes of it: test_forward_pass.py."""
+"""KVCache: what it keeps and what it forgets, to the byte. test_forward_pass.py has the forward passes that it cannot hold."""
 
 import copy
 import pickle
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import resident
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens, seeds, shapes
@@ -15,24 +16,25 @@ from bitnet_np.compat import clear_batch, set_batch_size
 from bitnet_np.dialects import BITNET_CPP, DIALECTS, EXACT
 from bitnet_np.errors import CapacityError, NonFiniteError, OptionError, SlotError
 from bitnet_np.forward_pass import forward, forward_full
+from bitnet_np.kernels.storage import HostStorage
 from bitnet_np.model import frozen
 
 MODEL = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20)
 
 
 def holding(*lengths, capacity=8, dtype=np.float32):
-    """A cache of these lengths, every number of it another one."""
+    """A cache whose slots have these lengths, filled with random numbers."""
     cache = KVCache(MODEL.config, len(lengths), capacity, dtype)
     rng = np.random.default_rng(len(lengths))
     for slot, length in enumerate(lengths):
-        for kept in (cache.k, cache.v):
-            kept[:, slot, :length] = rng.standard_normal(kept[:, slot, :length].shape)
+        for array in (cache.k, cache.v):
+            array[:, slot, :length] = rng.standard_normal(array[:, slot, :length].shape)
         cache.lengths[slot] = length
     return cache
 
 
 def contents(cache):
-    """What each slot holds; everything else must be zero."""
+    """The bytes that each slot holds, after a check that all others are zero."""
     out = []
     for slot, length in enumerate(cache.lengths):
         assert not cache.k[:, slot, length:].any()
@@ -42,6 +44,7 @@ def contents(cache):
 
 
 def prefix(cache, slot, length):
+    """The bytes of a slot's first positions."""
     return cache.k[:, slot, :length].tobytes(), cache.v[:, slot, :length].tobytes()
 
 
@@ -75,7 +78,7 @@ def test_a_slot_is_cut_to_a_length_or_by_a_number():
 
 
 def test_what_was_rolled_back_leaves_no_trace():
-    """Tokens that were tried and not taken: the cache and all that follows are as if they had never been there."""
+    """Tokens are tried and rolled back. The cache, and the logits that follow, are as if they had never been tried."""
     tokens = random_tokens(np.random.default_rng(1), MODEL, 12)
     straight, tried = KVCache(MODEL.config, 1, 20), KVCache(MODEL.config, 1, 20)
     forward(MODEL, tokens[None, :7], straight)
@@ -106,7 +109,62 @@ def test_a_fork_goes_on_as_its_source_would(dtype):
     assert cache.lengths.tolist() == [20, 1, 9, 15]
 
 
+def test_a_slot_that_is_not_there_is_an_index_error_too():
+    with pytest.raises(IndexError):
+        forward(MODEL, [[1]], KVCache(MODEL.config), slots=[1])
+    for call in (KVCache.clear, lambda cache, slot: cache.truncate(slot, 0)):
+        for slot in (-1, 1):
+            with pytest.raises(SlotError, match=f"KV cache: slot {slot} does not exist, there are 1"):
+                call(KVCache(MODEL.config), slot)
+
+
+def test_a_cache_can_be_cut_but_not_grown():
+    cache = holding(3)
+    before = contents(cache)
+    for length in (4, -1):
+        with pytest.raises(CapacityError, match=f"KV cache: slot 0 holds 3 positions, cannot be cut to {length}"):
+            cache.truncate(0, length)
+    cache.truncate(0, 3)
+    assert contents(cache) == before
+
+
 # --- size -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_size_of_a_cache():
+    c = MODEL.config
+    cache = KVCache(c, batch=3, capacity=7)
+    assert cache.k.shape == cache.v.shape == (c.n_layers, 3, 7, c.kv_heads, c.head_dim)
+    assert cache.nbytes == 2 * c.n_layers * 3 * 7 * c.kv_heads * c.head_dim * 4
+    assert (cache.batch, cache.capacity) == (3, 7)
+    assert KVCache(c).k.shape[1:3] == (1, c.context)
+    for name, value in (("batch", 0), ("capacity", 0), ("batch", -1)):
+        with pytest.raises(OptionError, match=f"KV cache: {name} is {value}, expected at least 1"):
+            KVCache(c, **{name: value})
+    for capacity in (2**50, 2**62):
+        with pytest.raises(CapacityError, match=f"{2 * 4 * c.n_layers * capacity * c.kv_width:,} bytes for 1 sequences of {capacity} pos"):
+            KVCache(c, capacity=capacity)
+
+
+@pytest.mark.skipif(not resident.STATM.exists(), reason="Linux tells what is resident")
+def test_the_default_capacity_of_an_absurd_context_takes_no_memory():
+    model = random_model(0, context=1 << 20)
+    before = resident.of_process()
+    cache = KVCache(model.config)
+    assert cache.capacity == 1 << 20
+    assert cache.nbytes > 1 << 27
+    forward(model, [[1, 2, 3]], cache)
+    cache.clear()
+    assert not cache.k[:, 0, :8].any()
+    assert resident.of_process() - before < 1 << 24
+
+
+def test_a_cache_that_cannot_be_had_is_an_error():
+    config = replace(MODEL.config, context=1 << 20, kv_heads=1, head_dim=1 << 12, heads=1, n_layers=1 << 12)
+    with pytest.raises(
+        CapacityError, match=r"KV cache: 36,893,488,147,419,103,232 bytes for 262144 sequences of 1048576 positions cannot be had"
+    ):
+        KVCache(config, 1 << 18)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -149,7 +207,7 @@ def test_a_slot_in_use_goes_only_by_force():
 @settings(max_examples=100)
 @given(data=st.data(), dtype=st.sampled_from([np.float32, np.float16]))
 def test_whatever_is_done_to_a_cache_every_slot_holds_what_it_should(data, dtype):
-    """Beside the cache: what each slot should hold, as plain lists of positions. Everything past it is zero."""
+    """A list of numbers for each slot says what it should hold. Everything past that must be zero."""
     cache = KVCache(MODEL.config, 3, 6, dtype)
     expected = [[], [], []]
     number = 0
@@ -188,8 +246,8 @@ def test_whatever_is_done_to_a_cache_every_slot_holds_what_it_should(data, dtype
     for slot, held in enumerate(expected):
         wanted = np.zeros(cache.capacity)
         wanted[: len(held)] = held
-        for kept, sign in ((cache.k, 1), (cache.v, -1)):
-            assert (kept[:, slot] == sign * wanted[None, :, None, None]).all()
+        for array, sign in ((cache.k, 1), (cache.v, -1)):
+            assert (array[:, slot] == sign * wanted[None, :, None, None]).all()
 
 
 # --- float16 --------------------------------------------------------------------------------------------------------------------------
@@ -198,7 +256,7 @@ def test_whatever_is_done_to_a_cache_every_slot_holds_what_it_should(data, dtype
 @settings(max_examples=40)
 @given(shape=shapes(), seed=seeds, length=st.sampled_from([1, 5, 64, 65, 130]), cut=st.integers(1, 129))
 def test_float16_is_what_is_stored_and_read_and_nothing_else(shape, seed, length, cut):
-    """The same bits in any pieces, and those of a float32 cache whose numbers are rounded by hand after each write."""
+    """Any pieces give the same bits, and so does a float32 cache whose numbers are rounded by hand before each write."""
     model = random_model(seed, **shape)
     tokens = random_tokens(np.random.default_rng(seed), model, 1, length)
     half = KVCache(model.config, 2, length, np.float16)
@@ -210,10 +268,10 @@ def test_float16_is_what_is_stored_and_read_and_nothing_else(shape, seed, length
 
     rounding = Rounding(model.config, 1, length)
     assert_same_bits(forward(model, tokens, rounding), whole)
-    for kept, wide in ((half.k, rounding.k), (half.v, rounding.v)):
-        assert kept.dtype == np.float16
-        np.testing.assert_array_equal(kept[:, 1], wide[:, 0])
-        assert not kept[:, 0].any()
+    for array, wide in ((half.k, rounding.k), (half.v, rounding.v)):
+        assert array.dtype == np.float16
+        np.testing.assert_array_equal(array[:, 1], wide[:, 0])
+        assert not array[:, 0].any()
     pieces = KVCache(model.config, 1, length, np.float16)
     cut = min(cut, length - 1)
     chunked = [forward(model, part, pieces) for part in (tokens[:, :cut], tokens[:, cut:]) if part.size]
@@ -294,6 +352,45 @@ def test_there_are_two_dtypes():
         KVCache(MODEL.config, dtype=np.float64)
 
 
+# --- storage --------------------------------------------------------------------------------------------------------------------------
+
+
+class CountedStorage(HostStorage):
+    """NumPy's arrays, for 8 positions at most; `calls` are the names of what was asked of it."""
+
+    most_positions = 8
+
+    def __init__(self):
+        self.calls = set()
+
+    def __getattribute__(self, name):
+        if name in ("zeros", "write", "readable", "erase", "carry", "held"):
+            self.calls.add(name)
+        return super().__getattribute__(name)
+
+
+def test_a_cache_leaves_its_memory_to_the_storage():
+    storage = CountedStorage()
+    cache = KVCache(MODEL.config, 2, 8, storage=storage)
+    for change, calls in (
+        (lambda: forward(MODEL, [[1, 2, 3]], cache, slots=[0]), {"write", "readable"}),
+        (lambda: cache.fork(0, [1]), {"carry"}),
+        (lambda: cache.rollback(1, 1), {"erase"}),
+        (lambda: cache.resize(3), {"zeros", "carry"}),
+    ):
+        storage.calls.clear()
+        change()
+        assert storage.calls == calls
+
+
+def test_a_storage_limits_the_positions():
+    cache = KVCache(MODEL.config, 1, 8, storage=CountedStorage())
+    for make in (lambda: KVCache(MODEL.config, 1, 9, storage=CountedStorage()), lambda: cache.resize(capacity=9)):
+        with pytest.raises(CapacityError, match="KV cache: 9 positions, on the device expected at most 8"):
+            make()
+    assert cache.capacity == 8
+
+
 # --- one pass at a slot ---------------------------------------------------------------------------------------------------------------
 
 
@@ -322,15 +419,15 @@ def test_nobody_changes_a_slot_while_a_pass_writes_to_it(meddle):
 
 def test_other_slots_may_be_written_to_meanwhile():
     cache, alone = KVCache(MODEL.config, 2, 8), KVCache(MODEL.config, 1, 8)
-    found = []
+    logits = []
 
     def record(name, layer, array):
         if name == "attn_norm":
-            found.append(forward(MODEL, [[7]], cache, slots=[1]))
+            logits.append(forward(MODEL, [[7]], cache, slots=[1]))
 
     mine = forward(MODEL, [[3]], cache, slots=[0], record=record)
     assert_same_bits(mine, forward(MODEL, [[3]], KVCache(MODEL.config)))
-    for one in found:
+    for one in logits:
         assert_same_bits(one, forward(MODEL, [[7]], alone))
 
 

@@ -3,10 +3,10 @@
 import gc
 import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
+import resident
 from models import random_model, random_tokens
 
 from bitnet_np import Metrics, masks
@@ -109,11 +109,6 @@ WORK = {
 }
 
 
-def resident():
-    """Bytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 @pytest.mark.parametrize(("work", "n"), WORK.values(), ids=WORK)
 def test_memory_stays_where_it_was(work, n):
     """Objects, by Python's own count: NumPy's arrays are in it. After a first round, which compiles, and fills what is kept on purpose."""
@@ -137,10 +132,10 @@ def test_the_process_does_not_grow(work, n):
     """What the system counts, and Python does not see: a first round lets the allocator find its size."""
     work(n // 4)
     gc.collect()
-    before = resident()
+    before = resident.of_process()
     work(n)
     gc.collect()
-    assert resident() - before < MEGABYTE
+    assert resident.of_process() - before < MEGABYTE
 
 
 def test_what_is_kept_for_results_does_not_grow():

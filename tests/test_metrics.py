@@ -1,16 +1,13 @@
 """Metrics: the counters say what ran, and measuring changes nothing."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, random_model, random_tokens
 
-from bitnet_np import KVCache, Metrics, Request, embedded, forward, forward_full, forward_incremental, generate, generate_batch, masks
+from bitnet_np import KVCache, Metrics, Request, forward, forward_full, forward_incremental, generate, generate_batch, masks
 from bitnet_np.backend import Wrapped
-from bitnet_np.cli import main as cli
 from bitnet_np.kernels import cpu, workspace
 from bitnet_np.metrics import Operation
 
@@ -48,7 +45,7 @@ def test_through_a_cache_each_layer_writes_each_position_once(chunk):
 
 
 def test_a_ring_writes_in_pieces():
-    """300 positions are five chunks, which a ring of two takes one after the other."""
+    """300 positions are five chunks, and the ring has room for two: it takes one after the other."""
     model = random_model(0, n_layers=L, width=20, ffn=36, window=20)
     metrics, tokens = Metrics(), random_tokens(np.random.default_rng(0), model, 1, 300)
     forward(model, tokens, KVCache(model.config, 1, 400, ring=True), ops=metrics.ops())
@@ -66,8 +63,8 @@ def test_generation_runs_one_forward_for_the_prompt_and_one_for_each_token_but_t
 def test_a_batch_shares_its_forwards():
     metrics = Metrics()
     requests = [Request(i, [1 + i] * (1 + i), 4) for i in range(4)]
-    found = [done.tokens for done in generate_batch(MODEL, requests, 4, ops=metrics.ops())]
-    assert found == [done.tokens for done in generate_batch(MODEL, requests, 1)]
+    tokens = [done.tokens for done in generate_batch(MODEL, requests, 4, ops=metrics.ops())]
+    assert tokens == [done.tokens for done in generate_batch(MODEL, requests, 1)]
     assert counts(metrics) == (4, 4 * L, 4 * L, L * (1 + 2 + 3 + 4 + 4 * 3))
 
 
@@ -115,7 +112,7 @@ def test_bytes_are_those_of_what_is_read_and_written():
 
 @pytest.mark.parametrize(("window", "positions"), [(None, 30), (10, 14), (1, 5), (100, 30)])
 def test_attention_reads_what_the_window_shows(window, positions):
-    """Five rows that end at position 29."""
+    """Five rows of queries end at position 29."""
     rng, metrics = np.random.default_rng(0), Metrics()
     q, k = rng.standard_normal((5, 2, 4), np.float32), rng.standard_normal((1, 64, 1, 4), np.float32)
     metrics.ops().attend(q, k, k, np.zeros(5, np.int64), np.arange(25, 30), window)
@@ -123,7 +120,7 @@ def test_attention_reads_what_the_window_shows(window, positions):
 
 
 def test_allocations_and_the_peak(monkeypatch):
-    """The second pass has its large arrays from the first: the pool serves as many as the first one made."""
+    """The second pass takes its large arrays from the pool, where the first pass left them."""
     monkeypatch.setattr(workspace, "_pool", workspace._Pool())
     model = random_model(0, n_layers=L, width=256, ffn=512, vocab=40)
     tokens = random_tokens(np.random.default_rng(0), model, 1, 64)
@@ -139,15 +136,15 @@ def test_allocations_and_the_peak(monkeypatch):
 
 
 def test_the_number_of_results_does_not_depend_on_the_tokens():
-    """No concatenation, no small tensor for each: as many arrays for one token as for two sequences of a hundred."""
-    found = set()
+    """One token takes as many arrays as two sequences of a hundred: nothing is concatenated, and no token has arrays of its own."""
+    results = set()
     for shape in ((1, 1), (1, 7), (2, 100)):
         metrics = Metrics()
         forward_full(MODEL, random_tokens(np.random.default_rng(0), MODEL, *shape), ops=metrics.ops())
-        found.add(sum(o.allocations + o.reused for o in metrics.operations.values()))
+        results.add(sum(o.allocations + o.reused for o in metrics.operations.values()))
         calls = {name: o.latency.calls for name, o in metrics.operations.items()}
         assert calls["add"] == 2 * L
-    assert len(found) == 1
+    assert len(results) == 1
 
 
 def test_seconds_are_those_of_the_calls(monkeypatch):
@@ -159,10 +156,10 @@ def test_seconds_are_those_of_the_calls(monkeypatch):
     next(clock)
     next(clock)
     ops.add(x, x)
-    told = metrics.as_dict()["operations"]["add"]
-    assert (told["calls"], told["seconds"], told["bytes"]) == (2, 0.5, 2 * 3 * 24)
-    assert told["latency_seconds"] == {"min": 0.25, "max": 0.25, "avg": 0.25, "var": 0.0}
-    assert told["latency_histogram_us"] == {"131072": 2}
+    operation = metrics.as_dict()["operations"]["add"]
+    assert (operation["calls"], operation["seconds"], operation["bytes"]) == (2, 0.5, 2 * 3 * 24)
+    assert operation["latency_seconds"] == {"min": 0.25, "max": 0.25, "avg": 0.25, "var": 0.0}
+    assert operation["latency_histogram_us"] == {"131072": 2}
     assert metrics.table()[1][0][:4] == ("add", "cpu", 2, 500.0)
 
 
@@ -171,7 +168,7 @@ times = st.lists(st.integers(0, 1 << 24), max_size=20).map(lambda ticks: [tick /
 
 @given(of=st.dictionaries(st.tuples(st.sampled_from("abc"), st.sampled_from(["cpu", "cuda"])), times, max_size=5))
 def test_counters_add_up(of):
-    """By device and of each operation: as many in the buckets as there were calls, and the moments are those of the times."""
+    """The buckets of a device, or of an operation, hold as many calls as there were. Its moments are those of the times."""
     metrics, spent = Metrics(), {"cpu": [], "gpu": []}
     for (name, device), seconds in of.items():
         operation = metrics.operations[f"{name} {device}"] = Operation(device, "a test")
@@ -179,42 +176,42 @@ def test_counters_add_up(of):
             operation.latency.count(value)
         assert sum(operation.as_dict()["latency_histogram_us"].values()) == operation.as_dict()["calls"] == len(seconds)
         spent["cpu" if device == "cpu" else "gpu"] += seconds
-    told = metrics.as_dict()
-    total = told["cpu_dispatches"] + told["gpu_dispatches"]
-    assert told["total_dispatches"] == total == sum(map(len, of.values()))
-    assert told["gpu_ratio"] == (len(spent["gpu"]) / total if total else 0)
+    counted = metrics.as_dict()
+    total = counted["cpu_dispatches"] + counted["gpu_dispatches"]
+    assert counted["total_dispatches"] == total == sum(map(len, of.values()))
+    assert counted["gpu_ratio"] == (len(spent["gpu"]) / total if total else 0)
     for name, seconds in spent.items():
-        buckets = told[f"{name}_latency_bucket_counts"]
-        assert len(buckets) == len(told["bucket_boundaries_us"])
-        assert sum(buckets) == told[f"{name}_dispatches"] == len(seconds)
-        for bucket, count in zip(told["bucket_boundaries_us"], buckets, strict=True):
+        buckets = counted[f"{name}_latency_bucket_counts"]
+        assert len(buckets) == len(counted["bucket_boundaries_us"])
+        assert sum(buckets) == counted[f"{name}_dispatches"] == len(seconds)
+        for bucket, count in zip(counted["bucket_boundaries_us"], buckets, strict=True):
             least, below = map(int, bucket.split("-"))
             assert count == sum(least <= value * 1e6 < below for value in seconds)
         us = np.array(seconds or [0.0]) * 1e6
-        found = [told[f"{name}_latency_{key}_us"] for key in ("min", "max", "mean", "variance", "stddev")]
+        moments = [counted[f"{name}_latency_{key}_us"] for key in ("min", "max", "mean", "variance", "stddev")]
         variance = us.var()
-        np.testing.assert_allclose(found[:3], [us.min(), us.max(), us.mean()], rtol=1e-15)
-        np.testing.assert_allclose(found[3:], [variance, variance**0.5], rtol=1e-12, atol=1e-3 * us.max())
-        assert found[0] <= found[2] <= found[1]
+        np.testing.assert_allclose(moments[:3], [us.min(), us.max(), us.mean()], rtol=1e-15)
+        np.testing.assert_allclose(moments[3:], [variance, variance**0.5], rtol=1e-12, atol=1e-3 * us.max())
+        assert moments[0] <= moments[2] <= moments[1]
 
 
 # --- where ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_devices_and_reasons():
-    """A backend that says it is elsewhere."""
+    """The backend here says that it is a GPU."""
     other = Wrapped(cpu)
     other.device = "cuda"
     metrics = Metrics()
     model = random_model(0, n_layers=L, family="llama", table="Q8_0", width=64, ffn=64, heads=2, kv_heads=1, head_dim=32)
     forward_full(model, [[1, 2, 3]], ops=metrics.ops(other, "there is one"))
-    told = metrics.as_dict()
-    where = {name: (operation["device"], operation["reason"]) for name, operation in told["operations"].items()}
+    counted = metrics.as_dict()
+    where = {name: (operation["device"], operation["reason"]) for name, operation in counted["operations"].items()}
     assert where["attend"] == ("cuda", "there is one")
     assert where["matmul_blocks"] == ("cuda", "there is one")
-    by_device = {device: sum(o["calls"] for o in told["operations"].values() if o["device"] == device) for device in ("cpu", "cuda")}
-    assert (told["cpu_dispatches"], told["gpu_dispatches"]) == (by_device["cpu"], by_device["cuda"])
-    assert told["gpu_ratio"] == by_device["cuda"] / sum(by_device.values())
+    by_device = {device: sum(o["calls"] for o in counted["operations"].values() if o["device"] == device) for device in ("cpu", "cuda")}
+    assert (counted["cpu_dispatches"], counted["gpu_dispatches"]) == (by_device["cpu"], by_device["cuda"])
+    assert counted["gpu_ratio"] == by_device["cuda"] / sum(by_device.values())
 
 
 def test_nothing_is_counted_that_was_not_asked_for():
@@ -223,41 +220,3 @@ def test_nothing_is_counted_that_was_not_asked_for():
     forward_full(MODEL, TOKENS)
     assert metrics.as_dict()["operations"] == {}
     assert counts(metrics) == (0, 0, 0, 0)
-
-
-# --- the command line -----------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["logits", "--tokens", "1,2,3"], (3, 9, 9)),
-        (["logits", "--tokens", "1,2,3", "--mode", "parallel"], (1, 3, 0)),
-        (["generate", "--tokens", "1,2", "-n", "4"], (4, 12, 15)),
-        (["nll", "--tokens", "1,2,3"], (1, 3, 9)),
-    ],
-)
-def test_the_command_line_writes_and_prints_them(tmp_path, capsys, arguments, expected):
-    out = tmp_path / "metrics.json"
-    with embedded.model_path() as path:
-        assert cli.main([arguments[0], str(path), *arguments[1:], "--metrics", str(out)]) == 0
-    told = json.loads(out.read_text())
-    assert (told["forwards"], told["layers"], told["kv_positions"]) == expected
-    error = capsys.readouterr().err
-    assert "ternary_matmul" in error
-    assert f"{expected[0]} forwards, {expected[1]} layers, {expected[2]} positions written to KV caches" in error
-
-
-def test_a_batch_of_prompts_is_measured_too(tmp_path):
-    (tmp_path / "prompts.jsonl").write_text('{"id": 1, "tokens": [1, 2]}\n{"id": 2, "tokens": [3]}\n')
-    out = tmp_path / "metrics.json"
-    arguments = ["--prompts-file", str(tmp_path / "prompts.jsonl"), "--batch", "2", "-n", "3", "--metrics", str(out)]
-    with embedded.model_path() as path:
-        assert cli.main(["generate", str(path), *arguments]) == 0
-    assert json.loads(out.read_text())["forwards"] == 3
-
-
-def test_a_place_that_cannot_be_written_is_told_before_anything_runs(tmp_path, capsys):
-    out = tmp_path / "none" / "metrics.json"
-    assert cli.main(["logits", "nothing.gguf", "--tokens", "1", "--metrics", str(out)]) == 2
-    assert f"--metrics is {out}, expected a file in a folder that is there" in capsys.readouterr().err

@@ -1,58 +1,45 @@
-"""`bitnet-np generate --prompts-file`: one line for each sequence, whatever the batch; and what is wrong with a line, by its number."""
+"""`bitnet-np generate --prompts-file`: the same line for each sequence, whatever the batch, and bad lines named by their number."""
 
 import json
 import random
-from importlib.util import find_spec
 
 import pytest
+from command_line import TINY, needs_text
 
-from bitnet_np import embedded, forward_pass, load
+from bitnet_np import forward_pass
 from bitnet_np.batch import Request
 from bitnet_np.cli.main import main
 from bitnet_np.errors import NonFiniteError
-from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.generate import generate
 from bitnet_np.sampling import Sampling
-from bitnet_np.text.tokenizer import tokenizer_from
-
-needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("jinja2"), reason="needs the extra `text`")
-
-
-@pytest.fixture(scope="module")
-def path():
-    with embedded.model_path() as path:
-        yield path
-
-
-@pytest.fixture(scope="module")
-def model(path):
-    return load(path)
 
 
 @pytest.fixture
-def run(capsys, tmp_path, path):
-    """Standard output and error of `generate` on these lines of a prompts file."""
+def generate_many(capsys, tmp_path):
+    """Runs `generate` on these lines of a prompts file, which must end with `code`. Returns standard output and error."""
 
-    def ran(lines, *arguments, code=0):
+    def run_command(lines, *arguments, code=0):
         file = tmp_path / "prompts.jsonl"
         text = lines if isinstance(lines, bytes) else "".join(json.dumps(line) + "\n" for line in lines).encode()
         file.write_bytes(text)
-        assert main(["generate", str(path), "--prompts-file", str(file), *map(str, arguments)]) == code
+        assert main(["generate", TINY, "--prompts-file", str(file), *map(str, arguments)]) == code
         out, err = capsys.readouterr()
         assert "Traceback" not in err
         return out, err.replace(str(file), "FILE")
 
-    return ran
+    return run_command
 
 
-def sequences(n, vocabulary):
+def random_lines(n, vocabulary):
+    """Lines of n prompts of 1 to 12 tokens."""
     rng = random.Random(n)
     return [{"id": f"q{i}", "tokens": [rng.randrange(vocabulary) for _ in range(rng.randint(1, 12))]} for i in range(n)]
 
 
-def test_64_prompts_give_the_same_lines_at_any_batch(run, model):
-    lines = sequences(64, model.config.vocab)
-    outputs = {run(lines, "--batch", batch, "-n", 5, "--temperature", 1, "--seed", 3, "--json")[0] for batch in (1, 4, 16, 100)}
+def test_64_prompts_give_the_same_lines_at_any_batch(generate_many, model):
+    lines = random_lines(64, model.config.vocab)
+    options = ["-n", 5, "--temperature", 1, "--seed", 3, "--json"]
+    outputs = {generate_many(lines, "--batch", batch, *options)[0] for batch in (1, 4, 16, 100)}
     (out,) = outputs
     results = [json.loads(line) for line in out.splitlines()]
     assert [result["id"] for result in results] == [line["id"] for line in lines]
@@ -62,54 +49,51 @@ def test_64_prompts_give_the_same_lines_at_any_batch(run, model):
         assert result["tokens"] == generate(model, line["tokens"], 5, sampling=Sampling(1.0), numbers=numbers)[len(line["tokens"]) :]
     by_id = {line["id"]: line for line in lines}
     shuffled = [by_id[name] for name in random.Random(0).sample(sorted(by_id), 64)]
-    out, _ = run(shuffled, "--batch", 7, "-n", 5, "--temperature", 1, "--seed", 3, "--json")
+    out, _ = generate_many(shuffled, "--batch", 7, *options)
     assert sorted(out.splitlines()) == sorted(map(json.dumps, results))
     assert [json.loads(line)["id"] for line in out.splitlines()] == [line["id"] for line in shuffled]
 
 
 @needs_text
-def test_text_in_and_out(run, path):
-    file = open_gguf(path)
-    tokenizer = tokenizer_from(file.metadata, file.path)
+def test_text_in_and_out(generate_many, tokenizer):
     lines = [{"id": 1, "prompt": "Hello"}, {"id": 2, "tokens": [5, 6]}]
-    out, err = run(lines, "-n", 4, "--json")
+    out, err = generate_many(lines, "-n", 4, "--json")
     for line in map(json.loads, out.splitlines()):
         assert line["text"] == tokenizer.decode(line["tokens"])
     assert "2 sequences, 4 at a time" in err
     assert "tokens/s" in err
-    plain, _ = run(lines, "-n", 4)
+    plain, _ = generate_many(lines, "-n", 4)
     assert [line.split("\t")[0] for line in plain.splitlines()] == ["1", "2"]
 
 
 @needs_text
-def test_a_prompt_is_what_generate_makes_of_it(run, path, capsys):
+def test_a_prompt_is_what_generate_makes_of_it(generate_many, run):
     for options in ([], ["--chat"]):
-        out, _ = run([{"id": "x", "prompt": "Hi"}], "-n", 6, "--json", *options)
-        assert main(["generate", str(path), "--prompt", "Hi", "-n", "6", "--json", *options]) == 0
-        single = json.loads(capsys.readouterr().out)
+        out, _ = generate_many([{"id": "x", "prompt": "Hi"}], "-n", 6, "--json", *options)
+        single = run("generate", TINY, "--prompt", "Hi", "-n", 6, "--json", *options)
         assert json.loads(out) == {"id": "x", "tokens": single["tokens"], "text": single["text"]}
 
 
-def test_plain_output_is_a_line_for_each(run, model):
-    out, _ = run([{"id": "a\n\x1b[2J", "tokens": [1]}, {"id": 7, "tokens": [2]}], "-n", 2)
+def test_plain_output_is_a_line_for_each(generate_many, model):
+    out, _ = generate_many([{"id": "a\n\x1b[2J", "tokens": [1]}, {"id": 7, "tokens": [2]}], "-n", 2)
     expected = [generate(model, [token], 2)[1:] for token in (1, 2)]
     assert out == f"a\\n\\x1b[2J\t{expected[0][0]},{expected[0][1]}\n7\t{expected[1][0]},{expected[1][1]}\n"
 
 
-def test_the_head_changes_no_token(run):
+def test_the_head_changes_no_token(generate_many):
     lines = [{"id": i, "tokens": [i, 2 * i]} for i in range(1, 6)]
-    assert len({run(lines, "-n", 4, "--json", "--head", head)[0] for head in ("auto", "exact", "certified")}) == 1
-    assert "no certified head" in run(lines, "--temperature", 1, "--head", "certified", code=2)[1]
+    assert len({generate_many(lines, "-n", 4, "--json", "--head", head)[0] for head in ("auto", "exact", "certified")}) == 1
+    assert "no certified head" in generate_many(lines, "--temperature", 1, "--head", "certified", code=2)[1]
 
 
-def test_blank_lines_are_passed_over_and_counted(run):
-    out, _ = run(b'\n{"id": 1, "tokens": [1]}\r\n  \n', "-n", 1, "--json")
+def test_blank_lines_are_passed_over_and_counted(generate_many):
+    out, _ = generate_many(b'\n{"id": 1, "tokens": [1]}\r\n  \n', "-n", 1, "--json")
     assert json.loads(out)["id"] == 1
-    _, err = run(b'\n{"id": 1, "tokens": [1]}\n\n{"id": 2}', code=2)
+    _, err = generate_many(b'\n{"id": 1, "tokens": [1]}\n\n{"id": 2}', code=2)
     assert "FILE, line 4: ['id'], expected" in err
 
 
-def test_a_sequence_that_fails_says_why_and_the_others_go_on(run, monkeypatch):
+def test_a_sequence_that_fails_says_why_and_the_others_go_on(generate_many, monkeypatch):
     run_cached = forward_pass.run_cached
 
     def failing(runtime, tokens, *rest, **options):
@@ -118,11 +102,11 @@ def test_a_sequence_that_fails_says_why_and_the_others_go_on(run, monkeypatch):
         return run_cached(runtime, tokens, *rest, **options)
 
     monkeypatch.setattr(forward_pass, "run_cached", failing)
-    out, _ = run([{"id": "good", "tokens": [1]}, {"id": "bad", "tokens": [9]}], "-n", 1, "--json", code=2)
+    out, _ = generate_many([{"id": "good", "tokens": [1]}, {"id": "bad", "tokens": [9]}], "-n", 1, "--json", code=2)
     good, bad = map(json.loads, out.splitlines())
     assert len(good["tokens"]) == 1
     assert bad == {"id": "bad", "tokens": [], "error": "the model leaves float32's range"}
-    out, _ = run([{"id": "bad", "tokens": [9]}], "-n", 1, code=2)
+    out, _ = generate_many([{"id": "bad", "tokens": [9]}], "-n", 1, code=2)
     assert out == "bad\t\tthe model leaves float32's range\n"
 
 
@@ -154,26 +138,24 @@ def test_a_sequence_that_fails_says_why_and_the_others_go_on(run, monkeypatch):
         (b'{"id": 1, "tokens": [' + b"1," * 5000 + b"1]}", "exceed the model's context"),
     ],
 )
-def test_a_bad_line_is_named_with_its_file_and_number(run, line, message):
-    out, err = run(b'{"id": "first", "tokens": [1]}\n' + line + b"\n", code=2)
+def test_a_bad_line_is_named_with_its_file_and_number(generate_many, line, message):
+    out, err = generate_many(b'{"id": "first", "tokens": [1]}\n' + line + b"\n", code=2)
     assert out == ""
     assert err.startswith("bitnet-np: FILE, line 2: ")
     assert message in err
     assert len(err) < 300
 
 
-def test_wrong_options(run, capsys, tmp_path):
+def test_wrong_options(generate_many, refused, tmp_path):
     line = [{"id": 1, "tokens": [1]}]
-    assert "--batch is 0, expected at least 1" in run(line, "--batch", 0, code=2)[1]
-    assert "--uniforms is for one prompt" in run(line, "--uniforms", "0.5", code=2)[1]
-    assert "temperature is -1" in run(line, "--temperature", -1, code=2)[1]
-    assert "FILE: Empty batch provided" in run([], code=2)[1]
-    assert main(["generate", "--prompts-file", str(tmp_path / "none")]) == 2
-    assert "none" in capsys.readouterr().err
-    assert main(["generate", "--tokens", "1", "--batch", "2"]) == 2
-    assert "--batch needs --prompts-file" in capsys.readouterr().err
+    assert "--batch is 0, expected at least 1" in generate_many(line, "--batch", 0, code=2)[1]
+    assert "--uniforms is for one prompt" in generate_many(line, "--uniforms", "0.5", code=2)[1]
+    assert "temperature is -1" in generate_many(line, "--temperature", -1, code=2)[1]
+    assert "FILE: Empty batch provided" in generate_many([], code=2)[1]
+    assert "none" in refused("generate", "--prompts-file", tmp_path / "none")
+    assert "--batch needs --prompts-file" in refused("generate", "--tokens", "1", "--batch", "2")
 
 
 @needs_text
-def test_chat_needs_prompts(run):
-    assert "FILE, line 1: --chat needs a prompt, not tokens" in run([{"id": 1, "tokens": [1]}], "--chat", code=2)[1]
+def test_chat_needs_prompts(generate_many):
+    assert "FILE, line 1: --chat needs a prompt, not tokens" in generate_many([{"id": 1, "tokens": [1]}], "--chat", code=2)[1]

@@ -1,48 +1,45 @@
 """What wrong numbers say by themselves: mistakes with a number in them, each made in one tensor of a recorded forward pass."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+from dumps import FAULTS, MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor, without_codes
 
-from bitnet_np import BITNET_CPP, embedded, forward_full, packing, spec, widen
-from bitnet_np.dialects import EXACT
+from bitnet_np import BITNET_CPP, EXACT, packing, spec, widen
 from bitnet_np.judge import graph, operations
 from bitnet_np.judge.diagnosis import local
-from bitnet_np.judge.logits import shape_hint
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing import random_model
-from bitnet_np.traces.points import Key, Trace
+from bitnet_np.traces.points import Key
 from scripts import mutations
 
 LAYER = 1
-BITNET = mutations.embedded_model()
 LLAMA = random_model(7, family="llama", table="float16", n_layers=3, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
-MODELS = {"bitnet": BITNET, "llama": LLAMA}
-IDS = {"bitnet": embedded.recording()["tokens_T17"].astype(np.int64), "llama": np.random.default_rng(0).permutation(90)[:17]}
+MODELS = {"bitnet": MODEL, "llama": LLAMA}
+IDS = {"bitnet": TOKENS, "llama": np.random.default_rng(0).permutation(90)[:17]}
 T = 17
-
-
-def _recorded(model, ids):
-    points = {}
-    forward_full(model, ids[None], record=lambda name, n, x: points.update({Key(name, n): x.reshape(len(ids), -1).copy()}))
-    return {key: x for key, x in points.items() if not key.name.endswith(("_codes", "_scale"))}
-
-
-POINTS = {name: _recorded(MODELS[name], IDS[name]) for name in MODELS}
+POINTS = {name: without_codes(recorded(MODELS[name], IDS[name])) for name in MODELS}
 
 
 def judged(family, name, wrong, dialect=EXACT):
-    """A dump in which one tensor of a layer is another. float32 noise on top, as another engine's sums have."""
+    """What the judge says of a dump in which one tensor is `wrong`, with noise as the sums of another engine have it."""
     key = Key(name, None if name == "result_output" else LAYER)
     noise = 1 + 1e-7 * np.random.default_rng(1).standard_normal(wrong.shape)
-    points = POINTS[family] | {key: (wrong * noise).astype(np.float32)}
-    report = judge_trace(MODELS[family], Trace(points, None, "dump"), IDS[family], dialect)
+    report = judge_trace(MODELS[family], with_tensor(POINTS[family], key, wrong * noise), IDS[family], dialect)
     assert report.verdict == Verdict.WRONG
     assert report.first_wrong.key == key
     return report.first_wrong.hypothesis or ""
 
 
+def with_step(key, compute, ids=TOKENS):
+    """A dump of an engine that computes one tensor in another way."""
+    return trace(mutations.Engine(MODEL, ids, {key.name: compute}, (key.layer,)).run())
+
+
 def layer_points(family):
+    """The tensors of the layer that a mistake is made in, and the model's own, by name in float64."""
     return {key.name: x.astype(np.float64) for key, x in POINTS[family].items() if key.layer in (LAYER, None)}
 
 
@@ -50,7 +47,7 @@ def layer_points(family):
 
 
 def turned(family, position=None, frequency=None, cos=None):
-    """Queries after a RoPE of one's own: positions [T], frequencies [J], what becomes of cosines and sines."""
+    """Queries after another RoPE. position: [T]; frequency: [J]; cos: a function of the cosines and of the sines."""
     model = MODELS[family]
     c, x = model.config, layer_points(family)["Qcur"]
     angle = np.multiply.outer(np.arange(T) if position is None else position, model.rope_frequency if frequency is None else frequency)
@@ -99,7 +96,7 @@ def test_rotations_are_read_off(family, how, says):
 
 
 def test_frequencies_of_the_next_pair_are_told():
-    c, j = BITNET.config, BITNET.rope_frequency.size
+    c, j = MODEL.config, MODEL.rope_frequency.size
     shifted = c.rope_base ** (-(np.arange(j) + 1) / j)
     assert judged("bitnet", "Qcur_rope", turned("bitnet", frequency=shifted)) == "pair i of a head is turned by the frequency of pair i + 1"
 
@@ -120,7 +117,7 @@ def test_pairs_turned_in_place_are_recognised(family):
 
 
 def product(family, name, x=None, change=lambda matrix: matrix, quantize=spec.quantize):
-    """Of a layer's matrix, changed, with inputs of one's own."""
+    """The product of a layer's matrix after `change`, with input x if it is given, quantised by `quantize` in a BitNet."""
     model, field, source = MODELS[family], *{"Qcur": ("attn_q", "attn_norm"), "ffn_down": ("ffn_down", DOWN[family])}[name]
     linear = getattr(model.layers[LAYER], field)
     x = layer_points(family)[source] if x is None else x
@@ -175,7 +172,7 @@ def test_weights_of_other_layers_are_recognised_in_every_family():
 
 
 def test_weight_scales_of_others_are_named():
-    layer = BITNET.layers[LAYER]
+    layer = MODEL.layers[LAYER]
     wrong = product("bitnet", "Qcur") * float(layer.attn_v.weights.scale) / float(layer.attn_q.weights.scale)
     assert judged("bitnet", "Qcur", wrong).startswith("the weight scale of attn_v is used: everything is ")
 
@@ -211,11 +208,38 @@ def test_quantisers_are_recognised(quantize, says):
     assert judged("bitnet", "Qcur", product("bitnet", "Qcur", quantize=quantize)).startswith(says)
 
 
+def test_weights_misread_are_placed_behind_a_scale_and_a_bias():
+    """A block of 16 weights of a row is taken from the row after it."""
+    model, ids, points = family_dump("bitnet")
+    linear = dataclasses.replace(model.layers[1].ffn_up, bias=np.linspace(-1, 1, model.config.ffn, dtype=np.float32))
+    model = dataclasses.replace(model, layers=(model.layers[0], dataclasses.replace(model.layers[1], ffn_up=linear)))
+    matrix = packing.unpack(linear.weights).astype(np.float64)
+    matrix[7, 32:48] = matrix[8, 32:48]
+    q, scale = spec.quantize(points[Key("ffn_norm", 1)].astype(np.float64))
+    key = Key("ffn_up", 1)
+    wrong = spec.ternary_matmul(q, scale, matrix, float(linear.weights.scale) * float(linear.scale)) + linear.bias
+    first_wrong = judge_trace(model, with_tensor(points, key, wrong), ids).first_wrong
+    assert (first_wrong.key, first_wrong.hypothesis) == (key, "weights 32 to 47 of row 7 are read from row 8")
+
+
+def test_a_wrong_row_of_other_weights_is_placed():
+    model, ids, points = family_dump("llama")
+    key = Key("attn_o_out", 1)
+    wrong = points[key].copy()
+    wrong[:, 5] += np.sin(np.arange(len(ids)))
+    first_wrong = judge_trace(model, with_tensor(points, key, wrong), ids).first_wrong
+    assert "only element 5 of each position: rows of the weights are misread" in first_wrong.hypothesis
+
+
 # --- attention ------------------------------------------------------------------------------------------------------------------------
 
 
 def attention(family, weights=None, allowed=None, scale=1.0, heads=None, values=lambda v: v, keys=lambda k: k):
-    """kqv_out by scores times `scale`, seen where `allowed(i, j)`, and what `weights` makes of the softmax's weights."""
+    """kqv_out by another attention.
+
+    weights: a function of the softmax's weights [H, T, T]. allowed(i, j): whether query i sees key j. scale: a factor of the scores.
+    heads: the key-value head that each query head reads. values, keys: functions of values and keys.
+    """
     c, p = MODELS[family].config, layer_points(family)
     q = p["Qcur_rope"].reshape(T, c.heads, -1)
     read = np.arange(c.heads) // (c.heads // c.kv_heads) if heads is None else np.array(heads)
@@ -228,7 +252,7 @@ def attention(family, weights=None, allowed=None, scale=1.0, heads=None, values=
 
 
 def _rotated_values(v):
-    return operations.rope(BITNET, EXACT, v).value
+    return operations.rope(MODEL, EXACT, v).value
 
 
 def _sharpened(p):
@@ -269,10 +293,10 @@ def test_the_future_is_named_where_all_tokens_can_be_told():
     ],
 )
 def test_repeated_tokens_are_told_together(how, says):
-    """Their values are equal in the first layer: which of them is read cannot be told, only how much of all."""
+    """Equal tokens have equal values in the first layer: only the sum of their weights can be told."""
     ids = np.array([5, 9, 11, 5, 7, 9, 8, 5, 6])
-    dump = mutations.Engine(BITNET, ids, {"kqv_out": lambda e, n: e.attend(n, **how)}, (0,)).run()
-    assert says in judge_trace(BITNET, Trace(dump, None, "dump"), ids).first_wrong.hypothesis
+    dump = with_step(Key("kqv_out", 0), lambda e, n: e.attend(n, **how), ids)
+    assert says in judge_trace(MODEL, dump, ids).first_wrong.hypothesis
 
 
 def test_rotated_values_are_recognised():
@@ -284,17 +308,38 @@ def test_rounded_values_are_not_taken_for_another_sequences():
     assert "are rounded: a part of" in judged("bitnet", "kqv_out", coarse)
 
 
+def test_values_of_another_sequence_are_counted():
+    other = mutations.Engine(MODEL, np.arange(100, 105)).run()
+    key = Key("kqv_out", 1)
+    dump = with_step(key, lambda e, n: e.attend(n, extra=(other[Key("Kcur_rope", n)], other[Key("Vcur", n)])))
+    first_wrong = judge_trace(MODEL, dump, TOKENS).first_wrong
+    assert (first_wrong.key, first_wrong.hypothesis.split(",")[1]) == (key, " 5 of them: a cache slot that was not cleared")
+
+
+def test_a_factor_of_all_scores_is_measured():
+    dump = with_step(Key("kqv_out", 1), lambda e, n: e.attend(n, scale=0.1))
+    first_wrong = judge_trace(MODEL, dump, TOKENS).first_wrong
+    assert first_wrong.hypothesis == "scores are 0.8 times what they should be"
+
+
+def test_repeated_tokens_have_no_values_of_others():
+    ids = np.full(9, 7)
+    dump = with_step(Key("kqv_out", 0), lambda e, n: e.attend(n) * np.float32(1.5), ids)
+    first_wrong = judge_trace(MODEL, dump, ids).first_wrong
+    assert "1.5 times" in first_wrong.hypothesis
+
+
 # --- dumps ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_tensors_dumped_too_late_are_recognised():
-    found = judged("llama", "Qcur", POINTS["llama"][Key("Qcur_rope", LAYER)])
-    assert found == "it is after RoPE: dumped from a buffer that was rotated in place"
+    hypothesis = judged("llama", "Qcur", POINTS["llama"][Key("Qcur_rope", LAYER)])
+    assert hypothesis == "it is after RoPE: dumped from a buffer that was rotated in place"
     gate = layer_points("llama")["ffn_gate"]
     assert judged("llama", "ffn_gate", gate / (1 + np.exp(-gate))).startswith("it is after the activation function")
-    points = POINTS["llama"] | {Key("l_out", 0): POINTS["llama"][Key("l_out", 2)]}
-    found = judge_trace(LLAMA, Trace(points, None, "dump"), IDS["llama"]).first_wrong.hypothesis
-    assert found == "it has the numbers of layer 2 l_out: its buffer was written to again before it was dumped"
+    dump = with_tensor(POINTS["llama"], Key("l_out", 0), POINTS["llama"][Key("l_out", 2)])
+    hypothesis = judge_trace(LLAMA, dump, IDS["llama"]).first_wrong.hypothesis
+    assert hypothesis == "it has the numbers of layer 2 l_out: its buffer was written to again before it was dumped"
 
 
 @pytest.mark.parametrize(("kind", "digits"), [("bfloat16", 8), ("float16", 11)])
@@ -302,16 +347,15 @@ def test_narrow_numbers_are_recognised(kind, digits):
     x = layer_points("bitnet")["ffn_inp"]
     fraction, exponent = np.frexp(x)
     narrow = np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
-    points = POINTS["bitnet"] | {Key("ffn_inp", LAYER): narrow.astype(np.float32)}
-    found = judge_trace(BITNET, Trace(points, None, "dump"), IDS["bitnet"]).first_wrong
-    assert (found.key.name, found.hypothesis) == ("ffn_inp", f"its numbers are rounded to {kind}, and right but for that")
+    first_wrong = judge_trace(MODEL, with_tensor(POINTS["bitnet"], Key("ffn_inp", LAYER), narrow), TOKENS).first_wrong
+    assert (first_wrong.key.name, first_wrong.hypothesis) == ("ffn_inp", f"its numbers are rounded to {kind}, and right but for that")
 
 
 def test_a_known_mistake_is_not_given_up_for_a_fitted_factor():
-    """Roundings of a norm's root are a factor of each position: what is fitted takes them away too."""
+    """The roundings of a norm's root are a factor of each position, so a fitted factor leaves even less than the mistake does."""
     x = POINTS["bitnet"][Key("l_out", LAYER - 1)].astype(np.float64)
-    wrong = spec.rms_norm(x, BITNET.layers[LAYER].attn_norm, 1e-3) * (1 + 2e-7 * np.random.default_rng(0).standard_normal((T, 1)))
-    assert judged("bitnet", "attn_norm", wrong) == f"epsilon is 0.001 instead of {BITNET.config.eps:.3g}"
+    wrong = spec.rms_norm(x, MODEL.layers[LAYER].attn_norm, 1e-3) * (1 + 2e-7 * np.random.default_rng(0).standard_normal((T, 1)))
+    assert judged("bitnet", "attn_norm", wrong) == f"epsilon is 0.001 instead of {MODEL.config.eps:.3g}"
 
 
 def test_norms_of_the_next_layer_are_recognised():
@@ -321,12 +365,12 @@ def test_norms_of_the_next_layer_are_recognised():
 
 
 def test_an_exact_engine_declared_as_bitnet_cpp_is_told_so():
-    report = judge_trace(BITNET, Trace(POINTS["bitnet"], None, "dump"), IDS["bitnet"], BITNET_CPP)
+    report = judge_trace(MODEL, trace(POINTS["bitnet"]), TOKENS, BITNET_CPP)
     assert report.first_wrong.hypothesis == "float16 roundings are not there: declare the dialect exact"
 
 
 def test_a_narrow_cache_is_no_mistake_across_operations():
-    """Where roundings explain what is seen, an engine with a float16 KV cache is as right as any."""
+    """Roundings explain what a float16 KV cache changes, so an engine that has one is right."""
 
     class Cached(mutations.Engine):
         def attend(self, n, **options):
@@ -334,9 +378,8 @@ def test_a_narrow_cache_is_no_mistake_across_operations():
                 self.t[Key(name, n)] = self.t[Key(name, n)].astype(np.float16).astype(np.float32)
             return super().attend(n, **options)
 
-    dump = Cached(BITNET, IDS["bitnet"]).run()
-    points = {key: x for key, x in dump.items() if key.name in ("l_out", "result_output")}
-    assert judge_trace(BITNET, Trace(points, None, "dump"), IDS["bitnet"]).verdict == Verdict.FLIPS
+    dump = Cached(MODEL, TOKENS).run()
+    assert judge_trace(MODEL, only(dump, "l_out", "result_output"), TOKENS).verdict == Verdict.FLIPS
 
 
 def test_nothing_is_said_of_what_nothing_explains():
@@ -347,15 +390,42 @@ def test_nothing_is_said_of_what_nothing_explains():
         inputs = [POINTS["llama"][key].astype(np.float64) for key in operation.inputs]
         expected = operation.evaluate(*inputs)
         theirs = expected.value + rng.standard_normal(expected.value.shape)
-        said = local(LLAMA, EXACT, operation, inputs, expected.value, theirs, np.ones(theirs.shape, bool))
-        assert said is None or "values are summed that a token must not see, or that are not of this sequence" in said, operation.key
+        text = local(LLAMA, EXACT, operation, inputs, expected.value, theirs, np.ones(theirs.shape, bool))
+        assert text is None or "values are summed that a token must not see, or that are not of this sequence" in text, operation.key
+
+
+# --- where wrong numbers are ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("theirs", "says"),
-    [((50, 7), "transposed"), ((8, 50), "BOS"), ((7, 64), "last 14 columns are padding"), ((7, 49), ""), ((6, 50), ""), ((7, 1, 50), "")],
+    ("name", "says"),
+    [
+        ("one logit wrong", "one number alone is wrong: position 8, element 5"),
+        ("one block's codes misread", "weights 0 to 127 of row 3 are read from row 4"),
+        ("cache slot leaks another sequence", "values are summed that a token must not see"),
+        ("codes truncated, not rounded", "codes are truncated instead of rounded"),
+    ],
 )
-def test_shapes_say_what_engines_do(theirs, says):
-    hint = shape_hint(theirs, (7, 50))
-    assert says in hint
-    assert bool(hint) == bool(says)
+def test_local_mistakes_are_explained(name, says):
+    dump, ids = FAULTS[name].make(MODEL, TOKENS)
+    assert says in judge_trace(MODEL, trace(dump), ids).first_wrong.hypothesis
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "says"),
+    [
+        (slice(None), [3, 70], "only elements 3, 70 of each position: rows of the weights are misread"),
+        ([4], slice(None, None, 3), "only position 4: the other 16 are right"),
+        ([4, 5, 6, 7, 8, 9], slice(None, None, 3), None),
+    ],
+)
+def test_places_of_wrong_numbers(rows, columns, says):
+    points = recorded()
+    key = Key("ffn_up", 1)
+    noise = np.random.default_rng(0).normal(0, 1, points[key].shape).astype(np.float32)
+    mask = np.zeros(noise.shape, bool)
+    mask[rows, columns] = True
+    points[key] = points[key] + noise * mask
+    first_wrong = judge_trace(MODEL, trace(points), TOKENS).first_wrong
+    assert first_wrong.key == key
+    assert first_wrong.hypothesis is None if says is None else says in first_wrong.hypothesis

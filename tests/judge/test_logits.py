@@ -1,4 +1,4 @@
-"""Verdicts: nothing wrong may pass and nothing right may fail, on made-up logits and on those of forwards with one fault each."""
+"""Verdicts on logits that are made up: nothing wrong passes and nothing right fails."""
 
 import json
 import re
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bitnet_np.judge import logits as comparing
-from bitnet_np.judge.logits import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, judge, limits
+from bitnet_np.judge.logits import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, judge, limits, shape_hint
 from bitnet_np.judge.verdict import Verdict
 
 SAME_BITS, ROUNDING, FLIPS, WRONG, INVALID = Verdict
@@ -36,7 +36,7 @@ SHAPES = [(200,), (1, 200), (6, 200), (1, 6, 200), (3, 2, 200)]
 
 
 def noisy(nmse):
-    """OURS with this much noise in each position."""
+    """OURS with noise, so that each position has this NMSE."""
     unit = NOISE / np.sqrt((NOISE**2).sum(axis=1, keepdims=True)) * np.sqrt((OURS**2).sum(axis=1, keepdims=True))
     return OURS.astype(np.float64) + np.sqrt(nmse) * unit
 
@@ -47,12 +47,12 @@ def noisy(nmse):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_same_bits_in_any_shape(shape):
     ours = logits(*shape)
-    found = judge(ours, ours.copy())
-    assert found.verdict is SAME_BITS
-    assert found.positions == ours.size // 200
-    assert (found.max_error, found.mean_error, found.nmse, found.kl) == (0, 0, 0, 0)
-    assert (found.top1, found.top5) == (1, 1)
-    assert found.scale == pytest.approx(1, abs=1e-15)
+    judgement = judge(ours, ours.copy())
+    assert judgement.verdict is SAME_BITS
+    assert judgement.positions == ours.size // 200
+    assert (judgement.max_error, judgement.mean_error, judgement.nmse, judgement.kl) == (0, 0, 0, 0)
+    assert (judgement.top1, judgement.top5) == (1, 1)
+    assert judgement.scale == pytest.approx(1, abs=1e-15)
     assert judge(ours, np.asfortranarray(ours)).verdict is SAME_BITS
     assert judge(ours[..., ::2], ours[..., ::2].copy()).verdict is SAME_BITS
     assert judge(ours, ours.tolist()).verdict is ROUNDING  # the same numbers, but in float64
@@ -110,9 +110,9 @@ def test_the_same_bytes_may_be_other_numbers():
     ],
 )
 def test_verdicts(theirs, verdict):
-    found = judge(OURS, theirs)
-    assert found.verdict is verdict, found
-    assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["verdict"] == verdict.name
+    judgement = judge(OURS, theirs)
+    assert judgement.verdict is verdict, judgement
+    assert json.loads(json.dumps(judgement.as_dict(), allow_nan=False))["verdict"] == verdict.name
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,11 @@ def test_one_bad_position_spoils_all_and_is_named(shape, position, named, fault,
     ours = logits(*shape)
     theirs = ours.copy()
     theirs[position] = fault(ours[position])
-    found = judge(ours, theirs)
-    assert found.verdict is WRONG
-    assert found.reason.startswith(said)
-    assert f"at position {named}" in found.reason
-    assert found.worst[:-1] == position
+    judgement = judge(ours, theirs)
+    assert judgement.verdict is WRONG
+    assert judgement.reason.startswith(said)
+    assert f"at position {named}" in judgement.reason
+    assert judgement.worst[:-1] == position
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,12 @@ def test_one_bad_position_spoils_all_and_is_named(shape, position, named, fault,
     ],
 )
 def test_nothing_that_says_nothing_passes(theirs, reason):
-    found = judge(OURS, theirs)
-    assert found.verdict is INVALID
-    assert re.search(reason, found.reason), found.reason
-    assert found.positions == 0
-    assert found.max_error is found.worst is found.nmse is found.kl is found.top1 is None
-    json.dumps(found.as_dict(), allow_nan=False)
+    judgement = judge(OURS, theirs)
+    assert judgement.verdict is INVALID
+    assert re.search(reason, judgement.reason), judgement.reason
+    assert judgement.positions == 0
+    assert judgement.max_error is judgement.worst is judgement.nmse is judgement.kl is judgement.top1 is None
+    json.dumps(judgement.as_dict(), allow_nan=False)
 
 
 def test_nothing_to_compare_is_no_agreement():
@@ -189,13 +189,13 @@ def test_a_measured_reach_sets_the_limits(positions):
     (worst, *_), mean = limits(reach, positions)
     assert (worst, mean) == (5e-3, pytest.approx((2 + 3 / positions**0.5) * 1e-3))
     for nmse, verdict in ((0.99 * mean, FLIPS), (1.01 * mean, WRONG)):
-        found = judge(ours, ours + np.sqrt(nmse) * unit, reach)
-        assert found.verdict is verdict, found
-        assert (found.reach, found.mean_nmse) == (1e-3, pytest.approx(nmse))
+        judgement = judge(ours, ours + np.sqrt(nmse) * unit, reach)
+        assert judgement.verdict is verdict, judgement
+        assert (judgement.reach, judgement.mean_nmse) == (1e-3, pytest.approx(nmse))
     one = ours + np.where(np.arange(positions) == positions - 1, np.sqrt(1.01 * worst), 1e-3)[:, None] * unit
-    found = judge(ours, one, reach, np.arange(50, 50 + positions))
-    assert found.verdict is WRONG
-    assert f"at position {49 + positions}" in found.reason
+    judgement = judge(ours, one, reach, np.arange(50, 50 + positions))
+    assert judgement.verdict is WRONG
+    assert f"at position {49 + positions}" in judgement.reason
     deep = Reach(2e-2, np.full(positions, 3e-2), 3e-2)
     assert judge(ours, ours + np.sqrt(4e-2) * unit, deep).verdict is FLIPS  # as 30 layers reach: beyond the limit that holds without
 
@@ -220,7 +220,7 @@ def test_a_factor_is_a_rounding_where_the_heads_input_has_one_scale(one_scale, v
 
 
 def test_positions_are_judged_in_blocks(monkeypatch):
-    """The same numbers whatever the block, and memory beside the two inputs is that of a block."""
+    """Blocks of any size give the same numbers, and take no more memory than a block does."""
     ours, theirs = logits(7, 200), logits(7, 200) + logits(7, 200, seed=1) / 100
     cases = [theirs, ours, with_value(theirs, (5, 3), nan), with_value(theirs, 4, theirs[3]), with_value(theirs, 6, 1.0)]
     whole = [judge(ours, case).as_dict() for case in cases]
@@ -236,17 +236,11 @@ def test_positions_are_judged_in_blocks(monkeypatch):
     tracemalloc.stop()
 
 
-def test_exit_codes_and_order():
-    assert [verdict.exit_code for verdict in Verdict] == [0, 0, 0, 1, 2]
-    assert sorted(Verdict) == list(Verdict)
-    assert len({verdict.text for verdict in Verdict}) == len(Verdict)
-
-
 # --- numbers --------------------------------------------------------------------------------------------------------------------------
 
 
 def by_formula(ours, theirs):
-    """Each number from its definition, position by position."""
+    """Each number of a judgement by its definition, position by position."""
     rows = list(zip(ours.reshape(-1, ours.shape[-1]).tolist(), theirs.reshape(-1, ours.shape[-1]).tolist(), strict=True))
     errors = [[abs(x - y) for x, y in zip(a, b, strict=True)] for a, b in rows]
     flat = [error for row in errors for error in row]
@@ -282,9 +276,9 @@ def by_formula(ours, theirs):
 def test_the_numbers_are_what_their_names_say(shape, noise):
     ours = logits(*shape)
     theirs = ours + np.random.default_rng(4).normal(0, noise, shape)
-    found = judge(ours, theirs).as_dict()
+    judgement = judge(ours, theirs).as_dict()
     for name, value in by_formula(ours, theirs).items():
-        assert found[name] == pytest.approx(value, rel=1e-6, abs=1e-13), name
+        assert judgement[name] == pytest.approx(value, rel=1e-6, abs=1e-13), name
 
 
 def test_ties_count_as_agreement():
@@ -296,18 +290,18 @@ def test_ties_count_as_agreement():
 def test_few_logits():
     assert judge(floats(1.5), floats(1.5)).verdict is SAME_BITS
     assert judge(floats(1.5), floats(1.6)).verdict is WRONG
-    found = judge(floats(1, 2, 4), floats(1, 2, 4.01))
-    assert (found.verdict, found.top5) == (FLIPS, 1)
+    judgement = judge(floats(1, 2, 4), floats(1, 2, 4.01))
+    assert (judgement.verdict, judgement.top5) == (FLIPS, 1)
 
 
 def test_the_record_says_all():
-    found = judge(OURS, noisy(1e-3)).as_dict()
+    judgement = judge(OURS, noisy(1e-3)).as_dict()
     names = "verdict meaning reason positions max_error mean_error worst nmse mean_nmse reach scale kl top1 top5 compared explanation"
-    assert set(found) == set(names.split())
-    assert found["meaning"] == FLIPS.text
+    assert set(judgement) == set(names.split())
+    assert judgement["meaning"] == FLIPS.text
 
 
-# --- what would pass, or fail, for a wrong reason --------------------------------------------------------------------------------------
+# --- what would pass, or fail, for a wrong reason -------------------------------------------------------------------------------------
 
 
 def test_unrelated_logits_are_wrong_also_far_from_zero():
@@ -327,9 +321,9 @@ def test_ours_that_are_no_numbers_are_no_agreement(value):
 
 def test_huge_values_leave_finite_numbers():
     theirs = with_value(with_value(OURS.astype(np.float64), (0, 0), 1e308), (0, 1), -1e308)
-    found = judge(OURS, theirs)
-    assert found.verdict >= WRONG
-    json.dumps(found.as_dict(), allow_nan=False)
+    judgement = judge(OURS, theirs)
+    assert judgement.verdict >= WRONG
+    json.dumps(judgement.as_dict(), allow_nan=False)
 
 
 def bfloat16(x):
@@ -356,10 +350,20 @@ def test_a_factor_is_wrong_also_far_from_zero(factor):
 
 
 def test_ours_that_are_all_the_same_leave_finite_numbers():
-    found = judge(np.ones((2, 50), np.float32), logits(2, 50))
-    assert found.verdict is WRONG
-    json.dumps(found.as_dict(), allow_nan=False)
+    judgement = judge(np.ones((2, 50), np.float32), logits(2, 50))
+    assert judgement.verdict is WRONG
+    json.dumps(judgement.as_dict(), allow_nan=False)
 
 
 def test_ties_of_ours_count_as_agreement():
     assert judge(floats(1, 5, 5), floats(1, 4.9, 5)).top1 == 1
+
+
+@pytest.mark.parametrize(
+    ("theirs", "says"),
+    [((50, 7), "transposed"), ((8, 50), "BOS"), ((7, 64), "last 14 columns are padding"), ((7, 49), ""), ((6, 50), ""), ((7, 1, 50), "")],
+)
+def test_shapes_say_what_engines_do(theirs, says):
+    hint = shape_hint(theirs, (7, 50))
+    assert says in hint
+    assert bool(hint) == bool(says)

@@ -1,19 +1,26 @@
-"""The catalogue of mistakes: every entry can happen, and is called the same at one operation and in a whole engine."""
+"""The catalogue of mistakes: every entry can happen, names itself, and is called the same at one operation and in a whole engine."""
 
 import re
 from functools import cache
 
 import numpy as np
 import pytest
+from dumps import family_dump, with_tensor
+from engine_runs import BASE, TOKENS_OF_300, judge_by, logits_of
 from models import random_model
 
+from bitnet_np import spec
 from bitnet_np.dialects import DIALECTS, EXACT
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.judge.graph import operations
+from bitnet_np.judge.logits import judge
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE, ENGINES, at_operation, fitted, in_engine
 from bitnet_np.judge.mistakes.mistake import Fit
 from bitnet_np.judge.mistakes.quantiser import MISTAKES as QUANTISER
+from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.traces.points import Key
 
 BY_ID = {mistake.id: mistake for mistake in CATALOGUE}
 SHAPE = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_layers": 3, "tied": False, "window": 4}
@@ -21,7 +28,7 @@ SHAPE = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_l
 
 @cache
 def models():
-    """One of every family, with and without what a family may have."""
+    """Models of every family, and some with traits that a family may have or lack."""
     drawn = [random_model(0, family=family, **SHAPE) for family in ARCHITECTURES]
     drawn += [random_model(1, family="gptneox", rope_width=8, parallel_residual=True, **SHAPE | {"kv_heads": 4})]
     drawn += [random_model(2, family="gpt2", activation="gelu", **SHAPE | {"window": None})]
@@ -31,7 +38,7 @@ def models():
 
 @cache
 def tried():
-    """The ids that are tried at some operation, and in some whole engine, with their texts."""
+    """The texts of all mistakes that are tried at an operation of some model, and of those tried in a whole engine, by id."""
     at_one, in_whole = {}, {}
     for model in models():
         for dialect in DIALECTS.values():
@@ -41,6 +48,9 @@ def tried():
             for variant in in_engine(Variant("ours", model, dialect)):
                 in_whole.setdefault(variant.mistake, set()).add(variant.text)
     return at_one, in_whole
+
+
+# --- the catalogue --------------------------------------------------------------------------------------------------------------------
 
 
 def test_ids_are_told_apart():
@@ -63,7 +73,7 @@ def test_texts_have_their_numbers():
 
 
 def test_a_mistake_is_called_the_same_in_a_trace_and_in_logits_alone():
-    """All but the place that is put in front, and the dialect behind."""
+    """The texts are equal but for the place in front and the dialect behind."""
     at_one, in_whole = tried()
     for id in at_one.keys() & in_whole.keys():
         plain = {re.sub(r"^(at [^:]* of every layer|at result_norm|in [^:]*): ", "", text) for text in in_whole[id]}
@@ -73,7 +83,7 @@ def test_a_mistake_is_called_the_same_in_a_trace_and_in_logits_alone():
 
 @pytest.mark.parametrize("model", models(), ids=lambda model: model.config.architecture)
 def test_no_mistake_is_tried_that_a_family_cannot_make(model):
-    """`when` says so without an attempt: what it refuses would give nothing."""
+    """No mistake is tried whose `when` says that the family cannot make it."""
     for operation in operations(model, EXACT):
         for attempt in at_operation(model, EXACT, operation):
             assert BY_ID[attempt.cause.id].when(model, EXACT)
@@ -103,3 +113,145 @@ def test_fitted_mistakes_name_what_was_done():
         left = {cause.id: np.abs(array - theirs).max() for cause, array in fitted(Fit(theirs, value, value + 1, named))}
         candidates = fitted(Fit(theirs, value, value + 1, named))
         assert min(np.abs(array - theirs).max() for cause, array in candidates if cause.id == id) < 1e-12, (id, left)
+
+
+# --- whole engines --------------------------------------------------------------------------------------------------------------------
+
+
+def mistakes_that_name_themselves(model):
+    """Texts of the known mistakes that change this model's logits. Asserts that no other mistake is blamed for those that one made, unless
+    it makes the same logits."""
+    base, ids = Variant("ours", model, EXACT), TOKENS_OF_300
+    mine, judge_theirs = logits_of(base, ids), judge_by(base, ids)
+    mistakes = list(in_engine(base))
+    assert len({m.text for m in mistakes}) == len(mistakes)
+    texts = []
+    for mistake in mistakes:
+        theirs = logits_of(mistake, ids)
+        if judge(mine, theirs).verdict <= Verdict.ROUNDING:
+            continue
+        texts.append(mistake.text)
+        judgement = judge_theirs(theirs)
+        assert judgement.verdict is Verdict.WRONG or mistake.weak, (mistake.text, judgement)
+        if judgement.verdict is Verdict.FLIPS:
+            continue
+        if judgement.explanation.split(", in the dialect")[0] == mistake.text.split(", in the dialect")[0]:
+            continue  # a large mistake outweighs the differences between dialects
+        same = logits_of(next(m for m in mistakes if m.text == judgement.explanation), ids)
+        assert judge(same, theirs).verdict <= Verdict.ROUNDING, (mistake.text, judgement.explanation)
+    return texts
+
+
+SMALL = {"vocab": 300, "n_layers": 2, "width": 96, "heads": 6, "kv_heads": 2, "head_dim": 16, "tied": False, "context": 64}
+
+
+def test_every_known_mistake_names_itself():
+    assert len(mistakes_that_name_themselves(random_model(3, **SMALL))) > 40
+
+
+FAMILY = {  # what the family adds to the shape, the least number of mistakes that change its logits, and some of them
+    "bitnet": ({}, 45, ("relu(gate)^2 * up instead of SiLU(gate) * up", "at attn_q of every layer: the weight scale is missing")),
+    "llama": (
+        {"rope_scaling": 4.0},
+        25,
+        (
+            "in RoPE: positions are not scaled",
+            "in RoPE: the factors of the frequencies are not applied",
+            "at attn_v of every layer: the bias is missing",
+        ),
+    ),
+    "qwen2": ({}, 20, ("at attn_q of every layer: the bias is missing", "output_bias is missing")),
+    "qwen3": (
+        {},
+        20,
+        (
+            "at attn_q_norm of every layer: the norm is missing: its input comes out unchanged",
+            "at attn_k_norm of every layer: the norm's weight is missing",
+        ),
+    ),
+    "gptneox": (
+        {"rope_width": 8, "parallel_residual": True},
+        25,
+        (
+            "in RoPE: all of each head is rotated, not a part",
+            "the feed-forward reads what attention's branch was added to instead of the layer's input",
+            "in every norm: the mean is not subtracted, as in RMSNorm",
+        ),
+    ),
+    "gpt2": (
+        {},
+        20,
+        (
+            "position_embd is missing",
+            "the exact GELU instead of GELU's approximation by tanh",
+            "at ffn_norm of every layer: the norm's bias is missing",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("inner_norms", [False, True])
+@pytest.mark.parametrize("family", FAMILY)
+def test_every_known_mistake_of_a_family_names_itself(family, inner_norms):
+    more, least, some = FAMILY[family]
+    texts = mistakes_that_name_themselves(random_model(3, family=family, inner_norms=inner_norms, **SMALL, **more))
+    assert len(texts) >= least
+    assert set(some) <= set(texts)
+    assert ("at the norm inside ffn_down of every layer: the norm is missing: its input comes out unchanged" in texts) == inner_norms
+
+
+def test_mistakes_that_a_norm_cancels_are_weak():
+    assert {m.text for m in in_engine(BASE) if m.weak and m.mistake == "scale.missing"} == {
+        f"at {name} of every layer: the weight scale is missing" for name in ("attn_v", "ffn_gate", "ffn_up")
+    }
+    silu = Variant("", random_model(0, family="bitnet"), EXACT)
+    assert "at ffn_gate of every layer: the weight scale is missing" in {m.text for m in in_engine(silu) if not m.weak}
+
+
+# --- single operations of other families ----------------------------------------------------------------------------------------------
+
+MISTAKES = {  # family, the tensor that is wrong, how it is computed, what the judge must say
+    "silu as relu squared": (
+        "llama",
+        "ffn_out",
+        lambda m, p: np.maximum(p["ffn_gate"], 0) ** 2 * p["ffn_up"],
+        "relu(gate)^2 * up instead of SiLU(gate) * up",
+    ),
+    "exact gelu": ("gptneox", "ffn_out", lambda m, p: spec.gelu(p["ffn_up"].astype(np.float64)), "the exact GELU instead of"),
+    "halves": (
+        "llama",
+        "Kcur_rope",
+        lambda m, p: _turned(m, p["Kcur"], pairs="halves"),
+        "pairs are halves (i, i + K/2) instead of adjacent",
+    ),
+    "factors forgotten": ("llama", "Qcur_rope", lambda m, p: _turned(m, p["Qcur"], factors=1.0), "the factors of the frequencies"),
+    "all of the head rotated": ("gptneox", "Qcur_rope", lambda m, p: _turned(m, p["Qcur"], width=None), "all of each head is rotated"),
+    "rms norm": (
+        "gpt2",
+        "ffn_norm",
+        lambda m, p: spec.rms_norm(p["ffn_inp"].astype(np.float64), m.layers[1].ffn_norm, m.config.eps),
+        "the mean is not subtracted, as in RMSNorm",
+    ),
+    "norm without bias": ("gpt2", "attn_norm", lambda m, p: p["attn_norm"] - m.layers[1].attn_norm_bias, "the norm's bias is missing"),
+    "no bias": ("qwen2", "Vcur", lambda m, p: p["Vcur"] - m.layers[1].attn_v.bias, "the bias is missing"),
+    "attention's branch": ("gptneox", "l_out", lambda m, p: p["l_out"] - p["attn_o_out"], "attention's branch is missing"),
+}
+
+
+def _turned(model, x, **changes):
+    """Queries or keys after RoPE with other arguments."""
+    c = model.config
+    factors = 1.0 if model.rope_factors is None else model.rope_factors.astype(np.float64)
+    arguments = {"pairs": c.rope, "width": c.rope_width, "factors": factors} | changes
+    heads = x.reshape(len(x), -1, c.head_dim).astype(np.float64)
+    return spec.rope(heads, np.arange(len(x)), c.rope_base, **arguments).reshape(x.shape)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_of_other_families_are_recognised(name):
+    family, point, make, expected = MISTAKES[name]
+    model, ids, points = family_dump(family)
+    layer = {key.name: value for key, value in points.items() if key.layer == 1}
+    report = judge_trace(model, with_tensor(points, Key(point, 1), make(model, layer)), ids)
+    assert report.first_wrong.key == Key(point, 1)
+    assert report.first_wrong.hypothesis.startswith(expected)

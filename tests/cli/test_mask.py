@@ -1,25 +1,11 @@
-"""`bitnet-np mask` on small masks."""
-
-import json
+"""`bitnet-np mask`: small masks, row by row."""
 
 import pytest
 
-from bitnet_np.cli.main import main
-
-
-@pytest.fixture
-def run(capsys):
-    def ran(*arguments, code=0):
-        assert main(["mask", *map(str, arguments)]) == code
-        out, err = capsys.readouterr()
-        return err if code else out
-
-    return ran
-
 
 def test_a_mask_is_printed_row_by_row(run):
-    assert run(2, 5) == "   0    0    0    0 -inf\n   0    0    0    0    0\n"
-    assert run(2, 5, "--bool") == "1 1 1 1 0\n1 1 1 1 1\n"
+    assert run("mask", 2, 5) == "   0    0    0    0 -inf\n   0    0    0    0    0\n"
+    assert run("mask", 2, 5, "--bool") == "1 1 1 1 0\n1 1 1 1 1\n"
 
 
 @pytest.mark.parametrize(
@@ -34,11 +20,11 @@ def test_a_mask_is_printed_row_by_row(run):
     ],
 )
 def test_every_pattern_has_its_option(run, options, rows):
-    assert run(2, 4, "--bool", *options).replace(" ", "").split() == rows.split()
+    assert run("mask", 2, 4, "--bool", *options).replace(" ", "").split() == rows.split()
 
 
 def test_json_says_what_is_seen(run):
-    assert json.loads(run(2, 3, "--window", 2, "--json")) == {
+    assert run("mask", 2, 3, "--window", 2, "--json") == {
         "shape": [2, 3],
         "pattern": {"window": 2, "prefix": 0, "block": 0, "sinks": 0},
         "seen": [[1, 1, 0], [0, 1, 1]],
@@ -48,7 +34,7 @@ def test_json_says_what_is_seen(run):
 
 def test_rows_that_see_nothing_are_named(run):
     """With fewer keys than queries, late queries may have none left in their window."""
-    assert run(4, 2, "--align", "top_left", "--window", 1, "--bool").splitlines()[2:] == [
+    assert run("mask", 4, 2, "--align", "top_left", "--window", 1, "--bool").splitlines()[2:] == [
         "0 0",
         "0 0",
         "rows that see nothing, where attention gives zeros: 2, 3",
@@ -64,5 +50,5 @@ def test_rows_that_see_nothing_are_named(run):
         ((2, 2, "--sinks", 1), "sinks is 1 without a window"),
     ],
 )
-def test_what_cannot_be_is_refused(run, arguments, message):
-    assert message in run(*arguments, code=2)
+def test_what_cannot_be_is_refused(refused, arguments, message):
+    assert message in refused("mask", *arguments)

@@ -1,0 +1,61 @@
+"""What the tests of commands share: a model, its tokenizer, and commands that run."""
+
+import json
+import re
+
+import numba
+import pytest
+from command_line import TINY
+
+from bitnet_np.cli.main import main
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.files.load import load
+from bitnet_np.text.tokenizer import tokenizer_from
+
+
+@pytest.fixture(scope="session")
+def model():
+    """The embedded model, which no test may change."""
+    return load(TINY)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    """The embedded model's tokenizer."""
+    file = open_gguf(TINY)
+    return tokenizer_from(file.metadata, file.path)
+
+
+@pytest.fixture(autouse=True)
+def threads_stay():
+    """--threads holds for the whole process, so it is undone."""
+    before = numba.get_num_threads()
+    yield
+    numba.set_num_threads(before)
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command that must end with `code`. Returns its standard output, as JSON where that was asked for."""
+
+    def run_command(*arguments, code=0):
+        assert main(list(map(str, arguments))) == code
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return json.loads(captured.out, parse_constant=pytest.fail) if "--json" in arguments else captured.out
+
+    return run_command
+
+
+@pytest.fixture
+def refused(capsys):
+    """Runs a command that must end with 2 and print nothing but one line on standard error, which is returned."""
+
+    def run_command(*arguments):
+        assert main(list(map(str, arguments))) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert re.fullmatch("bitnet-np: .+\n", captured.err)
+        return captured.err
+
+    return run_command

@@ -1,0 +1,199 @@
+"""`bitnet-np check`: verdicts and exit codes on the embedded recording, on logits, and on dumps."""
+
+import re
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from command_line import TINY, TOKENS, needs_text, save_array, with_commas
+
+from bitnet_np import BITNET_CPP, embedded, selftest
+from bitnet_np.forward_pass import compute_logits, forward_full
+from bitnet_np.judge.logits import Judgement
+from bitnet_np.judge.verdict import Verdict
+
+# --- the embedded recording -----------------------------------------------------------------------------------------------------------
+
+
+def test_check_judges_the_embedded_recording(run):
+    out = run("check")
+    rows = [line.split() for line in out.splitlines() if re.match(r"\d+ (prefill|decode) ", line)]
+    assert [row[:2] for row in rows] == [[str(n), path] for n in embedded.LENGTHS for path in ("prefill", "decode")] * 2
+    assert [row[-1] for row in rows] == ["FLIPS"] * 8 + ["ROUNDING"] * 6 + ["FLIPS"] * 2
+    assert out.count("tokens      max error  mean error      NMSE  scale") == 2
+    assert out.count("the bits known for every machine") == 2
+    assert out.endswith("\n\nfine\n")
+
+
+def test_check_of_the_recording_in_json(run):
+    result = run("check", "--json")
+    assert result["fine"] is True
+    assert result["known_bits"] == {"forward, exact": True, "forward, bitnet.cpp": True}
+    assert list(result["dialects"]) == ["exact", "bitnet.cpp"]
+    judgement = result["dialects"]["bitnet.cpp"]["17 decode"]
+    assert (judgement["verdict"], judgement["positions"]) == ("ROUNDING", 17)
+
+
+def test_check_fails_where_the_kernels_do(run, monkeypatch):
+    monkeypatch.setattr(selftest, "known_bits", dict)
+    out = run("check", code=1)
+    assert "forward, exact: NOT the bits known for every machine" in out
+    assert "NOT FINE: the kernels are broken on this machine" in out
+    assert run("check", "--json", code=1)["fine"] is False
+
+
+def test_check_fails_where_roundings_that_are_followed_do_not_agree(run, monkeypatch):
+    """FLIPS is fine for a dump from elsewhere. The recording must come to the verdict that is known for it."""
+    recording = embedded.recording()
+    noise = np.random.default_rng(0)
+    logits = {name: value for name, value in recording.items() if name.startswith("logits")}
+    moved = recording | {name: value + noise.normal(0, 1e-3, value.shape) for name, value in logits.items()}
+    monkeypatch.setattr(embedded, "recording", lambda: moved)
+    monkeypatch.setattr(selftest, "run", lambda beginning: [("forward, exact", True)])
+    out = run("check", code=1)
+    assert out.count("  FLIPS\n") == 16
+    assert out.endswith("NOT FINE: the kernels are broken on this machine, see bitnet-np selftest\n")
+
+
+def test_check_compiles_no_kernel_that_a_forward_pass_does_not_use(run, monkeypatch):
+    every = selftest.cases()
+    monkeypatch.setattr(selftest, "cases", lambda: every | {"product": lambda: pytest.fail("a kernel of the backward pass")})
+    assert set(run("check", "--json")["known_bits"]) == {name for name in every if name.startswith("forward")}
+
+
+# --- dumps of logits ------------------------------------------------------------------------------------------------------------------
+
+
+def changed(array, index, value):
+    """A copy with another value at the index."""
+    array = array.copy()
+    array[index] = value
+    return array
+
+
+JUDGED = [
+    (lambda x: x, 0, "SAME_BITS"),
+    (lambda x: x[None], 0, "SAME_BITS"),
+    (lambda x: x.astype(np.float64), 0, "ROUNDING"),
+    (lambda x: x.astype(np.float16), 0, "FLIPS"),
+    (lambda x: x * np.float32(1.01), 1, "WRONG"),
+    (lambda x: x * np.float32(1.05), 1, "WRONG"),
+    (lambda x: changed(x, (3, 4), np.nan), 2, "INVALID"),
+    (lambda x: x[:-1], 2, "INVALID"),
+    (lambda x: x[:, :-1], 2, "INVALID"),
+    (lambda x: np.zeros_like(x), 2, "INVALID"),
+    (lambda x: x.astype(np.int32), 2, "INVALID"),
+]
+
+
+@pytest.mark.parametrize(("change", "code", "verdict"), JUDGED)
+def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
+    theirs = save_array(tmp_path / "theirs.npy", change(compute_logits(model, TOKENS[None])[0]))
+    arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs]
+    result = run(*arguments, "--json", code=code)
+    assert set(result) == {"verdict", "meaning", "reason", "first_wrong", "operations", "missing", "notes", "closer_to_float64", "logits"}
+    assert (result["verdict"], result["meaning"]) == (verdict, Verdict[verdict].text)
+    assert set(result["logits"]) == {field.name for field in fields(Judgement)} | {"meaning"}
+    assert result["logits"]["verdict"] == verdict
+    out = run(*arguments, code=code)
+    assert out.startswith(f"{theirs} against {TINY}, dialect exact\n\n{result['meaning']}\n{result['reason']}\n")
+    assert bool(re.search(rf"\nlogits .* {verdict}\n", out)) == (verdict != "INVALID")
+
+
+def test_check_takes_bare_numbers(run, refused, model, tmp_path):
+    """The vocabulary of the model and the size of the file say whether the logits are those of all tokens or of the last."""
+    ids = np.stack([TOKENS, TOKENS[::-1]])
+    batch = save_array(tmp_path / "ids.npy", ids)
+    logits = forward_full(model, ids)
+
+    def judged(array, name, *options):
+        array.tofile(tmp_path / name)
+        result = run("check", TINY, "--theirs", tmp_path / name, "--json", *options)
+        return result["verdict"], result["logits"]["positions"]
+
+    one = ["--tokens", with_commas(TOKENS)]
+    assert judged(logits[0], "x.f32", *one) == ("SAME_BITS", 17)
+    assert judged(logits[0], "x.bin", *one, "--format", "raw") == ("SAME_BITS", 17)
+    assert judged(logits[0, -1], "x.f32", *one) == ("SAME_BITS", 1)
+    assert judged(logits[0, -1], "x.f32", *one, "--last") == ("SAME_BITS", 1)
+    assert judged(logits, "x.f32", "--tokens-file", batch) == ("SAME_BITS", 34)
+    assert judged(logits[:, -1], "x.f32", "--tokens-file", batch, "--last") == ("SAME_BITS", 2)
+    logits[0, :3].tofile(tmp_path / "x.f32")
+    message = "x.f32: 6144 bytes, expected 34816 for float32 [17, 512]"
+    assert message in refused("check", TINY, *one, "--theirs", tmp_path / "x.f32")
+    np.savez(tmp_path / "x.npz", result_output=logits[0])
+    assert "expected logits alone" in refused("check", TINY, *one, "--theirs", tmp_path / "x.npz", "--last")
+
+
+def test_check_of_a_batch_the_last_position_and_a_dialect(run, model, tmp_path):
+    ids = np.stack([TOKENS, TOKENS[::-1]])
+    tokens, theirs = save_array(tmp_path / "ids.npy", ids), tmp_path / "theirs.npy"
+
+    def judged(*options, code=0):
+        result = run("check", TINY, "--tokens-file", tokens, "--theirs", theirs, "--json", *options, code=code)["logits"]
+        return result["verdict"], result["positions"]
+
+    save_array(theirs, forward_full(model, ids))
+    assert judged() == ("SAME_BITS", 34)
+    assert judged("--last", code=2) == ("INVALID", 0)
+    save_array(theirs, forward_full(model, ids, last_only=True))
+    assert judged("--last") == ("SAME_BITS", 2)
+    assert judged(code=2) == ("INVALID", 0)
+    save_array(theirs, forward_full(model, ids, dialect=BITNET_CPP))
+    assert judged() == ("FLIPS", 34)
+    assert judged("--as", "bitnet.cpp", "--threads", "2") == ("SAME_BITS", 34)
+    save_array(theirs, 2 * forward_full(model, ids))
+    assert judged(code=1) == ("WRONG", 34)
+
+
+@needs_text
+def test_check_of_a_text(run, model, tokenizer, tmp_path):
+    theirs = save_array(tmp_path / "theirs.npy", forward_full(model, [tokenizer.encode("a b")])[0])
+    assert run("check", TINY, "--text", "a b", "--theirs", theirs, "--json")["verdict"] == "SAME_BITS"
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("picture", "message"), [("no/x.png", "expected a file in a folder that is there"), ("x.foo", "x.foo: expected a name")]
+)
+def test_where_no_picture_can_be_drawn(refused, tmp_path, picture, message):
+    pytest.importorskip("matplotlib")
+    assert message in refused("compare", "nowhere.npz", "nowhere.npz", "--plot", picture)
+    theirs = save_array(tmp_path / "theirs.npy", np.zeros((1, 512), np.float32))
+    assert message in refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--plot", picture)
+
+
+def test_nothing_is_printed_before_an_error(refused, tmp_path):
+    pytest.importorskip("matplotlib")
+    theirs = save_array(tmp_path / "theirs.npy", np.zeros((1, 512), np.float32))
+    error = refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--plot", tmp_path / "x.png")
+    assert error == "bitnet-np: --plot needs a dump with intermediate tensors\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [TINY],
+        ["--tokens", "1"],
+        ["--theirs", "x.npy"],
+        [TINY, "--tokens", "1"],
+        [TINY, "--theirs", "x.npy"],
+        ["--tokens", "1", "--theirs", "x.npy"],
+        ["--tokens", ""],
+    ],
+)
+def test_check_needs_all_or_nothing(refused, arguments):
+    assert "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them" in refused("check", *arguments)
+
+
+def test_wrong_arguments_of_check(refused, tmp_path):
+    theirs = save_array(tmp_path / "theirs.npy", np.zeros((1, 512), np.float32))
+    assert "shape [0, 512]" in refused(
+        "check", TINY, "--tokens", "1", "--theirs", save_array(tmp_path / "none.npy", np.zeros((0, 512), np.float32))
+    )
+    assert "nowhere.npy" in refused("check", TINY, "--tokens", "1", "--theirs", "nowhere.npy")
+    assert "Tokens cannot be empty" in refused("check", TINY, "--tokens", "", "--theirs", theirs)
+    assert "token 512" in refused("check", TINY, "--tokens", "512", "--theirs", theirs)
+    assert "nowhere.gguf" in refused("check", "nowhere.gguf", "--tokens", "1", "--theirs", theirs)

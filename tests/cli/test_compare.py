@@ -1,0 +1,68 @@
+"""`bitnet-np compare`: the verdict on two dumps, as it is printed, drawn and returned. The verdict itself: judge/test_two_dumps.py."""
+
+import numpy as np
+import pytest
+
+from bitnet_np.judge.report import LEGEND
+from bitnet_np.traces.record import record_trace
+
+
+@pytest.fixture
+def ours(model, tmp_path):
+    """A dump of four tokens."""
+    path = tmp_path / "ours.npz"
+    record_trace(model, [1, 2, 3, 4], path, names=["l_out", "result_output"])
+    return path
+
+
+@pytest.fixture
+def theirs(ours, tmp_path):
+    """A function that writes a dump as ours with other arrays by name, or without them where they are None."""
+
+    def write(**changes):
+        path = tmp_path / "theirs.npz"
+        with np.load(ours) as archive:
+            arrays = {**archive, **changes}
+        np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+        return path
+
+    return write
+
+
+def test_equal_dumps_have_the_same_bits(run, ours, theirs):
+    lines = run("compare", ours, theirs()).splitlines()
+    assert lines[0] == f"{ours.with_name('theirs.npz')} (npz) against {ours} (npz)"
+    assert lines[2:4] == ["same bits", "4 tensors compared"]
+    assert LEGEND in lines
+    assert "result_output =" in lines
+
+
+def test_a_wrong_tensor_is_named_with_its_numbers(run, ours, theirs):
+    """The output of the second layer is twice what it should be."""
+    with np.load(ours) as archive:
+        path = theirs(**{"l_out-1": 2 * archive["l_out-1"]})
+    lines = run("compare", ours, path, code=1).splitlines()
+    assert lines[2] == "WRONG: more than roundings explain"
+    assert lines[3].startswith("layer 1 l_out: NMSE 1 at position ")
+    assert "layer  1 X" in lines
+    (row,) = (line.split() for line in lines if line.startswith("layer 1 l_out  WRONG"))
+    assert row[-3:] == ["1", "2", "1"]  # NMSE, scale, cosine
+    result = run("compare", ours, path, "--json", code=1)
+    assert (result["verdict"], result["first_wrong"]["tensor"], result["first_wrong"]["layer"]) == ("WRONG", "l_out", 1)
+
+
+def test_a_tensor_that_theirs_lacks_is_invalid_unless_that_is_allowed(run, ours, theirs):
+    path = theirs(**{"l_out-2": None})
+    assert "theirs.npz (npz) lacks l_out-2; --partial compares what both have" in run("compare", ours, path, code=2)
+    assert "3 tensors compared" in run("compare", ours, path, "--partial")
+
+
+def test_both_dumps_are_read_in_the_format_that_is_given(refused, ours, theirs):
+    message = f"bitnet-np: {ours}: no point of a forward pass in it"
+    assert refused("compare", ours, theirs(), "--format", "nodes").startswith(message)
+
+
+def test_the_heat_map_is_drawn_to_a_picture(run, ours, theirs, tmp_path):
+    pytest.importorskip("matplotlib")
+    run("compare", ours, theirs(), "--plot", tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,108 @@
+"""`bitnet-np inspect`: what a model file holds, and whether it is supported."""
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from command_line import TINY, TOKENS, write_file
+from gguf_bytes import FLOAT32, UINT32, Entry, number, text
+from gguf_bytes import gguf as build
+
+from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
+
+DATA = Path(__file__).parents[1] / "data"
+MODELS = [*sorted(DATA.glob("*/*.gguf")), *sorted(path.parent for path in DATA.glob("hf/*/config.json"))]
+
+
+def test_inspect_says_what_a_file_holds(run):
+    out = run("inspect", TINY)
+    assert out.startswith(f"{TINY}: GGUF v3, 886,720 bytes, 35 tensors\nsupported: yes\n")
+    assert (
+        "type  tensors   elements    bytes\n"
+        "F16         1    131,072  262,144\n"
+        "F32        13      4,864   19,456\n"
+        "I2_S       21  2,359,296  590,496\n"
+    ) in out
+    assert "\nkv_heads                   2\n" in out
+    assert "\nKV cache, bytes per token  3072\n" in out
+    assert re.search(r"\nbitnet-b1\.58\.rope\.freq_base +500000\.0\n", out)
+    assert re.search(r"\ntokenizer\.ggml\.tokens +\[512 values\]\n", out)
+    assert "attn_q" not in out
+    assert re.search(r"\nblk\.2\.attn_k\.weight +I2_S +128 x 256 +8,224\n", run("inspect", TINY, "--tensors"))
+
+
+def test_inspect_lists_what_a_dump_may_hold(run, model):
+    """It lists the names, layers, shapes and dtypes that a forward pass records."""
+    recorded = {}
+
+    def record(name, layer, array):
+        axes = ["T", *([array.size // len(array)] if array.ndim > 1 else [])]
+        recorded.setdefault(name, ([], axes, str(array.dtype)))[0].append(layer)
+
+    forward_full(model, TOKENS[None], record=record)
+    points = run("inspect", TINY, "--points", "--json")["points"]
+    assert {p["name"]: (p["layers"], p["shape"], p["dtype"]) for p in points} == recorded
+    assert all(p["meaning"] for p in points)
+    out = run("inspect", TINY, "--points")
+    assert re.search(r"\nKcur_rope +0-2 +T x 128 +float32 +keys after RoPE\n", out)
+    assert re.search(r"\nattn_norm_scale +0-2 +T +float32 ", out)
+    assert "Kcur_rope" not in run("inspect", TINY)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
+def test_inspect_knows_every_recorded_model(run, path):
+    assert "supported: yes" in run("inspect", str(path))
+
+
+def test_inspect_in_json(run):
+    result = run("inspect", TINY, "--json")
+    names = "file bytes kind version supported problem config kv_cache_bytes_per_token types keys"
+    assert set(result) == set(names.split())
+    assert (result["file"], result["bytes"], result["kind"], result["version"]) == (TINY, Path(TINY).stat().st_size, "GGUF v3", 3)
+    assert (result["supported"], result["problem"]) == (True, None)
+    assert result["config"] == vars(load(TINY).config)
+    assert result["kv_cache_bytes_per_token"] == 2 * 4 * 3 * 2 * 64
+    assert result["types"]["I2_S"] == {"tensors": 21, "elements": 2359296, "bytes": 590496}
+    assert result["keys"]["general.architecture"] == "bitnet-b1.58"
+    assert result["keys"]["bitnet-b1.58.block_count"] == 3
+    assert result["keys"]["tokenizer.ggml.add_bos_token"] is True
+    assert result["keys"]["tokenizer.ggml.tokens"] == "[512 values]"
+    tensors = run("inspect", TINY, "--json", "--tensors")["tensors"]
+    assert len(tensors) == 35
+    assert tensors[0] == {"name": "token_embd.weight", "type": "F16", "shape": "512 x 256", "bytes": 262144}
+
+
+def test_inspect_shows_what_cannot_be_run_and_says_why(run, tmp_path):
+    keys = [("general.architecture", text("falcon")), ("odd", number(FLOAT32, float("nan"))), ("falcon.block_count", number(UINT32, 1))]
+    path = write_file(tmp_path / "other.gguf", build(keys, [Entry("output.weight", (256, 2), 14)]))
+    out = run("inspect", path, "--tensors")
+    assert f"supported: no: {path}: general.architecture is 'falcon', supported are bitnet-b1.58, bitnet-25, bitnet, llama, " in out
+    assert "config" not in out
+    assert re.search(r"\nfalcon\.block_count +1\n", out)
+    assert re.search(r"\noutput\.weight +Q6_K +2 x 256 +420\n", out)
+    result = run("inspect", path, "--json")
+    assert (result["supported"], result["config"], result["kv_cache_bytes_per_token"]) == (False, None, None)
+    assert "general.architecture is 'falcon'" in result["problem"]
+    assert result["keys"]["odd"] == "nan"
+
+
+def test_inspect_shows_the_numbers_of_a_model_with_damaged_weights(run, tmp_path):
+    raw = bytearray(Path(TINY).read_bytes())
+    at = open_gguf(TINY).tensors["blk.1.ffn_norm.weight"].offset
+    raw[at : at + 4] = struct.pack("<f", float("nan"))
+    result = run("inspect", write_file(tmp_path / "nan.gguf", bytes(raw)), "--json")
+    assert "tensor blk.1.ffn_norm.weight has NaN or infinity in it" in result["problem"]
+    assert result["config"]["width"] == 256
+
+
+def test_nothing_in_a_file_can_garble_the_terminal(run, tmp_path):
+    evil = "\x1b[2J\n\r\x07\u202e"
+    keys = [("general.architecture", text(evil)), (evil, text(evil))]
+    path = write_file(tmp_path / "\x1b.gguf", build(keys, [Entry(evil, (4,))]))
+    out = run("inspect", path, "--tensors")
+    assert all(character.isprintable() or character == "\n" for character in out)
+    assert out.count(r"\x1b[2J\n\r\x07\u202e") == 5  # architecture twice, key, value and tensor
+    assert run("inspect", path, "--json", "--tensors")["tensors"][0]["name"] == evil

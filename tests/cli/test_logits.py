@@ -1,0 +1,109 @@
+"""`bitnet-np logits`: every path prints the same checksum, which is that of the numbers it writes."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from command_line import TINY, TOKENS, save_array, sha256, with_commas
+
+from bitnet_np import BITNET_CPP
+from bitnet_np.forward_pass import forward_full
+
+
+def test_logits_in_text(run, model):
+    logits = forward_full(model, TOKENS[None])[0]
+    lines = run("logits", TINY, "--tokens", with_commas(TOKENS)).splitlines()
+    best = np.argsort(-logits[-1], kind="stable")[:5]
+    assert lines[:5] == ["shape   [17, 512] float32", f"sha256  {sha256(logits)}", "", "last position", "token  logit"]
+    assert [line.split() for line in lines[5:]] == [[str(i), f"{logits[-1, i]:+.6f}"] for i in best]
+
+
+def test_logits_in_json(run, model):
+    logits = forward_full(model, TOKENS[None])[0]
+    result = run("logits", TINY, "--tokens", with_commas(TOKENS), "--json")
+    assert result.pop("seconds") > 0
+    best = np.argsort(-logits[-1], kind="stable")[:5].tolist()
+    top = [[{"id": i, "logit": float(logits[-1, i])} for i in best]]
+    assert result == {"shape": [17, 512], "sha256": sha256(logits), "top": top, "dialect": "exact", "mode": "auto"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--mode", "parallel"],
+        ["--mode", "incremental"],
+        ["--mode", "auto", "--parallel-threshold", "0"],
+        ["--parallel-threshold", "100"],
+        ["--chunk", "1"],
+        ["--chunk", "7"],
+        ["--chunk", "100"],
+        ["--mode", "incremental", "--chunk", "3"],
+        ["--threads", "1"],
+        ["--threads", "2"],
+        ["--threads", "2", "--chunk", "7"],
+    ],
+    ids=" ".join,
+)
+def test_every_path_prints_one_checksum(run, model, options):
+    result = run("logits", TINY, "--tokens", with_commas(TOKENS), "--json", *options)
+    assert result["sha256"] == sha256(forward_full(model, TOKENS[None]))
+    assert result["mode"] == (options[1] if "--mode" in options else "incremental" if "--chunk" in options else "auto")
+
+
+def test_the_checksum_is_of_the_files_numbers(run, model, tmp_path):
+    out = tmp_path / "out"
+    result = run("logits", TINY, "--tokens", with_commas(TOKENS), "--json", "--out", out)
+    array = np.load(out)
+    assert array.dtype == np.float32
+    assert hashlib.sha256(array.astype("<f4").tobytes()).hexdigest() == result["sha256"]
+    np.testing.assert_array_equal(array, forward_full(model, TOKENS[None])[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("options", [[], ["--chunk", "5"], ["--mode", "parallel"]])
+def test_the_last_position_only(run, model, tmp_path, options):
+    logits = forward_full(model, TOKENS[None])
+    result = run("logits", TINY, "--tokens", with_commas(TOKENS), "--last", "--json", *options)
+    assert (result["shape"], result["sha256"]) == ([512], sha256(logits[0, -1]))
+    batch = save_array(tmp_path / "batch.npy", np.stack([TOKENS, TOKENS]))
+    result = run("logits", TINY, "--tokens-file", batch, "--last", "--json", *options)
+    assert (result["shape"], len(result["top"])) == ([2, 512], 2)
+    assert result["sha256"] == sha256(np.stack([logits[0, -1]] * 2))
+
+
+def test_another_dialect(run, model):
+    result = run("logits", TINY, "--tokens", with_commas(TOKENS), "--as", "bitnet.cpp", "--json")
+    assert result["sha256"] == sha256(forward_full(model, TOKENS[None], dialect=BITNET_CPP))
+    assert result["dialect"] == "bitnet.cpp"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", ""], "--tokens: Tokens cannot be empty"),
+        (["--tokens", ","], "--tokens: Tokens cannot be empty"),
+        (["--tokens", "1,x"], "--tokens is '1,x', expected integers separated by commas or blanks"),
+        (["--tokens", "1.5"], "--tokens is '1.5'"),
+        (["--tokens", "1," * 100 + "\x1b"], "--tokens is '1,1,1"),
+        (["--tokens", "9" * 5000], "--tokens is '999"),
+        (["--tokens", "9" * 30], "--tokens: token ids have dtype object, expected integers of 64 bits at most"),
+        (["--tokens", str(2**63)], "expected less than 2**63"),
+        (["--tokens", "512"], "token 512 at position 0 of sequence 0 is not an id of the vocabulary, 0..511"),
+        (["--tokens", "1,-1"], "token -1 at position 1"),
+        (["--tokens", "1," * 513], "513 positions, the model's context is 512"),
+        (["--tokens", "1", "--chunk", "0"], "chunk is 0, expected at least 1"),
+        (["--tokens", "1", "--chunk", "-3"], "chunk is -3"),
+        (["--tokens", "1", "--chunk", "2", "--mode", "parallel"], "--chunk needs --mode incremental, not parallel"),
+        (["--tokens", "1", "--chunk", "2", "--mode", "auto"], "--chunk needs --mode incremental, not auto"),
+        (["--tokens", "1", "--threads", "0"], "--threads is 0, expected 1 to"),
+        (["--tokens", "1", "--threads", "-1"], "--threads is -1"),
+        (["--tokens", "1", "--threads", "100000"], "--threads is 100000"),
+        (["--tokens", "1", "--out", "no/such/folder/x.npy"], "expected a file in a folder that is there"),
+        (["--tokens", "1", "--out", "."], "expected a file in a folder that is there"),
+        (["--tokens-file", "nowhere.npy"], "nowhere.npy"),
+        (["--tokens-file", "nowhere.json"], "nowhere.json"),
+        (["--tokens-file", "ids.csv"], "ids.csv: expected a name that ends in .npy, .json or .txt"),
+    ],
+)
+def test_wrong_arguments_of_logits(refused, arguments, message):
+    assert message in refused("logits", TINY, *arguments)

@@ -1,0 +1,159 @@
+"""What all commands share: help, exit codes, one line for each error, and outputs that overwrite nothing that is read."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import TINY, save_array, write_file
+from gguf_bytes import gguf as build
+
+import bitnet_np
+from bitnet_np.cli import generate as generate_command
+from bitnet_np.cli import logits as logits_command
+from bitnet_np.cli.main import main
+
+COMMANDS = ("inspect", "logits", "generate", "check", "trace", "grad", "compare", "nll", "convert", "mask", "selftest")
+
+
+# --- help and usage -------------------------------------------------------------------------------------------------------------------
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert (ended.value.code, capsys.readouterr().out) == (0, f"bitnet-np {bitnet_np.__version__}\n")
+
+
+def test_help(capsys):
+    for arguments in ([], *([command] for command in COMMANDS)):
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments, "--help"])
+        assert ended.value.code == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"usage: {' '.join(['bitnet-np', *arguments])} ")
+        assert all(each in out for each in (["--json"] if arguments else [*COMMANDS, "Exit codes: 0 fine, 1 a difference"]))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["frobnicate"],
+        ["logits"],
+        ["logits", TINY],
+        ["logits", TINY, "--tokens", "1", "--text", "a"],
+        ["logits", TINY, "--tokens", "1", "--threads", "many"],
+        ["logits", TINY, "--tokens", "1", "--mode", "fast"],
+        ["logits", TINY, "--tokens", "1", "--as", "ollama"],
+        ["generate"],
+        ["inspect"],
+        ["inspect", TINY, "--threads", "1"],
+    ],
+)
+def test_usage(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("usage: bitnet-np")
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--tokens-file", "--text", "--out", "--metrics", "--chunk", "--threads", "--as"])
+def test_an_option_is_never_given_two_dashes_as_its_value(option, capsys):
+    """Before Python 3.13 argparse makes an empty list of the two dashes, whatever type the option has."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["logits", TINY, f"{option}=--"])
+    assert stopped.value.code == 2
+    assert f"{option}=--" in capsys.readouterr().err
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\2\0\0\0", b"hello", build()[:-1], Path(TINY).read_bytes()[:-1]])
+def test_a_broken_file_is_named(refused, tmp_path, content):
+    path = write_file(tmp_path / "broken.gguf", content)
+    for arguments in (("inspect", path), ("logits", path, "--tokens", "1"), ("generate", path, "--tokens", "1")):
+        assert refused(*arguments).startswith(f"bitnet-np: {path}: ")
+
+
+def test_a_folder_that_is_no_model(refused, tmp_path):
+    expected = "no such file, expected a Hugging Face folder or the path of a GGUF file"
+    assert refused("inspect", tmp_path) == f"bitnet-np: {tmp_path / 'config.json'}: {expected}\n"
+
+
+def test_a_missing_file_is_named_first(refused, tmp_path):
+    model, dump = tmp_path / "nowhere.gguf", tmp_path / "nowhere.npz"
+    assert refused("inspect", model) == f"bitnet-np: {model}: No such file or directory\n"
+    for arguments in (["inspect", dump], ["check", TINY, "--tokens", "1", "--theirs", dump], ["compare", dump, dump]):
+        assert refused(*arguments) == f"bitnet-np: {dump}: No such file or directory\n"
+
+
+def test_no_memory(refused, monkeypatch):
+    def too_much(*args, **options):
+        raise MemoryError("Unable to allocate 9 TiB")
+
+    monkeypatch.setattr(logits_command, "compute_logits", too_much)
+    assert "Unable to allocate 9 TiB" in refused("logits", TINY, "--tokens", "1")
+
+
+def test_an_interrupt_is_no_traceback(capsys, monkeypatch):
+    def interrupted(*args, **options):
+        yield 5
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate_command, "stream", interrupted)
+    assert main(["generate", TINY, "--tokens", "1"]) == 130
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("5", "bitnet-np: interrupted\n")
+
+
+def test_what_is_read_is_not_written_over(run, refused, tmp_path):
+    model, tokens = tmp_path / "model.gguf", save_array(tmp_path / "tokens.npy", np.array([1, 2, 3]))
+    model.write_bytes(Path(TINY).read_bytes())
+    link = tmp_path / "link.npy"
+    link.symlink_to(model)
+    for option, out in (("--out", model), ("--out", tokens), ("--metrics", model), ("--out", link)):
+        before = model.read_bytes(), Path(tokens).read_bytes()
+        message = refused("logits", model, "--tokens-file", tokens, option, out)
+        assert f"{option} is {out}, which is read: " in message
+        assert (model.read_bytes(), Path(tokens).read_bytes()) == before
+    run("logits", model, "--tokens-file", tokens, "--out", tmp_path / "new.npy")
+    run("logits", model, "--tokens-file", tokens, "--out", tmp_path / "new.npy")  # which nothing reads
+
+
+# --- --metrics ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["logits", "--tokens", "1,2,3"], (3, 9, 9)),
+        (["logits", "--tokens", "1,2,3", "--mode", "parallel"], (1, 3, 0)),
+        (["generate", "--tokens", "1,2", "-n", "4"], (4, 12, 15)),
+        (["nll", "--tokens", "1,2,3"], (1, 3, 9)),
+    ],
+)
+def test_the_command_line_writes_and_prints_them(tmp_path, capsys, arguments, expected):
+    out = tmp_path / "metrics.json"
+    assert main([arguments[0], TINY, *arguments[1:], "--metrics", str(out)]) == 0
+    metrics = json.loads(out.read_text())
+    assert (metrics["forwards"], metrics["layers"], metrics["kv_positions"]) == expected
+    error = capsys.readouterr().err
+    assert "ternary_matmul" in error
+    assert f"{expected[0]} forwards, {expected[1]} layers, {expected[2]} positions written to KV caches" in error
+
+
+def test_a_batch_of_prompts_is_measured_too(run, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text('{"id": 1, "tokens": [1, 2]}\n{"id": 2, "tokens": [3]}\n')
+    out = tmp_path / "metrics.json"
+    run("generate", TINY, "--prompts-file", tmp_path / "prompts.jsonl", "--batch", 2, "-n", 3, "--metrics", out)
+    assert json.loads(out.read_text())["forwards"] == 3
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_runs(refused, tmp_path):
+    out = tmp_path / "none" / "metrics.json"
+    message = refused("logits", "nothing.gguf", "--tokens", "1", "--metrics", out)
+    assert f"--metrics is {out}, expected a file in a folder that is there" in message

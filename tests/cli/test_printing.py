@@ -1,0 +1,56 @@
+"""What commands print: tables that line up, JSON that any reader takes, and nothing that garbles a terminal."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from bitnet_np.cli.printing import plain, print_json, printable, table
+
+
+def test_text_lines_up_on_the_left_and_numbers_on_the_right():
+    assert table(("name", "bytes", "NMSE"), [("a", 1234567, 0.00012345), ("bcdefg", 8, None)]) == (
+        "name        bytes      NMSE\na       1,234,567  0.000123\nbcdefg          8         -"
+    )
+    assert table(("name", "value"), [("a", "1"), ("b", "long text")]) == "name  value\na     1\nb     long text"
+    assert table(("name", "value"), []).split() == ["name", "value"]
+
+
+def test_names_from_files_cannot_garble_a_table():
+    assert table(("name",), [("\x1b[2J",)]) == "name\n\\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("Größe 你好", "Größe 你好"), ("a\nb\t\x07", r"a\nb\t\x07"), ("\u202e\x9b", r"\u202e\x9b"), ("\udc80", r"\udc80"), ("", "")],
+)
+def test_what_is_not_printable_is_escaped(text, shown):
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (3, 3),
+        (True, True),
+        ("text", "text"),
+        (0.5, 0.5),
+        (math.nan, "nan"),
+        (-math.inf, "-inf"),
+        (np.arange(7), "[7 values]"),
+        ((b"a", b"b"), "[2 values]"),
+        ({"a": [1]}, '{"a": [1]}'),
+        ([1, None], "[1, null]"),
+    ],
+)
+def test_metadata_is_plain_in_json(value, expected):
+    assert plain(value) == expected
+
+
+def test_json_is_indented(capsys):
+    print_json({"a": [1], "b": None})
+    out = capsys.readouterr().out
+    assert json.loads(out) == {"a": [1], "b": None}
+    assert out.startswith('{\n  "a"')

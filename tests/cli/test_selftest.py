@@ -1,0 +1,78 @@
+"""`bitnet-np selftest`: what it prints of each kernel and of the kernel cache, and its exit code."""
+
+import re
+
+import numba
+import pytest
+
+from bitnet_np import selftest
+from bitnet_np.kernels.launching import serial
+
+
+def test_selftest(run):
+    out = run("selftest", "--threads", "2")
+    names = list(selftest.cases())
+    assert set(names) == set(selftest.known_bits())
+    assert [line.removesuffix("as known").rstrip() for line in out.splitlines() if line.endswith("  as known")] == names
+    assert re.search(r"\nthreads +2\n", out)
+    assert re.search(r"\n\nall as known, [\d.]+ s\n$", out)
+
+
+def test_selftest_in_json(run):
+    result = run("selftest", "--json")
+    names = "machine python numpy numba threads instruction_path features fine kernels cache seconds"
+    assert set(result) == set(names.split())
+    assert result["fine"] is True
+    assert result["cache"]["bad"] == []
+    assert result["kernels"] == dict.fromkeys(selftest.cases(), True)
+    assert isinstance(result["features"], list)
+
+
+@pytest.mark.parametrize("name", ["rms_norm", "attend, window", "forward, exact"])
+def test_selftest_names_the_kernel_that_differs(run, monkeypatch, name):
+    tampered = selftest.known_bits() | {name: "0" * 64}
+    monkeypatch.setattr(selftest, "known_bits", lambda: tampered)
+    out = run("selftest", code=1)
+    assert [line.split("  ")[0] for line in out.splitlines() if line.endswith("DIFFER")] == [name]
+    assert "NOT FINE" in out
+    result = run("selftest", "--json", code=1)
+    assert result["fine"] is False
+    assert [kernel for kernel, fine in result["kernels"].items() if not fine] == [name]
+
+
+def plus_three(x):
+    return x + 3
+
+
+@pytest.fixture
+def entry(tmp_path, monkeypatch):
+    """The one entry of a fresh cache; and a selftest that runs no kernels, which are compiled elsewhere."""
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(selftest, "run", lambda: [("embed float32", True)])
+    serial(plus_three)(1)
+    (file,) = tmp_path.rglob("*.kernel")
+    return file
+
+
+@pytest.mark.parametrize("options", [(), ("--recompile",)])
+def test_selftest_looks_through_the_cache(run, entry, options):
+    folder = str(entry.parents[1])
+    assert f"\ncompiled kernels on disk: 1, 0 of them bad, in {folder}\n" in run("selftest", *options)
+    assert run("selftest", "--json", *options)["cache"] == {"folder": folder, "entries": 1, "bad": []}
+    entry.write_bytes(entry.read_bytes()[:-1])
+    out = run("selftest", *options, code=1)
+    problem = "it is damaged: its SHA-256 is not the recorded one"
+    assert f"\nfile       {entry}\nfunction   {__name__}.plus_three\nsignature  (int64)\nproblem    {problem}\n" in out
+    assert re.search(r"\nbitnet-np selftest --clear-cache deletes them all\n\nNOT FINE, [\d.]+ s\n$", out)
+    result = run("selftest", "--json", *options, code=1)
+    assert result["fine"] is False
+    named = {"file": str(entry), "function": f"{__name__}.plus_three", "signature": "(int64)", "problem": problem}
+    assert result["cache"] == {"folder": folder, "entries": 1, "bad": [named]}
+
+
+def test_selftest_clears_the_cache(run, entry):
+    nbytes = entry.stat().st_size
+    assert run("selftest", "--clear-cache", "--json") == {"folder": str(entry.parents[1]), "files": 1, "bytes": nbytes}
+    assert not entry.parent.exists()
+    assert re.fullmatch(r".*: 0 compiled kernels deleted, 0.0 MB\n", run("selftest", "--clear-cache"))
+    assert "compiled kernels on disk: 0, 0 of them bad" in run("selftest")

@@ -1,0 +1,140 @@
+"""Whole dumps: their logits and log-probabilities as such, beside every operation."""
+
+import numpy as np
+import pytest
+from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
+
+from bitnet_np import EXACT, forward_full
+from bitnet_np.judge.dump import check_logits, check_trace, log_softmax
+from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
+from bitnet_np.judge.variant import Variant
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.testing import random_model
+from bitnet_np.traces.formats import llama_logits, read_any
+from bitnet_np.traces.points import Key
+from bitnet_np.widen import float32
+
+# --- traces ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_nan_is_blamed_where_it_begins():
+    """NaN in the logits does not show where it came from. The tensors before them do."""
+    points = recorded()
+    for key in points:
+        late = key == LOGITS or key.layer == 2 or (key.layer == 1 and key.name in ("kqv_out", "attn_o_out", "ffn_inp"))
+        if late and points[key].dtype == np.float32:  # codes have no NaN
+            points[key] = np.full_like(points[key], np.nan)
+    report = check_trace(MODEL, TOKENS, trace(points))
+    assert (report.verdict, report.first_wrong.key, report.logits.verdict) == (Verdict.INVALID, Key("kqv_out", 1), Verdict.INVALID)
+    assert report.reason.startswith("layer 1 kqv_out: it has nan at position 0, element 0")
+    report = check_trace(MODEL, TOKENS, trace(recorded() | {LOGITS: points[LOGITS]}))
+    assert report.reason.startswith("logits: their logit at 0, 0 is nan")
+
+
+def test_log_probabilities_and_some_positions_are_judged():
+    logits = recorded()[LOGITS]
+    for key, values in ((LOGITS, logits), (Key("log_probs", None), log_softmax(logits))):
+        report = check_trace(MODEL, TOKENS, trace({key: values[8:]}, positions=np.arange(8, 17)), EXACT)
+        assert report.verdict <= Verdict.ROUNDING
+        assert report.logits.positions == 9
+        report = check_trace(MODEL, TOKENS, trace({key: values[7:16]}, positions=np.arange(8, 17)), EXACT)
+        assert report.verdict >= Verdict.WRONG
+
+
+def test_log_probabilities_are_judged_as_far_as_their_file_tells_them(tmp_path):
+    """llama.cpp's file has steps, and nothing below the largest logit minus 16. A right engine is not blamed for that."""
+    logits = recorded()[LOGITS]
+    verdicts = []
+    for theirs in (logits, logits * np.float32(1 + 1e-6), logits * np.float32(1.05)):
+        with llama_logits.LlamaLogitsWriter(tmp_path / "x.kld", TOKENS) as out:
+            out.add(LOGITS, theirs)
+        report = check_trace(MODEL, TOKENS, read_any(tmp_path / "x.kld"), EXACT)
+        verdicts.append((report.verdict, report.logits.verdict))
+    assert verdicts == [(verdict, verdict) for verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.WRONG)]
+
+
+def test_one_row_of_logits_is_taken_for_the_last():
+    logits = recorded()[LOGITS]
+    report = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}), EXACT)
+    assert (report.verdict, report.logits.compared, report.logits.positions) == (Verdict.SAME_BITS, (16,), 1)
+    assert report.notes == ("one row of result_output for 17 tokens: taken as that of the last position, 16",)
+    for key, values in ((LOGITS, logits), (Key("log_probs", None), log_softmax(logits))):
+        report = check_trace(MODEL, TOKENS, trace({key: values[5:6]}), EXACT)
+        assert report.verdict is Verdict.WRONG
+        assert report.reason == "it is the row of position 5, not of the last one, 16"
+        assert report.logits.explanation == "the row of position 5"
+    report = check_trace(MODEL, TOKENS, trace({LOGITS: logits[-1:]}, positions=np.array([16])), EXACT)
+    assert (report.verdict, report.notes, report.logits.compared) == (Verdict.SAME_BITS, (), None)
+    report = check_trace(MODEL, TOKENS[:1], trace({LOGITS: logits[:1]}), EXACT)
+    assert (report.verdict, report.notes, report.logits.compared) == (Verdict.SAME_BITS, (), None)
+
+
+@pytest.mark.parametrize("key", [LOGITS, Key("log_probs", None)])
+def test_one_row_of_logits_does_not_keep_the_other_tensors_from_being_judged(key):
+    """Aprender's stage files hold the logits of the last token only, and the other tensors of all."""
+    row = recorded()[LOGITS][-1:] if key == LOGITS else log_softmax(recorded()[LOGITS][-1:])
+    others = {k: v for k, v in recorded().items() if k != LOGITS}
+    report = check_trace(MODEL, TOKENS, trace(others | {key: row}), EXACT)
+    assert report.logits.verdict is Verdict.SAME_BITS
+    assert (report.verdict, len(report.operations)) == (Verdict.SAME_BITS, len(others))
+    assert report.notes == (f"one row of {key.name} for 17 tokens: taken as that of the last position, 16",)
+    bad, _ = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    wrong = {k: v for k, v in bad.items() if k != LOGITS}
+    report = check_trace(MODEL, TOKENS, trace(wrong | {key: row}), EXACT)
+    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_out", 1))
+
+
+def test_wrong_log_probabilities_alone_are_wrong():
+    """They are WRONG, and not INVALID because no operation gives log-probabilities."""
+    report = check_trace(MODEL, TOKENS, trace({Key("log_probs", None): log_softmax(3 * recorded()[LOGITS])}), EXACT)
+    assert (report.verdict, report.logits.verdict) == (Verdict.WRONG, Verdict.WRONG)
+
+
+@pytest.mark.parametrize("positions", [[16], [3, 9], [0, 1, 70, 90], [90, 3]])
+def test_mistakes_are_tried_on_the_positions_a_dump_has(positions):
+    model = random_model(5)
+    ids = np.random.default_rng(2).integers(0, 50, 91)
+    faulty = next(m for m in known_mistakes(Variant("", model, EXACT)) if "truncated" in m.text)
+    theirs = forward_full(model, ids[None], ops=faulty.ops)[0]
+    report = check_trace(model, ids, trace({LOGITS: theirs[positions]}, positions=np.array(positions)), EXACT)
+    assert report.verdict is Verdict.WRONG
+    assert report.logits.explanation == faulty.text
+
+
+# --- logits of whole sequences --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (70,), (2, 70)])
+def test_batches_and_long_sequences(shape, last_only):
+    """At most 64 tokens are run again: those whose logits come first."""
+    small = random_model(5)
+    ids = np.random.default_rng(2).integers(0, 50, shape)
+    batch = ids if ids.ndim == 2 else ids[None]
+    faulty = next(m for m in known_mistakes(Variant("", small, EXACT)) if "truncated" in m.text)
+    theirs = forward_full(small, batch, last_only=last_only, ops=faulty.ops)
+    theirs = theirs if ids.ndim == 2 else theirs[0]
+    judgement = check_logits(small, ids, theirs, EXACT, last_only).logits
+    assert judgement.verdict is Verdict.WRONG
+    assert "truncated" in judgement.explanation
+    assert float32(small.token_embd).shape[0] == theirs.shape[-1]
+
+
+def test_sequences_of_a_batch_that_are_mixed_are_named():
+    small = random_model(5)
+    ids = np.random.default_rng(2).integers(0, 50, (3, 9))
+    right = forward_full(small, ids)
+    judgement = check_logits(small, ids, right[[1, 0, 2]], EXACT, False).logits
+    assert (judgement.verdict, judgement.explanation) == (Verdict.WRONG, "sequence 0 has the logits of sequence 1")
+    noise = np.random.default_rng(3).standard_normal(right.shape[1:]).astype(np.float32)
+    mixed = right + noise * (np.arange(3) == 1)[:, None, None]
+    judgement = check_logits(small, ids, mixed, EXACT, False).logits
+    assert (judgement.verdict, judgement.explanation) == (Verdict.WRONG, "only sequence 1 of 3 is wrong: are sequences of a batch mixed?")
+    assert " of sequence 1, " in judgement.reason
+    judgement = check_logits(small, ids, right[:, -1] + noise[:3], EXACT, True).logits  # every sequence is wrong
+    assert (judgement.verdict, judgement.explanation) == (Verdict.WRONG, None)
+
+
+def test_a_batch_of_one_row_is_a_last_row():
+    small, ids = random_model(5), np.arange(9) * 7 % 50
+    assert check_logits(small, ids, forward_full(small, ids[None])[:, -1], EXACT, True).verdict == Verdict.SAME_BITS

@@ -1,0 +1,103 @@
+"""Logits alone: mistakes of a whole engine are found and named, also those that change less than roundings do."""
+
+import numpy as np
+import pytest
+from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, judge_by, judged, llama_of, logits_of
+from spec_faults import SMALL_FAULTS, definition, model, ours, tokens
+
+from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, forward_full
+from bitnet_np.errors import NonFiniteError
+from bitnet_np.judge.engine import judge_logits
+from bitnet_np.judge.logits import judge
+from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
+from bitnet_np.judge.variant import Variant, scaled
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.testing import random_model
+
+FLIPS, WRONG = Verdict.FLIPS, Verdict.WRONG
+
+
+def test_the_dialect_that_was_not_declared_is_named():
+    judgement = judged(forward_full(model(), tokens(17)[None], dialect=BITNET_CPP)[0])
+    assert judgement.verdict is FLIPS
+    assert judgement.explanation == "closest to the dialect bitnet.cpp (--as bitnet.cpp)"
+    assert 1e-4 < judgement.mean_nmse <= judgement.reach < 3e-3
+
+
+def test_nothing_is_run_for_what_needs_no_limit():
+    def never(variant):
+        raise AssertionError(variant.text)
+
+    for theirs, verdict in (
+        (ours(17), Verdict.SAME_BITS),
+        (ours(17) * np.nan, Verdict.INVALID),
+        (definition(tokens(17)), Verdict.ROUNDING),
+    ):
+        assert judge_logits(ours(17), theirs, BASE, never).verdict is verdict
+
+
+SAYS = {
+    "activations of 7 bits": "63 steps",
+    "absmax to 126": "126 steps",
+    "truncated, not rounded": "truncated",
+    "not quantised": "not quantised",
+    "one scale for all tokens": "one activation scale for the whole tensor",
+    "ffn_down's scale 5 % too large": "the scale of ffn_down is off, by a factor of about 1.05",
+    "attn_q with the scale of attn_k": "at attn_q of every layer: the weight scale of attn_k is used",
+}
+
+
+@pytest.mark.parametrize("name", SAYS)
+def test_mistakes_smaller_than_roundings_are_found_and_named(name):
+    old, new, _ = SMALL_FAULTS[name]
+    theirs = definition(tokens(17), old, new)
+    assert judge(ours(17), theirs).verdict is FLIPS
+    judgement = judged(theirs)
+    assert judgement.verdict is WRONG, judgement
+    assert SAYS[name] in judgement.explanation
+    assert judged(theirs, search=False).explanation is None
+
+
+def test_what_changes_less_than_float16_is_no_more_than_close():
+    """It may flip the codes that roundings flip, so nothing tells it from them. Where it changes more than they reach, it is named."""
+    old, new, _ = SMALL_FAULTS["epsilon outside the root"]
+    assert judged(definition(tokens(17), old, new)).verdict is FLIPS
+    large = random_model(4, eps=0.05)
+    ids = np.arange(9)
+    base = Variant("ours", large, EXACT)
+    judgement = judge_by(base, ids)(logits_of(next(m for m in known_mistakes(base) if m.text == "epsilon is 1e-06 instead of 0.05"), ids))
+    assert (judgement.verdict, judgement.explanation[:10]) == (WRONG, "epsilon is")
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.03, 1.1])
+def test_a_wrong_scale_is_seen_through_float16(factor):
+    """It changes the logits as much as the roundings beside it, or less."""
+    theirs = logits_of(scaled(Variant("", DEEP, BITNET_CPP), "ffn_down", factor), DEEP_TOKENS)
+    judgement = judge_by(Variant("ours", DEEP, EXACT), DEEP_TOKENS)(theirs)
+    assert judgement.verdict is WRONG, judgement
+
+
+@pytest.mark.parametrize("weights", ["Q4_K", "float32"])
+def test_a_wrong_scale_is_seen_in_any_weights(weights):
+    model = llama_of(weights)
+    theirs = logits_of(scaled(Variant("", model, LLAMA_CPP), "ffn_up", 1.05), TOKENS_OF_300)
+    judgement = judge_by(Variant("ours", model, EXACT), TOKENS_OF_300)(theirs)
+    assert judgement.verdict is WRONG, judgement
+
+
+def test_a_mistake_that_leaves_float32s_range_is_passed_over():
+    def overflowing(variant):
+        if "scale" in variant.text:
+            raise NonFiniteError("out of range")
+        return logits_of(variant, tokens(17))
+
+    old, new, _ = SMALL_FAULTS["truncated, not rounded"]
+    judgement = judge_logits(ours(17), definition(tokens(17), old, new), BASE, overflowing)
+    assert "truncated" in judgement.explanation
+
+
+def test_progress_is_told_to_the_end():
+    steps = []
+    judged(definition(tokens(17), *SMALL_FAULTS["absmax to 126"][:2]), progress=lambda done, total: steps.append((done, total)))
+    assert steps[-1][0] == steps[-1][1] > 40
+    assert [done for done, _ in steps] == sorted(done for done, _ in steps)

@@ -1,0 +1,53 @@
+"""The operations of a forward pass: what each reads, in the order they run."""
+
+import numpy as np
+import pytest
+from dumps import family_dump
+
+from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP
+from bitnet_np.families import ARCHITECTURES
+from bitnet_np.forward_pass import run_whole
+from bitnet_np.judge import graph
+from bitnet_np.judge.bounds import within
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.network import Runtime
+from bitnet_np.tokens import check_tokens
+from bitnet_np.traces.points import Key
+
+
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_operations_read_what_operations_before_them_give(family):
+    """All but the last are read by another one: the logits are what all of it is for."""
+    model, _, _ = family_dump(family, inner_norms=True)
+    given, read = {graph.TOKENS}, set()
+    for operation in graph.operations(model, EXACT):
+        assert set(operation.inputs) <= given, operation
+        assert operation.key not in given
+        given.add(operation.key)
+        read.update(operation.inputs)
+    unread = {key for key in given - read if not key.name.endswith(("_codes", "_scale"))}
+    assert unread == {graph.LOGITS}
+
+
+@pytest.mark.parametrize("dialect", [EXACT, BITNET_CPP, LLAMA_CPP])
+@pytest.mark.parametrize("inner_norms", [False, True])
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_a_pass_goes_on_with_what_the_editor_returns(family, inner_norms, dialect):
+    """Every tensor is replaced by another. Each operation gives what its inputs make, and those are the tensors that replaced ours."""
+    model, ids, points = family_dump(family, inner_norms=inner_norms)
+    rng, results = np.random.default_rng(0), {}
+    replaced = {key: (value * rng.uniform(0.5, 2, value.shape)).astype(np.float32) for key, value in points.items()}
+
+    def note(name, n, array):
+        results.setdefault(Key(name, n), array.reshape(len(ids), -1).copy())
+
+    def feed(name, n, array):
+        note(name, n, array)
+        return replaced[Key(name, n)].reshape(array.shape)
+
+    run_whole(Runtime(model, dialect, edit=feed), check_tokens(model.config, ids[None]), note)
+    inputs = {key: value.astype(np.float64) for key, value in replaced.items()} | {graph.TOKENS: ids}
+    for operation in graph.operations(model, dialect):
+        expected = operation.evaluate(*(inputs[key] for key in operation.inputs))
+        verdict, reason, _ = within(expected, results[operation.key].astype(np.float64))
+        assert verdict <= Verdict.FLIPS, (operation.key, reason)

@@ -1,0 +1,67 @@
+"""BitNet-rs's parity receipt: its fields, and its numbers by their definitions."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bitnet_np.errors import EmptyInputError, ShapeError
+from bitnet_np.judge import receipt
+
+
+def test_a_receipt_has_bitnet_rs_fields(tmp_path):
+    ours = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
+    theirs = ours.copy()
+    theirs[1] += np.float32(0.001)
+    theirs[2] *= -1
+    rows = receipt.positions(ours, theirs)
+    value = receipt.receipt(rows, model="m.gguf", backend="bitnet", prompt="p", model_sha256="ab", determinism_seed=None)
+    receipt.write(tmp_path / "r.json", value)
+    assert json.loads((tmp_path / "r.json").read_text()) == value
+    assert list(value) == [
+        "version",
+        "timestamp",
+        "model",
+        "backend",
+        "prompt",
+        "positions",
+        "thresholds",
+        "rows",
+        "summary",
+        "model_sha256",
+    ]
+    assert list(rows[0]) == ["pos", "mse", "max_abs", "kl", "topk_agree", "top5_rust", "top5_cpp"]
+    assert rows[0] | {"kl": 0} == rows[0] | {"mse": 0, "max_abs": 0, "kl": 0, "topk_agree": 1}
+    assert rows[0]["top5_cpp"] == np.argsort(-ours[0])[:5].tolist()
+    assert rows[1]["kl"] == pytest.approx(0, abs=1e-9)
+    assert rows[1]["max_abs"] == pytest.approx(0.001, rel=1e-3)
+    assert value["summary"] == {
+        "all_passed": False,
+        "first_divergence": 2,
+        "mean_mse": pytest.approx(np.mean((ours.astype(float) - theirs) ** 2)),
+        "mean_kl": pytest.approx(np.mean([row["kl"] for row in rows])),
+    }
+    assert receipt.receipt(rows[:2], model="m", backend="b", prompt="p")["summary"]["all_passed"]
+
+
+def test_the_divergence_of_a_receipt_is_of_theirs_from_ours():
+    ours, theirs = (np.log(np.array([p])) for p in ([0.5, 0.5], [0.9, 0.1]))
+    (row,) = receipt.positions(ours + 3, theirs)
+    assert row["kl"] == pytest.approx(0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1))
+    assert (row["top5_rust"], row["top5_cpp"], row["topk_agree"]) == ([0, 1], [0, 1], 1)
+
+
+def test_a_receipt_of_nan_does_not_pass(tmp_path):
+    ours = np.ones((1, 4), np.float32)
+    rows = receipt.positions(ours, ours * np.nan)
+    value = receipt.receipt(rows, model="m", backend="b", prompt="p")
+    assert value["summary"] == {"all_passed": False, "first_divergence": 0, "mean_mse": None}
+    receipt.write(tmp_path / "r.json", value)
+
+
+def test_a_receipt_of_nothing_is_refused():
+    with pytest.raises(EmptyInputError):
+        receipt.receipt([], model="m", backend="b", prompt="p")
+    for a, b in [((2, 3), (2, 4)), ((0, 3), (0, 3)), ((3,), (3,))]:
+        with pytest.raises(ShapeError):
+            receipt.positions(np.ones(a), np.ones(b))

@@ -1,0 +1,61 @@
+"""Two dumps without a model: near by mean square errors, and nothing passes because it could not be compared."""
+
+import dataclasses
+
+import numpy as np
+from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
+
+from bitnet_np import BITNET_CPP
+from bitnet_np.judge.two_dumps import compare_traces
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.traces.points import Key
+
+
+def test_compare_two_dumps():
+    ours, dialect = trace(recorded(), TOKENS), trace(recorded(dialect=BITNET_CPP), TOKENS)
+    assert compare_traces(ours, ours).verdict is Verdict.SAME_BITS
+    assert compare_traces(ours, dialect).verdict is Verdict.FLIPS
+    bad, _ = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    report = compare_traces(ours, trace(bad), partial=True)
+    assert report.verdict is Verdict.WRONG
+    assert report.first_wrong.key.layer == 1
+
+
+def test_compare_refuses_what_cannot_be_compared():
+    ours = trace(recorded(), TOKENS)
+    part = trace({LOGITS: ours.points[LOGITS]}, TOKENS)
+    assert compare_traces(ours, part).verdict is Verdict.INVALID
+    assert compare_traces(ours, part, partial=True).verdict is Verdict.SAME_BITS
+    assert compare_traces(ours, trace({}, TOKENS), partial=True).verdict is Verdict.INVALID
+    assert compare_traces(ours, dataclasses.replace(ours, tokens=TOKENS[::-1])).verdict is Verdict.INVALID
+    nan = {**ours.points, LOGITS: np.full_like(ours.points[LOGITS], np.nan)}
+    assert compare_traces(ours, trace(nan)).verdict is Verdict.INVALID
+    assert compare_traces(trace(nan), trace(nan)).verdict is Verdict.INVALID
+
+
+def test_codes_that_differ_are_flips_at_best():
+    """One code of a long row differs, so little that the same numbers as floats are ROUNDING."""
+    codes = np.random.default_rng(0).integers(-127, 128, (2, 1 << 18)).astype(np.int8)
+    other = codes.copy()
+    other[1, 5] ^= 1
+    for name, verdict in (("attn_norm_codes", Verdict.FLIPS), ("attn_norm", Verdict.ROUNDING)):
+        ours, theirs = (trace({Key(name, 0): array if name.endswith("_codes") else array.astype(np.float32)}) for array in (codes, other))
+        assert compare_traces(ours, theirs).verdict is verdict
+
+
+def test_the_first_tensor_that_is_wrong_is_the_reason():
+    points = {Key("l_out", n): np.random.default_rng(n).standard_normal((4, 9)) for n in range(3)}
+    wrong = points | {Key("l_out", n): 2 * points[Key("l_out", n)] for n in (1, 2)}
+    report = compare_traces(trace(points), trace(wrong))
+    assert [o.verdict for o in report.operations] == [Verdict.SAME_BITS, Verdict.WRONG, Verdict.WRONG]
+    assert report.first_wrong.key == Key("l_out", 1)
+    assert report.reason.startswith("layer 1 l_out: NMSE 1 at position ")
+
+
+def test_parameters_with_small_gradients_may_differ_as_much_as_others():
+    """Rows of a gradient are no positions: a row far below the others is a sum of terms as large as theirs."""
+    gradient = np.random.default_rng(0).standard_normal((4, 50))
+    gradient[3] *= 1e-6
+    noisy = gradient + 1e-5 * np.random.default_rng(1).standard_normal((4, 50))
+    for name, verdict in (("grad_attn_q", Verdict.ROUNDING), ("attn_norm", Verdict.WRONG)):
+        assert compare_traces(trace({Key(name, 0): gradient}), trace({Key(name, 0): noisy})).verdict is verdict

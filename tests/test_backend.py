@@ -1,0 +1,42 @@
+"""The vocabulary of a backend: the CPU has all of it, and a wrapped backend is another one but for the operations that it replaces."""
+
+import numpy as np
+import pytest
+from models import assert_same_bits, random_model
+
+from bitnet_np.backend import OPERATIONS, Wrapped
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.kernels import cpu
+
+
+def test_the_cpu_has_every_operation():
+    assert len(OPERATIONS) > 30
+    assert all(callable(getattr(cpu, name)) for name in OPERATIONS)
+    assert (cpu.device, cpu.exact_only) == ("cpu", False)
+
+
+def test_what_is_not_replaced_is_the_backends_own():
+    def add(a, b):
+        return a - b
+
+    wrapped = Wrapped(cpu, add=add)
+    assert wrapped.add is add
+    assert all(getattr(wrapped, name) is getattr(cpu, name) for name in OPERATIONS if name != "add")
+    assert (wrapped.device, wrapped.exact_only) == (cpu.device, cpu.exact_only)
+    again = Wrapped(wrapped, scaled=add)
+    assert again.add is again.scaled is add
+    assert again.rope is cpu.rope
+
+
+def test_what_is_replaced_is_what_a_forward_pass_computes_with():
+    model, tokens = random_model(0), [[1, 2, 3]]
+    doubled = Wrapped(cpu, relu2_gate=lambda gate, up: cpu.relu2_gate(gate, np.float32(2) * up))
+    assert_same_bits(forward_full(model, tokens, ops=Wrapped(cpu)), forward_full(model, tokens))
+    assert (forward_full(model, tokens, ops=doubled) != forward_full(model, tokens)).any()
+
+
+def test_only_operations_can_be_replaced():
+    with pytest.raises(AssertionError, match=r"no operations of a backend: {'sub'}"):
+        Wrapped(cpu, sub=np.subtract)
+    with pytest.raises(AttributeError, match="sub"):
+        Wrapped(cpu).sub  # noqa: B018

@@ -1,0 +1,89 @@
+"""Traces that the tests of file formats write and read, and bytes of files that are made by hand."""
+
+import json
+import shutil
+import struct
+import tracemalloc
+
+import numpy as np
+
+from bitnet_np.traces.formats import FORMATS, read_any
+from bitnet_np.traces.points import LAYER_NAMES, SCORES, Key
+
+TOKENS = np.array([3, 1, 4, 1, 5])
+T, V = len(TOKENS), 7
+READABLE = [name for name, format in FORMATS.items() if format.writer and (format.read or name == "raw")]
+WHOLE = [name for name in READABLE if FORMATS[name].writer.names is None]  # formats that hold every point
+LOGITS = Key("result_output", None)
+
+
+def all_points(n_layers=2, seed=0):
+    """Every point of a forward pass, with NaN, infinities and negative zeros in one of them."""
+    rng = np.random.default_rng(seed)
+    points = {Key("inp_embd", None): rng.standard_normal((T, 6), np.float32)}
+    for n in range(n_layers):
+        for name in LAYER_NAMES:
+            shape = (2, T, T) if name in SCORES else (T,) if name.endswith("_scale") else (T, 6 if name.startswith("attn") else 9)
+            values = rng.integers(-127, 128, shape).astype(np.int8) if name.endswith("_codes") else rng.standard_normal(shape, np.float32)
+            points[Key(name, n)] = values
+    points[Key("l_out", 0)][1, :3] = [np.nan, -np.inf, -0.0]
+    points[Key("result_norm", None)] = rng.standard_normal((T, 6), np.float32)
+    points[LOGITS] = rng.standard_normal((T, V), np.float32)
+    return points
+
+
+def write_trace(path, format, points=None, tokens=TOKENS):
+    """Writes those of the points, by default of `all_points`, that the format can hold. Returns them."""
+    names = FORMATS[format].writer.names
+    written = {key: array for key, array in (points or all_points()).items() if names is None or key.name in names}
+    with FORMATS[format].writer(path, tokens) as out:
+        for key, array in written.items():
+            out.add(key, array)
+    return written
+
+
+def read_trace(path, format):
+    """The trace in a file of this format, which may lack shape and tokens."""
+    return read_any(path, format, shape=(T, V) if format == "raw" else None, tokens=TOKENS)
+
+
+def load_all(trace):
+    """All points of a trace, in memory."""
+    return {key: np.array(array) for key, array in trace.points.items()}
+
+
+def contents(path):
+    """The bytes of a file, by an empty name, or of a folder's files by their names."""
+    return {"": path.read_bytes()} if path.is_file() else {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
+
+
+def read_contents(folder, files, format):
+    """All points of a trace of these `contents`, which are written to the folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, raw in files.items():
+        path = folder / "t" / name if name else folder / "t"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(raw)
+    return load_all(read_trace(folder / "t", {"packed": "npz"}.get(format, format)))
+
+
+def peak_memory(action):
+    """The most bytes that Python's allocator held at once while the action ran."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def npy_bytes(header, data=b""):
+    """A .npy file with this header, a dictionary or bytes."""
+    text = (header if isinstance(header, bytes) else repr(header).encode()) + b"\n"
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+
+
+def safetensors_bytes(header, data=b""):
+    """A safetensors file with this header, a dictionary or bytes."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data

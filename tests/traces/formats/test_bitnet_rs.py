@@ -1,0 +1,131 @@
+"""BitNet-rs's trace records: its fields and its hashes, and records that are not believed."""
+
+import json
+import sys
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trace_files import LOGITS, T, write_trace
+
+from bitnet_np.errors import Error, FileFormatError, UnsupportedError
+from bitnet_np.traces.formats import bitnet_rs, read_any
+from bitnet_np.traces.points import Key
+
+
+@pytest.fixture
+def blake3():
+    """The hash of BitNet-rs's records; without the package a test is skipped."""
+    return pytest.importorskip("blake3").blake3
+
+
+def test_records_are_those_of_bitnet_rs(tmp_path, blake3):
+    written = write_trace(tmp_path / "t", "bitnet-rs")
+    names = {path.name for path in (tmp_path / "t").iterdir()}
+    assert {"t0_embeddings.trace", "t4_logits.trace", "t2_all_layers_out.trace", "t1_blk1_q_proj.trace", "t0_blk0_ffn_down.trace"} < names
+    assert len(names) == T * len(written)
+    q = written[Key("Qcur", 1)]
+    text = (tmp_path / "t" / "t1_blk1_q_proj.trace").read_text()
+    assert text.startswith('{\n  "name": "t1/blk1/q_proj",\n  "shape": [')
+    assert json.loads(text) == {
+        "name": "t1/blk1/q_proj",
+        "shape": [1, 1, 9],
+        "dtype": "F32",
+        "blake3": blake3(q[1].tobytes()).hexdigest(),
+        "rms": pytest.approx(np.sqrt(np.mean(q[1].astype(np.float64) ** 2)), rel=1e-15),
+        "num_elements": 9,
+        "seq": 1,
+        "layer": 1,
+        "stage": "q_proj",
+    }
+    records = {(record.seq, record.layer, record.stage): record for record in bitnet_rs.read(tmp_path / "t")}
+    assert len(records) == len(names)
+    assert records[4, -1, "logits"].key == LOGITS
+    assert records[4, -2, "all_layers_out"].key == Key("result_norm", None)
+    assert records[3, 0, "attn_norm_codes"].blake3 == blake3(written[Key("attn_norm_codes", 0)][3].astype("<f4").tobytes()).hexdigest()
+    probabilities = records[2, 0, "attn_scores_softmax"]
+    assert (probabilities.key, probabilities.shape) == (Key("kq_soft_max", 0), (1, 2, 1, 3))
+    assert probabilities.blake3 == blake3(written[Key("kq_soft_max", 0)][:, 2, :3].tobytes()).hexdigest()
+    assert np.isnan(records[1, 0, "l_out"].rms)
+    assert json.loads((tmp_path / "t" / "t1_blk0_l_out.trace").read_text())["rms"] is None
+
+
+@pytest.mark.usefixtures("blake3")
+def test_lines_hold_the_same_records(tmp_path):
+    write_trace(tmp_path / "t", "bitnet-rs")
+    write_trace(tmp_path / "t.jsonl", "bitnet-rs-lines")
+    lines, files = ({repr(record) for record in bitnet_rs.read(tmp_path / name)} for name in ("t.jsonl", "t"))
+    assert lines == files
+    for line in (tmp_path / "t.jsonl").read_text().splitlines():
+        assert json.loads(line)["num_elements"] > 0
+    for name in ("t", "t.jsonl"):
+        with pytest.raises(UnsupportedError, match="hashes and no values"):
+            read_any(tmp_path / name)
+
+
+@pytest.mark.parametrize("format", ["bitnet-rs", "bitnet-rs-lines"])
+def test_without_blake3_the_extra_is_named(tmp_path, monkeypatch, format):
+    monkeypatch.setitem(sys.modules, "blake3", None)
+    with pytest.raises(UnsupportedError, match=r"pip install 'bitnet_np\[interop\]'"):
+        write_trace(tmp_path / "t", format)
+    assert not list(tmp_path.iterdir())
+
+
+RECORD = {"name": "blk0/attn_norm", "shape": [1, 2560], "dtype": "BF16", "blake3": "0" * 64, "rms": 0.9982, "num_elements": 2560}
+
+
+def test_records_may_be_short_and_may_say_more(tmp_path):
+    (tmp_path / "a.trace").write_text(json.dumps(RECORD | {"first_values": [0.1, None]}))
+    (record,) = bitnet_rs.read(tmp_path)
+    assert (record.seq, record.layer, record.stage, record.key) == (None, None, None, None)
+    assert json.loads(bitnet_rs.as_json(record)) == RECORD
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shape": [1, 2561]},
+        {"shape": [-1, -2560]},
+        {"shape": [2560.0]},
+        {"shape": 2560},
+        {"num_elements": True, "shape": [1]},
+        {"blake3": "0" * 63},
+        {"blake3": "G" * 64},
+        {"rms": "1"},
+        {"rms": 10**400},
+        {"layer": 2**40},
+        {"seq": 1.5},
+        {"stage": 3},
+        {"name": None},
+    ],
+)
+def test_records_that_break_a_rule_are_refused(tmp_path, wrong):
+    (tmp_path / "a.trace").write_text(json.dumps(RECORD | wrong))
+    with pytest.raises(FileFormatError, match=r"a\.trace: .*expected"):
+        bitnet_rs.read(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", "[" * 100_000, '{"name": 1, "name": 2}', "1" * 10_000, "\ufeff{}", "{}\n{}"])
+def test_files_that_are_no_records_are_refused(tmp_path, text):
+    (tmp_path / "a.trace").write_text(text, "utf-8")
+    with pytest.raises(FileFormatError):
+        bitnet_rs.read(tmp_path)
+
+
+def test_a_folder_without_records_is_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    with pytest.raises(FileFormatError, match="no records in it"):
+        bitnet_rs.read(tmp_path)
+
+
+@given(st.lists(st.tuples(st.integers(0, 400), st.binary(min_size=1, max_size=6)), min_size=1, max_size=4))
+def test_a_mutated_record_is_read_or_refused(tmp_path_factory, edits):
+    raw = bytearray(json.dumps(RECORD | {"seq": 3, "layer": -1, "stage": "logits"}).encode())
+    for at, new in edits:
+        raw[at : at + len(new)] = new
+    path = tmp_path_factory.getbasetemp() / "mutated.jsonl"
+    path.write_bytes(raw)
+    with suppress(Error):
+        bitnet_rs.read(path)

@@ -1,0 +1,162 @@
+"""What holds for every format: what is written comes back to the bit, in little memory, and no damaged file is believed."""
+
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trace_files import (
+    LOGITS,
+    READABLE,
+    TOKENS,
+    WHOLE,
+    T,
+    contents,
+    load_all,
+    npy_bytes,
+    peak_memory,
+    read_contents,
+    read_trace,
+    safetensors_bytes,
+    write_trace,
+)
+
+from bitnet_np.errors import Error, FileFormatError
+from bitnet_np.traces.formats import FORMATS, read_any
+from bitnet_np.traces.points import Key
+
+# --- round trips ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", [name for name in READABLE if name != "llama-logits"])
+def test_what_is_written_comes_back_to_the_bit(tmp_path, format):
+    written = write_trace(tmp_path / "t", format)
+    trace = read_trace(tmp_path / "t", format)
+    assert set(trace.points) == set(written)
+    np.testing.assert_array_equal(trace.tokens, TOKENS)
+    assert trace.tokens.dtype == np.int64
+    assert str(tmp_path / "t") in trace.origin
+    assert trace.ignored == ()
+    for key, array in written.items():
+        expected = array[-1:] if format == "aprt" and key == LOGITS else array
+        read_back = trace.points[key]
+        assert (read_back.dtype, read_back.shape) == (expected.dtype, expected.shape)
+        assert read_back.tobytes() == expected.tobytes()
+        assert (trace.points.entries[key].shape, trace.points.entries[key].dtype) == (read_back.shape, read_back.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u2", "u1", ">f4", ">i8"])
+@pytest.mark.parametrize("format", WHOLE)
+def test_every_dtype_comes_back(tmp_path, format, dtype):
+    array = np.arange(T * 4).reshape(T, 4).astype(dtype)[:, ::-1]
+    write_trace(tmp_path / "t", format, {Key("l_out", 3): array, Key("l_out", 4): np.asfortranarray(array)})
+    for point in load_all(read_trace(tmp_path / "t", format)).values():
+        np.testing.assert_array_equal(point, array)
+        assert point.dtype == np.dtype(dtype).newbyteorder("=")
+
+
+@pytest.mark.parametrize("format", WHOLE)
+def test_tokens_may_be_missing_and_must_agree(tmp_path, format):
+    write_trace(tmp_path / "t", format, tokens=None)
+    assert read_any(tmp_path / "t").tokens is None
+    np.testing.assert_array_equal(read_any(tmp_path / "t", tokens=TOKENS).tokens, TOKENS)
+    write_trace(tmp_path / "u", format)
+    with pytest.raises(FileFormatError, match=r"holds the tokens \[3, 1, 4, 1, 5\], expected \[3, 1\]"):
+        read_any(tmp_path / "u", tokens=TOKENS[:2])
+
+
+@pytest.mark.parametrize("format", WHOLE)
+def test_the_same_points_give_the_same_bytes(tmp_path, format):
+    for name in "ab":
+        write_trace(tmp_path / name, format)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("format", WHOLE)
+def test_a_trace_is_never_in_memory_as_a_whole(tmp_path, format):
+    one = np.random.default_rng(0).standard_normal((64, 4096), np.float32)  # 1 MiB
+
+    def write():
+        with FORMATS[format].writer(tmp_path / "t") as out:
+            for n in range(64):
+                out.add(Key("l_out", n), one + n)
+
+    def read_all():
+        for key, array in read_any(tmp_path / "t").points.items():
+            assert array[0, 0] == one[0, 0] + key.layer
+
+    assert peak_memory(write) < 8 << 20
+    assert peak_memory(read_all) < 8 << 20
+
+
+CLAIMS = {
+    "logits": npy_bytes({"descr": "<f4", "fortran_order": False, "shape": (1 << 40, 1 << 20)}, bytes(64)),
+    "safetensors": safetensors_bytes({"l_out-0": {"dtype": "F64", "shape": [1 << 40, 8], "data_offsets": [0, 1 << 46]}}, bytes(64)),
+    "llama-logits": b"_logits_" + struct.pack("<iii", 2**31 - 1, 2**31 - 1, 2**31 - 1) + bytes(64),
+    "aprt": b"APRT" + struct.pack("<II", 0, 2**32 - 1) + bytes(64),
+}
+
+
+@pytest.mark.parametrize("format", CLAIMS)
+def test_a_file_cannot_claim_more_than_it_holds(tmp_path, format):
+    path = tmp_path / ("lm_head.bin" if format == "aprt" else "t")
+    path.write_bytes(CLAIMS[format])
+
+    def attempt():
+        with pytest.raises(FileFormatError, match="byte"):
+            read_any(path, tokens=TOKENS)
+
+    assert peak_memory(attempt) < 1 << 20
+
+
+# --- damaged files --------------------------------------------------------------------------------------------------------------------
+
+
+DAMAGED = [*READABLE, "packed", "nodes"]
+
+
+@pytest.mark.parametrize("format", DAMAGED)
+def test_a_truncated_file_is_refused_wherever_it_ends(samples, tmp_path, format):
+    assert read_contents(tmp_path / "f", samples[format], format)
+    for name, raw in samples[format].items():
+        for end in sorted({*range(0, len(raw), max(1, len(raw) // 30)), *range(min(40, len(raw))), len(raw) - 1}):
+            with pytest.raises(Error):
+                read_contents(tmp_path / "f", samples[format] | {name: raw[:end]}, format)
+        if format not in ("npz", "packed", "nodes"):  # zip finds its end from behind
+            with pytest.raises(Error):
+                read_contents(tmp_path / "f", samples[format] | {name: raw + b"\0"}, format)
+
+
+EDITS = st.lists(
+    st.tuples(st.sampled_from(["flip", "set", "cut", "insert"]), st.floats(0, 1), st.binary(min_size=1, max_size=9)), min_size=1, max_size=4
+)
+
+
+@pytest.mark.parametrize("format", DAMAGED)
+def test_a_mutated_file_is_read_or_refused(samples, tmp_path_factory, format):
+    folder = tmp_path_factory.mktemp("mutated")
+
+    @settings(max_examples=80)
+    @given(EDITS, st.integers(0, 20), st.booleans())
+    def check(edits, which, near_the_start):
+        name = sorted(samples[format])[which % len(samples[format])]
+        raw = bytearray(samples[format][name])
+        for what, where, new in edits:
+            at = int(where * (min(len(raw), 200) if near_the_start else len(raw)))
+            if what == "flip":
+                raw[at : at + 1] = bytes(b ^ new[0] for b in raw[at : at + 1])
+            elif what == "set":
+                raw[at : at + len(new)] = new
+            elif what == "cut":
+                del raw[at : at + new[0]]
+            else:
+                raw[at:at] = new
+        with suppress(Error):  # any other exception fails the test
+            read_contents(folder / "f", samples[format] | {name: bytes(raw)}, format)
+
+    check()

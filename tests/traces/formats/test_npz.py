@@ -1,0 +1,82 @@
+"""NumPy's archives: read and written as NumPy does, without its trust in them."""
+
+import io
+import zipfile
+
+import numpy as np
+import pytest
+from trace_files import TOKENS, T, peak_memory, read_contents, write_trace
+
+from bitnet_np.errors import FileFormatError
+from bitnet_np.traces.formats import npz, read_any
+from bitnet_np.traces.points import Key
+
+
+def test_numpy_itself_reads_the_archive(tmp_path):
+    written = write_trace(tmp_path / "t.npz", "npz")
+    with np.load(tmp_path / "t.npz") as archive:
+        assert set(archive.files) == {str(key) for key in written} | {"tokens"}
+        np.testing.assert_array_equal(archive["attn_norm-1"], written[Key("attn_norm", 1)])
+
+
+def test_archives_of_numpy_are_read(tmp_path):
+    arrays = {"attn_norm-0": np.ones((T, 4)), "Qcur-0": np.ones((T, 2, 4), np.float16), "model.norm": np.ones((1, T, 4), np.float32)}
+    np.savez_compressed(tmp_path / "t.npz", tokens=TOKENS[None].astype(np.int32), other=np.ones(3), **arrays)
+    trace = read_any(tmp_path / "t.npz")
+    assert {str(key): array.shape for key, array in trace.points.items()} == {
+        "attn_norm-0": (T, 4),
+        "Qcur-0": (T, 8),
+        "result_norm": (T, 4),
+    }
+    assert trace.ignored == ("other",)
+    np.testing.assert_array_equal(trace.tokens, TOKENS)
+
+
+def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
+    np.savez_compressed(tmp_path / "t.npz", **{"l_out-0": np.zeros((1 << 10, 1 << 11), np.float32)})  # 8 MiB
+    assert (tmp_path / "t.npz").stat().st_size < 1 << 17
+    assert read_any(tmp_path / "t.npz").points[Key("l_out", 0)].shape == (1 << 10, 1 << 11)
+    monkeypatch.setattr(npz, "MAX_SMALL", 1 << 20)
+
+    def attempt():
+        with pytest.raises(FileFormatError, match=r"bytes that unpack to 8388\d+ in a file of"):
+            read_any(tmp_path / "t.npz")
+
+    assert peak_memory(attempt) < 1 << 20
+
+
+@pytest.mark.parametrize("format", ["npz", "packed"])
+def test_wrong_numbers_in_an_archive_are_found_by_their_checksum(samples, tmp_path, format):
+    archive = zipfile.ZipFile(io.BytesIO(samples[format][""]))
+    info = archive.getinfo("l_out-0.npy")
+    raw = bytearray(samples[format][""])
+    raw[info.header_offset + 30 + len(info.filename) + info.compress_size // 2 + 20] ^= 1
+    with pytest.raises(FileFormatError, match="l_out-0"):
+        read_contents(tmp_path / "f", {"": bytes(raw)}, format)
+
+
+def test_members_of_an_archive_are_there_once(tmp_path):
+    buffer = io.BytesIO()
+    np.save(buffer, np.ones((2, 2)))
+    with zipfile.ZipFile(tmp_path / "t.npz", "w") as archive:
+        archive.writestr("l_out-0.npy", buffer.getvalue())
+        archive.writestr("l_out-0", buffer.getvalue())
+    with pytest.raises(FileFormatError, match="member 'l_out-0' is there twice"):
+        npz.read(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_compression_is_refused(tmp_path, method):
+    with zipfile.ZipFile(tmp_path / "t.npz", "w", method) as archive:
+        archive.writestr("l_out-0.npy", b"x")
+    with pytest.raises(FileFormatError, match="compressed by method"):
+        npz.read(tmp_path / "t.npz")
+
+
+@pytest.mark.parametrize(
+    "tokens", [np.array([1.5]), np.array([[1], [2]]), np.array([-1]), np.array([2**31]), np.zeros(0, int), np.array(["a"])]
+)
+def test_tokens_in_a_file_are_checked(tmp_path, tokens):
+    np.savez(tmp_path / "t.npz", tokens=tokens, **{"l_out-0": np.ones((2, 2))})
+    with pytest.raises(FileFormatError, match="tokens"):
+        read_any(tmp_path / "t.npz")

@@ -1,0 +1,53 @@
+"""The table of formats: a file's own is recognised by its content, and one to write by the end of the name."""
+
+import pytest
+from trace_files import READABLE, TOKENS, T, V, write_trace
+
+from bitnet_np.errors import Error, FileFormatError
+from bitnet_np.traces.formats import FORMATS, detect, read_any, writer
+
+
+@pytest.mark.parametrize("format", READABLE)
+def test_the_format_is_found_out(tmp_path, format):
+    write_trace(tmp_path / "t", format)
+    assert detect(tmp_path / "t", (T, V) if format == "raw" else None) == format
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_files_of_a_suffix_are_written_in_its_format(tmp_path, format):
+    known = FORMATS[format]
+    if known.writer and known.suffix:
+        assert writer(tmp_path / f"t{known.suffix}") == (format, known.writer)
+
+
+@pytest.mark.parametrize("raw", [b"", b"GGUF\x03\0\0\0", bytes(100)])
+def test_an_unknown_file_is_refused_with_the_formats(tmp_path, raw):
+    (tmp_path / "t").write_bytes(raw)
+    with pytest.raises(FileFormatError, match=r"expected one of the formats: npz: .*llama-logits: .*bitnet-rs-lines: "):
+        read_any(tmp_path / "t")
+
+
+def test_an_unknown_folder_is_refused(tmp_path):
+    with pytest.raises(FileFormatError, match="a folder with"):
+        read_any(tmp_path)
+
+
+def test_files_that_are_not_there_are_the_systems_errors(tmp_path):
+    for format in [None, *(name for name, format in FORMATS.items() if format.read)]:
+        with pytest.raises(FileNotFoundError):
+            read_any(tmp_path / "t", format, tokens=TOKENS)
+
+
+def test_options_that_make_no_sense_are_refused(tmp_path):
+    write_trace(tmp_path / "t", "npz")
+    write_trace(tmp_path / "r", "raw")
+    for path, how, message in [
+        ("t", {"format": "onnx"}, "format is 'onnx', expected one of npz"),
+        ("t", {"format": "npz", "shape": (2, 2)}, "holds shapes"),
+        ("r", {"format": "raw"}, "bare float32 numbers, which need a shape"),
+        ("r", {"shape": (T, V + 1)}, "140 bytes, expected 160 for float32"),
+        ("r", {"shape": (-1, V)}, "expected positive lengths"),
+        ("r", {"shape": ()}, "expected positive lengths"),
+    ]:
+        with pytest.raises(Error, match=message):
+            read_any(tmp_path / path, **how)

@@ -1,0 +1,105 @@
+"""The points of a forward pass: their names, their labels in files, and their shapes."""
+
+import numpy as np
+import pytest
+from models import random_model
+from recorder import record_all
+
+from bitnet_np.families import FAMILIES
+from bitnet_np.traces.points import LAYER_NAMES, RECORDED, Entry, Key, Points, Trace, gradient_key, key_of, meaning, normal_shape
+
+
+def recorded_names(**shape):
+    """The names of what a random model records."""
+    return {name for name, _ in record_all(random_model(0, **shape), [1, 2])}
+
+
+def test_every_point_a_forward_pass_records_has_a_name_here():
+    assert recorded_names() < set(RECORDED)
+    models = [
+        {"family": family, "inner_norms": inner, "weights": "ternary", "n_layers": 1} for family in FAMILIES for inner in (False, True)
+    ]
+    assert set().union(*(recorded_names(**shape) for shape in models)) == set(RECORDED)
+
+
+@pytest.mark.parametrize("name", LAYER_NAMES)
+def test_labels_name_points(name):
+    assert str(Key(name, 12)) == f"{name}-12"
+    assert key_of(f"{name}-12") == Key(name, 12)
+    assert key_of(name) is None
+
+
+@pytest.mark.parametrize(
+    "label", ["", "result_output-0", "attn_norm-01", "attn_norm--1", "attn_norm-٣", "../attn_norm-0", "l_out-0\n", "kqv-0"]
+)
+def test_other_labels_do_not(label):
+    assert key_of(label) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "rows", "expected"),
+    [
+        ("attn_norm", (17, 256), None, (17, 256)),
+        ("attn_norm", (1, 17, 256), None, (17, 256)),
+        ("attn_norm", (1, 1, 17, 256), None, (17, 256)),
+        ("Qcur", (17, 4, 64), None, (17, 256)),
+        ("Qcur", (1, 17, 4, 64), None, (17, 256)),
+        ("Qcur", (1, 17, 256), 17, (17, 256)),
+        ("Qcur", (1, 4, 64), 1, (1, 256)),
+        ("Qcur", (1, 4, 64), None, (1, 256)),
+        ("result_output", (512,), None, (1, 512)),
+        ("kq", (1, 4, 17, 17), None, (4, 17, 17)),
+        ("attn_norm_scale", (17, 1), None, (17,)),
+        ("attn_norm_scale", (1, 1), None, (1,)),
+    ],
+)
+def test_shapes_of_files_become_normal(name, shape, rows, expected):
+    assert normal_shape(Key(name, 0), shape, rows, "f") == expected
+
+
+@pytest.mark.parametrize("shape", [(), (0, 4), (2, 17, 256), (2, 1, 17, 4)])
+def test_shapes_a_point_cannot_have_are_refused(shape):
+    with pytest.raises(ValueError, match=r"f: 'attn_norm-0' has shape \["):
+        normal_shape(Key("attn_norm", 0), shape, None, "f")
+
+
+def test_every_recorded_point_has_a_meaning():
+    assert all(meaning(name) for name in RECORDED)
+    assert meaning("Kcur_rope") == "keys after RoPE"
+    assert meaning("attn_norm_codes") == "attn_norm as int8 codes"
+    assert meaning("Qcur_in") == "the norm inside the matrix that gives Qcur"
+
+
+@pytest.mark.parametrize(
+    ("tensor", "key"),
+    [
+        ("blk.3.attn_q.weight", Key("grad_attn_q", 3)),
+        ("blk.0.attn_q.bias", Key("grad_attn_q_bias", 0)),
+        ("blk.12.attn_norm.weight", Key("grad_attn_norm", 12)),
+        ("token_embd.weight", Key("grad_token_embd", None)),
+        ("output.weight", Key("grad_output", None)),
+        ("blk.0.token_embd.weight", None),
+        ("blk.01.attn_q.weight", None),
+        ("blk.0.attn_q.scale", None),
+        ("attn_q.weight", None),
+        ("token_embd", None),
+    ],
+)
+def test_gradients_have_the_names_of_their_parameters(tensor, key):
+    assert gradient_key(tensor) == key
+    assert key is None or key_of(str(key)) == key
+
+
+def test_a_point_is_left_out_without_being_read():
+    def never():
+        raise AssertionError("read")
+
+    keys = [Key("l_out", 0), Key("result_output", None)]
+    in_a_file = Points({key: Entry((2, 3), np.dtype(np.float32), never) for key in keys})
+    for points in (in_a_file, dict.fromkeys(keys, np.ones((2, 3)))):
+        trace = Trace(points, np.array([1, 2]), "a file", notes={"a": 1})
+        shorter = trace.without(keys[1])
+        assert (list(shorter.points), list(trace.points)) == (keys[:1], keys)
+        assert (shorter.tokens is trace.tokens, shorter.origin, shorter.notes) == (True, "a file", {"a": 1})
+    assert keys[0] in in_a_file
+    assert len(in_a_file) == 2
