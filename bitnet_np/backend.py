@@ -1,9 +1,9 @@
-"""The vocabulary of a backend: what a forward pass asks of a CPU or a GPU, and what a KV cache asks of its memory.
+"""The protocols of a backend: what a forward pass asks of a CPU or a GPU, and what a KV cache asks of its memory.
 
 The module kernels/cpu.py is one backend, gpu/backend.py's `Cuda` another. `Wrapped` is a backend with some operations replaced: to count
 them (metrics.py), or to compute with a mistake in them (judge/).
 
-An `Array` is NumPy's or the device's own. Nothing is checked here: the callers of a backend are the border.
+An `Array` is NumPy's or the device's own. Nothing is checked here: the callers of a backend check their arguments.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,23 +24,23 @@ class Storage(Protocol):
     most_positions: int | None  # that a slot can hold; None: as many as there is memory for
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike, /) -> tuple[Array, Array]:
-        """Keys and values of nothing. Raises CapacityError when the memory cannot be had."""
+        """Keys and values, all zero. Raises CapacityError when there is not enough memory."""
 
     def write(self, layer: int, keys: Array, values: Array, slot: Array, position: Array, k: Array, v: Array, /) -> None:
-        """New rows k and v [R, G, K] of one layer to their slots [R] and positions [R] in keys and values [B, S, G, K].
+        """Write new rows k and v [R, G, K] of one layer to their slots [R] and positions [R] in keys and values [B, S, G, K].
 
-        Where the arrays are float16, k and v are rounded. Raises NonFiniteError for what float16 cannot hold, at the latest when logits are
-        checked.
+        Where the arrays are float16, k and v are rounded. Raises NonFiniteError for numbers that float16 cannot hold, at the latest when
+        logits are checked.
         """
 
     def readable(self, array: Array, /) -> Array:
         """Keys or values [B, S, G, K] as a backend's attention reads them: float32, or float16's bits as int16."""
 
     def erase(self, array: Array, slot: int, start: int, end: int, /) -> None:
-        """Zeros for positions start..end of a slot."""
+        """Set positions start..end of a slot to zero."""
 
     def carry(self, source: Array, slot: int, out: Array, target: int, start: int, end: int, /) -> None:
-        """Positions start..end of a slot to another slot, of the same array or of one with another S."""
+        """Copy positions start..end of a slot to another slot, of the same array or of one with another S."""
 
     def held(self, array: Array, slot: int, start: int, end: int, /) -> Array:
         """A copy of positions start..end of a slot, as an array of one slot with end - start places."""
@@ -56,7 +56,7 @@ class Storage(Protocol):
         position: NDArray,
         /,
     ) -> Array:
-        """`attend` of some rows after the other: pieces of [R] -> [R, H, K]. Slots and positions are NumPy's."""
+        """Call `attend` for one piece of the rows [R] after another -> [R, H, K]. Slots and positions are NumPy's."""
 
 
 class Backend(Protocol):
@@ -77,7 +77,7 @@ class Backend(Protocol):
     def empty(self, shape: tuple[int, ...], /) -> Array: ...  # float32
     def resident(self, record: Record, /) -> Record: ...  # a dataclass of arrays, with its arrays uploaded
     def to_host(self, array: Array, /) -> NDArray: ...
-    def wait(self) -> None: ...  # until all that was asked for is done
+    def wait(self) -> None: ...  # until all operations called so far are done
     def mark(self, event: str, count: int = 1, /) -> None: ...  # "forward", "layer", or "kv_write" with its number of positions
 
     # --- tables ---
@@ -130,7 +130,7 @@ class Backend(Protocol):
 
 
 OPERATIONS = tuple(name for name, member in vars(Backend).items() if isfunction(member) and not name.startswith("_"))
-"""The names of all that can be called."""
+"""The names of all operations."""
 
 
 class Wrapped:

@@ -44,21 +44,21 @@ def forward_batch(
 ) -> list[NDArray[np.float32]]:
     """Logits [T, V] of each of several sequences of any lengths, in one pass: the same bits that each gives alone.
 
-    With a cache the sequences go on from what their slots hold (as in `forward`). start: the positions at which they go on, one for all or
-    one for each. It changes nothing; it is refused where it is not what the cache says.
+    With a cache the sequences continue from what their slots hold (as in `forward`). start: the positions at which they continue, one for
+    all or one for each. It changes nothing, and is refused where the slots hold another number of positions.
 
     Raises EmptyInputError for no sequences or an empty one, OptionError for a wrong start, and what `forward` raises.
     """
     tokens, lengths = pad(sequences)
     chosen = np.arange(len(lengths)) if slots is None else integers("slots", slots, 1)
-    if start is not None and chosen.shape == lengths.shape:  # another shape is an error that `forward` knows
-        held = np.zeros_like(lengths) if cache is None else cache.reserve(chosen, lengths)
-        given = integers("start", np.atleast_1d(start), 1)
-        if given.shape not in ((1,), held.shape):
-            raise ShapeError(f"start has shape {given.shape}, expected one position, or {len(held)}: one for each sequence")
-        for i in np.flatnonzero(given != held)[:1]:
-            wanted = np.broadcast_to(given, held.shape)[i]
-            raise OptionError(f"start of sequence {i} is {wanted}, but {held[i]} positions of it are there")
+    if start is not None and chosen.shape == lengths.shape:  # `forward` refuses any other shape
+        positions = np.zeros_like(lengths) if cache is None else cache.reserve(chosen, lengths)
+        starts = integers("start", np.atleast_1d(start), 1)
+        if starts.shape not in ((1,), positions.shape):
+            raise ShapeError(f"start has shape {starts.shape}, expected one position, or {len(positions)}: one for each sequence")
+        for i in np.flatnonzero(starts != positions)[:1]:
+            stated = np.broadcast_to(starts, positions.shape)[i]
+            raise OptionError(f"start of sequence {i} is {stated}, expected {positions[i]}: the positions its slot holds")
     if cache is None:
         logits = forward_full(model, tokens, lengths, dialect=dialect, ops=ops)
     else:
@@ -68,9 +68,9 @@ def forward_batch(
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to continue by up to `n` tokens, ending before a token of `stop`. `id` names it, and with `seed` says its random numbers.
+    """A prompt to continue by up to `n` tokens, ending before a token of `stop`. `id` and `seed` determine its random numbers.
 
-    Raises OptionError for an id that is no string or integer; what else cannot be, `Batch.submit` says.
+    Raises OptionError for an id that is no string or integer; `Batch.submit` checks the rest.
     """
 
     id: str | int
@@ -92,7 +92,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """What became of a request."""
+    """The result of a request."""
 
     request: Request
     tokens: list[int]  # the new ones
@@ -103,7 +103,7 @@ class Completion:
 
 @dataclass
 class _Sequence:
-    """A request on its way."""
+    """A request in progress."""
 
     request: Request
     numbers: Iterator[float]
@@ -117,13 +117,13 @@ class _Sequence:
 
     @classmethod
     def of(cls, model: Model, request: Request, head: CertifiedHead | None) -> "_Sequence":
-        """A request that can be continued. Raises what `Batch.submit` does, but of ids and slots."""
+        """A request, checked. Raises what `Batch.submit` does, except for ids and slots."""
         prompt = check_prompt(model, instance("request", request, Request).prompt, request.n, request.stop)
         certified_for(model, request.sampling, prompt.n, head or "exact")
         return cls(request, request.numbers(), prompt.tokens.ids[0].tolist(), prompt.n, prompt.stop)
 
     def positions(self) -> int:
-        """How many positions of a slot it needs, from its beginning on."""
+        """Number of positions that it needs in a slot, the prompt's included."""
         return len(self.pending) + max(self.n - 1, 0)
 
 
@@ -135,8 +135,8 @@ class Batch:
     """A scheduler of `slots` sequences at a time, of up to `capacity` positions each (default: the model's context).
 
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
-    chosen from. head: makes them instead of the model's output table (certified.py). dtype: of the KV cache; float16 changes logits, but
-    still not with the company. A batch that `step` has left with an exception is of no further use.
+    chosen from. head: computes them in place of the model's output table (certified.py). dtype: of the KV cache; float16 changes logits,
+    but not with the other sequences. After an exception in `step` a batch is of no further use.
 
     Raises what KVCache does for slots, capacity and dtype.
     """
@@ -160,7 +160,7 @@ class Batch:
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._ids: set[str | int] = set()
-        self._whole = True  # no step was left in its middle
+        self._intact = True  # no step was interrupted by an exception
 
     @property
     def done(self) -> bool:
@@ -168,9 +168,9 @@ class Batch:
         return not self._waiting and not self._running
 
     def submit(self, request: Request) -> None:
-        """Let a request wait for a slot.
+        """Queue a request for a slot.
 
-        Raises what `stream` raises for a prompt, n, seed or stop tokens that cannot be, or sampling that needs more logits than the head
+        Raises what `stream` raises for an invalid prompt, n, seed or stop tokens, or for sampling that needs more logits than the head
         gives; OptionError for an id that is in use, CapacityError if prompt and n tokens do not fit a slot.
         """
         self._wait(_Sequence.of(self._runtime.model, request, self.head))
@@ -179,19 +179,19 @@ class Batch:
         if sequence.request.id in self._ids:
             raise OptionError(f"the id {sequence.request.id!r} is in use, expected another one for each sequence")
         if sequence.positions() > self.cache.capacity:
-            wanted = f"a prompt of {len(sequence.pending)} and {sequence.n} new tokens"
-            raise CapacityError(f"{wanted} exceed the {self.cache.capacity} positions of a slot")
+            size = f"a prompt of {len(sequence.pending)} and {sequence.n} new tokens"
+            raise CapacityError(f"{size} exceed the {self.cache.capacity} positions of a slot")
         self._waiting.append(sequence)
         self._ids.add(sequence.request.id)
 
     def step(self) -> list[Completion]:
-        """Admit, run one forward pass, choose a token for each sequence, retire. Returns what has ended.
+        """Admit requests, run one forward pass, choose a token for each sequence, retire. Returns the completions of this step.
 
         Raises what `observe` raises, and OptionError from then on.
         """
-        if not self._whole:
-            raise OptionError("this batch was left with an exception, expected a new one")
-        self._whole = False
+        if not self._intact:
+            raise OptionError("an exception interrupted this batch, expected a new one")
+        self._intact = False
         while self._free and self._waiting:
             sequence = self._waiting.popleft()
             sequence.slot, sequence.admitted = self._free.pop(0), time.perf_counter()
@@ -206,11 +206,11 @@ class Batch:
             self._ids.remove(sequence.request.id)
             self._free.append(sequence.slot)
             self.cache.clear(sequence.slot)
-        self._whole = True
+        self._intact = True
         return [completion for _, completion in ended]
 
     def _forward(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:
-        """The logits [V] of each; one that leaves float32's range takes no other with it."""
+        """The logits [V] of each sequence, or the error of one that leaves float32's range: the others do not suffer from it."""
         if not sequences:
             return []
         tokens = Tokens(*pad([sequence.pending for sequence in sequences]))
@@ -255,7 +255,7 @@ def generate_batch(
     observe: Observe = _ignore,
     head: CertifiedHead | None = None,
 ) -> Iterator[Completion]:
-    """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are there.
+    """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are complete.
 
     Raises, on the call itself, what `Batch.submit` raises, and OptionError for less than one slot.
     """

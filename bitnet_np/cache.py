@@ -20,31 +20,31 @@ from .validate import dtype_of, instance, integer
 _LOCK = Lock()  # guards the sets of slots that passes are writing to; one for all caches, so that a cache can be copied and pickled
 
 Saved = list[tuple[int, int, int, int, Any]]
-"""What undoes a write: slot, its oldest position, its length, the length it is to have, and the keys and values that are written over."""
+"""How to undo a write, for each slot: slot, oldest position and length before it, length after it, and the keys and values overwritten."""
 
 Attention = Callable[[int, Array, Array, Array, Array, Array], Array]
 """Attention of one layer: layer, q [R, H, K], keys and values [B, S, G, K], slots [R], positions [R] -> [R, H, K]."""
 
 Attend = Callable[[int, Array, Array, Array], Array]
-"""Attention over whatever keys there are: layer, q [R, H, K], k and v of the new rows [R, G, K] -> [R, H, K]."""
+"""Attention over all keys so far, the new rows' included: layer, q [R, H, K], k and v of the new rows [R, G, K] -> [R, H, K]."""
 
 
 class KVCache:
     """Keys and values of `batch` sequences (slots) of up to `capacity` positions each.
 
     `k` and `v` are [L, B, S, G, K], 2 * L * B * S * G * K * itemsize bytes together. `lengths` [B] says how many positions of each slot
-    are filled. Everything past a slot's length is zero, always, so that two caches with the same content have the same bytes. Only what
-    is filled is ever touched: a capacity that is not used takes addresses, and no memory.
+    are filled. Everything past a slot's length is zero, always, so that two caches with the same content have the same bytes. Only filled
+    positions are ever touched: unused capacity takes address space, but no memory.
 
     As float32, the default, the cache holds what the model computes, and logits do not depend on there being a cache. As float16 it
     takes half the memory, and keys and values are rounded on their way in: logits then differ from the definition's. They are still the
-    same bits in any chunks and any company, and those of dialect bitnet.cpp do not change, because it rounds there anyway.
+    same bits in any chunks and any batch, and those of dialect bitnet.cpp do not change, because it rounds there anyway.
 
-    As a ring, for a model all of whose layers see a window only, S is no more than the window and a chunk of attention or two:
-    position p is in place p % S, over the position that no later token sees. Logits are the same bits. A slot can then be cut back only
-    as far as what the next token would see is still there.
+    As a ring, for a model with a window in every layer, S is at most the window and one or two chunks of attention: position p is in
+    place p % S, where it replaces a position that no later token sees. Logits are the same bits. A slot can then be truncated only while
+    the cache still holds what its next token sees.
 
-    Several threads may continue sequences of one cache at a time, each its own: one pass at a slot, and no other change meanwhile.
+    Several threads may run passes over one cache at a time, each over slots of its own; nothing else may change the cache meanwhile.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class KVCache:
     ):
         """`capacity` defaults to the model's context, `storage` to NumPy's arrays (new_cache makes caches for other backends).
 
-        Raises OptionError, or CapacityError when the memory cannot be had.
+        Raises OptionError, or CapacityError when there is not enough memory.
         """
         instance("config", config, Config)
         self.storage = storage
@@ -70,11 +70,11 @@ class KVCache:
         self.window = config.window if ring else None
         self.k, self.v = self._zeros((config.n_layers, batch, self._places(self.capacity), config.kv_heads, config.head_dim))
         self.lengths = np.zeros(batch, np.int64)
-        self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is still there
+        self._oldest = np.zeros_like(self.lengths)  # the first position of each slot that is not overwritten
         self._written: set[int] = set()  # slots that a forward pass is writing to
 
     def _places(self, capacity: int) -> int:
-        """S. The chunks that one query's window touches, while another chunk is being written: those of a whole chunk of queries."""
+        """S for this capacity. A ring holds the chunks that the windows of one whole chunk of queries touch."""
         most = self.storage.most_positions
         if most is not None and capacity > most:
             raise CapacityError(f"KV cache: {capacity:,} positions, on the device expected at most {most:,}")
@@ -82,7 +82,7 @@ class KVCache:
 
     @property
     def batch(self) -> int:
-        """How many slots there are."""
+        """Number of slots."""
         return self.k.shape[1]
 
     @property
@@ -97,9 +97,9 @@ class KVCache:
         return slot
 
     def reserve(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Check that counts[i] more positions fit into slot slots[i]; returns the lengths they have now. Changes nothing.
+        """Check that counts[i] more positions fit into slot slots[i]; returns the slots' lengths now. Changes nothing.
 
-        Raises CapacityError for too many slots or positions, SlotError for a slot that is not there or named twice.
+        Raises CapacityError for too many slots or positions, SlotError for a slot that does not exist or is named twice.
         """
         if slots.size > self.batch:
             raise CapacityError(f"Batch size {slots.size} exceeds KVCache capacity {self.batch}. Recreate model with larger batch_size.")
@@ -115,16 +115,16 @@ class KVCache:
 
     @contextmanager
     def writing(self, slots: NDArray[np.int64]) -> Iterator[None]:
-        """Keep slots for a pass over them. Raises SlotError where another thread, or a recorder of a pass, is at one of them already."""
-        wanted = set(slots.tolist())
+        """Reserve slots for a pass that writes to them. Raises SlotError if another pass, of a thread or a recorder, writes to one."""
+        reserved = set(slots.tolist())
         with _LOCK:
-            self._check_idle(wanted)
-            self._written |= wanted
+            self._check_idle(reserved)
+            self._written |= reserved
         try:
             yield
         finally:
             with _LOCK:
-                self._written -= wanted
+                self._written -= reserved
 
     def _check_idle(self, slots: Iterable[int]) -> None:
         for slot in self._written.intersection(slots):
@@ -132,7 +132,7 @@ class KVCache:
 
     @contextmanager
     def appending(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-        """A pass that writes counts[i] more positions to slot slots[i]; yields the positions [B] at which they begin.
+        """Context of a pass that writes counts[i] more positions to slot slots[i]; yields the positions [B] at which they begin.
 
         The slots hold the new positions after the block. If it raises, the cache is as it was. Raises what `reserve` and `writing` raise.
         """
@@ -145,7 +145,7 @@ class KVCache:
 
     @contextmanager
     def undone_on_error(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterator[None]:
-        """Whatever is appended in the block, counts[i] positions of slot slots[i] at most, is taken back if it raises."""
+        """Context that undoes what is appended in it, at most counts[i] positions to slot slots[i], if it raises."""
         saved = self.save(slots, counts)
         try:
             yield
@@ -154,9 +154,9 @@ class KVCache:
             raise
 
     def attending(self, rows: Rows, resident: Rows, attention: Attention, mark: Callable[[str, int], None]) -> Attend:
-        """Attention of a pass over new rows: keeps their keys and values, then lets their queries attend to all that their slots hold.
+        """Attention of a pass over new rows: writes their keys and values, then lets their queries attend to everything in their slots.
 
-        resident: the same rows where the storage is. mark: told ("kv_write", positions) of each write.
+        resident: the same rows in the storage's memory. mark: called with ("kv_write", positions) for each write.
         """
         pieces = self._pieces(rows.slot, rows.position)
 
@@ -174,14 +174,14 @@ class KVCache:
         return attend
 
     def write(self, layer: int, slot: Array, position: Array, k: Array, v: Array) -> None:
-        """Keys and values of one layer, [R, G, K] each, to their slots [R] and positions [R]. `lengths` is the caller's to change.
+        """Write keys and values of one layer, [R, G, K] each, to their slots [R] and positions [R]. The caller changes `lengths`.
 
         Raises NonFiniteError when a float16 cache cannot hold them.
         """
         self.storage.write(layer, self.k[layer], self.v[layer], slot, position, k, v)
 
     def _pieces(self, slot: NDArray[np.int64], position: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-        """Where a ring wraps: the rows [R] that are written and read before the next are, one chunk of each sequence. Else nothing."""
+        """Indices of the rows to write and read at a time where a ring wraps: one chunk of each sequence. Empty where it does not wrap."""
         chunk = position // CHUNK
         first = np.full(self.batch, chunk.max())
         np.minimum.at(first, slot, chunk)
@@ -191,47 +191,47 @@ class KVCache:
         return [np.flatnonzero(turn == n) for n in range(turn.max() + 1)]
 
     def save(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Saved:
-        """What undoes the writing of counts[i] more positions to slot slots[i]: of a ring, the positions that are written over."""
+        """What `restore` needs after counts[i] more positions are written to slot slots[i]: of a ring, the positions overwritten too."""
         saved: Saved = []
         for slot, length, count in zip(slots.tolist(), self.lengths[slots].tolist(), counts.tolist(), strict=True):
             end = length + count
             begin = self._begin(length, end)
             covers = length > 0 and self.k.shape[2] < end
-            held = tuple(self.storage.held(array, slot, begin, end) for array in (self.k, self.v)) if covers else None
-            saved.append((slot, int(self._oldest[slot]), length, end, held))
+            overwritten = tuple(self.storage.held(array, slot, begin, end) for array in (self.k, self.v)) if covers else None
+            saved.append((slot, int(self._oldest[slot]), length, end, overwritten))
         return saved
 
     def restore(self, saved: Saved) -> None:
         """Undo what was written since `save`."""
-        for slot, oldest, length, end, held in saved:
-            if held is None:
+        for slot, oldest, length, end, overwritten in saved:
+            if overwritten is None:
                 self.erase(slot, length, end)
             else:
-                for copy, array in zip(held, (self.k, self.v), strict=True):
+                for copy, array in zip(overwritten, (self.k, self.v), strict=True):
                     self.storage.carry(copy, 0, array, slot, self._begin(length, end), end)
             self.lengths[slot], self._oldest[slot] = length, oldest
 
     def _begin(self, start: int, end: int) -> int:
-        """The first of positions start..end that is in a place of its own: a ring has no more than S of them at a time."""
+        """The first of positions start..end to have a place: a ring holds only the last S of them."""
         return max(start, end - self.k.shape[2])
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget all but the first `length` positions of a slot; other slots keep every byte.
 
-        Raises SlotError for a slot that is not there, CapacityError for positions that it does not hold, or that it cannot go on from: a
-        ring may have forgotten what their next token sees.
+        Raises SlotError for a slot that does not exist, CapacityError for a length that it does not have, or from which it cannot continue:
+        a ring may have overwritten what the next token sees.
         """
-        slot, length = self._checked(slot), _whole("length", length)
+        slot, length = self._checked(slot), _count("length", length)
         if not 0 <= length <= self.lengths[slot]:
             raise CapacityError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, cannot be cut to {length}")
         self._check_idle((slot,))
-        self._check_kept(slot, length)
+        self._check_window(slot, length)
         self.erase(slot, length, int(self.lengths[slot]))
         self.lengths[slot] = length
         self._oldest[slot] = min(self._oldest[slot], length)
 
-    def _check_kept(self, slot: int, length: int) -> None:
-        """Whether a sequence can go on from `length` positions: what its next token sees must be there."""
+    def _check_window(self, slot: int, length: int) -> None:
+        """Raises CapacityError if a ring no longer holds what the token after `length` positions sees."""
         if length and self.window is not None and max(0, length - self.window + 1) < self._oldest[slot]:
             raise CapacityError(
                 f"KV cache: slot {slot} has forgotten the positions before {self._oldest[slot]}, "
@@ -239,59 +239,59 @@ class KVCache:
             )
 
     def rollback(self, slot: int, count: int) -> None:
-        """Forget the last `count` positions of a slot: tokens that were tried and not taken. Raises what `truncate` does."""
-        slot, count = self._checked(slot), _whole("count", count)
-        held = int(self.lengths[slot])
-        if not 0 <= count <= held:
-            raise CapacityError(f"KV cache: slot {slot} holds {held} positions, cannot go back by {count}")
-        self.truncate(slot, held - count)
+        """Forget the last `count` positions of a slot, such as rejected tokens of speculative decoding. Raises what `truncate` does."""
+        slot, count = self._checked(slot), _count("count", count)
+        length = int(self.lengths[slot])
+        if not 0 <= count <= length:
+            raise CapacityError(f"KV cache: slot {slot} holds {length} positions, cannot go back by {count}")
+        self.truncate(slot, length - count)
 
     def clear(self, slot: int | None = None) -> None:
-        """Forget a slot, or all of them. Raises SlotError for one that is not there."""
+        """Forget a slot, or all of them. Raises SlotError for one that does not exist."""
         for each in range(self.batch) if slot is None else (slot,):
             self.truncate(each, 0)
 
     def fork(self, source: int, targets: Iterable[int], length: int | None = None) -> None:
         """Copy the first `length` positions of slot `source` (default: all) to other slots, which must be empty.
 
-        A sequence goes on in a target with the bits it would have had in the source. It is a copy of 2 * L * length * G * K * itemsize
+        A sequence continues in a target with the bits it would have had in the source. It is a copy of 2 * L * length * G * K * itemsize
         bytes for each target: for the 2B model 154 KB a position in float32, 17 ms for 1,000 positions on one Zen 4 core, or 160 ms where
-        the target's memory is touched for the first time. Pages that are shared until one side writes were measured, too: 0.5 ms, and
-        17 ms when they are first read. That is not worth a source that may not be cut or cleared while a fork lives; prefilling 1,000
-        positions takes ten seconds.
+        the target's memory is touched for the first time. Copy-on-write pages were measured, too: 0.5 ms, and 17 ms when they are first
+        read. That is not worth a source that may not be truncated or cleared while a fork lives; prefilling 1,000 positions takes ten
+        seconds.
 
-        Raises what `truncate` does for `length`, and SlotError for a target that is not there, not empty, or named twice.
+        Raises what `truncate` does for `length`, and SlotError for a target that does not exist, is not empty, or is named twice.
         """
         source, targets = self._checked(source), [self._checked(slot) for slot in _sequence(targets)]
-        held = int(self.lengths[source])
-        length = held if length is None else _whole("length", length)
-        if not 0 <= length <= held:
-            raise CapacityError(f"KV cache: slot {source} holds {held} positions, {length} cannot be copied")
-        self._check_kept(source, length)
+        filled = int(self.lengths[source])
+        length = filled if length is None else _count("length", length)
+        if not 0 <= length <= filled:
+            raise CapacityError(f"KV cache: slot {source} holds {filled} positions, {length} cannot be copied")
+        self._check_window(source, length)
         self._check_idle((source, *targets))
         if len({source, *targets}) <= len(targets):
             raise SlotError(f"KV cache: slots {targets} name one slot twice, or the source {source}")
         for slot in targets:
             if self.lengths[slot]:
                 raise SlotError(f"KV cache: slot {slot} holds {self.lengths[slot]} positions, clear it before it is copied to")
-        wraps = held > self.k.shape[2]
+        wraps = filled > self.k.shape[2]
         for slot in targets:
             for array in (self.k, self.v):
-                self.storage.carry(array, source, array, slot, *((self._begin(0, held), held) if wraps else (0, length)))
-            if wraps and length < held:  # with a ring's places came what is past the end
-                self.erase(slot, length, held)
+                self.storage.carry(array, source, array, slot, *((self._begin(0, filled), filled) if wraps else (0, length)))
+            if wraps and length < filled:  # all places of the ring were copied, those past `length` too
+                self.erase(slot, length, filled)
             self.lengths[slot], self._oldest[slot] = length, min(length, self._oldest[source])
 
     def resize(self, batch: int | None = None, capacity: int | None = None, *, force: bool = False) -> None:
-        """Change the number of slots, or of positions in each. What slots hold stays, as far as there is room for it.
+        """Change the number of slots, or of positions in each. Slots keep what they hold, as far as there is room for it.
 
-        Raises SlotError or CapacityError, and changes nothing, if a slot in use would go or be cut, unless `force` says that it may.
+        Raises SlotError or CapacityError, and changes nothing, if a slot in use would go or be cut, unless `force` is set.
         Needs memory for the old and the new cache at once.
         """
         batch, capacity = _sizes(self.batch if batch is None else batch, self.capacity if capacity is None else capacity)
         self._check_idle(range(self.batch))
         for slot in np.flatnonzero(self.lengths[:batch] > capacity) if force else ():
-            self._check_kept(int(slot), capacity)
+            self._check_window(int(slot), capacity)
         if not force:
             for slot in np.flatnonzero(self.lengths):
                 if slot >= batch:
@@ -323,12 +323,12 @@ def new_cache(config: Config, batch: int, capacity: int | None, ops: Backend, dt
 
 
 def _sizes(batch: int, capacity: int) -> tuple[int, int]:
-    """Raises OptionError for a cache without a slot or a position."""
+    """Batch and capacity, checked to be at least 1. Raises OptionError."""
     return integer("KV cache: batch", batch, 1), integer("KV cache: capacity", capacity, 1)
 
 
-def _whole(name: str, value: int) -> int:
-    """Of positions: how many there can be depends on the slot. Raises CapacityError for what is no integer."""
+def _count(name: str, value: int) -> int:
+    """A number of positions as an integer; the caller checks its range, which depends on the slot. Raises CapacityError."""
     return integer(f"KV cache: {name}", value, -(2**63), error=CapacityError)
 
 

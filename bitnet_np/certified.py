@@ -2,8 +2,8 @@
 
 Greedy and top-k decoding need only the largest logits, but reading the output table is more than half of a decoded token's work. An int8
 copy of the table, half the size of float16's, gives an interval for every logit. Only rows whose interval reaches the k-th
-largest lower bound can be among the k largest, and for those the logits are computed as ever. The token that is chosen is the one that
-all exact logits would give, always: not by experience, but because the intervals are proven.
+largest lower bound can be among the k largest, and for those the logits are computed exactly. The chosen token is always the one that
+all exact logits would give, because the intervals are proven.
 
 For a row w = a q + e (q its codes, a their step) and x = b p + c r + f (two int8 rows, coarse and fine, and a rest), by Cauchy and Schwarz
 
@@ -28,18 +28,18 @@ from .validate import integer
 Floats = NDArray[np.float32]
 
 LARGEST_K = 256
-"""Of more logits than these, computing all is as fast."""
+"""The largest k: for more logits than these, computing all is as fast."""
 
 WIDEST = (2**31 - 1) // (127 * 63)
-"""Of wider rows a sum of products of codes might not fit 32 bits."""
+"""The longest row: in longer ones a sum of products of codes might not fit 32 bits."""
 
 _LEVELS = 63  # of each int8 row of x: AVX2 adds two products of 255 * 63 in 16 bits
-_SAFE = 2.0**100  # beyond this a float32 logit might overflow, and then all must be computed, to say so
+_SAFE = 2.0**100  # beyond this a float32 logit might overflow: all are computed then, so that the overflow is reported
 
 
 @dataclass
 class Counter:
-    """How much the certificate saved."""
+    """Counts of the work that the certificate saved."""
 
     calls: int = 0  # rows of x
     rescored: int = 0  # logits computed exactly, of V for each call
@@ -51,10 +51,10 @@ class CertifiedHead:
     """An output table with its int8 copy."""
 
     table: NDArray  # [V, D] float32, float16, or bfloat16 as uint16 bits
-    k: int  # how many of the largest logits are wanted
+    k: int  # number of the largest logits to compute
     codes: NDArray[np.uint8] = field(repr=False)
     step: Floats = field(repr=False)  # [V]
-    lost: Floats = field(repr=False)  # [V] length of what the copy loses of a row, rounded up
+    lost: Floats = field(repr=False)  # [V] length of a row's difference from the copy, rounded up
     length: Floats = field(repr=False)  # [V] length of a row, rounded up
     counter: Counter = field(default_factory=Counter)
 
@@ -101,8 +101,8 @@ def certify(table: NDArray, k: int = 1) -> CertifiedHead:
 
     A table in a mapped file gives its pages back as it is copied: what the head reads of it later are the rows that could win.
 
-    Raises OptionError for k outside 1..LARGEST_K or V, ShapeError for a table that is none, UnsupportedError for one of another kind, or
-    with rows longer than WIDEST.
+    Raises OptionError for k outside 1..LARGEST_K or V, ShapeError for an array that is no table [V, D], UnsupportedError for another dtype
+    or rows longer than WIDEST.
     """
     if not isinstance(table, np.ndarray) or table.dtype not in (np.float32, np.float16, np.uint16):
         raise UnsupportedError(f"a certified head needs a float32, float16 or bfloat16 table, not {type(table).__name__}")

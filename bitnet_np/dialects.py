@@ -19,7 +19,7 @@ class Dialect:
     """The roundings of one engine.
 
     halves: keys, values, rotated queries, attention probabilities and the head's input are rounded to float16, as with a float16 KV cache
-    and output matrix. stepped_angles: RoPE's angles are stepped from pair to pair in float32 instead of being worked out one by one.
+    and output matrix. stepped_angles: RoPE's angles are stepped from pair to pair in float32 instead of being computed one by one.
     bitnet.cpp's decode does both. ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type
     (kernels/blocks.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that, with
     a float32 KV cache and without flash attention, and steps the angles.

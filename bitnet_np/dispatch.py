@@ -1,10 +1,10 @@
-"""Where something is computed, and why: a policy says it from the sizes of what is to be computed, and is an argument like any other.
+"""The choice of a device: a policy decides where an operation runs, from its sizes, and says why. Policies are passed in as arguments.
 
-A policy is a pure function from a `Call` to a `Decision`. What cannot move does not move: a model's weights and its KV cache are on one
-device, and sending them costs more than any operation on them. So `choose` decides once, for a whole command, and every operation of a
-forward pass runs there. A mask array depends on nothing but its sizes: `make_mask` decides for each.
+A policy is a pure function from a `Call` to a `Decision`. A model's weights and its KV cache stay on one device, because sending them
+costs more than any operation on them. So `choose` decides once, for a whole command, and every operation of a forward pass runs there.
+A mask array depends on nothing but its sizes: `make_mask` decides for each.
 
-Whatever is decided, the numbers are the same bits.
+The bits are the same on every device.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Call:
-    """What is about to be computed. Sizes that it does not have are 0."""
+    """An operation to place, by its sizes. Sizes that it does not have are 0."""
 
     operation: str
     q_len: int  # queries, or new tokens
@@ -54,13 +54,13 @@ Policy = Callable[[Call], Decision]
 
 
 def attention_of(config: Config, tokens: int, past: int = 0) -> Call:
-    """A layer's attention over new tokens of a sequence that holds `past` already."""
+    """The Call of a layer's attention over new tokens of a sequence that holds `past` already."""
     return Call("attention", tokens, past + tokens, config.heads, config.head_dim)
 
 
 @dataclass(frozen=True)
 class Above:
-    """A policy: the GPU for workloads above a limit. A workload is a product of sizes of a call, by their names there."""
+    """A policy: the GPU for workloads above a limit. A workload is a product of a call's sizes, given by their names."""
 
     workload: tuple[str, ...]
     limit: int
@@ -71,19 +71,19 @@ class Above:
 
 
 WORKLOAD_DOCUMENTED = ("q_len", "hidden_dim", "q_len")
-"""realizar's batched attention, as its comment describes it. Cached keys are not in it. It names no limit for either workload."""
+"""The workload of realizar's batched attention, as its comment describes it, without cached keys. It has no limit for either workload."""
 WORKLOAD_COMPUTED = ("heads", "q_len", "head_dim", "k_len")
-"""The same, as its code works it out: the multiply-adds of all scores, hidden ones too. The code then takes the CPU whatever it is."""
+"""The same, as its code computes it: the multiply-adds of all scores, hidden ones too. The code then takes the CPU in any case."""
 MASKS = Above(("q_len", "k_len"), 16384)
 """BitNet-rs's rule for mask arrays."""
 
 
-WHERE_THERE_IS_ONE = Decision("cuda", "there is a GPU")
-"""That a GPU is the faster one wherever it can be used is an assumption: nothing was measured yet that a better rule could stand on."""
+PREFER_GPU = Decision("cuda", "there is a GPU")
+"""That a usable GPU is always faster is an assumption: no measurement supports a better rule yet."""
 
 
-def choose(device: Device = "auto", decision: Decision = WHERE_THERE_IS_ONE) -> Choice:
-    """The backend of that name, for a whole command; "auto" follows a policy's decision, where there is a GPU that can be used.
+def choose(device: Device = "auto", decision: Decision = PREFER_GPU) -> Choice:
+    """The backend of a device, for a whole command; "auto" follows a policy's decision, where there is a GPU that can be used.
 
     Raises what open_cuda does, for "cuda".
     """
@@ -110,9 +110,9 @@ def make_mask(
     policy: Policy = MASKS,
     metrics: Metrics | None = None,
 ) -> Any:
-    """`masks.mask`, float32 and additive, where `ops` computes: [q_len, k_len].
+    """`masks.mask`, float32 and additive, in the memory of `ops`: [q_len, k_len].
 
-    For a GPU it is filled there if the policy says so, else made here and sent. For the CPU it is made here, and no policy is asked.
+    For a GPU it is filled there if the policy says so, else made here and sent. For the CPU it is made here, and no policy is called.
     The decision is counted in `metrics`.
     """
     if ops.device == "cpu":

@@ -26,19 +26,19 @@ class EmptyInputError(Error):
 
 
 class CapacityError(Error):
-    """A KV cache has no room for what was asked."""
+    """A KV cache has no room for the positions asked for."""
 
 
 class ContextLimitError(CapacityError):
-    """More positions than the model was made for."""
+    """A sequence would have more positions than the model's context."""
 
 
 class SlotError(Error, IndexError):
-    """A KV cache slot that does not exist, or is named twice."""
+    """A KV cache slot does not exist, is named twice, or is in use."""
 
 
 class MaskError(ShapeError):
-    """A mask of an impossible size, of the wrong shape or form, or that lets a query see what it must not."""
+    """A mask has an impossible size, the wrong shape or form, or lets a query see a key that it must not."""
 
 
 class NonFiniteError(Error):
@@ -50,6 +50,6 @@ class OptionError(Error):
 
 
 def shown(value: object) -> str:
-    """A value from outside as a message may show it: short, and without what could garble a terminal."""
+    """The repr of a value from outside, cut to 80 characters: safe to print on a terminal."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,4 +1,4 @@
-"""Modules of the extras, imported when they are needed."""
+"""Optional dependencies, imported when they are needed."""
 
 from importlib import import_module
 from types import ModuleType
@@ -7,7 +7,7 @@ from .errors import UnsupportedError
 
 
 def extra(module: str, name: str = "text", what: str = "text") -> ModuleType:
-    """A module of the extra of that name, which `what` needs. Raises UnsupportedError that says how to install it."""
+    """The optional dependency `module` of the extra `name`, for the feature `what`. Raises UnsupportedError that says how to install it."""
     try:
         return import_module(module)
     except ImportError:

@@ -6,13 +6,13 @@ Two paths, which give the same bits:
   operation at once, in tiles of several tokens and several queries.
 * `forward` continues sequences from a KV cache: any number of new tokens each. Keys and values are written to the cache first and attention
   reads them from there, at positions that depend on what the cache holds. With one new token the matmuls run as matrix-vector products.
-  `prefill` and `forward_incremental` go on chunk by chunk, with the last logits or with all.
+  `prefill` and `forward_incremental` proceed chunk by chunk, and return the last logits or all.
 
 They share network.py's order of operations, because a second copy of it would not be checked by comparing them. They differ in where keys
 and values live, in tile shapes, in positions, and in how many rows a kernel sees.
 
 Tokens of all sequences are laid end to end in rows, so padding is never computed and a batch is nothing special to any kernel. Arguments
-are checked once in each public function; what goes on from there takes `Tokens` and a `Runtime`, which are checked.
+are checked once in each public function; the functions below take `Tokens` and a `Runtime`, which are checked.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ def forward_full(
     tokens of all sequences end to end. A recorder that keeps an array must copy it.
 
     mask: which positions each position sees, instead of itself and those before it (in layers with a window, too): [T, T] or
-    [1 or B, 1, T, T], bool or additive (masks.py). Padding is never seen. With `strict` it must not show a position what comes later. A
-    position that sees nothing gets zeros from attention. A mask that says what is the rule anyway changes no bit, and costs an array and
-    time.
+    [1 or B, 1, T, T], bool or additive (masks.py). Padding is never seen. With `strict` no position may see a later one. A position that
+    sees nothing gets zeros from attention. A mask equal to the model's own rule changes no bit, and costs an array and time.
 
     Raises ShapeError (MaskError), TokenRangeError, EmptyInputError or ContextLimitError before anything is computed, NonFiniteError if the
     model overflows, UnsupportedError for a mask in a dialect that rounds probabilities.
@@ -92,11 +91,11 @@ def forward(
 ) -> Floats:
     """Logits of the next tokens of sequences whose beginnings are in `cache`: prefill, a chunk of it, or decode.
 
-    Arguments and result are those of `forward_full`. Sequence i lives in slot slots[i], by default in slot i, and its new tokens stand at
-    positions that go on from what the slot holds. Afterwards the slots hold the new tokens too. `head` makes the logits instead of the
+    Arguments and result are those of `forward_full`. Sequence i lives in slot slots[i], by default in slot i, and the positions of its new
+    tokens follow those that the slot holds. Afterwards the slots hold the new tokens too. `head` computes the logits in place of the
     model's output table and bias; it may leave some out, as -infinity (certified.py).
 
-    Raises what `forward_full` raises, CapacityError when the cache is too small, SlotError for a slot that is not there or named
+    Raises what `forward_full` raises, CapacityError when the cache is too small, SlotError for a slot that does not exist, is named
     twice, or that another pass is writing to. Whatever is raised, also by `record`, the cache is as it was.
     """
     runtime = Runtime(model, dialect, ops).checked()
@@ -167,7 +166,7 @@ def compute_logits(
 ) -> Floats:
     """Logits of whole sequences by the path `mode` names; "auto" is parallel for more than `parallel_threshold` tokens. Same bits.
 
-    A mask (as in `forward_full`) needs the parallel path, because it may show a position what comes later; "auto" takes it then.
+    A mask (as in `forward_full`) needs the parallel path, because it may let a position see later ones; "auto" takes it then.
 
     Raises what the path raises, and OptionError for another mode, or a mask in mode "incremental".
     """
@@ -190,15 +189,15 @@ def compute_logits(
 def run_whole(
     runtime: Runtime, tokens: Tokens, record: Record = ignore, *, last_only: bool = False, attention: Attention | None = None
 ) -> Floats:
-    """`forward_full`, checked. attention: instead of the causal one; a layer's keys and values are given to it as [B, T, G, K]."""
+    """`forward_full` for checked tokens. attention: replaces the causal one; it gets a layer's keys and values as [B, T, G, K]."""
     ops, batch = runtime.ops, len(tokens.lengths)
     rows = Rows.of(runtime.model.config, tokens, np.arange(batch), np.zeros(batch, np.int64))
     resident = ops.resident(rows)
-    over = attention or runtime.attention
+    chosen_attention = attention or runtime.attention
 
     def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
         keys, values = (ops.spread(x, resident.slot, resident.position, tokens.ids.shape) for x in (k, v))
-        return over(layer, q, keys, values, resident.slot, resident.position)
+        return chosen_attention(layer, q, keys, values, resident.slot, resident.position)
 
     logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
     logits = check_finite(ops.to_host(logits), rows, last_only)
@@ -215,7 +214,7 @@ def run_cached(
     last_only: bool = False,
     head: Head | None = None,
 ) -> Floats:
-    """`forward`, checked, but for what the cache checks: slots, capacity and the model's context."""
+    """`forward` for checked tokens; the cache and the rows check slots, capacity and the model's context."""
     ops = runtime.ops
     with cache.appending(slots, tokens.lengths) as start:
         rows = Rows.of(runtime.model.config, tokens, slots, start)
@@ -229,24 +228,24 @@ def run_cached(
 def run_prefill(
     runtime: Runtime, tokens: Tokens, cache: KVCache, slots: NDArray[np.int64], *, block: int = BLOCK, head: Head | None = None
 ) -> Floats:
-    """`prefill`, checked."""
+    """`prefill` for checked arguments."""
     check_context(runtime.model.config, cache.reserve(slots, tokens.lengths) + tokens.lengths)
     logits: list[tuple[int, Floats]] = []
     with cache.undone_on_error(slots, tokens.lengths):
         for part in tokens.blocks(block):
-            wanted = head if part.last.any() else _no_logits
-            rows = run_cached(runtime, part.tokens, cache, slots[part.active], last_only=True, head=wanted)
+            block_head = head if part.last.any() else _no_logits
+            rows = run_cached(runtime, part.tokens, cache, slots[part.active], last_only=True, head=block_head)
             logits += zip(part.active[part.last], rows[part.last], strict=True)
     return np.stack([row for _, row in sorted(logits, key=lambda item: item[0])])
 
 
 def _no_logits(x: Array) -> Floats:
-    """The head of blocks whose logits nobody asked for."""
+    """The head of blocks whose logits are not needed: zeros [R, 1]."""
     return np.zeros((len(x), 1), np.float32)
 
 
 def _run_incremental(runtime: Runtime, tokens: Tokens, record: Record, chunk: int, last_only: bool) -> Floats:
-    """`forward_incremental`, checked."""
+    """`forward_incremental` for checked arguments."""
     config, (batch, length) = runtime.model.config, tokens.ids.shape
     check_context(config, tokens.lengths)
     cache = new_cache(config, batch, length, runtime.ops)
@@ -260,11 +259,11 @@ def _run_incremental(runtime: Runtime, tokens: Tokens, record: Record, chunk: in
     return logits
 
 
-# --- the border -----------------------------------------------------------------------------------------------------------------------
+# --- checked arguments ----------------------------------------------------------------------------------------------------------------
 
 
 def check_slots(slots: ArrayLike | None, tokens: Tokens) -> NDArray[np.int64]:
-    """The slot of each sequence [B], by default its number. Raises ShapeError; which slots there are, the cache says."""
+    """The slot of each sequence [B], by default its number. Raises ShapeError; the cache checks that the slots exist."""
     chosen = np.arange(len(tokens.lengths)) if slots is None else integers("slots", slots, 1)
     if chosen.shape != tokens.lengths.shape:
         raise ShapeError(f"slots has shape {chosen.shape}, expected {tokens.lengths.shape}: one for each sequence")
@@ -272,7 +271,7 @@ def check_slots(slots: ArrayLike | None, tokens: Tokens) -> NDArray[np.int64]:
 
 
 def check_cache(config: Config, cache: KVCache) -> None:
-    """Raises OptionError for what is no cache, ShapeError for one of a model of other sizes."""
+    """Raises OptionError for a value that is no KVCache, ShapeError for a cache made for a model of other sizes."""
     instance("cache", cache, KVCache)
     if cache.k.shape[0::3] + cache.k.shape[4:] != (config.n_layers, config.kv_heads, config.head_dim):
         raise ShapeError(f"the KV cache has shape {cache.k.shape}, it was made for another model")
@@ -280,13 +279,13 @@ def check_cache(config: Config, cache: KVCache) -> None:
 
 @dataclass(frozen=True)
 class _Mask:
-    """What attention adds to its scores."""
+    """A mask that attention adds to its scores, as a record that a backend can upload."""
 
     mask: Floats  # [1 or B, T, T]
 
 
 def _masked_attention(runtime: Runtime, mask: ArrayLike, tokens: Tokens, strict: bool) -> Attention:
-    """Attention that sees what a caller's mask says, and no padding. Raises MaskError, or UnsupportedError."""
+    """Attention by a caller's mask, without padding. Raises MaskError, or UnsupportedError."""
     if runtime.dialect.halves:
         raise UnsupportedError(f"the dialect {runtime.dialect.name} has no attention with a mask")
     (batch, length), lengths = tokens.ids.shape, tokens.lengths

@@ -23,7 +23,7 @@ from .validate import instance, integer, integers, number
 
 
 class Prompt(NamedTuple):
-    """What to continue, checked."""
+    """A prompt and the limits of its continuation, checked."""
 
     tokens: Tokens  # [1, T]
     n: int  # new tokens at most
@@ -31,7 +31,7 @@ class Prompt(NamedTuple):
 
 
 def check_prompt(model: Model, prompt: Sequence[int], n: int, stop: Collection[int]) -> Prompt:
-    """A prompt, how many tokens are to continue it, and which end it. Raises what `stream` raises on the call itself."""
+    """Check a prompt, the number of tokens to continue it by, and those that end it. Raises what `stream` raises on the call itself."""
     ids = integers("prompt", prompt, 1, TokenRangeError)
     if ids.size == 0:
         raise EmptyInputError("Prompt cannot be empty")
@@ -45,8 +45,8 @@ def check_prompt(model: Model, prompt: Sequence[int], n: int, stop: Collection[i
 def _stops(model: Model, stop: Collection[int]) -> Iterator[int]:
     if not isinstance(stop, Collection):  # an iterator would be used up here, and stop nothing
         raise OptionError(f"stop is {shown(stop)}, expected a collection of token ids")
-    for given in stop:
-        token = integer("stop token", given, -(2**63))
+    for value in stop:
+        token = integer("stop token", value, -(2**63))
         if not 0 <= token < model.config.vocab:
             raise OptionError(f"stop token {token} is not an id of the vocabulary, 0..{model.config.vocab - 1}")
         yield token
@@ -58,10 +58,10 @@ _PAYS_FROM = 1 << 24, 48  # weights of the head, and tokens: making the copy tak
 
 
 def certified_for(model: Model, sampling: Sampling, n: int, head: CertifiedHead | HeadChoice = "auto") -> CertifiedHead | None:
-    """The head that gives the logits `sampling` needs for `n` tokens; None if all of them are to be computed.
+    """The head that computes the logits `sampling` needs for `n` tokens; None if all logits are to be computed.
 
-    Raises OptionError for "certified" or a head where it cannot be used: if more logits are needed than it gives, or the output has a bias
-    or is no float table.
+    Raises OptionError for "certified" or a head that cannot be used: more logits are needed than it gives, or the output has a bias or is
+    no float table.
     """
     table, k = model.head, 1 if instance("sampling", sampling, Sampling).greedy else sampling.top_k
     if not isinstance(head, CertifiedHead) and not (isinstance(head, str) and head in get_args(HeadChoice)):
@@ -109,8 +109,8 @@ def stream(
     no others (certified.py), "auto" does so where it pays. A head of an earlier call saves making its copy of the table.
 
     Raises, on the call itself: EmptyInputError "Prompt cannot be empty", ContextLimitError if prompt and n tokens do not fit the model's
-    context, TokenRangeError or ShapeError for a prompt that is no ids of the vocabulary, OptionError for n, seed, stop tokens or a head
-    that cannot be. While it goes on: what `forward` raises, and OptionError when `numbers` run out.
+    context, TokenRangeError or ShapeError for a prompt that is not ids of the vocabulary, OptionError for an invalid n, seed, stop token or
+    head. During iteration: what `forward` raises, and OptionError when `numbers` run out.
     """
     runtime = Runtime(model, dialect, ops).checked()
     return _continuation(runtime, check_prompt(model, prompt, n, stop), sampling, numbers, seed, head)
@@ -124,7 +124,7 @@ def _continuation(
     seed: int,
     head: CertifiedHead | HeadChoice,
 ) -> Iterator[int]:
-    """The new tokens of `stream`, for a checked prompt; what else may be wrong is raised on the call itself."""
+    """The new tokens of `stream`, for a checked prompt; other invalid arguments raise on the call itself."""
     n, length = prompt.n, prompt.tokens.ids.shape[1]
     certified = certified_for(runtime.model, sampling, n, head)
     if numbers is not None and not isinstance(numbers, Iterable):
@@ -160,9 +160,9 @@ Step = Callable[[ArrayLike], NDArray[np.float32]]
 
 
 def stepper(model: Model, cache: KVCache, ops: Backend = cpu, *, dialect: Dialect = EXACT, head: Head | None = None) -> Step:
-    """One token more of each slot of a cache at a time, as fast as the backend can.
+    """A function that appends one token to each slot of a cache, as fast as the backend can.
 
-    The step raises ShapeError or TokenRangeError for tokens that are not [B] ids of the vocabulary, and what `forward` raises.
+    It raises ShapeError or TokenRangeError for tokens that are not [B] ids of the vocabulary, and what `forward` raises.
     """
     step = _stepper(Runtime(model, dialect, ops).checked(), cache, head)
 
@@ -176,7 +176,7 @@ def stepper(model: Model, cache: KVCache, ops: Backend = cpu, *, dialect: Dialec
 
 
 def _stepper(runtime: Runtime, cache: KVCache, head: Head | None) -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
-    """`stepper`, checked. On a device a token is one launch of a captured graph."""
+    """`stepper` for checked arguments. On a device a token is one launch of a captured graph."""
     slots = np.arange(cache.batch)
     if isinstance(cache.storage, DeviceStorage):
         return GraphDecoder(runtime.model, cache, cache.storage.on, slots)

@@ -1,4 +1,4 @@
-"""Pages of mapped files."""
+"""Pages of memory-mapped files."""
 
 import mmap
 from typing import Any
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 def release_pages(data: mmap.mmap, offset: int, size: int) -> None:
-    """Let the system have the whole pages in these bytes. They stay valid: they would be read anew."""
+    """Give the whole pages in these bytes back to the system. They stay valid: the next access reads them again."""
     if hasattr(mmap, "MADV_DONTNEED"):
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         whole = (offset + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -17,7 +17,7 @@ def release_pages(data: mmap.mmap, offset: int, size: int) -> None:
 
 
 def release(array: NDArray) -> None:  # C-contiguous
-    """`release_pages` of an array that lies in a file mapped to be read; nothing happens to another one, or to pages one could write to."""
+    """Give back the pages of an array that lies in a file mapped read-only; do nothing to any other array."""
     owner: Any = array.base
     while isinstance(owner, (np.ndarray, memoryview)):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj

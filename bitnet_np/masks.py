@@ -1,4 +1,4 @@
-"""Masks as arrays: which keys each query sees. For engines and people that need an array: the attention kernels work from positions.
+"""Masks as arrays: which keys each query sees. For callers that need an array; the attention kernels work from positions.
 
 Rows are queries, columns are keys; query i stands at position past + i, key j at position j. Two forms:
 
@@ -26,7 +26,7 @@ from .validate import dtype_of, instance, integer
 Form = Literal["additive", "bool"]
 Align = Literal["bottom_right", "top_left"]
 
-LARGEST = 2**31 - 1  # of every size and position
+LARGEST = 2**31 - 1  # size or position
 LOWEST_BIAS = -1e9  # below this a finite number in an additive mask was meant to be -infinity
 STREAM_ROWS = 256
 
@@ -37,16 +37,16 @@ def _size(name: str, value: int, least: int = 0) -> int:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which keys a query at position p sees; 0 means no such rule.
+    """The rule that says which keys k a query at position p sees. A field that is 0 adds no condition.
 
-    All keys up to its own, k <= p, narrowed by
-    window: only the last so many, p - window < k: the window counts the query's own key (as in Mistral, ONNX and llama.cpp),
-    block: only those of its own block of so many positions, k // block == p // block,
+    The query sees all keys up to its own, k <= p, narrowed by
+    window: the last `window` keys only, p - window < k, its own included (as in Mistral, ONNX and llama.cpp),
+    block: the keys of its own block of `block` positions only, k // block == p // block,
     and widened by
-    sinks: the first so many keys, k <= p still, whatever the window or block says (StreamingLLM, arXiv 2309.17453),
-    prefix: the first so many keys, for every query, later ones too (prefix-LM, arXiv 1910.10683).
+    sinks: the first `sinks` keys with k <= p, outside the window or block too (StreamingLLM, arXiv 2309.17453),
+    prefix: the first `prefix` keys for every query, even those with k > p (prefix-LM, arXiv 1910.10683).
 
-    Raises MaskError for a number that is no size, and for sinks without a window or block.
+    Raises MaskError for a field that is no integer from 0 to 2**31 - 1, and for sinks without a window or block.
     """
 
     window: int = 0
@@ -66,7 +66,7 @@ CAUSAL = Pattern()
 
 @dataclass(frozen=True)
 class Plan:
-    """One mask, checked. It is the cache's key, too: everything that says what the mask holds."""
+    """Everything that determines one mask, checked. It is also the key of MaskCache."""
 
     q_len: int
     k_len: int
@@ -85,7 +85,7 @@ def plan(
     form: Form = "additive",
     dtype: DTypeLike = np.float32,
 ) -> Plan:
-    """What `mask` would make of these, for who makes it elsewhere. Raises what `mask` does."""
+    """The checked arguments of `mask`, for a caller that fills the mask elsewhere. Raises what `mask` does."""
     q_len, k_len = _size("q_len", q_len), _size("k_len", k_len)
     if align not in ("bottom_right", "top_left"):
         raise MaskError(f"align is {align!r}, expected 'bottom_right' or 'top_left'")
@@ -114,11 +114,11 @@ def mask(
 ) -> NDArray:
     """The mask [q_len, k_len] of one sequence.
 
-    past: how many keys come before the first query's own. By default k_len - q_len: the last query sees the last key. Keys past the last
-    query are hidden as the future is. With align="top_left" past is 0, and only then there may be fewer keys than queries.
+    past: number of keys before the first query's own, by default k_len - q_len: the last query sees the last key. Keys after the last
+    query are hidden, like all future keys. With align="top_left" past is 0, and only then may there be fewer keys than queries.
     dtype: of an additive mask: float32, float64 or float16.
 
-    q_len 0 gives [0, k_len]. Raises MaskError for anything else that cannot be: no keys, fewer keys than queries, a negative size.
+    q_len 0 gives [0, k_len]. Raises MaskError for queries without keys, fewer keys than queries, or a negative size.
     """
     return _build(plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype))
 
@@ -129,7 +129,7 @@ def causal(q_len: int, k_len: int, *, form: Form = "additive", dtype: DTypeLike 
 
 
 def causal_loop(q_len: int, k_len: int) -> NDArray[np.float32]:
-    """What `causal` must be: BitNet-rs's nested loop, element by element. A definition to compare with; slow."""
+    """The definition of `causal`, to compare it with: BitNet-rs's nested loop, element by element. Slow."""
     past_len = _size("k_len", k_len) - _size("q_len", q_len)
     out = np.zeros((q_len, k_len), np.float32)
     for i in range(q_len):
@@ -149,13 +149,13 @@ def rows(
     form: Form = "additive",
     dtype: DTypeLike = np.float32,
 ) -> Iterator[NDArray]:
-    """The same mask, `block` rows at a time, in O(block * k_len) memory: end to end the pieces are what `mask` gives.
+    """The mask that `mask` gives, in pieces of `block` rows, with O(block * k_len) memory.
 
     Raises, on the call itself, what `mask` does, and MaskError for a block below 1.
     """
-    wanted = plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype)
+    planned = plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype)
     _size("block", block, 1)
-    return (_build(wanted, start, min(start + block, q_len)) for start in range(0, q_len, block))
+    return (_build(planned, start, min(start + block, q_len)) for start in range(0, q_len, block))
 
 
 def batch(
@@ -172,7 +172,7 @@ def batch(
     Sequence b has q_lens[b] queries after past_lens[b] keys (default 0), or k_lens[b] keys in all; give one or neither of them. Rows past
     a sequence's queries are padding and see nothing; columns past its keys are padding and are never seen.
 
-    Raises MaskError for lengths that are no integers, one for each sequence, or for a sequence with fewer keys than queries.
+    Raises MaskError for lengths that are not one integer for each sequence, or for a sequence with fewer keys than queries.
     """
     queries = _sizes("q_lens", q_lens)
     if k_lens is not None and past_lens is not None:
@@ -201,8 +201,8 @@ def expand(one: NDArray, batch: int) -> NDArray:
 
 def needs_mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, past: int | None = None, align: Align = "bottom_right") -> bool:
     """Whether anything is hidden. A decode step, one query that sees all keys, needs no mask at all. Raises what `mask` does."""
-    wanted = plan(q_len, k_len, pattern, past=past, align=align)
-    for position in range(wanted.past, wanted.past + q_len):
+    planned = plan(q_len, k_len, pattern, past=past, align=align)
+    for position in range(planned.past, planned.past + q_len):
         head, low, high = kernels.visible_keys.py_func(position, *astuple(pattern))
         if max(head, high if low <= head else 0) < k_len:
             return True
@@ -210,30 +210,30 @@ def needs_mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, past: int |
 
 
 def as_additive(mask: NDArray, dtype: DTypeLike = np.float32) -> NDArray:
-    """A mask in additive form: a bool one translated, an additive one as it is (of the dtype asked for)."""
+    """A mask in additive form and of this dtype: a bool mask is translated, an additive one keeps its values."""
     if mask.dtype == np.bool_:
         return np.where(mask, 0.0, -np.inf).astype(dtype)
     return mask.astype(dtype, copy=False)
 
 
 def as_bool(mask: NDArray) -> NDArray[np.bool_]:
-    """Which keys are seen: an additive mask's finite numbers, a bool mask as it is."""
+    """A mask in bool form: True where an additive mask is finite; a bool mask as it is."""
     return mask if mask.dtype == np.bool_ else mask > -np.inf
 
 
 def fully_masked(mask: NDArray) -> NDArray[np.bool_]:  # [..., q, k] -> [..., q]
-    """Which rows see nothing at all: attention gives zeros there."""
+    """True for each row that sees no key: attention gives zeros there."""
     return np.asarray(~as_bool(mask).any(axis=-1))
 
 
 def check(
     mask: ArrayLike, q_len: int, k_len: int, *, batch: int = 1, form: Form | None = None, past: int | None = None, strict: bool = False
 ) -> NDArray:
-    """A caller's mask, found good: [1 or B, 1, q_len, k_len], a view of what was given and read-only.
+    """A caller's mask, checked: a read-only view [1 or B, 1, q_len, k_len] of it.
 
-    mask: [q_len, k_len] or [1 or B, 1, q_len, k_len], bool or additive, or only the one `form` asks for. An additive mask may hold
-    finite numbers other than 0, which are biases. With `strict`, nothing after a query's own position, `past` (default k_len - q_len)
-    plus its row, may be seen.
+    mask: [q_len, k_len] or [1 or B, 1, q_len, k_len], bool or additive; with `form`, of that form only. An additive mask may hold
+    finite numbers other than 0, which are biases. With `strict`, no query may see a key after its own position, which is `past` (default
+    k_len - q_len) plus its row.
 
     Raises MaskError for another shape or dtype, NaN, +infinity, zeros and ones, or a finite number meant to be -infinity.
     """
@@ -278,10 +278,10 @@ def _check_additive(array: NDArray) -> None:
 
 
 class MaskCache:
-    """Masks made before, for callers that ask for the same ones again and again. Results are shared, so they are read-only.
+    """A cache of masks, for callers that need the same ones again and again. Results are shared, so they are read-only.
 
-    It holds at most `entries` masks, each of at most `side` queries and keys, and `nbytes` bytes in all; what was not asked for longest
-    goes first. A larger mask is made anew each time. `hits` and `misses` count requests. Safe to share between threads.
+    It holds at most `entries` masks, each of at most `side` queries and keys, and `nbytes` bytes in all; the least recently used goes
+    first. A larger mask is made anew each time. `hits` and `misses` count requests. Safe to share between threads.
     """
 
     def __init__(self, entries: int = 100, side: int = 2048, nbytes: int = 1 << 28):
@@ -304,24 +304,24 @@ class MaskCache:
         form: Form = "additive",
         dtype: DTypeLike = np.float32,
     ) -> NDArray:
-        """As `mask`, but read-only, and the same array when it is still there."""
-        wanted = plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype)
+        """As `mask`, but read-only, and the same array while the cache holds it."""
+        key = plan(q_len, k_len, pattern, past=past, align=align, form=form, dtype=dtype)
         with self._lock:
-            found = self._masks.get(wanted)
-            if found is not None:
+            cached = self._masks.get(key)
+            if cached is not None:
                 self.hits += 1
-                self._masks.move_to_end(wanted)
-                return found
+                self._masks.move_to_end(key)
+                return cached
             self.misses += 1
-        made = _build(wanted)
-        made.flags.writeable = False
-        if max(q_len, k_len) <= self.side and made.nbytes <= self.limit:
+        array = _build(key)
+        array.flags.writeable = False
+        if max(q_len, k_len) <= self.side and array.nbytes <= self.limit:
             with self._lock:
-                made = self._masks.setdefault(wanted, made)  # another thread may have been faster
+                array = self._masks.setdefault(key, array)  # another thread may have been faster
                 self.nbytes = sum(mask.nbytes for mask in self._masks.values())
                 while len(self._masks) > self.entries or self.nbytes > self.limit:
                     self.nbytes -= self._masks.popitem(last=False)[1].nbytes
-        return made
+        return array
 
     def warm(self, sizes: Iterable[int]) -> None:
         """Make the causal masks [n, n] of these sizes now."""
@@ -329,13 +329,13 @@ class MaskCache:
             self.get(n, n)
 
     def clear(self) -> None:
-        """Forget every mask; the counters go on."""
+        """Forget every mask; the counters stay."""
         with self._lock:
             self._masks.clear()
             self.nbytes = 0
 
 
-# --- the border -----------------------------------------------------------------------------------------------------------------------
+# --- checked arguments ----------------------------------------------------------------------------------------------------------------
 
 
 def _sizes(name: str, values: ArrayLike) -> NDArray[np.int64]:

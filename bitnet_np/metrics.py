@@ -1,7 +1,7 @@
-"""Metrics: what forward passes did, operation by operation, for a caller who asks. Nothing is counted otherwise.
+"""Metrics: calls, times and bytes of every operation of forward passes, counted only where a caller asks for them.
 
-`Metrics().ops()` is a backend like any other, to be given to whatever takes `ops`: it calls the operations of the backend it was made from
-and counts. So a forward pass that nobody measures runs the code it always runs.
+`Metrics().ops()` is a backend like any other, to be passed to whatever takes `ops`: it calls the operations of the backend it was made from
+and counts. So a forward pass that nobody measures runs no extra code.
 """
 
 import time
@@ -24,7 +24,7 @@ _NOT_COUNTED = ("storage", "wait", "mark")
 
 @dataclass
 class Latency:
-    """How long calls took."""
+    """Durations of calls."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -41,7 +41,7 @@ class Latency:
         self.histogram[max(0, int(seconds * 1e6).bit_length() - 1)] += 1
 
     def add(self, other: "Latency") -> None:
-        """Calls that were counted elsewhere."""
+        """Add calls that were counted elsewhere."""
         self.calls += other.calls
         self.seconds += other.seconds
         self.squares += other.squares
@@ -49,7 +49,7 @@ class Latency:
         self.histogram += other.histogram
 
     def summary(self) -> dict[str, float]:
-        """In seconds; zeros where nothing was called."""
+        """Minimum, maximum, mean and variance in seconds; zeros where nothing was called."""
         if not self.calls:
             return dict.fromkeys(("min", "max", "avg", "var"), 0.0)
         mean = self.seconds / self.calls
@@ -61,11 +61,11 @@ class Operation:
     """The calls of one operation on one device."""
 
     device: str
-    reason: str  # why there
+    reason: str  # why on this device
     latency: Latency = field(default_factory=Latency)
-    nbytes: int = 0  # read and written at least, once each; on a device they are not counted
+    nbytes: int = 0  # inputs and results, counted once each; on a device they are not counted
     allocations: int = 0  # arrays of new memory for results
-    reused: int = 0  # arrays of memory that an earlier result had
+    reused: int = 0  # arrays in memory that an earlier result had
 
     def as_dict(self) -> dict[str, Any]:
         histogram = self.latency.histogram
@@ -83,7 +83,7 @@ class Operation:
 
 
 class Metrics:
-    """Counters of all that ran over its backends: `forward_full(model, tokens, ops=metrics.ops())`. For one thread at a time.
+    """Counters of all operations of its backends: `forward_full(model, tokens, ops=metrics.ops())`. For one thread at a time.
 
     `operations` by name; `forwards` and `layers` that began; `kv_writes`, calls that wrote to a KV cache, one for each layer, and
     `kv_positions`, how many keys and values each they wrote: none where there is no cache. `peak_workspace`: bytes of results in memory
@@ -97,19 +97,19 @@ class Metrics:
         self.forwards = self.layers = self.kv_writes = self.kv_positions = self.peak_workspace = 0
 
     def ops(self, backend: Backend = cpu, reason: str = "the backend the caller chose") -> Backend:
-        """The backend with every call counted; its results are the same. `reason`: why this one.
+        """The backend with every call counted; its results are the same. `reason`: why this backend was chosen.
 
-        On a device each call is waited for, to know how long it takes.
+        On a device it waits for each call, to time it.
         """
         counted = {name: self._counted(name, backend, reason) for name in OPERATIONS if name not in _NOT_COUNTED}
         return Wrapped(backend, mark=self._mark, **counted)
 
     def decided(self, operation: str, device: str, reason: str) -> None:
-        """Told of each decision of a policy."""
+        """Count a policy's decision. Called once for each."""
         self.decisions[operation, device, reason] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All counters, for JSON."""
         arrays = sum(operation.allocations for operation in self.operations.values())
         reused = sum(operation.reused for operation in self.operations.values())
         return {
@@ -142,18 +142,18 @@ class Metrics:
             on["cpu" if operation.device == "cpu" else "gpu"].add(operation.latency)
         total = sum(latency.calls for latency in on.values())
         buckets = max((i for latency in on.values() for i in latency.histogram), default=-1) + 1
-        told: dict[str, Any] = {f"{name}_dispatches": latency.calls for name, latency in on.items()}
-        told |= {"total_dispatches": total, "gpu_ratio": on["gpu"].calls / total if total else 0.0}
-        told["bucket_boundaries_us"] = [f"{1 << i if i else 0}-{2 << i}" for i in range(buckets)]
+        counters: dict[str, Any] = {f"{name}_dispatches": latency.calls for name, latency in on.items()}
+        counters |= {"total_dispatches": total, "gpu_ratio": on["gpu"].calls / total if total else 0.0}
+        counters["bucket_boundaries_us"] = [f"{1 << i if i else 0}-{2 << i}" for i in range(buckets)]
         for name, latency in on.items():
             lowest, largest, mean, variance = (value * 1e6 for value in latency.summary().values())
             values = {"min": lowest, "max": largest, "mean": mean, "variance": variance * 1e6, "stddev": (variance * 1e6) ** 0.5}
-            told |= {f"{name}_latency_{key}_us": value for key, value in values.items()}
-            told[f"{name}_latency_bucket_counts"] = [latency.histogram[i] for i in range(buckets)]
-        return told
+            counters |= {f"{name}_latency_{key}_us": value for key, value in values.items()}
+            counters[f"{name}_latency_bucket_counts"] = [latency.histogram[i] for i in range(buckets)]
+        return counters
 
     def table(self) -> tuple[Sequence[str], list[Sequence[object]]]:
-        """Header and rows for people, the longest first."""
+        """Header and rows of a table, the operation with the most time first."""
         header = ("operation", "device", "calls", "ms", "us a call", "MB", "GB/s", "new arrays", "reused")
         rows: list[Sequence[object]] = []
         for name, o in self._by_time():
@@ -205,23 +205,23 @@ def _size(value: Any) -> int:
 
 
 def _bytes_read(name: str, arguments: tuple, options: Mapping[str, Any]) -> int:
-    """Of the arguments. Of a table that rows are taken from: those rows; of a KV cache: the positions that are seen."""
+    """Bytes of the arguments: of a table that rows are gathered from only those rows, of a KV cache only the visible positions."""
     if name in _GATHERING:
         table, tokens = arguments[0], arguments[-1]
         return table[0].nbytes * len(tokens) + tokens.nbytes
     if name in _ATTENTION:
         q, k, _, slot, position = arguments[:5]
         mask_or_window = arguments[5] if len(arguments) > 5 else options.get("window")
-        seen = _positions_seen(slot, position, mask_or_window if isinstance(mask_or_window, int) else None, k.shape[1])
-        return _size((q, slot, position, mask_or_window)) + 2 * seen * k[0, 0].nbytes
+        visible = _positions_seen(slot, position, mask_or_window if isinstance(mask_or_window, int) else None, k.shape[1])
+        return _size((q, slot, position, mask_or_window)) + 2 * visible * k[0, 0].nbytes
     return sum(map(_size, (*arguments, *options.values())))
 
 
 def _positions_seen(slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None, places: int) -> int:
-    """Positions of all sequences that some row sees."""
+    """Number of positions that some row sees, over all sequences."""
     total = 0
     for one in np.unique(slot):
-        mine = position[slot == one]
-        first = 0 if window is None else max(0, int(mine.min()) - window + 1)
-        total += min(int(mine.max()) + 1 - first, places)
+        positions = position[slot == one]
+        first = 0 if window is None else max(0, int(positions.min()) - window + 1)
+        total += min(int(positions.max()) + 1 - first, places)
     return total

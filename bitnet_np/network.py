@@ -30,7 +30,7 @@ Record = Callable[[str, int | None, NDArray], None]
 """Observes a tensor: its name, its layer, and the array, read-only, rows first. An observer that keeps the array must copy it."""
 
 Edit = Callable[[str, int | None, NDArray], NDArray]
-"""Returns the tensor that the pass goes on with: the array itself, or another of its shape. Codes and their scales are not asked for."""
+"""Returns the tensor that the pass continues with: the array itself, or another of its shape. Not called for codes and their scales."""
 
 Head = Callable[[Array], Floats]
 """The output matrix: [R, D] where the backend has it -> NumPy's [R, V]."""
@@ -45,15 +45,15 @@ def ignore(name: str, layer: int | None, array: NDArray) -> None:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What a pass runs on: a model, the dialect it is computed in, and the backend that computes."""
+    """A model, the dialect it is computed in, and the backend that computes: all that a pass runs on."""
 
     model: Model
     dialect: Dialect = EXACT
     ops: Backend = cpu
-    edit: Edit | None = field(default=None, repr=False)  # for the judge, on the CPU: what wrong or rounded tensors lead to
+    edit: Edit | None = field(default=None, repr=False)  # for the judge, on the CPU: to see the effect of wrong or rounded tensors
 
     def checked(self) -> Runtime:
-        """Itself. Raises OptionError, ShapeError or UnsupportedError for a dialect, model or backend that do not go together.
+        """Returns itself. Raises OptionError, ShapeError or UnsupportedError for a dialect, model or backend that do not go together.
 
         The arrays of a model on a device were checked before they went there (gpu/device.py).
         """
@@ -70,7 +70,7 @@ class Runtime:
         return attend(q, keys, values, slot, position, self.model.config.window_of(layer))
 
     def rotations(self, position: NDArray[np.int64]) -> Rotations | None:
-        """Of positions [R]; None for a model without RoPE."""
+        """Cosines and sines for positions [R]; None for a model without RoPE."""
         return self.ops.rotations(self.dialect.angles(position, self.model)) if self.model.config.rope != "none" else None
 
 
@@ -87,7 +87,7 @@ def run_layers(
 ) -> Array:
     """Logits of rows: [R] -> [R, V], or [B, V] of each sequence's last row with last_only. Arrays are where the backend has them.
 
-    head: makes the logits instead of the model's output table and bias.
+    head: computes the logits in place of the model's output table and bias.
     """
     model, dialect, ops = runtime.model, runtime.dialect, runtime.ops
     whole = _Step(runtime, None, record)
@@ -110,7 +110,7 @@ def run_layers(
 
 
 def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
-    """The logits, if all are finite numbers, else NonFiniteError; a head that leaves some out has -infinity there, not for the largest."""
+    """The logits. Raises NonFiniteError if they are not finite; those that a `head` leaves out, never the largest, are -infinity."""
     largest = logits if head is None else logits.max(axis=1)
     if cpu.has_non_finite(largest):
         row = int(np.flatnonzero(~np.isfinite(largest.reshape(len(logits), -1)).all(axis=1))[0])
@@ -125,21 +125,21 @@ def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None 
 
 @dataclass(frozen=True)
 class _Step:
-    """A layer on its way through the pass, or the model around the layers: what the operations there share."""
+    """What the operations of one layer share, or, with layer None, those around the layers."""
 
     runtime: Runtime
     layer: int | None
     record: Record
 
     def note(self, name: str, array: Array) -> Array:
-        """Let the editor change a tensor and the observer see it; returns what the pass goes on with."""
+        """Let the editor change a tensor and the observer see it; returns the tensor that the pass continues with."""
         if self.runtime.edit is not None:
             array = self.runtime.edit(name, self.layer, array)
         self.see(name, array)
         return array
 
     def see(self, name: str, array: Array) -> None:
-        """Show a tensor to the observer: NumPy's, read-only; a copy where the backend's arrays are elsewhere."""
+        """Pass a tensor to the observer as a read-only NumPy array, copied from the device where it is there."""
         if self.record is not ignore:
             shown = self.runtime.ops.to_host(array).view()
             shown.flags.writeable = False
@@ -151,7 +151,7 @@ class _Step:
         return self.note(name, ops.rms_norm(x, gain, c.eps) if c.norm == "rms" else ops.layer_norm(x, gain, bias, c.eps))
 
     def sub_norm(self, name: str, source: str, x: Array, gain: Floats | None) -> tuple[str, Array]:
-        """The RMS norm that BitNet has in front of a branch's last matrix, if there is one: name and tensor that the matrix reads."""
+        """Name and tensor that a branch's last matrix reads: behind BitNet's RMS norm in front of it, if there is one."""
         if gain is None:
             return source, x
         return name, self.note(name, self.runtime.ops.rms_norm(x, gain, self.runtime.model.config.eps))
@@ -164,7 +164,7 @@ class _Step:
         return self.note(name, ops.rms_norm(x.reshape(-1, c.head_dim), gain, c.eps).reshape(x.shape))
 
     def linears(self, source: str, x: Array, **outputs: Linear) -> list[Array]:
-        """Matrices that read the same tensor, by the names of what they give: [R, M] -> [R, N] each."""
+        """Products of matrices that read the same tensor, by the names of their outputs: [R, M] -> [R, N] each."""
         ops, dialect = self.runtime.ops, self.runtime.dialect
         shared = _Codes(self, source, x)
         without_norm = [w.weights for w in outputs.values() if w.norm is None]
@@ -191,7 +191,7 @@ class _Step:
 
 
 class _Codes:
-    """A tensor as int8 codes and steps per unit, one for each row: worked out once, when the first matrix that needs them asks."""
+    """A tensor as int8 codes and steps per unit, one for each row: computed once, when the first matrix needs them."""
 
     def __init__(self, step: _Step, name: str, x: Array) -> None:
         self._step, self._name, self._x = step, name, x
@@ -216,7 +216,7 @@ def _layer(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend:
 
 
 def _attention(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
-    """Attention's branch: [R, D] -> [R, D], without the residual."""
+    """The attention branch: [R, D] -> [R, D], without the residual."""
     c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
     assert step.layer is not None
     x = step.norm("attn_norm", h, w.attn_norm, w.attn_norm_bias)
@@ -232,7 +232,7 @@ def _attention(step: _Step, w: Layer, h: Array, rotations: Rotations | None, att
 
 
 def _feed_forward(step: _Step, w: Layer, h: Array) -> Array:
-    """The feed-forward's branch: [R, D] -> [R, D], without the residual."""
+    """The feed-forward branch: [R, D] -> [R, D], without the residual."""
     activation, ops = step.runtime.model.config.activation, step.runtime.ops
     x = step.norm("ffn_norm", h, w.ffn_norm, w.ffn_norm_bias)
     if w.ffn_gate is None:
@@ -253,7 +253,7 @@ def _embed(table: Table, rows: Array, ops: Backend) -> Array:
 
 
 def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
-    """Whether the codes of x are what these weights multiply, and not x as ggml rounds it."""
+    """Whether these weights multiply the int8 codes of x, and not x as ggml rounds it."""
     return isinstance(weights, Ternary) and (not dialect.ggml_activations or weights.blocks is None)
 
 
@@ -272,7 +272,7 @@ def _product(x: Array, weights: Weights, codes: _Codes, runtime: Runtime) -> Arr
 
 
 def _table_product(x: Array, table: Table, dialect: Dialect, ops: Backend) -> Array:
-    """x, as the dialect rounds it, times a table: [R, M], [N, M] -> [R, N]."""
+    """x, rounded as in the dialect, times a table: [R, M], [N, M] -> [R, N]."""
     if not isinstance(table, Blocks):
         return ops.matmul(dialect.matrix_input(x, table), table)
     return (ops.matmul_blocks_as_llama_cpp if dialect.ggml_activations else ops.matmul_blocks)(x, table.data, table.type)

@@ -1,7 +1,5 @@
 """Negative log-likelihood of a text: how surprised the model is by each token, given those before it."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -13,6 +11,7 @@ from .forward_pass import run_cached
 from .kernels import cpu
 from .model import Model
 from .network import Runtime
+from .progress import Progress, silent
 from .tokens import Tokens, check_tokens
 from .validate import integer, integers
 
@@ -28,7 +27,7 @@ def token_nll(
     chunk: int = CHUNK,
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = silent,
 ) -> NDArray[np.float64]:
     """-ln p(token t | tokens before it) for t = 1..T-1: tokens [T] -> float64 [T - 1].
 
@@ -36,8 +35,8 @@ def token_nll(
     context); a token is judged in the first window that has it, so all but the first window's have at least context - stride
     tokens before them. The sum over the vocabulary is in float64.
 
-    Raises ShapeError for tokens that are not [T] with T at least 2, ContextLimitError for a context of 1, OptionError for a stride or chunk
-    that cannot be, and what `forward` raises.
+    Raises ShapeError for tokens that are not [T] with T at least 2, ContextLimitError for a context of 1, OptionError for an invalid stride
+    or chunk, and what `forward` raises.
     """
     ids = integers("tokens", tokens, 1, TokenRangeError)
     if ids.size < 2:
@@ -61,14 +60,14 @@ def token_nll(
             part = ids[start : min(start + chunk, end)]
             logits = run_cached(runtime, Tokens.whole(part[None]), cache, slot)[0]
             fresh = np.arange(max(start, known), min(start + len(part), len(out), end - 1))
-            out[fresh] = _surprise(logits[fresh - start], ids[fresh + 1])
+            out[fresh] = _nll(logits[fresh - start], ids[fresh + 1])
             progress(min(start + len(part), len(out)), len(out))
         known = end - 1
         begin += step
     return out
 
 
-def _surprise(logits: NDArray[np.float32], target: NDArray[np.int64]) -> NDArray[np.float64]:
+def _nll(logits: NDArray[np.float32], target: NDArray[np.int64]) -> NDArray[np.float64]:
     wide = logits.astype(np.float64)
     wide -= wide.max(axis=1, keepdims=True)
     return np.log(np.exp(wide).sum(axis=1)) - wide[np.arange(len(target)), target]

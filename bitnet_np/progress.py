@@ -1,18 +1,18 @@
-"""How long work says how far it is: through functions that the caller passes in. The library itself prints nothing."""
+"""Progress of long work, reported to functions that the caller passes in. The library itself prints nothing."""
 
 from collections.abc import Callable
 
 Progress = Callable[[int, int], None]
-"""Called with what is done and with all there is to do."""
+"""Called with the number of steps done and their total."""
 
 Bars = Callable[[str], Progress]
-"""The Progress of a piece of work that has this label."""
+"""Returns the Progress of a piece of work, given its label."""
 
 
 def silent(done: int, total: int) -> None:
-    """A Progress that says nothing."""
+    """A Progress that does nothing."""
 
 
 def no_bars(label: str) -> Progress:
-    """A Progress that says nothing, for any label."""
+    """`silent`, for any label."""
     return silent

@@ -1,4 +1,4 @@
-"""Sampling: how the next token is chosen from its logits, by rules that leave nothing to chance but the numbers they are given."""
+"""Sampling: the choice of the next token from its logits. Nothing is random but the uniform numbers that are passed in."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen from its logits.
+    """The rule that chooses the next token from its logits.
 
     Greedy when `temperature` is 0 or `top_k` is 1. Otherwise the logits are divided by the temperature, all but the `top_k`
     largest are dropped (0 keeps all), then all but the fewest that hold `top_p` of the probability, and one is drawn.
@@ -38,7 +38,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        """Whether the largest logit is all that counts."""
+        """Whether the largest logit is always chosen."""
         return self.temperature == 0 or self.top_k == 1
 
 
@@ -79,9 +79,9 @@ def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: fl
         kth = np.partition(logits, -sampling.top_k)[-sampling.top_k]
         candidates = np.flatnonzero(logits >= kth)
     order = candidates[np.argsort(-logits[candidates], kind="stable")][: sampling.top_k or None]
-    with np.errstate(over="ignore"):  # of logits far below the largest, which count nothing
+    with np.errstate(over="ignore"):  # in logits far below the largest, whose weight is 0
         weights = cpu.exponential((logits[order] - logits[best]) / np.float32(sampling.temperature))
     total = np.cumsum(weights, dtype=np.float64)
-    kept = int(np.searchsorted(total, sampling.top_p * total[-1])) + 1  # at most all: the last total is found
-    pick = int(np.searchsorted(total[:kept], uniform * total[kept - 1], side="right"))
-    return int(order[min(pick, kept - 1)])  # the product may round to the total itself
+    nucleus = int(np.searchsorted(total, sampling.top_p * total[-1])) + 1  # at most all: the last total is found
+    pick = int(np.searchsorted(total[:nucleus], uniform * total[nucleus - 1], side="right"))
+    return int(order[min(pick, nucleus - 1)])  # the product may round to the total itself

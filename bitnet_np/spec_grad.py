@@ -1,14 +1,14 @@
 """THE DEFINITION of training: the loss of a sequence and its exact gradients, in float64. Slow, and it shares nothing with what it judges.
 
 The loss is next-token cross-entropy, -sum over t of ln p(token t + 1 | tokens 0..t) / divisor, of the BitNet and Llama blocks of spec.py.
-Each operation gives its value and a function `back` from the loss's gradient with respect to that value to those with respect to
-what went in (a vector-Jacobian product); the model runs forward through the values and backward through the `back`s. Gradients of
+Each operation gives its value and a function `back` from the loss's gradient with respect to that value to those with respect to its
+inputs (a vector-Jacobian product); the model runs forward through the values and backward through the `back`s. Gradients of
 parameters that are used twice, such as a tied embedding, add up.
 
 THE CONVENTION. Rounding has no useful derivative: training pretends that it has one, and this is a choice, not mathematics. The published
 recipe ("The Era of 1-bit LLMs: Training Tips, Code and FAQ", Microsoft 2024, after Bengio, Léonard and Courville, arXiv 1308.3432) keeps
-master weights and uses `x + (quantize(x) - x).detach()` for activations and weights alike: what is computed is the quantised value, and the
-gradient passes as if nothing had happened, scale, rounding and clamp included (`int8`, `ternary`; transformers' AutoBitLinear does
+master weights and uses `x + (quantize(x) - x).detach()` for activations and weights alike: the forward pass computes the quantised value,
+and the gradient passes as if nothing had happened, scale, rounding and clamp included (`int8`, `ternary`; transformers' AutoBitLinear does
 the same). So a matrix's gradient is dy^T quantize(x), and its input's is dy quantize(W).
 `ternary_differentiated` is the other choice for weights: only rounding passes as identity; the clamp and the absmean scale are
 differentiated, so that a weight beyond the clamp gets a gradient through the scale alone. With `smooth` quantisers nothing is pretended:
@@ -35,7 +35,7 @@ Quantizer = Callable[[Array], tuple[Array, Back]]
 
 
 def smooth(x: Array) -> tuple[Array, Back]:
-    """No quantiser."""
+    """The identity: no quantiser."""
     return x, lambda dy: dy
 
 
@@ -57,7 +57,7 @@ def ternary(w: Array) -> tuple[Array, Back]:  # [N, M]
 
 
 def ternary_differentiated(w: Array, rint: Callable[[Array], Array] = np.rint) -> tuple[Array, Back]:  # [N, M]
-    """The same value; rounding passes as identity, clamp and scale are differentiated.
+    """The value of `ternary`; rounding passes as the identity, clamp and scale are differentiated.
 
     s clip(w / s, -1, 1) changes with w inside the clamp, with s as code - w / s there, and with s as the code itself beyond it.
     """
@@ -95,9 +95,9 @@ def rms_norm(x: Array, gain: Array, eps: float) -> tuple[Array, Back]:  # [T, D]
 
 
 def linear(x: Array, w: Array, activations: Quantizer, weights: Quantizer) -> tuple[Array, Back]:  # [T, M], [N, M] -> [T, N]
-    seen, x_back = activations(x)
+    quantised, x_back = activations(x)
     matrix, w_back = weights(w)
-    return spec.matmul(seen, matrix), lambda dy: (x_back(dy @ matrix), w_back(dy.T @ seen))
+    return spec.matmul(quantised, matrix), lambda dy: (x_back(dy @ matrix), w_back(dy.T @ quantised))
 
 
 def rope(x: Array, base: float, pairs: str, width: int | None, factors: Any, scaling: float) -> tuple[Array, Back]:  # [T, H, K]
@@ -113,7 +113,7 @@ def attend(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, Back]:  # 
     p = spec.softmax(np.einsum("thk,shk->hts", q, keys) / np.sqrt(width) + mask)
 
     def shared(d: Array) -> Array:
-        """Query heads that read the same key-value head."""
+        """Gradients of key-value heads: the sum over the query heads that read each."""
         return d.reshape(len(d), k.shape[1], -1, width).sum(axis=2)
 
     def back(dy: Array) -> tuple[Array, Array, Array]:
@@ -165,23 +165,23 @@ class _Parameters:
         if gain not in self.values:
             return x, lambda dy: dy
         y, back = rms_norm(x, self.values[gain], self.eps)
-        return y, lambda dy: self._taken(gain, *back(dy))
+        return y, lambda dy: self._accumulate(gain, *back(dy))
 
     def linear(self, name: str, x: Array) -> tuple[Array, Callable[[Array], Array]]:
         """The product with the matrix <name>.weight, and the bias <name>.bias where there is one."""
         weight, bias = f"{name}.weight", f"{name}.bias"
         y, back = linear(x, self.values[weight], self.activations, self.weights)
         if bias not in self.values:
-            return y, lambda dy: self._taken(weight, *back(dy))
+            return y, lambda dy: self._accumulate(weight, *back(dy))
 
         def biased_back(dy: Array) -> Array:
             self.gradients[bias] += dy.sum(axis=0)
-            return self._taken(weight, *back(dy))
+            return self._accumulate(weight, *back(dy))
 
         return y + self.values[bias], biased_back
 
-    def _taken(self, name: str, dx: Array, gradient: Array) -> Array:
-        """Keep a parameter's gradient, give back the input's."""
+    def _accumulate(self, name: str, dx: Array, gradient: Array) -> Array:
+        """Add to a parameter's gradient; returns the input's."""
         self.gradients[name] += gradient
         return dx
 
@@ -202,17 +202,17 @@ def loss_and_gradients(
     batch, losses and gradients of its sequences add up to the batch's. factors: of RoPE's frequencies, [J].
     """
     ids = np.asarray(tokens)
-    seen, targets = ids[:-1], ids[1:]
+    inputs, targets = ids[:-1], ids[1:]
     head = "output.weight" if "output.weight" in parameters else "token_embd.weight"
     p = _Parameters(parameters, config.eps, activations, weights)
-    h, embed_back = embed(parameters["token_embd.weight"], seen)
+    h, embed_back = embed(parameters["token_embd.weight"], inputs)
     backs = []  # of the layers: the gradient at a layer's output -> at its input
     for n in range(config.n_layers):
         h, layer_back = _layer(config, p, n, h, factors)
         backs.append(layer_back)
     x, norm_back = p.norm("output_norm", h)
     logits, head_back = linear(x, parameters[head], smooth, smooth)  # the head is never quantised
-    loss, dlogits = cross_entropy(logits, targets, len(seen) if divisor is None else divisor)
+    loss, dlogits = cross_entropy(logits, targets, len(inputs) if divisor is None else divisor)
 
     dx, gradient = head_back(dlogits)
     p.gradients[head] += gradient

@@ -20,11 +20,11 @@ class Tokens(NamedTuple):
 
     @classmethod
     def whole(cls, ids: NDArray[np.int64]) -> "Tokens":
-        """Ids [B, T] that are checked, and all of which are tokens."""
+        """Checked ids [B, T] without padding."""
         return cls(ids, np.full(len(ids), ids.shape[1]))
 
     def blocks(self, size: int) -> Iterator["Block"]:
-        """At most `size` tokens of each sequence at a time, of those sequences that have some left."""
+        """Yields at most `size` tokens of each sequence at a time, of those sequences that have some left."""
         longest = int(self.lengths.max())
         for begin in range(0, longest, size):
             end = min(begin + size, longest)
@@ -55,7 +55,7 @@ class Rows:
 
     @classmethod
     def of(cls, config: Config, tokens: Tokens, slots: NDArray[np.int64], start: NDArray[np.int64]) -> "Rows":
-        """slots [B]: where the sequences are; start [B]: the position of each one's first new token. Raises ContextLimitError."""
+        """Rows of tokens; slots [B]: each sequence's slot; start [B]: the position of its first new token. Raises ContextLimitError."""
         ids, lengths = tokens
         check_context(config, start + lengths)
         sequence = np.repeat(np.arange(len(lengths)), lengths)
@@ -63,7 +63,7 @@ class Rows:
         return cls(ids[sequence, offset], sequence, slots[sequence], start[sequence] + offset, lengths.cumsum() - 1)
 
     def padded(self, values: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Values by row [R, V] -> [B, T, V] with zeros for padding."""
+        """Values of rows [R, V], in the shape [B, T, V] with zeros for padding."""
         if len(self.tokens) == shape[0] * shape[1]:
             return values.reshape(*shape, -1)
         out = np.zeros((*shape, values.shape[1]), np.float32)
@@ -113,9 +113,9 @@ def check_context(config: Config, end: NDArray[np.int64]) -> None:
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sequences of any lengths -> tokens int64 [B, T] filled up with zeros, and lengths [B].
+    """Sequences of any lengths as tokens int64 [B, T], padded with zeros, and lengths [B].
 
-    Raises ShapeError or TokenRangeError for what are no integers of 64 bits. Whether they are ids of a model, check_tokens says.
+    Raises ShapeError or TokenRangeError for values that are no integers of 64 bits; check_tokens compares them with a vocabulary.
     """
     try:
         rows = [integers("tokens", sequence, 1, TokenRangeError) for sequence in sequences]

@@ -1,4 +1,4 @@
-"""What a caller gives, found good before anything trusts it: kernels have no bounds checks."""
+"""Checks of what callers pass in, made before anything trusts it: kernels have no bounds checks."""
 
 import operator
 from os import PathLike
@@ -14,21 +14,21 @@ T = TypeVar("T")
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None, error: type[Error] = OptionError) -> int:
-    """A Python integer from `least` to `most`: of Python's or NumPy's, but no bool. Raises `error`."""
-    wanted = f"at least {least}" if most is None else f"{least} to {most}"
+    """`value` as a Python integer from `least` to `most`: an integer of Python or NumPy, but no bool. Raises `error`."""
+    expected = f"at least {least}" if most is None else f"{least} to {most}"
     try:
         number = operator.index(value)
     except TypeError:
-        raise error(f"{name} is {shown(value)}, expected an integer, {wanted}") from None
+        raise error(f"{name} is {shown(value)}, expected an integer, {expected}") from None
     if isinstance(value, bool | np.bool_):
-        raise error(f"{name} is {value}, expected an integer, {wanted}")
+        raise error(f"{name} is {value}, expected an integer, {expected}")
     if number < least or (most is not None and number > most):
-        raise error(f"{name} is {shown(number)}, expected {wanted}")
+        raise error(f"{name} is {shown(number)}, expected {expected}")
     return number
 
 
 def number(name: str, value: Any) -> float:
-    """A Python float: of any real number, but no bool. Raises OptionError."""
+    """`value` as a Python float: any real number, but no bool. Raises OptionError."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise OptionError(f"{name} is {shown(value)}, expected a number")
     try:
@@ -38,39 +38,39 @@ def number(name: str, value: Any) -> float:
 
 
 def instance(name: str, value: Any, kind: type[T]) -> T:
-    """`value`, which must be of that class. Raises OptionError."""
+    """`value`, if it is of the class `kind`. Raises OptionError."""
     if not isinstance(value, kind):
         raise OptionError(f"{name} is {shown(value)}, expected a {kind.__name__}")
     return value
 
 
 def dtype_of(name: str, dtype: DTypeLike, allowed: tuple[type[np.generic], ...], error: type[Error] = OptionError) -> np.dtype:
-    """One of the dtypes `allowed`, the machine's byte order. Raises `error`."""
+    """`dtype`, if it is one of `allowed` in the machine's byte order. Raises `error`."""
     names = " or ".join(kind.__name__ for kind in allowed)
     try:
-        found = np.dtype(dtype)
+        checked = np.dtype(dtype)
     except TypeError:
         raise error(f"{name} is {shown(dtype)}, expected {names}") from None
-    if found not in allowed:
-        raise error(f"{name} is {found}, expected {names}")
-    return found
+    if checked not in allowed:
+        raise error(f"{name} is {checked}, expected {names}")
+    return checked
 
 
 def path_of(path: str | PathLike[str]) -> Path:
-    """The name of a file or folder, which need not be there. Raises OptionError for what can be none."""
+    """The path of a file or folder, which need not exist. Raises OptionError for a value that is no path."""
     if not isinstance(path, str | PathLike) or "\0" in str(path):
         raise OptionError(f"path is {shown(path)}, expected the name of a file or folder")
     return Path(path)
 
 
 def check_file(path: Path) -> None:
-    """Raises FileFormatError for what is there and is no file: opening a pipe waits for who may never come, and a device has no end."""
+    """Raises FileFormatError for a path that is neither file nor folder: opening a pipe may wait forever, and a device has no end."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise FileFormatError(f"{path}: neither a file nor a folder, expected a file")
 
 
 def text_of(path: Path, most: int) -> str:
-    """The UTF-8 in a file, or a pipe, of at most so many bytes. Raises FileFormatError."""
+    """The UTF-8 text of a file, or a pipe, of at most `most` bytes. Raises FileFormatError."""
     with open(path, "rb") as file:
         raw = file.read(most + 1)
     if len(raw) > most:
@@ -82,7 +82,7 @@ def text_of(path: Path, most: int) -> str:
 
 
 def integers(name: str, values: ArrayLike, axes: int, beyond: type[Error] = ShapeError) -> NDArray[np.int64]:
-    """Integers of so many axes as int64. Raises ShapeError by that name, and `beyond` for what 64 bits do not hold."""
+    """`values` as int64 with `axes` axes. Raises ShapeError, which names the argument, and `beyond` for integers beyond 64 bits."""
     try:
         array = np.asarray(values)
     except ValueError:

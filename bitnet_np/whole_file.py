@@ -1,4 +1,4 @@
-"""Files that appear when they are whole: written beside their place, under a name of their own, and renamed in the end."""
+"""Files that appear only when they are complete: written under a temporary name beside their place, and renamed at the end."""
 
 import os
 import secrets
@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def name_beside(path: Path) -> Path:
-    """A name next to `path`, hidden, that nobody else writes to."""
+    """A hidden temporary name next to `path` that nobody else writes to."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """The name to write to. It becomes `path` at the end of the block; a block that fails leaves `path` as it was, and nothing beside it.
+    """Yields a temporary name to write to, renamed to `path` at the end of the block. A block that fails leaves `path` as it was.
 
-    A link stays, and what it names is replaced. What is there and is no file (a pipe, /dev/stdout) is written to as it is.
+    A link stays, and its target is replaced. A path that is no regular file (a pipe, /dev/stdout) is written to directly.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -34,7 +34,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """An OSError that names no file, as those of a full disk do, names `path`."""
+    """Add `path` to an OSError that names no file, as that of a full disk does."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Speed and memory on this machine, beside what the machine can do and what other engines do.
+"""Speed and memory on this machine, beside the machine's peaks and other engines.
 
 Results are checked before they are timed: finite, the same bits with every number of threads and by another path. Rounds alternate over
 cases, thread counts and engines, because machines drift; medians over the rounds are printed, and medians of the rounds' ratios. The
@@ -25,7 +25,7 @@ from bitnet_np.errors import OptionError
 
 
 class Bench(NamedTuple):
-    """One sub-bench: what it times, and the tables it makes of that."""
+    """One sub-bench: the cases that it times, and the tables it makes of the results."""
 
     cases: Callable[[Setup], Iterable[Case]]
     tables: Callable[[Setup, Results], list[Table]]
@@ -49,18 +49,18 @@ AGAINST_PEERS = {"prefill", "decode"}
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """A list such as 1,2,4."""
+    """The numbers of a list such as 1,2,4."""
     try:
-        found = tuple(int(part) for part in text.split(","))
+        values = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers such as 1,2,4") from None
-    if min(found) < 1:
-        raise argparse.ArgumentTypeError(f"{min(found)} is not at least 1")
-    return tuple(dict.fromkeys(found))
+    if min(values) < 1:
+        raise argparse.ArgumentTypeError(f"{min(values)} is not at least 1")
+    return tuple(dict.fromkeys(values))
 
 
 def positive(text: str) -> int:
-    """One number."""
+    """One number of at least 1."""
     first, *more = numbers(text)
     if more:
         raise argparse.ArgumentTypeError(f"{text!r} is not one number")
@@ -93,25 +93,25 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def checked_threads(wanted: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Thread counts that Numba can run."""
+def checked_threads(requested: tuple[int, ...] | None) -> tuple[int, ...]:
+    """The thread counts to measure: `requested`, checked, or 1 and 2 as far as Numba can run them."""
     most = numba.config.NUMBA_NUM_THREADS
-    if wanted is None:
+    if requested is None:
         return tuple(n for n in (1, 2) if n <= most)
-    if max(wanted) > most:
-        raise OptionError(f"--threads {max(wanted)}: Numba has {most} here; NUMBA_NUM_THREADS says how many")
-    return wanted
+    if max(requested) > most:
+        raise OptionError(f"--threads {max(requested)}: Numba has {most} here; NUMBA_NUM_THREADS says how many")
+    return requested
 
 
 def open_peers(stack: ExitStack, options: argparse.Namespace) -> list[peers.Peer]:
-    """Start the workers, before anything slow is done: a missing one is told at once."""
+    """Start the workers, before anything slow is done: a missing one is reported at once."""
     if options.vs and not AGAINST_PEERS & set(options.bench):
         raise OptionError(f"--vs is for {' and '.join(sorted(AGAINST_PEERS))}, not for {', '.join(options.bench)}")
     return [stack.enter_context(peers.Peer(name, options.peer_python)) for name in dict.fromkeys(options.vs)]
 
 
 def make_setup(options: argparse.Namespace, threads: tuple[int, ...], folder: Path) -> Setup:
-    """Load the model, or make it first."""
+    """The setup, with its model loaded, or made first."""
     path = options.model or models.ours(folder, options.shape, options.seed)
     model = load(path)
 
@@ -137,7 +137,7 @@ def load_peers(running: Sequence[peers.Peer], setup: Setup, folder: Path) -> Non
 
 
 def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
-    """All benches: tables, and the JSON object."""
+    """Run all benches; returns their tables and the JSON object."""
     folder = options.model_dir or models.folder()
     threads = checked_threads(options.threads)
     results, tables = Results(), []
@@ -166,35 +166,35 @@ def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
     return tables, report.as_json(head, results, [report.peaks(results), *tables])
 
 
-def introduction(found: dict) -> str:
-    """Which machine, which model, which peers, and the digests of what was checked."""
-    machine, model = found["machine"], found["model"]
+def introduction(outcome: dict) -> str:
+    """The machine, the model, the peers, and the digests of checked results, as text."""
+    machine, model = outcome["machine"], outcome["model"]
     lines = [
         f"{machine['processor']}, {machine['cores']} cores, {machine['instruction path']} ({' '.join(machine['features'])})",
         f"bitnet_np {machine['bitnet_np']}, numba {machine['numba']}, {machine['threading layer']} threads, numpy {machine['numpy']}, "
         f"Python {machine['python']}, {machine['system']}",
         f"{model['path']}: {model['ternary_weights'] / 1e6:.1f} M ternary weights, {model['bytes_per_token'] / 1e6:.1f} MB read per token",
-        *(f"{name}: {text}" for name, text in found["peers"].items()),
+        *(f"{name}: {text}" for name, text in outcome["peers"].items()),
     ]
-    digests = {(entry["bench"], entry["case"]): entry["sha256"] for entry in found["results"] if entry.get("sha256")}
+    digests = {(entry["bench"], entry["case"]): entry["sha256"] for entry in outcome["results"] if entry.get("sha256")}
     lines += ["", "checked before timing, the same bits with every number of threads:"]
     lines += [f"  {bench}: {case}: sha256 {value[:16]}" for (bench, case), value in digests.items()] or ["  nothing that has bits"]
-    if found["skipped"]:
-        lines += ["", "skipped, because --budget would not hold them: " + "; ".join(found["skipped"])]
+    if outcome["skipped"]:
+        lines += ["", "skipped, because --budget would not hold them: " + "; ".join(outcome["skipped"])]
     return "\n".join(lines)
 
 
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     try:
-        tables, found = run(options)
-        print(introduction(found))
-        for table in [report.Table(**found["tables"][0]), *tables]:
+        tables, outcome = run(options)
+        print(introduction(outcome))
+        for table in [report.Table(**outcome["tables"][0]), *tables]:
             print("\n" + report.render(table))
         if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+            options.json.write_text(json.dumps(outcome, indent=1) + "\n", "utf-8")
         if options.plot:
-            report.draw(tables, found["machine"]["processor"], options.plot)
+            report.draw(tables, outcome["machine"]["processor"], options.plot)
     except CheckError as error:
         print(f"bench.py: {error}; speed was not judged", file=sys.stderr)
         return 1

@@ -72,7 +72,7 @@ def test_forward_batch_goes_on_from_a_cache():
         ([], {}, EmptyInputError, "Empty batch provided"),
         ([[1], []], {}, EmptyInputError, "Tokens cannot be empty: sequence 1 of the batch has length 0"),
         ([[1], [20]], {}, TokenRangeError, "token 20 at position 0 of sequence 1"),
-        ([[1]], {"start": 1}, OptionError, "start of sequence 0 is 1, but 0 positions of it are there"),
+        ([[1]], {"start": 1}, OptionError, "start of sequence 0 is 1, expected 0: the positions its slot holds"),
         ([[1], [2]], {"start": [0, 0, 0]}, ShapeError, r"start has shape \(3,\)"),
         ([[1]], {"start": 0.5}, ShapeError, "start has dtype float64"),
     ],
@@ -85,8 +85,8 @@ def test_wrong_batches_are_refused(sequences, options, error, message):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"start": 1}, OptionError, "start of sequence 0 is 1, but 2 positions of it are there"),
-        ({"start": [2, 0]}, OptionError, "start of sequence 1 is 0, but 1 positions of it are there"),
+        ({"start": 1}, OptionError, "start of sequence 0 is 1, expected 2: the positions its slot holds"),
+        ({"start": [2, 0]}, OptionError, "start of sequence 1 is 0, expected 1: the positions its slot holds"),
         ({"slots": [0]}, ShapeError, r"slots has shape \(1,\)"),
         ({"slots": [0], "start": 2}, ShapeError, r"slots has shape \(1,\)"),
         ({"slots": [0, 2], "start": 0}, SlotError, "slot 2 does not exist"),
@@ -250,5 +250,5 @@ def test_a_batch_that_was_left_in_the_middle_of_a_step_is_not_gone_on_with():
     batch.submit(Request("a", [1, 2], 2))
     with pytest.raises(RuntimeError, match="mine"):
         batch.step()
-    with pytest.raises(OptionError, match="this batch was left with an exception, expected a new one"):
+    with pytest.raises(OptionError, match="an exception interrupted this batch, expected a new one"):
         batch.step()

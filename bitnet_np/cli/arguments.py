@@ -1,4 +1,4 @@
-"""Command-line arguments that several commands share, and what they mean."""
+"""Command-line arguments that several commands share, and the models they load."""
 
 import argparse
 import sys
@@ -24,13 +24,13 @@ from . import progress
 
 
 def add_model_argument(parser: argparse.ArgumentParser, metavar: str = "MODEL", default: str = "") -> None:
-    """The model that most commands begin with. default: what they take if none is named; empty: one must be named."""
-    text = "a GGUF file or a Hugging Face folder" + (f" (default: {default})" if default else "")
-    parser.add_argument("model", type=Path, nargs="?" if default else None, metavar=metavar, help=text)
+    """Add MODEL, which most commands begin with. default: the model taken where none is named, in words; empty: one must be named."""
+    description = "a GGUF file or a Hugging Face folder" + (f" (default: {default})" if default else "")
+    parser.add_argument("model", type=Path, nargs="?" if default else None, metavar=metavar, help=description)
 
 
 def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", required: bool = True) -> argparse._MutuallyExclusiveGroup:
-    """The ways to give token ids, of which one is taken (inputs.token_ids); text: what the option for a text is called."""
+    """Add the options for token ids, of which one may be given (inputs.token_ids reads it); text: the name of the option for a text."""
     group = parser.add_mutually_exclusive_group(required=required)
     group.add_argument("--tokens", metavar="1,2,3", help="token ids between commas or blanks")
     group.add_argument(
@@ -41,7 +41,7 @@ def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", r
 
 
 def add_computing_arguments(parser: argparse.ArgumentParser) -> None:
-    """How to compute, and which model of the file."""
+    """Add --threads, --as, and the options for loading and overriding."""
     add_threads_argument(parser)
     parser.add_argument(
         "--as",
@@ -59,7 +59,7 @@ def add_threads_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where to compute, and what to say of it."""
+    """Add --device and --metrics."""
     parser.add_argument(
         "--device",
         choices=get_args(Device),
@@ -109,7 +109,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def loaded(source: Source, arguments: argparse.Namespace) -> Model:
-    """The model of an open source, as the arguments ask for it and on their device. Shows a progress bar, and prints what is overridden."""
+    """The model of an open source, loaded as the arguments say onto their device, with a progress bar. Prints overridden settings."""
     overrides = _overrides(arguments)
     bar = progress.bar("checking weights")
     model = model_from(source, bar, allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout, overrides=overrides)
@@ -121,12 +121,12 @@ def loaded(source: Source, arguments: argparse.Namespace) -> Model:
 
 
 def check_out(option: str, path: Path | None) -> None:
-    """Before anything is computed: whether `path` can be that of a file to write. Raises OptionError that names the option."""
+    """Check that a file can be written to `path`, before anything is computed. Raises OptionError that names the option."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise OptionError(f"{option} is {path}, expected a file in a folder that is there")
 
 
 def save_npy(path: Path, array: NDArray) -> None:
-    """Write .npy, whole or not at all, whatever the name ends in."""
+    """Write a .npy file, completely or not at all, whatever the name ends in."""
     with whole_file(path) as part, open(part, "wb") as file:
         np.save(file, array)

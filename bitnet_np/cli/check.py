@@ -27,18 +27,18 @@ from .inputs import token_ids
 from .printing import print_json, printable, table
 
 SUMMARY = "Judge another engine's dump; without arguments, the embedded recording of bitnet.cpp."
-LARGEST_TABLE = 12  # lines of tensors that are not fine, before the rest is only counted
+LARGEST_TABLE = 12  # lines of wrong tensors; the rest is only counted
 
 JUDGEMENT_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
 
 
 def _judgement_row(name: str, j: Judgement) -> tuple:
-    """A line of the table of logits."""
+    """A row of the table of logits."""
     return (name, j.max_error, j.mean_error, j.nmse, j.scale, j.kl, j.top1, j.top5, j.verdict.name)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add this command's arguments."""
     add_model_argument(parser, default="the embedded one, and its recording")
     add_token_arguments(parser, required=False)
     parser.add_argument(
@@ -54,12 +54,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_plot_argument(parser: argparse.ArgumentParser) -> None:
-    """--plot, which `check_plot_argument` checks and `show` obeys."""
+    """Add --plot, which `check_plot_argument` checks and `show` obeys."""
     parser.add_argument("--plot", type=Path, metavar="F.png", help="draw the heat map to this picture file (extra `plots`)")
 
 
 def check_plot_argument(arguments: argparse.Namespace) -> None:
-    """Before anything is computed. Raises OptionError, or UnsupportedError without the extra."""
+    """Check --plot before anything is computed. Raises OptionError, or UnsupportedError without the extra."""
     if arguments.plot is not None:
         check_out("--plot", arguments.plot)
         check_plot(arguments.plot)
@@ -68,10 +68,10 @@ def check_plot_argument(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the judgement; returns the exit code."""
     tokens = (arguments.tokens, arguments.tokens_file, arguments.text)
-    given = [arguments.model is not None, arguments.theirs is not None, tokens != (None, None, None)]
-    if not any(given):
+    named = [arguments.model is not None, arguments.theirs is not None, tokens != (None, None, None)]
+    if not any(named):
         return _check_embedded(arguments)
-    if not all(given):
+    if not all(named):
         raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
     check_plot_argument(arguments)
     source = open_model(arguments.model)
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Report:
-    """Theirs against ours."""
+    """The report on the dump."""
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
@@ -97,13 +97,13 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Repo
 
 
 def _bare(path: Path, source: Source, rows: tuple[int, ...]) -> NDArray[np.float32]:
-    """The logits [*rows, V] in a file of bare float32; those of the last token, [V], if that is how large it is."""
+    """The logits [*rows, V] in a file of bare float32; those of the last token, [V], if it has that size."""
     vocab = source.config().vocab
     shape = (vocab,) if path.stat().st_size == 4 * vocab else (*rows, vocab)
     return raw.read(path, (prod(shape[:-1]), vocab)).points[LOGITS].reshape(shape)
 
 
-# What the recording must come to, or our kernels are broken here: its float16 roundings followed, all but long sequences agree.
+# The worst verdict on the recording that sound kernels can get: with its float16 roundings followed, all but long sequences agree.
 _EXPECTED = {("bitnet.cpp", n): Verdict.ROUNDING if n <= 17 else Verdict.FLIPS for n in embedded.LENGTHS}
 
 
@@ -111,27 +111,27 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     with embedded.model_path() as path:
         model = loaded(open_model(path), arguments)
     recording = embedded.recording()
-    found: dict[str, dict[str, Judgement]] = {}
+    judgements: dict[str, dict[str, Judgement]] = {}
     fine = True
     for name in (EXACT.name, BITNET_CPP.name):
         for n in embedded.LENGTHS:
             logits = compute_logits(model, recording[f"tokens_T{n}"][None], dialect=DIALECTS[name])[0]
             for path_name in ("prefill", "decode"):
                 judgement = judge(logits, recording[f"logits_{path_name}_T{n}"])
-                found.setdefault(name, {})[f"{n} {path_name}"] = judgement
+                judgements.setdefault(name, {})[f"{n} {path_name}"] = judgement
                 fine &= judgement.verdict <= _EXPECTED.get((name, n), Verdict.FLIPS)
     bits = dict(selftest.run("forward"))
     fine &= all(bits.values())
     if arguments.json:
-        tables = {name: {row: j.as_dict() for row, j in rows.items()} for name, rows in found.items()}
+        tables = {name: {row: j.as_dict() for row, j in rows.items()} for name, rows in judgements.items()}
         print_json({"fine": fine, "dialects": tables, "known_bits": bits})
         return 0 if fine else 1
     print("The embedded model (BitNet b1.58, 3 layers, random weights) against logits recorded from bitnet.cpp.\n")
     print("exact: the definition, no float16 anywhere. bitnet.cpp rounds its KV cache, queries, probabilities and head")
     print("input to float16, so this is how far its logits are from the model's definition:\n")
-    print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in found["exact"].items()]))
+    print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["exact"].items()]))
     print("\nbitnet.cpp: the same forward with those roundings:\n")
-    print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in found["bitnet.cpp"].items()]))
+    print(table(JUDGEMENT_HEADER, [_judgement_row(*item) for item in judgements["bitnet.cpp"].items()]))
     for name, ok in bits.items():
         print(f"\n{name}: {'the bits known for every machine' if ok else 'NOT the bits known for every machine'}", end="")
     print(f"\n\n{'fine' if fine else 'NOT FINE: the kernels are broken on this machine, see bitnet-np selftest'}")

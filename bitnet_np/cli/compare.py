@@ -11,7 +11,7 @@ SUMMARY = "Compare two dumps without a model."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add this command's arguments."""
     parser.add_argument("ours", type=Path, metavar="OURS", help="the dump taken as the reference")
     parser.add_argument("theirs", type=Path, metavar="THEIRS", help="the dump to judge")
     parser.add_argument("--format", choices=FORMATS, help="format of both dumps (default: recognised by their content)")

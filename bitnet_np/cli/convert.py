@@ -14,7 +14,7 @@ SUMMARY = "Write a model as a GGUF file without changing a number, or refuse."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add this command's arguments."""
     add_model_argument(parser, metavar="IN")
     parser.add_argument("out", type=Path, metavar="OUT.gguf", help="the file to write")
     parser.add_argument(

@@ -28,7 +28,7 @@ TOKENS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add this command's arguments."""
     add_model_argument(parser, default="the embedded demo model")
     batch_command.add_arguments(parser, add_token_arguments(parser, "--prompt"))
     parser.add_argument("--chat", action="store_true", help="put the prompt into the model's chat template as the user's message")
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _prompt(arguments: argparse.Namespace, source: Source, tokenizer: Tokenizer | None) -> NDArray:
-    """The ids to go on from, [T]."""
+    """The token ids of the prompt, [T]."""
     if arguments.chat:
         if tokenizer is None:
             raise OptionError("--chat needs --prompt")
@@ -76,7 +76,7 @@ def _prompt(arguments: argparse.Namespace, source: Source, tokenizer: Tokenizer 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what comes, token by token; returns the exit code."""
+    """Print the continuation, token by token; returns the exit code."""
     with ExitStack() as stack:
         most = embedded.DEMO_TOKENS if arguments.model is None else TOKENS
         path = Path(arguments.model or stack.enter_context(embedded.demo_path()))

@@ -24,7 +24,7 @@ DEFAULT_BATCH = 4
 
 
 def add_arguments(parser: argparse.ArgumentParser, prompts: argparse._MutuallyExclusiveGroup) -> None:
-    """What this way to call `generate` takes besides; prompts: the group of arguments that give a prompt."""
+    """Add the arguments for many prompts; prompts: the group of arguments that give a prompt."""
     prompts.add_argument(
         "--prompts-file",
         type=Path,
@@ -43,8 +43,8 @@ _LONGEST_LINE = 1 << 25  # bytes: more than any context holds
 
 
 def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]:
-    """Line number, id, and text or token ids of each line that is not blank. Raises OptionError that names the file and the line."""
-    seen: dict[str | int, int] = {}
+    """Yields line number, id, and text or token ids of each line that is not blank. Raises OptionError that names file and line."""
+    first_lines: dict[str | int, int] = {}
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE + 1), b""), 1):
             if len(line) > _LONGEST_LINE:
@@ -60,14 +60,14 @@ def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]
             except (ValueError, RecursionError) as error:
                 raise wrong(f"no JSON: {shown(str(error))}") from None
             if not isinstance(entry, dict) or set(entry) not in ({"id", "prompt"}, {"id", "tokens"}):
-                given = sorted(entry) if isinstance(entry, dict) else entry
-                raise wrong(f"{shown(given)}, expected an object with 'id', and 'prompt' or 'tokens'")
+                keys = sorted(entry) if isinstance(entry, dict) else entry
+                raise wrong(f"{shown(keys)}, expected an object with 'id', and 'prompt' or 'tokens'")
             name, text, tokens = entry["id"], entry.get("prompt"), entry.get("tokens")
             if not isinstance(name, str | int) or isinstance(name, bool):
                 raise wrong(f"id is {shown(name)}, expected a string or an integer")
-            if name in seen:
-                raise wrong(f"id {shown(name)} is that of line {seen[name]}, too")
-            seen[name] = number
+            if name in first_lines:
+                raise wrong(f"id {shown(name)} is that of line {first_lines[name]}, too")
+            first_lines[name] = number
             if isinstance(text, str):
                 yield number, name, text
             elif "prompt" in entry:
@@ -79,7 +79,7 @@ def read_prompts(path: Path) -> Iterator[tuple[int, str | int, str | list[int]]]
 
 
 def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collection[int] | None) -> int:
-    """Run the command. stop: tokens that end a text, None for the file's own."""
+    """Run the command; returns the exit code. stop: tokens that end a text, None for the file's own."""
     if arguments.uniforms is not None:
         raise OptionError("--uniforms is for one prompt; with --prompts-file every sequence has numbers of its own, from --seed and its id")
     batch = DEFAULT_BATCH if arguments.batch is None else arguments.batch

@@ -19,7 +19,7 @@ SUMMARY = "Loss of token ids and its gradients."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add this command's arguments."""
     add_model_argument(parser)
     parser.add_argument("--out", type=Path, metavar="F", help="write the loss and all gradients, to compare with another engine's")
     formats = [name for name, format in FORMATS.items() if format.writer]
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the loss and norms, write what is asked for; returns the exit code."""
+    """Print the loss and the norms of gradients, write them to --out; returns the exit code."""
     chosen, writer_of = (None, None) if arguments.out is None else writer(arguments.out, arguments.format)
     if writer_of is not None and writer_of.names is not None:
         raise UnsupportedError(f"{arguments.out}: format {chosen} has no gradients, only {', '.join(sorted(writer_of.names))}")

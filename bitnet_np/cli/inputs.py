@@ -1,4 +1,4 @@
-"""What the commands are given: token ids and other numbers."""
+"""Inputs of the commands: token ids and other numbers."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ _MOST_TEXT = 1 << 28  # bytes: some 50 million token ids
 
 
 def parse_numbers(option: str, text: str, kind: type[int] | type[float]) -> list:
-    """Numbers between commas or blanks. Raises OptionError that names the option, or file and line."""
+    """The numbers in a text, separated by commas or blanks. Raises OptionError that names the option, or file and line."""
     try:
         return [kind(part) for part in text.replace(",", " ").split()]
     except ValueError:
@@ -27,7 +27,7 @@ def parse_numbers(option: str, text: str, kind: type[int] | type[float]) -> list
 
 
 def _read_tokens(path: Path) -> NDArray:
-    """[T] or [B, T] token ids from .npy, .json or .txt (one sequence a line)."""
+    """Token ids [T] or [B, T] from .npy, .json or .txt (one sequence a line)."""
     if path.suffix == ".npy":
         return npy.mapped(path)[1]()
     if path.suffix not in (".json", ".txt"):
@@ -52,7 +52,7 @@ def _array(values: Any) -> NDArray:
 
 
 def token_ids(arguments: argparse.Namespace, tokenizer: Callable[[], Tokenizer]) -> NDArray:
-    """The token ids that were asked for, [T] or [B, T]."""
+    """The token ids of the command, [T] or [B, T]."""
     if arguments.tokens is not None:
         ids, source = _array(parse_numbers("--tokens", arguments.tokens, int)), "--tokens"
     elif arguments.tokens_file is not None:

@@ -21,7 +21,7 @@ SUMMARY = "Show what a model file holds and whether it is supported."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add this command's arguments."""
     add_model_argument(parser)
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--points", action="store_true", help="list the tensors of a forward pass by the names that dumps use")
@@ -36,7 +36,7 @@ def _loaded(source: Source) -> tuple[Model | None, str]:
 
 
 def _short(value: object) -> str:
-    """A value as text; a number that a file has as float32 with the few digits that tell it from other float32s."""
+    """A value as text; a number that is a float32 by the fewest digits that distinguish it from others."""
     if isinstance(value, float):
         with np.errstate(over="ignore"):
             narrow = np.float32(value)
@@ -45,16 +45,16 @@ def _short(value: object) -> str:
 
 
 def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, ...], str, str]]:
-    """The name, layers, axes, dtype and meaning of each point that a forward pass records."""
-    layers_of: dict[tuple[str, tuple[int | str, ...], str], list[int | None]] = {}
+    """Name, layers, axes, dtype and meaning of each point that a forward pass records."""
+    layers_by_point: dict[tuple[str, tuple[int | str, ...], str], list[int | None]] = {}
 
     def record(name: str, layer: int | None, array: NDArray) -> None:
         axes = ("T",) if array.ndim == 1 else ("T", array.size // len(array))
-        layers_of.setdefault((name, axes, str(array.dtype)), []).append(layer)
+        layers_by_point.setdefault((name, axes, str(array.dtype)), []).append(layer)
 
     with suppress(NonFiniteError):  # the logits come last, and their numbers do not matter here
         forward_full(model, [[0]], record=record)
-    return [(name, layers, axes, dtype, meaning(name)) for (name, axes, dtype), layers in layers_of.items()]
+    return [(name, layers, axes, dtype, meaning(name)) for (name, axes, dtype), layers in layers_by_point.items()]
 
 
 def run(arguments: argparse.Namespace) -> int:

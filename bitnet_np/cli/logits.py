@@ -24,7 +24,7 @@ TOP = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add this command's arguments."""
     add_model_argument(parser)
     add_token_arguments(parser)
     parser.add_argument(
@@ -57,7 +57,7 @@ def _compute(model: Model, ids: NDArray, arguments: argparse.Namespace, **how: A
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the checksum and the largest logits, write what is asked for; returns the exit code."""
+    """Print the checksum and the largest logits, write all to --out; returns the exit code."""
     mode: Mode = arguments.mode or ("auto" if arguments.chunk is None else "incremental")
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")

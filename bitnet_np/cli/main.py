@@ -89,7 +89,7 @@ COMMANDS: dict[str, Command] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit code."""
-    if sys.stderr is None:  # closed by who called, and standard output is not for errors
+    if sys.stderr is None:  # closed by the caller, and standard output is not for errors
         sys.stderr = io.StringIO()
     parser = _parser()
     for text in sys.argv[1:] if argv is None else argv:
@@ -106,19 +106,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = arguments.run(arguments)
         print(end="", flush=True)
         return code
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (Error, OSError, MemoryError) as error:
-        print(f"bitnet-np: {printable(_told(error))}", file=sys.stderr)
+        print(f"bitnet-np: {printable(_message(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("bitnet-np: interrupted", file=sys.stderr)
         return 130
 
 
-def _told(error: Exception) -> str:
-    """What went wrong, the file first."""
+def _message(error: Exception) -> str:
+    """The message of an error, with the file first."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__
@@ -147,18 +147,18 @@ def _set_threads(threads: int) -> None:
 
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse to overwrite a file that is read, unless --force is given."""
-    given = {name: path for name, path in vars(arguments).items() if isinstance(path, Path) and path.exists()}
-    outputs = {name: given.pop(name) for name in ("out", "metrics", "plot") if name in given}
+    existing = {name: path for name, path in vars(arguments).items() if isinstance(path, Path) and path.exists()}
+    outputs = {name: existing.pop(name) for name in ("out", "metrics", "plot") if name in existing}
     for name, out in outputs.items():
-        for read in given.values():
-            inside = read.is_dir() and out.parent.samefile(read) and out.suffix in (".safetensors", ".json")  # of a model's folder
-            if (inside or out.samefile(read)) and not getattr(arguments, "force", False):
-                raise OptionError(f"--{name} is {out}, which is read: {read}")
+        for source in existing.values():
+            inside = source.is_dir() and out.parent.samefile(source) and out.suffix in (".safetensors", ".json")  # of a model's folder
+            if (inside or out.samefile(source)) and not getattr(arguments, "force", False):
+                raise OptionError(f"--{name} is {out}, which is read: {source}")
 
 
 @contextmanager
 def _measured(arguments: argparse.Namespace) -> Iterator[None]:
-    """The backend that the command computes with, and what --metrics asks to be told of it when the command is done."""
+    """Context of a command: sets the backend that it computes with, and reports its metrics afterwards if --metrics asks for them."""
     path: Path | None = getattr(arguments, "metrics", None)
     check_out("--metrics", path)
     metrics = Metrics()

@@ -12,7 +12,7 @@ LARGEST = 128  # queries and keys that are printed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add this command's arguments."""
     parser.add_argument("q_len", type=int, metavar="Q", help="number of queries")
     parser.add_argument("k_len", type=int, metavar="K", help="number of keys")
     parser.add_argument("--past", type=int, metavar="N", help="number of keys before the first query's own (default K - Q)")
@@ -34,13 +34,13 @@ def run(arguments: argparse.Namespace) -> int:
     if max(arguments.q_len, arguments.k_len) > LARGEST:
         raise OptionError(f"a mask of {arguments.q_len} x {arguments.k_len} is too large to print, expected {LARGEST} of each at most")
     pattern = masks.Pattern(arguments.window, arguments.prefix, arguments.block, arguments.sinks)
-    seen = masks.mask(arguments.q_len, arguments.k_len, pattern, past=arguments.past, align=arguments.align, form="bool")
-    blind = masks.fully_masked(seen).nonzero()[0].tolist()
+    visible = masks.mask(arguments.q_len, arguments.k_len, pattern, past=arguments.past, align=arguments.align, form="bool")
+    blind = masks.fully_masked(visible).nonzero()[0].tolist()
     if arguments.json:
-        print(json.dumps({"shape": seen.shape, "pattern": vars(pattern), "seen": seen.astype(int).tolist(), "fully_masked": blind}))
+        print(json.dumps({"shape": visible.shape, "pattern": vars(pattern), "seen": visible.astype(int).tolist(), "fully_masked": blind}))
         return 0
     shown, hidden = ("1", "0") if arguments.bool else ("   0", "-inf")
-    for row in seen:
+    for row in visible:
         print(" ".join(shown if key else hidden for key in row))
     if blind:
         print(f"rows that see nothing, where attention gives zeros: {', '.join(map(str, blind))}")

@@ -19,7 +19,7 @@ SUMMARY = "Mean negative log-likelihood and perplexity of a text."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add this command's arguments."""
     add_model_argument(parser)
     add_token_arguments(parser)
     parser.add_argument(
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the mean and the perplexity, write what is asked for; returns the exit code."""
+    """Print the mean and the perplexity, write the values to --out; returns the exit code."""
     check_out("--out", arguments.out)
     source = open_model(arguments.model)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))

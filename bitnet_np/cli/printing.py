@@ -1,4 +1,4 @@
-"""What the commands print: tables, JSON, and nothing that garbles a terminal."""
+"""Output of the commands: tables, JSON, and text that is safe for a terminal."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from ..files.gguf_file import Value
 
 
 def table(header: Sequence[str], rows: Collection[Sequence[object]]) -> str:
-    """Columns that line up: text to the left, numbers to the right."""
+    """A table as text in aligned columns: text to the left, numbers to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     numeric = [all(not isinstance(row[i], str) for row in rows) for i in range(len(header))]
     widths = [max(len(row[i]) for row in [list(header), *cells]) for i in range(len(header))]
@@ -26,12 +26,12 @@ def _cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """A text from a file with escapes for every character that could garble a terminal."""
+    """Text of a file, with characters that could garble a terminal escaped."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def plain(value: Value | dict | list | None) -> str | int | float | None:
-    """A metadata value as JSON can hold it: arrays by their length, and NaN and infinity by their names."""
+    """A metadata value in a form that JSON can hold: arrays by their length, NaN and infinity by their names."""
     if isinstance(value, dict | list | None):
         return None if value is None else json.dumps(value)
     if not isinstance(value, str | int | float):
@@ -40,5 +40,5 @@ def plain(value: Value | dict | list | None) -> str | int | float | None:
 
 
 def print_json(value: object) -> None:
-    """One value, indented."""
+    """Print one value as indented JSON."""
     print(json.dumps(value, indent=2))

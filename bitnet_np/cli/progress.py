@@ -1,11 +1,13 @@
-"""Progress of long work, for people: on standard error, and only if that is a terminal."""
+"""Progress bars for people: on standard error, and only if that is a terminal."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from numba.core import event
+
+from ..progress import Progress
 
 _CLEAR = "\r\033[K"
 
@@ -15,8 +17,8 @@ def _show(text: str) -> None:
         print(_CLEAR + text, end="", file=sys.stderr, flush=True)
 
 
-def bar(label: str) -> Callable[[int, int], None]:
-    """A function to call with (done, total); the bar goes away when all is done."""
+def bar(label: str) -> Progress:
+    """A progress bar with this label; it goes away when all is done."""
 
     def progress(done: int, total: int) -> None:
         filled = 30 * done // total
@@ -39,6 +41,6 @@ class _Compilations(event.Listener):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Say so while Numba compiles: a first run takes some 15 seconds of it, later ones read the cache."""
+    """Context that shows when Numba compiles: a first run takes some 15 seconds of it, later ones read the cache."""
     with event.install_listener("numba:compile", _Compilations()):
         yield

@@ -18,7 +18,7 @@ SUMMARY = "Write every intermediate tensor of a forward pass."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add this command's arguments."""
     add_model_argument(parser)
     parser.add_argument(
         "--layers", metavar="0,3-5", help="layers to write (default: all); tensors that belong to no layer are always written"
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file and say what is in it; returns the exit code."""
+    """Write the file and list its contents; returns the exit code."""
     layers = None if arguments.layers is None else parse_layers(arguments.layers)
     names = None if arguments.names is None else [name.strip() for name in arguments.names.split(",") if name.strip()]
     chosen, _ = writer(arguments.out, arguments.format)
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def parse_layers(text: str) -> list[int]:
-    """Layers such as 0,3-5 in full."""
+    """The numbers of layers in a text such as 0,3-5."""
     layers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -84,7 +84,7 @@ def parse_layers(text: str) -> list[int]:
 
 
 def show_layers(layers: Sequence[int | None]) -> str:
-    """Layers in short: 0-2, 5."""
+    """Numbers of layers in short form: 0-2, 5."""
     runs: list[list[int]] = []
     for layer in sorted(layer for layer in layers if layer is not None):
         if runs and layer == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Tensors against what they must be: the three tests of operations.py where a bound is known, mean square errors where none is."""
+"""Tensors against their expected values: the three tests of operations.py where a bound is known, mean square errors where none is."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,13 @@ Array = NDArray[np.float64]
 TINY = 2.0**-126  # below float32's normal numbers engines may flush to zero
 _FLOAT32 = float(np.finfo(np.float32).max)
 _LARGEST = 2.0**127  # a power of two that float32 has
-_BLOCK = 1 << 20  # numbers that are judged at a time
+_BLOCK = 1 << 20  # numbers judged at a time
 ROUNDING_ACROSS = 1e-9
 """NMSE across several operations in which no code flipped."""
 
 
 def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
-    """Why a tensor of a dump says nothing, or an empty string. `ours` is [T, width]."""
+    """Why a tensor of a dump cannot be judged, or an empty string. `ours` is [T, width]."""
     if theirs.dtype.kind != "f" and not (ours.dtype.kind == theirs.dtype.kind == "i"):
         return f"its dtype is {theirs.dtype}, expected {ours.dtype}"
     if theirs.size != ours.size or theirs.shape[:1] != ours.shape[:1]:
@@ -41,15 +41,15 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
 
 
 def bound_of(expected: Expected, shape: tuple[int, ...], rows: slice = slice(None)) -> tuple[Array, ...]:
-    """How far each element of some rows may be off, flips included and not; and value, unit, steps and reach, all of one shape."""
+    """The bound of each element of some rows, with flips and without, then value, unit, steps and reach, all of one shape."""
     value, unit, steps, reach = (np.broadcast_to(np.asarray(x, np.float64), shape)[rows] for x in expected[:4])
     bound = U * unit * np.minimum(steps, 6 * np.sqrt(steps)) + TINY
     return bound + reach, bound, value, unit, steps, reach
 
 
 def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
-    """The three tests of operations.py."""
-    ratio, there, flipped = 0.0, "", 0
+    """Verdict, reason, and the largest error as a part of its bound, by the three tests of operations.py."""
+    ratio, worst, flipped = 0.0, "", 0
     count, squares, along, size, spread = 0, 0.0, 0.0, 0.0, 0.0
     step = max(1, _BLOCK // theirs.shape[1])  # rows at a time: logits are large, and a dozen arrays of their shape larger
     for begin in range(0, len(theirs), step):
@@ -60,19 +60,19 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
         if share.max() > ratio:
             t, i = np.unravel_index(int(share.argmax()), share.shape)
             ratio = float(share[t, i])
-            there = f"{theirs[begin + t, i]:.6g} at position {begin + t}, element {i}, expected {value[t, i]:.6g} +- {most[t, i]:.2g}"
+            worst = f"{theirs[begin + t, i]:.6g} at position {begin + t}, element {i}, expected {value[t, i]:.6g} +- {most[t, i]:.2g}"
         flipped += int((error > bound).any(axis=1).sum())
         firm = (reach == 0) & (unit > 0) & (steps > 0)
         off, value, unit, steps = off[firm], value[firm], unit[firm], steps[firm]
         count += off.size
-        with np.errstate(over="ignore"):  # of numbers near float32's largest, for which no factor is told
+        with np.errstate(over="ignore"):  # numbers near float32's largest, for which no factor is reported
             squares += float(((off / (U * unit)) ** 2 / steps).sum())
             along += float((off * value).sum())
             size += float((value**2).sum())
             spread += float((steps / 3 * (unit * value) ** 2).sum())
     if ratio > 1:
         most, _, value, *_ = bound_of(expected, theirs.shape)
-        return Verdict.WRONG, there + _where(np.abs(theirs - value) > most), ratio
+        return Verdict.WRONG, worst + _where(np.abs(theirs - value) > most), ratio
     if count:
         variance = squares / count
         if variance > 0.4 * (1 + 4 * np.sqrt(2 / count)):
@@ -87,7 +87,7 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
 
 
 def _where(wrong: NDArray[np.bool_]) -> str:
-    """Where errors sit, if not everywhere: a few columns are weight rows misread, late positions a cache."""
+    """The place of errors that are not everywhere: a few columns hint at misread weight rows, late positions at a cache."""
     parts = []
     for axis, name in ((1, "position"), (0, "element")):
         hit = np.flatnonzero(wrong.any(axis=axis))
@@ -98,12 +98,12 @@ def _where(wrong: NDArray[np.bool_]) -> str:
 
 
 def position_errors(value: Array, theirs: Array, least: float = 0.0) -> Array:
-    """NMSE of each position, [T, width] -> [T]. Sums of squares are taken to be `least` at least."""
+    """NMSE of each position, [T, width] -> [T]. Sums of squares count as `least` at least."""
     return ((theirs - value) ** 2).sum(axis=1) / np.maximum((value**2).sum(axis=1), max(least, TINY))
 
 
 def close(value: Array, theirs: Array, reach: Reach | None = None, least: float = 0.0) -> tuple[Verdict, str, float]:
-    """Where no bound is known, as across several operations: by mean square errors, and by how far roundings reach (compare.limits)."""
+    """Verdict, reason and part of the limit where no bound is known, as across operations: by NMSE and the reach of roundings."""
     nmse = position_errors(value, theirs, least)
     if nmse.max() <= ROUNDING_ACROSS:
         return Verdict.ROUNDING, "", float(np.sqrt(nmse.max() / ROUNDING_ACROSS))
@@ -122,7 +122,7 @@ def relative_error(value: Array, theirs: Array) -> float:
 
 
 def dot(a: Array, b: Array) -> float:
-    """The sum of products, without an array of them."""
+    """The sum of products of two arrays [n, m], without an array of them."""
     return float(np.einsum("ij,ij->", a, b))
 
 

@@ -1,7 +1,7 @@
-"""What the wrong numbers of one operation say by themselves, where no known mistake makes all of them.
+"""Diagnosis of one operation from its wrong numbers alone, where no known mistake makes all of them.
 
 A mistake with a number in it (a base, positions, a width that a loop stops at) cannot be on a list: here it is read off the data. Each clue
-is checked on all that it claims to explain before it is told.
+is checked on all that it claims to explain before it is reported.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ Array = NDArray[np.float64]
 
 _SURE = 1e-6  # NMSE left by a clue that explains: float32 noise, squared, with room for a flipped code
 _FEW = 4  # columns, or listed numbers
-_ROWS = 64  # tokens that are looked at
-_OUTPUTS = 64  # columns of a product that are
-_TELLING = 8  # tokens whose sums are followed input by input
+_ROWS = 64  # tokens looked at
+_OUTPUTS = 64  # columns of a product looked at
+_FOLLOWED = 8  # tokens whose sums are followed input by input
 
 
 def permuted(theirs: Array, value: Array) -> bool:
@@ -32,32 +32,32 @@ def permuted(theirs: Array, value: Array) -> bool:
     return bool(np.allclose(np.sort(theirs, axis=1), np.sort(value, axis=1), rtol=1e-4, atol=1e-6))
 
 
-def _read(id: str, text: str | None) -> Cause | None:
-    """What was read off, if anything was. The id says by which function."""
+def _cause(id: str, text: str | None) -> Cause | None:
+    """The cause `read.<id>` with this text; None without a text."""
     return None if text is None else Cause(text, f"read.{id}")
 
 
 def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> Cause | None:
-    """The later tensor of the dump whose numbers this one has: its buffer was written to again before it was dumped."""
-    mine = raw[key]
+    """The cause, if the tensor has the numbers of a later one of the dump: its buffer was written to again before it was dumped."""
+    numbers = raw[key]
     for other in order[order.index(key) + 1 :]:
-        if other in raw and raw[other].size == mine.size and not other.name.endswith(("_codes", "_scale")):
+        if other in raw and raw[other].size == numbers.size and not other.name.endswith(("_codes", "_scale")):
             theirs = raw[other]
-            if np.array_equal(mine[:1].ravel(), theirs[:1].ravel()) and np.array_equal(mine.ravel(), theirs.ravel()):
+            if np.array_equal(numbers[:1].ravel(), theirs[:1].ravel()) and np.array_equal(numbers.ravel(), theirs.ravel()):
                 place = other.name if other.layer is None else f"layer {other.layer} {other.name}"
-                return _read("overwritten", f"it has the numbers of {place}: its buffer was written to again before it was dumped")
+                return _cause("overwritten", f"it has the numbers of {place}: its buffer was written to again before it was dumped")
     return None
 
 
 def rounded(theirs: Array, value: Array) -> Cause | None:
-    """The narrow float type that all its numbers have, if they are right but for that. Zeros and whole numbers do not count."""
-    telling = (theirs != 0) & (theirs != np.rint(theirs))
-    if telling.sum() < 32:
+    """The cause, if all numbers are of a narrow float type and right but for that. Zeros and whole numbers do not count."""
+    informative = (theirs != 0) & (theirs != np.rint(theirs))
+    if informative.sum() < 32:
         return None
     for kind, digits in DIGITS.items():
         if (to_digits(theirs, digits) == theirs).all():
             if ((theirs - value) ** 2).sum() <= (2.0 ** (1 - digits)) ** 2 * (value**2).sum():
-                return _read("rounded", f"its numbers are rounded to {kind}, and right but for that")
+                return _cause("rounded", f"its numbers are rounded to {kind}, and right but for that")
             return None
     return None
 
@@ -65,40 +65,40 @@ def rounded(theirs: Array, value: Array) -> Cause | None:
 def local(
     model: Model, dialect: Dialect, operation: Operation, inputs: list[Array], value: Array, theirs: Array, wrong: NDArray[np.bool_]
 ) -> Cause | None:
-    """What the places of wrong numbers say, or what was done to the inputs. wrong: which elements are, [T, width]."""
+    """The cause that the places of wrong numbers show, or what was done to the inputs. wrong: True for each wrong element, [T, width]."""
     rows, columns = np.flatnonzero(wrong.any(axis=1)), np.flatnonzero(wrong.any(axis=0))
     if rows.size == 0:
         return None
     if wrong.sum() == 1:
-        return _read("one_number", f"one number alone is wrong: position {rows[0]}, element {columns[0]}")
+        return _cause("one_number", f"one number alone is wrong: position {rows[0]}, element {columns[0]}")
     name, n = operation.key
     if columns.size < value.shape[1] and not theirs[:, columns].any():
         verb = "are" if columns.size > 1 else "is"
-        return _read("never_written", f"{_runs('element', columns)} of each position {verb} 0: never written")
+        return _cause("never_written", f"{_runs('element', columns)} of each position {verb} 0: never written")
     if name in FIELDS and n is not None:
         linear = getattr(model.layers[n], FIELDS[name])
         if columns.size <= _FEW:
-            return _read("misread", _misread(linear, dialect, inputs[0], theirs, columns))
-        cut_short = _read("cut_short", _cut_short(linear, dialect, inputs[0], theirs))
-        return cut_short or _read("shared_scales", _shared_scales(linear, dialect, inputs[0], theirs)) or _places(wrong)
+            return _cause("misread", _misread(linear, dialect, inputs[0], theirs, columns))
+        cut_short = _cause("cut_short", _cut_short(linear, dialect, inputs[0], theirs))
+        return cut_short or _cause("shared_scales", _shared_scales(linear, dialect, inputs[0], theirs)) or _places(wrong)
     if name == "result_output":
         seen = to_float16(inputs[0]) if dialect.halves else inputs[0]
-        return _read("cut_short", _cut_short(Linear(model.head, model.output_bias), dialect, seen, theirs)) or _places(wrong)
+        return _cause("cut_short", _cut_short(Linear(model.head, model.output_bias), dialect, seen, theirs)) or _places(wrong)
     if name in ("Qcur_rope", "Kcur_rope"):
-        return _read("rotation", _turned(model, inputs[0], theirs)) or _places(wrong)
+        return _cause("rotation", _wrong_rotation(model, inputs[0], theirs)) or _places(wrong)
     if name == "kqv_out":
         q, k, v = (to_float16(x) if dialect.halves else x for x in inputs)
-        heads = _read("heads", _other_heads(model, operation.key, q, k, v, theirs))
-        return heads or _read("values", _foreign_values(model, operation.key, q, k, v, theirs, wrong)) or _places(wrong)
+        heads = _cause("heads", _other_heads(model, operation.key, q, k, v, theirs))
+        return heads or _cause("values", _foreign_values(model, operation.key, q, k, v, theirs, wrong)) or _places(wrong)
     return _places(wrong)
 
 
 def _places(wrong: NDArray[np.bool_]) -> Cause | None:
     rows, columns = np.flatnonzero(wrong.any(axis=1)), np.flatnonzero(wrong.any(axis=0))
     if columns.size <= _FEW < wrong.shape[1]:
-        return _read("places", f"only {_listed('element', columns)} of each position: the rest of the tensor is right")
+        return _cause("places", f"only {_listed('element', columns)} of each position: the rest of the tensor is right")
     if rows.size <= max(1, len(wrong) // 4):
-        return _read("places", f"only {_listed('position', rows)}: the other {len(wrong) - rows.size} are right")
+        return _cause("places", f"only {_listed('position', rows)}: the other {len(wrong) - rows.size} are right")
     return None
 
 
@@ -114,22 +114,22 @@ def _in_runs(numbers: NDArray) -> list[str]:
 
 
 def _runs(what: str, numbers: NDArray) -> str:
-    """What those are the numbers of, and the first of their runs."""
+    """The noun, and the first runs of the numbers: elements 0 to 7, 12."""
     runs = _in_runs(numbers)
     more = f" and {len(runs) - _FEW} runs more" if len(runs) > _FEW else ""
     return f"{what}{'s' * (numbers.size > 1)} {', '.join(runs[:_FEW])}{more}"
 
 
-def _explained(found: NDArray, theirs: NDArray) -> bool:
-    """By numbers that a clue makes of the inputs."""
-    return bool((np.abs(found - theirs) ** 2).sum() <= _SURE * (np.abs(theirs) ** 2).sum())
+def _explained(computed: NDArray, theirs: NDArray) -> bool:
+    """Whether the numbers that a clue computes from the inputs are theirs."""
+    return bool((np.abs(computed - theirs) ** 2).sum() <= _SURE * (np.abs(theirs) ** 2).sum())
 
 
 # --- matrices -------------------------------------------------------------------------------------------------------------------------
 
 
 def _some_rows(linear: Linear, dialect: Dialect, x: Array) -> tuple[Array, Array, Array, float] | None:
-    """What a product reads [T, M], first rows of its matrix [n, M], their biases [n], its scale; None where a dialect rounds inputs."""
+    """The input of a product [T, M], first rows of its matrix [n, M], their biases [n], its scale; None where a dialect rounds inputs."""
     weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
     n = min(_OUTPUTS, linear.shape[0])
     bias = np.zeros(n) if linear.bias is None else linear.bias[:n].astype(np.float64)
@@ -144,21 +144,21 @@ def _some_rows(linear: Linear, dialect: Dialect, x: Array) -> tuple[Array, Array
 
 
 def _cut_short(linear: Linear, dialect: Dialect, x: Array, theirs: Array) -> str | None:
-    """A sum over the inputs that stops early or begins late, as a loop over whole vectors does that forgets the rest."""
-    found = _some_rows(linear, dialect, x)
-    if found is None:
+    """The inputs that a sum leaves out at its end or beginning, as a loop over whole vectors does that forgets the rest."""
+    rows = _some_rows(linear, dialect, x)
+    if rows is None:
         return None
-    seen, matrix, bias, scale = found
+    inputs, matrix, bias, scale = rows
     product = (theirs[:, : len(matrix)] - bias) / scale
     width = matrix.shape[1]
     late, early = np.zeros(width), np.zeros(width)  # squared errors of sums that stop behind each input, or begin behind it
-    for token in np.argsort(-np.abs(product - seen @ matrix.T).sum(axis=1))[:_TELLING]:  # several: inputs of one may be 0
-        sums = np.cumsum(seen[token] * matrix, axis=1)  # [n, M]
+    for token in np.argsort(-np.abs(product - inputs @ matrix.T).sum(axis=1))[:_FOLLOWED]:  # several: inputs of one may be 0
+        sums = np.cumsum(inputs[token] * matrix, axis=1)  # [n, M]
         late += ((sums - product[token][:, None]) ** 2).sum(axis=0)
         early += ((sums[:, -1:] - sums - product[token][:, None]) ** 2).sum(axis=0)
     ends, begins = int(late.argmin()) + 1, int(early.argmin()) + 1
     for part, missing in ((slice(0, ends), (ends, width)), (slice(begins, None), (0, begins))):
-        if missing[0] < missing[1] and _explained(seen[:, part] @ matrix[:, part].T, product):
+        if missing[0] < missing[1] and _explained(inputs[:, part] @ matrix[:, part].T, product):
             one = missing[1] - missing[0] == 1
             return f"{_runs('input', np.arange(*missing))} of {width} {'is' if one else 'are'} not summed"
     return None
@@ -166,32 +166,32 @@ def _cut_short(linear: Linear, dialect: Dialect, x: Array, theirs: Array) -> str
 
 def _shared_scales(linear: Linear, dialect: Dialect, x: Array, theirs: Array) -> str | None:
     """Activation scales that are another token's, such as one for each chunk of a prompt."""
-    found = _some_rows(linear, dialect, x[:_ROWS])
-    if found is None or not op.reads_codes(linear, dialect):
+    rows = _some_rows(linear, dialect, x[:_ROWS])
+    if rows is None or not op.reads_codes(linear, dialect):
         return None
-    _, matrix, bias, scale = found
+    _, matrix, bias, scale = rows
     x, product = x[:_ROWS], (theirs[:_ROWS, : len(matrix)] - bias) / scale
     steps = spec.quantize(x)[1][:, 0]
-    whose = np.empty(len(x), int)
+    owner = np.empty(len(x), int)
     for t in range(len(x)):
-        made = np.clip(np.rint(x[t] * steps[:, None]), -128, 127) / steps[:, None] @ matrix.T  # [T, n]: by each token's scale
-        away = ((made - product[t]) ** 2).sum(axis=1)
-        whose[t] = t if away[t] <= _SURE * (product[t] ** 2).sum() else int(away.argmin())
-        if away[whose[t]] > _SURE * (product[t] ** 2).sum():
+        rescaled = np.clip(np.rint(x[t] * steps[:, None]), -128, 127) / steps[:, None] @ matrix.T  # [T, n]: by each token's scale
+        away = ((rescaled - product[t]) ** 2).sum(axis=1)
+        owner[t] = t if away[t] <= _SURE * (product[t] ** 2).sum() else int(away.argmin())
+        if away[owner[t]] > _SURE * (product[t] ** 2).sum():
             return None
-    if (whose == np.arange(len(x))).all():
+    if (owner == np.arange(len(x))).all():
         return None
-    cuts = np.flatnonzero(np.diff(whose)) + 1
+    cuts = np.flatnonzero(np.diff(owner)) + 1
     runs = [run for run in np.split(np.arange(len(x)), cuts) if run.size > 1]
     if runs:
         shared = ", ".join(f"{run[0]} to {run[-1]}" for run in runs[:_FEW])
         return f"one activation scale serves several tokens, such as all of a chunk, instead of one for each: positions {shared}"
-    t = int((whose != np.arange(len(x))).argmax())
-    return f"activation scales are another token's: position {t} has that of position {whose[t]}"
+    t = int((owner != np.arange(len(x))).argmax())
+    return f"activation scales are another token's: position {t} has that of position {owner[t]}"
 
 
 def _misread(linear: Linear, dialect: Dialect, x: Array, theirs: Array, columns: NDArray) -> str:
-    """Which block of a row of weights was read from elsewhere, if one was. Products of int8 codes show that: they are integers."""
+    """The block of a row of weights that was read from elsewhere, if one was. Products of int8 codes show it: they are integers."""
     somewhere = f"only {_listed('element', columns)} of each position: rows of the weights are misread, the others are right"
     weights = linear.weights
     if not isinstance(weights, Ternary) or not op.reads_codes(linear, dialect):
@@ -219,8 +219,8 @@ def _misread(linear: Linear, dialect: Dialect, x: Array, theirs: Array, columns:
 # --- positions ------------------------------------------------------------------------------------------------------------------------
 
 
-def _turned(model: Model, x: Array, theirs: Array) -> str | None:
-    """By which angles pairs were turned: positions that are not the tokens', or frequencies that are not the model's."""
+def _wrong_rotation(model: Model, x: Array, theirs: Array) -> str | None:
+    """The positions or frequencies that pairs were rotated by, where they are not the tokens' or the model's."""
     c = model.config
     first, second = op.pair_slices(c)
     before, after = (a.reshape(len(a), -1, c.head_dim)[:_ROWS] for a in (x, theirs))
@@ -238,13 +238,13 @@ def _turned(model: Model, x: Array, theirs: Array) -> str | None:
     used = _positions(turn, size, frequency)
     if explains(np.multiply.outer(used, frequency)):
         return f"positions are {_sequence(used)} instead of 0 to {len(x) - 1}"
-    found = _frequencies(turn)
-    if found is None or not explains(np.multiply.outer(np.arange(len(turn)), found)):
+    fitted = _frequencies(turn)
+    if fitted is None or not explains(np.multiply.outer(np.arange(len(turn)), fitted)):
         return None
-    still = found < 1e-3 * frequency
+    still = fitted < 1e-3 * frequency
     if still.any() and not still.all():
         return f"{_runs('pair', np.flatnonzero(still))} of each head are not rotated"
-    return _base(model, found) or _listed_frequencies(found, frequency)
+    return _base(model, fitted) or _listed_frequencies(fitted, frequency)
 
 
 def _positions(turn: NDArray, size: Array, frequency: Array) -> NDArray[np.int64]:
@@ -264,27 +264,27 @@ def _frequencies(turn: NDArray) -> Array | None:
     """Radians per position of each pair: the angle of position 1, made more precise by each later one."""
     if len(turn) < 2:
         return None
-    found = np.angle(turn[1])
+    frequency = np.angle(turn[1])
     for t in range(2, len(turn)):
         angle = np.angle(turn[t])
-        found = (angle + 2 * np.pi * np.rint((t * found - angle) / (2 * np.pi))) / t
-    return found
+        frequency = (angle + 2 * np.pi * np.rint((t * frequency - angle) / (2 * np.pi))) / t
+    return frequency
 
 
-def _base(model: Model, found: Array) -> str | None:
-    """The base whose powers the frequencies are, if they are a geometric series beside the model's own factors."""
+def _base(model: Model, measured: Array) -> str | None:
+    """The base whose powers the frequencies are, if they are a geometric series but for the model's own factors."""
     c = model.config
-    if len(found) < 3 or (found <= 0).any():
+    if len(measured) < 3 or (measured <= 0).any():
         return None
-    model_base = c.rope_base ** (-np.arange(len(found)) / len(found))
-    series = np.log(found / model.rope_frequency * model_base)  # the model's factors and scaling divided out
-    weight = np.minimum(found / 1e-6, 1e3)  # angles are known to about 1e-7, so logarithms of small ones are not
-    slope, start = np.polyfit(np.arange(len(found)), series, 1, w=weight)
-    if np.abs(weight * (slope * np.arange(len(found)) + start - series)).max() > 3:
+    model_base = c.rope_base ** (-np.arange(len(measured)) / len(measured))
+    series = np.log(measured / model.rope_frequency * model_base)  # the model's factors and scaling divided out
+    weight = np.minimum(measured / 1e-6, 1e3)  # angles are known to about 1e-7, so logarithms of small ones are not
+    slope, start = np.polyfit(np.arange(len(measured)), series, 1, w=weight)
+    if np.abs(weight * (slope * np.arange(len(measured)) + start - series)).max() > 3:
         return None
-    base, factor = float(f"{np.exp(-slope * len(found)):.4g}"), float(np.exp(start))
+    base, factor = float(f"{np.exp(-slope * len(measured)):.4g}"), float(np.exp(start))
     same = np.isclose(base, c.rope_base, rtol=2e-3)
-    shift = -np.log(factor) * len(found) / np.log(c.rope_base)
+    shift = -np.log(factor) * len(measured) / np.log(c.rope_base)
     if same and abs(shift) > 0.5 and abs(shift - np.rint(shift)) < 1e-3:
         return f"pair i of a head is turned by the frequency of pair i {'-+'[int(shift > 0)]} {abs(np.rint(shift)):.0f}"
     if not np.isclose(factor, 1, rtol=1e-3):
@@ -293,8 +293,8 @@ def _base(model: Model, found: Array) -> str | None:
     return f"the frequency base is about {base:.10g} instead of {c.rope_base:g}, or the exponent is {exponent:.4g} times what it should be"
 
 
-def _listed_frequencies(found: Array, frequency: Array) -> str:
-    ratio = found / frequency
+def _listed_frequencies(measured: Array, frequency: Array) -> str:
+    ratio = measured / frequency
     off = np.flatnonzero(np.abs(ratio - 1) > 1e-3 + 1e-6 / np.abs(frequency))
     if not off.size:
         return "frequencies are nearly, but not quite, what they should be"
@@ -305,28 +305,28 @@ def _listed_frequencies(found: Array, frequency: Array) -> str:
 
 
 def _other_heads(model: Model, key: Key, q: Array, k: Array, v: Array, theirs: Array) -> str | None:
-    """Which key-value head each query head reads, if that is what is wrong."""
+    """The first query head that reads another key-value head than its own, if that explains the numbers."""
     c = model.config
     t = min(len(q), _ROWS)
     q, out = (x[:t].reshape(t, c.heads, c.head_dim) for x in (q, theirs))
     k, v = (x[:t].reshape(t, c.kv_heads, c.head_dim) for x in (k, v))
     mask = spec.causal_mask(t, t, window=c.window_of(key.layer or 0))
-    read = []
+    heads_read = []
     for h in range(c.heads):
-        made = [spec.attend(q[:, [h]], k[:, [g]], v[:, [g]], mask)[:, 0] for g in range(c.kv_heads)]
-        read.append(next((g for g in range(c.kv_heads) if _explained(made[g], out[:, h])), -1))
-    off = np.flatnonzero(np.array(read) != np.arange(c.heads) // (c.heads // c.kv_heads))
-    if not off.size or min(read) < 0:
+        outputs = [spec.attend(q[:, [h]], k[:, [g]], v[:, [g]], mask)[:, 0] for g in range(c.kv_heads)]
+        heads_read.append(next((g for g in range(c.kv_heads) if _explained(outputs[g], out[:, h])), -1))
+    off = np.flatnonzero(np.array(heads_read) != np.arange(c.heads) // (c.heads // c.kv_heads))
+    if not off.size or min(heads_read) < 0:
         return None
     h = int(off[0])
-    of = f"query head {h} reads key-value head {read[h]} instead of {h // (c.heads // c.kv_heads)}"
-    return of + (f", and {off.size - 1} more read wrong ones" if off.size > 1 else "")
+    first = f"query head {h} reads key-value head {heads_read[h]} instead of {h // (c.heads // c.kv_heads)}"
+    return first + (f", and {off.size - 1} more read wrong ones" if off.size > 1 else "")
 
 
 def _foreign_values(model: Model, key: Key, q: Array, k: Array, v: Array, theirs: Array, wrong: NDArray[np.bool_]) -> str | None:
-    """Attention gives sums of values. What is not one of this sequence's has come from elsewhere; how many, the rank says.
+    """Values of elsewhere in attention's sums: the rank of what this sequence's values do not span is their number.
 
-    Told of the first tokens only, fewer than a head is wide: any numbers are sums of as many values as that.
+    Only the first tokens are looked at, fewer than a head is wide: any numbers are sums of as many values as that.
     """
     c = model.config
     t = min(len(v), c.head_dim - 2)
@@ -359,14 +359,14 @@ _COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
 
 
 def _outside(values: Array, sums: Array) -> Array:
-    """What is left of [.., K] without its part in the span of values [n, K]."""
+    """The part of sums [.., K] that is outside the span of values [n, K]."""
     basis, size, _ = np.linalg.svd(values.T, full_matrices=False)
     basis = basis[:, size > 1e-9 * size[0]]
     return sums - sums @ basis @ basis.T
 
 
 def _wrong_weights(model: Model, key: Key, q: Array, k: Array, v: Array, out: Array, hidden: bool) -> str:
-    """Sums of the right values, [t, G, K] in [t, H, K]: by which weights, and what is wrong with those."""
+    """The fault of the weights, where outputs [t, H, K] are sums of the right values [t, G, K]."""
     c = model.config
     t, shared = len(v), c.heads // c.kv_heads
     scores, _ = op.scores(model, q, k)  # [H, t, t]
@@ -382,9 +382,9 @@ def _wrong_weights(model: Model, key: Key, q: Array, k: Array, v: Array, out: Ar
     weights = np.stack([np.linalg.lstsq(v[:, h // shared].T, out[:, h].T, rcond=1e-6)[0].T for h in range(c.heads)])  # [H, t, u]
     known = all(np.linalg.matrix_rank(v[:, g], 1e-4 * np.abs(v[:, g]).max()) == len(v) for g in range(c.kv_heads))
     if known:
-        told = _reads(weights, right, visible > 0, distinct)
-        if told is not None:
-            return told
+        finding = _reads(weights, right, visible > 0, distinct)
+        if finding is not None:
+            return finding
     elif hidden:
         return "values are summed that a token must not see: the mask, or a cache that holds another sequence's"
     if known and (away := float(np.abs(weights - right).max())) < _COARSE:
@@ -396,16 +396,16 @@ def _wrong_weights(model: Model, key: Key, q: Array, k: Array, v: Array, out: Ar
         why = "empty slots or a sink are counted" if high < 1 else "they are not divided by their sum, or outputs are not cleared before"
         return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1: {why}"
     if known:
-        told = _temperature(weights, scores, visible == 1)
-        if told is not None:
-            return told
+        finding = _temperature(weights, scores, visible == 1)
+        if finding is not None:
+            return finding
     return "sums of the right values with wrong weights: scores or softmax are wrong"
 
 
 def _reads(weights: Array, right: Array, visible: NDArray[np.bool_], positions: NDArray[np.int64]) -> str | None:
     """The first token that reads what it must not see, or does not read what it must.
 
-    weights, right: [H, t, u]; visible: [t, u], who sees whom; positions: [u], of the values.
+    weights, right: [H, t, u]; visible: [t, u], True where token t sees value u; positions: [u], of the values.
     """
     some = np.abs(weights).max(axis=0) > 1e-3
     for i in range(len(visible)):
@@ -421,11 +421,11 @@ def _reads(weights: Array, right: Array, visible: NDArray[np.bool_], positions: 
 
 
 def _temperature(weights: Array, scores: Array, visible: NDArray[np.bool_]) -> str | None:
-    """The factor of all scores, if one makes these weights."""
-    seen = visible & (weights > 1e-3)
-    logs = np.log(np.where(seen, weights, 1.0))
-    count = np.maximum(seen.sum(axis=-1, keepdims=True), 1)
-    x, y = (np.where(seen, a - np.where(seen, a, 0).sum(axis=-1, keepdims=True) / count, 0) for a in (scores, logs))
+    """The common factor of all scores, if one explains these weights."""
+    usable = visible & (weights > 1e-3)
+    logs = np.log(np.where(usable, weights, 1.0))
+    count = np.maximum(usable.sum(axis=-1, keepdims=True), 1)
+    x, y = (np.where(usable, a - np.where(usable, a, 0).sum(axis=-1, keepdims=True) / count, 0) for a in (scores, logs))
     factor = float((x * y).sum() / max((x * x).sum(), 1e-300))
     if ((y - factor * x) ** 2).sum() > 1e-4 * (y * y).sum() or abs(factor - 1) < 1e-3:
         return None

@@ -27,13 +27,13 @@ from .verdict import Verdict
 Floats = NDArray[np.float32]
 
 LOG_PROBS = Key("log_probs", None)
-_MOST_POSITIONS = 64  # to try mistakes on: each is a forward pass
+_MOST_POSITIONS = 64  # positions to try mistakes on: each mistake is a forward pass
 
 
 def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dialect = EXACT, bars: Bars = no_bars) -> Report:
-    """Every operation of a dump, and its logits or log-probabilities as such, where it has some.
+    """The report on every operation of a dump, and on its logits or log-probabilities as such, where it has some.
 
-    ids: token ids [T] of the one sequence. What a dump holds is judged, and never an error. Raises what `forward_full` raises.
+    ids: token ids [T] of the one sequence. Nothing that a dump holds raises an error. Raises what `forward_full` raises.
     """
     ids, trace = integers("ids", ids, 1, TokenRangeError), instance("trace", trace, Trace)
     Runtime(model, dialect).checked()
@@ -55,9 +55,9 @@ class _Rows(NamedTuple):
 
     theirs: NDArray  # [P, V]
     positions: NDArray[np.int64]  # [P]
-    convert: Callable[[Floats], Floats]  # logits to what theirs are
-    whole: bool  # of every position
-    notes: tuple[str, ...]  # what was taken for granted
+    convert: Callable[[Floats], Floats]  # logits -> logits or log-probabilities, as theirs are
+    whole: bool  # whether there is a row for every position
+    notes: tuple[str, ...]  # assumptions made
 
     @classmethod
     def of(cls, trace: Trace, key: Key, length: int) -> "_Rows":
@@ -97,14 +97,14 @@ def _judge_rows(model: Model, ids: NDArray[np.int64], rows: _Rows, dialect: Dial
 
 
 def _first(positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The first of some positions, of which the logits need few tokens."""
+    """The first of these positions, whose logits need few tokens."""
     few = positions[:_MOST_POSITIONS]
     late = np.flatnonzero(few >= max(_MOST_POSITIONS, int(few[0]) + 1))
     return few[: late[0]] if late.size else few
 
 
 def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect, last_only: bool, bars: Bars = no_bars) -> Report:
-    """Logits of whole sequences [T] or [B, T], and nothing else: theirs have an axis V more, or in place of T with last_only."""
+    """The report on logits alone, of whole sequences [T] or [B, T]: theirs have an axis V more, or in place of T with last_only."""
     batch = ids if ids.ndim == 2 else ids[None]
     ours = compute_logits(model, batch, last_only=last_only, dialect=dialect)
     ours = ours if ids.ndim == 2 else ours[0]
@@ -126,7 +126,7 @@ def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect
 
 
 def _mixed_sequences(ours: NDArray[np.float32], theirs: NDArray, reach: float) -> str | None:
-    """Which sequences of a batch [B, ..., V] are wrong, if not all are, and whether they are others'. reach: NMSE of roundings."""
+    """The wrong sequences of a batch [B, ..., V], if not all are wrong, or the one that has another's logits. reach: NMSE of roundings."""
 
     def away(a: int, b: int) -> float:
         return float(position_nmse(ours[a], theirs[b]).mean())
@@ -144,7 +144,7 @@ def _mixed_sequences(ours: NDArray[np.float32], theirs: NDArray, reach: float) -
 
 
 def log_softmax(x: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Log-probabilities of logits [.., V], worked out in float64."""
+    """Log-probabilities of logits [.., V], computed in float64."""
     wide = x.astype(np.float64)
     wide -= wide.max(axis=-1, keepdims=True)
     return (wide - np.log(np.exp(wide).sum(axis=-1, keepdims=True))).astype(np.float32)

@@ -2,7 +2,7 @@
 
 A dump that is no farther from ours than roundings reach can still be wrong in a small way:
 
-* A known mistake (mistakes/) that comes at least four times nearer to the dump than we do is what happened. Roundings alone cannot make
+* A known mistake (mistakes/) that comes at least four times nearer to the dump than we do is the cause. Roundings alone cannot make
   one do so: of two runs that differ by roundings only each has errors of its own, so the centre between them, where a mistake that
   removes roundings may lie, is half as far from either as they are from each other.
 * The scale of one kind of matrix may be off by any factor. The change that a factor makes is measured by central differences, which do
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import NonFiniteError
 from ..families import MATRICES
+from ..progress import Progress, silent
 from .logits import Judgement, judge, position_nmse
 from .mistakes.catalogue import in_engine
 from .reach import reach_of, roundings
@@ -28,12 +29,11 @@ from .variant import Floats, Variant, scaled
 from .verdict import Verdict
 
 Run = Callable[[Variant], Floats]
-Progress = Callable[[int, int], None]
 
 _CLOSER = 4  # times nearer than ours, in NMSE: two runs of equal errors have a factor 2 between them and their centre
 _STEP = 1.1  # factor of a scale in central differences: large against flips, small against what saturates
 _LEAST = 0.01  # part of a scale: float16 and bfloat16 scales are nearer
-_POSITIONS = 8  # to know a standard error by
+_POSITIONS = 8  # fewest to know a standard error from
 
 
 def judge_logits(
@@ -42,7 +42,7 @@ def judge_logits(
     base: Variant,
     run: Run,
     search: bool = True,
-    progress: Progress = lambda done, total: None,
+    progress: Progress = silent,
     numbers: NDArray[np.int64] | None = None,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
@@ -91,7 +91,7 @@ def judge_logits(
 def _nearest_mistake(
     mistakes: list[Variant], logits: Callable[[Variant], Floats | None], verdict: Verdict, a: NDArray, b: NDArray, best: NDArray[np.float64]
 ) -> str | None:
-    """The mistake that comes nearest to theirs, b, if it is that much nearer than what is no mistake: `best`, by position."""
+    """The mistake nearest to theirs, b, if it is _CLOSER times nearer than `best`: the distance [P] of the nearest run without one."""
     text, ours_away = None, position_nmse(a, b)
     for variant in mistakes:
         if variant.weak and verdict != Verdict.WRONG:
@@ -110,7 +110,7 @@ def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:
 
 
 def _explains(away: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
-    """Whether a mistake is that much nearer to theirs than what is no mistake: on average, and at most positions."""
+    """Whether a mistake is _CLOSER times nearer to theirs than runs without one: on average, and at most positions."""
     nearer = (away < others / _CLOSER).mean()
     return bool(away.mean() < others.mean() / _CLOSER and nearer >= 0.75)
 

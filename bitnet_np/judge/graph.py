@@ -1,4 +1,4 @@
-"""The operations of a forward pass: each tensor that is recorded, and how it comes from others."""
+"""The operations of a forward pass: each recorded tensor, and how it is computed from others."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,16 +26,16 @@ FIELDS = {
     "ffn_up": "ffn_up",
     "ffn_down": "ffn_down",
 }
-"""The tensors that a layer's matrices give, and the field of model.Layer that each matrix is."""
+"""The output tensor of each of a layer's matrices -> the matrix's field in model.Layer."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One tensor of the forward pass, and how it comes from others."""
+    """One tensor of the forward pass, and how it is computed from others."""
 
     key: Key
     inputs: tuple[Key, ...]
-    evaluate: Callable[..., Expected] = field(repr=False)  # the inputs in float64 -> what it must give
+    evaluate: Callable[..., Expected] = field(repr=False)  # the inputs in float64 -> the expected tensor
 
 
 def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
@@ -51,14 +51,14 @@ def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
 
 
 def layer_input(model: Model, n: int) -> Key:
-    """The tensor that comes into a layer."""
+    """The input tensor of a layer."""
     if n:
         return Key("l_out", n - 1)
     return EMBEDDING if model.position_embd is None else POSITIONS
 
 
 def _norm(c: Config, gain: NDArray, bias: NDArray | None) -> Callable[..., Expected]:
-    """The family's norm."""
+    """The evaluation of the family's norm."""
     return lambda x: op.rms_norm(x, gain, c.eps) if c.norm == "rms" else op.layer_norm(x, gain, bias, c.eps)
 
 
@@ -114,7 +114,7 @@ class _Layer:
         yield from self.behind_sub_norm("ffn_sub_norm", "ffn_out", w.ffn_sub_norm, ffn_down=w.ffn_down)
 
     def behind_sub_norm(self, name: str, source: str, gain: NDArray | None, **output: Linear) -> Iterator[Operation]:
-        """A branch's last matrix, and the norm in front of it where the family has one."""
+        """The operations of a branch's last matrix, and of the norm in front of it where the family has one."""
         if gain is not None:
             yield self.one(name, self.at(source), lambda x: op.rms_norm(x, gain, self.model.config.eps))
             source = name
@@ -124,7 +124,7 @@ class _Layer:
         return self.one(name, self.at(source), lambda x: op.head_norm(x, gain, self.model.config.eps))
 
     def linears(self, source: str, **outputs: Linear) -> Iterator[Operation]:
-        """Matrices that read the same tensor."""
+        """The operations of matrices that read the same tensor."""
         if any(op.reads_codes(w, self.dialect) and w.norm is None for w in outputs.values()):
             yield from self.quantized(source)
         for name, w in outputs.items():
@@ -132,11 +132,11 @@ class _Layer:
 
     def linear(self, name: str, source: str, w: Linear) -> Iterator[Operation]:
         if w.norm is not None:
-            own, gain, eps = name + "_in", w.norm, w.norm_eps or self.model.config.eps
-            yield self.one(own, self.at(source), lambda x: op.rms_norm(x, gain, eps))
+            inner, gain, eps = name + "_in", w.norm, w.norm_eps or self.model.config.eps
+            yield self.one(inner, self.at(source), lambda x: op.rms_norm(x, gain, eps))
             if op.reads_codes(w, self.dialect):
-                yield from self.quantized(own)
-            source = own
+                yield from self.quantized(inner)
+            source = inner
         yield self.one(name, self.at(source), lambda x: op.product(x, w, self.dialect))
 
     def quantized(self, name: str) -> Iterator[Operation]:

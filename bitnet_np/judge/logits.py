@@ -1,4 +1,4 @@
-"""Another engine's logits against ours: the measures, the limits, the verdict. Nothing passes for want of something to compare."""
+"""Another engine's logits against ours: the measures, the limits, the verdict. A dump with nothing to compare never passes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -26,7 +26,7 @@ position's logits agree ten times better than ROUNDING_LIMIT no code has flipped
 its distance from the mean."""
 
 SCALE_LIMIT = 2e-2
-"""How far from 1 the best common factor between the two may be: roundings have no direction. Where it is known how far they reach, twice
+"""Largest distance from 1 of the best common factor between the two: roundings have no direction. Where their reach is measured, twice
 the factor that they make by chance comes on top."""
 
 SYSTEMATIC = 0.01
@@ -34,9 +34,9 @@ SYSTEMATIC = 0.01
 point in as many directions as the model is wide, or as the head's input has scales if that is quantised."""
 
 DIFFERENT = 0.1
-"""Standard deviations between two rows of ours that are different where theirs are the same: a repeated token's differ by roundings."""
+"""Standard deviations from which on two rows of ours count as different: those of a repeated token differ by roundings."""
 
-_ENOUGH = 32  # logits of a position, to know what error is typical
+_ENOUGH = 32  # fewest logits of a position to know a typical error from
 _BLOCK = 1 << 20  # logits at a time, so that memory is that of the two inputs and a block
 
 
@@ -66,7 +66,7 @@ def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a comparison of logits found. Numbers are None where the dump could not be compared."""
+    """The result of a comparison of logits. Numbers are None where the dump could not be compared."""
 
     verdict: Verdict
     reason: str
@@ -85,12 +85,12 @@ class Judgement:
     explanation: str | None = None  # the mistake that makes these logits, or the dialect they are closest to
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields, for JSON."""
         return asdict(self) | {"verdict": self.verdict.name, "meaning": self.verdict.text}
 
 
 class _Numbers(NamedTuple):
-    """What is measured of each position, [P] each."""
+    """The measures of each position, [P] each."""
 
     same_bits: NDArray[np.bool_]
     spread: Array  # standard deviation of ours
@@ -112,7 +112,7 @@ def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = No
     """Compare their logits with ours: both [..., V], finite, ours taken as true.
 
     reach: how far roundings reach on this model and these tokens, see reach.py; without it the limit is FLIPS_LIMIT.
-    numbers: [P], which positions those of [P, V] are, to name them by.
+    numbers: [P], the positions of the rows of [P, V], to name them by.
     """
     other = np.asarray(theirs)
     problem = _invalid(ours, other)
@@ -182,23 +182,23 @@ def _beyond_rounding(
 def position_scale(ours: NDArray, theirs: NDArray) -> Array:
     """The factor that brings ours closest to theirs at each position: [..., V] twice -> [P]."""
 
-    def of(a: Array, b: Array) -> Array:
+    def scale(a: Array, b: Array) -> Array:
         return _ratio(((a - a.mean(axis=1, keepdims=True)) * b).mean(axis=1), a.var(axis=1), otherwise=1.0)
 
-    return np.concatenate([of(a.astype(np.float64), b.astype(np.float64)) for a, b in _blocks(ours, theirs)])
+    return np.concatenate([scale(a.astype(np.float64), b.astype(np.float64)) for a, b in _blocks(ours, theirs)])
 
 
 def position_nmse(ours: NDArray, theirs: NDArray) -> Array:
     """NMSE of each position: [..., V] twice -> [P]."""
 
-    def of(a: Array, b: Array) -> Array:
+    def nmse(a: Array, b: Array) -> Array:
         return _ratio(((a - b) ** 2).mean(axis=1), a.var(axis=1))
 
-    return np.concatenate([of(a.astype(np.float64), b.astype(np.float64)) for a, b in _blocks(ours, theirs)])
+    return np.concatenate([nmse(a.astype(np.float64), b.astype(np.float64)) for a, b in _blocks(ours, theirs)])
 
 
 def _blocks(ours: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, NDArray]]:
-    """Some positions of both at a time, [P, V]."""
+    """Yields some positions of both at a time, [P, V] each."""
     a, b = (x.reshape(-1, x.shape[-1]) for x in (ours, theirs))
     step = max(1, _BLOCK // a.shape[1])
     for i in range(0, len(a), step):
@@ -206,18 +206,18 @@ def _blocks(ours: NDArray, theirs: NDArray) -> Iterator[tuple[NDArray, NDArray]]
 
 
 def _positions(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
-    found = [_numbers(a, b, single) for a, b in _blocks(ours, theirs)]
-    return _Numbers(*(np.concatenate(values) for values in zip(*found, strict=True)))
+    measured = [_numbers(a, b, single) for a, b in _blocks(ours, theirs)]
+    return _Numbers(*(np.concatenate(values) for values in zip(*measured, strict=True)))
 
 
 def same_bits(a: NDArray, b: NDArray) -> bool:
-    """Of arrays of one shape: the same dtype, and the same bytes. Nothing is copied that is contiguous."""
+    """Whether two arrays of one shape have the same dtype and the same bytes. Contiguous arrays are not copied."""
     first, second = (np.ascontiguousarray(x).reshape(-1).view(np.uint8).data for x in (a, b))
     return a.dtype == b.dtype and first == second
 
 
 def _numbers(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
-    """Of [P, V] each. single: how many standard deviations a single logit may be off."""
+    """The measures of logits [P, V]. single: how many standard deviations a single logit may be off."""
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     error = b - a
     size = np.abs(error)
@@ -250,7 +250,7 @@ def _numbers(ours: NDArray, theirs: NDArray, single: float) -> _Numbers:
 
 
 def _ratio(a: Array, b: Array, otherwise: float = 1e300) -> Array:
-    """a / b; where both are 0 nothing is wrong, where b alone is, `otherwise`."""
+    """a / b; `otherwise` where b alone is 0, and the ratio of no error where both are."""
     return np.divide(a, b, out=np.where(a == 0, 0.0 if otherwise > 1 else otherwise, otherwise), where=b != 0)
 
 
@@ -274,7 +274,7 @@ def kl_divergence(a: Array, b: Array) -> Array:  # [P, V], [P, V] -> [P]
 
 
 def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:
-    """What engines do that makes [T, N] such a shape, to be appended to a message; empty where nothing is known."""
+    """A likely reason for a wrong shape of [T, N], to be appended to a message; empty where none is known."""
     if len(theirs) != 2 or len(ours) != 2:
         return ""
     if theirs == ours[::-1]:
@@ -287,7 +287,7 @@ def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:
 
 
 def _invalid(ours: NDArray[np.float32], theirs: NDArray) -> str:
-    """Why a dump says nothing about the model, or an empty string."""
+    """Why logits cannot be compared, or an empty string."""
     if theirs.dtype.kind != "f":
         return f"their dtype is {theirs.dtype}, expected a float type"
     if theirs.shape != ours.shape:

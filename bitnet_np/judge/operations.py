@@ -1,4 +1,4 @@
-"""The law for one operation on given inputs: what it must give, and how far float32 may be from it.
+"""The law for one operation on given inputs: its expected output, and how far float32 may be from it.
 
 An engine's dump is judged operation by operation (graph.py lists them): each is evaluated here in float64 from the engine's own inputs,
 so an early error neither hides nor fakes a later one. The rules are spec.py's, which is the law for whole models; roundings.py adds where
@@ -18,7 +18,7 @@ elements of a tensor may share, such as that of a scale. Sums of integers are ex
 that multiply dequantised numbers round there too, so a ternary matmul counts as a dot product.
 
 FLIPS. A code, or a float16, is ambiguous if the number before rounding is nearer to a rounding boundary than float32 can tell;
-the reach of flips is what all ambiguous ones together can change.
+the reach of flips is the change that all ambiguous ones together can make.
 """
 
 from collections.abc import Iterator
@@ -42,12 +42,12 @@ U = 2.0**-24
 
 
 class Expected(NamedTuple):
-    """What an operation must give."""
+    """The expected output of an operation, and what its bound is made of."""
 
     value: Array
     unit: Array  # the operation on absolute values, same shape or broadcastable
     steps: float | Array  # rounded terms of a sum
-    reach: float | Array = 0.0  # what ambiguous roundings of inputs can change
+    reach: float | Array = 0.0  # change that ambiguous roundings of inputs can make
     common: float = 6.0  # roundings, in units of u, that all elements can share
 
 
@@ -62,13 +62,13 @@ def add_positions(model: Model, x: Array) -> Expected:
 
 
 def rms_norm(x: Array, gain: NDArray[np.float32], eps: float) -> Expected:
-    """A sum of D squares under a root (which halves its relative error), then six roundings."""
+    """RMSNorm: a sum of D squares under a root (which halves its relative error), then six roundings."""
     value = spec.rms_norm(x, gain.astype(np.float64), eps)
     return Expected(value, np.abs(value), x.shape[1] / 4 + 6, common=6 + x.shape[1] ** 0.5 / 2)
 
 
 def layer_norm(x: Array, gain: NDArray[np.float32], bias: NDArray[np.float32] | None, eps: float) -> Expected:
-    """A mean and a sum of D squares. The mean is wrong by roundings of the numbers' own size, which all differences share."""
+    """LayerNorm: a mean and a sum of D squares. The mean is wrong by roundings of the numbers' own size, which all differences share."""
     width = x.shape[1]
     shift = 0.0 if bias is None else bias.astype(np.float64)
     value = spec.layer_norm(x, gain.astype(np.float64), shift, eps)
@@ -93,55 +93,55 @@ def reads_codes(linear: Linear, dialect: Dialect) -> bool:
 
 
 def product(x: Array, linear: Linear, dialect: Dialect = EXACT) -> Expected:
-    """A matrix, its scale and its bias: two roundings more."""
+    """The product with a matrix, its scale and its bias: two roundings more."""
     weights = linear.weights
     if not isinstance(weights, Ternary):
-        found = matmul(x, weights, reads_codes(linear, dialect), dialect)
+        expected = matmul(x, weights, reads_codes(linear, dialect), dialect)
     elif weights.blocks is None or reads_codes(linear, dialect):
-        found = ternary_matmul(x, weights)
+        expected = ternary_matmul(x, weights)
     else:
-        found = matmul(x, weights.blocks, False, dialect)
+        expected = matmul(x, weights.blocks, False, dialect)
     if linear.scale is not None:
         factor = float(linear.scale)
-        found = found._replace(value=found.value * factor, unit=found.unit * abs(factor), reach=found.reach * abs(factor))
+        expected = expected._replace(value=expected.value * factor, unit=expected.unit * abs(factor), reach=expected.reach * abs(factor))
     if linear.bias is not None:
         bias = linear.bias.astype(np.float64)
-        found = found._replace(value=found.value + bias, unit=found.unit + np.abs(bias), steps=found.steps + 1)
-    return found
+        expected = expected._replace(value=expected.value + bias, unit=expected.unit + np.abs(bias), steps=expected.steps + 1)
+    return expected
 
 
 def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
-    """Numbers times a table, after the input is quantised to int8 or rounded as the dialect has it; for roundings that are ambiguous."""
+    """The product with a table of x, quantised to int8 (`codes`) or rounded as in the dialect; ambiguous roundings have a reach."""
     if codes:
         q, scale = spec.quantize(x)
-        seen, step, doubt = q / scale, 1 / scale, ambiguous(x * scale)
+        inputs, step, doubt = q / scale, 1 / scale, ambiguous(x * scale)
     elif dialect.ggml_activations:
-        seen = roundings.matrix_input(x, table)
+        inputs = roundings.matrix_input(x, table)
         step = rounding_step(x, table)
-        doubt = np.abs(np.abs(x - seen) - step / 2) <= 8 * U * np.abs(x)
+        doubt = np.abs(np.abs(x - inputs) - step / 2) <= 8 * U * np.abs(x)
     else:
-        seen, step, doubt = x, np.zeros((1, 1)), np.zeros(x.shape, np.bool_)
+        inputs, step, doubt = x, np.zeros((1, 1)), np.zeros(x.shape, np.bool_)
     n = table.shape[0]
     value, unit = np.empty((len(x), n)), np.empty((len(x), n))
     reach: float | Array = 0.0
     for rows, matrix in _row_blocks(table):
-        value[:, rows] = seen @ matrix.T
+        value[:, rows] = inputs @ matrix.T
         absolute = np.abs(matrix)
         if doubt.any():
             reach = np.zeros((len(x), n)) if isinstance(reach, float) else reach
             reach[:, rows] = (doubt * step) @ absolute.T
         if dialect.ggml_activations and isinstance(table, Blocks):
             absolute += absolute.max(axis=1, keepdims=True)  # codes and what is subtracted from them are summed apart
-        unit[:, rows] = np.abs(seen) @ absolute.T
+        unit[:, rows] = np.abs(inputs) @ absolute.T
     if dialect.ggml_activations and isinstance(table, Blocks) and table.type in roundings.MINIMUM_TYPES:
         minimums = roundings.minimums(table)
         value += roundings.rounded_sums(x) @ minimums.T
-        reach = reach + np.abs(half_spacing(seen, 32)) @ np.abs(minimums).T
+        reach = reach + np.abs(half_spacing(inputs, 32)) @ np.abs(minimums).T
     return Expected(value, unit, x.shape[1], reach)
 
 
 def half_spacing(x: Array, size: int) -> Array:
-    """How far apart float16 numbers are at the sums of each `size` numbers that are nearly on a boundary between two, and 0 elsewhere."""
+    """The spacing of float16 at the sum of each `size` numbers that is nearly on a rounding boundary, and 0 at other sums."""
     totals = x.reshape(len(x), -1, size).sum(axis=2)
     spacing = np.spacing(np.abs(totals).astype(np.float16)).astype(np.float64)
     doubt = np.abs(np.abs(totals - to_float16(totals)) - spacing / 2) <= 2.0**-9 * np.abs(totals)
@@ -149,7 +149,7 @@ def half_spacing(x: Array, size: int) -> Array:
 
 
 def rounding_step(x: Array, table: Table) -> Array:
-    """How far apart neighbours of the numbers are that an input can be rounded to."""
+    """The spacing of the numbers that each element of an input can be rounded to."""
     if not isinstance(table, Blocks):
         digits = {np.dtype(np.float16): 11, np.dtype(np.uint16): 8}.get(table.dtype, 24)
         return np.exp2(np.floor(np.log2(np.maximum(np.abs(x), 2.0**-14))) + 1 - digits)
@@ -159,8 +159,8 @@ def rounding_step(x: Array, table: Table) -> Array:
 
 
 def dense(weights: Ternary) -> NDArray[np.float32]:
-    """[N, M] of -1, 0, +1. Products with int8 codes are exact in float32 while M < 131,072."""
-    return _kept(weights) if weights.shape[0] * weights.shape[1] <= _SMALL_MATRIX else packing.unpack(weights).astype(np.float32)
+    """The matrix [N, M] of -1, 0, +1. Products with int8 codes are exact in float32 while M < 131,072."""
+    return _cached_dense(weights) if weights.shape[0] * weights.shape[1] <= _SMALL_MATRIX else packing.unpack(weights).astype(np.float32)
 
 
 _SMALL_MATRIX = 1 << 20
@@ -171,7 +171,7 @@ def _row_blocks(table: Table) -> Iterator[tuple[slice, Array]]:
     """The rows of [N, M] in float64, as many at a time as take little memory."""
     n, m = table.shape
     if isinstance(table, Blocks) and n * m <= _SMALL_MATRIX:
-        yield slice(0, n), _kept_table(table)
+        yield slice(0, n), _cached_table(table)
         return
     step = max(1, _BLOCK // m)
     for i in range(0, n, step):
@@ -180,14 +180,14 @@ def _row_blocks(table: Table) -> Iterator[tuple[slice, Array]]:
 
 
 @lru_cache(maxsize=64)
-def _kept_table(table: Blocks) -> Array:
-    """Of small models, which are recomputed for each mistake that is tried."""
+def _cached_table(table: Blocks) -> Array:
+    """A table of a small model, which is read again for each mistake that is tried."""
     return widen.float32(table).astype(np.float64)
 
 
 @lru_cache(maxsize=64)
-def _kept(weights: Ternary) -> NDArray[np.float32]:
-    """Of small models, which are recomputed for each mistake that is tried."""
+def _cached_dense(weights: Ternary) -> NDArray[np.float32]:
+    """A matrix of a small model, which is read again for each mistake that is tried."""
     matrix = packing.unpack(weights).astype(np.float32)
     matrix.flags.writeable = False
     return matrix
@@ -211,7 +211,7 @@ def code_scale(x: Array) -> Expected:
 
 
 def ternary_matmul(x: Array, weights: Ternary) -> Expected:
-    """From the unquantised input, for codes that are ambiguous."""
+    """The product of an input's codes with a ternary matrix; it takes the unquantised input, to know which codes are ambiguous."""
     q, scale = spec.quantize(x)
     matrix = dense(weights)
     w_scale = float(weights.scale) / scale
@@ -225,13 +225,13 @@ def ternary_matmul(x: Array, weights: Ternary) -> Expected:
 
 
 def pair_slices(config: Config) -> tuple[slice, slice]:
-    """Where the first numbers of a head's rotated pairs are, and where the second."""
+    """The slices of a head that hold the first and the second numbers of its rotated pairs."""
     j = config.rope_pairs
     return (slice(0, j), slice(j, 2 * j)) if config.rope == "halves" else (slice(0, 2 * j, 2), slice(1, 2 * j, 2))
 
 
 def rope(model: Model, dialect: Dialect, x: Array) -> Expected:
-    """Two products. In most engines the angle is a float32 too, wrong by a rounding or two of its own size, which all heads share."""
+    """RoPE: two products. In most engines the angle is a float32, wrong by a rounding or two of its own size, which all heads share."""
     c = model.config
     t = len(x)
     heads, angle = x.reshape(t, -1, c.head_dim), roundings.angles(model, dialect, t)
@@ -250,7 +250,7 @@ def scores(model: Model, q: Array, k: Array) -> tuple[Array, Array]:
 
 
 def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Array) -> Expected:
-    """Of the layer with that number, whose window it is.
+    """Attention of the layer with this number, with its window.
 
     A wrong score changes its probability by as much, relatively, and the others through their sum: twice the worst score error.
     With float16 probabilities each is rounded as the engine rounds it, and ambiguous if float32 cannot tell to which side.
@@ -292,19 +292,19 @@ def relu2_gate(gate: Array, up: Array) -> Expected:
 
 
 def silu_gate(gate: Array, up: Array) -> Expected:
-    """An exponential (2 roundings, in some engines of an argument that was rounded), a sum, a division, a product."""
+    """SiLU(gate) * up: an exponential (2 roundings, in some engines of a rounded argument), a sum, a division, a product."""
     value = spec.silu_gate(gate, up)
     return Expected(value, np.abs(value) * (1 + np.abs(gate)), 6)
 
 
 def gelu(x: Array) -> Expected:
-    """Engines compute 1 + erf, so that the error is one of numbers as large as x."""
+    """GELU. Engines compute 1 + erf, so that the error is that of numbers as large as x."""
     value = spec.gelu(x)
     return Expected(value, np.abs(x), 8)
 
 
 def gelu_tanh(x: Array, dialect: Dialect = EXACT) -> Expected:
-    """As `gelu`: 1 + tanh. Out of ggml's table of float16 it may be the neighbour of what it should be, for an ambiguous input too."""
+    """GELU by tanh. ggml's float16 table may give the neighbour of the right entry, and an ambiguous input the neighbouring entry."""
     value = spec.gelu_tanh(x)
     if not dialect.ggml_activations:
         return Expected(value, np.abs(x), 8)
@@ -319,10 +319,10 @@ def gelu_tanh(x: Array, dialect: Dialect = EXACT) -> Expected:
 
 
 def head(model: Model, dialect: Dialect, x: Array) -> Expected:
-    """The output matrix; a float16 one has its input rounded to float16 in a dialect that does so."""
+    """The product with the output matrix; in some dialects its input is rounded to float16."""
     x = to_float16(x) if dialect.halves else x
-    found = matmul(x, model.head, False, dialect)
+    expected = matmul(x, model.head, False, dialect)
     if model.output_bias is None:
-        return found
+        return expected
     bias = model.output_bias.astype(np.float64)
-    return found._replace(value=found.value + bias, unit=found.unit + np.abs(bias), steps=found.steps + 1)
+    return expected._replace(value=expected.value + bias, unit=expected.unit + np.abs(bias), steps=expected.steps + 1)

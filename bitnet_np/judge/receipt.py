@@ -1,4 +1,4 @@
-"""BitNet-rs's parity receipt: position by position, how far two engines' logits are apart. Its names rust and cpp are theirs and ours."""
+"""BitNet-rs's parity receipt: the distance of two engines' logits, by position. Its names rust and cpp stand for theirs and ours."""
 
 import json
 import math
@@ -102,6 +102,6 @@ def _passes(row: dict[str, Any], limit: Thresholds) -> bool:
 
 
 def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
-    """A receipt as an indented JSON file, which appears when it is whole."""
+    """Write a receipt as indented JSON to a file that appears only when it is complete."""
     with whole_file(path) as part:
         part.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", "utf-8")

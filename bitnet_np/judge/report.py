@@ -1,4 +1,4 @@
-"""Judgements of whole traces, and how people read them."""
+"""The report on a whole trace, with its tables, its heat map and its plot."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +18,7 @@ from .verdict import Verdict
 
 @dataclass(frozen=True)
 class OperationVerdict:
-    """What was found at one tensor of the dump."""
+    """The verdict on one tensor of the dump."""
 
     key: Key
     verdict: Verdict
@@ -43,7 +43,7 @@ class OperationVerdict:
 
     @property
     def closer(self) -> str | None:
-        """Who is closer to float64: "ours", "theirs", or "alike" within 5 %; None where it is not known."""
+        """The side that is closer to float64: "ours", "theirs", or "alike" within 5 %; None where it is not known."""
         if self.ours_rms is None or self.theirs_rms is None:
             return None
         if abs(self.ours_rms - self.theirs_rms) <= 0.05 * max(self.ours_rms, self.theirs_rms):
@@ -64,7 +64,7 @@ class Report:
     operations: tuple[OperationVerdict, ...] = ()
     first_wrong: OperationVerdict | None = None
     missing: tuple[Key, ...] = field(default=(), repr=False)  # tensors of the forward pass that the dump does not have
-    notes: tuple[str, ...] = ()  # what was taken for granted, and what was left out
+    notes: tuple[str, ...] = ()  # assumptions made, and work left out
     logits: Judgement | None = None
 
     @classmethod
@@ -79,12 +79,12 @@ class Report:
         return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report, for JSON."""
 
         def plain(o: OperationVerdict) -> dict[str, Any]:
-            found = asdict(o) | {"verdict": o.verdict.name, "across": list(map(str, o.across)), "closer_to_float64": o.closer}
-            del found["key"]
-            return {"tensor": o.key.name, "layer": o.key.layer} | found
+            fields = asdict(o) | {"verdict": o.verdict.name, "across": list(map(str, o.across)), "closer_to_float64": o.closer}
+            del fields["key"]
+            return {"tensor": o.key.name, "layer": o.key.layer} | fields
 
         return {
             "verdict": self.verdict.name,
@@ -100,21 +100,21 @@ class Report:
 
 
 def _closer(operations: Sequence[OperationVerdict]) -> dict[str, int]:
-    """How many tensors whose are closer to float64."""
-    return {who: sum(o.closer == who for o in operations) for who in ("ours", "theirs", "alike")}
+    """Number of tensors by the side that is closer to float64."""
+    return {side: sum(o.closer == side for o in operations) for side in ("ours", "theirs", "alike")}
 
 
 CLOSER_HEADER = ("tensor", "tensors", "ours", "theirs", "closer")
 
 
 def closer_rows(report: Report) -> list[tuple]:
-    """A line for each kind of tensor: RMS errors from float64 over all layers, in u = 2^-24 of its RMS, and who is closer."""
+    """A row for each kind of tensor: RMS errors from float64 over all layers, in u = 2^-24 of its RMS, and the side that is closer."""
     rows = []
     for name in dict.fromkeys(o.key.name for o in report.operations if o.closer):
-        of = [o for o in report.operations if o.closer and o.key.name == name]
-        ours, theirs = (float(np.sqrt(np.mean([x**2 for x in values]))) for values in zip(*_errors(of), strict=True))
-        closer = OperationVerdict(of[0].key, Verdict.ROUNDING, ours_rms=ours, theirs_rms=theirs).closer
-        rows.append((name, len(of), ours, theirs, closer))
+        judged = [o for o in report.operations if o.closer and o.key.name == name]
+        ours, theirs = (float(np.sqrt(np.mean([x**2 for x in values]))) for values in zip(*_errors(judged), strict=True))
+        closer = OperationVerdict(judged[0].key, Verdict.ROUNDING, ours_rms=ours, theirs_rms=theirs).closer
+        rows.append((name, len(judged), ours, theirs, closer))
     return rows
 
 
@@ -123,7 +123,7 @@ def _errors(operations: Sequence[OperationVerdict]) -> list[tuple[float, float]]
 
 
 def closer_summary(report: Report) -> str:
-    """Who is closer to float64, in a line; empty where it is not known."""
+    """A line that says which side is closer to float64; empty where it is not known."""
     count = _closer(report.operations)
     if not any(count.values()):
         return ""
@@ -137,7 +137,7 @@ LEGEND = "= same bits   . rounding   ~ flips   X WRONG   ! INVALID   (blank: not
 
 
 def heat_map(report: Report) -> str:
-    """Layers down, operations across, a sign for each tensor."""
+    """The verdicts as a text of layers down and operations across, a sign for each tensor."""
     signs = {o.key: SYMBOLS[o.verdict] for o in report.operations}
     names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(key.name == name for key in signs)]
     lines = []
@@ -158,14 +158,14 @@ def _pyplot() -> Any:
 
 
 def check_plot(path: Path) -> None:
-    """Before anything is computed: whether `plot` can write such a file. Raises UnsupportedError or OptionError."""
+    """Check that `plot` can write such a file, before anything is computed. Raises UnsupportedError or OptionError."""
     known = _pyplot().FigureCanvasBase.get_supported_filetypes()
     if path.suffix[1:].lower() not in known:
         raise OptionError(f"{path}: expected a name that ends in one of .{', .'.join(sorted(known))}")
 
 
 def plot(report: Report, path: Path) -> None:
-    """The heat map as a picture: how much of its bound each tensor's largest error takes, on a logarithmic scale."""
+    """Write the heat map as a picture: each tensor's largest error as a part of its bound, on a logarithmic scale."""
     pyplot = _pyplot()
     from matplotlib.colors import LogNorm
 
@@ -191,7 +191,7 @@ def plot(report: Report, path: Path) -> None:
 
 
 def table_rows(operations: Sequence[OperationVerdict]) -> list[tuple]:
-    """A line for each tensor: place, verdict, largest error, its part of the bound, NMSE, scale, cosine."""
+    """A row for each tensor: place, verdict, largest error, its part of the bound, NMSE, scale, cosine."""
     return [(o.place, o.verdict.name, o.max_error, o.bound_ratio, o.nmse, o.scale, o.cosine) for o in operations]
 
 

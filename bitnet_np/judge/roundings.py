@@ -1,4 +1,4 @@
-"""How engines round: each rule in plain NumPy. Nothing here is shared with the kernels and dialects that compute so; tests tie the two.
+"""The rules by which engines round, in plain NumPy. Kernels and dialects that round so share nothing with this file; tests tie the two.
 
 Sources: IEEE 754 for float16; for activations ggml's quantize_row_q8_0, quantize_row_q8_1 and quantize_row_q8_K (ggml-quants.c); for
 stepped angles its ggml_rope_cache_init.
@@ -23,31 +23,31 @@ DIGITS = {"bfloat16": 8, "float16": 11}
 
 
 def to_float16(x: Array) -> Array:
-    """Rounded to float32 and then to float16, half to even, as an engine of float32 does."""
+    """x rounded to float32 and then to float16, half to even, as an engine of float32 does."""
     with np.errstate(over="ignore"):
         return x.astype(np.float32).astype(np.float16).astype(np.float64)
 
 
 def to_bfloat16(x: Array) -> Array:
-    """Rounded to float32 and then to bfloat16, half to even: the upper 16 bits of a float32."""
+    """x rounded to float32 and then to bfloat16, half to even: the upper 16 bits of a float32."""
     bits = x.astype(np.float32).view(np.uint32)
     return ((bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
 
 
 def to_digits(x: Array, digits: int) -> Array:
-    """Rounded to that many significant bits, half to even, with float64's range."""
+    """x rounded to this many significant bits, half to even, with float64's range."""
     fraction, exponent = np.frexp(x)
     return np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
 
 
 def to_eleven_bits(x: Floats) -> Floats:
-    """Rounded to float16's 11 significant bits, half up, with float32's range: a float16 that neither overflows nor underflows."""
+    """x rounded to float16's 11 significant bits, half up, with float32's range: a float16 that neither overflows nor underflows."""
     bits = x.view(np.uint32)
     return ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
 
 
 def to_q8_0(x: Array) -> Array:  # [T, width] -> [T, width]; NaN where the width is no multiple of 32
-    """Rounded as a cache of ggml's Q8_0 does: int8 codes in steps of the largest of 32 numbers / 127, the step kept as float16."""
+    """x rounded as in a cache of ggml's Q8_0: int8 codes in steps of the largest of 32 numbers / 127, the step kept as float16."""
     if x.shape[1] % 32:
         return np.full_like(x, np.nan)
     blocks = x.reshape(len(x), -1, 32)
@@ -98,7 +98,7 @@ MINIMUM_TYPES = (Q4_1, Q5_1)
 
 
 def rounded_sums(x: Array) -> Array:  # [T, M] -> [T, M / 32]
-    """What Q8_1's float16 sums of 32 numbers add to the sums of their codes times the step: the minimums are multiplied by it."""
+    """Q8_1's float16 sums of 32 numbers, minus the sums of their codes times the step: the minimums are multiplied by it."""
     single = x.astype(np.float32)
     codes, step = _blocks(single, 32, signed=False)
     exact = np.abs(single.reshape(codes.shape)).max(axis=2) / np.float32(127)

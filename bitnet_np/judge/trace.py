@@ -5,7 +5,7 @@ Derived bounds do not hold across several operations, because int8 codes flip. T
 tensor between them rounded to float16: how far that reaches, on their own numbers, is the measure (logits.limits).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +20,7 @@ from ..errors import NonFiniteError
 from ..forward_pass import run_whole
 from ..model import Model
 from ..network import Runtime
+from ..progress import Progress, silent
 from ..tokens import Tokens, check_tokens
 from ..traces.points import Key, Trace
 from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, invalid_tensor, position_errors, relative_error, statistics, within
@@ -36,15 +37,14 @@ from .roundings import to_eleven_bits
 from .verdict import Verdict
 
 Array = NDArray[np.float64]
-Progress = Callable[[int, int], None]
 
-_MATCH = 1e-6  # NMSE at which a mistake is what happened: float32 noise, squared, with room for a flipped code
+_MATCH = 1e-6  # NMSE up to which a mistake explains a tensor: float32 noise, squared, with room for a flipped code
 _MOST_WORK = 3 * 10**8  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
-_LITTLE_WORK = _MOST_WORK // 10  # where nothing is wrong but for what a small mistake may change
+_LITTLE_WORK = _MOST_WORK // 10  # the same where the verdict is FLIPS, which may hide a small mistake
 
 
 def judge_trace(
-    model: Model, trace: Trace, tokens: Sequence[int] | NDArray, dialect: Dialect = EXACT, progress: Progress = lambda done, total: None
+    model: Model, trace: Trace, tokens: Sequence[int] | NDArray, dialect: Dialect = EXACT, progress: Progress = silent
 ) -> Report:
     """Judge another engine's tensors for these tokens (one sequence), in the dialect it is declared to follow."""
     checked = check_tokens(model.config, np.asarray(tokens)[None])
@@ -77,12 +77,12 @@ def judge_trace(
 
 @dataclass(frozen=True)
 class _Dump:
-    """Another engine's tensors beside ours, which are not kept: a trace of a large model has gigabytes."""
+    """Another engine's tensors, compared with ours. Ours are not stored: a trace of a large model has gigabytes."""
 
     tensors: dict[Key, NDArray]  # [T, width] of those that are valid, as they are in the dump
-    problems: dict[Key, str]  # why a tensor says nothing; empty where it is valid
-    same: set[Key]  # which have our bits
-    sizes: dict[Key, int]  # of every tensor of ours
+    problems: dict[Key, str]  # why a tensor cannot be judged; empty where it is valid
+    same: set[Key]  # those that have our bits
+    sizes: dict[Key, int]  # of all our tensors
 
 
 def _compared(runtime: Runtime, tokens: Tokens, points: Mapping[Key, NDArray]) -> _Dump:
@@ -105,7 +105,7 @@ def _compared(runtime: Runtime, tokens: Tokens, points: Mapping[Key, NDArray]) -
 
 
 def _reason(first_wrong: OperationVerdict) -> str:
-    """The first wrong operation in words, and what to record where several operations lie in between."""
+    """The first wrong operation in words, and the tensors to record where several operations lie in between."""
     across = first_wrong.across
     reason = f"WRONG at {first_wrong.place}: {first_wrong.hypothesis or first_wrong.reason}"
     if len(across) > 1:
@@ -116,7 +116,7 @@ def _reason(first_wrong: OperationVerdict) -> str:
 
 
 def _untried(verdict: OperationVerdict) -> str:
-    """What to record so that known mistakes can be tried."""
+    """The tensors to record so that known mistakes can be tried, in words."""
     layers = sorted({k.layer for k in verdict.across if k.layer is not None})
     names = ",".join(dict.fromkeys(k.name for k in verdict.across if len(layers) < 2 or k.name == "l_out"))
     which = f" --layers {layers[0]}" if len(layers) == 1 else ""
@@ -183,7 +183,7 @@ class _Judge:
         return judged
 
     def _reach(self, across: tuple[Key, ...], value: Array) -> Reach | None:
-        """How far float16 in every tensor of `across` reaches; None if their numbers leave float32's range on the way."""
+        """The reach of float16 in every tensor of `across`; None if their numbers leave float32's range on the way."""
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 narrow = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[across[-1]])
@@ -192,7 +192,7 @@ class _Judge:
         return Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
 
     def _rounded(self, key: Key) -> Compute:
-        """An operation that rounds what it gives to float16."""
+        """An operation that rounds its output to float16."""
         operation = self.by_key[key]
 
         def compute(values: Mapping[Key, Array]) -> Array:
@@ -204,7 +204,7 @@ class _Judge:
     # --- who is closer to float64 ---
 
     def _from_float64(self, operation: Operation, value: Array, theirs: Array) -> dict[str, Any]:
-        """RMS errors of our kernel and of theirs, both on their inputs, in u of the RMS of what float64 gives."""
+        """RMS errors of our kernel and of theirs, both on their inputs, in u of the RMS of float64's result."""
         tensors = self.dump.tensors
         inputs = [tensors[k] if k in tensors else self.theirs[k] for k in operation.inputs]
         size = float(np.sqrt(dot(value, value) / value.size))
@@ -216,7 +216,7 @@ class _Judge:
 
     @cached_property
     def _ours_on_theirs(self) -> dict[Key, NDArray]:
-        """What our kernels make of each tensor's inputs, where those are in the dump: a forward pass that goes on with theirs."""
+        """Our kernels' outputs from their inputs, for each tensor of the dump: a forward pass that continues with their tensors."""
         ours: dict[Key, NDArray] = {}
 
         def keep(name: str, layer: int | None, array: NDArray) -> None:
@@ -235,7 +235,7 @@ class _Judge:
     # --- what went wrong ---
 
     def _local(self, operation: Operation, expected: Expected, theirs: Array) -> Cause | None:
-        """What the places of wrong numbers say, where no known mistake makes all of them."""
+        """The cause that the places of wrong numbers show, where no known mistake makes all of them."""
         cause = overwritten(operation.key, self.dump.tensors, [o.key for o in self.graph]) or rounded(theirs, expected.value)
         if cause is not None:
             return cause
@@ -244,24 +244,24 @@ class _Judge:
         return local(self.model, self.dialect, operation, inputs, expected.value, theirs, wrong)
 
     def _same_inputs(self, across: tuple[Key, ...]) -> bool:
-        """Whether everything it was computed from has our bits too: equal outputs of other inputs would be a coincidence or a fake."""
+        """Whether all inputs of `across` have our bits too: equal outputs of other inputs would be a coincidence or a fake."""
         inputs = {k for key in across for k in self.by_key[key].inputs if k in self.dump.tensors}
         return inputs <= self.dump.same
 
     def _across(self, operation: Operation) -> tuple[Key, ...]:
         """The operations between what the dump has and this tensor, this one last."""
-        wanted = {operation.key}
+        needed = {operation.key}
         for other in reversed(self.graph):
-            if other.key in wanted:
-                wanted |= {k for k in other.inputs if k not in self.theirs}
-        return tuple(o.key for o in self.graph if o.key in wanted)
+            if other.key in needed:
+                needed |= {k for k in other.inputs if k not in self.theirs}
+        return tuple(o.key for o in self.graph if o.key in needed)
 
     def _values(
         self, across: tuple[Key, ...], changed: Mapping[Key, Compute] | None = None, right: Mapping[Key, Array] | None = None
     ) -> dict[Key, Array]:
-        """Their tensors, and those of `across` computed from them, some of them in another way.
+        """Their tensors, and those of `across` computed from them, those of `changed` with a mistake.
 
-        right: what it gives with nothing changed, if that is known: operations before the first change need not run again. Raises
+        right: the result without changes, if it is known: operations before the first change need not run again. Raises
         FloatingPointError if a change gives no finite numbers.
         """
         values = _Lazy({}, self, across)
@@ -280,11 +280,11 @@ class _Judge:
     def _explain(
         self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, least: float = 0.0, noise: float = 0.0
     ) -> Cause | None:
-        """The mistake that comes closest, if the NMSE it leaves is at most `most`, and little of what there was.
+        """The mistake that comes closest, if the NMSE it leaves is at most `most`, and a tenth of that without it.
 
-        least: NMSE that it must make of what is right. One that changes less may flip the very codes that roundings flip.
-        noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a factor or a constant that is fitted, which
-        takes away roundings too.
+        least: NMSE by which it must change the right numbers. One that changes less may flip the very codes that roundings flip.
+        noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a fitted factor or constant, which takes
+        away roundings too.
         """
         now = relative_error(value, theirs)
         best = min(most, now / 10)  # a mistake that explains little explains nothing
@@ -306,7 +306,7 @@ class _Judge:
         return cause
 
     def _mistaken(self, across: tuple[Key, ...]) -> Iterator[tuple[Cause, Array]]:
-        """The last tensor of `across` with each known mistake on the way to it."""
+        """Yields the last tensor of `across` with each known mistake on the way to it."""
         key = across[-1]
         names = {k.name for k in across}
         everywhere = len(across) > len(names)  # several layers: the mistake is in all of them
@@ -318,9 +318,9 @@ class _Judge:
             prefix = "" if place == key else f"at {place.name}{' of every layer' if everywhere and place.layer == 0 else ''}: "
             for text, attempt in attempts[place].items():
                 self.progress(done := done + 1, total)
-                made = [k for k in across if k.name == place.name and text in attempts[k]] if everywhere else [place]
+                changed_keys = [k for k in across if k.name == place.name and text in attempts[k]] if everywhere else [place]
                 try:
-                    array = self._values(across, {k: attempts[k][text].compute for k in made}, right)[key]
+                    array = self._values(across, {k: attempts[k][text].compute for k in changed_keys}, right)[key]
                 except FloatingPointError:
                     continue
                 yield replace(attempt.cause, text=prefix + text), array
@@ -352,9 +352,9 @@ class _Theirs(Mapping[Key, Array]):
 
 
 class _Lazy(dict):
-    """Tensors known so far, and theirs but for those of `across`, when they are asked for.
+    """Tensors known so far, and theirs except those of `across`, when they are asked for.
 
-    A mistake may ask for one that is neither in the dump nor on the way: it is worked out then.
+    A mistake may ask for one that is neither in the dump nor on the way: it is computed then.
     """
 
     def __init__(self, values: Mapping[Key, Array], judge: _Judge, across: Collection[Key]):

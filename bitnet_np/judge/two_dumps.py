@@ -12,7 +12,7 @@ from .verdict import Verdict
 
 
 def compare_traces(ours: Trace, theirs: Trace, partial: bool = False) -> Report:
-    """Two dumps of the same tokens, ours taken as true.
+    """The report on two dumps of the same tokens, ours taken as true.
 
     Without the model there are no derived bounds: a tensor is ROUNDING up to an NMSE of 1e-9 and FLIPS up to FLIPS_LIMIT at its worst
     position; int8 codes that differ are FLIPS at best. A tensor of ours that theirs lacks is INVALID unless `partial`.
@@ -27,11 +27,11 @@ def compare_traces(ours: Trace, theirs: Trace, partial: bool = False) -> Report:
     if missing and not partial:
         names = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
         return Report(Verdict.INVALID, f"{theirs.origin} lacks {names}; --partial compares what both have", missing=missing)
-    found = tuple(_compare_tensor(key, ours.points[key], theirs.points[key]) for key in common)
-    worst = max(o.verdict for o in found)
-    first = next((o for o in found if o.verdict >= Verdict.WRONG), None)
-    reason = f"{len(found)} tensors compared" if first is None else f"{first.place}: {first.reason}"
-    return Report(worst, reason, found, first, missing)
+    verdicts = tuple(_compare_tensor(key, ours.points[key], theirs.points[key]) for key in common)
+    worst = max(o.verdict for o in verdicts)
+    first = next((o for o in verdicts if o.verdict >= Verdict.WRONG), None)
+    reason = f"{len(verdicts)} tensors compared" if first is None else f"{first.place}: {first.reason}"
+    return Report(worst, reason, verdicts, first, missing)
 
 
 def _compare_tensor(key: Key, ours: NDArray, theirs: NDArray) -> OperationVerdict:
@@ -47,7 +47,7 @@ def _compare_tensor(key: Key, ours: NDArray, theirs: NDArray) -> OperationVerdic
     problem = invalid_tensor(theirs.reshape(b.shape), a)
     if problem:
         return OperationVerdict(key, Verdict.INVALID, problem)
-    # rows of a parameter are no positions: a small one is a sum of terms as large as the others', and as wrong
+    # rows of a gradient are no positions: a small one is a sum of terms as large as the others', and as wrong
     least = float((a**2).sum() / len(a)) if key.name.startswith("grad_") else 0.0
     verdict, reason, ratio = close(a, b, least=least)
     return statistics(key, verdict, reason, (), ratio, a, b)

@@ -33,27 +33,27 @@ class Variant:
     mistake: str = ""  # the id in the catalogue, if it is a known mistake
 
     def with_operations(self, **operations: Callable[..., Any]) -> Variant:
-        """With other kernels, by the names of backend.Backend."""
+        """The variant with other kernels, by the names of backend.Backend."""
         return replace(self, ops=Wrapped(self.ops, **operations))
 
     def with_config(self, **fields: Any) -> Variant:
-        """With other numbers in the Config."""
+        """The variant with other numbers in the Config."""
         return self.with_model(config=replace(self.model.config, **fields))
 
     def with_model(self, **fields: Any) -> Variant:
-        """With other fields of the Model."""
+        """The variant with other fields of the Model."""
         return replace(self, model=replace(self.model, **fields))
 
     def with_layers(self, change: Callable[[Layer], Layer]) -> Variant:
-        """With every layer changed in the same way."""
+        """The variant with every layer changed in the same way."""
         return self.with_model(layers=tuple(map(change, self.model.layers)))
 
     def with_field(self, name: str, change: Callable[[Any], Any]) -> Variant:
-        """With one field of every layer changed in the same way."""
+        """The variant with one field of every layer changed in the same way."""
         return self.with_layers(lambda layer: replace(layer, **{name: change(getattr(layer, name))}))
 
     def present(self, names: Sequence[str]) -> list[str]:
-        """Those fields of model.Layer that this model's layers have."""
+        """Those of these fields of model.Layer that this model's layers have."""
         return [name for name in names if getattr(self.model.layers[0], name) is not None]
 
 
@@ -64,7 +64,7 @@ def variant_logits(variant: Variant, tokens: ArrayLike, last_only: bool = False)
 
 
 def scale_of(linear: Linear) -> float | None:
-    """The number that products are multiplied by, where a file has one for the whole matrix."""
+    """The factor of a matrix's products, where there is one for the whole matrix; else None."""
     if linear.scale is not None:
         return float(linear.scale)
     return float(linear.weights.scale) if isinstance(linear.weights, Ternary) else None
@@ -76,5 +76,5 @@ def times(linear: Linear, factor: float) -> Linear:
 
 
 def scaled(base: Variant, name: str, factor: float) -> Variant:
-    """The scale of one kind of matrix, times a factor in every layer."""
+    """The variant with the scale of one kind of matrix times a factor, in every layer."""
     return replace(base.with_field(name, lambda linear: times(linear, factor)), text=f"{name} times {factor}")

@@ -1,4 +1,4 @@
-"""Verdicts: how good another engine's numbers are, and the exit code that says so."""
+"""Verdicts on another engine's numbers, and their exit codes."""
 
 from enum import IntEnum
 
@@ -19,7 +19,7 @@ class Verdict(IntEnum):
 
     @property
     def exit_code(self) -> int:
-        """0: fine. 1: a difference that roundings do not explain. 2: nothing that can be compared."""
+        """0: fine. 1: a difference that roundings do not explain. 2: nothing to compare."""
         return {Verdict.WRONG: 1, Verdict.INVALID: 2}.get(self, 0)
 
 

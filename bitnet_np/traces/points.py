@@ -16,11 +16,11 @@ from ..errors import FileFormatError, shown
 from ..families import MATRICES, NORMS
 
 LINEAR_NAMES = ("Qcur", "Kcur", "Vcur", "attn_o_out", "ffn_gate", "ffn_up", "ffn_down")
-"""What the matrices of a layer give."""
+"""The outputs of a layer's matrices."""
 QUANTIZED = NORMS
-"""What goes into the ternary matrices of a BitNet with sub-norms."""
+"""The inputs of the ternary matrices of a BitNet with sub-norms."""
 MAY_BE_QUANTIZED = (*QUANTIZED, "kqv_out", "ffn_out", *(f"{name}_in" for name in LINEAR_NAMES))
-"""What goes into a ternary matrix of any family; <name>_in is the norm inside the matrix that gives <name>."""
+"""The inputs of ternary matrices in any family; <name>_in is the norm inside the matrix that gives <name>."""
 SCORES = ("kq", "kq_soft_max")
 MODEL_NAMES = ("inp_embd", "inpL", "result_norm", "result_output", "log_probs")
 
@@ -48,10 +48,10 @@ def _in_order() -> Iterator[str]:
 
 
 LAYER_NAMES = tuple(_in_order())
-"""In the order of a layer."""
+"""The points of a layer, in the order they are computed."""
 
 RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "inpL", "result_norm", "result_output")
-"""What a forward pass records, of one family or another. Scores are worked out on request; log_probs come from files without logits."""
+"""The points that forward passes record, over all families. Scores are computed on request; log_probs come from files without logits."""
 
 MEANINGS = {
     "inp_embd": ("T D", "rows of the embedding for the tokens"),
@@ -81,13 +81,13 @@ MEANINGS = {
     "result_output": ("T V", "logits"),
     "log_probs": ("T V", "log-softmax of the logits, for files that hold no logits"),
 }
-"""Axes and meaning of each point, but for those that go with another: `<name>_codes` [T, width] int8 and `<name>_scale` [T], the int8 codes
-that a ternary matrix takes instead of `<name>` and the steps per unit, 127 / max |x| of the row; and `<name>_in`, the norm inside a matrix.
+"""Axes and meaning of each point. Some have companions: `<name>_codes` [T, width] int8 and `<name>_scale` [T], the int8 codes that a
+ternary matrix takes instead of `<name>` and the steps per unit, 127 / max |x| of the row; and `<name>_in`, the norm inside a matrix.
 T tokens, D width, H heads of K numbers, G key-value heads, F feed-forward width, V vocabulary. Numbers are float32, row by row."""
 
 LOSS = "loss"
 GRADIENTS = tuple(f"grad_{name}" for name in (*NORMS, *(matrix + end for matrix in MATRICES for end in ("", "_bias"))))
-"""Of a layer: the loss's gradients for its parameters, by the names that GGUF gives these, all but the end."""
+"""The loss's gradients for a layer's parameters, by GGUF's names of these without the ending."""
 MODEL_GRADIENTS = ("grad_token_embd", "grad_output_norm", "grad_output")
 
 _TENSOR = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_]+)\.(weight|bias)")
@@ -96,7 +96,7 @@ _HEADS = ("Qcur", "Kcur", "Vcur", "Qcur_normed", "Kcur_normed", "Qcur_rope", "Kc
 
 
 class Key(NamedTuple):
-    """A point: its name, and the layer it belongs to if it belongs to one."""
+    """A point: its name, and its layer if it has one."""
 
     name: str
     layer: int | None
@@ -107,7 +107,7 @@ class Key(NamedTuple):
 
 
 def meaning(name: str) -> str:
-    """What a point of a forward pass is, in a line."""
+    """The meaning of a point of a forward pass, in a line."""
     for end, text in (("_codes", "{} as int8 codes"), ("_scale", "codes per unit of {}: 127 / max |x| of each token")):
         if name.endswith(end):
             return text.format(name.removesuffix(end))
@@ -117,7 +117,7 @@ def meaning(name: str) -> str:
 
 
 def key_of(label: str) -> Key | None:
-    """The point a label names, or None: there is no such point."""
+    """The point that a label names; None if there is no such point."""
     match = _LABEL.fullmatch(label)
     if not match:
         return None
@@ -128,7 +128,7 @@ def key_of(label: str) -> Key | None:
 
 
 def gradient_key(tensor: str) -> Key | None:
-    """The gradient for a parameter that GGUF calls so, as blk.0.attn_q.weight; None: it has no such parameter."""
+    """The gradient of the parameter with this name in GGUF, such as blk.0.attn_q.weight; None if there is no such parameter."""
     match = _TENSOR.fullmatch(tensor)
     if not match:
         return None
@@ -138,7 +138,7 @@ def gradient_key(tensor: str) -> Key | None:
 
 @dataclass(frozen=True)
 class Entry:
-    """An array that a file holds: what its header says, and how to get it."""
+    """An array in a file: shape and dtype by its header, and a function that loads it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -146,7 +146,7 @@ class Entry:
 
 
 class Points(Mapping[Key, NDArray]):
-    """The points of a file. Each is read or mapped when it is asked for, every time."""
+    """The points of a file. Each access reads or maps the array anew."""
 
     def __init__(self, entries: Mapping[Key, Entry]) -> None:
         self.entries = dict(entries)
@@ -166,21 +166,21 @@ class Points(Mapping[Key, NDArray]):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """What one engine computed for one sequence.
+    """The tensors that one engine computed for one sequence.
 
-    A point with fewer rows than there are tokens has those of `positions`, or of the last token if that is not given.
+    A point with fewer rows than there are tokens has those of `positions`, or that of the last token if `positions` is None.
     """
 
     points: Mapping[Key, NDArray]
     tokens: NDArray[np.int64] | None  # [T]
     origin: str  # the file and its format, for messages
     positions: NDArray[np.int64] | None = None  # [P] of the rows, where a file has only some
-    ignored: tuple[str, ...] = ()  # records of the file that are no point of ours, by its own names
+    ignored: tuple[str, ...] = ()  # records of the file that are no point, by the file's names
     notes: Mapping[str, object] = field(default_factory=dict)
-    log_probs: Callable[[NDArray], NDArray] | None = None  # what the file makes of logits [P, V], where that is less than their log-softmax
+    log_probs: Callable[[NDArray], NDArray] | None = None  # logits [P, V] as the file stores them, where it rounds their log-softmax
 
     def without(self, key: Key) -> "Trace":
-        """All of it but one point."""
+        """The trace without one point."""
         points = self.points
         if isinstance(points, Points):
             return replace(self, points=Points({k: entry for k, entry in points.entries.items() if k != key}))
@@ -188,9 +188,9 @@ class Trace:
 
 
 def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str) -> tuple[int, ...]:
-    """The shape of a point in normal form, given the shape it has in a file: axes of length 1 in front go, heads are put side by side.
+    """The shape of a point in normal form, given its shape in a file: leading axes of length 1 go, heads are put side by side.
 
-    rows: how many tokens there are, if that is known. FileFormatError if the point cannot have such a shape.
+    rows: number of tokens, if it is known. Raises FileFormatError if the point cannot have such a shape.
     """
 
     def refuse(expected: str) -> FileFormatError:
@@ -226,21 +226,21 @@ def normal_shape(key: Key, shape: tuple[int, ...], rows: int | None, where: str)
 
 
 def without_leading_ones(shape: tuple[int, ...], axes: int) -> tuple[int, ...]:
-    """A shape without axes of length 1 in front, as long as it has more than `axes`."""
+    """A shape without leading axes of length 1, as long as it has more than `axes` axes."""
     while len(shape) > axes and shape[0] == 1:
         shape = shape[1:]
     return shape
 
 
 def checked_dtype(key: object, dtype: np.dtype, where: str) -> np.dtype:
-    """The dtype of a point, if it is one of plain numbers up to 64 bits."""
+    """`dtype`, checked to be integers or floats of 64 bits at most. Raises FileFormatError that names the point `key`."""
     if dtype.kind not in "fiu" or dtype.itemsize > 8:
         raise FileFormatError(f"{where}: {shown(str(key))} has dtype {dtype}, expected integers or floats of 64 bits at most")
     return dtype
 
 
 def checked_tokens(array: NDArray, where: str) -> NDArray[np.int64]:
-    """Token ids of one sequence: [T], also out of [1, T]."""
+    """Token ids of one sequence, [T] or [1, T], as [T]. Raises FileFormatError."""
     if array.ndim == 2 and len(array) == 1:
         array = array[0]
     if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iu" or array.dtype.itemsize > 8:

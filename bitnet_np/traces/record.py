@@ -19,14 +19,14 @@ from .points import LAYER_NAMES, RECORDED, SCORES, Key
 
 Floats = NDArray[np.float32]
 NAMES = (*RECORDED, *SCORES)
-"""What a recorder can give."""
+"""The points that a recorder can record."""
 
 
 class Recorder:
-    """A `record` for a forward pass over one sequence: hands the chosen points, in normal form, to `add` at once.
+    """An observer (`record`) of a forward pass over one sequence: passes each chosen point, in normal form, to `add` at once.
 
-    layers: which layers, None for all; the points of the whole model are given either way. names: which points, None for all but the
-    scores. scores: `kq` and `kq_soft_max` too. Nothing is kept but the queries of a layer until its keys come.
+    layers: the layers to record, None for all; points outside layers are recorded either way. names: the points to record, None for all
+    but the scores. scores: record `kq` and `kq_soft_max` too. It stores nothing but the queries of a layer until its keys come.
     """
 
     def __init__(
@@ -40,18 +40,18 @@ class Recorder:
         dialect: Dialect = EXACT,
     ) -> None:
         self._add, self._config, self._dialect = add, config, dialect
-        for what, given in (("layers", layers), ("names", names)):
-            if isinstance(given, str) or not isinstance(given, Iterable | None):
-                raise OptionError(f"{what} is {shown(given)}, expected an iterable of them")
+        for what, values in (("layers", layers), ("names", names)):
+            if isinstance(values, str) or not isinstance(values, Iterable | None):
+                raise OptionError(f"{what} is {shown(values)}, expected an iterable of them")
         self.layers = frozenset(range(config.n_layers) if layers is None else (integer("layer", layer, -(2**63)) for layer in layers))
         for layer in sorted(self.layers):
             if not 0 <= layer < config.n_layers:
                 raise OptionError(f"layer {layer} is not there, the model has layers 0 to {config.n_layers - 1}")
-        wanted = [*(RECORDED if names is None else names), *(SCORES if scores else ())]
-        for name in wanted:
+        chosen = [*(RECORDED if names is None else names), *(SCORES if scores else ())]
+        for name in chosen:
             if not isinstance(name, str) or name not in NAMES:
                 raise OptionError(f"no point is named {shown(name)}, expected some of {', '.join(NAMES)}")
-        self.names = frozenset(wanted)
+        self.names = frozenset(chosen)
         if not self.layers and self.names <= set(LAYER_NAMES):
             raise OptionError("no point is left to record: no layer is chosen, and none of the names is the whole model's")
         if not self.names:
@@ -78,14 +78,14 @@ class Recorder:
 
     @property
     def needs_all_rows(self) -> bool:
-        """Are there points after the last layer to record?"""
+        """Whether points after the last layer are recorded."""
         return not self.names.isdisjoint(("result_norm", "result_output"))
 
 
 def scores(q: Floats, k: Floats, names: Iterable[str] = SCORES, window: int | None = None) -> Iterator[tuple[str, Floats]]:
-    """Attention scores q.k / sqrt(K) and their softmax over the keys that a query sees, [H, T, T]: [T, H, K], [T, G, K].
+    """Yields attention scores q.k / sqrt(K) and their softmax over the visible keys, by name: [T, H, K], [T, G, K] -> [H, T, T].
 
-    Each is worked out in float64, head by head, and rounded to float32 once. What a query does not see is 0 in both.
+    Each is computed in float64, head by head, and rounded to float32 once. Both are 0 where a query does not see a key.
     """
     length, heads, width = q.shape
     visible = np.tri(length, dtype=bool)
@@ -117,12 +117,12 @@ def record_trace(
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
 ) -> dict[Key, tuple[tuple[int, ...], int]]:
-    """Run `forward_full` on one sequence, tokens [T] or [1, T], and write what it records to `out`; returns each point's shape and bytes.
+    """Run `forward_full` on one sequence, tokens [T] or [1, T], and write its points to `out`; returns each point's shape and bytes.
 
-    format: a name of formats.FORMATS, by default what the name of `out` ends in. layers, names, scores: see Recorder; where a format
-    cannot hold all points, the default is those it can. Memory is that of the forward pass, and of one point.
+    format: a name of formats.FORMATS, by default that of the ending of `out`. layers, names, scores: see Recorder; where a format cannot
+    hold all points, the default is those it can. Memory is that of the forward pass, and of one point.
 
-    Raises what `forward_full` raises, and OptionError for a point, layer or format that is not there. Then no file is left.
+    Raises what `forward_full` raises, and OptionError for a point, layer or format that does not exist. Then no file is left.
     """
     ids = np.asarray(tokens)
     ids, _ = check_tokens(model.config, ids[None] if ids.ndim == 1 and ids.size else tokens)

@@ -32,7 +32,7 @@ from ..validate import instance, number
 Floats = NDArray[np.float32]
 Gradients = dict[str, Floats]
 Quantizer = Literal["ternary", "none"]
-"""What becomes of float32 matrices."""
+"""How float32 matrices are quantised."""
 FACTORS = "rope_freqs.weight"
 _LOGITS = 1 << 24  # numbers of logits that exist at a time, if a sequence does not need more
 
@@ -55,9 +55,9 @@ def loss_and_gradients(
     tokens: integers [B, T]; lengths: [B], how many of the T are tokens of each sequence, at least 2. Each token but the last of its
     sequence predicts the next; the loss is the sum over all of them / divisor.
 
-    weights: what becomes of the layers' float32 matrices. "ternary": -1, 0, +1 times their absmean, and their inputs become int8
-    codes; "none": both are taken as they are. A matrix may also be a `Ternary` already: its gradient is that of the dequantised matrix.
-    recompute: keep the inputs of layers only, and run each layer's forward pass again for its backward pass: the same bits, with less
+    weights: how the layers' float32 matrices are quantised. "ternary": to -1, 0, +1 times their absmean, and their inputs to int8
+    codes; "none": neither is quantised. A matrix may also be a `Ternary` already: its gradient is that of the dequantised matrix.
+    recompute: store the inputs of layers only, and run each layer's forward pass again for its backward pass: the same bits, with less
     memory. divisor: by default the number of predicted tokens. With that of a larger batch, losses and gradients of its parts add up.
 
     Raises UnsupportedError for a family that is not BitNet's or Llama's, ShapeError for a parameter or tokens of a wrong shape,
@@ -77,7 +77,7 @@ def loss_and_gradients(
     return _run(config, tables, quantised, batch, recompute, 1 / (len(batch.tokens) if divisor is None else divisor))
 
 
-# --- the border -----------------------------------------------------------------------------------------------------------------------
+# --- checked arguments ----------------------------------------------------------------------------------------------------------------
 
 
 def parameter_shapes(config: Config, tied: bool = True) -> dict[str, tuple[int, ...]]:
@@ -90,36 +90,39 @@ def parameter_shapes(config: Config, tied: bool = True) -> dict[str, tuple[int, 
 
 
 def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
-    """What `loss_and_gradients` takes, with weights="none": ternary matrices as they are, tables and blocks widened to float32.
+    """A model's parameters for `loss_and_gradients` with weights="none": ternary matrices as they are, the others widened to float32.
 
-    Raises UnsupportedError for what has no gradient here: factors, inner norms and biases that only some models have.
+    Raises UnsupportedError for tensors that have no gradient here: factors, inner norms and biases that only some models have.
     """
     check_model(model)
-    found: dict[str, Floats | Ternary] = {"token_embd.weight": widen.float32(model.token_embd), "output_norm.weight": model.output_norm}
+    parameters: dict[str, Floats | Ternary] = {
+        "token_embd.weight": widen.float32(model.token_embd),
+        "output_norm.weight": model.output_norm,
+    }
     if model.output is not None:
-        found["output.weight"] = widen.float32(model.output)
+        parameters["output.weight"] = widen.float32(model.output)
     if model.rope_factors is not None:
-        found[FACTORS] = model.rope_factors
+        parameters[FACTORS] = model.rope_factors
     for n, layer in enumerate(model.layers):
         for field in layer_shapes(model.config):
             value, name = getattr(layer, field), f"blk.{n}.{field}"
             if not isinstance(value, Linear):
-                found[f"{name}.weight"] = value
+                parameters[f"{name}.weight"] = value
                 continue
             if value.scale is not None or value.norm is not None:
                 raise UnsupportedError(f"{name} has a {'factor' if value.norm is None else 'norm inside'}, which has no gradient here")
             if isinstance(value.weights, Blocks) and value.weights.type in TERNARY_TYPES:
                 raise UnsupportedError(f"{name} is {value.weights.type.name} of several scales, which has no gradient here")
-            found[f"{name}.weight"] = value.weights if isinstance(value.weights, Ternary) else widen.float32(value.weights)
+            parameters[f"{name}.weight"] = value.weights if isinstance(value.weights, Ternary) else widen.float32(value.weights)
             if value.bias is not None:
-                found[f"{name}.bias"] = value.bias
+                parameters[f"{name}.bias"] = value.bias
     if model.output_bias is not None:
         raise UnsupportedError("output.bias has no gradient here")
-    return found
+    return parameters
 
 
 def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> dict[str, Floats | Ternary]:
-    """The parameters as kernels take them."""
+    """The parameters, checked and as kernels take them."""
     if not isinstance(parameters, Mapping):
         raise OptionError(f"parameters is a {type(parameters).__name__}, expected a mapping of names to arrays")
     if weights not in get_args(Quantizer):
@@ -137,7 +140,7 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
     for name in parameters:
         if name not in expected:
             raise ShapeError(f"parameter {name!r} has no place in a {config.architecture} of {config.n_layers} layers")
-    found: dict[str, Floats | Ternary] = {}
+    tables: dict[str, Floats | Ternary] = {}
     for name, shape in expected.items():
         if name not in parameters:
             raise ShapeError(f"parameter {name} is missing, expected float32 {list(shape)}")
@@ -154,8 +157,8 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
             value = np.require(value, requirements=("C", "A"))
             if cpu.has_non_finite(value):
                 raise NonFiniteError(f"parameter {name} has NaN or infinity in it")
-        found[name] = value
-    return found
+        tables[name] = value
+    return tables
 
 
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
@@ -166,7 +169,7 @@ def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:
 def quantize(master: Floats) -> Ternary:
     """A matrix of master weights [N, M] as the forward pass has it, and as it is to be exported: codes, and their absmean.
 
-    Raises ShapeError for what is no matrix of floats, NonFiniteError for NaN or infinity in it.
+    Raises ShapeError for an array that is no matrix of floats, NonFiniteError for NaN or infinity in it.
     """
     table = np.asarray(master)
     if table.ndim != 2 or table.size == 0 or table.dtype.kind != "f":
@@ -178,7 +181,7 @@ def quantize(master: Floats) -> Ternary:
     return ternarize.from_masters(table)
 
 
-# --- what a pass works on -------------------------------------------------------------------------------------------------------------
+# --- the data of a pass ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -217,7 +220,7 @@ def _frequencies(base: float, width: int, scaling: float) -> NDArray[np.float64]
 class _Matrix:
     """A matrix of a layer as both passes need it."""
 
-    dense: Floats | None  # [N, M] dequantised; None: worked out each time it is needed, from what is ternary already
+    dense: Floats | None  # [N, M] dequantised; None: dequantised each time it is needed
     ternary: Ternary | None = None  # the same for inputs of int8 codes
 
     def values(self) -> Floats:  # [N, M]
@@ -241,21 +244,21 @@ def _dense(weights: Ternary) -> Floats:
 
 
 class _Input:
-    """The input of matrices: numbers, or the codes they were quantised to. Only the smaller of the two is kept."""
+    """The input of matrices: numbers, or the codes they were quantised to. Only the smaller of the two is stored."""
 
     def __init__(self, x: Floats, *matrices: _Matrix) -> None:
         quantised = {matrix.ternary is not None for matrix in matrices}
         if len(quantised) > 1:
             raise UnsupportedError("matrices that read the same input are ternary and not: expected one or the other")
-        self._kept: Floats | tuple[NDArray[np.int8], Floats] = cpu.quantize(x) if quantised.pop() else x
+        self._stored: Floats | tuple[NDArray[np.int8], Floats] = cpu.quantize(x) if quantised.pop() else x
 
     def codes(self) -> tuple[NDArray[np.int8], Floats]:
-        assert isinstance(self._kept, tuple)
-        return self._kept
+        assert isinstance(self._stored, tuple)
+        return self._stored
 
     def values(self) -> Floats:
-        """What the matrices see."""
-        return backward.dequantize(*self._kept) if isinstance(self._kept, tuple) else self._kept
+        """The numbers that the matrices multiply."""
+        return backward.dequantize(*self._stored) if isinstance(self._stored, tuple) else self._stored
 
 
 # --- a layer --------------------------------------------------------------------------------------------------------------------------
@@ -272,11 +275,11 @@ class _Layer:
     matrices: Mapping[str, _Matrix]
 
     def norm(self, c: Config, name: str, x: Floats) -> Floats:
-        """x itself, where the family has no such norm."""
+        """The norm of x, or x itself where the family has no such norm."""
         return cpu.rms_norm(x, self.gains[name], c.eps) if name in self.gains else x
 
     def linears(self, x: "_Input", *names: str) -> list[Floats]:  # [R, M] -> [R, N] each
-        """Matrices that read the same input."""
+        """Products of matrices that read the same input."""
         matrices = [self.matrices[name] for name in names]
         ternary = [matrix.ternary for matrix in matrices if matrix.ternary is not None]
         if ternary:
@@ -287,8 +290,8 @@ class _Layer:
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
-    """What a layer's backward pass needs of its forward pass."""
+class _Activations:
+    """The tensors of a layer's forward pass that its backward pass needs."""
 
     h: Floats  # [R, D] the layer's input
     attn_in: _Input  # [R, D]
@@ -305,17 +308,17 @@ class _Kept:
     down_in: _Input  # [R, F]
 
 
-def _forward(c: Config, w: _Layer, h: Floats, batch: _Batch) -> tuple[Floats, _Kept]:
-    """[R, D] -> [R, D]; the order of operations is network.py's."""
+def _forward(c: Config, w: _Layer, h: Floats, batch: _Batch) -> tuple[Floats, _Activations]:
+    """A layer: [R, D] -> [R, D]. The order of operations is network.py's."""
     m = w.matrices
     rope = cpu.rope if c.rope == "halves" else cpu.rope_adjacent
     attn_in = _Input(w.norm(c, "attn_norm", h), m["attn_q"], m["attn_k"], m["attn_v"])
     q, k, v = (y.reshape(len(h), -1, c.head_dim) for y in w.linears(attn_in, "attn_q", "attn_k", "attn_v"))
     q, k = rope(q, *batch.rotations), rope(k, *batch.rotations)
-    whole = np.zeros((2, len(batch.cuts) - 1, int(batch.position.max()) + 1, *k.shape[1:]), np.float32)
-    whole[0, batch.sequence, batch.position] = k
-    whole[1, batch.sequence, batch.position] = v
-    attended = cpu.attend(q, whole[0], whole[1], batch.sequence, batch.position, w.window)
+    keys_values = np.zeros((2, len(batch.cuts) - 1, int(batch.position.max()) + 1, *k.shape[1:]), np.float32)
+    keys_values[0, batch.sequence, batch.position] = k
+    keys_values[1, batch.sequence, batch.position] = v
+    attended = cpu.attend(q, keys_values[0], keys_values[1], batch.sequence, batch.position, w.window)
     output_in = _Input(w.norm(c, "attn_sub_norm", attended.reshape(len(h), -1)), m["attn_output"])
     middle = cpu.add(h, w.linears(output_in, "attn_output")[0])
     ffn_in = _Input(w.norm(c, "ffn_norm", middle), m["ffn_gate"], m["ffn_up"])
@@ -323,10 +326,10 @@ def _forward(c: Config, w: _Layer, h: Floats, batch: _Batch) -> tuple[Floats, _K
     activated = cpu.relu2_gate(gate, up) if c.activation == "relu2" else cpu.silu_gate(gate, up)
     down_in = _Input(w.norm(c, "ffn_sub_norm", activated), m["ffn_down"])
     out = cpu.add(middle, w.linears(down_in, "ffn_down")[0])
-    return out, _Kept(h, attn_in, q, k, v, attended, output_in, middle, ffn_in, gate, up, activated, down_in)
+    return out, _Activations(h, attn_in, q, k, v, attended, output_in, middle, ffn_in, gate, up, activated, down_in)
 
 
-def _backward(c: Config, w: _Layer, kept: _Kept, dh: Floats, batch: _Batch, gradients: Gradients) -> Floats:
+def _backward(c: Config, w: _Layer, saved: _Activations, dh: Floats, batch: _Batch, gradients: Gradients) -> Floats:
     """The gradient at the layer's output -> at its input, [R, D]. Those of its parameters go into `gradients`."""
     rows = len(dh)
 
@@ -337,7 +340,7 @@ def _backward(c: Config, w: _Layer, kept: _Kept, dh: Floats, batch: _Batch, grad
         return dx
 
     def linears_back(x: _Input, **above: Floats) -> Floats:
-        """Matrices that read the same input, by name, each with the gradient of its output."""
+        """The gradient at the input of matrices that read it; above: by their names, the gradients of their outputs."""
         values = x.values()
         dx = None
         for name, dy in above.items():
@@ -352,14 +355,14 @@ def _backward(c: Config, w: _Layer, kept: _Kept, dh: Floats, batch: _Batch, grad
         cos, sin = batch.rotations
         return (cpu.rope if c.rope == "halves" else cpu.rope_adjacent)(dy, cos, -sin).reshape(rows, -1)
 
-    dx = norm_back("ffn_sub_norm", kept.activated, linears_back(kept.down_in, ffn_down=dh))
+    dx = norm_back("ffn_sub_norm", saved.activated, linears_back(saved.down_in, ffn_down=dh))
     gate_back = backward.relu2_gate_back if c.activation == "relu2" else backward.silu_gate_back
-    dgate, dup = gate_back(kept.gate, kept.up, dx)
-    dh = cpu.add(dh, norm_back("ffn_norm", kept.middle, linears_back(kept.ffn_in, ffn_gate=dgate, ffn_up=dup)))
-    dx = norm_back("attn_sub_norm", kept.attended.reshape(rows, -1), linears_back(kept.output_in, attn_output=dh))
-    dq, dk, dv = backward.attend_back(kept.q, kept.k, kept.v, kept.attended, dx.reshape(kept.q.shape), batch.cuts, w.window)
-    dx = linears_back(kept.attn_in, attn_q=turned_back(dq), attn_k=turned_back(dk), attn_v=dv.reshape(rows, -1))
-    return cpu.add(dh, norm_back("attn_norm", kept.h, dx))
+    dgate, dup = gate_back(saved.gate, saved.up, dx)
+    dh = cpu.add(dh, norm_back("ffn_norm", saved.middle, linears_back(saved.ffn_in, ffn_gate=dgate, ffn_up=dup)))
+    dx = norm_back("attn_sub_norm", saved.attended.reshape(rows, -1), linears_back(saved.output_in, attn_output=dh))
+    dq, dk, dv = backward.attend_back(saved.q, saved.k, saved.v, saved.attended, dx.reshape(saved.q.shape), batch.cuts, w.window)
+    dx = linears_back(saved.attn_in, attn_q=turned_back(dq), attn_k=turned_back(dk), attn_v=dv.reshape(rows, -1))
+    return cpu.add(dh, norm_back("attn_norm", saved.h, dx))
 
 
 # --- the model ------------------------------------------------------------------------------------------------------------------------
@@ -384,19 +387,19 @@ def _run(
     gradients: Gradients = {}
     layers = [layer(n) for n in range(c.n_layers)]
     h = cpu.embed(floats("token_embd.weight"), batch.tokens)
-    kept: list[Floats | _Kept] = []
+    stored: list[Floats | _Activations] = []
     for w in layers:
-        out, needed = _forward(c, w, h, batch)
-        kept.append(h if recompute else needed)
+        out, saved = _forward(c, w, h, batch)
+        stored.append(h if recompute else saved)
         h = out
 
     name = "output.weight" if "output.weight" in tables else "token_embd.weight"
     loss, dx, gradients[name] = _head(cpu.rms_norm(h, floats("output_norm.weight"), c.eps), floats(name), batch, factor)
     dh, gradients["output_norm.weight"] = backward.rms_norm_back(h, floats("output_norm.weight"), c.eps, dx, batch.cuts)
     for w in reversed(layers):
-        last = kept.pop()
-        needed = _forward(c, w, last, batch)[1] if isinstance(last, np.ndarray) else last
-        dh = _backward(c, w, needed, dh, batch, gradients)
+        last = stored.pop()
+        saved = _forward(c, w, last, batch)[1] if isinstance(last, np.ndarray) else last
+        dh = _backward(c, w, saved, dh, batch, gradients)
     if name == "output.weight":
         gradients["token_embd.weight"] = np.zeros_like(floats("token_embd.weight"))
     backward.add_rows(gradients["token_embd.weight"], dh, batch.tokens, batch.cuts)

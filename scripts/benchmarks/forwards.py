@@ -26,14 +26,14 @@ GRID_BATCHES, GRID_LENGTHS = (1, 2, 4, 8, 16), (1, 16, 128, 512)
 MODES_BATCHES, MODES_LENGTHS = (1, 8), (32, 64, 128, 256, 512, 1024)
 PATHS: dict[str, Callable] = {"parallel": forward_full, "incremental": forward_incremental}
 CLAIMS = (("2-3x", 2.0, 1), ("5x if batch > 1", 5.0, 2), ("10-100x", 10.0, 1))
-"""What others say that parallel gains over incremental, the least of it, and from which batch on: claims to measure."""
+"""Published claims of how much faster parallel is than incremental: text, least ratio, and the batch from which on it is claimed."""
 
 
 # --- prefill --------------------------------------------------------------------------------------------------------------------------
 
 
 def prefill_case(bench: str, setup: Setup, model: Model, length: int, peer: bool = False) -> Case:
-    """A prompt through an empty cache, logits of its last position."""
+    """The case of a prompt through an empty cache, logits of its last position."""
     prompt = tokens(setup.seed, model.config.vocab, 1, length)
     cache = KVCache(model.config, 1, length)
 
@@ -79,7 +79,7 @@ def prefill(setup: Setup) -> Iterator[Case]:
 
 
 def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = False) -> Case:
-    """Steps of one token for each of `batch` sequences, all logits of each step; the prompt is not timed."""
+    """The case of steps of one token for each of `batch` sequences, all logits of each step; the prompt is not timed."""
     model, n = setup.model, setup.steps
     ids = tokens(setup.seed, model.config.vocab, batch, PROMPT + n)
     cache = KVCache(model.config, batch, PROMPT + n)
@@ -195,12 +195,12 @@ def batch(setup: Setup) -> Iterator[Case]:
 
 
 def each_alone(model: Model, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Last logits of each sequence by itself."""
+    """The last logits of each sequence, computed by itself."""
     return np.concatenate([forward_full(model, row[None], last_only=True) for row in ids])
 
 
 def batch_tables(setup: Setup, results: Results) -> list[Table]:
-    """Speeds, and what a batch costs each of its sequences."""
+    """Speeds, and the latency that a batch costs each of its sequences."""
     c = setup.model.config
     each = 2 * 4 * c.n_layers * c.kv_width * (PROMPT + setup.steps)
     latency = Table("batch: a step's latency", ["batch", "threads", "p50 ms", "p95 ms", "x batch 1's tok/s", "KV cache MB"])
@@ -240,7 +240,7 @@ def modes(setup: Setup) -> Iterator[Case]:
 
 
 def operations(path: Callable, model: Model, length: int) -> tuple[int, int]:
-    """Calls of kernels that one forward makes (recorded tensors), and how many of them are layers."""
+    """Numbers of kernel calls of one forward (recorded tensors), and of layers among them."""
     names: list[str] = []
     path(model, [[0] * length], record=lambda name, layer, array: names.append(name))
     return len(names), names.count("l_out")
@@ -282,7 +282,7 @@ FIT_CHECKED = 4096  # tokens up to which a prefill is checked against the other 
 
 
 def fit_cases(setup: Setup) -> Iterator[Case]:
-    """Prompts of any length, the model's context or not, with what the process grows by beside weights and cache."""
+    """Prompts of any length, beyond the model's context too, with the growth of the process beside weights and cache."""
     model = overridden(setup.model, BEYOND)
     default = tuple(length for length in FIT_LENGTHS if length <= setup.model.config.context)
     for length in sorted(set(setup.lengths or default)):
@@ -293,14 +293,14 @@ def fit_cases(setup: Setup) -> Iterator[Case]:
 
 
 def with_growth(model: Model, prompt: NDArray[np.int64]) -> Callable[[int], Sample]:
-    """How to time a prefill, and what is resident at most that was not before: weights and cache have been touched by then."""
+    """A run that times a prefill and measures the growth of resident memory: weights and cache have been touched by then."""
 
     def run(threads: int) -> Sample:
         cache, sample = KVCache(model.config, 1, prompt.shape[1]), Sample()
         bitnet_np.prefill(model, prompt[:, :1], cache)
         cache.erase(0, 0, cache.capacity)
         cache.clear()
-        workspace.release()  # of earlier runs: it would be taken again without growing
+        workspace.release()  # memory of earlier runs would be used again without growth
         growth = memory.resident_growth(lambda: sample.update(seconds=timed(lambda: bitnet_np.prefill(model, prompt, cache))))
         return sample | ({} if growth is None else {"resident": growth})
 
@@ -325,17 +325,17 @@ def fit_tables(setup: Setup, results: Results) -> list[Table]:
     for n in results.threads(cases[0]):
         seconds = [summary(results.values(case, n)) for case in cases]
         medians = [value.median for value in seconds]
-        found = fit(lengths, medians)
+        fitted = fit(lengths, medians)
         steepest = float((np.diff(np.log(medians)) / np.diff(np.log(lengths))).max())
         table.rows.append(
             [
                 str(n),
                 f"{lengths[0]}..{lengths[-1]}",
-                f"{found.a * 1e6:.1f}",
-                f"{found.b * 1e9:.1f}",
-                f"{found.r2:.4f}",
-                f"{found.equal:.0f}",
-                f"{c.n_layers * c.q_width / found.b / 1e9:.1f}",
+                f"{fitted.a * 1e6:.1f}",
+                f"{fitted.b * 1e9:.1f}",
+                f"{fitted.r2:.4f}",
+                f"{fitted.equal:.0f}",
+                f"{c.n_layers * c.q_width / fitted.b / 1e9:.1f}",
                 f"{attention_rate(c, lengths[-1], n):.1f}",
                 f"{steepest:.2f}",
             ]
@@ -345,7 +345,7 @@ def fit_tables(setup: Setup, results: Results) -> list[Table]:
 
 
 def fit_memory(setup: Setup, results: Results, cases: list[Case]) -> Table:
-    """What a prefill takes beside weights and KV cache."""
+    """Memory of a prefill beside weights and KV cache."""
     columns = ["tokens", "threads", "seconds", "tok/s", "KV cache MB", "growth beside it MB", "[T, T] of one head MB"]
     table = Table("fit: memory of prefill", columns, unit="MB")
     c = setup.model.config
@@ -354,8 +354,8 @@ def fit_memory(setup: Setup, results: Results, cases: list[Case]) -> Table:
             seconds = summary(results.values(case, n)).median
             growth = [size / 1e6 for size in results.values(case, n, "resident")]
             speed = (f"{seconds:.2f}", f"{case.tokens / seconds:.1f}")
-            kept = f"{2 * 4 * c.n_layers * c.kv_width * case.tokens / 1e6:.1f}"
-            table.rows.append([str(case.tokens), str(n), *speed, kept, figure(growth, ".1f"), f"{4 * case.tokens**2 / 1e6:.1f}"])
+            cache_size = f"{2 * 4 * c.n_layers * c.kv_width * case.tokens / 1e6:.1f}"
+            table.rows.append([str(case.tokens), str(n), *speed, cache_size, figure(growth, ".1f"), f"{4 * case.tokens**2 / 1e6:.1f}"])
     table.notes.append(f"prompts are taken {BLOCK} tokens at a time: the growth ends where that many are")
     return table
 

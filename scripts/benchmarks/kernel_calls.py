@@ -17,11 +17,11 @@ from .stats import summary
 
 ROWS = (1, 8, 128)
 ATTENTION_LENGTHS = (256, 1024, 4096)
-CHECKED = 64  # output columns that are compared with NumPy
+CHECKED = 64  # output columns compared with NumPy
 
 
 def ternary(codes: NDArray[np.int8], scale: NDArray[np.float32], matrix: Any) -> NDArray[np.float32]:
-    """The kernel for one matrix."""
+    """The product of one ternary matrix."""
     return cpu.ternary_matmul(codes, scale, matrix.codes, matrix.scale, matrix.shape[0])
 
 
@@ -67,7 +67,7 @@ def matmul(setup: Setup) -> Iterator[Case]:
 
 
 def checked(out: NDArray[np.float32], codes: NDArray[np.int8], scale: NDArray[np.float32], matrix: Any) -> NDArray[np.float32]:
-    """The result, if some of its columns are exactly what NumPy's integers say."""
+    """The result, if some of its columns equal NumPy's integers exactly. Raises CheckError."""
     some = slice(0, min(CHECKED, matrix.shape[0]))
     exact = (codes.astype(np.int64) @ packing.unpack(matrix)[some].T.astype(np.int64)).astype(np.float32)
     expected = exact / scale[:, None] * matrix.scale
@@ -77,7 +77,7 @@ def checked(out: NDArray[np.float32], codes: NDArray[np.int8], scale: NDArray[np
 
 
 def head_checked(out: NDArray[np.float32], x: NDArray[np.float32], head: NDArray) -> NDArray[np.float32]:
-    """The result, if some of its columns are float64's within the bound of float32 sums in any order."""
+    """The result, if some of its columns are float64's within the bound of float32 sums in any order. Raises CheckError."""
     table, wide = widen.float32(head[:CHECKED]).astype(np.float64), x.astype(np.float64)
     bound = x.shape[1] * 2.0**-24 * (np.abs(wide) @ np.abs(table).T)
     if (np.abs(out[:, :CHECKED] - wide @ table.T) > bound).any():
@@ -140,7 +140,7 @@ def attention(setup: Setup) -> Iterator[Case]:
 
 
 def attention_checked(out: NDArray[np.float32], q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32]) -> NDArray:
-    """The result, if its last row is float64's."""
+    """The result, if its last row is float64's. Raises CheckError."""
     heads, width = q.shape[1:]
     group = heads // k.shape[2]
     for head in range(heads):

@@ -1,4 +1,4 @@
-"""Which processor a figure was measured on, and what it was measured with."""
+"""The processor and the software that a figure was measured on."""
 
 import importlib.metadata
 import os
@@ -14,7 +14,7 @@ from bitnet_np.kernels import simd
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells."""
+    """The processor's name, as far as the system knows it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
@@ -24,14 +24,14 @@ def processor() -> str:
 
 
 def describe() -> dict[str, Any]:
-    """What a figure must be read with."""
+    """The facts of the machine that belong to every figure."""
     features = simd.cpu_features()
-    told = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm", "sve")
+    reported = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm", "sve")
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
         "instruction path": simd.instruction_path(),
-        "features": [name for name in told if name in features],
+        "features": [name for name in reported if name in features],
         "threading layer": numba.threading_layer(),
         "bitnet_np": _version("bitnet_np"),
         "numba": numba.__version__,

@@ -18,7 +18,7 @@ _DECODE = 256  # tokens one after the other behind a prompt of 64
 
 
 def rows_of_numpy(n: int) -> NDArray[np.float32]:
-    """What a careful NumPy user writes: -inf to the right of the diagonal, row by row."""
+    """A causal mask as a careful NumPy user writes it: -inf to the right of the diagonal, row by row."""
     out = np.zeros((n, n), np.float32)
     for row in range(n):
         out[row, row + 1 :] = -np.inf
@@ -52,15 +52,15 @@ def cases(setup: Setup) -> Iterator[Case]:
 
 
 def checked(mask: NDArray, length: int) -> NDArray:
-    """0 and 1 instead of 0 and -inf, if that is where they belong."""
-    seen = mask == 0
-    if not (seen == np.tri(length, dtype=bool)).all() or not np.isneginf(mask[~seen]).all():
+    """A causal mask with 1 for visible keys and 0 for hidden ones, if it is right. Raises CheckError."""
+    visible = mask == 0
+    if not (visible == np.tri(length, dtype=bool)).all() or not np.isneginf(mask[~visible]).all():
         raise CheckError(f"a causal mask of {length} positions is not 0 on and below the diagonal and -inf above")
-    return seen.astype(np.float32)
+    return visible.astype(np.float32)
 
 
 def hit_rate(requests: Iterator[tuple[int, int]]) -> float:
-    """Share of requests (queries, keys) that a fresh cache answers."""
+    """The share of requests (queries, keys) that a fresh cache answers."""
     cache = masks.MaskCache()
     for queries, keys in requests:
         cache.get(queries, keys)

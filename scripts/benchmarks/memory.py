@@ -1,4 +1,4 @@
-"""Bytes: what Python and NumPy allocate (tracemalloc), what kernels allocate (Numba's counters), and what of it is resident."""
+"""Bytes that Python and NumPy allocate (tracemalloc), that kernels allocate (Numba's counters), and that are resident."""
 
 import ctypes
 import platform
@@ -21,7 +21,7 @@ LEAK_BYTES = 1_000_000  # growth over LEAK_CALLS calls that still counts as none
 
 
 def resident() -> int | None:
-    """Bytes of this process in memory now, where the system tells."""
+    """Resident bytes of this process now; None where the system does not report them."""
     return _status("VmRSS")
 
 
@@ -34,7 +34,7 @@ def _status(name: str) -> int | None:
 
 
 def resident_growth(run: Callable[[], object]) -> int | None:
-    """Bytes by which the process grows at most while `run` runs; None where the system cannot tell (it takes Linux)."""
+    """The largest growth of the process, in bytes, while `run` runs; None where the system does not report it (Linux does)."""
     if platform.system() == "Linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)  # memory that was freed, but kept, would hide that it is needed again
     try:
@@ -111,18 +111,18 @@ def tables(setup: Setup, results: Results) -> list[Table]:
     for case in results.of("memory"):
         samples = [sample for n in results.threads(case) for sample in results.samples[Key("memory", case.name, OURS, n)]]
         median[case.name] = {key: summary([sample[key] for sample in samples]).median for key in samples[0]}
-        found = median[case.name]
-        beyond = found["peak"] - case.nbytes
+        medians = median[case.name]
+        beyond = medians["peak"] - case.nbytes
         table.rows.append(
             [
                 case.name,
                 str(case.tokens),
-                f"{found['peak'] / 1e6:.2f}",
+                f"{medians['peak'] / 1e6:.2f}",
                 f"{beyond / 1e6:.2f}",
                 f"{beyond / case.tokens / width:.1f}",
-                f"{found['left'] / 1e3:.1f}",
-                figure([found["resident"] / 1e6] if "resident" in found else []),
-                f"{found['kernel_allocations']:.0f}",
+                f"{medians['left'] / 1e3:.1f}",
+                figure([medians["resident"] / 1e6] if "resident" in medians else []),
+                f"{medians['kernel_allocations']:.0f}",
             ]
         )
     table.notes += [

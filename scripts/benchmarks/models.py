@@ -1,4 +1,4 @@
-"""Random models of a shape: ours, and files of the same shape that peers can load. Made once, kept in a folder."""
+"""Random models of a shape: ours, and files of the same shape that peers can load. Made once and kept in a folder."""
 
 import hashlib
 import os
@@ -22,7 +22,7 @@ SHAPES = {**{name: shape for name, shape in make_model.SHAPES.items() if name !=
 
 
 def folder() -> Path:
-    """Where models are kept if nothing else is said: the user's cache."""
+    """The default folder for models, in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bitnet_np" / "bench"
 
 
@@ -38,13 +38,13 @@ def cached(where: Path, kind: str, shape: Shape, seed: int, write: Callable[[Pat
 
 
 def ours(where: Path, name: str, seed: int) -> Path:
-    """A random model as make_model.py writes them."""
+    """The file of a random model as make_model.py writes them."""
     shape = SHAPES[name]
     return cached(where, name, shape, seed, lambda path: make_model.write_model(path, shape, seed))
 
 
 def for_llama_cpp(where: Path, shape: Shape, seed: int) -> Path:
-    """The same shape as llama.cpp loads it: architecture `bitnet`, ternary matrices of type TQ2_0, a float16 embedding that is the head."""
+    """A file of the same shape that llama.cpp loads: architecture `bitnet`, TQ2_0 matrices, a float16 embedding that is the head."""
     for name in ("width", "ffn", "q_width"):
         if getattr(shape, name) % TQ2_0.block:
             raise OptionError(f"--vs llama-cpp: {name} is {getattr(shape, name)}, but rows of TQ2_0 are multiples of {TQ2_0.block}")
@@ -71,17 +71,17 @@ def _tq2_0(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.concatenate([codes, np.broadcast_to(scale, (len(codes), 2))], axis=1)
 
 
-# --- what a model weighs --------------------------------------------------------------------------------------------------------------
+# --- sizes of models ------------------------------------------------------------------------------------------------------------------
 
 
 def shape_of(model: Model) -> Shape:
-    """The numbers of a loaded model, for a peer of the same shape."""
+    """The shape of a loaded model, for a peer of the same shape."""
     c = model.config
     return Shape(c.vocab, c.context, c.width, c.n_layers, c.ffn, c.heads, c.kv_heads, c.head_dim, c.eps, c.rope_base)
 
 
 def linears(layer: Layer) -> Iterator[tuple[str, Linear]]:
-    """Names and records of a layer's matrices."""
+    """Yields names and records of a layer's matrices."""
     for part in fields(layer):
         value = getattr(layer, part.name)
         if isinstance(value, Linear):
@@ -89,14 +89,14 @@ def linears(layer: Layer) -> Iterator[tuple[str, Linear]]:
 
 
 def matrices(layer: Layer) -> Iterator[tuple[str, Ternary]]:
-    """Names and records of a layer's ternary matrices."""
+    """Yields names and records of a layer's ternary matrices."""
     for name, linear in linears(layer):
         if isinstance(linear.weights, Ternary):
             yield name, linear.weights
 
 
 def ternary_weights(model: Model) -> int:
-    """Weights of all ternary matrices: multiply-adds of one token."""
+    """Number of weights of all ternary matrices: multiply-adds of one token."""
     return sum(matrix.shape[0] * matrix.shape[1] for layer in model.layers for _, matrix in matrices(layer))
 
 
@@ -106,7 +106,7 @@ def weight_bytes(model: Model) -> int:
 
 
 def transformers_config(shape: Shape) -> dict[str, int]:
-    """The same shape as keywords of BitNetConfig."""
+    """A shape as keywords of BitNetConfig."""
     return {
         "vocab_size": shape.vocab,
         "hidden_size": shape.width,
@@ -122,11 +122,11 @@ def transformers_config(shape: Shape) -> dict[str, int]:
 def check_memory(shape: Shape, itemsize: int) -> None:
     """Raises OptionError if dense weights of `itemsize` bytes each would not fit the memory that is free."""
     weights = sum(tensor.elements for tensor in make_model.tensor_table(shape))
-    wanted = int(1.2 * weights * itemsize)
+    needed = int(1.2 * weights * itemsize)
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), wanted)
-    if wanted > free:
-        raise OptionError(f"--vs transformers: {weights:,} dense weights need {wanted / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), needed)
+    if needed > free:
+        raise OptionError(f"--vs transformers: {weights:,} dense weights need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")

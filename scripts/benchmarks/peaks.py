@@ -1,6 +1,6 @@
-"""What the machine can do at most: bytes read, int8 dot products and float32 fused multiply-adds per second.
+"""The machine's peaks: bytes read, int8 dot products and float32 fused multiply-adds per second.
 
-The peaks are what achieved figures are fractions of, so each is measured the way that flatters the machine most: reads of more memory than
+Achieved figures are given as fractions of the peaks, so each is measured the way that flatters the machine most: reads of more memory than
 any cache holds, the best of several ways; arithmetic in registers alone, with the instruction the kernels use, and enough independent
 chains to fill the pipelines; and the best of several bursts, because a neighbour can only slow one down.
 """
@@ -35,7 +35,7 @@ _OPAQUE = {"x86_64": "=v,0", "amd64": "=v,0", "aarch64": "=w,0", "arm64": "=w,0"
 def _dots(typing_context, tile, code, x):
     """Each register of the tile += one byte dot product, the kernels' own.
 
-    The same numbers every time, which an optimiser would work out once: an empty assembly statement in front of each hides that.
+    The numbers are the same every time, and an optimiser would compute them once: an empty assembly statement in front of each hides that.
     """
 
     def codegen(context, builder, signature, args):
@@ -96,7 +96,7 @@ def dot_products(threads: int) -> float:
 
 
 def fused_multiply_adds(threads: int) -> float:
-    """float32 multiply-adds per second. The result is checked, too."""
+    """float32 multiply-adds per second. The result is checked."""
     out = np.empty(threads, np.float32)
     seconds = timed(lambda: _fma_loop(_STEPS, np.float32(0.5), np.float32(0.5), out))
     if (out != _STEPS * simd.LANES * 0.25).any():
@@ -108,29 +108,29 @@ def fused_multiply_adds(threads: int) -> float:
 
 
 @njit(parallel=True, error_model="numpy")
-def _read_one(words, found):
-    for part in prange(found.size):
-        mine = words[part * words.size // found.size : (part + 1) * words.size // found.size]
+def _read_one(words, combined):
+    for part in prange(combined.size):
+        words_read = words[part * words.size // combined.size : (part + 1) * words.size // combined.size]
         both = np.uint64(0)
-        for i in range(mine.size):
-            both |= mine[i]
-        found[part] = both
+        for i in range(words_read.size):
+            both |= words_read[i]
+        combined[part] = both
 
 
 @njit(parallel=True, error_model="numpy")
-def _read_four(words, found):
-    for part in prange(found.size):
-        mine = words[part * words.size // found.size : (part + 1) * words.size // found.size]
-        n = mine.size // 4
-        a, b, c, d = mine[:n], mine[n : 2 * n], mine[2 * n : 3 * n], mine[3 * n : 4 * n]
+def _read_four(words, combined):
+    for part in prange(combined.size):
+        words_read = words[part * words.size // combined.size : (part + 1) * words.size // combined.size]
+        n = words_read.size // 4
+        a, b, c, d = words_read[:n], words_read[n : 2 * n], words_read[2 * n : 3 * n], words_read[3 * n : 4 * n]
         both = np.uint64(0)
         for i in range(n):
             both |= a[i] | b[i] | c[i] | d[i]
-        found[part] = both
+        combined[part] = both
 
 
 def _memory(nbytes: int, huge: bool) -> NDArray[np.uint64]:
-    """Anonymous memory with or without huge pages, where the system lets one choose, all of it present."""
+    """Anonymous memory with or without huge pages, where the system offers the choice, all of it present."""
     area = mmap.mmap(-1, nbytes)
     advice = getattr(mmap, "MADV_HUGEPAGE" if huge else "MADV_NOHUGEPAGE", None)
     if advice is not None:
@@ -144,13 +144,13 @@ def _memory(nbytes: int, huge: bool) -> NDArray[np.uint64]:
 class Peaks:
     """The machine's peaks, measured once per round: `Peaks(megabytes)(threads)` -> a sample.
 
-    Its keys: "read" in bytes per second, the best of the ways "read, ..." which are told as well; "fma" in multiply-adds per second; and
+    Its keys: "read" in bytes per second, the best of the ways "read, ..." which are there as well; "fma" in multiply-adds per second; and
     "int8", too, where the processor has byte dot products.
     """
 
     def __init__(self, megabytes: int = 1024):
         self._memory = {name: _memory(megabytes << 20, name == "huge pages") for name in ("huge pages", "small pages")}
-        self._found = np.zeros(64, np.uint64)
+        self._combined = np.zeros(64, np.uint64)
         self._has_dots = simd.instruction_path() != "generic" and _OPAQUE is not None
         self(1)  # compile
 
@@ -161,9 +161,9 @@ class Peaks:
         loops: dict[str, Callable] = {"one stream": _read_one, "four streams": _read_four}
         for pages, words in self._memory.items():
             for streams, loop in loops.items():
-                ways[f"read, {pages}, {streams}"] = words.nbytes / timed(lambda loop=loop, words=words: loop(words, self._found))  # type: ignore[misc]
-                if (self._found != 1).any():
-                    raise CheckError(f"words of 1 were read as {self._found}")
+                ways[f"read, {pages}, {streams}"] = words.nbytes / timed(lambda loop=loop, words=words: loop(words, self._combined))  # type: ignore[misc]
+                if (self._combined != 1).any():
+                    raise CheckError(f"words of 1 were read as {self._combined}")
         sample = {"read": max(ways.values()), **ways, "fma": max(fused_multiply_adds(threads) for _ in range(_BURSTS))}
         if self._has_dots:
             sample["int8"] = max(dot_products(threads) for _ in range(_BURSTS))

@@ -1,7 +1,7 @@
 """Other engines, each in a process of its own that is stopped while it is not its turn.
 
-A process, so that an engine's threads and memory do not disturb ours, and so that it can live in another Python's environment. Requests and
-answers are JSON, one per line; workers/peer.py is the other end.
+In a process, an engine's threads and memory do not disturb ours, and it can live in another Python's environment. Requests and answers
+are JSON, one per line; workers/peer.py is the other end.
 """
 
 import json
@@ -22,11 +22,11 @@ class PeerError(Exception):
 
 
 class Kind(NamedTuple):
-    """A peer one can name."""
+    """An engine that can be a peer."""
 
     package: str
     pip: str
-    description: str  # what runs there, so that nobody takes it for the same model
+    description: str  # the model that runs there, so that nobody takes it for the same one
 
 
 KINDS = {
@@ -64,8 +64,8 @@ class Peer:
             self.version = str(self._ask({"do": "import"})["version"])
         except PeerError as error:
             self.close()
-            wanted = f"{self._kind.pip}, or --peer-python with an interpreter that has it"
-            raise PeerError(f"--vs {name}: {python} has no working {self._kind.package} ({error}); {wanted}") from error
+            remedy = f"{self._kind.pip}, or --peer-python with an interpreter that has it"
+            raise PeerError(f"--vs {name}: {python} has no working {self._kind.package} ({error}); {remedy}") from error
 
     def __enter__(self) -> "Peer":
         return self
@@ -78,11 +78,11 @@ class Peer:
         return f"{self._kind.description} ({self._kind.package} {self.version})"
 
     def open(self, **model: Any) -> None:
-        """Load or make the model."""
+        """Let the peer load or make the model."""
         self._ask({"do": "open", **model})
 
     def run(self, request: dict) -> dict[str, float]:
-        """A sample. Raises PeerError if the peer's logits are not finite, or all the same."""
+        """The sample of one run. Raises PeerError if the peer's logits are not finite, or all the same."""
         answer = self._ask(request)
         if not answer["sane"]:
             raise PeerError(f"{self.name}: the logits of {request['do']} are not finite, or all the same: nothing to compare with")
@@ -102,7 +102,7 @@ class Peer:
             try:
                 if stream:
                     stream.close()
-            except OSError:  # what was still to be written to a process that is gone
+            except OSError:  # unwritten data for a process that has ended
                 pass
         self._log.close()
 

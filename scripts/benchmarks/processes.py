@@ -1,4 +1,4 @@
-"""What only a fresh process shows: loading, and compilation when nothing is cached."""
+"""Measurements that need a fresh process: loading, and compilation when nothing is cached."""
 
 import json
 import os
@@ -24,7 +24,7 @@ COMPILE_GOAL = 15.0  # seconds
 
 
 def fresh(setup: Setup, threads: int, every: bool, cache: str | None = None) -> Sample:
-    """Load the model in a new process and compute the logits of one token (or of everything a session needs). Raises CheckError."""
+    """Sample of a new process that loads the model and computes the logits of one token, or runs every path. Raises CheckError."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))}
     if cache is not None:
         environment["NUMBA_CACHE_DIR"] = cache
@@ -33,8 +33,8 @@ def fresh(setup: Setup, threads: int, every: bool, cache: str | None = None) -> 
     if done.returncode:
         raise CheckError(f"a fresh process ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
     sample = json.loads(done.stdout)
-    if (found := sample.pop("sha256")) != (expected := digest(forward_full(setup.model, [[0]]))):
-        raise CheckError(f"a fresh process computed other logits: sha256 {found}, here {expected}")
+    if (received := sample.pop("sha256")) != (expected := digest(forward_full(setup.model, [[0]]))):
+        raise CheckError(f"a fresh process computed other logits: sha256 {received}, here {expected}")
     return sample
 
 

@@ -1,4 +1,4 @@
-"""Results as people read them (tables that line up, bars) and as programs do (JSON with every sample)."""
+"""Results for people (aligned tables, bars) and for programs (JSON with every sample)."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -35,7 +35,7 @@ class Table:
 
 
 def render(table: Table) -> str:
-    """The first column to the left, numbers to the right."""
+    """A table as text: the first column to the left, numbers to the right."""
     lines = [table.columns, *table.rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
     rule = ["-" * width for width in widths]
@@ -49,12 +49,12 @@ def render(table: Table) -> str:
 
 
 def figure(values: Sequence[float], form: str = ".1f") -> str:
-    """A median, or a dash where nothing was measured."""
+    """The median as text, or a dash where nothing was measured."""
     return f"{summary(values).median:{form}}" if values else "-"
 
 
 def spread(values: Sequence[float], form: str = ".1f") -> str:
-    """Median (smallest-largest)."""
+    """Median (smallest-largest) as text."""
     if not values:
         return "-"
     short = summary(values)
@@ -89,7 +89,7 @@ def peaks(results: Results) -> Table:
 
 
 def as_json(head: dict[str, Any], results: Results, tables: Sequence[Table]) -> dict[str, Any]:
-    """Everything. `head` says what ran where; each entry of "results" is one case, side and number of threads."""
+    """All results. `head` describes machine, model and options; each entry of "results" is one case, side and number of threads."""
     cases = {(case.bench, case.name): case for case in results.cases}
     entries = []
     for key, samples in results.samples.items():
@@ -103,8 +103,8 @@ def as_json(head: dict[str, Any], results: Results, tables: Sequence[Table]) -> 
 
 
 def draw(tables: Sequence[Table], title: str, path: Path) -> None:
-    """A picture of all tables that have bars."""
-    from matplotlib.figure import Figure  # not needed by anybody who does not ask for a plot
+    """Draw all tables that have bars to a picture file."""
+    from matplotlib.figure import Figure  # needed for plots only
 
     drawn = [table for table in tables if table.bars]
     heights = [1 + 0.3 * len(table.bars) for table in drawn]

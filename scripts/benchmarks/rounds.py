@@ -22,7 +22,7 @@ from .stats import ratios
 
 OURS = "bitnet_np"
 Sample = dict[str, float]
-"""What one run measured: "seconds", and more where a case says so."""
+"""The measurements of one run: "seconds", and more in some cases."""
 
 
 class CheckError(Exception):
@@ -31,7 +31,7 @@ class CheckError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """Something to time."""
+    """One computation to time."""
 
     bench: str
     name: str
@@ -42,15 +42,15 @@ class Case:
     macs: int = 0  # ternary (int8) multiply-adds per run
     float_macs: int = 0  # float32 ones
     nbytes: int = 0  # of weights that a run must read from memory
-    request: dict | None = None  # what a peer is asked to do for the same
-    work: float = 1.0  # relative to the other cases of the bench: to foresee how long a run takes
+    request: dict | None = None  # the request that lets a peer do the same
+    work: float = 1.0  # relative to the other cases of the bench: to predict how long a run takes
     rounds: int | None = None  # at most
     warm: bool = True  # run it once before the rounds
-    threads: tuple[int, ...] | None = None  # instead of those asked for
+    threads: tuple[int, ...] | None = None  # in place of the bench's
 
 
 class Key(NamedTuple):
-    """Whose samples."""
+    """The key of samples: a case, run by one side with a number of threads."""
 
     bench: str
     case: str
@@ -60,7 +60,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Results:
-    """Everything measured."""
+    """All measurements."""
 
     cases: list[Case] = field(default_factory=list)
     samples: dict[Key, list[Sample]] = field(default_factory=dict)
@@ -74,11 +74,11 @@ class Results:
         return [key.threads for key in self.samples if key[:3] == (case.bench, case.name, OURS)]
 
     def values(self, case: Case, threads: int, name: str = "seconds", side: str = OURS) -> list[float]:
-        """One sample's value per round, of the rounds that have it."""
+        """One measurement in each round that has it."""
         return [sample[name] for sample in self.samples[Key(case.bench, case.name, side, threads)] if name in sample]
 
     def peak(self, case: Case, threads: int, name: str) -> list[float]:
-        """The machine's peak in those rounds; empty where it has none of this kind."""
+        """The machine's peak in the rounds of a case; empty where it has none of this kind."""
         peaks = self.samples.get(Key("peaks", case.bench, "machine", threads), [])
         return [sample[name] for sample in peaks if name in sample][: len(self.values(case, threads))]
 
@@ -96,7 +96,7 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def simple(run: Callable[[], object]) -> Callable[[int], Sample]:
-    """A case's `run` where there is nothing to do but to call something."""
+    """The `run` of a case that only calls a function."""
     return lambda threads: {"seconds": timed(run)}
 
 
@@ -104,19 +104,19 @@ def check(case: Case, threads: Sequence[int]) -> str | None:
     """The digest of the case's result, after the checks that Case names. Raises CheckError."""
     if case.check is None:
         return None
-    found = {}
+    digests = {}
     for n in threads:
         numba.set_num_threads(n)
         result = case.check()
         if not np.isfinite(result).all():
             raise CheckError(f"{case.bench} {case.name}: the result has NaN or infinity in it, with {n} threads")
-        found[n] = digest(result)
-    if len(set(found.values())) > 1:
-        raise CheckError(f"{case.bench} {case.name}: the result depends on the number of threads: {found}")
-    mine = next(iter(found.values()))
-    if case.expected is not None and (other := digest(case.expected())) != mine:
-        raise CheckError(f"{case.bench} {case.name}: sha256 {mine} is not the other path's, {other}")
-    return mine
+        digests[n] = digest(result)
+    if len(set(digests.values())) > 1:
+        raise CheckError(f"{case.bench} {case.name}: the result depends on the number of threads: {digests}")
+    ours = next(iter(digests.values()))
+    if case.expected is not None and (other := digest(case.expected())) != ours:
+        raise CheckError(f"{case.bench} {case.name}: sha256 {ours} is not the other path's, {other}")
+    return ours
 
 
 def measure(
@@ -138,8 +138,8 @@ def measure(
         if admitted and planned + pace * case.work * turns * len(counts) * sides > budget:
             results.skipped.append(f"{bench} {case.name}")
             continue
-        if (found := check(case, counts)) is not None:
-            results.digests[bench, case.name] = found
+        if (digest_of_result := check(case, counts)) is not None:
+            results.digests[bench, case.name] = digest_of_result
         if case.warm:
             once = [one(case, OURS, n, peers)["seconds"] for n in counts]
             pace = max(once) / case.work

@@ -1,4 +1,4 @@
-"""What every bench is told."""
+"""The model and the options of every bench."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class Setup:
     batches: tuple[int, ...] | None
     rows: tuple[int, ...] | None
     steps: int  # tokens to decode
-    small: Callable[[], tuple[str, Model]]  # a model for what takes too long with a large one, made when it is asked for
+    small: Callable[[], tuple[str, Model]]  # name and model for benches that take too long with a large one, made when called
     seed: int = 0
 
-    def fitting(self, wanted: tuple[int, ...] | None, default: tuple[int, ...], config: Config | None = None) -> list[int]:
+    def fitting(self, lengths: tuple[int, ...] | None, default: tuple[int, ...], config: Config | None = None) -> list[int]:
         """Lengths that the model's context holds, without repetition and in order."""
         context = (config or self.model.config).context
-        return sorted({min(length, context) for length in wanted or default})
+        return sorted({min(length, context) for length in lengths or default})
 
 
 def tokens(seed: int, vocab: int, *shape: int) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Summary(NamedTuple):
-    """Some samples in short."""
+    """A summary of samples."""
 
     median: float
     low: float
@@ -24,7 +24,7 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
-    """Round by round, because a slow minute slows both sides of a round: the median of these is steadier than a ratio of medians."""
+    """Ratios round by round. A slow minute slows both sides of a round, so their median is steadier than a ratio of medians."""
     return [a / b for a, b in zip(numerators, denominators, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Mistakes that any operation can make: what it gave, against what it should have given. Their numbers are fitted to the other engine's."""
+"""Mistakes that any operation can make: its output against the expected one. Their numbers are fitted to the other engine's."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ TOO_LARGE = "everything is {ratio:.6g} times what it should be"
 
 
 def ratios(model: Model, operation: Operation) -> Sequence[tuple[str, Numbers, float]]:
-    """The factors by which an operation's result is wrong if one number is mistaken for another."""
+    """The factors by which an operation's result is wrong if one scale is taken for another, with a mistake's id and its numbers."""
     name, n = operation.key
     if name not in FIELDS or n is None:
         return ()
@@ -36,7 +36,7 @@ def ratios(model: Model, operation: Operation) -> Sequence[tuple[str, Numbers, f
 
 
 def _named(id: str, text: str) -> Mistake:
-    """A factor that has a name."""
+    """A mistake that multiplies by one of Fit.ratios."""
 
     def fitted(fit: Fit) -> Iterator[tuple[Numbers, Array]]:
         for name, numbers, ratio in fit.ratios:

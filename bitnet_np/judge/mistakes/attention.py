@@ -1,4 +1,4 @@
-"""Mistakes in attention: masks, heads, scores, what is read."""
+"""Mistakes in attention: masks, heads, scores, the keys and values read."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +20,7 @@ from .positions import rotates
 
 Floats = NDArray[np.float32]
 Sees = Callable[[NDArray, NDArray], NDArray[np.bool_]]
-"""Whether query i [T, 1] sees key j [T]."""
+"""The rule of a mask: query i [T, 1], key j [T] -> True where i sees j."""
 
 AT = ("kqv_out",)
 LAST_SEEN = (2, 4, 8, 16, 32, 64)
@@ -81,12 +81,12 @@ def _masked(site: Site, sees: Sees, **options: object) -> Compute:
 
 
 def _mask(make: Callable[[float], Sees]) -> Callable[[Site], Compute]:
-    """Another mask: make(window) of the layer."""
+    """A mistake with another mask: make(window) of the layer."""
     return lambda site: _masked(site, make(_window(site)))
 
 
 def _heads(keys: Callable[[Site], NDArray] | None, values: Callable[[Site], NDArray] | None) -> Callable[[Site], Compute]:
-    """Other key-value heads."""
+    """A mistake with other key-value heads."""
 
     def compute(site: Site) -> Compute:
         return _masked(
@@ -109,7 +109,7 @@ def _raw(site: Site) -> list[Key]:
 
 
 def _windowed(mask: Callable[[int], Sees]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
-    """A mistake of layers that have a window."""
+    """A mistake that only layers with a window can make."""
 
     def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         limit = site.config.window_of(site.index)
@@ -180,7 +180,7 @@ def _float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 
 def _attends(change: Callable[..., Floats]) -> Callable[[Variant], Variant]:
-    """With other kernels: change(attend, q, *rest)."""
+    """Engines with other attention kernels: change(attend, q, *rest)."""
     return lambda base: base.with_operations(**{name: partial(change, getattr(cpu, name)) for name in ("attend", "attend_halves")})
 
 

@@ -1,7 +1,7 @@
 """The one catalogue of known mistakes, and how it is read: at one operation, in a whole engine, fitted to any tensor.
 
 The list comes from defects that engines have had: their issue trackers, and what their authors ask an oracle to find. A new mistake is an
-entry in the file of its subject; traces, logits alone, the table in docs/judging.md and scripts/mutations.py read it from here.
+entry in the file of its subject; traces, logits alone, the table in docs/mistakes.md and scripts/mutations.py read it from here.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -27,7 +27,7 @@ ENGINES = (
     attention.WHOLE_ENGINE,
     layers.LAYERS,
 )
-"""What a whole engine can get wrong beside its quantiser: mistakes that change little come first, because large ones show anyway."""
+"""Mistakes of whole engines outside the quantiser. Those that change little come first, because large ones show anyway."""
 
 CATALOGUE: tuple[Mistake, ...] = (
     *matrices.BIASES,
@@ -60,16 +60,16 @@ class Attempt:
     compute: Compute = field(repr=False)
 
 
-def _each(made: Any, one: Callable[[Any], bool]) -> Iterator[tuple[Numbers, Any]]:
-    """One result, or several with their numbers."""
-    if one(made):
-        yield {}, made
+def _each(result: Any, is_one: Callable[[Any], bool]) -> Iterator[tuple[Numbers, Any]]:
+    """Yields numbers and results of a mistake that gives one result, or several with their numbers."""
+    if is_one(result):
+        yield {}, result
     else:
-        yield from made
+        yield from result
 
 
 def at_operation(model: Model, dialect: Dialect, operation: Operation) -> Iterator[Attempt]:
-    """Every mistake that is known for an operation."""
+    """Yields every mistake that is known for an operation."""
     site = Site(model, dialect, operation)
     for mistake in CATALOGUE:
         if mistake.compute is not None and site.name in mistake.at and mistake.when(model, dialect):
@@ -78,7 +78,7 @@ def at_operation(model: Model, dialect: Dialect, operation: Operation) -> Iterat
 
 
 def in_engine(base: Variant) -> Iterator[Variant]:
-    """Every whole engine with a known mistake: those of the quantiser, also in other dialects, and then the others."""
+    """Yields whole engines with each known mistake: those of the quantiser, also in other dialects, and then the others."""
     yield from _engines(quantiser.MISTAKES, base)
     for dialect in DIALECTS.values():
         if dialect != base.dialect:
@@ -91,14 +91,14 @@ def in_engine(base: Variant) -> Iterator[Variant]:
 def _engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:
     for mistake in mistakes:
         if mistake.engine is not None and mistake.when(base.model, base.dialect):
-            for numbers, variant in _each(mistake.engine(base), lambda made: isinstance(made, Variant)):
-                found = cause(mistake, numbers, numbers.get("where", ""))
-                yield replace(variant, text=found.text, mistake=found.id)
+            for numbers, variant in _each(mistake.engine(base), lambda result: isinstance(result, Variant)):
+                named = cause(mistake, numbers, numbers.get("where", ""))
+                yield replace(variant, text=named.text, mistake=named.id)
 
 
 def fitted(fit: Fit) -> Iterator[tuple[Cause, Array]]:
-    """What any operation can get wrong, with numbers fitted to the other engine's tensor."""
+    """Yields the mistakes that any operation can make, with numbers fitted to the other engine's tensor."""
     for mistake in anywhere.MISTAKES:
         if mistake.fitted is not None:
-            for numbers, array in _each(mistake.fitted(fit), lambda made: hasattr(made, "shape")):
+            for numbers, array in _each(mistake.fitted(fit), lambda result: hasattr(result, "shape")):
                 yield cause(mistake, numbers), array

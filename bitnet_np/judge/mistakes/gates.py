@@ -16,7 +16,7 @@ Floats = NDArray[np.float32]
 
 AT = ("ffn_out",)
 RIGHT = {"relu2": "relu(gate)^2 * up", "silu": "SiLU(gate) * up", "gelu": "the exact GELU", "gelu_tanh": "GELU's approximation by tanh"}
-"""What Config.activation stands for."""
+"""The function that each Config.activation stands for, in words."""
 KERNELS = {"relu2": "relu2_gate", "silu": "silu_gate", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 
 
@@ -45,7 +45,7 @@ def _mistake(
     when: Callable[[Model, Dialect], bool] = _gated,
     of: tuple[str, ...] = tuple(RIGHT),
 ) -> Mistake:
-    """Another function of gate and up, or of up alone: in float64, and in float32 for whole engines. of: activations."""
+    """Another function of gate and up, or of up alone: in float64, and in float32 for whole engines. of: the right activations."""
 
     def at_operation(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         if site.config.activation in of:

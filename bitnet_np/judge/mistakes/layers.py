@@ -31,7 +31,7 @@ def _is_sequential(model: Model, dialect: Dialect) -> bool:
 
 
 def _of_two(function: Callable[[Array, Array], Array]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
-    """A mistake of the sum of a residual and one branch."""
+    """A mistake in the sum of a residual and one branch."""
 
     def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         if len(site.operation.inputs) == 2:

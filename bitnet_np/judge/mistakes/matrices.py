@@ -25,7 +25,7 @@ _LAYOUT_128 = [6, 4, 2, 0]  # where a byte of I2_S has its four codes
 
 
 def every(name: str) -> Numbers:
-    """In front of a mistake of a whole engine: which field of the layers has it."""
+    """The prefix of a whole engine's mistake: the field of the layers that has it."""
     return {"where": f"at {name} of every layer: "}
 
 
@@ -42,7 +42,7 @@ def _has_bias(model: Model, dialect: Dialect) -> bool:
 
 
 def _bias_times(factor: float, site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    """The product with its bias taken away `factor` times."""
+    """The product minus `factor` times its bias."""
     linear = site.linear
     bias = linear.bias
     if bias is not None:
@@ -80,7 +80,7 @@ DIALECTS = (
 
 
 def _product(site: Site, weights: Ternary, matrix: NDArray, factor: Callable[[Array], Array | float] = lambda scale: 1.0) -> Compute:
-    """The product of another matrix with the codes; factor: of the steps per unit [T, 1], what products are multiplied by besides."""
+    """The product of another matrix with the codes; factor: from the steps per unit [T, 1], a further factor of the products."""
     w_scale = float(weights.scale)
 
     def compute(x: Array) -> Array:
@@ -91,7 +91,7 @@ def _product(site: Site, weights: Ternary, matrix: NDArray, factor: Callable[[Ar
 
 
 def _ternary(change: Callable[[Site, Ternary], Compute]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
-    """A mistake of ternary matrices alone."""
+    """A mistake that only ternary matrices can have."""
 
     def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         weights = plain_ternary(site)
@@ -102,7 +102,7 @@ def _ternary(change: Callable[[Site, Ternary], Compute]) -> Callable[[Site], Ite
 
 
 def _rescaled(factor: Callable[[Array, float], Array | float]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
-    """factor: of the activations' steps per unit and the weights' scale."""
+    """A mistake that multiplies products by factor(the activations' steps per unit, the weights' scale)."""
     return _ternary(lambda site, w: _product(site, w, op.dense(w), lambda scale: factor(scale, float(w.scale))))
 
 
@@ -124,7 +124,7 @@ def _scaled_matrices(base: Variant) -> list[str]:
 
 
 def _engine_scales(change: Callable[[float], float], base: Variant) -> Iterator[tuple[Numbers, Variant]]:
-    """The scale s of one kind of matrix becomes change(s)."""
+    """Yields engines in which the scale s of one kind of matrix is change(s)."""
 
     def changed(linear: Linear) -> Linear:
         scale = scale_of(linear) or 1.0
@@ -136,7 +136,7 @@ def _engine_scales(change: Callable[[float], float], base: Variant) -> Iterator[
 
 
 def _borrowed_scales(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
-    """The scale of another matrix that is often one with it in an engine."""
+    """Yields engines in which a matrix has the scale of another that engines often fuse with it."""
     matrices, cancelled = set(_scaled_matrices(base)), _cancelled(base)
     for group in (QKV, ("ffn_gate", "ffn_up")):
         for name in group:
@@ -203,14 +203,14 @@ def _in_float16(site: Site, weights: Ternary) -> Compute:
 
 
 def _relaid(weights: Ternary, block: int, shifts: list[int]) -> NDArray:
-    """The matrix as another layout of the same bytes would have it: blocks of so many weights, whose bytes have their codes there."""
+    """The matrix that another layout reads from the same bytes: blocks of `block` weights, the codes of a byte at `shifts`."""
     n, m = weights.shape
     packed = packing.to_i2s(weights)[: -packing.TRAILER].reshape(-1, 1, block // 4)
     return (packed >> np.array(shifts, np.uint8)[:, None] & 3).reshape(n, -1)[:, :m].astype(np.int8) - 1
 
 
 def _four_rows(weights: Ternary) -> NDArray:
-    """The matrix as the layout has it whose bytes hold one column of four rows; zeros where there is no such layout."""
+    """The matrix that the 4-rows layout reads from the same bytes, a column of four rows in each; zeros where it does not fit."""
     n, m = weights.shape
     packed = packing.to_i2s(weights)[: -packing.TRAILER]
     codes = (packed[:, None] >> np.array(_LAYOUT_128, np.uint8) & 3).astype(np.int8) - 1

@@ -1,4 +1,4 @@
-"""What a known mistake is, and the place in a forward pass where one is tried."""
+"""The record of a known mistake, and the site in a forward pass where one is tried."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Array = NDArray[np.float64]
 Values = Mapping[Key, Array]
 
 Compute = Callable[[Values], Array]
-"""From the tensors of a forward pass: the tensor that an operation gives with a mistake in it."""
+"""The tensors of a forward pass -> the output of an operation with a mistake in it."""
 
 Numbers = Mapping[str, Any]
-"""What stands in the places of a text's braces. "where" is put in front of the text of a whole engine's mistake."""
+"""The values for the braces of a text. "where" is put in front of the text of a whole engine's mistake."""
 
 
 def always(model: Model, dialect: Dialect) -> bool:
-    """A mistake that every family can make."""
+    """True: every model can make the mistake."""
     return True
 
 
@@ -34,10 +34,10 @@ def always(model: Model, dialect: Dialect) -> bool:
 class Mistake:
     """One entry of the catalogue.
 
-    text: for people, with braces for numbers that differ from place to place. at: the tensors whose operation can make it; none: it is one
-    of whole engines only. when: whether a model in a dialect can make it. compute: what it makes of one operation, in float64. engine:
-    what it makes of a whole engine, in every layer. fitted: what it makes of a tensor, with numbers that are fitted to the other engine's.
-    Each gives one result, or several with the numbers of the text, or none. fault: False for what engines do on purpose, a rounding.
+    text: for people, with braces for numbers that differ from place to place. at: the tensors whose operation can make it; empty if only
+    whole engines can. when: whether a model in a dialect can make it. compute: one operation with it, in float64. engine: a whole engine
+    with it, in every layer. fitted: a tensor with it, its numbers fitted to the other engine's. Each of these gives one result, or several
+    with the numbers of the text, or none. fault: False for a rounding that engines do on purpose.
     """
 
     id: str
@@ -52,10 +52,10 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Cause:
-    """A mistake as it was found: what people read."""
+    """A recognised mistake, as it is reported."""
 
     text: str
-    id: str  # in the catalogue, or of a diagnosis
+    id: str  # of the catalogue, or of a diagnosis
     fault: bool = True
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Cause:
 
 
 def cause(mistake: Mistake, numbers: Numbers, prefix: str = "") -> Cause:
-    """The mistake with its numbers in words."""
+    """The Cause of a mistake, with its numbers in the text."""
     return Cause(prefix + mistake.text.format(**numbers), mistake.id, mistake.fault)
 
 
@@ -91,7 +91,7 @@ class Site:
 
     @property
     def layer(self) -> Layer | None:
-        """Its layer; None for what is outside of layers."""
+        """Its layer; None outside the layers."""
         return None if self.operation.key.layer is None else self.model.layers[self.index]
 
     @property
@@ -101,11 +101,11 @@ class Site:
 
     @property
     def layer_input(self) -> Key:
-        """The tensor that comes into the layer."""
+        """The input tensor of its layer."""
         return layer_input(self.model, self.index)
 
     def neighbours(self) -> Iterator[tuple[str, Layer]]:
-        """The layers before and after, and what to call them."""
+        """Yields "previous" and "next" with the layers before and after."""
         for step, text in ((-1, "previous"), (1, "next")):
             if 0 <= self.index + step < len(self.model.layers):
                 yield text, self.model.layers[self.index + step]
@@ -114,7 +114,7 @@ class Site:
         return [values[key] for key in self.operation.inputs]
 
     def of(self, function: Callable[..., Array]) -> Compute:
-        """A mistake that needs the operation's inputs only."""
+        """The Compute of a function of the operation's inputs."""
         return lambda values: function(*self.inputs(values))
 
 
@@ -125,4 +125,4 @@ class Fit:
     theirs: Array
     value: Array
     earlier: Array | None  # the same tensor of the layer before, if the dump has it
-    ratios: Sequence[tuple[str, Numbers, float]]  # id of a mistake, its numbers, the factor by which everything is wrong then
+    ratios: Sequence[tuple[str, Numbers, float]]  # id of a mistake, its numbers, the factor by which it makes everything wrong

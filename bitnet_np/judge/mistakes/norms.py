@@ -34,7 +34,7 @@ def _gain(site: Site) -> Array:
 
 
 def _rms(make: Callable[[Site, Array, float], Callable[[Array], Array]]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
-    """A mistake of an RMS norm: make(site, gain, eps) gives what it does to its input."""
+    """A mistake in RMS norms: make(site, gain, eps) is the norm with it."""
 
     def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         if not _is_layer_norm(site):
@@ -44,7 +44,7 @@ def _rms(make: Callable[[Site, Array, float], Callable[[Array], Array]]) -> Call
 
 
 def _layer(make: Callable[[Array, float], Callable[[Array], Array]]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
-    """A mistake of a LayerNorm, likewise."""
+    """A mistake in LayerNorms: make(gain, eps) is the norm with it."""
 
     def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         if _is_layer_norm(site):

@@ -43,7 +43,7 @@ def _rotated(
     factors: bool = True,
     scaling: bool = True,
 ) -> Array:
-    """RoPE with other positions, another base or kind of pairs; whole: all of each head; without factors or scaling if they are False."""
+    """RoPE with other positions, another base or kind of pairs; whole: of all of each head; factors, scaling: False leaves them out."""
     c, model = site.config, site.model
     divisors: Any = 1.0 if model.rope_factors is None or not factors else model.rope_factors.astype(np.float64)
     turned = spec.rope(
@@ -58,7 +58,7 @@ def _rotated(
 
 
 def _turned(shift: float = 0, scale: float = 1, **options: Any) -> Callable[[Site], Compute]:
-    """Positions moved and multiplied."""
+    """A mistake with positions shifted and multiplied."""
     return lambda site: site.of(lambda x: _rotated(site, x, scale * (np.arange(len(x)) + shift), **options))
 
 
@@ -154,7 +154,7 @@ def _fed_twice(t: int) -> Array:
 
 
 def _turns(base: Variant, factors: NDArray[np.float32] | None, **changes: Any) -> Variant:
-    """With other numbers in the Config that RoPE's frequencies follow from."""
+    """The engine with other Config numbers that RoPE's frequencies follow from."""
     changed = base.with_config(**changes)
     c = changed.model.config
     frequency = rope_frequencies(c.rope_base, 2 * c.rope_pairs, factors, c.rope_scaling)
@@ -162,7 +162,7 @@ def _turns(base: Variant, factors: NDArray[np.float32] | None, **changes: Any) -
 
 
 def _ropes(change: Callable[..., Floats]) -> Callable[[Variant], Iterator[tuple[Numbers, Variant]]]:
-    """With other kernels: change(rope, x, cos, sin)."""
+    """Engines with other RoPE kernels: change(rope, x, cos, sin)."""
 
     def engine(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
         if base.model.config.rope != "none":

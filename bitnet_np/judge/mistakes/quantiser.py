@@ -1,4 +1,4 @@
-"""Mistakes in making int8 codes of activations. They change as little as roundings do."""
+"""Mistakes in quantising activations to int8. They change as little as roundings do."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -28,7 +28,7 @@ AT = (*FIELDS, *CODES, *SCALES)
 
 
 def quantises(model: Model, dialect: Dialect) -> bool:
-    """Whether some matrix takes int8 codes."""
+    """Whether some matrix of the model takes int8 codes."""
     linears = (getattr(layer, name) for layer in model.layers for name in MATRICES)
     return any(linear is not None and op.reads_codes(linear, dialect) for linear in linears)
 
@@ -40,7 +40,7 @@ def plain_ternary(site: Site) -> Ternary | None:
 
 
 def _with_quantizer(quantize: Quantizer, site: Site) -> Compute | Iterable:
-    """The codes, their scale, or the product of a ternary matrix, by another quantiser."""
+    """The codes, their scale, or the product of a ternary matrix, with another quantiser."""
     if site.name in CODES:
         return site.of(lambda x: quantize(x)[0])
     if site.name in SCALES:
@@ -103,7 +103,7 @@ _UP = np.float32(1 + 2**-20)  # the largest number is 127, but x * (127 / x) may
 
 
 def _unquantised(base: Variant) -> Variant:
-    """A second int8 product of what rounding took away leaves 1 / 254 of it."""
+    """The engine without quantisation, but for 1 / 254 of the rounding errors: it adds a second int8 product of these."""
     rest: list[tuple[NDArray, NDArray]] = []
 
     def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:

@@ -1,6 +1,6 @@
-"""The file formats of dumps, ours and other projects'. A file is not trusted: every reader checks it before it believes it.
+"""The file formats of dumps, ours and other projects'. No file is trusted: every reader checks what it uses.
 
-registry.py     the table of formats, and how a file's own is recognised
+registry.py     the table of formats, and the detection of a file's format
 output.py       the Writer that each format has               stages.py     the names that other projects give to our tensors
 npz, npy, safetensors, raw    arrays by label                 nodes.py      nodes of a ggml graph
 aprt.py         aprender's stage files                        bitnet_rs.py  BitNet-rs's trace records: hashes

@@ -27,7 +27,7 @@ _LAYER = re.compile(r"layer-(0|[1-9][0-9]{0,5})")
 
 
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
-    """A folder of stage files, or one file. How many tokens there are is not in them: `tokens` must be given."""
+    """The trace of a folder of stage files, or of one file. The files do not say how many tokens there are: `tokens` must be given."""
     path = Path(path)
     if tokens is None:
         raise OptionError(f"{path}: the values in APRT files are flat, give the tokens they are of")
@@ -60,7 +60,7 @@ def _files(path: Path) -> dict[str, Path]:
 
 
 def _read_header(path: Path) -> tuple[int, int]:
-    """Layer and count; the count is that of the file."""
+    """The layer and the count of numbers, which is checked against the file's size."""
     with open(path, "rb") as file:
         head, size = file.read(_HEADER), os.fstat(file.fileno()).st_size
     if head[:4] != MAGIC:

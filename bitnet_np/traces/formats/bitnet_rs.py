@@ -1,7 +1,7 @@
-"""BitNet-rs's trace records: of each tensor a BLAKE3 hash and a root mean square, no values. Needs the extra `interop` to write.
+"""BitNet-rs's trace records: a BLAKE3 hash and a root mean square of each tensor, no values. Needs the extra `interop` to write.
 
 BitNet-rs computes token by token, so a record is of one token: `seq` is its position, its shape is [1, 1, width], and [1, H, 1, t + 1] for
-attention. `layer` is -1 for embeddings and logits, and -2 for what comes out of all layers. Points it has no name for go by ours.
+attention. `layer` is -1 for embeddings and logits, and -2 for the output of all layers. Points that it has no name for have ours.
 Its files hold one indented record each, named `<name with / replaced by _>.trace`; its trace_diff.py reads line by line, so it needs the
 form with a record on each line. Its own dumps number all tokens of the layers 0 and keep the last.
 """
@@ -32,7 +32,7 @@ _MAX_RECORDS = 1 << 20
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a record says of one tensor."""
+    """One record: the hash and the root mean square of one tensor."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Fingerprint:
 
     @property
     def key(self) -> Key | None:
-        """The point it is of, if that is one of ours."""
+        """The point of the record; None if it is none of ours."""
         name = self.stage and (stages.from_bitnet_rs(self.stage) or self.stage)
         if name in MODEL_NAMES and self.layer in (WHOLE_MODEL, ALL_LAYERS):
             return Key(name, None)
@@ -87,15 +87,15 @@ def read(path: str | os.PathLike[str]) -> list[Fingerprint]:
         files = [path]
     else:
         files = sorted(Path(entry) for entry in os.scandir(path) if entry.name.endswith((".trace", ".jsonl")) and entry.is_file())
-    found = []
+    records = []
     for file in files:
         for where, text in _texts(file):
-            found.append(_record(strict_json(text, where), where))
-            if len(found) > _MAX_RECORDS:
+            records.append(_record(strict_json(text, where), where))
+            if len(records) > _MAX_RECORDS:
                 raise FileFormatError(f"{path}: more than {_MAX_RECORDS} records")
-    if not found:
+    if not records:
         raise FileFormatError(f"{path}: no records in it, expected .trace or .jsonl files of BitNet-rs")
-    return found
+    return records
 
 
 def _texts(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -119,10 +119,10 @@ def _record(value: Any, where: str) -> Fingerprint:
         raise FileFormatError(f"{where}: {shown(value)}, expected an object")
 
     def field(name: str, *kinds: type, optional: bool = False) -> Any:
-        found = value.get(name)
-        if type(found) not in kinds and not (found is None and optional):
-            raise FileFormatError(f"{where}: {name} is {shown(found)}, expected {' or '.join(kind.__name__ for kind in kinds)}")
-        return found
+        entry = value.get(name)
+        if type(entry) not in kinds and not (entry is None and optional):
+            raise FileFormatError(f"{where}: {name} is {shown(entry)}, expected {' or '.join(kind.__name__ for kind in kinds)}")
+        return entry
 
     shape = field("shape", list)
     count = field("num_elements", int)
@@ -147,7 +147,7 @@ def _record(value: Any, where: str) -> Fingerprint:
 
 
 def as_json(record: Fingerprint, indent: int | None = None) -> str:
-    """A record as BitNet-rs writes it: what is not known is left out, and a number that JSON has no word for is null."""
+    """A record as BitNet-rs writes it: unknown fields are left out, and a number that is not finite is null."""
     fields = {name: value for name, value in asdict(record).items() if value is not None}
     return json.dumps(fields | {"rms": record.rms if math.isfinite(record.rms) else None}, indent=indent)
 

@@ -44,12 +44,12 @@ def read(path: str | os.PathLike[str], chunk: int = 0) -> Trace:
     if not 0 <= chunk < chunks:
         raise OptionError(f"{path}: chunk is {chunk}, the file has chunks 0 to {chunks - 1}")
     start = _HEADER + 4 * context * chunks + 2 * chunk * rows * width
-    told = Header((context,), np.dtype("<i4"), False, _HEADER + 4 * context * chunk)
-    coded = Header((rows, width), np.dtype("<u2"), False, start)
-    ids = checked_tokens(told.mapped(path), str(path))
+    ids_header = Header((context,), np.dtype("<i4"), False, _HEADER + 4 * context * chunk)
+    rows_header = Header((rows, width), np.dtype("<u2"), False, start)
+    ids = checked_tokens(ids_header.mapped(path), str(path))
     if ids.max() >= vocab:
         raise FileFormatError(f"{path}: token {ids.max()} in chunk {chunk}, expected less than n_vocab {vocab}")
-    entry = Entry((rows, vocab), np.dtype(np.float32), lambda: decode(coded.mapped(path), vocab))
+    entry = Entry((rows, vocab), np.dtype(np.float32), lambda: decode(rows_header.mapped(path), vocab))
     return Trace(
         Points({Key("log_probs", None): entry}),
         ids,
@@ -80,19 +80,19 @@ def encode(logits: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def decode(rows: NDArray[np.uint16], vocab: int) -> NDArray[np.float32]:
-    """Log-probabilities [P, V] of rows of the file. They are what the file says: they may be NaN or infinity."""
+    """Log-probabilities [P, V] of rows of the file, unchecked: a file can make them NaN or infinity."""
     scales = np.ascontiguousarray(rows[:, :4]).view("<f4")
     with np.errstate(over="ignore", invalid="ignore"):
         return scales[:, :1] * rows[:, 4 : 4 + vocab] + scales[:, 1:]
 
 
 def as_stored(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Log-probabilities of logits [P, V] as far as the file can tell them."""
+    """Log-probabilities of logits [P, V], rounded as the file rounds them."""
     return decode(encode(logits), logits.shape[1])
 
 
 def write(path: str | os.PathLike[str], tokens: ArrayLike, logits: Iterable[NDArray[np.float32]]) -> None:
-    """A file of several chunks: tokens [n_chunk, n_ctx], and logits [n_ctx, V] of each, one after another."""
+    """Write a file of several chunks: tokens [n_chunk, n_ctx], and logits [n_ctx, V] of each, one after another."""
     chunks = np.asarray(tokens)
     if chunks.ndim != 2:
         raise ShapeError(f"{path}: tokens have shape {list(chunks.shape)}, expected [chunks, tokens]")
@@ -120,7 +120,7 @@ class LlamaLogitsWriter(Writer):
         self.put_chunk(array, self.tokens[None])
 
     def put_chunk(self, logits: NDArray, tokens: NDArray) -> None:
-        """The next chunk: [n_ctx, V], out of tokens [n_chunk, n_ctx]."""
+        """Write the logits [n_ctx, V] of the next chunk of tokens [n_chunk, n_ctx]."""
         assert self._file is not None
         context = tokens.shape[1]
         if logits.ndim != 2 or len(logits) != context or context < 3 or logits.dtype.kind != "f":

@@ -19,7 +19,7 @@ from .npz import Archive
 
 
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int = 0) -> Trace:
-    """The points of one call of the engine: of its prefill, if it is the first. Calls are counted from 0."""
+    """The points of one call of the engine, counted from 0: of its prefill, if that is the first."""
     path = Path(path)
     arrays = Archive(path).arrays
     if tokens is None and "tokens" in arrays:
@@ -28,16 +28,16 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int 
     nodes: dict[Key, tuple[Header, Callable[[], NDArray]]] = {}
     ignored = []
     for label, array in arrays.items():
-        found = stages.from_ggml(label)
-        if found and found[0] == call and found[1] not in nodes:
-            nodes[found[1]] = array
+        node = stages.from_ggml(label)
+        if node and node[0] == call and node[1] not in nodes:
+            nodes[node[1]] = array
         elif label != "tokens":
             ignored.append(label)
     entries: dict[Key, Entry] = {}
     for key, (header, load) in nodes.items():
         if key.name in SCORES:
             rope = nodes.get(Key("Qcur_rope", key.layer))
-            if rope is None:  # then nobody says how wide a head is
+            if rope is None:  # the width of a head is not known then
                 ignored.append(f"s{call}.{key}")
             else:
                 _insert_scores(entries, key, header, load, rope[0].shape[-1], path)
@@ -48,7 +48,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int 
 
 
 def _rows_first(shape: tuple[int, ...], key: Key, path: Path) -> tuple[int, int]:
-    """[T, width] of a node [1, T, heads, head width], if it is rotated, or [1, 1, T, width]."""
+    """The shape [T, width] of a node [1, T, heads, head width], if it is rotated, or [1, 1, T, width]."""
     axes = 3 if key.name.endswith("_rope") else 2
     left = without_leading_ones(shape, axes)
     if len(left) != axes or 0 in left:

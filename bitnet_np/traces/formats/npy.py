@@ -1,4 +1,4 @@
-"""NumPy's .npy: a strict reader of its header, and arrays mapped from a file. Nothing is unpickled, and no size believed."""
+"""NumPy's .npy: a strict reader of its header, and arrays mapped from a file. Nothing is unpickled, and no size is trusted."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -17,11 +17,11 @@ from .output import Writer
 
 MAGIC = b"\x93NUMPY"
 MAX_POINTS = 1 << 16
-"""Points of one trace: 30 layers have 700."""
+"""Most points of one trace; 30 layers have 700."""
 
 
 class Header(NamedTuple):
-    """Where in a file an array lies, and what it is."""
+    """An array in a file: its shape and dtype, and where its data lie."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -37,7 +37,7 @@ class Header(NamedTuple):
         return data.view(self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
 
     def mapped(self, path: Path) -> NDArray:
-        """The array, out of a file that held it when it was opened."""
+        """The array, mapped from a file whose header was read before. Raises FileFormatError if the file has become shorter."""
         if self.nbytes == 0:
             return np.empty(self.shape, self.dtype)
         try:
@@ -66,14 +66,14 @@ def read_header(stream: IO[bytes], size: int, where: str) -> Header:
 
 
 def mapped(path: Path) -> tuple[Header, Callable[[], NDArray]]:
-    """What the header of a .npy file says, and how to map its array."""
+    """The header of a .npy file, and a function that maps its array."""
     with open(path, "rb") as file:
         header = read_header(file, os.fstat(file.fileno()).st_size, str(path))
     return header, partial(header.mapped, path)
 
 
 def collect(arrays: Mapping[str, tuple[Header, Callable[[], NDArray]]], path: Path, kind: str, tokens: NDArray | None) -> Trace:
-    """A trace of the arrays of a file by their labels. Labels that are no point are listed as ignored; if none is, that is an error."""
+    """The trace of a file's arrays by their labels; labels that are no point are ignored. Raises FileFormatError if none is a point."""
     where = str(path)
     if tokens is None and "tokens" in arrays:
         tokens = arrays["tokens"][1]()
@@ -90,7 +90,7 @@ def collect(arrays: Mapping[str, tuple[Header, Callable[[], NDArray]]], path: Pa
 
 
 def insert(entries: dict[Key, Entry], key: Key, header: Header, load: Callable[[], NDArray], rows: int | None, where: str) -> None:
-    """One more point, in normal form; each may be there once."""
+    """Add a point in normal form to `entries`. Raises FileFormatError if it is there already."""
     if key in entries:
         raise FileFormatError(f"{where}: {key} is there twice, expected each point once")
     shape, dtype = normal_shape(key, header.shape, rows, where), checked_dtype(key, header.dtype, where).newbyteorder("=")
@@ -98,15 +98,15 @@ def insert(entries: dict[Key, Entry], key: Key, header: Header, load: Callable[[
 
 
 def finished(entries: dict[Key, Entry], path: Path, kind: str, ids: NDArray[np.int64] | None, ignored: list[str]) -> Trace:
-    """The trace, which must not be empty."""
+    """The trace of these entries. Raises FileFormatError if there are none."""
     if not entries:
-        there = ", ".join(shown(label) for label in ignored[:5]) or "nothing"
-        raise FileFormatError(f"{path}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {there}")
+        labels = ", ".join(shown(label) for label in ignored[:5]) or "nothing"
+        raise FileFormatError(f"{path}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {labels}")
     return Trace(Points(entries), ids, f"{path} ({kind})", ignored=tuple(ignored))
 
 
 def read_folder(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
-    """A folder of `<label>.npy`, such as attn_norm-0.npy and result_output.npy, and perhaps tokens.npy."""
+    """The trace of a folder of `<label>.npy`, such as attn_norm-0.npy and result_output.npy, and perhaps tokens.npy."""
     path = Path(path)
     files = sorted(entry.name for entry in os.scandir(path) if entry.name.endswith(".npy") and entry.is_file())
     if len(files) > MAX_POINTS:
@@ -115,7 +115,7 @@ def read_folder(path: str | os.PathLike[str], tokens: NDArray | None = None) -> 
 
 
 def read_logits(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
-    """One .npy of logits: [T, V], [1, T, V], or [V] of the last token."""
+    """The trace of one .npy of logits: [T, V], [1, T, V], or [V] of the last token."""
     path = Path(path)
     header, load = mapped(path)
     ids = None if tokens is None else checked_tokens(tokens, "tokens")

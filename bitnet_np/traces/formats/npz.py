@@ -16,7 +16,7 @@ from .npy import MAX_POINTS, Header, collect, read_header
 from .output import Writer
 
 MAX_RATIO = 64
-"""How much larger than in the file a compressed array may be, once it is larger than MAX_SMALL. Deflate could reach 1032."""
+"""The largest ratio of an array to its compressed form, for arrays larger than MAX_SMALL. Deflate could reach 1032."""
 
 MAX_SMALL = 1 << 25  # bytes
 
@@ -28,7 +28,7 @@ class Archive:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with open(path, "rb") as file:  # so that OSErrors are those of the file, not of what it says
+        with open(path, "rb") as file:  # a missing file raises OSError here; below, OSErrors come from damaged contents
             size = os.fstat(file.fileno()).st_size
         self._zip = self._safely(str(path), lambda: zipfile.ZipFile(path))
         infos = self._zip.infolist()
@@ -48,7 +48,7 @@ class Archive:
             self.arrays[label] = self._safely(where, partial(self._header, info, where)), self._loader(info, where)
 
     def _safely(self, where: str, action: Callable[[], T]) -> T:
-        """zipfile raises nearly anything for a damaged archive."""
+        """The result of `action`; its exceptions become FileFormatError: zipfile raises nearly anything for a damaged archive."""
         try:
             return action()
         except Error:
@@ -74,7 +74,7 @@ class Archive:
 
 
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
-    """An .npz whose members are named by label, such as attn_norm-0 and result_output, and perhaps tokens."""
+    """The trace of an .npz whose members are named by label, such as attn_norm-0 and result_output, and perhaps tokens."""
     path = Path(path)
     return collect(Archive(path).arrays, path, "npz", tokens)
 

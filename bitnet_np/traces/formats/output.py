@@ -1,4 +1,4 @@
-"""Writers of traces: one array at a time, and a file appears only when it is whole."""
+"""Writers of traces: one array at a time, and a file appears only when it is complete."""
 
 import os
 import shutil
@@ -21,14 +21,14 @@ def _empty_folder(path: Path) -> bool:
 
 
 class Writer:
-    """A context in which `add` writes points, each once. Left by an exception it leaves nothing.
+    """A context in which `add` writes points, each once. An exception leaves no file behind.
 
-    The file or folder is written beside its place under another name. A file that is in its place is replaced at the end, a folder with
-    something in it is not: that is an error at the start.
+    The file or folder is written beside its place under a temporary name. An existing file is replaced at the end; a folder that is not
+    empty is an error at the start.
     """
 
     folder: ClassVar[bool] = False
-    names: ClassVar[frozenset[str] | None] = None  # of the points it can hold; None: all
+    names: ClassVar[frozenset[str] | None] = None  # the points it can hold; None: all
 
     def __init__(self, path: str | os.PathLike[str], tokens: ArrayLike | None = None) -> None:
         self.path = path_of(path)
@@ -81,20 +81,20 @@ class Writer:
             self.put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))
 
     def begin(self) -> None:
-        """Open what is written to, under self.part."""
+        """Open the output, at self.part."""
 
     def put(self, key: Key, array: NDArray) -> None:
         """Write one array: C order, little-endian."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Complete and close it."""
+        """Complete and close the output."""
 
     def close(self) -> None:
         """Close whatever is open, in whatever state; may be called twice."""
 
     def _discard(self) -> None:
-        with suppress(Exception):  # what fails to close is thrown away
+        with suppress(Exception):  # the output is thrown away, closed or not
             self.close()
         if self.part.is_dir():
             shutil.rmtree(self.part, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Bare float32 numbers, little-endian, of a shape that the file does not know: logits."""
+"""Logits as bare float32 numbers, little-endian. The file does not say their shape."""
 
 import os
 from functools import partial
@@ -15,7 +15,7 @@ from .output import Writer
 
 
 def read(path: str | os.PathLike[str], shape: tuple[int, ...], tokens: NDArray | None = None) -> Trace:
-    """Logits of the stated shape: [T, V], [1, T, V], or [V] of the last token."""
+    """The trace of a file of logits of this shape: [T, V], [1, T, V], or [V] of the last token."""
     path = Path(path)
     if not shape or min(shape) < 1:
         raise OptionError(f"{path}: shape is {list(shape)}, expected positive lengths")

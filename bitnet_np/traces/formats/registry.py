@@ -1,4 +1,4 @@
-"""The table of formats, and how a file's own is found out."""
+"""The table of formats, and the detection of a file's format."""
 
 import os
 import zipfile
@@ -19,11 +19,11 @@ from .output import Writer
 
 @dataclass(frozen=True)
 class Format:
-    """How traces of one format are read and written; None: they are not."""
+    """A format, with its reader and its writer; None where it has none."""
 
     name: str
     summary: str
-    suffix: str  # a file of this name is written in this format if nothing else is said; "" stands for none
+    suffix: str  # files with this suffix are written in this format by default; "" stands for none
     read: Callable[[Path, NDArray[np.int64] | None], Trace] | None
     writer: type[Writer] | None
 
@@ -52,13 +52,13 @@ def read_any(
     shape: tuple[int, ...] | None = None,
     tokens: ArrayLike | None = None,
 ) -> Trace:
-    """The trace in a file or folder, whose format is found out if it is not given.
+    """The trace in a file or folder, whose format is detected if it is not given.
 
-    shape: of the logits in a file of bare numbers. tokens: which the trace is of, for formats that do not hold them; where a file does,
-    these must be the same.
+    shape: of the logits in a file of bare numbers. tokens: those of the trace, for formats that do not hold them; where a file does, they
+    must be the same.
 
-    Raises FileFormatError for a file that is not what it says, UnsupportedError for records that hold no values, OptionError for a format,
-    shape or tokens that do not go with it; and lets what opening a file raises pass.
+    Raises FileFormatError for a damaged file, UnsupportedError for records that hold no values, OptionError for a format, shape or tokens
+    that do not go with it, and OSError if it cannot be opened.
     """
     path = path_of(path)
     name = format or detect(path, shape)
@@ -91,12 +91,12 @@ def _start(ids: NDArray[np.int64]) -> str:
 
 
 def _holds_tokens(name: str) -> bool:
-    """Do files of this format say which tokens they are of, or could they?"""
+    """Whether files of this format can hold token ids."""
     return name in ("npz", "npy", "safetensors", "nodes", "llama-logits")
 
 
 def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
-    """The format of what is there, by its first bytes or the names in it."""
+    """The format of a file by its first bytes, or of a folder by the names in it."""
     check_file(path)
     if path.is_dir():
         names = [entry.name for entry in os.scandir(path)]
@@ -121,7 +121,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         return "safetensors"
     if path.suffix in (".jsonl", ".trace"):
         return "bitnet-rs"
-    if path.suffix == ".npy":  # whose reader says what is wrong with it
+    if path.suffix == ".npy":  # its reader reports what is wrong with it
         return "logits"
     raise _unknown(path, f"a file that starts with {shown(head)}")
 
@@ -146,7 +146,7 @@ def writer(path: str | os.PathLike[str], format: str | None = None) -> tuple[str
     name = format or by_suffix.get(path.suffix)
     if name is None:
         raise OptionError(f"{path}: no format is given, expected one, or a name that ends in {', '.join(sorted(by_suffix))}")
-    found = FORMATS[name].writer if name in FORMATS else None
-    if found is None:
+    writer_class = FORMATS[name].writer if name in FORMATS else None
+    if writer_class is None:
         raise OptionError(f"{path}: format is {shown(name)}, expected one of {', '.join(f.name for f in _TABLE if f.writer)}")
-    return name, found
+    return name, writer_class

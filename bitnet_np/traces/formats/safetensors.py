@@ -33,19 +33,19 @@ def _view(data: mmap.mmap, dtype: str, header: Header) -> Callable[[], NDArray]:
 
 
 def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
-    """A .safetensors file whose tensors are named by label, such as attn_norm-0, or by transformers' module, and perhaps tokens."""
+    """The trace of a .safetensors file whose tensors are named by label, such as attn_norm-0, or by transformers' module."""
     path = Path(path)
     data, tensors = open_safetensors(path)
     arrays = {}
     for name, (dtype, shape, offset, _) in tensors.items():
         header = Header(shape, DTYPES[dtype], False, offset)
-        told = header._replace(dtype=np.dtype(np.float32)) if dtype == "BF16" else header
-        arrays[name] = told, _view(data, dtype, header)
+        converted = header._replace(dtype=np.dtype(np.float32)) if dtype == "BF16" else header
+        arrays[name] = converted, _view(data, dtype, header)
     return collect(arrays, path, "safetensors", tokens)
 
 
 class SafetensorsWriter(Writer):
-    """A .safetensors file. The header comes first and is known last, so data wait in one file for each width of number."""
+    """A .safetensors file. Its header comes first but is known last, so data wait in one file for each width of number."""
 
     def begin(self) -> None:
         self._table: list[tuple[str, NDArray]] = []  # labels, and arrays without their numbers

@@ -1,8 +1,8 @@
-"""One table of what other projects call the points of a forward pass, and look-ups in both directions.
+"""The names that other projects have for the points of a forward pass, in one table with look-ups in both directions.
 
 Where a project has no such stage its name is None. The sources: bitnet.cpp's graph (names with the operation that makes them, as one name
 stands for several nodes), BitNet-rs's tracepoints, the stages of aprender's `apr trace --save-tensor`, and the outputs of the modules of
-transformers' models, seen by forward hooks.
+transformers' models, as forward hooks see them.
 """
 
 import re
@@ -12,7 +12,7 @@ from ..points import Key, gradient_key, key_of
 
 
 class Stage(NamedTuple):
-    """One point in everybody's words; {} stands for the layer."""
+    """One point by each project's name; {} stands for the layer."""
 
     ours: str
     ggml: str | None = None  # name.OPERATION
@@ -67,22 +67,22 @@ _NODE = re.compile(r"s(0|[1-9][0-9]{0,8})\.([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?
 
 
 def stage(name: str) -> Stage:
-    """Everybody's words for a point of ours."""
+    """The names that other projects have for a point."""
     return _BY_OURS.get(name, Stage(name))
 
 
 def from_bitnet_rs(name: str) -> str | None:
-    """Our name of a BitNet-rs stage."""
+    """Our name for a BitNet-rs stage; None if we have none."""
     return _BY_BITNET_RS.get(name)
 
 
 def from_aprt(name: str) -> str | None:
-    """Our name of an APRT stage."""
+    """Our name for an APRT stage; None if we have none."""
     return _BY_APRT.get(name)
 
 
 def from_ggml(label: str) -> tuple[int, Key] | None:
-    """The call and the point of a graph node `s<call>.<name>[-<layer>].<OPERATION>`, or None: not a node, or none of ours."""
+    """The call and the point of a graph node `s<call>.<name>[-<layer>].<OPERATION>`; None if it is no node or no point."""
     match = _NODE.fullmatch(label)
     if not match:
         return None
@@ -93,23 +93,23 @@ def from_ggml(label: str) -> tuple[int, Key] | None:
 
 
 def is_node(label: str) -> bool:
-    """Is this the name of a graph node, whether or not we have such a point?"""
+    """Whether a label is the name of a graph node, of a point or not."""
     return re.match(r"s\d+\.", label) is not None
 
 
 def from_transformers(module: str) -> Key | None:
-    """The point that a module of transformers puts out."""
+    """The point that a transformers module outputs; None if there is none."""
     match = _MODULE_LAYER.search(module)
     name = _BY_TRANSFORMERS.get(_MODULE_LAYER.sub("{}", module))
     return Key(name, int(match[0]) if match else None) if name else None
 
 
 def to_transformers(key: Key) -> str | None:
-    """The module of transformers that puts a point out."""
+    """The transformers module that outputs a point; None if there is none."""
     module = stage(key.name).transformers
     return module and module.format(key.layer)
 
 
 def find(label: str) -> Key | None:
-    """The point a label names, in our words or by transformers' module; the name of a GGUF tensor stands for its gradient."""
+    """The point of a label: our own, or a transformers module; the name of a GGUF tensor stands for its gradient."""
     return key_of(label) or from_transformers(label) or gradient_key(label)

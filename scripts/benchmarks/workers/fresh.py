@@ -1,4 +1,4 @@
-"""One process's life for processes.py: `fresh.py MODEL THREADS [every]` prints a JSON object of seconds, bytes and a digest."""
+"""The fresh process of processes.py: `fresh.py MODEL THREADS [every]` prints a JSON object of seconds, bytes and a digest."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ class Compilations(event.TimingListener):
 
 
 def peak_bytes() -> int:
-    """Most memory that was resident. Linux's ru_maxrss may be the parent's, from before this program was started: ask for our own."""
+    """Peak resident memory. Linux's ru_maxrss may be the parent's, from before this program started: /proc has our own."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -40,8 +40,8 @@ def peak_bytes() -> int:
 
 def main() -> None:
     numba.set_num_threads(int(sys.argv[2]))
-    seen = Compilations()
-    with event.install_listener("numba:compile", seen):
+    compilations = Compilations()
+    with event.install_listener("numba:compile", compilations):
         begin = time.perf_counter()
         model = load(sys.argv[1])
         loaded = time.perf_counter()
@@ -55,7 +55,7 @@ def main() -> None:
             forward(model, [[0]], cache, last_only=True)
             done = time.perf_counter()
     parts = {"import": IMPORTED - BEGIN, "load": loaded - begin, "first": done - loaded, "seconds": done - begin}
-    compiled = {"compile": seen.duration if seen.done else 0.0, "functions": seen.functions}
+    compiled = {"compile": compilations.duration if compilations.done else 0.0, "functions": compilations.functions}
     print(json.dumps({**parts, **compiled, "peak_bytes": peak_bytes(), "sha256": hashlib.sha256(first.tobytes()).hexdigest()}))
 
 

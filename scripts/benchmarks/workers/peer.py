@@ -80,7 +80,7 @@ ENGINES = {
 
 
 def run(engine: Any, request: dict) -> dict:
-    """Time one request."""
+    """The answer to one request, timed."""
     engine.set_threads(request["threads"])
     engine.clear()
     if request["do"] == "prefill":
@@ -98,7 +98,7 @@ def run(engine: Any, request: dict) -> dict:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what an engine prints is no answer
+    os.dup2(2, 1)  # an engine's own output must not mix with answers
     engine: Any = None
     for line in sys.stdin:
         request = json.loads(line)
@@ -111,7 +111,7 @@ def main() -> None:
                 engine.open(**{key: value for key, value in request.items() if key != "do"})
             else:
                 answer = run(engine, request)
-        except Exception as error:  # whatever an engine raises, the other end tells
+        except Exception as error:  # the other end reports whatever an engine raises
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
 
