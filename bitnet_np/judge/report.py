@@ -132,8 +132,8 @@ def closer_summary(report: Report) -> str:
     )
 
 
-SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.WRONG: "X", Verdict.INVALID: "!"}
-LEGEND = "= same bits   . rounding   ~ flips   X WRONG   ! INVALID   (blank: not in the dump)"
+SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.NARROW: "n", Verdict.WRONG: "X", Verdict.INVALID: "!"}
+LEGEND = "= same bits   . rounding   ~ flips   n narrower   X WRONG   ! INVALID   (blank: not in the dump)"
 
 
 def heat_map(report: Report) -> str:

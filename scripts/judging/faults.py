@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,28 +22,29 @@ class Fault:
 
     name: str
     blamed: str  # tensor; "" where the dump as a whole must be refused
-    make: Callable[[Model, NDArray[np.int64]], tuple[dict[Key, Floats], NDArray[np.int64]]]
+    make: Callable[..., tuple[dict[Key, Floats], NDArray[np.int64]]]  # model, tokens [T], fields of the Engine -> its dump, its tokens
     layer: int | None = LAYER
     mistake: str = ""  # the id of the cause that a judge should name; "" where there is nothing to explain
 
 
 def in_engine(**faults: Callable[[Engine, int], Floats]) -> Callable:
     """The fault replaces a step of layer LAYER."""
-    return lambda model, tokens: (Engine(model, tokens, faults, (LAYER,)).run(), tokens)
+    return lambda model, tokens, **kind: (Engine(model, tokens, faults, (LAYER,), **kind).run(), tokens)
 
 
 def everywhere(**faults: Callable[[Engine, int], Floats]) -> Callable:
     """The fault replaces a step of every layer."""
-    return lambda model, tokens: (Engine(model, tokens, faults).run(), tokens)
+    return lambda model, tokens, **kind: (Engine(model, tokens, faults, **kind).run(), tokens)
 
 
 def on_dump(change: Callable[[dict[Key, Floats]], object]) -> Callable:
     """The fault is in what an honest engine wrote."""
 
-    def make(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
-        dump = Engine(model, tokens).run()
+    def make(model: Model, tokens: NDArray[np.int64], **kind: Any) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
+        engine = Engine(model, tokens, **kind)
+        dump = engine.run()
         change(dump)
-        return dump, tokens
+        return {key: engine.kept(x) if x.dtype == f32 else x for key, x in dump.items()}, tokens
 
     return make
 
@@ -77,14 +79,14 @@ def _relaid(e: Engine, n: int) -> Floats:
     return e.linear(e.at("attn_norm", n), w, matrix)
 
 
-def _leaked(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
-    other = Engine(model, tokens[::-1][:5].copy()).run()
+def _leaked(model: Model, tokens: NDArray[np.int64], **kind: Any) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
+    other = Engine(model, tokens[::-1][:5].copy(), **kind).run()
     leak: Callable[[Engine, int], Floats] = lambda e, n: e.attend(n, extra=(other[Key("Kcur_rope", n)], other[Key("Vcur", n)]))  # noqa: E731
-    return Engine(model, tokens, {"kqv_out": leak}).run(), tokens
+    return Engine(model, tokens, {"kqv_out": leak}, **kind).run(), tokens
 
 
-def _double_fed(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
-    dump = Engine(model, np.append(tokens, tokens[-1])).run()
+def _double_fed(model: Model, tokens: NDArray[np.int64], **kind: Any) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
+    dump = Engine(model, np.append(tokens, tokens[-1]), **kind).run()
     return {key: np.delete(value, len(tokens) - 1, axis=0) for key, value in dump.items()}, tokens
 
 
@@ -243,7 +245,7 @@ def _attention_faults() -> Iterator[Fault]:
     yield Fault(
         "float16 roundings not declared",
         "kqv_out",
-        lambda model, tokens: (Engine(model, tokens, halves=True).run(), tokens),
+        lambda model, tokens, **kind: (Engine(model, tokens, halves=True, **kind).run(), tokens),
         0,
         mistake="dialect.float16",
     )
@@ -355,7 +357,7 @@ def _layer_faults() -> Iterator[Fault]:
     yield Fault(
         "last layer skipped",
         "l_out",
-        lambda model, tokens: (Engine(model, tokens, {"l_out": lambda e, n: e.stream(n)}, (last,)).run(), tokens),
+        lambda model, tokens, **kind: (Engine(model, tokens, {"l_out": lambda e, n: e.stream(n)}, (last,), **kind).run(), tokens),
         last,
         mistake="layers.skipped",
     )
