@@ -17,12 +17,13 @@ from ..forward_pass import compute_logits
 from ..judge.dump import check_logits, check_trace
 from ..judge.graph import LOGITS
 from ..judge.logits import Judgement, judge
+from ..judge.precision import PROFILES, Precision, Profile
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
 from ..judge.verdict import Verdict
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, detect, npy, raw, read_any
 from . import progress
-from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, check_out, loaded
+from .arguments import add_model_argument, add_model_options, add_token_arguments, check_out, loaded
 from .inputs import token_ids
 from .printing import print_json, printable, table
 
@@ -50,7 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
     parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
     add_plot_argument(parser)
-    add_computing_arguments(parser)
+    parser.add_argument(
+        "--as",
+        dest="profile",
+        choices=PROFILES,
+        help="the kind of engine (default: the definition, with types narrower than float32 read off the dump; exact: nothing is read off)",
+    )
+    parser.add_argument(
+        "--precision",
+        metavar="act=bf16,kv=q8_0,...",
+        help="the types that the engine keeps numbers in: act (tensors), kv (the cache), probs, acc, attn_acc (sums), head (its own type)",
+    )
+    add_model_options(parser)
 
 
 def add_plot_argument(parser: argparse.ArgumentParser) -> None:
@@ -77,11 +89,20 @@ def run(arguments: argparse.Namespace) -> int:
     source = open_model(arguments.model)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     report = _judged(source, arguments, ids)
-    return show(arguments, report, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
+    return show(arguments, report, f"{arguments.theirs} against {arguments.model}, {arguments.profile or 'precision read off the dump'}")
+
+
+def _profile(arguments: argparse.Namespace) -> Profile:
+    """The dialect and precision that are declared. Raises OptionError."""
+    profile = PROFILES[arguments.profile] if arguments.profile else Profile(EXACT, None)
+    if arguments.precision is None:
+        return profile
+    return Profile(profile.dialect, Precision.parse(arguments.precision, profile.precision))
 
 
 def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Report:
     """The report on the dump."""
+    profile = _profile(arguments)
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
@@ -90,10 +111,11 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Repo
             raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
         rows = ids.shape[:-1] if arguments.last else ids.shape
         theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, source, rows)
-        return check_logits(loaded(source, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last, progress.bar)
+        model = loaded(source, arguments)
+        return check_logits(model, ids, theirs, profile.dialect, arguments.last, progress.bar, profile.precision)
     shape = _bare(path, source, ids.shape).shape if name == "raw" else None
     trace = read_any(path, name, shape, ids)
-    return check_trace(loaded(source, arguments), ids, trace, DIALECTS[arguments.dialect], progress.bar)
+    return check_trace(loaded(source, arguments), ids, trace, profile.dialect, progress.bar, profile.precision)
 
 
 def _bare(path: Path, source: Source, rows: tuple[int, ...]) -> NDArray[np.float32]:

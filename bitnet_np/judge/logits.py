@@ -47,6 +47,7 @@ class Reach:
     nmse: float  # mean over positions of the run that went farthest
     positions: Array  # [P] farthest of all runs at each of the first P positions
     scale: float = 0.0  # largest distance of the best common factor from 1
+    name: str = "float16 roundings"  # whose reach it is, plural
     one_scale: bool = False  # the head's input is quantised, with one scale for all of it: without flips a factor is what roundings change
 
 
@@ -76,7 +77,7 @@ class Judgement:
     worst: tuple[int, ...] | None = None  # index of the largest difference
     nmse: float | None = None  # sum (ours - theirs)^2 / sum (ours - mean of ours)^2, of the worst position
     mean_nmse: float | None = None  # its mean over positions
-    reach: float | None = None  # the mean NMSE that float16 roundings reach on this model, where it was measured
+    reach: float | None = None  # the mean NMSE that roundings reach on this model, where it was measured
     scale: float | None = None  # the factor that brings ours closest to theirs, of the position where it is farthest from 1
     kl: float | None = None  # largest KL divergence of theirs from ours, in nats
     top1: float | None = None  # share of positions where both have the same largest logit, ties counted as agreement
@@ -156,7 +157,7 @@ def _beyond_rounding(
     n: _Numbers, reach: Reach | None, worst: Array, mean: float, vocab: int, place: Callable[[int | np.intp], str]
 ) -> tuple[Verdict, str]:
     """WRONG or FLIPS, and why, of logits that differ by more than float32 sums in another order. worst, mean: see `limits`."""
-    reached = "roundings reach" if reach is None else "float16 roundings on this model reach"
+    reached = "roundings reach" if reach is None else f"{reach.name} on this model reach"
     off = int(np.abs(n.scale - 1).argmax())
     factor = abs(n.scale[off] - 1) > SCALE_LIMIT + (2 * reach.scale if reach is not None else 0)
     excess = n.nmse / worst

@@ -76,6 +76,12 @@ def half_steps(x: Array, kind: str) -> Array:
     return largest * steps + ROUNDOFF["float16"] * size
 
 
+def rounded(x: Array, kind: str) -> Array:
+    """Numbers [.., width] in codes of this type, about as engines round to it: to the nearest step."""
+    step = 2 * half_steps(x, kind)
+    return np.rint(x / np.where(step == 0, 1, step)) * step
+
+
 def stored(*effects: Array | float) -> Allowance:
     """Independent roundings with these effects on each element."""
     return Allowance(sum(effects), sum(effect * effect for effect in effects))
