@@ -110,9 +110,9 @@ class Cuda:
 
         If no slot has several rows, `position` gets an attribute `chunks`: how many chunks of keys the longest sequence has.
         """
-        given = {field.name: np.asarray(getattr(record, field.name)) for field in fields(record)}
-        parts = {name: self.upload(array) for name, array in given.items() if array.dtype == np.float32}
-        integers = {name: array.astype(np.int64) for name, array in given.items() if name not in parts}
+        arrays = {field.name: np.asarray(getattr(record, field.name)) for field in fields(record)}
+        parts = {name: self.upload(array) for name, array in arrays.items() if array.dtype == np.float32}
+        integers = {name: array.astype(np.int64) for name, array in arrays.items() if name not in parts}
         if integers:
             together = self.upload(np.concatenate(list(integers.values())))
             ends = np.cumsum([array.size for array in integers.values()]).tolist()
@@ -198,7 +198,7 @@ class Cuda:
         return next((threads for threads in candidates if norms.fits(width, threads)), 0)
 
     def normed(self, x: DeviceArray) -> tuple[str, DeviceArray, DeviceArray, DeviceArray]:
-        """What a norm of x reads: the source, its two inputs, and where the norm leaves x if nobody has read it before."""
+        """The inputs of a norm of x: the source, its two arrays, and the array for x itself if nothing has read it before."""
         if isinstance(x, Deferred) and x.is_open() and x.source in row_kernels.SOURCES:
             source, (a, b), made = x.source, x.inputs, self.empty(x.shape)
             x.settle(made)

@@ -1,4 +1,4 @@
-"""What an attention kernel is compiled for, the memory that a block works in, and the records that its functions pass on.
+"""The shape that an attention kernel is compiled for, the memory of a block, and the records that its functions pass on.
 
 A block has some queries that read the same keys and values. It goes through the keys by chunks of CHUNK.
 """
@@ -17,7 +17,7 @@ WIDEST = 256  # head width
 FOUR = 4  # queries of a tile, threads that share a tile, lanes of each; numbers of a head that a thread weighs
 EIGHT = 8  # queries of a block at most for which a thread holds a number of every value (attention_split.py)
 SPAN = CHUNK + 4  # numbers from one row of scores to the next
-LARGEST, WEIGHT, OLD, NEW = 0, 1, 2, 3  # what `Room.state` holds for a query
+LARGEST, WEIGHT, OLD, NEW = 0, 1, 2, 3  # the numbers that `Room.state` holds for a query
 STATE = 4
 UNSEEN = np.float32(-1.0)
 """In place of a weight, which is never negative: the query does not see the key, or no key of the chunk."""
@@ -26,7 +26,7 @@ _WIDTHS = (64, 96, 128, WIDEST)  # of heads that kernels are compiled for
 
 
 class Shape(NamedTuple):
-    """What a kernel is compiled for."""
+    """The shape that a kernel is compiled for."""
 
     width: int  # of a head, at most
     queries: int  # of a block
@@ -88,15 +88,15 @@ class Cached(NamedTuple):
 class Run(NamedTuple):
     """The queries of a block: query i is head `head` + i % group of row `row` + i // group."""
 
-    row: Any  # the first
-    rows: Any  # how many
-    head: Any  # the first
+    row: Any  # the first row
+    rows: Any  # their number
+    head: Any  # the first head
     group: Any  # heads of a row
     n: Any  # queries
 
 
 class Room(NamedTuple):
-    """What a block works in. All arrays are flat, of float32 but for `rows`."""
+    """The memory of a block. All arrays are flat, of float32 but for `rows`."""
 
     queries: Any  # shared: [queries, stride], rotated
     keys: Any  # shared: [buffers, part, stride]

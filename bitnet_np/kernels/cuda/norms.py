@@ -44,7 +44,7 @@ _f = np.float32
 
 
 def _ahead(width: int, threads: int) -> int:
-    """How many times 4 numbers of a row each thread has, with the zeros that follow the row."""
+    """The number of fours of a row, with the zeros that follow it, that each thread has."""
     return -(-padded(width) // (4 * threads))
 
 
@@ -54,7 +54,7 @@ def fits(width: int, threads: int) -> bool:
 
 
 def _turns(width: int, warps: int) -> tuple[int, int]:
-    """How many tiles of columns each of the `warps` warps of a tile of rows has at a time, and how many times."""
+    """(depth, rounds): each of the `warps` warps of a tile of rows has `depth` tiles of columns at a time, `rounds` times."""
     blocks = -(-width // COLUMNS)
     depth = min(DEPTH, -(-blocks // warps))
     return depth, -(-blocks // (warps * depth))
@@ -68,7 +68,7 @@ def product_fits(width: int, warps: int, slots: int) -> bool:
 
 
 class Row(NamedTuple):
-    """Where the row of a block comes from: flat arrays."""
+    """The sources of a block's row, as flat arrays."""
 
     a: Any
     b: Any
@@ -77,7 +77,7 @@ class Row(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a block works in."""
+    """The memory of a block."""
 
     gains: Any  # of a thread: the gains of its numbers
     piece: Any  # shared: the row, then its norm

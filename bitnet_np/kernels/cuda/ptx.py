@@ -644,11 +644,11 @@ def for_each(function: Callable, picks: Sequence[Sequence[int]]) -> Callable:
         others = list(rest)
 
         def codegen(context, builder, signature, args):
-            given = [builder.extract_value(args[1], i) for i in range(len(others))]
+            fields = [builder.extract_value(args[1], i) for i in range(len(others))]
             for i, (pick, kind) in enumerate(zip(picks, kinds, strict=True)):
                 chosen = context.make_tuple(builder, kind, [builder.extract_value(args[0], at) for at in pick])
                 call = typing.signature(types.none, types.int64, kind, *others)
-                context.compile_internal(builder, function, call, [ir.Constant(I64, i), chosen, *given])
+                context.compile_internal(builder, function, call, [ir.Constant(I64, i), chosen, *fields])
             return context.get_dummy_value()
 
         return types.none(values, rest), codegen

@@ -60,7 +60,7 @@ def of_three(three, which):
 
 @device
 def rows_before(widths, which):
-    """How many rows the matrices before it have."""
+    """The number of rows of the matrices before it."""
     return 0 if which == 0 else widths[0] if which == 1 else widths[0] + widths[1]
 
 
