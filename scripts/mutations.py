@@ -1,8 +1,8 @@
-"""Does the judge find bugs, and does it leave honest engines alone?
+"""Measures whether the judge finds bugs, and whether it leaves honest engines alone.
 
-A small engine of its own (judging/engine.py) is given realistic faults, one at a time (judging/faults.py), and its dump is judged: was the
-fault found, was the right operation of the right layer blamed, was it called by the id that the catalogue of mistakes has for it? Then
-honest variants of the engine, which sum in other orders or round to float16 as declared, are judged: every alarm there is false.
+A small engine of its own (judging/engine.py) gets realistic faults, one at a time (judging/faults.py), and its dump is judged. A fault
+should be found, blamed on the right operation of the right layer, and named by its id in the catalogue of mistakes. Then honest variants of
+the engine, which sum in other orders or round to float16 as declared, are judged: every alarm there is false.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from bitnet_np.traces.points import Key, Trace
 
 
 def honest(model: Model, tokens: NDArray[np.int64]) -> Iterator[tuple[str, dict[Key, Floats], Dialect]]:
-    """Dumps that are right, each made in another way, with the dialect they declare."""
+    """Correct dumps, each computed in another way, with the dialect that it declares."""
     for halves, dialect in ((False, EXACT), (True, BITNET_CPP)):
         ways: dict[str, Callable[[Floats, Floats], Floats]] = {
             "float32 BLAS": lambda x, w: x @ w.T,
@@ -64,7 +64,7 @@ def judged(model: Model, dump: dict[Key, Floats], tokens: NDArray[np.int64], dia
 
 
 def row(fault: Fault, report: Report) -> dict[str, object]:
-    found = report.verdict in (Verdict.WRONG, Verdict.INVALID)
+    is_found = report.verdict in (Verdict.WRONG, Verdict.INVALID)
     blamed = report.first_wrong
     if fault.blamed:
         right = (
@@ -79,13 +79,13 @@ def row(fault: Fault, report: Report) -> dict[str, object]:
         "mistake": blamed.mistake if blamed else None,
         "says": (blamed.hypothesis or blamed.reason) if blamed else report.reason,
         "explained": (blamed.mistake or "" if blamed else "") == fault.mistake,
-        "found": found,
+        "found": is_found,
         "right": right,
     }
 
 
 def catalogue() -> Iterator[tuple[str, str, str, str]]:
-    """Id, text, where it is tried and who can make it, of every known mistake."""
+    """Every known mistake: id, text, the kinds of dump on which it is tried, and the families that can make it."""
     shape: dict[str, Any] = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "window": 4, "n_layers": 2, "tied": False}
     models = [random_model(0, family=family, **shape) for family in ARCHITECTURES]
     models.append(random_model(1, family="gptneox", parallel_residual=True, **shape | {"kv_heads": 4}))
@@ -98,10 +98,10 @@ def catalogue() -> Iterator[tuple[str, str, str, str]]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--report", action="store_true", help="the whole table (default: the summary and what went wrong)")
-    parser.add_argument("--honest", type=int, default=200, metavar="N", help="at least so many honest runs (default 200)")
-    parser.add_argument("--only", default="", metavar="l_out,...", help="judge dumps that have these tensors only")
-    parser.add_argument("--catalogue", action="store_true", help="the table of all known mistakes instead, and judge nothing")
+    parser.add_argument("--report", action="store_true", help="print the whole table (default: the summary and the failures)")
+    parser.add_argument("--honest", type=int, default=200, metavar="N", help="run at least so many honest runs (default 200)")
+    parser.add_argument("--only", default="", metavar="l_out,...", help="judge dumps of these tensors only")
+    parser.add_argument("--catalogue", action="store_true", help="print the table of all known mistakes instead, and judge nothing")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     if arguments.catalogue:
