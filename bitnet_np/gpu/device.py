@@ -4,7 +4,7 @@
     model = place(load("model.gguf"), on)
     logits = forward_full(model, tokens, ops=on)
 
-Weights go to the device once. Token ids go in and logits come out; what is between stays there, unless it is recorded.
+Weights go to the device once. Token ids go in and logits come out; tensors in between stay there, unless they are recorded.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'bitnet_np[cuda]'"
 OLDEST = (8, 0)  # compute capability: asynchronous copies, and tensor cores for int8 in the shape used here
-_HEADROOM = 1 << 28  # bytes beside the weights for what lies between operations, for code, and for the driver
+_HEADROOM = 1 << 28  # bytes besides the weights: for results, for code, and for the driver
 
 
 def open_cuda(number: int = 0) -> Cuda:
-    """The GPU of that number as a backend. Raises OptionError that says what is missing: the package, a driver, the device, its age."""
+    """The GPU of that number as a backend. Raises OptionError, with the reason: no package, driver or such device, or too old a device."""
     if find_spec("numba_cuda") is None:
         raise OptionError(f"no CUDA: the package numba-cuda is not installed, expected the extra `cuda`: {INSTALL}")
     try:

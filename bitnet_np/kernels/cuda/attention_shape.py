@@ -22,7 +22,7 @@ STATE = 4
 UNSEEN = np.float32(-1.0)
 """In place of a weight, which is never negative: the query does not see the key, or no key of the chunk."""
 
-_WIDTHS = (64, 96, 128, WIDEST)  # of heads that kernels are compiled for
+_WIDTHS = (64, 96, 128, WIDEST)  # widths of heads that kernels are compiled for
 
 
 class Shape(NamedTuple):
@@ -52,12 +52,12 @@ class Shape(NamedTuple):
 
     @property
     def apart(self) -> int:
-        """Distance between the queries of one thread where it weighs values."""
+        """Distance between the queries of one thread when it weighs values."""
         return min(1 << (self.threads // (self.width // FOUR)).bit_length() - 1, self.queries)
 
     @property
     def own(self) -> int:
-        """Queries of one thread where it weighs values."""
+        """Queries of one thread when it weighs values."""
         return self.queries // self.apart
 
 
@@ -77,7 +77,7 @@ def shape_for(width: int, queries: int, halves: bool = False, many: bool = False
 
 
 class Cached(NamedTuple):
-    """Keys and values in a cache, as flat arrays. Functions are given the offset of the head and position that they begin at."""
+    """Keys and values in a cache, as flat arrays. Functions take the offset of their first head and position."""
 
     k: Any
     v: Any
@@ -103,7 +103,7 @@ class Room(NamedTuple):
     scores: Any  # shared: [queries, SPAN], of one chunk; then the weights
     state: Any  # shared: [queries, STATE]
     rows: Any  # shared: [queries] int32, the row of the run that a query belongs to
-    dots: Any  # of a thread: the lanes of the dot products of its tile; later the weights that it works out
+    dots: Any  # of a thread: the lanes of the dot products of its tile; later the weights that it computes
 
 
 @cache
