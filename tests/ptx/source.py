@@ -71,7 +71,7 @@ _STATEMENT = re.compile(r"\s*(?:([\w$]+):(?!:)|([{}])|([^;{}]*(?:\{[^}]*\}[^;{}]
 
 @cache
 def parse(text: str) -> dict[str, Kernel]:
-    """Kernels by their names. Raises ValueError, with the statement, for unknown ones."""
+    """Kernels by their names. Raises ValueError, with the statement, for an unknown statement."""
     text = re.sub(r"//[^\n]*", "", text)
     shared, end = dict[str, int](), 0
     for alignment, name, size in _SHARED.findall(text):
