@@ -1,7 +1,7 @@
 """A small engine with a bug, for the judge to find: `python examples/faulty_engine.py` writes its tensors to the folder dump/.
 
-This is BitNet b1.58 in NumPy, run on the demo model that the package brings. In layer 3, and only there, the gate of the feed-forward
-goes through SiLU instead of squared ReLU. Each tensor is saved under the name that docs/judging.md gives it.
+This is BitNet b1.58 in NumPy, run on the demo model in the package. In layer 3 alone, the gate of the feed-forward goes through SiLU
+instead of squared ReLU. Each tensor is saved under the name that docs/judging.md gives it.
 """
 
 from pathlib import Path

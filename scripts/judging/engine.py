@@ -1,10 +1,11 @@
-"""A small engine of its own: BitNet in float32 NumPy, sharing nothing with the kernels or the definition, whose steps can be replaced.
+"""A small engine: BitNet in float32 NumPy, whose steps can be replaced. It shares nothing with the kernels or the definition.
 
 It may keep its tensors in a narrower type, as eager code on a GPU does, and its KV cache too.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,12 @@ Floats = NDArray[np.float32]
 
 @dataclass
 class Engine:
-    """A forward pass that keeps every tensor, in float32 or with another way to sum; `faults` replace single steps."""
+    """A forward pass that keeps every tensor, in float32 or with other sums. `faults` replace single steps."""
 
     model: Model
     tokens: NDArray[np.int64]
     faults: Mapping[str, Callable[["Engine", int], Floats]] = field(default_factory=dict)
-    layers: tuple[int, ...] | None = None  # where the faults are; None: everywhere
+    layers: tuple[int, ...] | None = None  # the layers with faults; None for all
     dot: Callable[[Floats, Floats], Floats] = lambda x, w: x @ w.T
     halves: bool = False
     kept: Callable[[Floats], Floats] = lambda x: x  # the type of all tensors, also between the steps of one operation
@@ -135,7 +136,7 @@ class Engine:
         queries = self.half(self.at(q, n)).reshape(rows, c.heads, c.head_dim)
         keys, values = (self.cached(self.half(self.at(name, n))).reshape(rows, c.kv_heads, c.head_dim) for name in (k, v))
         mask = allowed(np.arange(rows)[:, None], np.arange(rows))
-        if extra is not None:  # keys and values that should not be there
+        if extra is not None:  # foreign keys and values
             keys, values = (
                 np.concatenate([more.reshape(-1, c.kv_heads, c.head_dim), x]) for more, x in zip(extra, (keys, values), strict=True)
             )
@@ -169,7 +170,7 @@ def q8_0(x: Floats) -> Floats:
     return (np.rint(blocks / np.where(step == 0, f32(1), step)) * float16(step)).reshape(x.shape)
 
 
-KINDS: dict[str, dict[str, Callable[[Floats], Floats]]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "float32": {},
     "float16 KV cache": {"cached": float16},
     "q8_0 KV cache": {"cached": q8_0},

@@ -1,4 +1,4 @@
-"""Faults: realistic bugs, one at a time, put into the engine or into the dump that it writes."""
+"""Realistic bugs, each put alone into the engine or into the dump that it writes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from bitnet_np.traces.points import Key
 
 from .engine import Engine, Floats, embedded_model, f32
 
-LAYER = 1  # where a fault is put that sits in one layer
+LAYER = 1  # the layer of faults in a single layer
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One bug, and where a judge should see it first."""
+    """One bug, and the place where a judge should see it first."""
 
     name: str
-    blamed: str  # tensor; "" where the dump as a whole must be refused
+    blamed: str  # the tensor; "" if the dump as a whole must be refused
     make: Callable[..., tuple[dict[Key, Floats], NDArray[np.int64]]]  # model, tokens [T], fields of the Engine -> its dump, its tokens
     layer: int | None = LAYER
-    mistake: str = ""  # the id of the cause that a judge should name; "" where there is nothing to explain
+    mistake: str = ""  # the id of the cause that a judge should name; "" if there is nothing to explain
 
 
 def in_engine(**faults: Callable[[Engine, int], Floats]) -> Callable:
-    """The fault replaces a step of layer LAYER."""
+    """A fault that replaces steps of layer LAYER."""
     return lambda model, tokens, **kind: (Engine(model, tokens, faults, (LAYER,), **kind).run(), tokens)
 
 
 def everywhere(**faults: Callable[[Engine, int], Floats]) -> Callable:
-    """The fault replaces a step of every layer."""
+    """A fault that replaces steps of every layer."""
     return lambda model, tokens, **kind: (Engine(model, tokens, faults, **kind).run(), tokens)
 
 
 def on_dump(change: Callable[[dict[Key, Floats]], object]) -> Callable:
-    """The fault is in what an honest engine wrote."""
+    """A fault that changes the dump of an honest engine."""
 
     def make(model: Model, tokens: NDArray[np.int64], **kind: Any) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
         engine = Engine(model, tokens, **kind)
@@ -54,7 +54,7 @@ def _weights(e: Engine, n: int, name: str) -> Ternary:
 
 
 def _misread(e: Engine, n: int, name: str, source: str) -> Floats:
-    """One block of 128 codes is read from the block after it."""
+    """A product with one block of 128 codes read from the next row."""
     matrix = packing.unpack(_weights(e, n, name))
     matrix[3, :128] = matrix[4, :128]
     return e.linear(e.at(source, n), _weights(e, n, name), matrix)
@@ -116,7 +116,7 @@ LOGITS = Key("result_output", None)
 
 
 def faults() -> Iterator[Fault]:
-    """All of them."""
+    """All faults."""
     for group in (_norm_faults, _rope_faults, _attention_faults, _matrix_faults, _gate_faults, _layer_faults, _dump_faults):
         yield from group()
 
