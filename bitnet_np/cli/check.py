@@ -173,9 +173,16 @@ def show(arguments: argparse.Namespace, report: Report, heading: str) -> int:
     return report.verdict.exit_code
 
 
+def _few(places: tuple[str, ...]) -> str:
+    """The first of some places."""
+    return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+
+
 def _paragraphs(report: Report) -> Iterator[str]:
     logits = report.logits
     yield f"{report.verdict.text}\n{printable(report.reason)}"
+    if len(report.causes) > 1:
+        yield "causes:\n" + "\n".join(f"  {cause}: {_few(places)}" for cause, places in report.causes.items())
     if report.notes:
         yield "\n".join(f"note: {note}" for note in report.notes)
     if logits is not None and logits.verdict != Verdict.INVALID:

@@ -59,7 +59,16 @@ def check_trace(
     if not others.points and (not is_operation or logits.verdict <= Verdict.FLIPS or logits.explanation):
         return Report.of_logits(logits, (*rows.notes, *_note(precision, logits_precision)))
     operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"), precision)
+    if others.points and _unexplained(operations, logits):  # what logits alone would show, more tensors must not hide
+        logits = _judge_rows(model, ids, rows, dialect, logits_precision, search=True, bars=bars)
     return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(logits)
+
+
+def _unexplained(operations: Report, logits: Judgement) -> bool:
+    """Whether something is wrong that no operation explains, or may be hidden in several operations judged together."""
+    if operations.first_wrong is not None:
+        return operations.first_wrong.hypothesis is None
+    return logits.verdict in (Verdict.FLIPS, Verdict.WRONG) and any(len(o.across) > 1 for o in operations.operations)
 
 
 def _read_off(arrays: Iterable[NDArray]) -> Precision | None:

@@ -75,8 +75,18 @@ class Report:
     def with_logits(self, logits: Judgement) -> "Report":
         """The report on operations together with that on logits, which is the reason if they are worse than any operation."""
         if logits.verdict <= self.verdict:
-            return replace(self, logits=logits)
+            more = f"; logits alone: {logits.explanation}" if logits.verdict == Verdict.WRONG and logits.explanation else ""
+            return replace(self, logits=logits, reason=self.reason + more)
         return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
+
+    @property
+    def causes(self) -> dict[str, tuple[str, ...]]:
+        """Each distinct cause of wrong tensors, and their places."""
+        causes: dict[str, tuple[str, ...]] = {}
+        for o in self.operations:
+            if o.verdict == Verdict.WRONG and o.hypothesis:
+                causes[o.hypothesis] = (*causes.get(o.hypothesis, ()), o.place)
+        return causes
 
     def as_dict(self) -> dict[str, Any]:
         """The report, for JSON."""
@@ -91,6 +101,7 @@ class Report:
             "meaning": self.verdict.text,
             "reason": self.reason,
             "first_wrong": plain(self.first_wrong) if self.first_wrong else None,
+            "causes": {cause: list(places) for cause, places in self.causes.items()},
             "operations": [plain(o) for o in self.operations],
             "missing": list(map(str, self.missing)),
             "notes": list(self.notes),
