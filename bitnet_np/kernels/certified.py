@@ -127,7 +127,10 @@ def _intervals(codes, step, lost, length, q, offset, coarse, fine, size, slack, 
 
 
 def intervals(copy: Copy, x: Split) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # -> 2 x [R, V]
-    """Bounds of every logit: the int8 copies' product, less and more lost * size + (length + lost) * slack. 8001 D is less than 2^31."""
+    """Bounds of every logit: the product of the int8 copies, minus and plus lost * size + (length + lost) * slack.
+
+    A sum of products of codes is at most 127 * 63 * D, which must be less than 2^31.
+    """
     rows, n = len(x.coarse), len(copy.step)
     padding = -x.q.shape[1] % _COLUMNS, (-rows % _TOKENS if rows > 1 else 0)
     q = np.pad(x.q, ((0, 2 * padding[1]), (0, padding[0])))
