@@ -10,7 +10,10 @@ from .files.gguf_file import open_gguf
 from .files.load import load
 from .forward_pass import compute_logits, forward, forward_full, forward_incremental, prefill
 from .generate import generate, stream
+from .judge.in_memory import check
 from .judge.logits import Judgement, judge
+from .judge.report import Report
+from .judge.verdict import Verdict
 from .metrics import Metrics
 from .model import Blocks, Config, Layer, Linear, Model, Ternary
 from .sampling import Sampling
@@ -35,10 +38,13 @@ __all__ = [
     "Linear",
     "Metrics",
     "Model",
+    "Report",
     "Request",
     "Sampling",
     "Ternary",
+    "Verdict",
     "certify",
+    "check",
     "compute_logits",
     "forward",
     "forward_batch",

@@ -16,6 +16,7 @@ from ..progress import Bars, no_bars
 from ..tokens import check_tokens
 from ..traces.points import Key, Trace
 from ..validate import instance, integers
+from .detail import Details
 from .engine import judge_logits
 from .graph import LOGITS
 from .logits import FLIPS_LIMIT, Judgement, position_nmse
@@ -30,23 +31,32 @@ LOG_PROBS = Key("log_probs", None)
 _MOST_POSITIONS = 64  # positions to try mistakes on: each mistake is a forward pass
 
 
-def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dialect = EXACT, bars: Bars = no_bars) -> Report:
+def check_trace(
+    model: Model,
+    ids: NDArray[np.int64],
+    trace: Trace,
+    dialect: Dialect = EXACT,
+    bars: Bars = no_bars,
+    details: Details | None = None,
+) -> Report:
     """The report on every operation of a dump, and on its logits or log-probabilities as such, where it has some.
 
-    ids: token ids [T] of the one sequence. Nothing that a dump holds raises an error. Raises what `forward_full` raises.
+    ids: token ids [T] of the one sequence. details: see judge_trace.
+
+    Nothing that a dump holds raises an error. Raises what `forward_full` raises.
     """
     ids, trace = integers("ids", ids, 1, TokenRangeError), instance("trace", trace, Trace)
     Runtime(model, dialect).checked()
     check_tokens(model.config, ids[None])
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
-        return judge_trace(model, trace, ids, dialect, bars("judging operations"))
+        return judge_trace(model, trace, ids, dialect, bars("judging operations"), details)
     rows, others = _Rows.of(trace, key, len(ids)), trace.without(key)
-    logits = _judge_rows(model, ids, rows, dialect, search=not others.points, bars=bars)
+    logits = _judge_rows(model, ids, rows, dialect, search=not others.points, bars=bars, details=details)
     is_operation = key == LOGITS and rows.whole and logits.verdict != Verdict.INVALID  # the output matrix, from the dump's result_norm
     if not others.points and (not is_operation or logits.verdict <= Verdict.FLIPS or logits.explanation):
         return Report.of_logits(logits, rows.notes)
-    operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"))
+    operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"), details)
     return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(logits)
 
 
@@ -71,7 +81,9 @@ class _Rows(NamedTuple):
         return cls(theirs, np.arange(length), convert, True, ())
 
 
-def _judge_rows(model: Model, ids: NDArray[np.int64], rows: _Rows, dialect: Dialect, search: bool, bars: Bars) -> Judgement:
+def _judge_rows(
+    model: Model, ids: NDArray[np.int64], rows: _Rows, dialect: Dialect, search: bool, bars: Bars, details: Details | None
+) -> Judgement:
     """The verdict on rows as such. search: try the known mistakes too."""
     looked_at = _first(rows.positions)
 
@@ -82,7 +94,7 @@ def _judge_rows(model: Model, ids: NDArray[np.int64], rows: _Rows, dialect: Dial
     every = compute_logits(model, ids[None], dialect=dialect)[0]
     ours = rows.convert(every if rows.whole else every[rows.positions])
     base = Variant("ours", model, dialect)
-    judged = judge_logits(ours, rows.theirs, base, run, search, bars("trying known mistakes"), rows.positions)
+    judged = judge_logits(ours, rows.theirs, base, run, search, bars("trying known mistakes"), rows.positions, details)
     if not rows.notes:
         return judged
     last = len(ids) - 1
@@ -103,7 +115,15 @@ def _first(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return few[: late[0]] if late.size else few
 
 
-def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect, last_only: bool, bars: Bars = no_bars) -> Report:
+def check_logits(
+    model: Model,
+    ids: NDArray,
+    theirs: ArrayLike,
+    dialect: Dialect,
+    last_only: bool,
+    bars: Bars = no_bars,
+    details: Details | None = None,
+) -> Report:
     """The report on logits alone, of whole sequences [T] or [B, T]: theirs have an axis V more, or in place of T with last_only."""
     batch = ids if ids.ndim == 2 else ids[None]
     ours = compute_logits(model, batch, last_only=last_only, dialect=dialect)
@@ -117,7 +137,7 @@ def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect
         logits = variant_logits(variant, part, last_only)
         return logits.reshape(-1, logits.shape[-1])
 
-    judged = judge_logits(ours, theirs, Variant("ours", model, dialect), run, progress=bars("trying known mistakes"))
+    judged = judge_logits(ours, theirs, Variant("ours", model, dialect), run, progress=bars("trying known mistakes"), details=details)
     if judged.verdict == Verdict.WRONG and judged.explanation is None and len(batch) > 1:
         mixed = _mixed_sequences(ours, theirs, judged.reach or FLIPS_LIMIT)
         if mixed is not None:

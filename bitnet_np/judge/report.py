@@ -1,22 +1,23 @@
 """The report on a whole trace, with its tables, its heat map and its plot."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import OptionError
+from ..errors import OptionError, shortened
 from ..extras import extra
 from ..traces.points import GRADIENTS, LAYER_NAMES, Key
 from ..whole_file import whole_file
+from .detail import Details
 from .logits import Judgement
 from .mistakes.mistake import Cause
 from .verdict import Verdict
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OperationVerdict:
     """The verdict on one tensor of the dump."""
 
@@ -37,6 +38,10 @@ class OperationVerdict:
     mistake: str | None = None  # its id in the catalogue of mistakes, or "read...." for what was read off the numbers
     tried: bool = True  # whether known mistakes were tried on it: across many operations of a large model that is too much work
 
+    def __repr__(self) -> str:
+        said = self.hypothesis or self.reason
+        return f"OperationVerdict({self.place}: {self.verdict}{', ' * bool(said)}{shortened(said)})"
+
     def explained(self, cause: Cause | None) -> "OperationVerdict":
         """The same verdict with what the operation did instead."""
         return self if cause is None else replace(self, hypothesis=cause.text, mistake=cause.id)
@@ -55,7 +60,7 @@ class OperationVerdict:
         return self.key.name if self.key.layer is None else f"layer {self.key.layer} {self.key.name}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The judgement of a dump: of its operations, and of its logits as such where it has some."""
 
@@ -63,9 +68,14 @@ class Report:
     reason: str
     operations: tuple[OperationVerdict, ...] = ()
     first_wrong: OperationVerdict | None = None
-    missing: tuple[Key, ...] = field(default=(), repr=False)  # tensors of the forward pass that the dump does not have
+    missing: tuple[Key, ...] = ()  # tensors of the forward pass that the dump does not have
     notes: tuple[str, ...] = ()  # assumptions made, and work left out
     logits: Judgement | None = None
+
+    def __repr__(self) -> str:
+        judged = [f"{len(self.operations)} tensors"] if self.operations else []
+        judged += ["logits"] if self.logits else []
+        return f"Report({self.verdict}: {shortened(self.reason, 200)}{'; ' * bool(judged)}{' and '.join(judged)})"
 
     @classmethod
     def of_logits(cls, logits: Judgement, notes: tuple[str, ...] = ()) -> "Report":
@@ -77,6 +87,18 @@ class Report:
         if logits.verdict <= self.verdict:
             return replace(self, logits=logits)
         return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
+
+    def html(self, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
+        """The report as one HTML document, see html.page."""
+        from .html import page  # which reads reports
+
+        return page(self, details, about)
+
+    def _repr_html_(self) -> str:
+        """The headline and the heat map, for notebooks."""
+        from .html import fragment
+
+        return fragment(self)
 
     def as_dict(self) -> dict[str, Any]:
         """The report, for JSON."""

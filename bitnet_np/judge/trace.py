@@ -24,9 +24,10 @@ from ..progress import Progress, silent
 from ..tokens import Tokens, check_tokens
 from ..traces.points import Key, Trace
 from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, invalid_tensor, position_errors, relative_error, statistics, within
+from .detail import Details
 from .diagnosis import local, overwritten, permuted, rounded
 from .graph import LOGITS, TOKENS, Operation, operations
-from .logits import Reach, judge, same_bits
+from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import ratios
 from .mistakes.catalogue import at_operation, fitted
 from .mistakes.mistake import Cause, Compute, Fit
@@ -44,9 +45,17 @@ _LITTLE_WORK = _MOST_WORK // 10  # the same where the verdict is FLIPS, which ma
 
 
 def judge_trace(
-    model: Model, trace: Trace, tokens: Sequence[int] | NDArray, dialect: Dialect = EXACT, progress: Progress = silent
+    model: Model,
+    trace: Trace,
+    tokens: Sequence[int] | NDArray,
+    dialect: Dialect = EXACT,
+    progress: Progress = silent,
+    details: Details | None = None,
 ) -> Report:
-    """Judge another engine's tensors for these tokens (one sequence), in the dialect it is declared to follow."""
+    """Judge another engine's tensors for these tokens (one sequence), in the dialect it is declared to follow.
+
+    details: what collects the worst numbers, errors by position and attempts of each tensor, if somebody wants them.
+    """
     checked = check_tokens(model.config, np.asarray(tokens)[None])
     ids = checked.ids[0]
     if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
@@ -62,7 +71,7 @@ def judge_trace(
     if invalid:
         first = invalid[0]
         return Report(Verdict.INVALID, f"{first.place}: {first.reason}", invalid, first, missing)
-    judge = _Judge(model, dialect, graph, ids, dump, progress)
+    judge = _Judge(model, dialect, graph, ids, dump, progress, details)
     verdicts = []
     for i, operation in enumerate(graph):
         if operation.key in dump.tensors:
@@ -131,9 +140,17 @@ class _Judge:
     """One engine's tensors, beside everything they are judged by."""
 
     def __init__(
-        self, model: Model, dialect: Dialect, graph: list[Operation], ids: NDArray[np.int64], dump: _Dump, progress: Progress
+        self,
+        model: Model,
+        dialect: Dialect,
+        graph: list[Operation],
+        ids: NDArray[np.int64],
+        dump: _Dump,
+        progress: Progress,
+        details: Details | None = None,
     ) -> None:
         self.model, self.dialect, self.graph, self.ids, self.dump, self.progress = model, dialect, graph, ids, dump, progress
+        self.details = details
         self.theirs = _Theirs(ids, dump.tensors)
         self.by_key = {o.key: o for o in graph}
 
@@ -154,6 +171,8 @@ class _Judge:
         value, across = expected.value, (operation.key,)
         verdict, reason, ratio = within(expected, theirs)
         judged = statistics(operation.key, verdict, reason, across, ratio, value, theirs)
+        if self.details is not None:
+            self.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
         if verdict != Verdict.WRONG:
             return replace(judged, **self._from_float64(operation, value, theirs))
         bound = bound_of(expected, value.shape)[1]
@@ -170,6 +189,9 @@ class _Judge:
             logits = judge(value.astype(np.float32), theirs, reach)
             verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
         judged = statistics(key, verdict, reason, across, ratio, value, theirs)
+        if self.details is not None:
+            most_nmse = ROUNDING_ACROSS if verdict == Verdict.ROUNDING else limits(reach, len(value))[0]
+            self.details.rows(key, value, theirs, most_nmse)
         most = 0.0 if reach is None else reach.nmse
         work = sum(self._cost(k) for k in across)
         if verdict == Verdict.WRONG:
@@ -299,7 +321,10 @@ class _Judge:
             for candidate, array in chain(self._mistaken(across), with_fitted()):
                 if array.shape != theirs.shape or not np.isfinite(array).all() or relative_error(array, value) < least:
                     continue
-                if (left := relative_error(array, theirs)) < best:
+                left = relative_error(array, theirs)
+                if self.details is not None:
+                    self.details.attempt(across[-1], candidate.text, left)
+                if left < best:
                     best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
         if cause is None and now > _MATCH and permuted(theirs, value):
             return Cause("the right numbers in another order: columns are permuted", "read.permuted")

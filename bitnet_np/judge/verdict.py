@@ -12,6 +12,12 @@ class Verdict(IntEnum):
     WRONG = 3
     INVALID = 4
 
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        return format(self.name, spec)
+
     @property
     def text(self) -> str:
         """The verdict in words."""

@@ -1,4 +1,4 @@
-"""The processor and the software that a figure was measured on."""
+"""The processor and the software that a result was computed on."""
 
 import importlib.metadata
 import os
@@ -10,7 +10,7 @@ import llvmlite
 import numba
 import numpy as np
 
-from bitnet_np.kernels import simd
+from .kernels import simd
 
 
 def processor() -> str:
@@ -24,7 +24,7 @@ def processor() -> str:
 
 
 def describe() -> dict[str, Any]:
-    """The facts of the machine that belong to every figure."""
+    """The facts of the machine that belong to every figure and every report."""
     features = simd.cpu_features()
     reported = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm", "sve")
     return {
@@ -32,7 +32,7 @@ def describe() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "instruction path": simd.instruction_path(),
         "features": [name for name in reported if name in features],
-        "threading layer": numba.threading_layer(),
+        "threading layer": _threading_layer(),
         "bitnet_np": _version("bitnet_np"),
         "numba": numba.__version__,
         "llvmlite": llvmlite.__version__,
@@ -40,6 +40,13 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def _threading_layer() -> str:
+    try:
+        return numba.threading_layer()
+    except ValueError:
+        return "none: nothing ran on several threads"
 
 
 def _version(package: str) -> str:
