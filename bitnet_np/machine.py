@@ -1,5 +1,6 @@
-"""The processor and the software that a result was computed on."""
+"""The processor and the software that a result was computed on, and digests of the files it was computed from."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -40,6 +41,22 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def facts() -> dict[str, str]:
+    """`describe` as text."""
+    return {name: ", ".join(value) if isinstance(value, list) else str(value) for name, value in describe().items()}
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file; of a folder, that of the digests and names of all files in it, in order."""
+    if not path.is_dir():
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for file_path in sorted(p for p in path.rglob("*") if p.is_file()):
+        digest.update(f"{digest_of(file_path)}  {file_path.relative_to(path).as_posix()}\n".encode())
+    return digest.hexdigest()
 
 
 def _threading_layer() -> str:

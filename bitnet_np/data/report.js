@@ -17,7 +17,7 @@ function short(x) {
   return x.toExponential(4).replace("e+", "e");
 }
 function brief(x) {
-  return x === 0 || (x >= 0.01 && x < 1e4) ? String(Number(x.toPrecision(3))) : x.toExponential(1).replace("e+", "e");
+  return x === 0 || (Math.abs(x) >= 0.01 && Math.abs(x) < 1e4) ? String(Number(x.toPrecision(3))) : x.toExponential(1).replace("e+", "e");
 }
 
 function table(header, rows, numeric) {
@@ -39,7 +39,8 @@ function power(n) {
 }
 
 function byPosition(detail) {
-  const logs = detail.errors.map((x) => Math.min(HIGHEST, Math.log10(Math.max(x, 1e-6))));
+  const least = Math.min(0.1, ...detail.errors.filter((x) => x > 0));
+  const logs = detail.errors.map((x) => Math.min(HIGHEST, Math.log10(Math.max(x, least))));
   const low = Math.floor(Math.min(-1, ...logs)), high = Math.ceil(Math.max(0.3, ...logs));
   const first = detail.positions[0], last = detail.positions[detail.positions.length - 1];
   const x = (p) => (last === first ? (LEFT + RIGHT) / 2 : LEFT + 8 + ((p - first) / (last - first)) * (RIGHT - LEFT - 16));
@@ -72,7 +73,7 @@ function histogram(detail) {
   counts.forEach((n, i) => {
     if (n === 0) return;
     const left = LEFT + i * width;
-    inside.push(make("rect", { class: left >= limit - 0.01 ? "bar over" : "bar", x: left + 0.6, y: y(n), width: width - 1.2, height: BOTTOM - y(n) }, make("title", {}, `${n} numbers`)));
+    inside.push(make("rect", { class: detail.each && left >= limit - 0.01 ? "bar over" : "bar", x: left + 0.6, y: y(n), width: width - 1.2, height: BOTTOM - y(n) }, make("title", {}, `${n} numbers`)));
   });
   for (const n of new Set([1, Math.round(Math.sqrt(most)), most])) {
     inside.push(make("text", { x: LEFT - 8, y: y(n) + 4, "text-anchor": "end" }, n >= 10000 ? n.toExponential(0).replace("e+", "e") : String(n)));
@@ -81,7 +82,7 @@ function histogram(detail) {
     const x = LEFT + ((n - data.bins[0]) / (data.bins[1] - data.bins[0])) * (RIGHT - LEFT);
     inside.push(make("text", { x, y: BOTTOM + 16, "text-anchor": "middle" }, power(n)));
   }
-  inside.push(make("line", { class: "limit", x1: limit, x2: limit, y1: TOP, y2: BOTTOM }), make("text", { class: "limited", x: limit + 5, y: TOP + 9 }, "limit"));
+  inside.push(make("line", { class: "limit", x1: limit, x2: limit, y1: TOP, y2: BOTTOM }), make("text", { class: "limited", x: limit, y: TOP - 4, "text-anchor": "middle" }, detail.each ? "limit" : "RMS limit"));
   return chart("Histogram of errors", "|error| in units of the limit; both axes logarithmic", ...inside);
 }
 
@@ -105,7 +106,7 @@ function show(id) {
   if (detail) {
     if (detail.worst.length) {
       const limit = detail.each ? "bound" : "RMS limit";
-      const rows = detail.worst.map((w) => [String(w[0]), String(w[1]), short(w[2]), short(w[3]), short(w[3] - w[2]), w[4] < 1e-30 ? "≈ 0" : short(w[4])]);
+      const rows = detail.worst.map((w) => [String(w[0]), String(w[1]), short(w[2]), short(w[3]), brief(w[4]), w[5] < 1e-30 ? "≈ 0" : brief(w[5])]);
       pair.append(section("Worst numbers", table(["position", "element", "ours", "theirs", "theirs − ours", limit], rows, () => true)));
     }
     const what = detail.each ? "largest error in units of its bound" : "RMS error in units of the limit";

@@ -47,7 +47,10 @@ def page(report: Report, details: Details | None = None, about: Mapping[str, str
 def fragment(report: Report) -> str:
     """The report for a notebook: the headline and the heat map, without a script."""
     scope = "bitnet-np-report"
-    style = f"{_colours(f'.{scope}')}.{scope} td,.{scope} th{{padding:0 3px;text-align:center;font-size:12px;line-height:1.5}}"
+    style = f"""{_colours(f".{scope}")}.{scope} td{{padding:1px}} .{scope} th{{padding:2px 6px;font-weight:500;white-space:nowrap}}
+.{scope} th span{{writing-mode:vertical-rl;transform:rotate(180deg)}} .{scope} .chip{{margin-right:14px}} .{scope} table{{font-size:12px}}
+.{scope} .cell,.{scope} .swatch{{display:inline-block;width:20px;text-align:center;background:var(--fill);font-family:monospace}}
+.{scope} .swatch{{margin-right:5px}}"""
     return (
         f'<div class="{scope}"><style>{style}</style><p><b>{report.verdict}</b> {escape(_headline(report))}</p>'
         f"{''.join(_map(report, clickable=False))}</div>"
@@ -61,8 +64,9 @@ def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterato
     tensors = _tensors(report, details)
     yield "<main>\n<header>"
     yield f'<span class="badge v{int(report.verdict)}">{report.verdict}</span>'
-    yield f"<h1>{escape(_headline(report))}</h1>"
-    yield f'<p class="soft">{escape(report.verdict.text)}</p>'
+    headline, *rest = _headline(report).split("; ")
+    yield f"<h1>{escape(headline)}</h1>"
+    yield "".join(f'<p class="soft">{escape(text)}</p>' for text in (*rest, report.verdict.text))
     counts = {verdict: sum(o.verdict == verdict for o in report.operations) for verdict in Verdict}
     shown = [f"<li>{_swatch(verdict)}{n} {_plural(n, 'tensor')} {verdict}</li>" for verdict, n in counts.items() if n]
     yield f'<ul class="counts">{"".join(shown)}</ul>' if shown else ""
@@ -70,7 +74,7 @@ def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterato
     yield from _causes(report)
     if report.notes:
         yield "<h2>Notes</h2>" + "".join(f"<p>{escape(note)}</p>" for note in report.notes)
-    if report.operations or tensors:
+    if report.operations:
         yield '<h2>Every tensor</h2><p class="soft screen">Choose one to see its numbers: by mouse, or with Tab and the arrow keys.</p>'
         yield from _map(report, clickable=True)
     yield '<noscript><p class="soft">The numbers of single tensors need JavaScript.</p></noscript>'
@@ -138,7 +142,8 @@ def _cell(o: OperationVerdict | None, clickable: bool) -> str:
     said = f"{o.place}: {o.verdict}" + ("" if o.bound_ratio is None else f", {_times(o.bound_ratio)} of the limit")
     opened = f'button type="button" data-id="{escape(str(o.key))}"' if clickable else "span"
     closed = "button" if clickable else "span"
-    return f'<{opened} class="cell v{int(o.verdict)}" title="{escape(said)}" style="{_heat(o.bound_ratio)}" aria-label="{escape(said)}">{_symbol(o.verdict)}</{closed}>'
+    look = f'class="cell v{int(o.verdict)}" style="{_heat(o.bound_ratio)}"'
+    return f'<{opened} {look} title="{escape(said)}" aria-label="{escape(said)}">{_symbol(o.verdict)}</{closed}>'
 
 
 def _chip(name: str, text: str, verdict: Verdict, ratio: float | None, clickable: bool) -> str:
@@ -238,7 +243,7 @@ def _item(
         "level": int(verdict),
         "place": place,
         "meaning": what,
-        "lines": list(dict.fromkeys(lines)),
+        "lines": [line for i, line in enumerate(lines) if not any(line in other for other in lines[i + 1 :])],
         "numbers": [(name, f"{value:.4g}") for name, value in numbers.items() if value is not None],
         "detail": None if detail is None else _plain(detail),
         "attempts": [(a.text, a.nmse) for a in details.attempts.get(key, []) if isfinite(a.nmse)],
@@ -249,7 +254,9 @@ def _item(
 def _plain(detail: Detail) -> dict[str, Any]:
     """A Detail for JSON, its numbers cut to what is shown."""
     return asdict(detail) | {
-        "worst": [(e.position, e.element, *(float(f"{x:.7g}") for x in (e.ours, e.theirs, e.limit))) for e in detail.worst],
+        "worst": [
+            (e.position, e.element, *(float(f"{x:.7g}") for x in (e.ours, e.theirs, e.theirs - e.ours, e.limit))) for e in detail.worst
+        ],
         "errors": [float(f"{min(x, 1e30):.3g}") for x in detail.errors],
     }
 
@@ -306,6 +313,4 @@ def _colours(scope: str = "") -> str:
         name = f"{scope} .v{int(verdict)}"
         rules.append(f"{name}{{--fill:hsl({strong} {light}%);--edge:hsl({hue:.0f} 40% 55%);--solid:hsl({strong} {solid}%);--on:#fff}}")
         rules.append(f"@media screen and (prefers-color-scheme:dark){{{name}{{--fill:hsl({strong} {dark}%)}}}}")
-    if scope:  # a notebook has a style of its own
-        rules.append(f"{scope} .cell,{scope} .swatch{{background:var(--fill);padding:0 5px;font-family:monospace}}")
     return "\n".join(rules) + "\n"
