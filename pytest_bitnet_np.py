@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,8 @@ class Oracle:
         report = check(loaded, tokens, dump, details=details, **options)
         files = "" if self._folder is None else self._write(report, self._folder, details)
         if report.verdict.exit_code:
-            pytest.fail(_message(report) + files, pytrace=False)
+            caller = sys._getframe(1)
+            pytest.fail(f"{_message(report)}{files}\n{caller.f_code.co_filename}:{caller.f_lineno}", pytrace=False)
         return report
 
     def _write(self, report: Report, folder: Path, details: Any) -> str:

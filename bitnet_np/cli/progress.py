@@ -14,18 +14,33 @@ _CLEAR = "\r\033[K"
 INTERVAL = 10.0
 """Seconds between two lines where standard error is no terminal. Work that takes less prints none."""
 
-_begin = time.monotonic()  # of the process
-_last = _begin  # of the last line
+
+class _Clock:
+    """When the command began, and when its last line was printed."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self.begin = self.last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time for a line, which counts as printed then."""
+        if (now := time.monotonic()) - self.last < INTERVAL:
+            return False
+        self.last = now
+        return True
+
+
+_clock = _Clock()
 
 
 def _show(text: str, line: str = "") -> None:
     """Show `text` on a terminal in place of what was shown last, or print `line` where there is none and it is time for one."""
-    global _last
     if sys.stderr.isatty():
         print(_CLEAR + text, end="", file=sys.stderr, flush=True)
-    elif line and (now := time.monotonic()) - _last >= INTERVAL:
-        _last = now
-        print(f"bitnet-np: {line}, {now - _begin:.0f} s so far", file=sys.stderr, flush=True)
+    elif line and _clock.due():
+        print(f"bitnet-np: {line}, {_clock.last - _clock.begin:.0f} s so far", file=sys.stderr, flush=True)
 
 
 def bar(label: str) -> Progress:
@@ -54,6 +69,7 @@ class _Compilations(event.Listener):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Context that shows when Numba compiles: a first run takes some 15 seconds of it, later ones read the cache."""
+    """Context of a command: shows when Numba compiles. A first run takes some 15 seconds of it, later ones read the cache."""
+    _clock.start()
     with event.install_listener("numba:compile", _Compilations()):
         yield
