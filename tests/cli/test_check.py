@@ -171,7 +171,10 @@ def test_the_report_is_written_as_html(run, refused, model, tmp_path):
     assert all(said in text for said in ("SHA-256 of the model", html.escape(theirs.name), np.__version__, "exact"))
     assert "<i>" not in text
     assert text.count("<script") == 2
-    assert str(theirs) in refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--html", theirs)
+    before = theirs.read_bytes()
+    error = refused("check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, "--html", theirs)
+    assert f"--html is {theirs}, which is read" in error
+    assert theirs.read_bytes() == before
     error = refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--html", tmp_path / "no" / "r.html")
     assert "--html is" in error
     assert "expected a file in a folder that is there" in error

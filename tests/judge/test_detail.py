@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
-from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
+from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace, without_codes
 
 from bitnet_np import EXACT
+from bitnet_np.dense import dense_view
 from bitnet_np.judge.bounds import position_errors
 from bitnet_np.judge.detail import BINS, MOST_ATTEMPTS, MOST_POSITIONS, MOST_WORST, Details, Element
 from bitnet_np.judge.dump import check_logits, check_trace
 from bitnet_np.judge.logits import FLIPS_LIMIT, position_nmse
 from bitnet_np.judge.two_dumps import compare_traces
+from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import Key
 
 KEY = Key("l_out", 0)
@@ -93,6 +95,28 @@ def test_a_judged_dump_has_a_detail_of_every_tensor_that_differs():
     assert (worst.position, worst.element) == report.first_wrong.worst
     assert details.attempts[Key("ffn_out", 1)][0].text == report.first_wrong.hypothesis
     assert details.tried[Key("ffn_out", 1)] > MOST_ATTEMPTS
+
+
+def test_the_limit_of_a_number_has_room_for_the_codes_that_may_flip():
+    """An input halfway between two codes, and an engine that rounds it to the other one."""
+    linear, norm = dense_view(MODEL).layers[0].attn_q, Key("attn_norm", 0)
+    points = recorded()
+    x = points[norm].astype(np.float64)
+    step = 127 / np.abs(x).max(axis=1, keepdims=True)
+    t, j = 3, int(np.abs(x[3]).argmin())
+    x[t, j] = 0.5 / step[t, 0]
+    codes = np.rint(x * step)
+    codes[t, j] = 1 - codes[t, j]
+    points = without_codes(points) | {
+        norm: x.astype(np.float32),
+        Key("Qcur", 0): (codes @ linear.matrix.T / step * linear.scale).astype(np.float32),
+    }
+    details = Details()
+    report = check_trace(MODEL, TOKENS, trace(points), details=details)
+    (flipped,) = [o for o in report.operations if o.key == Key("Qcur", 0)]
+    assert flipped.verdict == Verdict.FLIPS
+    assert {e.position for e in details.tensors[flipped.key].worst} == {t}
+    assert 0.1 < max(details.tensors[flipped.key].errors) <= 1
 
 
 def test_several_operations_are_measured_by_the_reach_of_roundings():

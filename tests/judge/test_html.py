@@ -202,6 +202,9 @@ def test_the_first_wrong_tensor_is_shown_first_and_any_other_by_its_address(faul
     drawn = re.search('<svg[^>]*aria-label="Error against position".*?</svg>', other, re.DOTALL)[0]
     assert drawn.count("<circle") == len(TOKENS)
     assert "NaN" not in other
+    for fragment in ("kqv_out-1", "logits"):  # Tab stops at one cell of the heat map, whatever is shown
+        cells = re.findall('<button[^>]*class="cell[^>]*>', document(tmp_path / "r.html", tmp_path, fragment))
+        assert sum('tabindex="0"' in cell for cell in cells) == 1
 
 
 @needs_browser
