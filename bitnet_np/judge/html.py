@@ -23,6 +23,7 @@ from .verdict import Verdict
 LOGITS_ID = "logits"
 """The name of the logits as such on the page. result_output is the head's operation."""
 
+_MOST_CAUSES = 12  # rows of causes; those after them are on the panels of their tensors
 _NOT_IN_DUMP = 40  # names of missing tensors that are listed; the rest is only counted
 
 
@@ -107,6 +108,8 @@ def _causes(report: Report) -> Iterator[str]:
         if o.hypothesis:
             places.setdefault(o.hypothesis, []).append(o.place)
     rows = [(cause, _listed(where)) for cause, where in places.items()]
+    if len(rows) > _MOST_CAUSES:
+        rows[_MOST_CAUSES:] = [(f"and {len(rows) - _MOST_CAUSES} more", "")]
     if report.logits is not None and report.logits.explanation:
         rows.append((report.logits.explanation, "logits"))
     if rows:

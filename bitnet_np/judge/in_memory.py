@@ -63,16 +63,13 @@ def check(
             raise ShapeError(f"tokens has shape {list(ids.shape)}, expected one sequence with a dump in a file")
         trace = dump if isinstance(dump, Trace) else read_any(dump, tokens=ids[0])
         return check_trace(model, ids[0], trace, details=details, **how)
-    named = dump if isinstance(dump, Mapping) else {LABEL: dump}
-    arrays = {_label(name): as_numpy(f"dump[{shown(name)}]", array) for name, array in named.items()}
-    if len(arrays) < len(named):
-        raise OptionError(f"dump has the keys {shown(sorted(named))}, expected logits once")
+    arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
     if len(ids) == 1:
         return check_trace(model, ids[0], _trace(arrays, ids[0]), details=details, **how)
     if list(arrays) == [LABEL]:
         logits = arrays[LABEL]
         last_only = logits.ndim == 2 or (logits.ndim == 3 and logits.shape[1] == 1 < ids.shape[1])
-        theirs = logits.reshape(len(logits), -1) if last_only else logits
+        theirs = logits[:, 0] if last_only and logits.ndim == 3 else logits
         return check_logits(model, ids, theirs, last_only=last_only, details=details, **how)
     return _each_sequence(partial(check_trace, model, **how), ids, arrays, details)
 
@@ -92,11 +89,17 @@ def _dialect(dialect: Dialect | str) -> Dialect:
     return DIALECTS[dialect]
 
 
-def _label(name: Any) -> str:
-    """The label of an array of the dump: our own for logits, whatever their name is."""
-    if not isinstance(name, str):
-        raise OptionError(f"dump has the key {shown(name)}, expected names such as attn_norm-0")
-    return LABEL if name == "logits" or find(name) == LOGITS else name
+def _named(dump: Mapping[Any, Any]) -> dict[str, NDArray]:
+    """The arrays of a dump by label; logits under our own name, whatever theirs is."""
+    arrays: dict[str, NDArray] = {}
+    for name, array in dump.items():
+        if not isinstance(name, str):
+            raise OptionError(f"dump has the key {shown(name)}, expected names such as attn_norm-0")
+        label = LABEL if name == "logits" or find(name) == LOGITS else name
+        if label in arrays:
+            raise OptionError(f"dump has the keys {shown(list(dump))}, expected logits once")
+        arrays[label] = as_numpy(f"dump[{shown(name)}]", array)
+    return arrays
 
 
 def _trace(arrays: Mapping[str, NDArray], ids: NDArray) -> Trace:

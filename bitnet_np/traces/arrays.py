@@ -18,7 +18,7 @@ def as_numpy(name: str, value: Any) -> NDArray:
         array = _converted(value)
     except Exception as error:  # each library has errors of its own
         raise ShapeError(f"{name} is of type {type(value).__name__}, which is no array of numbers: {error}") from None
-    if array.dtype.kind not in "fiub":
+    if array.dtype.kind not in "fiu":
         raise ShapeError(f"{name} is of type {type(value).__name__} with dtype {array.dtype}, expected numbers")
     return array
 

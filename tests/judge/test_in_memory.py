@@ -80,6 +80,11 @@ def test_several_sequences_of_logits():
     assert (report.verdict, report.logits.explanation) == (Verdict.WRONG, "sequence 0 has the logits of sequence 1")
 
 
+@pytest.mark.parametrize("shape", [(0, 512), (2, 0), (2, 1, 0), (3, 17, 512), (512,), ()])
+def test_logits_of_several_sequences_in_another_shape_are_invalid(shape):
+    assert bn.check(MODEL, np.stack([TOKENS, TOKENS]), np.zeros(shape, np.float32)).verdict == Verdict.INVALID
+
+
 def test_of_several_sequences_the_worst_is_reported(faulty):
     ours = by_label(OURS)
     both = {name: np.stack([ours[name], faulty[name].reshape(ours[name].shape)]) for name in faulty}
@@ -107,7 +112,7 @@ def test_numbers_never_raise(dump):
         ({"logits": RIGHT, "result_output": RIGHT}, OptionError, "expected logits once"),
         ({"l_out-0": "abc"}, ShapeError, r"dump\['l_out-0'\] is of type str"),
         ({}, FileFormatError, "no point of a forward pass"),
-        (object(), ShapeError, "is of type object"),
+        (object(), ShapeError, "^dump is of type object"),
         (None, ShapeError, "is of type NoneType"),
     ],
 )
