@@ -51,5 +51,9 @@ class OptionError(Error):
 
 def shown(value: object) -> str:
     """The repr of a value from outside, cut to 80 characters: safe to print on a terminal."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shortened(repr(value), 80)
+
+
+def shortened(text: str, most: int = 120) -> str:
+    """A text cut to `most` characters, with dots where its end is missing."""
+    return text if len(text) <= most else text[: most - 3] + "..."

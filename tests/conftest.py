@@ -3,6 +3,7 @@
 The cache is checked when all tests are done.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -35,6 +36,17 @@ def one_thread():
     numba.set_num_threads(1)
     yield
     numba.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_lines_of_progress():
+    """Commands print no line every ten seconds, however slow the machine: tests compare what they print. tests/cli/test_progress.py
+    sets the interval."""
+    from bitnet_np.cli import progress
+
+    before, progress.INTERVAL = progress.INTERVAL, math.inf
+    yield
+    progress.INTERVAL = before
 
 
 @pytest.hookimpl(trylast=True)

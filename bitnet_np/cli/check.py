@@ -1,27 +1,30 @@
 """`bitnet-np check`: judge another engine's dump, or with no arguments the embedded recording of bitnet.cpp."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import embedded, selftest
+from .. import embedded, machine, selftest
 from ..dialects import BITNET_CPP, DIALECTS, EXACT
 from ..errors import OptionError
 from ..files.load import open_model
 from ..files.source import Source
 from ..forward_pass import compute_logits
+from ..judge.detail import Details
 from ..judge.dump import check_logits, check_trace
 from ..judge.graph import LOGITS
 from ..judge.logits import Judgement, judge
 from ..judge.precision import PROFILES, Precision, Profile
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
 from ..judge.verdict import Verdict
+from ..machine import digest_of
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, detect, npy, raw, read_any
+from ..whole_file import whole_file
 from . import progress
 from .arguments import add_model_argument, add_model_options, add_token_arguments, check_out, loaded
 from .inputs import token_ids
@@ -50,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
     parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
-    add_plot_argument(parser)
+    add_report_arguments(parser)
     parser.add_argument(
         "--as",
         dest="profile",
@@ -65,16 +68,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
 
 
-def add_plot_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --plot, which `check_plot_argument` checks and `show` obeys."""
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --html and --plot, which `check_report_arguments` checks and `show` obeys."""
+    parser.add_argument("--html", type=Path, metavar="F.html", help="write the report as one HTML file, with the numbers of each tensor")
     parser.add_argument("--plot", type=Path, metavar="F.png", help="draw the heat map to this picture file (extra `plots`)")
 
 
-def check_plot_argument(arguments: argparse.Namespace) -> None:
-    """Check --plot before anything is computed. Raises OptionError, or UnsupportedError without the extra."""
+def check_report_arguments(arguments: argparse.Namespace) -> Details | None:
+    """Check --html and --plot before anything is computed; returns what is to collect their numbers, if there are any.
+
+    Raises OptionError, or UnsupportedError without the extra.
+    """
+    check_out("--html", arguments.html)
     if arguments.plot is not None:
         check_out("--plot", arguments.plot)
         check_plot(arguments.plot)
+    return None if arguments.html is None and arguments.plot is None else Details()
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,11 +94,13 @@ def run(arguments: argparse.Namespace) -> int:
         return _check_embedded(arguments)
     if not all(named):
         raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
-    check_plot_argument(arguments)
+    details = check_report_arguments(arguments)
     source = open_model(arguments.model)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
-    report = _judged(source, arguments, ids)
-    return show(arguments, report, f"{arguments.theirs} against {arguments.model}, {arguments.profile or 'precision read off the dump'}")
+    report = _judged(source, arguments, ids[0] if len(ids) == 1 and ids.ndim == 2 else ids, details)
+    files = {"model": arguments.model, "dump": arguments.theirs}
+    heading = f"{arguments.theirs} against {arguments.model}, {arguments.profile or 'precision read off the dump'}"
+    return show(arguments, report, heading, details, files)
 
 
 def _profile(arguments: argparse.Namespace) -> Profile:
@@ -100,8 +111,8 @@ def _profile(arguments: argparse.Namespace) -> Profile:
     return Profile(profile.dialect, Precision.parse(arguments.precision, profile.precision))
 
 
-def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Report:
-    """The report on the dump."""
+def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray, details: Details | None) -> Report:
+    """The report on the dump of one sequence [T], or of several [B, T]."""
     profile = _profile(arguments)
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
@@ -112,10 +123,10 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Repo
         rows = ids.shape[:-1] if arguments.last else ids.shape
         theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, source, rows)
         model = loaded(source, arguments)
-        return check_logits(model, ids, theirs, profile.dialect, arguments.last, progress.bar, profile.precision)
+        return check_logits(model, ids, theirs, profile.dialect, arguments.last, progress.bar, details, profile.precision)
     shape = _bare(path, source, ids.shape).shape if name == "raw" else None
     trace = read_any(path, name, shape, ids)
-    return check_trace(loaded(source, arguments), ids, trace, profile.dialect, progress.bar, profile.precision)
+    return check_trace(loaded(source, arguments), ids, trace, profile.dialect, progress.bar, details, profile.precision)
 
 
 def _bare(path: Path, source: Source, rows: tuple[int, ...]) -> NDArray[np.float32]:
@@ -160,12 +171,17 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     return 0 if fine else 1
 
 
-def show(arguments: argparse.Namespace, report: Report, heading: str) -> int:
-    """Print a report, and draw it with --plot; returns the exit code. Raises OptionError if there is nothing to draw."""
+def show(arguments: argparse.Namespace, report: Report, heading: str, details: Details | None, files: Mapping[str, Path]) -> int:
+    """Print a report, and write it with --html and --plot; returns the exit code.
+
+    details: what the judge collected for them. files: those that were read, by what they are. Raises OptionError if there is nothing to
+    draw.
+    """
+    if arguments.html is not None:
+        with whole_file(arguments.html) as part:
+            part.write_text(report.html(details, _about(arguments, files)), "utf-8")
     if arguments.plot is not None:
-        if not report.operations:
-            raise OptionError("--plot needs a dump with intermediate tensors")
-        plot(report, arguments.plot)
+        plot(report, arguments.plot, details)
     if arguments.json:
         print_json(report.as_dict())
     else:
@@ -176,6 +192,16 @@ def show(arguments: argparse.Namespace, report: Report, heading: str) -> int:
 def _few(places: tuple[str, ...]) -> str:
     """The first of some places."""
     return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+
+
+def _about(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str, str]:
+    """What an HTML report says of itself: the files with their digests, the precision, the machine and the versions."""
+    facts: dict[str, str] = {}
+    for what, path in files.items():
+        facts |= {what: str(path), f"SHA-256 of the {what}": digest_of(path)}
+    if "profile" in arguments:
+        facts["precision"] = arguments.precision or arguments.profile or "read off the dump"
+    return facts | machine.facts()
 
 
 def _paragraphs(report: Report) -> Iterator[str]:

@@ -16,6 +16,7 @@ from ..progress import Bars, no_bars
 from ..tokens import check_tokens
 from ..traces.points import Key, Trace
 from ..validate import instance, integers
+from .detail import Details
 from .engine import judge_logits
 from .graph import EMBEDDING, LOGITS
 from .logits import FLIPS_LIMIT, Judgement, position_nmse
@@ -37,11 +38,13 @@ def check_trace(
     trace: Trace,
     dialect: Dialect = EXACT,
     bars: Bars = no_bars,
+    details: Details | None = None,
     precision: Precision | None = None,
 ) -> Report:
     """The report on every operation of a dump, and on its logits or log-probabilities as such, where it has some.
 
-    ids: token ids [T] of the one sequence. precision: where the engine keeps numbers in fewer bits; None reads it off the dump.
+    ids: token ids [T] of the one sequence. details: see judge_trace. precision: where the engine keeps numbers in fewer bits; None reads it
+    off the dump.
     Nothing that a dump holds raises an error. Raises what `forward_full` raises.
     """
     ids, trace = integers("ids", ids, 1, TokenRangeError), instance("trace", trace, Trace)
@@ -49,18 +52,18 @@ def check_trace(
     check_tokens(model.config, ids[None])
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
-        return judge_trace(model, trace, ids, dialect, bars("judging operations"), precision)
+        return judge_trace(model, trace, ids, dialect, bars("judging operations"), details, precision)
     rows, others = _Rows.of(trace, key, len(ids)), trace.without(key)
     logits_precision = precision or _read_off(
         x for k, x in trace.points.items() if k != EMBEDDING and x.dtype.kind == "f" and not k.name.endswith("_scale")
     )
-    logits = _judge_rows(model, ids, rows, dialect, logits_precision, search=not others.points, bars=bars)
+    logits = _judge_rows(model, ids, rows, dialect, logits_precision, search=not others.points, bars=bars, details=details)
     is_operation = key == LOGITS and rows.whole and logits.verdict != Verdict.INVALID  # the output matrix, from the dump's result_norm
     if not others.points and (not is_operation or logits.verdict <= Verdict.FLIPS or logits.explanation):
         return Report.of_logits(logits, (*rows.notes, *_note(precision, logits_precision)))
-    operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"), precision)
+    operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"), details, precision)
     if others.points and _unexplained(operations, logits):  # what logits alone would show, more tensors must not hide
-        logits = _judge_rows(model, ids, rows, dialect, logits_precision, search=True, bars=bars)
+        logits = _judge_rows(model, ids, rows, dialect, logits_precision, search=True, bars=bars, details=details)
     return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(logits)
 
 
@@ -107,7 +110,14 @@ class _Rows(NamedTuple):
 
 
 def _judge_rows(
-    model: Model, ids: NDArray[np.int64], rows: _Rows, dialect: Dialect, precision: Precision | None, search: bool, bars: Bars
+    model: Model,
+    ids: NDArray[np.int64],
+    rows: _Rows,
+    dialect: Dialect,
+    precision: Precision | None,
+    search: bool,
+    bars: Bars,
+    details: Details | None,
 ) -> Judgement:
     """The verdict on rows as such. search: try the known mistakes too."""
     looked_at = _first(rows.positions)
@@ -119,7 +129,8 @@ def _judge_rows(
     every = compute_logits(model, ids[None], dialect=dialect)[0]
     ours = rows.convert(every if rows.whole else every[rows.positions])
     base = Variant("ours", model, dialect)
-    judged = judge_logits(ours, rows.theirs, base, run, search, bars("trying known mistakes"), rows.positions, precision)
+    bar = bars("trying known mistakes")
+    judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, details, precision)
     if not rows.notes:
         return judged
     last = len(ids) - 1
@@ -147,6 +158,7 @@ def check_logits(
     dialect: Dialect,
     last_only: bool,
     bars: Bars = no_bars,
+    details: Details | None = None,
     precision: Precision | None = None,
 ) -> Report:
     """The report on logits alone, of whole sequences [T] or [B, T]: theirs have an axis V more, or in place of T with last_only."""
@@ -164,7 +176,7 @@ def check_logits(
 
     judged_as = precision or _read_off([theirs])
     base, bar = Variant("ours", model, dialect), bars("trying known mistakes")
-    judged = judge_logits(ours, theirs, base, run, progress=bar, precision=judged_as)
+    judged = judge_logits(ours, theirs, base, run, progress=bar, details=details, precision=judged_as)
     if judged.verdict == Verdict.WRONG and judged.explanation is None and len(batch) > 1:
         mixed = _mixed_sequences(ours, theirs, judged.reach or FLIPS_LIMIT)
         if mixed is not None:

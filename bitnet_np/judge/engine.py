@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import NonFiniteError
 from ..families import MATRICES
 from ..progress import Progress, silent
+from .detail import Details
 from .logits import Judgement, judge, position_nmse
 from .mistakes.catalogue import in_engine
 from .precision import FLOAT32, Precision
@@ -45,15 +46,16 @@ def judge_logits(
     search: bool = True,
     progress: Progress = silent,
     numbers: NDArray[np.int64] | None = None,
+    details: Details | None = None,
     precision: Precision | None = None,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
 
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
-    `run(base)`. search: try the known mistakes too. numbers: see logits.judge. precision: None tries the dialects and the narrow types that
-    nobody declared. Raises nothing for what the dump holds: see logits.judge.
+    `run(base)`. search: try the known mistakes too. numbers, details: see logits.judge. precision: None tries the dialects and the narrow
+    types that nobody declared. Raises nothing for what the dump holds: see logits.judge.
     """
-    judged = judge(ours, theirs)
+    judged = judge(ours, theirs, None, numbers, details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
         return judged
     declared = precision or FLOAT32
@@ -70,15 +72,18 @@ def judge_logits(
         progress(done, total)
         try:
             with np.errstate(all="ignore"):
-                return run(variant)
+                x = run(variant)
         except NonFiniteError:  # a mistake may leave float32's range
             return None
+        if details is not None:
+            details.attempt(None, variant.text, float(position_nmse(x, np.asarray(theirs).reshape(-1, x.shape[-1])[: len(x)]).mean()))
+        return x
 
     runs = {variant.text: x for variant in honest if (x := logits(variant)) is not None}
     rows = len(next(iter(runs.values())))
     a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
     reach = reach_of(a, list(runs.values()), base, declared)
-    judged = judge(ours, theirs, reach, numbers)
+    judged = judge(ours, theirs, reach, numbers, details)
 
     runs |= {variant.text: x for variant in others if (x := logits(variant)) is not None}
     distances = {text: _distances(x, a, b) for text, x in runs.items()}

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..errors import shortened
+from .detail import Details
 from .verdict import Verdict
 
 Array = NDArray[np.float64]
@@ -65,7 +67,7 @@ def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
     return worst, (2 + 3 / positions**0.5) * reach.nmse
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Judgement:
     """The result of a comparison of logits. Numbers are None where the dump could not be compared."""
 
@@ -84,6 +86,9 @@ class Judgement:
     top5: float | None = None  # mean overlap of the five largest
     compared: tuple[int, ...] | None = None  # positions of the sequence that theirs are of, None: all, or those the dump names
     explanation: str | None = None  # the mistake that makes these logits, or the dialect they are closest to
+
+    def __repr__(self) -> str:
+        return f"Judgement({self.verdict}: {shortened(self.reason, 200)}; {self.positions} positions)"
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
@@ -109,11 +114,19 @@ class _Numbers(NamedTuple):
     top5: Array
 
 
-def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = None, numbers: NDArray[np.int64] | None = None) -> Judgement:
-    """Compare their logits with ours: both [..., V], finite, ours taken as true.
+def judge(
+    ours: NDArray[np.float32],
+    theirs: ArrayLike,
+    reach: Reach | None = None,
+    numbers: NDArray[np.int64] | None = None,
+    details: Details | None = None,
+) -> Judgement:
+    """Compare their logits with ours, without a model: both [..., V], finite, ours taken as true.
+
+    `bitnet_np.check` judges by a model: it measures how far roundings reach on it and tries known mistakes, as the command does.
 
     reach: how far roundings reach on this model and these tokens, see reach.py; without it the limit is FLIPS_LIMIT.
-    numbers: [P], the positions of the rows of [P, V], to name them by.
+    numbers: [P], the positions of the rows of [P, V], to name them by. details: what collects the worst numbers and errors by position.
     """
     other = np.asarray(theirs)
     problem = _invalid(ours, other)
@@ -121,6 +134,8 @@ def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = No
         return Judgement(Verdict.INVALID, problem)
     vocab, rows = ours.shape[-1], ours.shape[:-1]
     worst, mean = limits(reach, ours.size // vocab)
+    if details is not None:
+        details.of_logits(ours, other, worst, numbers)
     n = _positions(ours, other, OUTLIER_LIMIT * max(1.0, (float(worst.max()) / FLIPS_LIMIT) ** 0.5))
 
     def place(row: int | np.intp) -> str:

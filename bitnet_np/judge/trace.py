@@ -24,9 +24,10 @@ from ..progress import Progress, silent
 from ..tokens import Tokens, check_tokens
 from ..traces.points import Key, Trace
 from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, invalid_tensor, noise, position_errors, relative_error, statistics, within
+from .detail import Details
 from .diagnosis import local, matched, overwritten, permuted, rounded
 from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
-from .logits import Reach, judge, same_bits
+from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import ratios
 from .mistakes.catalogue import at_operation, fitted
 from .mistakes.mistake import Cause, Compute, Fit
@@ -50,11 +51,13 @@ def judge_trace(
     tokens: Sequence[int] | NDArray,
     dialect: Dialect = EXACT,
     progress: Progress = silent,
+    details: Details | None = None,
     precision: Precision | None = None,
 ) -> Report:
     """Judge another engine's tensors for these tokens (one sequence), in the dialect and precision it is declared to follow.
 
-    precision: None reads the types of tensors off their numbers, and takes other roundings to fewer bits for intended.
+    details: what collects the worst numbers, errors by position and attempts of each tensor, if somebody wants them. precision: None reads
+    the types of tensors off their numbers, and takes other roundings to fewer bits for intended.
     """
     checked = check_tokens(model.config, np.asarray(tokens)[None])
     ids = checked.ids[0]
@@ -72,7 +75,7 @@ def judge_trace(
         first = invalid[0]
         return Report(Verdict.INVALID, f"{first.place}: {first.reason}", invalid, first, missing)
     types = _Types.of(precision, dump.tensors, dump.same)
-    judge = _Judge(model, dialect, graph, ids, dump, types, progress)
+    judge = _Judge(model, dialect, graph, ids, dump, types, progress, details)
     verdicts = []
     for i, operation in enumerate(graph):
         if operation.key in dump.tensors:
@@ -199,9 +202,10 @@ class _Judge:
         dump: _Dump,
         types: _Types,
         progress: Progress,
+        details: Details | None = None,
     ) -> None:
         self.model, self.dialect, self.graph, self.ids, self.dump, self.progress = model, dialect, graph, ids, dump, progress
-        self.types = types
+        self.types, self.details = types, details
         self.theirs = _Theirs(ids, dump.tensors)
         self.by_key = {o.key: o for o in graph}
 
@@ -222,6 +226,8 @@ class _Judge:
         value, across = expected.value, (operation.key,)
         verdict, reason, ratio = within(expected, theirs)
         judged = statistics(operation.key, verdict, reason, across, ratio, value, theirs)
+        if self.details is not None:
+            self.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
         if verdict != Verdict.WRONG:
             return replace(judged, **self._from_float64(operation, value, theirs))
         bound = bound_of(expected, value.shape)[1]
@@ -253,6 +259,9 @@ class _Judge:
             logits = judge(value.astype(np.float32), theirs, reach)
             verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
         judged = statistics(key, verdict, reason, across, ratio, value, theirs)
+        if self.details is not None:
+            most_nmse = ROUNDING_ACROSS if verdict == Verdict.ROUNDING else limits(reach, len(value))[0]
+            self.details.rows(key, value, theirs, most_nmse)
         most = 0.0 if reach is None else reach.nmse
         work = sum(self._cost(k) for k in across)
         if verdict == Verdict.WRONG:
@@ -404,7 +413,10 @@ class _Judge:
             for candidate, array in chain(self._mistaken(across), with_fitted()):
                 if array.shape != theirs.shape or not np.isfinite(array).all() or relative_error(array, value) < least:
                     continue
-                if (left := relative_error(array, theirs)) < best:
+                left = relative_error(array, theirs)
+                if self.details is not None:
+                    self.details.attempt(across[-1], candidate.text, left)
+                if left < best:
                     best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
         if cause is None and now > matched(rough) and permuted(theirs, value, rough):
             return Cause("the right numbers in another order: columns are permuted", "read.permuted")

@@ -13,6 +13,12 @@ class Verdict(IntEnum):
     WRONG = 4
     INVALID = 5
 
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        return format(self.name, spec)
+
     @property
     def text(self) -> str:
         """The verdict in words."""

@@ -1,7 +1,10 @@
 """`bitnet-np check`: verdicts and exit codes on the embedded recording, on logits, and on dumps."""
 
+import html
+import os
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,8 @@ from bitnet_np import BITNET_CPP, embedded, selftest
 from bitnet_np.forward_pass import compute_logits, forward_full
 from bitnet_np.judge.logits import Judgement
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.machine import digest_of
+from bitnet_np.traces.record import record_trace
 
 # --- the embedded recording -----------------------------------------------------------------------------------------------------------
 
@@ -146,6 +151,44 @@ def test_check_of_a_batch_the_last_position_and_a_dialect(run, model, tmp_path):
     assert judged(code=1) == ("WRONG", 34)
 
 
+def test_tokens_of_one_sequence_may_have_a_batch_axis(run, model, tmp_path):
+    tokens, theirs = save_array(tmp_path / "ids.npy", TOKENS[None]), tmp_path / "dump.npz"
+    record_trace(model, TOKENS, theirs)
+    assert run("check", TINY, "--tokens-file", tokens, "--theirs", theirs, "--json")["verdict"] == "SAME_BITS"
+    logits = save_array(tmp_path / "logits.npy", compute_logits(model, TOKENS[None]))
+    assert run("check", TINY, "--tokens-file", tokens, "--theirs", logits, "--json")["logits"]["positions"] == 17
+    save_array(logits, compute_logits(model, TOKENS[None], last_only=True))
+    assert run("check", TINY, "--tokens-file", tokens, "--theirs", logits, "--json", "--last")["logits"]["positions"] == 1
+
+
+def test_the_report_is_written_as_html(run, refused, model, tmp_path):
+    """With what it was computed from. The names of files are text there, whatever they are."""
+    theirs, page = tmp_path / ("&lt;i.npz" if os.name == "nt" else "<i>&.npz"), tmp_path / "r.html"
+    record_trace(model, TOKENS, theirs)
+    run("check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, "--html", page)
+    text = page.read_text("utf-8")
+    assert all(digest_of(path) in text for path in (Path(TINY), theirs))
+    assert all(said in text for said in ("SHA-256 of the model", html.escape(theirs.name), np.__version__, "exact"))
+    assert "<i>" not in text
+    assert text.count("<script") == 2
+    before = theirs.read_bytes()
+    error = refused("check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, "--html", theirs)
+    assert f"--html is {theirs}, which is read" in error
+    assert theirs.read_bytes() == before
+    error = refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--html", tmp_path / "no" / "r.html")
+    assert "--html is" in error
+    assert "expected a file in a folder that is there" in error
+
+
+def test_logits_alone_are_written_as_html_and_drawn(run, model, tmp_path):
+    pytest.importorskip("matplotlib")
+    theirs = save_array(tmp_path / "theirs.npy", compute_logits(model, TOKENS[None])[0] * np.float32(1.05))
+    written = ["--html", tmp_path / "r.html", "--plot", tmp_path / "r.png"]
+    run("check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, *written, code=1)
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert "1.05 times what it should be" in (tmp_path / "r.html").read_text("utf-8")
+
+
 @needs_text
 def test_check_of_a_text(run, model, tokenizer, tmp_path):
     theirs = save_array(tmp_path / "theirs.npy", forward_full(model, [tokenizer.encode("a b")])[0])
@@ -169,7 +212,7 @@ def test_nothing_is_printed_before_an_error(refused, tmp_path):
     pytest.importorskip("matplotlib")
     theirs = save_array(tmp_path / "theirs.npy", np.zeros((1, 512), np.float32))
     error = refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--plot", tmp_path / "x.png")
-    assert error == "bitnet-np: --plot needs a dump with intermediate tensors\n"
+    assert error == f"bitnet-np: {tmp_path / 'x.png'}: nothing to draw, INVALID: their logits of position 0 are all 0.0\n"
 
 
 @pytest.mark.parametrize(
