@@ -1,0 +1,192 @@
+"""A server's log-probabilities, of the few most probable tokens of each position, judged by the model.
+
+The limits are measured as for logits alone (engine.py), on the numbers at hand: the same ids of the same positions, of our own engine with
+other roundings. Log-probabilities are absolute, so what is common to all logits of a position cannot be seen, and need not be: it changes
+no probability. An error of the tokens that are not listed shows only in so far as it moves the normaliser, or puts one among the listed.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dialects import EXACT, Dialect
+from ..forward_pass import compute_logits
+from ..model import Model
+from ..progress import Bars, no_bars
+from ..servers.completions import Completions, TopLogprobs
+from ..tokens import check_tokens
+from .dump import log_softmax
+from .engine import judge_logits
+from .logits import FLIPS_LIMIT, Judgement
+from .report import Report
+from .variant import Variant, variant_logits
+from .verdict import Verdict
+
+Floats = NDArray[np.float32]
+Array = NDArray[np.float64]
+
+LEAST = -80.0
+"""Log-probabilities below are left out: e^-87 is float32's smallest normal number, and servers send any number for less."""
+
+_MOST_POSITIONS = 64  # to try mistakes on: each mistake is a forward pass
+_ENOUGH = 64  # fewest numbers, of at least 4 positions, to tell a mistake by
+_SUM = 1e-3  # by which a sum of probabilities may exceed 1: float16 probabilities do by less
+_TIE = 1e-4  # part of a log-probability by which a server's own greedy choice may be below its largest: two ways to compute one number
+_OUTLIER = 4  # standard deviations of the largest error allowed, for the one largest of all ids that are not listed
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """The listed ids as a rectangle; where a position lists fewer, the rest is filled with one number that changes no measure."""
+
+    positions: NDArray[np.int64]  # [P]
+    ids: NDArray[np.int64]  # [P, K]; 0 where none is listed
+    present: NDArray[np.bool_]  # [P, K]
+
+    @classmethod
+    def of(cls, rows: list[TopLogprobs]) -> tuple["_Table", Array]:
+        """The table, and their log-probabilities [P, K]."""
+        widest = max(len(row.ids) for row in rows)
+        ids, theirs = np.zeros((len(rows), widest), np.int64), np.zeros((len(rows), widest))
+        present = np.zeros(ids.shape, bool)
+        for i, row in enumerate(rows):
+            n = len(row.ids)
+            ids[i, :n], theirs[i, :n], present[i, :n] = row.ids, row.logprobs, True
+        return cls(np.array([row.position for row in rows]), ids, present), theirs
+
+    def take(self, logprobs: Floats) -> Floats:
+        """The listed log-probabilities [p, K] of the first p positions' [p, V]."""
+        return np.take_along_axis(logprobs, self.ids[: len(logprobs)], axis=1)
+
+    def filled(self, values: NDArray, filling: Floats) -> Floats:
+        """Values [p, K] with `filling`, [p], where no id is listed: no error there in any run, and no spread if it is our mean."""
+        return np.where(self.present[: len(values)], values, filling[: len(values), None]).astype(np.float32)
+
+
+def check_completions(model: Model, completions: Completions, dialect: Dialect = EXACT, bars: Bars = no_bars) -> Report:
+    """The report on a server's completion.
+
+    Nothing that the server sent raises an error but token ids outside of the vocabulary or beyond the context (TokenRangeError,
+    ContextLimitError).
+    """
+    rows = [_without_least(row) for row in completions.top]
+    check_tokens(model.config, completions.tokens[None])
+    problem = _invalid(completions, rows, model.config.vocab)
+    if problem:
+        return Report.of_logits(Judgement(Verdict.INVALID, problem), completions.notes)
+    table, theirs = _Table.of(rows)
+    end = int(table.positions[-1]) + 1
+    ours = log_softmax(compute_logits(model, completions.tokens[None, :end], dialect=dialect)[0][table.positions])
+    listed = table.take(ours)
+    mean = np.mean(listed, axis=1, where=table.present)
+    a, b = table.filled(listed, mean), table.filled(theirs, mean)
+    few = table.positions[:_MOST_POSITIONS]
+
+    def run(variant: Variant) -> Floats:
+        logits = variant_logits(variant, completions.tokens[None, : int(few[-1]) + 1])[0][few]
+        return table.filled(table.take(log_softmax(logits)), mean)
+
+    search = len(rows) >= 4 and int(table.present.sum()) >= _ENOUGH
+    judged = judge_logits(a, b, Variant("ours", model, dialect), run, search, bars("trying known mistakes"), table.positions)
+    if judged.verdict != Verdict.INVALID:
+        judged = replace(judged, compared=tuple(int(position) for position in table.positions))
+        judged = _worse(judged, a, b, list(_faults(completions, rows, ours, judged)))
+    return Report.of_logits(judged, (*completions.notes, _what_is_judged(table)))
+
+
+def _what_is_judged(table: _Table) -> str:
+    first, last, n = int(table.positions[0]), int(table.positions[-1]), int(table.present.sum())
+    return (
+        f"{n} log-probabilities of positions {first} to {last} are judged, the most probable at each; "
+        "of all other tokens only that they are not more probable"
+    )
+
+
+def _without_least(row: TopLogprobs) -> TopLogprobs:
+    kept = ~(row.logprobs < LEAST)  # NaN stays
+    return replace(row, ids=row.ids[kept], logprobs=row.logprobs[kept])
+
+
+def _invalid(completions: Completions, rows: list[TopLogprobs], vocab: int) -> str:
+    """Why nothing can be compared, or an empty string."""
+    if not rows:
+        return "the server returned no log-probabilities"
+    for before, row in zip([None, *rows], rows, strict=False):
+        where = f"at position {row.position}"
+        if len(row.ids) < 2:
+            return f"{where} the server returned {len(row.ids)} log-probabilities above {LEAST:g}, expected at least 2"
+        bad = np.flatnonzero(~np.isfinite(row.logprobs))
+        if bad.size:
+            return f"{where} their log-probability of token {row.ids[bad[0]]} is {row.logprobs[bad[0]]}"
+        if int(row.ids.max()) >= vocab:
+            return f"{where} they have token {row.ids.max()}, which is not an id of the vocabulary, 0..{vocab - 1}: is it another model?"
+        if row.logprobs[0] > _SUM:
+            return f"{where} their log-probability of token {row.ids[0]} is {row.logprobs[0]:.4g}, expected at most 0: are these logits?"
+        if (total := float(np.exp(row.logprobs).sum())) > 1 + _SUM:
+            return f"{where} their probabilities sum to {total:.4g}, expected at most 1: what logarithm is this?"
+        if len(row.ids) > 2 and row.logprobs[0] == row.logprobs[-1]:
+            return f"{where} their log-probabilities are all {row.logprobs[0]:.4g}"
+        same = before is not None and np.array_equal(before.ids, row.ids) and np.array_equal(before.logprobs, row.logprobs)
+        if same and completions.tokens[row.position] != completions.tokens[row.position - 1]:
+            return f"their log-probabilities of positions {row.position - 1} and {row.position} are the same numbers"
+    return ""
+
+
+def _worse(judged: Judgement, a: Floats, b: Floats, faults: list[str]) -> Judgement:
+    """The judgement with what else is wrong."""
+    affine = _affine(a, b, judged) if judged.verdict == Verdict.WRONG and judged.explanation is None else None
+    if affine is not None:
+        judged = replace(judged, reason=f"{affine}; {judged.reason}", explanation=affine)
+    if not faults:
+        return judged
+    return replace(judged, verdict=Verdict.WRONG, reason="; ".join([*faults, judged.reason]))
+
+
+def _faults(completions: Completions, rows: list[TopLogprobs], ours: Floats, judged: Judgement) -> Iterator[str]:
+    """What is wrong beside the numbers that are listed: the choice of a token, and tokens that should be listed."""
+    for row in rows:
+        follows = row.position + 1
+        if completions.prompt <= follows < len(completions.tokens):
+            chosen, best = int(completions.tokens[follows]), float(row.logprobs[0])
+            own = row.logprobs[row.ids == chosen]
+            if not own.size or own[0] < best - _TIE * max(1.0, abs(best)):
+                yield (
+                    f"after position {row.position} the server chose token {chosen}, but by its own numbers token {row.ids[0]} is the "
+                    "most probable: temperature 0 was not obeyed, or a penalty or bias is on"
+                )
+                break
+    nmse = FLIPS_LIMIT if judged.reach is None else 5 * judged.reach
+    for row, true in zip(rows, ours, strict=True):
+        others = true.copy()
+        others[row.ids] = -np.inf
+        missing = int(others.argmax())
+        least = row.logprobs[min(completions.k, len(row.ids)) - 1]
+        if others[missing] - least > _OUTLIER * float(np.sqrt(nmse)) * float(true[row.ids].std()):
+            yield (
+                f"at position {row.position} token {missing} is not listed, though its log-probability is {others[missing]:.4g} and "
+                f"one of {least:.4g} is listed"
+            )
+            break
+
+
+def _affine(a: Floats, b: Floats, judged: Judgement) -> str | None:
+    """What to call errors that a factor and a constant at each position explain; None if they do not, or are fitted to too few numbers."""
+    if a.shape[1] < 8:
+        return None
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    x, y = x - x.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
+    variance = np.maximum((x**2).mean(axis=1), 1e-300)
+    factor = (x * y).mean(axis=1) / variance
+    limit = 5 * (judged.reach or FLIPS_LIMIT)
+    if (((y - factor[:, None] * x) ** 2).mean(axis=1) > limit * variance).any() or factor.min() <= 0:
+        return None
+    if np.abs(factor - 1).max() < 0.02:
+        sums = np.exp(b.astype(np.float64)).sum(axis=1)
+        over = "only the listed tokens" if np.abs(sums - 1).max() < _SUM else "other numbers than all logits"
+        return f"right but for a constant at each position: the probabilities are normalised over {over}"
+    if factor.max() / factor.min() > 1.1:
+        return None
+    middle = float(np.median(factor))
+    return f"logits are {middle:.4g} times ours, as with a temperature of {1 / middle:.3g}"
