@@ -1,4 +1,4 @@
-"""`bitnet-np check`: judge another engine's dump, or with no arguments the embedded recording of bitnet.cpp."""
+"""`bitnet-np check`: judge another engine's dump or a running server, or with no arguments the embedded recording of bitnet.cpp."""
 
 import argparse
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, clos
 from ..judge.verdict import Verdict
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, detect, npy, raw, read_any
-from . import progress
+from . import check_server, progress
 from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, check_out, loaded
 from .inputs import token_ids
 from .printing import print_json, printable, table
 
-SUMMARY = "Judge another engine's dump; without arguments, the embedded recording of bitnet.cpp."
+SUMMARY = "Judge another engine's dump, or a running server; without arguments, the embedded recording of bitnet.cpp."
 LARGEST_TABLE = 12  # lines of wrong tensors; the rest is only counted
 
 JUDGEMENT_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
     parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
     add_plot_argument(parser)
+    check_server.add_arguments(parser)
     add_computing_arguments(parser)
+    parser.set_defaults(dialect=None)  # exact, or with --endpoint the server's
 
 
 def add_plot_argument(parser: argparse.ArgumentParser) -> None:
@@ -68,11 +70,15 @@ def check_plot_argument(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the judgement; returns the exit code."""
     tokens = (arguments.tokens, arguments.tokens_file, arguments.text)
-    named = [arguments.model is not None, arguments.theirs is not None, tokens != (None, None, None)]
+    judged = (arguments.theirs, arguments.endpoint)
+    named = [arguments.model is not None, judged != (None, None), tokens != (None, None, None)]
     if not any(named):
         return _check_embedded(arguments)
     if not all(named):
-        raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
+        raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them")
+    if arguments.endpoint is not None:
+        return show(arguments, *check_server.judged(arguments))
+    arguments.dialect = arguments.dialect or EXACT.name
     check_plot_argument(arguments)
     source = open_model(arguments.model)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))

@@ -57,7 +57,7 @@ def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
     generated = tokens(f"{where}: tokens", answer.get("tokens"))
     if len(generated) > predict:
         raise ServerError(f"{where}: tokens has {len(generated)} ids, expected at most {predict}")
-    entries = member(where, answer, "completion_probabilities", list)
+    entries = member(where, answer, "completion_probabilities", list) if "completion_probabilities" in answer else []  # none of any token
     chosen, rows = [], []
     for i, entry in enumerate(entries):
         here = f"{where}: completion_probabilities[{i}]"
