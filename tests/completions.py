@@ -58,5 +58,5 @@ def vllm_answer(completions):
             later.append({f"token_id:{i}": x for i, x in pairs})
     names = [f"token_id:{i}" for i in completions.tokens[completions.prompt :]]
     logprobs = {"tokens": names, "token_logprobs": [max(x.values()) for x in later], "top_logprobs": later, "text_offset": [0] * len(names)}
-    choice = {"index": 0, "text": "?", "logprobs": logprobs, "prompt_logprobs": prompt, "finish_reason": "length"}
+    choice = {"index": 0, "text": "?", "logprobs": logprobs, "prompt_logprobs": prompt if any(prompt) else None, "finish_reason": "length"}
     return {"object": "text_completion", "choices": [choice], "usage": {"prompt_tokens": completions.prompt}}

@@ -8,7 +8,7 @@ from ..dialects import DIALECTS, EXACT
 from ..errors import ContextLimitError, OptionError
 from ..files.load import open_model
 from ..judge.report import Report
-from ..judge.top_logprobs import check_completions
+from ..judge.top_logprobs import FEWEST, check_completions
 from ..judge.verdict import Verdict
 from ..servers.client import client_of
 from ..servers.endpoint import server_at
@@ -38,7 +38,7 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
     for name in ("theirs", "format", "last", "plot"):
         if getattr(arguments, name):
             raise OptionError(f"--endpoint and --{name} exclude each other")
-    predict, k = integer("--predict", arguments.predict, 1, _MOST), integer("--top-logprobs", arguments.top_logprobs, 2, _MOST)
+    predict, k = integer("--predict", arguments.predict, 1, _MOST), integer("--top-logprobs", arguments.top_logprobs, FEWEST, _MOST)
     client = client_of(arguments.endpoint, arguments.timeout)
     source = open_model(arguments.model)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
