@@ -77,7 +77,7 @@ class Client:
             connection.request(method, self.path + path, body, headers)
             response = connection.getresponse()
             raw = bytearray()
-            while len(raw) <= most and (piece := response.read(min(_PIECE, most + 1 - len(raw)))):
+            while piece := response.read(min(_PIECE, most + 1 - len(raw))):
                 raw += piece
             if late.is_set():
                 raise TimeoutError
