@@ -45,6 +45,10 @@ class NonFiniteError(Error):
     """NaN or infinity where a finite number is needed."""
 
 
+class ServerError(Error):
+    """A server cannot be reached, refuses a request, or sends an answer that its API does not have."""
+
+
 class OptionError(Error):
     """An option has a value it cannot take, or two options contradict each other."""
 

@@ -1,7 +1,8 @@
-"""`bitnet-np check`: judge another engine's dump, or with no arguments the embedded recording of bitnet.cpp."""
+"""`bitnet-np check`: judge another engine's dump or a running server, or with no arguments the embedded recording of bitnet.cpp."""
 
 import argparse
 from collections.abc import Iterator, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -25,12 +26,12 @@ from ..machine import digest_of
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, detect, npy, raw, read_any
 from ..whole_file import whole_file
-from . import progress
+from . import check_server, progress
 from .arguments import add_model_argument, add_model_options, add_token_arguments, check_out, loaded
 from .inputs import token_ids
 from .printing import print_json, printable, table
 
-SUMMARY = "Judge another engine's dump; without arguments, the embedded recording of bitnet.cpp."
+SUMMARY = "Judge another engine's dump, or a running server; without arguments, the embedded recording of bitnet.cpp."
 LARGEST_TABLE = 12  # lines of wrong tensors; the rest is only counted
 
 JUDGEMENT_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
@@ -54,11 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
     parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
     add_report_arguments(parser)
+    check_server.add_arguments(parser)
     parser.add_argument(
         "--as",
         dest="profile",
         choices=PROFILES,
-        help="the kind of engine (default: the definition, with types narrower than float32 read off the dump; exact: nothing is read off)",
+        help="the kind of engine (default: the definition, with types narrower than float32 read off the dump; exact: nothing is read off; "
+        "with --endpoint: the server's)",
     )
     parser.add_argument(
         "--precision",
@@ -89,11 +92,15 @@ def check_report_arguments(arguments: argparse.Namespace) -> Details | None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the judgement; returns the exit code."""
     tokens = (arguments.tokens, arguments.tokens_file, arguments.text)
-    named = [arguments.model is not None, arguments.theirs is not None, tokens != (None, None, None)]
+    judged = (arguments.theirs, arguments.endpoint)
+    named = [arguments.model is not None, judged != (None, None), tokens != (None, None, None)]
     if not any(named):
         return _check_embedded(arguments)
     if not all(named):
-        raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
+        raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them")
+    if arguments.endpoint is not None:
+        report, heading = check_server.judged(arguments, partial(_profile, arguments))
+        return show(arguments, report, heading, None, {"model": arguments.model})
     details = check_report_arguments(arguments)
     source = open_model(arguments.model)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
@@ -103,9 +110,10 @@ def run(arguments: argparse.Namespace) -> int:
     return show(arguments, report, heading, details, files)
 
 
-def _profile(arguments: argparse.Namespace) -> Profile:
-    """The dialect and precision that are declared. Raises OptionError."""
-    profile = PROFILES[arguments.profile] if arguments.profile else Profile(EXACT, None)
+def _profile(arguments: argparse.Namespace, default: str | None = None) -> Profile:
+    """The dialect and precision that are declared, or a default one's by name. Raises OptionError."""
+    name = arguments.profile or default
+    profile = PROFILES[name] if name else Profile(EXACT, None)
     if arguments.precision is None:
         return profile
     return Profile(profile.dialect, Precision.parse(arguments.precision, profile.precision))

@@ -50,7 +50,7 @@ def check(
 
     Arrays, those of tokens too, may be NumPy's, torch's, MLX's or JAX's, or nested lists. dialect: the engine whose roundings are
     followed, or its name. precision: the types that the engine keeps numbers in, as a Precision or as text, "act=bf16,kv=q8_0"; None reads
-    them off the dump, "exact" reads nothing off. bars: what is told how far the work is. details: what collects the numbers of the HTML report.
+    them off the dump, "exact" reads nothing off. bars: what is told how far the work is. details: collects an HTML report's numbers.
 
     Of several sequences with intermediate tensors the report is on the worst sequence, and names it.
 

@@ -104,7 +104,8 @@ def norm(storage: Storage, expected: Expected, x: Array) -> Allowance:
     """A norm: its input; the normed numbers, the weight and the result. Numbers that lose a mean keep the errors of their own size."""
     size = np.maximum(np.abs(expected.value), expected.unit)
     inside = _kept(storage.output, size)
-    return stored(_kept(storage.inputs[0], size), inside, inside, _kept(storage.output, expected.value))
+    effects = stored(_kept(storage.inputs[0], size), inside, inside, _kept(storage.output, expected.value))
+    return effects._replace(shared=len(x))  # all rows share the rounded weight
 
 
 def add(storage: Storage, expected: Expected, *terms: Array) -> Allowance:

@@ -228,7 +228,9 @@ def test_nothing_is_printed_before_an_error(refused, tmp_path):
     ],
 )
 def test_check_needs_all_or_nothing(refused, arguments):
-    assert "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them" in refused("check", *arguments)
+    assert "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them" in refused(
+        "check", *arguments
+    )
 
 
 def test_wrong_arguments_of_check(refused, tmp_path):
