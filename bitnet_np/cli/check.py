@@ -106,8 +106,14 @@ def run(arguments: argparse.Namespace) -> int:
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     report = _judged(source, arguments, ids[0] if len(ids) == 1 and ids.ndim == 2 else ids, details)
     files = {"model": arguments.model, "dump": arguments.theirs}
-    heading = f"{arguments.theirs} against {arguments.model}, {arguments.profile or 'precision read off the dump'}"
+    heading = f"{arguments.theirs} against {arguments.model}, {_declared(arguments)}"
     return show(arguments, report, heading, details, files)
+
+
+def _declared(arguments: argparse.Namespace) -> str:
+    """What is declared of the engine, in words."""
+    texts = [f"as {arguments.profile}" if arguments.profile else "", f"with {arguments.precision}" if arguments.precision else ""]
+    return " ".join(filter(None, texts)) or "types read off the dump"
 
 
 def _profile(arguments: argparse.Namespace, default: str | None = None) -> Profile:
@@ -208,7 +214,7 @@ def _about(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str
     for what, path in files.items():
         facts |= {what: str(path), f"SHA-256 of the {what}": digest_of(path)}
     if "profile" in arguments:
-        facts["precision"] = arguments.precision or arguments.profile or "read off the dump"
+        facts["judged"] = _declared(arguments)
     return facts | machine.facts()
 
 

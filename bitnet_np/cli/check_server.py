@@ -65,7 +65,7 @@ def judged(arguments: argparse.Namespace, profile_of: Callable[[str | None], Pro
     if difference is not None:
         verdict = max(report.verdict, Verdict.WRONG)
         report = replace(report, verdict=verdict, reason=f"{difference}; for our ids: {report.reason}")
-    return report, f"{server.name} at {client.url} against {arguments.model}, {arguments.profile or f'dialect {profile.dialect.name}'}"
+    return report, f"{server.name} at {client.url} against {arguments.model}, as {arguments.profile or profile.dialect.name}"
 
 
 def _bos_note(tokenizer: Tokenizer, n: int) -> str:

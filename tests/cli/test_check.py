@@ -96,12 +96,13 @@ def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
     theirs = save_array(tmp_path / "theirs.npy", change(compute_logits(model, TOKENS[None])[0]))
     arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs]
     result = run(*arguments, "--json", code=code)
-    assert set(result) == {"verdict", "meaning", "reason", "first_wrong", "operations", "missing", "notes", "closer_to_float64", "logits"}
+    names = "verdict meaning reason first_wrong causes operations missing notes closer_to_float64 logits"
+    assert set(result) == set(names.split())
     assert (result["verdict"], result["meaning"]) == (verdict, Verdict[verdict].text)
     assert set(result["logits"]) == {field.name for field in fields(Judgement)} | {"meaning"}
     assert result["logits"]["verdict"] == verdict
     out = run(*arguments, code=code)
-    assert out.startswith(f"{theirs} against {TINY}, dialect exact\n\n{result['meaning']}\n{result['reason']}\n")
+    assert out.startswith(f"{theirs} against {TINY}, types read off the dump\n\n{result['meaning']}\n{result['reason']}\n")
     assert bool(re.search(rf"\nlogits .* {verdict}\n", out)) == (verdict != "INVALID")
 
 

@@ -32,11 +32,11 @@ def check(run):
 def test_a_llama_server_is_judged_in_the_dialect_of_llama_cpp(check, honest):
     out = check(llama_server(honest), "--tokens", IDS)
     assert "llama-server at http://127.0.0.1:" in out
-    assert f"against {TINY}, dialect llama.cpp\n\nclose: as far as" in out
+    assert f"against {TINY}, as llama.cpp\n\nclose: as far as" in out
     assert "note: 17 token ids were sent as the prompt, and no BOS was added to them\n" in out
     assert "note: 80 log-probabilities of positions 16 to 19 are judged" in out
     out = check(llama_server(honest), "--tokens", IDS, "--as", "exact")
-    assert "dialect exact\n\nsame bits\n" in out
+    assert "as exact\n\nsame bits\n" in out
 
 
 def test_a_vllm_is_judged_at_every_position(check, honest):

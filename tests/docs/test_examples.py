@@ -107,10 +107,12 @@ def test_a_page_does_what_it_shows(page, folder, capsys, monkeypatch):
 
 
 def test_the_test_of_an_engine_fails_for_a_wrong_dump(folder):
-    shutil.copy("nodes.npz", "dump.npz")
+    nodes = dict(np.load("nodes.npz"))
+    (wrong,) = (name for name in nodes if ".ffn_down-1." in name)
+    np.savez("dump.npz", **nodes | {wrong: -nodes[wrong]})
     names = {}
     exec(pages.blocks(README, "python")[0].code, names)
-    with pytest.raises(pytest.fail.Exception, match="WRONG at layer 0 kqv_out"):
+    with pytest.raises(pytest.fail.Exception, match="WRONG at layer 1 ffn_down: the sign is flipped"):
         names["test_engine"](ORACLE)
 
 
