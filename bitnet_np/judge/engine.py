@@ -115,10 +115,10 @@ def _undeclared(
     """A wrong judgement, looked through: NARROW if another dialect's roundings reach so far, or with a precision that would, in words."""
     for dialect in others:
         centre = runs.get(dialect.text)
-        if centre is None or _distances(centre, a, b).mean() > position_nmse(a, b).mean():  # no nearer to theirs than we are
+        if centre is None:
             continue
-        honest = [x for variant in roundings(dialect) if (x := logits(variant)) is not None]
-        if honest and judge(centre, b, reach_of(centre, honest, dialect)).verdict <= Verdict.FLIPS:
+        honest = [centre, *(x for variant in roundings(dialect) if (x := logits(variant)) is not None)]
+        if judge(a, b, reach_of(a, honest, base)).verdict <= Verdict.FLIPS:
             return replace(judged, verdict=Verdict.NARROW, reason=f"as far as roundings reach in {dialect.text}"), ""
     for precision in _PRECISIONS:
         x = logits(in_precision(base, precision))
