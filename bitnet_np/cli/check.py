@@ -92,7 +92,7 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Repo
         theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, source, rows)
         return check_logits(loaded(source, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last, progress.bar)
     shape = _bare(path, source, ids.shape).shape if name == "raw" else None
-    trace = read_any(path, name, shape, ids)
+    trace = read_any(path, name, shape, ids, source.config())
     return check_trace(loaded(source, arguments), ids, trace, DIALECTS[arguments.dialect], progress.bar)
 
 
