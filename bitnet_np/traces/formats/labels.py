@@ -156,7 +156,7 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
             n = hidden[label]
             key = Key("result_norm", None) if n == last else layer_input(n, config)
         else:
-            key = _second(label, present, config)
+            key = second(label, present, config)
         if key is not None:
             table[whole] = Meaning(key, step, True)
     return table
@@ -179,7 +179,7 @@ def direct(label: str) -> Key | None:
     return gradient_key(label) if side is None or side.is_input else side.output
 
 
-def _second(label: str, present: set[Key], config: Config | None) -> Key | None:
+def second(label: str, present: set[Key], config: Config | None) -> Key | None:
     """The point of a module's input, or of the output of a module that gives the same point as one inside it."""
     side = side_of(label)
     if side is None:
