@@ -237,10 +237,10 @@ def use_dump(folder: Path, n: int) -> None:
     """Find the format out or know it, and read every point."""
     name = folder.name
     entries = list(folder.iterdir())
-    path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "bitnet-rs") else folder
+    path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "bitnet-rs", "steps", "steps-in-names") else folder
     if name.startswith("bitnet-rs"):
         bitnet_rs.read(path)
-    told = {"packed": "npz"}.get(name, name) if n % 2 else None
+    told = {"packed": "npz", "modules": "npz", "steps": "npy", "steps-in-names": "npy"}.get(name, name) if n % 2 else None
     shape = (len(TOKENS), VOCAB) if name == "raw" else None
     trace = read_any(path, told, shape=shape, tokens=TOKENS if n % 3 else None)
     for point in trace.points:
