@@ -52,8 +52,9 @@ def forward(file: Model, tokens: Sequence[int], faulty_layer: int | None = None)
     c, tensors = model.config, {}
 
     def keep(name: str, x: Floats) -> Floats:
-        tensors[name] = x.astype(np.float32)
-        return tensors[name]
+        x = x.astype(np.float32)
+        tensors[name] = x.reshape(len(tokens), -1)
+        return x
 
     x = keep("inp_embd", model.token_embd[tokens])
     for n, w in enumerate(model.layers):

@@ -139,7 +139,7 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray, details
         model = loaded(source, arguments)
         return check_logits(model, ids, theirs, profile.dialect, arguments.last, progress.bar, details, profile.precision)
     shape = _bare(path, source, ids.shape).shape if name == "raw" else None
-    trace = read_any(path, name, shape, ids)
+    trace = read_any(path, name, shape, ids, source.config())
     return check_trace(loaded(source, arguments), ids, trace, profile.dialect, progress.bar, details, profile.precision)
 
 

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from ..dialects import DIALECTS, EXACT, Dialect
 from ..errors import OptionError, ShapeError, TokenRangeError, shown
-from ..model import Model
+from ..model import Config, Model
 from ..progress import Bars, no_bars
 from ..tokens import check_tokens
 from ..traces.arrays import as_numpy
 from ..traces.formats import read_any
-from ..traces.formats.npy import Header, collect
-from ..traces.formats.stages import find
+from ..traces.formats.arrays import Header, collect
+from ..traces.formats.labels import direct
 from ..traces.points import Trace
 from ..validate import instance, integers
 from .detail import Details
@@ -64,17 +64,17 @@ def check(
     if isinstance(dump, Trace | str | PathLike):
         if len(ids) > 1:
             raise ShapeError(f"tokens has shape {list(ids.shape)}, expected one sequence with a dump in a file")
-        trace = dump if isinstance(dump, Trace) else read_any(dump, tokens=ids[0])
+        trace = dump if isinstance(dump, Trace) else read_any(dump, tokens=ids[0], config=model.config)
         return check_trace(model, ids[0], trace, details=details, **how)
     arrays = _named(dump) if isinstance(dump, Mapping) else {LABEL: as_numpy("dump", dump)}
     if len(ids) == 1:
-        return check_trace(model, ids[0], _trace(arrays, ids[0]), details=details, **how)
+        return check_trace(model, ids[0], _trace(arrays, ids[0], model.config), details=details, **how)
     if list(arrays) == [LABEL]:
         logits = arrays[LABEL]
         last_only = logits.ndim == 2 or (logits.ndim == 3 and logits.shape[1] == 1 < ids.shape[1])
         theirs = logits[:, 0] if last_only and logits.ndim == 3 else logits
         return check_logits(model, ids, theirs, last_only=last_only, details=details, **how)
-    return _each_sequence(partial(check_trace, model, **how), ids, arrays, details)
+    return _each_sequence(partial(check_trace, model, **how), model.config, ids, arrays, details)
 
 
 def _sequences(tokens: Any) -> NDArray:
@@ -106,31 +106,32 @@ def _named(dump: Mapping[Any, Any]) -> dict[str, NDArray]:
     for name, array in dump.items():
         if not isinstance(name, str):
             raise OptionError(f"dump has the key {shown(name)}, expected names such as attn_norm-0")
-        label = LABEL if name == "logits" or find(name) == LOGITS else name
+        label = LABEL if name == "logits" or direct(name) == LOGITS else name
         if label in arrays:
             raise OptionError(f"dump has the keys {shown(list(dump))}, expected logits once")
         arrays[label] = as_numpy(f"dump[{shown(name)}]", array)
     return arrays
 
 
-def _trace(arrays: Mapping[str, NDArray], ids: NDArray) -> Trace:
+def _trace(arrays: Mapping[str, NDArray], ids: NDArray, config: Config) -> Trace:
     """The trace of one sequence's arrays. `tokens` among them are compared with ids."""
     entries = {label: (Header(array.shape, array.dtype, False, 0), partial(_same, array)) for label, array in arrays.items()}
-    return collect(entries, Path("dump"), "arrays in memory", None if "tokens" in arrays else ids)
+    return collect(entries, Path("dump"), "arrays in memory", None if "tokens" in arrays else ids, config)
 
 
 def _same(array: NDArray) -> NDArray:
     return array
 
 
-def _each_sequence(judge: Any, ids: NDArray, arrays: Mapping[str, NDArray], details: Details | None) -> Report:
+def _each_sequence(judge: Any, config: Config, ids: NDArray, arrays: Mapping[str, NDArray], details: Details | None) -> Report:
     """The report on the worst of several sequences. judge: check_trace of token ids and a trace. arrays: [B, T, ...] each."""
     for label, array in arrays.items():
         if array.ndim < 2 or len(array) != len(ids):
             raise ShapeError(f"dump[{shown(label)}] has shape {list(array.shape)}, expected {len(ids)} sequences: [B, T, width]")
     every = [details and Details() for _ in ids]
     reports = [
-        judge(ids[b], _trace({label: array[b] for label, array in arrays.items()}, ids[b]), details=every[b]) for b in range(len(ids))
+        judge(ids[b], _trace({label: array[b] for label, array in arrays.items()}, ids[b], config), details=every[b])
+        for b in range(len(ids))
     ]
     worst = max(range(len(ids)), key=lambda b: reports[b].verdict)
     if details is not None and (collected := every[worst]) is not None:

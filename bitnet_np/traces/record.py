@@ -1,4 +1,4 @@
-"""Recording the intermediate tensors of one sequence into a file, each as soon as it is computed."""
+"""Recording the intermediate tensors of one sequence into a file, each as soon as it is computed; and traces written to files."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ from ..model import Config, Model
 from ..tokens import check_tokens
 from ..validate import integer
 from .formats import writer as writer_for
-from .points import LAYER_NAMES, RECORDED, SCORES, Key
+from .points import LAYER_NAMES, RECORDED, SCORES, Key, Trace
 
 Floats = NDArray[np.float32]
 NAMES = (*RECORDED, *SCORES)
@@ -138,4 +138,19 @@ def record_trace(
         raise OptionError(f"{out}: format {chosen} has no {missing}, only {', '.join(sorted(writer_of.names))}")
     with writer:
         forward_full(model, ids, last_only=not recorder.needs_all_rows, dialect=dialect, ops=ops, record=recorder)
+    return writer.written
+
+
+def write_trace(
+    trace: Trace, out: str | os.PathLike[str], *, tokens: ArrayLike | None = None, format: str | None = None
+) -> dict[Key, tuple[tuple[int, ...], int]]:
+    """Write the points of a trace to `out`, one after another; returns each point's shape and bytes.
+
+    tokens: [T], by default those of the trace. format: a name of formats.FORMATS, by default that of the ending of `out`. Raises
+    OptionError for a format that does not exist or cannot hold a point. Then no file is left.
+    """
+    _, writer_of = writer_for(out, format)
+    with writer_of(out, trace.tokens if tokens is None else tokens) as writer:
+        for key, array in trace.points.items():
+            writer.add(key, array)
     return writer.written

@@ -236,10 +236,10 @@ def use_dump(folder: Path, n: int) -> None:
     """Read every point of a dump, with its format detected or declared."""
     name = folder.name
     entries = list(folder.iterdir())
-    path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "bitnet-rs") else folder
+    path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "bitnet-rs", "steps", "steps-in-names") else folder
     if name.startswith("bitnet-rs"):
         bitnet_rs.read(path)
-    format = {"packed": "npz"}.get(name, name) if n % 2 else None
+    format = {"packed": "npz", "modules": "npz", "steps": "npy", "steps-in-names": "npy"}.get(name, name) if n % 2 else None
     shape = (len(TOKENS), VOCAB) if name == "raw" else None
     trace = read_any(path, format, shape=shape, tokens=TOKENS if n % 3 else None)
     for point in trace.points:

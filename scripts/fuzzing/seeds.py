@@ -202,6 +202,18 @@ def write_dumps(folder: Path) -> None:
     os.mkdir(folder / "packed")
     packed: dict[str, Any] = {str(key): array for key, array in points.items()}
     np.savez_compressed(folder / "packed" / "t.npz", tokens=TOKENS, **packed)
+    for name, step in (("steps", "step-{}/l_out-0.npy"), ("steps-in-names", "l_out-0.step-{}.npy")):
+        for n in range(3):
+            path = folder / name / step.format(n)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.save(path, points[Key("l_out", 0)][n : n + 1])
+    os.mkdir(folder / "modules")
+    modules: dict[str, Any] = {f"hidden_states.{n}": np.ones((1, tokens, 4), np.float32) for n in range(3)}
+    modules |= {
+        "model.layers.0.self_attn.q_proj": np.ones((1, 2, tokens, 2), np.float32),
+        "model.layers.1.input.0": modules["hidden_states.1"],
+    }
+    np.savez(folder / "modules" / "t.npz", **modules)
     graph = {"s0.attn_norm-0.MUL": (1, 1, tokens, 4), "s0.Qcur-0.ROPE": (1, tokens, 2, 2), "s0.kq-0.MUL_MAT": (1, 2, tokens, 32)}
     os.mkdir(folder / "nodes")
     nodes: dict[str, Any] = {name: np.ones(shape, np.float32) for name, shape in graph.items()}

@@ -5,8 +5,9 @@ import pytest
 from models import random_model
 from recorder import record_all
 
+from bitnet_np.errors import FileFormatError
 from bitnet_np.families import FAMILIES
-from bitnet_np.traces.points import LAYER_NAMES, RECORDED, Entry, Key, Points, Trace, gradient_key, key_of, meaning, normal_shape
+from bitnet_np.traces.points import LAYER_NAMES, RECORDED, Entry, Key, Points, Trace, gradient_key, heads_of, key_of, meaning, normal_form
 
 
 def recorded_names(**shape):
@@ -54,13 +55,59 @@ def test_other_labels_do_not(label):
     ],
 )
 def test_shapes_of_files_become_normal(name, shape, rows, expected):
-    assert normal_shape(Key(name, 0), shape, rows, "f") == expected
+    assert normal_form(Key(name, 0), shape, rows, "f").shape == expected
 
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (2, 17, 256), (2, 1, 17, 4)])
 def test_shapes_a_point_cannot_have_are_refused(shape):
     with pytest.raises(ValueError, match=r"f: 'attn_norm-0' has shape \["):
-        normal_shape(Key("attn_norm", 0), shape, None, "f")
+        normal_form(Key("attn_norm", 0), shape, None, "f")
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "heads", "tokens_first"),
+    [
+        ((1, 17, 4, 8), 17, None, True),
+        ((1, 4, 17, 8), 17, None, False),
+        ((17, 4, 8), 17, 4, True),
+        ((4, 17, 8), 17, 4, False),
+        ((17, 4, 8), None, 4, True),
+        ((4, 17, 8), None, 4, False),
+        ((1, 4, 1, 8), 1, None, False),  # a token that was decoded
+        ((1, 1, 4, 8), 1, None, True),
+        ((1, 4, 1, 8), 17, 4, False),  # the last of many tokens
+        ((1, 1, 4, 8), 17, 4, True),
+        ((1, 1, 1, 8), 1, 1, True),
+        ((4, 4, 8), None, 4, True),  # nothing says how many tokens there are
+    ],
+)
+@pytest.mark.parametrize("name", ["Qcur", "Kcur_rope", "Vcur", "kqv_out"])
+def test_heads_are_put_side_by_side_whichever_axis_is_theirs(name, shape, rows, heads, tokens_first):
+    array = np.arange(np.prod(shape)).reshape(shape)
+    left = array.reshape(shape[-3:])
+    left = left if tokens_first else left.swapaxes(0, 1)
+    form = normal_form(Key(name, 0), shape, rows, "f", heads)
+    assert form.shape == (len(left), left[0].size)
+    np.testing.assert_array_equal(form.of(array), left.reshape(form.shape))
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 8), (1, 4, 4, 8)])
+def test_as_many_tokens_as_heads_are_refused_where_both_may_come_first(shape):
+    with pytest.raises(FileFormatError, match=r"with 4 tokens and 4 heads either could be the first axis"):
+        normal_form(Key("Qcur", 0), shape, 4, "f", 4)
+    assert normal_form(Key("Qcur", 0), (1, 4, 32), 4, "f", 4).shape == (4, 32)
+
+
+def test_a_batch_is_not_taken_for_heads():
+    with pytest.raises(FileFormatError, match="4 heads: one sequence"):
+        normal_form(Key("Qcur", 0), (2, 17, 32), 17, "f", 4)
+
+
+def test_heads_of_a_model():
+    config = random_model(0, heads=4, kv_heads=2).config
+    names = ("Qcur", "Qcur_rope", "kqv_out", "Kcur", "Vcur", "attn_norm")
+    assert [heads_of(Key(name, 0), config) for name in names] == [4, 4, 4, 2, 2, None]
+    assert heads_of(Key("Qcur", 0), None) is None
 
 
 def test_every_recorded_point_has_a_meaning():

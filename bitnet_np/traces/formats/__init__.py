@@ -2,7 +2,8 @@
 
 registry.py     the table of formats, and the detection of a file's format
 output.py       the Writer that each format has               stages.py     the names that other projects give to our tensors
-npz, npy, safetensors, raw    arrays by label                 nodes.py      nodes of a ggml graph
+labels.py       what labels in a file stand for               arrays.py     the trace of a file's arrays by their labels
+npz, npy, safetensors, torch_file, raw    arrays by label     nodes.py      nodes of a ggml graph
 aprt.py         aprender's stage files                        bitnet_rs.py  BitNet-rs's trace records: hashes
 llama_logits.py llama.cpp's --kl-divergence-base
 """

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...errors import FileFormatError, OptionError, shown
 from ..points import SCORES, Entry, Key, Trace, checked_tokens
 from . import stages
-from .npy import MAX_POINTS, Header, finished, insert
+from .arrays import MAX_POINTS, Header, finished, insert
 from .output import Writer
 
 MAGIC = b"APRT"

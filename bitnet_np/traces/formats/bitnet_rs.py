@@ -22,7 +22,7 @@ from ...extras import extra
 from ...files.safetensors_file import strict_json
 from ..points import LAYER_NAMES, MODEL_NAMES, SCORES, Key
 from . import stages
-from .npy import MAX_POINTS
+from .arrays import MAX_POINTS
 from .output import Writer
 
 WHOLE_MODEL, ALL_LAYERS = -1, -2

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...errors import FileFormatError, OptionError, ShapeError
 from ..points import Entry, Key, Points, Trace, checked_tokens
-from .npy import Header
+from .arrays import Header
 from .output import Writer
 
 MAGIC = b"_logits_"

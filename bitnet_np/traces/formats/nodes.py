@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FileFormatError
-from ..points import SCORES, Entry, Key, Trace, checked_tokens, without_leading_ones
+from ..points import SCORES, Entry, Key, Trace, agreed_tokens, without_leading_ones
 from . import stages
-from .npy import Header, finished, insert
+from .arrays import Header, finished, insert
 from .npz import Archive
 
 
@@ -22,9 +22,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, call: int 
     """The points of one call of the engine, counted from 0: of its prefill, if that is the first."""
     path = Path(path)
     arrays = Archive(path).arrays
-    if tokens is None and "tokens" in arrays:
-        tokens = arrays["tokens"][1]()
-    ids = None if tokens is None else checked_tokens(tokens, str(path))
+    ids = agreed_tokens(arrays["tokens"][1]() if "tokens" in arrays else None, tokens, str(path))
     nodes: dict[Key, tuple[Header, Callable[[], NDArray]]] = {}
     ignored = []
     for label, array in arrays.items():

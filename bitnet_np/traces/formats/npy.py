@@ -1,49 +1,25 @@
 """NumPy's .npy: a strict reader of its header, and arrays mapped from a file. Nothing is unpickled, and no size is trusted."""
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from functools import partial
-from math import prod
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FileFormatError, shown
-from ..points import Entry, Key, Points, Trace, checked_dtype, checked_tokens, normal_shape
-from . import stages
+from ...model import Config
+from ..points import Entry, Key, Trace, checked_tokens
+from .arrays import Header, collect, finished, insert
 from .output import Writer
 
 MAGIC = b"\x93NUMPY"
-MAX_POINTS = 1 << 16
-"""Most points of one trace; 30 layers have 700."""
-
-
-class Header(NamedTuple):
-    """An array in a file: its shape and dtype, and where its data lie."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    fortran: bool
-    offset: int  # of the data
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-    def array(self, data: NDArray[np.uint8]) -> NDArray:
-        """The array, given its bytes."""
-        return data.view(self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
-
-    def mapped(self, path: Path) -> NDArray:
-        """The array, mapped from a file whose header was read before. Raises FileFormatError if the file has become shorter."""
-        if self.nbytes == 0:
-            return np.empty(self.shape, self.dtype)
-        try:
-            return self.array(np.memmap(path, np.uint8, "r", self.offset, (self.nbytes,)).view(np.ndarray))
-        except ValueError as error:
-            raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
+STEP_FOLDER = re.compile(r"step-[0-9]{1,9}")
+MAX_FILES = 1 << 20
+"""Most files of one folder: a thousand steps of decoding have 30,000 in a model of 30 layers whose layers have one point each."""
 
 
 def read_header(stream: IO[bytes], size: int, where: str) -> Header:
@@ -72,55 +48,30 @@ def mapped(path: Path) -> tuple[Header, Callable[[], NDArray]]:
     return header, partial(header.mapped, path)
 
 
-def collect(arrays: Mapping[str, tuple[Header, Callable[[], NDArray]]], path: Path, kind: str, tokens: NDArray | None) -> Trace:
-    """The trace of a file's arrays by their labels; labels that are no point are ignored. Raises FileFormatError if none is a point."""
-    where = str(path)
-    if tokens is None and "tokens" in arrays:
-        tokens = arrays["tokens"][1]()
-    ids = None if tokens is None else checked_tokens(tokens, where)
-    entries: dict[Key, Entry] = {}
-    ignored = []
-    for label, (header, load) in arrays.items():
-        key = stages.find(label)
-        if key is not None:
-            insert(entries, key, header, load, None if ids is None else len(ids), where)
-        elif label != "tokens":
-            ignored.append(label)
-    return finished(entries, path, kind, ids, ignored)
+def read_folder(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
+    """The trace of a folder of `<label>.npy`, such as attn_norm-0.npy and result_output.npy, and perhaps tokens.npy.
 
-
-def insert(entries: dict[Key, Entry], key: Key, header: Header, load: Callable[[], NDArray], rows: int | None, where: str) -> None:
-    """Add a point in normal form to `entries`. Raises FileFormatError if it is there already."""
-    if key in entries:
-        raise FileFormatError(f"{where}: {key} is there twice, expected each point once")
-    shape, dtype = normal_shape(key, header.shape, rows, where), checked_dtype(key, header.dtype, where).newbyteorder("=")
-    entries[key] = Entry(shape, dtype, lambda: load().reshape(shape).astype(dtype, copy=False))
-
-
-def finished(entries: dict[Key, Entry], path: Path, kind: str, ids: NDArray[np.int64] | None, ignored: list[str]) -> Trace:
-    """The trace of these entries. Raises FileFormatError if there are none."""
-    if not entries:
-        labels = ", ".join(shown(label) for label in ignored[:5]) or "nothing"
-        raise FileFormatError(f"{path}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {labels}")
-    return Trace(Points(entries), ids, f"{path} ({kind})", ignored=tuple(ignored))
-
-
-def read_folder(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
-    """The trace of a folder of `<label>.npy`, such as attn_norm-0.npy and result_output.npy, and perhaps tokens.npy."""
+    Rows that were written step by step are in `<label>.step-<n>.npy` or `step-<n>/<label>.npy`.
+    """
     path = Path(path)
-    files = sorted(entry.name for entry in os.scandir(path) if entry.name.endswith(".npy") and entry.is_file())
-    if len(files) > MAX_POINTS:
-        raise FileFormatError(f"{path}: {len(files)} .npy files, expected {MAX_POINTS} at most")
-    return collect({name.removesuffix(".npy"): mapped(path / name) for name in files}, path, "folder of .npy", tokens)
+    files: dict[str, Path] = {}
+    for folder in (path, *(Path(entry) for entry in os.scandir(path) if STEP_FOLDER.fullmatch(entry.name) and entry.is_dir())):
+        inside = "" if folder == path else f"{folder.name}/"
+        files |= {inside + entry.name: Path(entry) for entry in os.scandir(folder) if entry.name.endswith(".npy") and entry.is_file()}
+    if len(files) > MAX_FILES:
+        raise FileFormatError(f"{path}: {len(files)} .npy files, expected {MAX_FILES} at most")
+    return collect(
+        {name.removesuffix(".npy"): mapped(file) for name, file in sorted(files.items())}, path, "folder of .npy", tokens, config
+    )
 
 
-def read_logits(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
+def read_logits(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
     """The trace of one .npy of logits: [T, V], [1, T, V], or [V] of the last token."""
     path = Path(path)
     header, load = mapped(path)
     ids = None if tokens is None else checked_tokens(tokens, "tokens")
     entries: dict[Key, Entry] = {}
-    insert(entries, Key("result_output", None), header, load, None if ids is None else len(ids), str(path))
+    insert(entries, Key("result_output", None), header, load, None if ids is None else len(ids), str(path), config)
     return finished(entries, path, "logits in .npy", ids, [])
 
 

@@ -11,14 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import Error, FileFormatError, shown
+from ...model import Config
 from ..points import Key, Trace
-from .npy import MAX_POINTS, Header, collect, read_header
+from .arrays import MAX_POINTS, Array, Header, collect
+from .labels import TOKENS
+from .npy import read_header
 from .output import Writer
 
 MAX_RATIO = 64
 """The largest ratio of an array to its compressed form, for arrays larger than MAX_SMALL. Deflate could reach 1032."""
 
 MAX_SMALL = 1 << 25  # bytes
+
+_UNNAMED = "arr_0"
 
 T = TypeVar("T")
 
@@ -34,7 +39,7 @@ class Archive:
         infos = self._zip.infolist()
         if len(infos) > MAX_POINTS:
             raise FileFormatError(f"{path}: {len(infos)} members, expected {MAX_POINTS} at most")
-        self.arrays: dict[str, tuple[Header, Callable[[], NDArray]]] = {}
+        self.arrays: dict[str, Array] = {}
         for info in infos:
             label = info.filename.removesuffix(".npy")
             where = f"{path}: member {shown(info.filename)}"
@@ -73,10 +78,16 @@ class Archive:
         return lambda: self._safely(where, load)
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
-    """The trace of an .npz whose members are named by label, such as attn_norm-0 and result_output, and perhaps tokens."""
+def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
+    """The trace of an .npz whose members are named by label, such as attn_norm-0 and result_output, and perhaps tokens.
+
+    A single array that np.savez was given without a name, which is called arr_0, is taken for logits.
+    """
     path = Path(path)
-    return collect(Archive(path).arrays, path, "npz", tokens)
+    arrays = Archive(path).arrays
+    if set(arrays) - {TOKENS} == {_UNNAMED}:
+        arrays["logits"] = arrays.pop(_UNNAMED)
+    return collect(arrays, path, "npz", tokens, config)
 
 
 class NpzWriter(Writer):

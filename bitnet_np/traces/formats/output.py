@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ...errors import EmptyInputError, OptionError
 from ...validate import instance, path_of
 from ...whole_file import name_beside, naming
-from ..points import Key, checked_dtype, checked_tokens, normal_shape
+from ..points import Key, checked_dtype, checked_tokens, normal_form
 
 
 def _empty_folder(path: Path) -> bool:
@@ -75,7 +75,7 @@ class Writer:
         array = np.asarray(array)
         checked_dtype(key, array.dtype, str(self.path))
         rows = None if self.tokens is None else len(self.tokens)
-        array = array.reshape(normal_shape(key, array.shape, rows, str(self.path)))
+        array = normal_form(key, array.shape, rows, str(self.path)).of(array)
         self.written[key] = array.shape, array.nbytes
         with naming(self.path):
             self.put(key, np.ascontiguousarray(array, array.dtype.newbyteorder("<")))

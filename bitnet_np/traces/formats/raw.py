@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...errors import FileFormatError, OptionError
 from ..points import Entry, Key, Trace, checked_tokens
-from .npy import Header, finished, insert
+from .arrays import Header, finished, insert
 from .output import Writer
 
 

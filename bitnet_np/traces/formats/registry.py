@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...errors import FileFormatError, OptionError, UnsupportedError, shown
+from ...model import Config
 from ...validate import check_file, integer, path_of
-from ..points import Trace, checked_tokens
-from . import aprt, bitnet_rs, llama_logits, nodes, npy, npz, raw, stages
+from ..points import Trace, agreed_tokens, checked_tokens
+from . import aprt, bitnet_rs, llama_logits, nodes, npy, npz, raw, stages, torch_file
 from . import safetensors as safetensors_file
 from .output import Writer
 
@@ -24,7 +25,7 @@ class Format:
     name: str
     summary: str
     suffix: str  # files with this suffix are written in this format by default; "" stands for none
-    read: Callable[[Path, NDArray[np.int64] | None], Trace] | None
+    read: Callable[[Path, NDArray[np.int64] | None, Config | None], Trace] | None
     writer: type[Writer] | None
 
 
@@ -32,10 +33,11 @@ _TABLE = (
     Format("npz", "NumPy archive, an array for each label", ".npz", npz.read, npz.NpzWriter),
     Format("npy", "folder of NumPy files, one for each label", "", npy.read_folder, npy.FolderWriter),
     Format("safetensors", "a tensor for each label", ".safetensors", safetensors_file.read, safetensors_file.SafetensorsWriter),
-    Format("aprt", "folder of aprender's stage files", "", aprt.read, aprt.AprtWriter),
-    Format("nodes", "NumPy archive of a ggml graph's nodes", "", nodes.read, None),
+    Format("torch", "tensors by label, as torch.save writes them", "", torch_file.read, None),
+    Format("aprt", "folder of aprender's stage files", "", lambda path, ids, _: aprt.read(path, ids), aprt.AprtWriter),
+    Format("nodes", "NumPy archive of a ggml graph's nodes", "", lambda path, ids, _: nodes.read(path, ids), None),
     Format(
-        "llama-logits", "llama.cpp's --kl-divergence-base", ".kld", lambda path, _: llama_logits.read(path), llama_logits.LlamaLogitsWriter
+        "llama-logits", "llama.cpp's --kl-divergence-base", ".kld", lambda path, *_: llama_logits.read(path), llama_logits.LlamaLogitsWriter
     ),
     Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.LogitsWriter),
     Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", None, raw.RawWriter),
@@ -51,11 +53,12 @@ def read_any(
     format: str | None = None,
     shape: tuple[int, ...] | None = None,
     tokens: ArrayLike | None = None,
+    config: Config | None = None,
 ) -> Trace:
     """The trace in a file or folder, whose format is detected if it is not given.
 
     shape: of the logits in a file of bare numbers. tokens: those of the trace, for formats that do not hold them; where a file does, they
-    must be the same.
+    must be the same. config: of the model, if it is known; it tells tokens from heads, and which module's input is which point.
 
     Raises FileFormatError for a damaged file, UnsupportedError for records that hold no values, OptionError for a format, shape or tokens
     that do not go with it, and OSError if it cannot be opened.
@@ -78,21 +81,8 @@ def read_any(
         raise UnsupportedError(
             f"{path}: records of BitNet-rs hold hashes and no values, read them with bitnet_np.traces.formats.bitnet_rs.read"
         )
-    trace = read(path, None if _holds_tokens(name) else ids)
-    if trace.tokens is None and ids is not None:
-        return replace(trace, tokens=ids)
-    if ids is not None and trace.tokens is not None and not np.array_equal(ids, trace.tokens):
-        raise FileFormatError(f"{path}: holds the tokens {_start(trace.tokens)}, expected {_start(ids)}")
-    return trace
-
-
-def _start(ids: NDArray[np.int64]) -> str:
-    return f"[{', '.join(map(str, ids[:8]))}{', ...' * (len(ids) > 8)}]"
-
-
-def _holds_tokens(name: str) -> bool:
-    """Whether files of this format can hold token ids."""
-    return name in ("npz", "npy", "safetensors", "nodes", "llama-logits")
+    trace = read(path, ids, config)
+    return replace(trace, tokens=agreed_tokens(trace.tokens, ids, str(path)))
 
 
 def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
@@ -103,6 +93,8 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         for suffix, name in ((".npy", "npy"), (".bin", "aprt"), (".trace", "bitnet-rs"), (".jsonl", "bitnet-rs")):
             if any(entry.endswith(suffix) for entry in names):
                 return name
+        if any(npy.STEP_FOLDER.fullmatch(entry) for entry in names):
+            return "npy"
         if any(entry.startswith("layer-") for entry in names):
             return "aprt"
         raise _unknown(path, f"a folder with {shown(sorted(names)[:5])}")
@@ -111,7 +103,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     if shape is not None:
         return "raw"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        return "nodes" if _has_nodes(path) else "npz"
+        return _archive(path)
     if path.suffix == ".f32":
         return "raw"
     for magic, name in ((npy.MAGIC, "logits"), (llama_logits.MAGIC, "llama-logits"), (aprt.MAGIC, "aprt")):
@@ -126,12 +118,16 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
     raise _unknown(path, f"a file that starts with {shown(head)}")
 
 
-def _has_nodes(path: Path) -> bool:
+def _archive(path: Path) -> str:
+    """The format of a zip archive, by the names in it."""
     try:
         with zipfile.ZipFile(path) as archive:
-            return any(stages.is_node(name) for name in archive.namelist())
+            names = archive.namelist()
     except Exception as error:  # zipfile raises nearly anything for a damaged archive
         raise FileFormatError(f"{path}: no sound .npz: {shown(str(error) or type(error).__name__)}") from None
+    if any(name.endswith(f"/{torch_file.PICKLE}") for name in names):
+        return "torch"
+    return "nodes" if any(stages.is_node(name) for name in names) else "npz"
 
 
 def _unknown(path: Path, what: str) -> FileFormatError:

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...files.safetensors_file import DTYPES, open_safetensors
+from ...model import Config
 from ..points import Key, Trace
-from .npy import Header, collect
+from .arrays import Header, collect
 from .output import Writer
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
@@ -32,8 +33,8 @@ def _view(data: mmap.mmap, dtype: str, header: Header) -> Callable[[], NDArray]:
     return load
 
 
-def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
-    """The trace of a .safetensors file whose tensors are named by label, such as attn_norm-0, or by transformers' module."""
+def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
+    """The trace of a .safetensors file whose tensors are named by label, such as attn_norm-0. Bfloat16 is widened to float32: exact."""
     path = Path(path)
     data, tensors = open_safetensors(path)
     arrays = {}
@@ -41,7 +42,7 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None) -> Trace:
         header = Header(shape, DTYPES[dtype], False, offset)
         converted = header._replace(dtype=np.dtype(np.float32)) if dtype == "BF16" else header
         arrays[name] = converted, _view(data, dtype, header)
-    return collect(arrays, path, "safetensors", tokens)
+    return collect(arrays, path, "safetensors", tokens, config)
 
 
 class SafetensorsWriter(Writer):

@@ -8,7 +8,7 @@ transformers' models, as forward hooks see them.
 import re
 from typing import NamedTuple
 
-from ..points import Key, gradient_key, key_of
+from ..points import Key, key_of
 
 
 class Stage(NamedTuple):
@@ -108,8 +108,3 @@ def to_transformers(key: Key) -> str | None:
     """The transformers module that outputs a point; None if there is none."""
     module = stage(key.name).transformers
     return module and module.format(key.layer)
-
-
-def find(label: str) -> Key | None:
-    """The point of a label: our own, or a transformers module; the name of a GGUF tensor stands for its gradient."""
-    return key_of(label) or from_transformers(label) or gradient_key(label)

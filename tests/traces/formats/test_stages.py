@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitnet_np.traces.formats import stages
+from bitnet_np.traces.formats import labels, stages
 from bitnet_np.traces.points import MODEL_NAMES, RECORDED, SCORES, Key
 
 
@@ -23,9 +23,9 @@ def test_names_go_there_and_back():
         key = Key(stage.ours, layer)
         name, operation = stage.ggml.split(".")
         assert stages.from_ggml(f"s2.{name}{'' if layer is None else '-3'}.{operation}") == (2, key)
-        assert stages.find(str(key)) == key
+        assert labels.direct(str(key)) == key
         module = stages.to_transformers(key)
-        assert module is None or stages.from_transformers(module) == stages.find(module) == key
+        assert module is None or stages.from_transformers(module) == labels.direct(module) == key
         assert stage.aprt is None or stages.from_aprt(stage.aprt) == stage.ours
         assert stage.bitnet_rs is None or stages.from_bitnet_rs(stage.bitnet_rs) == stage.ours
     assert stages.to_transformers(Key("ffn_gate", 2)) == "model.layers.2.mlp.gate_proj"

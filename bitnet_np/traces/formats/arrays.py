@@ -1,0 +1,180 @@
+"""The trace of a file's arrays: points by their labels, in normal form, and the rows of steps of decoding joined."""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import FileFormatError, shown
+from ...model import Config
+from ..points import SCORES, Entry, Key, Points, Trace, agreed_tokens, checked_dtype, checked_tokens, heads_of, normal_form
+from .labels import meanings
+
+MAX_POINTS = 1 << 16
+"""Most points of one trace; 30 layers have 700."""
+
+
+class Header(NamedTuple):
+    """An array in a file: its shape and dtype, and where its data lie."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    fortran: bool
+    offset: int  # of the data
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def array(self, data: NDArray[np.uint8]) -> NDArray:
+        """The array, given its bytes."""
+        return data.view(self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
+
+    def mapped(self, path: Path) -> NDArray:
+        """The array, mapped from a file whose header was read before. Raises FileFormatError if the file has become shorter."""
+        if self.nbytes == 0:
+            return np.empty(self.shape, self.dtype)
+        try:
+            return self.array(np.memmap(path, np.uint8, "r", self.offset, (self.nbytes,)).view(np.ndarray))
+        except ValueError as error:
+            raise FileFormatError(f"{path}: the file has changed since it was opened: {error}") from None
+
+
+Array: TypeAlias = tuple[Header, Callable[[], NDArray]]
+"""The header of an array in a file, and a function that reads or maps it."""
+
+
+def collect(arrays: Mapping[str, Array], path: Path, kind: str, tokens: NDArray | None, config: Config | None = None) -> Trace:
+    """The trace of a file's arrays by their labels (labels.py); labels that stand for nothing are ignored.
+
+    tokens, config: the token ids and the model, if they are known; they tell axes apart. Where labels have steps, a point is the rows of
+    all steps, one after another. Raises FileFormatError if there is no point, if a point is there twice, if a step is missing, or if the
+    file holds other tokens.
+    """
+    where = str(path)
+    meant = meanings(arrays, config, where)
+    parts: dict[Key | None, dict[int | None, Array]] = {}
+    again = []
+    for label, (key, step, second) in sorted(meant.items(), key=lambda item: item[1].second):
+        if step not in parts.setdefault(key, {}):
+            parts[key][step] = arrays[label]
+        elif second:
+            again.append(label)
+        else:
+            raise FileFormatError(f"{where}: {key or 'tokens'}{_at(step)} is there twice, expected each point once")
+    _check_steps(parts, where)
+    in_file = {step: checked_tokens(load(), where) for step, (_, load) in sorted(parts.pop(None, {}).items(), key=_by_step)}
+    ids = agreed_tokens(np.concatenate(list(in_file.values())) if in_file else None, tokens, where)
+    rows = _rows_of_steps(parts, where)
+    rows |= {step: len(part) for step, part in in_file.items()} | {None: None if ids is None else len(ids)}
+    entries: dict[Key, Entry] = {}
+    ignored = [label for label in arrays if label not in meant]
+    for key, by_step in parts.items():
+        assert key is not None
+        if None in by_step:
+            insert(entries, key, *by_step[None], rows[None], where, config)
+        elif key.name in SCORES:  # each step has more keys than the one before
+            ignored += [label for label, meaning in meant.items() if meaning.key == key]
+        else:
+            entries[key] = _joined(key, dict(sorted(by_step.items(), key=_by_step)), rows, where, config)
+    for label in again:
+        key, step, _ = meant[label]
+        assert key is not None
+        first, other = (_normal(key, array, rows[step], where, config) for array in (parts[key][step], arrays[label]))
+        if not np.array_equal(first, other, equal_nan=True):
+            raise FileFormatError(f"{where}: {shown(label)} is {key}{_at(step)} again, with other numbers, expected the same")
+    return finished(entries, path, kind, ids, ignored)
+
+
+def insert(
+    entries: dict[Key, Entry],
+    key: Key,
+    header: Header,
+    load: Callable[[], NDArray],
+    rows: int | None,
+    where: str,
+    config: Config | None = None,
+) -> None:
+    """Add a point in normal form to `entries`. Raises FileFormatError if it is there already."""
+    if key in entries:
+        raise FileFormatError(f"{where}: {key} is there twice, expected each point once")
+    form = normal_form(key, header.shape, rows, where, heads_of(key, config))
+    dtype = checked_dtype(key, header.dtype, where).newbyteorder("=")
+    entries[key] = Entry(form.shape, dtype, lambda: form.of(load()).astype(dtype, copy=False))
+
+
+def finished(entries: dict[Key, Entry], path: Path, kind: str, ids: NDArray[np.int64] | None, ignored: list[str]) -> Trace:
+    """The trace of these entries. Raises FileFormatError if there are none."""
+    if not entries:
+        labels = ", ".join(shown(label) for label in ignored[:5]) or "nothing"
+        raise FileFormatError(f"{path}: no point of a forward pass in it, expected labels such as attn_norm-0; it has {labels}")
+    return Trace(Points(entries), ids, f"{path} ({kind})", ignored=tuple(ignored))
+
+
+# --- steps of decoding ----------------------------------------------------------------------------------------------------------------
+
+
+def _at(step: int | None) -> str:
+    return "" if step is None else f" of step {step}"
+
+
+def _by_step(item: tuple[int | None, Array]) -> int:
+    return -1 if item[0] is None else item[0]
+
+
+def _check_steps(parts: Mapping[Key | None, Mapping[int | None, Array]], where: str) -> None:
+    """Raises FileFormatError if a point is there both as a whole and by steps, or lacks a step from the first to the last of the dump."""
+    numbers = {step for by_step in parts.values() for step in by_step if step is not None}
+    for key, by_step in parts.items():
+        if None in by_step and len(by_step) > 1:
+            raise FileFormatError(f"{where}: {key or 'tokens'} is there as a whole and by steps, expected one of both")
+        if None in by_step:
+            continue
+        missing = min(numbers)
+        while missing in by_step:
+            missing += 1
+        if missing <= max(numbers):
+            span = f"{min(numbers)} to {max(numbers)}"
+            raise FileFormatError(f"{where}: {key or 'tokens'} has no step {missing}, expected each from {span}, the steps of the dump")
+
+
+def _rows_of_steps(parts: Mapping[Key | None, Mapping[int | None, Array]], where: str) -> dict[int | None, int | None]:
+    """The number of tokens of each step, by the points that cannot be read in two ways; None where there is no such point."""
+    rows: dict[int | None, int | None] = {}
+    for key, by_step in parts.items():
+        for step, (header, _) in by_step.items():
+            rows.setdefault(step, None)
+            if key is not None and key.name in _ROWS_AND_WIDTH and len(header.shape) > 1:
+                rows[step] = normal_form(key, header.shape, None, where).shape[0]
+    return rows
+
+
+_ROWS_AND_WIDTH = ("inp_embd", "attn_norm", "attn_o_out", "ffn_inp", "ffn_norm", "ffn_down", "l_out")
+
+
+def _joined(
+    key: Key, by_step: Mapping[int | None, Array], rows: Mapping[int | None, int | None], where: str, config: Config | None
+) -> Entry:
+    """The rows of all steps, one after another."""
+    forms = [normal_form(key, header.shape, rows[step], where, heads_of(key, config)) for step, (header, _) in by_step.items()]
+    dtypes = {checked_dtype(key, header.dtype, where).newbyteorder("=") for header, _ in by_step.values()}
+    widths = {form.shape[1:] for form in forms}
+    if len(dtypes) > 1 or len(widths) > 1:
+        several = [f"{header.dtype} {list(header.shape)}" for header, _ in by_step.values()]
+        raise FileFormatError(f"{where}: the steps of {key} are {', '.join(dict.fromkeys(several))}, expected one dtype and one width")
+    (dtype,), (width,) = dtypes, widths
+    loads = [load for _, load in by_step.values()]
+
+    def load() -> NDArray:
+        return np.concatenate([form.of(load()) for form, load in zip(forms, loads, strict=True)]).astype(dtype, copy=False)
+
+    return Entry((sum(form.shape[0] for form in forms), *width), dtype, load)
+
+
+def _normal(key: Key, array: Array, rows: int | None, where: str, config: Config | None) -> NDArray:
+    """One array of a file, read, and in normal form."""
+    header, load = array
+    return normal_form(key, header.shape, rows, where, heads_of(key, config)).of(load())

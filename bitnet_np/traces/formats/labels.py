@@ -1,0 +1,220 @@
+"""The points that the labels of a dump stand for: our names, names of other engines' modules, and steps of decoding.
+
+A label is one of these:
+
+* our name for a point, such as attn_norm-0;
+* the path of a module, such as model.layers.0.mlp.down_proj, which stands for its output. It may end in .output or .input, and in .0
+  where the output is a tuple. Modules are named as in transformers and mlx-lm, in Meta's Llama and tinygrad, or as GGUF names weights;
+* hidden_states.N, as transformers gives them with output_hidden_states: the embedding, the outputs of the layers, and in place of the
+  last one's the final norm;
+* the name of a GGUF tensor, which stands for its gradient;
+* any of these with the number of a step, as step-17/l_out-3 or l_out-3.step-17: the rows that the engine computed in that step.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from ...errors import FileFormatError, shown
+from ...families import FAMILIES
+from ...model import Config
+from ..points import Key, gradient_key, key_of
+from . import stages
+
+TOKENS = "tokens"
+"""The label of the token ids."""
+
+
+_LAYER_INPUT = "layer input"  # the output of the layer before, or of the embedding
+
+_SPELLINGS = {
+    "input_layernorm": ("ln_1", "attention_norm", "attn_norm"),
+    "self_attn.q_proj": ("attention.wq", "attn_q"),
+    "self_attn.k_proj": ("attention.wk", "attn_k"),
+    "self_attn.v_proj": ("attention.wv", "attn_v"),
+    "self_attn.q_norm": ("attn_q_norm",),
+    "self_attn.k_norm": ("attn_k_norm",),
+    "self_attn.attn_sub_norm": ("attn_sub_norm",),
+    "self_attn.o_proj": ("attention.wo", "attn_output", "attention.dense", "attn.c_proj"),
+    "self_attn": ("attention", "attn"),
+    "post_attention_layernorm": ("ln_2", "ffn_norm"),
+    "mlp.gate_proj": ("feed_forward.w1", "ffn_gate"),
+    "mlp.up_proj": ("feed_forward.w3", "ffn_up", "mlp.dense_h_to_4h", "mlp.c_fc"),
+    "mlp.ffn_sub_norm": ("ffn_sub_norm",),
+    "mlp.down_proj": ("feed_forward.w2", "ffn_down", "mlp.dense_4h_to_h", "mlp.c_proj"),
+    "mlp": ("feed_forward",),
+    "embed_tokens": ("tok_embeddings", "token_embd", "wte", "embed_in"),
+    "norm": ("output_norm", "ln_f", "final_layer_norm"),
+    "lm_head": ("output", "embed_out"),
+}
+"""A module of transformers' Llama and BitNet, within a layer or the model -> the same module in other families and engines."""
+
+_USUAL = {spelling: usual for usual, spellings in _SPELLINGS.items() for spelling in spellings}
+
+_INPUTS = {
+    "": _LAYER_INPUT,
+    "input_layernorm": _LAYER_INPUT,
+    **dict.fromkeys(("self_attn", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), "attn_norm"),
+    "self_attn.q_norm": "Qcur",
+    "self_attn.k_norm": "Kcur",
+    "self_attn.attn_sub_norm": "kqv_out",
+    "self_attn.o_proj": "kqv_out",
+    "post_attention_layernorm": "ffn_inp",
+    **dict.fromkeys(("mlp", "mlp.gate_proj", "mlp.up_proj"), "ffn_norm"),
+    "mlp.ffn_sub_norm": "ffn_out",
+    "mlp.down_proj": "ffn_out",
+    "lm_head": "result_norm",
+}
+"""The points that modules take, by transformers' names of the modules."""
+
+_LIKE_INNER = {"self_attn": "attn_o_out", "mlp": "ffn_down", "logits": "result_output"}
+"""Modules that give the same point as one inside them."""
+
+_BEHIND_SUB_NORMS = {"kqv_out": "attn_sub_norm", "ffn_out": "ffn_sub_norm"}
+"""The input of a branch's last matrix -> the norm that comes between them in models with sub-norms."""
+
+_STEP = re.compile(r"(?:step-([0-9]{1,9})/)?(.+?)(?:\.step-([0-9]{1,9}))?", re.DOTALL)
+_PREFIX = re.compile(r"(?:(?:module|_orig_mod|base_model|language_model|text_model|model|transformer|gpt_neox)\.)*")
+_LAYER = re.compile(r"(?:layers|h|blk)\.(0|[1-9][0-9]{0,5})(?:\.(.+))?")
+_END = re.compile(r"\.(input|output)(?:\.0)?$|\.0$")
+_HIDDEN = re.compile(r"hidden_states\.(0|[1-9][0-9]{0,5})")
+
+
+class Meaning(NamedTuple):
+    """The point that a label stands for."""
+
+    key: Key | None  # None: the token ids
+    step: int | None  # the step of decoding that its rows are of
+    second: bool  # whether engines give the same tensor under another label, too
+
+
+class Side(NamedTuple):
+    """The input or the output of a module."""
+
+    module: str  # as transformers' Llama names it, within the layer or the model
+    layer: int | None
+    is_input: bool = False
+
+    @property
+    def output(self) -> Key | None:
+        """The point that the module gives, if no module inside it gives the same."""
+        return stages.from_transformers(_path(self.module, self.layer))
+
+
+def side_of(label: str) -> Side | None:
+    """The input or output of a module that a label such as model.layers.0.mlp.output stands for; None if it is none of a known module."""
+    end = _END.search(label)
+    for path, is_input in ((label, False), *([] if end is None else [(label[: end.start()], end[1] == "input")])):
+        prefix = _PREFIX.match(path)
+        inside = path if prefix is None else path[prefix.end() :]
+        layer = _LAYER.fullmatch(inside)
+        module = inside if layer is None else layer[2] or ""
+        module = _USUAL.get(module, module)
+        side = Side(module, None if layer is None else int(layer[1]), is_input)
+        if side.output is not None or ((layer is None) == (module == "logits") and module in _LIKE_INNER):
+            return side
+    return None
+
+
+def _path(module: str, layer: int | None) -> str:
+    """The path of a module in transformers' Llama."""
+    if layer is None:
+        return module if module == "lm_head" else f"model.{module}"
+    return f"model.layers.{layer}.{module}" if module else f"model.layers.{layer}"
+
+
+def has_sub_norms(config: Config) -> bool:
+    """Whether the family has a norm in front of each branch's last matrix."""
+    return "attn_sub_norm" in FAMILIES[config.architecture].norms
+
+
+def layer_input(layer: int, config: Config | None) -> Key:
+    """The point that is a layer's input."""
+    if layer:
+        return Key("l_out", layer - 1)
+    return Key("inpL" if config is not None and FAMILIES[config.architecture].positions else "inp_embd", None)
+
+
+def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[str, Meaning]:
+    """What the labels of a dump stand for; labels that stand for nothing are left out.
+
+    config: the model's, if it is known. Without it, a module's input is taken to be behind a sub-norm if the dump has that norm, and the
+    highest of hidden_states is taken for the final norm: all of them, from 0, must be there. Raises FileFormatError.
+    """
+    split = {label: _split(label) for label in labels}
+    direct_keys = {label: direct(label) for label, _ in split.values()}
+    present = {key for key in direct_keys.values() if key is not None}
+    hidden = {label: int(match[1]) for label in direct_keys if (match := _HIDDEN.fullmatch(label))}
+    last = _last_hidden(set(hidden.values()), config, where)
+    table = {}
+    for whole, (label, step) in split.items():
+        key = direct_keys[label]
+        if key is not None or label == TOKENS:
+            table[whole] = Meaning(key, step, False)
+            continue
+        if label in hidden:
+            n = hidden[label]
+            key = Key("result_norm", None) if n == last else layer_input(n, config)
+        else:
+            key = second(label, present, config)
+        if key is not None:
+            table[whole] = Meaning(key, step, True)
+    return table
+
+
+def _split(label: str) -> tuple[str, int | None]:
+    """A label without its step, and the step."""
+    match = _STEP.fullmatch(label)
+    if match is None or (match[1] and match[3]):
+        return label, None
+    step = match[1] or match[3]
+    return match[2], None if step is None else int(step)
+
+
+def direct(label: str) -> Key | None:
+    """The point of a label that is its own: our name, or a module's output; the name of a GGUF tensor stands for its gradient."""
+    if (key := key_of(label)) is not None:
+        return key
+    side = side_of(label)
+    return gradient_key(label) if side is None or side.is_input else side.output
+
+
+def second(label: str, present: set[Key], config: Config | None) -> Key | None:
+    """The point of a module's input, or of the output of a module that gives the same point as one inside it."""
+    side = side_of(label)
+    if side is None:
+        return None
+    name = _input(side.module) if side.is_input else _LIKE_INNER.get(side.module)
+    if name is None:
+        return None
+    if name == _LAYER_INPUT and side.layer is not None:
+        return layer_input(side.layer, config)
+    if name in _BEHIND_SUB_NORMS and not side.module.endswith("sub_norm"):
+        norm = Key(_BEHIND_SUB_NORMS[name], side.layer)
+        if norm in present if config is None else has_sub_norms(config):
+            return norm
+    return Key(name, side.layer)
+
+
+def _input(module: str) -> str | None:
+    """The point that a module takes: a norm inside a matrix takes what the matrix takes."""
+    return _INPUTS.get(module.removesuffix(".rms_norm"))
+
+
+def _last_hidden(numbers: set[int], config: Config | None, where: str) -> int | None:
+    """The number of the hidden states that come behind the final norm; None if there are none."""
+    if not numbers:
+        return None
+    most = max(numbers)
+    if config is not None:
+        if most > config.n_layers:
+            raise FileFormatError(
+                f"{where}: hidden_states.{most} for {config.n_layers} layers, expected at most hidden_states.{config.n_layers}"
+            )
+        return config.n_layers
+    if len(numbers) != most + 1 or most == 0:
+        some = shown(sorted(numbers)[:8])
+        raise FileFormatError(
+            f"{where}: hidden_states {some}, expected all from 0 on, as without a model the last is taken for the final norm"
+        )
+    return most

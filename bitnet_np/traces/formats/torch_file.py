@@ -1,0 +1,117 @@
+"""Files of PyTorch's torch.save (.pt, .pth, .bin): read by torch itself, which must be installed, with weights_only=True.
+
+So nothing in a file is run. Tensors are mapped, not read, and none can be larger than the bytes it has in the file.
+"""
+
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import FileFormatError, UnsupportedError, shown
+from ...extras import extra
+from ...model import Config
+from ..points import Trace
+from .arrays import MAX_POINTS, Array, Header, collect
+
+PICKLE = "data.pkl"
+"""The member of the archive that names the tensors."""
+
+_FIRST = (2, 6)  # older ones can be made to run code in spite of weights_only: CVE-2025-32434
+_DEEPEST = 8  # containers within containers
+_ZIP = b"PK\x03\x04"
+_MAX_PICKLE = 1 << 24  # bytes
+
+
+def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Config | None = None) -> Trace:
+    """The trace of a file with tensors in dictionaries, lists and tuples, whose keys and numbers make a label, joined by dots.
+
+    One tensor alone is taken for logits. bfloat16 is widened to float32, which is exact. Raises FileFormatError for a damaged file and for
+    one that holds more than tensors, UnsupportedError if torch is missing, or older than 2.6.
+    """
+    path = Path(path)
+    _check_archive(path)
+    torch = extra("torch", "torch", "a file of torch.save")
+    version = tuple(int(part) for part in str(torch.__version__).split("+")[0].split(".")[:2])
+    if version < _FIRST:
+        raise UnsupportedError(f"{path}: torch is {torch.__version__}, expected 2.6 or later: older ones may run what a file says")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises nearly anything for a damaged file
+        reason = shown((str(error) or type(error).__name__).splitlines()[0])
+        raise FileFormatError(f"{path}: no file of tensors alone, as a dictionary of names and tensors: {reason}") from None
+    arrays: dict[str, Array] = {}
+    for label, tensor in _tensors(content, torch.Tensor, path):
+        if label in arrays:
+            raise FileFormatError(f"{path}: tensor {shown(label)} is there twice, expected each name once")
+        arrays[label] = _array(tensor, f"{path}: tensor {shown(label)}")
+    if set(arrays) == {""}:
+        arrays = {"logits": arrays[""]}
+    return collect(arrays, path, "torch", tokens, config)
+
+
+def _check_archive(path: Path) -> None:
+    """Raises FileFormatError for what torch would read without looking at sizes: compressed archives, and files older than torch 1.6."""
+    with open(path, "rb") as file:
+        head, size = file.read(4), os.fstat(file.fileno()).st_size
+    if head != _ZIP:
+        raise FileFormatError(f"{path}: starts with {shown(head)}, expected a zip archive, as torch.save writes from torch 1.6 on")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+    except Exception as error:  # zipfile raises nearly anything for a damaged archive
+        raise FileFormatError(f"{path}: no sound archive: {shown(str(error) or type(error).__name__)}") from None
+    if len(infos) > 2 * MAX_POINTS:
+        raise FileFormatError(f"{path}: {len(infos)} members, expected {2 * MAX_POINTS} at most")
+    for info in infos:
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or info.file_size > size:
+            raise FileFormatError(f"{path}: member {shown(info.filename)} is compressed, encrypted or cut short, expected neither")
+        if info.filename.endswith(f"/{PICKLE}") and info.file_size > _MAX_PICKLE:
+            raise FileFormatError(f"{path}: member {shown(info.filename)} has {info.file_size} bytes, expected {_MAX_PICKLE} at most")
+
+
+def _tensors(content: Any, kind: type, path: Path) -> Iterator[tuple[str, Any]]:
+    """Yields the tensors of nested containers by their labels; numbers, text and None are passed over."""
+    rest: list[tuple[str, Any, int]] = [("", content, 0)]
+    looked_at = 0
+    while rest:
+        label, value, depth = rest.pop()
+        looked_at += 1
+        if looked_at > 2 * MAX_POINTS or depth > _DEEPEST:
+            raise FileFormatError(
+                f"{path}: more than {2 * MAX_POINTS} values or {_DEEPEST} containers deep, expected a dictionary of tensors"
+            )
+        if isinstance(value, kind):
+            yield label, value
+        elif isinstance(value, Mapping | list | tuple):
+            items = value.items() if isinstance(value, Mapping) else enumerate(value)
+            if len(value) > MAX_POINTS:
+                raise FileFormatError(f"{path}: {shown(label)} has {len(value)} values, expected {MAX_POINTS} at most")
+            rest += [(f"{label}.{name}" if label else str(name), item, depth + 1) for name, item in items if isinstance(name, str | int)]
+
+
+def _array(tensor: Any, where: str) -> Array:
+    """Shape and dtype of a tensor, and a function that gives its numbers. Raises FileFormatError if it claims more than the file has."""
+    dtype = _DTYPES.get(str(tensor.dtype))
+    if dtype is None or str(tensor.layout) != "torch.strided" or str(tensor.device) != "cpu":
+        expected = ", ".join(name.removeprefix("torch.") for name in _DTYPES)
+        raise FileFormatError(f"{where} is {tensor.dtype}, {tensor.layout}, on {tensor.device}, expected dense numbers: {expected}")
+    held = tensor.untyped_storage().nbytes()
+    if tensor.numel() * tensor.element_size() > held:
+        raise FileFormatError(f"{where} has shape {list(tensor.shape)}, but {held} bytes in the file, fewer than its numbers take")
+
+    def load() -> NDArray:
+        plain = tensor.detach()
+        return np.array((plain.float() if str(plain.dtype) == "torch.bfloat16" else plain).numpy())
+
+    return Header(tuple(tensor.shape), dtype, False, 0), load
+
+
+_DTYPES: dict[str, np.dtype] = {
+    f"torch.{name}": np.dtype(name)
+    for name in ("float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
+} | {"torch.bfloat16": np.dtype(np.float32)}

@@ -1,0 +1,149 @@
+"""Labels of dumps: our names, modules of other engines with their inputs and outputs, hidden states, and steps."""
+
+import pytest
+from models import random_model
+
+from bitnet_np.errors import FileFormatError
+from bitnet_np.families import FAMILIES
+from bitnet_np.files.hf_model_types import MODEL_TYPES
+from bitnet_np.judge.graph import FIELDS
+from bitnet_np.traces.formats import labels
+from bitnet_np.traces.points import Key, key_of
+
+
+def meaning(label, *others, config=None):
+    """The point and the step of a label among others, in text."""
+    meant = labels.meanings([label, *others], config, "f").get(label)
+    return meant and (None if meant.key is None else str(meant.key), meant.step, meant.second)
+
+
+@pytest.mark.parametrize(
+    ("label", "point"),
+    [
+        ("l_out-3", "l_out-3"),
+        ("model.layers.0.mlp.down_proj", "ffn_down-0"),
+        ("model.layers.12", "l_out-12"),
+        ("model.layers.12.0", "l_out-12"),  # the first of a tuple
+        ("model.layers.12.output", "l_out-12"),
+        ("model.layers.12.output.0", "l_out-12"),
+        ("base_model.model.model.layers.2.input_layernorm", "attn_norm-2"),
+        ("model.language_model.layers.2.self_attn.q_norm", "Qcur_normed-2"),
+        ("layers.1.attention.wq", "Qcur-1"),
+        ("layers.1.feed_forward.w1", "ffn_gate-1"),
+        ("layers.1.feed_forward.w3", "ffn_up-1"),
+        ("layers.1.feed_forward.w2", "ffn_down-1"),
+        ("layers.1.attention_norm", "attn_norm-1"),
+        ("blk.3.ffn_up", "ffn_up-3"),
+        ("blk.3.ffn_up.weight", "grad_ffn_up-3"),
+        ("transformer.h.1.attn.c_proj", "attn_o_out-1"),
+        ("gpt_neox.layers.1.attention.dense", "attn_o_out-1"),
+        ("gpt_neox.embed_in", "inp_embd"),
+        ("tok_embeddings", "inp_embd"),
+        ("model.norm", "result_norm"),
+        ("lm_head", "result_output"),
+        ("output", "result_output"),
+        ("model.layers.1.self_attn.q_proj.rms_norm", "Qcur_in-1"),
+    ],
+)
+def test_outputs_of_modules(label, point):
+    assert meaning(label) == (point, None, False)
+
+
+@pytest.mark.parametrize(
+    ("label", "point"),
+    [
+        ("logits", "result_output"),
+        ("model.layers.1.self_attn", "attn_o_out-1"),
+        ("model.layers.1.self_attn.0", "attn_o_out-1"),
+        ("model.layers.1.mlp", "ffn_down-1"),
+        ("model.layers.0.input", "inp_embd"),
+        ("model.layers.2.input", "l_out-1"),
+        ("model.layers.2.input.0", "l_out-1"),
+        ("model.layers.2.input_layernorm.input", "l_out-1"),
+        ("model.layers.1.self_attn.v_proj.input", "attn_norm-1"),
+        ("model.layers.1.self_attn.o_proj.input", "kqv_out-1"),
+        ("model.layers.1.self_attn.attn_sub_norm.input", "kqv_out-1"),
+        ("model.layers.1.post_attention_layernorm.input", "ffn_inp-1"),
+        ("model.layers.1.mlp.down_proj.input", "ffn_out-1"),
+        ("layers.1.feed_forward.w2.input", "ffn_out-1"),
+        ("lm_head.input", "result_norm"),
+    ],
+)
+def test_what_a_dump_may_have_under_two_names(label, point):
+    assert meaning(label) == (point, None, True)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("", "model", "layers", "layers.0x", "model.layers.01", "model.layers.0.", "model.layers.1000000", "layers.1.norm", "self_attn"),
+        *("norm.input", "lm_head.weight", "model.layers.0.mlp.act_fn", "vision.layers.0", "hidden_states", "embed_tokens.input"),
+        "model.layers.0.logits",
+    ],
+)
+def test_labels_of_nothing(label):
+    assert meaning(label) is None
+
+
+@pytest.mark.parametrize("name", MODEL_TYPES)
+def test_the_modules_of_every_supported_type_are_known(name):
+    """By the table that the loader has of transformers' names; matrices that are one tensor give no point."""
+    kind = MODEL_TYPES[name]
+    fields = {field: point for point, field in FIELDS.items()} | {"attn_q_norm": "Qcur_normed", "attn_k_norm": "Kcur_normed"}
+    for field, module in kind.modules.items():
+        point = fields.get(field, field)
+        fused = [other for other in kind.modules if kind.modules[other] == module] != [field]
+        assert meaning(kind.layer.format(2) + module) == (None if fused else (f"{point}-2", None, False))
+    assert meaning(kind.embedding) == ("inp_embd", None, False)
+    assert meaning(kind.norm) == ("result_norm", None, False)
+
+
+def test_inputs_behind_sub_norms():
+    """The last matrix of a branch takes the sub-norm in a BitNet: known by the model, or because the dump has the norm."""
+    bitnet, llama = (random_model(0, family=family).config for family in ("bitnet-b1.58", "llama"))
+    for module, plain, norm in (("self_attn.o_proj", "kqv_out-1", "attn_sub_norm-1"), ("mlp.down_proj", "ffn_out-1", "ffn_sub_norm-1")):
+        label = f"model.layers.1.{module}.input"
+        assert meaning(label, config=bitnet)[0] == norm
+        assert meaning(label, config=llama)[0] == plain
+        assert meaning(label, norm)[0] == norm
+        assert meaning(label, "attn_sub_norm-0", "ffn_sub_norm-0")[0] == plain
+
+
+def test_hidden_states():
+    states = [f"hidden_states.{n}" for n in range(4)]
+    expected = ["inp_embd", "l_out-0", "l_out-1", "result_norm"]
+    assert [meaning(label, *states)[0] for label in states] == expected
+    config = random_model(0, n_layers=3).config
+    assert [meaning(label, config=config)[0] for label in states] == expected
+    assert meaning("hidden_states.0", config=random_model(0, family="gpt2", n_layers=3).config)[0] == "inpL"
+    with pytest.raises(FileFormatError, match=r"f: hidden_states \[0, 2\], expected all from 0 on"):
+        meaning("hidden_states.0", "hidden_states.2")
+    with pytest.raises(FileFormatError, match=r"hidden_states\.4 for 3 layers, expected at most hidden_states\.3"):
+        meaning("hidden_states.4", config=config)
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("l_out-3.step-17", ("l_out-3", 17, False)),
+        ("step-17/l_out-3", ("l_out-3", 17, False)),
+        ("step-0017/model.layers.3", ("l_out-3", 17, False)),
+        ("tokens.step-2", (None, 2, False)),
+        ("tokens", (None, None, False)),
+        ("step-1/l_out-3.step-1", None),
+        ("l_out-3.step--1", None),
+        ("step-1", None),
+        ("step-1/", None),
+    ],
+)
+def test_steps(label, expected):
+    assert meaning(label) == expected
+
+
+def test_families_with_sub_norms():
+    assert {name for name in FAMILIES if labels.has_sub_norms(random_model(0, family=name).config)} == {
+        "bitnet",
+        "bitnet-25",
+        "bitnet-b1.58",
+    }
+    assert key_of("attn_sub_norm-1") == Key("attn_sub_norm", 1)
