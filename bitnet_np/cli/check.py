@@ -17,10 +17,11 @@ from ..forward_pass import compute_logits
 from ..judge.dump import check_logits, check_trace
 from ..judge.graph import LOGITS
 from ..judge.logits import Judgement, judge
+from ..judge.partial import check_partial
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
 from ..judge.verdict import Verdict
 from ..text.tokenizer import tokenizer_from
-from ..traces.formats import FORMATS, detect, npy, raw, read_any
+from ..traces.formats import FORMATS, detect, eval_callback, npy, raw, read_any
 from . import progress
 from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, check_out, loaded
 from .inputs import token_ids
@@ -91,6 +92,8 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Repo
         rows = ids.shape[:-1] if arguments.last else ids.shape
         theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, source, rows)
         return check_logits(loaded(source, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last, progress.bar)
+    if name == "eval-callback":
+        return check_partial(loaded(source, arguments), ids, eval_callback.read(path), DIALECTS[arguments.dialect])
     shape = _bare(path, source, ids.shape).shape if name == "raw" else None
     trace = read_any(path, name, shape, ids, source.config())
     return check_trace(loaded(source, arguments), ids, trace, DIALECTS[arguments.dialect], progress.bar)

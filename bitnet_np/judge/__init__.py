@@ -8,6 +8,7 @@ logits.py       measures, limits and verdicts of logits          reach.py       
 mistakes/       the one catalogue of known mistakes              diagnosis.py   mistakes that are read off the numbers
 variant.py      our engine with something changed                verdict.py     SAME_BITS, ROUNDING, FLIPS, WRONG, INVALID
 report.py       the Report, its tables and its heat map          receipt.py     BitNet-rs's parity receipts
+partial.py      tensors of which some numbers are known
 
 spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/test_operations.py and test_roundings.py tie them together.
