@@ -38,6 +38,7 @@ _LONGEST = 1 << 16  # bytes of a line
 _MOST_NODES = 1 << 20
 
 _NODES = {
+    "kqv_out.RESHAPE": "kqv_out",  # with flash attention
     "attn_out.MUL_MAT": "attn_o_out",
     "ffn_swiglu.SWIGLU": "ffn_out",
     "ffn_swiglu.GLU": "ffn_out",
