@@ -10,7 +10,11 @@ from .files.gguf_file import open_gguf
 from .files.load import load
 from .forward_pass import compute_logits, forward, forward_full, forward_incremental, prefill
 from .generate import generate, stream
+from .judge.in_memory import check
 from .judge.logits import Judgement, judge
+from .judge.precision import Precision
+from .judge.report import Report
+from .judge.verdict import Verdict
 from .metrics import Metrics
 from .model import Blocks, Config, Layer, Linear, Model, Ternary
 from .sampling import Sampling
@@ -35,10 +39,14 @@ __all__ = [
     "Linear",
     "Metrics",
     "Model",
+    "Precision",
+    "Report",
     "Request",
     "Sampling",
     "Ternary",
+    "Verdict",
     "certify",
+    "check",
     "compute_logits",
     "forward",
     "forward_batch",

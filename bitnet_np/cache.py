@@ -191,7 +191,7 @@ class KVCache:
         return [np.flatnonzero(turn == n) for n in range(turn.max() + 1)]
 
     def save(self, slots: NDArray[np.int64], counts: NDArray[np.int64]) -> Saved:
-        """What `restore` needs after counts[i] more positions are written to slot slots[i]: of a ring, the positions overwritten too."""
+        """The state that `restore` needs after writing counts[i] positions to slot slots[i]; for rings, with the positions overwritten."""
         saved: Saved = []
         for slot, length, count in zip(slots.tolist(), self.lengths[slots].tolist(), counts.tolist(), strict=True):
             end = length + count

@@ -52,10 +52,7 @@ class CertifiedHead:
 
     table: NDArray  # [V, D] float32, float16, or bfloat16 as uint16 bits
     k: int  # number of the largest logits to compute
-    codes: NDArray[np.uint8] = field(repr=False)
-    step: Floats = field(repr=False)  # [V]
-    lost: Floats = field(repr=False)  # [V] length of a row's difference from the copy, rounded up
-    length: Floats = field(repr=False)  # [V] length of a row, rounded up
+    copy: kernels.Copy = field(repr=False)
     counter: Counter = field(default_factory=Counter)
 
     def __call__(self, x: Floats) -> Floats:  # [R, D] -> [R, V]
@@ -93,7 +90,7 @@ class CertifiedHead:
         unit = roundings * 2.0**-24 / (1 - roundings * 2.0**-24) + 2.0**-40
         q = np.stack([p, r], axis=1).reshape(-1, x.shape[1]).astype(np.int8)
         slack = unseen + unit * (size + unseen)
-        return kernels.intervals(self.codes, self.step, self.lost, self.length, q, coarse, fine, size, slack, len(self.table))
+        return kernels.intervals(self.copy, kernels.Split(q, coarse, fine, size, slack))
 
 
 def certify(table: NDArray, k: int = 1) -> CertifiedHead:
@@ -111,4 +108,4 @@ def certify(table: NDArray, k: int = 1) -> CertifiedHead:
     if table.shape[1] > WIDEST:
         raise UnsupportedError(f"a certified head cannot have rows of {table.shape[1]} numbers, expected at most {WIDEST}")
     k = integer("k", k, 1, min(LARGEST_K, len(table)))
-    return CertifiedHead(table, k, *kernels.copy(table, mapped.release))
+    return CertifiedHead(table, k, kernels.copy(table, mapped.release))

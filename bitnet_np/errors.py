@@ -45,11 +45,19 @@ class NonFiniteError(Error):
     """NaN or infinity where a finite number is needed."""
 
 
+class ServerError(Error):
+    """A server cannot be reached, refuses a request, or sends an answer that its API does not have."""
+
+
 class OptionError(Error):
     """An option has a value it cannot take, or two options contradict each other."""
 
 
 def shown(value: object) -> str:
     """The repr of a value from outside, cut to 80 characters: safe to print on a terminal."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return shortened(repr(value), 80)
+
+
+def shortened(text: str, most: int = 120) -> str:
+    """A text cut to `most` characters, with dots where its end is missing."""
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -116,7 +116,7 @@ class Config:
         return self.activation in ("relu2", "silu")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Blocks:
     """A matrix in one of ggml's block types, as it lies in the file."""
 
@@ -124,12 +124,15 @@ class Blocks:
     type: TensorType
     shape: tuple[int, int]  # (N, M)
 
+    def __repr__(self) -> str:
+        return f"Blocks({self.type.name} {list(self.shape)})"
+
     @property
     def nbytes(self) -> int:
         return self.data.nbytes
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Ternary:
     """A matrix of -1, 0, +1 times one scale, packed as the kernels stream it (see packing.py)."""
 
@@ -137,6 +140,9 @@ class Ternary:
     scale: np.float32
     shape: tuple[int, int]  # (N, M)
     blocks: Blocks | None = None  # the same matrix as the file has it, where that is one of ggml's types
+
+    def __repr__(self) -> str:
+        return f"Ternary({list(self.shape)}, scale {self.scale:.6g})"
 
     @property
     def nbytes(self) -> int:
@@ -149,7 +155,12 @@ Table = Blocks | NDArray
 Weights = Ternary | Table
 
 
-@dataclass(frozen=True, eq=False)
+def _summary(weights: Weights) -> str:
+    """The type and the shape of a matrix, for the repr of what holds it."""
+    return f"{weights.dtype} {list(weights.shape)}" if isinstance(weights, np.ndarray) else repr(weights)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Linear:
     """A matrix and what belongs to it: (norm(x) W^T) * scale + bias.
 
@@ -162,6 +173,9 @@ class Linear:
     norm: NDArray[np.float32] | None = None  # [M] gain of an RMS norm of the input
     norm_eps: float | None = None  # of that norm; None: the model's
 
+    def __repr__(self) -> str:
+        return f"Linear({_summary(self.weights)}{' with bias' if self.bias is not None else ''})"
+
     @property
     def shape(self) -> tuple[int, int]:
         """(N, M)."""
@@ -169,7 +183,7 @@ class Linear:
         return n, m
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Layer:
     """One transformer block. A field that the family does not have is None."""
 
@@ -189,8 +203,11 @@ class Layer:
     attn_q_norm: NDArray[np.float32] | None = None  # [K], of each query head
     attn_k_norm: NDArray[np.float32] | None = None  # [K], of each key head
 
+    def __repr__(self) -> str:
+        return f"Layer({', '.join(field.name for field in fields(self) if getattr(self, field.name) is not None)})"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Model:
     """Everything a forward pass reads."""
 
@@ -204,6 +221,10 @@ class Model:
     output_norm_bias: NDArray[np.float32] | None = None  # [D]
     position_embd: Table | None = None  # [positions, D], added to the embedding
     rope_factors: NDArray[np.float32] | None = None  # [J], divide rope_frequency beside rope_scaling (Llama 3)
+
+    def __repr__(self) -> str:
+        c = self.config
+        return f"Model({c.architecture}: {c.n_layers} layers, width {c.width}, {c.vocab} tokens, head {_summary(self.head)})"
 
     @property
     def head(self) -> Table:

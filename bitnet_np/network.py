@@ -125,7 +125,7 @@ def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None 
 
 @dataclass(frozen=True)
 class _Step:
-    """What the operations of one layer share, or, with layer None, those around the layers."""
+    """The context that the operations of one layer share; with layer None, the operations around the layers."""
 
     runtime: Runtime
     layer: int | None

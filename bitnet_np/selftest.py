@@ -44,12 +44,12 @@ def noise(seed: int, *shape: int) -> NDArray[np.float32]:
 
 
 def rows_that_tell_lanes() -> tuple[NDArray[np.float32], NDArray[np.bool_]]:  # -> [R, 1024], [R]
-    """Rows of squares whose order of addition in float64 shows in float32, and which of them sum to more than a tie of float32.
+    """Rows of squares whose order of addition in float64 shows in float32, and True for each whose sum exceeds a tie of float32.
 
-    1.5^2 + 2^-23 is the tie, in lane 0. Two squares of 0.75 * 2^-52 break it if they meet before they come there: in one lane, or in lanes
-    of the upper half of those that are being folded. Added to lane 0 one by one, they are lost.
+    1.5^2 + 2^-23 is the tie, in lane 0. Two squares of 0.75 * 2^-52 break it if they are added to each other before they reach lane 0: in
+    one lane, or in two lanes of the upper half of a fold. Added to lane 0 one by one, they are lost.
     """
-    pairs = [(64, 192), (32, 96), (16, 48), (8, 24), (4, 12), (2, 6), (1, 3), (128, 384)]  # the last are of lane 0 themselves
+    pairs = [(64, 192), (32, 96), (16, 48), (8, 24), (4, 12), (2, 6), (1, 3), (128, 384)]  # the last two are in lane 0 themselves
     x = np.zeros((len(pairs), 1024), np.float32)
     x[:, 0], x[:, [256, 512]] = 1.5, 2**-12
     for row, pair in zip(x, pairs, strict=True):
@@ -83,7 +83,7 @@ def _attention(kernel: Callable, *window: int) -> tuple[NDArray, ...]:
 
 
 def _masked() -> tuple[NDArray, ...]:
-    """A window and sinks with biases, a row that sees nothing, chunks that some rows do not see."""
+    """Attention with a window, sinks and biases; one row sees no key, and some rows do not see some chunks."""
     mask = masks.mask(130, 130, masks.Pattern(window=70, sinks=3)) + noise(19, 130, 130)
     mask[99] = -np.inf
     q, (k, v) = 4 * noise(4, 130, 6, 20), noise(5, 2, 1, 130, 2, 20)
@@ -91,7 +91,7 @@ def _masked() -> tuple[NDArray, ...]:
 
 
 def backward_cases() -> dict[str, Case]:
-    """Of the backward pass: two sequences, of 130 rows and of 7."""
+    """The cases of the backward pass, by name: two sequences, of 130 rows and of 7."""
     cuts = np.array([0, 130, 137])
 
     def attend_back() -> tuple[NDArray, ...]:
@@ -99,7 +99,7 @@ def backward_cases() -> dict[str, Case]:
         return backward.attend_back(q, noise(23, 137, 2, 20), noise(24, 137, 2, 20), attended, dy, cuts, 70)
 
     def cross_entropy() -> tuple[NDArray, ...]:
-        """The gradient. Losses take a logarithm, which is the math library's."""
+        """The gradient alone: losses take a logarithm, whose bits depend on the math library."""
         logits = 9 * noise(25, 5, 161)
         backward.cross_entropy_in_place(logits, np.array([160, 0, 7, 7, 99]), 0.01)
         return (logits,)
@@ -134,13 +134,13 @@ def _forward(dialect: Dialect) -> tuple[NDArray, ...]:
 
 
 def cases() -> dict[str, Case]:
-    """Name -> what to compute."""
-    found: dict[str, Case] = {}
+    """Every case, by name: a function that computes its results."""
+    named: dict[str, Case] = {}
     for name, table in _tables(37, 161).items():
-        found[f"embed {name}"] = partial(_embed, table)
-        found[f"matmul {name}, 1 row"] = partial(_matmul, table, 1)
-        found[f"matmul {name}, 7 rows"] = partial(_matmul, table, 7)
-    found |= {
+        named[f"embed {name}"] = partial(_embed, table)
+        named[f"matmul {name}, 1 row"] = partial(_matmul, table, 1)
+        named[f"matmul {name}, 7 rows"] = partial(_matmul, table, 7)
+    named |= {
         "rms_norm": lambda: (cpu.rms_norm(noise(8, 5, 2571), noise(9, 2571), 1e-5),),
         "rms_norm, order": lambda: (cpu.rms_norm(rows_that_tell_lanes()[0], noise(9, 1024), 1e-5),),
         "quantize": lambda: cpu.quantize(9 * noise(10, 5, 2571)),
@@ -164,7 +164,7 @@ def cases() -> dict[str, Case]:
         "forward, bitnet.cpp": lambda: _forward(BITNET_CPP),
         "exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),),
     }
-    return found | backward_cases()
+    return named | backward_cases()
 
 
 def known_bits() -> dict[str, str]:
@@ -173,7 +173,7 @@ def known_bits() -> dict[str, str]:
 
 
 def run(beginning: str = "") -> Iterator[tuple[str, bool]]:
-    """Name of each kernel's case, and whether it gives the known bits; of those whose names begin so: others are not even compiled."""
+    """The name of each case and whether it gives the known bits. Only cases whose names start with `beginning` are compiled and run."""
     known = known_bits()
     for name, compute in cases().items():
         if name.startswith(beginning):

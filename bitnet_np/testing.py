@@ -29,7 +29,7 @@ SHAPE = {
     "eps": 1e-5,
     "rope_base": 10000.0,
 }
-"""The fields of Config that `random_model` takes unless its caller gives others."""
+"""The default fields of Config in `random_model`."""
 
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES}
 
@@ -50,10 +50,10 @@ def random_model(
     No two heads are alike, no row of a matrix is zero, activations have a spread of about 1 in front of every operation, and every
     matrix and norm has a scale of its own: a bug anywhere shows.
 
-    family: an architecture of families.FAMILIES; the biases, scales and factors of RoPE's frequencies that it may have, it has.
+    family: an architecture of families.FAMILIES; the model has all biases, scales and RoPE factors that the family allows.
     table: the dtype of embedding and head (float32, float16 or bfloat16), or the name of a block type.
-    weights: the same of the layers' matrices, or "ternary"; empty: ternary for a BitNet, else `table`.
-    gain: multiplies the scales of all ternary matrices. inner_norms: each linear has a norm of its own.
+    weights: the same for the layers' matrices, or "ternary"; empty means ternary for a BitNet, else `table`.
+    gain: multiplies the scales of all ternary matrices. inner_norms: gives each linear a norm of its own.
     """
     traits = FAMILIES[family]
     config = Config(family, **{**SHAPE, **traits.config, **shape})
@@ -115,7 +115,7 @@ class _Drawing:
         )
 
     def matrix(self, n: int, m: int) -> Weights:
-        """Unit rows in give about unit rows out."""
+        """A matrix that turns unit rows into about unit rows."""
         rng = self.rng
         if self.weights != "ternary":
             return random_table(rng, self.weights, n, m, self.gain * rng.uniform(0.8, 1.25) / np.sqrt(m))
@@ -133,7 +133,7 @@ class _Drawing:
 def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: float = 1.0) -> Table:
     """Normal numbers [n, m] with a standard deviation of `spread`, in a float dtype (bfloat16 is cut) or one of ggml's block types.
 
-    gguf-py cannot quantise to K-quants. Those are random bytes, with scales that give about the same spread.
+    gguf-py cannot quantise to K-quants, so these are random bytes, with scales that give about the same spread.
     """
     if kind not in _BLOCKS:
         single = (rng.standard_normal((n, m)) * spread).astype(np.float32)
@@ -168,7 +168,7 @@ def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, s
 def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool = False) -> None:
     """Write a model of one of families.FAMILIES as a GGUF file without a tokenizer. fused: queries, keys and values in one tensor.
 
-    Raises UnsupportedError for a model that no GGUF file can say.
+    Raises UnsupportedError for a model that GGUF cannot express.
     """
     write_model(path, model, {"tokenizer.ggml.model": "none"}, fields=_fused if fused else present)
 
@@ -180,7 +180,7 @@ def _fused(layer: Layer) -> dict[str, Any]:
 
 
 def _joined(*parts: Weights) -> Weights:
-    """Matrices of one type, one above the other. Raises UnsupportedError for ternary ones of different scales."""
+    """Matrices of one type, stacked. Raises UnsupportedError for ternary ones of different scales."""
     shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
     if isinstance(parts[0], Ternary):
         matrices, scales = zip(*((packing.unpack(part), part.scale) for part in parts if isinstance(part, Ternary)), strict=True)
@@ -193,5 +193,5 @@ def _joined(*parts: Weights) -> Weights:
 
 
 def _concatenated(*parts: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-    given = [part for part in parts if part is not None]
-    return np.concatenate(given) if given else None
+    present_parts = [part for part in parts if part is not None]
+    return np.concatenate(present_parts) if present_parts else None

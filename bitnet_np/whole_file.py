@@ -1,4 +1,4 @@
-"""Files that appear only when they are complete: written under a temporary name beside their place, and renamed at the end."""
+"""Files that appear only when they are complete: written under a temporary name beside the target, and renamed at the end."""
 
 import os
 import secrets
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def name_beside(path: Path) -> Path:
-    """A hidden temporary name next to `path` that nobody else writes to."""
+    """A hidden temporary name next to `path` that no other process uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
@@ -16,7 +16,7 @@ def name_beside(path: Path) -> Path:
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary name to write to, renamed to `path` at the end of the block. A block that fails leaves `path` as it was.
 
-    A link stays, and its target is replaced. A path that is no regular file (a pipe, /dev/stdout) is written to directly.
+    A symbolic link stays, and its target is replaced. A path that is no regular file (a pipe, /dev/stdout) is written to directly.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
@@ -34,7 +34,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError that names no file, as that of a full disk does."""
+    """Add `path` to an OSError that names no file, as on a full disk."""
     try:
         yield
     except OSError as error:

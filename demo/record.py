@@ -1,11 +1,10 @@
-"""Record what the embedded demo model says, and what Hugging Face transformers computes for it: `python demo/record.py FOLDER`.
+"""Record continuations of the embedded demo model, and its logits by Hugging Face transformers: `python demo/record.py FOLDER`.
 
-FOLDER/greedy.json gets greedy continuations of some prompts. With `--transformers`, which needs torch and transformers, transformers'
-BitNet with its own quantised linears (AutoBitLinear, offline) gets the weights of the model file, and FOLDER/transformers.npz gets `text`,
-its `tokens` [T], `logits_f32` [T, V] as transformers computes them in float32, and `logits_f64`, computed with float64 wherever its
-source says float32.
+FOLDER/greedy.json gets greedy continuations of some prompts. `--transformers` needs torch and transformers: transformers' BitNet with its
+own quantised linears (AutoBitLinear, offline) gets the weights of the model file, and FOLDER/transformers.npz gets `text`, its `tokens`
+[T], `logits_f32` [T, V], computed in float32, and `logits_f64`, computed with float64 for every float32 in transformers' source.
 
-The recordings in tests/data/demo/ were made so.
+This script made the recordings in tests/data/demo/.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from bitnet_np.model import Model
 from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
 from bitnet_np.traces.points import Key
 
-sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # for a run by its path; the tests have it there already
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))  # for a run by its path; in tests it is on sys.path already
 
 from crossval_hf import MODULES, Case, Matrix, Transformers
 
@@ -41,7 +40,7 @@ TEXT = "Once upon a time there was a brave girl named Lily. She had a red kite.\
 
 
 def build(hf: Transformers, model: Model) -> object:
-    """transformers' model with the weights of ours."""
+    """A model of transformers with the weights of ours."""
     theirs = hf.empty_model(Case(0, ("autobitlinear", "offline"), model.output is None, False, model.config, 0))
     modules = dict(theirs.named_modules())
     hf.set(modules["model.embed_tokens"].weight, np.asarray(model.token_embd, np.float32))
@@ -59,12 +58,12 @@ def build(hf: Transformers, model: Model) -> object:
 
 def greedy(model: Model, tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """The continuations that `bitnet-np generate` prints, with their token ids."""
-    found = []
+    continuations = []
     for prompt in PROMPTS:
         ids = tokenizer.encode(prompt)
         tokens = generate(model, ids, embedded.DEMO_TOKENS, stop=tokenizer.stops)[len(ids) :]
-        found.append({"prompt": prompt, "tokens": tokens, "text": tokenizer.decode(tokens)})
-    return found
+        continuations.append({"prompt": prompt, "tokens": tokens, "text": tokenizer.decode(tokens)})
+    return continuations
 
 
 def record_transformers(path: Path, model: Model, tokenizer: Tokenizer) -> None:

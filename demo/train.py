@@ -1,11 +1,11 @@
 """Train the embedded demo model from scratch: `python demo/train.py --out FOLDER`.
 
-A small bitnet-b1.58 model learns stories and sums that a seeded generator writes (writer/), with AdamW (trainer/) and the gradients of
+A small bitnet-b1.58 model learns stories and sums from a seeded generator (writer/), with AdamW (trainer/) and the gradients of
 bitnet_np.training.gradients. The same settings give the same bits on every machine and with any number of threads. An interrupted run
 that is started again goes on from its last checkpoint and ends in the same bits.
 FOLDER gets checkpoint.npz, log.jsonl (a line for each step), loss.png and model.gguf.
 
-`--evaluate [MODEL]` measures a model (default: the embedded one): perplexity on held-out text, and the share of questions answered rightly.
+`--evaluate [MODEL]` measures a model (default: the embedded one): perplexity on held-out text, and the share of right answers.
 `--smoke` trains a tiny model twice, once in one go and once interrupted, and fails unless the loss falls and the bits are the same.
 """
 
@@ -38,8 +38,8 @@ from bitnet_np.selftest import digest, noise
 from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
 from bitnet_np.training.gradients import loss_and_gradients, parameter_shapes
 
-EVERY = 250  # steps between checkpoints; at each the held-out loss is measured
-HELD_OUT = 32  # sequences of held-out text that it is measured on
+EVERY = 250  # steps between checkpoints, at which the held-out loss is measured
+HELD_OUT = 32  # sequences of held-out text that measure it
 
 
 def initial(settings: Settings) -> State:
@@ -66,7 +66,7 @@ def batch(settings: Settings, tokenizer: Tokenizer, split: str, first: int, n: i
 
 
 def resumed(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
-    """The state and the tokenizer of the checkpoint, or of the beginning where there is none."""
+    """The state and the tokenizer of the checkpoint, or those before the first step if there is none."""
     return checkpoint.load(path, settings) if path.exists() else (initial(settings), learned_tokenizer(settings))
 
 
@@ -84,12 +84,12 @@ def train(
     every: int = EVERY,
     show: Callable[[int, int], None] = lambda done, total: None,
 ) -> State:
-    """Train, or go on training, up to step `stop` (default: the end), with a checkpoint every so many steps and at the stop."""
+    """Train, or go on training, up to step `stop` (default: the end), with a checkpoint every `every` steps and at the stop."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept, log = folder / "checkpoint.npz", folder / "log.jsonl"
-    state, keys = resumed(kept, settings)
+    saved, log = folder / "checkpoint.npz", folder / "log.jsonl"
+    state, keys = resumed(saved, settings)
     keep_lines(log, state.step)
-    tokenizer = tokenizer_from(keys, kept)
+    tokenizer = tokenizer_from(keys, saved)
     config, last = settings.config, settings.steps if stop is None else min(stop, settings.steps)
     held_out = batch(settings, tokenizer, "held-out", 0, HELD_OUT)
     with log.open("a", encoding="utf-8") as lines:
@@ -106,7 +106,7 @@ def train(
             lines.write(json.dumps(line) + "\n")
             lines.flush()
             if "held_out" in line:
-                checkpoint.save(kept, state, settings, keys)
+                checkpoint.save(saved, state, settings, keys)
             show(state.step, settings.steps)
     export.write(folder / "model.gguf", config, state.parameters, keys)
     return state
@@ -121,7 +121,7 @@ def run_train(settings: Settings, folder: Path) -> int:
 
 
 def run_smoke() -> int:
-    """Check that the loss falls, that an interrupted run ends in the bits of one in one go, and that the model file runs."""
+    """Check that the loss falls, that an interrupted run ends in the bits of an uninterrupted one, and that the model file runs."""
     with tempfile.TemporaryDirectory() as name:
         whole, parted = Path(name, "whole"), Path(name, "parted")
         one = train(SMOKE, whole, every=SMOKE.steps // 2, show=progress.bar("smoke, in one go"))

@@ -1,9 +1,8 @@
-"""Many prompts over few slots: `python examples/batch_inference.py [MODEL]`, by default with the small model that the package brings.
+"""Many prompts over few slots: `python examples/batch_inference.py [MODEL]`, by default with the small model in the package.
 
-What to expect: every sequence's tokens are those it gets alone, whatever the batch. What batching buys is that the weights are read once
-for all sequences of a step; `scripts/bench.py batch` measures how much that is. Limits: a slot holds a prompt and its new tokens, so memory
-is 2 * L * slots * positions * KV width * 4 bytes; prompts wait until a slot is free. Next: `bitnet_np.Batch` admits requests while others
-run.
+Every sequence gets the tokens that it gets alone, whatever the batch. Batching saves time because the weights are read once for all
+sequences of a step; `scripts/bench.py batch` measures the gain. A slot holds a prompt and its new tokens, so memory is
+2 * L * slots * positions * KV width * 4 bytes. Prompts wait until a slot is free. `bitnet_np.Batch` also admits requests while others run.
 """
 
 import sys

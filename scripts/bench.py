@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numba
-from benchmarks import forwards, kernel_calls, machine, mask_arrays, memory, models, peaks, peers, processes, report
+from benchmarks import forwards, kernel_calls, mask_arrays, memory, models, peaks, peers, processes, report
 from benchmarks.report import Table
 from benchmarks.rounds import Case, CheckError, Results, measure
 from benchmarks.setup import Setup
 
-from bitnet_np import Error, Model, load
+from bitnet_np import Error, Model, load, machine
 from bitnet_np.errors import OptionError
 
 

@@ -1,16 +1,16 @@
 """Cross-validation with Hugging Face transformers: fresh random BitNet models through both, tensor by tensor: `crossval_hf.py --seeds 12`.
 
-It needs torch and transformers, which nothing else here does: pip install torch transformers. Each seed draws a shape, weights, and one of
-the ways in which BitNet checkpoints state them, and builds a BitNetForCausalLM with transformers' own quantised linears (AutoBitLinear,
-BitLinear) and the same model as a `Model` of ours. Then, for one sequence:
+It needs torch and transformers: pip install torch transformers. Each seed draws a shape, weights, and one of the forms in which BitNet
+checkpoints store them. It builds a BitNetForCausalLM with transformers' own quantised linears (AutoBitLinear, BitLinear), and the same
+model as a `Model` of ours. Then, for one sequence:
 
-* float32: every tensor that transformers' modules put out is judged by blame.judge_trace, each operation from transformers' own inputs, and
-  the logits by compare.judge. Rounding and flipped int8 codes pass; WRONG and INVALID do not.
+* float32: judge.trace.judge_trace judges every output of transformers' modules, each operation from transformers' own inputs, and
+  judge.logits.judge judges the logits. Rounding and flipped int8 codes pass; WRONG and INVALID do not.
 * strict float64: transformers computes in float32 in places, whatever its model's dtype (norms, softmax, RoPE's frequencies and angles, the
   quantisers). Its source is run with float64 for every float32 in it, and every tensor must equal spec.forward's to 1e-10 of its largest
-  number, at all positions before one with an activation within 1e-9 of an int8 rounding boundary, where either code is right.
-* the folder: what save_pretrained writes, `load` reads, and it has the bits of ours. (What transformers has unpacked, it does not
-  save by itself: those matrices are packed again by its own function.)
+  number. That holds up to the first position with an activation within 1e-9 of an int8 rounding boundary, where either code is right.
+* the folder: `load` reads what save_pretrained writes, and gives the bits of our model. (transformers does not save unpacked matrices by
+  itself: its own function packs them again.)
 
 Exit status: 0 all agree, 1 a disagreement, 2 nothing could be compared.
 """
@@ -59,7 +59,7 @@ MODULES = {field: HF_MODULES[field] for field in (*NORMS, *MATRICES)}
 """Field of model.Layer -> module of a decoder layer."""
 
 BEFORE = {"attn_sub_norm": "kqv_out", "ffn_norm": "ffn_inp", "ffn_sub_norm": "ffn_out"}
-"""What no module puts out, but goes into one."""
+"""Module -> the point that is its input and no module's output."""
 
 TIE = 1e-9
 AGREEMENT = 1e-10
@@ -67,12 +67,12 @@ AGREEMENT = 1e-10
 
 @dataclass(frozen=True)
 class Case:
-    """What a seed stands for."""
+    """The random case of one seed."""
 
     seed: int
     kind: tuple[str, str]
     tied: bool
-    bf16: bool  # weights that are not ternary, and scales, are bfloat16 numbers: then codes fall on ties exactly
+    bf16: bool  # float weights and scales are bfloat16 numbers, so that codes fall on ties exactly
     config: Config
     tokens: int
 
@@ -85,17 +85,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What was found for a seed."""
+    """The result of one seed."""
 
     seed: int
     linears: str
     shape: str
-    tensors: int  # judged
+    tensors: int  # number of judged tensors
     trace: str  # verdict of the worst tensor, each judged from its own inputs
     logits: str  # verdict of the logits end to end
     float32_error: float  # largest |ours - theirs| of the logits, in standard deviations of ours
     flips: int  # int8 codes of ours that are not those of their inputs
-    float64_positions: int  # compared
+    float64_positions: int  # number of compared positions
     float64_error: float  # largest error of any tensor of those positions, as a part of the tensor's largest number
     float64_tensor: str  # the tensor with that error, or the first that differs by more than roundings
     reason: str
@@ -128,21 +128,21 @@ def draw(seed: int) -> Case:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A linear's weights as a checkpoint of its kind has them."""
+    """A linear's weights in the form of a checkpoint of its kind."""
 
     codes: NDArray[np.int8]  # [N, M]
-    stated: NDArray[np.float32]  # [N, M] master weights, or [1] weight_scale
+    stated: NDArray[np.float32]  # as stored: [N, M] master weights, or [1] weight_scale
     ours: DenseLinear
 
 
 def float32(values: NDArray, bf16: bool) -> NDArray[np.float32]:
-    """Rounded to float32, or cut to bfloat16."""
+    """The values rounded to float32, or cut to bfloat16."""
     cut = np.uint32(0xFFFF0000 if bf16 else 0xFFFFFFFF)
     return (values.astype(np.float32).view(np.uint32) & cut).view(np.float32)
 
 
 def matrix(rng: Generator, case: Case, n: int, m: int) -> Matrix:
-    """Random weights. Masters keep away from the boundary of rounding to -1, 0, +1, half their mean magnitude: float32 means may differ."""
+    """Random weights. Masters stay away from half their mean magnitude, where their codes change: float32 means may differ."""
     codes = rng.choice([-1, 0, 1], (n, m), p=[0.35, 0.3, 0.35]).astype(np.int8)
     codes[np.arange(n), rng.integers(0, m, n)] = rng.choice([-1, 1], n)  # no row is zero
     size = rng.uniform(0.8, 1.25) / np.sqrt(0.7 * m)
@@ -159,11 +159,11 @@ def matrix(rng: Generator, case: Case, n: int, m: int) -> Matrix:
 
 @dataclass(frozen=True)
 class Pair:
-    """One model, theirs and ours."""
+    """One model in transformers and in this package."""
 
     theirs: Any  # a BitNetForCausalLM in float32
     model: Model
-    definition: Any  # what spec.forward takes, with scales in float64: they need not be float32 numbers
+    definition: Any  # for spec.forward, with scales in float64: they need not be float32 numbers
 
 
 def build(hf: "Transformers", case: Case) -> Pair:
@@ -211,7 +211,7 @@ def build(hf: "Transformers", case: Case) -> Pair:
 
 
 class Float64:
-    """torch, but for its float32, which is float64."""
+    """torch with float64 in place of float32."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -222,7 +222,7 @@ class Float64:
 
 
 class Transformers:
-    """torch and transformers, as far as they are used here. They are imported when this is made."""
+    """The part of torch and transformers that is used here. The constructor imports them."""
 
     def __init__(self) -> None:
         try:
@@ -233,16 +233,16 @@ class Transformers:
         except ImportError as error:
             raise UnsupportedError(f"cross-validation needs torch and transformers: pip install torch transformers ({error})") from None
         self.transformers.utils.logging.disable_progress_bar()
-        self.torch.compiler.set_stance("force_eager")  # some of BitLinear is compiled otherwise, which takes minutes
+        self.torch.compiler.set_stance("force_eager")  # otherwise some of BitLinear is compiled, which takes minutes
 
     @property
     def versions(self) -> str:
         return f"transformers {self.transformers.__version__}, torch {self.torch.__version__}"
 
     def empty_model(self, case: Case) -> Any:
-        """A model of the case's shape with transformers' quantised linears, weights not set."""
+        """A model of the case's shape with transformers' quantised linears. Its weights are not set."""
         c, (linear_class, mode) = case.config, case.kind
-        told = self.transformers.BitNetConfig(
+        config = self.transformers.BitNetConfig(
             vocab_size=c.vocab,
             hidden_size=c.width,
             intermediate_size=c.ffn,
@@ -259,7 +259,7 @@ class Transformers:
             attn_implementation="eager",
         )
         quantization = self.transformers.BitNetQuantConfig(linear_class=linear_class, quantization_mode=mode)
-        model = self.transformers.BitNetForCausalLM(told)
+        model = self.transformers.BitNetForCausalLM(config)
         self.linears.replace_with_bitnet_linear(model, ["lm_head"], quantization)
         for module in model.modules():
             if isinstance(module, (self.linears.BitLinear, self.linears.AutoBitLinear)):
@@ -268,7 +268,7 @@ class Transformers:
         return model.eval()
 
     def save(self, model: Any, kind: tuple[str, str], folder: Path) -> None:
-        """As a checkpoint of this kind is published. A copy of the model: saving changes it."""
+        """Write a folder in the form of published checkpoints of this kind. It saves a copy: saving changes the model."""
         model = deepcopy(model)
         state = model.state_dict()
         for name, module in model.named_modules():
@@ -278,7 +278,7 @@ class Transformers:
         model.save_pretrained(folder, state_dict=state)
 
     def set(self, tensor: Any, values: NDArray) -> None:
-        """Copy into a parameter or buffer. No broadcasting."""
+        """Copy values into a parameter or buffer, without broadcasting."""
         if tuple(tensor.shape) != values.shape:
             raise UnsupportedError(f"transformers has a weight of shape {list(tensor.shape)}, expected {list(values.shape)}")
         with self.torch.no_grad():
@@ -291,13 +291,13 @@ class Transformers:
         packed = self.linears.pack_weights(self.torch.from_numpy(matrix.codes.copy()))
         if isinstance(module, self.linears.BitLinear):
             self.set(module.weight, packed.numpy())
-        else:  # as transformers' loader does it
+        else:  # like transformers' loader
             self.set(module.weight, self.linears.unpack_weights(packed, dtype=module.weight.dtype).numpy())
         self.set(module.weight_scale, matrix.stated)
 
     @contextmanager
     def strict(self, model: Any) -> Iterator[None]:
-        """Float64 for every float32, in the model and in the source that runs it."""
+        """Run with float64 for every float32, in the model and in transformers' source."""
         torch = self.torch
         wide = Float64(torch)
         with ExitStack() as stack:
@@ -314,7 +314,7 @@ class Transformers:
             yield
 
     def run(self, model: Any, tokens: NDArray) -> Points:
-        """Every point that a module puts out or takes in, and rotated queries and keys, each [T, width]."""
+        """Every point that is a module's output or input, and rotated queries and keys, each [T, width]."""
         points: Points = {}
 
         def keep(key: Key, tensor: Any) -> None:
@@ -356,14 +356,14 @@ class Transformers:
 
 
 def near_tie(x: NDArray[np.float64]) -> NDArray[np.bool_]:  # [T, M] -> [T]
-    """Rows with a number that float64 may round to either of two int8 codes."""
+    """True for each row with a number that float64 may round to either of two int8 codes."""
     return np.logical_or.reduce(np.abs(np.abs(x * spec.quantize(x)[1]) % 1 - 0.5) <= TIE, axis=1)
 
 
 def draw_tokens(case: Case, definition: Any) -> NDArray[np.int64]:
-    """Random token ids; in the first half only such as have no tie at the first layer, where ties of bfloat16 numbers are exact.
+    """Random token ids. Those of the first half have no tie in the first layer, where ties of bfloat16 numbers are exact.
 
-    The second half may have ties: how float32 takes them is part of the comparison.
+    The second half may have ties, because the comparison covers how float32 rounds them.
     """
     rng = np.random.default_rng([case.seed, 2])
     tokens = rng.integers(0, case.config.vocab, case.tokens)
@@ -382,8 +382,9 @@ def recorded(forward: Callable[..., NDArray], *arguments: Any) -> tuple[NDArray,
 
 
 def compare_float64(ours: Points, theirs: Points) -> tuple[int, float, str]:
-    """How many positions can be compared, the largest error there as a part of the tensor's largest number, and the tensor to look at:
-    the first with an error that is no rounding, or the one with the largest.
+    """The number of positions that can be compared, the largest error as a part of the tensor's largest number, and a tensor.
+
+    That is the first tensor with an error beyond rounding, else the one with the largest error.
     """
     expected = set(ours)
     if set(theirs) != expected:
@@ -398,10 +399,10 @@ def compare_float64(ours: Points, theirs: Points) -> tuple[int, float, str]:
         return 0, 0.0, ""
     errors = {}
     for key, array in ours.items():
-        mine, other = array.reshape(length, -1)[sure], theirs[key][sure]
-        if other.dtype != np.float64 or other.shape != mine.shape:
-            raise UnsupportedError(f"transformers' {key} is {other.dtype} {list(other.shape)}, expected float64 {list(mine.shape)}")
-        error = np.abs(mine - other).max() / np.abs(mine).max()
+        own, other = array.reshape(length, -1)[sure], theirs[key][sure]
+        if other.dtype != np.float64 or other.shape != own.shape:
+            raise UnsupportedError(f"transformers' {key} is {other.dtype} {list(other.shape)}, expected float64 {list(own.shape)}")
+        error = np.abs(own - other).max() / np.abs(own).max()
         errors[key] = float(error) if np.isfinite(error) else np.inf
     worst = max(errors, key=lambda key: errors[key])
     first = next((key for key, error in errors.items() if error > AGREEMENT), worst)  # in the order of the forward pass
@@ -461,7 +462,8 @@ def validate(hf: Transformers, seed: int) -> Row:
 
 
 HEADER = ("seed", "linears", "shape", "tensors", "trace", "logits", "max error", "flips", "float64: positions", "max error")
-"""The first error is of the logits, in their standard deviations; the second of any tensor, as a part of its largest number."""
+"""The first error is that of the logits, in their standard deviations. The second is the largest of all tensors, as a part of its largest
+number."""
 
 
 def line(row: Row, tokens: str) -> str:
@@ -484,7 +486,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=12, metavar="N", help="how many models (default 12)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
-    parser.add_argument("--json", type=Path, metavar="F", help="write what was found")
+    parser.add_argument("--json", type=Path, metavar="F", help="write the results to this file")
     options = parser.parse_args(argv)
     try:
         if options.seeds < 1 or options.first < 0:

@@ -1,9 +1,9 @@
 """Cross-validation with llama.cpp, live: random models of every architecture and tensor type, written as GGUF, computed by both.
 
-llama.cpp runs in this process (llama-cpp-python, at least 0.3.36) as it computes most plainly: one thread, no flash attention, a float32
-KV cache, weights not repacked. Every tensor of its graph that is a point of ours is judged from its own inputs in the dialect llama.cpp,
-and so are the logits of the positions before the first activation that was rounded to another code: they must agree to 5e-6 of what the
-logits are large. For each tensor one line is printed only if it is wrong.
+llama.cpp runs in this process (llama-cpp-python, at least 0.3.36) in its plainest way: one thread, no flash attention, a float32 KV cache,
+weights not repacked. Every tensor of its graph that is a point of ours is judged from its own inputs in the dialect llama.cpp. The table
+also counts the positions whose logits agree end to end, to 5e-6 of the largest logit: those before the first activation that rounds to
+another code. A model passes if no tensor is WRONG or INVALID.
 
     python scripts/crossval_llamacpp.py --seeds 12
     python scripts/crossval_llamacpp.py --types all --archs llama,gptneox
@@ -32,7 +32,7 @@ from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.traces.points import Key, Trace
 
-ARCHITECTURES = tuple(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25"))  # those llama.cpp does not know
+ARCHITECTURES = tuple(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25"))  # llama.cpp does not know these two
 TERNARY = tuple(kind.name for kind in TERNARY_TYPES)
 TYPES = ("float32", "float16", "bfloat16", *(kind.name for kind in BLOCK_TYPES))
 AGREEMENT = 5e-6
@@ -41,17 +41,17 @@ Points = dict[Key, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Row:
-    """What was found for a model."""
+    """The result of one model."""
 
     seed: int
     architecture: str
     type: str
     shape: str
-    tensors: int  # judged
+    tensors: int  # number of judged tensors
     verdict: str
-    positions: int  # whose logits agree to AGREEMENT, of all
+    positions: int  # those of the tokens whose logits agree to AGREEMENT
     tokens: int
-    error: float  # the largest of those, as a part of the largest logit
+    error: float  # the largest at those positions, as a part of the largest logit
     reason: str
     passed: bool
 
@@ -60,7 +60,7 @@ class Row:
 
 
 class _Tensor(ctypes.Structure):
-    """ggml_tensor, as ggml.h has it."""
+    """ggml_tensor of ggml.h."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -86,7 +86,7 @@ def _floats(tensor: _Tensor) -> NDArray[np.float32]:
 
 
 class LlamaCpp:
-    """llama.cpp, as far as it is used here. It is imported when this is made."""
+    """The part of llama.cpp that is used here. The constructor imports it."""
 
     def __init__(self) -> None:
         try:
@@ -101,7 +101,7 @@ class LlamaCpp:
         return f"llama-cpp-python {self.lib.__version__}"
 
     def run(self, path: Path, tokens: NDArray[np.int64]) -> tuple[NDArray[np.float32], list[tuple[str, NDArray[np.float32]]]]:
-        """Logits [T, V], and the tensors of the graph in the order they were computed, by their names."""
+        """Logits [T, V], and the names and values of the graph's tensors in the order of computation."""
         lib, n = self.lib, len(tokens)
         options = lib.llama_model_default_params()
         options.n_gpu_layers, options.use_extra_bufts = 0, False
@@ -141,16 +141,16 @@ class LlamaCpp:
 
 
 def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: int) -> Points:
-    """The nodes that are points of ours. Several nodes have one name: Qcur is it from the product to the rotation."""
+    """The nodes that are points of ours. Several nodes share a name: Qcur names those from the product to the rotation."""
     by_name: dict[str, list[NDArray[np.float32]]] = {}
     for name, array in nodes:
         by_name.setdefault(name, []).append(array.reshape(tokens, -1) if array.size % tokens == 0 else array)
-    found: Points = {}
+    points_by_key: Points = {}
 
     def take(name: str, layer: int | None, node: str, at: int = -1) -> None:
         label = node if layer is None else f"{node}-{layer}"
         if label in by_name:
-            found[Key(name, layer)] = by_name[label][at]
+            points_by_key[Key(name, layer)] = by_name[label][at]
 
     for name in ("inpL", "result_norm", "result_output"):
         take(name, None, name)
@@ -172,15 +172,15 @@ def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: 
         for node in ("ffn_swiglu", "ffn_gelu", "ffn_sub_out"):
             take("ffn_out", n, node)
         take("ffn_down", n, "ffn_down")
-        take("ffn_down", n, "ffn_out", 0)  # with its bias; of a parallel residual, before anything is added
-    return found
+        take("ffn_down", n, "ffn_out", 0)  # with its bias; for a parallel residual, the node before anything is added
+    return points_by_key
 
 
 # --- ours -----------------------------------------------------------------------------------------------------------------------------
 
 
 def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int64]]:
-    """A random model that llama.cpp can have, and tokens for it."""
+    """A random model that llama.cpp can load, and tokens for it."""
     rng = np.random.default_rng([seed, ARCHITECTURES.index(architecture), TYPES.index(kind)])
     family = FAMILIES[architecture]
     kv_heads, head_dim = int(rng.choice([1, 2, 4])), int(rng.choice([32, 64]))
@@ -189,7 +189,7 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         heads, head_dim = 8 * max(1, heads // 8), 32
         kv_heads = min(kv_heads, heads)
     if "attn_qkv" in _fused(architecture):
-        kv_heads = heads  # their graphs share no heads
+        kv_heads = heads  # llama.cpp's graphs of these have no grouped heads
     shape: dict[str, Any] = {
         "width": heads * head_dim,
         "heads": heads,
@@ -223,9 +223,9 @@ def validate(theirs: LlamaCpp, seed: int, architecture: str, kind: str, folder: 
     write_gguf(path, drawn, fused=bool(_fused(architecture)))
     model = load(path)
     logits, nodes = theirs.run(path, tokens)
-    found = points(model.config, nodes, len(tokens))
-    found[Key("result_output", None)] = logits
-    report = judge_trace(model, Trace(found, tokens, theirs.version), tokens, LLAMA_CPP)
+    theirs_by_key = points(model.config, nodes, len(tokens))
+    theirs_by_key[Key("result_output", None)] = logits
+    report = judge_trace(model, Trace(theirs_by_key, tokens, theirs.version), tokens, LLAMA_CPP)
     ours = forward_full(model, tokens[None], dialect=LLAMA_CPP)[0]
     errors = np.abs(ours - logits).max(axis=1) / np.abs(logits).max()
     agree = errors <= AGREEMENT
@@ -274,7 +274,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
     parser.add_argument("--archs", default="all", metavar="llama,...", help=f"all (default) or some of {', '.join(ARCHITECTURES)}")
     parser.add_argument("--types", default="all", metavar="Q4_K,...", help=f"all (default) or some of {', '.join(TYPES)}")
-    parser.add_argument("--json", type=Path, metavar="F", help="write what was found")
+    parser.add_argument("--json", type=Path, metavar="F", help="write the results to this file")
     options = parser.parse_args(argv)
     rows = []
     try:

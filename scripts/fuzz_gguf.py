@@ -1,13 +1,13 @@
-"""Change model files and dumps, and use them: whatever is wrong with a file, an error of the package's own family must say so.
+"""Fuzz the readers of model files and dumps: whatever is wrong with a file, an error of the package's own family must say so.
 
     python scripts/fuzz_gguf.py [--cases 20000] [--seed 0] [--jobs J] [--seconds S] [--save DIR] [FILE ...]
 
-The files to begin with are small models of every family and tensor type, Hugging Face folders of every model type, tokenizers, and dumps
-of every format that the judge reads; or the GGUF files and folders that are given, which should be small. A model that loads is run,
-because kernels have no bounds checks. Findings are: an exception of another kind, a crash, more than a second of processor time (compiling
-not counted), more memory than the file's size and 64 MB.
-Case n depends on n alone (seed + i for the i-th), so a finding is repeated by that seed and `--cases 1`. Cases run in processes of their
-own; `--jobs 0` runs them in this one. Exit status 1 if anything is found.
+The seeds, the sound files that are changed, are small models of every family and tensor type, Hugging Face folders of every model type,
+tokenizers, and dumps of every format that the judge reads; or the GGUF files and folders on the command line, which should be small. A
+model that loads is run, because kernels have no bounds checks. A finding is an exception of another kind, a crash, more than a second of
+processor time (without compiling), or more memory than the file's size and 64 MB.
+Case n depends on n alone, and the first n is --seed, so that seed and `--cases 1` repeat a finding. Cases run in processes of their own;
+`--jobs 0` runs them in this one. The exit status is 1 if there are findings.
 """
 
 import argparse
@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-HANG = 60.0  # seconds of silence after which a process is ended; kernels may have to be compiled in them
-_TURN = 0.5  # seconds between looks at the processes
-_START = 300.0  # the same before its first case: it may have all kernels to compile
+HANG = 60.0  # seconds of silence after which a process is ended; compiling kernels is part of them
+_TURN = 0.5  # seconds between checks of the processes
+_START = 300.0  # seconds of silence before its first case: it may have to compile all kernels
 
 Say = Callable[[int, str], None]
 
@@ -35,15 +35,15 @@ Say = Callable[[int, str], None]
 class Worker:
     """A process that runs some cases, started again after a case that ended it."""
 
-    command: Callable[[int], list[str]]  # the number of the first case -> what to run
+    command: Callable[[int], list[str]]  # the number of the first case -> the command line
     first: int
     step: int
     log: Path  # its standard error
     say: Say
     process: subprocess.Popen | None = None
-    current: int | None = None  # the case it is at
-    silent: float = 0.0  # seconds, in turns of `watch`: those of a machine that was asleep do not count
-    failed: str = ""  # why it could not go on
+    current: int | None = None  # the case that it runs now
+    silent: float = 0.0  # seconds, counted by calls of `watch`, so that the sleep of the machine does not count
+    failed: str = ""  # the reason why it could not go on
 
     def run(self) -> None:
         while True:
@@ -90,7 +90,7 @@ def supervise(workers: Sequence[Worker], tick: Callable[[], None]) -> None:
 
 
 def _work(options: argparse.Namespace, paths: Sequence[Path], folder: Path) -> None:
-    """What a worker process does: a line for the start of each case, and one for its end."""
+    """The work of a worker process. It prints a line at the start of each case, and one at its end."""
     import faulthandler
 
     from fuzzing.cases import read_seeds, run_cases
@@ -98,7 +98,7 @@ def _work(options: argparse.Namespace, paths: Sequence[Path], folder: Path) -> N
     faulthandler.enable()
     first, step = map(int, options.worker.split(":"))
     numbers = range(first, options.seed + options.cases, step)
-    run_cases(read_seeds(paths), numbers, folder, lambda *said: print(json.dumps(said), flush=True), options.seconds)
+    run_cases(read_seeds(paths), numbers, folder, lambda *line: print(json.dumps(line), flush=True), options.seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,11 +106,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "files", nargs="*", type=Path, metavar="FILE", help="GGUF files and folders to change; default: small models and dumps of all kinds"
     )
-    parser.add_argument("--cases", type=int, default=20_000, help="how many (default %(default)s)")
+    parser.add_argument("--cases", type=int, default=20_000, help="number of cases (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="number of the first case (default %(default)s)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default %(default)s); 0: this one")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this long")
-    parser.add_argument("--save", type=Path, metavar="DIR", help="keep the files of cases that fail")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="number of processes (default %(default)s); 0 runs all cases in this one"
+    )
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many seconds")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="save the files of findings in this folder")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -129,11 +131,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 outcomes[outcome if known else "found"] += 1
                 if known:
                     return
-                given = "".join(f" {path}" for path in options.files)
-                kept = ""
+                file_arguments = "".join(f" {path}" for path in options.files)
+                saved = ""
                 if options.save:
-                    kept = f" (kept in {_save(paths, n, options.save / str(n))})"
-                print(f"{outcome} <- fuzz_gguf.py --seed {n} --cases 1{given}{kept}", flush=True)
+                    saved = f" (kept in {_save(paths, n, options.save / str(n))})"
+                print(f"{outcome} <- fuzz_gguf.py --seed {n} --cases 1{file_arguments}{saved}", flush=True)
 
         def tick() -> None:
             if sys.stderr.isatty():
@@ -171,8 +173,8 @@ def _write_seeds(folder: Path) -> list[Path]:
 
 def _worker(options: argparse.Namespace, paths: Sequence[Path], folder: Path, i: int, jobs: int, say: Say) -> Worker:
     def command(first: int) -> list[str]:
-        given = [f"--seed={options.seed}", f"--cases={options.cases}", f"--seconds={options.seconds}", f"--folder={folder / str(i)}"]
-        return [sys.executable, __file__, f"--worker={first}:{jobs}", *given, *map(str, paths)]
+        limits = [f"--seed={options.seed}", f"--cases={options.cases}", f"--seconds={options.seconds}", f"--folder={folder / str(i)}"]
+        return [sys.executable, __file__, f"--worker={first}:{jobs}", *limits, *map(str, paths)]
 
     return Worker(command, options.seed + i, jobs, folder / f"{i}.log", say)
 

@@ -1,8 +1,8 @@
-"""The bytes of GGUF files, right or wrong: a writer that refuses nothing, so that tests can hand a reader whatever they like.
+"""The bytes of GGUF files, right or wrong: a writer that checks nothing, so that tests can give a reader any input.
 
     gguf([("general.name", text("x")), ("n", number(UINT32, 3))], [Entry("a", (32, 2))])
 
-Anything may be replaced by raw bytes; counts, offsets and lengths can be made to lie.
+Any part may be raw bytes; counts, offsets and lengths may be false.
 """
 
 import struct
@@ -41,7 +41,7 @@ def string(content: str | bytes, length: int | None = None) -> bytes:
 
 
 def number(kind: int, n: float) -> bytes:
-    """A value, with its type in front."""
+    """A value after its type."""
     return u32(kind) + struct.pack("<" + FORMATS[kind], n)
 
 
@@ -59,7 +59,7 @@ def texts(contents: Sequence[str | bytes], count: int | None = None) -> bytes:
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor; `dims` as in the file, row length first. By default it follows the one before and its data are made up."""
+    """A tensor. `dims` are as in the file, row length first. By default it follows the tensor before it and has made-up data."""
 
     name: str | bytes
     dims: Sequence[int]
@@ -89,7 +89,7 @@ def gguf(
     alignment: int = 32,
     tail: bytes = b"",
 ) -> bytes:
-    """A whole file. Tensor data lie in the order of `entries`, each at a multiple of `alignment`, whatever the offsets in the table say."""
+    """A whole file. Tensor data lie in the order of `entries`, each at a multiple of `alignment`, whatever the table's offsets."""
     keys = list(keys)
     head = magic + u32(version)
     head += u64(len(entries) if tensor_count is None else tensor_count) + u64(len(keys) if key_count is None else key_count)

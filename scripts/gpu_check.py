@@ -1,11 +1,11 @@
-"""Checks a GPU in one call of less than eight minutes: whether it gives the CPU's bits, then its speed against its own peaks.
+"""Checks a GPU in one call of less than eight minutes: its bits against the CPU's, and its speed against its own peaks.
 
     python scripts/gpu_check.py --json gpu.json
 
 Needs numpy, numba, numba-cuda, gguf, hypothesis and pytest; this package need not be installed. The parts are independent: where one fails,
 the script says so and goes on with the others in a new process, because after an error a process may have lost the GPU. The JSON is written
-after each part. A short table comes last, even if a part does not end. Exit codes: 0 fine, 1 something is wrong, 3 no GPU.
-`--interpret` runs the same code on tiny shapes without a GPU, where the compiled kernels are interpreted: it shows only that this works.
+after each part. A short table comes last, even if a part does not end. Exit codes: 0 all is well, 1 something is wrong, 3 no GPU.
+`--interpret` runs the same code on tiny shapes without a GPU, by interpreting the compiled kernels. It shows only that this script works.
 """
 
 import argparse
@@ -48,22 +48,22 @@ GRACE = 30  # seconds for the last part, after the time is up
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured: on a GPU, or by the interpreter."""
+    """The amount of work: for a GPU, or for the interpreter."""
 
     shape: dict[str, Any]  # of the model whose logits are compared
-    bits: int  # tokens of its prompts
+    bits: int  # tokens in its prompts
     prompts: tuple[int, ...]
     batches: tuple[int, ...]
-    context: int  # positions of the caches that decoding is timed with
+    context: int  # positions of the caches in timed decoding
     matrices: tuple[tuple[int, int], ...]  # [N, M]
     rows: tuple[int, ...]
     mask: int
     large_mask: int
     copied: int  # bytes of the copy whose speed is measured
-    turns: int  # of the loop that measures the tensor cores
+    turns: int  # iterations of the loop that measures the tensor cores
     rounds: int
-    calls: int  # in a round, of operations that take microseconds
-    checks: tuple[str, ...]  # of tests/cuda_checks; () for all
+    calls: int  # calls in a round, of operations that take microseconds
+    checks: tuple[str, ...]  # names in tests/cuda_checks; () for all
 
 
 GPU = Sizes(
@@ -79,7 +79,7 @@ TINY = Sizes(
 
 @dataclass
 class Run:
-    """The device, and what was measured so far."""
+    """The device, and the measurements so far."""
 
     on: Any
     sizes: Sizes
@@ -89,7 +89,7 @@ class Run:
     _model: Model | None = None
 
     def peak_bytes(self) -> int:
-        """The most device memory taken at once, of what `describe` saw free: memory of results is kept for later ones."""
+        """The most device memory taken at once since `describe`: memory of results is not given back, but kept for later ones."""
         free = self.on.free_bytes()
         return self.results.get("describe", {}).get("free_bytes", free) - free
 
@@ -101,7 +101,7 @@ class Run:
 
     @property
     def model(self) -> Model:
-        """The random model that is timed. It is made once."""
+        """The random model that is timed, made at first use."""
         from benchmarks import gpu
 
         self._model = self._model or gpu.random_placed(self.config, self.on)
@@ -229,7 +229,7 @@ def decode(run: Run) -> list[dict[str, Any]]:
 
 
 def ways(run: Run) -> list[dict[str, Any]]:
-    """Times a token of one sequence with and without fused norms and overlapping launches, to see what each brings."""
+    """Times a token of one sequence with and without fused norms and overlapping launches, to show the gain of each."""
     results = []
     for fused, overlap in ((True, True), (True, False), (False, True), (False, False)):
         run.on.fused, run.on.overlap = fused, overlap
@@ -273,7 +273,7 @@ PARTS: dict[str, Callable[[Run], Any]] = {
 
 
 def table(run: Run) -> list[str]:
-    """The short table: what was measured, its share of the peak measured here, and the goal."""
+    """The short table: each measurement, its share of the peak measured here, and its goal."""
     from benchmarks import gpu
 
     f, lines = run.results, []
@@ -321,11 +321,13 @@ def _goal(value: float, goal: float | None) -> str:
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    result.add_argument("--json", type=Path, default=Path("gpu_check.json"), metavar="F", help="the file that everything is written to")
-    result.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"of {', '.join(PARTS)} (default all)")
-    result.add_argument("--seconds", type=float, default=450, metavar="S", help="no part begins after so many seconds (default 450)")
-    result.add_argument("--resume", action="store_true", help="go on from what the JSON file holds")
-    result.add_argument("--interpret", action="store_true", help="tiny shapes without a GPU: only to see that this script works")
+    result.add_argument(
+        "--json", type=Path, default=Path("gpu_check.json"), metavar="F", help="the file for all results (default gpu_check.json)"
+    )
+    result.add_argument("--parts", default=",".join(PARTS), metavar="A,B", help=f"some of {', '.join(PARTS)} (default all)")
+    result.add_argument("--seconds", type=float, default=450, metavar="S", help="begin no part after so many seconds (default 450)")
+    result.add_argument("--resume", action="store_true", help="go on from the results in the JSON file")
+    result.add_argument("--interpret", action="store_true", help="run tiny shapes without a GPU, to check that this script works")
     return result
 
 
@@ -367,10 +369,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             rest = ["--json", str(options.json), "--parts", ",".join(chosen[number + 1 :]), "--seconds", f"{left:.0f}", "--resume"]
             os.execv(sys.executable, [sys.executable, __file__, *rest, *(["--interpret"] if INTERPRET else [])])
     watch.cancel()
-    return tell(run)
+    return report(run)
 
 
-def tell(run: Run) -> int:
+def report(run: Run) -> int:
     """Prints the table and the problems. Returns the exit code."""
     try:
         lines = table(run)
@@ -383,9 +385,9 @@ def tell(run: Run) -> int:
 
 
 def give_up(run: Run) -> None:
-    """Ends the process with what was measured: a kernel that does not end cannot be interrupted."""
+    """Ends the process with the results so far: a kernel that does not end cannot be interrupted."""
     run.problems.append("a part did not end")
-    tell(run)
+    report(run)
     sys.stdout.flush()
     os._exit(1)
 

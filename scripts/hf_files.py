@@ -1,6 +1,6 @@
-"""Hugging Face folders with random weights, of any config.json that the package reads: `hf_files.py --config config.json FOLDER`.
+"""Hugging Face folders with random weights, for any config.json that the package reads: `hf_files.py --config config.json FOLDER`.
 
-Tensors are drawn and written one by one, so that a folder may be larger than memory.
+Tensors are drawn and written one by one, so a folder may be larger than memory.
 """
 
 import argparse
@@ -24,7 +24,7 @@ FLOATS = ("BF16", "F32", "F16")
 
 
 class Entry(NamedTuple):
-    """One tensor: how it lies in the file, and what its numbers are like."""
+    """One tensor: its dtype and shape in the file, and the kind of its numbers."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
 
 def tensor_table(config: Mapping[str, Any], floats: str) -> dict[str, Entry]:
-    """By name. `floats` is the dtype of all but packed ternary matrices."""
+    """The tensors of a folder by name. `floats` is the dtype of all but packed ternary matrices."""
     recipe = read_recipe(config, Path("config.json"))
     c, kind = recipe.config, recipe.kind
     family = families.FAMILIES[c.architecture]
@@ -65,17 +65,17 @@ def _linear(recipe: Recipe, module: str, n: int, m: int, floats: str) -> dict[st
     quantization = recipe.quantization
     if quantization is None or not quantization.converts(module):
         return {module + ".weight": Entry(floats, (m, n) if recipe.kind.transposed else (n, m), "matrix")}
-    found = {module + ".weight": Entry(floats, (n, m), "matrix")}
+    tensors = {module + ".weight": Entry(floats, (n, m), "matrix")}
     if quantization.packed:
-        found = {
+        tensors = {
             module + ".weight": Entry("U8", (-(-n // 4), m), "packed"),
             module + ".weight_scale": Entry(floats, (1,), "scale"),
         }
-    return found | (_vector(module + ".rms_norm", m, floats, False) if quantization.inner_norms else {})
+    return tensors | (_vector(module + ".rms_norm", m, floats, False) if quantization.inner_norms else {})
 
 
 def folder_bytes(config: Mapping[str, Any], *, seed: int = 0, floats: str = "BF16", shards: int = 1) -> Iterator[tuple[str, bytes]]:
-    """The bytes of the files by their names, piece by piece: config.json, and the tensors in one file, or in several with an index."""
+    """File names and their bytes, piece by piece: config.json, and the tensors in one file, or in several with an index."""
     yield "config.json", json.dumps(config, indent=1).encode()
     table = tensor_table(config, floats)
     names = {name: "model.safetensors" if shards == 1 else f"model-{i % shards}.safetensors" for i, name in enumerate(table)}
@@ -90,7 +90,7 @@ def folder_bytes(config: Mapping[str, Any], *, seed: int = 0, floats: str = "BF1
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], **how: Any) -> None:
-    """Files of `folder_bytes`, in a folder that is new or empty."""
+    """Write the files of `folder_bytes` to a folder that is new or empty."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, raw in folder_bytes(config, **how):
         with open(folder / name, "ab") as out:
@@ -98,14 +98,14 @@ def write_folder(folder: Path, config: Mapping[str, Any], **how: Any) -> None:
 
 
 def header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
-    """Of a safetensors file that has these dtypes and shapes, one after the other."""
+    """The header of a safetensors file of tensors with these dtypes and shapes, one after the other."""
     table, at = {}, 0
     for name, (dtype, shape) in tensors.items():
         end = at + prod(shape) * DTYPES[dtype].itemsize
         table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
     raw = json.dumps(table).encode()
-    raw += b" " * (-len(raw) % 8)  # so that numbers are aligned
+    raw += b" " * (-len(raw) % 8)  # aligns the numbers
     return len(raw).to_bytes(8, "little") + raw
 
 
@@ -127,8 +127,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Write a Hugging Face folder with random weights.")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--config", type=Path, required=True, metavar="config.json")
-    parser.add_argument("--floats", choices=FLOATS, default="BF16", help="of all but packed ternary matrices (default %(default)s)")
-    parser.add_argument("--shards", type=int, default=1, metavar="N", help="files (default 1)")
+    parser.add_argument("--floats", choices=FLOATS, default="BF16", help="dtype of all but packed ternary matrices (default %(default)s)")
+    parser.add_argument("--shards", type=int, default=1, metavar="N", help="number of files (default 1)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     try:

@@ -1,6 +1,6 @@
-"""What verdicts on logits alone are worth: honest engines and faulty ones on random models, by the fixed and by the measured limit.
+"""The worth of verdicts on logits alone: honest engines and faulty ones on random models, by the fixed and by the measured limit.
 
-The engine is judging/engine.py: float32 NumPy, or with float16 roundings where bitnet.cpp has them, which nobody has declared here.
+The engine is judging/engine.py: float32 NumPy, or with bitnet.cpp's float16 roundings, which the judge is not told about.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def engine(kind: type[Engine] = Engine, **how: object) -> Make:
 
 
 def times(name: str, source: str, field_name: str, factor: float) -> dict:
-    """A scale that is off in every layer."""
+    """A fault for Engine: a scale wrong by this factor in every layer."""
     return {name: lambda e, n: e.linear(e.at(source, n), getattr(e.model.layers[n], field_name).weights) * f32(factor)}
 
 
@@ -116,13 +116,13 @@ def faulty() -> Iterator[tuple[str, Make]]:
 
 
 def verdicts(model: Model, tokens: NDArray[np.int64], theirs: Floats) -> tuple[Verdict, Verdict]:
-    """By the fixed limit, and by the measured one."""
+    """The verdicts by the fixed limit and by the measured one."""
     return judge(forward_full(model, tokens[None])[0], theirs).verdict, check_logits(model, tokens, theirs, EXACT, False).verdict
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="of the models (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the models (default 0)")
     arguments = parser.parse_args(argv)
     models = []
     for i, (layers, width, length) in enumerate(SHAPES):
@@ -144,10 +144,10 @@ def main(argv: list[str] | None = None) -> int:
     for title, cases in (("honest engine", list(honest())), ("fault", list(faulty()))):
         print(f"\n| {title} | fixed | measured | no difference to see |\n|---|---|---|---|")
         for name, make in tqdm(cases, desc=title, disable=None):
-            found = [verdicts(model, tokens, make(model, tokens)) for model, tokens in models]
-            fixed, measured = (sum(v == Verdict.WRONG for v in column) for column in zip(*found, strict=True))
+            pairs = [verdicts(model, tokens, make(model, tokens)) for model, tokens in models]
+            fixed, measured = (sum(v == Verdict.WRONG for v in column) for column in zip(*pairs, strict=True))
             alarms += measured if title == "honest engine" else 0
-            print(f"| {name} | {fixed} | {measured} | {sum(f <= Verdict.ROUNDING and m <= Verdict.ROUNDING for f, m in found)} |")
+            print(f"| {name} | {fixed} | {measured} | {sum(f <= Verdict.ROUNDING and m <= Verdict.ROUNDING for f, m in pairs)} |")
     print("\nThe faults of mutations.py, logits alone, on the embedded model with 17 tokens")
     missed: dict[str, list[str]] = {"fixed": [], "measured": []}
     model, tokens = embedded_model(), np.random.default_rng(arguments.seed).integers(0, 512, 17)

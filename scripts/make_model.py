@@ -1,10 +1,10 @@
-"""Write a random model in exactly the form of the released BitNet b1.58 2B file: `make_model.py --shape tiny OUT.gguf`.
+"""Write a random model in the exact form of the released BitNet b1.58 2B file: `make_model.py --shape tiny OUT.gguf`.
 
-The same keys, tensor names, types and order as that file: a float16 embedding, ternary I2_S matrices with one float32 scale each, and
+It has the keys, tensor names, types and order of that file: a float16 embedding, ternary I2_S matrices with one float32 scale each, and
 float32 norms. Nothing is learned, but every part matters: no two tensors or scales agree, and activations keep a sane size in all layers.
 
-The same shape and seed give the same bytes with every version of NumPy: only the raw stream of PCG64 is used, which is promised to be
-stable (NEP 19), and each value is looked up in a table by 16 bits of it. That is also fast: 6 s and 0.7 GB of memory for the 2B file.
+The same shape and seed give the same bytes with every version of NumPy. Only the raw stream of PCG64 is used, which NEP 19 promises to keep
+stable, and 16 bits of it are the index of each value in a table. That is also fast: 6 s and 0.7 GB of memory for the 2B file.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from bitnet_np.tensor_types import F16, F32, I2_S, TensorType
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.vocabulary import CONTROL, NORMAL
 
-ARCHITECTURES = {"relu2": "bitnet-b1.58", "silu": "bitnet"}  # the gate's activation has no key of its own: the architecture says it
+ARCHITECTURES = {"relu2": "bitnet-b1.58", "silu": "bitnet"}  # the gate's activation has no key: it follows from the architecture
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The numbers of a model. The defaults are the tiny one's."""
+    """The numbers of a model. The defaults are those of the shape `tiny`."""
 
     vocab: int = 512
     context: int = 512
@@ -51,7 +51,7 @@ class Shape:
 
     @property
     def q_width(self) -> int:
-        """Width of the queries, and of what attn_output reads."""
+        """Width of the queries, and of the input of attn_output."""
         return self.heads * self.head_dim
 
     @property
@@ -68,7 +68,7 @@ SHAPES = {
 
 
 def check(shape: Shape) -> None:
-    """Refuse what the format cannot hold or no model can be."""
+    """Raises OptionError for a shape that the format cannot hold or no model can have."""
     for field in fields(shape):
         value = getattr(shape, field.name)
         if not isinstance(value, str) and not 0 < value < 2**32:
@@ -86,7 +86,7 @@ def check(shape: Shape) -> None:
 
 
 class Tensor(NamedTuple):
-    """One row of the file's tensor table; `dims` as NumPy orders them, rows first."""
+    """One row of the file's tensor table. `dims` are in NumPy's order, rows first."""
 
     name: str
     kind: TensorType
@@ -98,7 +98,7 @@ class Tensor(NamedTuple):
 
 
 def tensor_table(shape: Shape) -> list[Tensor]:
-    """Names, types and order as in the released file."""
+    """The tensors, with the names, types and order of the released file."""
     width, ffn, q_width, kv_width = shape.width, shape.ffn, shape.q_width, shape.kv_width
     layer = (
         ("attn_norm", F32, (width,)),
@@ -118,7 +118,7 @@ def tensor_table(shape: Shape) -> list[Tensor]:
 
 
 FOUR_CODES = np.array([a << 6 | b << 4 | c << 2 | d for a, b, c, d in product(range(3), repeat=4)], np.uint8)
-"""The bytes that four codes of 0..2 make; code 3 means nothing and is never written."""
+"""The bytes of four codes from 0 to 2. Code 3 is invalid and is never written."""
 
 # 65536 entries each, so that 16 random bits are an index
 TERNARY_BYTES = np.resize(FOUR_CODES, 1 << 16)
@@ -136,7 +136,7 @@ def draw(bits: np.random.PCG64, table: NDArray[Any], number: int) -> NDArray[Any
     out = np.empty(number, table.dtype)
     for piece in np.split(out, range(1 << 18, number, 1 << 18)):
         raw = bits.random_raw(-(-piece.size // 4)).astype("<u8").view("<u2")
-        np.take(table, raw[: piece.size], out=piece, mode="wrap")  # any index is in range; "wrap" only spares a copy
+        np.take(table, raw[: piece.size], out=piece, mode="wrap")  # any index is in range; "wrap" only saves a copy
     return out
 
 
@@ -159,7 +159,7 @@ def weights(shape: Shape, seed: int) -> Iterator[NDArray[Any]]:
             yield draw(bits, embedding if tensor.kind is F16 else GAINS, tensor.elements)
 
 
-MOST_MERGES = 280_147  # as many as Llama 3's list has; its 127,744 merged tokens, too, can be put together in more ways than one
+MOST_MERGES = 280_147  # the length of Llama 3's list, whose 127,744 merged tokens also split in several ways
 LETTERS = "etaoinshrdlcumwfgypbvkjxqz"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
@@ -169,7 +169,7 @@ CHAT_TEMPLATE = (
 
 
 def special_tokens(number: int) -> list[str]:
-    """Llama 3's: begin, end, then reserved ones with the chat's among them."""
+    """Llama 3's special tokens: begin, end, then reserved ones with those of chats among them."""
     chat = {6: "<|start_header_id|>", 7: "<|end_header_id|>", 9: "<|eot_id|>"}
     reserved = (f"<|reserved_special_token_{n}|>" for n in count())
     return ["<|begin_of_text|>", "<|end_of_text|>", *(chat.get(i) or next(reserved) for i in range(2, number))]
@@ -184,8 +184,8 @@ def words() -> Iterator[str]:
 def vocabulary(size: int) -> tuple[list[str], list[str], int]:
     """Tokens, merges and the number of special tokens (the last ones) of a byte-level BPE of `size` tokens.
 
-    Merges lead to every token: each has the one by which BPE itself arrives at it. Other ways to split a token follow as long as the list
-    has room. Below 259 tokens there are no merges, below 258 not even all bytes.
+    Merges lead to every token: each token has the merge by which BPE itself arrives at it. Merges of its other splits follow as long as the
+    list has room. Below 259 tokens there are no merges, below 258 not even all bytes.
     """
     special = special_tokens(min(256, max(2, (size - len(BYTE_CHARACTERS)) // 4)))
     ordinary = sorted(BYTE_CHARACTERS)[: size - len(special)]  # the order of GPT-2 and Llama 3, printable ones first
@@ -211,7 +211,7 @@ def bpe(word: str, ranks: dict[tuple[str, str], int]) -> tuple[str, str]:
 
 
 def write_metadata(writer: GGUFWriter, shape: Shape, name: str, file_type: int = FILE_TYPES[I2_S]) -> None:
-    """The 24 keys of the released file, in its order (23 without merges; 26 where head_dim is not width / heads and must be told)."""
+    """The 24 keys of the released file, in its order (23 without merges; 26 where head_dim is not width / heads)."""
     tokens, merges, special = vocabulary(shape.vocab)
     bos = shape.vocab - special
     metadata = {
@@ -234,7 +234,7 @@ def write_metadata(writer: GGUFWriter, shape: Shape, name: str, file_type: int =
 
 
 def write_model(path: Path, shape: Shape, seed: int, *, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-    """Write the file so that `path` is whole or not there."""
+    """Write the file. `path` appears only when it is complete."""
     check(shape)
     table = tensor_table(shape)
     write_file(
@@ -248,12 +248,14 @@ def write_model(path: Path, shape: Shape, seed: int, *, progress: Callable[[int,
 
 
 def arguments() -> argparse.ArgumentParser:
-    """One option per number of a shape."""
+    """The parser, with one option for each number of a shape."""
     parser = argparse.ArgumentParser(prog="make_model.py", description="Write a random model in the form of the released BitNet 2B file.")
     parser.add_argument("out", metavar="OUT.gguf", type=Path)
-    parser.add_argument("--shape", choices=SHAPES, default="tiny", help="the numbers to start from; custom's are tiny's (default: tiny)")
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="tiny", help="the numbers to start from; those of custom are those of tiny (default: tiny)"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sha256", action="store_true", help="print the file's digest, too")
+    parser.add_argument("--sha256", action="store_true", help="also print the file's digest")
     numbers = parser.add_argument_group("replace one number of the shape")
     for field in fields(Shape):
         choices = ARCHITECTURES if field.name == "activation" else None
@@ -263,11 +265,11 @@ def arguments() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     options = arguments().parse_args(argv)
-    given = {field.name: value for field in fields(Shape) if (value := getattr(options, field.name)) is not None}
+    replaced = {field.name: value for field in fields(Shape) if (value := getattr(options, field.name)) is not None}
     try:
         if options.seed < 0:
             raise OptionError(f"seed is {options.seed}, but must not be negative")
-        write_model(options.out, replace(SHAPES[options.shape], **given), options.seed, progress=bar("writing"))
+        write_model(options.out, replace(SHAPES[options.shape], **replaced), options.seed, progress=bar("writing"))
     except (Error, OSError) as error:
         print(f"make_model.py: {error}", file=sys.stderr)
         return 2

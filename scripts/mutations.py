@@ -1,8 +1,8 @@
-"""Does the judge find bugs, and does it leave honest engines alone?
+"""Measures whether the judge finds bugs, and whether it leaves honest engines alone.
 
-A small engine of its own (judging/engine.py) is given realistic faults, one at a time (judging/faults.py), and its dump is judged: was the
-fault found, was the right operation of the right layer blamed, was it called by the id that the catalogue of mistakes has for it? Then
-honest variants of the engine, which sum in other orders or round to float16 as declared, are judged: every alarm there is false.
+A small engine of its own (judging/engine.py) gets realistic faults, one at a time (judging/faults.py), and its dump is judged. A fault
+should be found, blamed on the right operation of the right layer, and named by its id in the catalogue of mistakes. Then honest variants of
+the engine, which sum in other orders or round to float16 as declared, are judged: every alarm there is false.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from judging.engine import Engine, Floats, accumulate, embedded_model, precise
+from judging.engine import KINDS, Engine, Floats, accumulate, embedded_model, precise
 from judging.faults import Fault, faults
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -22,6 +22,7 @@ from bitnet_np.cache import KVCache
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE
+from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.report import Report
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
@@ -32,7 +33,7 @@ from bitnet_np.traces.points import Key, Trace
 
 
 def honest(model: Model, tokens: NDArray[np.int64]) -> Iterator[tuple[str, dict[Key, Floats], Dialect]]:
-    """Dumps that are right, each made in another way, with the dialect they declare."""
+    """Correct dumps, each computed in another way, with the dialect that it declares."""
     for halves, dialect in ((False, EXACT), (True, BITNET_CPP)):
         ways: dict[str, Callable[[Floats, Floats], Floats]] = {
             "float32 BLAS": lambda x, w: x @ w.T,
@@ -58,13 +59,20 @@ def _kernels(model: Model, tokens: NDArray[np.int64], chunk: int, dialect: Diale
 # --- report ---------------------------------------------------------------------------------------------------------------------------
 
 
-def judged(model: Model, dump: dict[Key, Floats], tokens: NDArray[np.int64], dialect: Dialect, only: tuple[str, ...] = ()) -> Report:
+def judged(
+    model: Model,
+    dump: dict[Key, Floats],
+    tokens: NDArray[np.int64],
+    dialect: Dialect,
+    only: tuple[str, ...] = (),
+    precision: Precision | None = FLOAT32,
+) -> Report:
     points = {key: value for key, value in dump.items() if not only or key.name in only}
-    return judge_trace(model, Trace(points=points, tokens=None, origin="dump"), tokens, dialect)
+    return judge_trace(model, Trace(points=points, tokens=None, origin="dump"), tokens, dialect, precision=precision)
 
 
 def row(fault: Fault, report: Report) -> dict[str, object]:
-    found = report.verdict in (Verdict.WRONG, Verdict.INVALID)
+    is_found = report.verdict in (Verdict.WRONG, Verdict.INVALID)
     blamed = report.first_wrong
     if fault.blamed:
         right = (
@@ -79,13 +87,13 @@ def row(fault: Fault, report: Report) -> dict[str, object]:
         "mistake": blamed.mistake if blamed else None,
         "says": (blamed.hypothesis or blamed.reason) if blamed else report.reason,
         "explained": (blamed.mistake or "" if blamed else "") == fault.mistake,
-        "found": found,
+        "found": is_found,
         "right": right,
     }
 
 
 def catalogue() -> Iterator[tuple[str, str, str, str]]:
-    """Id, text, where it is tried and who can make it, of every known mistake."""
+    """Every known mistake: id, text, the kinds of dump on which it is tried, and the families that can make it."""
     shape: dict[str, Any] = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "window": 4, "n_layers": 2, "tied": False}
     models = [random_model(0, family=family, **shape) for family in ARCHITECTURES]
     models.append(random_model(1, family="gptneox", parallel_residual=True, **shape | {"kv_heads": 4}))
@@ -96,12 +104,68 @@ def catalogue() -> Iterator[tuple[str, str, str, str]]:
         yield mistake.id, mistake.text.replace("|", "\\|"), ", ".join(how for how, made in where.items() if made), names
 
 
+# --- by precision ---------------------------------------------------------------------------------------------------------------------
+
+_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float16 KV cache": 2.0**-11, "q8_0 KV cache": 2.0**-8}
+"""The largest relative error of a number in each kind of engine; with a narrow KV cache in attention's outputs alone."""
+
+
+def exceeds(fault: Fault, kind: str, wrong: dict[Key, Floats], right: dict[Key, Floats]) -> bool:
+    """Whether a fault changes its tensor by more than the roundings of such an engine: twice their size, or 8 times in one number."""
+    key = Key(fault.blamed, fault.layer)
+    if not fault.blamed or key not in wrong:
+        return True
+    size = _ROUNDOFF.get(kind, 0.0) if "cache" not in kind or fault.blamed == "kqv_out" else 0.0
+    change, before = (x.astype(np.float64) for x in (wrong[key] - right[key], right[key]))
+    rms = [float(np.sqrt((x**2).mean())) for x in (change, before)]
+    return rms[0] > 2 * size * rms[1] or float(np.abs(change).max()) > 8 * size * float(np.abs(before).max())
+
+
+def by_precision(model: Model, tokens: NDArray[np.int64], honest_runs: int, quiet: bool) -> tuple[list[dict[str, object]], list[str], int]:
+    """Every fault in every kind of engine, judged without a word about its types; false alarms; and the number of honest runs."""
+    rows = []
+    for kind, fields in tqdm(KINDS.items(), desc="kinds of engines", disable=quiet):
+        right = Engine(model, tokens, **fields).run()
+        for fault in faults():
+            if fault.mistake != "dialect.float16":  # which is no fault where nothing is declared
+                dump, ids = fault.make(model, tokens, **fields)
+                result = row(fault, judged(model, dump, ids, EXACT, precision=None))
+                rows.append({"kind": kind, "exceeds": exceeds(fault, kind, dump, right)} | result)
+    alarms, runs = [], 0
+    ways = (lambda x, w: x @ w.T, precise, accumulate(8))
+    for seed in tqdm(range(-(-honest_runs // (len(KINDS) * len(ways)))), desc="honest runs", disable=quiet):
+        fresh = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0, head_dim=32)
+        ids = np.random.default_rng(seed).integers(0, fresh.config.vocab, 3 + seed)
+        for kind, fields in KINDS.items():
+            for n, dot in enumerate(ways):
+                runs += 1
+                report = judged(fresh, Engine(fresh, ids, dot=dot, **fields).run(), ids, EXACT, precision=None)
+                if report.verdict > Verdict.NARROW:
+                    alarms.append(f"seed {seed}, {kind}, way {n}: {report.reason}")
+    return rows, alarms, runs
+
+
+def print_by_precision(rows: list[dict[str, object]], alarms: list[str], runs: int) -> None:
+    print("| engine | faults beyond its precision | found | blamed | explained | found of the others |\n|---|---|---|---|---|---|")
+    for kind in KINDS:
+        own = [r for r in rows if r["kind"] == kind]
+        beyond = [r for r in own if r["exceeds"]]
+        counts = [sum(bool(r[name]) for r in beyond) for name in ("found", "right", "explained")]
+        others = f"{sum(bool(r['found']) for r in own) - counts[0]} of {len(own) - len(beyond)}"
+        print(f"| {kind} | {len(beyond)} | {' | '.join(map(str, counts))} | {others} |")
+    for r in rows:
+        if r["exceeds"] and not (r["found"] and r["right"] and r["explained"]):
+            print(f"\n{r['kind']}: {r['fault']}: {r['verdict']} at {r['blamed']}: {r['says']}", end="")
+    print(f"\n{runs} honest runs: {len(alarms)} false alarms", *alarms, sep="\n")
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--report", action="store_true", help="the whole table (default: the summary and what went wrong)")
-    parser.add_argument("--honest", type=int, default=200, metavar="N", help="at least so many honest runs (default 200)")
-    parser.add_argument("--only", default="", metavar="l_out,...", help="judge dumps that have these tensors only")
-    parser.add_argument("--catalogue", action="store_true", help="the table of all known mistakes instead, and judge nothing")
+    parser.add_argument("--report", action="store_true", help="print the whole table (default: the summary and the failures)")
+    parser.add_argument("--honest", type=int, default=200, metavar="N", help="run at least so many honest runs (default 200)")
+    parser.add_argument("--only", default="", metavar="l_out,...", help="judge dumps of these tensors only")
+    parser.add_argument("--catalogue", action="store_true", help="print the table of all known mistakes instead, and judge nothing")
+    parser.add_argument("--precision", action="store_true", help="put the faults into engines of narrow types too, none of them declared")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     if arguments.catalogue:
@@ -111,6 +175,13 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     quiet = not sys.stderr.isatty()
     model, tokens = embedded_model(), embedded.recording()["tokens_T17"].astype(np.int64)
+    if arguments.precision:
+        rows, alarms, runs = by_precision(model, tokens, max(400, arguments.honest), quiet)
+        if arguments.json:
+            print(json.dumps({"faults": rows, "honest_runs": runs, "false_alarms": alarms}, indent=2))
+        else:
+            print_by_precision(rows, alarms, runs)
+        return 0 if all(r["found"] for r in rows if r["exceeds"]) and not alarms else 1
     only = tuple(filter(None, arguments.only.split(",")))
     rows = []
     for fault in tqdm(list(faults()), desc="faults", disable=quiet):

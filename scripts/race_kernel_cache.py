@@ -1,10 +1,10 @@
-"""Let processes race for one fresh cache of compiled kernels, and look at every entry afterwards.
+"""Let processes race for one fresh cache of compiled kernels, and check every entry afterwards.
 
-    python scripts/race_kernel_cache.py --rounds 50      four processes at once, as they come
+    python scripts/race_kernel_cache.py --rounds 50      four processes at once, in any order
     python scripts/race_kernel_cache.py --forced         two processes, held before each file they write, in every order
 
-Each process runs kernels on two or three types of numbers and compares with NumPy. Afterwards a new process does so with what the cache
-holds, and may compile nothing.
+Each process runs kernels on two or three types of numbers and compares the results with NumPy's. Afterwards a new process does the same
+with the kernels of the cache, and must compile none.
 """
 
 import argparse
@@ -31,9 +31,10 @@ from bitnet_np.kernels import cpu, launching
 ROOT = Path(__file__).parents[1]
 INTEGERS = np.arange(-64, 64, dtype=np.float32).reshape(8, 16)  # float16 and bfloat16 hold them, and sums of their products are exact
 KERNELS = {"embed": "_embed_alone", "embed, threads": "_embed", "matmul": "_matmul_alone", "fill_mask": "_fill_mask_alone"}
-"""Case -> the kernel that it compiles for each type."""
+"""Case -> the kernel that it compiles for each type of numbers."""
 ORDERS = ("ABBA", "BAAB", "ABAB", "BABA", "AABB", "BBAA")
-"""Who of two processes may go on: each writes one file or two for a kernel. Numba's own cache mixes up the types in the first two."""
+"""The process that may go on, step by step: each writes one or two files for a kernel. In the first two orders Numba's own cache mixes up
+the types."""
 
 
 def table(dtype: str) -> NDArray:
@@ -66,7 +67,7 @@ class Compilations(event.Listener):
 
 
 def hold(kernel: str) -> None:
-    """Say "held" and wait for a line before a file of this kernel is put in its place."""
+    """Make the process print "held" and wait for a line before it renames a file of this kernel into place."""
     replace = os.replace
 
     def held(source: str, target: str) -> None:
@@ -79,7 +80,7 @@ def hold(kernel: str) -> None:
 
 
 def work(cases: Sequence[tuple[str, str]], kernel: str) -> None:
-    """What a process does: print "held" now and then, and in the end which cases were right and how many functions were compiled."""
+    """The work of a process. It prints "held" at each hold, and in the end the cases that were wrong and the number of compilations."""
     print("ready", flush=True)
     sys.stdin.readline()
     if kernel:
@@ -91,7 +92,7 @@ def work(cases: Sequence[tuple[str, str]], kernel: str) -> None:
 
 
 class Process:
-    """Such a process from outside."""
+    """A process that runs `work`, seen from its parent."""
 
     def __init__(self, cache: str, cases: Sequence[tuple[str, str]], kernel: str = "") -> None:
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -105,7 +106,7 @@ class Process:
         return self.process.stdout.readline().strip()
 
     def start(self) -> None:
-        """Let it go on, without waiting for what it says next."""
+        """Let it go on, without waiting for its next line."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
@@ -131,7 +132,7 @@ class Process:
 
 
 def forced(case: str, order: str, cache: str) -> dict[str, Any]:
-    """Process A runs a case on float16, B on bfloat16, one write at a time in this order. What a new process comes to with both."""
+    """Process A runs a case on float16, B on bfloat16, one write at a time in this order. Returns the result of a new process with both."""
     pair = [Process(cache, [(case, dtype)], KERNELS[case]) for dtype in ("float16", "bfloat16")]
     for process in pair:
         process.start()
@@ -146,7 +147,7 @@ def forced(case: str, order: str, cache: str) -> dict[str, Any]:
 
 
 def natural(seed: int, processes: int, cache: str) -> dict[str, Any]:
-    """Several processes at once run the same cases, each in an order of its own. What a new process comes to with all of them."""
+    """Several processes at once run the same cases, each in an order of its own. Returns the result of a new process with all of them."""
     cases = [("embed", dtype) for dtype in ("float16", "bfloat16", "float32")] + [("fill_mask", "float16"), ("fill_mask", "bfloat16")]
     orders = [random.Random(f"{seed} {n}").sample(cases, len(cases)) for n in range(processes)]
     racing = [Process(cache, order) for order in orders]
@@ -160,7 +161,7 @@ def natural(seed: int, processes: int, cache: str) -> dict[str, Any]:
 
 
 def bad_entries(cache: str, recompile: bool) -> list[str]:
-    """What is wrong with entries of a cache."""
+    """The problems of a cache's entries, one text each."""
     from bitnet_np.kernels import cache_check
 
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, cache
@@ -172,7 +173,7 @@ def bad_entries(cache: str, recompile: bool) -> list[str]:
 
 
 def report(name: str, race: Callable[[str], dict[str, Any]], recompile: bool) -> bool:
-    """Run one race in a fresh cache and print what it came to; whether all was right."""
+    """Run one race in a fresh cache and print its result. Returns whether all was right."""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as cache:
         result = race(cache)
@@ -184,10 +185,10 @@ def report(name: str, race: Callable[[str], dict[str, Any]], recompile: bool) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--rounds", type=int, default=50, help="races of processes that are not held")
-    parser.add_argument("--processes", type=int, default=4, help="in each of them")
-    parser.add_argument("--forced", action="store_true", help="instead, every order of two processes' writes")
-    parser.add_argument("--recompile", action="store_true", help="compare each entry's machine code with what is compiled here")
+    parser.add_argument("--rounds", type=int, default=50, help="number of races of processes that are not held (default 50)")
+    parser.add_argument("--processes", type=int, default=4, help="number of processes in each race (default 4)")
+    parser.add_argument("--forced", action="store_true", help="run every order of two processes' writes instead")
+    parser.add_argument("--recompile", action="store_true", help="compile each entry anew and compare the machine code")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.worker:

@@ -1,8 +1,8 @@
-"""Record what Hugging Face transformers computes for small random models of families that are not BitNet: `record_hf_families.py FOLDER`.
+"""Record the logits of Hugging Face transformers for small random models of families other than BitNet: `record_hf_families.py FOLDER`.
 
-It needs torch and transformers. Each model is drawn by bitnet_np.testing and written as <name>.gguf; its weights are given to transformers
-in the layout that transformers has; <name>.npz gets `tokens` [B, T], `logits_f32` as transformers computes them in float32, and
-`logits_f64`, with float64 for every float32 in its source (it computes in float32 in places, whatever the model's dtype).
+It needs torch and transformers. bitnet_np.testing draws each model, which is written as <name>.gguf. transformers gets the weights in its
+own layout. <name>.npz gets `tokens` [B, T], `logits_f32`, which transformers computes in float32, and `logits_f64`, with float64 for every
+float32 in its source (it computes in float32 in places, whatever the model's dtype).
 """
 
 import argparse
@@ -89,7 +89,7 @@ def cases() -> list[Case]:
 
 
 def draw(case: Case, seed: int) -> Model:
-    """The model as a GGUF file can have it. transformers' exact GELU of gptneox is none of a GGUF's settings: set it after loading."""
+    """A model that a GGUF file can hold. GGUF has no setting for transformers' exact GELU of gptneox: set it after loading."""
     model = random_model(seed, family=case.family, tied=case.family in ("qwen2", "gpt2"), **{**SHAPE, **case.shape})
     if case.classes == "Mistral":
         return _bare(model)
@@ -100,7 +100,7 @@ def draw(case: Case, seed: int) -> Model:
 
 
 def _bare(model: Model) -> Model:
-    """Without what a file of architecture llama may have and Mistral has not: biases and factors of RoPE's frequencies."""
+    """The model without biases and RoPE factors, which a file of architecture llama may have and Mistral has not."""
     fields: list[dict[str, Any]] = [
         {name: replace(x, bias=None) if isinstance(x, Linear) else x for name, x in vars(layer).items()} for layer in model.layers
     ]
@@ -119,32 +119,32 @@ def _pair(name: str, linear: Linear, turn: Callable[[NDArray], NDArray] = lambda
 
 
 def _ends(model: Model, embedding: str, norm: str, head: str) -> dict[str, Array]:
-    found: dict[str, Any] = {embedding + ".weight": model.token_embd, norm + ".weight": model.output_norm, head + ".weight": model.head}
+    weights: dict[str, Any] = {embedding + ".weight": model.token_embd, norm + ".weight": model.output_norm, head + ".weight": model.head}
     if model.output_norm_bias is not None:
-        found[norm + ".bias"] = model.output_norm_bias
-    return found
+        weights[norm + ".bias"] = model.output_norm_bias
+    return weights
 
 
 def _llama(model: Model) -> dict[str, Array]:
-    """Rows of queries and keys in halves: Llama's GGUF files have them permuted so that pairs are adjacent."""
+    """The weights by transformers' names, with RoPE pairs in halves: in Llama's GGUF files the rows are permuted, pairs adjacent."""
     c = model.config
 
     def halved(x: NDArray) -> NDArray:
         return x.reshape(-1, c.head_dim // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
-    found = _ends(model, "model.embed_tokens", "model.norm", "lm_head")
+    weights = _ends(model, "model.embed_tokens", "model.norm", "lm_head")
     for n, layer in enumerate(model.layers):
         path = f"model.layers.{n}."
         assert layer.ffn_gate is not None
         turn = halved if c.rope == "adjacent" else lambda x: x
-        found |= _pair(path + "self_attn.q_proj", layer.attn_q, turn) | _pair(path + "self_attn.k_proj", layer.attn_k, turn)
-        found |= _pair(path + "self_attn.v_proj", layer.attn_v) | _pair(path + "self_attn.o_proj", layer.attn_output)
-        found |= _pair(path + "mlp.gate_proj", layer.ffn_gate) | _pair(path + "mlp.up_proj", layer.ffn_up)
-        found |= _pair(path + "mlp.down_proj", layer.ffn_down)
-        found |= {path + "input_layernorm.weight": layer.attn_norm, path + "post_attention_layernorm.weight": layer.ffn_norm}
+        weights |= _pair(path + "self_attn.q_proj", layer.attn_q, turn) | _pair(path + "self_attn.k_proj", layer.attn_k, turn)
+        weights |= _pair(path + "self_attn.v_proj", layer.attn_v) | _pair(path + "self_attn.o_proj", layer.attn_output)
+        weights |= _pair(path + "mlp.gate_proj", layer.ffn_gate) | _pair(path + "mlp.up_proj", layer.ffn_up)
+        weights |= _pair(path + "mlp.down_proj", layer.ffn_down)
+        weights |= {path + "input_layernorm.weight": layer.attn_norm, path + "post_attention_layernorm.weight": layer.ffn_norm}
         if layer.attn_q_norm is not None and layer.attn_k_norm is not None:
-            found |= {path + "self_attn.q_norm.weight": layer.attn_q_norm, path + "self_attn.k_norm.weight": layer.attn_k_norm}
-    return found
+            weights |= {path + "self_attn.q_norm.weight": layer.attn_q_norm, path + "self_attn.k_norm.weight": layer.attn_k_norm}
+    return weights
 
 
 def _norms(path: str, layer: Layer, first: str, second: str) -> dict[str, Array]:
@@ -168,34 +168,34 @@ def _qkv(layer: Layer) -> list[tuple[NDArray, NDArray]]:
 
 
 def _gptneox(model: Model) -> dict[str, Array]:
-    """Query, key and value of a head follow each other, head by head."""
+    """The weights by transformers' names: query, key and value of a head follow each other, head by head."""
     c = model.config
-    found = _ends(model, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "lm_head")
+    weights = _ends(model, "gpt_neox.embed_in", "gpt_neox.final_layer_norm", "lm_head")
     for n, layer in enumerate(model.layers):
         path = f"gpt_neox.layers.{n}."
         for i, name in enumerate(("weight", "bias")):
             parts = [part[i].reshape(c.heads, 1, c.head_dim, -1) for part in _qkv(layer)]
             fused = np.concatenate(parts, axis=1)
-            found[f"{path}attention.query_key_value.{name}"] = fused.reshape(-1, c.width) if name == "weight" else fused.reshape(-1)
-        found |= _pair(path + "attention.dense", layer.attn_output)
-        found |= _pair(path + "mlp.dense_h_to_4h", layer.ffn_up) | _pair(path + "mlp.dense_4h_to_h", layer.ffn_down)
-        found |= _norms(path, layer, "input_layernorm", "post_attention_layernorm")
-    return found
+            weights[f"{path}attention.query_key_value.{name}"] = fused.reshape(-1, c.width) if name == "weight" else fused.reshape(-1)
+        weights |= _pair(path + "attention.dense", layer.attn_output)
+        weights |= _pair(path + "mlp.dense_h_to_4h", layer.ffn_up) | _pair(path + "mlp.dense_4h_to_h", layer.ffn_down)
+        weights |= _norms(path, layer, "input_layernorm", "post_attention_layernorm")
+    return weights
 
 
 def _gpt2(model: Model) -> dict[str, Array]:
-    """Matrices are [M, N]."""
-    found = _ends(model, "transformer.wte", "transformer.ln_f", "lm_head")
+    """The weights by transformers' names: matrices are [M, N]."""
+    state = _ends(model, "transformer.wte", "transformer.ln_f", "lm_head")
     assert isinstance(model.position_embd, np.ndarray)
-    found["transformer.wpe.weight"] = model.position_embd
+    state["transformer.wpe.weight"] = model.position_embd
     for n, layer in enumerate(model.layers):
         path = f"transformer.h.{n}."
         weights, biases = zip(*_qkv(layer), strict=True)
-        found |= {path + "attn.c_attn.weight": np.concatenate(weights).T, path + "attn.c_attn.bias": np.concatenate(biases)}
-        found |= _pair(path + "attn.c_proj", layer.attn_output, lambda x: x.T)
-        found |= _pair(path + "mlp.c_fc", layer.ffn_up, lambda x: x.T) | _pair(path + "mlp.c_proj", layer.ffn_down, lambda x: x.T)
-        found |= _norms(path, layer, "ln_1", "ln_2")
-    return found
+        state |= {path + "attn.c_attn.weight": np.concatenate(weights).T, path + "attn.c_attn.bias": np.concatenate(biases)}
+        state |= _pair(path + "attn.c_proj", layer.attn_output, lambda x: x.T)
+        state |= _pair(path + "mlp.c_fc", layer.ffn_up, lambda x: x.T) | _pair(path + "mlp.c_proj", layer.ffn_down, lambda x: x.T)
+        state |= _norms(path, layer, "ln_1", "ln_2")
+    return state
 
 
 # --- theirs ---------------------------------------------------------------------------------------------------------------------------
@@ -221,10 +221,10 @@ def run(case: Case, model: Model, tokens: NDArray[np.int64]) -> tuple[NDArray, N
         sizes |= {"max_position_embeddings": c.context, "layer_norm_eps" if c.norm == "layer" else "rms_norm_eps": c.eps}
         if c.norm == "rms":
             sizes |= {"num_key_value_heads": c.kv_heads, "head_dim": c.head_dim}
-    told = getattr(library, case.classes + "Config")(**common, **sizes, **case.options)
+    config = getattr(library, case.classes + "Config")(**common, **sizes, **case.options)
 
     def build() -> Any:
-        built = getattr(library, case.classes + ("LMHeadModel" if case.classes == "GPT2" else "ForCausalLM"))(told).eval()
+        built = getattr(library, case.classes + ("LMHeadModel" if case.classes == "GPT2" else "ForCausalLM"))(config).eval()
         state = {name: torch.from_numpy(np.array(value, np.float32)) for name, value in case.weights(model).items()}
         missing, unexpected = built.load_state_dict(state, strict=False)
         if unexpected or [name for name in missing if "rotary" not in name and not name.endswith(".attn.bias")]:
@@ -243,7 +243,7 @@ def run(case: Case, model: Model, tokens: NDArray[np.int64]) -> tuple[NDArray, N
                 if hasattr(module, "inv_freq") and hasattr(module, "rope_type"):
                     kind = module.rope_type
                     init = module.compute_default_rope_parameters if kind == "default" else rotations.ROPE_INIT_FUNCTIONS[kind]
-                    module.inv_freq = (init(told) if kind == "default" else init(told, "cpu"))[0]
+                    module.inv_freq = (init(config) if kind == "default" else init(config, "cpu"))[0]
                     if module.inv_freq.dtype != torch.float64:
                         raise UnsupportedError("this transformers works out RoPE's frequencies in another way than with torch.float")
             exact = strict(input_ids=ids).logits

@@ -1,6 +1,6 @@
-"""Record the gradients that torch works out for transformers' BitNet in training: `record_hf_gradients.py FOLDER`.
+"""Record the gradients that torch computes for transformers' BitNet in training: `record_hf_gradients.py FOLDER`.
 
-It needs torch and transformers. Each model is small and random, its linears transformers' AutoBitLinear with master weights ("online"),
+It needs torch and transformers. Each model is small and random. Its linears are transformers' AutoBitLinear with master weights ("online"),
 which quantise weights and activations in the forward pass and pass gradients straight through. transformers' source is run with float64
 for every float32 in it. <name>.npz has `tokens` [T], the `loss` (mean next-token cross-entropy), the model's `config` as JSON, and by
 GGUF's names the parameters, float32, as `parameters/<tensor>` and their gradients, float64, as `gradients/<tensor>`.
@@ -41,23 +41,23 @@ def record(hf: Transformers, name: str, seed: int) -> dict[str, NDArray]:
     rng = np.random.default_rng(seed)
     model = hf.empty_model(Case(seed, ("autobitlinear", "online"), tied, False, config, 16))
     modules = dict(model.named_modules())
-    found: dict[str, NDArray] = {"tokens": rng.integers(0, config.vocab, 16), "config": np.array(json.dumps(asdict(config)))}
+    recording: dict[str, NDArray] = {"tokens": rng.integers(0, config.vocab, 16), "config": np.array(json.dumps(asdict(config)))}
     shapes = parameter_shapes(config, tied)
     for tensor, shape in shapes.items():
         drawn = rng.normal(1, 0.3, shape) if len(shape) == 1 else rng.normal(size=shape) / shape[1] ** 0.5
-        found[f"parameters/{tensor}"] = drawn.astype(np.float32)
-        hf.set(modules[module_of(tensor)].weight, found[f"parameters/{tensor}"])
+        recording[f"parameters/{tensor}"] = drawn.astype(np.float32)
+        hf.set(modules[module_of(tensor)].weight, recording[f"parameters/{tensor}"])
     with hf.strict(model):
-        tokens = hf.torch.from_numpy(found["tokens"])
+        tokens = hf.torch.from_numpy(recording["tokens"])
         logits = model(input_ids=tokens[None], use_cache=False).logits[0]
         loss = hf.torch.nn.functional.cross_entropy(logits[:-1], tokens[1:])
         loss.backward()
     if loss.dtype != hf.torch.float64:
         raise UnsupportedError(f"{name}: transformers' loss is {loss.dtype}, expected float64")
-    found["loss"] = np.array(loss.item())
+    recording["loss"] = np.array(loss.item())
     for tensor in shapes:
-        found[f"gradients/{tensor}"] = modules[module_of(tensor)].weight.grad.numpy()
-    return found
+        recording[f"gradients/{tensor}"] = modules[module_of(tensor)].weight.grad.numpy()
+    return recording
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -69,9 +69,9 @@ def main(argv: list[str] | None = None) -> int:
         hf = Transformers()
         options.folder.mkdir(parents=True, exist_ok=True)
         for name in CASES:
-            found = record(hf, name, options.seed)
-            np.savez_compressed(options.folder / f"{name}.npz", **found)  # type: ignore[arg-type]
-            print(f"{name}: loss {found['loss']:.6f}, {hf.versions}")
+            recording = record(hf, name, options.seed)
+            np.savez_compressed(options.folder / f"{name}.npz", **recording)  # type: ignore[arg-type]
+            print(f"{name}: loss {recording['loss']:.6f}, {hf.versions}")
     except UnsupportedError as error:
         print(f"record_hf_gradients.py: {error}", file=sys.stderr)
         return 2

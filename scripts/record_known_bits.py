@@ -1,4 +1,4 @@
-"""Record the digests that `bitnet-np selftest` checks. Only after the tests pass, and only when the contract itself was changed."""
+"""Record the digests that `bitnet-np selftest` checks. Run it only after the tests pass, and only when the contract itself has changed."""
 
 import argparse
 import json

@@ -1,8 +1,8 @@
-"""Record into which tokens llama.cpp cuts texts, by every pre-tokenizer we know and by scores: `record_llamacpp_tokens.py OUT.json`.
+"""Record the tokens into which llama.cpp cuts texts, by every pre-tokenizer we know and by scores: `record_llamacpp_tokens.py OUT.json`.
 
-It needs llama-cpp-python. The vocabularies are made so that a cut in another place gives other tokens: of n-grams of the texts themselves.
-OUT.json has `ids`, the answers that differ: each a list of the ids of every text of TEXTS, and last of MESSAGE with its special tokens;
-and `answer`, the number of each tokenizer's: `spm` is SentencePiece's, the other names are pre-tokenizers of byte-level BPE.
+It needs llama-cpp-python. The vocabularies are n-grams of the texts themselves, so that a cut in another place gives other tokens.
+OUT.json has `ids`, the different answers: each lists the ids of every text of TEXTS, and last those of MESSAGE with its special tokens. It
+also has `answer`, the number of each tokenizer's answer: `spm` is SentencePiece's, the others are pre-tokenizers of byte-level BPE.
 """
 
 import argparse
@@ -64,13 +64,13 @@ MESSAGE = "<begin>one<tool> two<end> three<tool><tool>four <begin> "
 
 
 def ngrams(texts: Iterable[str], longest: int) -> list[str]:
-    """In an order without meaning, so that pairs on both sides of a cut, and across it, come first."""
-    found = {text[i : i + n] for text in texts for n in range(2, longest + 1) for i in range(len(text) - n + 1)}
-    return sorted(found, key=lambda gram: (len(gram), crc32(gram.encode())))
+    """All n-grams of two characters or more, in an arbitrary order: pairs on both sides of a cut and across it come first."""
+    grams = {text[i : i + n] for text in texts for n in range(2, longest + 1) for i in range(len(text) - n + 1)}
+    return sorted(grams, key=lambda gram: (len(gram), crc32(gram.encode())))
 
 
 def byte_level(pre: str) -> dict[str, Any]:
-    """Metadata. Every n-gram is the shorter one before its last byte, and that byte; words of eight bytes no merge makes."""
+    """Metadata of a byte-level BPE. A merge makes each n-gram of the shorter one and its last byte; no merge makes words of eight bytes."""
     spelled = [text.encode().decode("latin-1").translate(dict(enumerate(BYTE_CHARACTERS))) for text in TEXTS]
     merged = ngrams(spelled, 5)
     whole = sorted({text[i : i + 8] for text in spelled for i in range(len(text) - 7)})
@@ -88,7 +88,7 @@ def byte_level(pre: str) -> dict[str, Any]:
 
 
 def scored() -> dict[str, Any]:
-    """Metadata. The scores are no order: many are equal, and longer pieces may have higher ones."""
+    """Metadata of a tokenizer by scores. Many scores are equal, and longer pieces may have higher ones."""
     escaped = [SPACE + text.replace(" ", SPACE) for text in TEXTS[:16]]
     pieces = [*sorted(set("".join(escaped))), *ngrams(escaped, 4)]
     tokens = ["<unk>", "<begin>", "<end>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<tool>"]
@@ -128,11 +128,11 @@ def main(argv: list[str] | None = None) -> int:
             )
             write_model(path, model, keys)
             theirs = llama(str(path), vocab_only=True, verbose=False)
-            found = [theirs.tokenize(text.encode(), add_bos=False) for text in TEXTS]
-            found.append(theirs.tokenize(MESSAGE.encode(), add_bos=False, special=True))
-            if found not in answers:
-                answers.append(found)
-            numbers[name] = answers.index(found)
+            ids = [theirs.tokenize(text.encode(), add_bos=False) for text in TEXTS]
+            ids.append(theirs.tokenize(MESSAGE.encode(), add_bos=False, special=True))
+            if ids not in answers:
+                answers.append(ids)
+            numbers[name] = answers.index(ids)
             advance(i + 1, len(tokenizers()))
     options.out.write_text(json.dumps({"answer": numbers, "ids": answers}, separators=(",", ":")) + "\n")
     return 0

@@ -1,7 +1,7 @@
-"""What the definition makes of a kernel's input, and how far from that float32 may be: (expected, bound), both in float64.
+"""The definition's result for a kernel's input, and a bound on the error of float32: (expected, bound), both in float64.
 
 The bounds count roundings: k of them, one after the other, are at most gamma(k) = k u / (1 - k u) of what an absolute-value run gives,
-where u = 2^-24 is half a unit in the last place of float32. Nothing in them is fitted to what the kernels do.
+where u = 2^-24 is half a unit in the last place of float32. No bound is fitted to the kernels' results.
 """
 
 import numpy as np
@@ -28,20 +28,23 @@ def wide(*arrays: NDArray) -> list[NDArray[np.float64]]:
 
 
 def rms_norm(x: NDArray, gain: NDArray, eps: float) -> Bounded:
-    """The mean, eps and their sum, each by half through the root; then the root, 1 / it, times x, times gain. Sums are in float64."""
+    """The roundings of the mean, of eps and of their sum count half, because of the root. Then come the root, 1 / root, and two products.
+
+    Sums are in float64.
+    """
     expected = spec.rms_norm(*wide(x, gain), eps)
     return expected, gamma(6) * np.abs(expected)
 
 
 def quantize(x: NDArray) -> tuple[NDArray, NDArray, NDArray[np.bool_]]:
-    """Codes, scale, and which codes float32 cannot decide: x * scale is so near k + 0.5 that floor, scale and product may cross it."""
+    """Codes, scale, and True for each code that float32 cannot decide: x * scale is so near k + 0.5 that roundings may cross it."""
     codes, scale = spec.quantize(*wide(x))
     position = np.abs(x * scale)
     return codes, scale, np.abs(position % 1 - 0.5) <= gamma(3) * position
 
 
 def linear(x: NDArray, matrix: NDArray, w_scale: float) -> Bounded:
-    """Scale, division and product are five roundings. A code that may be either of two moves a sum by one step if its weight is not 0."""
+    """Scale, division and product are five roundings. An undecided code moves a sum by one step if its weight is not 0."""
     codes, scale, undecided = quantize(x)
     expected = spec.ternary_matmul(codes, scale, matrix, w_scale)
     steps = undecided.astype(np.float64) @ np.abs(matrix.astype(np.float64)).T
@@ -55,8 +58,8 @@ def matmul(x: NDArray, weights: NDArray) -> Bounded:
 
 
 def layer_norm(x: NDArray, gain: NDArray, bias: NDArray, eps: float) -> Bounded:
-    """The mean, from float64, is as good as exact; the difference is rounded once, and so is all that comes of it; then as `rms_norm`, and
-    the bias. A rounded difference also changes the variance, by no more than twice its own part.
+    """The mean comes from float64 and counts as exact. The difference is rounded once; then the roundings are those of `rms_norm`, and one
+    for the bias. A rounded difference also changes the variance, by no more than twice its own part.
     """
     x, gain, bias = wide(x, gain, bias)
     expected = spec.layer_norm(x, gain, bias, eps)
@@ -64,7 +67,7 @@ def layer_norm(x: NDArray, gain: NDArray, bias: NDArray, eps: float) -> Bounded:
 
 
 def rope(x: NDArray, position: NDArray, base: float, pairs: str = "halves", width: int | None = None) -> Bounded:
-    """Cosine or sine, product, multiply-add: three roundings of each term. The angle is good to 2 units of float64 in either program."""
+    """Each term has three roundings: cosine or sine, product, multiply-add. The angle is right to 2 units of float64 in either program."""
     (x,) = wide(x)
     half = (width or x.shape[-1]) // 2
     angle = np.multiply.outer(position, base ** (-np.arange(half) / half))[:, None, :]
@@ -72,7 +75,7 @@ def rope(x: NDArray, position: NDArray, base: float, pairs: str = "halves", widt
     i = np.arange(half)
     first, second = (i, i + half) if pairs == "halves" else (2 * i, 2 * i + 1)
     a, b = np.abs(x[..., first]), np.abs(x[..., second])
-    bound = np.zeros(x.shape)  # what is not rotated stays as it is
+    bound = np.zeros(x.shape)  # elements that are not rotated are exact
     for places, terms in ((first, a * c + b * s), (second, a * s + b * c)):
         bound[..., places] = gamma(3) * terms + (a + b) * (angle * 2.0**-51 + 2.0**-51)
     return spec.rope(x, position, base, pairs, width), bound
@@ -99,28 +102,29 @@ def attend(q: NDArray, k: NDArray, v: NDArray, slot: NDArray, position: NDArray,
 
 
 def relu2_gate(gate: NDArray, up: NDArray) -> Bounded:
-    """The square and the product."""
+    """Two roundings: the square and the product."""
     expected = spec.relu2_gate(*wide(gate, up))
     return expected, gamma(2) * np.abs(expected)
 
 
 def silu_gate(gate: NDArray, up: NDArray) -> Bounded:
-    """exp to 0.92 units (1.84 u), a sum, a division, a product."""
+    """Five roundings: exp to 0.92 units (1.84 u), a sum, a division, a product."""
     expected = spec.silu_gate(*wide(gate, up))
     return expected, gamma(5) * np.abs(expected)
 
 
 def gelu(x: NDArray) -> Bounded:
-    """The polynomials are good to 2e-8 and 2e-7 (4 u). What the exponent, about x^2 / 2, is rounded by is a factor of the result: its
-    square root once, which counts twice, the last step of the polynomial and the product."""
+    """The polynomials are right to 2e-8 and 2e-7 (4 u). A rounding of the exponent, which is about x^2 / 2, is a factor of the result: that
+    of its square root, which counts twice, of the last step of the polynomial, and of the product.
+    """
     (x,) = wide(x)
     expected = spec.gelu(x)
-    tail = np.where(x < -8.48, np.abs(expected), 0)  # given as 0 there, or as good as 0
+    tail = np.where(x < -8.48, np.abs(expected), 0)  # the kernel returns 0 or nearly 0 there
     return expected, (8 + 2 * x * x) * U * np.abs(expected) + tail
 
 
 def gelu_tanh(x: NDArray) -> Bounded:
-    """exp, a sum, a division; the argument of exp has three roundings, which are a factor of the result where it is small."""
+    """The roundings of exp, a sum and a division. Those of exp's argument, three, are a factor of the result where it is small."""
     (x,) = wide(x)
     expected = x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))  # as spec.gelu_tanh, but nothing cancels
     return expected, gamma(5) * np.abs(expected) + 4 * U * np.abs(expected) * np.sqrt(8 / np.pi) * np.abs(x + 0.044715 * x**3)

@@ -1,4 +1,4 @@
-"""What the tests of the command line share: the embedded model, arguments, and files to give to commands."""
+"""Helpers for tests of the command line: the embedded model, arguments, and files for commands."""
 
 import hashlib
 from importlib.util import find_spec
@@ -18,13 +18,13 @@ needs_text = pytest.mark.skipif(not find_spec("tokenizers") or not find_spec("ji
 
 
 def save_array(path, array, **how):
-    """The path, after the array is saved there as .npy."""
+    """Save the array as .npy. Returns the path."""
     np.save(path, array, **how)
     return path
 
 
 def write_file(path, content):
-    """The path, after the bytes or the text are written there."""
+    """Write bytes or a text. Returns the path."""
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 

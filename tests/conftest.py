@@ -1,6 +1,9 @@
-"""What every test gets: the helper modules of tests/, one thread, no deadlines, and a cache of compiled kernels, which is looked through
-when all tests are done."""
+"""The setting of every test: the helper modules of tests/, one thread, no deadlines, and a cache of compiled kernels.
 
+The cache is checked when all tests are done.
+"""
+
+import math
 import os
 import sys
 from pathlib import Path
@@ -12,7 +15,7 @@ sys.path.append(str(TESTS.parent))  # at the end: an installed package is tested
 # These settings are read when Numba and its thread pool are loaded.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "kernels"))
 os.environ["NUMBA_NUM_THREADS"] = str(max(4, os.cpu_count() or 1))  # the bits may not depend on how many processors there are
-os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin for work would keep each other from it there
+os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin for work would keep each other from it
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's own threads: they spin too
 
 import numba  # noqa: E402
@@ -25,9 +28,9 @@ settings.load_profile("bitnet_np")
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread():
-    """Waking threads costs milliseconds on a busy machine. Tests of threads say how many with `models.threads`.
+    """One thread, because waking others costs milliseconds on a busy machine. Tests of threads set their number with `models.threads`.
 
-    Little work stays on the calling thread, as for users, and `models.threads` shares out even that: so kernels run both ways.
+    Small kernels stay on the calling thread, as for users; `models.threads` shares out even these. So kernels run both ways.
     """
     before = numba.get_num_threads()
     numba.set_num_threads(1)
@@ -35,9 +38,20 @@ def one_thread():
     numba.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_lines_of_progress():
+    """Commands print no line every ten seconds, however slow the machine: tests compare what they print. tests/cli/test_progress.py
+    sets the interval."""
+    from bitnet_np.cli import progress
+
+    before, progress.INTERVAL = progress.INTERVAL, math.inf
+    yield
+    progress.INTERVAL = before
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
-    """Every entry that the tests left in the cache, or found there, must be whole; xdist's controller looks when its workers are done."""
+    """Fail unless every entry of the cache is whole. xdist's controller checks when its workers are done."""
     if hasattr(session.config, "workerinput"):
         return
     from bitnet_np.kernels import cache_check

@@ -1,4 +1,4 @@
-"""The arithmetic contract of kernels/scalar.py once more, literally and slowly, in NumPy: every rounding in its place, nothing else.
+"""A second implementation of the arithmetic contract of kernels/scalar.py, literal and slow, in NumPy: every rounding in its place.
 
 The kernels must agree with it bit for bit. It shares no code with them, only the numbers of the exponential's polynomial.
 """
@@ -30,7 +30,7 @@ def fma(a, b, c) -> Floats:
 
 
 def halve(lanes: NDArray) -> NDArray:  # [..., 2^n] -> [...]
-    """Lanes added by halving: i with i + 8, i + 4, i + 2, i + 1 where they are 16."""
+    """The sum of lanes by halving: i with i + 8, i + 4, i + 2, i + 1 for 16 of them."""
     while (half := lanes.shape[-1] // 2) > 0:
         lanes = lanes[..., :half] + lanes[..., half:]
     return lanes[..., 0]
@@ -42,7 +42,7 @@ def in_lanes(x: NDArray, n: int = 16) -> NDArray:  # [..., m] -> [..., ceil(m / 
 
 
 def dot(a: Floats, b: Floats) -> Floats:  # [..., n], [..., n] -> [...]
-    """16 lanes, each a chain of fused multiply-adds from +0."""
+    """Dot products in 16 lanes, each a chain of fused multiply-adds from +0."""
     a, b = np.broadcast_arrays(in_lanes(a), in_lanes(b))
     lanes = np.zeros((*a.shape[:-2], 16), f32)
     for i in range(a.shape[-2]):
@@ -55,7 +55,7 @@ def matmul(x: Floats, weights: Floats) -> Floats:  # [R, M], [N, M] -> [R, N]
 
 
 def wide_sum(x: NDArray[np.float64]) -> NDArray[np.float64]:  # [R, D] -> [R]
-    """128 lanes of float64. Numbers and squares of float32 are exact there, so a plain addition is what a fused one would be."""
+    """The sum in 128 lanes of float64. Numbers and squares of float32 are exact there, so a plain addition equals a fused one."""
     numbers = in_lanes(x, 128)
     lanes = np.zeros((len(x), 128))
     for i in range(numbers.shape[1]):

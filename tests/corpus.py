@@ -1,4 +1,4 @@
-"""Texts that tokenizers are trained on, and tried with, in the tests."""
+"""Texts on which the tests train and try tokenizers."""
 
 CORPUS = [
     "The quick brown fox doesn't jump; it's 12345 years old, they'll say. I'M sure WE'VE seen it.",

@@ -36,7 +36,7 @@ def only(dump, *names):
 
 
 def with_tensor(points, key, value):
-    """A dump in which one tensor is another."""
+    """A dump with one tensor replaced."""
     return trace(points | {key: np.asarray(value, np.float32)})
 
 

@@ -33,8 +33,8 @@ def logits_of(variant, ids):
 
 def judge_by(base, ids):
     """A function that judges other logits for these tokens by those of our engine `base`."""
-    mine = logits_of(base, ids)
-    return lambda theirs: judge_logits(mine, theirs, base, lambda variant: logits_of(variant, ids))
+    own = logits_of(base, ids)
+    return lambda theirs: judge_logits(own, theirs, base, lambda variant: logits_of(variant, ids))
 
 
 def judged(theirs, n=17, **how):

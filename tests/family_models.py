@@ -1,4 +1,4 @@
-"""Random models of every architecture, small and of widths that every tensor type can have, and files of them."""
+"""Small random models of every architecture, of widths that every tensor type allows, and their files."""
 
 import re
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def drawn(family, weights="", **changes):
 
 
 def half_scales(model):
-    """With scales that float16 has, too."""
+    """The model with scales that float16 can hold."""
     for layer in model.layers:
         for value in vars(layer).values():
             if isinstance(getattr(value, "weights", None), Ternary):
@@ -32,7 +32,7 @@ def half_scales(model):
 
 
 def writer(folder: Path) -> Callable[..., Path]:
-    """What writes the file of a model into a folder, with other keys of its architecture; None leaves one out."""
+    """A function that writes the file of a model to the folder, with changed keys of its architecture; None leaves a key out."""
 
     def write(model, fused=False, **keys):
         path = folder / f"{len(list(folder.iterdir()))}.gguf"

@@ -1,4 +1,4 @@
-"""The ways through the forward pass, and a small model to try them on."""
+"""The entry points of the forward pass, and a small model for them."""
 
 import numpy as np
 from models import random_model

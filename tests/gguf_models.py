@@ -1,4 +1,4 @@
-"""A small BitNet as a GGUF file, byte by byte: to be written with a key or a tensor wrong, and the model that it is."""
+"""A small BitNet as a GGUF file, byte by byte, so that keys and tensors can be wrong, and the same model without a file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -76,7 +76,7 @@ def patched(name, at, value):
 
 
 def writer(folder: Path) -> Callable[..., Path]:
-    """What writes the file above into a folder, with other keys and tensors; None leaves one out."""
+    """A function that writes the file to the folder, with changed keys and tensors; None leaves one out."""
 
     def written(keys=(), tensors=()) -> Path:
         entries = {name: value for name, value in (TENSORS | dict(tensors)).items() if value is not None}

@@ -1,4 +1,4 @@
-"""A small GGUF file with values and tensors of several types, and what reads all of a file."""
+"""A small GGUF file with values and tensors of several types, and a reader of everything in a file."""
 
 import math
 from pathlib import Path
@@ -28,7 +28,7 @@ SAMPLE = build(
 
 def write(folder: Path, raw: bytes, name: str = "some.gguf") -> Path:
     path = folder / name
-    path.unlink(missing_ok=True)  # a new inode: to truncate one that an earlier test still maps would kill the process
+    path.unlink(missing_ok=True)  # a new inode: truncating one that an earlier test still maps would kill the process
     path.write_bytes(raw)
     return path
 

@@ -1,4 +1,4 @@
-"""The GPU's kernels as they are used for BitNet's 2B model, with the types that they are compiled for."""
+"""The GPU's kernels in the variants for BitNet's 2B model, with the types of their arguments."""
 
 from importlib.util import find_spec
 
@@ -17,7 +17,7 @@ ROWS = (("row", 2560, 1024), ("sum", 2560, 256), ("relu2", 6912, 512), ("silu", 
 
 
 def kernels() -> dict[str, tuple]:
-    """By name: kernels as they are used for the 2B model, and the types that they are compiled for."""
+    """The kernels by name, each with the types of its arguments."""
     from numba.cuda import types as t
 
     from bitnet_np.gpu.backend import TILES
@@ -31,11 +31,11 @@ def kernels() -> dict[str, tuple]:
     rotation, halves = (f2, f2, i, i, i), t.int16[::1]
     masked = (f1, i, i, i)
 
-    def attended(kept: t.Array = f1) -> tuple:
-        return (f3, *rotation, kept, kept, ids, ids, i, i, f)
+    def attended(cached: t.Array = f1) -> tuple:
+        return (f3, *rotation, cached, cached, ids, ids, i, i, f)
 
-    def split(kept: t.Array) -> tuple:
-        return (f3, *rotation, f3, *attended(kept), i, f1, f3, f3, signed, f3)
+    def split(cached: t.Array) -> tuple:
+        return (f3, *rotation, f3, *attended(cached), i, f1, f3, f3, signed, f3)
 
     def shapes(queries: int) -> list:
         return [shape_for(width, queries) for width in (64, 128, 256)]
@@ -56,7 +56,10 @@ def kernels() -> dict[str, tuple]:
         (rows.take, (f2, ids, f2)),
         (rows.fill, (f1, f)),
         (rows.spread, (f2, ids, ids, f3)),
-        *((rows.keep(bits), (f3, f3, *rotation, ids, ids, kept, kept)) for bits, kept in ((False, f4), (True, t.int16[:, :, :, ::1]))),
+        *(
+            (rows.keep(bits), (f3, f3, *rotation, ids, ids, cached, cached))
+            for bits, cached in ((False, f4), (True, t.int16[:, :, :, ::1]))
+        ),
         (rows.erase, (f4, i, i, i)),
         (rows.carry, (f4, i, f4, i, i, i)),
         (rows.rope, (f3, *rotation, f3)),

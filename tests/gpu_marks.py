@@ -1,4 +1,4 @@
-"""What tests of the GPU's code need to run: marks that skip them where it is missing."""
+"""Marks that skip tests of the GPU's code where something they need is missing."""
 
 import shutil
 import sys
@@ -11,7 +11,7 @@ from bitnet_np.gpu.device import open_cuda
 
 
 def has_gpu() -> bool:
-    """Whether there is a GPU that the backend takes."""
+    """Whether there is a GPU that the backend supports."""
     try:
         open_cuda()
     except OptionError:

@@ -1,22 +1,22 @@
-"""What spec_grad.py makes of a backward kernel's input, and how far from that float32 may be: (expected, bound), as in bounds.py."""
+"""The result of spec_grad.py for a backward kernel's input, and a bound on the error of float32: (expected, bound), as in bounds.py."""
 
 import numpy as np
 from bounds import Bounded, U, gamma, wide
 from numpy.typing import NDArray
 
 from bitnet_np import spec_grad
-from bitnet_np.spec_grad import attend, rms_norm  # themselves: a test puts others in their place there
+from bitnet_np.spec_grad import attend, rms_norm  # by name: a test replaces them in spec_grad
 
 
 def transposed_product(a: NDArray, b: NDArray, cuts: NDArray) -> Bounded:
-    """A chain of multiply-adds for each part, each rounded once, and an addition for each part."""
+    """Each part is a chain of multiply-adds, each rounded once, and adds one addition."""
     a, b = wide(a, b)
     steps = int(np.diff(cuts).max()) + len(cuts)
     return a.T @ b, gamma(steps) * (np.abs(a).T @ np.abs(b))
 
 
 def rms_norm_back(x: NDArray, gain: NDArray, eps: float, dy: NDArray, cuts: NDArray) -> tuple[Bounded, Bounded]:
-    """f = 1 / root is off by 4 roundings. g = dy gain has one; f^2 mean(g x) has 12, of the mean of |g x|; the difference and the product
+    """f = 1 / root has 4 roundings. g = dy gain has one; f^2 mean(g x) has 12, of the mean of |g x|; the difference and the product
     with f make it 18 for the sum of both terms. dgain has 5 in x f, and those of its chains.
     """
     x, gain, dy = wide(x, gain, dy)
@@ -29,7 +29,7 @@ def rms_norm_back(x: NDArray, gain: NDArray, eps: float, dy: NDArray, cuts: NDAr
 
 
 def relu2_gate_back(gate: NDArray, up: NDArray, dy: NDArray) -> tuple[Bounded, Bounded]:
-    """Two products each; twice a number is exact."""
+    """Two products for each gradient; doubling a number is exact."""
     dgate, dup = spec_grad.relu2_gate(*wide(gate, up))[1](*wide(dy))
     return (dgate, gamma(2) * np.abs(dgate)), (dup, gamma(2) * np.abs(dup))
 
@@ -59,10 +59,10 @@ def cross_entropy(logits: NDArray, targets: NDArray, factor: float) -> tuple[Bou
 def attend_back(
     q: NDArray, k: NDArray, v: NDArray, dy: NDArray, mask: NDArray
 ) -> tuple[Bounded, Bounded, Bounded]:  # one sequence, [T, H, K], [T, G, K] x 2, [T, H, K], [T, T]
-    """Probabilities are off by `rho`, relatively, as in bounds.attend, and so is what attention gave, which the kernel takes as given.
+    """Probabilities have the relative error `rho`, as in bounds.attend, and so has the result of attention, an input of the kernel.
 
-    With DP = |dy| . |v| and AD its mean by the probabilities, ds = p (dp - dy . attended) scale is then off by no more than
-    p (DP + AD) scale times 2 rho and the roundings of the dot product and of six steps. Its sums have their chains beside.
+    With DP = |dy| . |v| and AD its mean by the probabilities, ds = p (dp - dy . attended) scale has an error of at most
+    p (DP + AD) scale times 2 rho and the roundings of the dot product and of six steps. Its sums add those of their chains.
     """
     q, k, v, dy = wide(q, k, v, dy)
     t, heads, width = q.shape
@@ -93,7 +93,7 @@ def attend_back(
 
 
 def add_rows(before: NDArray, x: NDArray, tokens: NDArray) -> Bounded:
-    """Sums of as many numbers as a token comes often, and what is there already."""
+    """A sum of as many numbers as the token has occurrences, and the number before."""
     before, x = wide(before, x)
     expected, size = before.copy(), np.abs(before)
     np.add.at(expected, tokens, x)

@@ -1,4 +1,4 @@
-"""Configs and master weights that the tests of gradients draw, and what the definition and torch give for them."""
+"""Configs and master weights for the tests of gradients, with the results of the definition and of torch."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def random_parameters(rng, config, tied, dtype=np.float32):
 
 
 def normal(rng, *shape):
-    """Rows of very different sizes, so that a number of a wrong row shows."""
+    """Rows of very different magnitudes, so that a number of a wrong row shows."""
     return (rng.standard_normal(shape) * np.exp2(rng.integers(-4, 5, (shape[0], *[1] * (len(shape) - 1))))).astype(np.float32)
 
 

@@ -64,30 +64,30 @@ DTYPES = {
 }
 
 
-def exact_scale(told, tensors, module):
-    """What the codes of a quantised linear are multiplied by: worked out here once more, straight from the file."""
-    tensor = tensors[module + (".weight_scale" if told["quantization_mode"] == "offline" else ".weight")]
+def exact_scale(quantization, tensors, module):
+    """The scale of a quantised linear, computed in float64 straight from the file."""
+    tensor = tensors[module + (".weight_scale" if quantization["quantization_mode"] == "offline" else ".weight")]
     values = widen.float32(tensor.data.view(FLOATS[tensor.type])).astype(np.float64)
-    if told["quantization_mode"] == "online":
+    if quantization["quantization_mode"] == "online":
         return max(fsum(np.abs(values)) / values.size, 1e-5)
-    return {"bitlinear": 1 / values[0], "autobitlinear": values[0]}[told["linear_class"]]
+    return {"bitlinear": 1 / values[0], "autobitlinear": values[0]}[quantization["linear_class"]]
 
 
 def definition(folder, model):
-    """What spec.forward takes, with the scales that the file implies in float64: a Ternary has a float32."""
+    """The model for spec.forward, with the file's scales in float64: those of a Ternary are float32."""
     source, dense = open_folder(folder), dense_view(model)
-    told = source.config_json.get("quantization_config")
-    if told is None:
+    quantization = source.config_json.get("quantization_config")
+    if quantization is None:
         return dense
     layers = []
     for n, layer in enumerate(dense.layers):
-        scales = {name: exact_scale(told, source.tensors, f"model.layers.{n}.{HF_MODULES[name]}") for name in MATRICES}
+        scales = {name: exact_scale(quantization, source.tensors, f"model.layers.{n}.{HF_MODULES[name]}") for name in MATRICES}
         layers.append(replace(layer, **{name: getattr(layer, name)._replace(scale=scale) for name, scale in scales.items()}))
     return replace(dense, layers=tuple(layers))
 
 
 def write_safetensors(path, tensors: dict[str, NDArray]):
-    """uint16 is written as bfloat16."""
+    """Write a safetensors file; uint16 becomes bfloat16."""
     table, at = {}, 0
     for name, array in tensors.items():
         table[name] = {"dtype": DTYPES[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
@@ -97,7 +97,7 @@ def write_safetensors(path, tensors: dict[str, NDArray]):
 
 
 def write_folder(path, config, tensors, shards=1):
-    """config.json and the tensors, in one file or by an index."""
+    """Write config.json and the tensors, in one file or in several with an index."""
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     if shards == 1:
@@ -122,7 +122,7 @@ def recorded_folder(name):
 
 
 def bitnet_folder(path, **shape):
-    """A BitNetForCausalLM of random weights, offline by autobitlinear."""
+    """A folder of a BitNetForCausalLM with random weights (autobitlinear, offline), and the model."""
     model = half_scales(random_model(5, **SHAPE | {"ffn": 512} | shape))
     c = model.config
     tensors = {"model.embed_tokens.weight": model.token_embd, "model.norm.weight": model.output_norm}
@@ -157,7 +157,7 @@ OFFLINE, LLAMA = "bitnet_autooff_gqa_tied", "llama_plain_gqa_untied"
 
 
 def changed(tmp_path, name, **keys):
-    """A recording's folder with other keys in config.json; None takes one out, a dict changes keys of an object."""
+    """A recording's folder with changed keys in config.json; None removes one, a dict changes keys of an object."""
     folder = tmp_path / name
     if not folder.exists():
         folder.mkdir()
@@ -194,5 +194,5 @@ def rewritten(tmp_path, edit, name=OFFLINE):
 
 
 def put(name, value):
-    """An edit: this tensor is another one, or is added."""
+    """An edit that replaces or adds this tensor."""
     return lambda tensors: tensors.update({name: value})

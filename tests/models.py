@@ -1,4 +1,4 @@
-"""Random models and tokens for the tests, and what "the same bits" means.
+"""Random models and tokens for the tests, and the comparison of bits.
 
 Hypothesis draws the shape and the seed; NumPy fills the arrays (bitnet_np.testing).
 """
@@ -35,12 +35,11 @@ __all__ = [
 
 @st.composite
 def shapes(draw: st.DrawFn) -> dict:
-    """Keyword arguments of `random_model`: all kinds of head sharing, widths that are no multiple of anything, all dtypes of tables."""
+    """Keyword arguments of `random_model`: all kinds of head sharing, odd widths, all dtypes of tables."""
     kv_heads = draw(st.sampled_from([1, 2, 3]))
     return {
         "width": draw(st.sampled_from([20, 33, 64, 100, 160, 256])),
-        "heads": kv_heads
-        * draw(st.sampled_from([1, 2, 5])),  # as many as key-value heads, or groups; with one key-value head: shared by all
+        "heads": kv_heads * draw(st.sampled_from([1, 2, 5])),  # MHA, GQA, and MQA with one key-value head
         "kv_heads": kv_heads,
         "head_dim": draw(st.sampled_from([2, 6, 20, 64])),
         "ffn": draw(st.sampled_from([36, 45, 160, 384])),
@@ -54,33 +53,33 @@ def shapes(draw: st.DrawFn) -> dict:
 
 @st.composite
 def windows(draw: st.DrawFn) -> dict:
-    """Which keys the layers see: all, or some of them a window."""
+    """The window of attention, if any, and the layers that have it."""
     window = draw(st.sampled_from([None, None, 1, 3, 64, 65, 100]))
     return {} if window is None else {"window": window, "window_layers": draw(st.sampled_from([None, (), (0,)]))}
 
 
 @st.composite
 def family_shapes(draw: st.DrawFn) -> dict:
-    """As `shapes`, of any family: ternary and float matrices, norms inside linears, partial rotation, both kinds of residual."""
+    """Like `shapes`, but of any family: ternary and float matrices, norms inside linears, partial rotation, both kinds of residual."""
     shape, family = draw(shapes()), draw(st.sampled_from(ARCHITECTURES))
-    told = FAMILIES[family]
+    family_traits = FAMILIES[family]
     shape |= {
         "family": family,
-        "weights": "ternary" if told.ternary else draw(st.sampled_from(["ternary", "float32", "float16", "bfloat16"])),
+        "weights": "ternary" if family_traits.ternary else draw(st.sampled_from(["ternary", "float32", "float16", "bfloat16"])),
     }
     shape["inner_norms"] = draw(st.booleans())
-    if told.partial_rope:
+    if family_traits.partial_rope:
         shape |= {"rope_width": 2 * draw(st.integers(1, shape["head_dim"] // 2)), "parallel_residual": draw(st.booleans())}
-    if told.scaling:
+    if family_traits.scaling:
         shape["rope_scaling"] = draw(st.sampled_from([1.0, 4.0]))
     return shape
 
 
 seeds = st.integers(0, 2**32 - 1)
-"""For NumPy's generator, which fills the arrays."""
+"""Seeds of NumPy's generator, which fills the arrays."""
 
 lengths = st.integers(1, 12) | st.sampled_from([63, 64, 65, 127, 128, 129, 130])
-"""Of sequences: short ones, and those around the 64 keys that attention takes at a time."""
+"""Lengths of sequences: short ones, and those around multiples of the 64 keys of a chunk."""
 
 
 def random_tokens(rng: Generator, model: Model, *shape: int) -> NDArray[np.int64]:
@@ -88,7 +87,7 @@ def random_tokens(rng: Generator, model: Model, *shape: int) -> NDArray[np.int64
 
 
 def padded(rng: Generator, sequences: list[NDArray[np.int64]], extra: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sequences as tokens [B, T] and lengths [B]. What follows a sequence is anything, as the border allows."""
+    """Sequences as tokens [B, T] and lengths [B]. Padding is arbitrary, as the public API allows."""
     counts = np.array([len(sequence) for sequence in sequences])
     tokens = rng.integers(-(2**40), 2**40, (len(sequences), counts.max() + extra))
     for row, sequence in zip(tokens, sequences, strict=True):
@@ -97,14 +96,14 @@ def padded(rng: Generator, sequences: list[NDArray[np.int64]], extra: int = 0) -
 
 
 def assert_same_bits(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
-    """Equal, and signs of zeros too."""
+    """Assert that arrays are equal, with the signs of zeros."""
     assert a.dtype == b.dtype == np.float32
     np.testing.assert_array_equal(np.ascontiguousarray(a).view(np.uint32), np.ascontiguousarray(b).view(np.uint32))
 
 
 @contextmanager
 def threads(n: int) -> Iterator[None]:
-    """Kernels run on n threads, however little there is to do."""
+    """Run kernels on n threads, however small they are."""
     before = numba.get_num_threads()
     numba.set_num_threads(n)
     try:
@@ -115,7 +114,7 @@ def threads(n: int) -> Iterator[None]:
 
 
 def as_table(values: NDArray, dtype: str = "float32") -> NDArray:
-    """Numbers as a table of that dtype, bfloat16 as its bits; read-only, as a model's are."""
+    """Numbers as a read-only table of that dtype, bfloat16 as its bits."""
     values = np.asarray(values, np.float32)
     table = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
     table.flags.writeable = False

@@ -37,8 +37,8 @@ class Block:
 
 def blocks(page: Path, *languages: str) -> list[Block]:
     """The fenced blocks of a page in these languages, in order."""
-    found = (Block(page, text(page)[: m.start()].count("\n") + 1, m[1], m[2]) for m in _FENCE.finditer(text(page)))
-    return [block for block in found if block.language in languages]
+    every = (Block(page, text(page)[: m.start()].count("\n") + 1, m[1], m[2]) for m in _FENCE.finditer(text(page)))
+    return [block for block in every if block.language in languages]
 
 
 def prose(page: Path) -> str:
@@ -57,7 +57,7 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link to a heading of the page ends in, as GitHub makes it."""
+    """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""A recorder that keeps everything, and the names of what a layer of BitNet b1.58 records."""
+"""A recorder that keeps everything, and the names of the tensors that a layer of BitNet b1.58 records."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ from bitnet_np.forward_pass import forward_full
 
 LAYER = ["attn_norm", "Qcur", "Kcur", "Vcur", "Qcur_rope", "Kcur_rope", "kqv_out", "attn_sub_norm", "attn_o_out", "ffn_inp"]
 LAYER += ["ffn_norm", "ffn_gate", "ffn_up", "ffn_out", "ffn_sub_norm", "ffn_down", "l_out"]
-QUANTISED = ["attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm"]  # what goes into ternary matrices
+QUANTISED = ["attn_norm", "attn_sub_norm", "ffn_norm", "ffn_sub_norm"]  # the inputs of ternary matrices
 WITH_CODES = [name + part for name in LAYER for part in (["", "_codes", "_scale"] if name in QUANTISED else [""])]
 
 
 class Recorder(dict):
-    """Keeps a copy of every tensor that is recorded, under (name, layer), in order. Each may come once."""
+    """Keeps a copy of every recorded tensor under (name, layer), in order. Each may come once."""
 
     def __call__(self, name, layer, array):
         assert (name, layer) not in self

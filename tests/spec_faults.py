@@ -49,7 +49,7 @@ GATE = "np.maximum(gate, 0) ** 2 * up"
 ATTEND_NORM, FFN_NORM = "rms_norm(x, w.attn_sub_norm, c.eps)", "rms_norm(x, w.ffn_sub_norm, c.eps)"
 HEADS = "np.repeat(kv, heads // kv.shape[1], axis=1)"
 
-# What is replaced, by what, and NMSE of the worst position for 1, 17 and 64 tokens; 0 where the fault does not show.
+# The replaced text, its replacement, and NMSE of the worst position for 1, 17 and 64 tokens; 0 where the fault does not show.
 FAULTS = {
     "SiLU for squared ReLU": (GATE, "gate / (1 + np.exp(-gate)) * up", (1.2e-1, 1.6e-1, 1.7e-1)),
     "ReLU not squared": (GATE, "np.maximum(gate, 0) * up", (1.6e-1, 1.8e-1, 2.0e-1)),
@@ -83,7 +83,7 @@ FAULTS = {
     "another first token": ("h = embed(model.token_embd, tokens)", "h = embed(model.token_embd, [0, *tokens[1:]])", (2.1, 2.1, 2.1)),
 }  # fmt: skip
 
-# A quantiser that is wrong a little moves as many codes as float16 does. The verdict is FLIPS without a model; test_engine.py has one.
+# A slightly wrong quantiser moves as many codes as float16 does. The verdict is FLIPS without a model; test_engine.py has one.
 # Scales of attn_v, ffn_gate and ffn_up are left out: a norm follows them, so they change only the share of its epsilon.
 SMALL_FAULTS = {
     "activations of 7 bits": ("127 / np.max", "63 / np.max", (2.7e-3, 6.4e-3, 9.4e-3)),

@@ -47,3 +47,15 @@ def test_the_widest_ternary_matrix_does_not_overflow(sign):
         q = np.full((tokens, width), value)
         out = cpu.ternary_matmul(q, np.ones(tokens, np.float32), weights.codes, np.float32(1), 2)
         np.testing.assert_array_equal(out, np.float32(width) * value)
+
+
+@pytest.mark.parametrize("family", ["bitnet", "llama", "qwen2", "gpt2"])
+def test_reprs_name_types_and_shapes_and_hold_no_numbers(family):
+    model = random_model(3, family=family)
+    assert repr(model).startswith(f"Model({model.config.architecture}: {model.config.n_layers} layers, width {model.config.width}, ")
+    layer = model.layers[0]
+    for record in (model, layer, layer.attn_q, layer.attn_q.weights):
+        if not isinstance(record, np.ndarray):
+            assert len(repr(record)) < 300
+            assert "array" not in repr(record)
+    assert str(list(layer.attn_q.shape)) in repr(layer.attn_q)

@@ -1,4 +1,4 @@
-"""Tokenizers for tests: two that the library has trained, and one small enough to know the answers by heart."""
+"""Tokenizers for tests: two that the library has trained, and one small enough to check by hand."""
 
 import json
 
@@ -19,7 +19,7 @@ from bitnet_np.text.vocabulary import CONTROL, NORMAL, USER_DEFINED  # noqa: E40
 SPECIAL = ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eot|>", "<|eot|>s"]
 USER = ["<tool>", "    "]
 WHOLE_WORD = "Ġinternationally"  # a token that no merge makes: only a rule for whole words finds it
-# The patterns again, as the published tokenizer.json files of Llama 3 and GPT-2's encoder.py have them.
+# The pattern of Llama 3's published tokenizer.json.
 LLAMA3 = (
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 )
@@ -70,9 +70,9 @@ texts = st.lists(
 ).map("".join)
 
 
-# A vocabulary small enough to know the answers by heart.
+# A vocabulary small enough to check by hand.
 def small(**changes):
-    """Metadata of 256 bytes, the `words`, and <s>, </s>. Keys are given without their "tokenizer.ggml."; None removes one."""
+    """Metadata of 256 bytes, the `words`, and <s>, </s>. Names of keys lack "tokenizer.ggml."; None removes one."""
     words = changes.pop("words", ["ab", "abc"])
     tokens = [*BYTE_CHARACTERS, *words, "<s>", "</s>"]
     keys = {

@@ -1,4 +1,4 @@
-"""Traces that the tests of file formats write and read, and bytes of files that are made by hand."""
+"""Traces for the tests of file formats, and files made byte by byte."""
 
 import json
 import shutil
@@ -53,7 +53,7 @@ def load_all(trace):
 
 
 def contents(path):
-    """The bytes of a file, by an empty name, or of a folder's files by their names."""
+    """Name -> bytes of a folder's files; a single file has an empty name."""
     return {"": path.read_bytes()} if path.is_file() else {str(f.relative_to(path)): f.read_bytes() for f in path.rglob("*") if f.is_file()}
 
 

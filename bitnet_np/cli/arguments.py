@@ -42,7 +42,6 @@ def add_token_arguments(parser: argparse.ArgumentParser, text: str = "--text", r
 
 def add_computing_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --threads, --as, and the options for loading and overriding."""
-    add_threads_argument(parser)
     parser.add_argument(
         "--as",
         dest="dialect",
@@ -50,6 +49,12 @@ def add_computing_arguments(parser: argparse.ArgumentParser) -> None:
         default="exact",
         help="the engine whose roundings are followed (default exact: no engine's, the definition)",
     )
+    add_model_options(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add --threads, and the options for loading and overriding."""
+    add_threads_argument(parser)
     add_load_arguments(parser)
     add_override_arguments(parser)
 

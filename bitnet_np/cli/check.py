@@ -1,33 +1,39 @@
-"""`bitnet-np check`: judge another engine's dump, or with no arguments the embedded recording of bitnet.cpp."""
+"""`bitnet-np check`: judge another engine's dump or a running server, or with no arguments the embedded recording of bitnet.cpp."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import embedded, selftest
+from .. import embedded, machine, selftest
 from ..dialects import BITNET_CPP, DIALECTS, EXACT
 from ..errors import OptionError
+from ..families import FAMILIES
 from ..files.load import open_model
 from ..files.source import Source
 from ..forward_pass import compute_logits
+from ..judge.detail import Details
 from ..judge.dump import check_logits, check_trace
 from ..judge.graph import LOGITS
 from ..judge.logits import Judgement, judge
 from ..judge.partial import check_partial
+from ..judge.precision import FLOAT32, PROFILES, Precision, Profile
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
 from ..judge.verdict import Verdict
+from ..machine import digest_of
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, detect, eval_callback, npy, raw, read_any
-from . import progress
-from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, check_out, loaded
+from ..whole_file import whole_file
+from . import check_server, progress
+from .arguments import add_model_argument, add_model_options, add_token_arguments, check_out, loaded
 from .inputs import token_ids
 from .printing import print_json, printable, table
 
-SUMMARY = "Judge another engine's dump; without arguments, the embedded recording of bitnet.cpp."
+SUMMARY = "Judge another engine's dump, or a running server; without arguments, the embedded recording of bitnet.cpp."
 LARGEST_TABLE = 12  # lines of wrong tensors; the rest is only counted
 
 JUDGEMENT_HEADER = ("tokens", "max error", "mean error", "NMSE", "scale", "KL", "top-1", "top-5", "verdict")
@@ -50,39 +56,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--format", choices=FORMATS, help="format of the dump (default: recognised by its content)")
     parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
-    add_plot_argument(parser)
-    add_computing_arguments(parser)
+    add_report_arguments(parser)
+    check_server.add_arguments(parser)
+    parser.add_argument(
+        "--as",
+        dest="profile",
+        choices=PROFILES,
+        help="the kind of engine (default: the definition, with types narrower than float32 read off the dump; exact: nothing is read off; "
+        "with --endpoint: the server's)",
+    )
+    parser.add_argument(
+        "--precision",
+        metavar="act=bf16,kv=q8_0,...",
+        help="the types that the engine keeps numbers in: act (tensors), kv (the cache), probs, acc, attn_acc (sums), head (its own type)",
+    )
+    add_model_options(parser)
 
 
-def add_plot_argument(parser: argparse.ArgumentParser) -> None:
-    """Add --plot, which `check_plot_argument` checks and `show` obeys."""
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --html and --plot, which `check_report_arguments` checks and `show` obeys."""
+    parser.add_argument("--html", type=Path, metavar="F.html", help="write the report as one HTML file, with the numbers of each tensor")
     parser.add_argument("--plot", type=Path, metavar="F.png", help="draw the heat map to this picture file (extra `plots`)")
 
 
-def check_plot_argument(arguments: argparse.Namespace) -> None:
-    """Check --plot before anything is computed. Raises OptionError, or UnsupportedError without the extra."""
+def check_report_arguments(arguments: argparse.Namespace) -> Details | None:
+    """Check --html and --plot before anything is computed; returns what is to collect their numbers, if there are any.
+
+    Raises OptionError, or UnsupportedError without the extra.
+    """
+    check_out("--html", arguments.html)
     if arguments.plot is not None:
         check_out("--plot", arguments.plot)
         check_plot(arguments.plot)
+    return None if arguments.html is None and arguments.plot is None else Details()
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the judgement; returns the exit code."""
     tokens = (arguments.tokens, arguments.tokens_file, arguments.text)
-    named = [arguments.model is not None, arguments.theirs is not None, tokens != (None, None, None)]
+    judged = (arguments.theirs, arguments.endpoint)
+    named = [arguments.model is not None, judged != (None, None), tokens != (None, None, None)]
     if not any(named):
         return _check_embedded(arguments)
     if not all(named):
-        raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them")
-    check_plot_argument(arguments)
+        raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them")
+    if arguments.endpoint is not None:
+        report, heading = check_server.judged(arguments, partial(_profile, arguments))
+        return show(arguments, report, heading, None, {"model": arguments.model})
+    details = check_report_arguments(arguments)
     source = open_model(arguments.model)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
-    report = _judged(source, arguments, ids)
-    return show(arguments, report, f"{arguments.theirs} against {arguments.model}, dialect {arguments.dialect}")
+    report = _judged(source, arguments, ids[0] if len(ids) == 1 and ids.ndim == 2 else ids, details)
+    files = {"model": arguments.model, "dump": arguments.theirs}
+    heading = f"{arguments.theirs} against {arguments.model}, {_declared(arguments)}"
+    return show(arguments, report, heading, details, files)
 
 
-def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Report:
-    """The report on the dump."""
+def _declared(arguments: argparse.Namespace) -> str:
+    """What is declared of the engine, in words."""
+    texts = [f"as {arguments.profile}" if arguments.profile else "", f"with {arguments.precision}" if arguments.precision else ""]
+    return " ".join(filter(None, texts)) or "types read off the dump"
+
+
+def _profile(arguments: argparse.Namespace, default: str | None = None) -> Profile:
+    """The dialect and precision that are declared, or a default one's by name. Raises OptionError."""
+    name = arguments.profile or default
+    profile = PROFILES[name] if name else Profile(EXACT, None)
+    if arguments.precision is None:
+        return profile
+    return Profile(profile.dialect, Precision.parse(arguments.precision, profile.precision))
+
+
+def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray, details: Details | None) -> Report:
+    """The report on the dump of one sequence [T], or of several [B, T]."""
+    profile = _profile(arguments)
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
@@ -91,12 +138,15 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray) -> Repo
             raise OptionError(f"{path}: {which} and a dump of format {name}, expected logits alone: .npy or bare float32")
         rows = ids.shape[:-1] if arguments.last else ids.shape
         theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, source, rows)
-        return check_logits(loaded(source, arguments), ids, theirs, DIALECTS[arguments.dialect], arguments.last, progress.bar)
+        model = loaded(source, arguments)
+        return check_logits(model, ids, theirs, profile.dialect, arguments.last, progress.bar, details, profile.precision)
     if name == "eval-callback":
-        return check_partial(loaded(source, arguments), ids, eval_callback.read(path), DIALECTS[arguments.dialect])
+        printed, model = eval_callback.read(path), loaded(source, arguments)
+        profile = _profile(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
+        return check_partial(model, ids, printed, profile.dialect, profile.precision or FLOAT32)
     shape = _bare(path, source, ids.shape).shape if name == "raw" else None
     trace = read_any(path, name, shape, ids, source.config())
-    return check_trace(loaded(source, arguments), ids, trace, DIALECTS[arguments.dialect], progress.bar)
+    return check_trace(loaded(source, arguments), ids, trace, profile.dialect, progress.bar, details, profile.precision)
 
 
 def _bare(path: Path, source: Source, rows: tuple[int, ...]) -> NDArray[np.float32]:
@@ -141,12 +191,17 @@ def _check_embedded(arguments: argparse.Namespace) -> int:
     return 0 if fine else 1
 
 
-def show(arguments: argparse.Namespace, report: Report, heading: str) -> int:
-    """Print a report, and draw it with --plot; returns the exit code. Raises OptionError if there is nothing to draw."""
+def show(arguments: argparse.Namespace, report: Report, heading: str, details: Details | None, files: Mapping[str, Path]) -> int:
+    """Print a report, and write it with --html and --plot; returns the exit code.
+
+    details: what the judge collected for them. files: those that were read, by what they are. Raises OptionError if there is nothing to
+    draw.
+    """
+    if arguments.html is not None:
+        with whole_file(arguments.html) as part:
+            part.write_text(report.html(details, _about(arguments, files)), "utf-8")
     if arguments.plot is not None:
-        if not report.operations:
-            raise OptionError("--plot needs a dump with intermediate tensors")
-        plot(report, arguments.plot)
+        plot(report, arguments.plot, details)
     if arguments.json:
         print_json(report.as_dict())
     else:
@@ -154,9 +209,26 @@ def show(arguments: argparse.Namespace, report: Report, heading: str) -> int:
     return report.verdict.exit_code
 
 
+def _few(places: tuple[str, ...]) -> str:
+    """The first of some places."""
+    return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+
+
+def _about(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str, str]:
+    """What an HTML report says of itself: the files with their digests, the precision, the machine and the versions."""
+    facts: dict[str, str] = {}
+    for what, path in files.items():
+        facts |= {what: str(path), f"SHA-256 of the {what}": digest_of(path)}
+    if "profile" in arguments:
+        facts["judged"] = _declared(arguments)
+    return facts | machine.facts()
+
+
 def _paragraphs(report: Report) -> Iterator[str]:
     logits = report.logits
     yield f"{report.verdict.text}\n{printable(report.reason)}"
+    if len(report.causes) > 1:
+        yield "causes:\n" + "\n".join(f"  {cause}: {_few(places)}" for cause, places in report.causes.items())
     if report.notes:
         yield "\n".join(f"note: {note}" for note in report.notes)
     if logits is not None and logits.verdict != Verdict.INVALID:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..judge.two_dumps import compare_traces
 from ..traces.formats import FORMATS, read_any
-from .check import add_plot_argument, check_plot_argument, show
+from .check import add_report_arguments, check_report_arguments, show
 
 SUMMARY = "Compare two dumps without a model."
 
@@ -20,11 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compare the tensors that both dumps have; without it, a tensor that THEIRS lacks is an error",
     )
-    add_plot_argument(parser)
+    add_report_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the comparison; returns the exit code."""
-    check_plot_argument(arguments)
+    details = check_report_arguments(arguments)
     ours, theirs = (read_any(path, arguments.format) for path in (arguments.ours, arguments.theirs))
-    return show(arguments, compare_traces(ours, theirs, arguments.partial), f"{theirs.origin} against {ours.origin}")
+    report = compare_traces(ours, theirs, arguments.partial, details)
+    files = {"reference": arguments.ours, "dump": arguments.theirs}
+    return show(arguments, report, f"{theirs.origin} against {ours.origin}", details, files)

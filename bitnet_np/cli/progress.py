@@ -1,6 +1,7 @@
-"""Progress bars for people: on standard error, and only if that is a terminal."""
+"""Progress for people, on standard error: a bar on a terminal, elsewhere a line every ten seconds."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,11 +11,36 @@ from numba.core import event
 from ..progress import Progress
 
 _CLEAR = "\r\033[K"
+INTERVAL = 10.0
+"""Seconds between two lines where standard error is no terminal. Work that takes less prints none."""
 
 
-def _show(text: str) -> None:
+class _Clock:
+    """When the command began, and when its last line was printed."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self.begin = self.last = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time for a line, which counts as printed then."""
+        if (now := time.monotonic()) - self.last < INTERVAL:
+            return False
+        self.last = now
+        return True
+
+
+_clock = _Clock()
+
+
+def _show(text: str, line: str = "") -> None:
+    """Show `text` on a terminal in place of what was shown last, or print `line` where there is none and it is time for one."""
     if sys.stderr.isatty():
         print(_CLEAR + text, end="", file=sys.stderr, flush=True)
+    elif line and _clock.due():
+        print(f"bitnet-np: {line}, {_clock.last - _clock.begin:.0f} s so far", file=sys.stderr, flush=True)
 
 
 def bar(label: str) -> Progress:
@@ -22,7 +48,8 @@ def bar(label: str) -> Progress:
 
     def progress(done: int, total: int) -> None:
         filled = 30 * done // total
-        _show("" if done == total else f"{label} [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}")
+        bar = f"{label} [{'#' * filled}{'.' * (30 - filled)}] {done}/{total}"
+        _show("" if done == total else bar, f"{label}, {done} of {total}")
 
     return progress
 
@@ -33,7 +60,8 @@ class _Compilations(event.Listener):
 
     def on_start(self, event: Any) -> None:
         self.count += 1
-        _show(f"compiling kernels, on the first run only: {self.count}")
+        text = f"compiling kernels, on the first run only: {self.count}"
+        _show(text, text)
 
     def on_end(self, event: Any) -> None:
         _show("")
@@ -41,6 +69,7 @@ class _Compilations(event.Listener):
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Context that shows when Numba compiles: a first run takes some 15 seconds of it, later ones read the cache."""
+    """Context of a command: shows when Numba compiles. A first run takes some 15 seconds of it, later ones read the cache."""
+    _clock.start()
     with event.install_listener("numba:compile", _Compilations()):
         yield

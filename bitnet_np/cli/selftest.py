@@ -17,7 +17,7 @@ SUMMARY = "Compare every kernel with its known bits, and check every compiled ke
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What this command takes."""
+    """Add the arguments of this command."""
     add_threads_argument(parser)
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what every kernel came to; returns the exit code."""
+    """Print the result of every kernel; returns the exit code."""
     if arguments.clear_cache:
         return _clear(arguments.json)
     start = time.perf_counter()

@@ -120,46 +120,46 @@ def _encoded(c: Config, name: str, weights: Weights, target: _Target) -> Stored:
     ternary = isinstance(weights, Ternary) or (isinstance(weights, Blocks) and weights.type in TERNARY_TYPES)
     if FAMILIES[c.architecture].ternary and not ternary:
         raise UnsupportedError(f"tensor {name} is not ternary, but all matrices of a GGUF file of architecture {c.architecture} are")
-    wanted = target.matrix or (I2_S if isinstance(weights, Ternary) and weights.blocks is None else None)
-    if wanted is None:
+    kind = target.matrix or (I2_S if isinstance(weights, Ternary) and weights.blocks is None else None)
+    if kind is None:
         return stored(name, weights)
-    if wanted in (I2_S, *TERNARY_TYPES):
-        return _ternary(name, weights, wanted)
+    if kind in (I2_S, *TERNARY_TYPES):
+        return _ternary(name, weights, kind)
     if ternary:
-        raise UnsupportedError(f"tensor {name} is ternary and takes int8 activations: as {wanted.name} it would be another model")
+        raise UnsupportedError(f"tensor {name} is ternary and takes int8 activations: as {kind.name} it would be another model")
     assert not isinstance(weights, Ternary)
-    return _floats(name, weights, wanted, target.rounding)
+    return _floats(name, weights, kind, target.rounding)
 
 
-def _ternary(name: str, weights: Weights, wanted: TensorType) -> Stored:
+def _ternary(name: str, weights: Weights, kind: TensorType) -> Stored:
     """A ternary matrix as I2_S, TQ1_0 or TQ2_0. Raises UnsupportedError if that type cannot hold it."""
     blocks = weights.blocks if isinstance(weights, Ternary) else weights
-    if isinstance(blocks, Blocks) and blocks.type is wanted:
+    if isinstance(blocks, Blocks) and blocks.type is kind:
         return stored(name, blocks)
     if not isinstance(weights, Ternary):
-        raise UnsupportedError(f"tensor {name} is not -1, 0, +1 times one scale: it cannot be {wanted.name} without loss")
+        raise UnsupportedError(f"tensor {name} is not -1, 0, +1 times one scale: it cannot be {kind.name} without loss")
     n, m = weights.shape
-    check_rows(name, weights, wanted)
-    if wanted is I2_S:
+    check_rows(name, weights, kind)
+    if kind is I2_S:
         return Stored(I2_S, (n, m), lambda: packing.to_i2s(weights))
     scale = weights.scale
     with np.errstate(over="ignore"):
         half = np.float32(np.float16(scale))
     if half != scale or not scale > 0:
-        raise UnsupportedError(f"tensor {name} has the scale {scale}, and those of {wanted.name} are float16 numbers above 0")
+        raise UnsupportedError(f"tensor {name} has the scale {scale}, and those of {kind.name} are float16 numbers above 0")
 
     def make() -> NDArray:
         codes = packing.unpack(weights)
-        kind, step = gguf.GGMLQuantizationType(wanted.number), max(1, _CHUNK // m)
-        return np.concatenate([gguf.quants.quantize(codes[i : i + step] * scale, kind) for i in range(0, n, step)])
+        ggml_type, step = gguf.GGMLQuantizationType(kind.number), max(1, _CHUNK // m)
+        return np.concatenate([gguf.quants.quantize(codes[i : i + step] * scale, ggml_type) for i in range(0, n, step)])
 
-    return Stored(wanted, (n, m), make)
+    return Stored(kind, (n, m), make)
 
 
-def _floats(name: str, table: Table, wanted: TensorType, rounding: bool) -> Stored:
+def _floats(name: str, table: Table, kind: TensorType, rounding: bool) -> Stored:
     """A table as floats of another type. `make` raises UnsupportedError for a number that would change, unless `rounding` allows it."""
     n, m = table.shape
-    dtype = FLOATS[wanted]
+    dtype = FLOATS[kind]
     if not isinstance(table, Blocks) and table.dtype == dtype:
         return stored(name, table)
 
@@ -168,24 +168,24 @@ def _floats(name: str, table: Table, wanted: TensorType, rounding: bool) -> Stor
         step = max(1, _CHUNK // m)
         for i in range(0, n, step):
             wide = widen.take(table, slice(i, i + step))
-            out[i : i + step] = narrow = _narrowed(wide, wanted)
+            out[i : i + step] = narrow = _narrowed(wide, kind)
             back = widen.float32(narrow)
             if not np.isfinite(back).all():
                 example = wide[~np.isfinite(back)][0]
-                raise NonFiniteError(f"tensor {name} has the number {example}, which is none of {wanted.name}'s that a model may have")
+                raise NonFiniteError(f"tensor {name} has the number {example}, which is none of {kind.name}'s that a model may have")
             if not rounding and (back != wide).any():
                 example = wide[back != wide][0]
                 raise UnsupportedError(
-                    f"tensor {name} has the number {example}, which is none of {wanted.name}'s: --allow-rounding lets it change"
+                    f"tensor {name} has the number {example}, which is none of {kind.name}'s: --allow-rounding lets it change"
                 )
         return out
 
-    return Stored(wanted, (n, m), make)
+    return Stored(kind, (n, m), make)
 
 
-def _narrowed(wide: NDArray[np.float32], wanted: TensorType) -> NDArray:
+def _narrowed(wide: NDArray[np.float32], kind: TensorType) -> NDArray:
     """Each number as the nearest one of the type, ties to even."""
-    if wanted is BF16:
+    if kind is BF16:
         return bfloat16_bits(wide)
     with np.errstate(over="ignore"):
-        return wide.astype(np.float16 if wanted is F16 else np.float32)
+        return wide.astype(np.float16 if kind is F16 else np.float32)

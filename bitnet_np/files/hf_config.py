@@ -21,7 +21,7 @@ _REQUIRED: Any = object()
 
 @dataclass(frozen=True)
 class Quantization:
-    """Which linears take int8 activations, and how the file states their ternary weights."""
+    """The linears that take int8 activations, and the file's form of their ternary weights."""
 
     packed: bool  # the file has the codes, four in a byte; else master weights, quantised at loading
     divides: bool  # products are divided by weight_scale; else multiplied by it

@@ -1,7 +1,7 @@
-"""Arrays on the device, whose memory is used again as soon as nothing holds it, and results that are worked out when they are needed.
+"""Arrays on the device, whose memory is used again as soon as nothing refers to it, and results that are computed at first use.
 
-All work goes through one stream, in order. So the next launch may write to memory that Python has let go: it runs after every launch that
-was given the memory before.
+All work goes through one stream, in order. So the next launch may write to memory that Python has freed: it runs after every launch that
+used the memory before.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..errors import CapacityError
 
-DeviceArray = Any  # numba.cuda's, which is not typed
+DeviceArray = Any  # that of numba.cuda, which has no types
 
 _STEP, _LARGEST_STEP = 512, 1 << 24
 """Bytes. Sizes are rounded up to a quarter of their power of two, within these bounds: a cache of 20 GB is to take 20 GB."""
@@ -36,7 +36,7 @@ class Arena:
     free: dict[int, list[DeviceArray]] = field(default_factory=dict)
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> DeviceArray:
-        """A new array, its numbers not set. Raises CapacityError, with the bytes wanted, if the device has no memory left."""
+        """A new array with arbitrary numbers. Raises CapacityError, with the bytes requested, if the device has no memory left."""
         dtype = np.dtype(dtype)
         size = _rounded(prod(shape) * dtype.itemsize)
         blocks = self.free.setdefault(size, [])
@@ -60,10 +60,10 @@ def view(array: DeviceArray, dtype: DTypeLike) -> DeviceArray:
 
 
 class Deferred:
-    """A result that nobody has needed yet. Its first reader may work it out on the way, which saves a launch and a pass through memory."""
+    """A result that nothing has read yet. Its first reader may compute it on the way, which saves a launch and a pass through memory."""
 
     def __init__(self, source: str, inputs: tuple, shape: tuple[int, ...], launch: Callable[[Deferred], DeviceArray]) -> None:
-        """`source` and `inputs` tell kernels that can work the result out themselves what it is; `launch` works it out for all others."""
+        """`source` and `inputs` define the result for kernels that can compute it themselves; `launch` computes it for all others."""
         self.source, self.inputs, self.shape = source, inputs, shape
         self._launch: Callable[[Deferred], DeviceArray] | None = launch  # no reference to self: unread results are freed at once
         self._array: DeviceArray = None
@@ -84,18 +84,18 @@ class Deferred:
         return self._launch is not None
 
     def settle(self, array: DeviceArray) -> None:
-        """The result is in this array, or will be; the inputs are let go."""
+        """Set the array that holds the result, or will hold it, and free the inputs."""
         self._array, self._launch, self.inputs = array, None, ()
 
 
 def now(array: Any) -> Any:
-    """The array of a result, worked out if it was not yet; other things as they are."""
+    """The array of a Deferred, computed if it was not yet; anything else as it is."""
     return array.array() if isinstance(array, Deferred) else array
 
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """int8 activations, laid out as layout.py says."""
+    """int8 activations in the layout of layout.py."""
 
     words: DeviceArray  # uint32 [rows up to a multiple of 16 * row_words]
     bytes: DeviceArray  # int8, the same memory
@@ -106,7 +106,7 @@ class Codes:
 
 @dataclass(frozen=True, eq=False)
 class DeviceTable:
-    """A matrix of numbers, laid out as floats.py says."""
+    """A matrix of numbers in the layout of floats.py."""
 
     words: DeviceArray  # uint32 [N, words of a row]
     kind: str

@@ -1,6 +1,6 @@
 """The operations of kernels/cpu.py on a GPU: the same names and parameters, and the same bits. Arrays are the device's.
 
-Methods check nothing, as the CPU's kernels do not: callers have checked what they pass.
+Methods check nothing, like the CPU's kernels: callers have checked the arguments.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Cuda:
     """The backend of one GPU.
 
     processors: multiprocessors of the device; a launch of fewer blocks leaves some of them idle
-    free_bytes: how much memory the device has left
+    free_bytes: bytes of memory that the device has left
     """
 
     device = "cuda"
@@ -60,15 +60,15 @@ class Cuda:
         self.fused, self.overlap = (
             True,
             True,
-        )  # norms with the products that read them; launches of a graph. False to measure what each brings
+        )  # norms with the products that read them; launches of a graph. False measures the gain of each
         self.stream = cuda.stream()
         self.arena = Arena()
-        self.nothing = self.upload(np.zeros((1, 1), np.float32))  # for an argument that a kernel takes and does not read
+        self.nothing = self.upload(np.zeros((1, 1), np.float32))  # for arguments that a kernel does not read
         self._arrived = [
             self.upload(np.zeros(1 << 12, np.int32))
         ]  # counters of attention_split.py; captured graphs may hold the smaller ones
 
-    # --- where arrays are ---
+    # --- memory ---
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> DeviceArray:
         return self.arena.empty(shape, dtype)
@@ -87,7 +87,7 @@ class Cuda:
         return cuda.to_device(np.ascontiguousarray(array), stream=self.stream)
 
     def overwrite(self, array: DeviceArray, values: NDArray) -> None:
-        """Gives other values to an array of the device."""
+        """Replaces the values of an array on the device."""
         array.copy_to_device(np.ascontiguousarray(values, array.dtype), stream=self.stream)
 
     def table(self, array: NDArray) -> DeviceTable:
@@ -108,11 +108,11 @@ class Cuda:
     def resident(self, record: Any) -> Any:
         """A record of arrays on the device: all its integer arrays in one transfer, as int64, and its float32 arrays.
 
-        If no slot has several rows, `position` gets an attribute `chunks`: how many chunks of keys the longest sequence has.
+        If no slot has several rows, `position` gets an attribute `chunks`, the number of chunks of keys of the longest sequence.
         """
-        given = {field.name: np.asarray(getattr(record, field.name)) for field in fields(record)}
-        parts = {name: self.upload(array) for name, array in given.items() if array.dtype == np.float32}
-        integers = {name: array.astype(np.int64) for name, array in given.items() if name not in parts}
+        arrays = {field.name: np.asarray(getattr(record, field.name)) for field in fields(record)}
+        parts = {name: self.upload(array) for name, array in arrays.items() if array.dtype == np.float32}
+        integers = {name: array.astype(np.int64) for name, array in arrays.items() if name not in parts}
         if integers:
             together = self.upload(np.concatenate(list(integers.values())))
             ends = np.cumsum([array.size for array in integers.values()]).tolist()
@@ -138,7 +138,7 @@ class Cuda:
         return out
 
     def _later(self, source: str, kernel: Any, a: DeviceArray, b: DeviceArray) -> Deferred:
-        """As `_flat`, when the result is needed: the product before it or the norm after it may work it out themselves (norms.py)."""
+        """`_flat` at first use: the product before the result or the norm after it may compute it themselves (norms.py)."""
         if isinstance(b, Deferred) and b.source == "product" and b.is_open() and b.inputs[0].is_for(source, a) and a.shape == b.shape:
             return Deferred("ended product", (b.inputs[0], source, a), a.shape, lambda it: it.inputs[0].launched(*it.inputs[1:]))
         return Deferred(source, (now(a), now(b)), a.shape, lambda it: self._flat(kernel, *it.inputs))
@@ -179,7 +179,7 @@ class Cuda:
         return Codes(words, view(words, np.int8), n, width, row_words)
 
     def rms_norm(self, x: DeviceArray, gain: DeviceArray, eps: float) -> Deferred:
-        """Works the norm out when it is needed. Ternary products need only its codes; those of a single row work them out themselves."""
+        """The norm, computed at first use. Ternary products need only its codes; those of a single row compute them themselves."""
         return Deferred("norm", (x, gain, np.float32(eps)), x.shape, self._rms_norm)
 
     def _rms_norm(self, norm: Deferred) -> DeviceArray:
@@ -198,7 +198,7 @@ class Cuda:
         return next((threads for threads in candidates if norms.fits(width, threads)), 0)
 
     def normed(self, x: DeviceArray) -> tuple[str, DeviceArray, DeviceArray, DeviceArray]:
-        """What a norm of x reads: the source, its two inputs, and where the norm leaves x if nobody has read it before."""
+        """The inputs of a norm of x: the source, its two arrays, and the array for x itself if nothing has read it before."""
         if isinstance(x, Deferred) and x.is_open() and x.source in row_kernels.SOURCES:
             source, (a, b), made = x.source, x.inputs, self.empty(x.shape)
             x.settle(made)
@@ -212,7 +212,7 @@ class Cuda:
         return out
 
     def quantize(self, x: DeviceArray) -> tuple[Any, Any]:
-        """Codes and scale; those of a norm when they are needed."""
+        """Codes and scale; those of a norm are computed at first use."""
         if isinstance(x, Deferred) and x.source == "norm":
             later = Deferred("codes", (x,), x.shape, lambda it: self._codes_of(*it.inputs)[0])
             return later, Deferred("scale", (x,), x.shape[:1], lambda it: self._codes_of(*it.inputs)[1])
@@ -222,7 +222,7 @@ class Cuda:
         return codes, scale
 
     def _codes_of(self, norm: Deferred) -> tuple[Codes, DeviceArray]:
-        """Codes and scale of a norm, without the norm itself if nobody has read it and a kernel takes such rows."""
+        """Codes and scale of a norm, without the norm itself if nothing has read it and a kernel takes such rows."""
         (n, width), threads = norm.shape, self._threads(*norm.shape)
         if norm.quantized is None and norm.is_open() and threads:
             codes, scale = norm.quantized = self._codes(n, width), self.empty((n,))
@@ -240,7 +240,7 @@ class Cuda:
     def ternary_matmuls(self, q: Any, scale: DeviceArray, *matrices: tuple[DeviceArray, np.float32, int]) -> list[DeviceArray]:
         """The products of up to three matrices in one launch: a small one alone leaves the device idle.
 
-        If `q` are the codes of a norm of a single row that nobody has read yet, the launch works out the norm, too.
+        If `q` are the unread codes of a norm of a single row, the launch also computes the norm.
         """
         for codes, _, _ in matrices:
             if not isinstance(q, Codes | Deferred) or codes.dtype != np.uint32:
@@ -282,7 +282,7 @@ class Cuda:
     # --- positions and attention ---
 
     def rotations(self, angle: NDArray[np.float64]) -> tuple[DeviceArray, DeviceArray]:
-        """Cosines and sines, worked out by the CPU: some bytes for each token, once for all layers."""
+        """Cosines and sines, computed by the CPU: some bytes for each token, once for all layers."""
         cos, sin = cpu.rotations(angle)
         return self.upload(cos), self.upload(sin)
 
@@ -307,7 +307,7 @@ class Cuda:
         return out
 
     def _rotation(self, x: DeviceArray) -> tuple:
-        """The fields of `rows.Heads` for x: numbers, cosines, sines, and how they pair up. No pairs if x is rotated already."""
+        """The fields of `rows.Heads` for x: numbers, cosines, sines, and the layout of pairs. No pairs if x is rotated already."""
         if isinstance(x, Deferred) and x.is_open():
             return x.inputs
         return now(x), self.nothing, self.nothing, 0, 0, 1
@@ -358,7 +358,7 @@ class Cuda:
         chunks: int,
         window: int | None,
     ) -> DeviceArray:
-        """Attention of rows that share no keys: a block for each chunk of keys. `chunks` is at least what the longest row has."""
+        """Attention of rows that share no keys: a block for each chunk of keys. `chunks` is at least the number of the longest row."""
         (n, heads, width), kv_heads = q.shape, k.shape[2]
         if window:
             chunks = min(chunks, chunks_touched(window))
@@ -370,7 +370,7 @@ class Cuda:
             self._arrived.append(self.upload(np.zeros(n * grid[1], np.int32)))
         kernel = attention_split.attend_chunk(shape, new is not None)[grid, shape.threads, self.stream]
         rotation = self._rotation(q)
-        row = (*self._rotation(new[0]), now(new[1])) if new else (*rotation, rotation[0])  # then these are not read
+        row = (*self._rotation(new[0]), now(new[1])) if new else (*rotation, rotation[0])  # without `new` these are not read
         arguments = *k.shape[1:3], scale_of(q), min(window or _ALL, _ALL), parts, largest, weight, self._arrived[-1]
         kernel(*row, *rotation, *self._kept(k, v), slot, position, *arguments, out)
         return out
@@ -428,7 +428,7 @@ class Cuda:
     def keep(
         self, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, k_out: DeviceArray, v_out: DeviceArray
     ) -> None:
-        """Copies keys and values [R, G, K] to their places in [B, S, G, K]. What float16 cannot hold becomes NaN, which logits show."""
+        """Copies keys and values [R, G, K] to their places in [B, S, G, K]. Numbers beyond float16 become NaN, which logits show."""
         kernel = row_kernels.keep(k_out.dtype == np.int16)
         _, *how = rotation = self._rotation(k)
         self.launch(kernel, prod(k.shape), rotation[0], now(v), *how, slot, position, k_out, v_out)
@@ -472,7 +472,7 @@ class Cuda:
         block: int,
         sinks: int,
     ) -> None:
-        """As kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
+        """The mask of kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
         hidden = np.float32(-np.inf)
         grid = min(GRID, max(1, out.shape[0] * out.shape[1]))
         row_kernels.fill_mask[grid, BLOCK, self.stream](

@@ -14,19 +14,19 @@ from ..tokens import Rows
 if TYPE_CHECKING:
     from .backend import Cuda
 
-_FIRST = 1024  # positions that a graph serves at least
+_FIRST = 1024  # the least positions of a graph
 
 
 class GraphDecoder:
     """One more token of each of some sequences of a cache at a time: the bits of `forward`, by one launch.
 
-    The graph reads positions from the device's memory and moves them on, so that one serves all tokens up to some position, and then one
-    of twice as many: the blocks it launches and the memory it works in grow with what sequences hold, not with what they may hold. Tokens
-    go there and logits come back.
+    The graph reads positions from the device's memory and advances them, so one graph serves all tokens up to some position. Then a graph
+    for twice as many positions replaces it: its blocks and its memory grow with the length of sequences, not with the cache's capacity.
+    Tokens go to the device and logits come back.
     """
 
     def __init__(self, model: Model, cache: KVCache, on: "Cuda", slots: NDArray[np.int64]) -> None:
-        """Compiles what is not compiled yet, and captures. The model and the cache are on the device."""
+        """Compiles missing kernels, and captures a graph. The model and the cache are on the device."""
         self._model, self._cache, self._on = model, cache, on
         self._slots = slots
         self._next = cache.reserve(self._slots, np.ones(self._slots.size, np.int64))
@@ -42,8 +42,8 @@ class GraphDecoder:
         from .arrays import Arena
 
         model, cache, on, position = self._model, self._cache, self._on, self._position
-        self._memory = self._logits = None  # of the one before,
-        self._room = 0  # which serves nothing more, even if there will be no other
+        self._memory = self._logits = None  # those of the graph before
+        self._room = 0  # the graph before serves no more positions, even if capturing fails
         room = min(cache.capacity, max(_FIRST, 2 * int(self._next.max())))
         position.chunks = -(-room // on.chunk)
         table: tuple[Any, Any] | None = None
@@ -56,18 +56,18 @@ class GraphDecoder:
 
         def run() -> None:
             before, on.arena = on.arena, arena
-            self._logits = None  # so that every run finds as much memory free
+            self._logits = None  # so that every run has the same free memory
             try:
                 rotations = on.take_rotations(*table, position) if table else None
-                self._logits = run_layers(Runtime(model, EXACT, on), self._rows, rotations, attend)  # a row of each is its last
+                self._logits = run_layers(Runtime(model, EXACT, on), self._rows, rotations, attend)  # each sequence has one row, its last
                 on.launch(rows.advance, self._slots.size, position, room - 1)
             finally:
                 on.arena = before
 
-        self._memory = table, arena  # the graph knows addresses and keeps nothing
+        self._memory = table, arena  # the graph has addresses and keeps nothing alive
         saved = cache.save(self._slots, np.ones_like(self._slots))
         try:
-            run()  # compiles, and takes the memory that the graph is to work in
+            run()  # compiles, and takes the memory of the graph
         finally:
             on.overwrite(position, self._next)
             cache.restore(saved)
@@ -79,13 +79,13 @@ class GraphDecoder:
         """Logits [B, V] of the next tokens [B], ids of the vocabulary. Raises CapacityError or NonFiniteError."""
         one_each = np.ones_like(self._slots)
         with self._cache.appending(self._slots, one_each) as position:
-            if not np.array_equal(position, self._next):  # slots were cut, or written to by others
+            if not np.array_equal(position, self._next):  # others have truncated slots, or written to them
                 self._next = position
                 self._on.overwrite(self._position, position)
             if position.max() >= self._room:
                 self._capture()
             self._on.overwrite(self._tokens, tokens)
             self.graph.launch()
-            self._next = position + 1  # where the device is, whatever comes of the logits
+            self._next = position + 1  # the device's position, whether or not the logits are finite
             sequence = np.arange(tokens.size)
             return check_finite(self._on.to_host(self._logits), Rows(tokens, sequence, self._slots, position, sequence), True)

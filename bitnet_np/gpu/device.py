@@ -4,7 +4,7 @@
     model = place(load("model.gguf"), on)
     logits = forward_full(model, tokens, ops=on)
 
-Weights go to the device once. Token ids go in and logits come out; what is between stays there, unless it is recorded.
+Weights go to the device once. Token ids go in and logits come out; tensors in between stay there, unless they are recorded.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'bitnet_np[cuda]'"
 OLDEST = (8, 0)  # compute capability: asynchronous copies, and tensor cores for int8 in the shape used here
-_HEADROOM = 1 << 28  # bytes beside the weights for what lies between operations, for code, and for the driver
+_HEADROOM = 1 << 28  # bytes besides the weights: for results, for code, and for the driver
 
 
 def open_cuda(number: int = 0) -> Cuda:
-    """The GPU of that number as a backend. Raises OptionError that says what is missing: the package, a driver, the device, its age."""
+    """The GPU of that number as a backend. Raises OptionError, with the reason: no package, driver or such device, or too old a device."""
     if find_spec("numba_cuda") is None:
         raise OptionError(f"no CUDA: the package numba-cuda is not installed, expected the extra `cuda`: {INSTALL}")
     try:
         from numba import cuda
         from numba.cuda import config
-    except (ImportError, AttributeError) as error:  # as of versions that are too far apart
+    except (ImportError, AttributeError) as error:  # the versions may be too far apart
         versions = ", ".join(f"{name} {version(name)}" for name in ("numba-cuda", "numba", "numpy"))
         raise OptionError(f"no CUDA: {versions} do not load together, {error} (expected those of {INSTALL})") from error
 
@@ -49,11 +49,11 @@ def open_cuda(number: int = 0) -> Cuda:
     if not cuda.is_available():
         why = " ".join(str(cuda.cuda_error() or "the driver found none").split())
         raise OptionError(f"no CUDA device: {why} (expected an NVIDIA GPU and its driver)")
-    found = len(cuda.gpus)
-    if not 0 <= number < found:
-        raise OptionError(f"CUDA device is {number}, expected 0 to {found - 1} here")
+    count = len(cuda.gpus)
+    if not 0 <= number < count:
+        raise OptionError(f"CUDA device is {number}, expected 0 to {count - 1} here")
     cuda.select_device(number)
-    config.CUDA_LOW_OCCUPANCY_WARNINGS = False  # of small grids, which a token's are
+    config.CUDA_LOW_OCCUPANCY_WARNINGS = False  # about small grids, which a token's are
     gpu = cuda.get_current_device()
     if gpu.compute_capability < OLDEST:
         has, wants = (".".join(map(str, version)) for version in (gpu.compute_capability, OLDEST))
@@ -69,7 +69,7 @@ def device_of(ops: Backend) -> Cuda:
 
 
 def bytes_needed(model: Model) -> int:
-    """What the weights take on a device: ternary ones in whole tiles and some to spare, ggml's block types as float32."""
+    """Bytes of the weights on a device: ternary ones in whole tiles with some to spare, ggml's block types as float32."""
     total = 0
     records: list[Model | Layer] = [model, *model.layers]
     for record in records:
@@ -92,14 +92,14 @@ def place(model: Model, on: Cuda) -> Model:
     """The same model with its weights on the device.
 
     Raises CapacityError before anything is sent if the device has too little memory, UnsupportedError for matrices it has no kernel for,
-    ShapeError for arrays that are not what the model's Config says.
+    ShapeError for arrays whose shape is not that of the model's Config.
     """
     check_model(model)
     if model.config.head_dim > on.widest_head:
         raise UnsupportedError(f"heads are {model.config.head_dim} wide, on the device expected at most {on.widest_head}")
-    wanted, free = bytes_needed(model), on.free_bytes()
-    if wanted + _HEADROOM > free:
-        raise CapacityError(f"the weights take {wanted:,} bytes on the device and {_HEADROOM:,} are kept beside, it has {free:,} free")
+    needed, free = bytes_needed(model), on.free_bytes()
+    if needed + _HEADROOM > free:
+        raise CapacityError(f"the weights take {needed:,} bytes on the device and {_HEADROOM:,} are kept beside, it has {free:,} free")
 
     def linear(name: str, value: Linear) -> Linear:
         weights = value.weights
@@ -112,7 +112,7 @@ def place(model: Model, on: Cuda) -> Model:
     def table(value: Any) -> Any:
         return on.table(widen.float32(value) if isinstance(value, Blocks) else value)
 
-    def there(name: str, value: Any) -> Any:
+    def moved(name: str, value: Any) -> Any:
         if isinstance(value, Linear):
             return linear(name, value)
         if isinstance(value, Blocks) or (isinstance(value, np.ndarray) and value.ndim == 2):
@@ -120,9 +120,8 @@ def place(model: Model, on: Cuda) -> Model:
         return on.upload(value) if isinstance(value, np.ndarray) and value.dtype == np.float32 else value
 
     def layer(n: int, weights: Layer) -> Layer:
-        return replace(weights, **{f.name: there(f"layer {n}: {f.name}", getattr(weights, f.name)) for f in fields(weights)})
+        return replace(weights, **{f.name: moved(f"layer {n}: {f.name}", getattr(weights, f.name)) for f in fields(weights)})
 
-    # what angles are worked out from stays here
-    kept = ("config", "layers", "rope_frequency", "rope_factors")
-    own = {f.name: there(f.name, getattr(model, f.name)) for f in fields(model) if f.name not in kept}
+    on_host = ("config", "layers", "rope_frequency", "rope_factors")  # the CPU works out the angles of RoPE
+    own = {f.name: moved(f.name, getattr(model, f.name)) for f in fields(model) if f.name not in on_host}
     return replace(model, layers=tuple(layer(n, weights) for n, weights in enumerate(model.layers)), **own)

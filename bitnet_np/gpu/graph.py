@@ -30,7 +30,7 @@ def _checked(result: tuple) -> Any:
 
 
 def captured(stream: Any, run: Callable[[], None], overlap: bool = True) -> Graph:
-    """A graph of what `run` launches on the stream, for the same memory. Every kernel of it must call `await_previous`.
+    """A graph of the launches of `run` on the stream, for the same memory. Every kernel in it must call `await_previous`.
 
     `run` must have been called before: capturing can neither compile nor allocate. Launches overlap where the device and the driver can.
     Raises RuntimeError with the driver's error.

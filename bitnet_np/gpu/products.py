@@ -1,6 +1,6 @@
 """Ternary matrices that read the same input, and their products with the norm of one row.
 
-Such products are launched when they are needed: with the norm before them, and with the sum or the gate after them.
+Such products are launched at first use: with the norm before them, and with the sum or the gate after them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .arrays import Deferred, DeviceArray, now, view
 
 
 class Three(NamedTuple):
-    """Up to three matrices that read the same input; those that are missing have no rows."""
+    """Up to three matrices that read the same input; missing ones have no rows."""
 
     words: tuple[DeviceArray, ...]
     factors: tuple[np.float32, ...]
@@ -39,14 +39,14 @@ def apart(together: DeviceArray, n: int, widths: tuple[int, ...]) -> list[Device
 
 
 class OneRow:
-    """Products of the norm of one row, worked out by one launch when the first of them is read, or with the operation that reads them."""
+    """Products of the norm of one row, computed by one launch when the first is read, or with the operation that reads them."""
 
     def __init__(self, on: Any, norm: Deferred, three: Three) -> None:
         self._on, self._three, self._shape, self._inputs = on, three, norm.shape, norm.inputs
         self._products: list[DeviceArray] = []
 
     def results(self, count: int) -> list[Deferred]:
-        """The first `count` products. They hold this object and it does not hold them: memory is free as soon as nothing reads them."""
+        """The first `count` products. They refer to this object and not the reverse: their memory is free as soon as nothing reads them."""
         return [Deferred("product", (self, i), (1, self._three.widths[i]), lambda it: self._result(it.inputs[1])) for i in range(count)]
 
     def _result(self, i: int) -> DeviceArray:
@@ -55,7 +55,7 @@ class OneRow:
         return self._products[i]
 
     def is_for(self, after: str, a: Any = None) -> bool:
-        """Whether one launch can work out the products of this norm with the operation `after` them ("row": none).
+        """Whether one launch can compute the products of this norm with the operation `after` them ("row": none).
 
         A sum reads the only product and `a`; a gate reads both products, of which `a` must be the first.
         """
@@ -75,7 +75,7 @@ class OneRow:
         return (share, warps, threads) if norms.product_fits(self._shape[1], warps, matrices * share) else None
 
     def launched(self, after: str, other: Any = None) -> DeviceArray:
-        """All products one after another, or the sum of one with the other array, or the gate of two: [1, N]."""
+        """The result [1, N] of the launch: all products one after another, or the sum of one with the other array, or the gate of two."""
         on, three, (x, gain, eps), block = self._on, self._three, self._inputs, self._block(after)
         assert block is not None, "is_for has said so"
         other = view(now(other) if after == "sum" else on.nothing, np.float32)

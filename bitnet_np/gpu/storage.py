@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DeviceStorage:
-    """As backend.Storage says.
+    """backend.Storage on a device.
 
     A key or value beyond float16's range becomes NaN, and so do the logits: the pass raises NonFiniteError in the end.
     """
@@ -28,10 +28,10 @@ class DeviceStorage:
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[Array, Array]:
         dtype = np.dtype(dtype)
-        wanted, free = nbytes_of(shape, dtype), self.on.free_bytes()
-        if wanted > free:
+        needed, free = nbytes_of(shape, dtype), self.on.free_bytes()
+        if needed > free:
             raise CapacityError(
-                f"KV cache: {wanted:,} bytes for {shape[1]} sequences of {shape[2]} positions, the device has {free:,} free"
+                f"KV cache: {needed:,} bytes for {shape[1]} sequences of {shape[2]} positions, the device has {free:,} free"
             )
         kind = np.float32 if dtype == np.float32 else np.int16
         return self.on.zeros(shape, kind), self.on.zeros(shape, kind)

@@ -9,6 +9,8 @@ mistakes/       the one catalogue of known mistakes              diagnosis.py   
 variant.py      our engine with something changed                verdict.py     SAME_BITS, ROUNDING, FLIPS, WRONG, INVALID
 report.py       the Report, its tables and its heat map          receipt.py     BitNet-rs's parity receipts
 partial.py      tensors of which some numbers are known
+in_memory.py    `bitnet_np.check`: arrays of any library          detail.py      worst numbers and errors by position, on request
+html.py         the report as one HTML file: its style and its script lie in data/
 
 spec.py is the law for whole models, operations.py the law for one operation on given inputs. The judge shares no arithmetic with the
 kernels and dialects that it may have to judge; tests/judge/test_operations.py and test_roundings.py tie them together.

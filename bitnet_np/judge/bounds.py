@@ -41,10 +41,17 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
 
 
 def bound_of(expected: Expected, shape: tuple[int, ...], rows: slice = slice(None)) -> tuple[Array, ...]:
-    """The bound of each element of some rows, with flips and without, then value, unit, steps and reach, all of one shape."""
-    value, unit, steps, reach = (np.broadcast_to(np.asarray(x, np.float64), shape)[rows] for x in expected[:4])
-    bound = U * unit * np.minimum(steps, 6 * np.sqrt(steps)) + TINY
-    return bound + reach, bound, value, unit, steps, reach
+    """The bound of each element of some rows, with flips and without, then value, squared roundings and reach, all of one shape."""
+    arrays = (*expected[:4], expected.worst, expected.square)
+    value, unit, steps, reach, worst, square = (np.broadcast_to(np.asarray(x, np.float64), shape)[rows] for x in arrays)
+    bound = U * unit * np.minimum(steps, 6 * np.sqrt(steps)) + np.minimum(worst, 6 * np.sqrt(square)) + TINY
+    return bound + reach, bound, value, (U * unit) ** 2 * steps + square, reach
+
+
+def noise(expected: Expected) -> float:
+    """The NMSE that roundings to narrow types make, about: a rounding's variance is a third of its largest square."""
+    square = np.broadcast_to(np.asarray(expected.square, np.float64), expected.value.shape)
+    return float(square.sum()) / 3 / max(dot(expected.value, expected.value), TINY)
 
 
 def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
@@ -53,7 +60,7 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
     count, squares, along, size, spread = 0, 0.0, 0.0, 0.0, 0.0
     step = max(1, _BLOCK // theirs.shape[1])  # rows at a time: logits are large, and a dozen arrays of their shape larger
     for begin in range(0, len(theirs), step):
-        most, bound, value, unit, steps, reach = bound_of(expected, theirs.shape, slice(begin, begin + step))
+        most, bound, value, square, reach = bound_of(expected, theirs.shape, slice(begin, begin + step))
         off = theirs[begin : begin + step] - value
         error = np.abs(off)
         share = error / most
@@ -62,24 +69,24 @@ def within(expected: Expected, theirs: Array) -> tuple[Verdict, str, float]:
             ratio = float(share[t, i])
             worst = f"{theirs[begin + t, i]:.6g} at position {begin + t}, element {i}, expected {value[t, i]:.6g} +- {most[t, i]:.2g}"
         flipped += int((error > bound).any(axis=1).sum())
-        firm = (reach == 0) & (unit > 0) & (steps > 0)
-        off, value, unit, steps = off[firm], value[firm], unit[firm], steps[firm]
+        firm = (reach == 0) & (square > 0)
+        off, value, square = off[firm], value[firm], square[firm]
         count += off.size
         with np.errstate(over="ignore"):  # numbers near float32's largest, for which no factor is reported
-            squares += float(((off / (U * unit)) ** 2 / steps).sum())
+            squares += float((off**2 / square).sum())
             along += float((off * value).sum())
             size += float((value**2).sum())
-            spread += float((steps / 3 * (unit * value) ** 2).sum())
+            spread += float((square / 3 * value**2).sum())
     if ratio > 1:
         most, _, value, *_ = bound_of(expected, theirs.shape)
         return Verdict.WRONG, worst + _where(np.abs(theirs - value) > most), ratio
     if count:
         variance = squares / count
-        if variance > 0.4 * (1 + 4 * np.sqrt(2 / count)):
+        if variance > 0.4 * (1 + 4 * np.sqrt(2 * expected.shared / count)):
             return Verdict.WRONG, f"errors are small but everywhere: variance {variance:.2g} of the bound's, expected at most 0.4", ratio
         if size > 0:
             slope = along / size
-            if abs(slope) > expected.common * U + 4 * U * np.sqrt(spread) / size:
+            if abs(slope) > expected.common * U + 4 * np.sqrt(spread * expected.shared) / size:
                 return Verdict.WRONG, f"everything is {1 + slope:.9g} times what it should be", ratio
     if flipped:
         return Verdict.FLIPS, f"{flipped} positions have roundings on the other side of a boundary", ratio

@@ -21,15 +21,18 @@ from .roundings import DIGITS, to_digits, to_float16
 Array = NDArray[np.float64]
 
 _SURE = 1e-6  # NMSE left by a clue that explains: float32 noise, squared, with room for a flipped code
+_NOISY = 8  # times the noise: a mistake's own roundings are not those of the right operation
 _FEW = 4  # columns, or listed numbers
 _ROWS = 64  # tokens looked at
 _OUTPUTS = 64  # columns of a product looked at
 _FOLLOWED = 8  # tokens whose sums are followed input by input
 
 
-def permuted(theirs: Array, value: Array) -> bool:
+def permuted(theirs: Array, value: Array, noise: float = 0.0) -> bool:
     """Whether a row has the right numbers in another order."""
-    return bool(np.allclose(np.sort(theirs, axis=1), np.sort(value, axis=1), rtol=1e-4, atol=1e-6))
+    rough = 4 * _rough(noise)
+    size = float(np.abs(value).max())
+    return bool(np.allclose(np.sort(theirs, axis=1), np.sort(value, axis=1), rtol=max(1e-4, rough), atol=max(1e-6, rough * size)))
 
 
 def _cause(id: str, text: str | None) -> Cause | None:
@@ -63,9 +66,19 @@ def rounded(theirs: Array, value: Array) -> Cause | None:
 
 
 def local(
-    model: Model, dialect: Dialect, operation: Operation, inputs: list[Array], value: Array, theirs: Array, wrong: NDArray[np.bool_]
+    model: Model,
+    dialect: Dialect,
+    operation: Operation,
+    inputs: list[Array],
+    value: Array,
+    theirs: Array,
+    wrong: NDArray[np.bool_],
+    noise: float = 0.0,
 ) -> Cause | None:
-    """The cause that the places of wrong numbers show, or what was done to the inputs. wrong: True for each wrong element, [T, width]."""
+    """The cause that the places of wrong numbers show, or what was done to the inputs.
+
+    wrong: True for each wrong element, [T, width]. noise: NMSE that narrow types make by themselves, 0 in float32.
+    """
     rows, columns = np.flatnonzero(wrong.any(axis=1)), np.flatnonzero(wrong.any(axis=0))
     if rows.size == 0:
         return None
@@ -79,17 +92,17 @@ def local(
         linear = getattr(model.layers[n], FIELDS[name])
         if columns.size <= _FEW:
             return _cause("misread", _misread(linear, dialect, inputs[0], theirs, columns))
-        cut_short = _cause("cut_short", _cut_short(linear, dialect, inputs[0], theirs))
-        return cut_short or _cause("shared_scales", _shared_scales(linear, dialect, inputs[0], theirs)) or _places(wrong)
+        cut_short = _cause("cut_short", _cut_short(linear, dialect, inputs[0], theirs, noise))
+        return cut_short or _cause("shared_scales", _shared_scales(linear, dialect, inputs[0], theirs, noise)) or _places(wrong)
     if name == "result_output":
         seen = to_float16(inputs[0]) if dialect.halves else inputs[0]
-        return _cause("cut_short", _cut_short(Linear(model.head, model.output_bias), dialect, seen, theirs)) or _places(wrong)
+        return _cause("cut_short", _cut_short(Linear(model.head, model.output_bias), dialect, seen, theirs, noise)) or _places(wrong)
     if name in ("Qcur_rope", "Kcur_rope"):
-        return _cause("rotation", _wrong_rotation(model, inputs[0], theirs)) or _places(wrong)
+        return _cause("rotation", _wrong_rotation(model, inputs[0], theirs, noise)) or _places(wrong)
     if name == "kqv_out":
         q, k, v = (to_float16(x) if dialect.halves else x for x in inputs)
-        heads = _cause("heads", _other_heads(model, operation.key, q, k, v, theirs))
-        return heads or _cause("values", _foreign_values(model, operation.key, q, k, v, theirs, wrong)) or _places(wrong)
+        heads = _cause("heads", _other_heads(model, operation.key, q, k, v, theirs, noise))
+        return heads or _cause("values", _foreign_values(model, operation.key, q, k, v, theirs, wrong, noise)) or _places(wrong)
     return _places(wrong)
 
 
@@ -120,9 +133,19 @@ def _runs(what: str, numbers: NDArray) -> str:
     return f"{what}{'s' * (numbers.size > 1)} {', '.join(runs[:_FEW])}{more}"
 
 
-def _explained(computed: NDArray, theirs: NDArray) -> bool:
+def _explained(computed: NDArray, theirs: NDArray, noise: float) -> bool:
     """Whether the numbers that a clue computes from the inputs are theirs."""
-    return bool((np.abs(computed - theirs) ** 2).sum() <= _SURE * (np.abs(theirs) ** 2).sum())
+    return bool((np.abs(computed - theirs) ** 2).sum() <= matched(noise) * (np.abs(theirs) ** 2).sum())
+
+
+def matched(noise: float) -> float:
+    """The NMSE up to which numbers are explained, where narrow types make `noise` by themselves."""
+    return max(_SURE, _NOISY * noise)
+
+
+def _rough(noise: float) -> float:
+    """The relative error of single numbers."""
+    return max(1e-7, noise**0.5)
 
 
 # --- matrices -------------------------------------------------------------------------------------------------------------------------
@@ -143,7 +166,7 @@ def _some_rows(linear: Linear, dialect: Dialect, x: Array) -> tuple[Array, Array
     return x, widen.take(weights, np.arange(n)).astype(np.float64), bias, scale
 
 
-def _cut_short(linear: Linear, dialect: Dialect, x: Array, theirs: Array) -> str | None:
+def _cut_short(linear: Linear, dialect: Dialect, x: Array, theirs: Array, noise: float) -> str | None:
     """The inputs that a sum leaves out at its end or beginning, as a loop over whole vectors does that forgets the rest."""
     rows = _some_rows(linear, dialect, x)
     if rows is None:
@@ -158,13 +181,13 @@ def _cut_short(linear: Linear, dialect: Dialect, x: Array, theirs: Array) -> str
         early += ((sums[:, -1:] - sums - product[token][:, None]) ** 2).sum(axis=0)
     ends, begins = int(late.argmin()) + 1, int(early.argmin()) + 1
     for part, missing in ((slice(0, ends), (ends, width)), (slice(begins, None), (0, begins))):
-        if missing[0] < missing[1] and _explained(inputs[:, part] @ matrix[:, part].T, product):
+        if missing[0] < missing[1] and _explained(inputs[:, part] @ matrix[:, part].T, product, noise):
             one = missing[1] - missing[0] == 1
             return f"{_runs('input', np.arange(*missing))} of {width} {'is' if one else 'are'} not summed"
     return None
 
 
-def _shared_scales(linear: Linear, dialect: Dialect, x: Array, theirs: Array) -> str | None:
+def _shared_scales(linear: Linear, dialect: Dialect, x: Array, theirs: Array, noise: float) -> str | None:
     """Activation scales that are another token's, such as one for each chunk of a prompt."""
     rows = _some_rows(linear, dialect, x[:_ROWS])
     if rows is None or not op.reads_codes(linear, dialect):
@@ -176,8 +199,8 @@ def _shared_scales(linear: Linear, dialect: Dialect, x: Array, theirs: Array) ->
     for t in range(len(x)):
         rescaled = np.clip(np.rint(x[t] * steps[:, None]), -128, 127) / steps[:, None] @ matrix.T  # [T, n]: by each token's scale
         away = ((rescaled - product[t]) ** 2).sum(axis=1)
-        owner[t] = t if away[t] <= _SURE * (product[t] ** 2).sum() else int(away.argmin())
-        if away[owner[t]] > _SURE * (product[t] ** 2).sum():
+        owner[t] = t if away[t] <= matched(noise) * (product[t] ** 2).sum() else int(away.argmin())
+        if away[owner[t]] > matched(noise) * (product[t] ** 2).sum():
             return None
     if (owner == np.arange(len(x))).all():
         return None
@@ -219,7 +242,7 @@ def _misread(linear: Linear, dialect: Dialect, x: Array, theirs: Array, columns:
 # --- positions ------------------------------------------------------------------------------------------------------------------------
 
 
-def _wrong_rotation(model: Model, x: Array, theirs: Array) -> str | None:
+def _wrong_rotation(model: Model, x: Array, theirs: Array, noise: float) -> str | None:
     """The positions or frequencies that pairs were rotated by, where they are not the tokens' or the model's."""
     c = model.config
     first, second = op.pair_slices(c)
@@ -232,7 +255,7 @@ def _wrong_rotation(model: Model, x: Array, theirs: Array) -> str | None:
     turn /= np.maximum(np.abs(turn), 1e-300)
 
     def explains(angle: Array) -> bool:
-        return _explained(before * np.exp(1j * angle)[:, None], after)
+        return _explained(before * np.exp(1j * angle)[:, None], after, noise)
 
     frequency = model.rope_frequency
     used = _positions(turn, size, frequency)
@@ -244,7 +267,7 @@ def _wrong_rotation(model: Model, x: Array, theirs: Array) -> str | None:
     still = fitted < 1e-3 * frequency
     if still.any() and not still.all():
         return f"{_runs('pair', np.flatnonzero(still))} of each head are not rotated"
-    return _base(model, fitted) or _listed_frequencies(fitted, frequency)
+    return _base(model, fitted, _rough(noise)) or _listed_frequencies(fitted, frequency)
 
 
 def _positions(turn: NDArray, size: Array, frequency: Array) -> NDArray[np.int64]:
@@ -271,14 +294,14 @@ def _frequencies(turn: NDArray) -> Array | None:
     return frequency
 
 
-def _base(model: Model, measured: Array) -> str | None:
+def _base(model: Model, measured: Array, rough: float) -> str | None:
     """The base whose powers the frequencies are, if they are a geometric series but for the model's own factors."""
     c = model.config
     if len(measured) < 3 or (measured <= 0).any():
         return None
     model_base = c.rope_base ** (-np.arange(len(measured)) / len(measured))
     series = np.log(measured / model.rope_frequency * model_base)  # the model's factors and scaling divided out
-    weight = np.minimum(measured / 1e-6, 1e3)  # angles are known to about 1e-7, so logarithms of small ones are not
+    weight = np.minimum(measured / (10 * rough), 1e3)  # angles are known to about `rough`, so logarithms of small ones are not
     slope, start = np.polyfit(np.arange(len(measured)), series, 1, w=weight)
     if np.abs(weight * (slope * np.arange(len(measured)) + start - series)).max() > 3:
         return None
@@ -304,7 +327,7 @@ def _listed_frequencies(measured: Array, frequency: Array) -> str:
 # --- attention ------------------------------------------------------------------------------------------------------------------------
 
 
-def _other_heads(model: Model, key: Key, q: Array, k: Array, v: Array, theirs: Array) -> str | None:
+def _other_heads(model: Model, key: Key, q: Array, k: Array, v: Array, theirs: Array, noise: float) -> str | None:
     """The first query head that reads another key-value head than its own, if that explains the numbers."""
     c = model.config
     t = min(len(q), _ROWS)
@@ -314,7 +337,7 @@ def _other_heads(model: Model, key: Key, q: Array, k: Array, v: Array, theirs: A
     heads_read = []
     for h in range(c.heads):
         outputs = [spec.attend(q[:, [h]], k[:, [g]], v[:, [g]], mask)[:, 0] for g in range(c.kv_heads)]
-        heads_read.append(next((g for g in range(c.kv_heads) if _explained(outputs[g], out[:, h])), -1))
+        heads_read.append(next((g for g in range(c.kv_heads) if _explained(outputs[g], out[:, h], noise)), -1))
     off = np.flatnonzero(np.array(heads_read) != np.arange(c.heads) // (c.heads // c.kv_heads))
     if not off.size or min(heads_read) < 0:
         return None
@@ -323,7 +346,9 @@ def _other_heads(model: Model, key: Key, q: Array, k: Array, v: Array, theirs: A
     return first + (f", and {off.size - 1} more read wrong ones" if off.size > 1 else "")
 
 
-def _foreign_values(model: Model, key: Key, q: Array, k: Array, v: Array, theirs: Array, wrong: NDArray[np.bool_]) -> str | None:
+def _foreign_values(
+    model: Model, key: Key, q: Array, k: Array, v: Array, theirs: Array, wrong: NDArray[np.bool_], noise: float
+) -> str | None:
     """Values of elsewhere in attention's sums: the rank of what this sequence's values do not span is their number.
 
     Only the first tokens are looked at, fewer than a head is wide: any numbers are sums of as many values as that.
@@ -338,7 +363,7 @@ def _foreign_values(model: Model, key: Key, q: Array, k: Array, v: Array, theirs
     for head in range(c.heads):
         values, sums = cut[:, head // (c.heads // c.kv_heads)], out[:, head]
         largest = np.abs(sums).max()
-        least = 1e-3 * largest
+        least = max(1e-3, 8 * _rough(noise)) * largest
         outside = _outside(values, sums)
         most_outside = max(most_outside, float(np.abs(outside).max() / max(largest, 1e-300)))
         ranks.append(int((np.linalg.svd(outside, compute_uv=False) > least).sum()))

@@ -1,6 +1,6 @@
 """Whole dumps judged by a model: the logits as such, and every operation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,9 +16,11 @@ from ..progress import Bars, no_bars
 from ..tokens import check_tokens
 from ..traces.points import Key, Trace
 from ..validate import instance, integers
+from .detail import Details
 from .engine import judge_logits
-from .graph import LOGITS
+from .graph import EMBEDDING, LOGITS
 from .logits import FLIPS_LIMIT, Judgement, position_nmse
+from .precision import DIGITS, FLOAT32, Precision, storage_type
 from .report import Report
 from .trace import judge_trace
 from .variant import Variant, variant_logits
@@ -30,24 +32,60 @@ LOG_PROBS = Key("log_probs", None)
 _MOST_POSITIONS = 64  # positions to try mistakes on: each mistake is a forward pass
 
 
-def check_trace(model: Model, ids: NDArray[np.int64], trace: Trace, dialect: Dialect = EXACT, bars: Bars = no_bars) -> Report:
+def check_trace(
+    model: Model,
+    ids: NDArray[np.int64],
+    trace: Trace,
+    dialect: Dialect = EXACT,
+    bars: Bars = no_bars,
+    details: Details | None = None,
+    precision: Precision | None = None,
+) -> Report:
     """The report on every operation of a dump, and on its logits or log-probabilities as such, where it has some.
 
-    ids: token ids [T] of the one sequence. Nothing that a dump holds raises an error. Raises what `forward_full` raises.
+    ids: token ids [T] of the one sequence. details: see judge_trace. precision: where the engine keeps numbers in fewer bits; None reads it
+    off the dump.
+    Nothing that a dump holds raises an error. Raises what `forward_full` raises.
     """
     ids, trace = integers("ids", ids, 1, TokenRangeError), instance("trace", trace, Trace)
     Runtime(model, dialect).checked()
     check_tokens(model.config, ids[None])
     key = next((key for key in (LOGITS, LOG_PROBS) if key in trace.points), None)
     if key is None:
-        return judge_trace(model, trace, ids, dialect, bars("judging operations"))
+        return judge_trace(model, trace, ids, dialect, bars("judging operations"), details, precision)
     rows, others = _Rows.of(trace, key, len(ids)), trace.without(key)
-    logits = _judge_rows(model, ids, rows, dialect, search=not others.points, bars=bars)
+    logits_precision = precision or _read_off(
+        x for k, x in trace.points.items() if k != EMBEDDING and x.dtype.kind == "f" and not k.name.endswith("_scale")
+    )
+    logits = _judge_rows(model, ids, rows, dialect, logits_precision, search=not others.points, bars=bars, details=details)
     is_operation = key == LOGITS and rows.whole and logits.verdict != Verdict.INVALID  # the output matrix, from the dump's result_norm
     if not others.points and (not is_operation or logits.verdict <= Verdict.FLIPS or logits.explanation):
-        return Report.of_logits(logits, rows.notes)
-    operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"))
+        return Report.of_logits(logits, (*rows.notes, *_note(precision, logits_precision)))
+    operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"), details, precision)
+    if others.points and _unexplained(operations, logits):  # what logits alone would show, more tensors must not hide
+        logits = _judge_rows(model, ids, rows, dialect, logits_precision, search=True, bars=bars, details=details)
     return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(logits)
+
+
+def _unexplained(operations: Report, logits: Judgement) -> bool:
+    """Whether something is wrong that no operation explains, or may be hidden in several operations judged together."""
+    if operations.first_wrong is not None:
+        return operations.first_wrong.hypothesis is None
+    return logits.verdict in (Verdict.FLIPS, Verdict.WRONG) and any(len(o.across) > 1 for o in operations.operations)
+
+
+def _read_off(arrays: Iterable[NDArray]) -> Precision | None:
+    """The precision of the narrowest type that an array was kept in; None where all are float32."""
+    kinds = [storage_type(array) for array in arrays]
+    narrowest = min(kinds, key=DIGITS.__getitem__, default="float32")
+    return None if narrowest == "float32" else Precision(act=narrowest)
+
+
+def _note(declared: Precision | None, judged: Precision | None) -> tuple[str, ...]:
+    """The precision that logits are judged in, in words, where it is not float32."""
+    if judged is None or judged == FLOAT32:
+        return ()
+    return (f"judged in the declared precision: {judged}" if declared else f"judged as {judged.act}, read off the dump",)
 
 
 class _Rows(NamedTuple):
@@ -71,7 +109,16 @@ class _Rows(NamedTuple):
         return cls(theirs, np.arange(length), convert, True, ())
 
 
-def _judge_rows(model: Model, ids: NDArray[np.int64], rows: _Rows, dialect: Dialect, search: bool, bars: Bars) -> Judgement:
+def _judge_rows(
+    model: Model,
+    ids: NDArray[np.int64],
+    rows: _Rows,
+    dialect: Dialect,
+    precision: Precision | None,
+    search: bool,
+    bars: Bars,
+    details: Details | None,
+) -> Judgement:
     """The verdict on rows as such. search: try the known mistakes too."""
     looked_at = _first(rows.positions)
 
@@ -82,7 +129,8 @@ def _judge_rows(model: Model, ids: NDArray[np.int64], rows: _Rows, dialect: Dial
     every = compute_logits(model, ids[None], dialect=dialect)[0]
     ours = rows.convert(every if rows.whole else every[rows.positions])
     base = Variant("ours", model, dialect)
-    judged = judge_logits(ours, rows.theirs, base, run, search, bars("trying known mistakes"), rows.positions)
+    bar = bars("trying known mistakes")
+    judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, details, precision)
     if not rows.notes:
         return judged
     last = len(ids) - 1
@@ -103,7 +151,16 @@ def _first(positions: NDArray[np.int64]) -> NDArray[np.int64]:
     return few[: late[0]] if late.size else few
 
 
-def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect, last_only: bool, bars: Bars = no_bars) -> Report:
+def check_logits(
+    model: Model,
+    ids: NDArray,
+    theirs: ArrayLike,
+    dialect: Dialect,
+    last_only: bool,
+    bars: Bars = no_bars,
+    details: Details | None = None,
+    precision: Precision | None = None,
+) -> Report:
     """The report on logits alone, of whole sequences [T] or [B, T]: theirs have an axis V more, or in place of T with last_only."""
     batch = ids if ids.ndim == 2 else ids[None]
     ours = compute_logits(model, batch, last_only=last_only, dialect=dialect)
@@ -117,12 +174,14 @@ def check_logits(model: Model, ids: NDArray, theirs: ArrayLike, dialect: Dialect
         logits = variant_logits(variant, part, last_only)
         return logits.reshape(-1, logits.shape[-1])
 
-    judged = judge_logits(ours, theirs, Variant("ours", model, dialect), run, progress=bars("trying known mistakes"))
+    judged_as = precision or _read_off([theirs])
+    base, bar = Variant("ours", model, dialect), bars("trying known mistakes")
+    judged = judge_logits(ours, theirs, base, run, progress=bar, details=details, precision=judged_as)
     if judged.verdict == Verdict.WRONG and judged.explanation is None and len(batch) > 1:
         mixed = _mixed_sequences(ours, theirs, judged.reach or FLIPS_LIMIT)
         if mixed is not None:
             judged = replace(judged, reason=f"{mixed}; {judged.reason}", explanation=mixed)
-    return Report.of_logits(judged)
+    return Report.of_logits(judged, _note(precision, judged_as))
 
 
 def _mixed_sequences(ours: NDArray[np.float32], theirs: NDArray, reach: float) -> str | None:

@@ -22,9 +22,11 @@ from numpy.typing import ArrayLike, NDArray
 from ..errors import NonFiniteError
 from ..families import MATRICES
 from ..progress import Progress, silent
+from .detail import Details
 from .logits import Judgement, judge, position_nmse
 from .mistakes.catalogue import in_engine
-from .reach import reach_of, roundings
+from .precision import FLOAT32, Precision
+from .reach import dialects, in_precision, reach_of, roundings
 from .variant import Floats, Variant, scaled
 from .verdict import Verdict
 
@@ -44,19 +46,24 @@ def judge_logits(
     search: bool = True,
     progress: Progress = silent,
     numbers: NDArray[np.int64] | None = None,
+    details: Details | None = None,
+    precision: Precision | None = None,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
 
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
-    `run(base)`. search: try the known mistakes too. numbers: see logits.judge. Raises nothing for what the dump holds: see logits.judge.
+    `run(base)`. search: try the known mistakes too. numbers, details: see logits.judge. precision: None tries the dialects and the narrow
+    types that nobody declared. Raises nothing for what the dump holds: see logits.judge.
     """
-    judged = judge(ours, theirs)
+    judged = judge(ours, theirs, None, numbers, details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
         return judged
-    honest, mistakes = list(roundings(base)), list(in_engine(base)) if search else []
+    declared = precision or FLOAT32
+    honest, mistakes = list(roundings(base, declared)), list(in_engine(base)) if search else []
+    others = list(dialects(base))
     names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []  # scales of queries and keys do the same
     scales = [(name, [scaled(base, name, factor) for factor in (1 / _STEP, _STEP)]) for name in names]
-    total = len(honest) + len(mistakes) + 2 * len(scales)
+    total = len(honest) + len(others) + len(mistakes) + 2 * len(scales)
     done = 0
 
     def logits(variant: Variant) -> Floats | None:
@@ -65,16 +72,20 @@ def judge_logits(
         progress(done, total)
         try:
             with np.errstate(all="ignore"):
-                return run(variant)
+                x = run(variant)
         except NonFiniteError:  # a mistake may leave float32's range
             return None
+        if details is not None:
+            details.attempt(None, variant.text, float(position_nmse(x, np.asarray(theirs).reshape(-1, x.shape[-1])[: len(x)]).mean()))
+        return x
 
     runs = {variant.text: x for variant in honest if (x := logits(variant)) is not None}
     rows = len(next(iter(runs.values())))
     a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
-    reach = reach_of(a, list(runs.values()), base)
-    judged = judge(ours, theirs, reach, numbers)
+    reach = reach_of(a, list(runs.values()), base, declared)
+    judged = judge(ours, theirs, reach, numbers, details)
 
+    runs |= {variant.text: x for variant in others if (x := logits(variant)) is not None}
     distances = {text: _distances(x, a, b) for text, x in runs.items()}
     nearest = min(distances, key=lambda text: float(distances[text].mean()))
     ours_away = position_nmse(a, b)
@@ -82,10 +93,42 @@ def judge_logits(
     mistake = _nearest_mistake(mistakes, logits, judged.verdict, a, b, np.minimum(ours_away, distances[nearest]))
     if mistake is None and closest is None and judged.verdict == Verdict.FLIPS and len(a) >= _POSITIONS:
         mistake = _wrong_scale(scales, logits, a, b, reach.nmse)
+    undeclared = ""
+    if mistake is None and judged.verdict == Verdict.WRONG and precision is None:
+        judged, undeclared = _undeclared(judged, base, others, runs, logits, a, b)
     progress(total, total)
-    if mistake is None:
-        return judged if closest is None else replace(judged, reason=f"{judged.reason}; {closest}", explanation=closest)
-    return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
+    if mistake is not None:
+        return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
+    reason = "; ".join(filter(None, (judged.reason, closest, undeclared)))
+    return replace(judged, reason=reason, explanation=closest)
+
+
+def _undeclared(
+    judged: Judgement,
+    base: Variant,
+    others: list[Variant],
+    runs: dict[str, Floats],
+    logits: Callable[[Variant], Floats | None],
+    a: NDArray,
+    b: NDArray,
+) -> tuple[Judgement, str]:
+    """A wrong judgement, looked through: NARROW if another dialect's roundings reach so far, or with a precision that would, in words."""
+    for dialect in others:
+        centre = runs.get(dialect.text)
+        if centre is None:
+            continue
+        honest = [centre, *(x for variant in roundings(dialect) if (x := logits(variant)) is not None)]
+        if judge(a, b, reach_of(a, honest, base)).verdict <= Verdict.FLIPS:
+            return replace(judged, verdict=Verdict.NARROW, reason=f"as far as roundings reach in {dialect.text}"), ""
+    for precision in _PRECISIONS:
+        x = logits(in_precision(base, precision))
+        if x is not None and judge(a, b, reach_of(a, [x], base, precision)).verdict <= Verdict.FLIPS:
+            return judged, f"an engine of the precision {precision} may be as far: declare it if it is one"
+    return judged, ""
+
+
+_PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bfloat16"}, {"kv": "q4_0"}))
+"""Precisions that logits alone do not show, finest first."""
 
 
 def _nearest_mistake(

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..errors import shortened
+from .detail import Details
 from .verdict import Verdict
 
 Array = NDArray[np.float64]
@@ -47,6 +49,7 @@ class Reach:
     nmse: float  # mean over positions of the run that went farthest
     positions: Array  # [P] farthest of all runs at each of the first P positions
     scale: float = 0.0  # largest distance of the best common factor from 1
+    name: str = "float16 roundings"  # whose reach it is, plural
     one_scale: bool = False  # the head's input is quantised, with one scale for all of it: without flips a factor is what roundings change
 
 
@@ -64,7 +67,7 @@ def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
     return worst, (2 + 3 / positions**0.5) * reach.nmse
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Judgement:
     """The result of a comparison of logits. Numbers are None where the dump could not be compared."""
 
@@ -76,13 +79,16 @@ class Judgement:
     worst: tuple[int, ...] | None = None  # index of the largest difference
     nmse: float | None = None  # sum (ours - theirs)^2 / sum (ours - mean of ours)^2, of the worst position
     mean_nmse: float | None = None  # its mean over positions
-    reach: float | None = None  # the mean NMSE that float16 roundings reach on this model, where it was measured
+    reach: float | None = None  # the mean NMSE that roundings reach on this model, where it was measured
     scale: float | None = None  # the factor that brings ours closest to theirs, of the position where it is farthest from 1
     kl: float | None = None  # largest KL divergence of theirs from ours, in nats
     top1: float | None = None  # share of positions where both have the same largest logit, ties counted as agreement
     top5: float | None = None  # mean overlap of the five largest
     compared: tuple[int, ...] | None = None  # positions of the sequence that theirs are of, None: all, or those the dump names
     explanation: str | None = None  # the mistake that makes these logits, or the dialect they are closest to
+
+    def __repr__(self) -> str:
+        return f"Judgement({self.verdict}: {shortened(self.reason, 200)}; {self.positions} positions)"
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, for JSON."""
@@ -108,11 +114,19 @@ class _Numbers(NamedTuple):
     top5: Array
 
 
-def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = None, numbers: NDArray[np.int64] | None = None) -> Judgement:
-    """Compare their logits with ours: both [..., V], finite, ours taken as true.
+def judge(
+    ours: NDArray[np.float32],
+    theirs: ArrayLike,
+    reach: Reach | None = None,
+    numbers: NDArray[np.int64] | None = None,
+    details: Details | None = None,
+) -> Judgement:
+    """Compare their logits with ours, without a model: both [..., V], finite, ours taken as true.
+
+    `bitnet_np.check` judges by a model: it measures how far roundings reach on it and tries known mistakes, as the command does.
 
     reach: how far roundings reach on this model and these tokens, see reach.py; without it the limit is FLIPS_LIMIT.
-    numbers: [P], the positions of the rows of [P, V], to name them by.
+    numbers: [P], the positions of the rows of [P, V], to name them by. details: what collects the worst numbers and errors by position.
     """
     other = np.asarray(theirs)
     problem = _invalid(ours, other)
@@ -120,6 +134,8 @@ def judge(ours: NDArray[np.float32], theirs: ArrayLike, reach: Reach | None = No
         return Judgement(Verdict.INVALID, problem)
     vocab, rows = ours.shape[-1], ours.shape[:-1]
     worst, mean = limits(reach, ours.size // vocab)
+    if details is not None:
+        details.of_logits(ours, other, worst, numbers)
     n = _positions(ours, other, OUTLIER_LIMIT * max(1.0, (float(worst.max()) / FLIPS_LIMIT) ** 0.5))
 
     def place(row: int | np.intp) -> str:
@@ -156,7 +172,7 @@ def _beyond_rounding(
     n: _Numbers, reach: Reach | None, worst: Array, mean: float, vocab: int, place: Callable[[int | np.intp], str]
 ) -> tuple[Verdict, str]:
     """WRONG or FLIPS, and why, of logits that differ by more than float32 sums in another order. worst, mean: see `limits`."""
-    reached = "roundings reach" if reach is None else "float16 roundings on this model reach"
+    reached = "roundings reach" if reach is None else f"{reach.name} on this model reach"
     off = int(np.abs(n.scale - 1).argmax())
     factor = abs(n.scale[off] - 1) > SCALE_LIMIT + (2 * reach.scale if reach is not None else 0)
     excess = n.nmse / worst

@@ -49,6 +49,9 @@ class Expected(NamedTuple):
     steps: float | Array  # rounded terms of a sum
     reach: float | Array = 0.0  # change that ambiguous roundings of inputs can make
     common: float = 6.0  # roundings, in units of u, that all elements can share
+    worst: float | Array = 0.0  # what roundings to narrow types add (narrow.py): the sum of their sizes, and of their squares
+    square: float | Array = 0.0
+    shared: float = 1.0  # elements that have these roundings in common, about
 
 
 def embed(model: Model, tokens: NDArray[np.int64]) -> Expected:
@@ -124,7 +127,7 @@ def matmul(x: Array, table: Table, codes: bool, dialect: Dialect) -> Expected:
     n = table.shape[0]
     value, unit = np.empty((len(x), n)), np.empty((len(x), n))
     reach: float | Array = 0.0
-    for rows, matrix in _row_blocks(table):
+    for rows, matrix in row_blocks(table):
         value[:, rows] = inputs @ matrix.T
         absolute = np.abs(matrix)
         if doubt.any():
@@ -167,7 +170,7 @@ _SMALL_MATRIX = 1 << 20
 _BLOCK = 1 << 22  # numbers: a head of 128,256 x 2560 would take 2.6 GB in float64
 
 
-def _row_blocks(table: Table) -> Iterator[tuple[slice, Array]]:
+def row_blocks(table: Table) -> Iterator[tuple[slice, Array]]:
     """The rows of [N, M] in float64, as many at a time as take little memory."""
     n, m = table.shape
     if isinstance(table, Blocks) and n * m <= _SMALL_MATRIX:
@@ -281,14 +284,14 @@ def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Ar
 
 
 def add(*terms: Array) -> Expected:
-    value = np.sum(terms, axis=0)
-    unit = np.abs(value) if len(terms) == 2 else np.sum(np.abs(terms), axis=0)  # with three the first sum is rounded too
-    return Expected(value, unit, len(terms) - 1)
+    """A sum. Terms of a float64 engine, dumped as float32, are rounded as well as the result, and the result may be much smaller."""
+    return Expected(np.sum(terms, axis=0), np.sum(np.abs(terms), axis=0), len(terms) - 1)
 
 
 def relu2_gate(gate: Array, up: Array) -> Expected:
+    """relu(gate)^2 * up: a square and a product; and the inputs' own roundings, that of the gate twice, in a float64 engine's dump."""
     value = spec.relu2_gate(gate, up)
-    return Expected(value, np.abs(value), 3)
+    return Expected(value, np.abs(value), 5)
 
 
 def silu_gate(gate: Array, up: Array) -> Expected:

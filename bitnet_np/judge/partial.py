@@ -22,6 +22,7 @@ from .bounds import ROUNDING_ACROSS, TINY
 from .graph import operations
 from .logits import Reach, limits
 from .operations import U
+from .precision import FLOAT32, Precision
 from .reach import FLOOR, roundings
 from .report import OperationVerdict, Report
 from .variant import Variant
@@ -44,7 +45,9 @@ class _Ours:
     absolute: float  # sum of absolute values
 
 
-def check_partial(model: Model, ids: NDArray[np.int64], trace: PartialTrace, dialect: Dialect = EXACT) -> Report:
+def check_partial(
+    model: Model, ids: NDArray[np.int64], trace: PartialTrace, dialect: Dialect = EXACT, precision: Precision = FLOAT32
+) -> Report:
     """The report on every tensor of which some numbers are known; the first one that is wrong, or the one before it, is at fault.
 
     ids: token ids [T] of the one sequence. ROUNDING: the numbers are ours, as printed. FLIPS: they are as close as roundings reach. Raises
@@ -56,7 +59,7 @@ def check_partial(model: Model, ids: NDArray[np.int64], trace: PartialTrace, dia
     base = Variant("ours", model, dialect)
     theirs = {tensor.key: tensor for tensor in trace.tensors}
     ours = _run(base, ids, theirs)
-    runs = [_run(variant, ids, theirs) for variant in roundings(base)]
+    runs = [_run(variant, ids, theirs) for variant in roundings(base, precision)]
     verdicts = [
         _judged(tensor, len(ids), ours[key], [run[key] for run in runs if key in run]) for key, tensor in theirs.items() if key in ours
     ]
@@ -69,8 +72,8 @@ def check_partial(model: Model, ids: NDArray[np.int64], trace: PartialTrace, dia
     known, of = sum(len(t.values) for t in theirs.values()), sum(t.shape[0] * t.shape[1] for t in theirs.values())
     reason = f"{len(verdicts)} tensors, as far as they were printed" if first is None else f"{worst.name} at {first.place}: {first.reason}"
     missing = tuple(o.key for o in operations(model, dialect) if o.key not in theirs)
-    note = f"{known} of {of} numbers are known, and sums: an error between the printed numbers that leaves the sum is not seen"
-    return Report(worst, reason, tuple(verdicts), first, missing, (note,))
+    seen = f"{known} of {of} numbers are known, and sums: an error between the printed numbers that leaves the sum is not seen"
+    return Report(worst, reason, tuple(verdicts), first, missing, (f"compared with our engine in the dialect {dialect.name}", seen))
 
 
 def _run(variant: Variant, ids: NDArray[np.int64], theirs: dict[Key, PartialTensor]) -> dict[Key, _Ours]:

@@ -1,22 +1,24 @@
 """The report on a whole trace, with its tables, its heat map and its plot."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
-from ..errors import OptionError
+from ..errors import OptionError, shortened
 from ..extras import extra
 from ..traces.points import GRADIENTS, LAYER_NAMES, Key
 from ..whole_file import whole_file
+from .detail import Detail, Details
 from .logits import Judgement
 from .mistakes.mistake import Cause
 from .verdict import Verdict
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OperationVerdict:
     """The verdict on one tensor of the dump."""
 
@@ -37,6 +39,10 @@ class OperationVerdict:
     mistake: str | None = None  # its id in the catalogue of mistakes, or "read...." for what was read off the numbers
     tried: bool = True  # whether known mistakes were tried on it: across many operations of a large model that is too much work
 
+    def __repr__(self) -> str:
+        said = self.hypothesis or self.reason
+        return f"OperationVerdict({self.place}: {self.verdict}{', ' * bool(said)}{shortened(said)})"
+
     def explained(self, cause: Cause | None) -> "OperationVerdict":
         """The same verdict with what the operation did instead."""
         return self if cause is None else replace(self, hypothesis=cause.text, mistake=cause.id)
@@ -55,7 +61,7 @@ class OperationVerdict:
         return self.key.name if self.key.layer is None else f"layer {self.key.layer} {self.key.name}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The judgement of a dump: of its operations, and of its logits as such where it has some."""
 
@@ -63,9 +69,14 @@ class Report:
     reason: str
     operations: tuple[OperationVerdict, ...] = ()
     first_wrong: OperationVerdict | None = None
-    missing: tuple[Key, ...] = field(default=(), repr=False)  # tensors of the forward pass that the dump does not have
+    missing: tuple[Key, ...] = ()  # tensors of the forward pass that the dump does not have
     notes: tuple[str, ...] = ()  # assumptions made, and work left out
     logits: Judgement | None = None
+
+    def __repr__(self) -> str:
+        judged = [f"{len(self.operations)} tensors"] if self.operations else []
+        judged += ["logits"] if self.logits else []
+        return f"Report({self.verdict}: {shortened(self.reason, 200)}{'; ' * bool(judged)}{' and '.join(judged)})"
 
     @classmethod
     def of_logits(cls, logits: Judgement, notes: tuple[str, ...] = ()) -> "Report":
@@ -75,8 +86,30 @@ class Report:
     def with_logits(self, logits: Judgement) -> "Report":
         """The report on operations together with that on logits, which is the reason if they are worse than any operation."""
         if logits.verdict <= self.verdict:
-            return replace(self, logits=logits)
+            more = f"; logits alone: {logits.explanation}" if logits.verdict == Verdict.WRONG and logits.explanation else ""
+            return replace(self, logits=logits, reason=self.reason + more)
         return replace(self, verdict=logits.verdict, reason=f"logits: {logits.reason}", logits=logits)
+
+    @property
+    def causes(self) -> dict[str, tuple[str, ...]]:
+        """Each distinct cause of wrong tensors, and their places."""
+        causes: dict[str, tuple[str, ...]] = {}
+        for o in self.operations:
+            if o.verdict == Verdict.WRONG and o.hypothesis:
+                causes[o.hypothesis] = (*causes.get(o.hypothesis, ()), o.place)
+        return causes
+
+    def html(self, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
+        """The report as one HTML document, see html.page."""
+        from .html import page  # which reads reports
+
+        return page(self, details, about)
+
+    def _repr_html_(self) -> str:
+        """The headline and the heat map, for notebooks."""
+        from .html import fragment
+
+        return fragment(self)
 
     def as_dict(self) -> dict[str, Any]:
         """The report, for JSON."""
@@ -91,6 +124,7 @@ class Report:
             "meaning": self.verdict.text,
             "reason": self.reason,
             "first_wrong": plain(self.first_wrong) if self.first_wrong else None,
+            "causes": {cause: list(places) for cause, places in self.causes.items()},
             "operations": [plain(o) for o in self.operations],
             "missing": list(map(str, self.missing)),
             "notes": list(self.notes),
@@ -132,8 +166,8 @@ def closer_summary(report: Report) -> str:
     )
 
 
-SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.WRONG: "X", Verdict.INVALID: "!"}
-LEGEND = "= same bits   . rounding   ~ flips   X WRONG   ! INVALID   (blank: not in the dump)"
+SYMBOLS = {Verdict.SAME_BITS: "=", Verdict.ROUNDING: ".", Verdict.FLIPS: "~", Verdict.NARROW: "n", Verdict.WRONG: "X", Verdict.INVALID: "!"}
+LEGEND = "= same bits   . rounding   ~ flips   n narrower   X WRONG   ! INVALID   (blank: not in the dump)"
 
 
 def heat_map(report: Report) -> str:
@@ -164,16 +198,33 @@ def check_plot(path: Path) -> None:
         raise OptionError(f"{path}: expected a name that ends in one of .{', .'.join(sorted(known))}")
 
 
-def plot(report: Report, path: Path) -> None:
-    """Write the heat map as a picture: each tensor's largest error as a part of its bound, on a logarithmic scale."""
+def plot(report: Report, path: Path, details: Details | None = None) -> None:
+    """Write the heat map as a picture: each tensor's largest error as a part of its bound, on a logarithmic scale.
+
+    A report on logits alone has no such map: then the error of each position, which `details` hold, is drawn against its limit.
+    Raises OptionError if there is nothing to draw.
+    """
+    logits = details.logits if details is not None else None
+    if not report.operations and logits is None:
+        raise OptionError(f"{path}: nothing to draw, {report.verdict}: {shortened(report.reason)}")
     pyplot = _pyplot()
+    figure = _heat_map(report) if report.operations or logits is None else _positions(report, logits)
+    try:
+        with whole_file(path) as part:
+            figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
+    finally:
+        pyplot.close(figure)
+
+
+def _heat_map(report: Report) -> Any:
+    """The figure of the heat map."""
     from matplotlib.colors import LogNorm
 
     names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(o.key.name == name for o in report.operations)]
     layers = sorted({o.key.layer for o in report.operations if o.key.layer is not None})
     ratios = {o.key: max(o.bound_ratio or 0.0, 1e-4) for o in report.operations}
     grid = [[ratios.get(Key(name, n), float("nan")) for name in names] for n in layers]
-    figure, axes = pyplot.subplots(figsize=(2 + 0.45 * len(names), 2.2 + 0.25 * len(layers)), layout="constrained")
+    figure, axes = _pyplot().subplots(figsize=(max(6.4, 2 + 0.45 * len(names)), 2.4 + 0.25 * len(layers)), layout="constrained")
     shown = axes.imshow(grid or [[float("nan")]], aspect="auto", cmap="RdYlGn_r", norm=LogNorm(1e-4, 1e4))
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
     axes.set_yticks(range(len(layers)), [str(n) for n in layers])
@@ -182,12 +233,27 @@ def plot(report: Report, path: Path) -> None:
         if o.verdict >= Verdict.WRONG and o.key.layer is not None:
             axes.text(names.index(o.key.name), layers.index(o.key.layer), SYMBOLS[o.verdict], ha="center", va="center")
     figure.colorbar(shown, label="largest error / bound")
-    axes.set_title(report.reason if len(report.reason) < 90 else report.reason[:87] + "...", fontsize="small")
-    try:
-        with whole_file(path) as part:
-            figure.savefig(part, dpi=150, format=path.suffix[1:].lower())
-    finally:
-        pyplot.close(figure)
+    _title(figure, report)
+    return figure
+
+
+def _positions(report: Report, logits: Detail) -> Any:
+    """The figure of the logits' RMS error at each position, in units of the limit."""
+    figure, axes = _pyplot().subplots(figsize=(6.4, 3.6), layout="constrained")
+    axes.semilogy(logits.positions, np.maximum(logits.errors, 1e-6), marker="." if len(logits.positions) <= 64 else "", linewidth=1.2)
+    axes.axhline(1.0, color="tab:red", linestyle="--", linewidth=1.0, label="limit")
+    axes.set_xlabel("position")
+    axes.set_ylabel("RMS error of the logits / limit")
+    axes.legend(loc="best")
+    _title(figure, report)
+    return figure
+
+
+def _title(figure: Any, report: Report) -> None:
+    """Put verdict and reason above a figure, in as many lines as its width takes; a reason of more than four is cut."""
+    letters = int(12.5 * figure.get_figwidth())  # an inch takes 14 letters of 8 points
+    lines = wrap(report.reason if report.reason.startswith(str(report.verdict)) else f"{report.verdict}: {report.reason}", letters)
+    figure.suptitle("\n".join(lines[:4]) + "..." * (len(lines) > 4), fontsize=8)
 
 
 def table_rows(operations: Sequence[OperationVerdict]) -> list[tuple]:

@@ -55,7 +55,7 @@ def to_q8_0(x: Array) -> Array:  # [T, width] -> [T, width]; NaN where the width
     return (np.rint(blocks / np.where(step == 0, 1, step)) * to_float16(step)).reshape(x.shape)
 
 
-NARROW: dict[str, Callable[[Array], Array]] = {"float16": to_float16, "bfloat16": to_bfloat16, "Q8_0": to_q8_0}
+NARROW: dict[str, Callable[[Array], Array]] = {"float16": to_float16, "bfloat16": to_bfloat16, "q8_0": to_q8_0}
 """The types that engines keep activations, keys and values in: [T, width] -> [T, width]."""
 
 

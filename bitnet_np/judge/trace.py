@@ -23,30 +23,42 @@ from ..network import Runtime
 from ..progress import Progress, silent
 from ..tokens import Tokens, check_tokens
 from ..traces.points import Key, Trace
-from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, invalid_tensor, position_errors, relative_error, statistics, within
-from .diagnosis import local, overwritten, permuted, rounded
-from .graph import LOGITS, TOKENS, Operation, operations
-from .logits import Reach, judge, same_bits
+from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, invalid_tensor, noise, position_errors, relative_error, statistics, within
+from .detail import Details
+from .diagnosis import local, matched, overwritten, permuted, rounded
+from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
+from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import ratios
 from .mistakes.catalogue import at_operation, fitted
 from .mistakes.mistake import Cause, Compute, Fit
+from .narrow import Storage
 from .operations import Expected, U
+from .precision import CACHES, DIGITS, FLOAT32, Precision, storage_type
 from .reach import FLOOR, one_scale
 from .report import OperationVerdict, Report
-from .roundings import to_eleven_bits
+from .roundings import to_digits, to_eleven_bits
 from .verdict import Verdict
 
 Array = NDArray[np.float64]
 
-_MATCH = 1e-6  # NMSE up to which a mistake explains a tensor: float32 noise, squared, with room for a flipped code
 _MOST_WORK = 3 * 10**8  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _LITTLE_WORK = _MOST_WORK // 10  # the same where the verdict is FLIPS, which may hide a small mistake
 
 
 def judge_trace(
-    model: Model, trace: Trace, tokens: Sequence[int] | NDArray, dialect: Dialect = EXACT, progress: Progress = silent
+    model: Model,
+    trace: Trace,
+    tokens: Sequence[int] | NDArray,
+    dialect: Dialect = EXACT,
+    progress: Progress = silent,
+    details: Details | None = None,
+    precision: Precision | None = None,
 ) -> Report:
-    """Judge another engine's tensors for these tokens (one sequence), in the dialect it is declared to follow."""
+    """Judge another engine's tensors for these tokens (one sequence), in the dialect and precision it is declared to follow.
+
+    details: what collects the worst numbers, errors by position and attempts of each tensor, if somebody wants them. precision: None reads
+    the types of tensors off their numbers, and takes other roundings to fewer bits for intended.
+    """
     checked = check_tokens(model.config, np.asarray(tokens)[None])
     ids = checked.ids[0]
     if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
@@ -62,7 +74,8 @@ def judge_trace(
     if invalid:
         first = invalid[0]
         return Report(Verdict.INVALID, f"{first.place}: {first.reason}", invalid, first, missing)
-    judge = _Judge(model, dialect, graph, ids, dump, progress)
+    types = _Types.of(precision, dump.tensors, dump.same)
+    judge = _Judge(model, dialect, graph, ids, dump, types, progress, details)
     verdicts = []
     for i, operation in enumerate(graph):
         if operation.key in dump.tensors:
@@ -70,9 +83,59 @@ def judge_trace(
         progress(i + 1, len(graph))
     worst = max(o.verdict for o in verdicts)
     first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
+    narrow = [o for o in verdicts if o.verdict == Verdict.NARROW]
     reason = f"{len(verdicts)} tensors, each within what its own inputs allow" if first_wrong is None else _reason(first_wrong)
-    notes = [_untried(o) for o in verdicts if not o.tried][:1]
+    if first_wrong is None and narrow:
+        first, more = narrow[0], f", and so in {len(narrow) - 1} more" if len(narrow) > 1 else ""
+        reason = f"{first.place}: {first.hypothesis}{more}; the other {len(verdicts) - len(narrow)} tensors are within what inputs allow"
+    notes = [*judge.types.notes(), *[_untried(o) for o in verdicts if not o.tried][:1]]
     return Report(worst, reason, tuple(verdicts), first_wrong, missing, tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Types:
+    """The type that each tensor is kept in: as declared, or as its numbers show."""
+
+    precision: Precision
+    read: dict[Key, str] | None  # those read off the dump; None: as declared
+    act: str  # of tensors that are not in the dump
+
+    @classmethod
+    def of(cls, precision: Precision | None, tensors: Mapping[Key, NDArray], same: Collection[Key]) -> "_Types":
+        if precision is not None:
+            return cls(precision, None, precision.act)
+        own = {EMBEDDING} & set(same)  # rows of a narrow table are narrow in every engine
+        read = {k: storage_type(x) for k, x in tensors.items() if k not in own and not k.name.endswith(("_codes", "_scale"))}
+        narrowest = min(read.values(), key=DIGITS.__getitem__, default="float32")
+        return cls(FLOAT32, read, narrowest)
+
+    def __getitem__(self, key: Key) -> str:
+        if key == TOKENS or (self.read is not None and key == EMBEDDING):
+            return (self.read or {}).get(key, "float32")
+        return self.act if self.read is None else self.read.get(key, self.act)
+
+    def storage(self, operation: Operation) -> Storage:
+        return Storage(tuple(self[k] for k in operation.inputs), self[operation.key], self.precision)
+
+    def with_cache(self, kind: str) -> "_Types":
+        """The same types with keys and values of this type; attention's probabilities are as narrow in engines with float16 caches."""
+        return replace(self, precision=replace(self.precision, kv=kind, probs="float16" if kind == "float16" else self.precision.probs))
+
+    @property
+    def strict(self) -> bool:
+        """Whether no rounding is taken for intended that was not declared."""
+        return self.read is None
+
+    def notes(self) -> list[str]:
+        """The precision that the dump is judged in, in words, where it is not float32."""
+        if self.read is None:
+            return [f"judged in the declared precision: {self.precision}"] if self.precision != FLOAT32 else []
+        count = {kind: list(self.read.values()).count(kind) for kind in DIGITS}
+        narrow = {kind: n for kind, n in count.items() if n and kind != "float32"}
+        notes = [f"judged as {kind}, read off the dump: {n} of {len(self.read)} tensors" for kind, n in narrow.items()]
+        if self.precision.kv != "float32":
+            notes.append(f"a KV cache of {self.precision.kv} is assumed, as the first attention shows it")
+        return notes
 
 
 @dataclass(frozen=True)
@@ -131,9 +194,18 @@ class _Judge:
     """One engine's tensors, beside everything they are judged by."""
 
     def __init__(
-        self, model: Model, dialect: Dialect, graph: list[Operation], ids: NDArray[np.int64], dump: _Dump, progress: Progress
+        self,
+        model: Model,
+        dialect: Dialect,
+        graph: list[Operation],
+        ids: NDArray[np.int64],
+        dump: _Dump,
+        types: _Types,
+        progress: Progress,
+        details: Details | None = None,
     ) -> None:
         self.model, self.dialect, self.graph, self.ids, self.dump, self.progress = model, dialect, graph, ids, dump, progress
+        self.types, self.details = types, details
         self.theirs = _Theirs(ids, dump.tensors)
         self.by_key = {o.key: o for o in graph}
 
@@ -150,15 +222,32 @@ class _Judge:
 
     def _one(self, operation: Operation, theirs: Array) -> OperationVerdict:
         """An operation whose inputs are in the dump."""
-        expected = operation.evaluate(*(self.theirs[k] for k in operation.inputs))
+        expected = operation.expected(self.types.storage(operation), *(self.theirs[k] for k in operation.inputs))
         value, across = expected.value, (operation.key,)
         verdict, reason, ratio = within(expected, theirs)
         judged = statistics(operation.key, verdict, reason, across, ratio, value, theirs)
+        if self.details is not None:
+            self.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
         if verdict != Verdict.WRONG:
             return replace(judged, **self._from_float64(operation, value, theirs))
         bound = bound_of(expected, value.shape)[1]
-        noise = dot(bound, bound) / max(dot(value, value), TINY)
-        return judged.explained(self._explain(across, value, theirs, _MATCH, noise=noise) or self._local(operation, expected, theirs))
+        loose = dot(bound, bound) / max(dot(value, value), TINY)
+        rough = noise(expected)
+        cause = self._explain(across, value, theirs, matched(rough), noise=loose, rough=rough)
+        if cause is None and operation.key.name == "kqv_out" and not self.types.strict:
+            cause = self._behind_a_cache(operation, value, theirs)
+        return self._caused(judged, cause or self._local(operation, expected, theirs, rough))
+
+    def _behind_a_cache(self, operation: Operation, value: Array, theirs: Array) -> Cause | None:
+        """The mistake in attention that explains it together with a KV cache of 8 or 4 bits."""
+        storage, inputs = self.types.storage(operation), [self.theirs[k] for k in operation.inputs]
+        for kind in ("q8_0", "q4_0"):
+            assumed = storage._replace(precision=replace(storage.precision, kv=kind))
+            rough = noise(operation.expected(assumed, *inputs))
+            cause = self._explain((operation.key,), value, theirs, matched(rough), rough=rough)
+            if cause is not None:
+                return replace(cause, text=f"{cause.text}; and keys and values are rounded, as in a cache of {kind}")
+        return None
 
     def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
         """Several operations at once, the last of which gives a tensor of the dump."""
@@ -170,20 +259,32 @@ class _Judge:
             logits = judge(value.astype(np.float32), theirs, reach)
             verdict, reason = max((verdict, reason), (logits.verdict, logits.reason))
         judged = statistics(key, verdict, reason, across, ratio, value, theirs)
+        if self.details is not None:
+            most_nmse = ROUNDING_ACROSS if verdict == Verdict.ROUNDING else limits(reach, len(value))[0]
+            self.details.rows(key, value, theirs, most_nmse)
         most = 0.0 if reach is None else reach.nmse
         work = sum(self._cost(k) for k in across)
         if verdict == Verdict.WRONG:
             if work > _MOST_WORK:
                 return replace(judged, tried=False)
-            return judged.explained(self._explain(across, value, theirs, most))
+            return self._caused(judged, self._explain(across, value, theirs, most))
         if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
             cause = self._explain(across, value, theirs, most, most / 2)
             if cause is not None and cause.fault:
                 return replace(judged.explained(cause), verdict=Verdict.WRONG)
         return judged
 
+    def _caused(self, judged: OperationVerdict, cause: Cause | None) -> OperationVerdict:
+        """A wrong tensor with its cause: a rounding to fewer bits is no fault where nothing was declared, and assumed from there on."""
+        explained = judged.explained(cause)
+        if cause is None or cause.fault or self.types.strict:
+            return explained
+        if cause.kind in CACHES and judged.key.name == "kqv_out":
+            self.types = self.types.with_cache(cause.kind)
+        return replace(explained, verdict=Verdict.NARROW)
+
     def _reach(self, across: tuple[Key, ...], value: Array) -> Reach | None:
-        """The reach of float16 in every tensor of `across`; None if their numbers leave float32's range on the way."""
+        """The reach of roundings in every tensor of `across`; None if their numbers leave float32's range on the way."""
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 narrow = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[across[-1]])
@@ -192,12 +293,16 @@ class _Judge:
         return Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
 
     def _rounded(self, key: Key) -> Compute:
-        """An operation that rounds its output to float16."""
+        """An operation that rounds its output to float16; with narrow types every step, by as much as they may at random."""
         operation = self.by_key[key]
+        storage = self.types.storage(operation)
 
         def compute(values: Mapping[Key, Array]) -> Array:
-            value = operation.evaluate(*(values[k] for k in operation.inputs)).value
-            return to_eleven_bits(value.astype(np.float32)).astype(np.float64)
+            expected = operation.expected(storage, *(values[k] for k in operation.inputs))
+            if storage.is_wide:
+                return to_eleven_bits(expected.value.astype(np.float32)).astype(np.float64)
+            random = np.random.default_rng(list(str(key).encode())).uniform(-1, 1, expected.value.shape)
+            return to_digits(expected.value + random * np.sqrt(expected.square), DIGITS[storage.output])
 
         return compute
 
@@ -234,14 +339,16 @@ class _Judge:
 
     # --- what went wrong ---
 
-    def _local(self, operation: Operation, expected: Expected, theirs: Array) -> Cause | None:
+    def _local(self, operation: Operation, expected: Expected, theirs: Array, rough: float) -> Cause | None:
         """The cause that the places of wrong numbers show, where no known mistake makes all of them."""
-        cause = overwritten(operation.key, self.dump.tensors, [o.key for o in self.graph]) or rounded(theirs, expected.value)
+        cause = overwritten(operation.key, self.dump.tensors, [o.key for o in self.graph])
+        if cause is None and self.types.strict:
+            cause = rounded(theirs, expected.value)
         if cause is not None:
             return cause
         wrong = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
         inputs = [self.theirs[k] for k in operation.inputs]
-        return local(self.model, self.dialect, operation, inputs, expected.value, theirs, wrong)
+        return local(self.model, self.dialect, operation, inputs, expected.value, theirs, wrong, rough)
 
     def _same_inputs(self, across: tuple[Key, ...]) -> bool:
         """Whether all inputs of `across` have our bits too: equal outputs of other inputs would be a coincidence or a fake."""
@@ -278,13 +385,20 @@ class _Judge:
         return values
 
     def _explain(
-        self, across: tuple[Key, ...], value: Array, theirs: Array, most: float, least: float = 0.0, noise: float = 0.0
+        self,
+        across: tuple[Key, ...],
+        value: Array,
+        theirs: Array,
+        most: float,
+        least: float = 0.0,
+        noise: float = 0.0,
+        rough: float = 0.0,
     ) -> Cause | None:
         """The mistake that comes closest, if the NMSE it leaves is at most `most`, and a tenth of that without it.
 
         least: NMSE by which it must change the right numbers. One that changes less may flip the very codes that roundings flip.
         noise: NMSE of roundings alone. A known mistake that leaves no more is not given up for a fitted factor or constant, which takes
-        away roundings too.
+        away roundings too. rough: NMSE that narrow types make.
         """
         now = relative_error(value, theirs)
         best = min(most, now / 10)  # a mistake that explains little explains nothing
@@ -299,9 +413,12 @@ class _Judge:
             for candidate, array in chain(self._mistaken(across), with_fitted()):
                 if array.shape != theirs.shape or not np.isfinite(array).all() or relative_error(array, value) < least:
                     continue
-                if (left := relative_error(array, theirs)) < best:
+                left = relative_error(array, theirs)
+                if self.details is not None:
+                    self.details.attempt(across[-1], candidate.text, left)
+                if left < best:
                     best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
-        if cause is None and now > _MATCH and permuted(theirs, value):
+        if cause is None and now > matched(rough) and permuted(theirs, value, rough):
             return Cause("the right numbers in another order: columns are permuted", "read.permuted")
         return cause
 

@@ -9,8 +9,15 @@ class Verdict(IntEnum):
     SAME_BITS = 0
     ROUNDING = 1
     FLIPS = 2
-    WRONG = 3
-    INVALID = 4
+    NARROW = 3
+    WRONG = 4
+    INVALID = 5
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __format__(self, spec: str) -> str:
+        return format(self.name, spec)
 
     @property
     def text(self) -> str:
@@ -27,6 +34,7 @@ _MEANINGS = {
     Verdict.SAME_BITS: "same bits",
     Verdict.ROUNDING: "rounding: float32 sums in another order",
     Verdict.FLIPS: "close: as far as flipped int8 codes or float16 roundings reach",
+    Verdict.NARROW: "narrower: right but for roundings to fewer bits that nobody declared",
     Verdict.WRONG: "WRONG: more than roundings explain",
     Verdict.INVALID: "INVALID: cannot be compared",
 }

@@ -1,0 +1,15 @@
+"""The kernels: Numba on the CPU, and in cuda/ on NVIDIA GPUs.
+
+cpu.py         the operations of the CPU backend, gathered from the files below
+scalar.py      the arithmetic contract, and its rules for one number: exp, rounding, GELU
+rows.py        norms, RoPE, residuals, gates                 floats.py      embedding and products with float tables
+ternary.py     the int8 quantiser and ternary products       blocks.py      products with ggml's block types (block_formats.py)
+attention.py   causal attention                              masks.py       attention with mask arrays, and their filling
+backward.py    the gradients of these operations             certified.py   bounds on the logits of every token
+packing.py     files' ternary layouts -> packed matrices     checks.py      weights that are NaN, infinite or no ternary code
+tiles.py       tiles of dot products; sums.py: float64 sums  simd.py        vector registers: the one file that knows LLVM
+launching.py   compiling kernels, and sharing them out       storage.py     the memory of a KV cache
+workspace.py   memory for results                            huge_pages.py  memory for weights
+disk_cache.py  compiled kernels on disk: their folder (cache_folder.py), their check (cache_check.py), and private_cache.py for unknown
+               versions of Numba
+"""

@@ -1,12 +1,17 @@
-"""Attention without a [T, T] array: keys in chunks of CHUNK from position 0, in the contract's order."""
+"""Attention without a [T, T] array: keys in chunks of CHUNK from position 0, in the contract's order.
+
+The queries that read the same keys and values are worked out together: the heads of a group, for a run of rows. Each chunk of keys gives
+them a maximum, a sum of weights and weighted values (`Sums`), which are folded into those of the chunks before.
+"""
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import get_num_threads, prange
 from numpy.typing import NDArray
 
-from .launching import Floats, launch, parallel, serial
+from .launching import Floats, inlined, launch, parallel, serial
 from .scalar import CHUNK, exp, round_to_half
 from .simd import LANES, axpy_step, axpy_tail, fma, prefetch, store_products, store_sums, store_tile, tile_f32
 from .sums import fold_lanes
@@ -14,15 +19,70 @@ from .tiles import ROWS, SPAN, TOKENS, VALUE_COLUMNS, dot_tile
 from .workspace import empty
 
 NO_WINDOW = 1 << 62
-_AHEAD = 12  # keys that are asked for ahead of time
-_QUERIES = 32  # that share one reading of the keys and values they see
-_LONG = 256  # keys, from which on a row's are shared out when threads have fewer than two heads each
-UNSEEN = np.float32(-1.0)  # marks a query that sees no key of a chunk, where a weight cannot be negative
+_AHEAD = 12  # keys by which prefetches run ahead
+_QUERIES = 32  # queries that share one reading of the keys and values they see
+_LONG = 256  # keys of a row from which on threads share them, where threads have fewer than two heads each
+UNSEEN = np.float32(-1.0)
+"""In place of a weight, which is never negative: the query sees no key of the chunk."""
+
+
+# Functions that are called for each chunk and take these records are inlined: a call counts a reference to every array of a record.
+
+
+class Inputs(NamedTuple):
+    """What attention is computed from. Position p is in place p % S of k and v.
+
+    S is more than every position, or a multiple of CHUNK (a ring): no chunk is torn apart.
+    """
+
+    q: Any  # [R, H, K]
+    k: Any  # [B, S, G, K]
+    v: Any  # [B, S, G, K]
+    slot: Any  # [R] the sequence of a row
+    position: Any  # [R]
+    scale: Any  # of scores
+
+
+class Run(NamedTuple):
+    """Rows that are consecutive positions of one sequence, and the heads of them that read one key-value head.
+
+    Query i of a run is head g * group + i % group of row first + i // group.
+    """
+
+    first: Any  # row
+    end: Any  # the row after the last
+    g: Any  # key-value head
+    group: Any  # heads that read it
+
+
+class Chunk(NamedTuple):
+    """The keys of a chunk and their values."""
+
+    key: Any  # number of the first
+    n_keys: Any
+    start: Any  # offset of the first in k and v
+    stride: Any  # numbers from one to the next
+
+
+class Room(NamedTuple):
+    """What the queries of a run are worked out in. There are as many as fill whole tiles."""
+
+    queries: Any  # [n, K]; those that only fill a tile are 0
+    scores: Any  # [n, CHUNK] of one chunk; then the weights
+    lanes: Any  # [LANES]
+
+
+class Sums(NamedTuple):
+    """What the queries of a run get from some chunks."""
+
+    largest: Any  # [n] score
+    weight: Any  # [n] sum of exp(score - largest), or UNSEEN
+    values: Any  # [n, K] or whole tiles of it: sums of values, each times its exp(score - largest)
 
 
 @serial
 def ask_for(rows, start, stride, width, count):
-    """Prefetch the first `width` elements of `count` rows: pieces that lie apart, of which the processor foresees no more than one."""
+    """Prefetch the first `width` elements of `count` rows. They lie apart, and the processor foresees no more than one such piece."""
     for row in range(count):
         for i in range(0, width, LANES):
             prefetch(rows, start + row * stride + i)
@@ -32,7 +92,7 @@ def ask_for(rows, start, stride, width, count):
 def chunk_scores(queries, width, keys, values, key_start, key_stride, n_keys, scale, scores):
     """scores[i, j] = query i . key j * scale, for the keys of one chunk. Queries, and keys past the last, are padded to whole tiles.
 
-    Few queries wait for memory: keys are asked for ahead of time, and values, which come next.
+    Few queries wait for memory: keys are prefetched, and so are the values, which come next.
     """
     few = queries.shape[0] <= TOKENS
     for j in range(0, n_keys, ROWS):
@@ -47,7 +107,10 @@ def chunk_scores(queries, width, keys, values, key_start, key_stride, n_keys, sc
 
 @serial
 def _largest_score(scores, low, high, lanes):
-    """The largest of scores[low:high], and -infinity elsewhere. Its order is free; sixteen at a time keeps it in vector registers."""
+    """The largest of scores[low:high]; the scores elsewhere become -infinity.
+
+    The order of a maximum is free; sixteen at a time keeps it in vector registers.
+    """
     for i in range(LANES):
         lanes[i] = -np.inf
     for j in range(0, CHUNK, LANES):
@@ -63,7 +126,7 @@ def _largest_score(scores, low, high, lanes):
 
 @serial
 def exponentials(scores, largest, lanes):
-    """scores -> exp(score - largest), which makes 0 of -infinity; their sum by the lane rule."""
+    """Replace scores by exp(score - largest), which is 0 for -infinity, and return their sum by the lane rule."""
     for i in range(LANES):
         lanes[i] = 0
     for j in range(0, CHUNK, LANES):
@@ -93,7 +156,7 @@ def chunk_values(p, n_keys, values, value_start, value_stride, width, out):
 
 @serial
 def visible(position, window, first_key):
-    """Which keys of the chunk that begins at first_key a query at `position` sees: low..high. A window counts the query itself."""
+    """The keys low..high that a query at `position` sees of the chunk that begins at first_key. A window counts the query itself."""
     low = max(0, position - window + 1 - first_key)
     high = min(CHUNK, position + 1 - first_key)
     return low, high
@@ -101,141 +164,145 @@ def visible(position, window, first_key):
 
 @serial
 def first_chunk(position, window):
-    """The first of which a query at `position` sees a key."""
+    """The first chunk of which a query at `position` sees a key."""
     return max(0, position - window + 1) // CHUNK
 
 
-@serial
-def tile_queries(q, first, end, g, group):
-    """The queries of rows first..end that read key-value head g, padded to whole tiles: number i is head g * group + i % group of row
-    first + i // group."""
-    width = q.shape[2]
-    n = (end - first) * group
-    queries = np.zeros((-(-n // TOKENS) * TOKENS, width), np.float32)
+@inlined
+def new_room(q, run):
+    """A run's queries, padded to whole tiles, and memory for their scores."""
+    n, width = (run.end - run.first) * run.group, q.shape[2]
+    padded = -(-n // TOKENS) * TOKENS
+    queries = np.zeros((padded, width), np.float32)
     for i in range(n):
         for d in range(width):
-            queries[i, d] = q[first + i // group, g * group + i % group, d]
-    return queries
+            queries[i, d] = q[run.first + i // run.group, run.g * run.group + i % run.group, d]
+    return Room(queries, np.zeros((padded, CHUNK), np.float32), np.empty(LANES, np.float32))
 
 
-@serial
-def part_like(queries):
-    """For `chunk_values`: its rows are padded to whole tiles."""
-    return np.empty((queries.shape[0], -(-queries.shape[1] // SPAN) * SPAN), np.float32)
+@inlined
+def new_sums(q, run):
+    """Memory for what a run gets from one chunk. `chunk_values` pads values to whole tiles."""
+    n, width = (run.end - run.first) * run.group, q.shape[2]
+    values = np.empty((-(-n // TOKENS) * TOKENS, -(-width // SPAN) * SPAN), np.float32)
+    return Sums(np.empty(n, np.float32), np.empty(n, np.float32), values)
 
 
-@serial
-def _attend_chunk(queries, k, v, start, stride, n_keys, position, first, group, key, window, scale, scores, lanes, largest, weight, part):
-    """What queries get from the chunk of keys that begins with number `key`, at `start` of k and v: the largest score of those they see,
-    their weight or UNSEEN, and their part of the values."""
-    width = queries.shape[1]
-    chunk_scores(queries, width, k, v, start, stride, n_keys, scale, scores)
+@inlined
+def no_sums(q, run):
+    """The sums of a run that has seen no key."""
+    n, width = (run.end - run.first) * run.group, q.shape[2]
+    return Sums(np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32))
+
+
+@inlined
+def chunk_at(inputs, run, key, end):
+    """The chunk that begins with number `key` of a run's keys, which end at `end`."""
+    places, heads, width = inputs.k.shape[1], inputs.k.shape[2], inputs.k.shape[3]
+    place = inputs.slot[run.first] * places + key % places
+    return Chunk(key, min(CHUNK, end - key), (place * heads + run.g) * width, heads * width)
+
+
+@inlined
+def _attend_chunk(inputs, window, run, chunk, room, here):
+    """Store what the queries of a run get from a chunk in `here`."""
+    width, scores, lanes = room.queries.shape[1], room.scores, room.lanes
+    largest, weight, position = here.largest, here.weight, inputs.position
+    chunk_scores(room.queries, width, inputs.k, inputs.v, chunk.start, chunk.stride, chunk.n_keys, inputs.scale, scores)
     for i in range(weight.size):
-        low, high = visible(position[first + i // group], window, key)
+        low, high = visible(position[run.first + i // run.group], window, chunk.key)
         largest[i] = _largest_score(scores[i], low, high, lanes)
-        here = exponentials(scores[i], largest[i], lanes)
-        weight[i] = here if high > low else UNSEEN
-    chunk_values(scores, n_keys, v, start, stride, width, part)
+        total = exponentials(scores[i], largest[i], lanes)
+        weight[i] = total if high > low else UNSEEN
+    chunk_values(scores, chunk.n_keys, inputs.v, chunk.start, chunk.stride, width, here.values)
 
 
-@serial
-def fold(largest_here, weight_here, part, largest, weight, total):
-    """Fold what queries get from one more chunk into what they have."""
+@inlined
+def fold(here, sums):
+    """Fold what queries get from one more chunk into their sums."""
+    largest, weight, values, part = sums.largest, sums.weight, sums.values, here.values
     for i in range(weight.size):
-        if weight_here[i] != UNSEEN:  # adding +0 instead would turn a -0 around
-            after = max(largest[i], largest_here[i])
-            old, new = exp(np.float32(largest[i] - after)), exp(np.float32(largest_here[i] - after))
-            weight[i] = fma(weight[i], old, np.float32(weight_here[i] * new))
+        if here.weight[i] != UNSEEN:  # adding +0 instead would turn a -0 around
+            after = max(largest[i], here.largest[i])
+            old, new = exp(np.float32(largest[i] - after)), exp(np.float32(here.largest[i] - after))
+            weight[i] = fma(weight[i], old, np.float32(here.weight[i] * new))
             largest[i] = after
-            for d in range(total.shape[1]):
-                total[i, d] = fma(total[i, d], old, np.float32(part[i, d] * new))
+            for d in range(values.shape[1]):
+                values[i, d] = fma(values[i, d], old, np.float32(part[i, d] * new))
 
 
 @serial
-def store_attended(total, weight, first, g, group, out):
-    """What has been folded, divided by its weight. A query that saw nothing has none: its weights' largest is 1 otherwise.
+def store_attended(sums, run, out):
+    """Store the sums of values divided by their weight, and 0 for a query that saw nothing. Every other weight is at least 1.
 
-    Returns whether there is NaN in it.
+    Returns whether there is NaN in the result.
     """
+    values, weight = sums.values, sums.weight
     nan = np.int32(0)
-    for i in range(total.shape[0]):
-        for d in range(total.shape[1]):
-            attended = total[i, d] / weight[i] if weight[i] != 0 else np.float32(0.0)
-            out[first + i // group, g * group + i % group, d] = attended
+    for i in range(values.shape[0]):
+        for d in range(values.shape[1]):
+            attended = values[i, d] / weight[i] if weight[i] != 0 else np.float32(0.0)
+            out[run.first + i // run.group, run.g * run.group + i % run.group, d] = attended
             nan |= np.int32(attended != attended)
     return nan != 0
 
 
 @serial
-def _attend_together(q, k, v, slot, position, first, end, g, scale, window, out):
-    """Rows first..end, which are consecutive positions of one sequence, against key-value head g of that sequence.
+def _attend_together(inputs, window, run, out):
+    """Attention of a run.
 
-    Position p is in place p % S of k and v. S is more than every position, or a multiple of CHUNK (a ring): no chunk is torn apart.
     Returns whether there is NaN in the result: a later position's values, times the 0 of a row that does not see them, are in it too.
     """
-    width = q.shape[2]
-    group = q.shape[1] // k.shape[2]
-    stride = k.shape[2] * width
-    base = slot[first] * k.shape[1] * stride + g * width
-
-    n, queries = (end - first) * group, tile_queries(q, first, end, g, group)
-    part = part_like(queries)
-    scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
-    largest_here, weight_here = np.empty(n, np.float32), np.empty(n, np.float32)
-    largest, weight, total = np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32)
-    for chunk in range(first_chunk(position[first], window), position[end - 1] // CHUNK + 1):
-        key = chunk * CHUNK
-        n_keys = min(CHUNK, position[end - 1] + 1 - key)
-        start = base + key % k.shape[1] * stride
-        here = largest_here, weight_here, part
-        _attend_chunk(queries, k, v, start, stride, n_keys, position, first, group, key, window, scale, scores, lanes, *here)
-        fold(largest_here, weight_here, part, largest, weight, total)
-    return store_attended(total, weight, first, g, group, out)
+    first, last = inputs.position[run.first], inputs.position[run.end - 1]
+    room, here, sums = new_room(inputs.q, run), new_sums(inputs.q, run), no_sums(inputs.q, run)
+    for chunk in range(first_chunk(first, window), last // CHUNK + 1):
+        _attend_chunk(inputs, window, run, chunk_at(inputs, run, chunk * CHUNK, last + 1), room, here)
+        fold(here, sums)
+    return store_attended(sums, run, out)
 
 
 @serial
-def _attend_tile(q, k, v, slot, position, first, end, g, scale, window, out):
+def _attend_run(inputs, window, run, out):
     """As `_attend_together`, but a later position's NaN or infinity reaches no row: if there is any, each row is taken by itself."""
-    if _attend_together(q, k, v, slot, position, first, end, g, scale, window, out):
-        for r in range(end - first):
-            _attend_together(q, k, v, slot, position, first + r, first + r + 1, g, scale, window, out)
+    if _attend_together(inputs, window, run, out):
+        for r in range(run.first, run.end):
+            _attend_together(inputs, window, Run(r, r + 1, run.g, run.group), out)
 
 
 @parallel
 def _attend(q, k, v, slot, position, tiles, scale, window, out):
-    n = (tiles.size - 1) * k.shape[2]
+    heads, group, n = k.shape[2], q.shape[1] // k.shape[2], (tiles.size - 1) * k.shape[2]
+    inputs = Inputs(q, k, v, slot, position, scale)
     for item in prange(n):
         mirrored = n - 1 - item // 2 if item % 2 else item // 2  # late rows see more keys: give each thread early and late ones
-        t, g = mirrored // k.shape[2], mirrored % k.shape[2]
-        _attend_tile(q, k, v, slot, position, tiles[t], tiles[t + 1], g, scale, window, out)
+        t = mirrored // heads
+        _attend_run(inputs, window, Run(tiles[t], tiles[t + 1], mirrored % heads, group), out)
 
 
 @parallel
-def _attend_split(q, k, v, slot, position, scale, window, largest, weight, part, out):
+def _attend_split(q, k, v, slot, position, scale, window, largest, weight, values, out):
     """As `_attend`, for rows that stand alone: cut between chunks of keys, so that threads share out a single row."""
-    rows, heads, group = q.shape[0], k.shape[2], q.shape[1] // k.shape[2]
-    width, chunks = q.shape[2], largest.shape[1]
+    rows, heads, group, chunks = q.shape[0], k.shape[2], q.shape[1] // k.shape[2], largest.shape[1]
+    inputs = Inputs(q, k, v, slot, position, scale)
     for item in prange(rows * chunks * heads):
-        r, chunk, g = item // (chunks * heads), item // heads % chunks, item % heads
-        key = (first_chunk(position[r], window) + np.int64(chunk)) * CHUNK
-        n_keys = min(CHUNK, position[r] + 1 - key)
-        if n_keys > 0:
-            queries = tile_queries(q, r, r + 1, g, group)
-            scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
-            start = ((slot[r] * k.shape[1] + key % k.shape[1]) * heads + g) * width
-            here = largest[r, chunk, g], weight[r, chunk, g], part[r, chunk, g]
-            _attend_chunk(queries, k, v, start, heads * width, n_keys, position, r, group, key, window, scale, scores, lanes, *here)
+        r, c, g = item // (chunks * heads), item // heads % chunks, item % heads
+        key = (first_chunk(position[r], window) + np.int64(c)) * CHUNK
+        if key <= position[r]:
+            run = Run(np.int64(r), np.int64(r) + 1, np.int64(g), group)
+            here = Sums(largest[r, c, g], weight[r, c, g], values[r, c, g])
+            _attend_chunk(inputs, window, run, chunk_at(inputs, run, key, position[r] + 1), new_room(q, run), here)
     for item in prange(rows * heads):
         r, g = item // heads, item % heads
-        folded = np.full(group, -np.inf, np.float32), np.zeros(group, np.float32), np.zeros((group, width), np.float32)
-        for chunk in range(position[r] // CHUNK - first_chunk(position[r], window) + 1):
-            fold(largest[r, chunk, g], weight[r, chunk, g], part[r, chunk, g], *folded)
-        store_attended(folded[2], folded[1], r, g, group, out)
+        run = Run(np.int64(r), np.int64(r) + 1, np.int64(g), group)
+        sums = no_sums(q, run)
+        for c in range(position[r] // CHUNK - first_chunk(position[r], window) + 1):
+            fold(Sums(largest[r, c, g], weight[r, c, g], values[r, c, g]), sums)
+        store_attended(sums, run, out)
 
 
 @serial
 def _query_tiles(slot, position, limit):
-    """Where to cut the rows so that each piece is at most `limit` consecutive positions of one sequence: first rows, and the end."""
+    """The first rows of pieces, and the end. Each piece is at most `limit` consecutive positions of one sequence."""
     cuts = np.empty(slot.size + 1, np.int64)
     n = 0
     for r in range(slot.size):
@@ -247,12 +314,12 @@ def _query_tiles(slot, position, limit):
 
 
 def chunks_touched(keys: int) -> int:
-    """Chunks that so many consecutive keys lie in, at most."""
+    """The most chunks that so many consecutive keys lie in."""
     return -(-(keys - 1) // CHUNK) + 1
 
 
 def query_tiles(slot: NDArray[np.int64], position: NDArray[np.int64], group: int) -> NDArray[np.int64]:
-    """Rows whose queries, `group` of each, share one reading of their keys and values: the first of each tile, and the end."""
+    """The first row of each tile, and the end. The queries of a tile's rows, `group` of each, share one reading of keys and values."""
     return _query_tiles(slot, position, max(1, _QUERIES // group))
 
 
@@ -272,16 +339,16 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     alone = tiles.size == len(q) + 1 and len(q) * heads < 2 * get_num_threads()
     if alone and longest >= _LONG:
         chunks = chunks_touched(longest)
-        part = empty((len(q), chunks, heads, -(-group // TOKENS) * TOKENS, -(-q.shape[2] // SPAN) * SPAN))
-        sums = empty((2, len(q), chunks, heads, group))
-        launch(_attend_split, work, q, k, v, slot, position, scale_of(q), window, *sums, part, out)
+        values = empty((len(q), chunks, heads, -(-group // TOKENS) * TOKENS, -(-q.shape[2] // SPAN) * SPAN))
+        largest, weight = empty((2, len(q), chunks, heads, group))
+        launch(_attend_split, work, q, k, v, slot, position, scale_of(q), window, largest, weight, values, out)
     else:
         launch(_attend, work, q, k, v, slot, position, tiles, scale_of(q), window, out)
     return out
 
 
 def _longest(position: NDArray[np.int64], window: int) -> int:
-    """How many keys the row sees that sees most."""
+    """The largest number of keys that a row sees."""
     return min(int(position.max()) + 1, window)
 
 
@@ -332,8 +399,8 @@ def attend_halves(
     # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """`attend` for an engine that rounds probabilities to float16 before it sums the values: plain loops, and sums in float64.
 
-    With q, k and v rounded too, no rounding but float16's shows in the result, whatever order the engine sums in. Keys and values that are
-    float16's bits are widened first.
+    With q, k and v rounded too, no rounding but float16's shows in the result, whatever order the engine sums in. Keys and values may be
+    bits of float16 (int16), which are widened first.
     """
     if k.dtype == np.int16:
         end = int(position.max()) + 1

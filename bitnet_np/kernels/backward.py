@@ -6,6 +6,8 @@ and the parts' chains are added in order. Where rows are summed (gradients of we
 is, to the bit, the sum of its sequences' in order. Elsewhere parts are PART numbers long. Nothing depends on threads or tiles.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import prange
 from numpy.typing import NDArray
@@ -18,15 +20,15 @@ from .sums import fold_lanes, wide_dot
 from .tiles import SPAN, TOKENS, VALUE_COLUMNS, WIDE
 from .workspace import empty
 
-PART = 256  # numbers of a row, or rows of a matrix, that are summed in one chain
+PART = 256  # numbers of a row, or rows of a matrix, in one chain of a sum
 
 _TILE_ROWS, _TILE_COLUMNS = (4, 4) if WIDE else (2, 2)  # registers of a tile of a product
 _BLOCK = 128  # rows of a result that one step of a parallel loop owns
-_PANEL = _TILE_COLUMNS * LANES  # columns of it
+_PANEL = _TILE_COLUMNS * LANES  # columns of a result that it owns
 
 
 def parts(n: int) -> NDArray[np.int64]:
-    """Where chains over n numbers begin, and the end."""
+    """The first indices of chains over n numbers, and the end."""
     return np.append(np.arange(0, n, PART), n)
 
 
@@ -35,7 +37,7 @@ def parts(n: int) -> NDArray[np.int64]:
 
 @serial
 def _panel(source, first, end, column, width, target):
-    """target[k] = source[first + k, column : column + width], filled up with zeros."""
+    """target[k] = source[first + k, column : column + width], then zeros."""
     for k in range(end - first):
         row = source[first + k, column : column + width]
         for i in range(row.size):
@@ -99,7 +101,7 @@ def _product(a, b, cuts, transposed, fresh, out):
 
 
 def product(a: Floats, b: Floats, into: Floats | None = None) -> Floats:  # [I, K], [K, J] -> [I, J]
-    """a b, in parts of PART numbers of K; added to `into`, part after part, if that is given."""
+    """a b, in parts of PART numbers of K. The parts are added to `into`, one after another, if that is given."""
     out = empty((a.shape[0], b.shape[1])) if into is None else into
     launch(_product, a.shape[0] * b.size // 8, read_only(a), read_only(b), parts(len(b)), False, into is None, out)
     return out
@@ -108,7 +110,7 @@ def product(a: Floats, b: Floats, into: Floats | None = None) -> Floats:  # [I, 
 def transposed_product(
     a: Floats, b: Floats, cuts: NDArray[np.int64], into: Floats | None = None
 ) -> Floats:  # [K, I], [K, J] over cuts of K -> [I, J]
-    """a^T b, in the parts of K that `cuts` says; added to `into`, part after part, if that is given."""
+    """a^T b, in the parts of K that `cuts` says. They are added to `into`, one after another, if that is given."""
     out = empty((a.shape[1], b.shape[1])) if into is None else into
     launch(_product, a.shape[1] * b.size // 8, read_only(a), read_only(b), cuts, True, into is None, out)
     return out
@@ -130,7 +132,7 @@ def _dense(packed, scale, out):
 
 
 def dense(packed: NDArray[np.uint8], scale: np.float32, shape: tuple[int, int]) -> Floats:  # packed [N, M] (packing.py) -> [N, M]
-    """A ternary matrix as the numbers it stands for."""
+    """The numbers that a ternary matrix stands for."""
     out = empty(shape)
     launch(_dense, out.size, read_only(packed.view(np.uint32)), scale, out)
     return out
@@ -186,7 +188,10 @@ def _gain_back(x, dy, factors, cuts, out):
 
 def rms_norm_back(x: Floats, gain: Floats, eps: float, dy: Floats, cuts: NDArray[np.int64]) -> tuple[Floats, Floats]:
     # [R, D], [D], [R, D], cuts of R -> [R, D], [D]
-    """Of cpu.rms_norm: with f = 1 / root and g = dy gain, dx = (g - x f^2 mean(g x)) f, the mean from float64; dgain = sum of dy x f."""
+    """The gradients of cpu.rms_norm. With f = 1 / root and g = dy gain: dx = (g - x f^2 mean(g x)) f, dgain = sum of dy x f.
+
+    The mean is taken in float64.
+    """
     dx, factors, dgain = empty(x.shape), np.empty(len(x), np.float32), np.zeros(x.shape[1], np.float32)
     launch(_rms_norm_back, 2 * x.size, x, read_only(gain), np.float32(eps), dy, dx, factors)
     launch(_gain_back, x.size, x, dy, factors, cuts, dgain)
@@ -221,14 +226,14 @@ def _silu_gate_back(gate, up, dy, dgate, dup):
 
 
 def relu2_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats]:  # [R, F] x 3 -> [R, F] x 2
-    """dy up 2 max(gate, 0), and dy max(gate, 0)^2."""
+    """The gradients of relu2_gate: dy up 2 max(gate, 0), and dy max(gate, 0)^2."""
     dgate, dup = empty(gate.shape), empty(gate.shape)
     launch(_relu2_gate_back, gate.size, gate, up, dy, dgate, dup)
     return dgate, dup
 
 
 def silu_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats]:  # [R, F] x 3 -> [R, F] x 2
-    """dy up s (1 + gate (1 - s)), and dy gate s, where s = 1 / (1 + e^-gate)."""
+    """The gradients of silu_gate: dy up s (1 + gate (1 - s)), and dy gate s, where s = 1 / (1 + e^-gate)."""
     dgate, dup = empty(gate.shape), empty(gate.shape)
     launch(_silu_gate_back, 16 * gate.size, gate, up, dy, dgate, dup)
     return dgate, dup
@@ -237,9 +242,29 @@ def silu_gate_back(gate: Floats, up: Floats, dy: Floats) -> tuple[Floats, Floats
 # --- attention ------------------------------------------------------------------------------------------------------------------------
 
 
+class Forward(NamedTuple):
+    """The forward pass of attention, and the gradient of its result."""
+
+    q: Any  # [R, H, K]
+    k: Any  # [R, G, K]
+    v: Any  # [R, G, K]
+    attended: Any  # [R, H, K]
+    dy: Any  # [R, H, K]
+    scale: Any  # of scores
+    window: Any
+
+
+class Gradients(NamedTuple):
+    """The gradients that attention's are added to."""
+
+    q: Any  # [R, H, K]
+    k: Any  # [R, G, K]
+    v: Any  # [R, G, K]
+
+
 @serial
 def _head_rows(x, first, head, target):
-    """target[i] = x[first + i, head], and zeros after the last row of x that is asked for."""
+    """target[i] = x[first + i, head]."""
     for i in range(target.shape[0]):
         row = x[first + i, head]
         for d in range(row.size):
@@ -271,8 +296,9 @@ def _add_part(part, count, out, first, head):
 
 
 @serial
-def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, dk, dv):
-    """One sequence, rows first..end, and the query heads that read key-value head g."""
+def _attend_back_group(forward, first, end, g, gradients):
+    """The part of the gradients that belongs to the sequence in rows first..end and the query heads that read key-value head g."""
+    q, k, v, attended, dy, scale, window = forward
     width, length = q.shape[2], end - first
     group = q.shape[1] // k.shape[1]
     chunks = (length + CHUNK - 1) // CHUNK
@@ -316,25 +342,25 @@ def _attend_back_group(q, k, v, attended, dy, first, end, g, scale, window, dq, 
                         difference = np.float32(slope[j] - along[i])
                         slope[j] = np.float32(np.float32(probability[j] * difference) * scale) if j < n_keys else np.float32(0.0)
                 chunk_values(ds[:padded], n_keys, keys, chunk * CHUNK * width, width, width, part)
-                _add_part(part, n, dq, row, h)
+                _add_part(part, n, gradients.q, row, h)
                 _transposed_values(ds, n, queries, 0, width, part)
-                _add_part(part, n_keys, dk, first + chunk * CHUNK, g)
+                _add_part(part, n_keys, gradients.k, first + chunk * CHUNK, g)
                 _transposed_values(p[chunk], n, above, 0, width, part)
-                _add_part(part, n_keys, dv, first + chunk * CHUNK, g)
+                _add_part(part, n_keys, gradients.v, first + chunk * CHUNK, g)
 
 
 @parallel
 def _attend_back(q, k, v, attended, dy, cuts, scale, window, dq, dk, dv):
-    groups = k.shape[1]
+    forward, gradients, groups = Forward(q, k, v, attended, dy, scale, window), Gradients(dq, dk, dv), k.shape[1]
     for item in prange((cuts.size - 1) * groups):
-        sequence, g = item // groups, item % groups
-        _attend_back_group(q, k, v, attended, dy, cuts[sequence], cuts[sequence + 1], g, scale, window, dq, dk, dv)
+        sequence = item // groups
+        _attend_back_group(forward, cuts[sequence], cuts[sequence + 1], item % groups, gradients)
 
 
 def attend_back(
     q: Floats, k: Floats, v: Floats, attended: Floats, dy: Floats, cuts: NDArray[np.int64], window: int | None = None
 ) -> tuple[Floats, Floats, Floats]:  # [R, H, K], [R, G, K] x 2, [R, H, K] x 2, first rows of sequences -> [R, H, K], [R, G, K] x 2
-    """Of cpu.attend within each sequence, `attended` being what it gave. Memory is O(T) for each thread.
+    """The gradients of cpu.attend within each sequence, where `attended` is its result. Each thread takes O(T) memory.
 
     Probabilities p are recomputed: exp(score - row's largest), divided by the row's sum, chunk after chunk. With dp = dy . v and
     ds = p (dp - dy . attended) scale: dq sums ds k over chunks of CHUNK keys; dk and dv sum ds q and p dy over the query heads of the
@@ -376,7 +402,7 @@ def _cross_entropy(logits, targets, factor, losses, largests):
 
 
 def cross_entropy_in_place(logits: Floats, targets: NDArray[np.int64], factor: float) -> NDArray[np.float64]:  # [R, V], [R] -> [R]
-    """-ln p(target) of each row; the logits become the gradient of the sum of these times factor: (p - [target]) factor.
+    """-ln p(target) of each row. The logits become the gradient of `factor` times the sum of these: (p - [target]) factor.
 
     exp is the contract's, its sum is in float64; p = exp(logit - largest) * float32(factor / sum). The logarithm is the math library's.
     """
@@ -403,7 +429,7 @@ def _add_rows(out, x, order, runs, tokens):
 
 
 def add_rows(out: Floats, x: Floats, tokens: NDArray[np.int64], cuts: NDArray[np.int64]) -> None:  # [V, D], [R, D], [R], cuts of R
-    """out[token] += the rows of x that have this token: those of a sequence are summed in order, sequence after sequence."""
+    """out[token] += the rows of x that have this token. Rows of a sequence are summed in order, and sequences one after another."""
     sequence = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
     order = np.lexsort((tokens, sequence))  # stable: rows of a token stay in order
     changes = (np.diff(tokens[order]) != 0) | (np.diff(sequence[order]) != 0)
@@ -412,7 +438,7 @@ def add_rows(out: Floats, x: Floats, tokens: NDArray[np.int64], cuts: NDArray[np
 
 
 def column_sums(x: Floats, cuts: NDArray[np.int64]) -> Floats:  # [R, N], cuts of R -> [N]
-    """The sum of the rows: those of a sequence in order, sequence after sequence."""
+    """The sum of the rows. Rows of a sequence are summed in order, and sequences one after another."""
     out = np.zeros((1, x.shape[1]), np.float32)
     add_rows(out, x, np.zeros(len(x), np.int64), cuts)
     return out[0]

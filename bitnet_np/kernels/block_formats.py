@@ -1,11 +1,11 @@
-"""ggml's block types, as tables: where the bits of a weight lie, and what they are multiplied by. The layouts are those of ggml-common.h.
+"""ggml's block types, as tables: the place of each weight's bits, its scale and its minimum. The layouts are those of ggml-common.h.
 
 A block is a run of consecutive weights of a row (32 or 256) with everything needed to compute them:
 
     weight[i] = scale[i // RUN] * code[i] + minimum[i // RUN]
 
-in float32, rounded after each operation (the products are exact: at most 22 bits). Codes, and the factors that scales and minimums have
-besides the block's own float16, are small integers put together from bits of some bytes, 16 or 32 at a time: `Integers`.
+in float32, rounded after each operation (the products are exact: at most 22 bits). Codes are small integers put together from bits of
+some bytes, 16 or 32 at a time: `Integers`. So are the factors by which K-quants multiply the block's own float16.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _TWO_RUNS = np.arange(2 * RUN)  # bytes of two runs take no more instructions th
 
 
 class Bits:
-    """Of each lane: (byte[at] >> shift & mask) << place, with `at` counted from the block's start."""
+    """(byte[at] >> shift & mask) << place in each lane, with `at` counted from the block's start."""
 
     def __init__(self, at: ArrayLike, shift: ArrayLike = 0, mask: ArrayLike = 255, place: int = 0) -> None:
         self.at, self.shift, self.mask = (values.tolist() for values in np.broadcast_arrays(at, shift, mask))
@@ -28,14 +28,14 @@ class Bits:
 
 
 class Flags:
-    """Of each lane: bit `lane` of two bytes << place."""
+    """Bit number `lane` of two bytes << place, in each lane."""
 
     def __init__(self, at: int, place: int) -> None:
         self.at, self.place = at, place
 
 
 class Digit:
-    """Of each lane: digit `place` of a byte that holds a fraction of 256 in base 3, the first digit after the point being 0."""
+    """Digit `place` of a byte that holds a base-3 fraction of 256, in each lane. Digit 0 is the first after the point."""
 
     def __init__(self, at: ArrayLike, place: ArrayLike) -> None:
         self.at, self.factor = (values.tolist() for values in np.broadcast_arrays(at, 3 ** np.asarray(place)))
@@ -51,12 +51,12 @@ class Integers:
 
     @property
     def runs(self) -> int:
-        """How many times 16 they are."""
+        """The number of integers / 16."""
         return max(len(part.at) // RUN for part in self.parts if not isinstance(part, Flags))
 
     @property
     def four_bits(self) -> Bits | None:
-        """The one part, if the integers are at most four bits each, all at the same place of their bytes."""
+        """The only part, if each integer has at most four bits, all at the same place of their bytes; else None."""
         part, *others = self.parts
         if others or not isinstance(part, Bits) or len(set(part.shift)) > 1:
             return None
@@ -65,11 +65,11 @@ class Integers:
 
 @dataclass(frozen=True)
 class Factor:
-    """What weights are multiplied by, or increased by: a float16 of the block, times one of 16 integers if there are any."""
+    """A scale or a minimum: a float16 of the block, times one of 16 integers if the type has them."""
 
-    half: str  # the field
+    half: str  # the float16's field
     integers: Integers | None = None
-    lanes: tuple[int, ...] = tuple(range(RUN))  # which of the integers each 16 weights have
+    lanes: tuple[int, ...] = tuple(range(RUN))  # the number of the integer that each 16 weights have
     negative: bool = False
 
 
@@ -84,11 +84,11 @@ class Format:
 
     @property
     def weights(self) -> int:
-        """In a block."""
+        """The number of weights in a block."""
         return RUN * sum(codes.runs for codes in self.codes)
 
     def start(self, factor: Factor) -> int:
-        """Where in a block the factor's float16 begins."""
+        """Offset of the factor's float16 in a block, in bytes."""
         return _starts(self.layout)[factor.half]
 
     @property
@@ -104,12 +104,12 @@ _M: Field = ("m", "<u2")
 
 
 def _starts(layout: np.dtype) -> dict[str, int]:
-    """Where the fields begin."""
+    """Field -> its offset in bytes."""
     return {name: field[1] for name, field in (layout.fields or {}).items()}
 
 
 def _small(fields: list[Field], bias: int = 0) -> Format:
-    """32 weights: 4 low bits in qs, the second half of the block in the high half of each byte; a fifth bit, if any, in the 32 of qh."""
+    """32 weights: 4 low bits in qs, those of the second 16 weights in the high half of each byte; a fifth bit, if any, in qh."""
     layout = np.dtype(fields)
     start = _starts(layout)
     codes = []
@@ -127,7 +127,7 @@ def _q8_0() -> Format:
 
 
 def _two_bits(qs: int, n: int) -> Bits:
-    """Those of the 32 weights from 32 n on: 2 bits, low ones first, of 32 bytes for each 128 weights."""
+    """The codes of weights 32 n to 32 n + 31: 2 bits, low ones first, of 32 bytes for each 128 weights."""
     return Bits(qs + n // 4 * 32 + _TWO_RUNS, n % 4 * 2, 3)
 
 
@@ -140,14 +140,14 @@ def _q2_k() -> Format:
 
 def _q3_k() -> Format:
     layout = np.dtype([("hmask", "u1", 32), ("qs", "u1", 64), ("scales", "u1", 12), _D])
-    # a high bit that is clear takes 4 away
+    # a clear high bit subtracts 4
     codes = tuple(Integers((_two_bits(32, n), Bits(_TWO_RUNS, n, 1, place=2)), bias=4) for n in range(8))
     low, high = Bits(96 + _LANE % 8, _LANE // 8 * 4, 15), Bits(104 + _LANE % 4, _LANE // 4 * 2, 3, place=4)
     return Format(layout, codes, Factor("d", Integers((low, high), bias=32)))
 
 
 def _q4_k_or_q5_k(fields: list[Field]) -> Format:
-    """Scales and minimums have 6 bits, one for 32 weights: the first four whole, the others' upper 2 bits above those."""
+    """Scales and minimums have 6 bits, one for 32 weights: the first four lie whole, the others' upper 2 bits above those."""
     layout = np.dtype([_D, _DMIN, ("scales", "u1", 12), *fields])
     start = _starts(layout)
     group, kind = np.divmod(_LANE, 2)  # scales in the even lanes, minimums in the odd ones
@@ -176,7 +176,7 @@ def _q6_k() -> Format:
 
 
 def _tq1_0() -> Format:
-    """Five base-3 digits a byte, in the last four bytes four."""
+    """Five base-3 digits in each byte, four in the last four bytes."""
     layout = np.dtype([("qs", "u1", 48), ("qh", "u1", 4), _D])
     digits = [Digit(run % 2 * 16 + _LANE, run // 2) for run in range(10)]
     digits += [Digit(32 + _LANE, place) for place in range(5)]

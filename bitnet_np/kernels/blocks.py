@@ -1,6 +1,6 @@
 """Kernels for matrices in ggml's block types, and the roundings of activations that llama.cpp pairs with each type.
 
-Weights are computed where they are needed, a few rows at a time, and never all at once. A result has the bits that the kernels of cpu.py
+Weights are computed where they are needed, a few rows at a time, and never all at once. Results have the bits that the kernels of cpu.py
 give for the same weights as float32. `data` is the bytes of a matrix [N, bytes of a row], C-contiguous, of the type `kind`.
 """
 
@@ -24,7 +24,7 @@ from .workspace import empty
 Bytes = NDArray[np.uint8]
 
 _PREFETCH = 8192  # bytes ahead
-_CHECKED = 1 << 16  # blocks that are looked at in one go: bounds the memory for it
+_CHECKED = 1 << 16  # blocks checked at a time, which bounds the memory
 
 
 def _blocks(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks of a row] records, the same memory
@@ -57,7 +57,7 @@ def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  
 
 @serial
 def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
-    """Rows first..end for one token: a block of each of some rows is computed in registers and used there."""
+    """Rows first..end for one token, `rows` at a time: a block of each is computed in registers and used there."""
     n, step, row_bytes = blocks.shape[1], blocks.itemsize, data.shape[1]
     totals = np.empty(LANES, np.float32)
     for r in range(first, end, rows):
@@ -77,7 +77,7 @@ def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
 
 @serial
 def _gemm_rows(zeros, rows, tokens, blocks, size, first, end, x, out):
-    """Rows first..end for all tokens: some rows are computed, and multiplied as float32."""
+    """Rows first..end for all tokens, `rows` at a time: computed as float32, then multiplied."""
     width = x.shape[1]
     weights = np.empty((rows, width), np.float32)
     for r in range(first, end, rows):
@@ -109,7 +109,7 @@ def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, b
 
 
 def has_non_finite(data: Bytes, kind: TensorType) -> bool:
-    """Whether a weight is NaN or infinite: whether a float16 scale is, because finite ones times integers stay far inside float32."""
+    """Whether a weight is NaN or infinite. It is if a float16 scale is: finite scales times integers stay far inside float32."""
     blocks = _blocks(data, kind).reshape(-1)
     return any(
         bool((blocks[start : start + _CHECKED][half] & 0x7C00 == 0x7C00).any())
@@ -121,7 +121,7 @@ def has_non_finite(data: Bytes, kind: TensorType) -> bool:
 def has_code_three(data: Bytes) -> bool:
     """Whether a code of a TQ2_0 matrix is 3, which no writer produces (ggml would count it as +2).
 
-    TQ1_0 has no such thing: any byte has five base-3 digits. (13 of the 256 are never written, and read as their neighbours do.)
+    TQ1_0 has no such code: any byte has five base-3 digits. (13 of the 256 bytes are never written, and decode as their neighbours do.)
     """
     blocks = _blocks(data, tensor_types.TQ2_0).reshape(-1)
     parts = (blocks[start : start + _CHECKED]["qs"] for start in range(0, blocks.size, _CHECKED))
@@ -135,14 +135,14 @@ _ZEROS = 0b01010101  # four codes of 1, which stand for 0
 
 @rule
 def _digit(byte, power):
-    """A base-3 digit of a byte that holds a fraction of 256; power is 3^(digits before it)."""
+    """A digit of a byte that holds a base-3 fraction of 256; power is 3^(digits before it)."""
     below = np.uint32(np.uint32(byte * power) & np.uint32(255))
     return np.uint32(np.uint32(below * np.uint32(3)) >> np.uint32(8))
 
 
 @serial
 def _pack_tq1_0(data, out):
-    """Digit n of the first 32 bytes is weight 32 n + i, of the next 16 weight 160 + 16 n + i, of the last four weight 240 + 4 n + i."""
+    """Digit n of byte i is weight 32 n + i in the first 32 bytes, 160 + 16 n + i in the next 16, 240 + 4 n + i in the last four."""
     for block in range(data.size // 54):
         source, first, second = data[54 * block :], out[64 * block :], out[64 * block + 32 :]
         for i in range(32):
@@ -161,7 +161,7 @@ def _pack_tq1_0(data, out):
 
 @serial
 def _pack_tq2_0(data, out):
-    """As in I2_S a byte holds weights that are 32 apart, but the first in its lowest bits."""
+    """A byte holds weights that are 32 apart, as in I2_S, but the first in its lowest bits."""
     for block in range(data.size // 66):
         source, target = data[66 * block :], out[64 * block :]
         for i in range(64):
@@ -172,7 +172,7 @@ def _pack_tq2_0(data, out):
 
 
 def pack_ternary(data: Bytes, kind: TensorType, out: Bytes) -> None:  # [N, bytes of a row], TQ1_0 or TQ2_0, [at least N * M / 4]
-    """The codes of a matrix in I2_S's bytes, scales left out, but for zeros where they are 0."""
+    """The codes of a matrix in I2_S's bytes, without the scales. Codes of blocks whose scale is 0 become zeros."""
     pack = {tensor_types.TQ1_0: _pack_tq1_0, tensor_types.TQ2_0: _pack_tq2_0}[kind]
     pack(read_only(data.reshape(-1)), out)
 
@@ -182,15 +182,15 @@ def pack_ternary(data: Bytes, kind: TensorType, out: Bytes) -> None:  # [N, byte
 
 @serial
 def _largest(row, start, size):
-    """The number of largest magnitude among `size` of a row, the first one of several; NaN if one is not finite."""
-    largest = np.int32(-1)  # magnitudes as bits: these order like the numbers, and NaN above all of them
-    found = np.float32(0.0)
+    """The number of largest magnitude among `size` of a row, the first of equal ones; NaN if one is not finite."""
+    largest = np.int32(-1)  # the bits of magnitudes, which order like the numbers, with NaN above all
+    number = np.float32(0.0)
     for i in range(size):
         bits = np.int32(float_bits(row[start + i]) & 0x7FFFFFFF)
         if bits > largest:
             largest = bits
-            found = row[start + i]
-    return found if largest < 0x7F800000 else np.float32(np.nan)
+            number = row[start + i]
+    return number if largest < 0x7F800000 else np.float32(np.nan)
 
 
 @parallel
@@ -208,7 +208,7 @@ def _round_blocks(x, size, signed, codes, scale):
                 steps = np.float32(127.0) / magnitude
                 half = round_to_half(np.float32(magnitude / np.float32(127.0)))
                 scale[r, block] = np.float32(np.inf) if half > np.float32(65504.0) else half
-            if not abs(steps) < np.inf:  # of zeros, of numbers too small for float32 to divide by, or of NaN
+            if not abs(steps) < np.inf:  # for zeros, numbers too small for float32 to divide by, and NaN
                 scale[r, block] = np.float32(np.nan) if np.isnan(largest) else np.float32(0.0)
                 steps = np.float32(0.0)
             for i in range(size):
@@ -225,13 +225,13 @@ def _rounded_blocks(x: Floats, size: int, signed: bool) -> tuple[NDArray[np.int8
 def q8_k(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M], [R, M/256]
     """Codes and scales of ggml's Q8_K: 256 numbers to a scale, which has the sign that makes the largest of them -127.
 
-    Numbers that are not finite make the scale of their 256 NaN; so do they in `q8_0`.
+    A number that is not finite makes the scale of its block NaN, here and in `q8_0`.
     """
     return _rounded_blocks(x, 256, True)
 
 
 def q8_0(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M], [R, M/32]
-    """Codes and scales of ggml's Q8_0: 32 numbers to a scale, which is rounded to float16 after the codes were found with the exact one."""
+    """Codes and scales of ggml's Q8_0: 32 numbers to a scale. Codes come from the exact scale, which is then rounded to float16."""
     return _rounded_blocks(x, 32, False)
 
 
@@ -249,7 +249,7 @@ def round_as_q8_k(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 256
 def round_as_q8_0(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 32
     """x as llama.cpp sees it when it multiplies by Q8_0, Q4_0 or Q5_0.
 
-    With Q4_1 and Q5_1 it sees that too (as Q8_1), but rounds the sum of each 32 numbers, by which it multiplies minimums, to float16.
+    With Q4_1 and Q5_1 it sees the same x (as Q8_1). There it multiplies minimums by the sum of each 32 numbers, rounded to float16.
     """
     return _widened(*q8_0(x))
 
@@ -260,7 +260,7 @@ def round_as_f16(x: Floats) -> Floats:  # [R, M] -> [R, M]
 
 
 def bfloat16_bits(x: Floats) -> NDArray[np.uint16]:
-    """To the nearest bfloat16, ties to even; NaN stays NaN."""
+    """The bits of x rounded to the nearest bfloat16, ties to even; NaN stays NaN."""
     bits = x.view(np.uint32)
     return np.where(np.isnan(x), 0x7FC0, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
@@ -280,13 +280,13 @@ ROUNDINGS: dict[TensorType, Callable[[Floats], Floats]] = {
     **dict.fromkeys(tensor_types.BLOCK_TYPES, round_as_q8_k),
     **dict.fromkeys([kind for kind in tensor_types.BLOCK_TYPES if kind.block == 32], round_as_q8_0),
 }
-"""The type of a matrix -> what llama.cpp does to the activations before it multiplies them by it (on the CPU)."""
+"""The type of a matrix -> the rounding of the activations that llama.cpp multiplies it with (on the CPU)."""
 
 
 def sums_as_q8_1(x: Floats) -> Floats:  # [R, M] -> [R, M/32], M a multiple of 32
-    """What llama.cpp multiplies the minimums of Q4_1 and Q5_1 by, less the sums of `round_as_q8_0`: it has the sums rounded to float16.
+    """Sums of 32 numbers as llama.cpp multiplies the minimums of Q4_1 and Q5_1 by them, less the sums of `round_as_q8_0`.
 
-    The sum of 32 codes times their scale, before that is rounded to float16 itself.
+    llama.cpp's sum is that of 32 codes times their exact scale, rounded to float16.
     """
     codes, scale = q8_0(x)
     blocks = codes.reshape(*scale.shape, 32)

@@ -1,4 +1,4 @@
-"""The entries of disk_cache.py, one by one: whether each is whole, holds the code of its key, and is what the compiler makes of it here."""
+"""Checks of disk_cache.py's entries: each is whole, holds the code of its key, and has the machine code that the compiler makes here."""
 
 import hashlib
 import importlib
@@ -17,20 +17,20 @@ from .disk_cache import BadEntryError
 
 
 class Entry(NamedTuple):
-    """What one file of the cache came to."""
+    """One file of the cache, checked."""
 
     file: Path
-    function: str  # module and name, as far as the file tells
+    function: str  # module and name, as far as they can be read
     signature: str
-    problem: str  # empty: there is none
+    problem: str  # empty if the entry is good
 
 
 def check(recompile: bool = False, progress: Progress = silent) -> Iterator[Entry]:
-    """Look at each entry of this installation.
+    """Check each entry of this installation.
 
     Its checksum must hold, and its name and its folder must be those of its key. An entry that this process could use must also belong to a
-    kernel that exists, and hold code of the function and signature in its key. recompile: that signature is compiled anew, in memory, and
-    must give the same machine code; for all of them this takes as long as a first run. progress(done, total) is called before each entry
+    kernel that exists, and hold code of the function and signature in its key. recompile: compiles its signature anew, in memory, which
+    must give the same machine code; for all entries this takes as long as a first run. progress(done, total) is called before each entry
     and in the end.
     """
     files = cache_folder.entries()
@@ -41,10 +41,10 @@ def check(recompile: bool = False, progress: Progress = silent) -> Iterator[Entr
             _check_entry(file, here, recompile)
             problem = ""
         except FileNotFoundError:
-            continue  # somebody cleared the cache
+            continue  # the cache was cleared meanwhile
         except (BadEntryError, OSError) as error:
             problem = str(error)
-        except Exception as error:  # a file that somebody made on purpose may do anything else
+        except Exception as error:  # unpickling a forged file may raise anything else
             problem = f"it cannot be read: {error!r}"
         yield Entry(file, *_names(file), problem)
     if files:
@@ -52,7 +52,7 @@ def check(recompile: bool = False, progress: Progress = silent) -> Iterator[Entr
 
 
 def _names(file: Path) -> tuple[str, str]:
-    """Function and signature as the key in a file has them, whatever else the file is; the function at least is in the file's name."""
+    """Function and signature by the key in a file, which may be damaged elsewhere; without a key, the function by the file's name."""
     try:
         key = json.loads(file.read_bytes().split(b"\n", 2)[1])
         return f"{key['module']}.{key['function']}", key["signature"]
@@ -67,35 +67,35 @@ def _check_entry(file: Path, here: Path, recompile: bool) -> None:
     if file != expected:
         raise BadEntryError(f"its key is that of {expected.parent.name}/{expected.name}")
     if file.parent != here:
-        return  # of other sources, libraries or settings, or of another processor
+        return  # an entry of other sources, libraries or settings, or of another processor
     dispatcher = _dispatcher(key)
     if dispatcher is None:
-        return  # of a program that is not here, without which its code cannot be unpickled
+        return  # an entry of another program, without which its code cannot be unpickled
     parts = disk_cache.unpickle(code, key)
     if recompile and machine_code(parts[0]) != machine_code(_compiled_anew(dispatcher, parts[3])):
         raise BadEntryError("its machine code is not what the compiler makes of this signature")
 
 
 def _dispatcher(key: dict[str, Any]) -> Any:
-    """The kernel of a key; None if it is of a program outside this package. Raises BadEntryError if this package has no such kernel."""
+    """The kernel of a key; None for one outside this package. Raises BadEntryError if this package has no such kernel."""
     package = __package__.partition(".")[0]
     inside = key["module"].startswith(f"{package}.")
     if inside:
         importlib.import_module(key["module"])
-    found = disk_cache.DISPATCHERS.get(disk_cache.identity_of(key))
-    if found is None and inside:
+    dispatcher = disk_cache.DISPATCHERS.get(disk_cache.identity_of(key))
+    if dispatcher is None and inside:
         raise BadEntryError("there is no such kernel")
-    return found
+    return dispatcher
 
 
 def _compiled_anew(dispatcher: Any, signature: Any) -> tuple[Any, ...]:
-    """What Numba pickles of the machine code of this signature, compiled in memory."""
+    """The machine code of this signature as Numba pickles it, compiled in memory."""
     fresh = type(dispatcher)(dispatcher.py_func, targetoptions=dict(dispatcher.targetoptions))
     fresh.compile(tuple(signature.args))
     return fresh.overloads[tuple(signature.args)].library.serialize_using_object_code()
 
 
-# what Numba numbers or names by an address, and what goes with the length of such names
+# names that Numba numbers or makes of an address, and the padding that depends on their length
 _NAMES = re.compile(rb"B\d+v\d+|(?:\d+__numba_parfor_gufunc_)?_*0x[0-9a-f]+|\0+")
 
 

@@ -1,8 +1,9 @@
-"""Where compiled kernels are kept on disk, and for how long.
+"""The folder of compiled kernels on disk, and the deletion of old ones.
 
 The folder is in NUMBA_CACHE_DIR if that is set. Otherwise it is beside the kernels, or, where that cannot be written, in the user's folder
-for caches. An installation of this package has a folder of its own, with one folder in it for each state (disk_cache.py says what that is).
-The STATES_KEPT states used last are kept; others are deleted when a new one begins. A process that still uses a deleted one compiles again.
+for caches. Each installation of this package has a folder of its own, with one folder in it for each state (defined in disk_cache.py).
+The STATES_KEPT states used last are kept; older ones are deleted when a new one begins. A process that still uses a deleted state compiles
+again.
 """
 
 import hashlib
@@ -18,19 +19,19 @@ import numba
 
 HERE = Path(__file__).parent
 STATES_KEPT = 16  # at some 10 MB each; the tests alone use five for each edit
-PREFIX = "compiled-"  # of a state's folder
-SUFFIX = ".kernel"  # of an entry's file
+PREFIX = "compiled-"  # of the name of a state's folder
+SUFFIX = ".kernel"  # of the name of an entry's file
 
 
 def folder() -> Path:
-    """Where states are kept: the first place that can be written, or the first place of all if none can."""
+    """The folder that holds all states: the first place that can be written, or simply the first if none can."""
     return _folder(numba.config.CACHE_DIR)
 
 
 @lru_cache
-def _folder(given: str) -> Path:
+def _folder(cache_dir: str) -> Path:
     installation = f"bitnet_np-{hashlib.sha256(str(HERE).encode()).hexdigest()[:16]}"
-    places = [Path(os.path.abspath(given), installation)] if given else [HERE / "__pycache__", *_user_folders(installation)]
+    places = [Path(os.path.abspath(cache_dir), installation)] if cache_dir else [HERE / "__pycache__", *_user_folders(installation)]
     for place in places:
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -59,13 +60,13 @@ def states() -> list[Path]:
 
 
 def entries(name: str = "*") -> list[Path]:
-    """The files of all states whose names, without their suffix, are like that."""
+    """The entry files of all states whose names, without the suffix, match the pattern `name`."""
     return sorted(folder().glob(f"{PREFIX}*/{name}{SUFFIX}"))
 
 
 def delete_old_states() -> None:
-    """Keep those used last."""
-    with suppress(OSError):  # of another process that does the same
+    """Delete all states but the STATES_KEPT used last."""
+    with suppress(OSError):  # another process may do the same
         for old in states()[STATES_KEPT:]:
             shutil.rmtree(old)
 
@@ -73,12 +74,12 @@ def delete_old_states() -> None:
 @lru_cache
 def set_time_of_use(state: Path) -> None:
     """Note that a state is in use, once for each process."""
-    with suppress(OSError):  # of a folder that can only be read
+    with suppress(OSError):  # the folder may be read-only
         os.utime(state)
 
 
 def clear() -> tuple[int, int]:
-    """Delete the entries of all states: how many there were, and of how many bytes together. Raises OSError."""
+    """Delete the entries of all states. Returns their number and their bytes. Raises OSError."""
     sizes = [path.stat().st_size for path in entries()]
     for state in states():
         shutil.rmtree(state)

@@ -1,6 +1,7 @@
 """Kernels of the certified head (see ../certified.py): an int8 copy of a table, and intervals in which its logits lie."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numba import prange
@@ -16,18 +17,40 @@ from .workspace import empty
 
 Floats = NDArray[np.float32]
 
-_COLUMNS = STEP // LANES  # of the table in one register, whose lanes are 16 rows
+_COLUMNS = STEP // LANES  # columns of the table in one register, whose lanes are 16 rows
 _TOKENS = 4  # rows of x that share one reading of the table
-_PAIRS = 2 * _TOKENS  # each is two int8 rows
+_PAIRS = 2 * _TOKENS  # int8 rows for these, a coarse and a fine one each
 _SLICE = 4096  # rows of the table that are read before its pages are given back
-_TINY = np.float32(2.0**-120)  # more than all that numbers lose which are too small for float32's full precision
-_UP = np.float32(1 + 2.0**-20)  # makes a float32 that was rounded to nearest, from a norm in float64, an upper bound
+_TINY = np.float32(2.0**-120)  # more than numbers too small for float32's full precision lose, all together
+_UP = np.float32(1 + 2.0**-20)  # makes a norm in float64, once it is rounded to the nearest float32, an upper bound
+
+
+class Copy(NamedTuple):
+    """A table [V, D] in int8."""
+
+    codes: NDArray[np.uint8]  # the codes of 16 rows side by side, 128 higher
+    step: Floats  # [V] the number that a code of 1 stands for
+    lost: Floats  # [V] length of a row's difference from its copy, rounded up
+    length: Floats  # [V] length of a row, rounded up
+
+
+class Split(NamedTuple):
+    """Rows of x [R, D], each as the sum of a coarse and a fine int8 row and a rest."""
+
+    q: NDArray[np.int8]  # [2 * R, D] the coarse and the fine row of each row of x, of -63..63
+    coarse: NDArray[np.float64]  # [R] step of the coarse row
+    fine: NDArray[np.float64]  # [R] step of the fine row
+    size: NDArray[np.float64]  # [R] length of x
+    slack: NDArray[np.float64]  # [R] what a weight of length 1 is uncertain by
 
 
 @serial
 def _quantize_row(row, rest, codes):
-    """One row as int8 steps of absmax / 127, stored 128 higher; the step, and the lengths of what is lost and of the row, rounded up."""
-    largest = np.int32(0)  # of |row|, as bits
+    """Store one row as int8 steps of absmax / 127, 128 higher.
+
+    Returns the step, and the lengths of the difference and of the row, rounded up.
+    """
+    largest = np.int32(0)  # the bits of |row|
     for i in range(row.size):
         largest = max(largest, np.int32(float_bits(row[i]) & 0x7FFFFFFF))
     step = np.float32(max(bits_float(largest), _TINY) / np.float32(127))
@@ -56,12 +79,8 @@ def _copy(table, codes, step, lost, length):
                 codes[group, i * LANES + lane] = quads[i]
 
 
-def copy(table: NDArray, seen: Callable[[NDArray], None]) -> tuple[NDArray[np.uint8], Floats, Floats, Floats]:
-    # [V, D] -> codes, [V], [V], [V]
-    """The table in int8: codes of 16 rows side by side, each row's step, upper bounds of the length of what is lost and of the row.
-
-    `seen` is told of rows that have been read, some thousand at a time.
-    """
+def copy(table: NDArray, seen: Callable[[NDArray], None]) -> Copy:  # [V, D]
+    """The table in int8. `seen` is called with rows that have been read, some thousand at a time."""
     rows, columns = table.shape
     groups = -(-rows // LANES)
     words = -(-columns // _COLUMNS) * LANES  # four bytes of a row each
@@ -71,7 +90,7 @@ def copy(table: NDArray, seen: Callable[[NDArray], None]) -> tuple[NDArray[np.ui
         part, its = slice(first, first + _SLICE), slice(first // LANES, (first + _SLICE) // LANES)
         launch(_copy, table[part].size, read_only(table[part]), codes[its], step[part], lost[part], length[part])
         seen(table[part])
-    return codes.reshape(-1).view(np.uint8), step, lost, length
+    return Copy(codes.reshape(-1).view(np.uint8), step, lost, length)
 
 
 @inlined
@@ -107,22 +126,15 @@ def _intervals(codes, step, lost, length, q, offset, coarse, fine, size, slack, 
                     high[t, r] = middle + reach
 
 
-def intervals(
-    codes: NDArray[np.uint8],  # as `copy` makes them
-    step: Floats,  # [V] and the next two
-    lost: Floats,
-    length: Floats,
-    q: NDArray[np.int8],  # [2 * R, D] a coarse and a fine row for each row of x, of -63..63
-    coarse: NDArray[np.float64],  # [R] and the next three: the steps of q, the length of x, and what every weight is uncertain by
-    fine: NDArray[np.float64],
-    size: NDArray[np.float64],
-    slack: NDArray[np.float64],
-    rows: int,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # -> 2 x [R, V]
-    """Bounds of every logit: what the int8 copies give, less and more lost * size + (length + lost) * slack. 8001 D is less than 2^31."""
-    padding = -q.shape[1] % _COLUMNS, (-len(coarse) % _TOKENS if len(coarse) > 1 else 0)
-    q = np.pad(q, ((0, 2 * padding[1]), (0, padding[0])))
+def intervals(copy: Copy, x: Split) -> tuple[NDArray[np.float64], NDArray[np.float64]]:  # -> 2 x [R, V]
+    """Bounds of every logit: the product of the int8 copies, minus and plus lost * size + (length + lost) * slack.
+
+    A sum of products of codes is at most 127 * 63 * D, which must be less than 2^31.
+    """
+    rows, n = len(x.coarse), len(copy.step)
+    padding = -x.q.shape[1] % _COLUMNS, (-rows % _TOKENS if rows > 1 else 0)
+    q = np.pad(x.q, ((0, 2 * padding[1]), (0, padding[0])))
     offset = byte_offset() * q.sum(axis=1, dtype=np.int32)
-    low, high = (empty((len(coarse), rows), np.float64) for _ in range(2))
-    launch(_intervals, q.size * rows // 64, codes, step, lost, length, q, offset, coarse, fine, size, slack, low, high)
+    low, high = (empty((rows, n), np.float64) for _ in range(2))
+    launch(_intervals, q.size * n // 64, *copy, q, offset, x.coarse, x.fine, x.size, x.slack, low, high)
     return low, high

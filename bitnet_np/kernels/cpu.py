@@ -1,4 +1,4 @@
-"""The vocabulary of a backend, and the CPU's words for it: arrays and scalars in, arrays out, nothing known of models.
+"""The operations of a backend, on the CPU: arrays and scalars in, arrays out. They know nothing of models.
 
 The kernels are in the files imported here; the contract that they keep is in scalar.py. Arrays are C-contiguous; offsets given to simd.py's
 functions count elements from an array's start, whatever its shape. Kernels have no bounds checks: everything that could break them (token
@@ -49,20 +49,20 @@ def storage() -> HostStorage:
 
 
 def mark(event: str, count: int = 1) -> None:
-    """Told of each "forward", of each "layer", and of the positions of each "kv_write". Nothing is done about it: metrics.py counts."""
+    """Hook for each "forward", each "layer", and the positions of each "kv_write". It does nothing here; metrics.py counts."""
 
 
 def wait() -> None:
-    """Nothing: a kernel returns when it is done."""
+    """Does nothing: a kernel returns when it is done."""
 
 
 def upload(array: NDArray) -> NDArray:
-    """The array itself: it is where the kernels read it."""
+    """The array itself: it already lies where the kernels read it."""
     return array
 
 
 def resident(record: Record) -> Record:
-    """The record itself: its arrays are where the kernels read them."""
+    """The record itself: its arrays already lie where the kernels read them."""
     return record
 
 

@@ -1,22 +1,22 @@
-"""Compiled kernels on disk, in a form that processes cannot mix up, whenever they start and however many write at once.
+"""Compiled kernels on disk, in a form that is safe for any number of processes that read and write at once.
 
 Each function has one file for each signature, and there is no index:
 
     FOLDER/compiled-STATE/FUNCTION-ENTRY.kernel      STATE and ENTRY are digests of the key's "state" and of the whole key
-      a line that says what the file is
-      the key, a line of JSON                        everything that the code depends on, in clear
+      a line that names the format
+      the key, a line of JSON                        everything that the code depends on, readable
       SHA-256 of the rest, 32 bytes
       the code, as Numba pickles it
 
-A file is unpickled only if its key is the one asked for, to the letter, and its checksum holds. Any other file (torn, foreign, renamed) is
-a miss: the kernel is compiled and the file replaced. Files are written whole under another name and then renamed. Like Python's own
+A file is unpickled only if its key equals the requested one, to the letter, and its checksum holds. Any other file (torn, foreign, renamed)
+is a miss: the kernel is compiled and the file replaced. Files are written whole under another name and then renamed. Like Python's own
 __pycache__, the folder is trusted as far as those who can write to it.
 
-FOLDER is that of cache_folder.py. A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
+FOLDER is cache_folder.folder(). A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
 files (.nbi, .nbc) are never read.
 
-A dispatcher's `_cache` is a private part of Numba: `is_known` says whether it is still as it was when this was written. private_cache.py
-serves the versions where it is not.
+A dispatcher's `_cache` is a private part of Numba. `is_known` says whether it still has the shape that this module was written for;
+private_cache.py serves the versions of Numba where it has not.
 """
 
 import hashlib
@@ -45,10 +45,10 @@ KNOWN_NUMBA = ("0.68",)  # versions whose private parts this was written for
 
 _FIRST_LINE = b"bitnet_np: a compiled kernel, form 1"
 _CHECKSUM_BYTES = 32
-_ON_WINDOWS = os.name == "nt"  # where a file that is open cannot be replaced
+_ON_WINDOWS = os.name == "nt"  # where an open file cannot be replaced
 _INTERFACE = {"cache_path", "load_overload", "save_overload", "enable", "disable", "flush"}
 _PICKLED = ["target_context", "libdata", "fndesc", "env", "signature", "objectmode", "lifted", "typeann", "reload_init", "referenced_envs"]
-# what Numba's code generator reads of its configuration, beside the target that it names itself
+# the settings that Numba's code generator reads, besides the target
 _SETTINGS = [
     *("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "USING_SVML", "ENABLE_AVX", "BOUNDSCHECK", "PARFOR_MAX_TUPLE_SIZE"),
     *("LLVM_REFPRUNE_PASS", "LLVM_REFPRUNE_FLAGS", "DEBUGINFO_DEFAULT", "EXTEND_VARIABLE_LIFETIMES", "ENABLE_PROFILING"),
@@ -56,16 +56,16 @@ _SETTINGS = [
 ]
 
 DISPATCHERS: dict[str, Any] = {}
-"""Every dispatcher that was decorated here, by `identity_of`."""
+"""Every dispatcher that `compiled` made, by `identity_of`."""
 
 
 class BadEntryError(Exception):
-    """A file that is not the entry it should be. The message says what is wrong with it."""
+    """A file is not the entry it should be. The message says what is wrong with it."""
 
 
 @lru_cache
 def is_known() -> bool:
-    """Whether Numba is of a version, and its private parts of a shape, that this module was written for."""
+    """Whether this module was written for this version of Numba and for the shape of its private parts."""
     try:
         version = numba.__version__.rpartition(".")[0]
         interface = caching._Cache.__abstractmethods__
@@ -105,20 +105,20 @@ def _stamp(*sources: Path) -> str:
 
 
 def _times() -> list[tuple[int, int]]:
-    """When the files of the kernels were written, and their sizes; nothing where there are none."""
+    """Modification time and size of each kernel source file; empty where they cannot be read."""
     with suppress(OSError):
         return [(status.st_mtime_ns, status.st_size) for status in map(os.stat, _FILES)]
     return []
 
 
-# before the modules of the kernels are read: an edit from here on is noticed when a kernel is decorated, and when its code is kept
+# taken before the kernel modules are imported: a later edit is noticed when a kernel is decorated, and when its code is saved
 _FILES = sorted(cache_folder.HERE.rglob("*.py"))
 _TIMES = _times()
 SOURCES = _stamp(*_FILES)
 
 
 def state(codegen: Any) -> dict[str, Any]:
-    """Everything that the code of all kernels depends on, as JSON holds it. codegen: of Numba's target context."""
+    """Everything that the code of all kernels depends on, as JSON holds it. codegen: that of Numba's target context."""
     return {
         "sources": SOURCES,
         "numba": numba.__version__,
@@ -131,7 +131,7 @@ def state(codegen: Any) -> dict[str, Any]:
 
 
 def identity_of(key: dict[str, Any]) -> str:
-    """A digest of what a key says of the function alone."""
+    """A digest of the parts of a key that describe the function alone."""
     return _digest({name: value for name, value in key.items() if name not in ("signature", "returns", "state")})
 
 
@@ -151,7 +151,7 @@ def _line(value: Any) -> bytes:
 
 
 def state_folder(state: dict[str, Any]) -> Path:
-    """Where the entries of a state are."""
+    """The folder that holds the entries of a state."""
     return cache_folder.folder() / f"{cache_folder.PREFIX}{_digest(state)[:16]}"
 
 
@@ -177,7 +177,7 @@ def read(path: Path) -> tuple[bytes, bytes]:
 
 
 def unpickle(code: bytes, key: dict[str, Any]) -> tuple[Any, ...]:
-    """The parts of a compile result, in the order of `_PICKLED` without the first. Raises BadEntryError if it is not that of the key."""
+    """The parts of a compile result, in the order of `_PICKLED` without the first. Raises BadEntryError if they are not the key's."""
     parts = pickle.loads(code)
     _, fndesc, _, signature, *_ = parts
     inside = {"module": fndesc.modname, "function": fndesc.qualname, "signature": _signature_text(signature.args)}
@@ -199,7 +199,7 @@ _warned = False
 
 
 def _warn_once(reason: object) -> None:
-    """Say why compiled code cannot be kept, once for each process."""
+    """Warn that compiled code cannot be saved, and why, once for each process."""
     global _warned
     if not _warned:
         _warned = True
@@ -211,7 +211,7 @@ def _warn_once(reason: object) -> None:
         )
 
 
-# --- what Numba asks ------------------------------------------------------------------------------------------------------------------
+# --- the cache that Numba calls -------------------------------------------------------------------------------------------------------
 
 
 class DiskCache:
@@ -222,8 +222,8 @@ class DiskCache:
         if function.__closure__:
             raise TypeError(f"{function.__qualname__} is a closure: its code does not follow from its source alone")
         file = Path(function.__code__.co_filename)
-        self.enabled = _times() == _TIMES  # otherwise this module was read again, or for the first time, after an edit
-        self._own_source = [] if file.is_relative_to(cache_folder.HERE) else [file]  # of a kernel outside this package
+        self.enabled = _times() == _TIMES  # False if this module was imported after an edit
+        self._own_source = [] if file.is_relative_to(cache_folder.HERE) else [file]  # the file of a kernel outside this package
         self.identity = {
             "module": function.__module__,
             "function": function.__qualname__,
@@ -254,20 +254,20 @@ class DiskCache:
             if line != _line(key):
                 return None
             parts = unpickle(code, key)
-            if parts[3].args != sigutils.normalize_signature(sig)[0]:  # different types that read the same
+            if parts[3].args != sigutils.normalize_signature(sig)[0]:  # different types whose names are equal
                 return None
             result = compiler.CompileResult._rebuild(target_context, *parts)
-        except Exception:  # whatever is wrong with a file, its kernel is compiled instead
+        except Exception:  # whatever is wrong with the file, the kernel is compiled instead
             return None
         cache_folder.set_time_of_use(path.parent)
         return result
 
     def save_overload(self, sig: Any, result: Any) -> None:
-        """Keep the compile result of a signature."""
-        if not self.enabled or result.lifted or result.library.has_dynamic_globals:  # those have addresses of this process in them
+        """Save the compile result of a signature."""
+        if not self.enabled or result.lifted or result.library.has_dynamic_globals:  # these contain addresses of this process
             return
         if _times() != _TIMES or _stamp(*self._own_source) != self.identity["source"]:
-            return  # edited meanwhile: which text was compiled is not known
+            return  # edited meanwhile: it is unknown which text was compiled
         key = self.key(sig, result.codegen)
         path = state_folder(key["state"]) / file_name(key)
         try:
@@ -275,11 +275,11 @@ class DiskCache:
                 raise FileNotFoundError("the sources of the kernels cannot be read")
             _write(path, _line(key), serialize.dumps(result._reduce()))
         except OSError as error:
-            if not (_ON_WINDOWS and isinstance(error, PermissionError) and path.exists()):  # somebody reads that very file
+            if not (_ON_WINDOWS and isinstance(error, PermissionError) and path.exists()):  # another process reads that very file
                 _warn_once(error)
 
     def flush(self) -> None:
-        """Forget every entry of the function."""
+        """Delete every entry of the function."""
         for path in cache_folder.entries(f"{_stem(self.identity)}-*"):
             path.unlink(missing_ok=True)
 

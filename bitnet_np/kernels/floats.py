@@ -1,4 +1,4 @@
-"""Tables of numbers: rows of them, and products with float32 in the contract's order."""
+"""Tables of float32, float16 or bfloat16: their rows, and products with float32 in the contract's order."""
 
 import numpy as np
 from numba import prange
@@ -51,7 +51,7 @@ def matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
         valid = min(rows, end - n)
         for t in range(0, x.shape[0], tokens):
             present = min(tokens, x.shape[0] - t)
-            ahead = 0 if t else rows * width if rows > 1 else STREAM // w.itemsize  # the rows that come next
+            ahead = 0 if t else rows * width if rows > 1 else STREAM // w.itemsize  # the next rows
             store_sums(dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width, rows, ahead), totals)
             for j in range(present):
                 for i in range(valid):
@@ -72,8 +72,8 @@ def _matmul(w, x, out):
 def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, float16 or bfloat16 bits -> [R, N]
     """Contract-order dot products.
 
-    For few rows of x, one row of weights is read after the other, so that memory is one stream in order: with one row of x, 28 GB/s of
-    30 that plain reads reach on one Zen 4 core; four weight rows at a time, which share the loads of x, reach 17.
+    With one row of x, weight rows are read one after the other, so that memory is one stream in order: 28 GB/s on one Zen 4 core, where
+    plain reads reach 30. Four weight rows at a time, which share the loads of x, reach 17.
     """
     out = empty((x.shape[0], weights.shape[0]))
     launch(_matmul, x.shape[0] * weights.size // 8, read_only(weights), x, out)

@@ -1,4 +1,4 @@
-"""How kernels are compiled and run: each one for threads to share and for the calling thread alone."""
+"""Compiling and launching kernels: each is compiled twice, for threads to share and for the calling thread alone."""
 
 import threading
 from collections.abc import Callable
@@ -14,16 +14,16 @@ Floats = NDArray[np.float32]
 
 # IEEE division: Python's would raise on a zero, and test for one at every step
 serial = compiled(error_model="numpy")
-inlined = compiled(error_model="numpy", forceinline=True)  # what takes a full tile: as an argument it would go through memory
-rule = compiled(inline="always")  # Numba puts it in its place before it knows types, with the error model of the kernel there
+inlined = compiled(error_model="numpy", forceinline=True)  # for functions of a full tile, an argument that would go through memory
+rule = compiled(inline="always")  # Numba inlines it before it knows types, with the error model of the calling kernel
 _shared = compiled(error_model="numpy", parallel=True)
 
 
 class Kernel(NamedTuple):
     """One kernel compiled two ways, which give the same bits."""
 
-    shared: Callable  # its `prange` shared out among threads
-    alone: Callable  # all on the calling thread
+    shared: Callable  # with `prange` shared out among threads
+    alone: Callable  # on the calling thread
 
 
 def parallel(function: Callable) -> Kernel:
@@ -39,8 +39,8 @@ _turn = threading.Lock()
 def launch(kernel: Kernel, work: int, *args: Any) -> None:
     """Run a kernel, on this thread alone when there is little to do: asking for fewer threads takes longer than a small kernel.
 
-    Shared ones go one at a time, whichever Python thread calls: two at once would share the cores anyway, and abort the process where Numba
-    has nothing but its workqueue to run threads with.
+    Shared kernels run one at a time, whichever Python thread calls. Two at once would share the cores anyway, and abort the process where
+    Numba has no threading layer but its workqueue.
     """
     if work <= SMALL:
         kernel.alone(*args)

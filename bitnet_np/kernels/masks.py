@@ -1,6 +1,6 @@
 """Kernels for mask arrays: filling them, and attention by one.
 
-The rule for one query is `visible_keys`; whatever fills a mask, on whatever device, asks it.
+`visible_keys` is the rule for one query. Every kernel that fills a mask calls it, on every device.
 """
 
 from typing import Any
@@ -11,15 +11,19 @@ from numpy.typing import NDArray
 
 from .attention import (
     UNSEEN,
+    Inputs,
+    Run,
+    chunk_at,
     chunk_scores,
     chunk_values,
     exponentials,
     fold,
-    part_like,
+    new_room,
+    new_sums,
+    no_sums,
     query_tiles,
     scale_of,
     store_attended,
-    tile_queries,
 )
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import CHUNK
@@ -29,7 +33,7 @@ from .workspace import empty
 
 @rule
 def visible_keys(position, window, prefix, block, sinks):
-    """Which keys a query at `position` sees: 0..head and low..high. 0 stands for no window, no prefix, no blocks, no sinks."""
+    """The keys that a query at `position` sees: 0..head and low..high. 0 stands for no window, no prefix, no blocks, no sinks."""
     high = position + 1
     low = max(0, high - window) if window else 0
     if block:
@@ -85,37 +89,40 @@ def fill_mask(
 
 @serial
 def _sees_any(mask, start, rows, first, end):
-    """Whether one of some rows of a mask shows one of its keys first..end."""
-    found = np.int32(0)
+    """Whether any of `rows` rows of a mask shows any of the keys first..end."""
+    seen = np.int32(0)
     for r in range(rows):
         biases = mask[start + r, first:end]
         for j in range(biases.size):
-            found |= np.int32(biases[j] > -np.inf)
-    return found != 0
+            seen |= np.int32(biases[j] > -np.inf)
+    return seen != 0
 
 
 @serial
 def _add_biases(scores, biases, lanes):
-    """scores[j] + biases[j], and -infinity where that hides the key or there is none; the largest of them, and whether a key is seen."""
+    """Add biases to scores, which become -infinity where the key is hidden or there is none.
+
+    Returns the largest of them, and whether a key is seen.
+    """
     for i in range(LANES):
         lanes[i] = -np.inf
-    n, found = biases.size, np.int32(0)
+    n, seen = biases.size, np.int32(0)
     for j in range(0, CHUNK, LANES):
         for i in range(LANES):
             bias = biases[j + i] if j + i < n else np.float32(-np.inf)
-            found |= np.int32(bias > -np.inf)
+            seen |= np.int32(bias > -np.inf)
             score = np.float32(scores[j + i] + bias) if bias > -np.inf else np.float32(-np.inf)
             scores[j + i] = score
             lanes[i] = score if score > lanes[i] else lanes[i]
     largest = lanes[0]
     for i in range(LANES):
         largest = lanes[i] if lanes[i] > largest else largest
-    return largest, found != 0
+    return largest, seen != 0
 
 
 @serial
 def _all_finite(values, first, n_keys, g):
-    """Whether a probability of 0 makes 0 of each value of some keys."""
+    """Whether the values of some keys are finite: a probability of 0 makes 0 of them then."""
     largest = np.int32(0)
     for j in range(n_keys):
         row = values[first + j, g]
@@ -126,7 +133,7 @@ def _all_finite(values, first, n_keys, g):
 
 @serial
 def _seen_values(p, mask, start, group, values, first, n_keys, g, part):
-    """As `chunk_values`, key by key, so that what is hidden is not touched: the same bits where values are finite."""
+    """As `chunk_values`, but without the hidden keys' values. Where values are finite, the bits are the same."""
     for i in range(p.shape[0]):
         biases = mask[start + i // group, first : first + n_keys]
         for d in range(values.shape[2]):
@@ -139,48 +146,45 @@ def _seen_values(p, mask, start, group, values, first, n_keys, g, part):
 
 
 @serial
-def _masked_tile(q, k, v, slot, position, first, end, g, mask, scale, out):
+def _attend_run_masked(inputs, mask, run, out):
     """As `attention._attend_together`, with rows of a mask instead of the rule."""
-    width, keys = q.shape[2], mask.shape[1]
-    group, stride = q.shape[1] // k.shape[2], k.shape[2] * width
-    base, start = slot[first] * k.shape[1] * stride + g * width, position[first]
-    n, queries = (end - first) * group, tile_queries(q, first, end, g, group)
-    part = part_like(queries)
-    scores, lanes = np.zeros((queries.shape[0], CHUNK), np.float32), np.empty(LANES, np.float32)
-    largest_here, weight_here = np.empty(n, np.float32), np.empty(n, np.float32)
-    largest, weight, total = np.full(n, -np.inf, np.float32), np.zeros(n, np.float32), np.zeros((n, width), np.float32)
-    for chunk in range((keys + CHUNK - 1) // CHUNK):
-        key = chunk * CHUNK
-        n_keys = min(CHUNK, keys - key)
-        if _sees_any(mask, start, end - first, key, key + n_keys):
-            chunk_scores(queries, width, k, v, base + key * stride, stride, n_keys, scale, scores)
-            for i in range(n):
-                largest_here[i], seen = _add_biases(scores[i], mask[start + i // group, key : key + n_keys], lanes)
-                here = exponentials(scores[i], largest_here[i], lanes)
-                weight_here[i] = here if seen else UNSEEN
-            if _all_finite(v[slot[first]], key, n_keys, g):
-                chunk_values(scores, n_keys, v, base + key * stride, stride, width, part)
+    width, keys, position = inputs.q.shape[2], mask.shape[1], inputs.position[run.first]
+    k, v, values = inputs.k, inputs.v, inputs.v[inputs.slot[run.first]]
+    room, here, sums = new_room(inputs.q, run), new_sums(inputs.q, run), no_sums(inputs.q, run)
+    scores, largest, weight = room.scores, here.largest, here.weight
+    for key in range(0, keys, CHUNK):
+        chunk = chunk_at(inputs, run, key, keys)
+        end = key + chunk.n_keys
+        if _sees_any(mask, position, run.end - run.first, key, end):
+            chunk_scores(room.queries, width, k, v, chunk.start, chunk.stride, chunk.n_keys, inputs.scale, scores)
+            for i in range(weight.size):
+                largest[i], seen = _add_biases(scores[i], mask[position + i // run.group, key:end], room.lanes)
+                total = exponentials(scores[i], largest[i], room.lanes)
+                weight[i] = total if seen else UNSEEN
+            if _all_finite(values, key, chunk.n_keys, run.g):
+                chunk_values(scores, chunk.n_keys, v, chunk.start, chunk.stride, width, here.values)
             else:
-                _seen_values(scores[:n], mask, start, group, v[slot[first]], key, n_keys, g, part)
-            fold(largest_here, weight_here, part, largest, weight, total)
-    store_attended(total, weight, first, g, group, out)
+                _seen_values(scores[: weight.size], mask, position, run.group, values, key, chunk.n_keys, run.g, here.values)
+            fold(here, sums)
+    store_attended(sums, run, out)
 
 
 @parallel
 def _attend_masked(q, k, v, slot, position, tiles, mask, scale, out):
-    heads = k.shape[2]
+    heads, group = k.shape[2], q.shape[1] // k.shape[2]
+    inputs = Inputs(q, k, v, slot, position, scale)
     for item in prange((tiles.size - 1) * heads):
-        first, end = tiles[item // heads], tiles[item // heads + 1]
-        biases = mask[min(slot[first], mask.shape[0] - 1)]
-        _masked_tile(q, k, v, slot, position, first, end, item % heads, biases, scale, out)
+        t = item // heads
+        run = Run(tiles[t], tiles[t + 1], item % heads, group)
+        _attend_run_masked(inputs, mask[min(slot[run.first], mask.shape[0] - 1)], run, out)
 
 
 def attend_masked(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], mask: Floats) -> Floats:
     # [R, H, K], [B, S, G, K] x 2, [R], [R], [1 or B, T, S'] -> [R, H, K]
     """Attention by an additive mask: row r adds mask[slot[r] or 0, position[r]] to its scores of keys 0..S' of sequence slot[r].
 
-    In the contract's order, by absolute position; keys hidden by -infinity are passed over, a row that sees none gives zeros. With a
-    causal mask these are the bits of `cpu.attend`.
+    The order is the contract's, by absolute position. Keys hidden by -infinity are passed over, and a row that sees none gives zeros. With
+    a causal mask these are the bits of `cpu.attend`.
     """
     out = empty(q.shape)
     tiles = query_tiles(slot, position, q.shape[1] // k.shape[2])

@@ -1,5 +1,6 @@
-"""Kernels that write ternary matrices in the order in which products stream them (../packing.py): from what files have, and from the
-weights that a model is trained with, the masters.
+"""Kernels that write ternary matrices in the order in which products stream them (../packing.py).
+
+They read the layouts of files, and the float weights that a model is trained with, its masters.
 """
 
 import numpy as np
@@ -11,15 +12,15 @@ from .floats import widen_row
 from .launching import inlined, launch, parallel, read_only, serial
 from .simd import LANES
 
-MOST = 1 << 31  # numbers whose magnitudes `magnitude_sums` has room for
-_PARTS = 64  # of a matrix whose magnitudes are summed, each by one owner
-_PIECE = 2048  # magnitudes that one integer of 64 bits can sum if exponents differ by no more than _SPREAD: 24 bits each, shifted
+MOST = 1 << 31  # numbers at most of which `magnitude_sums` can sum the magnitudes
+_PARTS = 64  # parts of a matrix whose magnitudes are summed, each by one owner
+_PIECE = 2048  # magnitudes that 64 bits can sum if exponents differ by at most _SPREAD: 24 bits each, shifted
 _SPREAD = 28
-_ENTRIES = 256 + 32  # exponents, and what the upper halves of pieces' sums count
+_ENTRIES = 256 + 32  # exponents, and 32 more for the upper halves of pieces' sums
 
 
 def _empty(shape: tuple[int, int]) -> NDArray[np.uint32]:
-    """Room for a packed matrix, with weights of zero in what is missing of the last 16 rows."""
+    """Room for a packed matrix, with zero weights in the rows that fill up the last 16."""
     n, m = shape
     groups, steps = -(-n // LANES), -(-m // LANES)
     packed = huge_pages.empty(groups * steps * LANES * 4).view(np.uint32)
@@ -45,7 +46,7 @@ def _from_i2s(source, row_words, steps, rows, target):
 
 def from_i2s(codes: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.uint8]:
     # I2_S bytes of [N, M], rows padded to 128 -> packed
-    """From I2_S, a row after the other."""
+    """The packed matrix of I2_S bytes."""
     n, m = shape
     packed = _empty(shape)
     launch(_from_i2s, packed.size, read_only(codes.view(np.uint32)), -(-m // 128) * 8, -(-m // LANES), n, packed)
@@ -54,7 +55,7 @@ def from_i2s(codes: NDArray[np.uint8], shape: tuple[int, int]) -> NDArray[np.uin
 
 @serial
 def _pack_row(codes, packed, group, lane):
-    """A row's codes, filled up with those of zero weights to a multiple of 16 and taken four at a time, to its lane of a group of rows."""
+    """Write a row's codes to its lane of a group of rows. They come four in a word, filled up with zero weights to a multiple of 16."""
     steps = codes.size // 4
     for step in range(steps):
         word = np.uint32(0)
@@ -64,7 +65,7 @@ def _pack_row(codes, packed, group, lane):
 
 
 @parallel
-def _from_quarters(data, rows, packed, found):
+def _from_quarters(data, rows, packed, threes):
     height, m = data.shape
     for group in prange((rows + LANES - 1) // LANES):
         codes, three = np.ones((m + LANES - 1) // LANES * LANES, np.uint8), np.uint8(0)
@@ -76,17 +77,17 @@ def _from_quarters(data, rows, packed, found):
                 codes[i] = code
                 three |= code & np.uint8(code >> np.uint8(1))
             _pack_row(codes.view(np.uint32), packed, group, lane)
-        found[group] = three
+        threes[group] = three
 
 
 def from_quarters(data: NDArray[np.uint8], rows: int) -> tuple[NDArray[np.uint8], bool]:  # [ceil(N / 4), M], N -> packed, a code is 3
-    """From transformers' bytes, which hold one column of four rows that are a quarter of the matrix apart, the first in the lowest bits.
+    """The packed matrix of transformers' bytes, and whether any row has a code of 3, which no writer produces.
 
-    Says, too, whether any row has a code of 3, which means nothing.
+    A byte holds one column of four rows that are a quarter of the matrix apart, the first in the lowest bits.
     """
-    packed, found = _empty((rows, data.shape[1])), np.empty(-(-rows // LANES), np.uint8)
-    launch(_from_quarters, packed.size, read_only(data), rows, packed, found)
-    return packed.view(np.uint8), bool(found.any())
+    packed, threes = _empty((rows, data.shape[1])), np.empty(-(-rows // LANES), np.uint8)
+    launch(_from_quarters, packed.size, read_only(data), rows, packed, threes)
+    return packed.view(np.uint8), bool(threes.any())
 
 
 @parallel
@@ -111,19 +112,19 @@ def from_masters(masters: NDArray, steps: float) -> NDArray[np.uint8]:  # [N, M]
 
 @inlined
 def _exponent(bits):
-    """As stored: 0 of numbers below the normal range, which count as those of 1 do."""
+    """The exponent as stored. Numbers below the normal range have 0, which counts as 1."""
     return (bits >> np.uint32(23)) & np.uint32(0xFF)
 
 
 @inlined
 def _fraction(bits):
-    """With the bit that is not stored."""
+    """The fraction with the leading bit, which is not stored."""
     return (bits & np.uint32(0x7FFFFF)) | np.uint32(_exponent(bits) > 0) << np.uint32(23)
 
 
 @serial
 def _add_magnitudes(bits, sums):
-    """Up to _PIECE numbers at once, if the smallest is not too small beside the largest, else one by one."""
+    """Add up to _PIECE numbers: all at once unless the smallest is too small beside the largest, else one by one."""
     low, top = np.uint32(255), np.uint32(1)
     for i in range(bits.size):
         exponent = max(_exponent(bits[i]), np.uint32(1))
@@ -153,7 +154,7 @@ def _magnitude_sums(table, sums):
 
 
 def magnitude_sums(table: NDArray) -> NDArray[np.int64]:  # [N, M] float32, float16 or bfloat16's bits, at most MOST -> [E]
-    """The sum of |x|, exactly: that of entry e times 2^(e - 150). Integers, so their order is free."""
+    """The exact sum of |x|: that of entry e times 2^(e - 150). Entries are sums of integers, so their order is free."""
     sums = np.zeros((_PARTS, _ENTRIES), np.int64)
     launch(_magnitude_sums, table.size, read_only(table), sums)
     return sums.sum(axis=0)

@@ -1,7 +1,7 @@
-"""Numba's own cache, for a version of Numba that disk_cache.py does not know: in a folder that one process alone writes to.
+"""Numba's own cache in a folder of each process, for versions of Numba that disk_cache.py does not know.
 
-Two processes that write to one such cache can mix up each other's code. So each process has a folder of its own, for as long as it runs,
-and begins it with a copy of its parent's: what was compiled before a child process started is not compiled again there.
+Two processes that write to one such cache can mix up each other's code. So each process has a folder of its own, for as long as it runs. It
+begins as a copy of its parent's folder: a child process does not compile again what was compiled before it started.
 """
 
 import atexit
@@ -16,14 +16,14 @@ from typing import Any
 import numba
 
 VARIABLE = "BITNET_NP_PRIVATE_CACHE"
-"""The environment variable by which child processes find their parent's folder."""
+"""The environment variable that tells child processes their parent's folder."""
 
 _dispatchers: list[Any] = []
 _folder = ""
 
 
 def enable(dispatcher: Any) -> None:
-    """Let Numba keep what it compiles for this dispatcher as long as this process runs."""
+    """Let Numba cache the code of this dispatcher as long as this process runs."""
     if not _dispatchers:
         parent = os.environ.get(VARIABLE, "")
         if not parent:
@@ -44,11 +44,11 @@ def _open(parent: str = "") -> None:
     global _folder
     try:
         _folder = tempfile.mkdtemp(prefix="bitnet_np-kernels-")
-    except OSError:  # nothing can be written: nothing is kept
+    except OSError:  # nothing can be written, so nothing is cached
         _folder = ""
         return
     if parent:
-        with suppress(OSError):  # the parent has ended, or replaces a file at this moment
+        with suppress(OSError):  # the parent may have ended, or be replacing a file
             shutil.copytree(parent, _folder, dirs_exist_ok=True)
     os.environ[VARIABLE] = _folder
     atexit.register(_delete, _folder, os.getpid())
@@ -69,9 +69,9 @@ def _enable(dispatcher: Any) -> None:
     try:
         dispatcher.enable_caching()
     finally:
-        numba.config.CACHE_DIR = before  # Numba asked for it once; other packages keep their place
+        numba.config.CACHE_DIR = before  # Numba has read it; other packages keep their own folder
 
 
 def _delete(folder: str, process: int) -> None:
-    if os.getpid() == process:  # a forked one inherits this call, too
+    if os.getpid() == process:  # a forked process inherits this call, too
         shutil.rmtree(Path(folder), ignore_errors=True)

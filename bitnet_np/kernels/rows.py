@@ -1,4 +1,4 @@
-"""Kernels that take rows one by one, or numbers one by one: norms, positions, residuals, gates."""
+"""Kernels that work on single rows or single numbers: norms, RoPE, residuals, gates."""
 
 import numpy as np
 from numba import prange
@@ -52,8 +52,8 @@ def _layer_norm(x, ones, gain, bias, eps, out):
 def layer_norm(x: Floats, gain: Floats, bias: Floats | None, eps: float) -> Floats:  # [R, D], [D], [D] -> [R, D]
     """(x - mean) / sqrt(variance + eps) * gain + bias.
 
-    The mean in float64; the difference rounded to float32, its squares summed in float64; then in float32: 1 / root, times the difference,
-    times gain, plus bias; no bias is one of zeros.
+    The mean is in float64, the difference is rounded to float32, its squares are summed in float64. Then in float32: 1 / root, times the
+    difference, times gain, plus bias. None for the bias means zeros.
     """
     bias = np.zeros(x.shape[1], np.float32) if bias is None else bias
     out = empty(x.shape)
@@ -81,9 +81,9 @@ def rotations(angle: NDArray[np.float64]) -> tuple[Floats, Floats]:  # [R, J] ra
 
 @inlined
 def _rotate(x, cos, sin, step, out):
-    """The heads [H, K] of one row, by J pairs: (i, i + J) with step 1, (2i, 2i + 1) with step 2. What follows the pairs stays."""
+    """Rotate J pairs in the heads [H, K] of one row: (i, i + J) with step 1, (2i, 2i + 1) with step 2. Elements after the pairs stay."""
     pairs = cos.size
-    distance = pairs if step == 1 else 1  # said here, LLVM knows that it is not negative: told by the caller, it took 4 times as long
+    distance = pairs if step == 1 else 1  # set here, LLVM knows that it is not negative: passed by the caller, it took 4 times as long
     for h in range(x.shape[0]):
         for i in range(pairs):
             a, b, c, s = x[h, i * step], x[h, i * step + distance], cos[i], sin[i]
@@ -100,7 +100,7 @@ def _rope(x, cos, sin, out):
 
 
 def rope(x: Floats, cos: Floats, sin: Floats) -> Floats:  # [R, H, K], [R, J] x 2 -> [R, H, K]
-    """Rotate the pairs (i, i + J), as GPT-NeoX does: fma(a, cos, -(b * sin)), fma(a, sin, b * cos). What follows them stays."""
+    """Rotate the pairs (i, i + J), as GPT-NeoX does: fma(a, cos, -(b * sin)), fma(a, sin, b * cos). Elements after them stay."""
     out = empty(x.shape)
     launch(_rope, x.size, x, cos, sin, out)
     return out
@@ -152,7 +152,7 @@ def take(x: Floats, rows: NDArray[np.int64]) -> Floats:  # [R, D], [B] -> [B, D]
 
 def spread(x: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], shape: tuple[int, ...]) -> Floats:
     # [R, G, K], [R], [R], (B, T) -> [B, T, G, K]
-    """Keys or values of whole sequences as a cache would hold them: zeros where no row goes."""
+    """Keys or values of whole sequences as a cache would hold them, with zeros where no row goes."""
     out = np.zeros((*shape, *x.shape[1:]), np.float32)
     out[slot, position] = x
     return out
@@ -213,7 +213,7 @@ def _gelu_tanh(x, out):
 
 
 def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
-    """The GELU's approximation by a tanh."""
+    """The tanh approximation of GELU."""
     out = empty(x.shape)
     launch(_gelu_tanh, 16 * x.size, x, out)
     return out
@@ -229,7 +229,7 @@ def _exponential(x, out):
 
 
 def exponential(x: Floats) -> Floats:  # [V] -> [V]
-    """e^x, the contract's."""
+    """e^x by the polynomial of the arithmetic contract."""
     out = empty(x.shape)
     launch(_exponential, 16 * x.size, x, out)
     return out

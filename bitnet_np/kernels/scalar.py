@@ -4,8 +4,8 @@ THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and 
 
 * Sums of integers are exact, so their order is free. A ternary matmul ends in float32 as `(accumulated - row sum) / scale * weight scale`.
 * Every sum of floats has one order that depends on the summed axis alone: 16 lanes, lane = index mod 16, each lane a chain of fused
-  multiply-adds that starts at +0, lanes then added by halving (i with i+8, i+4, i+2, i+1). What is summed in float64 (the squares and means
-  of norms) has 128 lanes, lane = index mod 128, halved likewise (i with i+64, i+32, ... i+1). Everything else is in float32.
+  multiply-adds that starts at +0, lanes then added by halving (i with i+8, i+4, i+2, i+1). Sums in float64 (the squares and means of
+  norms) have 128 lanes, lane = index mod 128, halved likewise (i with i+64, i+32, ... i+1). Everything else is in float32.
 * Sums over keys go by absolute position in chunks of CHUNK keys from position 0. A chunk has its own maximum m_c, its own sum
   l_c = sum exp(s - m_c) by the lane rule, and its own o_c = sum exp(s - m_c) v as one chain in key order. Chunks are folded in order:
   m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m'), l' = fma(l, a, l_c * b), o' = fma(o, a, o_c * b). At the end o / l.
@@ -20,7 +20,7 @@ import numpy as np
 from .launching import rule, serial
 from .simd import bits_float, float_bits, fma, times_power_of_two
 
-WIDE_LANES = 128  # of a sum in float64
+WIDE_LANES = 128  # lanes of a sum in float64
 CHUNK = 64  # keys; 64 keys of 128 float32 are 32 KB, a first-level cache
 
 _f = np.float32
@@ -45,7 +45,7 @@ def exp(x):
 
     x = n ln 2 + r with |r| <= ln 2 / 2 (ln 2 in two parts, after Cody and Waite), a polynomial in r, then times 2^n.
     """
-    x = _EXP_LOWEST if x < _EXP_LOWEST else _EXP_HIGHEST if x > _EXP_HIGHEST else x  # and NaN stays NaN
+    x = _EXP_LOWEST if x < _EXP_LOWEST else _EXP_HIGHEST if x > _EXP_HIGHEST else x  # NaN stays NaN
     magic = fma(x, _LOG2_E, MAGIC)
     n = _f(magic - MAGIC)
     r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
@@ -87,9 +87,9 @@ _Q9 = _f(-5.7343173e-09)
 
 @rule
 def normal_cdf(x):
-    """The normal distribution, (1 + erf(x / sqrt 2)) / 2, in float32: to 5 (1 + x^2 / 2) roundings, relative, and 0 below -8.49.
+    """The normal distribution function, (1 + erf(x / sqrt 2)) / 2, in float32: to 5 (1 + x^2 / 2) roundings, relative, and 0 below -8.49.
 
-    By erf near 0, by erfc elsewhere, so that nothing cancels.
+    It uses erf near 0 and erfc elsewhere, so that nothing cancels.
     """
     t = _f(abs(x) * _ROOT_HALF)
     if t <= _ERF_LIMIT:
@@ -102,7 +102,7 @@ def normal_cdf(x):
         beyond = _f(_f(1.0) - fma(p, t, t))
     elif t > _ERFC_LIMIT:
         beyond = _f(0.0)
-    else:  # and NaN stays NaN
+    else:  # NaN comes here and stays NaN
         q = fma(_Q9, t, _Q8)
         q = fma(q, t, _Q7)
         q = fma(q, t, _Q6)

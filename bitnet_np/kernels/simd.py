@@ -1,8 +1,8 @@
 """Typed SIMD registers for Numba: the one file that knows LLVM.
 
-A kernel is written once, on logical registers of 512 bits (16 float32, 16 int32 or 64 bytes). LLVM splits them into whatever the processor
-has: one AVX-512 register, two of AVX2, four of SSE or NEON. The one thing it cannot find by itself is the byte dot product, so
-`_dot_bytes` names the instruction for each instruction set. Integer sums are exact and float steps are lane by lane, so every processor
+A kernel is written once, on logical registers of 512 bits (16 float32, 16 int32 or 64 bytes). LLVM splits them into the processor's own:
+one AVX-512 register, two of AVX2, four of SSE or NEON. The only instruction that it does not find by itself is the byte dot product, so
+`_dot_bytes` names it for each instruction set. Integer sums are exact and float steps are lane by lane, so every processor
 gives the same bits.
 
 A `Tile` is an array of such registers that Numba carries through a loop as one value, and LLVM keeps in registers. Its shape is part of its
@@ -34,17 +34,17 @@ V16F32, V16I32, V64I8, V32I16 = ir.VectorType(F32, 16), ir.VectorType(I32, 16), 
 V16I8, V16I16, V16HALF, V16I1 = ir.VectorType(I8, 16), ir.VectorType(I16, 16), ir.VectorType(HALF, 16), ir.VectorType(I1, 16)
 
 
-# --- which instructions ---------------------------------------------------------------------------------------------------------------
+# --- instruction sets -----------------------------------------------------------------------------------------------------------------
 
 
 def cpu_features() -> frozenset[str]:
-    """Features Numba compiles for. NUMBA_CPU_NAME alone does not change them: set NUMBA_CPU_FEATURES with it."""
+    """The processor features that Numba compiles for. NUMBA_CPU_NAME alone does not change them: set NUMBA_CPU_FEATURES with it."""
     text = llvm.get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
     return frozenset(part[1:] for part in text.split(",") if part.startswith("+"))
 
 
 def instruction_path() -> str:
-    """The way byte dot products are computed here: avx512-vnni, avx-vnni, avx2, ssse3, neon-dotprod or generic."""
+    """The instructions of byte dot products on this processor: avx512-vnni, avx-vnni, avx2, ssse3, neon-dotprod or generic."""
     features = cpu_features()
     if platform.machine().lower() in ("x86_64", "amd64"):
         if {"avx512vnni", "avx512bw"} <= features:
@@ -58,7 +58,7 @@ def instruction_path() -> str:
 
 
 def _converts_half() -> bool:
-    """Whether float16 can be widened without a call into a runtime library that may not be there."""
+    """Whether the processor widens float16 itself. Otherwise LLVM calls a runtime library, which may be missing."""
     return "f16c" in cpu_features() or platform.machine().lower() in ("aarch64", "arm64")
 
 
@@ -120,7 +120,7 @@ def _load(builder: ir.IRBuilder, address: ir.Value, vector: ir.Type) -> ir.Value
 
 
 def _mask(builder: ir.IRBuilder, count: ir.Value) -> ir.Value:
-    """The first `count` of 16 lanes."""
+    """The mask of the first `count` of 16 lanes."""
     splat = _splat(builder, builder.trunc(count, I32), V16I32)
     return builder.icmp_signed("<", ir.Constant(V16I32, list(range(LANES))), splat)
 
@@ -139,7 +139,7 @@ def _load_masked(builder: ir.IRBuilder, address: ir.Value, vector: ir.VectorType
 
 
 def _load_floats(builder: ir.IRBuilder, array: types.Array, address: ir.Value, mask: ir.Value | None) -> ir.Value:
-    """16 numbers of an array of float32, int16 (float16's bits) or uint16 (bfloat16's), widened exactly; absent ones are 0."""
+    """16 numbers of an array of float32, int16 (float16's bits) or uint16 (bfloat16's), widened exactly; masked ones are 0."""
 
     def load(vector: ir.VectorType) -> ir.Value:
         return _load(builder, address, vector) if mask is None else _load_masked(builder, address, vector, mask)
@@ -153,11 +153,11 @@ def _load_floats(builder: ir.IRBuilder, array: types.Array, address: ir.Value, m
 
 
 def _widened_half(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
-    """16 float16 numbers by their bits as float32."""
+    """16 float16 numbers, given by their bits, as float32."""
     if _converts_half():
         return builder.fpext(builder.bitcast(bits, V16HALF), V16F32)
-    # The same in integers: shift exponent and fraction into place, let a product with 2^112 mend the exponent (subnormals included),
-    # but not one of all ones, which stands for infinity and NaN.
+    # The same in integers: shift exponent and fraction into place, and correct the exponent by a product with 2^112 (subnormals included),
+    # except an exponent of all ones, which stands for infinity and NaN.
     wide = builder.zext(bits, V16I32)
     sign = builder.shl(builder.and_(wide, ir.Constant(V16I32, [0x8000] * LANES)), ir.Constant(V16I32, [16] * LANES))
     rest = builder.shl(builder.and_(wide, ir.Constant(V16I32, [0x7FFF] * LANES)), ir.Constant(V16I32, [13] * LANES))
@@ -197,9 +197,9 @@ def fma(typing_context, a, b, c):
 
 @intrinsic
 def multiply_add(typing_context, a, b, c):
-    """a * b + c in float64, fused where the processor does that fast: only for products that are exact, which makes it the same.
+    """a * b + c in float64, fused where that is fast. Only for exact products, which fusing does not change.
 
-    The product of two float32 is: 48 bits, and exponents that float64 has.
+    The product of two float32 is exact: it has 48 bits and an exponent within float64's range.
     """
 
     def codegen(context, builder, signature, args):
@@ -223,9 +223,9 @@ def bits_float(typing_context, bits):
 
 @intrinsic
 def times_power_of_two(typing_context, x, magic):
-    """x * 2^n for n in -300..300, rounded once, where magic = n + 1.5 * 2^23: the integer is in its low bits already.
+    """x * 2^n for n in -300..300, rounded once, where magic = n + 1.5 * 2^23 holds n in its low bits.
 
-    Two exact powers of two, because one would leave float32's range before the product does.
+    It multiplies by two exact powers of two, because one would leave float32's range before the product does.
     """
 
     def codegen(context, builder, signature, args):
@@ -246,7 +246,7 @@ def times_power_of_two(typing_context, x, magic):
 def _sum_lanes(builder: ir.IRBuilder, registers: list[ir.Value]) -> list[ir.Value]:
     """Sums of 16 lanes by halving (i with i+8, i+4, i+2, i+1), one sum per lane of the result, for 16 registers at a time.
 
-    Each round puts the lower halves of two registers in one and the upper halves in another and adds those: 15 additions for 16 sums.
+    Each round adds the lower halves of two registers to their upper halves: 15 additions for 16 sums.
     """
     integers = registers[0].type == V16I32
     zero = ir.Constant(registers[0].type, None)
@@ -280,7 +280,7 @@ def store_sums(typing_context, tile, out):
 
 @intrinsic
 def store_products(typing_context, tile, factor, out, start, stride):
-    """out[start + column * stride + row] = the sum of register (row, column)'s lanes, times factor. Whole registers, so full tiles only."""
+    """out[start + column * stride + row] = the sum of register (row, column)'s lanes, times factor. For full tiles only."""
 
     def codegen(context, builder, signature, args):
         tile, _, array = signature.args[:3]
@@ -307,7 +307,7 @@ def store_products(typing_context, tile, factor, out, start, stride):
 
 
 def _clamped(builder: ir.IRBuilder, start: ir.Value, stride: ir.Value, index: int, valid: ir.Value) -> ir.Value:
-    """Offset of row `index` of a tile; rows past the last valid one repeat it, so that edge tiles need no code of their own."""
+    """Offset of row `index` of a tile. Rows past the last valid one repeat it, so that edge tiles need no code of their own."""
     last = builder.sub(valid, ir.Constant(valid.type, 1))
     constant = ir.Constant(valid.type, index)
     row = builder.select(builder.icmp_signed("<", constant, last), constant, last) if index else ir.Constant(valid.type, 0)
@@ -424,7 +424,7 @@ def _dot_generic(builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.
     return builder.add(total, products)
 
 
-# instruction path -> how many pieces a logical register falls into, and the dot product of one piece
+# instruction path -> the number of hardware registers in a logical one, and the dot product of one of them
 _DOTS: dict[str, tuple[int, Callable]] = {
     "avx512-vnni": (1, partial(_dot_one, "llvm.x86.avx512.vpdpbusd.512")),
     "avx-vnni": (2, partial(_dot_one, "llvm.x86.avx512.vpdpbusd.256")),
@@ -458,10 +458,10 @@ def _dot_bytes(builder: ir.IRBuilder, path: str, total: ir.Value, codes: ir.Valu
 
 
 def _code_plane(builder: ir.IRBuilder, path: str, packed: ir.Value, plane: int) -> tuple[ir.Value, int]:
-    """Codes of one plane of packed bytes, times 2^n, and n: where codes stay in place, one instruction unpacks them instead of two.
+    """Codes of one plane of packed bytes, times 2^n, and n. Codes that stay in place take one instruction to unpack instead of two.
 
-    A code of the first plane is up to 128 then: still a byte, two products with 127 still fit the 16 bits of AVX2's and SSE's pair sums,
-    but NEON's bytes are signed.
+    A code of the first plane is then up to 128. That is still a byte, and two products with 127 still fit the 16 bits of AVX2's and SSE's
+    pair sums, but NEON's bytes are signed.
     """
     place = 6 - 2 * plane
     if plane == 0 and path == "neon-dotprod":
@@ -470,7 +470,7 @@ def _code_plane(builder: ir.IRBuilder, path: str, packed: ir.Value, plane: int) 
 
 
 def _broadcast_four(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    """Four bytes of memory, repeated sixteen times. The byte dot products of x86 take them from memory so."""
+    """Four bytes of memory, repeated sixteen times, as the byte dot products of x86 can read them from memory."""
     four = builder.load(builder.bitcast(address, I32.as_pointer()), typ=I32)
     four.align = 1
     return builder.bitcast(_splat(builder, four, V16I32), V64I8)
@@ -496,7 +496,7 @@ def _ternary_step(apart: bool) -> Callable:
                 else:
                     shift = ir.Constant(
                         V32I16, [6 - 2 * plane] * 32
-                    )  # no x86 shifts bytes; the mask drops what crosses from one to another
+                    )  # x86 cannot shift bytes; the mask drops the bits that cross from one to another
                     three = ir.Constant(V64I8, [3] * STEP)
                     shifted = (builder.bitcast(builder.lshr(builder.bitcast(p, V32I16), shift), V64I8) for p in packed)
                     unpacked = [builder.and_(register, three) for register in shifted]
@@ -516,14 +516,14 @@ def _ternary_step(apart: bool) -> Callable:
 
 # 16 columns of packed weights (packing.py's order: 16 rows in the lanes) times 16 activations of each token:
 # tile[i, j] += group i of 16 rows, 64 bytes from start + i * stride, times x[x_start + j * x_stride :][:16], one row's sum in each lane.
-# Of `ternary_step_apart` a tile has four rows of registers for each group, one for each plane, to be joined at the end: no shifts, and
-# four chains of additions where one token and one group would make only one.
+# The tile of `ternary_step_apart` has four rows of registers for each group, one for each plane, which `join_planes` adds at the end. It
+# needs no shifts, and makes four chains of additions where one token and one group would make only one.
 ternary_step = _ternary_step(apart=False)
 ternary_step_apart = _ternary_step(apart=True)
 
 
 def byte_offset() -> int:
-    """What `byte_step` counts a stored byte too high: 128, but for NEON, whose dot products want signed bytes and get the code itself."""
+    """The excess of a byte over its code in the products of `byte_step`: 128; 0 on NEON, whose dot products take the signed code itself."""
     return 0 if instruction_path() == "neon-dotprod" else 128
 
 
@@ -531,7 +531,8 @@ def byte_offset() -> int:
 def byte_step(typing_context, tile, codes, start, x, x_start, x_stride):
     """tile[0, j] += 4 columns of 16 rows, 64 bytes of codes, times x[x_start + j * x_stride :][:4], one row's sum in each lane.
 
-    Codes are -127..127 stored 128 higher and counted `byte_offset()` too high; |x| <= 63, so that AVX2's sums of two products fit 16 bits.
+    Codes are -127..127, stored as code + 128 and multiplied as code + `byte_offset()`. |x| <= 63, so that AVX2's sums of two products fit
+    16 bits.
     """
 
     def codegen(context, builder, signature, args):
@@ -554,7 +555,7 @@ def byte_step(typing_context, tile, codes, start, x, x_start, x_stride):
 
 @intrinsic
 def join_planes(typing_context, tile):
-    """A tile of `ternary_step_apart` -> the tile `ternary_step` would have made. Every lane is a multiple of what it is divided by."""
+    """A tile of `ternary_step_apart` -> the tile that `ternary_step` makes. Divisions are exact: lanes are multiples of the plane's 2^n."""
     joined = Tile("i32", tile.rows // 4, tile.columns)
 
     def codegen(context, builder, signature, args):
@@ -607,7 +608,7 @@ def is_wide() -> bool:
 
 
 def _load_lanes(builder: ir.IRBuilder, block: ir.Value, at: list[int]) -> ir.Value:
-    """Bytes of a block from the offsets `at`, of which nothing outside their range is touched."""
+    """The bytes of a block at the offsets `at`. It reads nothing outside their range."""
     first = min(at)
     loaded = _load(builder, builder.gep(block, [ir.Constant(I64, first)]), ir.VectorType(I8, max(at) - first + 1))
     return _shuffled(builder, loaded, [i - first for i in at])
@@ -634,14 +635,14 @@ def _part(builder: ir.IRBuilder, block: ir.Value, part: Bits | Flags | Digit) ->
         thrice = builder.mul(below, ir.Constant(V16I16, [3] * LANES))
         return builder.trunc(builder.lshr(thrice, ir.Constant(V16I16, [8] * LANES)), V16I8)
     terms = []
-    for shift in sorted(set(part.shift)):  # few processors shift each byte by a number of its own
+    for shift in sorted(set(part.shift)):  # few processors shift each byte by its own count
         mask = [bits if own == shift else 0 for bits, own in zip(part.mask, part.shift, strict=True)]
         terms.append(builder.and_(builder.lshr(lanes, _bytes([shift] * len(mask))), _bytes(mask)))
     return builder.shl(reduce(builder.or_, terms), _bytes([part.place] * len(part.at)))
 
 
 def _integers(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> list[ir.Value]:
-    """Integers as float32, 16 in each register. They are put together in bytes, which takes a quarter of the registers of 32 bits."""
+    """Integers as float32, 16 in each register. They are put together as bytes, in a quarter of the registers that int32 takes."""
     joined = reduce(builder.or_, [_part(builder, block, part) for part in integers.parts])
     if integers.bias:
         joined = builder.sub(joined, _bytes([integers.bias] * joined.type.count))
@@ -651,15 +652,15 @@ def _integers(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> lis
 
 def _halves(builder: ir.IRBuilder, block: ir.Value, at: list[int]) -> ir.Value:
     """The float16 numbers of a block at the offsets `at`, widened."""
-    found = _load_lanes(builder, block, [start + i for start in at for i in range(2)])
-    return _widened_half(builder, builder.bitcast(found, V16I16))
+    bits = _load_lanes(builder, block, [start + i for start in at for i in range(2)])
+    return _widened_half(builder, builder.bitcast(bits, V16I16))
 
 
 def _products(builder: ir.IRBuilder, block: ir.Value, integers: Integers, halves: ir.Value) -> ir.Value:
-    """Integers times float16 numbers, in memory: the address of the first.
+    """The address of integers times float16 numbers, in memory.
 
-    From memory: a load that fills all lanes is free beside arithmetic, while a shuffle contends with the widening of codes (Q6_K runs 1.3
-    times as fast so). LLVM would make shuffles of the loads, did it know what is there.
+    A load that fills all lanes is free beside arithmetic, while a shuffle contends with the widening of codes: from memory Q6_K runs 1.3
+    times as fast. LLVM would turn the loads into shuffles if it knew what they read.
     """
     place = cgutils.alloca_once(builder, V16F32)
     builder.store(builder.fmul(halves, *_integers(builder, block, integers)), place)
@@ -668,20 +669,20 @@ def _products(builder: ir.IRBuilder, block: ir.Value, integers: Integers, halves
 
 
 def _factors(builder: ir.IRBuilder, block: ir.Value, block_format: Format) -> list[Callable[[int], ir.Value]]:
-    """The scale and, if there is one, the minimum: of each 16 weights, by their number, in all lanes."""
+    """The scale and, if the type has one, the minimum, each as a function: number of a run of 16 weights -> its factor in all lanes."""
     factors = [factor for factor in (block_format.scale, block_format.minimum) if factor]
-    found: list[Callable[[int], ir.Value]] = []
+    functions: list[Callable[[int], ir.Value]] = []
     products: dict[Integers, ir.Value] = {}
     for factor in factors:
         if factor.integers is None:
-            found.append(partial(_constant, _halves(builder, block, [block_format.start(factor)] * LANES)))
+            functions.append(partial(_constant, _halves(builder, block, [block_format.start(factor)] * LANES)))
             continue
-        if factor.integers not in products:  # in each lane the half of whoever takes it
+        if factor.integers not in products:  # each lane has the float16 of the factor that uses it
             start = {lane: block_format.start(user) for user in factors if user.integers is factor.integers for lane in user.lanes}
             halves = _halves(builder, block, [start[lane] for lane in range(LANES)])
             products[factor.integers] = _products(builder, block, factor.integers, halves)
-        found.append(partial(_all_lanes, builder, products[factor.integers], factor))
-    return found
+        functions.append(partial(_all_lanes, builder, products[factor.integers], factor))
+    return functions
 
 
 def _constant(value: ir.Value, run: int) -> ir.Value:
@@ -694,7 +695,7 @@ def _all_lanes(builder: ir.IRBuilder, products: ir.Value, factor: Factor, run: i
 
 
 def _indices(builder: ir.IRBuilder, block: ir.Value, codes: Bits, runs: int) -> list[ir.Value]:
-    """Codes as 32-bit integers, 16 in each register, with other bits above the lowest four."""
+    """Codes as 32-bit integers, 16 in each register. The bits above the lowest four are other codes'."""
     loaded = _load_lanes(builder, block, codes.at)
     repeated = [lane + LANES * (run % runs) for lane in range(LANES) for run in range(4)]  # the bytes of 16 codes in each byte of the lanes
     lanes = builder.bitcast(_shuffled(builder, loaded, repeated), V16I32)
@@ -702,10 +703,10 @@ def _indices(builder: ir.IRBuilder, block: ir.Value, codes: Bits, runs: int) -> 
 
 
 def _block_weights(builder: ir.IRBuilder, array: types.Array, pointer: ir.Value) -> Iterator[ir.Value]:
-    """The weights of a block, 16 at a time. A product and a sum may become one fused operation where there is one: the product is exact.
+    """The weights of a block, 16 at a time. A product and a sum may become one fused operation, because the product is exact.
 
-    Codes of at most four bits are looked up where a register holds all 16 weights they can stand for: a product, a sum and a conversion
-    less for each register, and one instruction that heeds the lowest four bits alone.
+    Where a register holds 16 float32, codes of at most four bits are looked up in a register of all 16 possible weights. That saves a
+    product, a sum and a conversion for each register, and the instruction ignores all but the lowest four bits.
     """
     block_format = _FORMATS[array.dtype]
     block = builder.bitcast(pointer, I8.as_pointer())

@@ -1,4 +1,4 @@
-"""Sums by the lane rule that are not worth a tile: those in float64, and the last step of others."""
+"""Sums by the lane rule without tiles: those in float64, and the halving that ends other sums."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from .simd import multiply_add
 
 @inlined
 def fold_lanes(lanes, count):
-    """The sum of `count` lanes, a power of two, by halving; they are used up."""
+    """The sum of `count` lanes, a power of two, by halving. The lanes are overwritten."""
     half = count // 2
     while half:
         for i in range(half):
@@ -22,8 +22,8 @@ def fold_lanes(lanes, count):
 def wide_dot(a, b, lanes):
     """sum a[i] * b[i] of float32 in WIDE_LANES lanes of float64.
 
-    In place, so that a caller's two equal factors are one, whose conversion to float64 is half the work. Two products at a time: lanes are
-    read and written half as often.
+    Inlined, so that the compiler sees when a caller's two factors are one array, whose conversion to float64 is half the work. Two products
+    at a time, so that lanes are read and written half as often.
     """
     for lane in range(WIDE_LANES):
         lanes[lane] = 0

@@ -1,4 +1,6 @@
-"""int8 codes of activations, and their products with ternary matrices: sums of integers, and exact."""
+"""int8 codes of activations, and their products with ternary matrices, which are exact sums of integers."""
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
@@ -11,14 +13,14 @@ from .simd import LANES, STEP, float_bits, join_planes, prefetch, store_scaled, 
 from .tiles import STREAM, TOKENS, WIDE
 from .workspace import empty
 
-_GROUPS = 4 if WIDE else 1  # of 16 weight rows
+_GROUPS = 4 if WIDE else 1  # groups of 16 weight rows in a tile
 
 
 @parallel
 def _quantize(x, codes, scale):
     for r in prange(x.shape[0]):
         row = x[r]
-        largest = np.int32(0)  # of |x|, as bits: these order like the numbers, and NaN above all of them
+        largest = np.int32(0)  # the bits of |x|: these order like the numbers, and NaN above all of them
         for i in range(row.size):
             largest = max(largest, np.int32(float_bits(row[i]) & 0x7FFFFFFF))
         if largest >= 0x7F800000:
@@ -36,7 +38,8 @@ def _quantize(x, codes, scale):
 def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] int8, [R] steps per unit
     """One scale per row, 127 / max(1e-5, absmax): the b1.58 papers' per-token absmax quantiser.
 
-    Apart from the norm before it: without any quantising at all a token of the 2B model is decoded less than 1 % faster.
+    This is a kernel of its own, not a part of the norm before it: without any quantising at all a token of the 2B model is decoded less
+    than 1 % faster.
     """
     codes, scale = empty(x.shape, np.int8), empty(x.shape[:1])
     launch(_quantize, x.size, x, codes, scale)
@@ -52,52 +55,80 @@ def _row_sums(q, sums):
         sums[r] = total
 
 
+class Product(NamedTuple):
+    """The arrays of a product with up to three matrices.
+
+    A tile reads scales and sums of TOKENS tokens from its first on, however many there are: both are that much longer than n.
+    """
+
+    codes: Any  # packed (packing.py), of the first matrix; offsets from it lead to the others
+    steps: Any  # steps of LANES columns of the weights: 16 rows have STEP bytes for each
+    q: Any  # [n, steps * LANES] int8
+    scale: Any  # [n + TOKENS]
+    sums: Any  # [n + TOKENS] int32, of the rows of q
+    out: Any  # flat, of all matrices
+
+
+class Matrix(NamedTuple):
+    """One matrix of a product."""
+
+    begin: Any  # offset of its codes from the first matrix's
+    factor: Any  # the scale of its weights
+    place: Any  # offset of its results [n, width] in `out`
+    width: Any  # its rows, which are columns of its results
+
+
 @inlined
-def _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out, start, width):
-    """A finished tile to its place in the matrix [tokens, width] at `start`, by way of `edge` where it does not lie wholly inside."""
-    column = first * LANES
-    columns, rows = min(groups * LANES, width - column), min(tokens, scale.size - TOKENS - token)
+def _store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
+    """Store a finished tile. One that does not lie wholly inside the matrix's results is stored in `edge` and copied from there."""
+    out, column, start, width = product.out, group * LANES, matrix.place + token * matrix.width, matrix.width
+    columns, rows = min(groups * LANES, width - column), min(tokens, product.q.shape[0] - token)
     if columns == groups * LANES and rows == tokens:
-        store_scaled(tile, sums, scale, token, factor, out, start + token * width + column, width)
+        store_scaled(tile, product.sums, product.scale, token, matrix.factor, out, start + column, width)
     else:
-        store_scaled(tile, sums, scale, token, factor, edge, 0, groups * LANES)
+        store_scaled(tile, product.sums, product.scale, token, matrix.factor, edge, 0, groups * LANES)
         for j in range(rows):
             for i in range(columns):
-                out[start + (token + j) * width + column + i] = edge[j * groups * LANES + i]
+                out[start + j * width + column + i] = edge[j * groups * LANES + i]
 
 
 @inlined
-def _ternary_tile(zeros, groups, tokens, codes, begin, steps, first, end, q, token, sums, scale, factor, edge, out, place, width):
-    """The tile of output that begins at group `first` of 16 columns and at `token`; groups end at `end`, their codes begin at `begin`."""
-    n, present = min(groups, end - first), min(tokens, q.shape[0] - token)
+def _ternary_tile(zeros, groups, tokens, product, matrix, group, token, edge):
+    """The results from column 16 * `group` and from `token` on: 16 * groups columns by tokens, which is the shape of `zeros`."""
+    codes, q, row = product.codes, product.q, product.steps * STEP
+    n, present = min(groups, -(-matrix.width // LANES) - group), min(tokens, q.shape[0] - token)
     tile = zeros
-    start, x = begin + first * steps * STEP, token * q.shape[1]
-    for _ in range(steps):
-        if token == 0:  # the groups that come next: several streams at once are more than the processor foresees
-            for group in range(groups):
-                prefetch(codes, start + (groups + group) * steps * STEP)
-        tile = ternary_step(tile, codes, start, steps * STEP, n, q, x, q.shape[1], present)
+    start, x = matrix.begin + group * row, token * q.shape[1]
+    for _ in range(product.steps):
+        if token == 0:  # ask for the groups that come next: several streams at once are more than the processor foresees
+            for i in range(groups):
+                prefetch(codes, start + (groups + i) * row)
+        tile = ternary_step(tile, codes, start, row, n, q, x, q.shape[1], present)
         start += STEP
         x += LANES
-    _store_ternary(tile, groups, tokens, first, token, sums, scale, factor, edge, out, place, width)
+    _store_ternary(tile, groups, tokens, product, matrix, group, token, edge)
 
 
 @inlined
-def _ternary_tile_apart(zeros, tokens, codes, begin, steps, first, q, sums, scale, factor, edge, out, place, width):
+def _ternary_tile_apart(zeros, tokens, product, matrix, group, edge):
     """As `_ternary_tile` for one group and a call of one or two tokens: the weights are one stream of memory, read once and in order."""
+    codes, q = product.codes, product.q
     tile = zeros
-    start, x = begin + first * steps * STEP, 0
-    for _ in range(steps):
+    start, x = matrix.begin + group * product.steps * STEP, 0
+    for _ in range(product.steps):
         prefetch(codes, start + STREAM)
         tile = ternary_step_apart(tile, codes, start, 0, 1, q, x, q.shape[1], tokens)
         start += STEP
         x += LANES
-    _store_ternary(join_planes(tile), 1, tokens, first, 0, sums, scale, factor, edge, out, place, width)
+    _store_ternary(join_planes(tile), 1, tokens, product, matrix, group, 0, edge)
 
 
 @serial
 def _block_of(widths, size, block):
-    """Of three matrices cut into blocks of `size` columns: whose a block is, which of its blocks, how many columns others before have."""
+    """The matrix that a block belongs to, the block's number in that matrix, and the columns of the matrices before it.
+
+    Three matrices are cut into blocks of `size` columns, one matrix after another.
+    """
     first, second = -(-widths[0] // size), -(-widths[1] // size)
     if block < first:
         return 0, block, 0
@@ -109,51 +140,34 @@ def _block_of(widths, size, block):
 @parallel
 def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out):
     start = np.int64(codes.ctypes.data)
-    begins = np.int64(0), np.int64(second.ctypes.data) - start, np.int64(third.ctypes.data) - start  # of three arrays, as if they were one
+    begins = np.int64(0), np.int64(second.ctypes.data) - start, np.int64(third.ctypes.data) - start  # three arrays as if they were one
     n = q.shape[0]
     size = LANES if n <= 2 else _GROUPS * LANES
     blocks = -(-widths[0] // size) - (-widths[1] // size) - (-widths[2] // size)
     padded, sums = np.empty(n + TOKENS, np.float32), np.empty(n + TOKENS, np.int32)
-    for i in range(padded.size):  # a tile reads the scales and sums of all its tokens, whether they are there or not
+    for i in range(padded.size):
         padded[i], sums[i] = scale[min(i, n - 1)], 0
     _row_sums(q, sums)
+    product = Product(codes, steps, q, padded, sums, out)
     for item in prange(blocks):
         m, block, before = _block_of(widths, size, np.int64(item))
-        begin, factor, place, width = begins[m], factors[m], n * before, widths[m]
+        matrix = Matrix(begins[m], factors[m], n * before, widths[m])
         edge = np.empty(TOKENS * _GROUPS * LANES, np.float32)
         if n == 1:
-            _ternary_tile_apart(tile_i32(4, 1), 1, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+            _ternary_tile_apart(tile_i32(4, 1), 1, product, matrix, block, edge)
         elif n == 2:
-            _ternary_tile_apart(tile_i32(4, 2), 2, codes, begin, steps, block, q, sums, padded, factor, edge, out, place, width)
+            _ternary_tile_apart(tile_i32(4, 2), 2, product, matrix, block, edge)
         else:
-            groups = -(-width // LANES)
             for token in range(0, n, TOKENS):
-                _ternary_tile(
-                    tile_i32(_GROUPS, TOKENS),
-                    _GROUPS,
-                    TOKENS,
-                    codes,
-                    begin,
-                    steps,
-                    block * _GROUPS,
-                    groups,
-                    q,
-                    token,
-                    sums,
-                    padded,
-                    factor,
-                    edge,
-                    out,
-                    place,
-                    width,
-                )
+                _ternary_tile(tile_i32(_GROUPS, TOKENS), _GROUPS, TOKENS, product, matrix, block * _GROUPS, token, edge)
 
 
 def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[NDArray[np.uint8], np.float32, int]) -> list[Floats]:
     # [R, M] int8, [R], (packed [N, M] (packing.py), scale, N) each -> [R, N] each
-    """Up to three matrices that read the same input: integers exactly, then float32, (accumulated - row sum) / scale * the weights' scale.
+    """Products with up to three matrices that read the same input: exact integers, then (sum - row sum) / scale * w_scale in float32.
 
-    Codes count 0, 1, 2, hence the row sum. Together, because threads that start and wait for each other cost as much as a small matrix.
+    The row sum is there because codes of weights count 0, 1, 2. One call for three matrices, because threads that start and wait for each
+    other cost as much as a small matrix.
     """
     rows, m = q.shape
     steps = -(-m // LANES)

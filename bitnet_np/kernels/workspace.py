@@ -1,8 +1,8 @@
-"""Memory for results, used again as soon as nobody holds the result it was lent for.
+"""Memory for results, used again as soon as nothing refers to the result it was lent to.
 
 A forward pass makes some hundred arrays of the same few sizes. Fresh memory is zeroed by the system page by page, which takes longer than
-most kernels that fill it (a norm over 128 rows ran three times as long). So each thread keeps the memory of arrays that are gone, up
-to LIMIT bytes. An array from here is like any other: it is its own as long as it, or a view of it, is alive.
+most kernels that fill it (a norm over 128 rows ran three times as long). So each thread keeps the memory of deleted arrays, up
+to LIMIT bytes. An array from here is like any other: nothing else uses its memory as long as it, or a view of it, is alive.
 """
 
 import threading
@@ -13,25 +13,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-LIMIT = 1 << 28  # bytes that a thread keeps for later; what more is given back goes back to the system
+LIMIT = 1 << 28  # bytes that a thread keeps for later; memory beyond that goes back to the system
 _SMALLEST, _LARGEST = 1 << 14, LIMIT >> 2  # bytes: below, NumPy's own allocation is as fast; above, filling takes longer than zeroing
 _ALIGNMENT = 64  # a register of 512 bits never straddles two cache lines
 
 
 class _Block(NamedTuple):
     memory: NDArray[np.uint8]
-    address: int  # of its first aligned byte
+    address: int  # of the first aligned byte
     size: int
 
 
 @dataclass
 class Counts:
-    """What happened on one thread so far."""
+    """The memory of one thread so far."""
 
-    kept: int = 0  # bytes that are free for later
-    lent: int = 0  # bytes of arrays that are alive, as far as they may be kept
-    fresh: int = 0  # arrays of memory that is new, small and large ones too
-    again: int = 0  # arrays of memory that was there
+    kept: int = 0  # bytes kept for later
+    lent: int = 0  # bytes of live arrays, but for small and large ones
+    fresh: int = 0  # arrays in new memory, small and large ones too
+    again: int = 0  # arrays in memory that was used before
 
 
 class _Pool(threading.local):
@@ -59,34 +59,34 @@ _pool = _Pool()
 
 
 def counts() -> Counts:
-    """This thread's, which go on."""
+    """The counts of this thread, which go on counting."""
     return _pool.counts
 
 
 def release() -> None:
-    """Let the system have what this thread keeps."""
-    for blocks in _pool.free.values():  # the lists stay: arrays that are lent come back to them
+    """Give the memory that this thread keeps back to the system."""
+    for blocks in _pool.free.values():  # the lists stay: lent memory comes back to them
         blocks.clear()
     _pool.counts.kept = 0
 
 
 def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
-    """As np.empty: what is in it is left over from before."""
+    """An array like that of np.empty, in memory that may have been used before."""
     dtype = np.dtype(dtype)
-    size, told = prod(shape) * dtype.itemsize, _pool.counts
+    size, tally = prod(shape) * dtype.itemsize, _pool.counts
     if not _SMALLEST <= size <= _LARGEST:
-        told.fresh += 1
+        tally.fresh += 1
         return np.empty(shape, dtype)
-    size = 1 << (size - 1).bit_length() if size < 1 << 20 else -(-size >> 20) << 20  # of few sizes, so that they meet again
+    size = 1 << (size - 1).bit_length() if size < 1 << 20 else -(-size >> 20) << 20  # few sizes, so that blocks fit again
     free = _pool.free.setdefault(size, [])
     if free:
         block = free.pop()
-        told.kept -= size
-        told.again += 1
+        tally.kept -= size
+        tally.again += 1
     else:
         memory = np.empty(size + _ALIGNMENT, np.uint8)
         block = _Block(memory, -(-memory.ctypes.data // _ALIGNMENT) * _ALIGNMENT, size)
-        told.fresh += 1
-    told.lent += size
+        tally.fresh += 1
+    tally.lent += size
     interface = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (block.address, False)}
-    return np.asarray(_Loan(block, free, told, interface))
+    return np.asarray(_Loan(block, free, tally, interface))

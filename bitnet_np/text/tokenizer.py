@@ -116,8 +116,8 @@ class Tokenizer:
         spelled = {name: "" if token is None else self.tokens[token] for name, token in names.items()}
         return render(self.path, self.template, {"messages": messages, "add_generation_prompt": add_generation_prompt, **spelled})
 
-    def _named(self, name: str, token: int | None, wanted: bool) -> list[int]:
-        if not wanted:
+    def _named(self, name: str, token: int | None, adds: bool) -> list[int]:
+        if not adds:
             return []
         if token is None:
             raise OptionError(f"add_{name} is True, but {self.path} has no tokenizer.ggml.{name}_token_id")
@@ -197,12 +197,12 @@ def tokenizer_from(metadata: Mapping[str, Any], path: str | PathLike[str]) -> To
     )
 
 
-def _adds(keys: Keys, name: str, named: Mapping[str, int | None], otherwise: bool) -> bool:
-    """Whether a text gets that token unless the caller says otherwise; `otherwise` is for a file that does not say."""
+def _adds(keys: Keys, name: str, named: Mapping[str, int | None], default: bool) -> bool:
+    """Whether texts get that token by default: as the file says, or else `default`."""
     key = f"tokenizer.ggml.add_{name}_token"
-    asked = keys.get(key, bool)
-    keys.check(not asked or named[name] is not None, key, f"is True, but there is no tokenizer.ggml.{name}_token_id")
-    return otherwise and named[name] is not None if asked is None else asked
+    stated = keys.get(key, bool)
+    keys.check(not stated or named[name] is not None, key, f"is True, but there is no tokenizer.ggml.{name}_token_id")
+    return default and named[name] is not None if stated is None else stated
 
 
 def _any_of(spellings: Iterable[str]) -> re.Pattern[str]:

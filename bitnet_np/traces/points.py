@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FileFormatError, shown
+from ..errors import FileFormatError, shortened, shown
 from ..families import MATRICES, NORMS
 from ..model import Config
 
@@ -165,7 +165,7 @@ class Points(Mapping[Key, NDArray]):
         return len(self.entries)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """The tensors that one engine computed for one sequence.
 
@@ -179,6 +179,10 @@ class Trace:
     ignored: tuple[str, ...] = ()  # records of the file that are no point, by the file's names
     notes: Mapping[str, object] = field(default_factory=dict)
     log_probs: Callable[[NDArray], NDArray] | None = None  # logits [P, V] as the file stores them, where it rounds their log-softmax
+
+    def __repr__(self) -> str:
+        tokens = "unknown tokens" if self.tokens is None else f"{len(self.tokens)} tokens"
+        return f"Trace({shortened(self.origin)}: {len(self.points)} tensors of {tokens})"
 
     def without(self, key: Key) -> "Trace":
         """The trace without one point."""

@@ -1,7 +1,7 @@
 """AdamW (arXiv 1711.05101) in float32, with clipped gradients: the same bits on every machine, with any number of threads.
 
-Each number is updated by itself, in stated order; the gradients' norm is summed in float64 in one order. No fused multiply-adds: Numba
-makes none unless asked.
+Each number is updated by itself, in a fixed order of operations; the gradients' norm is summed in float64 in one order. There are no fused
+multiply-adds: Numba makes none by default.
 """
 
 import math

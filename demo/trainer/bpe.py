@@ -15,7 +15,7 @@ from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE
 from bitnet_np.text.vocabulary import BYTE, CONTROL, NORMAL
 
-END = "<|endoftext|>"  # before every text and after it, as GPT-2 has it
+END = "<|endoftext|>"  # before and after every text, as in GPT-2
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'user' %}Q: {{ message['content'] | trim }}\nA:{% endif %}{% endfor %}"
 )
@@ -24,10 +24,10 @@ CHAT_TEMPLATE = (
 def train(texts: Iterable[str], vocabulary: int) -> dict[str, Any]:
     """`tokenizer.*` keys and values of a GGUF file: all bytes, merged tokens, and END as the last of `vocabulary` tokens.
 
-    The same texts give the same tokens. Raises OptionError if the texts do not have so many to merge.
+    The same texts give the same tokens. Raises OptionError if the texts have too little to merge.
     """
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
-    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # its words are GPT-2's
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # cuts words like GPT-2
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocabulary - 1, initial_alphabet=list(BYTE_CHARACTERS), show_progress=False)
     bpe.train_from_iterator(texts, trainer)
     made = json.loads(bpe.to_str())["model"]
@@ -49,7 +49,7 @@ def train(texts: Iterable[str], vocabulary: int) -> dict[str, Any]:
 
 
 def _as_piece(spelled: str) -> tuple[str, int]:
-    """A token of byte-level BPE as SentencePiece has it, and its kind: text, or a byte that is none."""
+    """A token of byte-level BPE in SentencePiece's spelling, and its kind: text, or a byte that is no character."""
     data = bytes(BYTE_CHARACTERS.index(character) for character in spelled)
     if len(data) == 1 and not data.isascii():
         return f"<0x{data[0]:02X}>", BYTE

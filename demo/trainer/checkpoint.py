@@ -1,4 +1,4 @@
-"""Where a run is: enough to go on to the same bits as if it had never stopped."""
+"""Checkpoints: enough of a run to go on to the same bits as if it had never stopped."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ from .settings import Settings
 
 @dataclass
 class State:
-    """Parameters and moments by the name of their GGUF tensor, float32, and how many steps were taken."""
+    """Parameters and moments by the name of their GGUF tensor, float32, and the number of steps taken."""
 
     parameters: dict[str, NDArray[np.float32]]
     first: dict[str, NDArray[np.float32]]
@@ -28,33 +28,33 @@ _GROUPS = ("parameters", "first", "second")
 
 
 def save(path: Path, state: State, settings: Settings, tokenizer: dict[str, Any]) -> None:
-    """Write a checkpoint: `path` is whole, or as it was."""
-    told = json.dumps({"settings": asdict(settings), "step": state.step, "tokenizer": tokenizer})
+    """Write a checkpoint. `path` is replaced only by a whole file."""
+    metadata = json.dumps({"settings": asdict(settings), "step": state.step, "tokenizer": tokenizer})
     arrays = {f"{group}/{name}": array for group in _GROUPS for name, array in getattr(state, group).items()}
     with whole_file(path) as part, part.open("wb") as file:
-        np.savez(file, told=np.array(told), **arrays)
+        np.savez(file, told=np.array(metadata), **arrays)
 
 
 def load(path: Path, settings: Settings) -> tuple[State, dict[str, Any]]:
     """The state and the tokenizer's keys.
 
-    Raises OptionError if the checkpoint is of a run with other settings. The number of steps and when the rate falls may differ, as
-    long as that would have made no difference yet.
+    Raises OptionError if the checkpoint is of a run with other settings. The number of steps and the fall of the rate may differ, as
+    long as all rates so far are the same.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            told = json.loads(str(file["told"]))
+            metadata = json.loads(str(file["told"]))
             groups: dict[str, dict[str, NDArray[np.float32]]] = {group: {} for group in _GROUPS}
             for key in file.files[1:]:
                 group, _, name = key.partition("/")
                 groups[group][name] = file[key]
     except (ValueError, KeyError) as error:
         raise FileFormatError(f"{path}: no checkpoint: {error}") from None
-    then = told["settings"]
+    then = metadata["settings"]
     for name, value in asdict(settings).items():
-        if then.get(name) != value and (name not in ("steps", "fall") or not _same_rates(Settings(**then), settings, told["step"])):
+        if then.get(name) != value and (name not in ("steps", "fall") or not _same_rates(Settings(**then), settings, metadata["step"])):
             raise OptionError(f"{path}: {name} is {then.get(name)}, but this run has {value}")
-    return State(**groups, step=told["step"]), told["tokenizer"]
+    return State(**groups, step=metadata["step"]), metadata["tokenizer"]
 
 
 def _same_rates(one: Settings, other: Settings, steps: int) -> bool:

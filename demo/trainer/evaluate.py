@@ -1,4 +1,4 @@
-"""How good a model is: perplexity on text that was held out, and questions it answers rightly, greedily decoded."""
+"""The grades of a model: perplexity on held-out text, and the share of right answers, greedily decoded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class Perplexity:
 
 @dataclass
 class Grades:
-    """How many of each kind of question were right, and asked."""
+    """The numbers of right answers and of questions, by kind of question."""
 
     kinds: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -34,17 +34,17 @@ class Grades:
         self.kinds[kind] = (before[0] + right, before[1] + 1)
 
     def shown(self, kind: str) -> str:
-        right, asked = self.kinds.get(kind, (0, 0))
-        return f"{right} of {asked}" if asked else ""
+        right, total = self.kinds.get(kind, (0, 0))
+        return f"{right} of {total}" if total else ""
 
     @property
     def accuracy(self) -> float:
-        right, asked = (sum(column) for column in zip(*self.kinds.values(), strict=True))
-        return right / asked
+        right, total = (sum(column) for column in zip(*self.kinds.values(), strict=True))
+        return right / total
 
 
 def perplexity(model: Model, tokenizer: Tokenizer, seed: int, documents: int, progress: Callable[[int, int], None]) -> Perplexity:
-    """Of the first so many held-out documents, each by itself, its end of text included; the bytes are those of the text and its end."""
+    """The perplexity of the first held-out documents, each by itself with its end of text, by token and by byte (the end counts as one)."""
     assert tokenizer.eos is not None
     nats, tokens, size = 0.0, 0, 0
     for i in range(documents):
@@ -58,33 +58,31 @@ def perplexity(model: Model, tokenizer: Tokenizer, seed: int, documents: int, pr
 def grade(
     model: Model, tokenizer: Tokenizer, split: str, seed: int, documents: int, progress: Callable[[int, int], None], slots: int = 16
 ) -> Grades:
-    """All questions of so many documents, those of the training split taken from where no training comes."""
-    asked: list[Question] = []
+    """The grades for all questions of some documents. Those of the training split begin at FRESH, where training never comes."""
+    questions: list[Question] = []
     requests = []
     for i in range(documents):
         made = document(split, seed, FRESH + i)
         for question in made.questions:
             if split == "held-out" and question.combination and not held_out(question.combination):
-                continue  # a sum that training knows, beside one that it does not
+                continue  # a sum of the training text, beside one that is held out
             prompt = tokenizer.encode(made.prompt(question))
-            requests.append(Request(len(asked), prompt, _LONGEST_ANSWER, stop=tokenizer.stops))
-            asked.append(question)
+            requests.append(Request(len(questions), prompt, _LONGEST_ANSWER, stop=tokenizer.stops))
+            questions.append(question)
     grades = Grades()
     for completion in generate_batch(model, requests, slots):
-        question = asked[int(completion.request.id)]
+        question = questions[int(completion.request.id)]
         grades.count(question.kind, question.right(tokenizer.decode(completion.tokens)))
-        progress(sum(n for _, n in grades.kinds.values()), len(asked))
+        progress(sum(n for _, n in grades.kinds.values()), len(questions))
     return grades
 
 
 def report(model: Model, tokenizer: Tokenizer, seed: int, documents: int, progress: Callable[[str], Callable[[int, int], None]]) -> str:
-    """Everything that is published of a model, as Markdown."""
-    found = perplexity(model, tokenizer, seed, documents, progress("perplexity"))
+    """The published grades of a model, as Markdown."""
+    ppl = perplexity(model, tokenizer, seed, documents, progress("perplexity"))
     hidden, seen = (grade(model, tokenizer, split, seed, documents, progress(split)) for split in ("held-out", "train"))
     rows = [(kind, hidden.shown(kind), seen.shown(kind)) for kind in sorted({*hidden.kinds, *seen.kinds})]
     rows.append(("all", f"{hidden.accuracy:.1%}", f"{seen.accuracy:.1%}"))
-    told = (
-        f"perplexity of held-out text {found.token:.3f} a token, {found.byte:.4f} a byte ({found.tokens:,} tokens, {found.bytes:,} bytes)"
-    )
+    summary = f"perplexity of held-out text {ppl.token:.3f} a token, {ppl.byte:.4f} a byte ({ppl.tokens:,} tokens, {ppl.bytes:,} bytes)"
     header = ("questions", "combinations never seen", "combinations seen, new texts")
-    return "\n".join([told, "", *("| " + " | ".join(row) + " |" for row in (header, ("---",) * 3, *rows))])
+    return "\n".join([summary, "", *("| " + " | ".join(row) + " |" for row in (header, ("---",) * 3, *rows))])

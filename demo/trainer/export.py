@@ -1,4 +1,4 @@
-"""Trained parameters as a model file: what training multiplied by, packed as I2_S, and the embedding in float16."""
+"""Trained parameters as a model file: the ternary matrices packed as I2_S, and the embedding in float16."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from bitnet_np.rope import rope_frequencies
 from bitnet_np.training.gradients import quantize
 
 NAME = "bitnet_np demo"
-# Part of the bytes of the shipped file, so it keeps the path that this program had when it made that.
+# Part of the bytes of the shipped file, so it keeps the path of the program that made it.
 DESCRIPTION = "small stories and sums, trained from scratch on generated text by scripts/train_demo.py"
 
 
@@ -36,6 +36,6 @@ def model(config: Config, parameters: Mapping[str, NDArray[np.float32]]) -> Mode
 
 
 def write(path: Path, config: Config, parameters: Mapping[str, NDArray[np.float32]], tokenizer: Mapping[str, Any]) -> None:
-    """The file, whole or not there."""
+    """Write the model file. `path` appears only when it is complete."""
     general = {"general.name": NAME, "general.description": DESCRIPTION, "general.license": "mit"}
     gguf_writer.write_model(path, model(config, parameters), {**tokenizer, **general})

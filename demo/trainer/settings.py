@@ -1,4 +1,4 @@
-"""What a run is: everything that its bits depend on, but for the code."""
+"""The settings of a run: everything but the code that its bits depend on."""
 
 import math
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ class Settings:
 
     seed: int = 0
     vocabulary: int = 1536
-    tokenizer_documents: int = 20000  # the tokenizer learns from the first so many
+    tokenizer_documents: int = 20000  # the number of documents that the tokenizer learns from
     context: int = 256  # tokens of a sequence
     width: int = 256
     layers: int = 4
@@ -24,13 +24,13 @@ class Settings:
     steps: int = 4400
     warmup: int = 50  # steps in which the learning rate rises to its peak
     learning_rate: float = 4e-3  # at the peak
-    fall: float = 0.4  # the last part of the steps, in which it falls along a half cosine
-    last_rate: float = 0.02  # of the peak, at the end
+    fall: float = 0.4  # the last part of the steps, in which the rate falls along a half cosine
+    last_rate: float = 0.02  # the rate at the end, as a part of the peak
     beta1: float = 0.9
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.05  # of matrices
-    clip: float = 1.0  # the most that the gradients' norm may be
+    clip: float = 1.0  # the largest norm of the gradients
     deviation: float = 0.02  # of the first weights
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class Settings:
 
     @property
     def config(self) -> Config:
-        """The model's."""
+        """The model's Config."""
         return Config(
             "bitnet-b1.58",
             vocab=self.vocabulary,

@@ -18,9 +18,9 @@ MIX = ((0.4, story), (0.12, moves_story), (0.26, tale), (0.12, bare), (0.03, cou
 
 _SPLITS = {"train": 1, "held-out": 2}
 FRESH = 1 << 40
-"""From this index on, documents of the training split are for evaluation: no training comes so far."""
+"""From this index on, documents of the training split are for evaluation: training never gets that far."""
 
-_HELD_OUT = 9  # one combination in so many
+_HELD_OUT = 9  # one combination of so many is held out
 
 
 def held_out(combination: str) -> bool:
@@ -29,12 +29,12 @@ def held_out(combination: str) -> bool:
 
 
 def document(split: str, seed: int, index: int) -> Document:
-    """Document `index` of the stream. Those of training have no held-out combination, those held out have one at least."""
+    """Document `index` of the stream. Those of training have no held-out combination, those held out have at least one."""
     d = Dice(seed << 2 | _SPLITS[split], index)
     while True:
         made = _draw(d)
-        kept = any(map(held_out, made.combinations))
-        if kept == (split == "held-out"):
+        is_held_out = any(map(held_out, made.combinations))
+        if is_held_out == (split == "held-out"):
             return made
 
 
@@ -47,7 +47,7 @@ def _draw(d: Dice) -> Document:
     return MIX[-1][1](d)
 
 
-_DOCUMENTS = 64  # that a sequence can have: none is shorter than 8 tokens
+_DOCUMENTS = 64  # at most in a sequence: no document is shorter than 8 tokens
 
 
 def sequence(split: str, seed: int, index: int, encode: Callable[[str], list[int]], end: int, length: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Chance that repeats: choices from the project's own streams of uniform numbers, so a document depends on its seed and index alone."""
+"""Repeatable chance: choices from the project's own streams of uniform numbers, so a document depends on its seed and index alone."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -15,14 +15,14 @@ class Dice:
         self._numbers = uniforms(seed, index)
 
     def number(self, low: int, high: int) -> int:
-        """Of low to high, both included."""
+        """A number from low to high, both included."""
         return low + int(next(self._numbers) * (high - low + 1))
 
     def pick(self, choices: Sequence[T]) -> T:
         return choices[self.number(0, len(choices) - 1)]
 
     def some(self, choices: Sequence[T], n: int) -> list[T]:
-        """n different ones, in a random order."""
+        """n different choices, in a random order."""
         left = list(choices)
         return [left.pop(self.number(0, len(left) - 1)) for _ in range(n)]
 

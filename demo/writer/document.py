@@ -1,4 +1,4 @@
-"""A document: what is told, and questions about it whose answers can be graded."""
+"""A document: a text, and questions about it whose answers can be graded."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,7 @@ class Question:
     kind: str  # who, where, what, why, sum, ...: accuracy is counted by it
     text: str
     answer: str
-    combination: str = ""  # of numbers, if it asks for a sum
+    combination: str = ""  # the combination of numbers, if it asks for a sum
 
     @property
     def prompt(self) -> str:
@@ -16,23 +16,23 @@ class Question:
         return f"Q: {self.text}\nA:"
 
     def right(self, continuation: str) -> bool:
-        """Whether a continuation of the prompt answers it: the first line of it, to the letter but for spaces and a full stop."""
+        """Whether the first line of a continuation is the answer, but for spaces and a full stop."""
         return continuation.lstrip(" ").split("\n")[0].strip(" .") == self.answer
 
 
 @dataclass(frozen=True)
 class Document:
-    """`combinations` are what is held out: a document of the training text has none of those, one for evaluation has one at least."""
+    """A text and its questions. `combinations` decide its split: training documents have no held-out one, evaluation's have some."""
 
     kind: str
-    told: str  # may be empty
+    body: str  # may be empty
     questions: tuple[Question, ...]
     combinations: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        return "\n".join(filter(None, (self.told, *(f"{q.prompt} {q.answer}" for q in self.questions))))
+        return "\n".join(filter(None, (self.body, *(f"{q.prompt} {q.answer}" for q in self.questions))))
 
     def prompt(self, question: Question) -> str:
-        """What comes before the answer, as if no other question had been asked."""
-        return replace(self, questions=()).text + ("\n" if self.told else "") + question.prompt
+        """The text and the question, without the other questions and without the answer."""
+        return replace(self, questions=()).text + ("\n" if self.body else "") + question.prompt

@@ -1,4 +1,4 @@
-"""Things that everybody knows: questions without a story, always with the same answer."""
+"""Common knowledge: questions without a story, always with the same answer."""
 
 from .dice import Dice
 from .document import Document, Question
@@ -40,16 +40,16 @@ _WHY = {
 
 
 def _questions() -> dict[str, str]:
-    found = {f"What does a {animal} say?": sound for animal, sound in _SAYS.items()}
-    found |= {f"What color is {thing}?": colour for thing, colour in _COLOURS.items()}
-    found |= {f"What is the opposite of {word}?": other for word, other in (*_OPPOSITES.items(), *((b, a) for a, b in _OPPOSITES.items()))}
-    found |= {f"What is a baby {animal} called?": f"a {baby}" for animal, baby in _BABIES.items()}
-    found |= {f"How many legs does a {animal} have?": legs for animal, legs in _LEGS.items()}
-    found |= {f"What day comes after {day}?": _DAYS[(i + 1) % 7] for i, day in enumerate(_DAYS)}
-    found |= {f"What day comes before {day}?": _DAYS[i - 1] for i, day in enumerate(_DAYS)}
-    found |= {f"Where does a {animal} live?": place for animal, place in _LIVES.items()}
-    found |= {f"What is {thing} for?": use for thing, use in _USES.items()}
-    return found | _WHY
+    known = {f"What does a {animal} say?": sound for animal, sound in _SAYS.items()}
+    known |= {f"What color is {thing}?": colour for thing, colour in _COLOURS.items()}
+    known |= {f"What is the opposite of {word}?": other for word, other in (*_OPPOSITES.items(), *((b, a) for a, b in _OPPOSITES.items()))}
+    known |= {f"What is a baby {animal} called?": f"a {baby}" for animal, baby in _BABIES.items()}
+    known |= {f"How many legs does a {animal} have?": legs for animal, legs in _LEGS.items()}
+    known |= {f"What day comes after {day}?": _DAYS[(i + 1) % 7] for i, day in enumerate(_DAYS)}
+    known |= {f"What day comes before {day}?": _DAYS[i - 1] for i, day in enumerate(_DAYS)}
+    known |= {f"Where does a {animal} live?": place for animal, place in _LIVES.items()}
+    known |= {f"What is {thing} for?": use for thing, use in _USES.items()}
+    return known | _WHY
 
 
 QUESTIONS = tuple(Question("fact", text, answer) for text, answer in _questions().items())

@@ -4,12 +4,12 @@ from . import words
 from .dice import Dice
 from .document import Document, Question
 from .plots import OUTDOORS, PLOTS
-from .plots.cast import Cast, Told, cast
+from .plots.cast import Cast, Scene, cast
 from .words import HEROES, PLACES, a
 
 
 def opening(d: Dice, c: Cast) -> list[str]:
-    """Who it is about; half of the stories begin once upon a time."""
+    """One or two sentences about the hero. Half of the stories begin once upon a time."""
     h = c.hero
     trait = d.pick(("little", "kind", "brave", "clever", "quiet", "curious", "funny", "young"))
     likes = d.pick(("to play", "to read", "to sing", "to run", "to draw", "to climb", "to swim", "to dance", "to cook", "to count"))
@@ -50,8 +50,8 @@ def ending(d: Dice, c: Cast, happy: str) -> list[str]:
     return [happy, last] if d.chance(0.8) else [happy]
 
 
-def moves(d: Dice, c: Cast) -> Told:
-    """Who went where, told without a plot."""
+def moves(d: Dice, c: Cast) -> Scene:
+    """A report of who went where, without a plot."""
     people, places = [c.hero, c.friend], [c.place, *d.some([p for p in PLACES if p != c.place], 2)]
     other = d.pick([p for p in HEROES if p not in people])
     people.append(other)
@@ -64,27 +64,28 @@ def moves(d: Dice, c: Cast) -> Told:
     questions = [Question("who", f"Who has the {c.thing}?", carried.name)]
     questions += [Question("where", f"Where is {p.name}?", spots[p.name].where) for p in people]
     questions += [Question("who", f"Who is {spots[p.name].where}?", p.name) for p in people]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
 def story(d: Dice) -> Document:
     plot = d.pick(PLOTS)
     c = cast(d, words.OUTDOORS if plot in OUTDOORS else PLACES)
-    told = plot(d, c)
+    scene = plot(d, c)
     happy = d.pick(
         (
             f"{c.hero.name} was very happy.",
             f"{c.hero.name} and {c.friend.name} smiled.",
-            f"{c.hero.name} was happy again." if "sad" in " ".join(told.sentences) else f"{c.hero.name} was proud and happy.",
-            "They all laughed." if c.friend.name in " ".join(told.sentences) else f"{c.hero.name} laughed.",
+            f"{c.hero.name} was happy again." if "sad" in " ".join(scene.sentences) else f"{c.hero.name} was proud and happy.",
+            "They all laughed." if c.friend.name in " ".join(scene.sentences) else f"{c.hero.name} laughed.",
         )
     )
-    text = " ".join([*opening(d, c), *told.sentences, *ending(d, c, happy)])
-    asked = d.some(told.questions, d.number(1, 3)) if d.chance(0.7) else []
-    return Document("story", text, tuple(asked), (f"{c.hero.name}, {c.place.name}",))
+    text = " ".join([*opening(d, c), *scene.sentences, *ending(d, c, happy)])
+    questions = d.some(scene.questions, d.number(1, 3)) if d.chance(0.7) else []
+    return Document("story", text, tuple(questions), (f"{c.hero.name}, {c.place.name}",))
 
 
 def moves_story(d: Dice) -> Document:
     c = cast(d)
-    told = moves(d, c)
-    return Document("moves", " ".join(told.sentences), tuple(d.some(told.questions, d.number(1, 3))), (f"{c.hero.name}, {c.place.name}",))
+    scene = moves(d, c)
+    questions = d.some(scene.questions, d.number(1, 3))
+    return Document("moves", " ".join(scene.sentences), tuple(questions), (f"{c.hero.name}, {c.place.name}",))

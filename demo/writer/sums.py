@@ -8,7 +8,7 @@ LARGEST = 10  # of what is added
 
 
 def _combination(x: int, y: int) -> str:
-    """Adding x and y in either order, and taking either from their sum, are one thing to know."""
+    """The combination of x and y. Adding them in either order and taking either from their sum are the same one."""
     return f"{min(x, y)} + {max(x, y)}"
 
 
@@ -23,7 +23,7 @@ def bare(d: Dice) -> Document:
 
 
 def tale(d: Dice) -> Document:
-    """Told in the question itself or before it."""
+    """A sum as a small tale, in the question itself or before it."""
     p, f = d.some(PEOPLE, 2)
     things, place = d.pick(COUNTED), d.pick(PLACES)
     x, y = d.number(1, LARGEST), d.number(1, LARGEST)
@@ -57,7 +57,7 @@ def tale(d: Dice) -> Document:
 
 
 def counting(d: Dice) -> Document:
-    """The order of the numbers."""
+    """Questions about the order of the numbers."""
     first = d.number(1, 12)
     n = d.number(4, 8)
     if d.chance(0.5):

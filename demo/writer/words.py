@@ -1,4 +1,4 @@
-"""The small world of the stories: who is in it, where they go, and what there is."""
+"""The small world of the stories: its people, places and things."""
 
 from dataclasses import dataclass
 
@@ -111,7 +111,7 @@ COUNTED = (  # one, many
 
 
 def a(noun: str) -> str:
-    """With its article."""
+    """The noun with its article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 

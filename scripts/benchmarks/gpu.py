@@ -1,4 +1,4 @@
-"""What a GPU is measured with: a random model made on the device, the device's peaks, and time by its clock."""
+"""Measurements of a GPU: a random model made on the device, the device's peaks, and time by its clock."""
 
 from collections.abc import Callable
 from statistics import median

@@ -1,4 +1,4 @@
-"""One case: a sound file is changed, and read and used as its users do. Case n depends on n and the files to begin with alone."""
+"""One case: a sound file is changed, then read and used as its users do. Case n depends on n and the seeds alone."""
 
 import io
 import random
@@ -32,15 +32,15 @@ try:
 except ImportError:  # Windows has no such limits
     resource = None  # type: ignore[assignment]
 
-SECONDS = 1.0  # of processor time; a case that takes longer twice is a finding: the first time may have compiled kernels
-MEMORY = 64 << 20  # bytes beside those of the file
-_SUMMED = 1 << 20  # bytes; tensors up to here are read whole
+SECONDS = 1.0  # of processor time; a case that takes longer twice is a finding: the first run may have compiled kernels
+MEMORY = 64 << 20  # bytes beyond those of the file
+_SUMMED = 1 << 20  # bytes; tensors up to this size are read whole
 
 Files: TypeAlias = dict[str, bytes]
 
 
 class Seed(NamedTuple):
-    """What is changed: a GGUF file, or the files of a Hugging Face folder or a dump by their names."""
+    """A sound file to change: a GGUF file, or the files of a Hugging Face folder or a dump by their names."""
 
     name: str
     document: Document | None
@@ -57,7 +57,7 @@ _SHARES = {"model": 5, "dump": 2, "folder": 2, "tokenizer": 1}
 
 
 def read_seeds(paths: Sequence[Path]) -> list[Seed]:
-    """GGUF files, and folders of one dump each, named after the format, or of one model."""
+    """The seeds at these paths: GGUF files, folders of one model, and folders of one dump, named after its format."""
     seeds = []
     for path in paths:
         if path.is_dir():
@@ -69,11 +69,11 @@ def read_seeds(paths: Sequence[Path]) -> list[Seed]:
 
 
 def case(seeds: Sequence[Seed], n: int) -> tuple[Seed, Files]:
-    """The changed files of case n."""
+    """The seed of case n, and its changed files."""
     draw = random.Random(n)
     kinds = {kind: [seed for seed in seeds if seed.kind == kind] for kind in _SHARES}
-    there = [kind for kind, found in kinds.items() if found]
-    seed = draw.choice(kinds[draw.choices(there, [_SHARES[kind] for kind in there])[0]])
+    present = [kind for kind, members in kinds.items() if members]
+    seed = draw.choice(kinds[draw.choices(present, [_SHARES[kind] for kind in present])[0]])
     if seed.kind == "folder":
         return seed, changed_folder(seed.files, draw)
     if seed.document is None:
@@ -110,7 +110,7 @@ def _changed_dump(files: Files, draw: random.Random) -> Files:
 
 
 def _edit_archive(raw: bytes, draw: random.Random) -> bytearray:
-    """A member of a zip archive is changed, and its checksum is right."""
+    """The zip archive with one member changed, and a right checksum."""
     out = io.BytesIO()
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as source, zipfile.ZipFile(out, "w", draw.choice([0, 8])) as target:
@@ -121,16 +121,16 @@ def _edit_archive(raw: bytes, draw: random.Random) -> bytearray:
                 if name == chosen:
                     data = edit_words(data, draw) if draw.random() < 0.6 else edit_bytes(data, draw, near=200)
                 target.writestr(name, bytes(data))
-    except Exception:  # it was damaged before
+    except Exception:  # an earlier change damaged it
         return bytearray(raw)
     return bytearray(out.getvalue())
 
 
 def write(folder: Path, files: Files) -> None:
-    """The files of a case, and no others, in a folder that may have those of another."""
+    """Write the files of a case to a folder, and delete those of the case before."""
     for path in folder.rglob("*") if folder.exists() else ():
         if path.is_file():
-            path.unlink()  # and new files, because the old ones may still be mapped
+            path.unlink()  # files are replaced, not rewritten, because the old ones may still be mapped
     for name, raw in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def write(folder: Path, files: Files) -> None:
 
 
 def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
-    """What became of case n: "ran", "refused", or what is wrong with it."""
+    """The outcome of case n: "ran", "refused", or the finding."""
     seed, files = case(seeds, n)
     use = use_dump if seed.kind == "dump" else use_model
     size = sum(map(len, files.values()))
@@ -152,7 +152,7 @@ def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
             outcome = "ran"
         except Error:
             outcome = "refused"
-        except Exception as error:  # the very thing that is looked for
+        except Exception as error:  # a finding
             return f"{type(error).__name__}: {str(error)[:300]}"
         took = time.process_time() - start
         if took <= SECONDS:
@@ -163,7 +163,7 @@ def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
 
 
 class _Compiling(event.Listener):
-    """Calls `lift` when Numba begins to compile and `limit` when it is done: LLVM aborts the process where it gets no memory."""
+    """Calls `lift` when Numba begins to compile and `limit` when it is done: LLVM aborts the process if it gets no memory."""
 
     def __init__(self, lift: Callable[[], None], limit: Callable[[], None]) -> None:
         self.lift, self.limit, self.depth = lift, limit, 0
@@ -181,10 +181,9 @@ class _Compiling(event.Listener):
 
 @contextmanager
 def limited_memory(size: int) -> Iterator[None]:
-    """No more private memory than the process has now and `size` bytes; a larger claim is a MemoryError. On Linux, elsewhere no limit.
+    """Limit private memory to what the process has now plus `size` bytes; a larger claim is a MemoryError. Linux alone has this limit.
 
-    Mapped files do not count, nor what compiling a kernel takes. What the allocator has kept from before can be used again, so a little
-    more may pass.
+    Mapped files and the memory of compiling do not count. The allocator can use freed memory again, so a little more may pass.
     """
     status = Path("/proc/self/status")
     if resource is None or not status.exists():
@@ -208,7 +207,7 @@ def limited_memory(size: int) -> Iterator[None]:
 
 
 def use_model(folder: Path, n: int) -> None:
-    """Open and read the file or folder, its tokenizer too if it has one, load it, and run it with three tokens and with one more."""
+    """Open and read a model and its tokenizer, if it has one, load it, and run it with three tokens and, with a cache, with one."""
     file = open_model(folder / "t.gguf" if (folder / "t.gguf").exists() else folder)
     read_all(file)
     if "tokenizer.ggml.tokens" in file.metadata:
@@ -234,7 +233,7 @@ def read_all(file: Source) -> None:
 
 
 def use_dump(folder: Path, n: int) -> None:
-    """Find the format out or know it, and read every point."""
+    """Read every point of a dump, with its format detected or declared."""
     name = folder.name
     entries = list(folder.iterdir())
     path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "bitnet-rs", "steps", "steps-in-names") else folder
@@ -243,15 +242,15 @@ def use_dump(folder: Path, n: int) -> None:
     if name == "eval-callback":
         eval_callback.read(path)
         return
-    told = {"packed": "npz", "modules": "npz", "steps": "npy", "steps-in-names": "npy"}.get(name, name) if n % 2 else None
+    format = {"packed": "npz", "modules": "npz", "steps": "npy", "steps-in-names": "npy"}.get(name, name) if n % 2 else None
     shape = (len(TOKENS), VOCAB) if name == "raw" else None
-    trace = read_any(path, told, shape=shape, tokens=TOKENS if n % 3 else None)
+    trace = read_any(path, format, shape=shape, tokens=TOKENS if n % 3 else None)
     for point in trace.points:
         trace.points[point].tobytes()
 
 
 def run_cases(seeds: Sequence[Seed], numbers: Sequence[int], scratch: Path, say: Callable[[int, str], None], seconds: float) -> None:
-    """Cases one after another; `say(n, "")` before each and `say(n, outcome)` after it."""
+    """Run cases one after another, with `say(n, "")` before each and `say(n, outcome)` after it."""
     end = time.monotonic() + seconds
     for n in numbers:
         if time.monotonic() > end:

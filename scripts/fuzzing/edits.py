@@ -1,4 +1,4 @@
-"""Changes to files that need not know the format: lengths and types that lie, bytes lost, doubled or put in, words swapped for others."""
+"""Changes to files without knowledge of the format: false lengths and types, bytes lost, doubled or inserted, words replaced."""
 
 import random
 import re
@@ -9,7 +9,7 @@ NUMBERS = [
     *(1 << bit for bit in (20, 30, 31, 32, 40, 62, 63)),
     *((1 << bit) - 1 for bit in (31, 32, 63, 64)),
 ]
-"""Where integers of some width end, and what small models have."""
+"""The limits of integers of some widths, and the sizes of small models."""
 
 FLOAT_VALUES = [0.0, -0.0, 1.0, -1.0, 0.5, 1e-5, 1e-45, 1e-30, 1e30, 3e38, float("nan"), float("inf"), float("-inf")]
 _PATTERNS = [
@@ -51,7 +51,7 @@ _OTHER_WORDS = [
 
 
 def edit_bytes(raw: bytearray, draw: random.Random, near: int | None = None) -> bytearray:
-    """One change in place, within the first `near` bytes if that is given."""
+    """One change in place, within the first `near` bytes unless that is None."""
     end = len(raw) if near is None else min(len(raw), near)
     at, width = draw.randint(0, end), draw.choice([1, 2, 4, 8])
     change = draw.choice(["flip", "set", "add", "insert", "delete", "double", "cut"])
@@ -75,17 +75,17 @@ def edit_bytes(raw: bytearray, draw: random.Random, near: int | None = None) -> 
 
 
 def edit_words(raw: bytearray, draw: random.Random) -> bytearray:
-    """One word, number or bracket of a text, such as JSON or the header of a .npy, becomes another, in place."""
-    found = list(_WORDS.finditer(raw, 0, 4096))
-    if found:
-        start, end = draw.choice(found).span()
-        other = draw.choice(_OTHER_WORDS) if draw.random() < 0.7 else bytes(raw[slice(*draw.choice(found).span())])
+    """Replace one word, number or bracket of a text, such as JSON or the header of a .npy, in place."""
+    words = list(_WORDS.finditer(raw, 0, 4096))
+    if words:
+        start, end = draw.choice(words).span()
+        other = draw.choice(_OTHER_WORDS) if draw.random() < 0.7 else bytes(raw[slice(*draw.choice(words).span())])
         raw[start:end] = other
     return raw
 
 
 def damage(data: bytearray, draw: random.Random) -> bytearray:
-    """Some bytes of a tensor are others, in place: random ones, or those of NaN, infinity and the largest numbers."""
+    """Replace some bytes of a tensor in place, by random ones or those of NaN, infinity and the largest numbers."""
     for _ in range(draw.randint(1, 3)):
         at, size = draw.randint(0, len(data)), draw.choice([1, 2, 4, 32, 300])
         new = draw.randbytes(size) if draw.random() < 0.5 else draw.choice(_PATTERNS) * size

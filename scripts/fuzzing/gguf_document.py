@@ -1,4 +1,4 @@
-"""A GGUF file taken apart, so that it can be put together wrongly: one rule broken, and all others kept."""
+"""A GGUF file taken apart, so that it can be put together with one rule broken and all others kept."""
 
 import random
 import struct
@@ -41,12 +41,12 @@ _SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129, 2
 _KNOWN_KEYS = [*(KEYS[field].name for field in SIZES), *NEUTRAL]
 _KNOWN_KEYS += ["rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
 _TAME = bytes(byte & 0x2A for byte in range(256))  # no NaN in any type, and no ternary code 3
-_LARGEST = 1 << 19  # bytes of a tensor that is made to fit other sizes
+_LARGEST = 1 << 19  # bytes at most of a tensor that is fitted to other sizes
 
 
 @dataclass
 class Document:
-    """Keys with the bytes of their values, tensors, and what the header says of both."""
+    """Keys with the bytes of their values, tensors, and the config."""
 
     keys: list[tuple[str | bytes, bytes]]
     entries: list[Entry]
@@ -54,7 +54,7 @@ class Document:
 
     @classmethod
     def read(cls, path: Path) -> "Document":
-        """Of a sound file."""
+        """The document of a sound file."""
         file = open_gguf(path)
         entries = [Entry(name, tensor.shape[::-1], tensor.type.number, data=tensor.data.tobytes()) for name, tensor in file.tensors.items()]
         return cls(_keys(path.read_bytes(), len(file.metadata)), entries, _config(file))
@@ -66,13 +66,13 @@ class Document:
 def _config(file: GGUFFile) -> Config | None:
     try:
         return read_config(file)
-    except Error:  # a file of other things may be changed, too
+    except Error:  # a file that holds no model can be a seed, too
         return None
 
 
 def _keys(raw: bytes, count: int) -> list[tuple[str | bytes, bytes]]:
-    """Keys, and their values with the types in front, of a file that is known to be sound."""
-    found: list[tuple[str | bytes, bytes]] = []
+    """The keys of a sound file, and their values after their types."""
+    keys: list[tuple[str | bytes, bytes]] = []
     at = 24
     for _ in range(count):
         size = struct.unpack_from("<Q", raw, at)[0]
@@ -86,12 +86,12 @@ def _keys(raw: bytes, count: int) -> list[tuple[str | bytes, bytes]]:
             at += 8 + struct.unpack_from("<Q", raw, at)[0]
         if kind != STRING:
             at += items * struct.calcsize("<" + FORMATS[kind])
-        found.append((key, raw[start:at]))
-    return found
+        keys.append((key, raw[start:at]))
+    return keys
 
 
 def changed(source: Document, draw: random.Random) -> bytes:
-    """The bytes of a file that differs from `source` in one to three things; in sizes that agree with each other, in two of five cases."""
+    """The bytes of a file with one to three changes; in two of five cases the sizes change, in agreement with each other."""
     document = Document(list(source.keys), list(source.entries), source.config)
     resized = draw.random() < 0.4 and _resize(document, draw)
     header: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def _value(draw: random.Random) -> bytes:
 
 
 def _edit_key(document: Document, header: dict[str, Any], draw: random.Random) -> None:
-    """A value changes, mostly in its number and not in its type; or a key goes, comes, is there twice or has another's name."""
+    """Change a value, mostly its number and not its type; or delete, add, repeat or rename a key."""
     keys = document.keys
     if not keys:
         return
@@ -149,12 +149,12 @@ def _architecture(document: Document) -> str:
 
 
 def _edit_entry(document: Document, header: dict[str, Any], draw: random.Random) -> None:
-    """A tensor has other dimensions, another type, place or name, is missing, or is there twice."""
+    """Change the dimensions, type, offset or name of a tensor, or delete or repeat it."""
     entries = document.entries
     if not entries:
         return
     i = draw.randrange(len(entries))
-    entry, dims, change = entries[i], list(entries[i].dims) or [1], draw.random()  # a change before this one may have left none
+    entry, dims, change = entries[i], list(entries[i].dims) or [1], draw.random()  # an earlier change may have left none
     if change < 0.2:
         dims[draw.randrange(len(dims))] = draw.choice([*_SIZES, *NUMBERS]) % (1 << 64)
         entries[i] = replace(entry, dims=dims, data=_fitted(entry, dims, entry.type) if draw.random() < 0.6 else entry.data)
@@ -178,7 +178,7 @@ def _edit_entry(document: Document, header: dict[str, Any], draw: random.Random)
 
 
 def _edit_data(document: Document, header: dict[str, Any], draw: random.Random) -> None:
-    """Some bytes of a tensor are others, or there are less of them."""
+    """Damage some bytes of a tensor, or cut it."""
     if not document.entries:
         return
     i = draw.randrange(len(document.entries))
@@ -207,7 +207,7 @@ def _edit_header(document: Document, header: dict[str, Any], draw: random.Random
 
 
 def _fitted(entry: Entry, dims: list[int], kind: int) -> bytes | None:
-    """The bytes of a tensor repeated or cut to another size; None if that is too large. For another type: no NaN and no code 3 in any."""
+    """The bytes of a tensor repeated or cut to another size, or unchanged if that is too large. For another type: no NaN and no code 3."""
     elements = 1
     for dim in dims:
         elements *= dim
@@ -228,7 +228,7 @@ def _matrices(shapes: dict[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 def _resize(document: Document, draw: random.Random) -> bool:
-    """Other sizes of the model, in keys and tensors alike, and perhaps another type of all matrices. Says whether it was done."""
+    """Give the model other sizes, in keys and tensors alike, and perhaps all matrices another type. Returns whether it could."""
     if document.config is None:
         return False
     names = draw.sample(["vocab", "context", "width", "ffn", "heads", "kv_heads", "head_dim", "rope_width"], draw.randint(1, 3))
@@ -256,10 +256,10 @@ def _resize(document: Document, draw: random.Random) -> bool:
             kind = draw.choice(fitting)
         document.entries[i] = replace(entry, dims=dims, type=kind, data=_fitted(entry, dims, kind))
     sizes = {field: config.head_dim if field == "value_dim" else getattr(config, field) for field in SIZES}
-    told = {f"{config.architecture}.{KEYS[field].name}": size for field, size in (sizes | {"rope_width": 2 * config.rope_pairs}).items()}
+    sized = {f"{config.architecture}.{KEYS[field].name}": size for field, size in (sizes | {"rope_width": 2 * config.rope_pairs}).items()}
     for i, (key, _) in enumerate(document.keys):
         name = key.decode() if isinstance(key, bytes) else key
-        if name in told:
-            document.keys[i] = key, number(UINT32, told[name])
+        if name in sized:
+            document.keys[i] = key, number(UINT32, sized[name])
     document.config = config
     return True

@@ -1,4 +1,4 @@
-"""Changes to Hugging Face folders that know what their files are: a value of config.json, a tensor's entry or bytes, sizes that agree."""
+"""Changes to Hugging Face folders that know their files: values of config.json, entries and bytes of tensors, sizes that agree."""
 
 import json
 import random
@@ -34,12 +34,12 @@ _KNOWN = {
     "head_dim": 16,
     "pretraining_tp": 2,
 }
-_NEEDED = ("config.json", "model.safetensors", "model.safetensors.index.json")  # a folder without them is not one of a model
+_NEEDED = ("config.json", "model.safetensors", "model.safetensors.index.json")  # a folder without these holds no model
 _VALUES: list[Any] = [None, True, False, "", "bitnet", "llama", "silu", "relu2", "gelu", "x" * 300, [], [[]], {}, {"a": 1}, 1.5, 10**400]
 
 
 def changed_folder(files: Files, draw: random.Random) -> Files:
-    """The files of a folder that differs from this one in one to three things; in sizes that agree, in one of four cases."""
+    """The files of a folder with one to three changes; in one of four cases the sizes change, in agreement with each other."""
     files = dict(files)
     resized = draw.random() < 0.25 and _resize(files, draw)
     for _ in range(draw.randint(0, 2) if resized else draw.randint(1, 3)):
@@ -48,19 +48,19 @@ def changed_folder(files: Files, draw: random.Random) -> Files:
 
 
 def _resize(files: Files, draw: random.Random) -> bool:
-    """Other sizes of the model, and other random weights. Says whether it was done."""
+    """Give the model other sizes and other random weights. Returns whether it could."""
     config = json.loads(files["config.json"])
     for key in draw.sample([key for key in _SIZE_KEYS if key in config], 2):
         config[key] = draw.choice(_SIZES)
-    found: Files = {}
+    drawn: Files = {}
     try:
         for name, raw in folder_bytes(config, seed=draw.randrange(9), floats=draw.choice(FLOATS), shards=draw.choice([1, 1, 2])):
-            found[name] = found.get(name, b"") + raw
+            drawn[name] = drawn.get(name, b"") + raw
     except Error:
         return False
     for name in [name for name in files if name.startswith("model")]:
         del files[name]
-    files |= found
+    files |= drawn
     return True
 
 
@@ -68,10 +68,10 @@ def _resize(files: Files, draw: random.Random) -> bool:
 
 
 def _edit_config(files: Files, draw: random.Random) -> None:
-    """A value changes, or a key goes or comes, at the top or in an object."""
+    """Change a value, or delete or add a key, at the top or in an object."""
     try:
         config = json.loads(files["config.json"])
-    except Exception:  # it was damaged before
+    except Exception:  # an earlier change damaged it
         return
     objects = [config, *(value for value in config.values() if isinstance(value, dict))] if isinstance(config, dict) else []
     where = draw.choice(objects) if objects else {}
@@ -100,12 +100,12 @@ class _Tensor:
 
 
 def _tensors(raw: bytes) -> list[_Tensor]:
-    """Of a sound file."""
+    """The tensors of a sound file."""
     start = 8 + int.from_bytes(raw[:8], "little")
     table = json.loads(raw[8:start])
     return [
-        _Tensor(name, told["dtype"], tuple(told["shape"]), raw[start + told["data_offsets"][0] : start + told["data_offsets"][1]])
-        for name, told in table.items()
+        _Tensor(name, entry["dtype"], tuple(entry["shape"]), raw[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]])
+        for name, entry in table.items()
     ]
 
 
@@ -114,13 +114,13 @@ def _together(tensors: list[_Tensor]) -> bytes:
 
 
 def _edit_tensors(files: Files, draw: random.Random) -> None:
-    """A tensor has another type, shape, name or other bytes, is missing, or moves to another file."""
+    """Change the dtype, shape, name or bytes of a tensor, or delete it."""
     names = sorted(name for name in files if name.endswith(".safetensors"))
     name = draw.choice(names or sorted(files))
     try:
         tensors = _tensors(files[name])
         _together(tensors)
-    except Exception:  # it was damaged before
+    except Exception:  # an earlier change damaged it
         return
     if not tensors:
         return
@@ -130,7 +130,7 @@ def _edit_tensors(files: Files, draw: random.Random) -> None:
 
 
 def _edit_dtype(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
-    """Mostly to one of the same width, so that sizes agree."""
+    """Change a tensor's dtype, mostly to one of the same width, so that sizes agree."""
     size = DTYPES[tensors[i].dtype].itemsize
     same = [dtype for dtype, kind in DTYPES.items() if kind.itemsize == size]
     tensors[i] = replace(tensors[i], dtype=draw.choice(same if draw.random() < 0.8 else list(DTYPES)))
@@ -147,7 +147,7 @@ def _edit_shape(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
     size = DTYPES[tensors[i].dtype].itemsize
     for length in shape:
         size *= length
-    if size < 1 << 18 and draw.random() < 0.7:  # bytes to fit
+    if size < 1 << 18 and draw.random() < 0.7:  # fit the bytes to the shape
         data = (data * (size // max(1, len(data)) + 1))[:size]
     tensors[i] = replace(tensors[i], shape=tuple(shape), data=data)
 
@@ -170,7 +170,7 @@ def _edit_data(tensors: list[_Tensor], i: int, draw: random.Random) -> None:
 
 
 def _edit_text(files: Files, draw: random.Random) -> None:
-    """A word or some bytes of a file, mostly near its start, where headers are; or a file goes, or has another's name."""
+    """Change a word or some bytes of a file, mostly near its start, where headers are; or delete a file, or overwrite another with it."""
     name = draw.choice(sorted(files))
     change = draw.random()
     if change < 0.5:

@@ -1,5 +1,6 @@
-"""The sound files that are changed: small models of every family and type of tensor, Hugging Face
-folders, some with a tokenizer, and dumps of every format."""
+"""The sound files that are changed: small models of every family and tensor type, Hugging Face folders, tokenizers, and dumps of every
+format.
+"""
 
 import json
 import os
@@ -60,7 +61,7 @@ _DUMPS = {
 
 
 def write_models(folder: Path) -> None:
-    """<family>-<type of the layers' matrices>.gguf, with one layer or two each."""
+    """Write <family>-<type of the layers' matrices>.gguf, each a model of one or two layers."""
     for family in ARCHITECTURES:
         ternary = ("ternary", *(kind.name for kind in TERNARY_TYPES))
         types = ternary if FAMILIES[family].ternary else (*_FLOATS, *(kind.name for kind in BLOCK_TYPES), "ternary")
@@ -86,7 +87,7 @@ def write_models(folder: Path) -> None:
 
 
 def write_tokenizers(folder: Path) -> None:
-    """tokenizer-bytes.gguf and tokenizer-scores.gguf: models with vocabularies of both kinds, some merges and tokens of every type."""
+    """Write tokenizer-bytes.gguf and tokenizer-scores.gguf: models with both kinds of vocabulary, some merges, tokens of every type."""
     spellings = [*BYTE_CHARACTERS, *_MERGED, "<|begin|>", "<|end|>", "<user>", "<0x41>"]
     kinds = [NORMAL] * (len(spellings) - 4) + [CONTROL, CONTROL, USER_DEFINED, BYTE]
     keys = [
@@ -137,8 +138,8 @@ _LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_fa
 
 
 def _bitnet(**quantization: Any) -> dict[str, Any]:
-    told = {"quant_method": "bitnet"} | quantization
-    return _SIZES | {"model_type": "bitnet", "hidden_act": "relu2", "tie_word_embeddings": True, "quantization_config": told}
+    settings = {"quant_method": "bitnet"} | quantization
+    return _SIZES | {"model_type": "bitnet", "hidden_act": "relu2", "tie_word_embeddings": True, "quantization_config": settings}
 
 
 _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -164,31 +165,31 @@ _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def write_folders(folder: Path) -> None:
-    """hf-<name>: Hugging Face folders of every model type and way to state a ternary matrix, and two with a tokenizer."""
+    """Write hf-<name>: Hugging Face folders of every model type and form of ternary matrices, and two with a tokenizer."""
     for name, (config, how) in _FOLDERS.items():
         write_folder(folder / f"hf-{name}", config, **how)
     ids = {spelling: i for i, spelling in enumerate([*BYTE_CHARACTERS, *_MERGED])}
-    told: dict[str, Any] = {
+    tokenizer: dict[str, Any] = {
         "added_tokens": [_PLAIN | {"id": len(ids), "content": "<s>", "special": True}, _PLAIN | {"id": len(ids) + 1, "content": "<user>"}],
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _BYTES]},
         "model": {"type": "BPE", "vocab": ids, "merges": _MERGES},
     }
-    _write_json(folder / "hf-tokenizer-bytes" / "tokenizer.json", told)
+    _write_json(folder / "hf-tokenizer-bytes" / "tokenizer.json", tokenizer)
     _write_json(folder / "hf-tokenizer-bytes" / "tokenizer_config.json", {"bos_token": "<s>", "chat_template": "{{ messages[0].content }}"})
     ids = {spelling: i for i, spelling in enumerate(["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *_PIECES])}
-    told = {
+    tokenizer = {
         "added_tokens": [_PLAIN | {"id": i, "content": spelling, "special": True} for i, spelling in enumerate(list(ids)[:3])],
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
         "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}]},
         "model": {"type": "BPE", "unk_token": "<unk>", "byte_fallback": True, "vocab": ids, "merges": _splits(_PIECES)},
     }
-    _write_json(folder / "hf-tokenizer-scores" / "tokenizer.json", told)
+    _write_json(folder / "hf-tokenizer-scores" / "tokenizer.json", tokenizer)
     _write_json(folder / "hf-tokenizer-scores" / "tokenizer_config.json", {"bos_token": "<s>", "eos_token": {"content": "</s>"}})
 
 
 def _splits(pieces: Sequence[str]) -> list[list[str]]:
-    """All pairs of pieces that make a third."""
+    """All pairs of pieces that join to another piece."""
     return [[piece[:i], piece[i:]] for piece in pieces for i in range(1, len(piece)) if piece[:i] in pieces and piece[i:] in pieces]
 
 
@@ -197,7 +198,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def write_dumps(folder: Path) -> None:
-    """A file or folder of the name of its format, for each format that is read."""
+    """Write a file or folder named after its format, for each format that has a reader."""
     rng = np.random.default_rng(0)
     tokens = len(TOKENS)
     shapes = {

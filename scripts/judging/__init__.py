@@ -1,1 +1,1 @@
-"""What mutations.py and logits_only.py judge: an engine, and faults for it."""
+"""The subjects of mutations.py and logits_only.py: a small engine (engine.py), and faults for it (faults.py)."""

@@ -1,7 +1,11 @@
-"""A small engine of its own: BitNet in float32 NumPy, sharing nothing with the kernels or the definition, whose steps can be replaced."""
+"""A small engine: BitNet in float32 NumPy, whose steps can be replaced. It shares nothing with the kernels or the definition.
+
+It may keep its tensors in a narrower type, as eager code on a GPU does, and its KV cache too.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +20,16 @@ Floats = NDArray[np.float32]
 
 @dataclass
 class Engine:
-    """A forward pass that keeps every tensor, in float32 or with another way to sum; `faults` replace single steps."""
+    """A forward pass that keeps every tensor, in float32 or with other sums. `faults` replace single steps."""
 
     model: Model
     tokens: NDArray[np.int64]
     faults: Mapping[str, Callable[["Engine", int], Floats]] = field(default_factory=dict)
-    layers: tuple[int, ...] | None = None  # where the faults are; None: everywhere
+    layers: tuple[int, ...] | None = None  # the layers with faults; None for all
     dot: Callable[[Floats, Floats], Floats] = lambda x, w: x @ w.T
     halves: bool = False
+    kept: Callable[[Floats], Floats] = lambda x: x  # the type of all tensors, also between the steps of one operation
+    cached: Callable[[Floats], Floats] = lambda x: x  # the type of keys and values in the cache
     t: dict[Key, Floats] = field(default_factory=dict)
 
     def run(self) -> dict[Key, Floats]:
@@ -68,7 +74,7 @@ class Engine:
         faulty = name in self.faults and (self.layers is None or n is None or n in self.layers)
         with np.errstate(all="ignore"):
             value = self.faults[name](self, -1 if n is None else n) if faulty else compute()
-        self.t[Key(name, n)] = np.asarray(value, f32)
+        self.t[Key(name, n)] = self.kept(np.asarray(value, f32))
 
     def at(self, name: str, n: int | None) -> Floats:
         return self.t[Key(name, n)]
@@ -85,11 +91,11 @@ class Engine:
     def norm(self, x: Floats, gain: Floats, eps: float | None = None, centre: bool = False) -> Floats:
         x = x - x.mean(axis=1, keepdims=True) if centre else x
         eps = self.model.config.eps if eps is None else eps
-        return x / np.sqrt((x * x).mean(axis=1, keepdims=True, dtype=f32) + f32(eps)) * gain
+        return self.kept(x / np.sqrt((x * x).mean(axis=1, keepdims=True, dtype=f32) + f32(eps))) * self.kept(gain)
 
     def quantized(self, x: Floats) -> tuple[Floats, Floats]:
-        scale = f32(127) / np.maximum(f32(1e-5), np.abs(x).max(axis=1, keepdims=True))
-        return np.rint(x * scale), scale
+        scale = self.kept(f32(127) / np.maximum(f32(1e-5), np.abs(x).max(axis=1, keepdims=True)))
+        return np.rint(self.kept(x * scale)), scale
 
     def linear(self, x: Floats, weights: Ternary, matrix: NDArray | None = None) -> Floats:
         q, scale = self.quantized(x)
@@ -105,12 +111,12 @@ class Engine:
             angle = np.multiply.accumulate(steps, axis=1).astype(np.float64)
         else:
             angle = np.multiply.outer(position, frequency)
-        cos, sin = (turn(sign * angle).astype(f32)[:, None] for turn in (np.cos, np.sin))
+        cos, sin = (self.kept(turn(sign * angle).astype(f32))[:, None] for turn in (np.cos, np.sin))
         y = x.reshape(len(x), -1, k)
         first, second = (slice(0, k // 2), slice(k // 2, k)) if pairs == "halves" else (slice(0, k, 2), slice(1, k, 2))
         out = np.empty_like(y)
-        out[..., first] = y[..., first] * cos - y[..., second] * sin
-        out[..., second] = y[..., first] * sin + y[..., second] * cos
+        out[..., first] = self.kept(y[..., first] * cos) - self.kept(y[..., second] * sin)
+        out[..., second] = self.kept(y[..., first] * sin) + self.kept(y[..., second] * cos)
         return out.reshape(x.shape)
 
     def attend(
@@ -128,9 +134,9 @@ class Engine:
         c = self.model.config
         rows = len(self.tokens)
         queries = self.half(self.at(q, n)).reshape(rows, c.heads, c.head_dim)
-        keys, values = (self.half(self.at(name, n)).reshape(rows, c.kv_heads, c.head_dim) for name in (k, v))
+        keys, values = (self.cached(self.half(self.at(name, n))).reshape(rows, c.kv_heads, c.head_dim) for name in (k, v))
         mask = allowed(np.arange(rows)[:, None], np.arange(rows))
-        if extra is not None:  # keys and values that should not be there
+        if extra is not None:  # foreign keys and values
             keys, values = (
                 np.concatenate([more.reshape(-1, c.kv_heads, c.head_dim), x]) for more, x in zip(extra, (keys, values), strict=True)
             )
@@ -138,11 +144,40 @@ class Engine:
         chosen = np.arange(c.heads) // (c.heads // c.kv_heads) if groups is None else groups
         out = np.zeros_like(queries)
         for h in range(c.heads):
-            s = self.dot(queries[:, h], keys[:, chosen[h]]) * f32(c.head_dim**-0.5 if scale is None else scale)
+            s = self.kept(self.kept(self.dot(queries[:, h], keys[:, chosen[h]])) * f32(c.head_dim**-0.5 if scale is None else scale))
             s = np.where(mask, s, -np.inf)
             p = np.exp(s - s.max(axis=1, keepdims=True))
-            out[:, h] = self.dot(self.half(p / p.sum(axis=1, keepdims=True, dtype=f32)), values[:, chosen[h]].T.copy())
+            p = self.kept(self.half(p / p.sum(axis=1, keepdims=True, dtype=f32)))
+            out[:, h] = self.dot(p, values[:, chosen[h]].T.copy())
         return out.reshape(rows, -1)
+
+
+def float16(x: Floats) -> Floats:
+    """x rounded to float16."""
+    return x.astype(np.float16).astype(f32)
+
+
+def bfloat16(x: Floats) -> Floats:
+    """x rounded to bfloat16, half to even."""
+    bits = x.astype(f32).view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(0xFFFF0000)).view(f32)
+
+
+def q8_0(x: Floats) -> Floats:
+    """x rounded as a cache of ggml's Q8_0 does: int8 codes, a float16 step for each 32 numbers."""
+    blocks = x.reshape(len(x), -1, 32)
+    step = np.abs(blocks).max(axis=2, keepdims=True) / f32(127)
+    return (np.rint(blocks / np.where(step == 0, f32(1), step)) * float16(step)).reshape(x.shape)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "float16 KV cache": {"cached": float16},
+    "q8_0 KV cache": {"cached": q8_0},
+    "float16": {"kept": float16},
+    "bfloat16": {"kept": bfloat16},
+}
+"""Engines by the types that they keep numbers in."""
 
 
 def accumulate(chunk: int) -> Callable[[Floats, Floats], Floats]:

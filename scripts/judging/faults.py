@@ -1,7 +1,8 @@
-"""Faults: realistic bugs, one at a time, put into the engine or into the dump that it writes."""
+"""Realistic bugs, each put alone into the engine or into the dump that it writes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,37 +13,38 @@ from bitnet_np.traces.points import Key
 
 from .engine import Engine, Floats, embedded_model, f32
 
-LAYER = 1  # where a fault is put that sits in one layer
+LAYER = 1  # the layer of faults in a single layer
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One bug, and where a judge should see it first."""
+    """One bug, and the place where a judge should see it first."""
 
     name: str
-    blamed: str  # tensor; "" where the dump as a whole must be refused
-    make: Callable[[Model, NDArray[np.int64]], tuple[dict[Key, Floats], NDArray[np.int64]]]
+    blamed: str  # the tensor; "" if the dump as a whole must be refused
+    make: Callable[..., tuple[dict[Key, Floats], NDArray[np.int64]]]  # model, tokens [T], fields of the Engine -> its dump, its tokens
     layer: int | None = LAYER
-    mistake: str = ""  # the id of the cause that a judge should name; "" where there is nothing to explain
+    mistake: str = ""  # the id of the cause that a judge should name; "" if there is nothing to explain
 
 
 def in_engine(**faults: Callable[[Engine, int], Floats]) -> Callable:
-    """The fault replaces a step of layer LAYER."""
-    return lambda model, tokens: (Engine(model, tokens, faults, (LAYER,)).run(), tokens)
+    """A fault that replaces steps of layer LAYER."""
+    return lambda model, tokens, **kind: (Engine(model, tokens, faults, (LAYER,), **kind).run(), tokens)
 
 
 def everywhere(**faults: Callable[[Engine, int], Floats]) -> Callable:
-    """The fault replaces a step of every layer."""
-    return lambda model, tokens: (Engine(model, tokens, faults).run(), tokens)
+    """A fault that replaces steps of every layer."""
+    return lambda model, tokens, **kind: (Engine(model, tokens, faults, **kind).run(), tokens)
 
 
 def on_dump(change: Callable[[dict[Key, Floats]], object]) -> Callable:
-    """The fault is in what an honest engine wrote."""
+    """A fault that changes the dump of an honest engine."""
 
-    def make(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
-        dump = Engine(model, tokens).run()
+    def make(model: Model, tokens: NDArray[np.int64], **kind: Any) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
+        engine = Engine(model, tokens, **kind)
+        dump = engine.run()
         change(dump)
-        return dump, tokens
+        return {key: engine.kept(x) if x.dtype == f32 else x for key, x in dump.items()}, tokens
 
     return make
 
@@ -52,7 +54,7 @@ def _weights(e: Engine, n: int, name: str) -> Ternary:
 
 
 def _misread(e: Engine, n: int, name: str, source: str) -> Floats:
-    """One block of 128 codes is read from the block after it."""
+    """A product with one block of 128 codes read from the next row."""
     matrix = packing.unpack(_weights(e, n, name))
     matrix[3, :128] = matrix[4, :128]
     return e.linear(e.at(source, n), _weights(e, n, name), matrix)
@@ -77,14 +79,14 @@ def _relaid(e: Engine, n: int) -> Floats:
     return e.linear(e.at("attn_norm", n), w, matrix)
 
 
-def _leaked(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
-    other = Engine(model, tokens[::-1][:5].copy()).run()
+def _leaked(model: Model, tokens: NDArray[np.int64], **kind: Any) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
+    other = Engine(model, tokens[::-1][:5].copy(), **kind).run()
     leak: Callable[[Engine, int], Floats] = lambda e, n: e.attend(n, extra=(other[Key("Kcur_rope", n)], other[Key("Vcur", n)]))  # noqa: E731
-    return Engine(model, tokens, {"kqv_out": leak}).run(), tokens
+    return Engine(model, tokens, {"kqv_out": leak}, **kind).run(), tokens
 
 
-def _double_fed(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
-    dump = Engine(model, np.append(tokens, tokens[-1])).run()
+def _double_fed(model: Model, tokens: NDArray[np.int64], **kind: Any) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
+    dump = Engine(model, np.append(tokens, tokens[-1]), **kind).run()
     return {key: np.delete(value, len(tokens) - 1, axis=0) for key, value in dump.items()}, tokens
 
 
@@ -114,7 +116,7 @@ LOGITS = Key("result_output", None)
 
 
 def faults() -> Iterator[Fault]:
-    """All of them."""
+    """All faults."""
     for group in (_norm_faults, _rope_faults, _attention_faults, _matrix_faults, _gate_faults, _layer_faults, _dump_faults):
         yield from group()
 
@@ -243,7 +245,7 @@ def _attention_faults() -> Iterator[Fault]:
     yield Fault(
         "float16 roundings not declared",
         "kqv_out",
-        lambda model, tokens: (Engine(model, tokens, halves=True).run(), tokens),
+        lambda model, tokens, **kind: (Engine(model, tokens, halves=True, **kind).run(), tokens),
         0,
         mistake="dialect.float16",
     )
@@ -355,7 +357,7 @@ def _layer_faults() -> Iterator[Fault]:
     yield Fault(
         "last layer skipped",
         "l_out",
-        lambda model, tokens: (Engine(model, tokens, {"l_out": lambda e, n: e.stream(n)}, (last,)).run(), tokens),
+        lambda model, tokens, **kind: (Engine(model, tokens, {"l_out": lambda e, n: e.stream(n)}, (last,), **kind).run(), tokens),
         last,
         mistake="layers.skipped",
     )

@@ -1,7 +1,10 @@
 """`bitnet-np check`: verdicts and exit codes on the embedded recording, on logits, and on dumps."""
 
+import html
+import os
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,8 @@ from bitnet_np import BITNET_CPP, embedded, selftest
 from bitnet_np.forward_pass import compute_logits, forward_full
 from bitnet_np.judge.logits import Judgement
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.machine import digest_of
+from bitnet_np.traces.record import record_trace
 
 # --- the embedded recording -----------------------------------------------------------------------------------------------------------
 
@@ -91,12 +96,13 @@ def test_check_judges_a_dump(run, model, tmp_path, change, code, verdict):
     theirs = save_array(tmp_path / "theirs.npy", change(compute_logits(model, TOKENS[None])[0]))
     arguments = ["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs]
     result = run(*arguments, "--json", code=code)
-    assert set(result) == {"verdict", "meaning", "reason", "first_wrong", "operations", "missing", "notes", "closer_to_float64", "logits"}
+    names = "verdict meaning reason first_wrong causes operations missing notes closer_to_float64 logits"
+    assert set(result) == set(names.split())
     assert (result["verdict"], result["meaning"]) == (verdict, Verdict[verdict].text)
     assert set(result["logits"]) == {field.name for field in fields(Judgement)} | {"meaning"}
     assert result["logits"]["verdict"] == verdict
     out = run(*arguments, code=code)
-    assert out.startswith(f"{theirs} against {TINY}, dialect exact\n\n{result['meaning']}\n{result['reason']}\n")
+    assert out.startswith(f"{theirs} against {TINY}, types read off the dump\n\n{result['meaning']}\n{result['reason']}\n")
     assert bool(re.search(rf"\nlogits .* {verdict}\n", out)) == (verdict != "INVALID")
 
 
@@ -146,6 +152,44 @@ def test_check_of_a_batch_the_last_position_and_a_dialect(run, model, tmp_path):
     assert judged(code=1) == ("WRONG", 34)
 
 
+def test_tokens_of_one_sequence_may_have_a_batch_axis(run, model, tmp_path):
+    tokens, theirs = save_array(tmp_path / "ids.npy", TOKENS[None]), tmp_path / "dump.npz"
+    record_trace(model, TOKENS, theirs)
+    assert run("check", TINY, "--tokens-file", tokens, "--theirs", theirs, "--json")["verdict"] == "SAME_BITS"
+    logits = save_array(tmp_path / "logits.npy", compute_logits(model, TOKENS[None]))
+    assert run("check", TINY, "--tokens-file", tokens, "--theirs", logits, "--json")["logits"]["positions"] == 17
+    save_array(logits, compute_logits(model, TOKENS[None], last_only=True))
+    assert run("check", TINY, "--tokens-file", tokens, "--theirs", logits, "--json", "--last")["logits"]["positions"] == 1
+
+
+def test_the_report_is_written_as_html(run, refused, model, tmp_path):
+    """With what it was computed from. The names of files are text there, whatever they are."""
+    theirs, page = tmp_path / ("&lt;i.npz" if os.name == "nt" else "<i>&.npz"), tmp_path / "r.html"
+    record_trace(model, TOKENS, theirs)
+    run("check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, "--html", page)
+    text = page.read_text("utf-8")
+    assert all(digest_of(path) in text for path in (Path(TINY), theirs))
+    assert all(said in text for said in ("SHA-256 of the model", html.escape(theirs.name), np.__version__, "exact"))
+    assert "<i>" not in text
+    assert text.count("<script") == 2
+    before = theirs.read_bytes()
+    error = refused("check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, "--html", theirs)
+    assert f"--html is {theirs}, which is read" in error
+    assert theirs.read_bytes() == before
+    error = refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--html", tmp_path / "no" / "r.html")
+    assert "--html is" in error
+    assert "expected a file in a folder that is there" in error
+
+
+def test_logits_alone_are_written_as_html_and_drawn(run, model, tmp_path):
+    pytest.importorskip("matplotlib")
+    theirs = save_array(tmp_path / "theirs.npy", compute_logits(model, TOKENS[None])[0] * np.float32(1.05))
+    written = ["--html", tmp_path / "r.html", "--plot", tmp_path / "r.png"]
+    run("check", TINY, "--tokens", with_commas(TOKENS), "--theirs", theirs, *written, code=1)
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+    assert "1.05 times what it should be" in (tmp_path / "r.html").read_text("utf-8")
+
+
 @needs_text
 def test_check_of_a_text(run, model, tokenizer, tmp_path):
     theirs = save_array(tmp_path / "theirs.npy", forward_full(model, [tokenizer.encode("a b")])[0])
@@ -169,7 +213,7 @@ def test_nothing_is_printed_before_an_error(refused, tmp_path):
     pytest.importorskip("matplotlib")
     theirs = save_array(tmp_path / "theirs.npy", np.zeros((1, 512), np.float32))
     error = refused("check", TINY, "--tokens", "1", "--theirs", theirs, "--plot", tmp_path / "x.png")
-    assert error == "bitnet-np: --plot needs a dump with intermediate tensors\n"
+    assert error == f"bitnet-np: {tmp_path / 'x.png'}: nothing to draw, INVALID: their logits of position 0 are all 0.0\n"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +229,9 @@ def test_nothing_is_printed_before_an_error(refused, tmp_path):
     ],
 )
 def test_check_needs_all_or_nothing(refused, arguments):
-    assert "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs, or none of them" in refused("check", *arguments)
+    assert "check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them" in refused(
+        "check", *arguments
+    )
 
 
 def test_wrong_arguments_of_check(refused, tmp_path):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from bitnet_np.judge.report import LEGEND
+from bitnet_np.machine import digest_of
 from bitnet_np.traces.record import record_trace
 
 
@@ -60,6 +61,14 @@ def test_a_tensor_that_theirs_lacks_is_invalid_unless_that_is_allowed(run, ours,
 def test_both_dumps_are_read_in_the_format_that_is_given(refused, ours, theirs):
     message = f"bitnet-np: {ours}: no point of a forward pass in it"
     assert refused("compare", ours, theirs(), "--format", "nodes").startswith(message)
+
+
+def test_the_report_is_written_as_html(run, ours, theirs, tmp_path):
+    run("compare", ours, theirs(), "--html", tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text("utf-8")
+    assert all(
+        f"SHA-256 of the {what}</td><td class=mono>{digest_of(path)}" in text for what, path in (("reference", ours), ("dump", theirs()))
+    )
 
 
 def test_the_heat_map_is_drawn_to_a_picture(run, ours, theirs, tmp_path):

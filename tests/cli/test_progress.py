@@ -1,12 +1,17 @@
-"""Progress bars: on standard error, if that is a terminal, and gone when the work is done."""
+"""Progress on standard error: bars on a terminal, gone when the work is done; elsewhere a line every ten seconds."""
 
 import io
+import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from command_line import TINY, TOKENS, with_commas
 from numba.core import event
 
+from bitnet_np import embedded
 from bitnet_np.cli import progress
+from bitnet_np.cli.main import main
 
 CLEAR = "\r\033[K"
 
@@ -44,6 +49,63 @@ def test_compilations_are_counted_while_they_last(terminal):
     compile_a_kernel()  # after the command
     text = "compiling kernels, on the first run only: "
     assert terminal.getvalue() == f"{CLEAR}{text}1{CLEAR}{CLEAR}{text}2{CLEAR}"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets, for progress.py; its lines come every ten seconds."""
+    now = SimpleNamespace(seconds=1000.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now.seconds))
+    monkeypatch.setattr(progress, "INTERVAL", 10.0)
+    return now
+
+
+def test_work_of_less_than_ten_seconds_prints_nothing_where_there_is_no_terminal(capsys, clock):
+    clock.seconds += 3600  # the process is older than the command
+    with progress.compiling():
+        progress.bar("reading")(1, 2)
+        clock.seconds += 9.9
+        progress.bar("reading")(2, 2)
+        compile_a_kernel()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_longer_work_prints_what_it_does_every_ten_seconds(capsys, clock):
+    """A line for many steps, and one for each that takes longer than that."""
+    with progress.compiling():
+        advance = progress.bar("judging operations")
+        for done in range(1, 31):
+            clock.seconds += 0.9
+            advance(done, 40)
+        clock.seconds += 12
+        compile_a_kernel()
+        clock.seconds += 25
+        progress.bar("trying known mistakes")(40, 40)
+    assert capsys.readouterr() == (
+        "",
+        "bitnet-np: judging operations, 12 of 40, 11 s so far\n"
+        "bitnet-np: judging operations, 24 of 40, 22 s so far\n"
+        "bitnet-np: compiling kernels, on the first run only: 1, 39 s so far\n"
+        "bitnet-np: trying known mistakes, 40 of 40, 64 s so far\n",
+    )
+
+
+def test_a_terminal_gets_no_lines(terminal, clock):
+    with progress.compiling():
+        clock.seconds += 60
+        progress.bar("reading")(1, 2)
+    assert "\n" not in terminal.getvalue()
+    assert "s so far" not in terminal.getvalue()
+
+
+def test_a_command_whose_output_is_no_terminal_says_how_far_it_is(capfd, monkeypatch, tmp_path):
+    """Each known mistake is a step, and here it is always time for a line."""
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    np.save(tmp_path / "x.npy", embedded.recording()["logits_prefill_T17"])
+    main(["check", TINY, "--tokens", with_commas(TOKENS), "--theirs", str(tmp_path / "x.npy")])
+    lines = [line for line in capfd.readouterr().err.splitlines() if "known mistakes" in line]
+    assert len(lines) > 50
+    assert all(re.fullmatch(r"bitnet-np: trying known mistakes, \d+ of \d+, \d+ s so far", line) for line in lines)
 
 
 def test_nothing_is_shown_where_there_is_no_terminal(capsys):

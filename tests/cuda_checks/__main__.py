@@ -44,5 +44,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(TESTS)  # and not this folder, whose modules have names of others
+    sys.path[0] = str(TESTS)  # instead of this folder, whose modules share names with others
     raise SystemExit(main())

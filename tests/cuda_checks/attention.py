@@ -19,7 +19,7 @@ class Rows:
 def attention(
     heads: int, kv_heads: int, width: int, slot: list[int], position: list[int], window: int | None, capacity: int, processors: int = 132
 ) -> None:
-    """In float32, then twice with rotated queries and float16 keys and values: the first time leaves nothing that the second reads."""
+    """Compares attention in float32, then twice with rotated queries and float16 keys and values: the second run depends on no state."""
     on, n = device(processors), len(slot)
     q, (k, v) = normal(n, heads, width), (normal(max(slot) + 1, capacity, kv_heads, width, seed=s) for s in (1, 2))
     slots, positions = np.array(slot), np.array(position)
@@ -42,7 +42,7 @@ def attend_rows() -> None:
 
 @check
 def attend_many() -> None:
-    """Blocks of 16 and of 32 queries, several and a rest; a window; heads as wide as a kernel is for, and such as are read in 16 bytes."""
+    """Blocks of 16 and of 32 queries, several and a rest; a window; heads of a kernel's full width, and heads read 16 bytes at a time."""
     attention(8, 2, 64, [0] * 9, list(range(60, 69)), None, 69, processors=1)
     attention(4, 1, 24, [0] * 11 + [1] * 6, [*range(56, 67), *range(1, 7)], 30, 67)
     attention(4, 1, 96, [0] * 17, list(range(50, 67)), None, 67, processors=1)
@@ -84,7 +84,7 @@ def attend_ring() -> None:
 def next_attention(
     heads: int, kv_heads: int, width: int, position: list[int], window: int | None, capacity: int, rope: str, *dtypes: type
 ) -> None:
-    """What is kept and what comes out have the bits of `keep` and then `attend`, on the device and on the CPU."""
+    """Compares the cache and the result with `keep` followed by `attend`, on the device and on the CPU."""
     on, n = device(), len(position)
     slots, positions, places = np.arange(n)[::-1].copy(), np.array(position), np.array(position) % capacity
     q, k, v = (normal(n, count, width, seed=seed) for seed, count in ((3, heads), (4, kv_heads), (5, kv_heads)))

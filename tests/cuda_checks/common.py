@@ -1,4 +1,4 @@
-"""What the checks share: their list, the device, arrays to work on, and comparisons with the CPU's bits."""
+"""Helpers of the checks: their list, the device, arrays, and comparisons with the CPU's bits."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,20 +13,20 @@ from bitnet_np.gpu import backend
 from bitnet_np.gpu.backend import Cuda
 from bitnet_np.gpu.device import open_cuda
 
-GPU = "ptx.driver" not in sys.modules  # else the device is the interpreter's: shapes are to be small
+GPU = "ptx.driver" not in sys.modules  # else the device is the interpreter: shapes must be small
 CHECKS: dict[str, Callable[[], None]] = {}
 GROUPS: dict[str, list[str]] = {}  # names of checks, by their module's name
 
 
 def check(function: Callable[[], None]) -> Callable[[], None]:
-    """Decorates a check: it raises what is wrong."""
+    """Decorates a check, a function that raises if something is wrong."""
     CHECKS[function.__name__] = function
     GROUPS.setdefault(function.__module__.rpartition(".")[2], []).append(function.__name__)
     return function
 
 
 def device(processors: int | None = None) -> Cuda:
-    """The device. Kernels are chosen for so many processors, if that is given: with few of them, rows soon keep all of them busy."""
+    """The device. `processors` changes the number that kernels are chosen for: few of them are busy with few rows."""
     on = open_cuda()
     on.processors = processors or on.processors
     return on
@@ -68,12 +68,12 @@ def odd_rows(width: int) -> NDArray[np.float32]:
 
 
 def same(on: Cuda, theirs: object, ours: NDArray) -> None:
-    """An array of the device has the bits of one of the CPU."""
+    """Assert that an array of the device has the bits of one of the CPU."""
     assert_same_bits(on.to_host(theirs), ours)
 
 
 def equal_where_finite(on: Cuda, theirs: object, ours: NDArray) -> None:
-    """As `same`, but for the bits of a NaN, which IEEE leaves open."""
+    """Like `same`, but with any bits of a NaN, which IEEE leaves open."""
     copied = on.to_host(theirs)
     np.testing.assert_array_equal(np.isnan(copied), np.isnan(ours))
     numbers = np.where(np.isnan(ours), np.float32(0), ours)

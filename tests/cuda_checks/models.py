@@ -1,4 +1,4 @@
-"""Whole models: forwards, caches, decoding by a captured graph, and what is refused."""
+"""Whole models: forwards, caches, decoding by a captured graph, and errors."""
 
 import gc
 import weakref
@@ -51,8 +51,8 @@ def cached_forward() -> None:
     placed, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
     for tokens, lengths in (([[3, 1], [7, 0]], [2, 1]), ([[5], [8]], [1, 1])):
         assert_same_bits(forward(placed, tokens, cache, lengths, ops=on), forward(model, tokens, own, lengths))
-    for kept, ours in ((cache.k, own.k), (cache.v, own.v)):
-        same(on, kept, ours)
+    for theirs, ours in ((cache.k, own.k), (cache.v, own.v)):
+        same(on, theirs, ours)
     cache.truncate(0, 1)
     own.truncate(0, 1)
     same(on, cache.k, own.k)
@@ -68,9 +68,9 @@ def prefill_in_blocks() -> None:
 
 
 def alike(on: Cuda, theirs: KVCache, ours: KVCache) -> None:
-    """Two caches hold the same keys, values and lengths: float16 as the same bits."""
-    for kept, expected in ((theirs.k, ours.k), (theirs.v, ours.v)):
-        np.testing.assert_array_equal(on.to_host(kept), expected if expected.dtype == np.float32 else expected.view(np.int16))
+    """Assert that two caches hold the same keys, values and lengths, float16 by its bits."""
+    for array, expected in ((theirs.k, ours.k), (theirs.v, ours.v)):
+        np.testing.assert_array_equal(on.to_host(array), expected if expected.dtype == np.float32 else expected.view(np.int16))
     np.testing.assert_array_equal(theirs.lengths, ours.lengths)
     assert (theirs.nbytes, theirs.dtype) == (ours.nbytes, ours.dtype)
 
@@ -82,9 +82,9 @@ def forked_and_resized_caches() -> None:
     for dtype in (np.float32, np.float16):
         cache, own = new_cache(model.config, 2, 4, on, dtype), KVCache(model.config, 2, 4, dtype)
         assert_same_bits(forward(placed, [[1, 2, 3]], cache, ops=on), forward(model, [[1, 2, 3]], own))
-        for kept in (cache, own):
-            kept.fork(0, [1], 2)
-            kept.resize(3, 5)
+        for each in (cache, own):
+            each.fork(0, [1], 2)
+            each.resize(3, 5)
         alike(on, cache, own)
         assert_same_bits(forward(placed, [[4], [0]], cache, ops=on), forward(model, [[4], [0]], own))
         assert_same_bits(stepper(placed, cache, on)([2, 3, 1]), stepper(model, own)([2, 3, 1]))
@@ -173,8 +173,8 @@ def decoder() -> None:
         same(on, cache.v, own.v)
     cache.truncate(1, 1)  # and a step after one that was taken back
     own.truncate(1, 1)
-    for kept in (cache, own):
-        kept.truncate(0, 3)
+    for each in (cache, own):
+        each.truncate(0, 3)
     assert_same_bits(step([0, 2]), ours([0, 2]))
     for both in (step, ours):
         with pytest.raises(CapacityError, match="slot 0 holds 4 of 4"):

@@ -1,4 +1,4 @@
-"""Norms, the quantiser, RoPE, what is kept in caches, masks, and kernels over single numbers."""
+"""Norms, the quantiser, RoPE, writes to caches, masks, and kernels over single numbers."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,34 +120,34 @@ def rope() -> None:
 
 @check
 def keep_erase_carry() -> None:
-    """Keys and values to their places of a ring, of which some are forgotten and some copied."""
+    """Writes keys and values to their places in a ring, erases some and copies some."""
     on, slot, position = device(), np.array([0, 2, 2]), np.array([3, 6, 9])
     k, v, angle = normal(3, 2, 6), normal(3, 2, 6, seed=1), rng().uniform(0, 9, (3, 3))
     k[1, 0, 5], v[0, 0, 0], v[2, 1, 1] = 70000, 1e-6, 65519.9
     ours = cpu.rope(k, *cpu.rotations(angle)), v
     for dtype in (np.float32, np.int16):
-        kept = [np.zeros((2, 3, 5, 2, 6), dtype) for _ in ours]
-        uploaded = [on.upload(array) for array in kept]
+        caches = [np.zeros((2, 3, 5, 2, 6), dtype) for _ in ours]
+        uploaded = [on.upload(array) for array in caches]
         rotated = on.rope(on.upload(k), *on.rotations(angle))
         on.keep(rotated, on.upload(v), on.upload(slot), on.upload(position), *(array[1] for array in uploaded))
-        for array, new in zip(kept, ours, strict=True):
+        for array, new in zip(caches, ours, strict=True):
             with np.errstate(over="ignore"):
                 half = new.astype(np.float16)
             half[~np.isfinite(half)] = np.float16(np.nan)
             array[1, slot, position % 5] = new if dtype == np.float32 else half.view(np.int16)
-        for array, theirs in zip(kept, uploaded, strict=True):
+        for array, theirs in zip(caches, uploaded, strict=True):
             np.testing.assert_array_equal(on.to_host(theirs), array)
     on.carry(uploaded[0], 2, uploaded[1], 1, 6, 10)
-    kept[1][:, 1, np.arange(6, 10) % 5] = kept[0][:, 2, np.arange(6, 10) % 5]
-    np.testing.assert_array_equal(on.to_host(uploaded[1]), kept[1])
+    caches[1][:, 1, np.arange(6, 10) % 5] = caches[0][:, 2, np.arange(6, 10) % 5]
+    np.testing.assert_array_equal(on.to_host(uploaded[1]), caches[1])
     on.erase(uploaded[1], 2, 4, 7)
-    kept[1][:, 2, [4, 0, 1]] = 0
-    np.testing.assert_array_equal(on.to_host(uploaded[1]), kept[1])
+    caches[1][:, 2, [4, 0, 1]] = 0
+    np.testing.assert_array_equal(on.to_host(uploaded[1]), caches[1])
 
 
 @check
 def few_threads_for_many_numbers() -> None:
-    """A thread of a kernel over single numbers goes on to others where the grid is smaller than what there is to do."""
+    """A thread of a kernel over single numbers takes several where there are more numbers than threads."""
     with few_threads():
         for each in (numbers, rope, keep_erase_carry, spread, fill_mask):
             each()

@@ -61,7 +61,7 @@ def test_answers_are_in_the_story():
     asked = [(made, q) for made in documents("train", 3000) for q in made.questions if made.kind in ("story", "moves")]
     assert {q.kind for _, q in asked} == {"who", "where", "what", "why", "colour"}
     for made, question in asked:
-        told = set(re.findall(r"\w+", made.told.lower()))
+        told = set(re.findall(r"\w+", made.body.lower()))
         missing = (
             set(re.findall(r"\w+", question.answer.lower())) - told - {"because", "a", "an", "the", "to", "they", "it", "at", "in", "some"}
         )
@@ -81,7 +81,7 @@ def test_sums_are_right():
         for question in made.questions:
             if question.kind not in ("sum", "bare sum"):
                 continue
-            text = f"{made.told} {question.text}"
+            text = f"{made.body} {question.text}"
             x, y = map(int, re.findall(r"\d+", text))
             fewer = re.search(r" - | lost | gave \d| took ", text)
             assert question.answer == str(x - y if fewer else x + y), text

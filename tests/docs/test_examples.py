@@ -6,6 +6,7 @@ it takes long or needs another machine: their commands and options must exist.
 """
 
 import argparse
+import inspect
 import re
 import runpy
 import shlex
@@ -21,9 +22,11 @@ import pytest
 from bitnet_np.cli.main import _parser, main
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key
+from pytest_bitnet_np import Oracle
 
 RUNNABLE = ("console", "python")
 README = pages.ROOT / "README.md"
+ORACLE = Oracle("a test of a page", None, {})  # the plugin's fixture
 
 
 @pytest.fixture
@@ -66,9 +69,10 @@ class Session:
             assert as_shown(shown, printed), f"{block}: $ {command}\n{printed}"
 
     def run_tests(self):
-        """As pytest does, once each."""
+        """As pytest does with the plugin, once each."""
         for name in [name for name in self.names if name.startswith("test_")]:
-            self.names.pop(name)()
+            test = self.names.pop(name)
+            test(*[ORACLE] * len(inspect.signature(test).parameters))
 
     def command(self, words):
         if words == ["echo", "$?"]:
@@ -103,11 +107,13 @@ def test_a_page_does_what_it_shows(page, folder, capsys, monkeypatch):
 
 
 def test_the_test_of_an_engine_fails_for_a_wrong_dump(folder):
-    shutil.copy("nodes.npz", "dump.npz")
+    nodes = dict(np.load("nodes.npz"))
+    (wrong,) = (name for name in nodes if ".ffn_down-1." in name)
+    np.savez("dump.npz", **nodes | {wrong: -nodes[wrong]})
     names = {}
     exec(pages.blocks(README, "python")[0].code, names)
-    with pytest.raises(AssertionError, match="WRONG at layer 0 kqv_out"):
-        names["test_engine"]()
+    with pytest.raises(pytest.fail.Exception, match="WRONG at layer 1 ffn_down: the sign is flipped"):
+        names["test_engine"](ORACLE)
 
 
 @pytest.mark.skipif(shutil.which("rustc") is None, reason="needs rustc")

@@ -9,6 +9,7 @@ from dumps import FAULTS, MODEL, TOKENS, family_dump, only, recorded, trace, wit
 from bitnet_np import BITNET_CPP, EXACT, packing, spec, widen
 from bitnet_np.judge import graph, operations
 from bitnet_np.judge.diagnosis import local
+from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing import random_model
@@ -27,7 +28,7 @@ def judged(family, name, wrong, dialect=EXACT):
     """What the judge says of a dump in which one tensor is `wrong`, with noise as the sums of another engine have it."""
     key = Key(name, None if name == "result_output" else LAYER)
     noise = 1 + 1e-7 * np.random.default_rng(1).standard_normal(wrong.shape)
-    report = judge_trace(MODELS[family], with_tensor(POINTS[family], key, wrong * noise), IDS[family], dialect)
+    report = judge_trace(MODELS[family], with_tensor(POINTS[family], key, wrong * noise), IDS[family], dialect, precision=FLOAT32)
     assert report.verdict == Verdict.WRONG
     assert report.first_wrong.key == key
     return report.first_wrong.hypothesis or ""
@@ -218,7 +219,7 @@ def test_weights_misread_are_placed_behind_a_scale_and_a_bias():
     q, scale = spec.quantize(points[Key("ffn_norm", 1)].astype(np.float64))
     key = Key("ffn_up", 1)
     wrong = spec.ternary_matmul(q, scale, matrix, float(linear.weights.scale) * float(linear.scale)) + linear.bias
-    first_wrong = judge_trace(model, with_tensor(points, key, wrong), ids).first_wrong
+    first_wrong = judge_trace(model, with_tensor(points, key, wrong), ids, precision=FLOAT32).first_wrong
     assert (first_wrong.key, first_wrong.hypothesis) == (key, "weights 32 to 47 of row 7 are read from row 8")
 
 
@@ -227,7 +228,7 @@ def test_a_wrong_row_of_other_weights_is_placed():
     key = Key("attn_o_out", 1)
     wrong = points[key].copy()
     wrong[:, 5] += np.sin(np.arange(len(ids)))
-    first_wrong = judge_trace(model, with_tensor(points, key, wrong), ids).first_wrong
+    first_wrong = judge_trace(model, with_tensor(points, key, wrong), ids, precision=FLOAT32).first_wrong
     assert "only element 5 of each position: rows of the weights are misread" in first_wrong.hypothesis
 
 
@@ -296,7 +297,7 @@ def test_repeated_tokens_are_told_together(how, says):
     """Equal tokens have equal values in the first layer: only the sum of their weights can be told."""
     ids = np.array([5, 9, 11, 5, 7, 9, 8, 5, 6])
     dump = with_step(Key("kqv_out", 0), lambda e, n: e.attend(n, **how), ids)
-    assert says in judge_trace(MODEL, dump, ids).first_wrong.hypothesis
+    assert says in judge_trace(MODEL, dump, ids, precision=FLOAT32).first_wrong.hypothesis
 
 
 def test_rotated_values_are_recognised():
@@ -312,20 +313,20 @@ def test_values_of_another_sequence_are_counted():
     other = mutations.Engine(MODEL, np.arange(100, 105)).run()
     key = Key("kqv_out", 1)
     dump = with_step(key, lambda e, n: e.attend(n, extra=(other[Key("Kcur_rope", n)], other[Key("Vcur", n)])))
-    first_wrong = judge_trace(MODEL, dump, TOKENS).first_wrong
+    first_wrong = judge_trace(MODEL, dump, TOKENS, precision=FLOAT32).first_wrong
     assert (first_wrong.key, first_wrong.hypothesis.split(",")[1]) == (key, " 5 of them: a cache slot that was not cleared")
 
 
 def test_a_factor_of_all_scores_is_measured():
     dump = with_step(Key("kqv_out", 1), lambda e, n: e.attend(n, scale=0.1))
-    first_wrong = judge_trace(MODEL, dump, TOKENS).first_wrong
+    first_wrong = judge_trace(MODEL, dump, TOKENS, precision=FLOAT32).first_wrong
     assert first_wrong.hypothesis == "scores are 0.8 times what they should be"
 
 
 def test_repeated_tokens_have_no_values_of_others():
     ids = np.full(9, 7)
     dump = with_step(Key("kqv_out", 0), lambda e, n: e.attend(n) * np.float32(1.5), ids)
-    first_wrong = judge_trace(MODEL, dump, ids).first_wrong
+    first_wrong = judge_trace(MODEL, dump, ids, precision=FLOAT32).first_wrong
     assert "1.5 times" in first_wrong.hypothesis
 
 
@@ -338,7 +339,7 @@ def test_tensors_dumped_too_late_are_recognised():
     gate = layer_points("llama")["ffn_gate"]
     assert judged("llama", "ffn_gate", gate / (1 + np.exp(-gate))).startswith("it is after the activation function")
     dump = with_tensor(POINTS["llama"], Key("l_out", 0), POINTS["llama"][Key("l_out", 2)])
-    hypothesis = judge_trace(LLAMA, dump, IDS["llama"]).first_wrong.hypothesis
+    hypothesis = judge_trace(LLAMA, dump, IDS["llama"], precision=FLOAT32).first_wrong.hypothesis
     assert hypothesis == "it has the numbers of layer 2 l_out: its buffer was written to again before it was dumped"
 
 
@@ -347,7 +348,7 @@ def test_narrow_numbers_are_recognised(kind, digits):
     x = layer_points("bitnet")["ffn_inp"]
     fraction, exponent = np.frexp(x)
     narrow = np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
-    first_wrong = judge_trace(MODEL, with_tensor(POINTS["bitnet"], Key("ffn_inp", LAYER), narrow), TOKENS).first_wrong
+    first_wrong = judge_trace(MODEL, with_tensor(POINTS["bitnet"], Key("ffn_inp", LAYER), narrow), TOKENS, precision=FLOAT32).first_wrong
     assert (first_wrong.key.name, first_wrong.hypothesis) == ("ffn_inp", f"its numbers are rounded to {kind}, and right but for that")
 
 
@@ -365,7 +366,7 @@ def test_norms_of_the_next_layer_are_recognised():
 
 
 def test_an_exact_engine_declared_as_bitnet_cpp_is_told_so():
-    report = judge_trace(MODEL, trace(POINTS["bitnet"]), TOKENS, BITNET_CPP)
+    report = judge_trace(MODEL, trace(POINTS["bitnet"]), TOKENS, BITNET_CPP, precision=FLOAT32)
     assert report.first_wrong.hypothesis == "float16 roundings are not there: declare the dialect exact"
 
 
@@ -379,7 +380,7 @@ def test_a_narrow_cache_is_no_mistake_across_operations():
             return super().attend(n, **options)
 
     dump = Cached(MODEL, TOKENS).run()
-    assert judge_trace(MODEL, only(dump, "l_out", "result_output"), TOKENS).verdict == Verdict.FLIPS
+    assert judge_trace(MODEL, only(dump, "l_out", "result_output"), TOKENS, precision=FLOAT32).verdict == Verdict.FLIPS
 
 
 def test_nothing_is_said_of_what_nothing_explains():
@@ -408,7 +409,7 @@ def test_nothing_is_said_of_what_nothing_explains():
 )
 def test_local_mistakes_are_explained(name, says):
     dump, ids = FAULTS[name].make(MODEL, TOKENS)
-    assert says in judge_trace(MODEL, trace(dump), ids).first_wrong.hypothesis
+    assert says in judge_trace(MODEL, trace(dump), ids, precision=FLOAT32).first_wrong.hypothesis
 
 
 @pytest.mark.parametrize(
@@ -426,6 +427,6 @@ def test_places_of_wrong_numbers(rows, columns, says):
     mask = np.zeros(noise.shape, bool)
     mask[rows, columns] = True
     points[key] = points[key] + noise * mask
-    first_wrong = judge_trace(MODEL, trace(points), TOKENS).first_wrong
+    first_wrong = judge_trace(MODEL, trace(points), TOKENS, precision=FLOAT32).first_wrong
     assert first_wrong.key == key
     assert first_wrong.hypothesis is None if says is None else says in first_wrong.hypothesis

@@ -5,11 +5,14 @@ import pytest
 from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
 
 from bitnet_np import EXACT, forward_full
+from bitnet_np.forward_pass import run_whole
 from bitnet_np.judge.dump import check_logits, check_trace, log_softmax
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.network import Runtime
 from bitnet_np.testing import random_model
+from bitnet_np.tokens import check_tokens
 from bitnet_np.traces.formats import llama_logits, read_any
 from bitnet_np.traces.points import Key
 from bitnet_np.widen import float32
@@ -138,3 +141,22 @@ def test_sequences_of_a_batch_that_are_mixed_are_named():
 def test_a_batch_of_one_row_is_a_last_row():
     small, ids = random_model(5), np.arange(9) * 7 % 50
     assert check_logits(small, ids, forward_full(small, ids[None])[:, -1], EXACT, True).verdict == Verdict.SAME_BITS
+
+
+@pytest.mark.parametrize("text", ["the first layer is skipped", "the mean is subtracted", "the rotation turns the other way"])
+def test_more_tensors_never_hide_a_cause(text):
+    model = random_model(3, family="llama", n_layers=3, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, tied=False)
+    ids = np.random.default_rng(0).integers(0, model.config.vocab, 12)
+    faulty = next(m for m in known_mistakes(Variant("", model, EXACT)) if text in m.text)
+    points = {}
+
+    def record(name, layer, array):
+        if name in ("l_out", "result_norm"):
+            points[Key(name, layer)] = array.reshape(len(ids), -1).copy()
+
+    logits = run_whole(Runtime(faulty.model, EXACT, faulty.ops, faulty.edit), check_tokens(model.config, ids[None]), record)[0]
+    for names in ((), ("l_out",), ("l_out", "result_norm")):
+        dump = {LOGITS: logits} | {key: x for key, x in points.items() if key.name in names}
+        report = check_trace(model, ids, trace(dump), EXACT)
+        assert report.verdict is Verdict.WRONG, names
+        assert text in report.reason, names

@@ -12,7 +12,7 @@ from bitnet_np.judge import logits as comparing
 from bitnet_np.judge.logits import FLIPS_LIMIT, ROUNDING_LIMIT, SCALE_LIMIT, Reach, judge, limits, shape_hint
 from bitnet_np.judge.verdict import Verdict
 
-SAME_BITS, ROUNDING, FLIPS, WRONG, INVALID = Verdict
+SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID = Verdict
 
 
 def logits(*shape, seed=0):

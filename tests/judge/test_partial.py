@@ -12,7 +12,7 @@ from bitnet_np.cli.main import main
 from bitnet_np.dialects import EXACT, LLAMA_CPP
 from bitnet_np.forward_pass import run_whole
 from bitnet_np.judge.partial import check_partial
-from bitnet_np.judge.reach import roundings
+from bitnet_np.judge.reach import dialects, roundings
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.network import Runtime
@@ -36,15 +36,17 @@ def test_our_own_numbers_as_printed_are_right(tmp_path):
     report = judged(tmp_path, POINTS)
     assert report.verdict == Verdict.ROUNDING
     assert {(o.key.name, o.key.layer) for o in report.operations} == {key for key in POINTS if key[0] in LLAMA}
-    assert "numbers are known" in report.notes[0]
+    assert report.notes[0] == "compared with our engine in the dialect exact"
+    assert "numbers are known" in report.notes[1]
 
 
-@pytest.mark.parametrize("which", range(4))
+@pytest.mark.parametrize("which", range(5))
 def test_honest_engines_are_right(tmp_path, which):
     """Those that round to float16 in other places, one after the other."""
-    variants = list(roundings(Variant("ours", MODEL, EXACT)))
+    base = Variant("ours", MODEL, EXACT)
+    variants = [*roundings(base), *dialects(base), base]
     points = {}
-    variant = variants[which % len(variants)]
+    variant = variants[which]
 
     def keep(name, layer, array):
         points[name, layer] = array.reshape(len(IDS), -1).copy()

@@ -20,7 +20,7 @@ from bitnet_np.kernels import cpu
 from bitnet_np.kernels.blocks import round_as_f16, round_as_q8_0
 from bitnet_np.testing import random_model
 
-FLIPS, WRONG = Verdict.FLIPS, Verdict.WRONG
+FLIPS, NARROW, WRONG = Verdict.FLIPS, Verdict.NARROW, Verdict.WRONG
 
 
 @pytest.mark.parametrize("base", [EXACT, BITNET_CPP])
@@ -60,7 +60,7 @@ def test_dialects_are_no_fault_of_each_other(weights):
         judge_theirs = judge_by(base, TOKENS_OF_300)
         for other in DIALECTS.values():
             judgement = judge_theirs(logits_of(dataclasses.replace(base, dialect=other), TOKENS_OF_300))
-            assert judgement.verdict <= FLIPS, (declared.name, other.name, judgement)
+            assert judgement.verdict <= NARROW, (declared.name, other.name, judgement)
             if judgement.verdict is FLIPS:
                 assert judgement.explanation == f"closest to the dialect {other.name} (--as {other.name})"
             turned = next(m for m in known_mistakes(dataclasses.replace(base, dialect=other)) if "turns the other way" in m.text)
@@ -97,4 +97,4 @@ def test_engines_of_a_llama_in_q4_k_m_are_left_alone(seed, layers, declared):
     judge_theirs = judge_by(base, ids)
     for engine in ENGINES:
         judgement = judge_theirs(logits_of(dataclasses.replace(base, **engine), ids))
-        assert judgement.verdict is FLIPS, (engine["dialect"].name, judgement)
+        assert judgement.verdict in (FLIPS, NARROW), (engine["dialect"].name, judgement)

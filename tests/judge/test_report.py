@@ -1,17 +1,21 @@
 """Reports on a dump, as people and as machines read them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from dumps import FAULTS, MODEL, TOKENS, trace
 
 from bitnet_np.errors import OptionError
+from bitnet_np.judge.detail import Details
+from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.logits import Judgement
 from bitnet_np.judge.report import LEGEND, OperationVerdict, Report, check_plot, heat_map, plot
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.traces.points import Key, key_of
+from bitnet_np.traces.points import LAYER_NAMES, Key, key_of
 
 
 def test_report_for_people_and_machines(tmp_path):
@@ -68,6 +72,64 @@ def test_the_heat_map_has_a_sign_for_every_tensor():
         "",
         LEGEND,
     ]
+
+
+def test_reprs_are_short():
+    """A report of many tensors, on a notebook's line or in a failed assertion."""
+    dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    report = check_trace(MODEL, ids, trace(dump))
+    reason = "WRONG at layer 1 ffn_out: SiLU(gate) * up instead of relu(gate)^2 * up"
+    assert repr(report) == f"Report(WRONG: {reason}; 54 tensors and logits)"
+    assert repr(report.first_wrong) == f"OperationVerdict(layer 1 ffn_out: WRONG, {report.first_wrong.hypothesis})"
+    assert repr(report.logits) == f"Judgement(WRONG: {report.logits.reason}; 17 positions)"
+    assert repr(trace(dump, ids)) == "Trace(dump: 54 tensors of 17 tokens)"
+    long = replace(report, reason="x" * 9999, first_wrong=replace(report.first_wrong, hypothesis=None, reason="x" * 9999))
+    assert max(len(repr(x)) for x in (long, long.first_wrong, replace(report.logits, reason="x" * 9999))) < 300
+    assert repr(Report(Verdict.INVALID, "other tokens")) == "Report(INVALID: other tokens)"
+
+
+@pytest.mark.parametrize("reason", ["short", "word " * 30, "word " * 300, "a" * 500])
+@pytest.mark.parametrize("kind", ["heat map of one tensor", "heat map", "logits"])
+def test_no_picture_clips_its_title(tmp_path, monkeypatch, reason, kind):
+    """The box that the title's letters take lies within the picture."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    names = {"heat map of one tensor": ["l_out"], "heat map": LAYER_NAMES, "logits": []}[kind]
+    operations = tuple(OperationVerdict(Key(name, n), Verdict.WRONG, bound_ratio=3.0) for name in names for n in range(2))
+    details = Details()
+    details.of_logits(np.eye(300, 5), np.eye(300, 5) * 1.1, np.full(300, 1e-2))
+    plot(Report(Verdict.WRONG, reason, operations), tmp_path / "x.png", details)
+    (figure,) = drawn
+    figure.canvas.draw()  # at its own resolution
+    (title,) = [text for text in figure.texts if text.get_text()]
+    box, whole = title.get_window_extent(), figure.bbox
+    assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+    assert whole.y0 <= box.y0 < box.y1 <= whole.y1
+    assert title.get_text().startswith(f"WRONG: {reason[:20]}".strip()[:12])
+    assert title.get_text().count("\n") < 4
+    assert all(box.y0 >= axes.get_window_extent().y1 for axes in figure.axes)
+
+
+def test_logits_alone_are_drawn_against_their_limit(tmp_path, monkeypatch):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    details = Details()
+    ours = np.random.default_rng(0).normal(size=(6, 40))
+    details.of_logits(ours, ours * 1.2, np.full(6, 1e-2), np.array([0, 1, 2, 3, 4, 9]))
+    plot(Report(Verdict.WRONG, "NMSE"), tmp_path / "x.png", details)
+    errors, limit = drawn[0].axes[0].lines
+    np.testing.assert_array_equal(errors.get_xdata(), [0, 1, 2, 3, 4, 9])
+    np.testing.assert_allclose(errors.get_ydata(), np.sqrt((0.2 * ours**2).mean(axis=1) * 0.2 / ours.var(axis=1)) * 10, rtol=1e-6)
+    assert list(limit.get_ydata()) == [1.0, 1.0]
+
+
+def test_a_report_with_nothing_to_draw_is_refused(tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(OptionError, match=r"x\.png: nothing to draw, INVALID: other tokens$"):
+        plot(Report(Verdict.INVALID, "other tokens"), tmp_path / "x.png", Details())
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["x.foo", "x"])

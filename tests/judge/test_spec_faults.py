@@ -9,7 +9,7 @@ from bitnet_np.forward_pass import forward_full
 from bitnet_np.judge.logits import judge
 from bitnet_np.judge.verdict import Verdict
 
-SAME_BITS, ROUNDING, FLIPS, WRONG, INVALID = Verdict
+SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID = Verdict
 
 
 def test_one_token_again_and_again_is_no_fault():

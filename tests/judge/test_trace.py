@@ -13,6 +13,7 @@ from bitnet_np import BITNET_CPP, EXACT
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.judge import graph, operations
 from bitnet_np.judge import trace as judging
+from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.report import closer_rows, closer_summary
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
@@ -30,7 +31,7 @@ DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "judging.
 def test_fault_is_found_and_blamed(name):
     fault = FAULTS[name]
     dump, ids = fault.make(MODEL, TOKENS)
-    row = mutations.row(fault, judge_trace(MODEL, trace(dump), ids))
+    row = mutations.row(fault, judge_trace(MODEL, trace(dump), ids, precision=FLOAT32))
     assert row["found"], row
     assert row["right"], row
     assert list(map(row.get, ("fault", "verdict", "blamed", "says"))) == DOCUMENTED[name]
@@ -52,7 +53,7 @@ def test_fault_is_found_and_blamed(name):
 )
 def test_mistake_is_recognised(name, says):
     dump, ids = FAULTS[name].make(MODEL, TOKENS)
-    report = judge_trace(MODEL, trace(dump), ids)
+    report = judge_trace(MODEL, trace(dump), ids, precision=FLOAT32)
     assert says in report.first_wrong.hypothesis
     assert report.reason == f"WRONG at {report.first_wrong.place}: {report.first_wrong.hypothesis}"
 

@@ -200,12 +200,13 @@ def array(dtype, axes=1, readonly=False):
 @pytest.mark.parametrize(("apart", "dots"), [(False, 2 * 2 * 4), (True, 4 * 2)])
 def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     """A step of 2 x 2 sums for 4 planes of codes, or of the 4 planes of 2 sums: in as many instructions as a register has pieces."""
-    n, floats, sums, codes = types.intp, array(types.float32), array(types.int32), array(types.uint8, readonly=True)
-    shared = (array(types.int8, 2), sums, floats, types.float32, floats, floats, n, n)
+    n, floats, codes = types.intp, array(types.float32), array(types.uint8, readonly=True)
+    arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, array(types.int32), floats], ternary.Product)
+    matrix = types.NamedTuple([n, types.float32, n, n], ternary.Matrix)
     if apart:
-        function, signature = ternary._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, codes, n, n, n, *shared)
+        function, signature = ternary._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, arrays, matrix, n, floats)
     else:
-        function, signature = ternary._ternary_tile, (simd.Tile("i32", 2, 2), n, n, codes, n, n, n, n, shared[0], n, *shared[1:])
+        function, signature = ternary._ternary_tile, (simd.Tile("i32", 2, 2), n, n, arrays, matrix, n, n, floats)
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     lines = assembly(lowered(function, signature, path), triple, processor, features)
     found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it

@@ -1,11 +1,11 @@
 """A GPU in software: it runs PTX, the code that kernels compile to, instruction by instruction with NumPy. For tests only.
 
-It refuses what a GPU does silently: threads that race, memory that nobody allocated, lanes that do not come together. The rules are those
-of the PTX ISA manual. Sizes are to be small: an instruction of a block takes some microseconds.
+It raises a Fault for errors that a GPU lets pass: threads that race, memory that was not allocated, lanes that diverge. The rules are those
+of the PTX ISA manual. Sizes should be small: an instruction of a block takes some microseconds.
 
-driver.py       CUDA's driver API, as much as Numba and cuda.core use     streams.py   streams, events and graphs of it
-machine.py      the device: blocks of threads that take instructions      source.py    PTX text as kernels and instructions
-steps.py        what an instruction does to a block                       access.py    loads, stores, copies and atomics
-arithmetic.py   what an instruction does to numbers                       lanes.py     exchanges among the lanes of a warp
-memory.py       memory, and who touched it last                           counts.py    what a kernel costs
+driver.py       the part of CUDA's driver API that Numba and cuda.core use    streams.py   its streams, events and graphs
+machine.py      the device: blocks of threads that run instructions           source.py    PTX text as kernels and instructions
+steps.py        the effect of instructions on a block                         access.py    loads, stores, copies and atomics
+arithmetic.py   the effect of instructions on numbers                         lanes.py     exchanges among the lanes of a warp
+memory.py       memory, and the last threads that touched it                  counts.py    the cost of a kernel
 """

@@ -15,7 +15,7 @@ from .source import Address, Number, Operand, Register
 if TYPE_CHECKING:
     from .machine import Block
 
-At = Any  # which threads: a slice of all, or their numbers
+At = Any  # the threads: a slice of all, or their numbers
 Step = Callable[["Block", At], None]
 
 
@@ -73,7 +73,7 @@ def load_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 
 
 def prefetch(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    """Brings nothing here, but refuses addresses that are not allocated."""
+    """A prefetch: it only refuses addresses that are not allocated."""
     return lambda block, at: block.device.memory.check(block.place(operands[0], at), 1)
 
 
@@ -148,13 +148,13 @@ def store_local(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 
 
 def atomic(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    (space, operation, kind), (result, address, given) = parts, operands
+    (space, operation, kind), (result, address, operand) = parts, operands
     dtype, combine = DTYPES[kind], {"add": np.add, "max": np.maximum}[operation]
 
     def change(block: Block, at: At) -> None:
         memory: Bytes = block.shared if space == "shared" else block.device.memory
         places = block.place(address, at)
-        values = np.broadcast_to(block.get(given, dtype, at), places.shape)
+        values = np.broadcast_to(block.get(operand, dtype, at), places.shape)
         old = np.empty(places.shape, dtype)
         if space == "shared":
             if block.shared_watch.written_in_this_tick(_undisturbed(block, places, dtype.itemsize)):
@@ -173,17 +173,17 @@ def atomic(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     return change
 
 
-# --- copies that go on while threads do ---
+# --- asynchronous copies ---
 
 
 def copy(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    to, source, size, *given = operands
+    to, source, size, *counts = operands
     if size != Number(16):
         raise ValueError(f"cp.async of {size}")
 
     def ask(block: Block, at: At) -> None:
         threads, target, start = block.threads[at], block.place(to, at), block.place(source, at)
-        count = np.broadcast_to(block.get(given[0], DTYPES["u32"], at) if given else 16, threads.shape)
+        count = np.broadcast_to(block.get(counts[0], DTYPES["u32"], at) if counts else 16, threads.shape)
         if (target & 15).any() or (start & 15).any() or (count > 16).any():
             raise Fault("a copy that is not aligned")
         if not block.waited[at].all() and block.device.watch.may_be_written(start, 16):
@@ -191,7 +191,7 @@ def copy(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         halves = _undisturbed(block, target, 16)
         block.shared_watch.writes(target, 16, threads)
         block.expected[halves] = True
-        block.copies.asked.append((threads, target, start, count))
+        block.copies.issued.append((threads, target, start, count))
 
     return ask
 
@@ -200,8 +200,8 @@ def commit(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     def close(block: Block, at: At) -> None:
         if len(block.threads[at]) != block.count:
             raise Fault("not all threads of the block commit their copies together")  # as these kernels do
-        block.copies.committed.append(block.copies.asked)
-        block.copies.asked = []
+        block.copies.committed.append(block.copies.issued)
+        block.copies.issued = []
 
     return close
 
@@ -215,7 +215,7 @@ def arrive(operands: tuple[Operand, ...], parts: list[str]) -> Step:
             raise Fault("not all threads of the block wait for their copies together")  # as these kernels do
         while len(block.copies.committed) > pending.value:
             for threads, target, start, count in block.copies.committed.pop(0):
-                whole = count > 0  # where nothing is copied, zeros arrive
+                whole = count > 0  # zeros arrive for bytes that are not copied
                 rows = np.zeros((len(threads), 2), np.uint64)
                 rows[whole] = np.stack(block.device.memory.load(start[whole], 8, 2), axis=1)
                 block.device.watch.reads(start[whole], 16, threads[whole], block.handed_over)

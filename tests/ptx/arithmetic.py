@@ -1,4 +1,4 @@
-"""What single instructions do to numbers: for each opcode, a function over arrays with an element for each thread."""
+"""The effect of instructions on numbers: for each opcode, a function over arrays with an element for each thread."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _shifted_left(x: NDArray, n: NDArray) -> NDArray:
 
 
 def _shifted_right(x: NDArray, n: NDArray) -> NDArray:
-    """A signed number is filled up with its sign."""
+    """The shift to the right; a signed number is filled up with its sign."""
     bits = x.dtype.itemsize * 8
     shifted = x >> np.minimum(n, bits - 1).astype(x.dtype)
     return shifted if x.dtype.kind == "i" else np.where(n < bits, shifted, x.dtype.type(0))
@@ -143,7 +143,7 @@ def _unordered(a: NDArray, b: NDArray) -> NDArray[np.bool_]:
 
 @cache
 def rule(opcode: str) -> Rule | None:
-    """What the opcode works out; None if it is none of those that take and give numbers alone."""
+    """The function of an opcode; None for opcodes that do more than compute with numbers."""
     name, *parts = opcode.split(".")
     kind = parts[-1] if parts else ""
     if kind not in DTYPES:

@@ -1,4 +1,4 @@
-"""What a kernel asks of the hardware: instructions of warps, passes through shared memory, sectors of global memory."""
+"""The cost of a kernel: instructions of warps, passes through shared memory, sectors of global memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WARP, _BANKS, _SECTOR = 32, 32, 32  # lanes; words of shared memory that come a
 
 @dataclass
 class Counts:
-    """By the text of an instruction: how many warps took it, and for memory what it cost and what it would cost at best."""
+    """Text of an instruction -> the number of warps that ran it, and for memory its cost and the least possible cost."""
 
     warps: Counter[str] = field(default_factory=Counter)
     cost: Counter[str] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""CUDA's driver without a GPU: as much of its API as Numba and cuda.core use, with an interpreter of PTX as its device.
+"""CUDA's driver without a GPU: the part of its API that Numba and cuda.core use, with an interpreter of PTX as its device.
 
 `install` must come before anything asks for a GPU. Names, parameters and refusals are those of cuda.h. A function that is missing here is
 not found, and its caller says so by name. Code is compiled to PTX and no further: PTX is what runs.
@@ -27,7 +27,7 @@ from .streams import Out, Refused, Streams, refuse
 
 VERSION = 13000
 NAME = b"an interpreter of PTX"
-MEMORY = 80 << 30  # bytes that the device says it has
+MEMORY = 80 << 30  # bytes of the device
 ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MAJOR": 9,
     "COMPUTE_CAPABILITY_MINOR": 0,
@@ -47,7 +47,7 @@ ATTRIBUTES = {
     "MAX_THREADS_PER_MULTIPROCESSOR": 2048,
     "CLOCK_RATE": 1_980_000,  # kHz
 }
-VERSIONS = {  # of functions that have several
+VERSIONS = {  # the versions of functions that have several
     "cuCtxGetDevice": 2000,
     "cuCtxSynchronize": 2000,
     "cuGraphAddDependencies": 12030,
@@ -59,7 +59,7 @@ VERSIONS = {  # of functions that have several
 
 
 class Context:
-    """The primary context: there is no other."""
+    """The primary context, the only one."""
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 class Driver(Streams):
-    """The functions of the API, by their names. `problems` holds tracebacks of what went wrong in them, which callers do not see."""
+    """The functions of the API, by their names. `problems` holds the tracebacks of their exceptions, which callers do not see."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -174,7 +174,7 @@ class Driver(Streams):
             self.cuCtxPushCurrent(context)
 
     def cuCtxPushCurrent(self, context: c_void_p) -> None:
-        self.found(context, Context)
+        self.resolve(context, Context)
         self.contexts.append(context)
 
     def cuCtxPopCurrent(self, out: Out) -> None:
@@ -246,10 +246,10 @@ class Driver(Streams):
     ) -> None:
         if kind != names.CUjitInputType.CU_JIT_INPUT_PTX:
             raise NotImplementedError(names.CUjitInputType(kind).name)
-        self.found(link, Link).texts.append(ctypes.string_at(data, size).rstrip(b"\0"))
+        self.resolve(link, Link).texts.append(ctypes.string_at(data, size).rstrip(b"\0"))
 
     def cuLinkComplete(self, link: c_void_p, out: Out, size: POINTER(c_size_t)) -> None:
-        (text,) = self.found(link, Link).texts  # several are not linked here
+        (text,) = self.resolve(link, Link).texts  # linking several is not supported
         self._texts[link] = c_char_p(text)
         out[0], size[0] = ctypes.cast(self._texts[link], c_void_p), len(text) + 1
 
@@ -270,22 +270,22 @@ class Driver(Streams):
         out[0] = self.new(Library({name.encode(): self.new(Function(kernel)) for name, kernel in kernels.items()}))
 
     def cuLibraryUnload(self, library: c_void_p) -> None:
-        for kernel in self.gone(library, Library).kernels.values():
-            self.gone(kernel, Function).is_loaded = False
+        for kernel in self.remove(library, Library).kernels.values():
+            self.remove(kernel, Function).is_loaded = False
 
     def cuLibraryGetKernel(self, out: Out, library: c_void_p, name: c_char_p) -> None:
-        kernels = self.found(library, Library).kernels
+        kernels = self.resolve(library, Library).kernels
         refuse(name not in kernels, "NOT_FOUND")
         out[0] = kernels[name]
 
     def cuKernelGetAttribute(self, out: POINTER(c_int), attribute: c_int, kernel: c_void_p, device: c_int) -> None:
-        its = self.found(kernel, Function).kernel
+        its = self.resolve(kernel, Function).kernel
         known = {"MAX_THREADS_PER_BLOCK": its.threads, "SHARED_SIZE_BYTES": its.shared_bytes}
-        known |= dict.fromkeys(("CONST_SIZE_BYTES", "LOCAL_SIZE_BYTES", "NUM_REGS"), 0)  # which only SASS has
+        known |= dict.fromkeys(("CONST_SIZE_BYTES", "LOCAL_SIZE_BYTES", "NUM_REGS"), 0)  # known from machine code alone
         out[0] = known[names.CUfunction_attribute(attribute).name.removeprefix("CU_FUNC_ATTRIBUTE_")]
 
     def cuLaunchKernelEx(self, config: POINTER(LaunchConfig), kernel: c_void_p, parameters: Out, extra: Out) -> None:
-        its, function = config[0], self.found(kernel, Function)
+        its, function = config[0], self.resolve(kernel, Function)
         if its.number or extra:
             raise NotImplementedError("attributes of a launch")
         grid, block = tuple(its.grid), tuple(its.block)
@@ -316,5 +316,5 @@ def install() -> Driver:
         library = ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
     c_void_p.in_dll(library, "driver_lookup").value = ctypes.cast(driver.entries["cuGetProcAddress"], c_void_p).value
     driver.entries["cuLinkDestroy"] = library.cuLinkDestroy
-    _linker._driver, _linker._use_nvjitlink_backend = names, False  # which would make machine code of PTX
+    _linker._driver, _linker._use_nvjitlink_backend = names, False  # it would compile PTX to machine code
     return driver

@@ -1,4 +1,4 @@
-"""Instructions that the lanes of a warp take together."""
+"""Instructions that the lanes of a warp run together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARP = 32
 
 
 def _warps(block: Block, at: At) -> int:
-    """How many warps these threads are. Raises Fault unless they are whole warps."""
+    """The number of warps of these threads. Raises Fault unless they are whole warps."""
     threads = block.threads[at].reshape(-1)
     if (
         len(threads) % WARP

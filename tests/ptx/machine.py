@@ -1,4 +1,4 @@
-"""The device: blocks of threads that go through a kernel's instructions together.
+"""The device: blocks of threads that run a kernel's instructions together.
 
 All threads of a block that are at the same instruction take it at once; where they part, those that are behind go first. Blocks run one
 after another, in a random order: kernels may not depend on it.
@@ -22,7 +22,7 @@ from .source import Address, Instruction, Kernel, Label, Number, Operand, Regist
 from .steps import step_of
 
 _EVERYONE = slice(None)
-_PATIENCE = 10_000_000  # instructions of a block, after which a loop is said to have no end
+_PATIENCE = 10_000_000  # instructions of a block after which a loop counts as endless
 
 
 class Device:
@@ -114,9 +114,9 @@ def _registers(instruction: Instruction) -> set[Register]:
 
 @dataclass
 class Copies:
-    """Copies by cp.async: they arrive when they are waited for, and until then nobody may touch where they go."""
+    """Copies by cp.async: they arrive when a thread waits for them. Until then nothing may touch their targets."""
 
-    asked: list[tuple[NDArray, NDArray, NDArray, NDArray]] = field(default_factory=list)  # threads, to, from, bytes
+    issued: list[tuple[NDArray, NDArray, NDArray, NDArray]] = field(default_factory=list)  # threads, to, from, bytes
     committed: list[list[tuple[NDArray, NDArray, NDArray, NDArray]]] = field(default_factory=list)
 
 
@@ -143,10 +143,10 @@ class Block:
         self.registers: list[NDArray] = [np.zeros(threads, bool if r.bits == 1 else f"u{r.bits // 8}") for r in program.registers]
         self.shared = Bytes(kernel.shared_bytes)
         self.shared_watch = Watch(self.shared)
-        self.shared.raw[:] = 0xFF  # NaN: the use of a number that nobody wrote shows
+        self.shared.raw[:] = 0xFF  # NaN, so that the use of an unwritten number shows
         self.local = Bytes(kernel.local_bytes * threads)  # one thread's after another's
         self.local.raw[:] = 0xFF
-        self.expected = np.zeros(kernel.shared_bytes // 2 + 4, bool)  # halves of words that copies are on their way to
+        self.expected = np.zeros(kernel.shared_bytes // 2 + 4, bool)  # halves of words that are targets of copies under way
         self.copies = Copies()
         self.waited = np.zeros(threads, bool)  # for the kernels before
         self.handed_over = False  # an atomic operation has put it in order with other blocks
@@ -157,7 +157,7 @@ class Block:
     def run(self) -> None:
         """Runs until all threads have ended."""
         program, finish = self.program, len(self.program.steps)
-        at = np.zeros(self.count, np.int64)  # the basic block that each thread is to take
+        at = np.zeros(self.count, np.int64)  # the next basic block of each thread
         waiting = np.zeros(self.count, bool)
         while True:
             ready = np.where(waiting, finish, at)
@@ -179,7 +179,7 @@ class Block:
                 at[here] = behind + 1
             else:
                 self._end(end, behind, here, at, waiting)
-        if self.copies.asked or any(self.copies.committed):
+        if self.copies.issued or any(self.copies.committed):
             raise Fault(f"{self.kernel.name}: copies that nobody waited for")
         if not self.waited.all():
             raise Fault(f"{self.kernel.name}: thread {int(np.argmin(self.waited))} never waited for the kernels before")
@@ -212,19 +212,19 @@ class Block:
             if end is not None and end.opcode == "bar.red.or.pred":
                 if (at != number).any():
                     raise Fault(f"{self.kernel.name}: threads meet at different barriers, and are to give each other something")
-                result, _, given = end.operands
-                self.set(result, _EVERYONE, np.full(self.count, self.get(given, DTYPES["pred"], _EVERYONE).any()))
+                result, _, predicate = end.operands
+                self.set(result, _EVERYONE, np.full(self.count, self.get(predicate, DTYPES["pred"], _EVERYONE).any()))
         at += 1
         waiting[:] = False
         self.shared_watch.tick += 1
         self.device.watch.tick += 1
 
     def guarded(self, instruction: Instruction, here: At) -> At:
-        """Those of the threads that the guard of an instruction lets through."""
+        """The threads that the guard of an instruction lets through."""
         if instruction.guard is None:
             return here
-        register, wanted = instruction.guard
-        return self.threads[here][self.registers[self.program.registers[register]][here] == wanted]
+        register, value = instruction.guard
+        return self.threads[here][self.registers[self.program.registers[register]][here] == value]
 
     # --- operands ---
 
@@ -238,10 +238,10 @@ class Block:
         if isinstance(operand, Number):
             return literal(operand.value, dtype)
         if isinstance(operand, Special):
-            given = self.threads[at] if operand.name == "tid.x" else self.special.get(operand.name)
+            value = self.threads[at] if operand.name == "tid.x" else self.special.get(operand.name)
             if operand.name == "laneid":
-                given = self.threads[at] % WARP
-            return np.asarray(given).astype(dtype)
+                value = self.threads[at] % WARP
+            return np.asarray(value).astype(dtype)
         raise Fault(f"{self.kernel.name}: {operand} has no value")
 
     def set(self, operand: Operand, at: At, value: NDArray) -> None:

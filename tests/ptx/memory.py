@@ -1,4 +1,4 @@
-"""Memory of the device and of its blocks, which knows what may be touched and who touched it last."""
+"""Memory of the device and of its blocks, with the bounds of allocations and the last thread that touched each word."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 BASE = 1 << 44  # of the device's addresses: none is an address of the host
-_ALIGNMENT = 256  # of allocations; at least as many bytes between two allocations belong to nobody
+_ALIGNMENT = 256  # of allocations; at least as many bytes between two of them are not allocated
 
 
 class Fault(Exception):
-    """A kernel does what a GPU does wrong, or leaves to chance."""
+    """A kernel does something that is an error or left to chance on a GPU."""
 
 
 class Bytes:
@@ -130,7 +130,7 @@ class Watch:
         others = (ticks >= self.launch) & (ticks < self.block)
         return ((ticks == self.tick) & (marks != mine)) | (others & ~np.asarray(in_order))
 
-    def _found(
+    def _refuse_race(
         self, raced: NDArray[np.bool_], halves: NDArray[np.int64], mine: NDArray[np.int64], marks: NDArray[np.int64], how: str
     ) -> None:
         if raced.any():
@@ -147,7 +147,7 @@ class Watch:
         halves = self.halves(addresses, size)
         mine = np.repeat(threads, max(1, size // 2)) + self.tick * self.THREADS
         written, read = self._written[halves], self._read[halves]
-        self._found(self._raced(written, mine, in_order), halves, mine, written, "reads")
+        self._refuse_race(self._raced(written, mine, in_order), halves, mine, written, "reads")
         several = (read // self.THREADS == self.tick) & (read != mine)
         self._read[halves] = mine
         several |= self._read[halves] != mine
@@ -161,13 +161,13 @@ class Watch:
         count = max(1, size // 2)
         mine, in_order = np.repeat(threads, count) + self.tick * self.THREADS, np.repeat(np.broadcast_to(in_order, threads.shape), count)
         written, read = self._written[halves], self._read[halves]
-        self._found(self._raced(written, mine, in_order), halves, mine, written, "writes")
-        self._found(self._raced(read, mine, in_order), halves, mine, read, "writes")
+        self._refuse_race(self._raced(written, mine, in_order), halves, mine, written, "writes")
+        self._refuse_race(self._raced(read, mine, in_order), halves, mine, read, "writes")
         many = self._by_many[halves] == self.tick
-        self._found(many, halves, mine, read, "writes")
+        self._refuse_race(many, halves, mine, read, "writes")
         self._written[halves] = mine
         last = self._written[halves]
-        self._found(last != mine, halves, mine, last, "writes")
+        self._refuse_race(last != mine, halves, mine, last, "writes")
 
     def written_in_this_tick(self, halves: NDArray[np.int64]) -> bool:
         return bool((self._written[halves] // self.THREADS == self.tick).any())

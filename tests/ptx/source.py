@@ -1,4 +1,4 @@
-"""The text of PTX as kernels: their instructions in order, with what the names in them stand for."""
+"""The text of PTX as kernels: their instructions in order, with names resolved."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Operand = Register | Special | Number | Address | Label | tuple["Operand", ...]
 class Instruction:
     opcode: str
     operands: tuple[Operand, ...]
-    guard: tuple[Register, bool] | None  # the predicate, and what it must be
+    guard: tuple[Register, bool] | None  # the predicate, and its required value
     text: str
 
 
@@ -71,7 +71,7 @@ _STATEMENT = re.compile(r"\s*(?:([\w$]+):(?!:)|([{}])|([^;{}]*(?:\{[^}]*\}[^;{}]
 
 @cache
 def parse(text: str) -> dict[str, Kernel]:
-    """Kernels by their names. Raises ValueError, with the statement, for what is not understood."""
+    """Kernels by their names. Raises ValueError, with the statement, for an unknown statement."""
     text = re.sub(r"//[^\n]*", "", text)
     shared, end = dict[str, int](), 0
     for alignment, name, size in _SHARED.findall(text):

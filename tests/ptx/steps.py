@@ -1,4 +1,4 @@
-"""What single instructions do to a block: arithmetic here, memory in access.py, exchanges in a warp in lanes.py."""
+"""The effect of instructions on a block: arithmetic here, memory in access.py, exchanges in a warp in lanes.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .source import Address, Instruction, Label, Operand
 if TYPE_CHECKING:
     from .machine import Block
 
-_GENERIC = 1 << 40  # where shared memory begins among generic addresses
+_GENERIC = 1 << 40  # the generic address of shared memory
 
 
 def step_of(instruction: Instruction) -> Step:

@@ -1,4 +1,4 @@
-"""Streams, which run what they are given at once or capture it; events; and graphs of what was captured.
+"""Streams, which run work at once or capture it; events; and graphs of captured work.
 
 Names, parameters and refusals are those of cuda.h.
 """
@@ -17,7 +17,7 @@ from cuda.bindings.driver import CUresult
 from cuda.bindings.driver import CUstreamCaptureMode as Mode
 
 T = TypeVar("T")
-Out = POINTER(c_void_p)  # where a handle goes, or several
+Out = POINTER(c_void_p)  # for one handle, or several
 Edge = c_ubyte * 8  # CUgraphEdgeData: from_port, to_port, type, reserved
 DEFAULT, PROGRAMMATIC, LAUNCH_ORDER = bytes(Edge()), 1, 2  # the edge of full completion; ports, of which the first is a type too
 
@@ -74,7 +74,7 @@ class Event:
 
 
 class Streams:
-    """All that has a handle, and the functions of streams, events and graphs."""
+    """The objects with handles, and the functions of streams, events and graphs."""
 
     def __init__(self) -> None:
         self._handles = count(0x10000, 16)
@@ -82,25 +82,25 @@ class Streams:
         self._things: dict[int, Any] = {1: self.legacy, 2: Stream(True)}  # CU_STREAM_LEGACY, CU_STREAM_PER_THREAD
 
     def new(self, thing: Any) -> int:
-        """The handle of something new."""
+        """A handle for a new object."""
         handle = next(self._handles)
         self._things[handle] = thing
         return handle
 
-    def found(self, handle: int | None, kind: type[T]) -> T:
+    def resolve(self, handle: int | None, kind: type[T]) -> T:
         thing = self._things.get(handle or 0)
         if not isinstance(thing, kind):
             raise Refused("INVALID_HANDLE")
         return thing
 
-    def gone(self, handle: int | None, kind: type[T]) -> T:
-        self.found(handle, kind)
+    def remove(self, handle: int | None, kind: type[T]) -> T:
+        self.resolve(handle, kind)
         return self._things.pop(handle)
 
     # --- streams ---
 
     def stream(self, handle: int | None) -> Stream:
-        return self.found(handle or 1, Stream)
+        return self.resolve(handle or 1, Stream)
 
     def capturing(self) -> list[Stream]:
         return [thing for thing in self._things.values() if isinstance(thing, Stream) and thing.capture]
@@ -146,7 +146,7 @@ class Streams:
         out[0] = self.new(Stream(blocking=not flags & 1))
 
     def cuStreamDestroy(self, stream: c_void_p) -> None:
-        self.gone(stream, Stream)
+        self.remove(stream, Stream)
 
     def cuStreamSynchronize(self, stream: c_void_p) -> None:
         its = self.usable(stream)
@@ -175,19 +175,19 @@ class Streams:
         out[0] = self.new(Event(timed=not flags & 2))
 
     def cuEventDestroy(self, event: c_void_p) -> None:
-        self.gone(event, Event)
+        self.remove(event, Event)
 
     def cuEventRecord(self, event: c_void_p, stream: c_void_p) -> None:
-        its = self.found(event, Event)
+        its = self.resolve(event, Event)
         if self.usable(stream).capture:
             raise NotImplementedError("an event in a capture")
         its.seconds = time.perf_counter()
 
     def cuEventSynchronize(self, event: c_void_p) -> None:
-        self.found(event, Event)
+        self.resolve(event, Event)
 
     def cuEventElapsedTime(self, milliseconds: POINTER(c_float), start: c_void_p, end: c_void_p) -> None:
-        events = [self.found(event, Event) for event in (start, end)]
+        events = [self.resolve(event, Event) for event in (start, end)]
         times = [event.seconds for event in events if event.timed and event.seconds is not None]
         refuse(len(times) < 2, "INVALID_HANDLE")
         milliseconds[0] = 1e3 * (times[1] - times[0])
@@ -195,17 +195,17 @@ class Streams:
     # --- graphs ---
 
     def cuGraphClone(self, out: Out, graph: c_void_p) -> None:
-        its = self.found(graph, Graph)
+        its = self.resolve(graph, Graph)
         copies = {handle: self.new(node) for handle, node in its.nodes.items()}
         nodes = {copies[handle]: node for handle, node in its.nodes.items()}
         out[0] = self.new(Graph(nodes, {(copies[a], copies[b]): data for (a, b), data in its.edges.items()}))
 
     def cuGraphDestroy(self, graph: c_void_p) -> None:
-        for node in self.gone(graph, Graph).nodes:
-            self.gone(node, Node)
+        for node in self.remove(graph, Graph).nodes:
+            self.remove(node, Node)
 
     def cuGraphGetEdges(self, graph: c_void_p, before: Out, after: Out, data: POINTER(Edge), number: POINTER(c_size_t)) -> None:
-        edges = list(self.found(graph, Graph).edges.items())
+        edges = list(self.resolve(graph, Graph).edges.items())
         if not before:
             refuse(bool(after) or bool(data))
             number[0] = len(edges)
@@ -219,20 +219,20 @@ class Streams:
         number[0] = len(edges)
 
     def cuGraphAddDependencies(self, graph: c_void_p, before: Out, after: Out, data: POINTER(Edge), number: c_size_t) -> None:
-        its = self.found(graph, Graph)
+        its = self.resolve(graph, Graph)
         for edge, its_data in _listed(before, after, data, number):
             refuse(edge in its.edges or not set(edge) <= its.nodes.keys())
             refuse(not _is_allowed(its_data, all(its.nodes[node].is_kernel for node in edge)))
             its.edges[edge] = its_data
 
     def cuGraphRemoveDependencies(self, graph: c_void_p, before: Out, after: Out, data: POINTER(Edge), number: c_size_t) -> None:
-        its = self.found(graph, Graph)
+        its = self.resolve(graph, Graph)
         for edge, its_data in _listed(before, after, data, number):
             refuse(its.edges.get(edge) != its_data)
             del its.edges[edge]
 
     def cuGraphInstantiateWithFlags(self, out: Out, graph: c_void_p, flags: c_uint64) -> None:
-        its = self.found(graph, Graph)
+        its = self.resolve(graph, Graph)
         before: dict[int, set[int]] = {node: set() for node in its.nodes}
         for first, second in its.edges:
             before[second].add(first)
@@ -245,14 +245,14 @@ class Streams:
         out[0] = self.new(Launchable(runs))
 
     def cuGraphLaunch(self, launchable: c_void_p, stream: c_void_p) -> None:
-        its = self.found(launchable, Launchable)
+        its = self.resolve(launchable, Launchable)
         if self.usable(stream).capture:
             raise NotImplementedError("a graph in a capture")
         for run in its.runs:
             run()
 
     def cuGraphExecDestroy(self, launchable: c_void_p) -> None:
-        self.gone(launchable, Launchable)
+        self.remove(launchable, Launchable)
 
 
 def _listed(before: Any, after: Any, data: Any, number: int) -> list[tuple[tuple[int, int], bytes]]:

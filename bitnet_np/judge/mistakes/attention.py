@@ -173,7 +173,7 @@ def _not_float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 def _float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if not site.dialect.halves:
         halves = replace(site.dialect, halves=True)
-        yield {}, site.of(lambda *qkv: op.attend(site.model, halves, site.index, *qkv).value)
+        yield {"kind": "float16"}, site.of(lambda *qkv: op.attend(site.model, halves, site.index, *qkv).value)
 
 
 # --- whole engines --------------------------------------------------------------------------------------------------------------------

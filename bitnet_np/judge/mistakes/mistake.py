@@ -57,6 +57,7 @@ class Cause:
     text: str
     id: str  # of the catalogue, or of a diagnosis
     fault: bool = True
+    kind: str = ""  # the type that numbers are rounded to, of a rounding
 
     def __str__(self) -> str:
         return self.text
@@ -64,7 +65,7 @@ class Cause:
 
 def cause(mistake: Mistake, numbers: Numbers, prefix: str = "") -> Cause:
     """The Cause of a mistake, with its numbers in the text."""
-    return Cause(prefix + mistake.text.format(**numbers), mistake.id, mistake.fault)
+    return Cause(prefix + mistake.text.format(**numbers), mistake.id, mistake.fault, numbers.get("kind", ""))
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
-"""The kernels for NVIDIA GPUs, twins of the CPU's: device code alone, launched by bitnet_np.gpu, of which nothing is imported here.
+"""The kernels for NVIDIA GPUs, twins of the CPU's. They are device code alone: bitnet_np.gpu launches them, and is not imported here.
 
-target.py             how kernels and their functions are compiled
+target.py             the compilation of kernels and their functions
 ptx.py                single instructions: the one file that knows PTX
-layout.py             ternary matrices and codes as they lie on the GPU: the one file that needs no CUDA
-rows.py               kernels that take rows or numbers one by one: norms, the quantiser, RoPE, caches, masks
+layout.py             the layout of ternary matrices and codes: the one file that needs no CUDA
+rows.py               kernels over single rows or numbers: norms, the quantiser, RoPE, caches, masks
 norms.py              RMS norms of rows that fit shared memory, with the codes or the product that read them
 floats.py             tables of float32, float16 or bfloat16, and products with them
 ternary.py            products of ternary matrices with int8 codes
 attention.py          attention of runs of rows, causal or by a mask array
 attention_split.py    attention of single rows, as in decoding: a block for each chunk of keys
-attention_shape.py    what attention is compiled for, and the memory of a block; its steps are attention_scores.py,
+attention_shape.py    the shapes of attention kernels, and the memory of a block; the steps are attention_scores.py,
                       attention_weights.py and attention_values.py
 """

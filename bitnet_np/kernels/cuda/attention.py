@@ -26,11 +26,11 @@ _f = np.float32
 
 
 class Tile(NamedTuple):
-    """The part of the queries that a block works out, one run after another."""
+    """The queries of a block, which it computes one run after another."""
 
-    head: Any  # the first
+    head: Any  # the first head
     group: Any  # heads of a row
-    first: Any  # row
+    first: Any  # the first row
     limit: Any  # the row after the last
 
 
@@ -71,7 +71,7 @@ def _start_run(shape: Shape) -> Any:
 
     @device
     def start(room, heads, run, total):
-        cuda.syncthreads()  # nobody reads what the run before has left
+        cuda.syncthreads()  # no thread reads the results of the run before any more
         begin(room, n_queries, run.group)
         load(room, heads, run)
         for i in range(n_values):
@@ -81,7 +81,7 @@ def _start_run(shape: Shape) -> Any:
 
 
 def _each_run(shape: Shape, go_through: Any) -> Any:
-    """A function (heads, kv_heads, cached, places, how, out) that works out the runs of a block, one after another.
+    """A function (heads, kv_heads, cached, places, how, out) that computes the runs of a block, one after another.
 
     go_through(room, heads, run, cached, base, places, how, total) leaves a run's sums in `room` and `total`; `base` is the offset of the
     slot's first position, for the block's head.
@@ -105,7 +105,7 @@ def _each_run(shape: Shape, go_through: Any) -> Any:
 
 
 class Causal(NamedTuple):
-    """The scale of scores, and which keys `attend` sees."""
+    """The scale of scores, and the window of `attend`."""
 
     scale: Any
     window: Any
@@ -155,7 +155,7 @@ def attend(shape: Shape) -> Any:
 
 
 class Masked(NamedTuple):
-    """The scale of scores, and which keys `attend_masked` sees."""
+    """The scale of scores, and the mask of `attend_masked`."""
 
     scale: Any
     mask: Any  # [masks * rows * keys]

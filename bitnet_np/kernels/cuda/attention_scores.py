@@ -86,7 +86,7 @@ def _bring_copies(shape: Shape) -> Any:
 
     @device
     def bring(room, to, cached, start, n):
-        for turn in range((n_copies + threads - 1) // threads):  # a constant: the loop is unrolled, and addresses are worked out once
+        for turn in range((n_copies + threads - 1) // threads):  # a constant, so that the loop is unrolled and addresses are computed once
             item = thread_again() + turn * threads
             if is_exact or item < n_copies:
                 j, d = item // quads, item % quads * 4
@@ -167,7 +167,7 @@ def _unrolled(step: Any, count: int) -> Any:
 def score(shape: Shape) -> Any:
     """A function (room, cached, start, n_keys, scale): scores[i * SPAN + j] = scale * (query i . key j of the chunk at `start`).
 
-    The first part of the chunk's keys has been brought before.
+    The first part of the chunk's keys is in shared memory already.
     """
     columns, part_keys, stride, threads, buffers = shape.columns, shape.part, shape.stride, shape.threads, shape.buffers
     q_step, k_step = shape.queries // FOUR, part_keys // columns
@@ -194,7 +194,7 @@ def score(shape: Shape) -> Any:
         for turn in range(np.int32((n_keys + part_keys - 1) // part_keys)):
             part = np.int32(turn * part_keys)
             wait()
-            syncthreads()  # all of the part is here, and nobody reads the one before it any more
+            syncthreads()  # the whole part has arrived, and no thread reads the one before it any more
             here = part // part_keys % buffers * (part_keys * stride)
             if part + part_keys < n_keys:
                 after = part + part_keys

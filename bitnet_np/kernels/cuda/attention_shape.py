@@ -1,4 +1,4 @@
-"""What an attention kernel is compiled for, the memory that a block works in, and the records that its functions pass on.
+"""The shape that an attention kernel is compiled for, the memory of a block, and the records that its functions pass on.
 
 A block has some queries that read the same keys and values. It goes through the keys by chunks of CHUNK.
 """
@@ -17,16 +17,16 @@ WIDEST = 256  # head width
 FOUR = 4  # queries of a tile, threads that share a tile, lanes of each; numbers of a head that a thread weighs
 EIGHT = 8  # queries of a block at most for which a thread holds a number of every value (attention_split.py)
 SPAN = CHUNK + 4  # numbers from one row of scores to the next
-LARGEST, WEIGHT, OLD, NEW = 0, 1, 2, 3  # what `Room.state` holds for a query
+LARGEST, WEIGHT, OLD, NEW = 0, 1, 2, 3  # the numbers that `Room.state` holds for a query
 STATE = 4
 UNSEEN = np.float32(-1.0)
 """In place of a weight, which is never negative: the query does not see the key, or no key of the chunk."""
 
-_WIDTHS = (64, 96, 128, WIDEST)  # of heads that kernels are compiled for
+_WIDTHS = (64, 96, 128, WIDEST)  # widths of heads that kernels are compiled for
 
 
 class Shape(NamedTuple):
-    """What a kernel is compiled for."""
+    """The shape that a kernel is compiled for."""
 
     width: int  # of a head, at most
     queries: int  # of a block
@@ -52,12 +52,12 @@ class Shape(NamedTuple):
 
     @property
     def apart(self) -> int:
-        """Distance between the queries of one thread where it weighs values."""
+        """Distance between the queries of one thread when it weighs values."""
         return min(1 << (self.threads // (self.width // FOUR)).bit_length() - 1, self.queries)
 
     @property
     def own(self) -> int:
-        """Queries of one thread where it weighs values."""
+        """Queries of one thread when it weighs values."""
         return self.queries // self.apart
 
 
@@ -77,7 +77,7 @@ def shape_for(width: int, queries: int, halves: bool = False, many: bool = False
 
 
 class Cached(NamedTuple):
-    """Keys and values in a cache, as flat arrays. Functions are given the offset of the head and position that they begin at."""
+    """Keys and values in a cache, as flat arrays. Functions take the offset of their first head and position."""
 
     k: Any
     v: Any
@@ -88,22 +88,22 @@ class Cached(NamedTuple):
 class Run(NamedTuple):
     """The queries of a block: query i is head `head` + i % group of row `row` + i // group."""
 
-    row: Any  # the first
-    rows: Any  # how many
-    head: Any  # the first
+    row: Any  # the first row
+    rows: Any  # their number
+    head: Any  # the first head
     group: Any  # heads of a row
     n: Any  # queries
 
 
 class Room(NamedTuple):
-    """What a block works in. All arrays are flat, of float32 but for `rows`."""
+    """The memory of a block. All arrays are flat, of float32 but for `rows`."""
 
     queries: Any  # shared: [queries, stride], rotated
     keys: Any  # shared: [buffers, part, stride]
     scores: Any  # shared: [queries, SPAN], of one chunk; then the weights
     state: Any  # shared: [queries, STATE]
     rows: Any  # shared: [queries] int32, the row of the run that a query belongs to
-    dots: Any  # of a thread: the lanes of the dot products of its tile; later the weights that it works out
+    dots: Any  # of a thread: the lanes of the dot products of its tile; later the weights that it computes
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Attention on the GPU where each row stands alone, as in decoding: a block for each chunk of keys, so that one row keeps many blocks busy.
+"""Attention of single rows on the GPU, as in decoding: a block for each chunk of keys, so that one row keeps many blocks busy.
 
 The last of a row's blocks to finish folds the results of all, in the contract's order. A row's own key and value may come with it.
 """
@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
 
 @cache
 def _factors(shape: Shape) -> Any:
-    """A function (parts, run, chunk, count, room) that works out the factors by which chunks chunk..chunk + count are folded.
+    """A function (parts, run, chunk, count, room) that computes the factors by which chunks chunk..chunk + count are folded.
 
     It leaves four tables in `room.keys`, with query i and chunk c at i * CHUNK + c: the chunk's maximum; its sum of weights (at
     `of_weights`); the factor of the sum before it (at `of_old`); its own factor (at `of_new`).
@@ -76,7 +76,7 @@ def _fold_row(shape: Shape) -> Any:
 
     @device
     def fold_values(parts, run, chunk, count, width, room, total):
-        """A thread has one number of all heads."""
+        """Folds values: a thread has one number of all heads."""
         d, n_heads, all_chunks = this_thread(), parts.largest.shape[1], parts.largest.shape[2]
         for i in range(n_queries):
             if i < run.n:
@@ -88,7 +88,7 @@ def _fold_row(shape: Shape) -> Any:
 
     @device
     def fold_weights(count, room):
-        """Thread i has query i."""
+        """Folds weights: thread i has query i."""
         i, shared = this_thread(), room.keys
         largest, weight = room.state[i * STATE + LARGEST], room.state[i * STATE + WEIGHT]
         for c in range(count):
@@ -141,9 +141,9 @@ def _leave_chunk(shape: Shape) -> Any:
 
 @device
 def _is_last(arrived, counter, seen):
-    """Counts this block among the `seen` ones of its row: whether it is the last, and may read what the others have written.
+    """Counts this block among the `seen` ones of its row. Returns whether it is the last, which may read the others' results.
 
-    The last one sets the counter back to 0.
+    The last block sets the counter back to 0.
     """
     before_me = cuda.shared.array(1, np.int32)
     cuda.threadfence()
@@ -161,7 +161,7 @@ def _is_last(arrived, counter, seen):
 
 @cache
 def _prefetch_chunk(shape: Shape) -> Any:
-    """A function (cached, chunk) that asks for the keys and values of a chunk, 128 bytes at a time."""
+    """A function (cached, chunk) that prefetches the keys and values of a chunk, 128 bytes at a time."""
     line, threads = 64 if shape.halves else 32, shape.threads
 
     @inlined  # or LLVM would unroll its loop
@@ -215,7 +215,7 @@ def _attend_alone(shape: Shape) -> Any:
 
 @cache
 def attend_chunk(shape: Shape, keeps: bool) -> Any:
-    """Attention of rows that stand alone.
+    """Attention of single rows.
 
     Blocks: rows; key-value heads, with the parts of a group larger than a block; chunks, from the first one that the row sees.
 
@@ -226,7 +226,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
     does; where a group has several blocks, each of them writes the same bytes. No other block reads there. Otherwise the arguments new_*
     are not read.
     """
-    n_queries, new_room = shape.queries, room_for(shape, 4 * shape.queries * CHUNK)  # with room for what is folded
+    n_queries, new_room = shape.queries, room_for(shape, 4 * shape.queries * CHUNK)  # with room for the factors of folding
     prefetch_chunk, keep_own, attend_alone = _prefetch_chunk(shape), _keep_own(shape), _attend_alone(shape)
     leave, fold_row = _leave_chunk(shape), _fold_row(shape)
 
@@ -249,7 +249,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
         cached = Cached(k, v, kv_heads * width, width)
         place = (slot[r] * capacity + key % capacity) * cached.stride + g * width
         mine = Chunk(place, min(CHUNK, here + 1 - key), here - key)
-        if chunk < seen:  # the kernel before changes no position, and no key and value but the row's own
+        if chunk < seen:  # the kernel before changes no position, and only the row's own key and value
             prefetch_chunk(cached, mine)
         await_previous()
         if chunk < seen:

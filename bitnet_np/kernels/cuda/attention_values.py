@@ -100,7 +100,7 @@ def weigh_values(shape: Shape) -> Any:
         if whole:
             these = load_keys(cached.v, start, stride, left)
             for j in range(0, whole, 8):
-                others = load_keys(cached.v, start + (j + 4) * stride, stride, left)  # while these are used
+                others = load_keys(cached.v, start + (j + 4) * stride, stride, left)  # loaded while these are used
                 add_keys(room.scores, first, j, these, sums)
                 these = load_keys(cached.v, start + min(j + 8, whole - 8) * stride, stride, left)
                 add_keys(room.scores, first, j + 4, others, sums)
@@ -116,9 +116,9 @@ def weigh_values(shape: Shape) -> Any:
 
 @cache
 def weigh_masked_values(shape: Shape) -> Any:
-    """A function (room, cached, start, n_keys, finite, sums): as that of `weigh_values`, with UNSEEN keys, which count nothing.
+    """A function (room, cached, start, n_keys, finite, sums): like that of `weigh_values`, but UNSEEN keys count nothing.
 
-    Unless all values are `finite`, those of unseen keys are not touched, as on the CPU.
+    Unless all values are `finite`, those of unseen keys are not read, as on the CPU.
     """
     apart, own, place, load_four = shape.apart, shape.own, _place(shape), _load_four(shape)
 
@@ -152,7 +152,7 @@ def fold_values(shape: Shape) -> Any:
         for i in range(own):
             query = first + i * apart
             new = state[query * STATE + NEW]
-            if new != UNSEEN:  # adding +0 instead would turn a -0 around
+            if new != UNSEEN:  # adding +0 instead would make a -0 +0
                 old = state[query * STATE + OLD]
                 for c in range(FOUR):
                     total[i * FOUR + c] = fma(total[i * FOUR + c], old, times(part[i * FOUR + c], new))
@@ -164,7 +164,7 @@ def fold_values(shape: Shape) -> Any:
 def write(shape: Shape) -> Any:
     """A function (total, room, run, out) that writes the results of a run, divided by the sums of weights: zeros where no key was seen.
 
-    On their way they take the place of the queries.
+    On the way they overwrite the queries.
     """
     padded_width, stride, threads, apart, own, place = shape.width, shape.stride, shape.threads, shape.apart, shape.own, _place(shape)
 

@@ -1,4 +1,4 @@
-"""Weights of attention: the scores of a chunk become exponentials, and the running maxima and sums of the queries take the chunk in.
+"""Weights of attention: the scores of a chunk become exponentials, which update the running maxima and sums of the queries.
 
 Four threads of a quad share a query: thread `quarter` has keys 16 * part + 4 * quarter + c. A key after the query's own position or before
 its window has weight 0, as on the CPU. All threads of a block call these functions together.
@@ -29,7 +29,7 @@ class Biases(NamedTuple):
 
 @device
 def begin(room, n, group):
-    """No key was seen yet. rows[i] = i // group: divided once, and not for each of a query's numbers."""
+    """Set the state before the first key. rows[i] = i // group is divided once, and not for each of a query's numbers."""
     i = thread_again()
     if i < n:
         room.state[i * STATE + LARGEST], room.state[i * STATE + WEIGHT] = _f(-np.inf), _f(0.0)
@@ -38,7 +38,7 @@ def begin(room, n, group):
 
 @device
 def _fold_chunk(state, n):
-    """Takes a chunk into the running maxima and sums of n queries.
+    """Updates the running maxima and sums of n queries by a chunk.
 
     OLD and NEW hold the chunk's maximum and sum; they are left with the factors of the values before and of the chunk's values.
     """
@@ -109,7 +109,7 @@ def weigh(shape: Shape) -> Any:
 
 @cache
 def weigh_masked(shape: Shape) -> Any:
-    """A function (room, biases, n, n_keys): as that of `weigh`, for n queries, with the biases of a mask. Hidden keys are UNSEEN."""
+    """A function (room, biases, n, n_keys): like that of `weigh`, for n queries, with the biases of a mask. Hidden keys are UNSEEN."""
     n_queries, threads = shape.queries, shape.threads
     n_items = max(32, n_queries * 4)
 

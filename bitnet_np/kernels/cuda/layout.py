@@ -1,4 +1,4 @@
-"""Ternary matrices and the codes they multiply as they lie on the GPU. Importing this imports no CUDA.
+"""The GPU's layout of ternary matrices and of the codes they multiply. Importing this imports no CUDA.
 
 THE LAYOUT follows the fragments of mma.m16n8k32. A tile is 16 rows by 128 columns, 512 bytes; a lane of a warp finds its 64 weights of it
 in 16 bytes, so that a warp reads a tile in one coalesced load. For row group g = lane // 4 and j = lane % 4, byte b of word r holds at

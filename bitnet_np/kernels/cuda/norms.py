@@ -1,10 +1,10 @@
 """RMS norms of rows that fit shared memory: the norm, the codes of the norm, or the ternary product that reads those codes.
 
-A block works out a row. Thread t has the row's numbers 4 t to 4 t + 3, then those 4 * threads further, `ahead` times, each by one load of
+A block computes a row. Thread t has the row's numbers 4 t to 4 t + 3, then those 4 * threads further, `ahead` times, each by one load of
 16 bytes. The width is compiled in and a multiple of 4; `rows.rms_norm` takes all other rows.
 
-If there is a single row (`normed_product`), every block of the product works out the norm and the codes for itself. That saves a launch and
-the wait for weights: a warp asks for its first weights before it waits for the kernel before. A block has `share` tiles of rows of one
+If there is a single row (`normed_product`), every block of the product computes the norm and the codes for itself. That saves a launch and
+the wait for weights: a warp asks for its first weights before it waits for the previous kernel. A block has `share` tiles of rows of one
 matrix and `warps` warps for each of them; a warp has up to DEPTH tiles of columns in registers at a time.
 """
 
@@ -44,7 +44,7 @@ _f = np.float32
 
 
 def _ahead(width: int, threads: int) -> int:
-    """How many times 4 numbers of a row each thread has, with the zeros that follow the row."""
+    """The number of fours of a row, with the zeros that follow it, that each thread has."""
     return -(-padded(width) // (4 * threads))
 
 
@@ -54,7 +54,7 @@ def fits(width: int, threads: int) -> bool:
 
 
 def _turns(width: int, warps: int) -> tuple[int, int]:
-    """How many tiles of columns each of the `warps` warps of a tile of rows has at a time, and how many times."""
+    """(depth, rounds): each of the `warps` warps of a tile of rows has `depth` tiles of columns at a time, `rounds` times."""
     blocks = -(-width // COLUMNS)
     depth = min(DEPTH, -(-blocks // warps))
     return depth, -(-blocks // (warps * depth))
@@ -68,16 +68,16 @@ def product_fits(width: int, warps: int, slots: int) -> bool:
 
 
 class Row(NamedTuple):
-    """Where the row of a block comes from: flat arrays."""
+    """The sources of a block's row, as flat arrays."""
 
     a: Any
     b: Any
-    made: Any  # where the row goes if it is worked out of a and b
+    made: Any  # the array for the row if it is computed from a and b
     base: Any  # offset of the row's first number
 
 
 class Room(NamedTuple):
-    """What a block works in."""
+    """The memory of a block."""
 
     gains: Any  # of a thread: the gains of its numbers
     piece: Any  # shared: the row, then its norm
@@ -113,7 +113,7 @@ def _room_for(width: int, threads: int) -> Any:
 def _bring(source: str, width: int, threads: int) -> Any:
     """A function (row, leaves, piece) that brings the row of the `source` to `piece`, and zeros after it.
 
-    It writes the row to `row.made`, too, if `leaves` is true and the row is worked out here.
+    It also writes the row to `row.made` if `leaves` is true and the row is computed here.
     """
     ahead, n_padded = _ahead(width, threads), padded(width)
     n_numbers = 4 * ahead
@@ -265,7 +265,7 @@ def normed_product(source: str, width: int, warps: int, share: int, after: str) 
         slot, column = warp // warps, warp % warps
         which, part = (slot // share, cuda.blockIdx.x) if is_pair else matrix_of(cuda.blockIdx.x, ends)
         mine, rows, first = of_three(words_of, which), of_three(widths, which), part * share
-        tile = min(first + slot % share, (rows - 1) // ROWS)  # past the end: the last one again, whose result is not used
+        tile = min(first + slot % share, (rows - 1) // ROWS)  # past the end, the last one again, whose result is not used
         place = tile * (blocks * TILE_WORDS) + lane * 4
         weights = load_weights(mine, place + column * TILE_WORDS, warps * TILE_WORDS)
         room = new_room(gain)

@@ -1,7 +1,7 @@
 """Single instructions for the GPU's kernels: the one file that knows PTX.
 
-NVVM, and after it ptxas, fuse a product with the sum that follows, unless one of the two says how it rounds. The contract fuses only where
-it says so. So a kernel writes `times` for a product that a sum follows, or `plus` for that sum; it writes `fma` for what is to be fused.
+NVVM, and after it ptxas, fuse a product with the sum that follows, unless one of the two names its rounding. The contract names
+every fused operation. So a kernel writes `times` for a product that a sum follows, or `plus` for that sum, and `fma` for a fused one.
 
 A thread of a warp is a lane; four lanes that hold the same row of a fragment are a quad. Offsets count elements, and nothing is checked.
 """
@@ -412,7 +412,7 @@ def get(typing_context, array, offset):
 
 @intrinsic
 def put(typing_context, array, offset, value):
-    """array[offset] = value, as `get`."""
+    """array[offset] = value, for an offset that is not negative, like `get`."""
 
     def codegen(context, builder, signature, args):
         builder.store(args[2], _address(context, builder, signature.args[0], args[0], args[1]))
@@ -439,7 +439,7 @@ def put4(typing_context, array, offset, a, b, c, d):
 
 @intrinsic
 def prefetch(typing_context, array, offset):
-    """Asks for the line of global memory that a number is in. It comes as far as the L2 cache; nobody waits for it."""
+    """Asks for the line of global memory that a number is in. It comes as far as the L2 cache; no thread waits for it."""
 
     def codegen(context, builder, signature, args):
         address = builder.ptrtoint(_address(context, builder, signature.args[0], *args), I64)
@@ -452,7 +452,7 @@ def prefetch(typing_context, array, offset):
 def load_fragments(count: int, in_global: bool = False) -> Callable:
     """A function (array, offset, stride) -> the four words at offset + i * stride, for i below `count`, as one tuple.
 
-    `in_global` tells NVVM that the array is in global memory: it does not find out by itself if the array was chosen among several.
+    `in_global` tells NVVM that the array is in global memory: it cannot tell if the array was chosen among several.
     """
 
     @intrinsic
@@ -635,7 +635,7 @@ def _zeros(kind: types.UniTuple) -> Callable:
 def for_each(function: Callable, picks: Sequence[Sequence[int]]) -> Callable:
     """A function (values, rest) that calls function(i, the values at picks[i], *rest) for each i, one after the other in the code.
 
-    Registers have no index: in a loop that is not unrolled, `values[i]` would have to try them all.
+    Registers have no index: in a loop that is not unrolled, `values[i]` would have to compare with them all.
     """
 
     @intrinsic
@@ -644,11 +644,11 @@ def for_each(function: Callable, picks: Sequence[Sequence[int]]) -> Callable:
         others = list(rest)
 
         def codegen(context, builder, signature, args):
-            given = [builder.extract_value(args[1], i) for i in range(len(others))]
+            fields = [builder.extract_value(args[1], i) for i in range(len(others))]
             for i, (pick, kind) in enumerate(zip(picks, kinds, strict=True)):
                 chosen = context.make_tuple(builder, kind, [builder.extract_value(args[0], at) for at in pick])
                 call = typing.signature(types.none, types.int64, kind, *others)
-                context.compile_internal(builder, function, call, [ir.Constant(I64, i), chosen, *given])
+                context.compile_internal(builder, function, call, [ir.Constant(I64, i), chosen, *fields])
             return context.get_dummy_value()
 
         return types.none(values, rest), codegen

@@ -19,17 +19,17 @@ from .target import AHEAD, PIECE, WARP, device, inlined, kernel
 
 _f = np.float32
 _ONE = np.float64(1.0)
-LARGEST, SUM = 0, 1  # places of what the threads of a row work out together
+LARGEST, SUM = 0, 1  # places of the results that the threads of a row compute together
 _AT_ONCE = AHEAD * WIDE_LANES
 GATES = ("relu2", "silu")
-SOURCES = ("row", "sum", *GATES)  # where the row of a norm comes from: `worked_out`
+SOURCES = ("row", "sum", *GATES)  # the origins of a norm's row: `worked_out`
 
 
 # --- sums over a row ------------------------------------------------------------------------------------------------------------------
 
 
 def padded(n: int) -> int:
-    """n rounded up to a multiple of what `add_products` takes at a time."""
+    """n rounded up to a multiple of the numbers that `add_products` takes at a time."""
     return (n + _AT_ONCE - 1) // _AT_ONCE * _AT_ONCE
 
 
@@ -44,7 +44,7 @@ def clear_lanes(lanes):
 
 @device
 def add_products(piece, n, squared, lanes):
-    """Adds n numbers, or their squares, to the lanes. Zeros follow them up to `padded(n)`, which change nothing.
+    """Adds n numbers, or their squares, to the lanes. Zeros must follow them up to `padded(n)`; they change no sum.
 
     A thread has one lane to itself, from `clear_lanes` on. AHEAD numbers are read before the first of them is needed.
     """
@@ -112,7 +112,7 @@ def of_block(value, together, place):
 
 @device
 def clear_together(together):
-    """One thread calls it, a barrier before all call `of_block`."""
+    """Clears `together`. One thread calls it, with a barrier before all threads call `of_block`."""
     together[LARGEST], together[SUM] = 0, 0
 
 
@@ -370,13 +370,13 @@ def rope(x, cos, sin, pairs, distance, step, out):  # [R, H, K], [R, J] x 2 -> [
 
 
 def as_kept(halves: bool) -> Any:
-    """A function from a float32 to what a cache keeps of it: the number itself, or its bits as float16."""
+    """A function from a float32 to its form in a cache: the number itself, or its bits as float16."""
     return half_bits if halves else np.float32
 
 
 @cache
 def keep(halves: bool) -> Any:
-    """Keys, rotated, and values go to their places in a cache, as float32 or as the bits of float16 (`halves`)."""
+    """Writes rotated keys and values to their places in a cache, as float32 or as the bits of float16 (`halves`)."""
 
     to_kept = as_kept(halves)
 

@@ -1,4 +1,4 @@
-"""How kernels and their functions are compiled, and the sizes that all of them are compiled with.
+"""The compilation of kernels and their functions, and the sizes that all of them share.
 
 A kernel takes arrays and numbers one by one, however many there are, and makes records of them on its first lines. numba-cuda spends 1.6 to
 1.9 times as long on the host for a launch whose arrays come in tuples or records (attention_split.attend_chunk, with the driver's call

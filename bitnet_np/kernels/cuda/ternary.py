@@ -1,4 +1,4 @@
-"""Products of ternary matrices with int8 codes, by tensor cores and by byte dot products. layout.py says how both lie in memory.
+"""Products of ternary matrices with int8 codes, by tensor cores and by byte dot products. layout.py defines the layout of both.
 
 A launch takes three matrices that read the same input; some may have no rows. Each has a part of the grid, which ends before block ends[i].
 Their results follow one another.
@@ -60,19 +60,19 @@ def of_three(three, which):
 
 @device
 def rows_before(widths, which):
-    """How many rows the matrices before it have."""
+    """The number of rows of the matrices before it."""
     return 0 if which == 0 else widths[0] if which == 1 else widths[0] + widths[1]
 
 
 @device
 def joined(ones, fours, sixteens, sixty_fours):
-    """The sum of four planes, where plane p was counted 4^p times."""
+    """The sum of four planes, of which plane p counts 4^p times."""
     return np.int32(np.int32(ones + (fours >> 2)) + np.int32((sixteens >> 4) + (sixty_fours >> 6)))
 
 
 @device
 def of_all_warps(parts, first, warps, step):
-    """The sum of what `warps` warps have left in `parts`, `step` apart."""
+    """The sum of the results of `warps` warps in `parts`, `step` apart."""
     total = np.int32(0)
     for other in range(warps):
         total = np.int32(total + parts[first + other * step])
@@ -175,7 +175,7 @@ def skinny(tokens: int, width: int, warps: int, share: int) -> Any:
 
 
 class Activations(NamedTuple):
-    """The codes of tokens, as layout.py says."""
+    """The codes of tokens, in the layout of layout.py."""
 
     codes: Any  # [R * stride] words
     scale: Any  # [R]
@@ -184,7 +184,7 @@ class Activations(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Where a block's results go, and what makes numbers of them."""
+    """The place of a block's results, and the factors that make numbers of its sums."""
 
     out: Any
     start: Any  # of the matrix in `out`
@@ -222,7 +222,7 @@ def _finish(row_tiles: int, token_tiles: int) -> Any:
     finish_rows = for_each(finish_row, [(up,) for up in range(2 * row_tiles)])
 
     def finish_token(i, sums, results, x, first, row):
-        """The sums of one token: that way few scales wait in registers."""
+        """Writes the sums of one token at a time, so that few scales wait in registers."""
         token = first + i // 2 * 8 + i % 2
         if token < x.scale.size:
             row_sum = np.int32(x.codes[token * x.stride + x.blocks * (COLUMNS // 4)])

@@ -1,4 +1,4 @@
-"""What happens in stories. Each plot tells it in words that vary, and knows the answers to questions about it."""
+"""The plots of stories. Each varies its words, and knows the answers to questions about it."""
 
 from .animals import hungry_animal, lost_way, new_pet, race, strange_noise, talking_animal, thief
 from .family import good_deed, magic, sleepless, truth
@@ -30,4 +30,4 @@ PLOTS = (
 )
 
 OUTDOORS = (weather, hurt, race, seed, lost_way)
-"""Those that would be odd in a kitchen."""
+"""The plots that would be odd in a kitchen."""

@@ -3,10 +3,10 @@
 from ..dice import Dice
 from ..document import Question
 from ..words import a
-from .cast import Cast, Told, one_day
+from .cast import Cast, Scene, one_day
 
 
-def hungry_animal(d: Dice, c: Cast) -> Told:
+def hungry_animal(d: Dice, c: Cast) -> Scene:
     h, animal, food = c.hero, c.animal, c.food
     need, gift, then = d.pick(
         (
@@ -34,10 +34,10 @@ def hungry_animal(d: Dice, c: Cast) -> Told:
         Question("why", f"Why did the {animal} need help?", f"because it was {need}"),
         Question("what", f"What animal did {h.name} meet?", a(animal)),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def talking_animal(d: Dice, c: Cast) -> Told:
+def talking_animal(d: Dice, c: Cast) -> Scene:
     h, animal = c.hero, c.animal
     wish, trick = d.pick(
         (
@@ -62,10 +62,10 @@ def talking_animal(d: Dice, c: Cast) -> Told:
         Question("where", f"Where did {h.name} meet the {animal}?", c.place.where),
         Question("what", f"What did the {animal} learn?", wish),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def race(d: Dice, c: Cast) -> Told:
+def race(d: Dice, c: Cast) -> Scene:
     fast = c.animal
     slow = d.pick([kind for kind in ("turtle", "snail", "duck", "hen", "frog") if kind != fast])
     reason = d.pick(("slept under a tree", "stopped to eat", "played with a friend", "looked at the clouds"))
@@ -87,10 +87,10 @@ def race(d: Dice, c: Cast) -> Told:
             f"the {slow if 'too slow' in sentences[1] else fast}",
         ),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def lost_way(d: Dice, c: Cast) -> Told:
+def lost_way(d: Dice, c: Cast) -> Scene:
     h, animal = c.hero, c.animal
     reason = d.pick(("it was dark", "there was fog", "the path was gone", "the trees were so tall", "the snow was so deep"))
     sentences = [
@@ -107,10 +107,10 @@ def lost_way(d: Dice, c: Cast) -> Told:
         Question("who", "Who was lost?", h.name),
         Question("what", "What did they see?", c.place.the),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def new_pet(d: Dice, c: Cast) -> Told:
+def new_pet(d: Dice, c: Cast) -> Scene:
     h, animal = c.hero, c.animal
     giver = d.pick(("mother", "father", "grandmother", "grandfather", "uncle", "aunt"))
     pet = d.pick(("Spot", "Snowy", "Bubbles", "Fluffy", "Patch", "Ginger", "Shadow", "Button"))
@@ -129,10 +129,10 @@ def new_pet(d: Dice, c: Cast) -> Told:
         Question("who", f"Who brought the {animal}?", f"{h.his} {giver}"),
         Question("what", f"What did {pet} eat?", f"some {c.food}"),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def thief(d: Dice, c: Cast) -> Told:
+def thief(d: Dice, c: Cast) -> Scene:
     h, animal = c.hero, c.animal
     corner = d.pick(c.place.corners)
     reason = d.pick(("its babies were hungry", "it had nothing to eat", "it was very hungry", "the winter was cold"))
@@ -150,10 +150,10 @@ def thief(d: Dice, c: Cast) -> Told:
         Question("where", f"Where was the {animal}?", f"{c.place.where} {corner}"),
         Question("who", f"Who had some {c.food}?", h.name),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def strange_noise(d: Dice, c: Cast) -> Told:
+def strange_noise(d: Dice, c: Cast) -> Scene:
     h, animal = c.hero, c.animal
     corner = d.pick(c.place.corners)
     noise = d.pick(("a strange noise", "a loud noise", "a soft noise", "a scary sound"))
@@ -175,4 +175,4 @@ def strange_noise(d: Dice, c: Cast) -> Told:
         Question("where", f"Where was {h.name}?", c.place.where),
         Question("what", f"What did {h.name} hear?", noise),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)

@@ -1,4 +1,4 @@
-"""Who and what a story is about, and what a plot makes of it."""
+"""The people and things of a story, and the sentences that a plot makes of them."""
 
 from dataclasses import dataclass
 
@@ -20,8 +20,8 @@ class Cast:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a plot makes: sentences between opening and ending, and questions."""
+class Scene:
+    """The result of a plot: sentences between opening and ending, and questions."""
 
     sentences: list[str]
     questions: list[Question]

@@ -3,10 +3,10 @@
 from ..dice import Dice
 from ..document import Question
 from ..words import a
-from .cast import Cast, Told, one_day
+from .cast import Cast, Scene, one_day
 
 
-def magic(d: Dice, c: Cast) -> Told:
+def magic(d: Dice, c: Cast) -> Scene:
     h = c.hero
     tool = d.pick(("stone", "ring", "lamp", "feather", "shell", "wand"))
     wish, came = d.pick(
@@ -33,10 +33,10 @@ def magic(d: Dice, c: Cast) -> Told:
         Question("where", f"Where was the {tool}?", c.place.where),
         Question("who", f"Who found the {tool}?", h.name),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def truth(d: Dice, c: Cast) -> Told:
+def truth(d: Dice, c: Cast) -> Scene:
     h = c.hero
     parent = d.pick(("mother", "father", "grandmother", "grandfather", "teacher"))
     broken = d.pick(("cup", "window", "plate", "lamp", "clock", "mirror", "pot"))
@@ -55,10 +55,10 @@ def truth(d: Dice, c: Cast) -> Told:
         Question("why", f"Why did the {broken} break?", f"because {h.name} {how}"),
         Question("who", "Who was not angry?" if "not angry" in sentences[4] else "Who was glad?", f"{h.his} {parent}"),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def sleepless(d: Dice, c: Cast) -> Told:
+def sleepless(d: Dice, c: Cast) -> Scene:
     h = c.hero
     reason = d.pick(("the wind was loud", "the moon was so bright", "it was too hot", "a dog barked outside", "it was dark"))
     parent = d.pick(("mother", "father", "grandmother", "grandfather"))
@@ -77,10 +77,10 @@ def sleepless(d: Dice, c: Cast) -> Told:
         Question("what", f"What did {h.his} {parent} do?", help_),
         Question("who", "Who could not sleep?", h.name),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def good_deed(d: Dice, c: Cast) -> Told:
+def good_deed(d: Dice, c: Cast) -> Scene:
     h = c.hero
     old = d.pick(("an old woman", "an old man", "a farmer", "a baker", "a king", "a queen", "a sailor"))
     the = "the " + old.split(" ", 1)[1]
@@ -109,4 +109,4 @@ def good_deed(d: Dice, c: Cast) -> Told:
         Question("where", f"Where did {h.name} meet {the}?", c.place.where),
         Question("why", f"Why did {the} need help?", f"because {the} {trouble}"),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)

@@ -3,10 +3,10 @@
 from ..dice import Dice
 from ..document import Question
 from ..words import COLOURS, a
-from .cast import Cast, Told, one_day
+from .cast import Cast, Scene, one_day
 
 
-def lost_and_found(d: Dice, c: Cast) -> Told:
+def lost_and_found(d: Dice, c: Cast) -> Scene:
     h, f, it = c.hero, c.friend, c.thing
     corner = d.pick(c.place.corners)
     owned = f"{c.look} {it}"
@@ -40,10 +40,10 @@ def lost_and_found(d: Dice, c: Cast) -> Told:
     ]
     if c.look in COLOURS:
         questions.append(Question("colour", f"What color was the {it}?", c.look))
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def gift(d: Dice, c: Cast) -> Told:
+def gift(d: Dice, c: Cast) -> Scene:
     h, f, owned = c.hero, c.friend, f"{c.look} {c.thing}"
     sentences = [
         d.pick((f"{one_day(d)} it was {h.name}'s birthday.", f"It was {h.name}'s birthday.")),
@@ -61,10 +61,10 @@ def gift(d: Dice, c: Cast) -> Told:
     ]
     if c.look in COLOURS:
         questions.append(Question("colour", f"What color was the {c.thing}?", c.look))
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def hurt(d: Dice, c: Cast) -> Told:
+def hurt(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
     did, part = d.pick((("climbed a tree", "arm"), ("ran too fast", "knee"), ("jumped from a wall", "foot"), ("rode a horse", "leg")))
     sentences = [
@@ -88,10 +88,10 @@ def hurt(d: Dice, c: Cast) -> Told:
         Question("why", f"Why did {h.name} fall?", f"because {h.he} {did}"),
         Question("where", "Where were they?", c.place.where),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def hide_and_seek(d: Dice, c: Cast) -> Told:
+def hide_and_seek(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
     wrong, right = d.some(c.place.corners, 2)
     sentences = [
@@ -109,10 +109,10 @@ def hide_and_seek(d: Dice, c: Cast) -> Told:
         Question("where", f"Where did {h.name} look first?", wrong),
         Question("where", "Where did they play?", c.place.where),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def sharing(d: Dice, c: Cast) -> Told:
+def sharing(d: Dice, c: Cast) -> Scene:
     h, f, food = c.hero, c.friend, c.food
     sentences = [
         f"{one_day(d)} {h.name} made some {food} in the kitchen.",
@@ -129,10 +129,10 @@ def sharing(d: Dice, c: Cast) -> Told:
         Question("where", f"Where did {h.name} meet {f.name}?", c.place.where),
         Question("who", f"Who made the {food}?", h.name),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def practice(d: Dice, c: Cast) -> Told:
+def practice(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
     skill = d.pick(
         ("swim", "sing", "read", "ride a bike", "play the drum", "draw a horse", "climb a tree", "bake bread", "count to twenty")
@@ -151,10 +151,10 @@ def practice(d: Dice, c: Cast) -> Told:
         Question("where", f"Where did {h.name} try?", c.place.where),
         Question("who", f"Who can {skill} now?", h.name),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def seed(d: Dice, c: Cast) -> Told:
+def seed(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
     plant = d.pick(("a tall flower", "an apple tree", "a big pumpkin", "a rose", "a pear tree", "a green bush", "a bean plant"))
     sentences = [
@@ -171,10 +171,10 @@ def seed(d: Dice, c: Cast) -> Told:
         Question("where", "Where was the seed?", c.place.where),
         Question("what", f"What did {f.name} give {h.name}?", "a small seed"),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def treasure(d: Dice, c: Cast) -> Told:
+def treasure(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
     corner = d.pick(c.place.corners)
     inside = d.pick(("gold coins", "old letters", "sweet cookies", "shiny stones", "toys", "books", "silver spoons"))
@@ -193,10 +193,10 @@ def treasure(d: Dice, c: Cast) -> Told:
         Question("who", f"Who was with {h.name}?", f.name),
         Question("where", "Where did they go?", f"to {c.place.the}"),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def built_again(d: Dice, c: Cast) -> Told:
+def built_again(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
     work, where, enemy, broke = d.pick(
         (
@@ -222,10 +222,10 @@ def built_again(d: Dice, c: Cast) -> Told:
         Question("where", "Where were they?", where),
         Question("who", f"Who helped {h.name}?", f.name),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def quarrel(d: Dice, c: Cast) -> Told:
+def quarrel(d: Dice, c: Cast) -> Scene:
     h, f, it = c.hero, c.friend, c.thing
     sentences = [
         f"{one_day(d)} {h.name} and {f.name} saw {a(f'{c.look} {it}')} {c.place.where}.",
@@ -243,10 +243,10 @@ def quarrel(d: Dice, c: Cast) -> Told:
     ]
     if c.look in COLOURS:
         questions.append(Question("colour", f"What color was the {it}?", c.look))
-    return Told(sentences, questions)
+    return Scene(sentences, questions)
 
 
-def weather(d: Dice, c: Cast) -> Told:
+def weather(d: Dice, c: Cast) -> Scene:
     h, f = c.hero, c.friend
     came, wet, reason, inside = d.pick(
         (
@@ -270,4 +270,4 @@ def weather(d: Dice, c: Cast) -> Told:
         Question("where", "Where did they want to play?", c.place.where),
         Question("what", "What did they do at home?", f"they {inside}"),
     ]
-    return Told(sentences, questions)
+    return Scene(sentences, questions)

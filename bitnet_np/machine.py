@@ -1,5 +1,6 @@
-"""The processor and the software that a figure was measured on."""
+"""The processor and the software that a result was computed on, and digests of the files it was computed from."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -10,7 +11,7 @@ import llvmlite
 import numba
 import numpy as np
 
-from bitnet_np.kernels import simd
+from .kernels import simd
 
 
 def processor() -> str:
@@ -24,7 +25,7 @@ def processor() -> str:
 
 
 def describe() -> dict[str, Any]:
-    """The facts of the machine that belong to every figure."""
+    """The facts of the machine that belong to every figure and every report."""
     features = simd.cpu_features()
     reported = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm", "sve")
     return {
@@ -32,7 +33,7 @@ def describe() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "instruction path": simd.instruction_path(),
         "features": [name for name in reported if name in features],
-        "threading layer": numba.threading_layer(),
+        "threading layer": _threading_layer(),
         "bitnet_np": _version("bitnet_np"),
         "numba": numba.__version__,
         "llvmlite": llvmlite.__version__,
@@ -40,6 +41,29 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }
+
+
+def facts() -> dict[str, str]:
+    """`describe` as text."""
+    return {name: ", ".join(value) if isinstance(value, list) else str(value) for name, value in describe().items()}
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file; of a folder, that of the digests and names of all files in it, in order."""
+    if not path.is_dir():
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for file_path in sorted(p for p in path.rglob("*") if p.is_file()):
+        digest.update(f"{digest_of(file_path)}  {file_path.relative_to(path).as_posix()}\n".encode())
+    return digest.hexdigest()
+
+
+def _threading_layer() -> str:
+    try:
+        return numba.threading_layer()
+    except ValueError:
+        return "none: nothing ran on several threads"
 
 
 def _version(package: str) -> str:

@@ -1,0 +1,86 @@
+"""The part of `bitnet-np check` that judges a running server (--endpoint)."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..errors import ContextLimitError, OptionError
+from ..files.load import open_model
+from ..judge.precision import Profile
+from ..judge.report import Report
+from ..judge.top_logprobs import FEWEST, check_completions
+from ..judge.verdict import Verdict
+from ..servers.client import client_of
+from ..servers.endpoint import server_at
+from ..text.tokenizer import Tokenizer, tokenizer_from
+from ..validate import integer
+from . import progress
+from .arguments import loaded
+from .inputs import token_ids
+
+_MOST = 1 << 12  # tokens to predict, and log-probabilities at each
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --endpoint and the options that only it has."""
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="judge a running server: llama-server, or an OpenAI-style one that names tokens by ids, as vLLM"
+    )
+    parser.add_argument("--predict", type=int, default=16, metavar="N", help="with --endpoint: tokens to generate greedily (default 16)")
+    parser.add_argument(
+        "--top-logprobs", type=int, default=20, metavar="K", help="with --endpoint: log-probabilities to ask for at each token (default 20)"
+    )
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="with --endpoint: seconds for one request (default 60)")
+
+
+def judged(arguments: argparse.Namespace, profile_of: Callable[[str | None], Profile]) -> tuple[Report, str]:
+    """The report on the server, and its heading. profile_of: what is declared, or the profile of this name."""
+    profile_of(None)  # an option that is wrong, before anything is asked
+    for name in ("theirs", "format", "last", "plot"):
+        if getattr(arguments, name):
+            raise OptionError(f"--endpoint and --{name} exclude each other")
+    predict, k = integer("--predict", arguments.predict, 1, _MOST), integer("--top-logprobs", arguments.top_logprobs, FEWEST, _MOST)
+    client = client_of(arguments.endpoint, arguments.timeout)
+    source = open_model(arguments.model)
+    ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
+    if ids.ndim != 1:
+        raise OptionError(f"--endpoint takes one sequence of tokens, not {len(ids)}")
+    model = loaded(source, arguments)
+    if len(ids) + predict > model.config.context:
+        raise ContextLimitError(f"{len(ids)} tokens and {predict} to predict, but the model's context has {model.config.context}")
+    server = server_at(client)
+    notes, difference = [f"{len(ids)} token ids were sent as the prompt, and no BOS was added to them"], None
+    if arguments.text is not None:
+        tokenizer = tokenizer_from(source.metadata, source.path)
+        notes = [_bos_note(tokenizer, len(ids))]
+        theirs = server.tokenize(arguments.text)
+        if theirs is None:
+            notes.append("the server has no /tokenize: its tokenizer is not judged")
+        else:
+            difference = tokenizer_difference(ids.tolist(), theirs, tokenizer.bos)
+    profile = profile_of(server.dialect)
+    completions = server.complete(ids.tolist(), predict, k)
+    report = check_completions(model, completions, profile.dialect, progress.bar, profile.precision)
+    report = replace(report, notes=(*notes, *report.notes))
+    if difference is not None:
+        verdict = max(report.verdict, Verdict.WRONG)
+        report = replace(report, verdict=verdict, reason=f"{difference}; for our ids: {report.reason}")
+    return report, f"{server.name} at {client.url} against {arguments.model}, as {arguments.profile or profile.dialect.name}"
+
+
+def _bos_note(tokenizer: Tokenizer, n: int) -> str:
+    bos = f"with BOS {tokenizer.bos} in front" if tokenizer.add_bos else "without BOS"
+    return f"the text is {n} token ids, {bos} as the model's file says; they were sent as the prompt"
+
+
+def tokenizer_difference(ours: Sequence[int], theirs: Sequence[int], bos: int | None) -> str | None:
+    """What the server's token ids of a text are instead of ours; None if they are the same."""
+    if list(ours) == list(theirs):
+        return None
+    if list(theirs) == [bos, *ours]:
+        return f"the server's tokenizer puts BOS {bos} in front of the text, and the model's file says not to"
+    if list(ours) == [bos, *theirs]:
+        return f"the server's tokenizer puts no BOS in front of the text, and the model's file says to: {bos}"
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    here, there = (f"token {x[at]}" if at < len(x) else "no token" for x in (ours, theirs))
+    return f"the server's tokenizer gives {len(theirs)} token ids, ours {len(ours)}: at index {at} it has {there}, ours {here}"

@@ -1,0 +1,160 @@
+"use strict";
+// Shows the tensor that is chosen on the heat map. Text of files is only ever set as text, never as markup.
+const data = JSON.parse(document.getElementById("data").textContent);
+const panel = document.getElementById("panel");
+const buttons = [...document.querySelectorAll("button[data-id]")];
+
+function make(name, attributes = {}, ...children) {
+  const svg = ["svg", "g", "line", "path", "rect", "circle", "text", "title"].includes(name);
+  const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  node.append(...children);
+  return node;
+}
+
+function short(x) {
+  if (x === 0 || (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e5)) return String(Number(x.toPrecision(6)));
+  return x.toExponential(4).replace("e+", "e");
+}
+function brief(x) {
+  return x === 0 || (Math.abs(x) >= 0.01 && Math.abs(x) < 1e4) ? String(Number(x.toPrecision(3))) : x.toExponential(1).replace("e+", "e");
+}
+
+function table(header, rows, numeric) {
+  const cells = (row, kind) => make("tr", {}, ...row.map((text, i) => make(kind, { class: numeric(i) ? "number mono" : "" }, text)));
+  return make("div", { class: "scroll" },
+    make("table", { class: "plain" }, make("thead", {}, cells(header, "th")), make("tbody", {}, ...rows.map((row) => cells(row, "td")))));
+}
+
+// The frame of both charts: 560 x 220, the plot from (52, 14) to (548, 178).
+const HIGHEST = 6; // decimal logarithm of the largest error in units of the limit that a chart tells from larger ones
+const LEFT = 52, RIGHT = 548, TOP = 14, BOTTOM = 178;
+function chart(title, across, ...inside) {
+  return make("svg", { viewBox: "0 0 560 220", role: "img", "aria-label": title },
+    make("line", { class: "axis", x1: LEFT, x2: RIGHT, y1: BOTTOM, y2: BOTTOM }), make("line", { class: "axis", x1: LEFT, x2: LEFT, y1: TOP, y2: BOTTOM }),
+    ...inside, make("text", { x: (LEFT + RIGHT) / 2, y: 214, "text-anchor": "middle" }, across));
+}
+function power(n) {
+  return n >= -2 && n <= 2 ? String(Number((10 ** n).toPrecision(1))) : `1e${n}`;
+}
+
+function byPosition(detail) {
+  const least = Math.min(0.1, ...detail.errors.filter((x) => x > 0));
+  const logs = detail.errors.map((x) => Math.min(HIGHEST, Math.log10(Math.max(x, least))));
+  const low = Math.floor(Math.min(-1, ...logs)), high = Math.ceil(Math.max(0.3, ...logs));
+  const first = detail.positions[0], last = detail.positions[detail.positions.length - 1];
+  const x = (p) => (last === first ? (LEFT + RIGHT) / 2 : LEFT + 8 + ((p - first) / (last - first)) * (RIGHT - LEFT - 16));
+  const y = (log) => BOTTOM - ((log - low) / (high - low)) * (BOTTOM - TOP);
+  const points = logs.map((log, i) => `${x(detail.positions[i]).toFixed(1)},${y(log).toFixed(1)}`);
+  const inside = [];
+  const step = Math.ceil((high - low) / 6);
+  for (let n = Math.ceil(low / step) * step; n <= high; n += step) {
+    inside.push(make("line", { class: "axis", x1: LEFT - 4, x2: LEFT, y1: y(n), y2: y(n) }), make("text", { x: LEFT - 8, y: y(n) + 4, "text-anchor": "end" }, (n === HIGHEST ? "≥" : "") + power(n)));
+  }
+  for (const p of new Set([first, detail.positions[Math.floor(detail.positions.length / 2)], last])) {
+    inside.push(make("text", { x: x(p), y: BOTTOM + 16, "text-anchor": "middle" }, String(p)));
+  }
+  inside.push(make("line", { class: "limit", x1: LEFT, x2: RIGHT, y1: y(0), y2: y(0) }), make("text", { class: "limited", x: RIGHT, y: y(0) - 4, "text-anchor": "end" }, "limit"));
+  inside.push(make("path", { class: "curve", d: `M${points.join("L")}` }));
+  if (points.length <= 64) {
+    points.forEach((at, i) => {
+      const [cx, cy] = at.split(",");
+      inside.push(make("circle", { class: "dot", cx, cy, r: 2.6 }, make("title", {}, `position ${detail.positions[i]}: ${brief(detail.errors[i])}`)));
+    });
+  }
+  return chart("Error against position", "position", ...inside);
+}
+
+function histogram(detail) {
+  const counts = detail.histogram, most = Math.max(1, ...counts), width = (RIGHT - LEFT) / counts.length;
+  const inside = [];
+  const y = (n) => (n === 0 ? BOTTOM : BOTTOM - (Math.log10(n + 1) / Math.log10(most + 1)) * (BOTTOM - TOP));
+  const limit = LEFT + ((0 - data.bins[0]) / (data.bins[1] - data.bins[0])) * (RIGHT - LEFT);
+  counts.forEach((n, i) => {
+    if (n === 0) return;
+    const left = LEFT + i * width;
+    inside.push(make("rect", { class: detail.each && left >= limit - 0.01 ? "bar over" : "bar", x: left + 0.6, y: y(n), width: width - 1.2, height: BOTTOM - y(n) }, make("title", {}, `${n} numbers`)));
+  });
+  for (const n of new Set([1, Math.round(Math.sqrt(most)), most])) {
+    inside.push(make("text", { x: LEFT - 8, y: y(n) + 4, "text-anchor": "end" }, n >= 10000 ? n.toExponential(0).replace("e+", "e") : String(n)));
+  }
+  for (let n = data.bins[0]; n <= data.bins[1]; n += 2) {
+    const x = LEFT + ((n - data.bins[0]) / (data.bins[1] - data.bins[0])) * (RIGHT - LEFT);
+    inside.push(make("text", { x, y: BOTTOM + 16, "text-anchor": "middle" }, power(n)));
+  }
+  inside.push(make("line", { class: "limit", x1: limit, x2: limit, y1: TOP, y2: BOTTOM }), make("text", { class: "limited", x: limit, y: TOP - 4, "text-anchor": "middle" }, detail.each ? "limit" : "RMS limit"));
+  return chart("Histogram of errors", "|error| in units of the limit; both axes logarithmic", ...inside);
+}
+
+function section(title, ...content) {
+  return make("section", {}, make("h3", {}, title), ...content);
+}
+
+function show(id) {
+  const item = data.tensors[id];
+  if (!item) return;
+  for (const button of buttons) button.setAttribute("aria-pressed", String(button.dataset.id === id));
+  panel.hidden = false;
+  panel.replaceChildren(
+    make("h2", {}, make("span", { class: `badge v${item.level}` }, item.verdict), " ", item.place),
+    make("p", { class: "soft" }, item.meaning));
+  for (const line of item.lines) panel.append(make("p", {}, line));
+  const pair = make("div", { class: "pair" });
+  panel.append(pair);
+  pair.append(section("Measures", table(["", ""], item.numbers, (i) => i === 1)));
+  const detail = item.detail;
+  if (detail) {
+    if (detail.worst.length) {
+      const limit = detail.each ? "bound" : "RMS limit";
+      const rows = detail.worst.map((w) => [String(w[0]), String(w[1]), short(w[2]), short(w[3]), brief(w[4]), w[5] < 1e-30 ? "≈ 0" : brief(w[5])]);
+      pair.append(section("Worst numbers", table(["position", "element", "ours", "theirs", "theirs − ours", limit], rows, () => true)));
+    }
+    const what = detail.each ? "largest error in units of its bound" : "RMS error in units of the limit";
+    pair.append(section(`Error against position (${what})`, byPosition(detail)));
+    const exact = detail.exact ? `; ${detail.exact} of ${detail.shape[0] * detail.shape[1]} are exact` : "";
+    pair.append(section(`Histogram of ${detail.shape[0]} × ${detail.shape[1]} numbers${exact}`, histogram(detail)));
+  }
+  if (item.attempts.length) {
+    const more = item.tried > item.attempts.length ? `the nearest ${item.attempts.length} of ${item.tried}` : "all of them";
+    panel.append(section(`What was tried: ${more}`, table(["known mistake or honest engine", "NMSE that it leaves"], item.attempts.map(([text, left]) => [text, brief(left)]), (i) => i === 1)));
+  }
+}
+
+function choose(id, scroll) {
+  show(id);
+  history.replaceState(null, "", `#${encodeURIComponent(id)}`);
+  if (scroll) panel.scrollIntoView({ block: "nearest" });
+}
+
+// Arrow keys go from tensor to tensor; Tab goes past the heat map.
+const cells = buttons.filter((button) => button.classList.contains("cell"));
+cells.forEach((button, i) => { button.tabIndex = i === 0 ? 0 : -1; });
+function neighbour(button, key) {
+  const row = button.closest("tr"), column = button.closest("td").cellIndex;
+  const sideways = key === "ArrowRight" ? 1 : key === "ArrowLeft" ? -1 : 0;
+  const down = key === "ArrowDown" ? 1 : key === "ArrowUp" ? -1 : 0;
+  for (let r = row.rowIndex + down, c = column + sideways; ; r += down, c += sideways) {
+    const line = row.closest("table").rows[r];
+    if (!line || c < 1 || c >= line.cells.length) return null;
+    const next = line.cells[c].querySelector("button");
+    if (next) return next;
+  }
+}
+for (const button of buttons) button.addEventListener("click", () => choose(button.dataset.id, true));
+for (const button of cells) {
+  button.addEventListener("keydown", (event) => {
+    if (!event.key.startsWith("Arrow")) return;
+    event.preventDefault();
+    const next = neighbour(button, event.key);
+    if (!next) return;
+    for (const other of cells) other.tabIndex = other === next ? 0 : -1;
+    next.focus();
+    choose(next.dataset.id, false);
+  });
+}
+let wanted = "";
+try { wanted = decodeURIComponent(location.hash.slice(1)); } catch { /* no name of a tensor */ }
+const start = Object.hasOwn(data.tensors, wanted) ? wanted : data.start;
+show(start);
+const active = cells.find((button) => button.dataset.id === start);
+if (active) for (const other of cells) other.tabIndex = other === active ? 0 : -1;

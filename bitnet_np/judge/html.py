@@ -1,0 +1,319 @@
+"""The report as one HTML file: verdict and cause in words, a heat map to click through, and what stands behind each tensor's verdict.
+
+The file needs no network and no other file. Whatever comes from a dump or a model (names, reasons, paths) is escaped, and a content
+security policy allows only the script that this module writes.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from html import escape
+from importlib.resources import files
+from math import isfinite, log10
+from typing import Any
+
+from ..traces.points import GRADIENTS, LAYER_NAMES, LOSS, MODEL_GRADIENTS, Key, meaning
+from .detail import BINS, Detail, Details
+from .logits import Judgement
+from .report import SYMBOLS, OperationVerdict, Report, closer_summary
+from .verdict import Verdict
+
+LOGITS_ID = "logits"
+"""The name of the logits as such on the page. result_output is the head's operation."""
+
+_MOST_CAUSES = 12  # rows of causes; those after them are on the panels of their tensors
+_NOT_IN_DUMP = 40  # names of missing tensors that are listed; the rest is only counted
+
+
+def page(report: Report, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
+    """The report as an HTML document.
+
+    details: what the judge collected, for worst numbers, charts and attempts. about: facts to show at the end (files, digests, versions).
+    """
+    style, script = (files("bitnet_np").joinpath("data", name).read_text("utf-8") for name in ("report.css", "report.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    body = "\n".join(_body(report, details or Details(), about or {}))
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{report.verdict}: {escape(_headline(report))}</title>\n<style>\n{style}{_colours()}</style>\n</head>\n<body>\n"
+        f"{body}\n<script>{script}</script>\n</body>\n</html>\n"
+    )
+
+
+def fragment(report: Report) -> str:
+    """The report for a notebook: the headline and the heat map, without a script."""
+    scope = "bitnet-np-report"
+    style = f"""{_colours(f".{scope}")}.{scope} td{{padding:1px}} .{scope} th{{padding:2px 6px;font-weight:500;white-space:nowrap}}
+.{scope} th span{{writing-mode:vertical-rl;transform:rotate(180deg)}} .{scope} .chip{{margin-right:14px}} .{scope} table{{font-size:12px}}
+.{scope} .cell,.{scope} .swatch{{display:inline-block;width:20px;text-align:center;background:var(--fill);font-family:monospace}}
+.{scope} .swatch{{margin-right:5px}}"""
+    return (
+        f'<div class="{scope}"><style>{style}</style><p><b>{report.verdict}</b> {escape(_headline(report))}</p>'
+        f"{''.join(_map(report, clickable=False))}</div>"
+    )
+
+
+# --- the page, from top to bottom ---
+
+
+def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterator[str]:
+    tensors = _tensors(report, details)
+    yield "<main>\n<header>"
+    yield f'<span class="badge v{int(report.verdict)}">{report.verdict}</span>'
+    headline, *rest = _headline(report).split("; ")
+    yield f"<h1>{escape(headline)}</h1>"
+    yield "".join(f'<p class="soft">{escape(text)}</p>' for text in (*rest, report.verdict.text))
+    counts = {verdict: sum(o.verdict == verdict for o in report.operations) for verdict in Verdict}
+    shown = [f"<li>{_swatch(verdict)}{n} {_plural(n, 'tensor')} {verdict}</li>" for verdict, n in counts.items() if n]
+    yield f'<ul class="counts">{"".join(shown)}</ul>' if shown else ""
+    yield "</header>"
+    yield from _causes(report)
+    if report.notes:
+        yield "<h2>Notes</h2>" + "".join(f"<p>{escape(note)}</p>" for note in report.notes)
+    if report.operations:
+        yield '<h2>Every tensor</h2><p class="soft screen">Choose one to see its numbers: by mouse, or with Tab and the arrow keys.</p>'
+        yield from _map(report, clickable=True)
+    yield '<noscript><p class="soft">The numbers of single tensors need JavaScript.</p></noscript>'
+    yield '<article class="panel" id="panel" aria-live="polite" hidden></article>'
+    if summary := closer_summary(report):
+        yield f'<p class="soft">{escape(summary[0].upper() + summary[1:])}.</p>'
+    if report.missing:
+        names = ", ".join(map(str, report.missing[:_NOT_IN_DUMP]))
+        more = f" and {len(report.missing) - _NOT_IN_DUMP} more" if len(report.missing) > _NOT_IN_DUMP else ""
+        yield f"<details><summary>Not in the dump: {len(report.missing)} {_plural(len(report.missing), 'tensor')}</summary>"
+        yield f'<p class="mono">{escape(names + more)}</p></details>'
+    if about:
+        yield "<h2>Where this comes from</h2>" + _table([(name, value) for name, value in about.items()], mono=1)
+    yield "<footer>Written by bitnet_np. An error is judged in units of its limit: above 1 it is more than roundings explain.</footer>"
+    yield "</main>"
+    data = {"tensors": tensors, "start": _start(report, tensors), "bins": (BINS[0], BINS[-1])}
+    yield f'<script type="application/json" id="data">{_json(data)}</script>'
+
+
+def _headline(report: Report) -> str:
+    """The reason without the verdict in front, which stands beside it."""
+    reason, prefix = report.reason, f"{report.verdict} at "
+    return (f"At {reason.removeprefix(prefix)}" if reason.startswith(prefix) else reason) or report.verdict.text
+
+
+def _causes(report: Report) -> Iterator[str]:
+    """Every distinct cause with the tensors that show it."""
+    places: dict[str, list[str]] = {}
+    for o in report.operations:
+        if o.hypothesis:
+            places.setdefault(o.hypothesis, []).append(o.place)
+    rows = [(cause, _listed(where)) for cause, where in places.items()]
+    if len(rows) > _MOST_CAUSES:
+        rows[_MOST_CAUSES:] = [(f"and {len(rows) - _MOST_CAUSES} more", "")]
+    if report.logits is not None and report.logits.explanation:
+        rows.append((report.logits.explanation, "logits"))
+    if rows:
+        yield f"<h2>{'Cause' if len(rows) == 1 else 'Causes'}</h2>" + _table(rows, ("what is different", "where"))
+
+
+def _map(report: Report, clickable: bool) -> Iterator[str]:
+    """The heat map: tensors outside layers as a row of chips above or below, layers down and operations across."""
+    judged = {o.key: o for o in report.operations}
+    outside = [o for o in report.operations if o.key.layer is None]
+    before = [o for o in outside if o.key.name in ("inp_embd", "inpL", "grad_token_embd")]
+    after = [_chip(str(o.key), o.key.name, o.verdict, o.bound_ratio, clickable) for o in outside if o not in before]
+    if report.logits is not None:
+        after.append(_chip(LOGITS_ID, "logits as such", report.logits.verdict, None, clickable))
+    if before:
+        yield f'<div class="chips">{"".join(_chip(str(o.key), o.key.name, o.verdict, o.bound_ratio, clickable) for o in before)}</div>'
+    names = [name for name in (*LAYER_NAMES, *GRADIENTS) if any(key.name == name and key.layer is not None for key in judged)]
+    layers = sorted({key.layer for key in judged if key.layer is not None})
+    if layers:
+        header = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
+        yield f'<div class="scroll"><table class="map"><thead><tr><th></th>{header}</tr></thead><tbody>'
+        for n in layers:
+            cells = "".join(f"<td>{_cell(judged.get(Key(name, n)), clickable)}</td>" for name in names)
+            yield f'<tr><th scope="row">layer {n}</th>{cells}</tr>'
+        yield "</tbody></table></div>"
+    if after:
+        yield f'<div class="chips">{"".join(after)}</div>'
+
+
+def _cell(o: OperationVerdict | None, clickable: bool) -> str:
+    if o is None:
+        return '<span class="empty" title="not in the dump"></span>'
+    said = f"{o.place}: {o.verdict}" + ("" if o.bound_ratio is None else f", {_times(o.bound_ratio)} of the limit")
+    opened = f'button type="button" data-id="{escape(str(o.key))}"' if clickable else "span"
+    closed = "button" if clickable else "span"
+    look = f'class="cell v{int(o.verdict)}" style="{_heat(o.bound_ratio)}"'
+    return f'<{opened} {look} title="{escape(said)}" aria-label="{escape(said)}">{_symbol(o.verdict)}</{closed}>'
+
+
+def _chip(name: str, text: str, verdict: Verdict, ratio: float | None, clickable: bool) -> str:
+    said = f"{text}: {verdict}" + ("" if ratio is None else f", {_times(ratio)} of the limit")
+    opened = f'button type="button" data-id="{escape(name)}"' if clickable else "span"
+    return f'<{opened} class="chip" title="{escape(said)}">{_swatch(verdict)}{escape(text)}</{"button" if clickable else "span"}>'
+
+
+def _swatch(verdict: Verdict) -> str:
+    return f'<span class="swatch v{int(verdict)}" aria-hidden="true">{_symbol(verdict)}</span>'
+
+
+def _symbol(verdict: Verdict) -> str:
+    return escape(SYMBOLS[verdict])
+
+
+def _table(rows: Sequence[tuple[str, str]], header: tuple[str, str] | None = None, mono: int | None = None) -> str:
+    head = f"<thead><tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr></thead>" if header else ""
+    body = "".join(
+        "<tr>" + "".join(f"<td{' class=mono' if i == mono else ''}>{escape(text)}</td>" for i, text in enumerate(row)) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table class="plain">{head}<tbody>{body}</tbody></table></div>'
+
+
+# --- the numbers behind the map, which the script shows ---
+
+
+def _tensors(report: Report, details: Details) -> dict[str, dict[str, Any]]:
+    """What the panel shows of each tensor, by the id of its button."""
+    tensors = {str(o.key): _operation(o, details) for o in report.operations}
+    if report.logits is not None:
+        tensors[LOGITS_ID] = _logits(report.logits, details)
+    return tensors
+
+
+def _operation(o: OperationVerdict, details: Details) -> dict[str, Any]:
+    across = f"judged together with {_listed([str(k) for k in o.across[:-1]])}, which the dump does not have" if len(o.across) > 1 else ""
+    untried = "" if o.tried else "known mistakes were not tried: that many operations of a model this large are too much work"
+    return _item(
+        o.verdict,
+        o.place,
+        _meaning(o.key.name),
+        [text for text in (o.hypothesis, o.reason, across, untried) if text],
+        {
+            "largest error": o.max_error,
+            "largest error, of its limit": o.bound_ratio,
+            "NMSE": o.nmse,
+            "best common factor": o.scale,
+            "cosine": o.cosine,
+            "largest error in ulps of the largest value": o.ulps,
+            "our RMS error from float64, in 2^-24 of the RMS": o.ours_rms,
+            "their RMS error from float64": o.theirs_rms,
+        },
+        details.tensors.get(o.key),
+        details,
+        o.key,
+    )
+
+
+def _logits(j: Judgement, details: Details) -> dict[str, Any]:
+    return _item(
+        j.verdict,
+        "logits as such",
+        "all positions and tokens, judged by how far roundings reach on this model",
+        [text for text in (j.explanation, j.reason) if text],
+        {
+            "positions": j.positions,
+            "largest error": j.max_error,
+            "mean error": j.mean_error,
+            "NMSE of the worst position": j.nmse,
+            "mean NMSE": j.mean_nmse,
+            "mean NMSE that roundings reach": j.reach,
+            "factor farthest from 1": j.scale,
+            "largest KL divergence, nats": j.kl,
+            "same largest logit, share of positions": j.top1,
+            "overlap of the five largest": j.top5,
+        },
+        details.logits,
+        details,
+        None,
+    )
+
+
+def _item(
+    verdict: Verdict,
+    place: str,
+    what: str,
+    lines: list[str],
+    numbers: Mapping[str, float | None],
+    detail: Detail | None,
+    details: Details,
+    key: Key | None,
+) -> dict[str, Any]:
+    return {
+        "verdict": str(verdict),
+        "level": int(verdict),
+        "place": place,
+        "meaning": what,
+        "lines": [line for i, line in enumerate(lines) if not any(line in other for other in lines[i + 1 :])],
+        "numbers": [(name, f"{value:.4g}") for name, value in numbers.items() if value is not None],
+        "detail": None if detail is None else _plain(detail),
+        "attempts": [(a.text, a.nmse) for a in details.attempts.get(key, []) if isfinite(a.nmse)],
+        "tried": details.tried.get(key, 0),
+    }
+
+
+def _plain(detail: Detail) -> dict[str, Any]:
+    """A Detail for JSON, its numbers cut to what is shown."""
+    return asdict(detail) | {
+        "worst": [
+            (e.position, e.element, *(float(f"{x:.7g}") for x in (e.ours, e.theirs, e.theirs - e.ours, e.limit))) for e in detail.worst
+        ],
+        "errors": [float(f"{min(x, 1e30):.3g}") for x in detail.errors],
+    }
+
+
+def _start(report: Report, tensors: Mapping[str, Any]) -> str:
+    """The tensor that is shown first: the first wrong one, or the one nearest to its limit."""
+    if report.first_wrong is not None and str(report.first_wrong.key) in tensors:
+        return str(report.first_wrong.key)
+    if report.logits is not None and (report.logits.verdict == report.verdict or not report.operations):
+        return LOGITS_ID
+    return str(max(report.operations, key=lambda o: o.bound_ratio or 0.0).key) if report.operations else ""
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand in a script element: no character of it ends the element or begins a comment."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+# --- words and colours ---
+
+
+def _meaning(name: str) -> str:
+    return "gradient of the loss" if name in (*GRADIENTS, *MODEL_GRADIENTS) else "the loss" if name == LOSS else meaning(name)
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _plural(n: int, noun: str) -> str:
+    return noun if n == 1 else f"{noun}s"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2g}" if ratio == 0 or -4 < log10(ratio) < 5 else f"{ratio:.0e}"
+
+
+def _heat(ratio: float | None) -> str:
+    """How much of the verdict's colour a cell has: all at the limit, the least at 1e-4 of it."""
+    part = 1.0 if ratio is None else (log10(max(ratio, 1e-4)) + 4) / 4
+    return f"--heat:{30 + 70 * min(1.0, part):.0f}%"
+
+
+def _colours(scope: str = "") -> str:
+    """CSS of the classes v0, v1, ... of the verdicts: green to yellow where the exit code is 0, then red, then violet."""
+    right = [verdict for verdict in Verdict if verdict.exit_code == 0]
+    rules = []
+    for verdict in Verdict:
+        wrong = verdict not in right
+        hue = 155 - 115 * right.index(verdict) / max(1, len(right) - 1) if not wrong else {1: 2}.get(verdict.exit_code, 280)
+        strong = f"{hue:.0f} {78 if wrong else 55}%"
+        light, dark, solid = (74, 38, 40) if wrong else (80, 26, 30)
+        name = f"{scope} .v{int(verdict)}"
+        rules.append(f"{name}{{--fill:hsl({strong} {light}%);--edge:hsl({hue:.0f} 40% 55%);--solid:hsl({strong} {solid}%);--on:#fff}}")
+        rules.append(f"@media screen and (prefers-color-scheme:dark){{{name}{{--fill:hsl({strong} {dark}%)}}}}")
+    return "\n".join(rules) + "\n"

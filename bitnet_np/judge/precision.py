@@ -1,0 +1,132 @@
+"""Precision profiles: where an engine keeps numbers in fewer bits than float32, as declared or as read off its dump.
+
+A profile is data. narrow.py turns it into bounds for one operation, reach.py into runs of our own engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
+from ..errors import OptionError
+
+ROUNDOFF = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""The largest relative error of rounding to each float type, beyond float32's own."""
+DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
+"""Significant bits of each float type."""
+
+FLOATS = tuple(ROUNDOFF)
+CACHES = (*FLOATS, "int8", "q8_0", "q4_0")
+"""Types of a KV cache. int8: one scale for each row of a head; q8_0 and q4_0: ggml's blocks of 32."""
+HEADS = (*FLOATS, "int8", "q8_0", "q6_K", "int4")
+"""Types that an engine may have converted the output matrix to. int8 and int4: one scale for each row."""
+
+_SHORT = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "q6_k": "q6_K"}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The types that an engine keeps numbers in. The defaults are float32 everywhere.
+
+    act: the tensors between operations, the steps inside one, and the weights. kv: keys and values in the cache. probs: attention's
+    probabilities. acc: the sums of matrix products. attn_acc: attention's sums of values. head: the output matrix, where the engine
+    converted it.
+    """
+
+    act: str = "float32"
+    kv: str = "float32"
+    probs: str = "float32"
+    acc: str = "float32"
+    attn_acc: str = "float32"
+    head: str = "float32"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            known = {"kv": CACHES, "head": HEADS}.get(field.name, FLOATS)
+            if value not in known:
+                raise OptionError(f"precision: {field.name} is {value!r}, expected one of {', '.join(known)}")
+
+    def __str__(self) -> str:
+        parts = [f"{field.name}={value}" for field in fields(self) if (value := getattr(self, field.name)) != "float32"]
+        return ", ".join(parts) or "float32"
+
+    @classmethod
+    def parse(cls, text: str, base: Precision | None = None) -> Precision:
+        """The profile of a text such as act=bf16,kv=q8_0; its other fields are those of `base`. Raises OptionError."""
+        values: dict[str, str] = {}
+        names = [field.name for field in fields(cls)]
+        for part in text.split(","):
+            name, equals, value = (x.strip() for x in part.partition("="))
+            if not equals or name not in names or name in values:
+                raise OptionError(f"--precision is {text!r}: {part.strip()!r} is wrong, expected {'=TYPE, '.join(names)}=TYPE, each once")
+            values[name] = _SHORT.get(value.lower(), value)
+        return replace(base or FLOAT32, **values)
+
+
+FLOAT32 = Precision()
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A kind of engine: its dialect, and its precision; None where that is read off the dump."""
+
+    dialect: Dialect
+    precision: Precision | None
+
+
+_FLASH = Precision(kv="float16", probs="float16", attn_acc="float16")
+
+PROFILES = {
+    "exact": Profile(EXACT, FLOAT32),
+    "bitnet.cpp": Profile(BITNET_CPP, None),
+    "llama.cpp": Profile(LLAMA_CPP, None),
+    "llama.cpp-f16kv": Profile(LLAMA_CPP, Precision(kv="float16", probs="float16")),
+    "llama.cpp-flash": Profile(LLAMA_CPP, _FLASH),
+    "llama.cpp-q8kv": Profile(LLAMA_CPP, replace(_FLASH, kv="q8_0")),
+    "transformers-bf16": Profile(EXACT, Precision(act="bfloat16")),
+    "transformers-f16": Profile(EXACT, Precision(act="float16")),
+    "mlx-bf16": Profile(EXACT, Precision(act="bfloat16")),
+    "mlx-f16": Profile(EXACT, Precision(act="float16")),
+    "vllm-bf16": Profile(EXACT, Precision(act="bfloat16")),
+    "vllm-f16": Profile(EXACT, Precision(act="float16")),
+}
+"""Kinds of engines by name. Flash attention in ggml's CPU backend sums values in float16 where the cache is float16."""
+
+
+# --- types read off numbers -----------------------------------------------------------------------------------------------------------
+
+_INFORMATIVE = 32  # numbers, neither 0 nor whole: fewer may lie on a grid by chance
+_BLOCK = 1 << 16
+
+
+def storage_type(x: NDArray) -> str:
+    """The narrowest float type that holds all numbers of a tensor: "bfloat16", "float16" or "float32".
+
+    Random float32 numbers lie on bfloat16's grid with a probability of 2^-16 each, and on float16's with 2^-13, so a tensor with enough
+    numbers on a grid was stored so.
+    """
+    if x.dtype.kind != "f":
+        return "float32"
+    possible = {"bfloat16": _on_bfloat16, "float16": _on_float16}
+    flat, informative = x.reshape(-1), 0
+    for i in range(0, flat.size, _BLOCK):
+        part = flat[i : i + _BLOCK]
+        with np.errstate(over="ignore", invalid="ignore"):
+            possible = {name: fits for name, fits in possible.items() if fits(part)}
+            informative += int(((part != np.rint(part)) & np.isfinite(part)).sum()) if informative < _INFORMATIVE else 0
+        if not possible:
+            return "float32"
+    return next(iter(possible)) if informative >= _INFORMATIVE else "float32"
+
+
+def _on_bfloat16(x: NDArray) -> bool:
+    single = x.astype(np.float32)
+    return bool((single == x).all()) and not (np.ascontiguousarray(single).view(np.uint32) & np.uint32(0xFFFF)).any()
+
+
+def _on_float16(x: NDArray) -> bool:
+    return bool((x.astype(np.float16) == x).all())

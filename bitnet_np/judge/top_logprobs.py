@@ -1,0 +1,240 @@
+"""A server's log-probabilities, of the few most probable tokens of each position, judged by the model.
+
+The limits are measured as for logits alone (engine.py), on the numbers at hand: the same ids of the same positions, of our own engine with
+other roundings. Log-probabilities are absolute, so what is common to all logits of a position cannot be seen, and need not be: it changes
+no probability. An error of the tokens that are not listed shows only in so far as it moves the normaliser, or puts one among the listed.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..dialects import EXACT, Dialect
+from ..errors import NonFiniteError
+from ..forward_pass import compute_logits
+from ..model import Model
+from ..progress import Bars, no_bars
+from ..servers.completions import Completions, TopLogprobs
+from ..tokens import check_tokens
+from .dump import log_softmax
+from .engine import judge_logits
+from .logits import FLIPS_LIMIT, Judgement, judge
+from .precision import Precision
+from .reach import reach_of, roundings
+from .report import Report
+from .variant import Variant, variant_logits
+from .verdict import Verdict
+
+Floats = NDArray[np.float32]
+Array = NDArray[np.float64]
+
+LEAST = -80.0
+"""Log-probabilities below are left out: e^-87 is float32's smallest normal number, and servers send any number for less."""
+
+FEWEST = 5
+"""Log-probabilities that a position needs to be judged: two of two numbers that are near each other by chance are no measure."""
+
+_MOST_POSITIONS = 64  # to try mistakes on: each mistake is a forward pass
+_ENOUGH = 64  # fewest numbers, of at least 4 positions, to tell a mistake by
+_FEW = 10  # by k: NMSE of k numbers varies more than that of a vocabulary, measured on 30 random models with k of 2 to 20
+_SUM = 1e-3  # by which a sum of probabilities may exceed 1: float16 probabilities do by less
+_TIE = 1e-4  # part of a log-probability by which a server's own greedy choice may be below its largest: two ways to compute one number
+_OUTLIER = 4  # standard deviations of the largest error allowed, for the one largest of all ids that are not listed
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """The listed ids as a rectangle; where a position lists fewer, the rest is filled with one number that changes no measure."""
+
+    positions: NDArray[np.int64]  # [P]
+    ids: NDArray[np.int64]  # [P, K]; 0 where none is listed
+    present: NDArray[np.bool_]  # [P, K]
+
+    @classmethod
+    def of(cls, rows: list[TopLogprobs]) -> tuple["_Table", Array]:
+        """The table, and their log-probabilities [P, K]."""
+        widest = max(len(row.ids) for row in rows)
+        ids, theirs = np.zeros((len(rows), widest), np.int64), np.zeros((len(rows), widest))
+        present = np.zeros(ids.shape, bool)
+        for i, row in enumerate(rows):
+            n = len(row.ids)
+            ids[i, :n], theirs[i, :n], present[i, :n] = row.ids, row.logprobs, True
+        return cls(np.array([row.position for row in rows]), ids, present), theirs
+
+    def take(self, logprobs: Floats) -> Floats:
+        """The listed log-probabilities [p, K] of the first p positions' [p, V]."""
+        return np.take_along_axis(logprobs, self.ids[: len(logprobs)], axis=1)
+
+    def filled(self, values: NDArray, filling: Floats) -> Floats:
+        """Values [p, K] with `filling`, [p], where no id is listed: no error there in any run, and no spread if it is our mean."""
+        return np.where(self.present[: len(values)], values, filling[: len(values), None]).astype(np.float32)
+
+
+def check_completions(
+    model: Model, completions: Completions, dialect: Dialect = EXACT, bars: Bars = no_bars, precision: Precision | None = None
+) -> Report:
+    """The report on a server's completion. precision: see judge_logits.
+
+    Nothing that the server sent raises an error but token ids outside of the vocabulary or beyond the context (TokenRangeError,
+    ContextLimitError).
+    """
+    rows = [row for row in map(_without_least, completions.top) if len(row.ids) >= FEWEST]
+    check_tokens(model.config, completions.tokens[None])
+    problem = _invalid(completions, rows, model.config.vocab)
+    if problem:
+        return Report.of_logits(Judgement(Verdict.INVALID, problem), completions.notes)
+    table, theirs = _Table.of(rows)
+    end = int(table.positions[-1]) + 1
+    ours = log_softmax(compute_logits(model, completions.tokens[None, :end], dialect=dialect)[0][table.positions])
+    listed = table.take(ours)
+    mean = np.mean(listed, axis=1, where=table.present)
+    a, b = table.filled(listed, mean), table.filled(theirs, mean)
+    few = table.positions[:_MOST_POSITIONS]
+
+    def run(variant: Variant) -> Floats:
+        logits = variant_logits(variant, completions.tokens[None, : int(few[-1]) + 1])[0][few]
+        return table.filled(table.take(log_softmax(logits)), mean)
+
+    search = len(rows) >= 4 and int(table.present.sum()) >= _ENOUGH
+    base = Variant("ours", model, dialect)
+    judged = judge_logits(a, b, base, run, search, bars("trying known mistakes"), table.positions, precision=precision)
+    if judged.verdict == Verdict.WRONG and judged.explanation is None:
+        judged = _with_more_room(judged, a, b, base, run, table.positions)
+    if judged.verdict != Verdict.INVALID:
+        judged = replace(judged, compared=tuple(int(position) for position in table.positions))
+        affine = _affine(a, b, judged) if judged.verdict == Verdict.WRONG and judged.explanation is None else None
+        if affine is not None:
+            judged = replace(judged, reason=f"{affine}; {judged.reason}", explanation=affine)
+        judged = _with_what_else_is_wrong(judged, completions, rows, ours)
+    return Report.of_logits(judged, (*completions.notes, _what_is_judged(table)))
+
+
+def _float16_attention(base: Variant) -> Variant:
+    """Our engine with the roundings of llama.cpp's flash attention on a CPU, its default.
+
+    Where the KV cache is float16 it adds up values in float16, too: each of n additions rounds the sum so far to 11 bits, so the error of
+    the result grows with the root of n. The sum so far is taken for twice as large as the result: that reaches 2 to 7 times as far as the
+    NMSE of llama.cpp on 12 random models with 300 tokens.
+    """
+
+    def rounded(name: str, n: int | None, x: Floats) -> Floats:
+        if name != "kqv_out":
+            return x
+        heads = x.reshape(len(x), base.model.config.heads, -1)
+        size = np.sqrt(np.square(heads).mean(axis=2, keepdims=True)) * np.sqrt(np.arange(1, len(x) + 1, dtype=np.float32))[:, None, None]
+        step = np.maximum(size * np.float32(2.0**-10), np.float32(1e-30))
+        return (np.rint(heads / step) * step).reshape(x.shape).astype(np.float32)
+
+    return replace(base, text="attention in float16", dialect=replace(base.dialect, halves=True), edit=rounded)
+
+
+def _with_more_room(
+    judged: Judgement, a: Floats, b: Floats, base: Variant, run: Callable[[Variant], Floats], positions: NDArray[np.int64]
+) -> Judgement:
+    """The judgement by the limits of few numbers, and by the reach of attention in float16, if the numbers are within them."""
+    runs = []
+    for honest in (*roundings(base), _float16_attention(base)):
+        with suppress(NonFiniteError):
+            runs.append(run(honest))
+    if not runs:
+        return judged
+    reach, slack = reach_of(a[: len(runs[0])], runs, base), 1 + _FEW / a.shape[1]
+    again = judge(a, b, replace(reach, nmse=slack * reach.nmse, positions=slack * reach.positions), positions)
+    return replace(again, reach=reach.nmse) if again.verdict < judged.verdict else judged
+
+
+def _what_is_judged(table: _Table) -> str:
+    first, last, n = int(table.positions[0]), int(table.positions[-1]), int(table.present.sum())
+    return (
+        f"{n} log-probabilities of positions {first} to {last} are judged, the most probable at each; "
+        "of all other tokens only that they are not more probable"
+    )
+
+
+def _without_least(row: TopLogprobs) -> TopLogprobs:
+    kept = ~(row.logprobs < LEAST)  # NaN stays
+    return replace(row, ids=row.ids[kept], logprobs=row.logprobs[kept])
+
+
+def _invalid(completions: Completions, rows: list[TopLogprobs], vocab: int) -> str:
+    """Why nothing can be compared, or an empty string."""
+    if not rows:
+        return f"the server returned no position with {FEWEST} log-probabilities above {LEAST:g}"
+    for before, row in zip([None, *rows], rows, strict=False):
+        where = f"at position {row.position}"
+        bad = np.flatnonzero(~np.isfinite(row.logprobs))
+        if bad.size:
+            return f"{where} their log-probability of token {row.ids[bad[0]]} is {row.logprobs[bad[0]]}"
+        if int(row.ids.max()) >= vocab:
+            return f"{where} they have token {row.ids.max()}, which is not an id of the vocabulary, 0..{vocab - 1}: is it another model?"
+        if row.logprobs[0] > _SUM:
+            return f"{where} their log-probability of token {row.ids[0]} is {row.logprobs[0]:.4g}, expected at most 0: are these logits?"
+        if (total := float(np.exp(row.logprobs).sum())) > 1 + _SUM:
+            return f"{where} their probabilities sum to {total:.4g}, expected at most 1: what logarithm is this?"
+        if row.logprobs[0] == row.logprobs[-1]:
+            return f"{where} their log-probabilities are all {row.logprobs[0]:.4g}"
+        same = before is not None and np.array_equal(before.ids, row.ids) and np.array_equal(before.logprobs, row.logprobs)
+        if same and completions.tokens[row.position] != completions.tokens[row.position - 1]:
+            return f"their log-probabilities of positions {row.position - 1} and {row.position} are the same numbers"
+    return ""
+
+
+def _with_what_else_is_wrong(judged: Judgement, completions: Completions, rows: list[TopLogprobs], ours: Floats) -> Judgement:
+    """The judgement with the choice of tokens, and with tokens that should be listed if the listed numbers are right."""
+    faults = [_not_greedy(completions, rows), _not_listed(completions, rows, ours, judged) if judged.verdict < Verdict.WRONG else None]
+    wrong = [fault for fault in faults if fault is not None]
+    return replace(judged, verdict=Verdict.WRONG, reason="; ".join([*wrong, judged.reason])) if wrong else judged
+
+
+def _not_greedy(completions: Completions, rows: list[TopLogprobs]) -> str | None:
+    """The first token that the server chose against its own numbers."""
+    for row in rows:
+        follows = row.position + 1
+        if completions.prompt <= follows < len(completions.tokens):
+            chosen, best = int(completions.tokens[follows]), float(row.logprobs[0])
+            own = row.logprobs[row.ids == chosen]
+            if not own.size or own[0] < best - _TIE * max(1.0, abs(best)):
+                return (
+                    f"after position {row.position} the server chose token {chosen}, but by its own numbers token {row.ids[0]} is the "
+                    "most probable: temperature 0 was not obeyed, or a penalty or bias is on"
+                )
+    return None
+
+
+def _not_listed(completions: Completions, rows: list[TopLogprobs], ours: Floats, judged: Judgement) -> str | None:
+    """The first token that is not listed though it is more probable than one that is, by more than roundings explain."""
+    nmse = FLIPS_LIMIT if judged.reach is None else 5 * judged.reach
+    for row, true in zip(rows, ours, strict=True):
+        others = true.copy()
+        others[row.ids] = -np.inf
+        missing, least = int(others.argmax()), row.logprobs[min(completions.k, len(row.ids)) - 1]
+        if others[missing] - least > _OUTLIER * float(np.sqrt(nmse)) * float(true[row.ids].std()):
+            return (
+                f"at position {row.position} token {missing} is not listed, though its log-probability is {others[missing]:.4g} and "
+                f"one of {least:.4g} is listed"
+            )
+    return None
+
+
+def _affine(a: Floats, b: Floats, judged: Judgement) -> str | None:
+    """What to call errors that a factor and a constant at each position explain; None if they do not, or are fitted to too few numbers."""
+    if a.shape[1] < 8:
+        return None
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    error = ((y - x) ** 2).mean()
+    x, y = x - x.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
+    variance = np.maximum((x**2).mean(axis=1), 1e-300)
+    factor = (x * y).mean(axis=1) / variance
+    left = ((y - factor[:, None] * x) ** 2).mean(axis=1)
+    if (left > 5 * (judged.reach or FLIPS_LIMIT) * variance).any() or left.mean() > error / 100 or factor.min() <= 0:
+        return None
+    if np.abs(factor - 1).max() > 0.02:
+        middle = float(np.median(factor))
+        alike = factor.max() / factor.min() < 1.1
+        return f"logits are {middle:.4g} times ours, as with a temperature of {1 / middle:.3g}" if alike else None
+    sums = [np.exp(values.astype(np.float64)).sum(axis=1) for values in (a, b)]
+    over = "only the listed tokens" if np.abs(sums[1] - 1).max() < _SUM < 1 - sums[0].min() else "other numbers than all logits"
+    return f"right but for a constant at each position: the probabilities are normalised over {over}"

@@ -1,0 +1,147 @@
+"""Servers with the OpenAI-style `/v1/completions`: vLLM, and others that name tokens by their ids.
+
+Sources: vLLM's OpenAI-compatible server (`prompt_logprobs`, `return_tokens_as_token_ids`, `/tokenize`) and OpenAI's legacy completions
+(`logprobs`, `echo`). Log-probabilities by the text of a token are refused: several tokens may have one text.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import ServerError, UnsupportedError, shown
+from .client import Client, RefusedError
+from .completions import Completions, TopLogprobs, top_logprobs
+from .fields import listed, logprob, member, of_type, prompt_length, token, tokens
+
+_WHERE = "/v1/completions"
+_REFUSALS = (400, 422)  # of a request that has a field the server does not know
+_BYTES_OF_ENTRY = 1024  # most bytes of JSON for one token's text, id and log-probability
+_AS_IDS = {"return_tokens_as_token_ids": True}
+
+Entries = dict[int, float]  # log-probabilities by token id
+
+
+@dataclass(frozen=True)
+class OpenAiServer:
+    """A server with OpenAI-style completions."""
+
+    client: Client
+    model: str  # the id of the model that requests name
+    name: str = "OpenAI-style server"
+    dialect: str | None = None  # whose roundings it has: not known
+
+    def tokenize(self, text: str) -> list[int] | None:
+        """The server's token ids of a text, with the special tokens that it adds; None from a server without vLLM's `/tokenize`."""
+        request = {"model": self.model, "prompt": text, "add_special_tokens": True}
+        try:
+            answer = self.client.post("/tokenize", request, (1 << 20) + 64 * len(text))
+        except RefusedError as refusal:
+            if refusal.status in (404, 405, 501):
+                return None
+            raise
+        return tokens("/tokenize: tokens", of_type("/tokenize: answer", answer, dict).get("tokens"))
+
+    def complete(self, ids: Sequence[int], predict: int, k: int) -> Completions:
+        """A greedy completion of the prompt `ids` by at most `predict` tokens, with k log-probabilities at each position.
+
+        Positions of the prompt come from `prompt_logprobs`, or from `echo`, where the server has one of them. Raises ServerError, or
+        UnsupportedError where tokens are named by their texts.
+        """
+        plain = {"model": self.model, "prompt": list(ids), "max_tokens": predict, "temperature": 0, "logprobs": k, "stream": False}
+        most = (1 << 20) + _BYTES_OF_ENTRY * (len(ids) + predict + 1) * (k + 2)
+        best: Completions | None = None
+        for extra in ({**_AS_IDS, "prompt_logprobs": k}, {**_AS_IDS, "echo": True}, {}):
+            if best is not None and (extra == {} or (best.top[:1] and best.top[0].position < len(ids) - 1)):
+                break  # it has the prompt's positions, or nothing is left to ask for them
+            try:
+                record = parse(self.client.post(_WHERE, {**plain, **extra}, most), ids, predict, k)
+            except RefusedError as refusal:
+                if refusal.status not in _REFUSALS or (extra == {} and best is None):
+                    raise
+                continue
+            if best is None or len(record.top) > len(best.top):
+                best = record
+        assert best is not None
+        return best
+
+
+def parse(answer: Any, ids: Sequence[int], predict: int, k: int) -> Completions:
+    """The record of an answer of `/v1/completions`. Raises ServerError for what is missing or of a wrong type."""
+    choices = member(_WHERE, answer, "choices", list)
+    if len(choices) != 1:
+        raise ServerError(f"{_WHERE}: choices has {len(choices)} items, expected 1")
+    where = f"{_WHERE}: choices[0]"
+    choice = of_type(where, choices[0], dict)
+    usage = answer.get("usage")
+    if usage is not None:
+        prompt_length(f"{_WHERE}: usage.prompt_tokens", member(f"{_WHERE}: usage", usage, "prompt_tokens", int), len(ids))
+    rows: dict[int, Entries] = _of_prompt(f"{where}.prompt_logprobs", choice.get("prompt_logprobs"), ids)
+    logprobs = choice.get("logprobs")
+    if logprobs is None:
+        raise UnsupportedError(f"{where}.logprobs is null: the server returns no log-probabilities of completions")
+    generated, later = _of_choice(f"{where}.logprobs", of_type(f"{where}.logprobs", logprobs, dict), ids)
+    if len(generated) > predict:
+        raise ServerError(f"{where}.logprobs has {len(generated)} generated tokens, expected at most {predict}")
+    rows |= later
+    top: list[TopLogprobs] = [top_logprobs(position, rows[position]) for position in sorted(rows)]
+    return Completions(np.array([*ids, *generated], np.int64), len(ids), k, tuple(top))
+
+
+def _of_prompt(where: str, value: Any, ids: Sequence[int]) -> dict[int, Entries]:
+    """vLLM's prompt_logprobs, by the position whose logits they are: the item for a token is what the position before it predicts."""
+    if value is None:
+        return {}
+    items = of_type(where, value, list)
+    if len(items) != len(ids):
+        raise ServerError(f"{where} has {len(items)} items, but {len(ids)} token ids were sent")
+    rows = {}
+    for i, item in enumerate(items):
+        here = f"{where}[{i}]"
+        if item is None and i == 0:  # nothing predicts the first token
+            continue
+        entries = of_type(here, item, dict).items()
+        rows[i - 1] = {
+            _id(f"{here}, key", key): logprob(f"{here}.logprob", member(here, item, key, dict).get("logprob")) for key, _ in entries
+        }
+    rows.pop(-1, None)
+    return rows
+
+
+def _of_choice(where: str, value: dict[str, Any], ids: Sequence[int]) -> tuple[list[int], dict[int, Entries]]:
+    """The generated ids, and log-probabilities by position."""
+    start = len(ids) - 1
+    if "content" in value:  # the form of chat completions, which llama-server and mlx-lm use here too
+        generated, rows = [], {}
+        for i, item in enumerate(of_type(f"{where}.content", value["content"], list)):
+            here = f"{where}.content[{i}]"
+            generated.append(token(f"{here}.id", of_type(here, item, dict).get("id")))
+            rows[start + i] = listed(f"{here}.top_logprobs", item.get("top_logprobs"))
+        return generated, rows
+    named = [_id(f"{where}.tokens[{i}]", name) for i, name in enumerate(member(where, value, "tokens", list))]
+    top = member(where, value, "top_logprobs", list)
+    if len(top) != len(named):
+        raise ServerError(f"{where}.top_logprobs has {len(top)} items for {len(named)} tokens")
+    echoed = len(named) >= len(ids) and named[: len(ids)] == list(ids) and top[:1] == [None]
+    first = -1 if echoed else start  # the position that predicts the first of them
+    rows = {}
+    for i, item in enumerate(top):
+        here = f"{where}.top_logprobs[{i}]"
+        if item is None and echoed and i == 0:
+            continue
+        rows[first + i] = {_id(f"{here}, key", key): logprob(f"{here}[{shown(key)}]", x) for key, x in of_type(here, item, dict).items()}
+    return named[len(ids) :] if echoed else named, rows
+
+
+def _id(where: str, value: Any) -> int:
+    """A token id as an integer, as its digits, or as vLLM's `token_id:N`."""
+    if type(value) is int:
+        return token(where, value)
+    match = re.fullmatch(r"(?:token_id:)?(\d{1,10})", value, re.ASCII) if isinstance(value, str) else None
+    if match is None:
+        raise UnsupportedError(
+            f"{where} is {shown(value)}: the server names tokens by their texts, expected ids, as vLLM and llama-server send"
+        )
+    return token(where, int(match[1]))

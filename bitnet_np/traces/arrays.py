@@ -1,0 +1,38 @@
+"""Arrays of other libraries as NumPy's: torch, MLX, JAX, and whatever else NumPy can read. None of these is imported here."""
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ShapeError
+
+
+def as_numpy(name: str, value: Any) -> NDArray:
+    """`value` as a NumPy array: an array of any library on any device, or nested lists of numbers. It is not copied where that can be.
+
+    bfloat16, which NumPy has not, becomes float32 with the same numbers. Raises ShapeError that names `name` for anything else.
+    """
+    try:
+        array = _converted(value)
+    except Exception as error:  # each library has errors of its own
+        raise ShapeError(f"{name} is of type {type(value).__name__}, which is no array of numbers: {error}") from None
+    if array.dtype.kind not in "fiu":
+        raise ShapeError(f"{name} is of type {type(value).__name__} with dtype {array.dtype}, expected numbers")
+    return array
+
+
+def _converted(value: Any) -> NDArray:
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "detach"):  # a torch tensor, perhaps with a gradient, perhaps on a GPU
+        tensor = value.detach().cpu()
+        try:
+            return tensor.numpy()
+        except TypeError:  # bfloat16
+            return tensor.float().numpy()
+    if str(getattr(value, "dtype", "")).endswith("bfloat16"):
+        library = sys.modules[type(value).__module__]
+        value = value.astype(getattr(library, "float32", np.float32))  # MLX takes its own types, JAX those of NumPy
+    return np.asarray(value)

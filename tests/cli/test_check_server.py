@@ -1,0 +1,143 @@
+"""`bitnet-np check --endpoint`: a running server from its address to the exit code."""
+
+import numpy as np
+import pytest
+from command_line import TINY, TOKENS, needs_text, save_array, with_commas
+from completions import engine
+from fake_server import llama_server, raw, serving, vllm
+
+from bitnet_np import EXACT
+from bitnet_np.cli.check_server import tokenizer_difference
+from bitnet_np.judge.variant import Variant
+
+IDS = with_commas(TOKENS)
+
+
+@pytest.fixture(scope="module")
+def honest(model):
+    return engine(Variant("", model, EXACT))
+
+
+@pytest.fixture
+def check(run):
+    """Checks the server with these answers, which must end with `code`."""
+
+    def judged(answers, *options, code=0):
+        with serving(answers) as (url, _):
+            return run("check", TINY, "--endpoint", url, "--predict", 4, *options, code=code)
+
+    return judged
+
+
+def test_a_llama_server_is_judged_in_the_dialect_of_llama_cpp(check, honest):
+    out = check(llama_server(honest), "--tokens", IDS)
+    assert "llama-server at http://127.0.0.1:" in out
+    assert f"against {TINY}, as llama.cpp\n\nclose: as far as" in out
+    assert "note: 17 token ids were sent as the prompt, and no BOS was added to them\n" in out
+    assert "note: 80 log-probabilities of positions 16 to 19 are judged" in out
+    out = check(llama_server(honest), "--tokens", IDS, "--as", "exact")
+    assert "as exact\n\nsame bits\n" in out
+
+
+def test_a_vllm_is_judged_at_every_position(check, honest):
+    result = check(vllm(honest), "--tokens", IDS, "--json")
+    assert (result["verdict"], result["logits"]["compared"]) == ("SAME_BITS", list(range(20)))
+    assert "OpenAI-style server at" in check(vllm(honest), "--tokens", IDS)
+
+
+def test_a_server_with_a_bug_ends_with_1(check, model):
+    wrong = engine(Variant("", model, EXACT).with_config(activation="silu"))
+    out = check(vllm(wrong), "--tokens", IDS, code=1)
+    assert "\nWRONG: more than roundings explain\n" in out
+    assert "SiLU" in out
+    assert out.endswith(" WRONG\n")
+
+
+def test_a_server_with_nan_ends_with_2(check, honest):
+    def broken(answer):
+        answer["choices"][0]["logprobs"]["top_logprobs"][1] = dict.fromkeys([f"token_id:{i}" for i in range(20)], float("nan"))
+        return answer
+
+    out = check(vllm(honest, change=broken), "--tokens", IDS, code=2)
+    assert "INVALID: cannot be compared\nat position 17 their log-probability of token 0 is nan\n" in out
+    assert check(vllm(honest, change=broken), "--tokens", IDS, "--json", code=2)["verdict"] == "INVALID"
+
+
+@needs_text
+def test_a_text_is_tokenised_by_both_sides(check, honest, tokenizer):
+    text = "Once upon <|begin_of_text|>"
+    ids = tokenizer.encode(text)
+    bos = f"with BOS {tokenizer.bos} in front" if tokenizer.add_bos else "without BOS"
+    out = check(llama_server(honest, tokenize=tokenizer.encode), "--text", text)
+    assert f"note: the text is {len(ids)} token ids, {bos} as the model's file says; they were sent as the prompt\n" in out
+    assert "tokenizer" not in out
+    out = check(vllm(honest), "--text", text)
+    assert "note: the server has no /tokenize: its tokenizer is not judged\n" in out
+
+
+@needs_text
+def test_another_tokenizer_is_wrong_also_where_the_numbers_are_right(check, honest, tokenizer):
+    def other(text):
+        return [*tokenizer.encode(text)[:-1], 7, 8]
+
+    out = check(llama_server(honest, tokenize=other), "--text", "Once upon a time", code=1)
+    assert "\nWRONG: more than roundings explain\nthe server's tokenizer gives " in out
+    assert "; for our ids: NMSE of no position exceeds" in out
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ([1, 5], [1, 5], None),
+        ([5, 6], [1, 5, 6], "the server's tokenizer puts BOS 1 in front of the text, and the model's file says not to"),
+        ([1, 5, 6], [5, 6], "the server's tokenizer puts no BOS in front of the text, and the model's file says to: 1"),
+        ([5, 6, 7], [5, 8, 7], "the server's tokenizer gives 3 token ids, ours 3: at index 1 it has token 8, ours token 6"),
+        ([5, 6], [5, 6, 7], "the server's tokenizer gives 3 token ids, ours 2: at index 2 it has token 7, ours no token"),
+        ([5], [], "the server's tokenizer gives 0 token ids, ours 1: at index 0 it has no token, ours token 5"),
+    ],
+)
+def test_how_tokenizers_differ(ours, theirs, said):
+    assert tokenizer_difference(ours, theirs, 1) == said
+
+
+def test_options_that_do_not_go_together(refused, tmp_path):
+    url, dump = "http://127.0.0.1:9", save_array(tmp_path / "x.npy", np.zeros((17, 512), np.float32))
+    for options, said in (
+        (["--theirs", dump], "--endpoint and --theirs exclude each other"),
+        (["--format", "logits"], "--endpoint and --format exclude each other"),
+        (["--last"], "--endpoint and --last exclude each other"),
+        (["--plot", tmp_path / "x.png"], "--endpoint and --plot exclude each other"),
+        (["--predict", "0"], "--predict is 0, expected 1 to 4096"),
+        (["--top-logprobs", "4"], "--top-logprobs is 4, expected 5 to 4096"),
+        (["--timeout", "0"], "the timeout is 0 s"),
+        (["--predict", "4096"], "17 tokens and 4096 to predict, but the model's context has"),
+    ):
+        assert said in refused("check", TINY, "--tokens", IDS, "--endpoint", url, *options)
+    assert "--endpoint takes one sequence of tokens, not 2" in refused(
+        "check", TINY, "--endpoint", url, "--tokens-file", save_array(tmp_path / "b.npy", np.stack([TOKENS, TOKENS]))
+    )
+    assert "check needs MODEL, token ids" in refused("check", TINY, "--endpoint", url)
+    assert "the endpoint is 'localhost', expected an address such as" in refused("check", TINY, "--tokens", IDS, "--endpoint", "localhost")
+
+
+def test_servers_that_fail_end_with_2(refused, honest):
+    @raw
+    def endless(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        while True:
+            handler.wfile.write(b" " * 65536)
+
+    def no_ids(answer):
+        answer["tokens"] = None
+        return answer
+
+    for answers, said in (
+        ({}, "neither llama-server (/props: HTTP status 404) nor an OpenAI-style server (/v1/models: HTTP status 404)"),
+        ({"/props": endless}, "the answer has more than 1,048,576 bytes"),
+        (llama_server(honest) | {"/completion": (500, {"error": {"message": "out of memory"}}, {})}, "HTTP status 500: 'out of memory'"),
+        (llama_server(honest, change=no_ids), "/completion: tokens is None, expected an array"),
+        (vllm(honest) | {"/v1/completions": b"{"}, "the answer is no JSON"),
+    ):
+        with serving(answers) as (url, _):
+            assert said in refused("check", TINY, "--tokens", IDS, "--endpoint", url)

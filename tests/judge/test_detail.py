@@ -1,0 +1,155 @@
+"""What is collected of a tensor for reports: worst numbers, errors by position, a histogram, attempts."""
+
+import numpy as np
+import pytest
+from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace, without_codes
+
+from bitnet_np import EXACT
+from bitnet_np.dense import dense_view
+from bitnet_np.judge.bounds import position_errors
+from bitnet_np.judge.detail import BINS, MOST_ATTEMPTS, MOST_POSITIONS, MOST_WORST, Details, Element
+from bitnet_np.judge.dump import check_logits, check_trace
+from bitnet_np.judge.logits import FLIPS_LIMIT, position_nmse
+from bitnet_np.judge.two_dumps import compare_traces
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.traces.points import Key
+
+KEY = Key("l_out", 0)
+
+
+def collected(value, theirs, bound):
+    details = Details()
+    details.numbers(KEY, value, theirs, lambda rows: np.broadcast_to(bound, value.shape)[rows])
+    return details.tensors[KEY]
+
+
+def test_the_worst_numbers_come_first_and_each_has_its_bound():
+    value = np.zeros((5, 7))
+    theirs = value.copy()
+    theirs[3, 2], theirs[1, 6], theirs[4, 0] = -4.0, 1.0, 3.0
+    bound = np.full((5, 7), 2.0)
+    bound[1, 6] = 0.25
+    detail = collected(value, theirs, bound)
+    assert detail.worst == (Element(1, 6, 0.0, 1.0, 0.25), Element(3, 2, 0.0, -4.0, 2.0), Element(4, 0, 0.0, 3.0, 2.0))
+    assert detail.errors == (0.0, 4.0, 0.0, 2.0, 1.5)
+    assert (detail.exact, sum(detail.histogram)) == (32, 3)
+    assert len(collected(value, value + 1, bound).worst) == MOST_WORST
+
+
+def test_where_the_bound_is_nearly_zero_the_largest_error_is_the_worst():
+    value, theirs = np.zeros((2, 3)), np.array([[1.0, 5.0, 2.0], [0.0, 0.0, 7.0]])
+    detail = collected(value, theirs, np.array([[1e-38, 1e-36, 1e-30], [1e-38, 1e-38, 1e-20]]))
+    assert [e.theirs for e in detail.worst] == [7.0, 5.0, 2.0, 1.0]
+
+
+def test_the_histogram_counts_errors_by_the_logarithm_of_their_part_of_the_bound():
+    value = np.zeros((1, 6))
+    detail = collected(value, np.array([[0.0, 1e-9, 0.15, 1.2, 15.0, 1e9]]), 1.0)
+    counts = dict(zip(BINS[:-1].round(6), detail.histogram, strict=True))
+    assert {edge: n for edge, n in counts.items() if n} == {-6.0: 1, -1.0: 1, 0.0: 1, 1.0: 1, 3.75: 1}
+    assert detail.exact == 1
+
+
+def test_many_positions_are_put_together_and_the_largest_error_of_each_group_stays():
+    value = np.zeros((1000, 3))
+    theirs = value.copy()
+    theirs[777, 1] = 5.0
+    detail = collected(value, theirs, 1.0)
+    assert len(detail.positions) == len(detail.errors) == 250 <= MOST_POSITIONS
+    assert detail.positions[:3] == (0, 4, 8)
+    assert {p: e for p, e in zip(detail.positions, detail.errors, strict=True) if e} == {776: 5.0}
+
+
+def test_rows_are_measured_by_their_mean_square():
+    rng = np.random.default_rng(0)
+    value = rng.normal(size=(4, 50))
+    theirs = value + np.array([0.01, 0.02, 0.0, 0.1])[:, None] * rng.normal(size=value.shape)
+    details = Details()
+    details.rows(KEY, value, theirs, 1e-4)
+    nmse = ((theirs - value) ** 2).sum(axis=1) / (value**2).sum(axis=1)
+    np.testing.assert_allclose(details.tensors[KEY].errors, np.sqrt(nmse / 1e-4))
+    assert not details.tensors[KEY].each
+
+
+def test_attempts_are_counted_and_the_nearest_stay():
+    details = Details()
+    for i in (5, 3, 9, 1, 7, 2, 8, 4, 6, 0):
+        details.attempt(KEY, f"mistake {i}", float(i))
+    assert [a.text for a in details.attempts[KEY]] == [f"mistake {i}" for i in range(MOST_ATTEMPTS)]
+    assert details.tried[KEY] == 10
+
+
+def test_a_judged_dump_has_a_detail_of_every_tensor_that_differs():
+    """The largest error of a tensor is that of its verdict."""
+    dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    details = Details()
+    report = check_trace(MODEL, ids, trace(dump), details=details)
+    assert report == check_trace(MODEL, ids, trace(dump))
+    for o in report.operations:
+        if o.bound_ratio:
+            assert max(details.tensors[o.key].errors) == pytest.approx(o.bound_ratio, rel=1e-6)
+        assert o.key not in details.tensors or details.tensors[o.key].shape[0] == len(TOKENS)
+    (worst,) = {
+        e for e in details.tensors[Key("ffn_out", 1)].worst if abs(e.theirs - e.ours) == pytest.approx(report.first_wrong.max_error)
+    }
+    assert (worst.position, worst.element) == report.first_wrong.worst
+    assert details.attempts[Key("ffn_out", 1)][0].text == report.first_wrong.hypothesis
+    assert details.tried[Key("ffn_out", 1)] > MOST_ATTEMPTS
+
+
+def test_the_limit_of_a_number_has_room_for_the_codes_that_may_flip():
+    """An input halfway between two codes, and an engine that rounds it to the other one."""
+    linear, norm = dense_view(MODEL).layers[0].attn_q, Key("attn_norm", 0)
+    points = recorded()
+    x = points[norm].astype(np.float64)
+    step = 127 / np.abs(x).max(axis=1, keepdims=True)
+    t, j = 3, int(np.abs(x[3]).argmin())
+    x[t, j] = 0.5 / step[t, 0]
+    codes = np.rint(x * step)
+    codes[t, j] = 1 - codes[t, j]
+    points = without_codes(points) | {
+        norm: x.astype(np.float32),
+        Key("Qcur", 0): (codes @ linear.matrix.T / step * linear.scale).astype(np.float32),
+    }
+    details = Details()
+    report = check_trace(MODEL, TOKENS, trace(points), details=details)
+    (flipped,) = [o for o in report.operations if o.key == Key("Qcur", 0)]
+    assert flipped.verdict == Verdict.FLIPS
+    assert {e.position for e in details.tensors[flipped.key].worst} == {t}
+    assert 0.1 < max(details.tensors[flipped.key].errors) <= 1
+
+
+def test_several_operations_are_measured_by_the_reach_of_roundings():
+    dump, ids = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    details = Details()
+    report = check_trace(MODEL, ids, only(dump, "l_out"), details=details)
+    assert not details.tensors[report.first_wrong.key].each
+    assert 1 < max(details.tensors[report.first_wrong.key].errors) <= report.first_wrong.bound_ratio  # which has the mean's limit in it
+    assert details.attempts[report.first_wrong.key][0].text == report.first_wrong.hypothesis
+
+
+def test_logits_are_measured_as_they_are_judged():
+    dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)
+    details = Details()
+    report = check_trace(MODEL, ids, only(dump, "result_output"), details=details)
+    ours = recorded()[LOGITS]
+    ratio = np.array(details.logits.errors) ** 2 / position_nmse(ours, dump[LOGITS])
+    assert 1 / ratio.max() > 2 * report.logits.reach
+    assert details.logits.positions == tuple(range(len(ids)))
+    assert details.attempts[None][0].text == report.logits.explanation
+    assert any("dialect" in attempt.text for attempt in details.attempts[None]) or details.tried[None] > MOST_ATTEMPTS
+    batch = Details()
+    check_logits(MODEL, np.stack([ids, ids]), np.stack([dump[LOGITS]] * 2), last_only=False, dialect=EXACT, details=batch)
+    assert batch.logits.shape == (2 * len(ids), ours.shape[1])
+
+
+def test_a_comparison_without_a_model_is_measured_by_the_fixed_limit():
+    dump, _ = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    details = Details()
+    report = compare_traces(trace(recorded()), trace(dump), partial=True, details=details)
+    for o in report.operations:
+        if o.bound_ratio:
+            assert max(details.tensors[o.key].errors) <= o.bound_ratio * 1.000001
+    wrong = Key("ffn_out", 1)
+    nmse = position_errors(recorded()[wrong].astype(np.float64), dump[wrong].astype(np.float64))
+    assert max(details.tensors[wrong].errors) == pytest.approx(np.sqrt(nmse.max() / FLIPS_LIMIT), rel=1e-6)

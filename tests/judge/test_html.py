@@ -1,0 +1,243 @@
+"""The report as one HTML file, read as text everywhere, and run in a real browser where there is one."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from browser import document, needs_browser, screenshot
+from dumps import FAULTS, LOGITS, MODEL, TOKENS, only, recorded, trace
+
+import bitnet_np as bn
+from bitnet_np.judge.detail import Attempt, Details
+from bitnet_np.judge.html import page
+from bitnet_np.judge.logits import Judgement
+from bitnet_np.judge.report import SYMBOLS, OperationVerdict, Report
+from bitnet_np.judge.two_dumps import compare_traces
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.traces.points import GRADIENTS, RECORDED, Key
+
+EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><!--"
+VOID = {"meta", "img", "br", "hr", "input", "link"}
+
+
+class Page(HTMLParser):
+    """What a page consists of. Fails on a tag that is closed out of order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.text, self.data, self.buttons = [], [], [], "", {}
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append((tag, dict(attributes)))
+        if tag == "button":
+            self.buttons[dict(attributes)["data-id"]] = dict(attributes)
+        for name, value in attributes:
+            assert not name.startswith("on")
+            assert name not in ("src", "href"), value
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1][0] == "script":
+            if self.open[-1][1].get("id") == "data":
+                self.data = json.loads(data, parse_constant=pytest.fail)
+        elif self.open and self.open[-1][0] != "style":
+            self.text.append(data)
+
+
+def judged(dump):
+    details = Details()
+    return bn.check(MODEL, TOKENS, dump, details=details), details
+
+
+@pytest.fixture(scope="module")
+def faulty():
+    """A report with every kind of tensor, and its page."""
+    report, details = judged(trace(FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)[0]))
+    return report, details, report.html(details, {"dump": "dump.npz", "SHA-256 of the dump": "0123abcd"})
+
+
+def test_the_page_says_the_verdict_the_cause_and_where_it_comes_from(faulty):
+    report, _, text = faulty
+    parsed = Page(text)
+    words = " ".join(" ".join(parsed.text).split())
+    assert "At layer 1 ffn_out: SiLU(gate) * up instead of relu(gate)^2 * up" in words
+    assert "WRONG: more than roundings explain" in words
+    assert "Cause what is different where SiLU(gate) * up instead of relu(gate)^2 * up layer 1 ffn_out" in words
+    assert "SHA-256 of the dump 0123abcd" in words
+    assert f"Not in the dump: {len(report.missing)} tensors" in words
+    assert "Closer to float64, on their own inputs: ours in" in words
+
+
+def test_every_tensor_has_a_button_with_its_verdict_and_its_numbers(faulty):
+    report, details, text = faulty
+    parsed = Page(text)
+    assert set(parsed.buttons) == set(parsed.data["tensors"]) == {*(str(o.key) for o in report.operations), "logits"}
+    assert parsed.data["start"] == "ffn_out-1"
+    for o in report.operations:
+        item, button = parsed.data["tensors"][str(o.key)], parsed.buttons[str(o.key)]
+        assert (item["verdict"], item["place"]) == (o.verdict.name, o.place)
+        assert f": {o.verdict}" in button["title"]
+        detail = details.tensors.get(o.key)
+        assert (item["detail"] is None) == (detail is None)
+        if detail is not None:
+            assert [tuple(row[:2]) for row in item["detail"]["worst"]] == [(e.position, e.element) for e in detail.worst]
+            np.testing.assert_allclose([row[4] for row in item["detail"]["worst"]], [e.theirs - e.ours for e in detail.worst], rtol=1e-5)
+    attempts = parsed.data["tensors"]["ffn_out-1"]["attempts"]
+    assert attempts[0][0] == report.first_wrong.hypothesis
+    assert parsed.data["tensors"]["ffn_out-1"]["tried"] == details.tried[Key("ffn_out", 1)]
+
+
+def test_nothing_is_fetched_and_no_other_script_may_run(faulty):
+    _, _, text = faulty
+    parsed = Page(text)
+    assert not {"img", "link", "iframe", "object", "embed", "form"} & set(parsed.tags)
+    assert parsed.tags.count("script") == 2
+    assert re.search(r"url\(|@import|https?:(?!//www\.w3\.org/2000/svg)", text) is None
+    assert "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-" in text
+
+
+def test_the_page_is_small(faulty):
+    report, _, text = faulty
+    assert len(text) < 40_000 + 2_500 * len(report.operations)
+
+
+@pytest.mark.parametrize("verdict", Verdict)
+def test_every_verdict_and_every_tensor_has_its_look(verdict):
+    keys = [Key(name, None if name in ("inp_embd", "inpL", "result_norm", "result_output") else 3) for name in (*RECORDED, *GRADIENTS)]
+    report = Report(verdict, "", tuple(OperationVerdict(key, verdict) for key in keys), missing=(Key("l_out", 0),) * 100)
+    parsed = Page(report.html())
+    assert set(parsed.buttons) == set(map(str, keys))
+    assert parsed.text.count(SYMBOLS[verdict]) == len(keys) + 1
+    assert verdict.text in parsed.text
+    assert f".v{int(verdict)}{{" in report.html()
+    Page(f"<p>{report._repr_html_()}</p>")
+
+
+REPORTS = {
+    "logits": lambda: judged(FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)[0][LOGITS]),
+    "right": lambda: judged(trace(recorded())),
+    "one tensor": lambda: judged(only(recorded(), "result_norm")),
+    "invalid": lambda: judged(recorded()[LOGITS][:, :100]),
+    "invalid tensor": lambda: judged({"l_out-0": np.full((17, 256), np.nan)}),
+    "other tokens": lambda: (Report(Verdict.INVALID, "dump was made with other token ids"), None),
+}
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_reports_of_every_kind_have_a_page(name):
+    report, details = REPORTS[name]()
+    parsed = Page(report.html(details))
+    words = " ".join("".join(parsed.text).split())
+    assert report.reason.removeprefix("WRONG at ").split("; ")[0] in words
+    assert parsed.data["start"] in (parsed.data["tensors"] or [""])
+    assert (parsed.data["tensors"].get("logits", {}).get("detail") is not None) == (details is not None and details.logits is not None)
+
+
+def test_a_comparison_has_a_page():
+    details = Details()
+    dump, _ = FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)
+    report = compare_traces(trace(recorded()), trace(dump), True, details)
+    parsed = Page(report.html(details))
+    assert parsed.data["tensors"]["l_out-2"]["detail"]["each"] is False
+
+
+def hostile():
+    """A report whose every text is a script, as if it were read from a file."""
+    operation = OperationVerdict(
+        Key("l_out", 1), Verdict.WRONG, EVIL, (Key("ffn_down", 1), Key("l_out", 1)), hypothesis=EVIL, max_error=np.inf
+    )
+    details = Details(attempts={operation.key: [Attempt(EVIL, 1.0), Attempt("inf", np.inf)]}, tried={operation.key: 2})
+    report = Report(Verdict.WRONG, EVIL, (operation,), operation, notes=(EVIL,), logits=Judgement(Verdict.WRONG, EVIL, explanation=EVIL))
+    return report, details
+
+
+def test_no_text_of_a_file_becomes_markup():
+    report, details = hostile()
+    for text in (page(report, details, {EVIL: EVIL}), f"<p>{report._repr_html_()}</p>"):
+        parsed = Page(text)
+        assert "img" not in parsed.tags
+        assert EVIL in "".join(parsed.text)
+        assert "onerror" not in re.sub("&lt;img.*?&lt;!--|u003cimg.*?--", "", text)
+    assert Page(page(report, details)).tags.count("script") == 2
+
+
+def test_a_notebook_shows_the_headline_and_the_heat_map(faulty):
+    report, _, _ = faulty
+    parsed = Page(report._repr_html_())
+    words = " ".join(" ".join(parsed.text).split())
+    assert words.startswith("WRONG At layer 1 ffn_out: SiLU(gate)")
+    assert len(re.findall(r'class="cell ', report._repr_html_())) == sum(o.key.layer is not None for o in report.operations)
+    assert "script" not in parsed.tags
+    assert "button" not in parsed.tags
+
+
+# --- in a browser ---------------------------------------------------------------------------------------------------------------------
+
+
+def panel(text):
+    """The words of the panel of a document."""
+    return " ".join(re.sub("<[^>]*>", " ", re.search("<article.*?</article>", text, re.DOTALL)[0]).split())
+
+
+@needs_browser
+def test_the_first_wrong_tensor_is_shown_first_and_any_other_by_its_address(faulty, tmp_path):
+    _, details, text = faulty
+    (tmp_path / "r.html").write_text(text, "utf-8")
+    shown = panel(document(tmp_path / "r.html", tmp_path))
+    assert shown.startswith("WRONG layer 1 ffn_out relu(gate)^2 * up")
+    assert f"What was tried: the nearest 8 of {details.tried[Key('ffn_out', 1)]}" in shown
+    worst = details.tensors[Key("ffn_out", 1)].worst[0]
+    assert f"theirs − ours bound {worst.position} {worst.element} " in shown
+    other = document(tmp_path / "r.html", tmp_path, "kqv_out-1")
+    assert panel(other).startswith("ROUNDING layer 1 kqv_out output of attention, heads side by side")
+    assert re.search('<button[^>]*data-id="kqv_out-1"[^>]*aria-pressed="true"', other)
+    drawn = re.search('<svg[^>]*aria-label="Error against position".*?</svg>', other, re.DOTALL)[0]
+    assert drawn.count("<circle") == len(TOKENS)
+    assert "NaN" not in other
+    for fragment in ("kqv_out-1", "logits"):  # Tab stops at one cell of the heat map, whatever is shown
+        cells = re.findall('<button[^>]*class="cell[^>]*>', document(tmp_path / "r.html", tmp_path, fragment))
+        assert sum('tabindex="0"' in cell for cell in cells) == 1
+
+
+@needs_browser
+def test_tensors_are_chosen_by_clicks_and_by_arrow_keys(faulty, tmp_path):
+    """A script of the test presses the keys, so the page's policy against other scripts is taken out of this copy."""
+    _, _, text = faulty
+    keys = """<script>
+    const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true, cancelable: true}));
+    document.querySelector('[data-id="logits"]').click();
+    const first = document.querySelector("#panel h2").textContent;
+    document.querySelector('[data-id="ffn_out-1"]').focus();
+    for (const key of ["ArrowLeft", "ArrowUp", "ArrowUp", "ArrowLeft"]) press(key);
+    document.title = first + " | " + document.activeElement.dataset.id + " | " + document.querySelector("#panel h2").textContent
+      + " | " + [...document.querySelectorAll(".cell")].filter((cell) => cell.tabIndex === 0).length + " | " + location.hash;
+    </script></body>"""
+    without_policy = re.sub("<meta http-equiv[^>]*>", "", text).replace("</body>", keys)
+    (tmp_path / "r.html").write_text(without_policy, "utf-8")
+    title = re.search("<title>(.*?)</title>", document(tmp_path / "r.html", tmp_path))[1]
+    assert title == "WRONG logits as such | ffn_gate-0 | ROUNDING layer 0 ffn_gate | 1 | #ffn_gate-0"
+
+
+@needs_browser
+def test_hostile_text_stays_text_in_the_browser(tmp_path):
+    report, details = hostile()
+    (tmp_path / "r.html").write_text(page(report, details, {EVIL: EVIL}), "utf-8")
+    text = document(tmp_path / "r.html", tmp_path)
+    assert "<title>owned" not in text
+    assert "<img" not in text
+    assert panel(text).count("document.title='owned'") >= 4  # as words: reason, cause and attempt
+
+
+@needs_browser
+def test_the_page_has_a_picture(faulty, tmp_path):
+    (tmp_path / "r.html").write_text(faulty[2], "utf-8")
+    pictures = [screenshot(tmp_path / "r.html", tmp_path, "--window-size=1200,1500", *dark) for dark in ([], ["--force-dark-mode"])]
+    assert all(picture.startswith(b"\x89PNG") and len(picture) > 50_000 for picture in pictures)

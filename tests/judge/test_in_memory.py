@@ -1,0 +1,134 @@
+"""`bitnet_np.check`: an engine's arrays judged in memory, with the verdicts that the same dump has in a file."""
+
+import numpy as np
+import pytest
+from dumps import FAULTS, LOGITS, MODEL, TOKENS, recorded, trace
+
+import bitnet_np as bn
+from bitnet_np.errors import FileFormatError, OptionError, ShapeError, TokenRangeError
+from bitnet_np.judge.detail import Details
+from bitnet_np.judge.dump import check_trace
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.traces.formats import read_any
+from bitnet_np.traces.points import Key
+
+OURS = recorded()
+RIGHT = OURS[LOGITS]
+
+
+def by_label(points):
+    return {str(key): array for key, array in points.items()}
+
+
+@pytest.fixture(scope="module")
+def faulty():
+    """The tensors of an engine with a fault, by label."""
+    return by_label(FAULTS["SiLU for relu squared"].make(MODEL, TOKENS)[0])
+
+
+@pytest.mark.parametrize("tokens", [TOKENS, TOKENS[None], TOKENS.tolist(), [TOKENS.tolist()]], ids=["[T]", "[1, T]", "list", "lists"])
+@pytest.mark.parametrize("shape", [RIGHT.shape, (1, *RIGHT.shape), RIGHT.shape[1:], (1, RIGHT.shape[1]), (1, 1, RIGHT.shape[1])])
+def test_logits_in_every_shape_are_the_same_logits(tokens, shape):
+    logits = RIGHT if len(TOKENS) in shape else RIGHT[-1]
+    for dump in (logits.reshape(shape), {"logits": logits.reshape(shape)}, {"result_output": logits.reshape(shape)}):
+        report = bn.check(MODEL, tokens, dump)
+        assert (report.verdict, report.logits.positions) == (Verdict.SAME_BITS, logits.size // RIGHT.shape[1])
+
+
+def test_tensors_have_the_verdicts_of_a_file(faulty, tmp_path):
+    np.savez(tmp_path / "dump.npz", tokens=TOKENS, **faulty)
+    expected = check_trace(MODEL, TOKENS, read_any(tmp_path / "dump.npz"))
+    assert expected.verdict == Verdict.WRONG
+    for dump in (faulty, {name: array[None] for name, array in faulty.items()}, faulty | {"tokens": TOKENS, "other": TOKENS}):
+        assert bn.check(MODEL, TOKENS, dump) == expected
+    assert bn.check(MODEL, TOKENS, tmp_path / "dump.npz") == bn.check(MODEL, TOKENS, str(tmp_path / "dump.npz")) == expected
+    assert bn.check(MODEL, TOKENS, trace(dict(read_any(tmp_path / "dump.npz").points.items()))) == expected
+
+
+def test_names_of_other_projects_are_understood(faulty):
+    module = {"model.layers.1.mlp.down_proj": faulty["ffn_down-1"], "lm_head": RIGHT}
+    assert [o.key for o in bn.check(MODEL, TOKENS, module).operations] == [Key("ffn_down", 1), LOGITS]
+
+
+def test_other_tokens_are_noticed(faulty):
+    report = bn.check(MODEL, TOKENS, faulty | {"tokens": TOKENS[::-1]})
+    assert (report.verdict, report.reason.partition(":")[0]) == (Verdict.INVALID, "dump (arrays in memory) was made with other token ids")
+
+
+def test_the_dialect_is_a_dialect_or_its_name():
+    theirs = bn.compute_logits(MODEL, TOKENS[None], dialect=bn.BITNET_CPP)[0]
+    assert bn.check(MODEL, TOKENS, theirs).verdict == Verdict.FLIPS
+    for dialect in ("bitnet.cpp", bn.BITNET_CPP):
+        assert bn.check(MODEL, TOKENS, theirs, dialect).verdict == Verdict.SAME_BITS
+
+
+def test_the_limits_are_measured_where_judge_has_a_fixed_one():
+    """A scale that is off by 1 % of the head leaves an NMSE of 1e-4, below the limit of `judge`."""
+    noise = np.random.default_rng(0).normal(0, 0.08 * RIGHT.std(), RIGHT.shape).astype(np.float32)
+    assert bn.judge(RIGHT, RIGHT + noise).verdict == Verdict.FLIPS
+    report = bn.check(MODEL, TOKENS, RIGHT + noise)
+    assert (report.verdict, report.logits.reach is not None) == (Verdict.WRONG, True)
+
+
+def test_several_sequences_of_logits():
+    ids = np.stack([TOKENS, TOKENS[::-1]])
+    logits = bn.compute_logits(MODEL, ids)
+    for theirs, positions in ((logits, 34), (logits[:, -1], 2), (logits[:, -1:], 2)):
+        report = bn.check(MODEL, ids, theirs)
+        assert (report.verdict, report.logits.positions) == (Verdict.SAME_BITS, positions)
+    report = bn.check(MODEL, ids, logits[::-1])
+    assert (report.verdict, report.logits.explanation) == (Verdict.WRONG, "sequence 0 has the logits of sequence 1")
+
+
+@pytest.mark.parametrize("shape", [(0, 512), (2, 0), (2, 1, 0), (3, 17, 512), (512,), ()])
+def test_logits_of_several_sequences_in_another_shape_are_invalid(shape):
+    assert bn.check(MODEL, np.stack([TOKENS, TOKENS]), np.zeros(shape, np.float32)).verdict == Verdict.INVALID
+
+
+def test_of_several_sequences_the_worst_is_reported(faulty):
+    ours = by_label(OURS)
+    both = {name: np.stack([ours[name], faulty[name].reshape(ours[name].shape)]) for name in faulty}
+    details = Details()
+    report = bn.check(MODEL, np.stack([TOKENS, TOKENS]), both, details=details)
+    one = bn.check(MODEL, TOKENS, faulty)
+    assert (report.verdict, report.first_wrong) == (one.verdict, one.first_wrong)
+    assert report.reason == f"sequence 1 of 2: {one.reason}"
+    assert report.notes[-1] == "by sequence: SAME_BITS, WRONG"
+    assert Key("ffn_out", 1) in details.tensors
+    with pytest.raises(ShapeError, match=r"dump\['l_out-0'\] has shape \[17, 256\], expected 2 sequences"):
+        bn.check(MODEL, np.stack([TOKENS, TOKENS]), {"l_out-0": ours["l_out-0"]})
+
+
+@pytest.mark.parametrize("dump", [np.full_like(RIGHT, np.nan), RIGHT[:, :-1], RIGHT[:-1], np.zeros_like(RIGHT), RIGHT.astype(np.int32)])
+def test_numbers_never_raise(dump):
+    assert bn.check(MODEL, TOKENS, dump).verdict == Verdict.INVALID
+
+
+@pytest.mark.parametrize(
+    ("dump", "error", "message"),
+    [
+        ({"x": RIGHT}, FileFormatError, "no point of a forward pass in it, expected labels such as attn_norm-0; it has 'x'"),
+        ({3: RIGHT}, OptionError, "dump has the key 3, expected names such as attn_norm-0"),
+        ({"logits": RIGHT, "result_output": RIGHT}, OptionError, "expected logits once"),
+        ({"l_out-0": "abc"}, ShapeError, r"dump\['l_out-0'\] is of type str"),
+        ({}, FileFormatError, "no point of a forward pass"),
+        (object(), ShapeError, "^dump is of type object"),
+        (None, ShapeError, "is of type NoneType"),
+    ],
+)
+def test_what_is_no_dump_is_refused(dump, error, message):
+    with pytest.raises(error, match=message):
+        bn.check(MODEL, TOKENS, dump)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(OptionError, match="model is None, expected a Model"):
+        bn.check(None, TOKENS, RIGHT)
+    with pytest.raises(OptionError, match="dialect is 'numpy', expected a Dialect or one of exact, "):
+        bn.check(MODEL, TOKENS, RIGHT, "numpy")
+    with pytest.raises(ShapeError, match="tokens has shape"):
+        bn.check(MODEL, TOKENS[None, None], RIGHT)
+    with pytest.raises(TokenRangeError, match="token 512"):
+        bn.check(MODEL, [512], RIGHT)
+    with pytest.raises(ShapeError, match="expected one sequence with a dump in a file"):
+        bn.check(MODEL, np.stack([TOKENS, TOKENS]), "dump.npz")

@@ -1,0 +1,156 @@
+"""The bounds of narrow types: honest engines stay within them, and a bound is not much wider than needed."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from bitnet_np.dialects import EXACT
+from bitnet_np.judge import graph, narrow
+from bitnet_np.judge.bounds import bound_of, within
+from bitnet_np.judge.narrow import Storage, half_steps, rounded
+from bitnet_np.judge.precision import Precision
+from bitnet_np.judge.roundings import to_bfloat16, to_float16, to_q8_0
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.testing import random_model
+from bitnet_np.traces.points import Trace
+from scripts.judging.engine import KINDS, Engine, accumulate, precise
+from scripts.judging.faults import silu
+
+ROUND = {"float16": to_float16, "bfloat16": to_bfloat16}
+RNG = np.random.default_rng(0)
+
+
+def judged(model, ids, dump, **how):
+    return judge_trace(model, Trace(points=dump, tokens=None, origin="dump"), ids, **how)
+
+
+# --- types ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ROUND)
+def test_half_a_step_is_the_largest_error_of_a_float(kind):
+    x = RNG.standard_normal((50, 64)) * np.exp(RNG.uniform(-20, 3, (50, 64)))
+    share = np.abs(ROUND[kind](x) - x) / half_steps(x, kind)
+    assert 0.9 < share.max() <= 1
+
+
+def test_half_a_step_is_the_largest_error_of_q8_0():
+    x = RNG.standard_normal((50, 64))
+    share = np.abs(to_q8_0(x) - x) / half_steps(x, "q8_0")
+    assert 0.5 < share.max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "q8_0", "q4_0", "q6_K"])
+def test_codes_are_within_half_a_step(kind):
+    x = RNG.standard_normal((50, 64))
+    assert (np.abs(rounded(x, kind) - x) <= half_steps(x, kind) * (1 + 1e-9)).all()
+
+
+# --- operations -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("family", ["bitnet-b1.58", "llama", "gpt2", "qwen2", "gptneox"])
+def test_every_operation_of_every_family_has_room_for_its_roundings(family, kind):
+    """Inputs and result rounded once each, the least that an honest engine does; and the bound is at most 20 times the mean error."""
+    model = random_model(1, family=family, n_layers=1, width=64, heads=4, kv_heads=4, head_dim=16, ffn=96)
+    ids = np.arange(12) * 7 % model.config.vocab
+    values = {graph.TOKENS: ids}
+    for operation in graph.operations(model, EXACT):
+        inputs = [values[key] for key in operation.inputs]
+        values[operation.key] = ROUND[kind](operation.evaluate(*inputs).value)
+        if operation.key.name.endswith(("_codes", "_scale")):
+            continue
+        storage = Storage(tuple("float32" if key == graph.TOKENS else kind for key in operation.inputs), kind)
+        expected = operation.expected(storage, *inputs)
+        verdict, reason, ratio = within(expected, values[operation.key])
+        assert verdict <= Verdict.FLIPS, (operation.key, reason)
+        assert 1e-3 < ratio <= 1, operation.key
+
+
+def test_float32_adds_nothing():
+    model = random_model(1, family="llama", n_layers=1)
+    ids = np.arange(5)
+    values = {graph.TOKENS: ids}
+    for operation in graph.operations(model, EXACT):
+        inputs = [values[key] for key in operation.inputs]
+        expected = operation.evaluate(*inputs)
+        values[operation.key] = expected.value
+        wide = operation.expected(Storage(("float32",) * len(inputs), "float32"), *inputs)
+        assert (wide.worst, wide.square) == (0.0, 0.0)
+        cached = operation.expected(Storage(("float32",) * len(inputs), "float32", Precision(kv="float16")), *inputs)
+        grows = bound_of(cached, expected.value.shape)[1].sum() > bound_of(wide, expected.value.shape)[1].sum()
+        assert grows == (operation.key.name == "kqv_out"), operation.key
+
+
+def test_a_head_of_few_bits_is_within_its_type_and_no_other():
+    model = random_model(2, family="llama", n_layers=1, tied=False)
+    x = RNG.standard_normal((9, model.config.width))
+    operation = list(graph.operations(model, EXACT))[-1]
+    head = narrow.rounded(model.head.astype(np.float64), "int4")
+    theirs = (x @ head.T).astype(np.float32).astype(np.float64)
+    verdicts = {}
+    for kind in ("float32", "int8", "q6_K", "int4"):
+        expected = operation.expected(Storage(("float32",), "float32", Precision(head=kind)), x)
+        verdicts[kind] = within(expected, theirs)[0]
+    assert verdicts["int4"] == Verdict.ROUNDING
+    assert verdicts["float32"] == verdicts["int8"] == verdicts["q6_K"] == Verdict.WRONG
+
+
+# --- whole dumps ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_honest_engines_are_left_alone(kind, seed):
+    model = random_model(seed, head_dim=32)
+    ids = np.random.default_rng(seed).integers(0, model.config.vocab, 9 + seed)
+    for dot in (precise, accumulate(8)):
+        report = judged(model, ids, Engine(model, ids, dot=dot, **KINDS[kind]).run())
+        assert report.verdict <= Verdict.NARROW, report.reason
+        assert (report.verdict == Verdict.NARROW) == ("cache" in kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mistake_is_the_headline_and_never_a_rounding(kind):
+    model = random_model(4, head_dim=32)
+    ids = np.random.default_rng(4).integers(0, model.config.vocab, 11)
+    wrong = {"ffn_out": lambda e, n: silu(e.at("ffn_gate", n)) * e.at("ffn_up", n)}
+    report = judged(model, ids, Engine(model, ids, wrong, (1,), **KINDS[kind]).run())
+    assert report.reason == "WRONG at layer 1 ffn_out: SiLU(gate) * up instead of relu(gate)^2 * up"
+
+
+def test_a_mistake_in_attention_is_seen_through_a_narrow_cache():
+    """Also in the first layer, where nothing has shown yet that the cache is narrow."""
+    model = random_model(4, head_dim=32, heads=4, kv_heads=2)
+    ids = np.random.default_rng(4).integers(0, model.config.vocab, 11)
+    wrong = {"kqv_out": lambda e, n: e.attend(n, scale=1.0)}
+    report = judged(model, ids, Engine(model, ids, wrong, **KINDS["q8_0 KV cache"]).run())
+    assert report.first_wrong.key.layer == 0
+    assert report.first_wrong.mistake == "attention.unscaled"
+    assert report.first_wrong.hypothesis.endswith("; and keys and values are rounded, as in a cache of q8_0")
+
+
+def test_what_is_declared_is_not_read_off():
+    model = random_model(3, head_dim=32)
+    ids = np.random.default_rng(3).integers(0, model.config.vocab, 10)
+    dump = Engine(model, ids, **KINDS["bfloat16"]).run()
+    check = partial(judged, model, ids, dump)
+    assert check(precision=Precision(act="bfloat16")).verdict <= Verdict.FLIPS
+    assert "judged in the declared precision: act=bfloat16" in check(precision=Precision(act="bfloat16")).notes
+    strict = check(precision=Precision())
+    assert strict.verdict == Verdict.WRONG
+    assert "its numbers are rounded to bfloat16, and right but for that" in strict.first_wrong.hypothesis
+    assert check(precision=Precision(act="float16")).verdict == Verdict.WRONG
+    assert check().notes[0].startswith("judged as bfloat16, read off the dump: ")
+
+
+def test_a_cache_can_be_declared():
+    model = random_model(3, head_dim=32)
+    ids = np.random.default_rng(3).integers(0, model.config.vocab, 10)
+    dump = Engine(model, ids, **KINDS["q8_0 KV cache"]).run()
+    assert judged(model, ids, dump, precision=Precision(kv="q8_0")).verdict <= Verdict.FLIPS
+    assert judged(model, ids, dump, precision=Precision(kv="float16")).verdict == Verdict.WRONG
+    assert judged(model, ids, dump, precision=Precision()).verdict == Verdict.WRONG

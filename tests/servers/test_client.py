@@ -1,0 +1,209 @@
+"""HTTP to a server that is not trusted: every answer ends in a value or a clear error, in limited time and memory."""
+
+import json
+import socket
+import time
+
+import pytest
+from fake_server import raw, serving
+
+from bitnet_np.errors import OptionError, ServerError
+from bitnet_np.servers.client import SMALL_ANSWER, RefusedError, client_of
+
+
+@pytest.mark.parametrize(
+    ("url", "seen"),
+    [
+        ("http://127.0.0.1:8080", "http://127.0.0.1:8080"),
+        ("http://127.0.0.1:8080/", "http://127.0.0.1:8080"),
+        ("http://127.0.0.1:8080/v1/", "http://127.0.0.1:8080"),
+        ("https://example.org/llm/v1", "https://example.org/llm"),
+        ("http://[::1]:80", "http://[::1]:80"),
+    ],
+)
+def test_addresses(url, seen):
+    assert client_of(url, 1).url == seen
+
+
+REFUSED = [
+    *("", "127.0.0.1:8080", "file:///etc/passwd", "ftp://a", "http://", "http://a:b", "http://a:99999", "http://[::1"),
+    *("http://me:secret@a", "http://a/?x=1", "http://a/#b", "http://a/ b", "http://a/\nb"),
+]
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_addresses_that_are_refused(url):
+    with pytest.raises(OptionError, match="the endpoint is"):
+        client_of(url, 1)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 1e9, float("nan"), float("inf")])
+def test_timeouts_that_are_refused(timeout):
+    with pytest.raises(OptionError, match="the timeout is"):
+        client_of("http://a", timeout)
+
+
+def test_json_goes_both_ways():
+    with serving({"/v/x": lambda body: {"got": body}}) as (url, requests):
+        client = client_of(url + "/v", 5)
+        assert client.post("/x", {"a": [1, "é"]}) == {"got": {"a": [1, "é"]}}
+        assert client.get("/x") == {"got": None}
+        assert requests == [("POST", "/v/x", {"a": [1, "é"]}), ("GET", "/v/x", None)]
+
+
+def test_nan_is_passed_on_for_the_judge():
+    with serving({"/x": b'{"a": NaN, "b": -Infinity}'}) as (url, _):
+        value = client_of(url, 5).get("/x")
+    assert value["a"] != value["a"]
+    assert value["b"] == float("-inf")
+
+
+BAD = [b"", b"{", b"no json", b"\xff\xfe\x00", b"[" * 100_000, b"[" + b"9" * 10_000 + b"]", b'{"a": 1} trailing']
+
+
+@pytest.mark.parametrize("body", BAD, ids=range(len(BAD)))
+def test_what_is_no_json_is_refused(body):
+    with serving({"/x": body}) as (url, _), pytest.raises(ServerError, match=r"/x: the answer is no JSON"):
+        client_of(url, 5).get("/x")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (500, {"error": {"message": "model\x1b[2J exploded", "code": 500}}, r"HTTP status 500: 'model\x1b[2J exploded'"),
+        (401, {"error": "no key"}, "HTTP status 401: 'no key'"),
+        (422, {"detail": [1]}, "HTTP status 422: '[1]'"),
+        (400, b"<html>" + b"a" * 1000, "HTTP status 400: '<html>aaa"),
+        (404, b"\xff", "HTTP status 404"),
+        (503, b"[" * 100_000, "HTTP status 503"),
+    ],
+)
+def test_refusals_say_what_the_server_says(status, body, said):
+    with serving({"/x": (status, body, {})}) as (url, _), pytest.raises(RefusedError) as caught:
+        client_of(url, 5).get("/x")
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 250
+    assert caught.value.status == status
+
+
+def test_no_redirect_is_followed():
+    with serving({"/secret": {}}) as (other, theirs):
+        for status in (301, 302, 303, 307, 308):
+            with (
+                serving({"/x": (status, b"", {"Location": f"{other}/secret"})}) as (url, _),
+                pytest.raises(ServerError, match="redirects to"),
+            ):
+                client_of(url, 5).post("/x", {})
+        assert theirs == []
+
+
+def test_proxies_of_the_environment_are_not_used(monkeypatch):
+    with serving({}) as (proxy, seen), serving({"/x": 1}) as (url, _):
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy)
+        assert client_of(url, 5).get("/x") == 1
+        assert seen == []
+
+
+def endless(chunked):
+    @raw
+    def write(handler):
+        handler.send_response(200)
+        if chunked:
+            handler.protocol_version = "HTTP/1.1"
+            handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        while True:
+            handler.wfile.write(b"4000\r\n" + b" " * 0x4000 + b"\r\n" if chunked else b" " * 0x4000)
+
+    return write
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_an_answer_without_an_end_is_cut_off(chunked):
+    with serving({"/x": endless(chunked)}) as (url, _), pytest.raises(ServerError, match=f"more than {SMALL_ANSWER:,} bytes"):
+        client_of(url, 60).get("/x")
+
+
+def test_an_answer_of_just_the_most_bytes_is_read():
+    body = json.dumps("a" * 98).encode()
+    assert len(body) == 100
+    with serving({"/x": body}) as (url, _):
+        assert client_of(url, 5).post("/x", {}, most=100) == "a" * 98
+        with pytest.raises(ServerError, match="more than 99 bytes"):
+            client_of(url, 5).post("/x", {}, most=99)
+
+
+def dripping(what):
+    """Sends a byte now and then, within headers or within the body."""
+
+    @raw
+    def write(handler):
+        if what == "body":
+            handler.send_response(200)
+            handler.end_headers()
+        else:
+            handler.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        for _ in range(100):
+            handler.wfile.write(b"a")
+            time.sleep(0.1)
+
+    return write
+
+
+@raw
+def silent(handler):
+    time.sleep(3)
+
+
+@raw
+def continuing(handler):
+    for _ in range(1000):
+        handler.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "answer", [dripping("body"), dripping("headers"), silent, continuing], ids=["body", "headers", "silent", "continue"]
+)
+def test_the_time_limit_is_for_the_whole_answer(answer):
+    with serving({"/x": answer}) as (url, _):
+        start = time.monotonic()
+        with pytest.raises(ServerError, match=r"no whole answer within 0.5 s"):
+            client_of(url, 0.5).get("/x")
+        assert time.monotonic() - start < 3
+
+
+@raw
+def not_http(handler):
+    handler.wfile.write(b"SSH-2.0-OpenSSH\r\n")
+
+
+@raw
+def many_headers(handler):
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + b"".join(b"X%d: 1\r\n" % i for i in range(1000)) + b"\r\n{}")
+
+
+@raw
+def nothing(handler):
+    pass
+
+
+@pytest.mark.parametrize("answer", [not_http, many_headers, nothing], ids=["ssh", "headers", "nothing"])
+def test_what_is_no_http_is_refused(answer):
+    with serving({"/x": answer}) as (url, _), pytest.raises(ServerError, match="/x: "):
+        client_of(url, 5).get("/x")
+
+
+def test_a_server_that_is_not_there():
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        with pytest.raises(ServerError, match=f"{url}/x: "):
+            client_of(url, 5).get("/x")
+
+
+def test_https_needs_a_certificate():
+    with serving({"/x": 1}) as (url, _), pytest.raises(ServerError, match="https://"):
+        client_of(url.replace("http:", "https:"), 5).get("/x")
