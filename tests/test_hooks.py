@@ -69,7 +69,7 @@ class Tensor:
         return Tensor(self.array, self.dtype, True)
 
     def float(self):
-        return Tensor(self.array.astype(np.float32), "torch.float32", self.detached)
+        return Tensor(self.array.astype(np.float32, copy=False), "torch.float32", self.detached)
 
     def cpu(self):
         return self

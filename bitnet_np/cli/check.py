@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .. import embedded, machine, selftest
 from ..dialects import BITNET_CPP, DIALECTS, EXACT
 from ..errors import OptionError
+from ..families import FAMILIES
 from ..files.load import open_model
 from ..files.source import Source
 from ..forward_pass import compute_logits
@@ -19,12 +20,13 @@ from ..judge.detail import Details
 from ..judge.dump import check_logits, check_trace
 from ..judge.graph import LOGITS
 from ..judge.logits import Judgement, judge
-from ..judge.precision import PROFILES, Precision, Profile
+from ..judge.partial import check_partial
+from ..judge.precision import FLOAT32, PROFILES, Precision, Profile
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
 from ..judge.verdict import Verdict
 from ..machine import digest_of
 from ..text.tokenizer import tokenizer_from
-from ..traces.formats import FORMATS, detect, npy, raw, read_any
+from ..traces.formats import FORMATS, detect, eval_callback, npy, raw, read_any
 from ..whole_file import whole_file
 from . import check_server, progress
 from .arguments import add_model_argument, add_model_options, add_token_arguments, check_out, loaded
@@ -138,6 +140,10 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray, details
         theirs = npy.mapped(path)[1]() if name == "logits" else _bare(path, source, rows)
         model = loaded(source, arguments)
         return check_logits(model, ids, theirs, profile.dialect, arguments.last, progress.bar, details, profile.precision)
+    if name == "eval-callback":
+        printed, model = eval_callback.read(path), loaded(source, arguments)
+        profile = _profile(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
+        return check_partial(model, ids, printed, profile.dialect, profile.precision or FLOAT32)
     shape = _bare(path, source, ids.shape).shape if name == "raw" else None
     trace = read_any(path, name, shape, ids, source.config())
     return check_trace(loaded(source, arguments), ids, trace, profile.dialect, progress.bar, details, profile.precision)

@@ -8,6 +8,7 @@ logits.py       measures, limits and verdicts of logits          reach.py       
 mistakes/       the one catalogue of known mistakes              diagnosis.py   mistakes that are read off the numbers
 variant.py      our engine with something changed                verdict.py     SAME_BITS, ROUNDING, FLIPS, WRONG, INVALID
 report.py       the Report, its tables and its heat map          receipt.py     BitNet-rs's parity receipts
+partial.py      tensors of which some numbers are known
 in_memory.py    `bitnet_np.check`: arrays of any library          detail.py      worst numbers and errors by position, on request
 html.py         the report as one HTML file: its style and its script lie in data/
 

@@ -20,7 +20,7 @@ from bitnet_np.files.gguf_file import StringArray
 from bitnet_np.files.load import model_from, open_model
 from bitnet_np.files.source import Source
 from bitnet_np.text.tokenizer import tokenizer_from
-from bitnet_np.traces.formats import bitnet_rs, read_any
+from bitnet_np.traces.formats import bitnet_rs, eval_callback, read_any
 
 from .edits import edit_bytes, edit_words
 from .gguf_document import Document, changed
@@ -239,6 +239,9 @@ def use_dump(folder: Path, n: int) -> None:
     path = entries[0] if len(entries) == 1 and name not in ("npy", "aprt", "bitnet-rs", "steps", "steps-in-names") else folder
     if name.startswith("bitnet-rs"):
         bitnet_rs.read(path)
+    if name == "eval-callback":
+        eval_callback.read(path)
+        return
     format = {"packed": "npz", "modules": "npz", "steps": "npy", "steps-in-names": "npy"}.get(name, name) if n % 2 else None
     shape = (len(TOKENS), VOCAB) if name == "raw" else None
     trace = read_any(path, format, shape=shape, tokens=TOKENS if n % 3 else None)

@@ -29,6 +29,27 @@ _MERGED = ["he", "ll", "hell", "Ġhe"]
 _MERGES = ["h e", "l l", "he ll", "Ġ he"]
 _PIECES = [SPACE, *"helo", SPACE + "h", "el", "ll", "ello", "he", SPACE + "hello", "llo"]
 _FLOATS = ("float32", "float16", "bfloat16")
+_PRINTED = """log: a line
+ggml_debug:                  l_out-0 = (f32)        ADD(a{8, 2, 1, 1}, b{8, 2, 1, 1}}) = {8, 2, 1, 1}
+    [
+        [
+            [      1.0000,      -1.5000,       0.0000, ...,       2.2500,       3.0000,      -4.0000  ],
+            [      0.1000,       0.2000,       0.3000, ...,       0.4000,       0.5000,       0.6000  ],
+        ],
+    ]
+    sum = 2.850000
+ggml_debug:                   Qcur-0 = (f32)       ROPE(a{2, 1, 2, 1}, b{2, 1, 1, 1}}) = {2, 1, 2, 1}
+    [
+        [
+            [      1.0000,       2.0000  ],
+        ],
+        [
+            [      3.0000,       4.0000  ],
+        ],
+    ]
+    sum = 10.000000
+"""
+"""Two nodes as llama-eval-callback prints them."""
 _DUMPS = {
     "logits": ".npy",
     "llama-logits": ".kld",
@@ -214,6 +235,8 @@ def write_dumps(folder: Path) -> None:
         "model.layers.1.input.0": modules["hidden_states.1"],
     }
     np.savez(folder / "modules" / "t.npz", **modules)
+    os.mkdir(folder / "eval-callback")
+    (folder / "eval-callback" / "t.txt").write_text(_PRINTED)
     graph = {"s0.attn_norm-0.MUL": (1, 1, tokens, 4), "s0.Qcur-0.ROPE": (1, tokens, 2, 2), "s0.kq-0.MUL_MAT": (1, 2, tokens, 32)}
     os.mkdir(folder / "nodes")
     nodes: dict[str, Any] = {name: np.ones(shape, np.float32) for name, shape in graph.items()}

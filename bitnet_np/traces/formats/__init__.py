@@ -5,6 +5,7 @@ output.py       the Writer that each format has               stages.py     the 
 labels.py       what labels in a file stand for               arrays.py     the trace of a file's arrays by their labels
 npz, npy, safetensors, torch_file, raw    arrays by label     nodes.py      nodes of a ggml graph
 aprt.py         aprender's stage files                        bitnet_rs.py  BitNet-rs's trace records: hashes
+eval_callback.py                                              what llama.cpp's llama-eval-callback prints
 llama_logits.py llama.cpp's --kl-divergence-base
 """
 

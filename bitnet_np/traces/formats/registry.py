@@ -13,7 +13,7 @@ from ...errors import FileFormatError, OptionError, UnsupportedError, shown
 from ...model import Config
 from ...validate import check_file, integer, path_of
 from ..points import Trace, agreed_tokens, checked_tokens
-from . import aprt, bitnet_rs, llama_logits, nodes, npy, npz, raw, stages, torch_file
+from . import aprt, bitnet_rs, eval_callback, llama_logits, nodes, npy, npz, raw, stages, torch_file
 from . import safetensors as safetensors_file
 from .output import Writer
 
@@ -29,6 +29,9 @@ class Format:
     writer: type[Writer] | None
 
 
+_START = 1 << 18
+"""Bytes from the start of a file, in which its format shows; a log has other lines before the first node."""
+
 _TABLE = (
     Format("npz", "NumPy archive, an array for each label", ".npz", npz.read, npz.NpzWriter),
     Format("npy", "folder of NumPy files, one for each label", "", npy.read_folder, npy.FolderWriter),
@@ -41,9 +44,16 @@ _TABLE = (
     ),
     Format("logits", "one .npy of logits", ".npy", npy.read_logits, npy.LogitsWriter),
     Format("raw", "bare float32 logits, if the name ends in .f32 or the format is given", ".f32", None, raw.RawWriter),
+    Format("eval-callback", "text that llama-eval-callback printed: some numbers of each tensor", "", None, None),
     Format("bitnet-rs", "folder of BitNet-rs's trace records: hashes, no values", "", None, bitnet_rs.FilesWriter),
     Format("bitnet-rs-lines", "BitNet-rs's trace records, one a line", ".jsonl", None, bitnet_rs.LinesWriter),
 )
+
+_NOT_WHOLE = {
+    **dict.fromkeys(("bitnet-rs", "bitnet-rs-lines"), "records of BitNet-rs hold hashes and no values"),
+    "eval-callback": "llama-eval-callback prints some numbers of each tensor only",
+}
+"""The formats that hold no trace, and why."""
 
 FORMATS = {format.name: format for format in _TABLE}
 
@@ -78,9 +88,8 @@ def read_any(
         raise OptionError(f"{path}: format {name} holds shapes, expected none to be given")
     read = FORMATS[name].read
     if read is None:
-        raise UnsupportedError(
-            f"{path}: records of BitNet-rs hold hashes and no values, read them with bitnet_np.traces.formats.bitnet_rs.read"
-        )
+        module = name.removesuffix("-lines").replace("-", "_")
+        raise UnsupportedError(f"{path}: {_NOT_WHOLE[name]}, read them with bitnet_np.traces.formats.{module}.read")
     trace = read(path, ids, config)
     return replace(trace, tokens=agreed_tokens(trace.tokens, ids, str(path)))
 
@@ -99,7 +108,7 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
             return "aprt"
         raise _unknown(path, f"a folder with {shown(sorted(names)[:5])}")
     with open(path, "rb") as file:
-        head = file.read(16)
+        head = file.read(_START)
     if shape is not None:
         return "raw"
     if head[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
@@ -115,7 +124,9 @@ def detect(path: Path, shape: tuple[int, ...] | None = None) -> str:
         return "bitnet-rs"
     if path.suffix == ".npy":  # its reader reports what is wrong with it
         return "logits"
-    raise _unknown(path, f"a file that starts with {shown(head)}")
+    if eval_callback.is_printed(head):
+        return "eval-callback"
+    raise _unknown(path, f"a file that starts with {shown(head[:16])}")
 
 
 def _archive(path: Path) -> str:

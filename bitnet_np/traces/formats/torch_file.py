@@ -4,6 +4,7 @@ So nothing in a file is run. Tensors are mapped, not read, and none can be large
 """
 
 import os
+import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,7 +41,8 @@ def read(path: str | os.PathLike[str], tokens: NDArray | None = None, config: Co
     if version < _FIRST:
         raise UnsupportedError(f"{path}: torch is {torch.__version__}, expected 2.6 or later: older ones may run what a file says")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with warnings.catch_warnings(action="ignore"):  # of a damaged file: it is an error, or its tensors are checked
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises nearly anything for a damaged file
         reason = shown((str(error) or type(error).__name__).splitlines()[0])
         raise FileFormatError(f"{path}: no file of tensors alone, as a dictionary of names and tensors: {reason}") from None
