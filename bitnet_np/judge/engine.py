@@ -63,22 +63,7 @@ def judge_logits(
     others = list(dialects(base))
     names = [name for name in base.present(MATRICES) if name != "attn_k"] if search else []  # scales of queries and keys do the same
     scales = [(name, [scaled(base, name, factor) for factor in (1 / _STEP, _STEP)]) for name in names]
-    total = len(honest) + len(others) + len(mistakes) + 2 * len(scales)
-    done = 0
-
-    def logits(variant: Variant) -> Floats | None:
-        nonlocal done
-        done += 1
-        progress(done, total)
-        try:
-            with np.errstate(all="ignore"):
-                x = run(variant)
-        except NonFiniteError:  # a mistake may leave float32's range
-            return None
-        if details is not None:
-            details.attempt(None, variant.text, float(position_nmse(x, np.asarray(theirs).reshape(-1, x.shape[-1])[: len(x)]).mean()))
-        return x
-
+    logits = _Runs(run, theirs, progress, len(honest) + len(others) + len(mistakes) + 2 * len(scales), details)
     runs = {variant.text: x for variant in honest if (x := logits(variant)) is not None}
     rows = len(next(iter(runs.values())))
     a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
@@ -91,16 +76,38 @@ def judge_logits(
     ours_away = position_nmse(a, b)
     closest = f"closest to {nearest}" if distances[nearest].mean() < ours_away.mean() / _CLOSER else None
     mistake = _nearest_mistake(mistakes, logits, judged.verdict, a, b, np.minimum(ours_away, distances[nearest]))
-    if mistake is None and closest is None and judged.verdict == Verdict.FLIPS and len(a) >= _POSITIONS:
-        mistake = _wrong_scale(scales, logits, a, b, reach.nmse)
+    if mistake is None and closest is None and len(a) >= _POSITIONS:
+        mistake = _wrong_scale(base, scales, logits, a, b, reach.nmse, judged.verdict == Verdict.WRONG)
     undeclared = ""
     if mistake is None and judged.verdict == Verdict.WRONG and precision is None:
         judged, undeclared = _undeclared(judged, base, others, runs, logits, a, b)
-    progress(total, total)
+    progress(logits.total, logits.total)
     if mistake is not None:
         return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
     reason = "; ".join(filter(None, (judged.reason, closest, undeclared)))
     return replace(judged, reason=reason, explanation=closest)
+
+
+class _Runs:
+    """Runs of variants of our engine, counted."""
+
+    def __init__(self, run: Run, theirs: ArrayLike, progress: Progress, total: int, details: Details | None) -> None:
+        self.run, self.theirs, self.progress, self.total, self.details = run, np.asarray(theirs), progress, total, details
+        self.done = 0
+
+    def __call__(self, variant: Variant) -> Floats | None:
+        """Its logits; None if its numbers leave float32's range, as those of a mistake may."""
+        self.done += 1
+        self.progress(min(self.done, self.total), self.total)
+        try:
+            with np.errstate(all="ignore"):
+                x = self.run(variant)
+        except NonFiniteError:
+            return None
+        if self.details is not None:
+            away = position_nmse(x, self.theirs.reshape(-1, x.shape[-1])[: len(x)])
+            self.details.attempt(None, variant.text, float(away.mean()))
+        return x
 
 
 def _undeclared(
@@ -108,7 +115,7 @@ def _undeclared(
     base: Variant,
     others: list[Variant],
     runs: dict[str, Floats],
-    logits: Callable[[Variant], Floats | None],
+    logits: _Runs,
     a: NDArray,
     b: NDArray,
 ) -> tuple[Judgement, str]:
@@ -132,7 +139,7 @@ _PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bf
 
 
 def _nearest_mistake(
-    mistakes: list[Variant], logits: Callable[[Variant], Floats | None], verdict: Verdict, a: NDArray, b: NDArray, best: NDArray[np.float64]
+    mistakes: list[Variant], logits: _Runs, verdict: Verdict, a: NDArray, b: NDArray, best: NDArray[np.float64]
 ) -> str | None:
     """The mistake nearest to theirs, b, if it is _CLOSER times nearer than `best`: the distance [P] of the nearest run without one."""
     text, ours_away = None, position_nmse(a, b)
@@ -159,11 +166,21 @@ def _explains(away: NDArray[np.float64], others: NDArray[np.float64]) -> bool:
 
 
 def _wrong_scale(
-    scales: list[tuple[str, list[Variant]]], logits: Callable[[Variant], Floats | None], a: NDArray, b: NDArray, reach: float
+    base: Variant,
+    scales: list[tuple[str, list[Variant]]],
+    logits: _Runs,
+    a: NDArray,
+    b: NDArray,
+    reach: float,
+    verify: bool,
 ) -> str | None:
-    """The kind of matrix whose scale is off, if one is. Kinds whose scale a norm cancels change too little to be seen."""
+    """The kind of matrix whose scale is off, if one is. Kinds whose scale a norm cancels change too little to be seen.
+
+    verify: run our engine with that scale, and believe it if it comes _CLOSER times nearer: a large error of another cause may point along.
+    """
     error = b.astype(np.float64) - a
-    text, most = None, 1.0
+    best: tuple[str, float, NDArray[np.float64]] | None = None
+    most = 1.0
     for name, variants in scales:
         low, high = (logits(variant) for variant in variants)
         if low is None or high is None:
@@ -176,5 +193,14 @@ def _wrong_scale(
         spread = np.sqrt(((along - slope * square) ** 2).sum()) / max(square.sum(), 1e-300)
         sure = abs(slope) / max(_LEAST, (6 + 40 / len(a)) * spread)
         if sure > most:
-            text, most = f"the scale of {name} is off, by a factor of about {np.exp(np.clip(slope, -50, 50)):.3g}", sure
-    return text
+            best, most = (name, slope, change), sure
+    if best is None:
+        return None
+    name, slope, change = best
+    slope = float(np.clip(slope, -50, 50))
+    if verify:
+        x = logits(scaled(base, name, np.exp(slope)))
+        if x is None or not _explains(_distances(x, a, b), position_nmse(a, b)):
+            return None
+        slope += float(((b - x.astype(np.float64)) * change).sum() / max((change**2).sum(), 1e-300))  # what is left, once more
+    return f"the scale of {name} is off, by a factor of about {np.exp(slope):.3g}"

@@ -101,3 +101,24 @@ def test_progress_is_told_to_the_end():
     judged(definition(tokens(17), *SMALL_FAULTS["absmax to 126"][:2]), progress=lambda done, total: steps.append((done, total)))
     assert steps[-1][0] == steps[-1][1] > 40
     assert [done for done, _ in steps] == sorted(done for done, _ in steps)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("ffn_down", 1.1), ("attn_v", 1.3), ("attn_q", 0.5)])
+def test_a_scale_that_is_far_off_is_named_too(name, factor):
+    """The logits are WRONG by their distance. The engine with the scale that is read off them is run, and comes near."""
+    llama = random_model(1, family="llama", n_layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, tied=False)
+    base, ids = Variant("ours", llama, EXACT), np.random.default_rng(1).integers(0, llama.config.vocab, 20)
+    judgement = judge_by(base, ids)(logits_of(scaled(base, name, factor), ids))
+    says = f"the scale of {name} is off, by a factor of about "
+    assert judgement.verdict is WRONG
+    assert judgement.explanation.startswith(says)
+    assert float(judgement.explanation.removeprefix(says)) == pytest.approx(factor, rel=0.1)
+
+
+def test_another_large_error_is_no_scale():
+    llama = random_model(1, family="llama", n_layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96, tied=False)
+    base, ids = Variant("ours", llama, EXACT), np.random.default_rng(1).integers(0, llama.config.vocab, 20)
+    right = logits_of(base, ids)
+    noise = np.random.default_rng(2).standard_normal(right.shape).astype(np.float32) * right.std() / 2
+    judgement = judge_by(base, ids)(right + noise)
+    assert (judgement.verdict, judgement.explanation) == (WRONG, None)
