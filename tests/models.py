@@ -119,3 +119,9 @@ def as_table(values: NDArray, dtype: str = "float32") -> NDArray:
     table = (values.view(np.uint32) >> 16).astype(np.uint16) if dtype == "bfloat16" else values.astype(dtype)
     table.flags.writeable = False
     return table
+
+
+def normal(rng, *shape):
+    """Rows of very different sizes, so that a scale of a wrong row shows."""
+    x = rng.standard_normal(shape) * np.exp2(rng.integers(-6, 7, (shape[0], *[1] * (len(shape) - 1))))
+    return x.astype(np.float32)

@@ -33,7 +33,8 @@ def test_the_program(tmp_path):
     (printed, *_), (_, stderr), (nothing, message) = [process.communicate() for process in started]
     assert [process.returncode for process in started] == [0, 1, 2]
     assert json.loads(printed)["sha256"] == sha256(logits)
-    assert (stderr, nothing) == (b"", b"")
+    assert [line for line in stderr.splitlines() if not line.endswith(b" so far")] == []  # progress, on a slow machine
+    assert nothing == b""
     assert message.startswith(b"bitnet-np: ")
 
 
