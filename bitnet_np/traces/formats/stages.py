@@ -102,9 +102,3 @@ def from_transformers(module: str) -> Key | None:
     match = _MODULE_LAYER.search(module)
     name = _BY_TRANSFORMERS.get(_MODULE_LAYER.sub("{}", module))
     return Key(name, int(match[0]) if match else None) if name else None
-
-
-def to_transformers(key: Key) -> str | None:
-    """The transformers module that outputs a point; None if there is none."""
-    module = stage(key.name).transformers
-    return module and module.format(key.layer)

@@ -24,12 +24,10 @@ def test_names_go_there_and_back():
         name, operation = stage.ggml.split(".")
         assert stages.from_ggml(f"s2.{name}{'' if layer is None else '-3'}.{operation}") == (2, key)
         assert labels.direct(str(key)) == key
-        module = stages.to_transformers(key)
+        module = stage.transformers and stage.transformers.format(layer)
         assert module is None or stages.from_transformers(module) == labels.direct(module) == key
         assert stage.aprt is None or stages.from_aprt(stage.aprt) == stage.ours
         assert stage.bitnet_rs is None or stages.from_bitnet_rs(stage.bitnet_rs) == stage.ours
-    assert stages.to_transformers(Key("ffn_gate", 2)) == "model.layers.2.mlp.gate_proj"
-    assert stages.to_transformers(Key("attn_norm_codes", 2)) is None
 
 
 @pytest.mark.parametrize(
