@@ -1,5 +1,7 @@
 """Every error a caller can cause. All are ValueErrors, so a caller may catch one family or Python's own."""
 
+from collections.abc import Sequence
+
 
 class Error(ValueError):
     """Base of the family. The message names the file, tensor or argument, its value, and what was expected."""
@@ -56,6 +58,12 @@ class OptionError(Error):
 def shown(value: object) -> str:
     """The repr of a value from outside, cut to 80 characters: safe to print on a terminal."""
     return shortened(repr(value), 80)
+
+
+def listed(items: Sequence[object], most: int = 4) -> str:
+    """The first of some items between commas, and how many more there are."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more
 
 
 def shortened(text: str, most: int = 120) -> str:

@@ -5,15 +5,15 @@ Python calls it. The points are those of traces/points.py that are inputs or out
 and no attention scores.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import OptionError, ShapeError, shown
+from .traces.arrays import as_numpy
 from .traces.formats import labels
 from .traces.points import Key, Trace
 
@@ -81,7 +81,7 @@ def record_transformers(model: Any) -> Iterator[Trace]:
         for place in _places(model):
 
             def hook(module: Any, arguments: tuple[Any, ...], output: Any, place: _Place = place) -> None:
-                _take(points, place, arguments, output, _from_torch)
+                _take(points, place, arguments, output)
 
             stack.callback(place.module.register_forward_hook(hook).remove)
         yield _trace(points, model)
@@ -108,7 +108,7 @@ def _recording(kind: type, place: _Place, points: Recorded) -> type:
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         output = kind.__call__(self, *arguments, **named)
-        _take(points, place, arguments, output, _from_mlx)
+        _take(points, place, arguments, output)
         return output
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
@@ -149,24 +149,16 @@ def _places(model: Any) -> list[_Place]:
     return places
 
 
-def _take(points: Recorded, place: _Place, arguments: tuple[Any, ...], output: Any, numbers: Callable[[Any], Floats]) -> None:
+def _take(points: Recorded, place: _Place, arguments: tuple[Any, ...], output: Any) -> None:
     """Record what a module took and gave in one call."""
     if place.input is not None and arguments:
-        points.add(place.input, numbers(arguments[0]))
+        points.add(place.input, _numbers(place.input, arguments[0]))
     if place.output is not None:
         first = output[0] if isinstance(output, tuple | list) else output
-        points.add(place.output, numbers(getattr(first, "logits", first)))
+        points.add(place.output, _numbers(place.output, getattr(first, "logits", first)))
 
 
-def _from_torch(tensor: Any) -> Floats:
-    """The numbers of a torch tensor, copied: the model may change it in place."""
-    plain = tensor.detach()
-    return np.array((plain if "float64" in str(plain.dtype) else plain.float()).cpu().numpy())
-
-
-def _from_mlx(array: Any) -> Floats:
-    """The numbers of an mlx array; NumPy has no bfloat16."""
-    if "bfloat16" in str(array.dtype):
-        array = array.astype(import_module(type(array).__module__).float32)
-    numbers = np.array(array)
-    return numbers if numbers.dtype == np.float64 else numbers.astype(np.float32)
+def _numbers(key: Key, array: Any) -> Floats:
+    """The numbers of a tensor, copied: the model may change it in place."""
+    numbers = as_numpy(str(key), array)
+    return np.array(numbers, np.float64 if numbers.dtype == np.float64 else np.float32)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from judging.engine import Engine, Floats, accumulate, embedded_model, f32, precise
+from judging.engine import Engine, Floats, accumulate, embedded_model, f32, float16, precise
 from judging.faults import LAYER, faults, silu, truncated
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -67,10 +67,6 @@ def unscaled_values(e: Engine, n: int) -> Floats:
     return e.linear(e.at("attn_norm", n), weights) / weights.scale
 
 
-def half(x: Floats) -> Floats:
-    return x.astype(np.float16).astype(f32)
-
-
 def honest() -> Iterator[tuple[str, Make]]:
     for halves in (False, True):
         kind = "bitnet.cpp's float16" if halves else "float32"
@@ -80,7 +76,7 @@ def honest() -> Iterator[tuple[str, Make]]:
     norm_names = {"attn_norm": None, "attn_sub_norm": "kqv_out", "ffn_norm": "ffn_inp", "ffn_sub_norm": "ffn_out"}
 
     def norm(name: str, source: str | None) -> Callable[[Engine, int], Floats]:
-        return lambda e, n: half(e.norm(e.stream(n) if source is None else e.at(source, n), getattr(e.model.layers[n], name)))
+        return lambda e, n: float16(e.norm(e.stream(n) if source is None else e.at(source, n), getattr(e.model.layers[n], name)))
 
     yield "float16 norms", engine(faults={name: norm(name, source) for name, source in norm_names.items()})
 

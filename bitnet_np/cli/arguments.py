@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from .. import packing
 from ..backend import Backend
-from ..dialects import DIALECTS
+from ..dialects import DIALECTS, EXACT
 from ..dispatch import Device
 from ..errors import OptionError
 from ..files.load import model_from
 from ..files.overrides import BEYOND, OVERRIDABLE
 from ..files.source import Source
 from ..gpu.device import device_of, place
+from ..judge.precision import PROFILES, Precision, Profile
 from ..kernels import cpu
 from ..model import Model
 from ..whole_file import whole_file
@@ -50,6 +51,31 @@ def add_computing_arguments(parser: argparse.ArgumentParser) -> None:
         help="the engine whose roundings are followed (default exact: no engine's, the definition)",
     )
     add_model_options(parser)
+
+
+def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --as and --precision, what is declared of the engine that is judged; `profile_of` reads them."""
+    parser.add_argument(
+        "--as",
+        dest="profile",
+        choices=PROFILES,
+        help="the kind of engine (default: the definition, with types narrower than float32 read off the dump; exact: nothing is read off; "
+        "with --endpoint: the server's)",
+    )
+    parser.add_argument(
+        "--precision",
+        metavar="act=bf16,kv=q8_0,...",
+        help="the types that the engine keeps numbers in: act (tensors), kv (the cache), probs, acc, attn_acc (sums), head (its own type)",
+    )
+
+
+def profile_of(arguments: argparse.Namespace, default: str | None = None) -> Profile:
+    """The dialect and precision that are declared, or a default one's by name. Raises OptionError."""
+    name = arguments.profile or default
+    profile = PROFILES[name] if name else Profile(EXACT, None)
+    if arguments.precision is None:
+        return profile
+    return Profile(profile.dialect, Precision.parse(arguments.precision, profile.precision))
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

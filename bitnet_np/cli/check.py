@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterator, Mapping
-from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from .. import embedded, machine, selftest
 from ..dialects import BITNET_CPP, DIALECTS, EXACT
-from ..errors import OptionError
+from ..errors import OptionError, listed
 from ..families import FAMILIES
 from ..files.load import open_model
 from ..files.source import Source
@@ -21,7 +20,7 @@ from ..judge.dump import check_logits, check_trace
 from ..judge.graph import LOGITS
 from ..judge.logits import Judgement, judge
 from ..judge.partial import check_partial
-from ..judge.precision import FLOAT32, PROFILES, Precision, Profile
+from ..judge.precision import FLOAT32
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
 from ..judge.verdict import Verdict
 from ..machine import digest_of
@@ -29,7 +28,7 @@ from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, detect, eval_callback, npy, raw, read_any
 from ..whole_file import whole_file
 from . import check_server, progress
-from .arguments import add_model_argument, add_model_options, add_token_arguments, check_out, loaded
+from .arguments import add_model_argument, add_model_options, add_profile_arguments, add_token_arguments, check_out, loaded, profile_of
 from .inputs import token_ids
 from .printing import print_json, printable, table
 
@@ -58,18 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--last", action="store_true", help="the dump holds logits of the last position only")
     add_report_arguments(parser)
     check_server.add_arguments(parser)
-    parser.add_argument(
-        "--as",
-        dest="profile",
-        choices=PROFILES,
-        help="the kind of engine (default: the definition, with types narrower than float32 read off the dump; exact: nothing is read off; "
-        "with --endpoint: the server's)",
-    )
-    parser.add_argument(
-        "--precision",
-        metavar="act=bf16,kv=q8_0,...",
-        help="the types that the engine keeps numbers in: act (tensors), kv (the cache), probs, acc, attn_acc (sums), head (its own type)",
-    )
+    add_profile_arguments(parser)
     add_model_options(parser)
 
 
@@ -101,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not all(named):
         raise OptionError("check needs MODEL, token ids (--tokens, --tokens-file or --text) and --theirs or --endpoint, or none of them")
     if arguments.endpoint is not None:
-        report, heading = check_server.judged(arguments, partial(_profile, arguments))
+        report, heading = check_server.judged(arguments)
         return show(arguments, report, heading, None, {"model": arguments.model})
     details = check_report_arguments(arguments)
     source = open_model(arguments.model)
@@ -118,18 +106,9 @@ def _declared(arguments: argparse.Namespace) -> str:
     return " ".join(filter(None, texts)) or "types read off the dump"
 
 
-def _profile(arguments: argparse.Namespace, default: str | None = None) -> Profile:
-    """The dialect and precision that are declared, or a default one's by name. Raises OptionError."""
-    name = arguments.profile or default
-    profile = PROFILES[name] if name else Profile(EXACT, None)
-    if arguments.precision is None:
-        return profile
-    return Profile(profile.dialect, Precision.parse(arguments.precision, profile.precision))
-
-
 def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray, details: Details | None) -> Report:
     """The report on the dump of one sequence [T], or of several [B, T]."""
-    profile = _profile(arguments)
+    profile = profile_of(arguments)
     path: Path = arguments.theirs
     name = arguments.format or detect(path)
     if ids.ndim == 2 or arguments.last:  # logits and nothing else
@@ -142,7 +121,7 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray, details
         return check_logits(model, ids, theirs, profile.dialect, arguments.last, progress.bar, details, profile.precision)
     if name == "eval-callback":
         printed, model = eval_callback.read(path), loaded(source, arguments)
-        profile = _profile(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
+        profile = profile_of(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
         return check_partial(model, ids, printed, profile.dialect, profile.precision or FLOAT32)
     shape = _bare(path, source, ids.shape).shape if name == "raw" else None
     trace = read_any(path, name, shape, ids, source.config())
@@ -209,11 +188,6 @@ def show(arguments: argparse.Namespace, report: Report, heading: str, details: D
     return report.verdict.exit_code
 
 
-def _few(places: tuple[str, ...]) -> str:
-    """The first of some places."""
-    return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
-
-
 def _about(arguments: argparse.Namespace, files: Mapping[str, Path]) -> dict[str, str]:
     """What an HTML report says of itself: the files with their digests, the precision, the machine and the versions."""
     facts: dict[str, str] = {}
@@ -228,7 +202,7 @@ def _paragraphs(report: Report) -> Iterator[str]:
     logits = report.logits
     yield f"{report.verdict.text}\n{printable(report.reason)}"
     if len(report.causes) > 1:
-        yield "causes:\n" + "\n".join(f"  {cause}: {_few(places)}" for cause, places in report.causes.items())
+        yield "causes:\n" + "\n".join(f"  {cause}: {listed(places)}" for cause, places in report.causes.items())
     if report.notes:
         yield "\n".join(f"note: {note}" for note in report.notes)
     if logits is not None and logits.verdict != Verdict.INVALID:

@@ -1,12 +1,11 @@
 """The part of `bitnet-np check` that judges a running server (--endpoint)."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import ContextLimitError, OptionError
 from ..files.load import open_model
-from ..judge.precision import Profile
 from ..judge.report import Report
 from ..judge.top_logprobs import FEWEST, check_completions
 from ..judge.verdict import Verdict
@@ -15,7 +14,7 @@ from ..servers.endpoint import server_at
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from ..validate import integer
 from . import progress
-from .arguments import loaded
+from .arguments import loaded, profile_of
 from .inputs import token_ids
 
 _MOST = 1 << 12  # tokens to predict, and log-probabilities at each
@@ -33,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="with --endpoint: seconds for one request (default 60)")
 
 
-def judged(arguments: argparse.Namespace, profile_of: Callable[[str | None], Profile]) -> tuple[Report, str]:
-    """The report on the server, and its heading. profile_of: what is declared, or the profile of this name."""
-    profile_of(None)  # an option that is wrong, before anything is asked
+def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
+    """The report on the server, and its heading."""
+    profile_of(arguments)  # an option that is wrong, before anything is asked
     for name in ("theirs", "format", "last", "plot"):
         if getattr(arguments, name):
             raise OptionError(f"--endpoint and --{name} exclude each other")
@@ -58,7 +57,7 @@ def judged(arguments: argparse.Namespace, profile_of: Callable[[str | None], Pro
             notes.append("the server has no /tokenize: its tokenizer is not judged")
         else:
             difference = tokenizer_difference(ids.tolist(), theirs, tokenizer.bos)
-    profile = profile_of(server.dialect)
+    profile = profile_of(arguments, server.dialect)
     completions = server.complete(ids.tolist(), predict, k)
     report = check_completions(model, completions, profile.dialect, progress.bar, profile.precision)
     report = replace(report, notes=(*notes, *report.notes))

@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import listed
 from ..traces.points import Key
 from .logits import DIFFERENT, Reach, limits, shape_hint
 from .operations import Expected, U
@@ -99,8 +100,7 @@ def _where(wrong: NDArray[np.bool_]) -> str:
     for axis, name in ((1, "position"), (0, "element")):
         hit = np.flatnonzero(wrong.any(axis=axis))
         if 0 < hit.size <= wrong.shape[1 - axis] // 2:
-            listed = ", ".join(map(str, hit[:4])) + (f" and {hit.size - 4} more" if hit.size > 4 else "")
-            parts.append(f"{name}{'s' * (hit.size > 1)} {listed}")
+            parts.append(f"{name}{'s' * (hit.size > 1)} {listed(hit.tolist())}")
     return f"; wrong only at {', '.join(parts)}" if parts else ""
 
 

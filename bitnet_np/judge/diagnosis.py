@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from .. import spec, widen
 from ..dialects import Dialect
+from ..errors import listed
 from ..model import Linear, Model, Ternary
 from ..traces.points import Key
 from . import operations as op
 from .graph import FIELDS, Operation
 from .mistakes.mistake import Cause
-from .roundings import DIGITS, to_digits, to_float16
+from .precision import DIGITS, NARROW_FLOATS
+from .roundings import to_digits, to_float16
 
 Array = NDArray[np.float64]
 
@@ -57,7 +59,8 @@ def rounded(theirs: Array, value: Array) -> Cause | None:
     informative = (theirs != 0) & (theirs != np.rint(theirs))
     if informative.sum() < 32:
         return None
-    for kind, digits in DIGITS.items():
+    for kind in NARROW_FLOATS:
+        digits = DIGITS[kind]
         if (to_digits(theirs, digits) == theirs).all():
             if ((theirs - value) ** 2).sum() <= (2.0 ** (1 - digits)) ** 2 * (value**2).sum():
                 return _cause("rounded", f"its numbers are rounded to {kind}, and right but for that")
@@ -116,8 +119,7 @@ def _places(wrong: NDArray[np.bool_]) -> Cause | None:
 
 
 def _listed(what: str, numbers: NDArray) -> str:
-    more = f" and {numbers.size - _FEW} more" if numbers.size > _FEW else ""
-    return f"{what}{'s' * (numbers.size > 1)} {', '.join(map(str, numbers[:_FEW]))}{more}"
+    return f"{what}{'s' * (numbers.size > 1)} {listed(numbers.tolist(), _FEW)}"
 
 
 def _in_runs(numbers: NDArray) -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..dialects import EXACT, Dialect
-from ..errors import TokenRangeError
+from ..errors import TokenRangeError, listed
 from ..forward_pass import compute_logits
 from ..model import Model
 from ..network import Runtime
@@ -20,7 +20,7 @@ from .detail import Details
 from .engine import judge_logits
 from .graph import EMBEDDING, LOGITS
 from .logits import FLIPS_LIMIT, Judgement, position_nmse
-from .precision import DIGITS, FLOAT32, Precision, storage_type
+from .precision import FLOAT32, Precision, narrowest, storage_type
 from .report import Report
 from .trace import judge_trace
 from .variant import Variant, variant_logits
@@ -76,9 +76,8 @@ def _unexplained(operations: Report, logits: Judgement) -> bool:
 
 def _read_off(arrays: Iterable[NDArray]) -> Precision | None:
     """The precision of the narrowest type that an array was kept in; None where all are float32."""
-    kinds = [storage_type(array) for array in arrays]
-    narrowest = min(kinds, key=DIGITS.__getitem__, default="float32")
-    return None if narrowest == "float32" else Precision(act=narrowest)
+    kind = narrowest(map(storage_type, arrays))
+    return None if kind == "float32" else Precision(act=kind)
 
 
 def _note(declared: Precision | None, judged: Precision | None) -> tuple[str, ...]:
@@ -197,8 +196,7 @@ def _mixed_sequences(ours: NDArray[np.float32], theirs: NDArray, reach: float) -
             return f"sequence {b} has the logits of sequence {other}"
     if not wrong or len(wrong) == len(ours):
         return None
-    some = ", ".join(map(str, wrong[:4])) + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else "")
-    which = f"sequence {some} of {len(ours)} is" if len(wrong) == 1 else f"sequences {some} of {len(ours)} are"
+    which = f"sequence {wrong[0]} of {len(ours)} is" if len(wrong) == 1 else f"sequences {listed(wrong)} of {len(ours)} are"
     return f"only {which} wrong: are sequences of a batch mixed?"
 
 

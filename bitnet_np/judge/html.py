@@ -14,10 +14,11 @@ from importlib.resources import files
 from math import isfinite, log10
 from typing import Any
 
+from ..errors import listed
 from ..traces.points import GRADIENTS, LAYER_NAMES, LOSS, MODEL_GRADIENTS, Key, meaning
 from .detail import BINS, Detail, Details
 from .logits import Judgement
-from .report import SYMBOLS, OperationVerdict, Report, closer_summary
+from .report import SYMBOLS, OperationVerdict, Report, causes, closer_summary
 from .verdict import Verdict
 
 LOGITS_ID = "logits"
@@ -83,10 +84,8 @@ def _body(report: Report, details: Details, about: Mapping[str, str]) -> Iterato
     if summary := closer_summary(report):
         yield f'<p class="soft">{escape(summary[0].upper() + summary[1:])}.</p>'
     if report.missing:
-        names = ", ".join(map(str, report.missing[:_NOT_IN_DUMP]))
-        more = f" and {len(report.missing) - _NOT_IN_DUMP} more" if len(report.missing) > _NOT_IN_DUMP else ""
         yield f"<details><summary>Not in the dump: {len(report.missing)} {_plural(len(report.missing), 'tensor')}</summary>"
-        yield f'<p class="mono">{escape(names + more)}</p></details>'
+        yield f'<p class="mono">{escape(listed(report.missing, _NOT_IN_DUMP))}</p></details>'
     if about:
         yield "<h2>Where this comes from</h2>" + _table([(name, value) for name, value in about.items()], mono=1)
     yield "<footer>Written by bitnet_np. An error is judged in units of its limit: above 1 it is more than roundings explain.</footer>"
@@ -103,11 +102,7 @@ def _headline(report: Report) -> str:
 
 def _causes(report: Report) -> Iterator[str]:
     """Every distinct cause with the tensors that show it."""
-    places: dict[str, list[str]] = {}
-    for o in report.operations:
-        if o.hypothesis:
-            places.setdefault(o.hypothesis, []).append(o.place)
-    rows = [(cause, _listed(where)) for cause, where in places.items()]
+    rows = [(cause, listed(places, 6)) for cause, places in causes(report.operations).items()]
     if len(rows) > _MOST_CAUSES:
         rows[_MOST_CAUSES:] = [(f"and {len(rows) - _MOST_CAUSES} more", "")]
     if report.logits is not None and report.logits.explanation:
@@ -184,7 +179,7 @@ def _tensors(report: Report, details: Details) -> dict[str, dict[str, Any]]:
 
 
 def _operation(o: OperationVerdict, details: Details) -> dict[str, Any]:
-    across = f"judged together with {_listed([str(k) for k in o.across[:-1]])}, which the dump does not have" if len(o.across) > 1 else ""
+    across = f"judged together with {listed(o.across[:-1], 6)}, which the dump does not have" if len(o.across) > 1 else ""
     untried = "" if o.tried else "known mistakes were not tried: that many operations of a model this large are too much work"
     return _item(
         o.verdict,
@@ -284,10 +279,6 @@ def _json(value: Any) -> str:
 
 def _meaning(name: str) -> str:
     return "gradient of the loss" if name in (*GRADIENTS, *MODEL_GRADIENTS) else "the loss" if name == LOSS else meaning(name)
-
-
-def _listed(names: Sequence[str], most: int = 6) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _plural(n: int, noun: str) -> str:

@@ -54,11 +54,6 @@ Allow = Callable[..., Allowance]
 """(storage, expected, *inputs) -> what narrow types allow an operation."""
 
 
-def allowed(expected: Expected, allowance: Allowance) -> Expected:
-    """The expected output with the bound of narrow types on top of its own."""
-    return expected._replace(worst=allowance.worst, square=allowance.square, shared=allowance.shared)
-
-
 def half_steps(x: Array, kind: str) -> Array:
     """The largest error of each number of [.., width] that is kept in this type."""
     size = np.abs(x)

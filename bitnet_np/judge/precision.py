@@ -5,6 +5,7 @@ A profile is data. narrow.py turns it into bounds for one operation, reach.py in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -13,12 +14,14 @@ from numpy.typing import NDArray
 from ..dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from ..errors import OptionError
 
-ROUNDOFF = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""The largest relative error of rounding to each float type, beyond float32's own."""
 DIGITS = {"float32": 24, "float16": 11, "bfloat16": 8}
 """Significant bits of each float type."""
+NARROW_FLOATS = ("bfloat16", "float16")
+"""The types of fewer bits than float32's, the narrowest first."""
+ROUNDOFF = {"float32": 0.0} | {kind: 2.0 ** -DIGITS[kind] for kind in NARROW_FLOATS}
+"""The largest relative error of rounding to each float type, beyond float32's own."""
 
-FLOATS = tuple(ROUNDOFF)
+FLOATS = tuple(DIGITS)
 CACHES = (*FLOATS, "int8", "q8_0", "q4_0")
 """Types of a KV cache. int8: one scale for each row of a head; q8_0 and q4_0: ggml's blocks of 32."""
 HEADS = (*FLOATS, "int8", "q8_0", "q6_K", "int4")
@@ -121,6 +124,11 @@ def storage_type(x: NDArray) -> str:
         if not possible:
             return "float32"
     return next(iter(possible)) if informative >= _INFORMATIVE else "float32"
+
+
+def narrowest(kinds: Iterable[str]) -> str:
+    """The narrowest of some float types; float32 if there are none."""
+    return min(kinds, key=DIGITS.__getitem__, default="float32")
 
 
 def _on_bfloat16(x: NDArray) -> bool:

@@ -1,6 +1,6 @@
 """The report on a whole trace, with its tables, its heat map and its plot."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import wrap
@@ -93,11 +93,7 @@ class Report:
     @property
     def causes(self) -> dict[str, tuple[str, ...]]:
         """Each distinct cause of wrong tensors, and their places."""
-        causes: dict[str, tuple[str, ...]] = {}
-        for o in self.operations:
-            if o.verdict == Verdict.WRONG and o.hypothesis:
-                causes[o.hypothesis] = (*causes.get(o.hypothesis, ()), o.place)
-        return causes
+        return causes([o for o in self.operations if o.verdict == Verdict.WRONG])
 
     def html(self, details: Details | None = None, about: Mapping[str, str] | None = None) -> str:
         """The report as one HTML document, see html.page."""
@@ -131,6 +127,15 @@ class Report:
             "closer_to_float64": _closer(self.operations),
             "logits": self.logits.as_dict() if self.logits else None,
         }
+
+
+def causes(operations: Iterable[OperationVerdict]) -> dict[str, tuple[str, ...]]:
+    """Each distinct cause of some tensors, and their places."""
+    places: dict[str, tuple[str, ...]] = {}
+    for o in operations:
+        if o.hypothesis:
+            places[o.hypothesis] = (*places.get(o.hypothesis, ()), o.place)
+    return places
 
 
 def _closer(operations: Sequence[OperationVerdict]) -> dict[str, int]:

@@ -18,9 +18,6 @@ from ..tensor_types import Q4_1, Q5_1
 Array = NDArray[np.float64]
 Floats = NDArray[np.float32]
 
-DIGITS = {"bfloat16": 8, "float16": 11}
-"""Significant bits of the narrow float types."""
-
 
 def to_float16(x: Array) -> Array:
     """x rounded to float32 and then to float16, half to even, as an engine of float32 does."""

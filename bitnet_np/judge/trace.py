@@ -33,7 +33,7 @@ from .mistakes.catalogue import at_operation, fitted
 from .mistakes.mistake import Cause, Compute, Fit
 from .narrow import Storage
 from .operations import Expected, U
-from .precision import CACHES, DIGITS, FLOAT32, Precision, storage_type
+from .precision import CACHES, DIGITS, FLOAT32, Precision, narrowest, storage_type
 from .reach import FLOOR, one_scale
 from .report import OperationVerdict, Report
 from .roundings import to_digits, to_eleven_bits
@@ -106,13 +106,14 @@ class _Types:
             return cls(precision, None, precision.act)
         own = {EMBEDDING} & set(same)  # rows of a narrow table are narrow in every engine
         read = {k: storage_type(x) for k, x in tensors.items() if k not in own and not k.name.endswith(("_codes", "_scale"))}
-        narrowest = min(read.values(), key=DIGITS.__getitem__, default="float32")
-        return cls(FLOAT32, read, narrowest)
+        return cls(FLOAT32, read, narrowest(read.values()))
 
     def __getitem__(self, key: Key) -> str:
-        if key == TOKENS or (self.read is not None and key == EMBEDDING):
-            return (self.read or {}).get(key, "float32")
-        return self.act if self.read is None else self.read.get(key, self.act)
+        if key == TOKENS:
+            return "float32"
+        if self.read is None:
+            return self.act
+        return self.read.get(key, "float32" if key == EMBEDDING else self.act)
 
     def storage(self, operation: Operation) -> Storage:
         return Storage(tuple(self[k] for k in operation.inputs), self[operation.key], self.precision)

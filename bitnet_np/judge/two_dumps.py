@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import listed
 from ..traces.points import Key, Trace
 from ..validate import instance
 from .bounds import ROUNDING_ACROSS, close, invalid_tensor, statistics
@@ -27,8 +28,7 @@ def compare_traces(ours: Trace, theirs: Trace, partial: bool = False, details: D
     if not common:
         return Report(Verdict.INVALID, f"{theirs.origin} and {ours.origin} have no tensor in common", missing=missing)
     if missing and not partial:
-        names = ", ".join(map(str, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        return Report(Verdict.INVALID, f"{theirs.origin} lacks {names}; --partial compares what both have", missing=missing)
+        return Report(Verdict.INVALID, f"{theirs.origin} lacks {listed(missing, 5)}; --partial compares what both have", missing=missing)
     verdicts = tuple(_compare_tensor(key, ours.points[key], theirs.points[key], details) for key in common)
     worst = max(o.verdict for o in verdicts)
     first = next((o for o in verdicts if o.verdict >= Verdict.WRONG), None)

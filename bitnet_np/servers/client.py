@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import OptionError, ServerError, shown
+from .fields import of_type, tokens
 
 _PIECE = 1 << 20  # bytes read at a time
 SMALL_ANSWER = 1 << 20
@@ -26,6 +27,11 @@ class RefusedError(ServerError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+def most_bytes(entries: int) -> int:
+    """Most bytes of an answer with this many log-probabilities: each has a token's text, its bytes and its id."""
+    return SMALL_ANSWER + 1024 * entries
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,11 @@ class Client:
     def post(self, path: str, body: dict[str, Any], most: int = SMALL_ANSWER) -> Any:
         """The JSON value that answers a JSON body, of at most `most` bytes. Raises ServerError."""
         return self._json("POST", path, json.dumps(body).encode(), most)
+
+    def tokenize(self, body: dict[str, Any], text: str) -> list[int]:
+        """The token ids of a text, by `/tokenize`, which llama-server and vLLM answer alike. Raises ServerError."""
+        answer = self.post("/tokenize", body, SMALL_ANSWER + 64 * len(text))
+        return tokens("/tokenize: tokens", of_type("/tokenize: answer", answer, dict).get("tokens"))
 
     def _json(self, method: str, path: str, body: bytes | None, most: int) -> Any:
         url = f"{self.url}{path}"

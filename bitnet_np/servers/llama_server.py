@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ServerError
-from .client import Client
+from .client import Client, most_bytes
 from .completions import Completions, TopLogprobs, top_logprobs
 from .fields import listed, member, of_type, prompt_length, token, tokens
-
-_BYTES_OF_ENTRY = 1024  # most bytes of JSON for one token's text, bytes, id and log-probability
 
 
 @dataclass(frozen=True)
@@ -28,8 +26,7 @@ class LlamaServer:
 
     def tokenize(self, text: str) -> list[int]:
         """The server's token ids of a text, with BOS and EOS as the server adds them; control tokens that the text spells stay text."""
-        answer = self.client.post("/tokenize", {"content": text, "add_special": True, "parse_special": False}, (1 << 20) + 64 * len(text))
-        return tokens("/tokenize: tokens", of_type("/tokenize: answer", answer, dict).get("tokens"))
+        return self.client.tokenize({"content": text, "add_special": True, "parse_special": False}, text)
 
     def complete(self, ids: Sequence[int], predict: int, k: int) -> Completions:
         """A greedy completion of the prompt `ids` by at most `predict` tokens, with k log-probabilities at each. Raises ServerError."""
@@ -44,7 +41,7 @@ class LlamaServer:
             "return_tokens": True,
             "stream": False,
         }
-        answer = self.client.post("/completion", request, (1 << 20) + _BYTES_OF_ENTRY * (len(ids) + predict * (k + 1)))
+        answer = self.client.post("/completion", request, most_bytes(len(ids) + predict * (k + 1)))
         return parse(answer, ids, predict, k)
 
 

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import ServerError, UnsupportedError, shown
-from .client import Client, RefusedError
+from .client import Client, RefusedError, most_bytes
 from .completions import Completions, TopLogprobs, top_logprobs
-from .fields import listed, logprob, member, of_type, prompt_length, token, tokens
+from .fields import listed, logprob, member, of_type, prompt_length, token
 
 _WHERE = "/v1/completions"
 _REFUSALS = (400, 422)  # of a request that has a field the server does not know
-_BYTES_OF_ENTRY = 1024  # most bytes of JSON for one token's text, id and log-probability
 _AS_IDS = {"return_tokens_as_token_ids": True}
 
 Entries = dict[int, float]  # log-probabilities by token id
@@ -35,14 +34,12 @@ class OpenAiServer:
 
     def tokenize(self, text: str) -> list[int] | None:
         """The server's token ids of a text, with the special tokens that it adds; None from a server without vLLM's `/tokenize`."""
-        request = {"model": self.model, "prompt": text, "add_special_tokens": True}
         try:
-            answer = self.client.post("/tokenize", request, (1 << 20) + 64 * len(text))
+            return self.client.tokenize({"model": self.model, "prompt": text, "add_special_tokens": True}, text)
         except RefusedError as refusal:
             if refusal.status in (404, 405, 501):
                 return None
             raise
-        return tokens("/tokenize: tokens", of_type("/tokenize: answer", answer, dict).get("tokens"))
 
     def complete(self, ids: Sequence[int], predict: int, k: int) -> Completions:
         """A greedy completion of the prompt `ids` by at most `predict` tokens, with k log-probabilities at each position.
@@ -51,7 +48,7 @@ class OpenAiServer:
         UnsupportedError where tokens are named by their texts.
         """
         plain = {"model": self.model, "prompt": list(ids), "max_tokens": predict, "temperature": 0, "logprobs": k, "stream": False}
-        most = (1 << 20) + _BYTES_OF_ENTRY * (len(ids) + predict + 1) * (k + 2)
+        most = most_bytes((len(ids) + predict + 1) * (k + 2))
         best: Completions | None = None
         for extra in ({**_AS_IDS, "prompt_logprobs": k}, {**_AS_IDS, "echo": True}, {}):
             if best is not None and (extra == {} or (best.top[:1] and best.top[0].position < len(ids) - 1)):

@@ -83,7 +83,7 @@ class Engine:
         return self.at("l_out", n - 1) if n else self.at("inp_embd", None)
 
     def half(self, x: Floats) -> Floats:
-        return x.astype(np.float16).astype(f32) if self.halves else x
+        return float16(x) if self.halves else x
 
     def head(self) -> Floats:
         return widen.float32(self.model.head)

@@ -14,6 +14,7 @@ from ...model import Model
 from ...rope import rope_frequencies
 from .. import operations as op
 from .. import roundings
+from ..precision import DIGITS, NARROW_FLOATS
 from ..variant import Variant
 from .mistake import Array, Compute, Mistake, Numbers, Site
 
@@ -133,8 +134,8 @@ def _exponents(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 
 def _narrow(which: str, site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    for kind, digits in roundings.DIGITS.items():
-        rounded = partial(roundings.to_digits, digits=digits)
+    for kind in NARROW_FLOATS:
+        rounded = partial(roundings.to_digits, digits=DIGITS[kind])
         yield {"kind": kind}, site.of(lambda x, rounded=rounded: _by_angles(site, x, **{which: rounded}))
 
 
