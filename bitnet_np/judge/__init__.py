@@ -6,7 +6,7 @@ graph.py        the operations of a model                        operations.py  
 bounds.py       tensors against that law                         roundings.py      how engines round
 precision.py    types that engines keep numbers in               narrow.py         what narrow types allow one operation
 logits.py       measures, limits and verdicts of logits          reach.py          how far roundings reach on this model
-mistakes/       the one catalogue of known mistakes              diagnosis.py      mistakes that are read off the numbers
+mistakes/       the one catalogue of known mistakes              readings/         mistakes that are read off the numbers
 variant.py      our engine with something changed                verdict.py        SAME_BITS, ROUNDING, FLIPS, NARROW, WRONG, INVALID
 report.py       the Report, its tables and its heat map          html.py           the report as one HTML file (data/report.*)
 in_memory.py    `bitnet_np.check`: arrays of any library         detail.py         worst numbers and errors by position, on request

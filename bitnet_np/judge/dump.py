@@ -1,6 +1,6 @@
 """Whole dumps judged by a model: the logits as such, and every operation."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -18,9 +18,9 @@ from ..traces.points import Key, Trace
 from ..validate import instance, integers
 from .detail import Details
 from .engine import judge_logits
-from .graph import EMBEDDING, LOGITS
-from .logits import FLIPS_LIMIT, Judgement, position_nmse
-from .precision import FLOAT32, Precision, narrowest, storage_type
+from .graph import LOGITS
+from .logits import FLIPS_LIMIT, Judgement, judge, position_nmse
+from .precision import FLOAT32, Precision, storage_type
 from .report import Report
 from .trace import judge_trace
 from .variant import Variant, variant_logits
@@ -54,29 +54,29 @@ def check_trace(
     if key is None:
         return judge_trace(model, trace, ids, dialect, bars("judging operations"), details, precision)
     rows, others = _Rows.of(trace, key, len(ids)), trace.without(key)
-    logits_precision = precision or _read_off(
-        x for k, x in trace.points.items() if k != EMBEDDING and x.dtype.kind == "f" and not k.name.endswith("_scale")
-    )
-    logits = _judge_rows(model, ids, rows, dialect, logits_precision, search=not others.points, bars=bars, details=details)
-    is_operation = key == LOGITS and rows.whole and logits.verdict != Verdict.INVALID  # the output matrix, from the dump's result_norm
-    if not others.points and (not is_operation or logits.verdict <= Verdict.FLIPS or logits.explanation):
-        return Report.of_logits(logits, (*rows.notes, *_note(precision, logits_precision)))
+    every = compute_logits(model, ids[None], dialect=dialect)[0]
+    if not others.points:
+        judged_as = precision or _read_off(rows.theirs)
+        logits = _judge_rows(model, ids, every, rows, dialect, judged_as, search=True, bars=bars, details=details)
+        return Report.of_logits(logits, (*rows.notes, *_note(precision, judged_as)))
+    is_operation = key == LOGITS and rows.whole and judge(every, rows.theirs).verdict != Verdict.INVALID  # from the dump's result_norm
     operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"), details, precision)
-    if others.points and _unexplained(operations, logits):  # what logits alone would show, more tensors must not hide
-        logits = _judge_rows(model, ids, rows, dialect, logits_precision, search=True, bars=bars, details=details)
+    judged_as = precision or operations.precision
+    search = _unexplained(operations)  # what logits alone would show, more tensors must not hide
+    logits = _judge_rows(model, ids, every, rows, dialect, judged_as, search=search, bars=bars, details=details)
     return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(logits)
 
 
-def _unexplained(operations: Report, logits: Judgement) -> bool:
+def _unexplained(operations: Report) -> bool:
     """Whether something is wrong that no operation explains, or may be hidden in several operations judged together."""
     if operations.first_wrong is not None:
         return operations.first_wrong.hypothesis is None
-    return logits.verdict in (Verdict.FLIPS, Verdict.WRONG) and any(len(o.across) > 1 for o in operations.operations)
+    return any(len(o.across) > 1 for o in operations.operations)
 
 
-def _read_off(arrays: Iterable[NDArray]) -> Precision | None:
-    """The precision of the narrowest type that an array was kept in; None where all are float32."""
-    kind = narrowest(map(storage_type, arrays))
+def _read_off(logits: NDArray) -> Precision | None:
+    """The precision of the type that logits were kept in; None for float32."""
+    kind = storage_type(logits)
     return None if kind == "float32" else Precision(act=kind)
 
 
@@ -111,6 +111,7 @@ class _Rows(NamedTuple):
 def _judge_rows(
     model: Model,
     ids: NDArray[np.int64],
+    every: Floats,
     rows: _Rows,
     dialect: Dialect,
     precision: Precision | None,
@@ -118,18 +119,17 @@ def _judge_rows(
     bars: Bars,
     details: Details | None,
 ) -> Judgement:
-    """The verdict on rows as such. search: try the known mistakes too."""
+    """The verdict on rows as such. every: our logits [T, V]. search: try the known mistakes too."""
     looked_at = _first(rows.positions)
 
     def run(variant: Variant) -> Floats:
         end = int(looked_at.max()) + 1
         return rows.convert(variant_logits(variant, ids[None, :end])[0][looked_at])
 
-    every = compute_logits(model, ids[None], dialect=dialect)[0]
     ours = rows.convert(every if rows.whole else every[rows.positions])
     base = Variant("ours", model, dialect)
     bar = bars("trying known mistakes")
-    judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, details, precision)
+    judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, details, precision, ids)
     if not rows.notes:
         return judged
     last = len(ids) - 1
@@ -173,9 +173,10 @@ def check_logits(
         logits = variant_logits(variant, part, last_only)
         return logits.reshape(-1, logits.shape[-1])
 
-    judged_as = precision or _read_off([theirs])
+    judged_as = precision or _read_off(theirs)
     base, bar = Variant("ours", model, dialect), bars("trying known mistakes")
-    judged = judge_logits(ours, theirs, base, run, progress=bar, details=details, precision=judged_as)
+    one = batch[0] if len(batch) == 1 else None
+    judged = judge_logits(ours, theirs, base, run, progress=bar, details=details, precision=judged_as, ids=one)
     if judged.verdict == Verdict.WRONG and judged.explanation is None and len(batch) > 1:
         mixed = _mixed_sequences(ours, theirs, judged.reach or FLIPS_LIMIT)
         if mixed is not None:

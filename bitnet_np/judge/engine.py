@@ -15,19 +15,22 @@ limit of a dump of last positions.
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import NonFiniteError
+from ..errors import ContextLimitError, NonFiniteError
 from ..families import MATRICES
 from ..progress import Progress, silent
 from .detail import Details
-from .logits import Judgement, judge, position_nmse
-from .mistakes.catalogue import in_engine
+from .graph import operations
+from .logits import Judgement, Reach, judge, position_nmse
+from .mistakes.catalogue import fitted, in_engine, trials
+from .mistakes.mistake import Fit
 from .precision import FLOAT32, Precision
 from .reach import dialects, in_precision, reach_of, roundings
-from .variant import Floats, Variant, scaled
+from .variant import Floats, Variant, scaled, with_computed
 from .verdict import Verdict
 
 Run = Callable[[Variant], Floats]
@@ -35,6 +38,7 @@ Run = Callable[[Variant], Floats]
 _CLOSER = 4  # times nearer than ours, in NMSE: two runs of equal errors have a factor 2 between them and their centre
 _STEP = 1.1  # factor of a scale in central differences: large against flips, small against what saturates
 _LEAST = 0.01  # part of a scale: float16 and bfloat16 scales are nearer
+_MOST_WORK = 10**11  # multiply-adds of all runs with a mistake in single operations: larger models need denser dumps
 _POSITIONS = 8  # fewest to know a standard error from
 
 
@@ -48,12 +52,14 @@ def judge_logits(
     numbers: NDArray[np.int64] | None = None,
     details: Details | None = None,
     precision: Precision | None = None,
+    ids: NDArray[np.int64] | None = None,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
 
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
     `run(base)`. search: try the known mistakes too. numbers, details: see logits.judge. precision: None tries the dialects and the narrow
-    types that nobody declared. Raises nothing for what the dump holds: see logits.judge.
+    types that nobody declared. ids: the token ids of the one sequence that `run` takes; None: mistakes of single operations are not tried.
+    Raises nothing for what the dump holds: see logits.judge.
     """
     judged = judge(ours, theirs, None, numbers, details)
     if judged.verdict in (Verdict.SAME_BITS, Verdict.ROUNDING, Verdict.INVALID):
@@ -81,6 +87,8 @@ def judge_logits(
     undeclared = ""
     if mistake is None and judged.verdict == Verdict.WRONG and precision is None:
         judged, undeclared = _undeclared(judged, base, others, runs, logits, a, b)
+    if mistake is None and judged.verdict == Verdict.WRONG and search:
+        mistake = _fitted(a, b, reach) or (None if ids is None else _in_operations(base, ids, logits, a, b, reach))
     progress(logits.total, logits.total)
     if mistake is not None:
         return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
@@ -102,7 +110,7 @@ class _Runs:
         try:
             with np.errstate(all="ignore"):
                 x = self.run(variant)
-        except NonFiniteError:
+        except (NonFiniteError, ContextLimitError):
             return None
         if self.details is not None:
             away = position_nmse(x, self.theirs.reshape(-1, x.shape[-1])[: len(x)])
@@ -152,6 +160,32 @@ def _nearest_mistake(
             if best.mean() < ours_away.mean() / 1e6:
                 break
     return text
+
+
+def _fitted(a: NDArray, b: NDArray, reach: Reach) -> str | None:
+    """The mistake in the last operation, with numbers fitted to theirs, b, that makes them of ours, a, but for roundings."""
+    for cause, array in fitted(Fit(b.astype(np.float64), a.astype(np.float64), None, ())):
+        if np.isfinite(array).all() and judge(array.astype(np.float32), b, reach).verdict <= Verdict.FLIPS:
+            return cause.text
+    return None
+
+
+def _in_operations(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDArray, b: NDArray, reach: Reach) -> str | None:
+    """The mistake of some operations, or of a single one, that makes theirs, b, of ours, a, but for roundings."""
+    span = [o for o in operations(base.model, base.dialect) if not o.key.name.endswith(("_codes", "_scale"))]
+    work = len(a) * sum(prod(x.shape) for x in (base.model.head, *base.linears()))
+    every = list(trials(base.model, base.dialect, span, singly=True))
+    if len(every) * work > _MOST_WORK:
+        every = list(trials(base.model, base.dialect, span, singly=False))
+    if len(every) * work > _MOST_WORK:
+        return None
+    logits.total += len(every)
+    cause, best = None, position_nmse(a, b)
+    for trial in every:
+        x = logits(with_computed(base, trial.cause.text, trial.computes, ids))
+        if x is not None and _explains(away := _distances(x, a, b), best) and judge(x, b, reach).verdict <= Verdict.FLIPS:
+            cause, best = trial.cause.text, away
+    return cause
 
 
 def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:

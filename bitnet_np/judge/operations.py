@@ -284,8 +284,9 @@ def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Ar
 
 
 def add(*terms: Array) -> Expected:
-    """A sum. Terms of a float64 engine, dumped as float32, are rounded as well as the result, and the result may be much smaller."""
-    return Expected(np.sum(terms, axis=0), np.sum(np.abs(terms), axis=0), len(terms) - 1)
+    """A sum. Terms of a float64 engine, dumped as float32, are rounded as well as the result, which may be much smaller: a rounding each,
+    and one."""
+    return Expected(np.sum(terms, axis=0), np.sum(np.abs(terms), axis=0), len(terms))
 
 
 def relu2_gate(gate: Array, up: Array) -> Expected:

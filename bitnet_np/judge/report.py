@@ -15,6 +15,7 @@ from ..whole_file import whole_file
 from .detail import Detail, Details
 from .logits import Judgement
 from .mistakes.mistake import Cause
+from .precision import Precision
 from .verdict import Verdict
 
 
@@ -72,6 +73,7 @@ class Report:
     missing: tuple[Key, ...] = ()  # tensors of the forward pass that the dump does not have
     notes: tuple[str, ...] = ()  # assumptions made, and work left out
     logits: Judgement | None = None
+    precision: Precision | None = None  # the types that operations were judged in; None: float32, and nothing was declared
 
     def __repr__(self) -> str:
         judged = [f"{len(self.operations)} tensors"] if self.operations else []

@@ -25,16 +25,18 @@ from ..tokens import Tokens, check_tokens
 from ..traces.points import Key, Trace
 from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, invalid_tensor, noise, position_errors, relative_error, statistics, within
 from .detail import Details
-from .diagnosis import local, matched, overwritten, permuted, rounded
 from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import ratios
-from .mistakes.catalogue import at_operation, fitted
+from .mistakes.catalogue import fitted, trials
 from .mistakes.mistake import Cause, Compute, Fit
 from .narrow import Storage
 from .operations import Expected, U
 from .precision import CACHES, DIGITS, FLOAT32, Precision, narrowest, storage_type
 from .reach import FLOOR, one_scale
+from .readings.places import overwritten, permuted, rounded
+from .readings.table import cause_of
+from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report
 from .roundings import to_digits, to_eleven_bits
 from .verdict import Verdict
@@ -89,7 +91,7 @@ def judge_trace(
         first, more = narrow[0], f", and so in {len(narrow) - 1} more" if len(narrow) > 1 else ""
         reason = f"{first.place}: {first.hypothesis}{more}; the other {len(verdicts) - len(narrow)} tensors are within what inputs allow"
     notes = [*judge.types.notes(), *[_untried(o) for o in verdicts if not o.tried][:1]]
-    return Report(worst, reason, tuple(verdicts), first_wrong, missing, tuple(notes))
+    return Report(worst, reason, tuple(verdicts), first_wrong, missing, tuple(notes), precision=judge.types.judged_as)
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,14 @@ class _Types:
     def strict(self) -> bool:
         """Whether no rounding is taken for intended that was not declared."""
         return self.read is None
+
+    @property
+    def judged_as(self) -> Precision | None:
+        """The types that were declared, or read off the dump; None where all of these are float32."""
+        if self.read is None:
+            return self.precision
+        precision = replace(self.precision, act=self.act)
+        return None if precision == FLOAT32 else precision
 
     def notes(self) -> list[str]:
         """The precision that the dump is judged in, in words, where it is not float32."""
@@ -342,14 +352,15 @@ class _Judge:
 
     def _local(self, operation: Operation, expected: Expected, theirs: Array, rough: float) -> Cause | None:
         """The cause that the places of wrong numbers show, where no known mistake makes all of them."""
-        cause = overwritten(operation.key, self.dump.tensors, [o.key for o in self.graph])
-        if cause is None and self.types.strict:
-            cause = rounded(theirs, expected.value)
-        if cause is not None:
-            return cause
-        wrong = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
+        text = overwritten(operation.key, self.dump.tensors, [o.key for o in self.graph])
+        if text is not None:
+            return Cause(text, "read.overwritten")
+        text = rounded(theirs, expected.value) if self.types.strict else None
+        if text is not None:
+            return Cause(text, "read.rounded")
+        places = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
         inputs = [self.theirs[k] for k in operation.inputs]
-        return local(self.model, self.dialect, operation, inputs, expected.value, theirs, wrong, rough)
+        return cause_of(Wrong(self.model, self.dialect, operation, inputs, expected.value, theirs, places, rough, self.theirs))
 
     def _same_inputs(self, across: tuple[Key, ...]) -> bool:
         """Whether all inputs of `across` have our bits too: equal outputs of other inputs would be a coincidence or a fake."""
@@ -411,7 +422,7 @@ class _Judge:
                     known = ratios(self.model, self.by_key[across[-1]]) if len(across) == 1 else ()
                     yield from fitted(Fit(theirs, value, self._previous(across[-1]), known))
 
-            for candidate, array in chain(self._mistaken(across), with_fitted()):
+            for candidate, array in chain(self._mistaken(across, singly=least == 0), with_fitted()):
                 if array.shape != theirs.shape or not np.isfinite(array).all() or relative_error(array, value) < least:
                     continue
                 left = relative_error(array, theirs)
@@ -423,25 +434,14 @@ class _Judge:
             return Cause("the right numbers in another order: columns are permuted", "read.permuted")
         return cause
 
-    def _mistaken(self, across: tuple[Key, ...]) -> Iterator[tuple[Cause, Array]]:
-        """Yields the last tensor of `across` with each known mistake on the way to it."""
-        key = across[-1]
-        names = {k.name for k in across}
-        everywhere = len(across) > len(names)  # several layers: the mistake is in all of them
-        places = [k for k in across if not everywhere or k.layer in (None, 0)]
-        attempts = {k: {a.cause.text: a for a in at_operation(self.model, self.dialect, self.by_key[k])} for k in across}
+    def _mistaken(self, across: tuple[Key, ...], singly: bool) -> Iterator[tuple[Cause, Array]]:
+        """Yields the last tensor of `across` with each known mistake on the way to it. singly: also in one layer of several."""
         right = self._values(across)
-        total, done = sum(len(attempts[k]) for k in places), 0
-        for place in places:
-            prefix = "" if place == key else f"at {place.name}{' of every layer' if everywhere and place.layer == 0 else ''}: "
-            for text, attempt in attempts[place].items():
-                self.progress(done := done + 1, total)
-                changed_keys = [k for k in across if k.name == place.name and text in attempts[k]] if everywhere else [place]
-                try:
-                    array = self._values(across, {k: attempts[k][text].compute for k in changed_keys}, right)[key]
-                except FloatingPointError:
-                    continue
-                yield replace(attempt.cause, text=prefix + text), array
+        every = list(trials(self.model, self.dialect, [self.by_key[k] for k in across], singly))
+        for done, trial in enumerate(every, 1):
+            self.progress(done, len(every))
+            with suppress(FloatingPointError):
+                yield trial.cause, self._values(across, trial.computes, right)[across[-1]]
 
     def _cost(self, key: Key) -> int:
         return self.dump.sizes[key] * (self.model.config.width if key.layer is not None else self.model.config.vocab)

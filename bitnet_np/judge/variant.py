@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,13 +11,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..backend import Backend, Wrapped
 from ..dialects import Dialect
+from ..families import MATRICES
 from ..forward_pass import run_whole
 from ..kernels import cpu
 from ..model import Layer, Linear, Model, Ternary
 from ..network import Edit, Runtime
 from ..tokens import check_tokens
+from ..traces.points import Key
+from .graph import EMBEDDING, TOKENS
 
 Floats = NDArray[np.float32]
+
+Computed = Callable[[Mapping[Key, NDArray[np.float64]]], NDArray[np.float64]]
+"""The tensors before it -> a tensor, [T, width] each."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,7 @@ class Variant:
     dialect: Dialect
     ops: Backend = field(default=cpu, repr=False)
     edit: Edit | None = field(default=None, repr=False)
+    feed: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None  # token ids [B, T] -> [B, T'] that are fed; logits of the last T
     weak: bool = False  # before codes flip it changes less than float16 does, and may flip the very codes that roundings flip
     mistake: str = ""  # the id in the catalogue, if it is a known mistake
 
@@ -52,6 +59,11 @@ class Variant:
         """The variant with one field of every layer changed in the same way."""
         return self.with_layers(lambda layer: replace(layer, **{name: change(getattr(layer, name))}))
 
+    def linears(self) -> Iterator[Linear]:
+        """Yields every linear of every layer."""
+        for layer in self.model.layers:
+            yield from (getattr(layer, name) for name in self.present(MATRICES))
+
     def present(self, names: Sequence[str]) -> list[str]:
         """Those of these fields of model.Layer that this model's layers have."""
         return [name for name in names if getattr(self.model.layers[0], name) is not None]
@@ -60,7 +72,35 @@ class Variant:
 def variant_logits(variant: Variant, tokens: ArrayLike, last_only: bool = False) -> Floats:
     """Logits of whole sequences, [B, T] -> [B, T, V], or [B, V] with last_only: see forward_full."""
     runtime = Runtime(variant.model, variant.dialect, variant.ops, variant.edit)
-    return run_whole(runtime, check_tokens(variant.model.config, tokens), last_only=last_only)
+    if variant.feed is None:
+        return run_whole(runtime, check_tokens(variant.model.config, tokens), last_only=last_only)
+    ids = np.asarray(tokens)
+    logits = run_whole(runtime, check_tokens(variant.model.config, variant.feed(ids)), last_only=last_only)
+    if last_only:
+        return logits
+    missing = max(0, ids.shape[1] - logits.shape[1])  # positions without a row have the first one's
+    return np.concatenate([logits[:, :1]] * missing + [logits[:, -ids.shape[1] :]], axis=1)
+
+
+def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], ids: NDArray[np.int64]) -> Variant:
+    """The variant that computes some tensors otherwise, from the tensors before them in float64, [T, width] each.
+
+    ids: the token ids [T] of the one sequence that it is run on, or more of them.
+    """
+    values: dict[Key, NDArray] = {}
+
+    def edit(name: str, layer: int | None, x: NDArray) -> NDArray:
+        key = Key(name, layer)
+        if key == EMBEDDING:
+            values.clear()
+            values[TOKENS] = ids[: len(x)]
+        compute = computes.get(key)
+        if compute is not None:
+            x = np.ascontiguousarray(compute(values), np.float32).reshape(x.shape)
+        values[key] = x.reshape(len(x), -1).astype(np.float64)
+        return x
+
+    return replace(base, text=text, edit=edit)
 
 
 def scale_of(linear: Linear) -> float | None:

@@ -186,7 +186,7 @@ def _rope_faults() -> Iterator[Fault]:
         "Qcur_rope",
         everywhere(Qcur_rope=lambda e, n: _restarted(e, n, "Qcur"), Kcur_rope=lambda e, n: _restarted(e, n, "Kcur")),
         0,
-        mistake="rope.restarts",
+        mistake="read.rotation",
     )
 
 

@@ -4,15 +4,17 @@ The list comes from defects that engines have had: their issue trackers, and wha
 entry in the file of its subject; traces, logits alone, the table in docs/mistakes.md and scripts/mutations.py read it from here.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...dialects import DIALECTS, Dialect
+from ...errors import listed
 from ...model import Model
+from ...traces.points import Key
 from ..graph import Operation
 from ..variant import Variant
-from . import anywhere, attention, gates, layers, matrices, norms, positions, quantiser
+from . import anywhere, attention, conversions, gates, layers, matrices, norms, positions, quantiser
 from .mistake import Array, Cause, Compute, Fit, Mistake, Numbers, Site, cause
 
 ENGINES = (
@@ -26,6 +28,7 @@ ENGINES = (
     positions.MISTAKES,
     attention.WHOLE_ENGINE,
     layers.LAYERS,
+    layers.PROMPTS,
 )
 """Mistakes of whole engines outside the quantiser. Those that change little come first, because large ones show anyway."""
 
@@ -36,6 +39,7 @@ CATALOGUE: tuple[Mistake, ...] = (
     *quantiser.MISTAKES,
     *matrices.CODES,
     *matrices.WEIGHTS,
+    *conversions.MISTAKES,
     *norms.EPSILON,
     *norms.WEIGHTS,
     *norms.MISSING,
@@ -47,6 +51,7 @@ CATALOGUE: tuple[Mistake, ...] = (
     *layers.TABLES,
     *layers.OPERATIONS,
     *layers.LAYERS,
+    *layers.PROMPTS,
     *anywhere.MISTAKES,
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
@@ -86,6 +91,51 @@ def in_engine(base: Variant) -> Iterator[Variant]:
                 yield replace(variant, text=f"{variant.text}, in the dialect {dialect.name}")
     for group in ENGINES:
         yield from _engines(group, base)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A mistake at several operations at once, or at one of them."""
+
+    cause: Cause
+    computes: Mapping[Key, Compute] = field(repr=False)
+
+
+def trials(model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool) -> Iterator[Trial]:
+    """Yields every mistake that is known for some operations, whose last one gives the tensor that shows it.
+
+    It may be in all operations that can make it, as in a function that they share, in those of one name, or, with `singly`, in one
+    operation of one layer. The text says where it is.
+    """
+    known: dict[str, dict[Key, Attempt]] = {}
+    for operation in span:
+        for attempt in at_operation(model, dialect, operation):
+            known.setdefault(attempt.cause.text, {})[operation.key] = attempt
+    last = span[-1].key
+    alone = []
+    for places in known.values():
+        names: dict[str, list[Key]] = {}
+        for key in places:
+            names.setdefault(key.name, []).append(key)
+        groups = [list(places)] if len(names) > 1 else []
+        for keys in (*groups, *names.values()):
+            yield _trial(places, keys, _where(keys, last, several=len({k.layer for k in keys}) > 1))
+        alone += [(places, key) for keys in names.values() if len(keys) > 1 for key in keys] if singly else []
+    for places, key in alone:
+        yield _trial(places, [key], "" if key == last else f"at {key.name} of layer {key.layer}: ")
+
+
+def _trial(attempts: Mapping[Key, Attempt], keys: Sequence[Key], where: str) -> Trial:
+    own = attempts[keys[0]].cause
+    return Trial(replace(own, text=where + own.text), {key: attempts[key].compute for key in keys})
+
+
+def _where(keys: Sequence[Key], last: Key, several: bool) -> str:
+    """The place of a mistake, to be put in front of its text. several: it is in more than one layer."""
+    if list(keys) == [last]:
+        return ""
+    names = list(dict.fromkeys(key.name for key in keys))
+    return f"at {listed(names)}{' of every layer' if several else ''}: "
 
 
 def _engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ... import spec, widen
 from ...dialects import Dialect
@@ -178,8 +180,6 @@ _ENDS = (
         compute=_column_by_column,
     ),
     Mistake("embedding.scaled", "embeddings are scaled by the root of the width", EMBEDDING, compute=_scaled_embedding),
-    Mistake("tokens.plus_1", "token ids are too large by one", EMBEDDING, compute=lambda site: _shifted(1, site)),
-    Mistake("tokens.minus_1", "token ids are too small by one", EMBEDDING, compute=lambda site: _shifted(-1, site)),
 )
 
 
@@ -210,6 +210,47 @@ def _engine_other_residual(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
         yield {"read": read[0], "right": read[1]}, base.with_config(parallel_residual=not config.parallel_residual)
 
 
+def _fed(feed: Callable[[NDArray[np.int64], int], NDArray[np.int64]]) -> Callable[[Variant], Variant]:
+    """Engines that are fed other token ids: ids [B, T] and the vocabulary's size -> [B, T'], whose last T rows are theirs."""
+    return lambda base: replace(base, feed=lambda ids: feed(ids, base.model.config.vocab))
+
+
+PROMPTS = (
+    Mistake(
+        "tokens.plus_1",
+        "token ids are too large by one",
+        EMBEDDING,
+        compute=partial(_shifted, 1),
+        engine=_fed(lambda ids, vocab: (ids + 1) % vocab),
+    ),
+    Mistake(
+        "tokens.minus_1",
+        "token ids are too small by one",
+        EMBEDDING,
+        compute=partial(_shifted, -1),
+        engine=_fed(lambda ids, vocab: (ids - 1) % vocab),
+    ),
+    Mistake(
+        "tokens.first_twice",
+        "the first token is fed twice, as a BOS that is there already",
+        engine=_fed(lambda ids, vocab: np.hstack([ids[:, :1], ids])),
+    ),
+    Mistake(
+        "tokens.first_twice_late",
+        "the first token is fed twice, as a BOS that is there already, and every row is that of the token before",
+        engine=_fed(lambda ids, vocab: np.hstack([ids[:, :1], ids[:, :-1]])),
+    ),
+    Mistake(
+        "tokens.first_missing",
+        "the first token, as a BOS, is not fed",
+        engine=_fed(lambda ids, vocab: ids[:, min(1, ids.shape[1] - 1) :]),
+    ),
+    Mistake(
+        "tokens.prompt_twice",
+        "the cache holds the same prompt already: it was not cleared after a first run",
+        engine=_fed(lambda ids, vocab: np.hstack([ids, ids])),
+    ),
+)
 TABLES = (
     Mistake("table.missing", "{name} is missing", engine=_engine_no_table),
     Mistake("head.tied", "the head is tied to the embedding, the file has one of its own", HEAD, _untied, _tied, _engine_tied),

@@ -55,7 +55,7 @@ class Cause:
     """A recognised mistake, as it is reported."""
 
     text: str
-    id: str  # of the catalogue, or of a diagnosis
+    id: str  # of the catalogue, or "read." and the id of a reading
     fault: bool = True
     kind: str = ""  # the type that numbers are rounded to, of a rounding
 

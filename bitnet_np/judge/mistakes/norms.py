@@ -29,7 +29,8 @@ def _is_layer_norm(site: Site) -> bool:
     return site.config.norm == "layer" and site.name not in SUB_NORMS
 
 
-def _gain(site: Site) -> Array:
+def gain_of(site: Site) -> Array:
+    """The norm's weight in float64."""
     return (site.model.output_norm if site.layer is None else getattr(site.layer, site.name)).astype(np.float64)
 
 
@@ -38,7 +39,7 @@ def _rms(make: Callable[[Site, Array, float], Callable[[Array], Array]]) -> Call
 
     def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         if not _is_layer_norm(site):
-            yield {}, site.of(make(site, _gain(site), site.config.eps))
+            yield {}, site.of(make(site, gain_of(site), site.config.eps))
 
     return compute
 
@@ -48,7 +49,7 @@ def _layer(make: Callable[[Array, float], Callable[[Array], Array]]) -> Callable
 
     def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         if _is_layer_norm(site):
-            yield {}, site.of(make(_gain(site), site.config.eps))
+            yield {}, site.of(make(gain_of(site), site.config.eps))
 
     return compute
 
@@ -90,7 +91,7 @@ def _by_head(x: Array, width: int, eps: float) -> Array:
 def _epsilons(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if _is_layer_norm(site):
         return
-    gain, right = _gain(site), site.config.eps
+    gain, right = gain_of(site), site.config.eps
     for value in (0.0, *EPSILONS):
         if not np.isclose(value, right, rtol=1e-3):
             yield {"value": value, "right": right}, site.of(lambda x, value=value: spec.rms_norm(x, gain, value))
@@ -99,39 +100,40 @@ def _epsilons(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 def _other_norm(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if _is_layer_norm(site) or site.layer is None:
         return
-    gain = _gain(site)
+    gain = gain_of(site)
     for other in NORMS:
         weight = getattr(site.layer, other)
         if other != site.name and weight is not None and weight.shape == gain.shape:
-            yield {"other": other}, _weighted(site, weight)
+            yield {"other": other}, weighted(site, weight)
 
 
-def _weighted(site: Site, weight: NDArray) -> Compute:
+def weighted(site: Site, weight: NDArray) -> Compute:
+    """The norm with another weight."""
     return site.of(lambda x: spec.rms_norm(x, weight.astype(np.float64), site.config.eps))
 
 
 def _other_layer(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if not _is_layer_norm(site) and site.layer is not None:
         for which, layer in site.neighbours():
-            yield {"which": which}, _weighted(site, getattr(layer, site.name))
+            yield {"which": which}, weighted(site, getattr(layer, site.name))
 
 
 def _layers_weight(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if not _is_layer_norm(site):
         for name in ("attn_norm", "ffn_norm"):
-            yield {"name": name}, _weighted(site, getattr(site.model.layers[-1], name))
+            yield {"name": name}, weighted(site, getattr(site.model.layers[-1], name))
 
 
 def _before_attention(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if not _is_layer_norm(site) and not site.config.parallel_residual:
-        yield {}, lambda values: spec.rms_norm(values[site.layer_input], _gain(site), site.config.eps)
+        yield {}, lambda values: spec.rms_norm(values[site.layer_input], gain_of(site), site.config.eps)
 
 
 def _last_layer_skipped(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if not _is_layer_norm(site):
         last = len(site.model.layers) - 2
         before = Key("inp_embd", None) if last < 0 else Key("l_out", last)
-        yield {}, lambda values: spec.rms_norm(values[before], _gain(site), site.config.eps)
+        yield {}, lambda values: spec.rms_norm(values[before], gain_of(site), site.config.eps)
 
 
 # --- whole engines --------------------------------------------------------------------------------------------------------------------

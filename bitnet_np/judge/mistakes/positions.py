@@ -84,6 +84,10 @@ def _by_angles(
     return out.reshape(x.shape)
 
 
+PERIODS = (1, 2, 4, 8, 16, 32, 64)
+"""Lengths of chunks after which positions restart. Any others are read off a dump of queries or keys."""
+
+
 def _other_pairs(site: Site) -> str:
     return "adjacent" if site.config.rope == "halves" else "halves"
 
@@ -143,7 +147,7 @@ def _restarts(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     def compute(period: int, x: Array) -> Array:
         return _rotated(site, x, np.arange(len(x)) % period) if period < len(x) else np.full_like(x, np.nan)
 
-    for period in range(1, 65):  # of shorter sequences the longer periods change nothing, and so explain nothing
+    for period in PERIODS:  # of shorter sequences the longer ones change nothing, and so explain nothing
         yield {"period": period}, site.of(partial(compute, period))
 
 

@@ -8,8 +8,9 @@ from dumps import FAULTS, MODEL, TOKENS, family_dump, only, recorded, trace, wit
 
 from bitnet_np import BITNET_CPP, EXACT, packing, spec, widen
 from bitnet_np.judge import graph, operations
-from bitnet_np.judge.diagnosis import local
 from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.readings.table import cause_of
+from bitnet_np.judge.readings.wrong import Wrong
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing import random_model
@@ -391,8 +392,8 @@ def test_nothing_is_said_of_what_nothing_explains():
         inputs = [POINTS["llama"][key].astype(np.float64) for key in operation.inputs]
         expected = operation.evaluate(*inputs)
         theirs = expected.value + rng.standard_normal(expected.value.shape)
-        text = local(LLAMA, EXACT, operation, inputs, expected.value, theirs, np.ones(theirs.shape, bool))
-        assert text is None or "values are summed that a token must not see, or that are not of this sequence" in text, operation.key
+        cause = cause_of(Wrong(LLAMA, EXACT, operation, inputs, expected.value, theirs, np.ones(theirs.shape, bool), 0.0, POINTS["llama"]))
+        assert cause is None or "values are summed that a token must not see, or that are not of this sequence" in cause.text, operation.key
 
 
 # --- where wrong numbers are ----------------------------------------------------------------------------------------------------------

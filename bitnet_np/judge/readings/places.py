@@ -1,0 +1,70 @@
+"""Wrong numbers in a few places, in another order, or of another tensor."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...traces.points import Key
+from ..precision import DIGITS, NARROW_FLOATS
+from ..roundings import to_digits
+from .wrong import FEW, Array, Wrong, numbered, rough, runs
+
+
+def permuted(theirs: Array, value: Array, noise: float = 0.0) -> bool:
+    """Whether a row has the right numbers in another order."""
+    loose = 4 * rough(noise)
+    size = float(np.abs(value).max())
+    return bool(np.allclose(np.sort(theirs, axis=1), np.sort(value, axis=1), rtol=max(1e-4, loose), atol=max(1e-6, loose * size)))
+
+
+def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str | None:
+    """The tensor, if the tensor has the numbers of a later one of the dump: its buffer was written to again before it was dumped."""
+    numbers = raw[key]
+    for other in order[order.index(key) + 1 :]:
+        if other in raw and raw[other].size == numbers.size and not other.name.endswith(("_codes", "_scale")):
+            theirs = raw[other]
+            if np.array_equal(numbers[:1].ravel(), theirs[:1].ravel()) and np.array_equal(numbers.ravel(), theirs.ravel()):
+                place = other.name if other.layer is None else f"layer {other.layer} {other.name}"
+                return f"it has the numbers of {place}: its buffer was written to again before it was dumped"
+    return None
+
+
+def rounded(theirs: Array, value: Array) -> str | None:
+    """The type, if all numbers are of a narrow float type and right but for that. Zeros and whole numbers do not count."""
+    informative = (theirs != 0) & (theirs != np.rint(theirs))
+    if informative.sum() < 32:
+        return None
+    for kind in NARROW_FLOATS:
+        digits = DIGITS[kind]
+        if (to_digits(theirs, digits) == theirs).all():
+            if ((theirs - value) ** 2).sum() <= (2.0 ** (1 - digits)) ** 2 * (value**2).sum():
+                return f"its numbers are rounded to {kind}, and right but for that"
+            return None
+    return None
+
+
+def one_number(wrong: Wrong) -> str | None:
+    """The one number that is wrong, if all others are right."""
+    if wrong.places.sum() != 1:
+        return None
+    (row,), (column,) = np.nonzero(wrong.places)
+    return f"one number alone is wrong: position {row}, element {column}"
+
+
+def never_written(wrong: Wrong) -> str | None:
+    """The elements that are 0 at every position, if all others are right."""
+    columns = np.flatnonzero(wrong.places.any(axis=0))
+    if columns.size == wrong.places.shape[1] or wrong.theirs[:, columns].any():
+        return None
+    return f"{runs('element', columns)} of each position {'are' if columns.size > 1 else 'is'} 0: never written"
+
+
+def few_places(wrong: Wrong) -> str | None:
+    """The elements or positions that are wrong, if they are few."""
+    rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
+    if columns.size <= FEW < wrong.places.shape[1]:
+        return f"only {numbered('element', columns)} of each position: the rest of the tensor is right"
+    if rows.size <= max(1, len(wrong.places) // 4):
+        return f"only {numbered('position', rows)}: the other {len(wrong.places) - rows.size} are right"
+    return None

@@ -1,0 +1,46 @@
+"""All readings, and the cause that they find."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..graph import FIELDS
+from ..mistakes.mistake import Cause
+from . import attention, matrices, places, rotations
+from .wrong import Wrong
+
+PRODUCTS = (*FIELDS, "result_output")
+ROTATIONS = ("Qcur_rope", "Kcur_rope")
+
+
+class Reading(NamedTuple):
+    """What may be read off a tensor: an id, the names of tensors, empty for any, and what gives the cause in words."""
+
+    id: str
+    at: tuple[str, ...]
+    read: Callable[[Wrong], str | None]
+
+
+READINGS = (
+    Reading("one_number", (), places.one_number),
+    Reading("never_written", (), places.never_written),
+    Reading("misread", tuple(FIELDS), matrices.misread),
+    Reading("cut_short", PRODUCTS, matrices.cut_short),
+    Reading("shared_scales", tuple(FIELDS), matrices.shared_scales),
+    Reading("rotation", ROTATIONS, rotations.rotation),
+    Reading("heads", ("kqv_out",), attention.other_heads),
+    Reading("values", ("kqv_out",), attention.foreign_values),
+    Reading("places", (), places.few_places),
+)
+"""The readings in the order in which they are tried: the first that finds a cause stands."""
+
+
+def cause_of(wrong: Wrong) -> Cause | None:
+    """The cause that a wrong tensor shows."""
+    if not wrong.places.any():
+        return None
+    for reading in READINGS:
+        if not reading.at or wrong.key.name in reading.at:
+            text = reading.read(wrong)
+            if text is not None:
+                return Cause(text, f"read.{reading.id}")
+    return None

@@ -1,0 +1,92 @@
+"""The record of a wrong tensor, and what readings share: when numbers are explained, and how places are said in words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...dialects import Dialect
+from ...errors import listed
+from ...model import Config, Layer, Linear, Model
+from ...traces.points import Key
+from ..graph import FIELDS, Operation
+
+Array = NDArray[np.float64]
+
+_SURE = 1e-6  # NMSE left by a reading that explains: float32 noise, squared, with room for a flipped code
+_NOISY = 8  # times the noise: a mistake's own roundings are not those of the right operation
+FEW = 4  # columns, or listed numbers
+ROWS = 64  # tokens looked at
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong tensor of another engine, beside what it should be and what it was computed from."""
+
+    model: Model
+    dialect: Dialect
+    operation: Operation
+    inputs: list[Array]  # theirs, [T, width] each
+    value: Array  # what it should be, [T, width]
+    theirs: Array  # [T, width]
+    places: NDArray[np.bool_]  # True for each wrong element, [T, width]
+    noise: float  # NMSE that narrow types make by themselves, 0 in float32
+    tensors: Mapping[Key, Array]  # all of theirs
+
+    @property
+    def key(self) -> Key:
+        return self.operation.key
+
+    @property
+    def config(self) -> Config:
+        return self.model.config
+
+    @property
+    def layer(self) -> Layer | None:
+        """Its layer; None outside the layers."""
+        return None if self.key.layer is None else self.model.layers[self.key.layer]
+
+    @property
+    def matrix(self) -> Linear:
+        """The matrix of a product, the head's too."""
+        if self.layer is None:
+            return Linear(self.model.head, self.model.output_bias)
+        return getattr(self.layer, FIELDS[self.key.name])
+
+    def explained(self, computed: NDArray) -> bool:
+        """Whether computed numbers are theirs."""
+        return explained(computed, self.theirs, self.noise)
+
+
+def explained(computed: NDArray, theirs: NDArray, noise: float) -> bool:
+    """Whether the numbers that a reading computes from the inputs are theirs."""
+    return bool((np.abs(computed - theirs) ** 2).sum() <= matched(noise) * (np.abs(theirs) ** 2).sum())
+
+
+def matched(noise: float) -> float:
+    """The NMSE up to which numbers are explained, where narrow types make `noise` by themselves."""
+    return max(_SURE, _NOISY * noise)
+
+
+def rough(noise: float) -> float:
+    """The relative error of single numbers."""
+    return max(1e-7, noise**0.5)
+
+
+def numbered(what: str, numbers: NDArray) -> str:
+    """The noun, and the first of the numbers: elements 3, 5, 8."""
+    return f"{what}{'s' * (numbers.size > 1)} {listed(numbers.tolist(), FEW)}"
+
+
+def in_runs(numbers: NDArray) -> list[str]:
+    """Whole numbers as runs of successive ones: 0 to 7, 12."""
+    runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+    return [f"{run[0]} to {run[-1]}" if run.size > 1 else f"{run[0]}" for run in runs]
+
+
+def runs(what: str, numbers: NDArray) -> str:
+    """The noun, and the first runs of the numbers: elements 0 to 7, 12."""
+    spans = in_runs(numbers)
+    more = f" and {len(spans) - FEW} runs more" if len(spans) > FEW else ""
+    return f"{what}{'s' * (numbers.size > 1)} {', '.join(spans[:FEW])}{more}"
