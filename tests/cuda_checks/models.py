@@ -47,7 +47,7 @@ def whole_forward() -> None:
 
 @check
 def cached_forward() -> None:
-    on, model = device(), random_model(rng(2), **TINY | {"heads": 2})
+    on, model = device(), random_model(rng(2), **TINY)
     placed, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
     for tokens, lengths in (([[3, 1], [7, 0]], [2, 1]), ([[5], [8]], [1, 1])):
         assert_same_bits(forward(placed, tokens, cache, lengths, ops=on), forward(model, tokens, own, lengths))
