@@ -3,7 +3,7 @@
 Two paths, which give the same bits:
 
 * `forward_full` takes whole sequences. Each layer's keys and values exist only while that layer runs; all positions go through every
-  operation at once, in tiles of several tokens and several queries.
+  operation at once, in tiles of several tokens and several queries, and many of them through the feed-forward block in parts.
 * `forward` continues sequences from a KV cache: any number of new tokens each. Keys and values are written to the cache first and attention
   reads them from there, at positions that depend on what the cache holds. With one new token the matmuls run as matrix-vector products.
   `prefill` and `forward_incremental` proceed chunk by chunk, and return the last logits or all.

@@ -166,6 +166,8 @@ def test_coverage_of_single_modules_is_measured(tmp_path):
     """pytest-cov imports the package to find a module of it, and the tests import it again: NumPy must not be loaded twice."""
     options = ["--cov=bitnet_np.traces", "--cov=bitnet_np.masks", "--collect-only", "-q", "-n", "0", "tests/test_errors.py"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COVERAGE_FILE": str(tmp_path / "coverage")}
-    done = subprocess.run([sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bitnet_np/masks.py" in done.stdout.replace("\\", "/")
