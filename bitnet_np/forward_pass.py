@@ -3,7 +3,7 @@
 Two paths, which give the same bits:
 
 * `forward_full` takes whole sequences. Each layer's keys and values exist only while that layer runs; all positions go through every
-  operation at once, in tiles of several tokens and several queries.
+  operation at once, in tiles of several tokens and several queries, and many of them through the feed-forward block in parts.
 * `forward` continues sequences from a KV cache: any number of new tokens each. Keys and values are written to the cache first and attention
   reads them from there, at positions that depend on what the cache holds. With one new token the matmuls run as matrix-vector products.
   `prefill` and `forward_incremental` proceed chunk by chunk, and return the last logits or all.
@@ -18,7 +18,7 @@ are checked once in each public function; the functions below take `Tokens` and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -29,6 +29,7 @@ from .cache import Attention, KVCache, new_cache
 from .dialects import EXACT, Dialect
 from .errors import OptionError, ShapeError, UnsupportedError
 from .kernels import cpu
+from .kernels.storage import HOST
 from .model import Config, Model
 from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_layers
 from .tokens import Rows, Tokens, check_context, check_tokens
@@ -41,6 +42,13 @@ BLOCK = 512
 """Tokens of each sequence that `prefill` takes at a time. Larger ones are hardly faster, and take more memory."""
 
 Mode = Literal["parallel", "incremental", "auto"]
+
+
+def path_of(mode: Mode, length: int, parallel_threshold: int = PARALLEL_THRESHOLD) -> Literal["parallel", "incremental"]:
+    """The path that a mode takes for sequences of `length` tokens: "auto" is parallel for more than `parallel_threshold`."""
+    if mode == "auto":
+        return "parallel" if length > parallel_threshold else "incremental"
+    return mode
 
 
 def forward_full(
@@ -72,7 +80,7 @@ def forward_full(
     """
     runtime = Runtime(model, dialect, ops).checked()
     checked = check_tokens(model.config, tokens, lengths)
-    attention = None if mask is None else _masked_attention(runtime, mask, checked, strict)
+    attention = None if mask is None else _whole_masked_attention(runtime, mask, checked, strict)
     return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
 
 
@@ -88,6 +96,8 @@ def forward(
     ops: Backend = cpu,
     record: Record = ignore,
     head: Head | None = None,
+    mask: ArrayLike | None = None,
+    strict: bool = False,
 ) -> Floats:
     """Logits of the next tokens of sequences whose beginnings are in `cache`: prefill, a chunk of it, or decode.
 
@@ -95,14 +105,26 @@ def forward(
     tokens follow those that the slot holds. Afterwards the slots hold the new tokens too. `head` computes the logits in place of the
     model's output table and bias; it may leave some out, as -infinity (certified.py).
 
-    Raises what `forward_full` raises, CapacityError when the cache is too small, SlotError for a slot that does not exist, is named
-    twice, or that another pass is writing to. Whatever is raised, also by `record`, the cache is as it was.
+    mask: as in `forward_full`, [T, S] or [1 or B, 1, T, S]: a row for each new token, a column for each position from 0 on, S of them, as
+    many as the longest sequence has if all its T tokens are real. A position that is not there yet, or is padding, is never seen.
+
+    Raises what `forward_full` raises, UnsupportedError for a mask with a ring, a float16 cache or one on a device, CapacityError when the
+    cache is too small, SlotError for a slot that does not exist, is named twice, or that another pass is writing to. Whatever is raised,
+    also by `record`, the cache is as it was.
     """
     runtime = Runtime(model, dialect, ops).checked()
     checked = check_tokens(model.config, tokens, lengths)
     chosen = check_slots(slots, checked)
     check_cache(model.config, cache)
-    return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, head=head)
+    attention = None
+    if mask is not None:
+        _check_maskable(cache)
+        start, length = cache.reserve(chosen, checked.lengths), checked.ids.shape[1]
+        visible = masks.check(mask, length, int(start.max()) + length, batch=len(start))
+        if strict:
+            masks.check_causal(visible, start)
+        attention = _masked_attention(runtime, visible, checked, chosen, start)
+    return run_cached(runtime, checked, cache, chosen, record, last_only=last_only, head=head, attention=attention)
 
 
 def prefill(
@@ -139,14 +161,17 @@ def forward_incremental(
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
     record: Record = ignore,
+    mask: ArrayLike | None = None,
 ) -> Floats:
     """Logits of whole sequences by way of a KV cache, `chunk` tokens of each at a time. Arguments and result as in `forward_full`.
+
+    With a mask no position may see a later one, whose key is not there yet.
 
     Raises what `forward` raises, and OptionError for a chunk below 1.
     """
     runtime = Runtime(model, dialect, ops).checked()
     checked = check_tokens(model.config, tokens, lengths)
-    return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only)
+    return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only, mask)
 
 
 def compute_logits(
@@ -166,21 +191,21 @@ def compute_logits(
 ) -> Floats:
     """Logits of whole sequences by the path `mode` names; "auto" is parallel for more than `parallel_threshold` tokens. Same bits.
 
-    A mask (as in `forward_full`) needs the parallel path, because it may let a position see later ones; "auto" takes it then.
+    With a mask (as in `forward_full`), which may let a position see later ones, "auto" is parallel.
 
-    Raises what the path raises, and OptionError for another mode, or a mask in mode "incremental".
+    Raises what the path raises, and OptionError for another mode.
     """
-    if mode not in ("parallel", "incremental", "auto"):
+    if mode not in get_args(Mode):
         raise OptionError(f"mode is {mode!r}, expected 'parallel', 'incremental' or 'auto'")
-    if mask is not None and mode == "incremental":
-        raise OptionError("mode is 'incremental', which takes no mask; expected 'parallel' or 'auto'")
     runtime = Runtime(model, dialect, ops).checked()
     checked = check_tokens(model.config, tokens, lengths)
     parallel_threshold = integer("parallel_threshold", parallel_threshold, 0)
-    if mode == "parallel" or (mode == "auto" and (checked.ids.shape[1] > parallel_threshold or mask is not None)):
-        attention = None if mask is None else _masked_attention(runtime, mask, checked, strict)
+    if mask is not None and mode == "auto":
+        mode = "parallel"
+    if path_of(mode, checked.ids.shape[1], parallel_threshold) == "parallel":
+        attention = None if mask is None else _whole_masked_attention(runtime, mask, checked, strict)
         return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
-    return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only)
+    return _run_incremental(runtime, checked, record, integer("chunk", chunk, 1), last_only, mask)
 
 
 # --- passes over checked tokens -------------------------------------------------------------------------------------------------------
@@ -213,13 +238,17 @@ def run_cached(
     *,
     last_only: bool = False,
     head: Head | None = None,
+    attention: Attention | None = None,
 ) -> Floats:
-    """`forward` for checked tokens; the cache and the rows check slots, capacity and the model's context."""
+    """`forward` for checked tokens; the cache and the rows check slots, capacity and the model's context.
+
+    attention: replaces the causal one.
+    """
     ops = runtime.ops
     with cache.appending(slots, tokens.lengths) as start:
         rows = Rows.of(runtime.model.config, tokens, slots, start)
         resident = ops.resident(rows)
-        attend = cache.attending(rows, resident, runtime.attention, ops.mark)
+        attend = cache.attending(rows, resident, attention or runtime.attention, ops.mark)
         logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only, head=head)
         logits = check_finite(logits if head else ops.to_host(logits), rows, last_only, head)
     return logits if last_only else rows.padded(logits, tokens.ids.shape)
@@ -244,14 +273,28 @@ def _no_logits(x: Array) -> Floats:
     return np.zeros((len(x), 1), np.float32)
 
 
-def _run_incremental(runtime: Runtime, tokens: Tokens, record: Record, chunk: int, last_only: bool) -> Floats:
+def _run_incremental(
+    runtime: Runtime,
+    tokens: Tokens,
+    record: Record,
+    chunk: int,
+    last_only: bool,
+    mask: ArrayLike | None = None,
+) -> Floats:
     """`forward_incremental` for checked arguments."""
     config, (batch, length) = runtime.model.config, tokens.ids.shape
     check_context(config, tokens.lengths)
+    checked = None if mask is None else masks.check(mask, length, length, batch=batch, strict=True)
     cache = new_cache(config, batch, length, runtime.ops)
+    if checked is not None:
+        _check_maskable(cache)
     logits = np.zeros((batch, config.vocab) if last_only else (batch, length, config.vocab), np.float32)
     for part in tokens.blocks(chunk):
-        out = run_cached(runtime, part.tokens, cache, part.active, record, last_only=last_only)
+        attention = None
+        if checked is not None:
+            rows = checked[part.active if len(checked) > 1 else slice(None), :, part.begin : part.end, : part.end]
+            attention = _masked_attention(runtime, rows, part.tokens, part.active, np.full(len(part.active), part.begin))
+        out = run_cached(runtime, part.tokens, cache, part.active, record, last_only=last_only, attention=attention)
         if last_only:
             logits[part.active[part.last]] = out[part.last]
         else:
@@ -281,20 +324,42 @@ def check_cache(config: Config, cache: KVCache) -> None:
 class _Mask:
     """A mask that attention adds to its scores, as a record that a backend can upload."""
 
-    mask: Floats  # [1 or B, T, T]
+    mask: Floats  # [1 or slots, T, S]
+    row: NDArray[np.int64]  # [R] the mask's row of each row of the pass
 
 
-def _masked_attention(runtime: Runtime, mask: ArrayLike, tokens: Tokens, strict: bool) -> Attention:
-    """Attention by a caller's mask, without padding. Raises MaskError, or UnsupportedError."""
+def _whole_masked_attention(runtime: Runtime, mask: ArrayLike, tokens: Tokens, strict: bool) -> Attention:
+    """Attention of whole sequences by a caller's mask. Raises MaskError, or UnsupportedError."""
+    batch, length = tokens.ids.shape
+    checked = masks.check(mask, length, length, batch=batch, strict=strict)
+    return _masked_attention(runtime, checked, tokens, np.arange(batch), np.zeros(batch, np.int64))
+
+
+def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: NDArray[np.int64], start: NDArray[np.int64]) -> Attention:
+    """Attention by a checked mask [1 or B, 1, T, S], without padding: of new tokens of sequences that hold start [B] positions.
+
+    Raises UnsupportedError for a dialect that rounds probabilities.
+    """
     if runtime.dialect.halves:
         raise UnsupportedError(f"the dialect {runtime.dialect.name} has no attention with a mask")
-    (batch, length), lengths = tokens.ids.shape, tokens.lengths
-    additive = masks.as_additive(masks.check(mask, length, length, batch=batch, strict=strict))[:, 0]
-    if (lengths < length).any():
-        additive = np.where(np.arange(length) < lengths[:, None, None], additive, np.float32(-np.inf))
-    resident = runtime.ops.resident(_Mask(additive)).mask
+    end = start + tokens.lengths
+    additive = masks.as_additive(mask)[:, 0, :, : end.max()]
+    if len(additive) > 1 or (end < end.max()).any():  # one for each slot, in which keys past the sequence's end are hidden
+        hidden = np.arange(end.max()) >= end[:, None, None]
+        by_slot = np.full((slots.max() + 1, *additive.shape[1:]), -np.inf, np.float32)
+        by_slot[slots] = np.where(hidden, np.float32(-np.inf), additive)
+        additive = by_slot
+    row = np.concatenate([np.arange(count) for count in tokens.lengths])
+    resident = runtime.ops.resident(_Mask(additive, row))
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
-        return runtime.ops.attend_masked(q, keys, values, slot, position, resident)  # the mask stands for the window, too
+        return runtime.ops.attend_masked(q, keys, values, slot, resident.row, resident.mask)  # the mask stands for the window, too
 
     return attend
+
+
+def _check_maskable(cache: KVCache) -> None:
+    """Raises UnsupportedError for a cache whose keys cannot be read by a mask's columns."""
+    kind = "a ring" if cache.window is not None else "float16" if cache.dtype == np.float16 else ""
+    if kind or cache.storage is not HOST:
+        raise UnsupportedError(f"the KV cache is {kind or 'on a device'}, which takes no mask; expected float32 in the computer's memory")

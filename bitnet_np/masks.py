@@ -250,13 +250,21 @@ def check(
     if array.dtype != np.bool_:
         _check_additive(array)
     if strict:
-        first = k_len - q_len if past is None else _size("past", past)
-        future = as_bool(array) & (np.arange(k_len) > first + np.arange(q_len)[:, None])
-        for b, _, i, j in np.argwhere(future)[:1]:
-            raise MaskError(f"mask[{b}, 0, {i}, {j}] lets the query at position {first + i} see the key at position {j}, which is later")
+        check_causal(array, np.array([k_len - q_len if past is None else _size("past", past)]))
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def check_causal(mask: NDArray, past: NDArray[np.int64]) -> None:
+    """Raises MaskError if a query of a mask [1 or B, 1, q, k] sees a key after its own position, which is past [1 or B] plus its row."""
+    position = past[:, None] + np.arange(mask.shape[2])  # [1 or B, q]
+    future = as_bool(mask)[:, 0] & (np.arange(mask.shape[3]) > position[:, :, None])
+    for b, i, j in np.argwhere(future)[:1]:
+        query = position[b if len(past) > 1 else 0, i]
+        raise MaskError(
+            f"mask[{b if len(mask) > 1 else 0}, 0, {i}, {j}] lets the query at position {query} see the key at position {j}, which is later"
+        )
 
 
 def _check_additive(array: NDArray) -> None:

@@ -35,6 +35,9 @@ Edit = Callable[[str, int | None, NDArray], NDArray]
 Head = Callable[[Array], Floats]
 """The output matrix: [R, D] where the backend has it -> NumPy's [R, V]."""
 
+FFN_ROWS = 256
+"""Rows that go through a feed-forward block at a time: its tensors are the widest, and larger blocks are no faster."""
+
 Rotations = tuple[Array, Array]
 """Cosines and sines of the rows' positions, [R, J] each."""
 
@@ -131,6 +134,11 @@ class _Step:
     layer: int | None
     record: Record
 
+    @property
+    def observed(self) -> bool:
+        """Whether a tensor is passed to an observer or an editor."""
+        return self.record is not ignore or self.runtime.edit is not None
+
     def note(self, name: str, array: Array) -> Array:
         """Let the editor change a tensor and the observer see it; returns the tensor that the pass continues with."""
         if self.runtime.edit is not None:
@@ -211,38 +219,59 @@ def _layer(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend:
     attended = _attention(step, w, h, rotations, attend)
     if not parallel:
         h = step.note("ffn_inp", ops.add(h, attended))
-    h = ops.add(h, _feed_forward(step, w, h))
+        del attended  # its memory holds later results
+    h = _with_feed_forward(step, w, h)
     return step.note("l_out", ops.add(h, attended) if parallel else h)
 
 
 def _attention(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
     """The attention branch: [R, D] -> [R, D], without the residual."""
-    c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
     assert step.layer is not None
+    x = attend(step.layer, *_queries_keys_values(step, w, h, rotations))
+    x = step.note("kqv_out", x.reshape(len(x), -1))
+    source, x = step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
+    return step.linears(source, x, attn_o_out=w.attn_output)[0]
+
+
+def _queries_keys_values(step: _Step, w: Layer, h: Array, rotations: Rotations | None) -> tuple[Array, Array, Array]:
+    """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K]."""
+    c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
     x = step.norm("attn_norm", h, w.attn_norm, w.attn_norm_bias)
     q, k, v = (y.reshape(len(y), -1, c.head_dim) for y in step.linears("attn_norm", x, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v))
     q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
     if rotations is not None:
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
         q, k = step.note("Qcur_rope", rope(q, *rotations)), step.note("Kcur_rope", rope(k, *rotations))
-    x = attend(step.layer, dialect.rounded(q), dialect.rounded(k), dialect.rounded(v))
-    x = step.note("kqv_out", x.reshape(len(x), -1))
-    source, x = step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
-    return step.linears(source, x, attn_o_out=w.attn_output)[0]
+    return dialect.rounded(q), dialect.rounded(k), dialect.rounded(v)
+
+
+def _with_feed_forward(step: _Step, w: Layer, h: Array) -> Array:
+    """h plus the feed-forward branch: [R, D] -> [R, D]. Many rows that nobody observes go through it FFN_ROWS at a time, into h itself."""
+    ops = step.runtime.ops
+    if len(h) <= FFN_ROWS or step.observed or ops.device != "cpu":
+        return ops.add(h, _feed_forward(step, w, h))
+    for start in range(0, len(h), FFN_ROWS):
+        part = h[start : start + FFN_ROWS]
+        part[:] = ops.add(part, _feed_forward(step, w, part))
+    return h
 
 
 def _feed_forward(step: _Step, w: Layer, h: Array) -> Array:
     """The feed-forward branch: [R, D] -> [R, D], without the residual."""
+    x = step.note("ffn_out", _activated(step, w, h))
+    source, x = step.sub_norm("ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm)
+    return step.linears(source, x, ffn_down=w.ffn_down)[0]
+
+
+def _activated(step: _Step, w: Layer, h: Array) -> Array:
+    """The feed-forward's hidden numbers: [R, D] -> [R, F]."""
     activation, ops = step.runtime.model.config.activation, step.runtime.ops
     x = step.norm("ffn_norm", h, w.ffn_norm, w.ffn_norm_bias)
     if w.ffn_gate is None:
         (up,) = step.linears("ffn_norm", x, ffn_up=w.ffn_up)
-        x = ops.gelu(up) if activation == "gelu" else _gelu_tanh(up, step.runtime.dialect, ops)
-    else:
-        gate, up = step.linears("ffn_norm", x, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
-        x = ops.relu2_gate(gate, up) if activation == "relu2" else ops.silu_gate(gate, up)
-    source, x = step.sub_norm("ffn_sub_norm", "ffn_out", step.note("ffn_out", x), w.ffn_sub_norm)
-    return step.linears(source, x, ffn_down=w.ffn_down)[0]
+        return ops.gelu(up) if activation == "gelu" else _gelu_tanh(up, step.runtime.dialect, ops)
+    gate, up = step.linears("ffn_norm", x, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+    return ops.relu2_gate(gate, up) if activation == "relu2" else ops.silu_gate(gate, up)
 
 
 # --- operations whose form depends on the weights' type or on the dialect --------------------------------------------------------------

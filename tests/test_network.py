@@ -4,6 +4,7 @@ Float32 cannot equal float64 from end to end: one int8 code on the other side of
 operation by the input the kernels themselves gave it, each layer where no code differs, and the whole in quantiser steps.
 """
 
+import tracemalloc
 from dataclasses import replace
 
 import bounds
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from models import assert_same_bits, family_shapes, lengths, padded, random_model, random_tokens, seeds, shapes
 from recorder import LAYER, QUANTISED, WITH_CODES, Recorder
 
-from bitnet_np import spec
+from bitnet_np import network, spec
 from bitnet_np.dense import dense_view
 from bitnet_np.dialects import BITNET_CPP, EXACT, LLAMA_CPP
 from bitnet_np.errors import NonFiniteError
@@ -24,6 +25,7 @@ from bitnet_np.forward_pass import forward_full, forward_incremental
 from bitnet_np.judge import graph
 from bitnet_np.judge.bounds import within
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.kernels import workspace
 from bitnet_np.model import frozen
 from bitnet_np.traces.points import Key
 
@@ -205,6 +207,30 @@ def test_most_codes_do_not_differ_at_all():
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("family", ["bitnet-b1.58", "gptneox"])
+def test_many_rows_go_through_the_feed_forward_in_parts(family):
+    """gptneox adds attention and feed-forward to one input. Observed tensors are whole, so an observed pass is computed in one part."""
+    sizes = {"width": 32, "ffn": 384, "heads": 2, "kv_heads": 2, "head_dim": 16, "vocab": 20, "context": 1100}
+    model = random_model(0, family=family, **sizes)
+    tokens = random_tokens(np.random.default_rng(0), model, 1, 4 * network.FFN_ROWS + 3)
+    seen = []
+    whole = forward_full(model, tokens, record=lambda name, layer, array: seen.append(len(array)) if name == "ffn_out" else None)
+    assert seen == [tokens.size] * model.config.n_layers
+    assert_same_bits(forward_full(model, tokens), whole)
+    tracemalloc.start()
+    peaks = []
+    for rows in (tokens.size, network.FFN_ROWS):
+        workspace.release()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(network, "FFN_ROWS", rows)
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            forward_full(model, tokens, last_only=True)
+            peaks.append(tracemalloc.get_traced_memory()[1] - before)
+    tracemalloc.stop()
+    assert peaks[1] < 0.6 * peaks[0]
+
+
 def test_an_overflow_is_an_error_and_not_a_warning_too():
     model = random_model(2, gain=1e38)
     with pytest.raises(NonFiniteError, match="the model leaves float32's range"):

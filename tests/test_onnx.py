@@ -1,6 +1,6 @@
 """Masks and attention against ONNX's operator Attention: its reference implementation in NumPy, and onnxruntime where it knows it.
 
-Nobody here wrote either. They need onnx and onnxruntime, which this package does not: the tests are skipped without them.
+Neither was written here. The extra `dev` has both; the tests are skipped without them.
 """
 
 import numpy as np

@@ -1,17 +1,18 @@
 """`bitnet-np logits`: reference logits of token ids."""
 
 import argparse
+import os
 import time
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..dialects import DIALECTS
-from ..errors import OptionError
+from ..errors import OptionError, shown
 from ..files.load import open_model
-from ..forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits
+from ..forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits, path_of
 from ..model import Model
 from ..selftest import digest
 from ..text.tokenizer import tokenizer_from
@@ -21,6 +22,7 @@ from .printing import print_json, table
 
 SUMMARY = "Reference logits of token ids."
 TOP = 5
+MODE_VARIABLE = "BITNET_NP_MODE"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
         choices=get_args(Mode),
-        help="compute whole sequences at once (parallel), through a KV cache (incremental), or as their length suggests (auto, default); "
-        "the bits are the same",
+        help="compute whole sequences at once (parallel), through a KV cache (incremental), or as their length suggests (auto); the bits "
+        f"are the same (default: that of the environment variable {MODE_VARIABLE}, or auto)",
     )
     parser.add_argument(
         "--parallel-threshold",
@@ -56,9 +58,19 @@ def _compute(model: Model, ids: NDArray, arguments: argparse.Namespace, **how: A
     return logits if ids.ndim == 2 else logits[0]
 
 
+def _mode(arguments: argparse.Namespace) -> Mode:
+    """The mode that --mode names, or --chunk implies, or the environment names. Raises OptionError."""
+    if arguments.mode is not None or arguments.chunk is not None:
+        return arguments.mode or "incremental"
+    mode = os.environ.get(MODE_VARIABLE) or "auto"
+    if mode not in get_args(Mode):
+        raise OptionError(f"the environment variable {MODE_VARIABLE} is {shown(mode)}, expected one of {', '.join(get_args(Mode))}")
+    return cast(Mode, mode)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print the checksum and the largest logits, write all to --out; returns the exit code."""
-    mode: Mode = arguments.mode or ("auto" if arguments.chunk is None else "incremental")
+    mode = _mode(arguments)
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
     check_out("--out", arguments.out)
@@ -76,7 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     checksum = digest(result)
     if arguments.json:
         tops = [[{"id": i, "logit": value} for i, value in row] for row in top]
-        print_json({"shape": result.shape, "sha256": checksum, "top": tops, "dialect": arguments.dialect, "mode": mode, "seconds": seconds})
+        how = {"dialect": arguments.dialect, "mode": mode, "path": path_of(mode, ids.shape[-1], arguments.parallel_threshold)}
+        print_json({"shape": result.shape, "sha256": checksum, "top": tops, **how, "seconds": seconds})
         return 0
     print(f"shape   {list(result.shape)} float32")
     print(f"sha256  {checksum}")

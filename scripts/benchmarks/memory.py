@@ -1,7 +1,16 @@
-"""Bytes that Python and NumPy allocate (tracemalloc), that kernels allocate (Numba's counters), and that are resident."""
+"""What one call needs beside the weights: bytes that Python and NumPy allocate, and growth of a fresh process's resident memory.
+
+The pool of memory for results (kernels/workspace.py) is emptied before each measurement, because memory that a warm-up left there would not
+be counted again. A figure smaller than the call's own result is impossible and stops the bench.
+"""
 
 import ctypes
+import functools
+import json
+import os
 import platform
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,23 +18,29 @@ from pathlib import Path
 from numba.core.runtime import _nrt_python as numba_memory
 from numba.core.runtime import rtsys
 
-from bitnet_np import KVCache, forward, forward_full, forward_incremental
+from bitnet_np import KVCache, Model, forward, forward_full, forward_incremental
+from bitnet_np.kernels import workspace
 
+from .processes import ROOT
 from .report import Table, figure
-from .rounds import OURS, Case, Key, Results, Sample, timed
+from .rounds import OURS, Case, CheckError, Key, Results, Sample, timed
 from .setup import Setup, tokens
 from .stats import summary
 
 LEAK_CALLS = 200
 LEAK_BYTES = 1_000_000  # growth over LEAK_CALLS calls that still counts as none
+_PAGES_KEPT = 1_000_000  # bytes of a result that may lie in memory which the allocator did not give back
 
 
-def resident() -> int | None:
-    """Resident bytes of this process now; None where the system does not report them."""
-    return _status("VmRSS")
+def release() -> None:
+    """Give back what was freed but kept: the pool of results, and the allocator's free memory."""
+    workspace.release()
+    if platform.system() == "Linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
 
 
 def _status(name: str) -> int | None:
+    """A number of bytes that Linux tells of this process; None elsewhere."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -35,13 +50,12 @@ def _status(name: str) -> int | None:
 
 def resident_growth(run: Callable[[], object]) -> int | None:
     """The largest growth of the process, in bytes, while `run` runs; None where the system does not report it (Linux does)."""
-    if platform.system() == "Linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
-        library.malloc_trim(0)  # memory that was freed, but kept, would hide that it is needed again
+    release()
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the peak is the present size
     except OSError:
         return None
-    before = resident()
+    before = _status("VmRSS")
     run()
     after = _status("VmHWM")
     return None if before is None or after is None else max(0, after - before)
@@ -50,21 +64,23 @@ def resident_growth(run: Callable[[], object]) -> int | None:
 def traced(run: Callable[[], object]) -> Sample:
     """Peak bytes that Python and NumPy allocate in one call, bytes it leaves behind, and the number of allocations inside kernels."""
     numba_memory.memsys_enable_stats()
+    release()
     allocations = rtsys.get_allocation_stats().alloc
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
         run()
-        left, peak = tracemalloc.get_traced_memory()
+        peak = tracemalloc.get_traced_memory()[1]
+        workspace.release()
+        left = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     return {"peak": peak - before, "left": left - before, "kernel_allocations": rtsys.get_allocation_stats().alloc - allocations}
 
 
-def cases(setup: Setup) -> Iterator[Case]:
-    """Each path, with all logits and with the last ones only; then many decode steps in a row."""
-    model, n = setup.model, setup.fitting(setup.lengths, (64,))[0]
-    ids = tokens(setup.seed, model.config.vocab, 1, n)
+def calls(model: Model, n: int, seed: int) -> dict[str, Callable[[], object]]:
+    """Each path over n tokens, with all logits and with the last ones only; then many decode steps in a row."""
+    ids = tokens(seed, model.config.vocab, 1, n)
     cache = KVCache(model.config, 1, n)
 
     def prefill() -> None:
@@ -80,7 +96,7 @@ def cases(setup: Setup) -> Iterator[Case]:
         for _ in range(LEAK_CALLS):
             step()
 
-    calls: dict[str, Callable[[], object]] = {
+    return {
         "forward_full, all logits": lambda: forward_full(model, ids),
         "forward_full, last": lambda: forward_full(model, ids, last_only=True),
         "incremental, all logits": lambda: forward_incremental(model, ids),
@@ -89,14 +105,40 @@ def cases(setup: Setup) -> Iterator[Case]:
         "decode step": step,
         f"{LEAK_CALLS} decode steps": steps,
     }
-    for name, call in calls.items():
 
-        def run(threads: int, call: Callable[[], object] = call) -> Sample:
-            growth = resident_growth(call)
-            return {"seconds": timed(call), **traced(call), **({} if growth is None else {"resident": growth})}
 
+def resident(setup: Setup, n: int, threads: int) -> dict[str, int | None]:
+    """Growth of a fresh process in each call, by the call's name. The process has loaded the model and its kernels before."""
+    scripts = Path(__file__).parents[1]
+    paths = os.pathsep.join(filter(None, [str(ROOT), str(scripts), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "benchmarks.workers.resident", setup.path, n, setup.seed, threads]
+    done = subprocess.run(list(map(str, command)), env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CheckError(f"a fresh process ended with exit code {done.returncode}: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout)
+
+
+def checked(name: str, sample: Sample, result: int) -> Sample:
+    """The sample. Raises CheckError for a peak that does not even hold the call's result, of `result` bytes."""
+    for key, least in (("peak", result), ("resident", result - _PAGES_KEPT)):
+        if key in sample and sample[key] < least:
+            raise CheckError(f"memory {name}: {key} is {sample[key]:,} bytes, but the result alone has {result:,}")
+    return sample
+
+
+def cases(setup: Setup) -> Iterator[Case]:
+    """A case for each call."""
+    model, n = setup.model, setup.fitting(setup.lengths, (64,))[0]
+    grown = functools.cache(functools.partial(resident, setup, n))
+    for name, call in calls(model, n, setup.seed).items():
         vocab = model.config.vocab * 4
         logits = vocab * n if name.endswith("all logits") else vocab
+
+        def run(threads: int, name: str = name, call: Callable[[], object] = call, logits: int = logits) -> Sample:
+            growth = grown(threads)[name]
+            sample = {"seconds": timed(call), **traced(call), **({} if growth is None else {"resident": growth})}
+            return checked(name, sample, logits)
+
         tokens_of = {"decode step": 1, f"{LEAK_CALLS} decode steps": LEAK_CALLS}.get(name, n)
         yield Case("memory", name, run, tokens=tokens_of, nbytes=logits, rounds=3, work=tokens_of, threads=setup.threads[-1:])
 
@@ -126,13 +168,13 @@ def tables(setup: Setup, results: Results) -> list[Table]:
             ]
         )
     table.notes += [
-        "peak: what Python and NumPy allocate, the result included. resident: growth of the process's memory, kernels' buffers included",
+        "peak: what Python and NumPy allocate, the result included. resident: growth of a fresh process, kernels' buffers included",
         "bytes per token and width: c in peak <= logits + c * tokens * width",
     ]
     for ending in ("all logits", "last"):
         pair = [median.get(f"{path}, {ending}") for path in ("forward_full", "incremental")]
         if pair[0] and pair[1]:
-            times = pair[0]["peak"] / max(1, pair[1]["peak"])
+            times = pair[0]["peak"] / pair[1]["peak"]
             verdict = "met" if times <= 1 else "not met"
             table.notes.append(f"parallel needs no more than incremental, {ending}: {verdict} ({times:.2f} times as much)")
     if leak := median.get(f"{LEAK_CALLS} decode steps"):

@@ -24,7 +24,7 @@ def test_logits_in_json(run, model):
     assert result.pop("seconds") > 0
     best = np.argsort(-logits[-1], kind="stable")[:5].tolist()
     top = [[{"id": i, "logit": float(logits[-1, i])} for i in best]]
-    assert result == {"shape": [17, 512], "sha256": sha256(logits), "top": top, "dialect": "exact", "mode": "auto"}
+    assert result == {"shape": [17, 512], "sha256": sha256(logits), "top": top, "dialect": "exact", "mode": "auto", "path": "parallel"}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,24 @@ def test_every_path_prints_one_checksum(run, model, options):
     result = run("logits", TINY, "--tokens", with_commas(TOKENS), "--json", *options)
     assert result["sha256"] == sha256(forward_full(model, TOKENS[None]))
     assert result["mode"] == (options[1] if "--mode" in options else "incremental" if "--chunk" in options else "auto")
+    short = "100" in options and "--chunk" not in options
+    assert result["path"] == ("incremental" if short else "parallel" if result["mode"] == "auto" else result["mode"])
+
+
+def test_the_environment_names_a_mode(run, refused, model, monkeypatch):
+    arguments = ["logits", TINY, "--tokens", with_commas(TOKENS), "--json"]
+    for mode, options, path in (
+        ("incremental", [], "incremental"),
+        ("incremental", ["--mode", "parallel"], "parallel"),
+        ("parallel", ["--chunk", "3"], "incremental"),
+        ("auto", ["--parallel-threshold", "17"], "incremental"),
+        ("", [], "parallel"),
+    ):
+        monkeypatch.setenv("BITNET_NP_MODE", mode)
+        result = run(*arguments, *options)
+        assert (result["path"], result["sha256"]) == (path, sha256(forward_full(model, TOKENS[None])))
+    monkeypatch.setenv("BITNET_NP_MODE", "fast")
+    assert "the environment variable BITNET_NP_MODE is 'fast', expected one of parallel, incremental, auto" in refused(*arguments)
 
 
 def test_the_checksum_is_of_the_files_numbers(run, model, tmp_path):

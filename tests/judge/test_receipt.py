@@ -51,6 +51,24 @@ def test_the_divergence_of_a_receipt_is_of_theirs_from_ours():
     assert (row["top5_rust"], row["top5_cpp"], row["topk_agree"]) == ([0, 1], [0, 1], 1)
 
 
+LENIENT = {"mse": 1e9, "kl": 1e9, "topk": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("threshold", "limit", "ours", "theirs"),
+    [
+        ("mse", 1e-4, [9, 8, 7, 6, 5, 4], [9.02, 8.02, 7.02, 6.02, 5.02, 4.02]),  # the same probabilities
+        ("kl", 0.1, [5, 0.5, -0.2, -0.3, -0.4, -0.5], [0, 0.5, -0.2, -0.3, -0.4, -0.5]),
+        ("topk", 0.8, [9, 8, 7, 6, 5, 0.1, 0.2], [9, 8, 0.1, 0.2, 7, 6, 5]),
+    ],
+)
+def test_each_threshold_decides_by_itself(threshold, limit, ours, theirs):
+    rows = receipt.positions(np.array([ours], np.float64), np.array([theirs], np.float64))
+    for limits, passes in ((LENIENT | {threshold: limit}, False), (LENIENT, True)):
+        value = receipt.receipt(rows, model="m", backend="b", prompt="p", thresholds=receipt.Thresholds(**limits))
+        assert value["summary"]["all_passed"] is passes, rows
+
+
 def test_a_receipt_of_nan_does_not_pass(tmp_path):
     ours = np.ones((1, 4), np.float32)
     rows = receipt.positions(ours, ours * np.nan)

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from models import assert_same_bits, padded, random_model, random_tokens, seeds, shapes, threads
 
 from bitnet_np import masks, spec
+from bitnet_np.cache import KVCache
 from bitnet_np.dialects import BITNET_CPP, EXACT, LLAMA_CPP
-from bitnet_np.errors import MaskError, OptionError, UnsupportedError
-from bitnet_np.forward_pass import compute_logits, forward_full
+from bitnet_np.errors import MaskError, UnsupportedError
+from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.masks import attend_masked
 from bitnet_np.masks import Pattern
@@ -178,6 +179,61 @@ def test_wrong_masks_are_refused_before_anything_is_computed(monkeypatch, mask, 
             path(MODEL, np.ones((2, 4), int), mask=mask, **options)
 
 
-def test_no_mask_goes_token_by_token():
-    with pytest.raises(OptionError, match="mode is 'incremental', which takes no mask"):
-        compute_logits(MODEL, [[1, 2]], mode="incremental", mask=masks.causal(2, 2))
+# --- with a KV cache ------------------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(seed=seeds, counts=st.lists(st.integers(2, 9) | st.integers(60, 70), min_size=1, max_size=3), chunk=st.integers(1, 40))
+def test_a_mask_without_future_gives_its_bits_token_by_token(seed, counts, chunk):
+    """One mask or one for each sequence, ragged, with rows that see nothing."""
+    rng = np.random.default_rng(seed)
+    tokens, lengths = padded(rng, [random_tokens(rng, MODEL, n) for n in counts])
+    batch, length = tokens.shape
+    mask = masks.as_bool(masks.causal(length, length)) & (rng.random((rng.choice([1, batch]), 1, length, length)) < 0.7)
+    mask[0, 0, rng.integers(length)] = False
+    expected = forward_full(MODEL, tokens, lengths, mask=mask)
+    assert_same_bits(forward_incremental(MODEL, tokens, lengths, mask=mask, chunk=chunk), expected)
+    assert_same_bits(compute_logits(MODEL, tokens, lengths, mask=mask, mode="incremental", chunk=chunk), expected)
+
+
+def test_a_mask_is_of_the_positions_that_sequences_are_at():
+    """Sequences of different lengths in slots of any order: row i of the mask is the i-th new token, column j position j."""
+    rng = np.random.default_rng(0)
+    held, new, slots = [3, 70], [4, 2], [2, 0]
+    sequences = [random_tokens(rng, MODEL, h + n) for h, n in zip(held, new, strict=True)]
+    keys = max(held) + max(new)
+    visible = rng.random((2, 1, max(new), keys)) < 0.6
+    cache = KVCache(MODEL.config, 3, 100)
+    for sequence, h, slot in zip(sequences, held, slots, strict=True):
+        forward(MODEL, [sequence[:h]], cache, slots=[slot])
+    tokens, lengths = padded(rng, [sequence[h:] for sequence, h in zip(sequences, held, strict=True)])
+    out = forward(MODEL, tokens, cache, lengths, slots=slots, mask=visible)
+    for b, (sequence, h, n) in enumerate(zip(sequences, held, new, strict=True)):
+        whole = np.tril(np.ones((h + n, h + n), bool))
+        whole[h:] = visible[b, 0, :n, : h + n]
+        assert_same_bits(out[b, :n], forward_full(MODEL, [sequence], mask=whole)[0, h:])
+
+
+@pytest.mark.parametrize(
+    ("mask", "options", "error", "message"),
+    [
+        (np.ones((2, 4), bool), {}, MaskError, r"mask has shape \(2, 4\), expected \(2, 5\) or \(1, 1, 2, 5\)"),
+        (np.ones((2, 5), bool), {"strict": True}, MaskError, "lets the query at position 3 see the key at position 4, which is later"),
+        (np.ones((2, 5), bool), {"dialect": BITNET_CPP}, UnsupportedError, "the dialect bitnet.cpp has no attention with a mask"),
+        (np.ones((2, 5), bool), {"dtype": np.float16}, UnsupportedError, "the KV cache is float16, which takes no mask"),
+        (np.ones((2, 5), bool), {"ring": True}, UnsupportedError, "the KV cache is a ring, which takes no mask"),
+    ],
+)
+def test_masks_that_a_cache_refuses(mask, options, error, message):
+    model = random_model(0, width=32, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, window=2) if options.get("ring") else MODEL
+    cache = KVCache(model.config, 1, 20, **{name: options.pop(name) for name in ("dtype", "ring") if name in options})
+    forward(model, [[1, 2, 3]], cache)
+    before = cache.k.tobytes()
+    with pytest.raises(error, match=message):
+        forward(model, [[4, 5]], cache, mask=mask, **options)
+    assert (cache.k.tobytes(), cache.lengths[0]) == (before, 3)
+
+
+def test_a_position_cannot_see_a_key_that_is_not_there_yet():
+    with pytest.raises(MaskError, match="lets the query at position 0 see the key at position 1, which is later"):
+        forward_incremental(MODEL, [[1, 2]], mask=np.ones((2, 2), bool))

@@ -18,6 +18,7 @@ from make_model import Shape
 
 from bitnet_np import load
 from bitnet_np.errors import OptionError
+from bitnet_np.kernels import workspace
 
 FAKE_LLAMA = """
 import time
@@ -229,6 +230,26 @@ def test_memory_is_seen_where_it_is_used():
     assert memory.traced(lambda: np.ones(1_000_000, np.uint8))["left"] < 100_000
     growth = memory.resident_growth(lambda: np.ones(50_000_000, np.uint8))
     assert growth is None or 45_000_000 < growth < 80_000_000
+
+
+def test_memory_counts_what_a_call_used_before():
+    """Results lie in memory that earlier results had: it is given back first, or the peak would be less than the result."""
+
+    def call():
+        return workspace.empty((1000, 1000))
+
+    call()
+    assert memory.traced(call)["peak"] >= 4_000_000
+    growth = memory.resident_growth(lambda: call().fill(1))
+    assert growth is None or growth > 3_500_000
+
+
+@pytest.mark.parametrize(("sample", "wrong"), [({"peak": 999}, "peak"), ({"peak": 2_000_000, "resident": 0}, "resident")])
+def test_memory_that_does_not_hold_the_result_is_refused(sample, wrong):
+    result = 1000 if wrong == "peak" else 2_000_000
+    assert memory.checked("x", {"peak": result, "resident": result}, result)
+    with pytest.raises(CheckError, match=f"memory x: {wrong} is .* bytes, but the result alone has"):
+        memory.checked("x", sample, result)
 
 
 # --- peers ----------------------------------------------------------------------------------------------------------------------------
