@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .. import packing
 from ..backend import Backend
+from ..contents import constant_matrices
 from ..dialects import DIALECTS
 from ..dispatch import Device
 from ..errors import OptionError
@@ -124,13 +125,18 @@ def opened(path: Path, arguments: argparse.Namespace) -> Source:
 
 
 def loaded(source: Source, arguments: argparse.Namespace) -> Model:
-    """The model of an open source, loaded as the arguments say onto their device, with a progress bar. Prints overridden settings."""
+    """The model of an open source, loaded as the arguments say onto their device, with a progress bar.
+
+    Prints overridden settings, and matrices whose weights are all equal.
+    """
     overrides = {name: value for name, value in _overrides(arguments).items() if value is not None}
     bar = progress.bar("checking weights")
     model = model_from(source, bar, allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout, overrides=overrides)
     before = source.config() if overrides else model.config
     for name in overrides:
         print(f"bitnet-np: {name} is {getattr(model.config, name)}, the file says {getattr(before, name)}", file=sys.stderr)
+    for warning in constant_matrices(model):
+        print(f"bitnet-np: warning: {warning}", file=sys.stderr)
     ops: Backend = getattr(arguments, "ops", cpu)
     return model if ops.device == "cpu" else place(model, device_of(ops))
 
