@@ -66,7 +66,7 @@ def test_an_honest_server_is_no_alarm(tmp_path, family, n):
     assert report.verdict is Verdict.FLIPS, report.reason
 
 
-@pytest.mark.parametrize("weights", ["float16", "bfloat16", "Q8_0", "Q4_K", "TQ2_0"])
+@pytest.mark.parametrize("weights", ["float16", "bfloat16", "Q8_0", "Q4_K", "TQ2_0", "Q1_0", "Q2_0"])
 def test_an_honest_server_of_other_weights_is_no_alarm(tmp_path, weights):
     path = written(tmp_path / "m.gguf", "llama", weights)
     report = judged(path, served(path))
