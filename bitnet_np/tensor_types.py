@@ -1,7 +1,7 @@
 """The table of ggml's tensor types: how many bytes a tensor of each takes, and which of them this package can read.
 
-Numbers and block sizes are those of ggml.h; I2_S (36) is a type of bitnet.cpp's fork of it. The table has more types than can be read, so
-that a file with another one is refused by the name of the type and not by a wrong size.
+Numbers and block sizes are those of ggml.h; I2_S (36) is a type of bitnet.cpp's fork of it, PQ2_0 (142) one of PrismML's. The table has
+more types than can be read, so that a file with another one is refused by the name of the type and not by a wrong size.
 """
 
 from dataclasses import dataclass
@@ -45,8 +45,14 @@ Q5_K = TensorType("Q5_K", 13, 256, 176, readable=True)
 Q6_K = TensorType("Q6_K", 14, 256, 210, readable=True)
 TQ1_0 = TensorType("TQ1_0", 34, 256, 54, readable=True)
 TQ2_0 = TensorType("TQ2_0", 35, 256, 66, readable=True)
+Q1_0 = TensorType("Q1_0", 41, 128, 18, readable=True)
+Q2_0 = TensorType("Q2_0", 42, 64, 18, readable=True)
+PQ2_0 = TensorType("PQ2_0", 142, 128, 34, readable=True)
 
-BLOCK_TYPES = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0)
+FEW_BITS = (Q1_0, Q2_0, PQ2_0)
+"""The types of one float16 scale, and codes of one bit (-1, +1) or two (-1, 0, +1, +2), low ones first. Their activations are floats."""
+
+BLOCK_TYPES = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0, *FEW_BITS)
 """The types whose weights are small integers times the scales of a block (kernels/block_formats.py)."""
 
 TERNARY_TYPES = (TQ1_0, TQ2_0)
@@ -80,13 +86,14 @@ _KNOWN = (
     TensorType("IQ1_M", 29, 256, 56),
     TensorType("MXFP4", 39, 32, 17, remark=f"or TL2, which has the same number in bitnet.cpp: {_TILED}"),
     TensorType("NVFP4", 40, 64, 36),
-    TensorType("Q1_0", 41, 128, 18),
 )
 
 BY_NUMBER = {known.number: known for known in _KNOWN}
 
-REFUSED = {
-    38: f"bitnet.cpp's TL1: {_TILED}",
-    42: f"TL2 of bitnet.cpp's later versions: {_TILED}",
-}
+OF_NUMBER_42 = (Q2_0, PQ2_0)
+"""The types that files have under the number 42: ggml's, and the one that PrismML's fork wrote under this number at first."""
+
+NEITHER_OF_42 = f"the number is also that of TL2 in bitnet.cpp's later versions: {_TILED}"
+
+REFUSED = {38: f"bitnet.cpp's TL1: {_TILED}"}
 """The types whose tensors have no size that could be known, by number, and why."""

@@ -15,7 +15,7 @@ from .files.gguf_writer import present, write_model
 from .kernels.block_formats import FORMATS
 from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights, frozen
 from .rope import rope_frequencies
-from .tensor_types import BLOCK_TYPES, TensorType
+from .tensor_types import BLOCK_TYPES, FEW_BITS, OF_NUMBER_42, TensorType
 
 SHAPE = {
     "vocab": 50,
@@ -133,13 +133,13 @@ class _Drawing:
 def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: float = 1.0) -> Table:
     """Normal numbers [n, m] with a standard deviation of `spread`, in a float dtype (bfloat16 is cut) or one of ggml's block types.
 
-    gguf-py cannot quantise to K-quants, so these are random bytes, with scales that give about the same spread.
+    gguf-py cannot quantise to some types, so these are random bytes, with scales that give about the same spread.
     """
     if kind not in _BLOCKS:
         single = (rng.standard_normal((n, m)) * spread).astype(np.float32)
         return (single.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else single.astype(kind)
     block_type = _BLOCKS[kind]
-    if kind.endswith("_K"):
+    if kind.endswith("_K") or block_type in FEW_BITS:
         data = _random_blocks(rng, block_type, n, m, spread)
     else:
         data = gguf.quants.quantize((rng.standard_normal((n, m)) * spread).astype(np.float32), gguf.GGMLQuantizationType[kind])
@@ -148,6 +148,8 @@ def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: fl
 
 def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
     data = rng.integers(0, 256, (n, m // kind.block * kind.block_bytes), np.uint8)
+    if kind in OF_NUMBER_42:
+        data &= ~(data & 0xAA & data << 1)  # the code 3 becomes 1, so that the mean is 0
     records = data.view(FORMATS[kind.name].layout)
     halves = FORMATS[kind.name].halves
 

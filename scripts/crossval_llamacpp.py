@@ -28,13 +28,13 @@ from bitnet_np.errors import OptionError, UnsupportedError
 from bitnet_np.families import FAMILIES
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
+from bitnet_np.tensor_types import BLOCK_TYPES, PQ2_0, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.traces.points import Key, Trace
 
 ARCHITECTURES = tuple(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25"))  # llama.cpp does not know these two
 TERNARY = tuple(kind.name for kind in TERNARY_TYPES)
-TYPES = ("float32", "float16", "bfloat16", *(kind.name for kind in BLOCK_TYPES))
+TYPES = ("float32", "float16", "bfloat16", *(kind.name for kind in BLOCK_TYPES if kind is not PQ2_0))
 AGREEMENT = 5e-6
 Points = dict[Key, NDArray[np.float32]]
 

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from .. import packing
 from ..backend import Backend
+from ..contents import constant_matrices
 from ..dialects import DIALECTS, EXACT
 from ..dispatch import Device
 from ..errors import OptionError
-from ..files.load import model_from
-from ..files.overrides import BEYOND, OVERRIDABLE
+from ..files.load import model_from, open_model
+from ..files.overrides import BEYOND, OVERRIDABLE, without_ignored
 from ..files.source import Source
 from ..gpu.device import device_of, place
 from ..judge.precision import PROFILES, Precision, Profile
@@ -120,7 +121,8 @@ def add_override_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help=f"replace a setting of the file: {', '.join(OVERRIDABLE)}; repeatable. Both values are reported on standard error",
+        help=f"replace a setting of the file: {', '.join(OVERRIDABLE)}; KEY=none ignores a key of the file that is not known; repeatable. "
+        "Both values are reported on standard error",
     )
     parser.add_argument("--allow-beyond-context", action="store_true", help="allow more tokens than the model was trained for")
 
@@ -132,21 +134,35 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
         if name in overrides:
             raise OptionError(f"--override {text}: {name} is set already")
         try:
-            overrides[name] = OVERRIDABLE[name](value)
+            overrides[name] = None if value == "none" and name not in OVERRIDABLE else OVERRIDABLE[name](value)
         except (KeyError, ValueError):
             choices = ", ".join(f"{known}={kind.__name__}" for known, kind in OVERRIDABLE.items())
-            raise OptionError(f"--override is {text!r}, expected one of {choices}") from None
+            raise OptionError(f"--override is {text!r}, expected one of {choices}, or KEY=none") from None
     return overrides
 
 
-def loaded(source: Source, arguments: argparse.Namespace) -> Model:
-    """The model of an open source, loaded as the arguments say onto their device, with a progress bar. Prints overridden settings."""
+def opened(path: Path, arguments: argparse.Namespace) -> Source:
+    """A model file, open, without the keys that the arguments say to ignore. Prints those."""
     overrides = _overrides(arguments)
+    source = without_ignored(open_model(path), overrides)
+    for key in (name for name, value in overrides.items() if value is None):
+        print(f"bitnet-np: {key} is ignored", file=sys.stderr)
+    return source
+
+
+def loaded(source: Source, arguments: argparse.Namespace) -> Model:
+    """The model of an open source, loaded as the arguments say onto their device, with a progress bar.
+
+    Prints overridden settings, and matrices whose weights are all equal.
+    """
+    overrides = {name: value for name, value in _overrides(arguments).items() if value is not None}
     bar = progress.bar("checking weights")
     model = model_from(source, bar, allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout, overrides=overrides)
     before = source.config() if overrides else model.config
     for name in overrides:
         print(f"bitnet-np: {name} is {getattr(model.config, name)}, the file says {getattr(before, name)}", file=sys.stderr)
+    for warning in constant_matrices(model):
+        print(f"bitnet-np: warning: {warning}", file=sys.stderr)
     ops: Backend = getattr(arguments, "ops", cpu)
     return model if ops.device == "cpu" else place(model, device_of(ops))
 

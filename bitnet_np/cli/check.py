@@ -28,7 +28,16 @@ from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, detect, eval_callback, npy, raw, read_any
 from ..whole_file import whole_file
 from . import check_server, progress
-from .arguments import add_model_argument, add_model_options, add_profile_arguments, add_token_arguments, check_out, loaded, profile_of
+from .arguments import (
+    add_model_argument,
+    add_model_options,
+    add_profile_arguments,
+    add_token_arguments,
+    check_out,
+    loaded,
+    opened,
+    profile_of,
+)
 from .inputs import token_ids
 from .printing import print_json, printable, table
 
@@ -92,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         report, heading = check_server.judged(arguments)
         return show(arguments, report, heading, None, {"model": arguments.model})
     details = check_report_arguments(arguments)
-    source = open_model(arguments.model)
+    source = opened(arguments.model, arguments)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     report = _judged(source, arguments, ids[0] if len(ids) == 1 and ids.ndim == 2 else ids, details)
     files = {"model": arguments.model, "dump": arguments.theirs}

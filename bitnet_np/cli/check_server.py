@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..errors import ContextLimitError, OptionError
-from ..files.load import open_model
 from ..judge.report import Report
 from ..judge.top_logprobs import FEWEST, check_completions
 from ..judge.verdict import Verdict
@@ -14,7 +13,7 @@ from ..servers.endpoint import server_at
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from ..validate import integer
 from . import progress
-from .arguments import loaded, profile_of
+from .arguments import loaded, opened, profile_of
 from .inputs import token_ids
 
 _MOST = 1 << 12  # tokens to predict, and log-probabilities at each
@@ -40,7 +39,7 @@ def judged(arguments: argparse.Namespace) -> tuple[Report, str]:
             raise OptionError(f"--endpoint and --{name} exclude each other")
     predict, k = integer("--predict", arguments.predict, 1, _MOST), integer("--top-logprobs", arguments.top_logprobs, FEWEST, _MOST)
     client = client_of(arguments.endpoint, arguments.timeout)
-    source = open_model(arguments.model)
+    source = opened(arguments.model, arguments)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     if ids.ndim != 1:
         raise OptionError(f"--endpoint takes one sequence of tokens, not {len(ids)}")

@@ -2,10 +2,16 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ..errors import OptionError
 from ..files.convert import HEADS, TYPES, convert, is_permuted
-from ..files.load import model_from, open_model
+from ..files.load import load, model_from, open_model
+from ..forward_pass import forward_full
+from ..judge.logits import judge
+from ..model import Model
 from . import progress
 from .arguments import add_load_arguments, add_model_argument, check_out
 from .printing import print_json
@@ -21,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--type", choices=TYPES, help="type of the layers' matrices (default: unchanged; ternary matrices of a folder become I2_S)"
     )
     parser.add_argument("--head", choices=HEADS, help="type of the embedding and the head (default: unchanged)")
-    parser.add_argument("--allow-rounding", action="store_true", help="allow a narrower float type to round numbers")
+    parser.add_argument(
+        "--allow-rounding", action="store_true", help="allow a narrower type to round numbers and scales, and say how far logits move"
+    )
     parser.add_argument("--force", action="store_true", help="overwrite OUT.gguf")
     add_load_arguments(parser)
 
@@ -38,10 +46,32 @@ def run(arguments: argparse.Namespace) -> int:
     convert(model, out, source, matrix=matrix, head=head, rounding=arguments.allow_rounding, progress=progress.bar("writing"))
     permuted = is_permuted(model.config)
     facts = {"out": str(out), "bytes": out.stat().st_size, "architecture": model.config.architecture, "permuted": permuted}
+    moved = _moved(model, load(out)) if arguments.allow_rounding and not arguments.allow_nan else None
     if arguments.json:
-        print_json(facts)
+        print_json(facts | ({"rounding": moved} if moved else {}))
         return 0
     print(f"{out}: {facts['bytes']:,} bytes, {model.config.architecture}")
     if permuted:
         print("rows of queries and keys are permuted, as this architecture has them: logits agree to float32 rounding, not to the bit")
+    if moved:
+        print(_report(moved))
     return 0
+
+
+_TOKENS = 32
+
+
+def _moved(model: Model, converted: Model) -> dict[str, Any]:
+    """How far logits of some random tokens are from those of the source."""
+    ids = np.random.default_rng(0).integers(0, model.config.vocab, (1, min(_TOKENS, model.config.context)))
+    judgement = judge(forward_full(model, ids)[0], forward_full(converted, ids)[0]).as_dict()
+    return {name: judgement[name] for name in ("verdict", "positions", "max_error", "nmse", "top1")}
+
+
+def _report(moved: dict[str, Any]) -> str:
+    if moved["verdict"] == "SAME_BITS":
+        return f"rounding changed no bit of the logits of {moved['positions']} random tokens"
+    return (
+        f"logits of {moved['positions']} random tokens move by at most {moved['max_error']:.3g} (NMSE {moved['nmse']:.2g}), "
+        f"and at {moved['top1']:.0%} of the positions the same token stays first"
+    )

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from .. import embedded
 from ..dialects import DIALECTS
 from ..errors import OptionError, ShapeError
-from ..files.load import open_model
 from ..files.source import Source
 from ..generate import HeadChoice, stream
 from ..sampling import Sampling
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from . import generate_many as batch_command
-from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, loaded
+from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, loaded, opened
 from .inputs import parse_numbers, token_ids
 from .printing import print_json
 
@@ -86,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
             return batch_command.run_prompts(arguments, path, chosen_stops)
         if arguments.batch is not None:
             raise OptionError("--batch needs --prompts-file")
-        source = open_model(path)
+        source = opened(path, arguments)
         tokenizer = tokenizer_from(source.metadata, source.path) if arguments.text is not None else None
         ids = _prompt(arguments, source, tokenizer)
         stops = (tokenizer.stops if tokenizer else ()) if chosen_stops is None else chosen_stops

@@ -12,12 +12,11 @@ from typing import Any
 from ..batch import Completion, Request, generate_batch
 from ..dialects import DIALECTS
 from ..errors import EmptyInputError, Error, OptionError, shown
-from ..files.load import open_model
 from ..generate import certified_for, check_prompt
 from ..sampling import Sampling
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from . import progress
-from .arguments import loaded
+from .arguments import loaded, opened
 from .printing import printable
 
 DEFAULT_BATCH = 4
@@ -89,7 +88,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     lines = list(read_prompts(arguments.prompts_file))
     if not lines:
         raise EmptyInputError(f"{arguments.prompts_file}: Empty batch provided")
-    source = open_model(model_path)
+    source = opened(model_path, arguments)
     tokenizer = None
     if arguments.chat or any(isinstance(prompt, str) for _, _, prompt in lines):
         tokenizer = tokenizer_from(source.metadata, source.path)

@@ -6,12 +6,19 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UnsupportedError
-from ..files.load import open_model
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, writer
 from ..traces.points import LOSS, Key, gradient_key
 from ..training.gradients import loss_and_gradients, parameters_of
-from .arguments import add_load_arguments, add_model_argument, add_override_arguments, add_threads_argument, add_token_arguments, loaded
+from .arguments import (
+    add_load_arguments,
+    add_model_argument,
+    add_override_arguments,
+    add_threads_argument,
+    add_token_arguments,
+    loaded,
+    opened,
+)
 from .inputs import token_ids
 from .printing import print_json, table
 
@@ -40,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     chosen, writer_of = (None, None) if arguments.out is None else writer(arguments.out, arguments.format)
     if writer_of is not None and writer_of.names is not None:
         raise UnsupportedError(f"{arguments.out}: format {chosen} has no gradients, only {', '.join(sorted(writer_of.names))}")
-    source = open_model(arguments.model)
+    source = opened(arguments.model, arguments)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     batch = ids if ids.ndim == 2 else ids[None]
     model = loaded(source, arguments)

@@ -6,6 +6,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from ..contents import constant_matrices, kinds_of_matrices
 from ..errors import Error, NonFiniteError, shown
 from ..files.load import model_from, open_model
 from ..files.source import Source
@@ -71,6 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
         entry = types.setdefault(tensor.type.name, [0, 0, 0])
         for i, value in enumerate((1, int(np.prod(tensor.shape, dtype=object)), tensor.data.size)):
             entry[i] += value
+    matrices = kinds_of_matrices(model, types) if model else {}
+    warnings = list(constant_matrices(model)) if model else []
     cache = 2 * 4 * config.n_layers * config.kv_width if config else None
     facts = {
         "file": str(source.path),
@@ -82,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
         "config": vars(config) if config else None,
         "kv_cache_bytes_per_token": cache,
         "types": {name: dict(zip(("tensors", "elements", "bytes"), entry, strict=True)) for name, entry in types.items()},
+        "matrices": matrices,
+        "warnings": warnings,
         "keys": {key: plain(value) for key, value in keys.items()},
     }
     tensors = [(t.name, t.type.name, " x ".join(map(str, t.shape)), t.data.size) for t in source.tensors.values()]
@@ -97,6 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
         rows = [(name, _short(value)) for name, value in vars(config).items()]
         print(table(("config", ""), [*rows, ("KV cache, bytes per token", str(cache))]) + "\n")
     print(table(("type", "tensors", "elements", "bytes"), [(name, *entry) for name, entry in types.items()]) + "\n")
+    if matrices:
+        print(table(("matrices of layers", "number"), list(matrices.items())) + "\n")
+    if warnings:
+        print("".join(f"warning: {warning}\n" for warning in warnings))
     values = [(key, _short(v) if isinstance(v, float) else shown(v) if isinstance(v, str | int) else plain(v)) for key, v in keys.items()]
     print(table(("key", "value"), values))
     if arguments.tensors:

@@ -11,12 +11,20 @@ from numpy.typing import NDArray
 
 from ..dialects import DIALECTS
 from ..errors import OptionError, shown
-from ..files.load import open_model
 from ..forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits, path_of
 from ..model import Model
 from ..selftest import digest
 from ..text.tokenizer import tokenizer_from
-from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, check_out, loaded, save_npy
+from .arguments import (
+    add_computing_arguments,
+    add_device_arguments,
+    add_model_argument,
+    add_token_arguments,
+    check_out,
+    loaded,
+    opened,
+    save_npy,
+)
 from .inputs import token_ids
 from .printing import print_json, table
 
@@ -74,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.chunk is not None and mode != "incremental":
         raise OptionError(f"--chunk needs --mode incremental, not {mode}: no other mode has chunks")
     check_out("--out", arguments.out)
-    source = open_model(arguments.model)
+    source = opened(arguments.model, arguments)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     model = loaded(source, arguments)
     start = time.perf_counter()

@@ -6,12 +6,20 @@ from pathlib import Path
 import numpy as np
 
 from ..dialects import DIALECTS
-from ..files.load import open_model
 from ..nll import token_nll
 from ..selftest import digest
 from ..text.tokenizer import tokenizer_from
 from . import progress
-from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, check_out, loaded, save_npy
+from .arguments import (
+    add_computing_arguments,
+    add_device_arguments,
+    add_model_argument,
+    add_token_arguments,
+    check_out,
+    loaded,
+    opened,
+    save_npy,
+)
 from .inputs import token_ids
 from .printing import print_json
 
@@ -35,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the mean and the perplexity, write the values to --out; returns the exit code."""
     check_out("--out", arguments.out)
-    source = open_model(arguments.model)
+    source = opened(arguments.model, arguments)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     model = loaded(source, arguments)
     bar = progress.bar("reading")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from ..dialects import DIALECTS
 from ..errors import OptionError, ShapeError
-from ..files.load import open_model
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, writer
 from ..traces.record import record_trace
-from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, loaded
+from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, loaded, opened
 from .inputs import token_ids
 from .printing import print_json, table
 
@@ -37,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     layers = None if arguments.layers is None else parse_layers(arguments.layers)
     names = None if arguments.names is None else [name.strip() for name in arguments.names.split(",") if name.strip()]
     chosen, _ = writer(arguments.out, arguments.format)
-    source = open_model(arguments.model)
+    source = opened(arguments.model, arguments)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     if ids.ndim == 2 and len(ids) != 1:
         raise ShapeError(f"token ids have shape {list(ids.shape)}, expected one sequence")

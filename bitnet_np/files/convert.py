@@ -1,9 +1,10 @@
 """A loaded model -> a GGUF file that is the same model to the bit, or a refusal.
 
 Ternary matrices stay ternary: as a float matrix the same numbers would take float32 activations instead of int8 ones. Floats may become
-wider, or narrower where no number changes (or the caller allows rounding). One thing has to change: GGUF's Llama rotates adjacent numbers
-of a head, transformers' Llama its halves, so rows of queries and keys are permuted. That leaves every product as it was, but the sums of
-q . k are added in another order: logits then agree to float32 rounding, not to the bit.
+wider. They become narrower, and so does the scale of a ternary matrix, where no number changes or the caller allows rounding. One thing
+has to change: GGUF's Llama rotates adjacent numbers of a head, transformers' Llama its halves, so rows of queries and keys are permuted.
+That leaves every product as it was, but the sums of q . k are added in another order: logits then agree to float32 rounding, not to the
+bit.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,7 @@ class _Target(NamedTuple):
 
     matrix: TensorType | None
     head: TensorType | None
-    rounding: bool  # a narrower float type may change numbers
+    rounding: bool  # a narrower float type may change numbers, and TQ1_0 and TQ2_0 the scales of ternary matrices
 
 
 def convert(
@@ -58,7 +59,8 @@ def convert(
     """Write a loaded model with the name and the tokenizer of its source. The new file is loaded once before it gets its name.
 
     matrix: one of TYPES, for the layers' matrices. head: one of HEADS, for the embedding and the head. None: as they are; ternary
-    matrices that came in none of ggml's types become I2_S. rounding: whether a narrower float type may change numbers.
+    matrices that came in none of ggml's types become I2_S. rounding: whether a narrower float type may change numbers, and TQ1_0 and TQ2_0
+    the scales of matrices.
 
     Raises UnsupportedError, naming the tensor, if the type that is asked for, or GGUF, cannot hold it without a change; NonFiniteError if
     a number is beyond the range of a narrower type.
@@ -124,18 +126,20 @@ def _encoded(c: Config, name: str, weights: Weights, target: _Target) -> Stored:
     if kind is None:
         return stored(name, weights)
     if kind in (I2_S, *TERNARY_TYPES):
-        return _ternary(name, weights, kind)
+        return _ternary(name, weights, kind, target.rounding)
     if ternary:
         raise UnsupportedError(f"tensor {name} is ternary and takes int8 activations: as {kind.name} it would be another model")
     assert not isinstance(weights, Ternary)
     return _floats(name, weights, kind, target.rounding)
 
 
-def _ternary(name: str, weights: Weights, kind: TensorType) -> Stored:
-    """A ternary matrix as I2_S, TQ1_0 or TQ2_0. Raises UnsupportedError if that type cannot hold it."""
+def _ternary(name: str, weights: Weights, kind: TensorType, rounding: bool) -> Stored:
+    """A ternary matrix as I2_S, TQ1_0 or TQ2_0. Raises UnsupportedError if that type cannot hold it, or only with a rounded scale."""
     blocks = weights.blocks if isinstance(weights, Ternary) else weights
     if isinstance(blocks, Blocks) and blocks.type is kind:
         return stored(name, blocks)
+    if isinstance(blocks, Blocks) and blocks.type in TERNARY_TYPES and kind is not I2_S:  # each block keeps its scale
+        return Stored(kind, blocks.shape, lambda: _as_blocks(blocks.shape, kind, lambda rows: widen.take(blocks, rows)))
     if not isinstance(weights, Ternary):
         raise UnsupportedError(f"tensor {name} is not -1, 0, +1 times one scale: it cannot be {kind.name} without loss")
     n, m = weights.shape
@@ -145,15 +149,21 @@ def _ternary(name: str, weights: Weights, kind: TensorType) -> Stored:
     scale = weights.scale
     with np.errstate(over="ignore"):
         half = np.float32(np.float16(scale))
-    if half != scale or not scale > 0:
-        raise UnsupportedError(f"tensor {name} has the scale {scale}, and those of {kind.name} are float16 numbers above 0")
+    if not 0 < half < np.inf or (half != scale and not rounding):
+        hint = "" if not 0 < half < np.inf else ": --allow-rounding lets it change"
+        raise UnsupportedError(f"tensor {name} has the scale {scale}, and those of {kind.name} are float16 numbers above 0{hint}")
 
     def make() -> NDArray:
         codes = packing.unpack(weights)
-        ggml_type, step = gguf.GGMLQuantizationType(kind.number), max(1, _CHUNK // m)
-        return np.concatenate([gguf.quants.quantize(codes[i : i + step] * scale, ggml_type) for i in range(0, n, step)])
+        return _as_blocks((n, m), kind, lambda rows: codes[rows] * half)
 
     return Stored(kind, (n, m), make)
+
+
+def _as_blocks(shape: tuple[int, int], kind: TensorType, rows: Callable[[slice], NDArray[np.float32]]) -> NDArray[np.uint8]:
+    """The bytes of a matrix whose blocks are -1, 0, +1 times a float16, as TQ1_0 or TQ2_0. rows: some rows as float32."""
+    ggml_type, step = gguf.GGMLQuantizationType(kind.number), max(1, _CHUNK // shape[1])
+    return np.concatenate([gguf.quants.quantize(rows(slice(i, i + step)), ggml_type) for i in range(0, shape[0], step)])
 
 
 def _floats(name: str, table: Table, kind: TensorType, rounding: bool) -> Stored:

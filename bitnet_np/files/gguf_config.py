@@ -13,6 +13,7 @@ from ..families import ARCHITECTURES, FAMILIES
 from ..model import Config, window_fields
 from .gguf_file import GGUFFile
 from .gguf_names import KEYS, NEUTRAL, REQUIRED, keys_of
+from .overrides import how_to_ignore
 
 
 def read_config(file: GGUFFile) -> Config:
@@ -65,7 +66,9 @@ def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
     known = {prefix + key.name for key in keys.values()}
     for key, value in file.metadata.items():
         if key.startswith(prefix) and key not in known and not (family.scaling and _is_neutral(key.removeprefix(prefix), value)):
-            raise UnsupportedError(f"{file.path}: {key} = {shown(value)} is a setting this package does not implement")
+            raise UnsupportedError(
+                f"{file.path}: {key} = {shown(value)} is a setting this package does not implement; {how_to_ignore(key)}"
+            )
     required = (*REQUIRED, *family.required)
     return {
         field: file.require(prefix + key.name, key.type) if field in required else file.get(prefix + key.name, key.type, None)

@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +24,7 @@ from typing import TypeAlias, TypeVar, cast, overload
 import numpy as np
 
 from ..errors import FileFormatError, UnsupportedError, shown
-from ..tensor_types import BY_NUMBER, REFUSED, TensorType
+from ..tensor_types import BY_NUMBER, NEITHER_OF_42, OF_NUMBER_42, Q2_0, REFUSED, TensorType
 from ..validate import check_file, path_of
 from .tensors import Tensor
 
@@ -40,6 +41,8 @@ _MAX_NAME = 64
 _MAX_DIMS = 4
 _DEFAULT_ALIGNMENT = 32
 _ALIGNMENTS = [1 << bit for bit in range(3, 17)]  # a multiple of 8 says the specification, a power of two ggml, 64 KiB are ours
+
+_Entry: TypeAlias = tuple[TensorType, tuple[int, ...], int]  # the shape as NumPy orders it; the offset is from where the data begin
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -268,12 +271,16 @@ def _read_value(cursor: _Cursor, kind: int, key: str, what: str) -> Value:
 
 
 def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tensor]:
-    entries: dict[str, tuple[TensorType, tuple[int, ...], int]] = {}
+    entries: dict[str, _Entry] = {}
     for i in range(count):
         name = cursor.name(_MAX_NAME, f"name of tensor {i} of {count}")
         cursor.check(name not in entries, f"tensor {name!r} occurs twice, expected once")
         entries[name] = _read_entry(cursor, f"tensor {name!r}", alignment)
     base = -(-cursor.at // alignment) * alignment  # where the data begin: offsets in the table are relative to it
+    entries = _with_sizes_of_42(cursor, entries, base, alignment)
+    for name, (kind, shape, _) in entries.items():
+        rows = f"tensor {name!r} has rows of {shape[-1]} elements"
+        cursor.check(shape[-1] % kind.block == 0, f"{rows}, expected a multiple of {kind.name}'s {kind.block}")
     tensors = {name: _view(cursor, name, kind, shape, base + offset) for name, (kind, shape, offset) in entries.items()}
     for before, after in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
         end = before.offset + before.data.size
@@ -282,7 +289,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
     return tensors
 
 
-def _read_entry(cursor: _Cursor, what: str, alignment: int) -> tuple[TensorType, tuple[int, ...], int]:
+def _read_entry(cursor: _Cursor, what: str, alignment: int) -> _Entry:
     n_dims = cursor.u32(f"number of dimensions of {what}")
     cursor.check(1 <= n_dims <= _MAX_DIMS, f"{what} has {n_dims} dimensions, expected 1 to {_MAX_DIMS}")
     dims = [cursor.u64(f"dimension {i} of {what}") for i in range(n_dims)]  # the row length comes first
@@ -293,11 +300,28 @@ def _read_entry(cursor: _Cursor, what: str, alignment: int) -> tuple[TensorType,
         raise UnsupportedError(f"{cursor.path}: {what} has the type {number}, {REFUSED[number]}")
     if number not in BY_NUMBER:
         raise UnsupportedError(f"{cursor.path}: {what} has the type {number}, expected one of {sorted(BY_NUMBER)}")
-    kind = BY_NUMBER[number]
-    cursor.check(dims[0] % kind.block == 0, f"{what} has rows of {dims[0]} elements, expected a multiple of {kind.name}'s {kind.block}")
     offset = cursor.u64(f"offset of {what}")
     cursor.check(offset % alignment == 0, f"{what} has the offset {offset}, expected a multiple of {alignment}")
-    return kind, tuple(reversed(dims)), offset
+    return BY_NUMBER[number], tuple(reversed(dims)), offset
+
+
+def _with_sizes_of_42(cursor: _Cursor, entries: dict[str, _Entry], base: int, alignment: int) -> dict[str, _Entry]:
+    """The entries with the type that the number 42 stands for in this file: the one whose bytes fill the room up to the next tensor.
+
+    Q2_0 takes 2.25 bits a weight, PQ2_0 2.125, TL2 fewer than 2: padding to the alignment can hide that in a few weights only, and Q2_0 is
+    tried first. Raises UnsupportedError where none fills the room.
+    """
+    of_42 = [name for name, (kind, _, _) in entries.items() if kind is Q2_0]
+    ends = sorted(offset for _, _, offset in entries.values())
+    ends.append(len(cursor.data) - base)
+    room = {name: ends[bisect_right(ends, entries[name][2], hi=len(ends) - 1)] - entries[name][2] for name in of_42}
+    for kind in OF_NUMBER_42:
+        sizes = {name: kind.nbytes(prod(entries[name][1])) for name in of_42 if entries[name][1][-1] % kind.block == 0}
+        if all(name in sizes and sizes[name] <= room[name] < sizes[name] + alignment for name in of_42):
+            return {name: (kind if name in room else own, shape, offset) for name, (own, shape, offset) in entries.items()}
+    name = next(iter(of_42))
+    wanted = ", ".join(f"{kind.name} has {kind.nbytes(prod(entries[name][1]))}" for kind in OF_NUMBER_42)
+    raise UnsupportedError(f"{cursor.path}: tensor {name!r} has the type 42 and {room[name]} bytes, where {wanted}; {NEITHER_OF_42}")
 
 
 def _view(cursor: _Cursor, name: str, kind: TensorType, shape: tuple[int, ...], start: int) -> Tensor:

@@ -17,6 +17,7 @@ from ..tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 from .gguf_config import read_config
 from .gguf_file import GGUFFile
 from .gguf_names import FACTORS, tensor_name
+from .overrides import check_has
 from .source import Shapes
 from .tensors import FLOATS, CheckedTensors, Tensor
 
@@ -30,6 +31,11 @@ class GGUFSource:
         self.path, self.size, self.tensors, self.metadata = file.path, file.size, file.tensors, file.metadata
         self.kind, self.version, self.keys = f"GGUF v{file.version}", file.version, file.metadata
         self._file = file
+
+    def without(self, key: str) -> "GGUFSource":
+        """The file as if its metadata had not this key. Raises OptionError if it has not."""
+        check_has(self.path, key, key in self._file.metadata)
+        return GGUFSource(replace(self._file, metadata={name: value for name, value in self.metadata.items() if name != key}))
 
     def config(self) -> Config:
         """From the metadata, and from the shape of the embedding."""

@@ -18,12 +18,12 @@ from ..errors import UnsupportedError
 from ..families import FAMILIES
 from ..model import Blocks, Config, Layer, Linear, Model, Ternary, Weights
 from ..model_check import check_model
-from ..tensor_types import BF16, F16, F32, I2_S, TQ1_0, TQ2_0, TensorType
+from ..tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
 from ..whole_file import whole_file
 from .gguf_names import EPSILON, FACTORS, KEYS, tensor_name
 
-FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40}
-"""general.file_type, by the type of the file's matrices (llama.h; 40 is bitnet.cpp's)."""
+FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40, Q1_0: 40, Q2_0: 41}
+"""general.file_type, by the type of the file's matrices (llama.h; I2_S's 40 is bitnet.cpp's)."""
 
 QUANTIZATION_VERSION = 2
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from ..errors import FileFormatError, UnsupportedError, shown
 from ..families import FAMILIES, MATRICES
 from ..model import Activation, Config, window_fields
-from .hf_model_types import MODEL_TYPES, ModelType
+from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, ModelType
+from .overrides import how_to_ignore
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -125,10 +126,10 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 
 
 class _UnreadKeys:
-    """The keys of a JSON object that nobody has taken yet."""
+    """The keys of a JSON object that nobody has taken yet; `path` leads to it from config.json's own keys, and ends in a dot."""
 
-    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
-        self.where, self.left = where, dict(values)
+    def __init__(self, where: str, values: Mapping[str, Any], path: str = "") -> None:
+        self.where, self.left, self.path = where, dict(values), path
 
     def take(self, key: str, kind: type[T], default: Any = _REQUIRED) -> T:
         """The value of `key`, which must be of that type. null counts as missing; an integer counts as a float."""
@@ -154,16 +155,19 @@ class _UnreadKeys:
     def check_all_taken(self) -> None:
         """Refuse the keys that are left: they could change the arithmetic."""
         for key, value in self.left.items():
-            raise UnsupportedError(f"{self.where}: {shown(key)} = {shown(value)} is a setting this package does not implement")
+            raise UnsupportedError(
+                f"{self.where}: {shown(key)} = {shown(value)} is a setting this package does not implement; "
+                f"{how_to_ignore(self.path + key)}"
+            )
 
 
 def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     """The Recipe in config.json's object; `path` is for messages. Raises FileFormatError, UnsupportedError or ShapeError."""
     keys = _UnreadKeys(str(path), config_json)
-    model_type = _model_type(keys)
-    kind = MODEL_TYPES[model_type]
+    model_type, kind = _model_type(keys)
+    _check_inert(keys, kind)
     try:
-        config, llama3 = _config(keys, model_type)
+        config, llama3 = _config(keys, model_type, kind)
     except ValueError as error:  # those of Config do not name the file
         raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     recipe = Recipe(
@@ -182,21 +186,34 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     return recipe
 
 
-def _model_type(keys: _UnreadKeys) -> str:
-    """model_type, one of MODEL_TYPES, whose class is the one that is read."""
+def _model_type(keys: _UnreadKeys) -> tuple[str, ModelType]:
+    """model_type, one of MODEL_TYPES, and the row of the class that is read."""
     model_type = keys.take("model_type", str)
     if model_type not in MODEL_TYPES:
         raise UnsupportedError(f"{keys.where}: model_type is {shown(model_type)}, supported are {', '.join(MODEL_TYPES)}")
-    causal_lm = MODEL_TYPES[model_type].causal_lm
-    classes = keys.take("architectures", list, [causal_lm])
-    if classes != [causal_lm]:
-        raise UnsupportedError(f"{keys.where}: architectures is {shown(classes)}, supported for {model_type} is {causal_lm}")
-    return model_type
+    kinds = [MODEL_TYPES[model_type], *(kind for (of_type, _), kind in OTHER_CLASSES.items() if of_type == model_type)]
+    classes = keys.take("architectures", list, [kinds[0].causal_lm])
+    for kind in kinds:
+        if classes == [kind.causal_lm]:
+            return model_type, kind
+    supported = " or ".join(kind.causal_lm for kind in kinds)
+    raise UnsupportedError(f"{keys.where}: architectures is {shown(classes)}, supported for {model_type} is {supported}")
 
 
-def _config(keys: _UnreadKeys, model_type: str) -> tuple[Config, Llama3Scaling | None]:
+def _check_inert(keys: _UnreadKeys, kind: ModelType) -> None:
+    """Take the keys that change nothing. Raises UnsupportedError for another value of one, which could."""
+    for key, value in kind.inert.items():
+        keys.take_fixed(key, value)
+    if keys.left.get("is_bitnet_config") is True and keys.left.get("quantization_config") is None:
+        raise UnsupportedError(
+            f"{keys.where}: is_bitnet_config is True, and no quantization_config says how linears are quantised; "
+            f"{how_to_ignore('is_bitnet_config')}"
+        )
+    keys.take_fixed("is_bitnet_config", False, True)
+
+
+def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config, Llama3Scaling | None]:
     """The numbers of the model, and a scaling of RoPE that Config has no field for."""
-    kind = MODEL_TYPES[model_type]
 
     def take(key: str, expected: type[T], default: Any = _REQUIRED) -> T:
         return keys.take(kind.names.get(key, key), expected, default)
@@ -304,13 +321,14 @@ def _rope(keys: _UnreadKeys, partial: bool) -> _Rope:
     """
     where = keys.where
     old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}
+    path = "rope_parameters." if "rope_parameters" in keys.left else "rope_scaling."
     merged: dict[str, Any] = {}
     for source in (old, keys.take("rope_scaling", dict, {}), keys.take("rope_parameters", dict, {})):
         for name, value in source.items():
             name = "rope_type" if name == "type" else name
             if merged.setdefault(name, value) != value:
                 raise FileFormatError(f"{where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
-    keys = _UnreadKeys(f"{where}: RoPE", merged)
+    keys = _UnreadKeys(f"{where}: RoPE", merged, path)
     base, fraction = keys.take("rope_theta", float), keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0)
     kind = keys.take("rope_type", str, "default")
     if kind not in ("default", "linear", "llama3"):
@@ -361,8 +379,8 @@ def _quantization(keys: _UnreadKeys, kind: ModelType) -> Quantization | None:
     """
     values: dict | None = keys.take("quantization_config", dict, None)
     if values is None:
-        return None
-    keys = _UnreadKeys(f"{keys.where}: quantization_config", values)
+        return Quantization(packed=False, divides=False, inner_norms=False, norm_eps=1e-6, skipped=("lm_head",)) if kind.masters else None
+    keys = _UnreadKeys(f"{keys.where}: quantization_config", values, "quantization_config.")
     keys.take_fixed("quant_method", "bitnet")
     if not kind.quantizable:
         raise UnsupportedError(f"{keys.where}: supported for linears of BitNet and Llama, not for {kind.causal_lm}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ..families import QKV
 
@@ -18,10 +18,13 @@ class ModelType:
     embedding: str = "model.embed_tokens"
     norm: str = "model.norm"
     positions: str = ""  # the module of learned positions, if there are any
+    file_head: str = ""  # the head's module in files, where that is another one than lm_head
     window: Literal["", "always", "switched"] = ""  # whether sliding_window is on: never, always, or if use_sliding_window says so
     names: Mapping[str, str] = field(default_factory=dict)  # the usual name of a key of config.json -> its name here, where they differ
+    inert: Mapping[str, Any] = field(default_factory=dict)  # key of config.json -> the one value with which it changes nothing
     tied: bool = False  # whether the head is the embedding if config.json does not say
     quantizable: bool = True  # linears may be BitLinear or AutoBitLinear
+    masters: bool = False  # linears quantise master weights, and no quantization_config says so
     transposed: bool = False  # matrices are [M, N]
     fused_by_head: bool = False  # attn_q, attn_k and attn_v are rows of one matrix, a head's after the other's
     buffers: tuple[str, ...] = ()  # tensors of a layer in old files that can be computed; transformers ignores them
@@ -62,9 +65,12 @@ _GPT2_MODULES = {
 }
 _OLD_ROPE = ("self_attn.rotary_emb.inv_freq",)
 
+_LLAMA_INERT = {"activation": "swiglu", "is_llama_config": True, "parallel_attn": False, "rope_interleaved": False}
+"""Keys that published Llama folders carry from their trainers. transformers' Llama reads none of them."""
+
 MODEL_TYPES: dict[str, ModelType] = {
     "bitnet": ModelType({"relu2": "bitnet-b1.58", "silu": "bitnet"}, "BitNetForCausalLM", HF_MODULES, buffers=_OLD_ROPE),
-    "llama": ModelType({"silu": "llama"}, "LlamaForCausalLM", HF_MODULES, buffers=_OLD_ROPE),
+    "llama": ModelType({"silu": "llama"}, "LlamaForCausalLM", HF_MODULES, inert=_LLAMA_INERT, buffers=_OLD_ROPE),
     "qwen2": ModelType({"silu": "qwen2"}, "Qwen2ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
     "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
     "mistral": ModelType({"silu": "llama"}, "MistralForCausalLM", HF_MODULES, window="always", quantizable=False, buffers=_OLD_ROPE),
@@ -75,6 +81,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         layer="gpt_neox.layers.{}.",
         embedding="gpt_neox.embed_in",
         norm="gpt_neox.final_layer_norm",
+        file_head="embed_out",
         quantizable=False,
         fused_by_head=True,
         buffers=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
@@ -103,3 +110,16 @@ MODEL_TYPES: dict[str, ModelType] = {
     ),
 }
 """By `model_type` of config.json. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has."""
+
+OTHER_CLASSES: dict[tuple[str, str], ModelType] = {
+    ("llama", "BitnetForCausalLM"): ModelType(
+        {"silu": "bitnet"},
+        "BitnetForCausalLM",
+        HF_MODULES | {"attn_sub_norm": "self_attn.inner_attn_ln", "ffn_sub_norm": "mlp.ffn_layernorm"},
+        inert={"weight_bits": 1, "input_bits": 8},  # its linears are ternary whatever weight_bits is
+        quantizable=False,
+        masters=True,
+        buffers=_OLD_ROPE,
+    ),
+}
+"""By model_type and class: the models whose code is in their own folders. BitnetForCausalLM is bitnet_b1_58-large, -xl and -3B."""

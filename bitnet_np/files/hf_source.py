@@ -10,6 +10,8 @@ A Ternary's scale is a float32. Neither 1 / weight_scale nor the mean of master 
 precision and rounded once.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +27,7 @@ from ..model import Config, Linear, Ternary, Weights, frozen
 from ..text.hf_tokenizer import tokenizer_metadata
 from .hf_config import Recipe, read_recipe
 from .hf_folder import TYPES, Folder, read_json, read_text
+from .overrides import check_has
 from .source import Shapes
 from .tensors import FLOATS, CheckedTensors, Tensor
 
@@ -46,6 +49,18 @@ class HFSource:
         template = self.path / "chat_template.jinja"
         text = read_text(template) if template.is_file() else None
         return tokenizer_metadata(self.path, tokenizer, config, self.keys, text)
+
+    def without(self, key: str) -> "HFSource":
+        """The folder as if config.json had not this key, whose dots lead into objects. Raises OptionError if it has not."""
+
+        def pruned(values: Mapping[str, Any], path: list[str]) -> dict[str, Any]:
+            first, *rest = path
+            inner = values.get(first)
+            check_has(self.path / "config.json", key, first in values and (not rest or isinstance(inner, Mapping)))
+            others = {name: value for name, value in values.items() if name != first}
+            return others | {first: pruned(inner, rest)} if rest and isinstance(inner, Mapping) else others
+
+        return HFSource(replace(self._folder, config_json=pruned(self.keys, key.split("."))))
 
     def config(self) -> Config:
         """From config.json."""
@@ -144,6 +159,8 @@ class HFWeights:
 def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:
     """The folder's tensors without those that transformers does not read, under the names of a model that has its head."""
     kind, tensors = recipe.kind, dict(folder.tensors)
+    if f"{kind.file_head}.weight" in tensors and "lm_head.weight" not in tensors:
+        tensors["lm_head.weight"] = tensors.pop(f"{kind.file_head}.weight")
     base = kind.embedding.partition(".")[0] + "."
     if recipe.tied and kind.embedding + ".weight" not in tensors:  # saved without the head, and so without the prefix
         for name in [name for name in tensors if base + name not in tensors and not name.startswith(base)]:

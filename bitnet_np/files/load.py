@@ -17,7 +17,7 @@ from .gguf_file import open_gguf
 from .gguf_source import GGUFSource
 from .hf_folder import open_folder
 from .hf_source import HFSource
-from .overrides import overridden
+from .overrides import overridden, without_ignored
 from .source import ModelWeights, Source
 
 
@@ -38,7 +38,8 @@ def load(
     progress: called after each layer with the layers done and all layers.
     allow_nan: accept NaN and infinity, to see what a damaged model computes. A scale below zero or a code of 3 stays an error.
     i2s_layout: one of packing.I2S_LAYOUTS. A file does not say which layout it has, and it cannot be guessed.
-    overrides: fields of the Config, of overrides.OVERRIDABLE, to have instead of the file's: {"context": 8192}, or overrides.BEYOND.
+    overrides: fields of the Config, of overrides.OVERRIDABLE, to have instead of the file's: {"context": 8192}, or overrides.BEYOND. A key
+    of the file with None, {"logit_scale": None}, is ignored.
 
     Raises FileFormatError, UnsupportedError, ShapeError or NonFiniteError, naming the file and the key or tensor; OptionError for an
     unknown layout or an impossible override. Errors of opening a file (FileNotFoundError, PermissionError) pass through.
@@ -63,6 +64,7 @@ def model_from(
     """Load an open source. Parameters and errors are those of `load`."""
     if i2s_layout not in tuple(packing.I2S_LAYOUTS):
         raise OptionError(f"i2s_layout is {i2s_layout!r}, expected one of {', '.join(packing.I2S_LAYOUTS)}")
+    source = without_ignored(source, overrides or {})
     model = _build(source, source.weights(allow_nan, i2s_layout), progress)
     return overridden(model, overrides) if overrides else model
 

@@ -1,12 +1,14 @@
-"""Settings to have instead of a file's: the one way to change the Config of a loaded Model."""
+"""Settings to have instead of a file's: the one way to change the Config of a loaded Model, or to ignore a key that is not known."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ..errors import Error, OptionError, shown
 from ..model import LONGEST_CONTEXT, Model
 from ..rope import model_frequencies
+from .source import Source
 
 OVERRIDABLE: dict[str, type] = {"context": int, "eps": float, "rope_base": float, "rope_scaling": float, "window": int}
 """The fields of Config that may be overridden: those that do not say what shapes tensors have."""
@@ -15,10 +17,36 @@ BEYOND = {"context": LONGEST_CONTEXT}
 """Overrides for `load`: let sequences be longer than the model was trained for. Each number is exact, but the text may make no sense."""
 
 
-def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
-    """The model with other numbers in its Config. Raises OptionError for a field, or a value of it, that cannot be."""
+def how_to_ignore(key: str) -> str:
+    """The end of a message that refuses a key."""
+    return f"--override {key}=none loads the model as if it were not there"
+
+
+def check_has(path: Path, key: str, has: bool) -> None:
+    """Raises OptionError if a key that is to be ignored is not in the file."""
+    if not has:
+        raise OptionError(f"{path} has no key {shown(key)} that could be ignored")
+
+
+def check_overrides(overrides: Mapping[str, Any]) -> None:
+    """Raises OptionError for anything but a mapping."""
     if not isinstance(overrides, Mapping):
         raise OptionError(f"overrides is {shown(overrides)}, expected a mapping of some of {', '.join(OVERRIDABLE)}")
+
+
+def without_ignored(source: Source, overrides: Mapping[str, Any]) -> Source:
+    """The source without the keys that are None in `overrides`. Raises OptionError for a key that it has not."""
+    check_overrides(overrides)
+    for key, value in overrides.items():
+        if value is None:
+            source = source.without(key)
+    return source
+
+
+def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
+    """The model with other numbers in its Config. Raises OptionError for a field, or a value of it, that cannot be."""
+    check_overrides(overrides)
+    overrides = {name: value for name, value in overrides.items() if value is not None}
     for name, value in overrides.items():
         if name not in OVERRIDABLE:
             raise OptionError(f"overrides has {shown(name)}, expected some of {', '.join(OVERRIDABLE)}")

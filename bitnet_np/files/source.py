@@ -47,6 +47,9 @@ class Source(Protocol):
     def metadata(self) -> Mapping[str, Any]:
         """The tokenizer and the name, as keys of GGUF. Raises FileFormatError or UnsupportedError."""
 
+    def without(self, key: str) -> "Source":
+        """The same model as if its file had not this key. Raises OptionError if it has not."""
+
     def config(self) -> Config:
         """The Config of the model, without its tensors. Raises FileFormatError, UnsupportedError or ShapeError."""
 

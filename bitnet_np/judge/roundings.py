@@ -80,10 +80,10 @@ def _in_blocks(x: Floats, size: int, signed: bool) -> Floats:
 
 
 def matrix_input(x: Array, table: Table) -> Array:  # [T, M] -> [T, M]
-    """The input of a matrix of this type: Q8_K for types of 256 weights, Q8_0 for those of 32, else the type of the numbers."""
+    """The input of a matrix of this type: Q8_K for types of 256 weights to a block, Q8_0 for fewer, else the type of the numbers."""
     single = x.astype(np.float32)
     if isinstance(table, Blocks):
-        size = table.type.block
+        size = 256 if table.type.block == 256 else 32
         return _in_blocks(single, size, signed=size == 256).astype(np.float64)
     if table.dtype == np.float16:
         return to_float16(x)

@@ -52,7 +52,7 @@ class Integers:
     @property
     def runs(self) -> int:
         """The number of integers / 16."""
-        return max(len(part.at) // RUN for part in self.parts if not isinstance(part, Flags))
+        return max((len(part.at) // RUN for part in self.parts if not isinstance(part, Flags)), default=1)
 
     @property
     def four_bits(self) -> Bits | None:
@@ -189,6 +189,19 @@ def _tq2_0() -> Format:
     return Format(layout, tuple(Integers((_two_bits(0, n),), bias=1) for n in range(8)), Factor("d"))
 
 
+def _q1_0() -> Format:
+    """A set bit is +1, a clear one -1."""
+    layout = np.dtype([_D, ("bits", "u1", 16)])
+    return Format(layout, tuple(Integers((Flags(2 + 2 * run, place=1),), bias=1) for run in range(8)), Factor("d"))
+
+
+def _q2_0(weights: int) -> Format:
+    """Four neighbours in a byte. The fields have names of their own, because kernels tell formats apart by them."""
+    layout = np.dtype([_D, ("pairs", "u1", weights // 4)])
+    codes = (Bits(2 + 8 * n + _TWO_RUNS // 4, 2 * (_TWO_RUNS % 4), 3) for n in range(weights // 32))
+    return Format(layout, tuple(Integers((bits,), bias=1) for bits in codes), Factor("d"))
+
+
 FORMATS = {
     "Q4_0": _small([_D, ("qs", "u1", 16)], bias=8),
     "Q4_1": _small([_D, _M, ("qs", "u1", 16)]),
@@ -202,4 +215,7 @@ FORMATS = {
     "Q6_K": _q6_k(),
     "TQ1_0": _tq1_0(),
     "TQ2_0": _tq2_0(),
+    "Q1_0": _q1_0(),
+    "Q2_0": _q2_0(64),
+    "PQ2_0": _q2_0(128),
 }

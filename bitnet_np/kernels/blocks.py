@@ -247,7 +247,7 @@ def round_as_q8_k(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 256
 
 
 def round_as_q8_0(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 32
-    """x as llama.cpp sees it when it multiplies by Q8_0, Q4_0 or Q5_0.
+    """x as llama.cpp sees it when it multiplies by Q8_0, Q4_0, Q5_0, Q1_0 or Q2_0.
 
     With Q4_1 and Q5_1 it sees the same x (as Q8_1). There it multiplies minimums by the sum of each 32 numbers, rounded to float16.
     """
@@ -278,7 +278,7 @@ ROUNDINGS: dict[TensorType, Callable[[Floats], Floats]] = {
     tensor_types.F16: round_as_f16,
     tensor_types.BF16: round_as_bf16,
     **dict.fromkeys(tensor_types.BLOCK_TYPES, round_as_q8_k),
-    **dict.fromkeys([kind for kind in tensor_types.BLOCK_TYPES if kind.block == 32], round_as_q8_0),
+    **dict.fromkeys([kind for kind in tensor_types.BLOCK_TYPES if kind.block < 256], round_as_q8_0),
 }
 """The type of a matrix -> the rounding of the activations that llama.cpp multiplies it with (on the CPU)."""
 

@@ -2,18 +2,24 @@
 
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command_line import TINY, TOKENS, write_file
 from gguf_bytes import FLOAT32, UINT32, Entry, number, text
 from gguf_bytes import gguf as build
 
+from bitnet_np import packing
+from bitnet_np.cli.main import main
 from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
+from bitnet_np.testing import random_model, write_gguf
 
 DATA = Path(__file__).parents[1] / "data"
+SMALL = {"width": 128, "ffn": 128, "heads": 2, "kv_heads": 1, "head_dim": 64, "eps": float(np.float32(1e-5))}
 MODELS = [*sorted(DATA.glob("*/*.gguf")), *sorted(path.parent for path in DATA.glob("hf/*/config.json"))]
 
 
@@ -59,12 +65,13 @@ def test_inspect_knows_every_recorded_model(run, path):
 
 def test_inspect_in_json(run):
     result = run("inspect", TINY, "--json")
-    names = "file bytes kind version supported problem config kv_cache_bytes_per_token types keys"
+    names = "file bytes kind version supported problem config kv_cache_bytes_per_token types matrices warnings keys"
     assert set(result) == set(names.split())
     assert (result["file"], result["bytes"], result["kind"], result["version"]) == (TINY, Path(TINY).stat().st_size, "GGUF v3", 3)
     assert (result["supported"], result["problem"]) == (True, None)
     assert result["config"] == vars(load(TINY).config)
     assert result["kv_cache_bytes_per_token"] == 2 * 4 * 3 * 2 * 64
+    assert (result["matrices"], result["warnings"]) == ({"ternary, packed in the file": 21}, [])
     assert result["types"]["I2_S"] == {"tensors": 21, "elements": 2359296, "bytes": 590496}
     assert result["keys"]["general.architecture"] == "bitnet-b1.58"
     assert result["keys"]["bitnet-b1.58.block_count"] == 3
@@ -106,3 +113,28 @@ def test_nothing_in_a_file_can_garble_the_terminal(run, tmp_path):
     assert all(character.isprintable() or character == "\n" for character in out)
     assert out.count(r"\x1b[2J\n\r\x07\u202e") == 5  # architecture twice, key, value and tensor
     assert run("inspect", path, "--json", "--tensors")["tensors"][0]["name"] == evil
+
+
+# --- what matrices hold ---------------------------------------------------------------------------------------------------------------
+
+
+def test_inspect_says_of_which_kind_the_matrices_are(run):
+    assert "\nmatrices of layers           number\nternary, packed in the file      21\n" in run("inspect", TINY)
+    masters = "ternary, quantised at load from master weights"
+    for name, kind in (("bitnet_online_mha_tied", masters), ("llama_plain_gqa_untied", "float (BF16)")):
+        assert run("inspect", str(DATA / "hf" / name), "--json")["matrices"] == {kind: 21}
+    assert run("inspect", str(DATA / "llamacpp" / "llama_lq_q4_k_m.gguf"), "--json")["matrices"].keys() == {"float (Q4_K)", "float (Q6_K)"}
+
+
+def test_commands_warn_of_matrices_that_say_nothing(run, tmp_path, capsys):
+    model = random_model(0, **SMALL)
+    first = model.layers[0]
+    zero = replace(first.ffn_up, weights=packing.pack(np.zeros(first.ffn_up.shape, np.int8), 0.5))
+    path = tmp_path / "model.gguf"
+    write_gguf(path, replace(model, layers=(replace(first, ffn_up=zero), *model.layers[1:])))
+    warning = "warning: layer 0 ffn_up: every weight is 0"
+    assert f"\n{warning}\n" in run("inspect", str(path))
+    assert run("inspect", str(path), "--json")["warnings"] == [warning.removeprefix("warning: ")]
+    np.save(tmp_path / "logits.npy", forward_full(load(path), [[1, 2]])[0])
+    assert main(["check", str(path), "--tokens", "1,2", "--theirs", str(tmp_path / "logits.npy")]) == 0
+    assert f"bitnet-np: {warning}\n" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from bitnet_np.errors import FileFormatError
 from bitnet_np.files.gguf_file import StringArray, open_gguf
-from bitnet_np.tensor_types import BY_NUMBER, F16, F32, I2_S
+from bitnet_np.tensor_types import BY_NUMBER, F16, F32, I2_S, OF_NUMBER_42, TensorType
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "bitnet_np" / "data" / "tiny.gguf"
@@ -351,3 +351,21 @@ def test_a_header_of_full_size_opens_quickly_and_in_little_memory(full_size: Pat
     assert figures["open_s"] < 0.3, figures
     assert figures["opened"] - figures["before"] < 30, figures  # MB; one open adds 10, and the one before it is still mapped
     assert figures["read_s"] < 1.5, figures
+
+
+# --- the number 42 --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", OF_NUMBER_42, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("tail", [b"", bytes(16)])  # the last tensor may be padded, too
+def test_the_type_of_number_42_is_the_one_that_fills_the_room(tmp_path: Path, kind: TensorType, tail: bytes) -> None:
+    shapes = {"a": [256, 9], "b": [512, 16], "c": [1024, 7]}
+    entries = [Entry("first", [8])]
+    for name, dims in shapes.items():
+        entries += [Entry(name, dims, 42, data=bytes(kind.nbytes(math.prod(dims)))), Entry(name + "'", [3])]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(build([], [*entries, Entry("last", [256, 20], 42, data=bytes(kind.nbytes(5120)))], tail=tail))
+    tensors = open_gguf(path).tensors
+    assert {tensors[name].type for name in (*shapes, "last")} == {kind}
+    assert all(tensors[name].data.size == kind.nbytes(math.prod(dims)) for name, dims in shapes.items())
+    assert tensors["a'"].type.name == "F32"

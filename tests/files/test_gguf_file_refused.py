@@ -159,7 +159,19 @@ UNSUPPORTED: dict[str, tuple[bytes, list[str]]] = {
     "array of no arrays": (metadata(u32(ARRAY) + u32(ARRAY) + u64(0)), ["'some.key'", "array of arrays"]),
     "a removed type": (tensors(Entry("t", [32], 4)), ["tensor 't'", "type 4"]),
     "bitnet.cpp's TL1": (tensors(Entry("t", [128], 38)), ["tensor 't'", "type 38", "TL1", "tile sizes"]),
-    "bitnet.cpp's TL2": (tensors(Entry("t", [128], 42)), ["tensor 't'", "type 42", "TL2", "tile sizes"]),
+    "bitnet.cpp's TL2": (
+        tensors(Entry("t", [1024, 8], 42, data=bytes(1728))),
+        ["tensor 't'", "type 42", "1728 bytes", "Q2_0 has 2304, PQ2_0 has 2176", "TL2", "tile sizes"],
+    ),
+    "bitnet.cpp's TL2 before others": (
+        tensors(Entry("t", [1024, 8], 42, data=bytes(1728)), Entry("u", [1024, 8], 42)),
+        ["tensor 't'", "type 42", "1728 bytes", "TL2", "tile sizes"],
+    ),
+    "two layouts of the type 42": (
+        tensors(Entry("t", [1024, 8], 42, data=bytes(2176)), Entry("u", [1024, 8], 42)),
+        ["tensor 't'", "type 42", "2176 bytes"],
+    ),
+    "rows that no layout of the type 42 has": (tensors(Entry("t", [96, 8], 42, data=bytes(216))), ["type 42", "216 bytes"]),
     "type 2**32-1": (tensors(Entry("t", [128], 2**32 - 1)), ["tensor 't'", str(2**32 - 1)]),
     "a million keys": (build(key_count=10**6, tail=bytes(14 * 10**6)), ["1000000 keys", "131072"]),
     "a million tensors": (build(tensor_count=10**6, tail=bytes(33 * 10**6)), ["1000000 tensors", "131072"]),

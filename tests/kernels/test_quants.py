@@ -12,7 +12,7 @@ from bitnet_np.errors import FileFormatError, ShapeError
 from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Blocks, frozen
-from bitnet_np.tensor_types import BLOCK_TYPES, BY_NUMBER, REFUSED, TQ1_0, TQ2_0, TensorType
+from bitnet_np.tensor_types import BLOCK_TYPES, BY_NUMBER, FEW_BITS, Q1_0, REFUSED, TQ1_0, TQ2_0, TensorType
 
 TERNARY_TYPES = (TQ1_0, TQ2_0)
 
@@ -36,8 +36,14 @@ def test_every_block_type_has_a_format_of_its_size():
     assert FORMATS.keys() == {kind.name for kind in BLOCK_TYPES}
     for kind in BLOCK_TYPES:
         block_format = FORMATS[kind.name]
-        sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.name]]
-        assert (block_format.weights, block_format.layout.itemsize) == (kind.block, kind.block_bytes) == sizes
+        assert (block_format.weights, block_format.layout.itemsize) == (kind.block, kind.block_bytes)
+        if kind.number in list(gguf.GGMLQuantizationType):
+            assert (kind.block, kind.block_bytes) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind.number)]
+
+
+def test_no_two_formats_have_the_same_records():
+    """Numba knows formats apart by their records, and three of them are a float16 and 16 bytes."""
+    assert len({str(block_format.layout) for block_format in FORMATS.values()}) == len(FORMATS)
 
 
 def test_what_can_be_read_is_what_the_tables_say():
@@ -52,7 +58,7 @@ def test_what_can_be_read_is_what_the_tables_say():
 
 @pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
 def test_weights_are_those_of_gguf_py(kind):
-    """Of random bytes, which have every code with every scale, in bits; NaN as such."""
+    """And those of `widen`, where gguf-py has not the type. Of random bytes: every code with every scale, in bits; NaN as such."""
     rng = np.random.default_rng(kind.number)
     blocks = random_blocks(rng, kind, 64000 // kind.block, 3)
     data = blocks.data.copy()
@@ -67,6 +73,23 @@ def test_weights_are_those_of_gguf_py(kind):
     assert np.isinf(expected).any()
     assert (nan == np.isnan(rows)).all()
     assert_same_bits(np.where(nan, np.float32(0), rows), np.where(nan, np.float32(0), expected))
+
+
+def few_bits(block: np.ndarray, kind: TensorType) -> list[float]:
+    """The weights of a block, one by one, as ggml-quants.c has them: dequantize_row_q1_0 and dequantize_row_q2_0."""
+    scale = float(block[:2].view(np.float16)[0])
+    if kind is Q1_0:
+        return [scale if block[2 + j // 8] >> j % 8 & 1 else -scale for j in range(kind.block)]
+    return [scale * (int(block[2 + j // 4] >> j % 4 * 2 & 3) - 1) for j in range(kind.block)]
+
+
+@pytest.mark.parametrize("kind", FEW_BITS, ids=lambda kind: kind.name)
+def test_weights_of_types_that_gguf_py_has_not(kind):
+    data = np.random.default_rng(0).integers(0, 256, (3, 2 * kind.block_bytes), np.uint8)
+    data.view(FORMATS[kind.name].layout)["d"] &= 0xBFFF  # no infinity, no NaN
+    expected = [[*few_bits(row[: kind.block_bytes], kind), *few_bits(row[kind.block_bytes :], kind)] for row in data]
+    np.testing.assert_array_equal(widen.float32(Blocks(data, kind, (3, 2 * kind.block))), expected)
+    assert len({value for row in expected for value in row}) == 6 * (2 if kind is Q1_0 else 4) - (kind is not Q1_0) * 5  # one zero
 
 
 @given(seed=seeds, kind=st.sampled_from(BLOCK_TYPES), n=st.integers(1, 4))

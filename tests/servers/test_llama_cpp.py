@@ -66,10 +66,19 @@ def test_an_honest_server_is_no_alarm(tmp_path, family, n):
     assert report.verdict is Verdict.FLIPS, report.reason
 
 
-@pytest.mark.parametrize("weights", ["float16", "bfloat16", "Q8_0", "Q4_K", "TQ2_0"])
+@pytest.mark.parametrize("weights", ["float16", "bfloat16", "Q8_0", "Q4_K", "TQ2_0", "Q1_0", "Q2_0"])
 def test_an_honest_server_of_other_weights_is_no_alarm(tmp_path, weights):
     path = written(tmp_path / "m.gguf", "llama", weights)
     report = judged(path, served(path))
+    assert report.verdict is Verdict.FLIPS, report.reason
+
+
+@pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0"])
+def test_a_ternary_file_that_was_converted_for_llama_cpp_is_read_by_it(tmp_path, kind):
+    """It does not know I2_S. The scales of the new file are float16 numbers."""
+    source, out = written(tmp_path / "i2s.gguf", "llama", "ternary"), tmp_path / "m.gguf"
+    assert main(["convert", str(source), str(out), "--type", kind, "--allow-rounding"]) == 0
+    report = judged(out, served(out))
     assert report.verdict is Verdict.FLIPS, report.reason
 
 

@@ -1,0 +1,146 @@
+"""Folders as they are published load as they are: keys that change nothing are known by name, and by the value with which they do not."""
+
+import json
+
+import hf_files
+import hf_models
+import numpy as np
+import pytest
+from hf_models import LLAMA, assert_refused, changed, recorded_folder
+from models import assert_same_bits, random_model
+from published_configs import PUBLISHED, small
+
+from bitnet_np import forward_full, load
+from bitnet_np.cli import main as cli
+from bitnet_np.errors import OptionError, UnsupportedError
+from bitnet_np.files.gguf_writer import write_model
+from bitnet_np.files.hf_config import read_recipe
+from bitnet_np.testing import write_gguf
+
+INERT = {"activation", "input_bits", "is_bitnet_config", "parallel_attn", "rope_interleaved", "weight_bits"}
+ARCHITECTURES = {"1bitLLM": "bitnet", "microsoft": "bitnet-b1.58"}
+TOKENS = [[1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("repository", PUBLISHED)
+def test_a_published_folder_loads_and_its_inert_keys_change_nothing(tmp_path, repository):
+    config = small(PUBLISHED[repository])
+    hf_files.write_folder(tmp_path, config)
+    model = load(tmp_path)
+    assert model.config.architecture == ARCHITECTURES.get(repository.partition("/")[0], "llama")
+    logits = forward_full(model, TOKENS)
+    (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if key not in INERT}))
+    assert_same_bits(forward_full(load(tmp_path), TOKENS), logits)
+
+
+@pytest.mark.parametrize("repository", PUBLISHED)
+def test_the_published_sizes_are_read(tmp_path, repository):
+    config = PUBLISHED[repository]
+    recipe = read_recipe(config, tmp_path / "config.json")
+    c, quantization = recipe.config, recipe.quantization
+    assert (c.width, c.ffn, c.n_layers, c.vocab) == tuple(
+        config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
+    )
+    assert (quantization is None) == ("TriLM" in repository)
+    assert recipe.tied == config["tie_word_embeddings"]
+    if quantization is not None:
+        assert quantization.packed == (repository != "microsoft/bitnet-b1.58-2B-4T-bf16" and "1bitLLM" not in repository)
+        assert quantization.divides == ("tiiuae" in repository or "HF1BitLLM" in repository)
+        assert quantization.skipped == ("lm_head",)
+
+
+def test_bitnet_b1_58_is_bitnet_by_other_names(tmp_path):
+    """Master weights, quantised in each pass; sub-norms and SiLU."""
+    config = small(PUBLISHED["1bitLLM/bitnet_b1_58-large"])
+    hf_files.write_folder(tmp_path / "published", config, floats="F16")
+    source = hf_models.open_folder(tmp_path / "published")
+    names = {"self_attn.inner_attn_ln": "self_attn.attn_sub_norm", "mlp.ffn_layernorm": "mlp.ffn_sub_norm"}
+    tensors = {}
+    for name, tensor in source.tensors.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        tensors[name] = hf_models.array_of(tensor)
+    online = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+    config = {key: value for key, value in config.items() if key not in INERT} | {"model_type": "bitnet", "quantization_config": online}
+    config["architectures"] = ["BitNetForCausalLM"]
+    same = hf_models.write_folder(tmp_path / "same", config, tensors)
+    assert_same_bits(forward_full(load(tmp_path / "published"), TOKENS), forward_full(load(same), TOKENS))
+
+
+@pytest.mark.parametrize(
+    ("repository", "keys", "message"),
+    [
+        ("tiiuae/Falcon3-1B-Instruct-1.58bit", {"rope_interleaved": True}, "rope_interleaved is True, supported are False"),
+        ("tiiuae/Falcon3-1B-Instruct-1.58bit", {"activation": "geglu"}, "activation is 'geglu', supported are 'swiglu'"),
+        ("tiiuae/Falcon3-1B-Instruct-1.58bit", {"parallel_attn": True}, "parallel_attn is True, supported are False"),
+        ("tiiuae/Falcon3-1B-Instruct-1.58bit", {"is_bitnet_config": 1}, "is_bitnet_config is 1, supported are False, True"),
+        ("tiiuae/Falcon3-1B-Instruct-1.58bit", {"weight_bits": 1}, "'weight_bits' = 1 is a setting"),
+        ("1bitLLM/bitnet_b1_58-3B", {"input_bits": 4}, "input_bits is 4, supported are 8"),
+        ("1bitLLM/bitnet_b1_58-3B", {"weight_bits": 2}, "weight_bits is 2, supported are 1"),
+        ("1bitLLM/bitnet_b1_58-3B", {"attention_bias": True}, "attention_bias is True"),
+        ("1bitLLM/bitnet_b1_58-3B", {"architectures": ["BitForCausalLM"]}, "supported for llama is LlamaForCausalLM or BitnetForCausalLM"),
+        ("1bitLLM/bitnet_b1_58-3B", {"quantization_config": {"quant_method": "bitnet"}}, "not for BitnetForCausalLM"),
+        (
+            "HF1BitLLM/Llama3-8B-1.58-100B-tokens",
+            {"quantization_config": None},
+            "is_bitnet_config is True, and no quantization_config says how linears are quantised",
+        ),
+    ],
+)
+def test_another_value_could_change_something_and_is_refused(tmp_path, repository, keys, message):
+    config = small(PUBLISHED[repository])
+    hf_files.write_folder(tmp_path, config)
+    (tmp_path / "config.json").write_text(json.dumps(config | keys))
+    assert_refused(tmp_path, UnsupportedError, message)
+
+
+# --- a key that is not known ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "path"),
+    [
+        ({"logit_scale": 0.5}, "logit_scale"),
+        ({"quantization_config": {"quant_method": "bitnet", "bits": 2}}, "quantization_config.bits"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "beta": 1}}, "rope_parameters.beta"),
+    ],
+)
+def test_the_option_that_an_error_names_ignores_the_key(tmp_path, capsys, keys, path):
+    folder = changed(tmp_path, "llama_bitlinear_rms_untied", **keys)
+    before = forward_full(load(hf_models.DATA / "hf" / "llama_bitlinear_rms_untied"), TOKENS)
+    assert_refused(folder, UnsupportedError, f"--override {path}=none loads the model as if it were not there")
+    if "rope" not in path:  # the recording has other RoPE settings
+        assert_same_bits(forward_full(load(folder, overrides={path: None}), TOKENS), before)
+    assert cli.main(["logits", str(folder), "--tokens", "1,2", "--override", f"{path}=none"]) == 0
+    assert f"bitnet-np: {path} is ignored\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["none_such", "rope_parameters.none_such", "model_type.none_such", "quantization_config.quant_method"])
+def test_a_key_that_is_not_there_cannot_be_ignored(tmp_path, key):
+    with pytest.raises(OptionError, match="has no key"):
+        load(changed(tmp_path, LLAMA), overrides={key: None})
+
+
+def test_a_key_of_a_gguf_file_is_ignored(tmp_path):
+    path, model = tmp_path / "model.gguf", random_model(0, family="llama")
+    write_model(path, model, {"tokenizer.ggml.model": "none", "llama.attention.clamp_kqv": 3.0})
+    assert_refused(path, UnsupportedError, "--override llama.attention.clamp_kqv=none loads the model as if it were not there")
+    logits = forward_full(load(path, overrides={"llama.attention.clamp_kqv": None}), TOKENS)
+    write_gguf(path, model)
+    assert_same_bits(logits, forward_full(load(path), TOKENS))
+    with pytest.raises(OptionError, match=r"has no key 'llama\.attention\.clamp_kqv'"):
+        load(path, overrides={"llama.attention.clamp_kqv": None})
+
+
+# --- heads ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_gpt_neox_has_its_head_under_the_name_that_files_have(tmp_path):
+    """transformers saves it as embed_out, whatever the module's name is."""
+    config, tensors = recorded_folder("gptneox_parallel")
+    assert "lm_head.weight" in tensors
+    renamed = {name.replace("lm_head", "embed_out"): array for name, array in tensors.items()}
+    logits = [forward_full(load(hf_models.write_folder(tmp_path / str(n), config, t)), TOKENS) for n, t in enumerate((tensors, renamed))]
+    assert_same_bits(*logits)
+    both = tensors | {"embed_out.weight": np.zeros_like(tensors["lm_head.weight"])}
+    assert_refused(hf_models.write_folder(tmp_path / "both", config, both), UnsupportedError, "tensor embed_out.weight has no place")

@@ -1,0 +1,148 @@
+"""config.json of published repositories, as their authors wrote it; and the same shape made small, for random weights.
+
+Repositories of one kind differ in their sizes only, so one of each kind stands for the others.
+"""
+
+from typing import Any
+
+_LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0}
+_LLAMA |= {"hidden_act": "silu", "initializer_range": 0.02, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "use_cache": True}
+
+_BITNET_2B = {
+    "architectures": ["BitNetForCausalLM"],
+    "auto_map": {"AutoConfig": "configuration_bitnet.BitNetConfig", "AutoModelForCausalLM": "modeling_bitnet.BitNetForCausalLM"},
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "relu2",
+    "hidden_size": 2560,
+    "initializer_range": 0.02,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 4096,
+    "model_type": "bitnet",
+    "num_attention_heads": 20,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 5,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+
+_FALCON3 = _LLAMA | {
+    "activation": "swiglu",
+    "bos_token_id": 11,
+    "eos_token_id": 11,
+    "head_dim": 256,
+    "is_bitnet_config": True,
+    "max_position_embeddings": 32768,
+    "num_key_value_heads": 4,
+    "parallel_attn": False,
+    "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "bitnet"},
+    "rms_norm_eps": 1e-06,
+    "rope_interleaved": False,
+    "rope_theta": 1000042,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 131072,
+}
+
+_FALCON_E = _LLAMA | {
+    "bos_token_id": 1,
+    "eos_token_id": 11,
+    "head_dim": 128,
+    "hidden_size": 2048,
+    "is_bitnet_config": True,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "bitnet"},
+    "rms_norm_eps": 1e-05,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 32768,
+}
+
+_BITNET_B1_58 = {
+    "architectures": ["BitnetForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "input_bits": 8,
+    "max_position_embeddings": 2048,
+    "model_type": "llama",
+    "pad_token_id": 32000,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "float16",
+    "use_cache": True,
+    "vocab_size": 32002,
+    "weight_bits": 1,
+}
+
+
+def _sizes(hidden: int, ffn: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+    }
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "microsoft/bitnet-b1.58-2B-4T": _BITNET_2B
+    | {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline"}},
+    "microsoft/bitnet-b1.58-2B-4T-bf16": _BITNET_2B
+    | {"quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}},
+    "tiiuae/Falcon-E-1B-Instruct": _FALCON_E | _sizes(2048, 6144, 24, 16, 2) | {"rope_theta": 1000042},
+    "tiiuae/Falcon3-1B-Instruct-1.58bit": _FALCON3 | _sizes(2048, 8192, 18, 8, 4),
+    "tiiuae/Falcon3-3B-Instruct-1.58bit": _FALCON3 | _sizes(3072, 9216, 22, 12, 4),
+    "tiiuae/Falcon3-7B-Instruct-1.58bit": _FALCON3 | _sizes(3072, 23040, 28, 12, 4),
+    "tiiuae/Falcon3-10B-Instruct-1.58bit": _FALCON3 | _sizes(3072, 23040, 40, 12, 4),
+    "HF1BitLLM/Llama3-8B-1.58-100B-tokens": _LLAMA
+    | _sizes(4096, 14336, 32, 32, 8)
+    | {
+        "bos_token_id": 128000,
+        "eos_token_id": 128009,
+        "is_bitnet_config": True,
+        "max_position_embeddings": 8192,
+        "quantization_config": {"modules_to_not_convert": None, "quant_method": "bitnet"},
+        "rms_norm_eps": 1e-05,
+        "rope_interleaved": False,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    },
+    "1bitLLM/bitnet_b1_58-large": _BITNET_B1_58 | _sizes(1536, 4096, 24, 16, 16),
+    "1bitLLM/bitnet_b1_58-3B": _BITNET_B1_58 | _sizes(3200, 8640, 26, 32, 32),
+    "SpectraSuite/TriLM_3.9B_Unpacked": _LLAMA
+    | _sizes(3072, 9216, 30, 24, 24)
+    | {
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "vocab_size": 50688,
+    },
+}
+"""By repository. What counts here are the keys. The sizes of Falcon-E, and some contexts and token ids, were not looked up again."""
+
+
+def small(config: dict[str, Any]) -> dict[str, Any]:
+    """The same model of few numbers: the same keys, and as many heads to a key-value head."""
+    share = config["num_attention_heads"] // config["num_key_value_heads"]
+    sizes = _sizes(128 * share, 256, 2, 2 * share, 2) | {"vocab_size": 64, "max_position_embeddings": 64}
+    return config | sizes | ({"head_dim": 64} if "head_dim" in config else {})
