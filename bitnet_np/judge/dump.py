@@ -64,6 +64,8 @@ def check_trace(
     judged_as = precision or operations.precision
     search = _unexplained(operations)  # what logits alone would show, more tensors must not hide
     logits = _judge_rows(model, ids, every, rows, dialect, judged_as, search=search, bars=bars, details=details)
+    if operations.verdict == Verdict.NARROW and logits.verdict == Verdict.WRONG and not search:
+        logits = replace(logits, verdict=Verdict.NARROW, reason=f"what narrower operations make of them: {logits.reason}")
     return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(logits)
 
 

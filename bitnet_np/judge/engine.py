@@ -27,7 +27,7 @@ from .detail import Details
 from .graph import operations
 from .logits import Judgement, Reach, judge, position_nmse
 from .mistakes.catalogue import fitted, in_engine, trials
-from .mistakes.mistake import Fit
+from .mistakes.mistake import Cause, Fit
 from .precision import FLOAT32, Precision
 from .reach import dialects, in_precision, reach_of, roundings
 from .variant import Floats, Variant, scaled, with_computed
@@ -81,14 +81,18 @@ def judge_logits(
     nearest = min(distances, key=lambda text: float(distances[text].mean()))
     ours_away = position_nmse(a, b)
     closest = f"closest to {nearest}" if distances[nearest].mean() < ours_away.mean() / _CLOSER else None
-    mistake = _nearest_mistake(mistakes, logits, judged.verdict, a, b, np.minimum(ours_away, distances[nearest]))
+    mistake = _nearest_mistake(mistakes, logits, judged.verdict, a, b, np.minimum(ours_away, distances[nearest]), reach)
     if mistake is None and closest is None and len(a) >= _POSITIONS:
         mistake = _wrong_scale(base, scales, logits, a, b, reach.nmse, judged.verdict == Verdict.WRONG)
     undeclared = ""
     if mistake is None and judged.verdict == Verdict.WRONG and precision is None:
         judged, undeclared = _undeclared(judged, base, others, runs, logits, a, b)
-    if mistake is None and judged.verdict == Verdict.WRONG and search:
-        mistake = _fitted(a, b, reach) or (None if ids is None else _in_operations(base, ids, logits, a, b, reach))
+    if mistake is None and judged.verdict == Verdict.WRONG and search and ids is not None:
+        cause = _fitted(a, b, reach) or _in_operations(base, ids, logits, a, b, reach)
+        if cause is not None and not cause.fault and precision is None:
+            judged = replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}", explanation=cause.text)
+        elif cause is not None:
+            mistake = cause.text
     progress(logits.total, logits.total)
     if mistake is not None:
         return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
@@ -147,30 +151,33 @@ _PRECISIONS = tuple(Precision(**kinds) for kinds in ({"kv": "q8_0"}, {"act": "bf
 
 
 def _nearest_mistake(
-    mistakes: list[Variant], logits: _Runs, verdict: Verdict, a: NDArray, b: NDArray, best: NDArray[np.float64]
+    mistakes: list[Variant], logits: _Runs, verdict: Verdict, a: NDArray, b: NDArray, best: NDArray[np.float64], reach: Reach
 ) -> str | None:
-    """The mistake nearest to theirs, b, if it is _CLOSER times nearer than `best`: the distance [P] of the nearest run without one."""
+    """The mistake nearest to theirs, b, that explains them but for roundings and is _CLOSER times nearer than `best`.
+
+    best: the distance [P] of the nearest run without a mistake.
+    """
     text, ours_away = None, position_nmse(a, b)
     for variant in mistakes:
         if variant.weak and verdict != Verdict.WRONG:
             continue
         x = logits(variant)
-        if x is not None and _explains(away := _distances(x, a, b), best):
+        if x is not None and _explains(away := _distances(x, a, b), best) and judge(x, b, reach).verdict <= Verdict.FLIPS:
             text, best = variant.text, away
             if best.mean() < ours_away.mean() / 1e6:
                 break
     return text
 
 
-def _fitted(a: NDArray, b: NDArray, reach: Reach) -> str | None:
+def _fitted(a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
     """The mistake in the last operation, with numbers fitted to theirs, b, that makes them of ours, a, but for roundings."""
     for cause, array in fitted(Fit(b.astype(np.float64), a.astype(np.float64), None, ())):
         if np.isfinite(array).all() and judge(array.astype(np.float32), b, reach).verdict <= Verdict.FLIPS:
-            return cause.text
+            return cause
     return None
 
 
-def _in_operations(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDArray, b: NDArray, reach: Reach) -> str | None:
+def _in_operations(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
     """The mistake of some operations, or of a single one, that makes theirs, b, of ours, a, but for roundings."""
     span = [o for o in operations(base.model, base.dialect) if not o.key.name.endswith(("_codes", "_scale"))]
     work = len(a) * sum(prod(x.shape) for x in (base.model.head, *base.linears()))
@@ -180,11 +187,12 @@ def _in_operations(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDAr
     if len(every) * work > _MOST_WORK:
         return None
     logits.total += len(every)
-    cause, best = None, position_nmse(a, b)
+    cause: Cause | None = None
+    best = position_nmse(a, b)
     for trial in every:
         x = logits(with_computed(base, trial.cause.text, trial.computes, ids))
         if x is not None and _explains(away := _distances(x, a, b), best) and judge(x, b, reach).verdict <= Verdict.FLIPS:
-            cause, best = trial.cause.text, away
+            cause, best = trial.cause, away
     return cause
 
 

@@ -46,13 +46,13 @@ class Operation:
         return expected if storage.is_wide else expected._replace(**self.allow(storage, expected, *inputs)._asdict())
 
 
-def operations(model: Model, dialect: Dialect) -> Iterator[Operation]:
-    """All operations of a model in the order they run."""
+def operations(model: Model, dialect: Dialect, start: int = 0) -> Iterator[Operation]:
+    """All operations of a model in the order they run. start: the position of the first token."""
     yield Operation(EMBEDDING, (TOKENS,), partial(op.embed, model))
     if model.position_embd is not None:
         yield Operation(POSITIONS, (EMBEDDING,), partial(op.add_positions, model), narrow.add_positions)
     for n, layer in enumerate(model.layers):
-        yield from _Layer(model, dialect, n).operations(layer)
+        yield from _Layer(model, dialect, n, start).operations(layer)
     last = Key("l_out", len(model.layers) - 1)
     yield Operation(NORM, (last,), _norm(model.config, model.output_norm, model.output_norm_bias), narrow.norm)
     yield Operation(LOGITS, (NORM,), partial(op.head, model, dialect), partial(narrow.head, model=model, dialect=dialect))
@@ -75,6 +75,7 @@ class _Layer:
     model: Model
     dialect: Dialect
     n: int
+    start: int
 
     def at(self, *names: str) -> tuple[Key, ...]:
         return tuple(Key(name, self.n) for name in names)
@@ -104,7 +105,7 @@ class _Layer:
             k = "Kcur_normed"
         if c.rope != "none":
             for name, source in (("Qcur_rope", q), ("Kcur_rope", k)):
-                yield self.one(name, self.at(source), partial(op.rope, model, dialect), partial(narrow.rope, model=model))
+                yield self.one(name, self.at(source), partial(op.rope, model, dialect, start=self.start), partial(narrow.rope, model=model))
             q, k = "Qcur_rope", "Kcur_rope"
         allow = partial(narrow.attend, model=model, layer=n)
         yield self.one("kqv_out", self.at(q, k, "Vcur"), partial(op.attend, model, dialect, n), allow)

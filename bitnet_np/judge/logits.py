@@ -328,7 +328,8 @@ def _invalid(ours: NDArray[np.float32], theirs: NDArray) -> str:
             flat = f"their logits of position {row + still[0]} are all {rows[still[0], 0]}"
         for a, b in zip(true, rows, strict=True):
             if before is not None and (b == before[1]).all() and np.abs(a - before[0]).max() > DIFFERENT * a.std():
-                repeated = repeated or f"their logits of positions {row - 1} and {row} are the same numbers, ours are not"
+                twice = ": is the first token, a BOS, fed twice?" if row == 1 else ""
+                repeated = repeated or f"their logits of positions {row - 1} and {row} are the same numbers, ours are not{twice}"
             before = a, b
             row += 1
     if bad:

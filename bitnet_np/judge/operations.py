@@ -233,11 +233,14 @@ def pair_slices(config: Config) -> tuple[slice, slice]:
     return (slice(0, j), slice(j, 2 * j)) if config.rope == "halves" else (slice(0, 2 * j, 2), slice(1, 2 * j, 2))
 
 
-def rope(model: Model, dialect: Dialect, x: Array) -> Expected:
-    """RoPE: two products. In most engines the angle is a float32, wrong by a rounding or two of its own size, which all heads share."""
+def rope(model: Model, dialect: Dialect, x: Array, start: int = 0) -> Expected:
+    """RoPE of positions from `start` on: two products.
+
+    In most engines the angle is a float32, wrong by a rounding or two of its own size, which all heads share.
+    """
     c = model.config
     t = len(x)
-    heads, angle = x.reshape(t, -1, c.head_dim), roundings.angles(model, dialect, t)
+    heads, angle = x.reshape(t, -1, c.head_dim), roundings.angles(model, dialect, t, start)
     first, second = pair_slices(c)
     unit = np.abs(heads)
     unit[..., first] = unit[..., second] = (unit[..., first] + unit[..., second]) * (1 + angle[:, None, :])

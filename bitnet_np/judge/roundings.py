@@ -111,11 +111,11 @@ def minimums(blocks: Blocks) -> Array:  # -> [N, M / 32]
 # --- angles ---------------------------------------------------------------------------------------------------------------------------
 
 
-def angles(model: Model, dialect: Dialect, length: int) -> Array:  # -> [T, J]
-    """RoPE's angles of positions 0..T-1 in radians, as the definition has them, or stepped from pair to pair in float32."""
+def angles(model: Model, dialect: Dialect, length: int, start: int = 0) -> Array:  # -> [T, J]
+    """RoPE's angles of positions start..start+T-1 in radians, as the definition has them, or stepped from pair to pair in float32."""
     c = model.config
     factors = 1.0 if model.rope_factors is None else model.rope_factors
-    position = np.arange(length)
+    position = start + np.arange(length)
     if not dialect.stepped_angles or not c.rope_pairs:
         wide = factors if isinstance(factors, float) else factors.astype(np.float64)
         return spec.angles(position / c.rope_scaling, c.rope_base, c.rope_pairs, wide)

@@ -26,6 +26,7 @@ from ..traces.points import Key, Trace
 from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, invalid_tensor, noise, position_errors, relative_error, statistics, within
 from .detail import Details
 from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
+from .harmless import KEYS, QUERIES, ROTATED, look_through
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import ratios
 from .mistakes.catalogue import fitted, trials
@@ -73,25 +74,37 @@ def judge_trace(
     dump = _compared(Runtime(model, dialect), checked, trace.points)
     missing = tuple(o.key for o in graph if o.key not in trace.points)
     invalid = tuple(OperationVerdict(key, Verdict.INVALID, dump.problems[key]) for key in common if dump.problems[key])
-    if invalid:
-        first = invalid[0]
-        return Report(Verdict.INVALID, f"{first.place}: {first.reason}", invalid, first, missing)
     types = _Types.of(precision, dump.tensors, dump.same)
-    judge = _Judge(model, dialect, graph, ids, dump, types, progress, details)
+    seen = look_through(model, dump.first, dump.tensors)
+    graph = list(operations(model, dialect, seen.start)) if seen.start else graph
+    judge = _Judge(model, dialect, graph, ids, replace(dump, tensors=seen.tensors), types, progress, details, seen.start)
     verdicts = []
     for i, operation in enumerate(graph):
+        if dump.problems.get(operation.key):
+            break  # what comes before it may be its cause, and what comes behind has it in it
         if operation.key in dump.tensors:
             verdicts.append(judge.operation(operation))
         progress(i + 1, len(graph))
-    worst = max(o.verdict for o in verdicts)
+    notes = [*judge.types.notes(), *seen.notes, *[_untried(o) for o in verdicts if not o.tried][:1]]
     first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
+    if invalid:
+        first = invalid[0]
+        reason = f"{first.place}: {first.reason}"
+        if first_wrong is None:
+            return Report(Verdict.INVALID, reason, invalid, first, missing)
+        notes.append(f"{reason}; nothing from there on is judged")
+    worst = max(o.verdict for o in verdicts)
+    reason = _reason(first_wrong) if first_wrong is not None else _reason_without_fault(verdicts)
+    return Report(worst, reason, (*verdicts, *invalid), first_wrong, missing, tuple(notes), precision=judge.types.judged_as)
+
+
+def _reason_without_fault(verdicts: Sequence[OperationVerdict]) -> str:
+    """The reason where nothing is wrong: the first operation that rounds to fewer bits, if one does."""
     narrow = [o for o in verdicts if o.verdict == Verdict.NARROW]
-    reason = f"{len(verdicts)} tensors, each within what its own inputs allow" if first_wrong is None else _reason(first_wrong)
-    if first_wrong is None and narrow:
-        first, more = narrow[0], f", and so in {len(narrow) - 1} more" if len(narrow) > 1 else ""
-        reason = f"{first.place}: {first.hypothesis}{more}; the other {len(verdicts) - len(narrow)} tensors are within what inputs allow"
-    notes = [*judge.types.notes(), *[_untried(o) for o in verdicts if not o.tried][:1]]
-    return Report(worst, reason, tuple(verdicts), first_wrong, missing, tuple(notes), precision=judge.types.judged_as)
+    if not narrow:
+        return f"{len(verdicts)} tensors, each within what its own inputs allow"
+    first, more = narrow[0], f", and so in {len(narrow) - 1} more" if len(narrow) > 1 else ""
+    return f"{first.place}: {first.hypothesis}{more}; the other {len(verdicts) - len(narrow)} tensors are within what inputs allow"
 
 
 @dataclass(frozen=True)
@@ -157,14 +170,17 @@ class _Dump:
     problems: dict[Key, str]  # why a tensor cannot be judged; empty where it is valid
     same: set[Key]  # those that have our bits
     sizes: dict[Key, int]  # of all our tensors
+    first: dict[Key, NDArray]  # our queries and keys of the first layer
 
 
 def _compared(runtime: Runtime, tokens: Tokens, points: Mapping[Key, NDArray]) -> _Dump:
-    dump = _Dump({}, {}, set(), {})
+    dump = _Dump({}, {}, set(), {}, {})
 
     def look(name: str, layer: int | None, array: NDArray) -> None:
         key, ours = Key(name, layer), array.reshape(tokens.ids.shape[1], -1)
         dump.sizes[key] = ours.size
+        if layer == 0 and name in (*QUERIES, *KEYS):
+            dump.first[key] = ours.copy()
         if key not in points:
             return
         theirs = points[key]
@@ -214,9 +230,10 @@ class _Judge:
         types: _Types,
         progress: Progress,
         details: Details | None = None,
+        start: int = 0,
     ) -> None:
         self.model, self.dialect, self.graph, self.ids, self.dump, self.progress = model, dialect, graph, ids, dump, progress
-        self.types, self.details = types, details
+        self.types, self.details, self.start = types, details, start
         self.theirs = _Theirs(ids, dump.tensors)
         self.by_key = {o.key: o for o in graph}
 
@@ -256,7 +273,7 @@ class _Judge:
             assumed = storage._replace(precision=replace(storage.precision, kv=kind))
             rough = noise(operation.expected(assumed, *inputs))
             cause = self._explain((operation.key,), value, theirs, matched(rough), rough=rough)
-            if cause is not None:
+            if cause is not None and cause.fault and not cause.id.startswith(("any.", "read.")):  # which fit what a coarse cache leaves
                 return replace(cause, text=f"{cause.text}; and keys and values are rounded, as in a cache of {kind}")
         return None
 
@@ -324,7 +341,8 @@ class _Judge:
         tensors = self.dump.tensors
         inputs = [tensors[k] if k in tensors else self.theirs[k] for k in operation.inputs]
         size = float(np.sqrt(dot(value, value) / value.size))
-        if size == 0 or any(x.dtype not in (np.float32, np.float16, np.int64) for x in inputs):
+        shifted = self.start and operation.key.name in ROTATED  # our kernel has the tokens' own positions
+        if size == 0 or shifted or any(x.dtype not in (np.float32, np.float16, np.int64) for x in inputs):
             return {}  # inputs of more bits than ours can take would count against us
         ours = self._ours_on_theirs[operation.key].reshape(value.shape)
         errors = {"ours_rms": ours - value, "theirs_rms": theirs - value}

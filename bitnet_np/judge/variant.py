@@ -35,7 +35,9 @@ class Variant:
     dialect: Dialect
     ops: Backend = field(default=cpu, repr=False)
     edit: Edit | None = field(default=None, repr=False)
-    feed: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None  # token ids [B, T] -> [B, T'] that are fed; logits of the last T
+    feed: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = (
+        None  # token ids [B, T] -> [B, T or more] that are fed; logits of the last T
+    )
     weak: bool = False  # before codes flip it changes less than float16 does, and may flip the very codes that roundings flip
     mistake: str = ""  # the id in the catalogue, if it is a known mistake
 
@@ -78,8 +80,7 @@ def variant_logits(variant: Variant, tokens: ArrayLike, last_only: bool = False)
     logits = run_whole(runtime, check_tokens(variant.model.config, variant.feed(ids)), last_only=last_only)
     if last_only:
         return logits
-    missing = max(0, ids.shape[1] - logits.shape[1])  # positions without a row have the first one's
-    return np.concatenate([logits[:, :1]] * missing + [logits[:, -ids.shape[1] :]], axis=1)
+    return logits[:, -ids.shape[1] :]
 
 
 def with_computed(base: Variant, text: str, computes: Mapping[Key, Computed], ids: NDArray[np.int64]) -> Variant:

@@ -325,7 +325,7 @@ OTHERS = (
     ),
     Mistake(
         "cache.first_lost",
-        "keys and values of the first token are lost",
+        "keys and values of the first token are lost, or it is not fed, as a BOS that is missing",
         AT,
         compute=_mask(lambda w: lambda i, j: _sees_window(w, i, j) & ((j > 0) | (i == 0))),
     ),

@@ -108,10 +108,12 @@ def trials(model: Model, dialect: Dialect, span: Sequence[Operation], singly: bo
     operation of one layer. The text says where it is.
     """
     known: dict[str, dict[Key, Attempt]] = {}
+    last = span[-1].key
     for operation in span:
         for attempt in at_operation(model, dialect, operation):
+            if attempt.cause.id.startswith("dump.") and operation.key != last:
+                continue  # a tensor that is not in the dump was not dumped from a wrong buffer
             known.setdefault(attempt.cause.text, {})[operation.key] = attempt
-    last = span[-1].key
     alone = []
     for places in known.values():
         names: dict[str, list[Key]] = {}

@@ -44,8 +44,9 @@ def _product(site: Site, linear: Linear, table: Table, kind: str) -> Compute:
         narrow = _converted(matrix, kind)
         if np.array_equal(narrow, matrix):
             return np.full((len(x), len(matrix)), np.nan)
-        scale, bias = 1.0 if linear.scale is None else float(linear.scale), 0.0 if linear.bias is None else linear.bias.astype(np.float64)
-        return x @ narrow.T * scale + bias
+        scale = 1.0 if linear.scale is None else float(linear.scale)
+        bias = np.zeros(len(matrix)) if linear.bias is None else linear.bias.astype(np.float64)
+        return x @ narrow.T * scale + (_converted(bias, kind) if kind in NARROW_FLOATS else bias)
 
     return site.of(compute)
 

@@ -236,16 +236,6 @@ PROMPTS = (
         engine=_fed(lambda ids, vocab: np.hstack([ids[:, :1], ids])),
     ),
     Mistake(
-        "tokens.first_twice_late",
-        "the first token is fed twice, as a BOS that is there already, and every row is that of the token before",
-        engine=_fed(lambda ids, vocab: np.hstack([ids[:, :1], ids[:, :-1]])),
-    ),
-    Mistake(
-        "tokens.first_missing",
-        "the first token, as a BOS, is not fed",
-        engine=_fed(lambda ids, vocab: ids[:, min(1, ids.shape[1] - 1) :]),
-    ),
-    Mistake(
         "tokens.prompt_twice",
         "the cache holds the same prompt already: it was not cleared after a first run",
         engine=_fed(lambda ids, vocab: np.hstack([ids, ids])),

@@ -18,7 +18,9 @@ from .mistake import Array, Compute, Mistake, Numbers, Site
 
 Floats = NDArray[np.float32]
 
-AT = (*NORMS, "result_norm")
+HEAD_NORMS = {"Qcur_normed": "attn_q_norm", "Kcur_normed": "attn_k_norm"}
+"""The output tensor of each norm of single heads -> its weight's field in model.Layer."""
+AT = (*NORMS, *HEAD_NORMS, "result_norm")
 SUB_NORMS = ("attn_sub_norm", "ffn_sub_norm")
 EPSILONS = (1e-12, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3)
 EVERY: Numbers = {"where": "in every norm: "}
@@ -26,12 +28,24 @@ LAST: Numbers = {"where": "at result_norm: "}
 
 
 def _is_layer_norm(site: Site) -> bool:
-    return site.config.norm == "layer" and site.name not in SUB_NORMS
+    return site.config.norm == "layer" and site.name not in (*SUB_NORMS, *HEAD_NORMS)
 
 
 def gain_of(site: Site) -> Array:
     """The norm's weight in float64."""
-    return (site.model.output_norm if site.layer is None else getattr(site.layer, site.name)).astype(np.float64)
+    weight = site.model.output_norm if site.layer is None else getattr(site.layer, HEAD_NORMS.get(site.name, site.name))
+    return weight.astype(np.float64)
+
+
+def _of(site: Site, norm: Callable[[Array], Array]) -> Compute:
+    """The Compute of a norm of rows, or of each head by itself."""
+    if site.name not in HEAD_NORMS:
+        return site.of(norm)
+    return site.of(lambda x: norm(x.reshape(-1, site.config.head_dim)).reshape(x.shape))
+
+
+def _plain(gain: Array, eps: float) -> Callable[[Array], Array]:
+    return lambda x: spec.rms_norm(x, gain, eps)
 
 
 def _rms(make: Callable[[Site, Array, float], Callable[[Array], Array]]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
@@ -39,7 +53,7 @@ def _rms(make: Callable[[Site, Array, float], Callable[[Array], Array]]) -> Call
 
     def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         if not _is_layer_norm(site):
-            yield {}, site.of(make(site, gain_of(site), site.config.eps))
+            yield {}, _of(site, make(site, gain_of(site), site.config.eps))
 
     return compute
 
@@ -94,7 +108,7 @@ def _epsilons(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     gain, right = gain_of(site), site.config.eps
     for value in (0.0, *EPSILONS):
         if not np.isclose(value, right, rtol=1e-3):
-            yield {"value": value, "right": right}, site.of(lambda x, value=value: spec.rms_norm(x, gain, value))
+            yield {"value": value, "right": right}, _of(site, _plain(gain, value))
 
 
 def _other_norm(site: Site) -> Iterator[tuple[Numbers, Compute]]:
@@ -109,13 +123,13 @@ def _other_norm(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 def weighted(site: Site, weight: NDArray) -> Compute:
     """The norm with another weight."""
-    return site.of(lambda x: spec.rms_norm(x, weight.astype(np.float64), site.config.eps))
+    return _of(site, _plain(weight.astype(np.float64), site.config.eps))
 
 
 def _other_layer(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if not _is_layer_norm(site) and site.layer is not None:
         for which, layer in site.neighbours():
-            yield {"which": which}, weighted(site, getattr(layer, site.name))
+            yield {"which": which}, weighted(site, getattr(layer, HEAD_NORMS.get(site.name, site.name)))
 
 
 def _layers_weight(site: Site) -> Iterator[tuple[Numbers, Compute]]:

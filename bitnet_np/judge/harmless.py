@@ -1,0 +1,124 @@
+"""Differences that change nothing: queries and keys in another order, and all positions later by the same number.
+
+Scores are sums over the elements of a head, so queries and keys may be permuted alike, as between Meta's checkpoints (rotated pairs are
+neighbours) and transformers' (they are half a head apart). RoPE's scores depend on differences of positions. The judge finds both in the
+first layer, says so, and looks through them: it puts the elements of every layer in our order, and rotates by their positions.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..model import Config, Model
+from ..traces.points import Key
+from .operations import pair_slices
+
+Array = NDArray[np.float64]
+Tensors = Mapping[Key, NDArray]
+
+QUERIES = ("Qcur", "Qcur_normed", "Qcur_rope")
+KEYS = ("Kcur", "Kcur_normed", "Kcur_rope")
+ROTATED = ("Qcur_rope", "Kcur_rope")
+_NEAR = 0.1  # of the RMS of an element: what narrow types and flipped codes leave
+
+
+class Harmless(NamedTuple):
+    """What a dump differs in without being wrong."""
+
+    tensors: dict[Key, NDArray]  # of the dump, with queries and keys in our order
+    start: int  # the position of the first token
+    notes: tuple[str, ...]  # the differences in words
+
+
+def look_through(model: Model, ours: Tensors, theirs: dict[Key, NDArray]) -> Harmless:
+    """The harmless differences of a dump.
+
+    ours, theirs: tensors [T, width] by name; of ours only the first layer's queries and keys are read.
+    """
+    tensors, notes = theirs, []
+    order = _order(model.config, ours, theirs)
+    if order is not None:
+        tensors = {key: _reordered(model.config, order, x) if key.name in (*QUERIES, *KEYS) else x for key, x in theirs.items()}
+        notes.append(f"queries and keys are {_named(model.config, order)}: that changes no score, and is looked through")
+    start = _start(model, tensors)
+    if start:
+        length = len(tensors[Key("Kcur_rope", 0)])
+        notes.append(f"positions are {start} to {start + length - 1}: that changes no score, and is looked through")
+    return Harmless(tensors, start, tuple(notes))
+
+
+def _by_head(config: Config, x: NDArray) -> Array:  # [T, width] -> [T, heads, K]
+    return x.reshape(len(x), -1, config.head_dim).astype(np.float64)
+
+
+def _order(config: Config, ours: Tensors, theirs: Tensors) -> NDArray[np.intp] | None:
+    """The element of our heads that each element of theirs is, if queries and keys have the same other order."""
+    pairs = []
+    for names in (KEYS, QUERIES):
+        key = next((Key(name, 0) for name in names if Key(name, 0) in theirs and Key(name, 0) in ours), None)
+        if key is None:
+            return None
+        pairs.append((_by_head(config, ours[key]), _by_head(config, theirs[key])))
+    (a, b), (q, p) = pairs
+    if len(a) * a.shape[1] < 4 or _alike(a, b):
+        return None
+    columns, others = (x.reshape(-1, config.head_dim) for x in (a, b))
+    away = ((columns[:, :, None] - others[:, None, :]) ** 2).sum(axis=0)  # [ours, theirs]
+    order = away.argmin(axis=0)
+    if len(set(order)) < len(order) or not _alike(a[..., order], b) or not _alike(q[..., order], p):
+        return None
+    return order
+
+
+def _alike(a: Array, b: Array) -> bool:
+    """Whether each element of a head is the same, but for roundings."""
+    return bool((((a - b) ** 2).mean(axis=(0, 1)) <= _NEAR**2 * (a**2).mean(axis=(0, 1))).all())
+
+
+def _reordered(config: Config, order: NDArray[np.intp], x: NDArray) -> NDArray:
+    heads = x.reshape(len(x), -1, config.head_dim)
+    return np.ascontiguousarray(heads[..., np.argsort(order)]).reshape(x.shape)
+
+
+def _named(config: Config, order: NDArray[np.intp]) -> str:
+    """An order in words."""
+    first, second = (np.arange(config.head_dim)[part] for part in pair_slices(config))
+    rest = np.arange(2 * config.rope_pairs, config.head_dim)
+    neighbours = np.concatenate([np.stack([first, second], axis=1).reshape(-1), rest])
+    halves = np.concatenate([first, second, rest])
+    if config.rope == "halves" and (order == neighbours).all():
+        return "in Meta's order (rotated pairs are neighbours, ours half a head apart)"
+    if config.rope == "adjacent" and (order == halves).all():
+        return "in transformers' order (rotated pairs are half a head apart, ours neighbours)"
+    return "in another order of a head's elements, both in the same"
+
+
+def _start(model: Model, theirs: Tensors) -> int:
+    """The position of the first token by which queries and keys of the first layer are rotated alike; 0 if they are not."""
+    if model.config.rope == "none":
+        return 0
+    starts = set()
+    for names in (QUERIES, KEYS):
+        before = next((Key(name, 0) for name in names[1::-1] if Key(name, 0) in theirs), None)
+        after = Key(names[2], 0)
+        if before is None or after not in theirs:
+            return 0
+        starts.add(_rotated_from(model, theirs[before], theirs[after]))
+    return starts.pop() if len(starts) == 1 else 0
+
+
+def _rotated_from(model: Model, before: NDArray, after: NDArray) -> int:
+    """The position of the first token, if all are rotated by positions in a row; else 0."""
+    c = model.config
+    x, y = (_by_head(c, a) for a in (before, after))
+    first, second = pair_slices(c)
+    x, y = (a[..., first] + 1j * a[..., second] for a in (x, y))  # [T, heads, J]
+    frequency = model.rope_frequency.astype(np.float64)
+    steps = np.exp(1j * np.multiply.outer(np.arange(len(x)), frequency))
+    turn = (y * x.conj() * steps.conj()[:, None]).sum(axis=(0, 1))  # [J]: what is left of the rotation, alike at all positions
+    candidates = np.arange(c.context)
+    start = int((turn * np.exp(-1j * np.multiply.outer(candidates, frequency))).sum(axis=1).real.argmax())
+    right = x * (steps * np.exp(1j * start * frequency))[:, None]
+    return start if (np.abs(y - right) ** 2).sum() <= _NEAR**2 / 100 * (np.abs(y) ** 2).sum() else 0
