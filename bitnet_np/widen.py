@@ -39,4 +39,4 @@ def _of_few_bits(table: Blocks) -> NDArray[np.float32]:
         numbers = 2 * (data[:, 2:, None] >> np.arange(8, dtype=np.uint8) & 1).astype(np.float32) - 1
     else:
         numbers = (data[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).astype(np.float32) - 1
-    return (numbers.reshape(len(data), -1) * scales).reshape(table.shape)
+    return (numbers.reshape(len(data), table.type.block) * scales).reshape(table.shape)

@@ -140,6 +140,28 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 }
 """By repository. What counts here are the keys. The sizes of Falcon-E, and some contexts and token ids, were not looked up again."""
 
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "openbmb/BitCPM4-1B": (
+        {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+        "minicpm",
+    ),
+}
+"""By repository: as far as it matters here, and the word in the error that says why it is refused."""
+
+_YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 16384}
+
+PUBLISHED_GGUF: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "microsoft/bitnet-b1.58-2B-4T-gguf": ("bitnet-b1.58", "ternary", {}),
+    "tiiuae/Falcon3-1B-Instruct-1.58bit-GGUF": ("llama", "ternary", {}),
+    "tiiuae/Falcon-E-1B-Instruct-GGUF": ("llama", "ternary", {}),
+}
+"""By repository: the architecture, the weights as testing.random_model calls them, and keys beside those of every such file."""
+
+REFUSED_GGUF = {
+    "prism-ml/Ternary-Bonsai-8B-gguf": ("qwen3", "Q2_0", {f"qwen3.rope.scaling.{key}": value for key, value in _YARN.items()}, "yarn"),
+}
+"""The same, and the word in the error that says why it is refused."""
+
 
 def small(config: dict[str, Any]) -> dict[str, Any]:
     """The same model of few numbers: the same keys, and as many heads to a key-value head."""

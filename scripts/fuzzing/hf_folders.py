@@ -33,6 +33,12 @@ _KNOWN = {
     "partial_rotary_factor": 0.5,
     "head_dim": 16,
     "pretraining_tp": 2,
+    "is_bitnet_config": True,
+    "rope_interleaved": False,
+    "activation": "swiglu",
+    "parallel_attn": False,
+    "weight_bits": 1,
+    "architectures": ["BitnetForCausalLM"],
 }
 _NEEDED = ("config.json", "model.safetensors", "model.safetensors.index.json")  # a folder without these holds no model
 _VALUES: list[Any] = [None, True, False, "", "bitnet", "llama", "silu", "relu2", "gelu", "x" * 300, [], [[]], {}, {"a": 1}, 1.5, 10**400]

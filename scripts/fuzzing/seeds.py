@@ -13,7 +13,7 @@ from gguf_bytes import BOOL, FLOAT32, INT32, UINT32, number, numbers, text, text
 from hf_files import write_folder
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
-from bitnet_np.tensor_types import BLOCK_TYPES, TERNARY_TYPES
+from bitnet_np.tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE
@@ -50,6 +50,7 @@ ggml_debug:                   Qcur-0 = (f32)       ROPE(a{2, 1, 2, 1}, b{2, 1, 1
     sum = 10.000000
 """
 """Two nodes as llama-eval-callback prints them."""
+_BLOCKS = {kind.name: kind.block for kind in BLOCK_TYPES} | {"ternary": I2_S.block}
 _DUMPS = {
     "logits": ".npy",
     "llama-logits": ".kld",
@@ -66,8 +67,8 @@ def write_models(folder: Path) -> None:
         ternary = ("ternary", *(kind.name for kind in TERNARY_TYPES))
         types = ternary if FAMILIES[family].ternary else (*_FLOATS, *(kind.name for kind in BLOCK_TYPES), "ternary")
         for i, weights in enumerate(types):
-            wide = weights.endswith("_K") or weights.startswith("TQ")  # 256 weights to a block
-            size = 256 if wide else 128 if weights == "ternary" else 64
+            size = max(64, _BLOCKS.get(weights, 1))
+            wide = size == 256
             model = random_model(
                 i,
                 family=family,
@@ -148,6 +149,10 @@ _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "online": (_bitnet(linear_class="autobitlinear", quantization_mode="online"), {"shards": 2}),
     "inner-norms": (
         _SIZES | {"model_type": "llama", "quantization_config": {"quant_method": "bitnet", "use_rms_norm": True}},
+        {"floats": "F16"},
+    ),
+    "masters": (
+        _SIZES | {"model_type": "llama", "architectures": ["BitnetForCausalLM"], "weight_bits": 1, "input_bits": 8},
         {"floats": "F16"},
     ),
     "llama": (

@@ -5,13 +5,16 @@ import json
 import hf_files
 import hf_models
 import numpy as np
+import pages
 import pytest
+from family_models import drawn
 from hf_models import LLAMA, assert_refused, changed, recorded_folder
 from models import assert_same_bits, random_model
-from published_configs import PUBLISHED, small
+from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, REFUSED_GGUF, small
 
 from bitnet_np import forward_full, load
 from bitnet_np.cli import main as cli
+from bitnet_np.contents import kinds_of_matrices
 from bitnet_np.errors import OptionError, UnsupportedError
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.hf_config import read_recipe
@@ -47,6 +50,53 @@ def test_the_published_sizes_are_read(tmp_path, repository):
         assert quantization.packed == (repository != "microsoft/bitnet-b1.58-2B-4T-bf16" and "1bitLLM" not in repository)
         assert quantization.divides == ("tiiuae" in repository or "HF1BitLLM" in repository)
         assert quantization.skipped == ("lm_head",)
+
+
+def published_file(path, architecture, weights, keys):
+    """A GGUF file of random weights of that type; the embedding is of it, too, where the weights are not BitNet's."""
+    table = "float16" if weights == "ternary" else weights
+    model = drawn(architecture, weights, table=table)
+    # the writer leaves out what the model's Config denies, so keys are written under other names of the same length
+    write_model(path, model, {"tokenizer.ggml.model": "none", **{key[:-1] + "_": value for key, value in keys.items()}})
+    raw = path.read_bytes()
+    for key in keys:
+        raw = raw.replace(f"{key[:-1]}_".encode(), key.encode())
+    path.write_bytes(raw)
+    return path
+
+
+@pytest.mark.parametrize("repository", PUBLISHED_GGUF)
+def test_a_published_file_loads(tmp_path, repository):
+    assert np.isfinite(forward_full(load(published_file(tmp_path / "m.gguf", *PUBLISHED_GGUF[repository])), TOKENS)).all()
+
+
+@pytest.mark.parametrize("repository", REFUSED_GGUF)
+def test_a_published_file_is_refused_for_what_the_table_says(tmp_path, repository):
+    *how, reason = REFUSED_GGUF[repository]
+    assert_refused(published_file(tmp_path / "m.gguf", *how), UnsupportedError, reason)
+    architecture, weights, _ = how
+    load(published_file(tmp_path / "n.gguf", architecture, weights, {}))  # it is this alone
+
+
+@pytest.mark.parametrize("repository", REFUSED)
+def test_a_published_folder_is_refused_for_what_the_table_says(tmp_path, repository):
+    config, reason = REFUSED[repository]
+    with pytest.raises(UnsupportedError, match=reason):
+        read_recipe(config, tmp_path / "config.json")
+
+
+def test_the_table_of_published_repositories(tmp_path):
+    """Those that load and what their matrices are, and those that do not and why."""
+    rows = {name.strip("`"): (loads, what) for name, loads, what in pages.table(pages.ROOT / "docs" / "models.md", "repository")}
+    expected = dict.fromkeys((*PUBLISHED, *PUBLISHED_GGUF), "yes") | dict.fromkeys((*REFUSED, *REFUSED_GGUF), "no")
+    assert {name: loads for name, (loads, _) in rows.items()} == expected
+    for name, config in PUBLISHED.items():
+        hf_files.write_folder(tmp_path / name.replace("/", "_"), small(config))
+        model, source = load(tmp_path / name.replace("/", "_")), hf_models.open_folder(tmp_path / name.replace("/", "_"))
+        (kind,) = kinds_of_matrices(model, {tensor.type.name for tensor in source.tensors.values()})
+        assert rows[name][1] == kind.partition(" (")[0]
+    for name, (*_, reason) in (REFUSED | REFUSED_GGUF).items():
+        assert f"`{reason}`" in rows[name][1]
 
 
 def test_bitnet_b1_58_is_bitnet_by_other_names(tmp_path):

@@ -33,8 +33,8 @@ TOKENIZER = {
 
 
 def written(path, family, weights="float32", change=lambda model: model, **shape):
-    """The file of a random model, after a change."""
-    model = random_model(1, family=family, weights=weights, table="float32", tied=False, n_layers=3, **{**SHAPE, **shape})
+    """The file of a random model, after a change. The head of llama.cpp's `bitnet` is the embedding."""
+    model = random_model(1, family=family, weights=weights, table="float32", tied=family == "bitnet", n_layers=3, **{**SHAPE, **shape})
     write_model(path, change(model), TOKENIZER)
     return path
 
@@ -73,10 +73,10 @@ def test_an_honest_server_of_other_weights_is_no_alarm(tmp_path, weights):
     assert report.verdict is Verdict.FLIPS, report.reason
 
 
-@pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0"])
-def test_a_ternary_file_that_was_converted_for_llama_cpp_is_read_by_it(tmp_path, kind):
+@pytest.mark.parametrize(("family", "kind"), [("llama", "TQ1_0"), ("llama", "TQ2_0"), ("bitnet", "TQ2_0")])
+def test_a_ternary_file_that_was_converted_for_llama_cpp_is_read_by_it(tmp_path, family, kind):
     """It does not know I2_S. The scales of the new file are float16 numbers."""
-    source, out = written(tmp_path / "i2s.gguf", "llama", "ternary"), tmp_path / "m.gguf"
+    source, out = written(tmp_path / "i2s.gguf", family, "ternary"), tmp_path / "m.gguf"
     assert main(["convert", str(source), str(out), "--type", kind, "--allow-rounding"]) == 0
     report = judged(out, served(out))
     assert report.verdict is Verdict.FLIPS, report.reason
