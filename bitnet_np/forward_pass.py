@@ -25,13 +25,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import masks
 from .backend import Array, Backend
-from .cache import Attention, KVCache, new_cache
+from .cache import Attend, Attention, KVCache, new_cache
 from .dialects import EXACT, Dialect
-from .errors import OptionError, ShapeError, UnsupportedError
+from .errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
 from .kernels import cpu
 from .kernels.storage import HOST
 from .model import Config, Model
-from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_layers
+from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_layer, run_layers
 from .tokens import Rows, Tokens, check_context, check_tokens
 from .validate import instance, integer, integers
 
@@ -82,6 +82,40 @@ def forward_full(
     checked = check_tokens(model.config, tokens, lengths)
     attention = None if mask is None else _whole_masked_attention(runtime, mask, checked, strict)
     return run_whole(runtime, checked, record, last_only=last_only, attention=attention)
+
+
+def forward_layer(
+    model: Model,
+    layer: int,
+    hidden: ArrayLike,
+    *,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+    mask: ArrayLike | None = None,
+    strict: bool = False,
+) -> Floats:
+    """One layer on whole sequences: its input [B, T, D] float32 -> l_out [B, T, D]. Position t of a sequence is t.
+
+    The same bits as within `forward_full`, where l_out of one layer is the input of the next. Arguments as in `forward_full`.
+
+    Raises ShapeError for another shape or dtype, OptionError for a layer that does not exist, ContextLimitError, NonFiniteError if the
+    result has NaN or infinity in it, and what `forward_full` raises for masks.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    config, layer = model.config, integer("layer", layer, 0, model.config.n_layers - 1)
+    rows_in = np.asarray(hidden)
+    if rows_in.ndim != 3 or rows_in.dtype != np.float32 or 0 in rows_in.shape or rows_in.shape[2] != config.width:
+        raise ShapeError(f"hidden is {rows_in.dtype} {list(rows_in.shape)}, expected float32 [B, T, {config.width}]")
+    tokens = Tokens.whole(np.zeros(rows_in.shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
+    attention = None if mask is None else _whole_masked_attention(runtime, mask, tokens, strict)
+    rows = _whole_rows(runtime, tokens)
+    attend = _whole_attention(runtime, tokens, ops.resident(rows), attention)
+    h = ops.upload(np.array(rows_in.reshape(-1, config.width)))  # a copy, because the layer may compute in place
+    out = ops.to_host(run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record))
+    if cpu.has_non_finite(out):
+        raise NonFiniteError(f"the output of layer {layer} has NaN or infinity in it")
+    return out.reshape(rows_in.shape)
 
 
 def forward(
@@ -215,18 +249,28 @@ def run_whole(
     runtime: Runtime, tokens: Tokens, record: Record = ignore, *, last_only: bool = False, attention: Attention | None = None
 ) -> Floats:
     """`forward_full` for checked tokens. attention: replaces the causal one; it gets a layer's keys and values as [B, T, G, K]."""
-    ops, batch = runtime.ops, len(tokens.lengths)
-    rows = Rows.of(runtime.model.config, tokens, np.arange(batch), np.zeros(batch, np.int64))
+    ops, rows = runtime.ops, _whole_rows(runtime, tokens)
     resident = ops.resident(rows)
-    chosen_attention = attention or runtime.attention
-
-    def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
-        keys, values = (ops.spread(x, resident.slot, resident.position, tokens.ids.shape) for x in (k, v))
-        return chosen_attention(layer, q, keys, values, resident.slot, resident.position)
-
+    attend = _whole_attention(runtime, tokens, resident, attention)
     logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
     logits = check_finite(ops.to_host(logits), rows, last_only)
     return logits if last_only else rows.padded(logits, tokens.ids.shape)
+
+
+def _whole_rows(runtime: Runtime, tokens: Tokens) -> Rows:
+    """The rows of whole sequences: sequence i in slot i, from position 0 on."""
+    batch = len(tokens.lengths)
+    return Rows.of(runtime.model.config, tokens, np.arange(batch), np.zeros(batch, np.int64))
+
+
+def _whole_attention(runtime: Runtime, tokens: Tokens, resident: Rows, attention: Attention | None) -> Attend:
+    """Attention over keys and values of whole sequences, which exist only while it runs."""
+
+    def attend(layer: int, q: Array, k: Array, v: Array) -> Array:
+        keys, values = (runtime.ops.spread(x, resident.slot, resident.position, tokens.ids.shape) for x in (k, v))
+        return (attention or runtime.attention)(layer, q, keys, values, resident.slot, resident.position)
+
+    return attend
 
 
 def run_cached(

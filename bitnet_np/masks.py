@@ -199,6 +199,21 @@ def expand(one: NDArray, batch: int) -> NDArray:
     return np.broadcast_to(one, (_size("batch", batch, 1), 1, *one.shape))
 
 
+def part(whole: NDArray, q_len: int, k_len: int, *, past: int | None = None) -> NDArray:
+    """The mask [q_len, k_len] that `mask` gives, as a read-only view of a larger one [N, N] of the same pattern: nothing is made.
+
+    whole: mask(N, N, pattern), made once for the longest sequence. past: as in `mask`. Raises what `mask` does, and MaskError for a mask
+    that is not square, or too small.
+    """
+    planned, whole = plan(q_len, k_len, past=past), np.asarray(whole)
+    end = max(planned.past + q_len, k_len)
+    if whole.ndim != 2 or whole.shape[0] != whole.shape[1] or len(whole) < end:
+        raise MaskError(f"the larger mask has shape {list(whole.shape)}, expected [N, N] with N at least {end}")
+    view = whole[planned.past : planned.past + q_len, :k_len]
+    view.flags.writeable = False
+    return view
+
+
 def needs_mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, past: int | None = None, align: Align = "bottom_right") -> bool:
     """Whether anything is hidden. A decode step, one query that sees all keys, needs no mask at all. Raises what `mask` does."""
     planned = plan(q_len, k_len, pattern, past=past, align=align)

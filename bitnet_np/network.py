@@ -112,6 +112,13 @@ def run_layers(
     return whole.note("result_output", logits)
 
 
+@np.errstate(over="ignore", invalid="ignore")
+def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, attend: Attend, record: Record = ignore) -> Array:
+    """Layer n by itself: its input [R, D] -> l_out [R, D]."""
+    runtime.ops.mark("layer")
+    return _layer(_Step(runtime, n, record), runtime.model.layers[n], h, rotations, attend)
+
+
 def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:
     """The logits. Raises NonFiniteError if they are not finite; those that a `head` leaves out, never the largest, are -infinity."""
     largest = logits if head is None else logits.max(axis=1)

@@ -10,16 +10,17 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from . import embedded, masks, packing
+from .backend import Backend
 from .dialects import BITNET_CPP, EXACT, Dialect
 from .files.load import load
 from .forward_pass import forward_full
 from .kernels import backward, cpu
-from .kernels.masks import attend_masked
 from .kernels.packing import from_masters
 
 Case = Callable[[], tuple[NDArray, ...]]
@@ -62,18 +63,18 @@ def _tables(n: int, m: int) -> dict[str, NDArray]:
     return {"float32": table, "float16": table.astype(np.float16), "bfloat16": (table.view(np.uint32) >> 16).astype(np.uint16)}
 
 
-def _embed(table: NDArray) -> tuple[NDArray, ...]:
-    return (cpu.embed(table, np.array([36, 0, 7])),)
+def _embed(ops: Backend, table: NDArray) -> tuple[NDArray, ...]:
+    return (ops.embed(table, np.array([36, 0, 7])),)
 
 
-def _matmul(table: NDArray, rows: int) -> tuple[NDArray, ...]:
-    return (cpu.matmul(noise(7, rows, 161), table),)
+def _matmul(ops: Backend, table: NDArray, rows: int) -> tuple[NDArray, ...]:
+    return (ops.matmul(noise(7, rows, 161), table),)
 
 
-def _ternary(rows: int, width: int) -> tuple[NDArray, ...]:
-    q, scale = cpu.quantize(3 * noise(2, rows, width))
+def _ternary(ops: Backend, rows: int, width: int) -> tuple[NDArray, ...]:
+    q, scale = ops.quantize(3 * noise(2, rows, width))
     weights = packing.pack(np.rint(noise(3, 37, width)).astype(np.int8), 0.37)
-    return (cpu.ternary_matmul(q, scale, weights.codes, weights.scale, 37),)
+    return (ops.ternary_matmul(q, scale, weights.codes, weights.scale, 37),)
 
 
 def _attention(kernel: Callable, *window: int) -> tuple[NDArray, ...]:
@@ -82,12 +83,12 @@ def _attention(kernel: Callable, *window: int) -> tuple[NDArray, ...]:
     return (kernel(q, k, v, slot, position, *window),)
 
 
-def _masked() -> tuple[NDArray, ...]:
+def _masked(ops: Backend) -> tuple[NDArray, ...]:
     """Attention with a window, sinks and biases; one row sees no key, and some rows do not see some chunks."""
     mask = masks.mask(130, 130, masks.Pattern(window=70, sinks=3)) + noise(19, 130, 130)
     mask[99] = -np.inf
     q, (k, v) = 4 * noise(4, 130, 6, 20), noise(5, 2, 1, 130, 2, 20)
-    return (attend_masked(q, k, v, np.zeros(130, np.int64), np.arange(130), mask[None]),)
+    return (ops.attend_masked(q, k, v, np.zeros(130, np.int64), np.arange(130), mask[None]),)
 
 
 def backward_cases() -> dict[str, Case]:
@@ -133,33 +134,33 @@ def _forward(dialect: Dialect) -> tuple[NDArray, ...]:
         return (forward_full(load(path), embedded.recording()["tokens_T64"][None], dialect=dialect),)
 
 
-def cases() -> dict[str, Case]:
-    """Every case, by name: a function that computes its results."""
+def cases(ops: Any = cpu) -> dict[str, Case]:
+    """Every case, by name: a function that computes its results. ops: a backend, which the cases of forward operations call."""
     named: dict[str, Case] = {}
     for name, table in _tables(37, 161).items():
-        named[f"embed {name}"] = partial(_embed, table)
-        named[f"matmul {name}, 1 row"] = partial(_matmul, table, 1)
-        named[f"matmul {name}, 7 rows"] = partial(_matmul, table, 7)
+        named[f"embed {name}"] = partial(_embed, ops, table)
+        named[f"matmul {name}, 1 row"] = partial(_matmul, ops, table, 1)
+        named[f"matmul {name}, 7 rows"] = partial(_matmul, ops, table, 7)
     named |= {
-        "rms_norm": lambda: (cpu.rms_norm(noise(8, 5, 2571), noise(9, 2571), 1e-5),),
-        "rms_norm, order": lambda: (cpu.rms_norm(rows_that_tell_lanes()[0], noise(9, 1024), 1e-5),),
-        "quantize": lambda: cpu.quantize(9 * noise(10, 5, 2571)),
-        "ternary_matmul, 1 row": lambda: _ternary(1, 2560) + _ternary(1, 161),
-        "ternary_matmul, 7 rows": lambda: _ternary(7, 2560) + _ternary(7, 161),
-        "rotations": lambda: cpu.rotations(np.abs(np.float64(1 << 20) * noise(11, 9, 33).astype(np.float64))),
-        "rope": lambda: (cpu.rope(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
-        "attend": lambda: _attention(cpu.attend),
-        "attend, window": lambda: _attention(cpu.attend, 70),
-        "attend_halves": lambda: _attention(cpu.attend_halves),
-        "attend_masked": _masked,
+        "rms_norm": lambda: (ops.rms_norm(noise(8, 5, 2571), noise(9, 2571), 1e-5),),
+        "rms_norm, order": lambda: (ops.rms_norm(rows_that_tell_lanes()[0], noise(9, 1024), 1e-5),),
+        "quantize": lambda: ops.quantize(9 * noise(10, 5, 2571)),
+        "ternary_matmul, 1 row": lambda: _ternary(ops, 1, 2560) + _ternary(ops, 1, 161),
+        "ternary_matmul, 7 rows": lambda: _ternary(ops, 7, 2560) + _ternary(ops, 7, 161),
+        "rotations": lambda: ops.rotations(np.abs(np.float64(1 << 20) * noise(11, 9, 33).astype(np.float64))),
+        "rope": lambda: (ops.rope(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
+        "attend": lambda: _attention(ops.attend),
+        "attend, window": lambda: _attention(ops.attend, 70),
+        "attend_halves": lambda: _attention(ops.attend_halves),
+        "attend_masked": partial(_masked, ops),
         "fill_mask": lambda: (masks.batch([5, 0, 70], past_lens=[9, 1, 0], pattern=masks.Pattern(7, 2, 16, 1)),),
-        "rope, part of a head": lambda: (cpu.rope(noise(12, 9, 3, 66), noise(13, 9, 10), noise(14, 9, 10)),),
-        "rope_adjacent": lambda: (cpu.rope_adjacent(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
-        "layer_norm": lambda: (cpu.layer_norm(noise(8, 5, 2571), noise(9, 2571), noise(18, 2571), 1e-5),),
-        "silu_gate": lambda: (cpu.silu_gate(9 * noise(15, 3, 161), noise(16, 3, 161)),),
-        "gelu": lambda: (cpu.gelu(9 * noise(15, 3, 1610)),),
-        "gelu_tanh": lambda: (cpu.gelu_tanh(9 * noise(15, 3, 1610)),),
-        "relu2_gate": lambda: (cpu.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
+        "rope, part of a head": lambda: (ops.rope(noise(12, 9, 3, 66), noise(13, 9, 10), noise(14, 9, 10)),),
+        "rope_adjacent": lambda: (ops.rope_adjacent(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
+        "layer_norm": lambda: (ops.layer_norm(noise(8, 5, 2571), noise(9, 2571), noise(18, 2571), 1e-5),),
+        "silu_gate": lambda: (ops.silu_gate(9 * noise(15, 3, 161), noise(16, 3, 161)),),
+        "gelu": lambda: (ops.gelu(9 * noise(15, 3, 1610)),),
+        "gelu_tanh": lambda: (ops.gelu_tanh(9 * noise(15, 3, 1610)),),
+        "relu2_gate": lambda: (ops.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
         "forward, exact": lambda: _forward(EXACT),
         "forward, bitnet.cpp": lambda: _forward(BITNET_CPP),
         "exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),),

@@ -66,11 +66,13 @@ def layer_norm(x: NDArray, gain: NDArray, bias: NDArray, eps: float) -> Bounded:
     return expected, gamma(9) * np.abs(expected - bias) + gamma(1) * np.abs(expected) + np.abs(x).max() * 2.0**-50
 
 
-def rope(x: NDArray, position: NDArray, base: float, pairs: str = "halves", width: int | None = None) -> Bounded:
+def rope(
+    x: NDArray, position: NDArray, base: float, pairs: str = "halves", width: int | None = None, factors: NDArray | float = 1.0
+) -> Bounded:
     """Each term has three roundings: cosine or sine, product, multiply-add. The angle is right to 2 units of float64 in either program."""
     (x,) = wide(x)
     half = (width or x.shape[-1]) // 2
-    angle = np.multiply.outer(position, base ** (-np.arange(half) / half))[:, None, :]
+    angle = np.multiply.outer(position, base ** (-np.arange(half) / half) / factors)[:, None, :]
     c, s = np.abs(np.cos(angle)), np.abs(np.sin(angle))
     i = np.arange(half)
     first, second = (i, i + half) if pairs == "halves" else (2 * i, 2 * i + 1)
@@ -78,7 +80,7 @@ def rope(x: NDArray, position: NDArray, base: float, pairs: str = "halves", widt
     bound = np.zeros(x.shape)  # elements that are not rotated are exact
     for places, terms in ((first, a * c + b * s), (second, a * s + b * c)):
         bound[..., places] = gamma(3) * terms + (a + b) * (angle * 2.0**-51 + 2.0**-51)
-    return spec.rope(x, position, base, pairs, width), bound
+    return spec.rope(x, position, base, pairs, width, factors), bound
 
 
 def attend(q: NDArray, k: NDArray, v: NDArray, slot: NDArray, position: NDArray, window: int | None = None) -> Bounded:
@@ -99,6 +101,20 @@ def attend(q: NDArray, k: NDArray, v: NDArray, slot: NDArray, position: NDArray,
         eta = np.expm1(exponent) + gamma(64 + 2 * folds)
         bound[r] = (2 * eta * (1 + 2 * eta) + U) * spec.attend(q[r : r + 1], keys, np.abs(values), mask)[0]
     return expected, bound
+
+
+def attend_masked(q: NDArray, k: NDArray, v: NDArray, mask: NDArray) -> Bounded:
+    """As `attend`, for one sequence and an additive mask: [T, H, K], [S, G, K] x 2, [T, S]. Adding a bias to a score is one more rounding,
+    of a number no larger than both together.
+    """
+    q, k, v, mask = wide(q, k, v, mask)
+    shared = np.repeat(np.abs(k), q.shape[1] // k.shape[1], axis=1)
+    score = np.einsum("thk,shk->ths", np.abs(q), shared).max(axis=(1, 2)) / np.sqrt(q.shape[2])  # [T]
+    bias = np.abs(np.where(mask > -np.inf, mask, 0)).max(axis=1)
+    folds = len(k) // 64 + 1
+    exponent = gamma(-(-q.shape[2] // 16) + 7) * score + (score + bias) * U + (folds + 1) * (2 * (score + bias) * U + 1.84 * U)
+    eta = (np.expm1(exponent) + gamma(64 + 2 * folds))[:, None, None]
+    return spec.attend(q, k, v, mask), (2 * eta * (1 + 2 * eta) + U) * spec.attend(q, k, np.abs(v), mask)
 
 
 def relu2_gate(gate: NDArray, up: NDArray) -> Bounded:

@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from forward_paths import MODEL, TOKENS, VOCAB, bytes_of, filled_cache
-from models import assert_same_bits, random_model
+from models import assert_same_bits, random_model, random_tokens
 from recorder import WITH_CODES, Recorder
 
-from bitnet_np import forward_pass
+from bitnet_np import forward_pass, masks
 from bitnet_np.backend import OPERATIONS, Wrapped
 from bitnet_np.cache import KVCache
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import CapacityError, ContextLimitError, NonFiniteError, OptionError, ShapeError, SlotError, TokenRangeError
-from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental
+from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental, forward_layer
 from bitnet_np.kernels import cpu
 
 # --- how the work is done -------------------------------------------------------------------------------------------------------------
@@ -215,3 +215,39 @@ def test_weights_that_overflow_leave_the_cache_as_it_was():
     with pytest.raises(NonFiniteError):
         forward(model, TOKENS, cache)
     assert not any(array.any() for array in (cache.k, cache.v, cache.lengths))
+
+
+# --- one layer ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["bitnet-b1.58", "llama", "gptneox"])
+def test_a_layer_by_itself_gives_the_bits_it_gives_in_the_pass(family):
+    model = random_model(0, family=family, window=5 if family == "llama" else None)
+    tokens, seen = random_tokens(np.random.default_rng(0), model, 2, 9), {}
+    first = "inp_embd"
+    mask = masks.mask(9, 9, masks.Pattern(prefix=4))
+    for how in ({}, {"mask": mask}):
+        forward_full(model, tokens, record=lambda name, layer, array: seen.update({(name, layer): array.copy()}), **how)
+        hidden = seen[first, None].reshape(2, 9, -1)
+        for n in range(model.config.n_layers):
+            before = hidden.tobytes()
+            out = forward_layer(model, n, hidden, **how)
+            assert_same_bits(out, seen["l_out", n].reshape(out.shape))
+            assert hidden.tobytes() == before
+            hidden = out
+
+
+@pytest.mark.parametrize(
+    ("layer", "hidden", "error", "message"),
+    [
+        (9, np.zeros((1, 2, 48), np.float32), OptionError, "layer is 9, expected 0 to 1"),
+        (0, np.zeros((2, 48), np.float32), ShapeError, r"hidden is float32 \[2, 48\], expected float32 \[B, T, 48\]"),
+        (0, np.zeros((1, 2, 48)), ShapeError, "hidden is float64"),
+        (0, np.zeros((1, 0, 48), np.float32), ShapeError, "hidden is"),
+        (0, np.full((1, 2, 48), np.nan, np.float32), NonFiniteError, "the output of layer 0 has NaN or infinity in it"),
+    ],
+)
+def test_inputs_that_a_layer_refuses(layer, hidden, error, message):
+    model = random_model(0, width=48, n_layers=2)
+    with pytest.raises(error, match=message):
+        forward_layer(model, layer, hidden)

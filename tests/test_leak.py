@@ -1,17 +1,20 @@
 """Nothing is kept that is not asked for: passes, steps, batches and masks leave memory where it was."""
 
 import gc
+import os
 import sys
 import tracemalloc
 
 import numpy as np
 import pytest
 import resident
+from command_line import TINY
 from models import random_model, random_tokens
 
 from bitnet_np import Metrics, masks
 from bitnet_np.batch import Request, generate_batch
 from bitnet_np.cache import KVCache
+from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward, forward_full
 from bitnet_np.kernels import workspace
 
@@ -40,6 +43,11 @@ def decode_steps(n):
         if cache.lengths[0] == 60:
             cache.clear()
         forward(MODEL, [[1], [2]], cache)
+
+
+def loads(n):
+    for _ in range(n):
+        load(TINY)
 
 
 def ring_steps(n):
@@ -98,7 +106,8 @@ WORK = {
     for work, n in (
         (whole_passes, 200),
         (masked_passes, 200),
-        (decode_steps, 2000),
+        (decode_steps, 3000),
+        (loads, 200),
         (ring_steps, 2000),
         (measured_passes, 200),
         (failed_passes, 200),
@@ -136,6 +145,16 @@ def test_the_process_does_not_grow(work, n):
     work(n)
     gc.collect()
     assert resident.of_process() - before < MEGABYTE
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("work", "n"), [(loads, 20), (decode_steps, 20)])
+def test_no_file_stays_open(work, n):
+    work(1)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    work(n)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_what_is_kept_for_results_does_not_grow():

@@ -334,6 +334,27 @@ def test_what_cannot_be_is_refused(make, message):
     assert isinstance(caught.value, Error)
 
 
+@settings(max_examples=60)
+@given(
+    pattern=patterns, q_len=st.integers(0, 40), past=st.integers(0, 30), more=st.integers(0, 5), form=st.sampled_from(["bool", "additive"])
+)
+def test_a_part_of_a_larger_mask_is_a_view_of_it(pattern, q_len, past, more, form):
+    k_len = past + q_len + more
+    whole = masks.mask(80, 80, pattern, form=form)
+    view = masks.part(whole, q_len, k_len, past=past)
+    made = masks.mask(q_len, k_len, pattern, past=past, form=form)
+    assert (view.dtype, view.shape, view.tobytes()) == (made.dtype, made.shape, made.tobytes())
+    assert np.shares_memory(view, whole) or not view.size
+    assert not view.flags.writeable
+    assert whole.flags.writeable
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5, 6), (5,)])
+def test_a_larger_mask_that_is_none(shape):
+    with pytest.raises(MaskError, match=r"the larger mask has shape .*, expected \[N, N\] with N at least 5"):
+        masks.part(np.zeros(shape), 2, 5)
+
+
 # --- the cache ------------------------------------------------------------------------------------------------------------------------
 
 

@@ -21,11 +21,12 @@ from ..judge.graph import LOGITS
 from ..judge.logits import Judgement, judge
 from ..judge.partial import check_partial
 from ..judge.precision import FLOAT32
+from ..judge.records import check_records
 from ..judge.report import CLOSER_HEADER, TABLE_HEADER, Report, check_plot, closer_rows, closer_summary, heat_map, plot, table_rows
 from ..judge.verdict import Verdict
 from ..machine import digest_of
 from ..text.tokenizer import tokenizer_from
-from ..traces.formats import FORMATS, detect, eval_callback, npy, raw, read_any
+from ..traces.formats import FORMATS, bitnet_rs, detect, eval_callback, npy, raw, read_any
 from ..whole_file import whole_file
 from . import check_server, progress
 from .arguments import (
@@ -132,6 +133,9 @@ def _judged(source: Source, arguments: argparse.Namespace, ids: NDArray, details
         printed, model = eval_callback.read(path), loaded(source, arguments)
         profile = profile_of(arguments, "bitnet.cpp" if FAMILIES[model.config.architecture].ternary else "llama.cpp")  # who printed it
         return check_partial(model, ids, printed, profile.dialect, profile.precision or FLOAT32)
+    if name.startswith("bitnet-rs"):
+        records, model = bitnet_rs.read(path), loaded(source, arguments)
+        return check_records(model, ids, records, profile.dialect, profile.precision or FLOAT32)
     shape = _bare(path, source, ids.shape).shape if name == "raw" else None
     trace = read_any(path, name, shape, ids, source.config())
     return check_trace(loaded(source, arguments), ids, trace, profile.dialect, progress.bar, details, profile.precision)

@@ -148,7 +148,7 @@ def _set_threads(threads: int) -> None:
 def _check_outputs(arguments: argparse.Namespace) -> None:
     """Refuse to overwrite a file that is read, unless --force is given."""
     existing = {name: path for name, path in vars(arguments).items() if isinstance(path, Path) and path.exists()}
-    outputs = {name: existing.pop(name) for name in ("out", "metrics", "plot", "html") if name in existing}
+    outputs = {name: existing.pop(name) for name in ("out", "metrics", "plot", "html", "receipt") if name in existing}
     for name, out in outputs.items():
         for source in existing.values():
             inside = source.is_dir() and out.parent.samefile(source) and out.suffix in (".safetensors", ".json")  # of a model's folder

@@ -2,13 +2,16 @@
 
 import argparse
 import platform
+import re
 import time
+from pathlib import Path
 
 import numba
 import numpy as np
 
-from .. import selftest
+from .. import fixtures, selftest
 from ..kernels import cache_check, cache_folder, disk_cache, simd
+from ..whole_file import whole_file
 from . import progress
 from .arguments import add_threads_argument
 from .printing import print_json, table
@@ -26,6 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compile every signature in the cache anew, in memory, and compare machine code: as long as a first run. Without it entries "
         "are read: the checksum must hold, and the code be of its function and signature, of these sources and this machine",
     )
+    group.add_argument(
+        "--fixtures",
+        type=Path,
+        metavar="DIR",
+        help="write inputs and results of the kernels to DIR, an .npz for each case, and do nothing else",
+    )
     group.add_argument("--clear-cache", action="store_true", help="delete the compiled kernels of this installation, and do nothing else")
 
 
@@ -33,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the result of every kernel; returns the exit code."""
     if arguments.clear_cache:
         return _clear(arguments.json)
+    if arguments.fixtures is not None:
+        return _write_fixtures(arguments.fixtures, arguments.json)
     start = time.perf_counter()
     # first the cache as it is: whatever is damaged in it is replaced when the kernel runs
     entries = list(cache_check.check(arguments.recompile, progress.bar("recompiling" if arguments.recompile else "reading")))
@@ -74,4 +85,19 @@ def _clear(as_json: bool) -> int:
         print_json({"folder": str(folder), "files": files, "bytes": nbytes})
     else:
         print(f"{folder}: {files} compiled kernels deleted, {nbytes / 1e6:.1f} MB")
+    return 0
+
+
+def _write_fixtures(folder: Path, as_json: bool) -> int:
+    """Write an .npz for each case; returns the exit code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {}
+    for name, arrays in fixtures.fixtures():
+        names[name] = re.sub(r"\W+", "_", name) + ".npz"
+        with whole_file(folder / names[name]) as part, open(part, "wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+    if as_json:
+        print_json({"folder": str(folder), "files": names})
+    else:
+        print(f"{folder}: inputs and results of {len(names)} cases")
     return 0

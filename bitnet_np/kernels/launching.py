@@ -1,5 +1,6 @@
 """Compiling and launching kernels: each is compiled twice, for threads to share and for the calling thread alone."""
 
+import os
 import threading
 from collections.abc import Callable
 from types import FunctionType
@@ -34,18 +35,31 @@ def parallel(function: Callable) -> Kernel:
 
 SMALL = 1 << 15  # elementary steps below which waking other threads costs more than it saves
 _turn = threading.Lock()
+_threads_started = _forked = False
+
+
+def _after_fork() -> None:
+    """In a forked child: threads that its parent had started are not there, and OpenMP ends a process that asks for them."""
+    global _forked, _turn
+    _forked, _turn = _threads_started, threading.Lock()  # another thread of the parent may have held the old lock
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def launch(kernel: Kernel, work: int, *args: Any) -> None:
     """Run a kernel, on this thread alone when there is little to do: asking for fewer threads takes longer than a small kernel.
 
     Shared kernels run one at a time, whichever Python thread calls. Two at once would share the cores anyway, and abort the process where
-    Numba has no threading layer but its workqueue.
+    Numba has no threading layer but its workqueue. In a child that was forked after threads had started, every kernel runs alone.
     """
-    if work <= SMALL:
+    global _threads_started
+    if work <= SMALL or _forked:
         kernel.alone(*args)
     else:
         with _turn:
+            _threads_started = True
             kernel.shared(*args)
 
 

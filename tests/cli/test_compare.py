@@ -1,5 +1,7 @@
 """`bitnet-np compare`: the verdict on two dumps, as it is printed, drawn and returned. The verdict itself: judge/test_two_dumps.py."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,21 @@ def test_a_wrong_tensor_is_named_with_its_numbers(run, ours, theirs):
     assert row[-3:] == ["1", "2", "1"]  # NMSE, scale, cosine
     result = run("compare", ours, path, "--json", code=1)
     assert (result["verdict"], result["first_wrong"]["tensor"], result["first_wrong"]["layer"]) == ("WRONG", "l_out", 1)
+
+
+def test_a_receipt_of_both_dumps_logits(run, refused, ours, theirs, tmp_path):
+    with np.load(ours) as archive:
+        logits = archive["result_output"]
+    out = tmp_path / "receipt.json"
+    run("compare", ours, theirs(), "--receipt", out)
+    assert json.loads(out.read_text())["summary"]["all_passed"]
+    run("compare", ours, theirs(result_output=np.float32(-1) * logits), "--receipt", out, code=1)
+    written = json.loads(out.read_text())
+    assert (written["positions"], written["summary"]["first_divergence"]) == (4, 0)
+    assert written["rows"][2]["top5_cpp"] == np.argsort(-logits[2], kind="stable")[:5].tolist()
+    assert written["rows"][2]["top5_rust"] == np.argsort(logits[2], kind="stable")[:5].tolist()
+    assert "--receipt needs logits" in refused("compare", ours, theirs(result_output=None), "--partial", "--receipt", out)
+    assert "--receipt is" in refused("compare", ours, theirs(), "--receipt", ours)
 
 
 def test_a_tensor_that_theirs_lacks_is_invalid_unless_that_is_allowed(run, ours, theirs):

@@ -1,7 +1,9 @@
 """Attention by a mask: the bits of the structural rule where it says the same, the definition elsewhere, zeros where nothing is seen."""
 
+import bounds
 import numpy as np
 import pytest
+from bounds import assert_within
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, padded, random_model, random_tokens, seeds, shapes, threads
@@ -69,8 +71,7 @@ def test_any_mask_is_the_definitions(seed, batch, length, width, kind):
     out = attend_masked(*data, mask).reshape(batch, length, 4, width)
     q, k, v = data[0].reshape(batch, length, 4, width), data[1], data[2]
     for b in range(batch):
-        wide = (x[b].astype(np.float64) for x in (q, k, v, mask))
-        np.testing.assert_allclose(out[b], spec.attend(*wide), rtol=1e-4, atol=1e-5)
+        assert_within(out[b], *bounds.attend_masked(q[b], k[b], v[b], mask[b]))
     assert not out[masks.fully_masked(mask)].any()
 
 
@@ -154,9 +155,8 @@ def test_a_pass_by_a_mask_is_the_definitions():
     seen = {}
     forward_full(MODEL, tokens, mask=mask, record=lambda name, layer, array: seen.setdefault((name, layer), array.copy()))
     for layer in range(MODEL.config.n_layers):
-        q, k, v = (seen[name, layer].reshape(70, -1, 6).astype(np.float64) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
-        expected = spec.attend(q, k, v, mask.astype(np.float64)).reshape(70, -1)
-        np.testing.assert_allclose(seen["kqv_out", layer], expected, rtol=1e-4, atol=1e-5)
+        q, k, v = (seen[name, layer].reshape(70, -1, 6) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
+        assert_within(seen["kqv_out", layer].reshape(q.shape), *bounds.attend_masked(q, k, v, mask))
         assert not seen["kqv_out", layer][11].any()
 
 

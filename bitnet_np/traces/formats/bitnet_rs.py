@@ -1,4 +1,6 @@
-"""BitNet-rs's trace records: a BLAKE3 hash and a root mean square of each tensor, no values. Needs the extra `interop` to write.
+"""BitNet-rs's trace records: a BLAKE3 hash and a root mean square of each tensor, no values.
+
+Writing them and comparing hashes needs the extra `interop`.
 
 BitNet-rs computes token by token, so a record is of one token: `seq` is its position, its shape is [1, 1, width], and [1, H, 1, t + 1] for
 attention. `layer` is -1 for embeddings and logits, and -2 for the output of all layers. Points that it has no name for have ours.
@@ -64,13 +66,18 @@ def fingerprint(key: Key, position: int, values: NDArray) -> Fingerprint:
     layer = key.layer if key.layer is not None else ALL_LAYERS if stage == "all_layers_out" else WHOLE_MODEL
     name = f"t{position}/blk{key.layer}/{stage}" if key.layer is not None else f"t{position}/{stage}"
     shape = (1, len(numbers), 1, numbers.shape[1]) if key.name in SCORES else (1, 1, numbers.size)
-    return Fingerprint(name, shape, "F32", _blake3()(numbers.tobytes()).hexdigest(), rms, numbers.size, position, layer, stage)
+    return Fingerprint(name, shape, "F32", hash_of(numbers), rms, numbers.size, position, layer, stage)
 
 
 def fingerprints(key: Key, array: NDArray) -> Iterator[Fingerprint]:
     """The records of a point in normal form, one for each token."""
     for t in range(array.shape[1] if key.name in SCORES else len(array)):
         yield fingerprint(key, t, array[:, t, : t + 1] if key.name in SCORES else np.atleast_1d(array[t]))
+
+
+def hash_of(values: NDArray) -> str:
+    """The hash of a record: BLAKE3 of float32 numbers in little-endian bytes. Raises UnsupportedError without the extra `interop`."""
+    return _blake3()(np.ascontiguousarray(values, "<f4").tobytes()).hexdigest()
 
 
 def _blake3() -> Any:

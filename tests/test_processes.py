@@ -1,0 +1,102 @@
+"""What processes go through: forks, pools, threads, signals, closed and full outputs, names that are no UTF-8, as docs/library.md says."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import ROOT, TINY, TOKENS, with_commas
+
+from bitnet_np.cli.main import main
+from bitnet_np.files.load import load
+from bitnet_np.forward_pass import forward_full
+
+PROGRAM = """
+import multiprocessing, sys
+from concurrent.futures import ThreadPoolExecutor
+import numba, numpy as np
+from bitnet_np import KVCache, forward, forward_full
+from bitnet_np.testing import random_model
+
+model = random_model(0, width=128, ffn=256, vocab=300, context=300)
+tokens = np.arange(250)[None]
+
+def logits(_):
+    return forward_full(model, tokens, last_only=True).tobytes()
+
+if __name__ == "__main__":
+    numba.set_num_threads(2)
+    expected = logits(0)
+    cache = KVCache(model.config, 8, 250)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(logits, range(16))) == {expected}, "threads"
+        of_slot = pool.map(lambda slot: forward(model, tokens, cache, slots=[slot], last_only=True).tobytes(), range(8))
+        assert set(of_slot) == {expected}, "slots of one cache"
+    for way in sys.argv[1:]:
+        with multiprocessing.get_context(way).Pool(2) as pool:
+            assert set(pool.map_async(logits, range(4)).get(timeout=200)) == {expected}, way
+    print("fine")
+"""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+linux = pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes, and /dev/full")
+
+
+def started(*arguments, **options):
+    """`bitnet-np` as a process of its own."""
+    command = [sys.executable, "-m", "bitnet_np", *map(str, arguments)]
+    return subprocess.Popen(command, env=ENVIRONMENT, stderr=subprocess.PIPE, **{"stdout": subprocess.PIPE} | options)
+
+
+def test_threads_and_pools_of_processes_compute_the_same_bits(tmp_path):
+    """fork is what multiprocessing did by default on Linux: a child of a process with OpenMP's threads runs kernels on one thread."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ways = ["spawn", *(["fork"] if hasattr(os, "fork") and sys.platform != "darwin" else [])]
+    command = [sys.executable, str(tmp_path / "program.py"), *ways]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=500, check=False)
+    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Ctrl-C cannot be sent to one process there")
+def test_ctrl_c_ends_generation():
+    process = started("generate", TINY, "--tokens", "1", "-n", "500000", "--allow-beyond-context")
+    process.stdout.read(1)  # the first token is there
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1] == b"bitnet-np: interrupted"
+    assert b"Traceback" not in errors
+
+
+@linux
+def test_a_full_disk_and_a_closed_standard_input():
+    with open("/dev/full", "wb") as full:
+        processes = [
+            started("logits", TINY, "--tokens", "1,2,3", stdout=full),
+            started("logits", TINY, "--tokens", "1,2,3", "--out", "/dev/full"),
+        ]
+    for process in processes:
+        assert b"No space left on device" in process.communicate(timeout=300)[1]
+        assert process.returncode == 2
+    command = f"{sys.executable} -m bitnet_np inspect {TINY} <&-"
+    done = subprocess.run(command, shell=True, env=ENVIRONMENT, capture_output=True, timeout=300, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@linux
+def test_names_that_are_no_utf8(tmp_path, capsys):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    model, out, missing = (folder / os.fsdecode(name) for name in (b"m\xfe.gguf", b"o\xfe.npy", b"none\xfe.gguf"))
+    shutil.copy(TINY, model)
+    tokens = ["--tokens", with_commas(TOKENS)]
+    assert main(["logits", str(model), *tokens, "--out", str(out)]) == 0
+    np.testing.assert_array_equal(np.load(out), forward_full(load(TINY), TOKENS[None])[0])
+    assert main(["check", str(model), *tokens, "--theirs", str(out)]) == 0
+    assert main(["inspect", str(model), "--json"]) == 0
+    capsys.readouterr()
+    assert main(["logits", str(missing), *tokens]) == 2
+    assert "none\\udcfe.gguf: No such file or directory" in capsys.readouterr().err
