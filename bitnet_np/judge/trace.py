@@ -28,7 +28,7 @@ from .detail import Details
 from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
 from .harmless import KEYS, QUERIES, ROTATED, look_through
 from .logits import Reach, judge, limits, same_bits
-from .mistakes.anywhere import ratios
+from .mistakes.anywhere import VAGUE, ratios
 from .mistakes.catalogue import fitted, trials
 from .mistakes.mistake import Cause, Compute, Fit
 from .narrow import Storage
@@ -264,7 +264,9 @@ class _Judge:
         cause = self._explain(across, value, theirs, matched(rough), noise=loose, rough=rough)
         if cause is None and operation.key.name == "kqv_out" and not self.types.strict:
             cause = self._behind_a_cache(operation, value, theirs)
-        return self._caused(judged, cause or self._local(operation, expected, theirs, rough))
+        if cause is None or cause.id in VAGUE:
+            cause = self._local(operation, expected, theirs, rough) or cause
+        return self._caused(judged, cause)
 
     def _behind_a_cache(self, operation: Operation, value: Array, theirs: Array) -> Cause | None:
         """The mistake in attention that explains it together with a KV cache of 8 or 4 bits."""

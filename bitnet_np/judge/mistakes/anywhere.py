@@ -114,3 +114,6 @@ MISTAKES = (
     Mistake("any.bias", "a constant is added to each column: a bias", fitted=_bias),
     Mistake("any.factor_by_token", "each position is wrong by a factor of its own: a scale", fitted=_factor_by_token),
 )
+
+VAGUE = ("any.bias", "any.factor_by_token", "read.permuted")
+"""Causes that stand only where no reading says more."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ..graph import FIELDS
 from ..mistakes.mistake import Cause
-from . import attention, matrices, places, rotations
+from . import activations, attention, elements, matrices, norms, places, rotations, sums
 from .wrong import Wrong
 
 PRODUCTS = (*FIELDS, "result_output")
@@ -23,12 +23,25 @@ class Reading(NamedTuple):
 READINGS = (
     Reading("one_number", (), places.one_number),
     Reading("never_written", (), places.never_written),
+    Reading("norm", norms.AT, norms.norm),
+    Reading("sum", sums.AT, sums.terms),
+    Reading("activation", activations.AT, activations.activation),
+    Reading("penalty", ("result_output",), elements.penalty),
     Reading("misread", tuple(FIELDS), matrices.misread),
     Reading("cut_short", PRODUCTS, matrices.cut_short),
     Reading("shared_scales", tuple(FIELDS), matrices.shared_scales),
     Reading("rotation", ROTATIONS, rotations.rotation),
     Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("values", ("kqv_out",), attention.foreign_values),
+    Reading("clipped", (), elements.clipped),
+    Reading("soft_capped", (), elements.soft_capped),
+    Reading("dropped", (), elements.dropped),
+    Reading("grid", (), elements.on_a_grid),
+    Reading("rows", (), elements.rows_of_others),
+    Reading("columns", (), elements.columns_of_others),
+    Reading("factors", (), elements.factors),
+    Reading("constants", (), elements.constants),
+    Reading("affine", (), elements.affine),
     Reading("places", (), places.few_places),
 )
 """The readings in the order in which they are tried: the first that finds a cause stands."""

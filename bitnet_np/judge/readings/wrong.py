@@ -1,7 +1,7 @@
 """The record of a wrong tensor, and what readings share: when numbers are explained, and how places are said in words."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,10 @@ from ...traces.points import Key
 from ..graph import FIELDS, Operation
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
 
 _SURE = 1e-6  # NMSE left by a reading that explains: float32 noise, squared, with room for a flipped code
+_CLOSER = 0.01  # of the error, left by a reading that explains
 _NOISY = 8  # times the noise: a mistake's own roundings are not those of the right operation
 FEW = 4  # columns, or listed numbers
 ROWS = 64  # tokens looked at
@@ -54,9 +56,28 @@ class Wrong:
             return Linear(self.model.head, self.model.output_bias)
         return getattr(self.layer, FIELDS[self.key.name])
 
+    def first(self, rows: int) -> "Wrong":
+        """The same of the first rows alone, for operations that compute each row from that row."""
+        cut = {name: getattr(self, name)[:rows] for name in ("value", "theirs", "places")}
+        return replace(self, inputs=[x[:rows] for x in self.inputs], **cut)
+
     def explained(self, computed: NDArray) -> bool:
         """Whether computed numbers are theirs."""
         return explained(computed, self.theirs, self.noise)
+
+    def told(self, computed: NDArray) -> bool:
+        """Whether computed numbers are theirs, and far closer than the right ones, which may be close themselves."""
+        if not np.isfinite(computed).all() or not self.explained(computed):
+            return False
+        return bool(((computed - self.theirs) ** 2).sum() <= _CLOSER * ((self.value - self.theirs) ** 2).sum())
+
+    def beside(self) -> Iterator[tuple[Key, Array]]:
+        """Yields the tensors of its shape that an engine has at hand: the model's input and those of its layer and of the one before."""
+        n = len(self.model.layers) if self.key.layer is None else self.key.layer
+        for key in self.tensors:
+            near = key.layer in (None, n, n - 1) and key != self.key and not key.name.endswith(("_codes", "_scale"))
+            if near and self.tensors[key].shape == self.theirs.shape:
+                yield key, self.tensors[key]
 
 
 def explained(computed: NDArray, theirs: NDArray, noise: float) -> bool:

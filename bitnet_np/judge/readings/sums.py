@@ -1,0 +1,80 @@
+"""Wrong sums of a residual and its branches: which tensors were added, and how often each."""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import numpy as np
+
+from .places import place
+from .wrong import Array, Wrong
+
+AT = ("ffn_inp", "l_out")
+
+_MOST = 4  # terms
+_LEAST = 64  # numbers: a few coefficients explain a few numbers
+_ROUND = 1e-4  # a coefficient this close to a simple number is one
+_OTHERS = 30  # tensors looked at
+
+
+def terms(wrong: Wrong) -> str | None:
+    """The sum of a few tensors that it is, each a number of times."""
+    if wrong.theirs.size < _LEAST:
+        return None
+    known = list(_candidates(wrong))
+    size = np.array([max(float(np.sqrt((x * x).sum())), 1e-300) for _, x in known])
+    flat = np.stack([x.ravel() for _, x in known]) / size[:, None]
+    gram, along, whole = flat @ flat.T, flat @ wrong.theirs.ravel(), float((wrong.theirs**2).sum())
+    own = len(wrong.operation.inputs)
+    for count in range(1, _MOST + 1):
+        fits = []
+        for chosen in combinations(range(len(known)), count):
+            if count == _MOST and len(set(range(own)) - set(chosen)) > 0:  # many terms: only beside the right ones
+                continue
+            part = list(chosen)
+            if np.linalg.cond(gram[np.ix_(part, part)]) > 1e8:
+                continue
+            factors = np.linalg.solve(gram[np.ix_(part, part)], along[part])
+            if whole - factors @ along[part] < 1e-5 * whole:
+                fits.append((part, factors / size[part]))
+        for part, factors in sorted(fits, key=lambda fit: _oddness(fit[0], fit[1], own)):
+            factors = np.array([_simple(f) for f in factors])
+            if wrong.told(sum(f * known[i][1] for f, i in zip(factors, part, strict=True))):
+                right = " + ".join(text for text, _ in known[:own])
+                return f"it is {_said([known[i][0] for i in part], factors)} instead of {right}"
+    return None
+
+
+def _candidates(wrong: Wrong) -> Iterator[tuple[str, Array]]:
+    """Yields the tensors that may have been added, the right ones first, and how each is said."""
+    names = [place(key) if key.layer != wrong.key.layer else key.name for key in wrong.operation.inputs]
+    yield from zip(names, wrong.inputs, strict=True)
+    yield "1", np.ones_like(wrong.theirs)
+    for name, x in zip(names, wrong.inputs, strict=True):
+        if len(x) > 2:
+            yield f"{name} of the token before", np.roll(x, 1, axis=0)
+            yield f"{name} of the token after", np.roll(x, -1, axis=0)
+    others = [(key, x) for key, x in wrong.beside() if key not in wrong.operation.inputs]
+    for key, x in others[:_OTHERS]:
+        yield (place(key) if key.layer != wrong.key.layer else key.name), x
+
+
+def _oddness(part: list[int], factors: Array, own: int) -> tuple[int, int]:
+    """How far a sum is from the right one: of several ways to say the same numbers the least odd is said."""
+    missing = len(set(range(own)) - set(part))
+    return missing, int((np.abs(factors - 1) > _ROUND).sum())
+
+
+def _simple(factor: float) -> float:
+    for simple in (round(factor), round(2 * factor) / 2, round(10 * factor) / 10):
+        if simple and abs(factor - simple) <= _ROUND * abs(simple):
+            return float(simple)
+    return float(factor)
+
+
+def _said(names: list[str], factors: Array) -> str:
+    text = ""
+    for name, factor in zip(names, factors, strict=True):
+        sign = " - " if factor < 0 else " + " if text else ""
+        times = f"{abs(factor):.5g}" if name == "1" else name if abs(factor) == 1 else f"{abs(factor):.5g} {name}"
+        text += (sign if text else sign.strip()) + times
+    return text
