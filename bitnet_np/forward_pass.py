@@ -295,6 +295,6 @@ def _masked_attention(runtime: Runtime, mask: ArrayLike, tokens: Tokens, strict:
     resident = runtime.ops.resident(_Mask(additive)).mask
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
-        return runtime.ops.attend_masked(q, keys, values, slot, position, resident)  # the mask stands for the window, too
+        return runtime.ops.attend_masked(q, keys, values, slot, position, resident, *runtime.scoring)  # the mask stands for the window, too
 
     return attend

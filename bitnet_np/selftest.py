@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.resources import files
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,10 +77,10 @@ def _ternary(rows: int, width: int) -> tuple[NDArray, ...]:
     return (cpu.ternary_matmul(q, scale, weights.codes, weights.scale, 37),)
 
 
-def _attention(kernel: Callable, *window: int) -> tuple[NDArray, ...]:
+def _attention(kernel: Callable, *options: Any) -> tuple[NDArray, ...]:
     q, k, v = 4 * noise(4, 137, 6, 20), noise(5, 2, 150, 2, 20), noise(6, 2, 150, 2, 20)
     slot, position = np.repeat([1, 0], [130, 7]), np.concatenate([np.arange(130), np.arange(143, 150)])
-    return (kernel(q, k, v, slot, position, *window),)
+    return (kernel(q, k, v, slot, position, *options),)
 
 
 def _masked() -> tuple[NDArray, ...]:
@@ -150,6 +151,7 @@ def cases() -> dict[str, Case]:
         "rope": lambda: (cpu.rope(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
         "attend": lambda: _attention(cpu.attend),
         "attend, window": lambda: _attention(cpu.attend, 70),
+        "attend, scale and cap": lambda: _attention(cpu.attend, 70, np.float32(0.3), np.float32(2)),
         "attend_halves": lambda: _attention(cpu.attend_halves),
         "attend_masked": _masked,
         "fill_mask": lambda: (masks.batch([5, 0, 70], past_lens=[9, 1, 0], pattern=masks.Pattern(7, 2, 16, 1)),),
@@ -158,6 +160,8 @@ def cases() -> dict[str, Case]:
         "layer_norm": lambda: (cpu.layer_norm(noise(8, 5, 2571), noise(9, 2571), noise(18, 2571), 1e-5),),
         "silu_gate": lambda: (cpu.silu_gate(9 * noise(15, 3, 161), noise(16, 3, 161)),),
         "gelu": lambda: (cpu.gelu(9 * noise(15, 3, 1610)),),
+        "gelu_gate": lambda: (cpu.gelu_gate(9 * noise(15, 3, 1610), noise(16, 3, 1610)),),
+        "soft_cap": lambda: (cpu.soft_cap(9 * noise(15, 3, 1610), np.float32(2)),),
         "gelu_tanh": lambda: (cpu.gelu_tanh(9 * noise(15, 3, 1610)),),
         "relu2_gate": lambda: (cpu.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
         "forward, exact": lambda: _forward(EXACT),

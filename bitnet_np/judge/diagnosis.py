@@ -336,7 +336,8 @@ def _other_heads(model: Model, key: Key, q: Array, k: Array, v: Array, theirs: A
     mask = spec.causal_mask(t, t, window=c.window_of(key.layer or 0))
     heads_read = []
     for h in range(c.heads):
-        outputs = [spec.attend(q[:, [h]], k[:, [g]], v[:, [g]], mask)[:, 0] for g in range(c.kv_heads)]
+        how = c.attention_scale, c.score_cap
+        outputs = [spec.attend(q[:, [h]], k[:, [g]], v[:, [g]], mask, *how)[:, 0] for g in range(c.kv_heads)]
         heads_read.append(next((g for g in range(c.kv_heads) if _explained(outputs[g], out[:, h], noise)), -1))
     off = np.flatnonzero(np.array(heads_read) != np.arange(c.heads) // (c.heads // c.kv_heads))
     if not off.size or min(heads_read) < 0:

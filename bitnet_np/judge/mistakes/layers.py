@@ -41,8 +41,9 @@ def _of_two(function: Callable[[Array, Array], Array]) -> Callable[[Site], Itera
 
 
 def _normed_residual(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if len(site.operation.inputs) == 2:
-        normed = Key("attn_norm" if site.name == "ffn_inp" else "ffn_norm", site.index)
+    name = "attn_norm" if site.name == "ffn_inp" else "ffn_norm"
+    if len(site.operation.inputs) == 2 and getattr(site.layer, name) is not None:
+        normed = Key(name, site.index)
         yield {}, lambda values: values[normed] + values[site.operation.inputs[1]]
 
 
