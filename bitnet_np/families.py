@@ -37,6 +37,7 @@ class Family:
     positions: bool = False  # position_embd.weight is added to the embedding
     head_bias: bool = False  # output.bias may be added to the logits
     required: tuple[str, ...] = ()  # fields of model.Config that a file must state, beside those that all files must
+    rope_period: int = 0  # each one of so many layers does not rotate; 0: all rotate
     chooses_residual: bool = False  # use_parallel_residual says whether attention and feed-forward read the same input
     scaling: bool = True  # rope.scaling.* may divide positions
     numbers: tuple[str, ...] = ()  # fields of model.Config that a file may state, of those that few families have
@@ -67,6 +68,7 @@ FAMILIES: dict[str, Family] = {
     "llama": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, windows=True),
     "qwen2": Family(_QWEN, biases=QKV, head_bias=True, windows=True),
     "qwen3": Family(_QWEN, head_norms=_HEAD_NORMS, windows=True),
+    "smollm3": Family(_LLAMA, rope_period=4),
     "granite": Family(
         _LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=(*_FACTORS, "attention_scale"), required=("logit_scale",)
     ),
@@ -109,6 +111,8 @@ def implied(c: Config) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if family.scales_embedding:
         fields["embedding_scale"] = c.width**0.5
+    if family.rope_period:
+        fields["rope_layers"] = tuple(n for n in range(c.n_layers) if (n + 1) % family.rope_period)
     if family.wide_scale:
         fields["attention_scale"] = (c.width // c.heads) ** -0.5 if c.n_layers == family.wide_scale else None
     return fields

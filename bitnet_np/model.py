@@ -61,6 +61,7 @@ class Config:
     norm: Norm = "rms"
     rope: Rope = "halves"
     rope_width: int | None = None  # 2J, the first numbers of a head, which are rotated; None: all K
+    rope_layers: tuple[int, ...] | None = None  # the layers that rotate queries and keys; None: all
     rope_scaling: float = 1.0  # positions are divided by it (linear scaling)
     parallel_residual: bool = False  # attention and feed-forward both read the layer's input
     window: int | None = None  # the keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
@@ -91,10 +92,10 @@ class Config:
             raise ShapeError(f"{self.rope_width} numbers of each head are rotated, expected an even number from 2 to {self.head_dim}")
         if self.window is not None:
             integer("window", self.window, 1, LONGEST_CONTEXT, ShapeError)
-        if self.window_layers is not None and not (
-            isinstance(self.window_layers, tuple) and all(layer in range(self.n_layers) for layer in self.window_layers)
-        ):
-            raise ShapeError(f"window_layers are {self.window_layers}, expected numbers of {self.n_layers} layers")
+        for name in ("window_layers", "rope_layers"):
+            layers = getattr(self, name)
+            if layers is not None and not (isinstance(layers, tuple) and all(layer in range(self.n_layers) for layer in layers)):
+                raise ShapeError(f"{name} are {layers}, expected numbers of {self.n_layers} layers")
         factors = ("embedding_scale", "residual_scale", "logit_scale")
         optional = (name for name in ("attention_scale", "score_cap", "logit_cap") if getattr(self, name) is not None)
         for name in ("eps", "rope_base", "rope_scaling", *factors, *optional):
@@ -104,6 +105,10 @@ class Config:
     def window_of(self, layer: int) -> int | None:
         """The keys that a query of this layer sees at most; None: all."""
         return self.window if self.window_layers is None or layer in self.window_layers else None
+
+    def rotates(self, layer: int) -> bool:
+        """Whether this layer rotates its queries and keys."""
+        return self.rope != "none" and (self.rope_layers is None or layer in self.rope_layers)
 
     @property
     def q_width(self) -> int:

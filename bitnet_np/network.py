@@ -247,7 +247,7 @@ def _attention(step: _Step, w: Layer, h: Array, rotations: Rotations | None, att
     source, x = step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias)
     q, k, v = (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, x, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v))
     q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
-    if rotations is not None:
+    if rotations is not None and c.rotates(step.layer):
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
         q, k = step.note("Qcur_rope", rope(q, *rotations)), step.note("Kcur_rope", rope(k, *rotations))
     x = attend(step.layer, dialect.rounded(q), dialect.rounded(k), dialect.rounded(v))

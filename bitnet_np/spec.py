@@ -161,7 +161,7 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, Ar
         if w.attn_k_norm is not None:
             k = note("Kcur_normed", rms_norm(k.reshape(t, -1, w.attn_k_norm.size), w.attn_k_norm, c.eps))
         q, k, v = (x.reshape(t, -1, c.head_dim) for x in (q, k, v))
-        if c.rope != "none":
+        if c.rope != "none" and (c.rope_layers is None or n in c.rope_layers):
             q = note("Qcur_rope", rope(q, position, c.rope_base, c.rope, c.rope_width, factors))
             k = note("Kcur_rope", rope(k, position, c.rope_base, c.rope, c.rope_width, factors))
         mask = causal_mask(t, t, window=c.window if c.window_layers is None or n in c.window_layers else None)

@@ -157,7 +157,7 @@ def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: 
     scaled_inside = c.embedding_scale != 1 and "inp_scaled" not in by_name
     take("inp_scaled" if scaled_inside else "inp_embd", None, "embd")
     for n in range(c.n_layers):
-        rotated = c.rope != "none"
+        rotated = c.rotates(n)
         for name in ("Qcur", "Kcur"):
             take(name, n, name, -2 if rotated else -1)
             take(name + "_normed", n, name + "_normed")
@@ -206,6 +206,8 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         "rope_base": float(rng.choice([10000.0, 500000.0])),
         "eps": float(np.float32(rng.choice([1e-5, 1e-6]))),
     }
+    if family.rope_period:
+        shape["n_layers"] += family.rope_period - 1
     if family.partial_rope:
         shape |= {"rope_width": head_dim // 2 if seed % 2 else None, "parallel_residual": bool(seed // 2 % 2)}
     if family.scaling and family.config["rope"] != "none":

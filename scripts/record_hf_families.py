@@ -100,6 +100,15 @@ def cases() -> list[Case]:
             {"attention_bias": True, "mlp_bias": True} | granite | llama3,
             _layout("granite"),
         ),
+        Case(
+            "smollm3",
+            "smollm3",
+            {"n_layers": 5, "vocab": 31, "ffn": 24},
+            "smollm3",
+            "SmolLM3",
+            {"pad_token_id": 0} | plain,
+            _layout("smollm3"),
+        ),
         Case("olmo2", "olmo2", {}, "olmo2", "Olmo2", plain, _layout("olmo2")),
         Case("gemma", "gemma", square, "gemma", "Gemma", {"hidden_act": "gelu_pytorch_tanh"} | plain, _layout("gemma")),
         Case(
@@ -119,7 +128,7 @@ def draw(case: Case, seed: int) -> Model:
     model = random_model(seed, family=case.family, tied=case.family in ("qwen2", "gpt2", "gemma", "gemma2"), **{**SHAPE, **case.shape})
     if MODEL_TYPES[case.module].less_one:
         return _of_float32_differences(model)
-    if case.classes == "Mistral":
+    if case.classes in ("Mistral", "SmolLM3"):
         return _bare(model)
     if model.rope_factors is None:
         return replace(model, output_bias=None)

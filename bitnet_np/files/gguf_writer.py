@@ -141,7 +141,7 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
 _USUAL = {
     field.name: field.default
     for field in dataclass_fields(Config)
-    if field.name in ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")
+    if field.name in ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap", "rope_layers")
 }
 """The fields of a Config that only some architectures have a key for, and their values in all others."""
 

@@ -241,7 +241,8 @@ def _config(keys: _UnreadKeys, model_type: str) -> tuple[Config, Llama3Scaling |
     )
     for key in kind.ignored:
         keys.left.pop(key, None)
-    return replace(config, **_window(keys, kind, config), **_numbers(keys, config, kind)), rope.llama3
+    fields = _window(keys, kind, config) | _numbers(keys, config, kind) | _rope_layers(keys, config)
+    return replace(config, **fields), rope.llama3
 
 
 def _head_dim(keys: _UnreadKeys, width: int, heads: int) -> int:
@@ -265,6 +266,20 @@ def _numbers(keys: _UnreadKeys, config: Config, kind: ModelType) -> dict[str, An
     if "query_pre_attn_scalar" in keys.left and kind.caps:
         fields["attention_scale"] = _inverse_root(keys, "query_pre_attn_scalar", config.head_dim)
     return fields
+
+
+def _rope_layers(keys: _UnreadKeys, config: Config) -> dict[str, Any]:
+    """The field of a Config that says which layers rotate, in types that have layers without RoPE: 1 in no_rope_layers stands for RoPE."""
+    period = FAMILIES[config.architecture].rope_period
+    if not period:
+        return {}
+    period = keys.take("no_rope_layer_interval", int, period)
+    if period < 1:
+        raise FileFormatError(f"{keys.where}: no_rope_layer_interval is {period}, expected at least 1")
+    has_rope = keys.take("no_rope_layers", list, [int((n + 1) % period != 0) for n in range(config.n_layers)])
+    if len(has_rope) != config.n_layers or any(type(value) is not int or value not in (0, 1) for value in has_rope):
+        raise FileFormatError(f"{keys.where}: no_rope_layers is {shown(has_rope)}, expected 0 or 1 for each of {config.n_layers} layers")
+    return {"rope_layers": tuple(n for n, value in enumerate(has_rope) if value)}
 
 
 def _inverse_root(keys: _UnreadKeys, key: str, head_dim: int) -> float | None:

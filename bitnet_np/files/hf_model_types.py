@@ -76,6 +76,7 @@ MODEL_TYPES: dict[str, ModelType] = {
     "qwen2": ModelType({"silu": "qwen2"}, "Qwen2ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
     "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
     "mistral": ModelType({"silu": "llama"}, "MistralForCausalLM", HF_MODULES, window="always", quantizable=False, buffers=_OLD_ROPE),
+    "smollm3": ModelType({"silu": "smollm3"}, "SmolLM3ForCausalLM", HF_MODULES, tied=True, quantizable=False, ignored=("pretraining_tp",)),
     "granite": ModelType(
         {"silu": "granite"},
         "GraniteForCausalLM",

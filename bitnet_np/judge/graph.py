@@ -120,7 +120,7 @@ class _Layer:
         if w.attn_k_norm is not None:
             yield self.head_norm("Kcur_normed", k, w.attn_k_norm)
             k = "Kcur_normed"
-        if c.rope != "none":
+        if c.rotates(n):
             for name, before in (("Qcur_rope", q), ("Kcur_rope", k)):
                 yield self.one(name, self.at(before), partial(op.rope, model, dialect), partial(narrow.rope, model=model))
             q, k = "Qcur_rope", "Kcur_rope"

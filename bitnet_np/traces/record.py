@@ -67,7 +67,7 @@ class Recorder:
             self._add(Key(name, layer), array if array.ndim < 3 else array.reshape(len(array), -1))
         if self.names.isdisjoint(SCORES):
             return
-        suffix = "" if self._config.rope == "none" else "_rope"
+        suffix = "_rope" if layer is not None and self._config.rotates(layer) else ""
         if name == "Qcur" + suffix:
             self._queries = self._heads(array)
         elif name == "Kcur" + suffix and self._queries is not None:

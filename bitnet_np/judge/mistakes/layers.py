@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -198,8 +199,12 @@ def _engine_skipped(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
     if len(model.layers) > 1:
         for which, first in (("last", 0), ("first", 1)):
             left = range(first, first + len(model.layers) - 1)
-            windows = None if config.window_layers is None else tuple(n - first for n in config.window_layers if n in left)
-            fewer = replace(config, n_layers=len(left), window_layers=windows)
+            of_layers: dict[str, Any] = {
+                name: tuple(n - first for n in layers if n in left)
+                for name in ("window_layers", "rope_layers")
+                if (layers := getattr(config, name)) is not None
+            }
+            fewer = replace(config, n_layers=len(left), **of_layers)
             yield {"which": which}, base.with_model(config=fewer, layers=tuple(model.layers[n] for n in left))
 
 
