@@ -102,13 +102,22 @@ class Backend(Protocol):
     def rope(self, x: Array, cos: Array, sin: Array, /) -> Array: ...  # [R, H, K], [R, J] x 2 -> [R, H, K]; pairs (i, i + J)
     def rope_adjacent(self, x: Array, cos: Array, sin: Array, /) -> Array: ...  # pairs (2i, 2i + 1)
     def spread(self, x: Array, slot: Array, position: Array, shape: tuple[int, ...], /) -> Array: ...  # [R, G, K] -> [B, T, G, K]
-    def attend(self, q: Array, k: Array, v: Array, slot: Array, position: Array, window: int | None = None, /) -> Array:
-        """[R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]: row r attends to the keys 0..position[r] of slot[r], or the last `window`."""
+    def attend(
+        self, q: Array, k: Array, v: Array, slot: Array, position: Array, window: int | None = None, scale: Any = None, cap: Any = None, /
+    ) -> Array:
+        """[R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]: row r attends to the keys 0..position[r] of slot[r], or the last `window`.
 
-    def attend_halves(self, q: Array, k: Array, v: Array, slot: Array, position: Array, window: int | None = None, /) -> Array:
+        scale: float32 that multiplies q . k, by default 1 / sqrt(K). cap: float32 that caps the scores softly.
+        """
+
+    def attend_halves(
+        self, q: Array, k: Array, v: Array, slot: Array, position: Array, window: int | None = None, scale: Any = None, cap: Any = None, /
+    ) -> Array:
         """As `attend`, with probabilities rounded to float16."""
 
-    def attend_masked(self, q: Array, k: Array, v: Array, slot: Array, position: Array, mask: Array, /) -> Array:
+    def attend_masked(
+        self, q: Array, k: Array, v: Array, slot: Array, position: Array, mask: Array, scale: Any = None, cap: Any = None, /
+    ) -> Array:
         """As `attend`, by an additive mask [1 or B, T, S]."""
 
     # --- rows ---
@@ -119,8 +128,10 @@ class Backend(Protocol):
     def take(self, x: Array, rows: Array, /) -> Array: ...  # [R, D], [B] -> [B, D]
     def relu2_gate(self, gate: Array, up: Array, /) -> Array: ...  # [R, F] x 2 -> [R, F]
     def silu_gate(self, gate: Array, up: Array, /) -> Array: ...
+    def gelu_gate(self, gate: Array, up: Array, /) -> Array: ...
     def gelu(self, x: Array, /) -> Array: ...  # [R, F] -> [R, F]
     def gelu_tanh(self, x: Array, /) -> Array: ...
+    def soft_cap(self, x: Array, cap: Any, /) -> Array: ...  # [R, V], float32 -> [R, V]
 
     # --- masks ---
 

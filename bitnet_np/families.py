@@ -24,7 +24,7 @@ class Family:
 
     config: Mapping[str, Any]  # the fields of model.Config that the architecture implies
     norms: tuple[str, ...] = ("attn_norm", "ffn_norm")  # of a layer; each LayerNorm has a bias
-    head_norms: tuple[str, ...] = ()  # of queries and of keys, [K]
+    head_norms: tuple[str, ...] = ()  # of queries and of keys
     matrices: tuple[str, ...] = MATRICES
     biases: tuple[str, ...] = ()  # matrices that have a bias
     optional_biases: tuple[str, ...] = ()  # matrices that may have a bias
@@ -33,11 +33,16 @@ class Family:
     rope_factors: bool = False  # rope_freqs.weight may divide RoPE's frequencies
     partial_rope: bool = False  # rope.dimension_count may be less than the head width
     windows: bool = False  # attention.sliding_window may limit what layers see
+    window_period: int = 0  # the window is in all layers but each one of so many, where the file does not say in which; 0: in all
     positions: bool = False  # position_embd.weight is added to the embedding
     head_bias: bool = False  # output.bias may be added to the logits
     required: tuple[str, ...] = ()  # fields of model.Config that a file must state, beside those that all files must
+    rope_period: int = 0  # each one of so many layers does not rotate; 0: all rotate
     chooses_residual: bool = False  # use_parallel_residual says whether attention and feed-forward read the same input
     scaling: bool = True  # rope.scaling.* may divide positions
+    numbers: tuple[str, ...] = ()  # fields of model.Config that a file may state, of those that few families have
+    scales_embedding: bool = False  # the embedding is multiplied by the root of the width
+    wide_scale: int = 0  # a model of so many layers has the attention scale 1 / sqrt(D / H), all others 1 / sqrt(K)
 
 
 _BITNET = {"activation": "relu2", "norm": "rms", "rope": "halves"}
@@ -49,14 +54,41 @@ _RELEASED = Family(
     scaling=False,
 )
 _QWEN = {"activation": "silu", "norm": "rms", "rope": "halves"}
+_LLAMA = {"activation": "silu", "norm": "rms", "rope": "adjacent"}
+_GEMMA = {"activation": "gelu_gate", "norm": "rms", "rope": "halves"}
+_HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
+_BOTH_SIDES = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+_FACTORS = ("embedding_scale", "residual_scale", "logit_scale")
+_CAPS = ("score_cap", "logit_cap")
 
 FAMILIES: dict[str, Family] = {
     "bitnet-b1.58": _RELEASED,
     "bitnet-25": _RELEASED,  # the name that an earlier upload of the same model used
     "bitnet": Family(_BITNET | {"activation": "silu"}, norms=NORMS, scales=True, ternary=True),
-    "llama": Family({"activation": "silu", "norm": "rms", "rope": "adjacent"}, optional_biases=MATRICES, rope_factors=True, windows=True),
+    "llama": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, windows=True),
     "qwen2": Family(_QWEN, biases=QKV, head_bias=True, windows=True),
-    "qwen3": Family(_QWEN, head_norms=("attn_q_norm", "attn_k_norm"), windows=True),
+    "qwen3": Family(_QWEN, head_norms=_HEAD_NORMS, windows=True),
+    "smollm3": Family(_LLAMA, rope_period=4),
+    "granite": Family(
+        _LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=(*_FACTORS, "attention_scale"), required=("logit_scale",)
+    ),
+    "minicpm": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=_FACTORS, required=_FACTORS),
+    "olmo2": Family(
+        {"activation": "silu", "norm": "rms", "rope": "halves", "joint_qk_norms": True},
+        norms=("post_attention_norm", "post_ffw_norm"),
+        head_norms=_HEAD_NORMS,
+    ),
+    "gemma": Family(_GEMMA, scales_embedding=True),
+    "gemma2": Family(
+        _GEMMA,
+        norms=_BOTH_SIDES,
+        windows=True,
+        window_period=2,
+        numbers=_CAPS,
+        required=("window", *_CAPS),
+        scales_embedding=True,
+        wide_scale=46,
+    ),
     "gptneox": Family(
         {"activation": "gelu_tanh", "norm": "layer", "rope": "halves"},  # llama.cpp has no exact GELU here
         matrices=_UNGATED,
@@ -71,6 +103,25 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 ARCHITECTURES = tuple(FAMILIES)
+
+
+def implied(c: Config) -> dict[str, Any]:
+    """The fields of a Config that its architecture derives from others: no GGUF file states them."""
+    family = FAMILIES[c.architecture]
+    fields: dict[str, Any] = {}
+    if family.scales_embedding:
+        fields["embedding_scale"] = c.width**0.5
+    if family.rope_period:
+        fields["rope_layers"] = tuple(n for n in range(c.n_layers) if (n + 1) % family.rope_period)
+    if family.wide_scale:
+        fields["attention_scale"] = (c.width // c.heads) ** -0.5 if c.n_layers == family.wide_scale else None
+    return fields
+
+
+def windowed_layers(architecture: str, n_layers: int) -> tuple[int, ...]:
+    """The layers that have the window of a file that does not say which do."""
+    period = FAMILIES[architecture].window_period
+    return tuple(n for n in range(n_layers) if not period or (n + 1) % period)
 
 
 def layer_shapes(c: Config) -> dict[str, tuple[int, ...]]:

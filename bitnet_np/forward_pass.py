@@ -397,7 +397,9 @@ def _masked_attention(runtime: Runtime, mask: NDArray, tokens: Tokens, slots: ND
     resident = runtime.ops.resident(_Mask(additive, row))
 
     def attend(layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
-        return runtime.ops.attend_masked(q, keys, values, slot, resident.row, resident.mask)  # the mask stands for the window, too
+        return runtime.ops.attend_masked(
+            q, keys, values, slot, resident.row, resident.mask, *runtime.scoring
+        )  # it stands for the window, too
 
     return attend
 

@@ -61,7 +61,7 @@ def certified_for(model: Model, sampling: Sampling, n: int, head: CertifiedHead 
     """The head that computes the logits `sampling` needs for `n` tokens; None if all logits are to be computed.
 
     Raises OptionError for "certified" or a head that cannot be used: more logits are needed than it gives, or the output has a bias or is
-    no float table.
+    no float table, or logits are scaled or capped.
     """
     table, k = model.head, 1 if instance("sampling", sampling, Sampling).greedy else sampling.top_k
     if not isinstance(head, CertifiedHead) and not (isinstance(head, str) and head in get_args(HeadChoice)):
@@ -72,6 +72,8 @@ def certified_for(model: Model, sampling: Sampling, n: int, head: CertifiedHead 
         why_not = f"sampling needs {k or 'all'} logits, not just the {LARGEST_K} largest"
     elif model.output_bias is not None or not isinstance(table, np.ndarray):
         why_not = "the model's output is no plain float table"
+    elif not model.config.plain_logits:
+        why_not = "the model's logits are scaled or capped, so that rounding may make two of them equal"
     elif table.shape[1] > WIDEST:
         why_not = f"the output has rows of {table.shape[1]} numbers, more than {WIDEST}"
     elif not isinstance(head, CertifiedHead):

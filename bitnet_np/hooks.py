@@ -21,6 +21,7 @@ Floats = NDArray[np.floating]
 
 EMBEDDING, NORM, LOGITS = Key("inp_embd", None), Key("result_norm", None), Key("result_output", None)
 
+_SCALED = Key("inp_scaled", None)
 _FIRST_NORM, _FFN_NORM, _POSITIONS = "input_layernorm", "post_attention_layernorm", "wpe"
 _INPUTS = {_FFN_NORM, "self_attn.attn_sub_norm", "self_attn.o_proj", "mlp.ffn_sub_norm", "mlp.down_proj"}
 """Modules whose input no module gives as its output."""
@@ -123,16 +124,18 @@ def _places(model: Any) -> list[_Place]:
     if not hasattr(model, "named_modules"):
         raise OptionError(f"model is {shown(model)}, expected a model of transformers or mlx-lm")
     modules = dict(model.named_modules())
-    outputs = {path: key for path in modules if (key := labels.direct(path)) is not None}
+    names = labels.told_apart(modules)
+    outputs = {path: key for path in modules if (key := labels.direct(names[path])) is not None}
+    outputs |= {path: _SCALED for path, key in outputs.items() if key == EMBEDDING and hasattr(modules[path], "embed_scale")}
     given = set(outputs.values())
     has_positions = any(path.rpartition(".")[2] == _POSITIONS for path in modules)
     parallel = bool(getattr(getattr(model, "config", None), "use_parallel_residual", False))
     places = []
     for path, module in modules.items():
-        side = labels.side_of(path)
+        side = labels.side_of(names[path])
         taken = None
         if side is not None and side.module in _INPUTS:
-            taken = labels.second(path + ".input", given, None)
+            taken = labels.second(names[path] + ".input", given, None)
         elif side == (_FIRST_NORM, 0, False) and has_positions:
             taken = Key("inpL", None)
         if taken in given or (parallel and side is not None and side.module == _FFN_NORM):
@@ -144,7 +147,7 @@ def _places(model: Any) -> list[_Place]:
     if not places:
         some = ", ".join(list(modules)[1:4]) or "none"
         raise OptionError(f"model is a {type(model).__name__} with the modules {some}, expected some such as model.layers.0.mlp.down_proj")
-    if LOGITS not in given and not any(path in outputs and outputs[path] == EMBEDDING and "." not in path for path in modules):
+    if LOGITS not in given and not any(path in outputs and outputs[path] in (EMBEDDING, _SCALED) and "." not in path for path in modules):
         places.append(_Place(model, None, LOGITS))  # its head is the embedding, and not called as a module
     return places
 

@@ -17,8 +17,9 @@ from .errors import ShapeError, UnsupportedError
 from .tensor_types import TensorType
 from .validate import integer, number
 
-Activation = Literal["relu2", "silu", "gelu", "gelu_tanh"]
-"""The feed-forward's: relu(gate)^2 * up or silu(gate) * up; without a gate the exact GELU (erf) or its approximation by tanh."""
+Activation = Literal["relu2", "silu", "gelu_gate", "gelu", "gelu_tanh"]
+"""The feed-forward's: relu(gate)^2 * up, silu(gate) * up, or the GELU by tanh of the gate, times up; without a gate the exact GELU (erf) or
+its approximation by tanh."""
 
 Norm = Literal["rms", "layer"]
 
@@ -60,10 +61,18 @@ class Config:
     norm: Norm = "rms"
     rope: Rope = "halves"
     rope_width: int | None = None  # 2J, the first numbers of a head, which are rotated; None: all K
+    rope_layers: tuple[int, ...] | None = None  # the layers that rotate queries and keys; None: all
     rope_scaling: float = 1.0  # positions are divided by it (linear scaling)
     parallel_residual: bool = False  # attention and feed-forward both read the layer's input
     window: int | None = None  # the keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
     window_layers: tuple[int, ...] | None = None  # the layers that have this window; None: all
+    joint_qk_norms: bool = False  # norms of queries and of keys are over all heads together (OLMo 2), not over each
+    attention_scale: float | None = None  # multiplies q . k; None: 1 / sqrt(K)
+    score_cap: float | None = None  # attention scores s become cap * tanh(s / cap) (Gemma 2, arXiv 2408.00118); None: not capped
+    embedding_scale: float = 1.0  # multiplies the embedding
+    residual_scale: float = 1.0  # multiplies the output of a branch before it is added
+    logit_scale: float = 1.0  # divides the logits
+    logit_cap: float | None = None  # logits x become cap * tanh(x / cap), after the scale; None: not capped
 
     def __post_init__(self) -> None:
         for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
@@ -83,17 +92,23 @@ class Config:
             raise ShapeError(f"{self.rope_width} numbers of each head are rotated, expected an even number from 2 to {self.head_dim}")
         if self.window is not None:
             integer("window", self.window, 1, LONGEST_CONTEXT, ShapeError)
-        if self.window_layers is not None and not (
-            isinstance(self.window_layers, tuple) and all(layer in range(self.n_layers) for layer in self.window_layers)
-        ):
-            raise ShapeError(f"window_layers are {self.window_layers}, expected numbers of {self.n_layers} layers")
-        for name in ("eps", "rope_base", "rope_scaling"):
+        for name in ("window_layers", "rope_layers"):
+            layers = getattr(self, name)
+            if layers is not None and not (isinstance(layers, tuple) and all(layer in range(self.n_layers) for layer in layers)):
+                raise ShapeError(f"{name} are {layers}, expected numbers of {self.n_layers} layers")
+        factors = ("embedding_scale", "residual_scale", "logit_scale")
+        optional = (name for name in ("attention_scale", "score_cap", "logit_cap") if getattr(self, name) is not None)
+        for name in ("eps", "rope_base", "rope_scaling", *factors, *optional):
             if not 0 < number(name, getattr(self, name)) < np.inf:
                 raise UnsupportedError(f"{name} is {getattr(self, name)}, expected a positive number")
 
     def window_of(self, layer: int) -> int | None:
         """The keys that a query of this layer sees at most; None: all."""
         return self.window if self.window_layers is None or layer in self.window_layers else None
+
+    def rotates(self, layer: int) -> bool:
+        """Whether this layer rotates its queries and keys."""
+        return self.rope != "none" and (self.rope_layers is None or layer in self.rope_layers)
 
     @property
     def q_width(self) -> int:
@@ -113,7 +128,12 @@ class Config:
     @property
     def gated(self) -> bool:
         """Whether the feed-forward has a gate beside up."""
-        return self.activation in ("relu2", "silu")
+        return self.activation in ("relu2", "silu", "gelu_gate")
+
+    @property
+    def plain_logits(self) -> bool:
+        """Whether logits are the head's products as they are."""
+        return self.logit_scale == 1 and self.logit_cap is None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -187,21 +207,23 @@ class Linear:
 class Layer:
     """One transformer block. A field that the family does not have is None."""
 
-    attn_norm: NDArray[np.float32]  # [D]
     attn_q: Linear  # [H*K, D]
     attn_k: Linear  # [G*K, D]
     attn_v: Linear  # [G*K, D]
     attn_output: Linear  # [D, H*K]
-    ffn_norm: NDArray[np.float32]  # [D]
     ffn_up: Linear  # [F, D]
     ffn_down: Linear  # [D, F]
     ffn_gate: Linear | None = None  # [F, D]
+    attn_norm: NDArray[np.float32] | None = None  # [D], before attention
+    ffn_norm: NDArray[np.float32] | None = None  # [D], before the feed-forward
+    post_attention_norm: NDArray[np.float32] | None = None  # [D], after attention's output matrix
+    post_ffw_norm: NDArray[np.float32] | None = None  # [D], after the feed-forward
     attn_sub_norm: NDArray[np.float32] | None = None  # [H*K], after attention
     ffn_sub_norm: NDArray[np.float32] | None = None  # [F], after the activation
     attn_norm_bias: NDArray[np.float32] | None = None  # [D]
     ffn_norm_bias: NDArray[np.float32] | None = None  # [D]
-    attn_q_norm: NDArray[np.float32] | None = None  # [K], of each query head
-    attn_k_norm: NDArray[np.float32] | None = None  # [K], of each key head
+    attn_q_norm: NDArray[np.float32] | None = None  # [K] of each query head, or [H*K] of all together
+    attn_k_norm: NDArray[np.float32] | None = None  # [K] of each key head, or [G*K] of all together
 
     def __repr__(self) -> str:
         return f"Layer({', '.join(field.name for field in fields(self) if getattr(self, field.name) is not None)})"
@@ -239,15 +261,17 @@ def shapes_of_layer(c: Config) -> dict[str, tuple[int, ...]]:
         "attn_q": (c.q_width, c.width),
         "attn_k": (c.kv_width, c.width),
         "attn_v": (c.kv_width, c.width),
-        "attn_q_norm": (c.head_dim,),
-        "attn_k_norm": (c.head_dim,),
+        "attn_q_norm": (c.q_width if c.joint_qk_norms else c.head_dim,),
+        "attn_k_norm": (c.kv_width if c.joint_qk_norms else c.head_dim,),
         "attn_sub_norm": (c.q_width,),
         "attn_output": (c.width, c.q_width),
+        "post_attention_norm": (c.width,),
         "ffn_norm": (c.width,),
         "ffn_gate": (c.ffn, c.width),
         "ffn_up": (c.ffn, c.width),
         "ffn_sub_norm": (c.ffn,),
         "ffn_down": (c.width, c.ffn),
+        "post_ffw_norm": (c.width,),
         "attn_norm_bias": (c.width,),
         "ffn_norm_bias": (c.width,),
     }

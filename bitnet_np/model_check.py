@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from .errors import ShapeError
+from .families import FAMILIES
 from .kernels.simd import LANES
 from .model import Blocks, Config, Layer, Linear, Model, Ternary, shapes_of_layer
 from .tensor_types import BLOCK_TYPES
@@ -37,7 +38,8 @@ def first_flaw(model: Model) -> str:
     return flaw
 
 
-_OPTIONAL = ("attn_q_norm", "attn_k_norm", "attn_sub_norm", "ffn_sub_norm", "attn_norm_bias", "ffn_norm_bias")
+_BEFORE_BRANCHES = {"attn_norm", "ffn_norm"}
+"""The norms that a layer must have if its family has them. A layer without another computes, which is how the judge tries that mistake."""
 _TABLES = (np.float32, np.float16, np.uint16)
 
 
@@ -63,10 +65,11 @@ def _flaws(model: Model) -> Iterator[str]:
 def _flaws_of_layer(c: Config, layer: Layer) -> Iterator[str]:
     if (layer.ffn_gate is not None) != c.gated:
         yield f"ffn_gate is {_described(layer.ffn_gate)}, but the activation is {c.activation}"
+    required = _BEFORE_BRANCHES & set(FAMILIES[c.architecture].norms)
     for name, shape in shapes_of_layer(c).items():
         value = getattr(layer, name)
         if len(shape) == 1:
-            if value is not None or name not in _OPTIONAL:
+            if value is not None or name in required:
                 yield from _array(name, value, shape)
         elif name != "ffn_gate" or c.gated:
             yield from _flaws_of_linear(name, value, shape)

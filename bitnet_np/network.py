@@ -18,7 +18,8 @@ from .cache import Attend
 from .dialects import EXACT, Dialect
 from .errors import NonFiniteError, UnsupportedError
 from .kernels import cpu
-from .model import Blocks, Layer, Linear, Model, Table, Ternary, Weights
+from .kernels.attention import inverse_root
+from .model import Activation, Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
 from .model_check import check_model
 from .tensor_types import TERNARY_TYPES
 from .tokens import Rows
@@ -70,11 +71,22 @@ class Runtime:
     def attention(self, layer: int, q: Array, keys: Array, values: Array, slot: Array, position: Array) -> Array:
         """Causal attention of a layer, by positions: [R, H, K], [B, S, G, K] x 2, [R] x 2 -> [R, H, K]."""
         attend = self.ops.attend_halves if self.dialect.halves else self.ops.attend
-        return attend(q, keys, values, slot, position, self.model.config.window_of(layer))
+        return attend(q, keys, values, slot, position, self.model.config.window_of(layer), *self.scoring)
+
+    @property
+    def scoring(self) -> tuple[np.float32, np.float32 | None]:
+        """The scale and the cap of attention scores."""
+        return scoring(self.model.config)
 
     def rotations(self, position: NDArray[np.int64]) -> Rotations | None:
         """Cosines and sines for positions [R]; None for a model without RoPE."""
         return self.ops.rotations(self.dialect.angles(position, self.model)) if self.model.config.rope != "none" else None
+
+
+def scoring(c: Config) -> tuple[np.float32, np.float32 | None]:
+    """The factor of q . k and the cap of the scores, None without one, as kernels take them."""
+    scale = inverse_root(c.head_dim) if c.attention_scale is None else np.float32(c.attention_scale)
+    return scale, None if c.score_cap is None else np.float32(c.score_cap)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
@@ -93,22 +105,28 @@ def run_layers(
     head: computes the logits in place of the model's output table and bias.
     """
     model, dialect, ops = runtime.model, runtime.dialect, runtime.ops
+    c = model.config
     whole = _Step(runtime, None, record)
     ops.mark("forward")
     h = whole.note("inp_embd", _embed(model.token_embd, rows.tokens, ops))
     if model.position_embd is not None:
         h = whole.note("inpL", ops.add(h, _embed(model.position_embd, rows.position, ops)))
+    if c.embedding_scale != 1:
+        h = whole.note("inp_scaled", ops.scaled(h, np.float32(c.embedding_scale)))
     for n, layer in enumerate(model.layers):
         ops.mark("layer")
         h = _layer(_Step(runtime, n, record), layer, h, rotations, attend)
     if last_only:
         h = ops.take(h, rows.last)
-    x = dialect.rounded(whole.norm("result_norm", h, model.output_norm, model.output_norm_bias))
+    _, x = whole.norm("result_norm", "", h, model.output_norm, model.output_norm_bias)
+    x = dialect.rounded(x)
     if head is not None:
         logits = head(dialect.matrix_input(x, model.head))
     else:
         logits = _table_product(x, model.head, dialect, ops)
         logits = logits if model.output_bias is None else ops.add_bias(logits, model.output_bias)
+        logits = logits if c.logit_scale == 1 else ops.scaled(logits, np.float32(1) / np.float32(c.logit_scale))
+        logits = logits if c.logit_cap is None else ops.soft_cap(logits, np.float32(c.logit_cap))
     return whole.note("result_output", logits)
 
 
@@ -160,10 +178,17 @@ class _Step:
             shown.flags.writeable = False
             self.record(name, self.layer, shown)
 
-    def norm(self, name: str, x: Array, gain: Floats, bias: Floats | None = None) -> Array:
-        """The family's norm: [R, D] -> [R, D]."""
+    def norm(self, name: str, source: str, x: Array, gain: Floats | None, bias: Floats | None = None) -> tuple[str, Array]:
+        """Name and tensor behind the family's norm, or those of its input if the family has none there: [R, D] -> [R, D]."""
+        if gain is None:
+            return source, x
         c, ops = self.runtime.model.config, self.runtime.ops
-        return self.note(name, ops.rms_norm(x, gain, c.eps) if c.norm == "rms" else ops.layer_norm(x, gain, bias, c.eps))
+        return name, self.note(name, ops.rms_norm(x, gain, c.eps) if c.norm == "rms" else ops.layer_norm(x, gain, bias, c.eps))
+
+    def added(self, h: Array, branch: Array) -> Array:
+        """The residual stream with the output of a branch."""
+        scale, ops = self.runtime.model.config.residual_scale, self.runtime.ops
+        return ops.add(h, branch if scale == 1 else ops.scaled(branch, np.float32(scale)))
 
     def sub_norm(self, name: str, source: str, x: Array, gain: Floats | None) -> tuple[str, Array]:
         """Name and tensor that a branch's last matrix reads: behind BitNet's RMS norm in front of it, if there is one."""
@@ -172,11 +197,11 @@ class _Step:
         return name, self.note(name, self.runtime.ops.rms_norm(x, gain, self.runtime.model.config.eps))
 
     def head_norm(self, name: str, x: Array, gain: Floats | None) -> Array:
-        """The norm of each head by itself, if the family has one: [R, H, K] -> [R, H, K]."""
+        """The norm of each head by itself, or of all together, if the family has one: [R, H, K] -> [R, H, K]."""
         if gain is None:
             return x
         ops, c = self.runtime.ops, self.runtime.model.config
-        return self.note(name, ops.rms_norm(x.reshape(-1, c.head_dim), gain, c.eps).reshape(x.shape))
+        return self.note(name, ops.rms_norm(x.reshape(-1, gain.size), gain, c.eps).reshape(x.shape))
 
     def linears(self, source: str, x: Array, **outputs: Linear) -> list[Array]:
         """Products of matrices that read the same tensor, by the names of their outputs: [R, M] -> [R, N] each."""
@@ -222,13 +247,13 @@ class _Codes:
 
 def _layer(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
     """One transformer block: [R, D] -> [R, D]."""
-    ops, parallel = step.runtime.ops, step.runtime.model.config.parallel_residual
+    parallel = step.runtime.model.config.parallel_residual
     attended = _attention(step, w, h, rotations, attend)
     if not parallel:
-        h = step.note("ffn_inp", ops.add(h, attended))
+        h = step.note("ffn_inp", step.added(h, attended))
         del attended  # its memory holds later results
     h = _with_feed_forward(step, w, h)
-    return step.note("l_out", ops.add(h, attended) if parallel else h)
+    return step.note("l_out", step.added(h, attended) if parallel else h)
 
 
 def _attention(step: _Step, w: Layer, h: Array, rotations: Rotations | None, attend: Attend) -> Array:
@@ -237,16 +262,18 @@ def _attention(step: _Step, w: Layer, h: Array, rotations: Rotations | None, att
     x = attend(step.layer, *_queries_keys_values(step, w, h, rotations))
     x = step.note("kqv_out", x.reshape(len(x), -1))
     source, x = step.sub_norm("attn_sub_norm", "kqv_out", x, w.attn_sub_norm)
-    return step.linears(source, x, attn_o_out=w.attn_output)[0]
+    (x,) = step.linears(source, x, attn_o_out=w.attn_output)
+    return step.norm("attn_post_norm", "attn_o_out", x, w.post_attention_norm)[1]
 
 
 def _queries_keys_values(step: _Step, w: Layer, h: Array, rotations: Rotations | None) -> tuple[Array, Array, Array]:
     """What attention reads: [R, D] -> [R, H, K], [R, G, K], [R, G, K]."""
     c, dialect, ops = step.runtime.model.config, step.runtime.dialect, step.runtime.ops
-    x = step.norm("attn_norm", h, w.attn_norm, w.attn_norm_bias)
-    q, k, v = (y.reshape(len(y), -1, c.head_dim) for y in step.linears("attn_norm", x, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v))
+    assert step.layer is not None
+    source, x = step.norm("attn_norm", "attn_inp", h, w.attn_norm, w.attn_norm_bias)
+    q, k, v = (y.reshape(len(y), -1, c.head_dim) for y in step.linears(source, x, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v))
     q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
-    if rotations is not None:
+    if rotations is not None and c.rotates(step.layer):
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
         q, k = step.note("Qcur_rope", rope(q, *rotations)), step.note("Kcur_rope", rope(k, *rotations))
     return dialect.rounded(q), dialect.rounded(k), dialect.rounded(v)
@@ -254,12 +281,11 @@ def _queries_keys_values(step: _Step, w: Layer, h: Array, rotations: Rotations |
 
 def _with_feed_forward(step: _Step, w: Layer, h: Array) -> Array:
     """h plus the feed-forward branch: [R, D] -> [R, D]. Many rows that nobody observes go through it FFN_ROWS at a time, into h itself."""
-    ops = step.runtime.ops
-    if len(h) <= FFN_ROWS or step.observed or ops.device != "cpu":
-        return ops.add(h, _feed_forward(step, w, h))
+    if len(h) <= FFN_ROWS or step.observed or step.runtime.ops.device != "cpu":
+        return step.added(h, _feed_forward(step, w, h))
     for start in range(0, len(h), FFN_ROWS):
         part = h[start : start + FFN_ROWS]
-        part[:] = ops.add(part, _feed_forward(step, w, part))
+        part[:] = step.added(part, _feed_forward(step, w, part))
     return h
 
 
@@ -267,18 +293,19 @@ def _feed_forward(step: _Step, w: Layer, h: Array) -> Array:
     """The feed-forward branch: [R, D] -> [R, D], without the residual."""
     x = step.note("ffn_out", _activated(step, w, h))
     source, x = step.sub_norm("ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm)
-    return step.linears(source, x, ffn_down=w.ffn_down)[0]
+    (x,) = step.linears(source, x, ffn_down=w.ffn_down)
+    return step.norm("ffn_post_norm", "ffn_down", x, w.post_ffw_norm)[1]
 
 
 def _activated(step: _Step, w: Layer, h: Array) -> Array:
     """The feed-forward's hidden numbers: [R, D] -> [R, F]."""
     activation, ops = step.runtime.model.config.activation, step.runtime.ops
-    x = step.norm("ffn_norm", h, w.ffn_norm, w.ffn_norm_bias)
+    source, x = step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias)
     if w.ffn_gate is None:
-        (up,) = step.linears("ffn_norm", x, ffn_up=w.ffn_up)
+        (up,) = step.linears(source, x, ffn_up=w.ffn_up)
         return ops.gelu(up) if activation == "gelu" else _gelu_tanh(up, step.runtime.dialect, ops)
-    gate, up = step.linears("ffn_norm", x, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
-    return ops.relu2_gate(gate, up) if activation == "relu2" else ops.silu_gate(gate, up)
+    gate, up = step.linears(source, x, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+    return _gated(activation, gate, up, step.runtime.dialect, ops)
 
 
 # --- operations whose form depends on the weights' type or on the dialect --------------------------------------------------------------
@@ -321,3 +348,10 @@ def _gelu_tanh(x: Array, dialect: Dialect, ops: Backend) -> Array:
     with np.errstate(over="ignore"):
         inside = ops.gelu_tanh(x.astype(np.float16).astype(np.float32)).astype(np.float16).astype(np.float32)
     return np.where(x >= 10, x, np.where(x <= -10, np.float32(0), inside))
+
+
+def _gated(activation: Activation, gate: Array, up: Array, dialect: Dialect, ops: Backend) -> Array:
+    """The activation of the gate, times up."""
+    if activation == "gelu_gate":
+        return _gelu_tanh(gate, dialect, ops) * up if dialect.ggml_activations else ops.gelu_gate(gate, up)
+    return ops.relu2_gate(gate, up) if activation == "relu2" else ops.silu_gate(gate, up)

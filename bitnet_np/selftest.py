@@ -77,10 +77,10 @@ def _ternary(ops: Backend, rows: int, width: int) -> tuple[NDArray, ...]:
     return (ops.ternary_matmul(q, scale, weights.codes, weights.scale, 37),)
 
 
-def _attention(kernel: Callable, *window: int) -> tuple[NDArray, ...]:
+def _attention(kernel: Callable, *options: Any) -> tuple[NDArray, ...]:
     q, k, v = 4 * noise(4, 137, 6, 20), noise(5, 2, 150, 2, 20), noise(6, 2, 150, 2, 20)
     slot, position = np.repeat([1, 0], [130, 7]), np.concatenate([np.arange(130), np.arange(143, 150)])
-    return (kernel(q, k, v, slot, position, *window),)
+    return (kernel(q, k, v, slot, position, *options),)
 
 
 def _masked(ops: Backend) -> tuple[NDArray, ...]:
@@ -151,6 +151,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "rope": lambda: (ops.rope(noise(12, 9, 3, 66), noise(13, 9, 33), noise(14, 9, 33)),),
         "attend": lambda: _attention(ops.attend),
         "attend, window": lambda: _attention(ops.attend, 70),
+        "attend, scale and cap": lambda: _attention(ops.attend, 70, np.float32(0.3), np.float32(2)),
         "attend_halves": lambda: _attention(ops.attend_halves),
         "attend_masked": partial(_masked, ops),
         "fill_mask": lambda: (masks.batch([5, 0, 70], past_lens=[9, 1, 0], pattern=masks.Pattern(7, 2, 16, 1)),),
@@ -159,6 +160,8 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "layer_norm": lambda: (ops.layer_norm(noise(8, 5, 2571), noise(9, 2571), noise(18, 2571), 1e-5),),
         "silu_gate": lambda: (ops.silu_gate(9 * noise(15, 3, 161), noise(16, 3, 161)),),
         "gelu": lambda: (ops.gelu(9 * noise(15, 3, 1610)),),
+        "gelu_gate": lambda: (ops.gelu_gate(9 * noise(15, 3, 1610), noise(16, 3, 1610)),),
+        "soft_cap": lambda: (ops.soft_cap(9 * noise(15, 3, 1610), np.float32(2)),),
         "gelu_tanh": lambda: (ops.gelu_tanh(9 * noise(15, 3, 1610)),),
         "relu2_gate": lambda: (ops.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
         "forward, exact": lambda: _forward(EXACT),

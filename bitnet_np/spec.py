@@ -6,7 +6,9 @@ Large Language Models via Position Interpolation" (arXiv 2306.15595) for scaled 
 Improve Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization" (arXiv 1607.06450), "Gaussian Error Linear Units" (arXiv
 1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial rotation, "Qwen3 Technical Report" (arXiv 2505.09388)
 for norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models are Unsupervised Multitask
-Learners" (GPT-2) for learned positions.
+Learners" (GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a branch, "Gemma" (arXiv 2403.08295) for
+the GELU gate, "Gemma 2" (arXiv 2408.00118) for soft caps, "MiniCPM" (arXiv 2404.06395) and Granite 3 for scaled embeddings, branches
+and logits.
 
 Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
 width, J rotated pairs of a head, F feed-forward width, V vocabulary. `model` is any record with the fields of model.Model in which a
@@ -81,10 +83,15 @@ def softmax(scores: Array) -> Array:  # [..., S] -> [..., S]; a row that sees no
     return p / np.maximum(p.sum(axis=-1, keepdims=True), 1)  # a row that sees something has a sum of 1 at least
 
 
-def attend(q: Array, k: Array, v: Array, mask: Array) -> Array:  # [T, H, K], [S, G, K], [S, G, K], [T, S] -> [T, H, K]
+def soft_cap(x: Array, cap: float | None) -> Array:  # numbers of any shape, between -cap and cap
+    return x if cap is None else cap * np.tanh(x / cap)
+
+
+def attend(q: Array, k: Array, v: Array, mask: Array, scale: float | None = None, cap: float | None = None) -> Array:
+    # [T, H, K], [S, G, K], [S, G, K], [T, S] -> [T, H, K]
     k, v = (by_query_head(kv, q.shape[1]) for kv in (k, v))
-    p = softmax(np.einsum("thk,shk->hts", q, k) / np.sqrt(q.shape[2]) + mask)
-    return np.einsum("hts,shk->thk", p, v)
+    scores = np.einsum("thk,shk->hts", q, k) * (q.shape[2] ** -0.5 if scale is None else scale)
+    return np.einsum("hts,shk->thk", softmax(soft_cap(scores, cap) + mask), v)
 
 
 def relu2_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
@@ -103,7 +110,17 @@ def gelu_tanh(x: Array) -> Array:  # [T, F] -> [T, F]; the approximation
     return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-ACTIVATIONS: dict[str, Callable[..., Array]] = {"relu2": relu2_gate, "silu": silu_gate, "gelu": gelu, "gelu_tanh": gelu_tanh}
+def gelu_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
+    return gelu_tanh(gate) * up
+
+
+ACTIVATIONS: dict[str, Callable[..., Array]] = {
+    "relu2": relu2_gate,
+    "silu": silu_gate,
+    "gelu_gate": gelu_gate,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+}
 
 
 def _ignore(name: str, layer: int | None, array: Array) -> None:
@@ -115,7 +132,7 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, Ar
     position = np.arange(t) / c.rope_scaling
     factors = 1.0 if model.rope_factors is None else model.rope_factors
 
-    def norm(x: Array, gain: Array, bias: Array | None) -> Array:
+    def norm(x: Array, gain: Array, bias: Array | None = None) -> Array:
         return rms_norm(x, gain, c.eps) if c.norm == "rms" else layer_norm(x, gain, 0.0 if bias is None else bias, c.eps)
 
     def linear(x: Array, w: Any) -> Array:
@@ -128,41 +145,49 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, Ar
     if model.position_embd is not None:
         h = h + model.position_embd[:t]
         record("inpL", None, h)
+    if c.embedding_scale != 1:
+        h = h * c.embedding_scale
+        record("inp_scaled", None, h)
     for n, w in enumerate(model.layers):
 
         def note(name: str, array: Array, layer: int = n) -> Array:
             record(name, layer, array)
             return array
 
-        x = note("attn_norm", norm(h, w.attn_norm, w.attn_norm_bias))
-        q = note("Qcur", linear(x, w.attn_q)).reshape(t, c.heads, c.head_dim)
-        k = note("Kcur", linear(x, w.attn_k)).reshape(t, c.kv_heads, c.head_dim)
-        v = note("Vcur", linear(x, w.attn_v)).reshape(t, c.kv_heads, c.head_dim)
+        x = h if w.attn_norm is None else note("attn_norm", norm(h, w.attn_norm, w.attn_norm_bias))
+        q, k, v = note("Qcur", linear(x, w.attn_q)), note("Kcur", linear(x, w.attn_k)), note("Vcur", linear(x, w.attn_v))
         if w.attn_q_norm is not None:
-            q = note("Qcur_normed", rms_norm(q, w.attn_q_norm, c.eps))
+            q = note("Qcur_normed", rms_norm(q.reshape(t, -1, w.attn_q_norm.size), w.attn_q_norm, c.eps))
         if w.attn_k_norm is not None:
-            k = note("Kcur_normed", rms_norm(k, w.attn_k_norm, c.eps))
-        if c.rope != "none":
+            k = note("Kcur_normed", rms_norm(k.reshape(t, -1, w.attn_k_norm.size), w.attn_k_norm, c.eps))
+        q, k, v = (x.reshape(t, -1, c.head_dim) for x in (q, k, v))
+        if c.rope != "none" and (c.rope_layers is None or n in c.rope_layers):
             q = note("Qcur_rope", rope(q, position, c.rope_base, c.rope, c.rope_width, factors))
             k = note("Kcur_rope", rope(k, position, c.rope_base, c.rope, c.rope_width, factors))
         mask = causal_mask(t, t, window=c.window if c.window_layers is None or n in c.window_layers else None)
-        x = note("kqv_out", attend(q, k, v, mask).reshape(t, -1))
+        x = note("kqv_out", attend(q, k, v, mask, c.attention_scale, c.score_cap).reshape(t, -1))
         if w.attn_sub_norm is not None:
             x = note("attn_sub_norm", rms_norm(x, w.attn_sub_norm, c.eps))
         attended = note("attn_o_out", linear(x, w.attn_output))
+        if w.post_attention_norm is not None:
+            attended = note("attn_post_norm", norm(attended, w.post_attention_norm))
         if not c.parallel_residual:
-            h = note("ffn_inp", h + attended)
-        x = note("ffn_norm", norm(h, w.ffn_norm, w.ffn_norm_bias))
+            h = note("ffn_inp", h + attended * c.residual_scale)
+        x = h if w.ffn_norm is None else note("ffn_norm", norm(h, w.ffn_norm, w.ffn_norm_bias))
         inner = [] if w.ffn_gate is None else [note("ffn_gate", linear(x, w.ffn_gate))]
         inner.append(note("ffn_up", linear(x, w.ffn_up)))
         x = note("ffn_out", ACTIVATIONS[c.activation](*inner))
         if w.ffn_sub_norm is not None:
             x = note("ffn_sub_norm", rms_norm(x, w.ffn_sub_norm, c.eps))
-        h = h + note("ffn_down", linear(x, w.ffn_down))
-        h = note("l_out", h + attended if c.parallel_residual else h)
+        x = note("ffn_down", linear(x, w.ffn_down))
+        if w.post_ffw_norm is not None:
+            x = note("ffn_post_norm", norm(x, w.post_ffw_norm))
+        h = h + x * c.residual_scale
+        h = note("l_out", h + attended * c.residual_scale if c.parallel_residual else h)
     x = norm(h, model.output_norm, model.output_norm_bias)
     record("result_norm", None, x)
     logits = matmul(x, model.token_embd if model.output is None else model.output)
     logits = logits if model.output_bias is None else logits + model.output_bias
+    logits = soft_cap(logits / c.logit_scale, c.logit_cap)
     record("result_output", None, logits)
     return logits

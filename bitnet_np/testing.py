@@ -1,7 +1,7 @@
 """Random models, in memory and as GGUF files: for the tests of this package, and for those of other engines."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gguf
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from . import packing, widen
 from .errors import UnsupportedError
-from .families import FAMILIES, QKV, Family, layer_shapes
+from .families import FAMILIES, QKV, Family, implied, layer_shapes, windowed_layers
 from .files.gguf_writer import present, write_model
 from .kernels.block_formats import FORMATS
-from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights, frozen
+from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights, frozen, window_fields
 from .rope import rope_frequencies
 from .tensor_types import BLOCK_TYPES, FEW_BITS, OF_NUMBER_42, TensorType
 
@@ -30,6 +30,16 @@ SHAPE = {
     "rope_base": 10000.0,
 }
 """The default fields of Config in `random_model`."""
+
+NUMBERS = {
+    "attention_scale": 0.125,
+    "score_cap": 2.0,
+    "embedding_scale": 3.0,
+    "residual_scale": 0.375,
+    "logit_scale": 2.5,
+    "logit_cap": 3.0,
+}
+"""The defaults of fields of Config that few families have."""
 
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES}
 
@@ -56,9 +66,20 @@ def random_model(
     gain: multiplies the scales of all ternary matrices. inner_norms: gives each linear a norm of its own.
     """
     traits = FAMILIES[family]
-    config = Config(family, **{**SHAPE, **traits.config, **shape})
+    config = _config(family, shape)
     weights = weights or ("ternary" if traits.ternary else table)
     return _Drawing(np.random.default_rng(seed), config, traits, table, weights, gain, inner_norms).model(tied)
+
+
+def _config(family: str, shape: dict[str, Any]) -> Config:
+    """The Config of a file with these numbers; those that only some families have are such that they show."""
+    traits = FAMILIES[family]
+    fields = {**SHAPE, **{name: NUMBERS[name] for name in traits.numbers}, **traits.config}
+    if traits.window_period:
+        n_layers = shape.get("n_layers", SHAPE["n_layers"])
+        fields |= window_fields(20, windowed_layers(family, n_layers), n_layers)
+    config = Config(family, **{**fields, **shape})
+    return replace(config, **{name: value for name, value in implied(config).items() if name not in shape})
 
 
 @dataclass(frozen=True)

@@ -152,11 +152,12 @@ def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: 
         if label in by_name:
             points_by_key[Key(name, layer)] = by_name[label][at]
 
-    for name in ("inpL", "result_norm", "result_output"):
+    for name in ("inpL", "inp_scaled", "result_norm", "result_output"):
         take(name, None, name)
-    take("inp_embd", None, "embd")
+    scaled_inside = c.embedding_scale != 1 and "inp_scaled" not in by_name
+    take("inp_scaled" if scaled_inside else "inp_embd", None, "embd")
     for n in range(c.n_layers):
-        rotated = c.rope != "none"
+        rotated = c.rotates(n)
         for name in ("Qcur", "Kcur"):
             take(name, n, name, -2 if rotated else -1)
             take(name + "_normed", n, name + "_normed")
@@ -164,12 +165,15 @@ def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: 
                 take(name + "_rope", n, name)
         for name in ("attn_norm", "Vcur", "kqv_out", "attn_sub_norm", "ffn_inp", "ffn_norm", "ffn_sub_norm", "l_out"):
             take(name, n, name)
+        take("ffn_inp", n, "sa_out")
+        take("attn_post_norm", n, "attn_post_norm")
+        take("ffn_post_norm", n, "ffn_post_norm")
         for node in ("attn_o_out", "attn_out"):
             take("attn_o_out", n, node)
         for name in ("ffn_gate", "ffn_up"):
             for node in ("", "_s", "_b"):  # after the product, its scale, its bias
                 take(name, n, name + node)
-        for node in ("ffn_swiglu", "ffn_gelu", "ffn_sub_out"):
+        for node in ("ffn_swiglu", "ffn_geglu", "ffn_gelu", "ffn_sub_out"):
             take("ffn_out", n, node)
         take("ffn_down", n, "ffn_down")
         take("ffn_down", n, "ffn_out", 0)  # with its bias; for a parallel residual, the node before anything is added
@@ -202,12 +206,16 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         "rope_base": float(rng.choice([10000.0, 500000.0])),
         "eps": float(np.float32(rng.choice([1e-5, 1e-6]))),
     }
+    if family.rope_period:
+        shape["n_layers"] += family.rope_period - 1
     if family.partial_rope:
         shape |= {"rope_width": head_dim // 2 if seed % 2 else None, "parallel_residual": bool(seed // 2 % 2)}
     if family.scaling and family.config["rope"] != "none":
         shape["rope_scaling"] = float(rng.choice([1.0, 2.0, 8.0]))
     table = kind if kind not in TERNARY else "float16"
-    model = random_model(seed, family=architecture, weights=kind, table=table, tied=architecture in ("bitnet", "gpt2"), **shape)
+    model = random_model(
+        seed, family=architecture, weights=kind, table=table, tied=architecture in ("bitnet", "gpt2", "gemma", "gemma2"), **shape
+    )
     if architecture == "gptneox":
         model = replace(model, output_bias=None)  # llama.cpp reads none there
     return model, rng.integers(0, model.config.vocab, int(rng.choice([2, 17, 40, 70])))

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 
 from bitnet_np import Model
 from bitnet_np.errors import UnsupportedError
+from bitnet_np.files.gguf_writer import present
+from bitnet_np.files.hf_model_types import MODEL_TYPES, ModelType
 from bitnet_np.model import Layer, Linear
 from bitnet_np.rope import llama3_factors, rope_frequencies
 from bitnet_np.testing import random_model, write_gguf
@@ -50,6 +53,9 @@ def cases() -> list[Case]:
     linear = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, **rope}}
     plain = {"rope_parameters": {"rope_type": "default", **rope}}
     mha = {"kv_heads": 4}
+    square = {"width": 64}  # transformers keeps Gemma's factor, the root of the width, in float32
+    granite = {"embedding_multiplier": 3.0, "residual_multiplier": 0.375, "logits_scaling": 2.5, "attention_multiplier": 0.125}
+    gemma2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, "query_pre_attn_scalar": 12, "sliding_window": 6}
     neox = {"hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **rope}}
     return [
         Case("llama_llama3_biases", "llama", {}, "llama", "Llama", {"attention_bias": True, "mlp_bias": True} | llama3, _llama),
@@ -85,18 +91,61 @@ def cases() -> list[Case]:
             {"use_sliding_window": True, "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]} | plain,
             _llama,
         ),
+        Case(
+            "granite",
+            "granite",
+            {},
+            "granite",
+            "Granite",
+            {"attention_bias": True, "mlp_bias": True} | granite | llama3,
+            _layout("granite"),
+        ),
+        Case(
+            "smollm3",
+            "smollm3",
+            {"n_layers": 5, "vocab": 31, "ffn": 24},
+            "smollm3",
+            "SmolLM3",
+            {"pad_token_id": 0} | plain,
+            _layout("smollm3"),
+        ),
+        Case("olmo2", "olmo2", {}, "olmo2", "Olmo2", plain, _layout("olmo2")),
+        Case("gemma", "gemma", square, "gemma", "Gemma", {"hidden_act": "gelu_pytorch_tanh"} | plain, _layout("gemma")),
+        Case(
+            "gemma2",
+            "gemma2",
+            square | {"window": 6, "n_layers": 3, "logit_cap": 20.0},
+            "gemma2",
+            "Gemma2",
+            gemma2 | plain,
+            _layout("gemma2"),
+        ),
     ]
 
 
 def draw(case: Case, seed: int) -> Model:
     """A model that a GGUF file can hold. GGUF has no setting for transformers' exact GELU of gptneox: set it after loading."""
-    model = random_model(seed, family=case.family, tied=case.family in ("qwen2", "gpt2"), **{**SHAPE, **case.shape})
-    if case.classes == "Mistral":
+    model = random_model(seed, family=case.family, tied=case.family in ("qwen2", "gpt2", "gemma", "gemma2"), **{**SHAPE, **case.shape})
+    if MODEL_TYPES[case.module].less_one:
+        return _of_float32_differences(model)
+    if case.classes in ("Mistral", "SmolLM3"):
         return _bare(model)
     if model.rope_factors is None:
         return replace(model, output_bias=None)
     frequencies = rope_frequencies(model.config.rope_base, 2 * model.config.rope_pairs)
     return replace(model, output_bias=None, rope_factors=llama3_factors(frequencies, *LLAMA3.values()).astype(np.float32))
+
+
+def _of_float32_differences(model: Model) -> Model:
+    """The model with gains that are 1 more than a float32."""
+
+    def rounded(gain: NDArray) -> NDArray:
+        return (gain - np.float32(1)) + np.float32(1)
+
+    layers: list[dict[str, Any]] = [
+        {name: rounded(x) if isinstance(x, np.ndarray) else x for name, x in vars(layer).items()} for layer in model.layers
+    ]
+    return replace(model, layers=tuple(Layer(**layer) for layer in layers), output_norm=rounded(model.output_norm))
 
 
 def _bare(model: Model) -> Model:
@@ -125,29 +174,37 @@ def _ends(model: Model, embedding: str, norm: str, head: str) -> dict[str, Array
     return weights
 
 
-def _llama(model: Model) -> dict[str, Array]:
-    """The weights by transformers' names, with RoPE pairs in halves: in Llama's GGUF files the rows are permuted, pairs adjacent."""
-    c = model.config
+def _layout(model_type: str) -> Callable[[Model], dict[str, Array]]:
+    """The function that gives the weights by transformers' names for a type that descends from Llama."""
+    return partial(_modules, MODEL_TYPES[model_type])
+
+
+def _modules(kind: ModelType, model: Model) -> dict[str, Array]:
+    """The weights by the names of a type, with RoPE pairs in halves: in Llama's GGUF files the rows are permuted, pairs adjacent."""
+    c, one = model.config, np.float32(kind.less_one)
 
     def halved(x: NDArray) -> NDArray:
         return x.reshape(-1, c.head_dim // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
-    weights = _ends(model, "model.embed_tokens", "model.norm", "lm_head")
+    weights = _ends(model, kind.embedding, kind.norm, "lm_head")
+    weights[kind.norm + ".weight"] = weights[kind.norm + ".weight"] - one
     for n, layer in enumerate(model.layers):
-        path = f"model.layers.{n}."
-        assert layer.ffn_gate is not None
-        turn = halved if c.rope == "adjacent" else lambda x: x
-        weights |= _pair(path + "self_attn.q_proj", layer.attn_q, turn) | _pair(path + "self_attn.k_proj", layer.attn_k, turn)
-        weights |= _pair(path + "self_attn.v_proj", layer.attn_v) | _pair(path + "self_attn.o_proj", layer.attn_output)
-        weights |= _pair(path + "mlp.gate_proj", layer.ffn_gate) | _pair(path + "mlp.up_proj", layer.ffn_up)
-        weights |= _pair(path + "mlp.down_proj", layer.ffn_down)
-        weights |= {path + "input_layernorm.weight": layer.attn_norm, path + "post_attention_layernorm.weight": layer.ffn_norm}
-        if layer.attn_q_norm is not None and layer.attn_k_norm is not None:
-            weights |= {path + "self_attn.q_norm.weight": layer.attn_q_norm, path + "self_attn.k_norm.weight": layer.attn_k_norm}
+        for field, value in present(layer).items():
+            path = kind.layer.format(n) + kind.modules[field]
+            if isinstance(value, Linear):
+                turned = c.rope == "adjacent" and field in ("attn_q", "attn_k")
+                weights |= _pair(path, value, halved) if turned else _pair(path, value)
+            else:
+                weights[path + ".weight"] = value - one
     return weights
 
 
+_llama = _layout("qwen3")  # the modules of all that descend from Llama without others
+
+
 def _norms(path: str, layer: Layer, first: str, second: str) -> dict[str, Array]:
+    assert layer.attn_norm is not None
+    assert layer.ffn_norm is not None
     assert layer.attn_norm_bias is not None
     assert layer.ffn_norm_bias is not None
     return {

@@ -83,23 +83,40 @@ def rope(
     return spec.rope(x, position, base, pairs, width, factors), bound
 
 
-def attend(q: NDArray, k: NDArray, v: NDArray, slot: NDArray, position: NDArray, window: int | None = None) -> Bounded:
+def soft_cap(x: NDArray, cap: float) -> Bounded:
+    """exp is right to 0.92 units (1.84 u), and to 3.5 times that after 1 is subtracted, where e^2|x| is sqrt 2 at least; nearer to 0 the
+    polynomial itself is that difference. Then come that subtraction, an addition, the division, and the quotient and product with the cap.
+    """
+    expected = spec.soft_cap(*wide(x), cap)
+    return expected, gamma(12) * np.abs(expected)
+
+
+def attend(
+    q: NDArray,
+    k: NDArray,
+    v: NDArray,
+    slot: NDArray,
+    position: NDArray,
+    window: int | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
+) -> Bounded:
     """Each weight exp(s - max) is off by a factor 1 + eta at most: s by the roundings of a dot product (ceil(K / 16) + 4), of the scale (2)
     and of their product; the exponent by one more in the chunk and one in each fold, of a number no larger than the range of s; exp by
     0.92 units (1.84 u) each time. A chunk's sum is a chain of 64 at most, and each fold adds two roundings. The same is true of the sum of
-    weights that divides, and the division is the last rounding.
+    weights that divides, and the division is the last rounding. A cap adds its own roundings, and makes the others smaller.
     """
     q, k, v = wide(q, k, v)
     expected, bound = np.empty(q.shape), np.empty(q.shape)
     for r, (s, p) in enumerate(zip(slot, position, strict=True)):
         keys, values, mask = k[s, : p + 1], v[s, : p + 1], spec.causal_mask(1, p + 1, p, window)
-        expected[r] = spec.attend(q[r : r + 1], keys, values, mask)[0]
+        expected[r] = spec.attend(q[r : r + 1], keys, values, mask, scale, cap)[0]
         shared = np.repeat(keys, q.shape[1] // k.shape[2], axis=1)
-        largest = np.einsum("hk,shk->hs", np.abs(q[r]), np.abs(shared)).max() / np.sqrt(q.shape[2])
+        largest = np.einsum("hk,shk->hs", np.abs(q[r]), np.abs(shared)).max() * (q.shape[2] ** -0.5 if scale is None else scale)
         folds = p // 64 + 1
-        exponent = gamma(-(-q.shape[2] // 16) + 7) * largest + (folds + 1) * (2 * largest * U + 1.84 * U)
+        exponent = gamma(-(-q.shape[2] // 16) + (7 if cap is None else 19)) * largest + (folds + 1) * (2 * largest * U + 1.84 * U)
         eta = np.expm1(exponent) + gamma(64 + 2 * folds)
-        bound[r] = (2 * eta * (1 + 2 * eta) + U) * spec.attend(q[r : r + 1], keys, np.abs(values), mask)[0]
+        bound[r] = (2 * eta * (1 + 2 * eta) + U) * spec.attend(q[r : r + 1], keys, np.abs(values), mask, scale, cap)[0]
     return expected, bound
 
 
@@ -144,3 +161,10 @@ def gelu_tanh(x: NDArray) -> Bounded:
     (x,) = wide(x)
     expected = x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))  # as spec.gelu_tanh, but nothing cancels
     return expected, gamma(5) * np.abs(expected) + 4 * U * np.abs(expected) * np.sqrt(8 / np.pi) * np.abs(x + 0.044715 * x**3)
+
+
+def gelu_gate(gate: NDArray, up: NDArray) -> Bounded:
+    """One rounding more than GELU by tanh."""
+    (up,) = wide(up)
+    expected, bound = gelu_tanh(gate)
+    return expected * up, (bound + gamma(1) * np.abs(expected)) * np.abs(up) * (1 + gamma(1))

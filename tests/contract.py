@@ -101,16 +101,38 @@ def rope(x: Floats, cos: Floats, sin: Floats, adjacent: bool = False) -> Floats:
     return out
 
 
-def scores(q: Floats, k: Floats) -> Floats:  # [H, K], [S, G, K] -> [H, S]
+def tanh(x: Floats) -> Floats:
+    a = np.minimum(np.abs(x), f32(10))
+    y = a + a
+    p = fma(scalar._C6, y, scalar._C5)
+    for c in (scalar._C4, scalar._C3, scalar._C2):
+        p = fma(p, y, c)
+    m = np.where(a < f32(0.17), fma(y * y, p, y), exp(y) - f32(1))
+    return np.where(x < 0, -1, 1).astype(f32) * (m / (m + f32(2)))
+
+
+def soft_cap(x: Floats, cap: np.float32 | None) -> Floats:
+    return x if cap is None else cap * tanh(x / cap)
+
+
+def scores(q: Floats, k: Floats, scale: np.float32 | None = None, cap: np.float32 | None = None) -> Floats:  # [H, K], [S, G, K] -> [H, S]
     k = np.repeat(k, q.shape[0] // k.shape[1], axis=1)
-    return dot(q[:, None], k.swapaxes(0, 1)) * (f32(1) / np.sqrt(f32(q.shape[1])))
+    return soft_cap(dot(q[:, None], k.swapaxes(0, 1)) * (f32(1) / np.sqrt(f32(q.shape[1])) if scale is None else scale), cap)
 
 
-def attend_row(q: Floats, k: Floats, v: Floats, position: int, window: int | None = None) -> Floats:  # [H, K], [S, G, K] x 2 -> [H, K]
+def attend_row(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    position: int,
+    window: int | None = None,
+    scale: np.float32 | None = None,
+    cap: np.float32 | None = None,
+) -> Floats:  # [H, K], [S, G, K] x 2 -> [H, K]
     """One query per head against keys 0..position, or the last `window` of them: in chunks of 64 keys, folded in order."""
     heads = q.shape[0]
     v = np.repeat(v, heads // v.shape[1], axis=1)
-    s = scores(q, k[: position + 1])
+    s = scores(q, k[: position + 1], scale, cap)
     first = 0 if window is None else max(0, position - window + 1)
     largest, weight, total = np.full(heads, -np.inf, f32), np.zeros(heads, f32), np.zeros(q.shape, f32)
     for chunk in range(first // 64 * 64, position + 1, 64):
@@ -132,14 +154,22 @@ def attend_row(q: Floats, k: Floats, v: Floats, position: int, window: int | Non
     return total / weight[:, None]
 
 
-def attend_halves_row(q: Floats, k: Floats, v: Floats, position: int, window: int | None = None) -> Floats:
+def attend_halves_row(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    position: int,
+    window: int | None = None,
+    scale: np.float32 | None = None,
+    cap: np.float32 | None = None,
+) -> Floats:
     # [H, K], [S, G, K] x 2 -> [H, K]
     """Probabilities normalised and rounded to float16; their sum, and the sum over values, in float64 in key order."""
     if window is not None:
         first = max(0, position - window + 1)
-        return attend_halves_row(q, k[first:], v[first:], position - first)
+        return attend_halves_row(q, k[first:], v[first:], position - first, None, scale, cap)
     k, v = k[: position + 1], np.repeat(v, q.shape[0] // v.shape[1], axis=1)
-    s = scores(q, k)
+    s = scores(q, k, scale, cap)
     p = exp(s - s.max(axis=1, keepdims=True))
     weight, total = np.zeros(q.shape[0]), np.zeros(q.shape)
     for j in range(position + 1):
@@ -178,3 +208,7 @@ def gelu(x: Floats) -> Floats:  # [R, F] -> [R, F]
     beyond = np.where(t <= scalar._ERF_LIMIT, f32(1) - fma(p, t, t), np.where(t > scalar._ERFC_LIMIT, f32(0), exp(q * t)))
     tail = f32(0.5) * beyond
     return x * np.where(x < 0, tail, f32(1) - tail)
+
+
+def gelu_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
+    return gelu_tanh(gate) * up

@@ -32,7 +32,7 @@ def kernels() -> dict[str, tuple]:
     masked = (f1, i, i, i)
 
     def attended(cached: t.Array = f1) -> tuple:
-        return (f3, *rotation, cached, cached, ids, ids, i, i, f)
+        return (f3, *rotation, cached, cached, ids, ids, i, i, f, f)
 
     def split(cached: t.Array) -> tuple:
         return (f3, *rotation, f3, *attended(cached), i, f1, f3, f3, signed, f3)
@@ -53,6 +53,8 @@ def kernels() -> dict[str, tuple]:
         (rows.silu_gate, (f1, f1, f1)),
         (rows.gelu, (f1, f1)),
         (rows.gelu_tanh, (f1, f1)),
+        (rows.gelu_gate, (f1, f1, f1)),
+        (rows.soft_cap, (f1, f, f1)),
         (rows.take, (f2, ids, f2)),
         (rows.fill, (f1, f)),
         (rows.spread, (f2, ids, ids, f3)),
@@ -82,6 +84,8 @@ def kernels() -> dict[str, tuple]:
         (attention_split.attend_chunk(shape_for(128, 4), False), split(f1)),
         (attention.attend(shape_for(128, 16, True)), (*attended(halves), i, f3)),
         (attention_split.attend_chunk(shape_for(128, 4, True), True), split(halves)),
+        (attention.attend(shape_for(128, 16, capped=True)), (*attended(), i, f3)),
+        (attention_split.attend_chunk(shape_for(128, 4, capped=True), True), split(f1)),
         (attention.attend_masked(shape_for(128, 16)), (*attended(), *masked, f3)),
     ]
     return {f"{kernel.py_func.__name__} {number}": (kernel.py_func, types) for number, (kernel, types) in enumerate(listed)}

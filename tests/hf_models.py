@@ -11,7 +11,7 @@ import pytest
 from family_models import SHAPE, half_scales
 from models import random_model
 from numpy.typing import NDArray
-from record_hf_families import LLAMA3, _gpt2, _gptneox, _llama
+from record_hf_families import LLAMA3, _gpt2, _gptneox, _layout, _llama
 
 from bitnet_np import packing, widen
 from bitnet_np.dense import dense_view
@@ -33,6 +33,14 @@ GPT2 |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
 WINDOW = {"use_sliding_window": True, "rope_parameters": PLAIN}
 QWEN2_WINDOW = {"model_type": "qwen2", "sliding_window": 6, "max_window_layers": 1} | WINDOW
 QWEN3_WINDOW = {"model_type": "qwen3", "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]} | WINDOW
+GRANITE = {"model_type": "granite", "attention_bias": True, "mlp_bias": True, "embedding_multiplier": 3, "residual_multiplier": 0.375}
+GRANITE |= {"logits_scaling": 2.5, "attention_multiplier": 0.125}
+SMOLLM3 = {"model_type": "smollm3", "num_hidden_layers": 5, "vocab_size": 31, "intermediate_size": 24, "rope_theta": 10000.0}
+SMOLLM3 |= {"no_rope_layers": [1, 1, 1, 0, 1], "tie_word_embeddings": False, "pretraining_tp": 2}
+GEMMA = {"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": None, "hidden_size": 64, "rope_theta": 10000.0}
+GEMMA2 = {"model_type": "gemma2", "hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "sliding_window": 6}
+GEMMA2 |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, "query_pre_attn_scalar": 12, "num_hidden_layers": 3}
+GEMMA2 |= {"rope_theta": 10000.0, "cache_implementation": "hybrid"}
 FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the layout of transformers' weights
     "llama_llama3_biases": (
         SIZES
@@ -53,6 +61,11 @@ FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the 
     "mistral_window": (SIZES | {"model_type": "mistral", "rope_theta": 10000.0, "sliding_window": 5}, _llama),
     "qwen2_window": (SIZES | QWEN2_WINDOW | {"tie_word_embeddings": True}, _llama),
     "qwen3_window": (SIZES | QWEN3_WINDOW, _llama),
+    "granite": (SIZES | GRANITE | {"rope_parameters": PLAIN | {"rope_type": "llama3"} | LLAMA3}, _layout("granite")),
+    "smollm3": (SIZES | SMOLLM3, _layout("smollm3")),
+    "olmo2": (SIZES | {"model_type": "olmo2", "rope_parameters": PLAIN}, _layout("olmo2")),
+    "gemma": (SIZES | GEMMA, _layout("gemma")),
+    "gemma2": (SIZES | GEMMA2, _layout("gemma2")),
 }
 
 DTYPES = {
@@ -116,7 +129,7 @@ def recorded_folder(name):
     config, layout = FAMILIES[name]
     model = load(DATA / "hf_families" / f"{name}.gguf")
     tensors = {key: np.ascontiguousarray(value) for key, value in layout(model).items()}
-    if config.get("tie_word_embeddings", config["model_type"] == "gpt2"):
+    if config.get("tie_word_embeddings", config["model_type"] in ("gpt2", "gemma", "gemma2")):
         del tensors["lm_head.weight"]
     return config, tensors
 

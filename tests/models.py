@@ -68,6 +68,8 @@ def family_shapes(draw: st.DrawFn) -> dict:
         "weights": "ternary" if family_traits.ternary else draw(st.sampled_from(["ternary", "float32", "float16", "bfloat16"])),
     }
     shape["inner_norms"] = draw(st.booleans())
+    if family_traits.rope_period:
+        shape["rope_layers"] = draw(st.sampled_from([None, (), (0,)]))
     if family_traits.partial_rope:
         shape |= {"rope_width": 2 * draw(st.integers(1, shape["head_dim"] // 2)), "parallel_residual": draw(st.booleans())}
     if family_traits.scaling:

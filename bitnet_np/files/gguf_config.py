@@ -4,12 +4,13 @@ A key of the architecture that is not known here could change the arithmetic, so
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import FileFormatError, UnsupportedError, shown
-from ..families import ARCHITECTURES, FAMILIES
+from ..families import ARCHITECTURES, FAMILIES, implied, windowed_layers
 from ..model import Config, window_fields
 from .gguf_file import GGUFFile
 from .gguf_names import KEYS, NEUTRAL, REQUIRED, keys_of
@@ -26,8 +27,9 @@ def read_config(file: GGUFFile) -> Config:
     scaling = _rope_scaling(file, name, value)
     window = _window(file, name, value)
     rotated, kv_heads, base = value.get("rope_width"), value["kv_heads"], value.get("rope_base")
+    numbers = {field: value[field] for field in family.numbers if value[field] is not None}
     try:
-        return Config(
+        config = Config(
             architecture=name,
             vocab=vocab,
             context=value["context"],
@@ -43,8 +45,10 @@ def read_config(file: GGUFFile) -> Config:
             rope_scaling=scaling,
             parallel_residual=value.get("parallel_residual", False),
             **window,
+            **numbers,
             **family.config,
         )
+        return replace(config, **implied(config))
     except ValueError as error:
         raise type(error)(f"{file.path}: {error}") from None
 
@@ -123,7 +127,7 @@ def _window(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict
     """The fields of a Config that say how many keys a query sees, and in which layers."""
     window, pattern = value.get("window") or None, value.get("window_layers")
     if pattern is None:
-        return {"window": window}
+        return window_fields(window, windowed_layers(architecture, value["n_layers"]) if window else (), value["n_layers"])
     where = f"{file.path}: {architecture}.{KEYS['window_layers'].name}"
     if pattern.dtype != np.bool_ or len(pattern) != value["n_layers"]:
         raise UnsupportedError(f"{where} is {shown(pattern)}, supported are {value['n_layers']} bools, one for each layer")

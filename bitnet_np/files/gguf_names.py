@@ -33,8 +33,14 @@ KEYS: dict[str, Key] = {
     "rope_scaling": Key("rope.scaling.factor", float),
     "old_rope_scaling": Key("rope.scale_linear", float),  # no field: the name of rope_scaling in older files
     "parallel_residual": Key("use_parallel_residual", bool),
-    "window": Key("attention.sliding_window", int),  # for our families llama.cpp reads neither key, and attends to every position
+    "window": Key("attention.sliding_window", int),  # of Llama and Qwen llama.cpp reads neither key, and attends to every position
     "window_layers": Key("attention.sliding_window_pattern", np.ndarray),
+    "attention_scale": Key("attention.scale", float),
+    "score_cap": Key("attn_logit_softcapping", float),
+    "embedding_scale": Key("embedding_scale", float),
+    "residual_scale": Key("residual_scale", float),
+    "logit_scale": Key("logit_scale", float),
+    "logit_cap": Key("final_logit_softcapping", float),
 }
 """By field of Config, or by a name of their own where Config has no such field."""
 
@@ -73,6 +79,7 @@ def keys_of(family: Family) -> dict[str, Key]:
         *(("scaling_type", "rope_scaling", "old_rope_scaling") if rope and family.scaling else ()),
         *(("parallel_residual",) if family.chooses_residual else ()),
         *(("window", "window_layers") if family.windows else ()),
+        *family.numbers,
     ]
     return {name: KEYS[name] for name in SIZES} | {"eps": EPSILON[family.config["norm"]]} | {name: KEYS[name] for name in names}
 

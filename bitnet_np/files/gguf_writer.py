@@ -6,6 +6,7 @@ Keys and tensors come in the order of the released BitNet file. A file appears u
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from .. import packing
 from ..errors import UnsupportedError
-from ..families import FAMILIES
+from ..families import FAMILIES, implied, windowed_layers
 from ..model import Blocks, Config, Layer, Linear, Model, Ternary, Weights
 from ..model_check import check_model
 from ..tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
@@ -44,6 +45,8 @@ FIELDS = (
     "ffn_norm_bias",
     "attn_q_norm",
     "attn_k_norm",
+    "post_attention_norm",
+    "post_ffw_norm",
 )
 """The fields of model.Layer in the order of the released file's tensors; those that it has not come last."""
 
@@ -101,6 +104,11 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
             raise UnsupportedError(f"{field} is {getattr(c, field)}, which is no float32, and a GGUF file has no other place for it")
     if c.window is not None and not family.windows:
         raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
+    for field, usual in {**_USUAL, **implied(c)}.items():
+        if field not in family.numbers and getattr(c, field) != usual:
+            raise UnsupportedError(
+                f"{field} is {getattr(c, field)}, and a GGUF file of architecture {c.architecture} has no place for another than {usual}"
+            )
     rotates, scaled, wide = c.rope != "none", c.rope_scaling != 1, c.q_width != c.width
 
     def key(field: str) -> str:
@@ -120,13 +128,30 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
         key("rope_scaling"): c.rope_scaling if scaled else None,
         key("parallel_residual"): c.parallel_residual if family.chooses_residual else None,
         key("window"): c.window,
-        key("window_layers"): None if c.window_layers is None else np.isin(np.arange(c.n_layers), c.window_layers),
+        key("window_layers"): _window_pattern(c),
+        **{key(field): getattr(c, field) for field in family.numbers},
         "general.file_type": metadata.get("general.file_type"),
     }
     for name, value in {**keys, **{name: value for name, value in metadata.items() if name not in keys}}.items():
         if value is not None:
             _add(writer, name, value)
     writer.add_quantization_version(QUANTIZATION_VERSION)
+
+
+_USUAL = {
+    field.name: field.default
+    for field in dataclass_fields(Config)
+    if field.name in ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap", "rope_layers")
+}
+"""The fields of a Config that only some architectures have a key for, and their values in all others."""
+
+
+def _window_pattern(c: Config) -> NDArray[np.bool_] | None:
+    """The layers that have the window, where they are not those that the architecture implies."""
+    windowed = range(c.n_layers) if c.window_layers is None else c.window_layers
+    if c.window is None or tuple(windowed) == windowed_layers(c.architecture, c.n_layers):
+        return None
+    return np.isin(np.arange(c.n_layers), windowed)
 
 
 _INTEGERS = {
@@ -241,10 +266,10 @@ def write_model(
     Raises UnsupportedError for a model that no GGUF file can say, ShapeError for arrays that are not what the model's Config says.
     """
     check_model(model)
-    c, implied = model.config, FAMILIES[model.config.architecture].config
-    own = {field: getattr(c, field) for field in implied}
-    if own != implied:
-        raise UnsupportedError(f"a GGUF file of architecture {c.architecture} has {dict(implied)}, but this model {own}")
+    c, always = model.config, FAMILIES[model.config.architecture].config
+    own = {field: getattr(c, field) for field in always}
+    if own != always:
+        raise UnsupportedError(f"a GGUF file of architecture {c.architecture} has {dict(always)}, but this model {own}")
     tensors = dict(model_tensors(model, encode, fields))
     file_type = FILE_TYPES.get(tensors["blk.0.ffn_down.weight"].type, metadata.get("general.file_type"))
     write_file(

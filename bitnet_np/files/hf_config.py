@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..errors import FileFormatError, UnsupportedError, shown
-from ..families import FAMILIES, MATRICES
-from ..model import Activation, Config, window_fields
+from ..families import FAMILIES, MATRICES, windowed_layers
+from ..model import Config, window_fields
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, ModelType
 from .overrides import how_to_ignore
 
@@ -120,6 +120,7 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "reorder_and_upcast_attn": (False,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "scale_attn_weights": (True,),
+    "use_bidirectional_attention": (None, False),
     "use_sliding_window": (False,),
 }
 """Keys that may be missing, or else must have one of these values."""
@@ -226,15 +227,16 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         raise UnsupportedError(f"{keys.where}: hidden_act is {shown(activation)}, supported for {model_type} are {choices}")
     architecture = kind.architectures[activation]
     family = FAMILIES[architecture]
+    gated = "ffn_gate" in family.matrices
     head_dim = _head_dim(keys, width, heads)
     eps = take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
     rope = _Rope() if family.config["rope"] == "none" else _rope(keys, family.partial_rope)
     if not (rope.fraction == 1 or (family.partial_rope and 0 < rope.fraction < 1)):
         raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {rope.fraction}, which {model_type} cannot have")
     rotated = int(head_dim * rope.fraction)
-    implied: dict[str, Any] = {
+    always: dict[str, Any] = {
         **family.config,
-        "activation": _ACTIVATIONS.get(activation, activation),
+        "activation": "gelu" if activation == "gelu" and not gated else family.config["activation"],
         "rope": "halves" if family.config["rope"] == "adjacent" else family.config["rope"],  # only GGUF's rows are permuted
         "parallel_residual": keys.take("use_parallel_residual", bool, True) if family.chooses_residual else False,
     }
@@ -252,9 +254,12 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         rope_base=rope.base,
         rope_width=None if rotated == head_dim else rotated,
         rope_scaling=rope.scaling,
-        **implied,
+        **always,
     )
-    return replace(config, **_window(keys, kind, config.n_layers)), rope.llama3
+    for key in kind.ignored:
+        keys.left.pop(key, None)
+    fields = _window(keys, kind, config) | _numbers(keys, config, kind) | _rope_layers(keys, config)
+    return replace(config, **fields), rope.llama3
 
 
 def _head_dim(keys: _UnreadKeys, width: int, heads: int) -> int:
@@ -267,15 +272,47 @@ def _head_dim(keys: _UnreadKeys, width: int, heads: int) -> int:
     return head_dim
 
 
-_ACTIVATIONS: dict[str, Activation] = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-"""Our names of activations, by transformers' where those differ. Both of these are the approximation by tanh, in different words."""
+def _numbers(keys: _UnreadKeys, config: Config, kind: ModelType) -> dict[str, Any]:
+    """The factors and soft caps of a Config."""
+    fields: dict[str, Any] = {"embedding_scale": config.width**0.5} if FAMILIES[config.architecture].scales_embedding else {}
+    fields |= {field: keys.take(key, float, 1.0) for field, key in kind.numbers.items()}
+    for field, key in kind.caps.items():
+        if key not in keys.left:
+            raise FileFormatError(f"{keys.where}: {key} is missing, expected a number or null")
+        fields[field] = keys.take(key, float, None)
+    if "query_pre_attn_scalar" in keys.left and kind.caps:
+        fields["attention_scale"] = _inverse_root(keys, "query_pre_attn_scalar", config.head_dim)
+    return fields
+
+
+def _rope_layers(keys: _UnreadKeys, config: Config) -> dict[str, Any]:
+    """The field of a Config that says which layers rotate, in types that have layers without RoPE: 1 in no_rope_layers stands for RoPE."""
+    period = FAMILIES[config.architecture].rope_period
+    if not period:
+        return {}
+    period = keys.take("no_rope_layer_interval", int, period)
+    if period < 1:
+        raise FileFormatError(f"{keys.where}: no_rope_layer_interval is {period}, expected at least 1")
+    has_rope = keys.take("no_rope_layers", list, [int((n + 1) % period != 0) for n in range(config.n_layers)])
+    if len(has_rope) != config.n_layers or any(type(value) is not int or value not in (0, 1) for value in has_rope):
+        raise FileFormatError(f"{keys.where}: no_rope_layers is {shown(has_rope)}, expected 0 or 1 for each of {config.n_layers} layers")
+    return {"rope_layers": tuple(n for n, value in enumerate(has_rope) if value)}
+
+
+def _inverse_root(keys: _UnreadKeys, key: str, head_dim: int) -> float | None:
+    """1 / sqrt(the value of `key`); None if that is what a head's width gives."""
+    value = keys.take(key, float)
+    if not 0 < value < float("inf"):
+        raise FileFormatError(f"{keys.where}: {key} is {value}, expected a positive number")
+    return None if value == head_dim else value**-0.5
 
 
 _DEFAULT_WINDOW, _FIRST_LAYER = 4096, 28  # transformers' defaults of sliding_window and max_window_layers
 
 
-def _window(keys: _UnreadKeys, kind: ModelType, n_layers: int) -> dict[str, Any]:
+def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any]:
     """The fields of a Config that say which layers see a window only. The window of a model that has it switched off is ignored."""
+    n_layers = config.n_layers
     if not kind.window:
         if "use_sliding_window" in keys.left:
             keys.left.pop("sliding_window", None)
@@ -283,6 +320,13 @@ def _window(keys: _UnreadKeys, kind: ModelType, n_layers: int) -> dict[str, Any]
         _layer_types(keys, n_layers, ("full_attention",))
         return {}
     window: int | None = keys.take("sliding_window", int, None) if "sliding_window" in keys.left else _DEFAULT_WINDOW
+    if kind.window == "layers":
+        types = _layer_types(keys, n_layers, ("full_attention", "sliding_attention"))
+        layers = [n for n, value in enumerate(types) if value == "sliding_attention"]
+        layers = layers if types else list(windowed_layers(config.architecture, n_layers))
+        if layers and window is None:
+            raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but sliding_window is null")
+        return window_fields(window, layers, n_layers)
     first = 0
     if kind.window == "switched":
         first = keys.take("max_window_layers", int, _FIRST_LAYER)

@@ -19,7 +19,8 @@ class ModelType:
     norm: str = "model.norm"
     positions: str = ""  # the module of learned positions, if there are any
     file_head: str = ""  # the head's module in files, where that is another one than lm_head
-    window: Literal["", "always", "switched"] = ""  # whether sliding_window is on: never, always, or if use_sliding_window says so
+    window: Literal["", "always", "switched", "layers"] = ""
+    # where sliding_window is on: nowhere, everywhere, if use_sliding_window says so, or in the layers that layer_types or the family names
     names: Mapping[str, str] = field(default_factory=dict)  # the usual name of a key of config.json -> its name here, where they differ
     inert: Mapping[str, Any] = field(default_factory=dict)  # key of config.json -> the one value with which it changes nothing
     tied: bool = False  # whether the head is the embedding if config.json does not say
@@ -27,6 +28,10 @@ class ModelType:
     masters: bool = False  # linears quantise master weights, and no quantization_config says so
     transposed: bool = False  # matrices are [M, N]
     fused_by_head: bool = False  # attn_q, attn_k and attn_v are rows of one matrix, a head's after the other's
+    less_one: bool = False  # 1 is added to the weights of norms
+    numbers: Mapping[str, str] = field(default_factory=dict)  # field of model.Config that few families have -> its key; 1 if it is missing
+    caps: Mapping[str, str] = field(default_factory=dict)  # the same for soft caps, which must be stated; null for none
+    ignored: tuple[str, ...] = ()  # keys that transformers does not read for this type
     buffers: tuple[str, ...] = ()  # tensors of a layer in old files that can be computed; transformers ignores them
 
 
@@ -47,6 +52,9 @@ HF_MODULES = {
 }
 """The modules of Llama and of all that descend from it. A model has those of its family's norms and matrices."""
 
+_AFTER_BRANCHES = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+_GEMMA_MODULES = HF_MODULES | {"ffn_norm": "pre_feedforward_layernorm"} | _AFTER_BRANCHES
+_OLMO_MODULES = {field: module for field, module in HF_MODULES.items() if field not in ("attn_norm", "ffn_norm")} | _AFTER_BRANCHES
 _NEOX_MODULES = {
     "attn_norm": "input_layernorm",
     **dict.fromkeys(QKV, "attention.query_key_value"),
@@ -74,6 +82,41 @@ MODEL_TYPES: dict[str, ModelType] = {
     "qwen2": ModelType({"silu": "qwen2"}, "Qwen2ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
     "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
     "mistral": ModelType({"silu": "llama"}, "MistralForCausalLM", HF_MODULES, window="always", quantizable=False, buffers=_OLD_ROPE),
+    "smollm3": ModelType({"silu": "smollm3"}, "SmolLM3ForCausalLM", HF_MODULES, tied=True, quantizable=False, ignored=("pretraining_tp",)),
+    "granite": ModelType(
+        {"silu": "granite"},
+        "GraniteForCausalLM",
+        HF_MODULES,
+        quantizable=False,
+        numbers={
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+            "attention_scale": "attention_multiplier",
+        },
+    ),
+    "olmo2": ModelType({"silu": "olmo2"}, "Olmo2ForCausalLM", _OLMO_MODULES, quantizable=False),
+    "gemma": ModelType(
+        dict.fromkeys(("gelu", "gelu_pytorch_tanh"), "gemma"),
+        "GemmaForCausalLM",
+        HF_MODULES,
+        tied=True,
+        quantizable=False,
+        less_one=True,
+        ignored=("hidden_activation",),
+    ),
+    "gemma2": ModelType(
+        {"gelu_pytorch_tanh": "gemma2"},
+        "Gemma2ForCausalLM",
+        _GEMMA_MODULES,
+        window="layers",
+        names={"hidden_act": "hidden_activation"},
+        tied=True,
+        quantizable=False,
+        less_one=True,
+        caps={"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"},
+        ignored=("hidden_act", "cache_implementation"),
+    ),
     "gpt_neox": ModelType(
         dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh"), "gptneox"),
         "GPTNeoXForCausalLM",
@@ -109,7 +152,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         buffers=("attn.bias", "attn.masked_bias"),
     ),
 }
-"""By `model_type` of config.json. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has."""
+"""By `model_type` of config.json. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has; gemma's is the one by tanh."""
 
 OTHER_CLASSES: dict[tuple[str, str], ModelType] = {
     ("llama", "BitnetForCausalLM"): ModelType(

@@ -93,7 +93,8 @@ class HFWeights:
     def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
         """From <module>.weight, or .bias for a field that ends in _bias."""
         plain = field.removesuffix("_bias")
-        return self._tensors.take_vector(f"{self._module(plain, layer)}.{'weight' if plain == field else 'bias'}", size)
+        values = self._tensors.take_vector(f"{self._module(plain, layer)}.{'weight' if plain == field else 'bias'}", size)
+        return values + np.float32(1) if self._recipe.kind.less_one else values
 
     def table(self, field: str, shape: tuple[int, int]) -> NDArray:
         """Floats, as they lie in the file."""

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..errors import ShapeError, UnsupportedError
 from ..kernels import cpu
-from ..kernels.attention import chunks_touched, scale_of
+from ..kernels.attention import chunks_touched, inverse_root
 from ..kernels.cuda import attention, attention_split, floats, layout, norms, ternary
 from ..kernels.cuda import rows as row_kernels
 from ..kernels.cuda.attention_shape import EIGHT, WIDEST, Shape, shape_for
@@ -313,20 +313,37 @@ class Cuda:
         return now(x), self.nothing, self.nothing, 0, 0, 1
 
     def attend(
-        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, window: int | None = None
+        self,
+        q: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        slot: DeviceArray,
+        position: DeviceArray,
+        window: int | None = None,
+        scale: np.float32 | None = None,
+        cap: np.float32 | None = None,
     ) -> DeviceArray:
         n, heads, _ = q.shape
-        shape = self._shape(q, k, heads // k.shape[2] * n)
+        shape = self._shape(q, k, heads // k.shape[2] * n, cap)
         chunks = getattr(position, "chunks", None)
         if chunks is not None:
-            return self._attend_split(None, q, k, v, slot, position, chunks, window)
+            return self._attend_split(None, q, k, v, slot, position, chunks, window, scale, cap)
         out = self.empty(q.shape)
         kernel = attention.attend(shape)[_tiles(shape, n, heads, k.shape[2]), shape.threads, self.stream]
-        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], scale_of(q), min(window or _ALL, _ALL), out)
+        scores = _scores(q, scale, cap)
+        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], *scores, min(window or _ALL, _ALL), out)
         return out
 
     def attend_halves(
-        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, window: int | None = None
+        self,
+        q: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        slot: DeviceArray,
+        position: DeviceArray,
+        window: int | None = None,
+        scale: np.float32 | None = None,
+        cap: np.float32 | None = None,
     ) -> DeviceArray:
         raise UnsupportedError("the device has no attention with probabilities in float16, expected the dialect exact")
 
@@ -340,12 +357,14 @@ class Cuda:
         kept_k: DeviceArray,
         kept_v: DeviceArray,
         window: int | None = None,
+        scale: np.float32 | None = None,
+        cap: np.float32 | None = None,
     ) -> DeviceArray:
         """`keep` and then `attend` in one launch: q [R, H, K]; k, v [R, G, K]; kept_k, kept_v [B, S, G, K] -> [R, H, K].
 
         Each row is the next one of a slot of its own; `position.chunks` is at least the number of chunks of the longest (`resident`).
         """
-        return self._attend_split((k, v), q, kept_k, kept_v, slot, position, position.chunks, window)
+        return self._attend_split((k, v), q, kept_k, kept_v, slot, position, position.chunks, window, scale, cap)
 
     def _attend_split(
         self,
@@ -357,12 +376,14 @@ class Cuda:
         position: DeviceArray,
         chunks: int,
         window: int | None,
+        scale: np.float32 | None,
+        cap: np.float32 | None,
     ) -> DeviceArray:
         """Attention of rows that share no keys: a block for each chunk of keys. `chunks` is at least the number of the longest row."""
         (n, heads, width), kv_heads = q.shape, k.shape[2]
         if window:
             chunks = min(chunks, chunks_touched(window))
-        shape = self._shape(q, k, min(heads // kv_heads, EIGHT))
+        shape = self._shape(q, k, min(heads // kv_heads, EIGHT), cap)
         parts, out = self.empty((n * heads * chunks * width,)), self.empty(q.shape)
         largest, weight = self.empty((n, heads, chunks)), self.empty((n, heads, chunks))
         grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks
@@ -371,24 +392,33 @@ class Cuda:
         kernel = attention_split.attend_chunk(shape, new is not None)[grid, shape.threads, self.stream]
         rotation = self._rotation(q)
         row = (*self._rotation(new[0]), now(new[1])) if new else (*rotation, rotation[0])  # without `new` these are not read
-        arguments = *k.shape[1:3], scale_of(q), min(window or _ALL, _ALL), parts, largest, weight, self._arrived[-1]
+        arguments = *k.shape[1:3], *_scores(q, scale, cap), min(window or _ALL, _ALL), parts, largest, weight, self._arrived[-1]
         kernel(*row, *rotation, *self._kept(k, v), slot, position, *arguments, out)
         return out
 
     def attend_masked(
-        self, q: DeviceArray, k: DeviceArray, v: DeviceArray, slot: DeviceArray, position: DeviceArray, mask: DeviceArray
+        self,
+        q: DeviceArray,
+        k: DeviceArray,
+        v: DeviceArray,
+        slot: DeviceArray,
+        position: DeviceArray,
+        mask: DeviceArray,
+        scale: np.float32 | None = None,
+        cap: np.float32 | None = None,
     ) -> DeviceArray:
         (n, heads, _), kv_heads = q.shape, k.shape[2]
-        shape, out = self._shape(q, k, heads // kv_heads * n), self.empty(q.shape)
+        shape, out = self._shape(q, k, heads // kv_heads * n, cap), self.empty(q.shape)
         kernel = attention.attend_masked(shape)[_tiles(shape, n, heads, kv_heads), shape.threads, self.stream]
-        arguments = *k.shape[1:3], scale_of(q), view(mask, np.float32), *mask.shape
+        arguments = *k.shape[1:3], *_scores(q, scale, cap), view(mask, np.float32), *mask.shape
         kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, out)
         return out
 
-    def _shape(self, q: DeviceArray, k: DeviceArray, queries: int) -> Shape:
+    def _shape(self, q: DeviceArray, k: DeviceArray, queries: int, cap: np.float32 | None) -> Shape:
         if q.shape[2] > WIDEST:
             raise UnsupportedError(f"heads are {q.shape[2]} wide, on the device expected at most {WIDEST}")
-        return shape_for(q.shape[2], queries, k.dtype == np.int16, queries * k.shape[2] >= _MANY * self.processors)
+        many = queries * k.shape[2] >= _MANY * self.processors
+        return shape_for(q.shape[2], queries, k.dtype == np.int16, many, cap is not None)
 
     def _kept(self, *arrays: DeviceArray) -> tuple[DeviceArray, ...]:
         """Keys or values as one axis."""
@@ -458,6 +488,14 @@ class Cuda:
     def gelu_tanh(self, x: DeviceArray) -> DeviceArray:
         return self._flat(row_kernels.gelu_tanh, x)
 
+    def gelu_gate(self, gate: DeviceArray, up: DeviceArray) -> DeviceArray:
+        return self._flat(row_kernels.gelu_gate, gate, up)
+
+    def soft_cap(self, x: DeviceArray, cap: np.float32) -> DeviceArray:
+        out = self.empty(x.shape)
+        self.launch(row_kernels.soft_cap, out.size, view(now(x), np.float32), cap, view(out, np.float32))
+        return out
+
     # --- masks ---
 
     def fill_mask(
@@ -478,6 +516,11 @@ class Cuda:
         row_kernels.fill_mask[grid, BLOCK, self.stream](
             first, queries, past, keys, window, prefix, block, sinks, np.float32(0), hidden, out
         )
+
+
+def _scores(q: DeviceArray, scale: np.float32 | None, cap: np.float32 | None) -> tuple[np.float32, np.float32]:
+    """The scale and the cap of scores, as kernels take them."""
+    return inverse_root(q.shape[2]) if scale is None else scale, cap or np.float32(0)
 
 
 def _check_table(table: Any) -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ..cache import KVCache
 from ..dialects import EXACT
 from ..model import Model
-from ..network import Floats, Runtime, check_finite, run_layers
+from ..network import Floats, Runtime, check_finite, run_layers, scoring
 from ..tokens import Rows
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class GraphDecoder:
             table = on.rotations(EXACT.angles(np.arange(room), model))
 
         def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
-            return on.attend_next(q, k, v, self._rows.slot, position, cache.k[layer], cache.v[layer], model.config.window_of(layer))
+            kept, window = (cache.k[layer], cache.v[layer]), model.config.window_of(layer)
+            return on.attend_next(q, k, v, self._rows.slot, position, *kept, window, *scoring(model.config))
 
         def run() -> None:
             before, on.arena = on.arena, arena

@@ -15,7 +15,7 @@ from .narrow import Allow, Storage
 from .operations import Expected
 
 TOKENS = Key("tokens", None)
-EMBEDDING, POSITIONS = Key("inp_embd", None), Key("inpL", None)
+EMBEDDING, POSITIONS, SCALED = Key("inp_embd", None), Key("inpL", None), Key("inp_scaled", None)
 NORM, LOGITS = Key("result_norm", None), Key("result_output", None)
 
 
@@ -51,6 +51,9 @@ def operations(model: Model, dialect: Dialect, start: int = 0) -> Iterator[Opera
     yield Operation(EMBEDDING, (TOKENS,), partial(op.embed, model))
     if model.position_embd is not None:
         yield Operation(POSITIONS, (EMBEDDING,), partial(op.add_positions, model), narrow.add_positions)
+    if model.config.embedding_scale != 1:
+        source = EMBEDDING if model.position_embd is None else POSITIONS
+        yield Operation(SCALED, (source,), partial(op.scaled_embedding, model.config), narrow.result)
     for n, layer in enumerate(model.layers):
         yield from _Layer(model, dialect, n, start).operations(layer)
     last = Key("l_out", len(model.layers) - 1)
@@ -62,6 +65,8 @@ def layer_input(model: Model, n: int) -> Key:
     """The input tensor of a layer."""
     if n:
         return Key("l_out", n - 1)
+    if model.config.embedding_scale != 1:
+        return SCALED
     return EMBEDDING if model.position_embd is None else POSITIONS
 
 
@@ -85,17 +90,30 @@ class _Layer:
 
     def operations(self, w: Layer) -> Iterator[Operation]:
         c, h = self.model.config, layer_input(self.model, self.n)
+        add, allow = partial(op.add_scaled, c.residual_scale), partial(narrow.add, factor=c.residual_scale)
+        attended = "attn_o_out" if w.post_attention_norm is None else "attn_post_norm"
+        fed = "ffn_down" if w.post_ffw_norm is None else "ffn_post_norm"
         yield from self.attention(w, h)
+        yield from self.norm(attended, "attn_o_out", w.post_attention_norm)
         if not c.parallel_residual:
-            yield self.one("ffn_inp", (h, *self.at("attn_o_out")), op.add, narrow.add)
+            yield self.one("ffn_inp", (h, *self.at(attended)), add, allow)
         yield from self.feed_forward(w, h if c.parallel_residual else Key("ffn_inp", self.n))
-        terms = (h, *self.at("ffn_down", "attn_o_out")) if c.parallel_residual else self.at("ffn_inp", "ffn_down")
-        yield self.one("l_out", terms, op.add, narrow.add)
+        yield from self.norm(fed, "ffn_down", w.post_ffw_norm)
+        terms = (h, *self.at(fed, attended)) if c.parallel_residual else self.at("ffn_inp", fed)
+        yield self.one("l_out", terms, add, allow)
+
+    def norm(self, name: str, source: str, gain: NDArray | None) -> Iterator[Operation]:
+        """The norm after a branch, if there is one."""
+        if gain is not None:
+            yield self.one(name, self.at(source), _norm(self.model.config, gain, None), narrow.norm)
 
     def attention(self, w: Layer, h: Key) -> Iterator[Operation]:
         model, dialect, c, n = self.model, self.dialect, self.model.config, self.n
-        yield self.one("attn_norm", (h,), _norm(c, w.attn_norm, w.attn_norm_bias), narrow.norm)
-        yield from self.linears("attn_norm", Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v)
+        source = h
+        if w.attn_norm is not None:
+            yield self.one("attn_norm", (h,), _norm(c, w.attn_norm, w.attn_norm_bias), narrow.norm)
+            (source,) = self.at("attn_norm")
+        yield from self.linears(source, Qcur=w.attn_q, Kcur=w.attn_k, Vcur=w.attn_v)
         q, k = "Qcur", "Kcur"
         if w.attn_q_norm is not None:
             yield self.head_norm("Qcur_normed", q, w.attn_q_norm)
@@ -103,25 +121,31 @@ class _Layer:
         if w.attn_k_norm is not None:
             yield self.head_norm("Kcur_normed", k, w.attn_k_norm)
             k = "Kcur_normed"
-        if c.rope != "none":
-            for name, source in (("Qcur_rope", q), ("Kcur_rope", k)):
-                yield self.one(name, self.at(source), partial(op.rope, model, dialect, start=self.start), partial(narrow.rope, model=model))
+        if c.rotates(n):
+            for name, before in (("Qcur_rope", q), ("Kcur_rope", k)):
+                yield self.one(name, self.at(before), partial(op.rope, model, dialect, start=self.start), partial(narrow.rope, model=model))
             q, k = "Qcur_rope", "Kcur_rope"
         allow = partial(narrow.attend, model=model, layer=n)
         yield self.one("kqv_out", self.at(q, k, "Vcur"), partial(op.attend, model, dialect, n), allow)
         yield from self.behind_sub_norm("attn_sub_norm", "kqv_out", w.attn_sub_norm, attn_o_out=w.attn_output)
 
     def feed_forward(self, w: Layer, h: Key) -> Iterator[Operation]:
-        activation = self.model.config.activation
-        yield self.one("ffn_norm", (h,), _norm(self.model.config, w.ffn_norm, w.ffn_norm_bias), narrow.norm)
+        activation, source = self.model.config.activation, h
+        if w.ffn_norm is not None:
+            yield self.one("ffn_norm", (h,), _norm(self.model.config, w.ffn_norm, w.ffn_norm_bias), narrow.norm)
+            (source,) = self.at("ffn_norm")
         if w.ffn_gate is None:
-            yield from self.linears("ffn_norm", ffn_up=w.ffn_up)
+            yield from self.linears(source, ffn_up=w.ffn_up)
             gelu = op.gelu if activation == "gelu" else partial(op.gelu_tanh, dialect=self.dialect)
             yield self.one("ffn_out", self.at("ffn_up"), gelu, narrow.activation)
         else:
-            yield from self.linears("ffn_norm", ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
-            gate = op.relu2_gate if activation == "relu2" else op.silu_gate
-            yield self.one("ffn_out", self.at("ffn_gate", "ffn_up"), gate, narrow.gate)
+            yield from self.linears(source, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+            gates: dict[str, Callable[..., Expected]] = {
+                "relu2": op.relu2_gate,
+                "silu": op.silu_gate,
+                "gelu_gate": partial(op.gelu_gate, dialect=self.dialect),
+            }
+            yield self.one("ffn_out", self.at("ffn_gate", "ffn_up"), gates[activation], narrow.gate)
         yield from self.behind_sub_norm("ffn_sub_norm", "ffn_out", w.ffn_sub_norm, ffn_down=w.ffn_down)
 
     def behind_sub_norm(self, name: str, source: str, gain: NDArray | None, **output: Linear) -> Iterator[Operation]:
@@ -129,29 +153,28 @@ class _Layer:
         if gain is not None:
             yield self.one(name, self.at(source), lambda x: op.rms_norm(x, gain, self.model.config.eps), narrow.norm)
             source = name
-        yield from self.linears(source, **output)
+        yield from self.linears(Key(source, self.n), **output)
 
     def head_norm(self, name: str, source: str, gain: NDArray) -> Operation:
         return self.one(name, self.at(source), lambda x: op.head_norm(x, gain, self.model.config.eps), narrow.norm)
 
-    def linears(self, source: str, **outputs: Linear) -> Iterator[Operation]:
+    def linears(self, source: Key, **outputs: Linear) -> Iterator[Operation]:
         """The operations of matrices that read the same tensor."""
         if any(op.reads_codes(w, self.dialect) and w.norm is None for w in outputs.values()):
             yield from self.quantized(source)
         for name, w in outputs.items():
             yield from self.linear(name, source, w)
 
-    def linear(self, name: str, source: str, w: Linear) -> Iterator[Operation]:
+    def linear(self, name: str, source: Key, w: Linear) -> Iterator[Operation]:
         if w.norm is not None:
-            inner, gain, eps = name + "_in", w.norm, w.norm_eps or self.model.config.eps
-            yield self.one(inner, self.at(source), lambda x: op.rms_norm(x, gain, eps), narrow.norm)
+            inner, gain, eps = Key(name + "_in", self.n), w.norm, w.norm_eps or self.model.config.eps
+            yield self.one(inner.name, (source,), lambda x: op.rms_norm(x, gain, eps), narrow.norm)
             if op.reads_codes(w, self.dialect):
                 yield from self.quantized(inner)
             source = inner
-        yield self.one(
-            name, self.at(source), lambda x: op.product(x, w, self.dialect), partial(narrow.product, linear=w, dialect=self.dialect)
-        )
+        yield self.one(name, (source,), lambda x: op.product(x, w, self.dialect), partial(narrow.product, linear=w, dialect=self.dialect))
 
-    def quantized(self, name: str) -> Iterator[Operation]:
-        yield self.one(name + "_codes", self.at(name), op.codes, narrow.codes)
-        yield self.one(name + "_scale", self.at(name), op.code_scale, narrow.code_scale)
+    def quantized(self, source: Key) -> Iterator[Operation]:
+        name = source.name if source.layer == self.n else "attn_inp"
+        yield self.one(name + "_codes", (source,), op.codes, narrow.codes)
+        yield self.one(name + "_scale", (source,), op.code_scale, narrow.code_scale)

@@ -103,9 +103,12 @@ def norm(storage: Storage, expected: Expected, x: Array) -> Allowance:
     return effects._replace(shared=len(x))  # all rows share the rounded weight
 
 
-def add(storage: Storage, expected: Expected, *terms: Array) -> Allowance:
-    """A sum: its terms, and the result; of three terms a sum in between."""
+def add(storage: Storage, expected: Expected, *terms: Array, factor: float = 1.0) -> Allowance:
+    """A sum: its terms, and the result; of three terms a sum in between. factor: multiplies all terms but the first."""
+    terms = (terms[0], *(term * factor for term in terms[1:]))
     effects = [ROUNDOFF[kind] * np.abs(term) for kind, term in zip(storage.inputs, terms, strict=True)]
+    if factor != 1:
+        effects += [_kept(storage.output, term) for term in terms[1:]]
     return stored(*effects, _kept(storage.output, expected.value), *([ROUNDOFF[storage.output] * expected.unit] if len(terms) > 2 else []))
 
 
@@ -175,8 +178,10 @@ def product(storage: Storage, expected: Expected, x: Array, *, linear: Linear, d
 
 
 def head(storage: Storage, expected: Expected, x: Array, *, model: Model, dialect: Dialect) -> Allowance:
-    """The product with the output matrix, which the engine may have converted."""
-    return _product(storage, expected, x, model.head, False, dialect, 1.0, [_kept(storage.output, expected.value)], storage.precision.head)
+    """The product with the output matrix, which the engine may have converted; its scale; and its cap, three steps of slopes below 1."""
+    c = model.config
+    kept = [_kept(storage.output, expected.value, 1 + (c.logit_scale != 1) + 3 * (c.logit_cap is not None))]
+    return _product(storage, expected, x, model.head, False, dialect, 1 / c.logit_scale, kept, storage.precision.head)
 
 
 def _product(
@@ -239,7 +244,7 @@ def attend(storage: Storage, expected: Expected, q: Array, k: Array, v: Array, *
     sums, and the result. Elements of a head share the errors of its scores.
     """
     c, precision = model.config, storage.precision
-    t, root = len(q), np.sqrt(c.head_dim)
+    t, scale = len(q), op.score_scale(c)
     u = ROUNDOFF[storage.output]
     fine = ROUNDOFF[precision.probs] or u
     acc = ROUNDOFF[precision.attn_acc]
@@ -256,12 +261,13 @@ def attend(storage: Storage, expected: Expected, q: Array, k: Array, v: Array, *
         return np.einsum("thk,shk->hts", a, b)
 
     mask = spec.causal_mask(t, t, window=c.window_of(layer))
-    s = dots(queries, keys) / root
-    p = spec.softmax(s + mask)
+    s = dots(queries, keys) * scale
+    p = spec.softmax(spec.soft_cap(s, c.score_cap) + mask)
     visible = mask == 0
-    off = (dots(query_errors, np.abs(keys)) + dots(np.abs(queries), key_errors)) / root + 3 * u * np.abs(s)
-    squares = (dots(query_errors**2, keys**2) + dots(queries**2, key_errors**2)) / c.head_dim
-    squares = squares + 3 * (u * s) ** 2
+    steps = 3 if c.score_cap is None else 6  # a cap divides, takes tanh and multiplies; its slope is at most 1
+    off = (dots(query_errors, np.abs(keys)) + dots(np.abs(queries), key_errors)) * scale + steps * u * np.abs(s)
+    squares = (dots(query_errors**2, keys**2) + dots(queries**2, key_errors**2)) * scale**2
+    squares = squares + steps * (u * s) ** 2
     largest = np.where(visible, np.minimum(off, 6 * np.sqrt(squares)), 0).max(axis=-1, keepdims=True)  # [H, T, 1]
     growth = np.expm1(np.clip(2 * largest, 1e-12, 60)) / np.clip(2 * largest, 1e-12, 60)  # beyond the first order
     off, squares = p * off * growth, p**2 * squares * growth**2

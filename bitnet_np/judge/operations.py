@@ -248,11 +248,20 @@ def rope(model: Model, dialect: Dialect, x: Array, start: int = 0) -> Expected:
 
 
 def scores(model: Model, q: Array, k: Array) -> tuple[Array, Array]:
-    """Scaled scores [H, T, S] of every query with every key, and the same on absolute values."""
+    """Scores [H, T, S] of every query with every key, scaled and capped, and the scaled ones on absolute values.
+
+    A cap makes an error of a score smaller, never larger.
+    """
     c = model.config
     q, k = q.reshape(len(q), c.heads, c.head_dim), k.reshape(len(k), c.kv_heads, c.head_dim)
-    k, root = spec.by_query_head(k, c.heads), np.sqrt(c.head_dim)
-    return np.einsum("thk,shk->hts", q, k) / root, np.einsum("thk,shk->hts", np.abs(q), np.abs(k)) / root
+    k, scale = spec.by_query_head(k, c.heads), score_scale(c)
+    s = np.einsum("thk,shk->hts", q, k) * scale
+    return spec.soft_cap(s, c.score_cap), np.einsum("thk,shk->hts", np.abs(q), np.abs(k)) * scale
+
+
+def score_scale(c: Config) -> float:
+    """The factor of q . k."""
+    return c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale
 
 
 def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Array) -> Expected:
@@ -272,6 +281,8 @@ def attend(model: Model, dialect: Dialect, layer: int, q: Array, k: Array, v: Ar
     p, largest = spec.softmax(s), s.max(axis=-1, keepdims=True)
     visible = mask == 0
     wrong_score = np.where(visible, s_unit * min(c.head_dim, 6 * c.head_dim**0.5) + 2 * np.abs(np.where(visible, s - largest, 0)), 0)
+    if c.score_cap is not None:
+        wrong_score = wrong_score + 8 * np.abs(np.where(visible, s, 0))  # division, tanh and product, each relative
     steps = np.maximum(2 * wrong_score.max(axis=-1), 0) + np.minimum(visible.sum(axis=-1), 36) + 8  # [H, T]
     reach: float | Array = 0.0
     if dialect.halves:
@@ -292,6 +303,19 @@ def add(*terms: Array) -> Expected:
     return Expected(np.sum(terms, axis=0), np.sum(np.abs(terms), axis=0), len(terms))
 
 
+def add_scaled(factor: float, h: Array, *branches: Array) -> Expected:
+    """The residual stream and outputs of branches times their scale, which is rounded too where it is not 1."""
+    terms = [h, *(branch * factor for branch in branches)]
+    expected = add(*terms)
+    return expected if factor == 1 else expected._replace(steps=expected.steps + 2)
+
+
+def scaled_embedding(c: Config, x: Array) -> Expected:
+    """A product with a factor that is rounded itself; engines of bfloat16 round it further (narrow.py)."""
+    value = x * c.embedding_scale
+    return Expected(value, np.abs(value), 2)
+
+
 def relu2_gate(gate: Array, up: Array) -> Expected:
     """relu(gate)^2 * up: a square and a product; and the inputs' own roundings, that of the gate twice, in a float64 engine's dump."""
     value = spec.relu2_gate(gate, up)
@@ -302,6 +326,13 @@ def silu_gate(gate: Array, up: Array) -> Expected:
     """SiLU(gate) * up: an exponential (2 roundings, in some engines of a rounded argument), a sum, a division, a product."""
     value = spec.silu_gate(gate, up)
     return Expected(value, np.abs(value) * (1 + np.abs(gate)), 6)
+
+
+def gelu_gate(gate: Array, up: Array, dialect: Dialect = EXACT) -> Expected:
+    """GELU by tanh of the gate, times up."""
+    one = gelu_tanh(gate, dialect)
+    size = np.abs(up)
+    return Expected(one.value * up, one.unit * size, one.steps + 2, one.reach * size)
 
 
 def gelu(x: Array) -> Expected:
@@ -329,7 +360,14 @@ def head(model: Model, dialect: Dialect, x: Array) -> Expected:
     """The product with the output matrix; in some dialects its input is rounded to float16."""
     x = to_float16(x) if dialect.halves else x
     expected = matmul(x, model.head, False, dialect)
-    if model.output_bias is None:
-        return expected
-    bias = model.output_bias.astype(np.float64)
-    return expected._replace(value=expected.value + bias, unit=expected.unit + np.abs(bias), steps=expected.steps + 1)
+    if model.output_bias is not None:
+        bias = model.output_bias.astype(np.float64)
+        expected = expected._replace(value=expected.value + bias, unit=expected.unit + np.abs(bias), steps=expected.steps + 1)
+    return expected if model.config.plain_logits else finished_logits(model.config, expected)
+
+
+def finished_logits(c: Config, expected: Expected) -> Expected:
+    """Logits scaled and capped, with the errors that they had before. A cap makes those smaller, but its own tanh is rounded."""
+    value, unit, reach = expected.value / c.logit_scale, expected.unit / c.logit_scale, expected.reach / c.logit_scale
+    steps = expected.steps + (3 if c.logit_cap is None else 11)
+    return expected._replace(value=spec.soft_cap(value, c.logit_cap), unit=unit, steps=steps, reach=reach)

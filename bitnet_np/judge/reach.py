@@ -46,12 +46,12 @@ def dialects(base: Variant) -> Iterator[Variant]:
 def in_precision(base: Variant, precision: Precision) -> Variant:
     """Our engine with every recorded tensor, the KV cache and the head in the types of a precision."""
     c, layer = base.model.config, base.model.layers[0]
-    keys = "Kcur_rope" if c.rope != "none" else "Kcur" if layer.attn_k_norm is None else "Kcur_normed"
+    plain = "Kcur" if layer.attn_k_norm is None else "Kcur_normed"
 
     def edit(name: str, n: int | None, x: NDArray) -> NDArray:
         if precision.act != "float32":
             x = _to_type(x, precision.act)
-        if precision.kv != "float32" and name in (keys, "Vcur"):
+        if precision.kv != "float32" and n is not None and name in ("Kcur_rope" if c.rotates(n) else plain, "Vcur"):
             x = _to_type(x.reshape(-1, c.head_dim), precision.kv).reshape(x.shape)
         return x
 

@@ -12,7 +12,7 @@ from numba import get_num_threads, prange
 from numpy.typing import NDArray
 
 from .launching import Floats, inlined, launch, parallel, serial
-from .scalar import CHUNK, exp, round_to_half
+from .scalar import CHUNK, exp, round_to_half, soft_cap
 from .simd import LANES, axpy_step, axpy_tail, fma, prefetch, store_products, store_sums, store_tile, tile_f32
 from .sums import fold_lanes
 from .tiles import ROWS, SPAN, TOKENS, VALUE_COLUMNS, dot_tile
@@ -40,7 +40,8 @@ class Inputs(NamedTuple):
     v: Any  # [B, S, G, K]
     slot: Any  # [R] the sequence of a row
     position: Any  # [R]
-    scale: Any  # of scores
+    scale: Any  # of q . k
+    cap: Any  # of scores, 0 for none
 
 
 class Run(NamedTuple):
@@ -138,6 +139,14 @@ def exponentials(scores, largest, lanes):
 
 
 @serial
+def cap_scores(scores, cap):
+    """Replace each score s by cap * tanh(s / cap)."""
+    for i in range(scores.shape[0]):
+        for j in range(CHUNK):
+            scores[i, j] = soft_cap(scores[i, j], cap)
+
+
+@serial
 def chunk_values(p, n_keys, values, value_start, value_stride, width, out):
     """out[i] = sum over keys of p[i, j] * value j, one chain per element in key order. Rows of `out` are padded to whole tiles."""
     for i in range(0, p.shape[0], TOKENS):
@@ -209,6 +218,8 @@ def _attend_chunk(inputs, window, run, chunk, room, here):
     width, scores, lanes = room.queries.shape[1], room.scores, room.lanes
     largest, weight, position = here.largest, here.weight, inputs.position
     chunk_scores(room.queries, width, inputs.k, inputs.v, chunk.start, chunk.stride, chunk.n_keys, inputs.scale, scores)
+    if inputs.cap > 0:
+        cap_scores(scores, inputs.cap)
     for i in range(weight.size):
         low, high = visible(position[run.first + i // run.group], window, chunk.key)
         largest[i] = _largest_score(scores[i], low, high, lanes)
@@ -270,9 +281,9 @@ def _attend_run(inputs, window, run, out):
 
 
 @parallel
-def _attend(q, k, v, slot, position, tiles, scale, window, out):
+def _attend(q, k, v, slot, position, tiles, scale, cap, window, out):
     heads, group, n = k.shape[2], q.shape[1] // k.shape[2], (tiles.size - 1) * k.shape[2]
-    inputs = Inputs(q, k, v, slot, position, scale)
+    inputs = Inputs(q, k, v, slot, position, scale, cap)
     for item in prange(n):
         mirrored = n - 1 - item // 2 if item % 2 else item // 2  # late rows see more keys: give each thread early and late ones
         t = mirrored // heads
@@ -280,10 +291,10 @@ def _attend(q, k, v, slot, position, tiles, scale, window, out):
 
 
 @parallel
-def _attend_split(q, k, v, slot, position, scale, window, largest, weight, values, out):
+def _attend_split(q, k, v, slot, position, scale, cap, window, largest, weight, values, out):
     """As `_attend`, for rows that stand alone: cut between chunks of keys, so that threads share out a single row."""
     rows, heads, group, chunks = q.shape[0], k.shape[2], q.shape[1] // k.shape[2], largest.shape[1]
-    inputs = Inputs(q, k, v, slot, position, scale)
+    inputs = Inputs(q, k, v, slot, position, scale, cap)
     for item in prange(rows * chunks * heads):
         r, c, g = item // (chunks * heads), item // heads % chunks, item % heads
         key = (first_chunk(position[r], window) + np.int64(c)) * CHUNK
@@ -323,9 +334,20 @@ def query_tiles(slot: NDArray[np.int64], position: NDArray[np.int64], group: int
     return _query_tiles(slot, position, max(1, _QUERIES // group))
 
 
-def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None = None) -> Floats:
+def attend(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    slot: NDArray[np.int64],
+    position: NDArray[np.int64],
+    window: int | None = None,
+    scale: np.float32 | None = None,
+    cap: np.float32 | None = None,
+) -> Floats:
     # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
-    """Row r attends to keys 0..position[r] of sequence slot[r], or to the last `window` of them; scale 1/sqrt(K).
+    """Row r attends to keys 0..position[r] of sequence slot[r], or to the last `window` of them.
+
+    scale: multiplies q . k; None: 1 / sqrt(K). cap: scores s become cap * tanh(s / cap).
 
     There is no mask array and no [T, S] buffer. Position p is in place p % S: with a window k and v may be rings of S positions, S a
     multiple of CHUNK, which hold all chunks that a call's rows see.
@@ -334,6 +356,7 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
     heads, group = k.shape[2], q.shape[1] // k.shape[2]
     tiles = query_tiles(slot, position, group)
     window = window or NO_WINDOW
+    scores = inverse_root(q.shape[2]) if scale is None else scale, cap or np.float32(0)
     longest = _longest(position, window)
     work = q.size * longest // 8
     alone = tiles.size == len(q) + 1 and len(q) * heads < 2 * get_num_threads()
@@ -341,9 +364,9 @@ def attend(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: N
         chunks = chunks_touched(longest)
         values = empty((len(q), chunks, heads, -(-group // TOKENS) * TOKENS, -(-q.shape[2] // SPAN) * SPAN))
         largest, weight = empty((2, len(q), chunks, heads, group))
-        launch(_attend_split, work, q, k, v, slot, position, scale_of(q), window, largest, weight, values, out)
+        launch(_attend_split, work, q, k, v, slot, position, *scores, window, largest, weight, values, out)
     else:
-        launch(_attend, work, q, k, v, slot, position, tiles, scale_of(q), window, out)
+        launch(_attend, work, q, k, v, slot, position, tiles, *scores, window, out)
     return out
 
 
@@ -352,17 +375,14 @@ def _longest(position: NDArray[np.int64], window: int) -> int:
     return min(int(position.max()) + 1, window)
 
 
-def scale_of(q: Floats) -> np.float32:
-    return _inverse_root(q.shape[2])
-
-
 @lru_cache
-def _inverse_root(width: int) -> np.float32:
+def inverse_root(width: int) -> np.float32:
+    """1 / sqrt(K), the scale of scores where a model does not state another."""
     return np.float32(1.0) / np.sqrt(np.float32(width))
 
 
 @parallel
-def _attend_halves(q, k, v, slot, position, scale, window, out):
+def _attend_halves(q, k, v, slot, position, scale, cap, window, out):
     heads, width, places = q.shape[1], q.shape[2], k.shape[1]
     stride = k.shape[2] * width
     for item in prange(q.shape[0] * heads):
@@ -375,7 +395,7 @@ def _attend_halves(q, k, v, slot, position, scale, window, out):
         for j in range(n):
             key = (slot[r] * places + (first + j) % places) * stride + g * width
             store_sums(dot_tile(tile_f32(1, 1), k, key, 0, 1, q, (r * heads + h) * width, 0, 1, width), sums)
-            p[j] = sums[0] * scale
+            p[j] = soft_cap(np.float32(sums[0] * scale), cap) if cap > 0 else sums[0] * scale
             largest = max(largest, p[j])
         weight = 0.0
         for j in range(n):
@@ -394,7 +414,14 @@ def _attend_halves(q, k, v, slot, position, scale, window, out):
 
 
 def attend_halves(
-    q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], window: int | None = None
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    slot: NDArray[np.int64],
+    position: NDArray[np.int64],
+    window: int | None = None,
+    scale: np.float32 | None = None,
+    cap: np.float32 | None = None,
 ) -> Floats:
     # [R, H, K], [B, S, G, K] x 2, [R], [R] -> [R, H, K]
     """`attend` for an engine that rounds probabilities to float16 before it sums the values: plain loops, and sums in float64.
@@ -407,5 +434,6 @@ def attend_halves(
         k, v = (array[:, :end].view(np.float16).astype(np.float32) for array in (k, v))
     out = empty(q.shape)
     window = window or NO_WINDOW
-    launch(_attend_halves, q.size * _longest(position, window) // 8, q, k, v, slot, position, scale_of(q), window, out)
+    scores = inverse_root(q.shape[2]) if scale is None else scale, cap or np.float32(0)
+    launch(_attend_halves, q.size * _longest(position, window) // 8, q, k, v, slot, position, *scores, window, out)
     return out

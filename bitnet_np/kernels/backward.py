@@ -12,7 +12,7 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .attention import NO_WINDOW, _largest_score, chunk_scores, chunk_values, exponentials, scale_of, visible
+from .attention import NO_WINDOW, _largest_score, chunk_scores, chunk_values, exponentials, inverse_root, visible
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .scalar import CHUNK, WIDE_LANES, exp
 from .simd import LANES, axpy_step, axpy_tail, fma, store_tile, tile_f32
@@ -368,7 +368,7 @@ def attend_back(
     """
     dq, dk, dv = np.zeros(q.shape, np.float32), np.zeros(k.shape, np.float32), np.zeros(v.shape, np.float32)
     work = int((np.diff(cuts) ** 2).sum()) * q.shape[1] * q.shape[2] // 8
-    launch(_attend_back, work, q, k, v, attended, dy, cuts, scale_of(q), window or NO_WINDOW, dq, dk, dv)
+    launch(_attend_back, work, q, k, v, attended, dy, cuts, inverse_root(q.shape[2]), window or NO_WINDOW, dq, dk, dv)
     return dq, dk, dv
 
 

@@ -13,16 +13,17 @@ from .attention import (
     UNSEEN,
     Inputs,
     Run,
+    cap_scores,
     chunk_at,
     chunk_scores,
     chunk_values,
     exponentials,
     fold,
+    inverse_root,
     new_room,
     new_sums,
     no_sums,
     query_tiles,
-    scale_of,
     store_attended,
 )
 from .launching import Floats, launch, parallel, read_only, rule, serial
@@ -157,6 +158,8 @@ def _attend_run_masked(inputs, mask, run, out):
         end = key + chunk.n_keys
         if _sees_any(mask, position, run.end - run.first, key, end):
             chunk_scores(room.queries, width, k, v, chunk.start, chunk.stride, chunk.n_keys, inputs.scale, scores)
+            if inputs.cap > 0:
+                cap_scores(scores, inputs.cap)
             for i in range(weight.size):
                 largest[i], seen = _add_biases(scores[i], mask[position + i // run.group, key:end], room.lanes)
                 total = exponentials(scores[i], largest[i], room.lanes)
@@ -170,24 +173,34 @@ def _attend_run_masked(inputs, mask, run, out):
 
 
 @parallel
-def _attend_masked(q, k, v, slot, position, tiles, mask, scale, out):
+def _attend_masked(q, k, v, slot, position, tiles, mask, scale, cap, out):
     heads, group = k.shape[2], q.shape[1] // k.shape[2]
-    inputs = Inputs(q, k, v, slot, position, scale)
+    inputs = Inputs(q, k, v, slot, position, scale, cap)
     for item in prange((tiles.size - 1) * heads):
         t = item // heads
         run = Run(tiles[t], tiles[t + 1], item % heads, group)
         _attend_run_masked(inputs, mask[min(slot[run.first], mask.shape[0] - 1)], run, out)
 
 
-def attend_masked(q: Floats, k: Floats, v: Floats, slot: NDArray[np.int64], position: NDArray[np.int64], mask: Floats) -> Floats:
+def attend_masked(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    slot: NDArray[np.int64],
+    position: NDArray[np.int64],
+    mask: Floats,
+    scale: np.float32 | None = None,
+    cap: np.float32 | None = None,
+) -> Floats:
     # [R, H, K], [B, S, G, K] x 2, [R], [R], [1 or B, T, S'] -> [R, H, K]
     """Attention by an additive mask: row r adds mask[slot[r] or 0, position[r]] to its scores of keys 0..S' of sequence slot[r].
 
     The order is the contract's, by absolute position. Keys hidden by -infinity are passed over, and a row that sees none gives zeros. With
-    a causal mask these are the bits of `cpu.attend`.
+    a causal mask these are the bits of `cpu.attend`, which explains `scale` and `cap`.
     """
     out = empty(q.shape)
     tiles = query_tiles(slot, position, q.shape[1] // k.shape[2])
     work = q.size * mask.shape[2] // 8
-    launch(_attend_masked, work, q, k, v, slot, position, tiles, read_only(np.ascontiguousarray(mask)), scale_of(q), out)
+    scores = inverse_root(q.shape[2]) if scale is None else scale, cap or np.float32(0)
+    launch(_attend_masked, work, q, k, v, slot, position, tiles, read_only(np.ascontiguousarray(mask)), *scores, out)
     return out

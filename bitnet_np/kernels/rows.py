@@ -8,6 +8,7 @@ from .launching import Floats, inlined, launch, parallel, read_only
 from .scalar import WIDE_LANES, cos_sin, exp, normal_cdf
 from .scalar import gelu_tanh as _gelu_tanh_of
 from .scalar import silu as _silu_of
+from .scalar import soft_cap as _soft_cap_of
 from .simd import fma
 from .sums import wide_dot
 from .workspace import empty
@@ -216,6 +217,37 @@ def gelu_tanh(x: Floats) -> Floats:  # [R, F] -> [R, F]
     """The tanh approximation of GELU."""
     out = empty(x.shape)
     launch(_gelu_tanh, 16 * x.size, x, out)
+    return out
+
+
+@parallel
+def _gelu_gate(gate, up, out):
+    for r in prange(gate.shape[0]):
+        for i in range(gate.shape[1]):
+            out[r, i] = _gelu_tanh_of(gate[r, i]) * up[r, i]
+
+
+def gelu_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
+    """The tanh approximation of GELU of the gate, times up."""
+    out = empty(gate.shape)
+    launch(_gelu_gate, 16 * gate.size, gate, up, out)
+    return out
+
+
+# --- logits ---------------------------------------------------------------------------------------------------------------------------
+
+
+@parallel
+def _soft_cap(x, cap, out):
+    for r in prange(x.shape[0]):
+        for i in range(x.shape[1]):
+            out[r, i] = _soft_cap_of(x[r, i], cap)
+
+
+def soft_cap(x: Floats, cap: np.float32) -> Floats:  # [R, V] -> [R, V]
+    """cap * tanh(x / cap)."""
+    out = empty(x.shape)
+    launch(_soft_cap, 16 * x.size, x, cap, out)
     return out
 
 

@@ -20,30 +20,34 @@ LINEAR_NAMES = ("Qcur", "Kcur", "Vcur", "attn_o_out", "ffn_gate", "ffn_up", "ffn
 """The outputs of a layer's matrices."""
 QUANTIZED = NORMS
 """The inputs of the ternary matrices of a BitNet with sub-norms."""
-MAY_BE_QUANTIZED = (*QUANTIZED, "kqv_out", "ffn_out", *(f"{name}_in" for name in LINEAR_NAMES))
-"""The inputs of ternary matrices in any family; <name>_in is the norm inside the matrix that gives <name>."""
+MAY_BE_QUANTIZED = (*QUANTIZED, "attn_inp", "kqv_out", "ffn_inp", "ffn_out", *(f"{name}_in" for name in LINEAR_NAMES))
+"""The inputs of ternary matrices in any family; <name>_in is the norm inside the matrix that gives <name>, attn_inp the layer's input."""
 SCORES = ("kq", "kq_soft_max")
-MODEL_NAMES = ("inp_embd", "inpL", "result_norm", "result_output", "log_probs")
+MODEL_NAMES = ("inp_embd", "inpL", "inp_scaled", "result_norm", "result_output", "log_probs")
 
 
 def _in_order() -> Iterator[str]:
     for name in (
         "attn_norm",
+        "attn_inp",
         *("Qcur", "Kcur", "Vcur"),
         *("Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope"),
         *SCORES,
         "kqv_out",
         "attn_sub_norm",
         "attn_o_out",
+        "attn_post_norm",
         "ffn_inp",
         "ffn_norm",
         *("ffn_gate", "ffn_up", "ffn_out"),
         "ffn_sub_norm",
         "ffn_down",
+        "ffn_post_norm",
         "l_out",
     ):
         for point in (f"{name}_in", name) if name in LINEAR_NAMES else (name,):
-            yield point
+            if point != "attn_inp":  # another layer's point
+                yield point
             if point in MAY_BE_QUANTIZED:
                 yield from (point + "_codes", point + "_scale")
 
@@ -51,35 +55,41 @@ def _in_order() -> Iterator[str]:
 LAYER_NAMES = tuple(_in_order())
 """The points of a layer, in the order they are computed."""
 
-RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "inpL", "result_norm", "result_output")
+RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "inpL", "inp_scaled", "result_norm", "result_output")
 """The points that forward passes record, over all families. Scores are computed on request; log_probs come from files without logits."""
 
 MEANINGS = {
     "inp_embd": ("T D", "rows of the embedding for the tokens"),
     "inpL": ("T D", "inp_embd plus learned positions, in models that have them"),
-    "attn_norm": ("T D", "norm in front of attention"),
+    "inp_scaled": ("T D", "the embedding times its scale, in models that have one"),
+    "attn_norm": ("T D", "norm in front of attention, in models that have one"),
     "Qcur": ("T HK", "queries: matrix product with scale and bias"),
     "Kcur": ("T GK", "keys: matrix product with scale and bias"),
     "Vcur": ("T GK", "values: matrix product with scale and bias"),
-    "Qcur_normed": ("T HK", "queries after the norm of each head, in models that have one"),
-    "Kcur_normed": ("T GK", "keys after the norm of each head, in models that have one"),
+    "Qcur_normed": ("T HK", "queries after their norm, of each head or of all together, in models that have one"),
+    "Kcur_normed": ("T GK", "keys after their norm, of each head or of all together, in models that have one"),
     "Qcur_rope": ("T HK", "queries after RoPE"),
     "Kcur_rope": ("T GK", "keys after RoPE"),
-    "kq": ("H T T", "attention scores q.k / sqrt(K), 0 where the query does not see the key"),
+    "kq": ("H T T", "attention scores q.k / sqrt(K), or with the model's own scale and cap; 0 where the query does not see the key"),
     "kq_soft_max": ("H T T", "attention probabilities: softmax of the scores"),
     "kqv_out": ("T HK", "output of attention, heads side by side"),
     "attn_sub_norm": ("T HK", "norm of kqv_out, in models that have one"),
     "attn_o_out": ("T D", "output matrix of attention, before the residual"),
-    "ffn_inp": ("T D", "attn_o_out plus the layer's input; absent where attention and feed-forward run in parallel"),
-    "ffn_norm": ("T D", "norm in front of the feed-forward"),
+    "attn_post_norm": ("T D", "norm of attn_o_out, in models that have one"),
+    "ffn_inp": (
+        "T D",
+        "attention's branch, times the residual scale, plus the layer's input; absent where attention and feed-forward run in parallel",
+    ),
+    "ffn_norm": ("T D", "norm in front of the feed-forward, in models that have one"),
     "ffn_gate": ("T F", "gate matrix, before the activation function, in models that have a gate"),
     "ffn_up": ("T F", "up matrix"),
-    "ffn_out": ("T F", "relu(gate)^2 * up, SiLU(gate) * up, or GELU(up)"),
+    "ffn_out": ("T F", "relu(gate)^2 * up, SiLU(gate) * up, GELU(gate) * up, or GELU(up)"),
     "ffn_sub_norm": ("T F", "norm of ffn_out, in models that have one"),
     "ffn_down": ("T D", "down matrix, before the residual"),
+    "ffn_post_norm": ("T D", "norm of ffn_down, in models that have one"),
     "l_out": ("T D", "output of the layer"),
     "result_norm": ("T D", "final norm"),
-    "result_output": ("T V", "logits"),
+    "result_output": ("T V", "logits, scaled and capped where the model does that"),
     "log_probs": ("T V", "log-softmax of the logits, for files that hold no logits"),
 }
 """Axes and meaning of each point. Some have companions: `<name>_codes` [T, width] int8 and `<name>_scale` [T], the int8 codes that a

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .. import spec
 from ..backend import Backend
 from ..dialects import EXACT, Dialect
 from ..errors import OptionError, shown
@@ -65,13 +67,17 @@ class Recorder:
             self._add(Key(name, layer), array if array.ndim < 3 else array.reshape(len(array), -1))
         if self.names.isdisjoint(SCORES):
             return
-        suffix = "" if self._config.rope == "none" else "_rope"
+        suffix = "_rope" if layer is not None and self._config.rotates(layer) else ""
         if name == "Qcur" + suffix:
             self._queries = self._heads(array)
         elif name == "Kcur" + suffix and self._queries is not None:
-            for scored, values in scores(self._queries, self._heads(array), self.names, self._config.window_of(layer or 0)):
+            for scored, values in scores(self._queries, self._heads(array), self.names, **self._scoring(layer or 0)):
                 self._add(Key(scored, layer), values)
             self._queries = None
+
+    def _scoring(self, layer: int) -> dict[str, Any]:
+        c = self._config
+        return {"window": c.window_of(layer), "scale": c.attention_scale, "cap": c.score_cap}
 
     def _heads(self, array: NDArray) -> Floats:
         return self._dialect.rounded(array).reshape(len(array), -1, self._config.head_dim)
@@ -82,8 +88,17 @@ class Recorder:
         return not self.names.isdisjoint(("result_norm", "result_output"))
 
 
-def scores(q: Floats, k: Floats, names: Iterable[str] = SCORES, window: int | None = None) -> Iterator[tuple[str, Floats]]:
-    """Yields attention scores q.k / sqrt(K) and their softmax over the visible keys, by name: [T, H, K], [T, G, K] -> [H, T, T].
+def scores(
+    q: Floats,
+    k: Floats,
+    names: Iterable[str] = SCORES,
+    window: int | None = None,
+    scale: float | None = None,
+    cap: float | None = None,
+) -> Iterator[tuple[str, Floats]]:
+    """Yields attention scores and their softmax over the visible keys, by name: [T, H, K], [T, G, K] -> [H, T, T].
+
+    scale, cap: as in spec.attend.
 
     Each is computed in float64, head by head, and rounded to float32 once. Both are 0 where a query does not see a key.
     """
@@ -97,7 +112,8 @@ def scores(q: Floats, k: Floats, names: Iterable[str] = SCORES, window: int | No
         out = np.empty((heads, length, length), np.float32)
         for head in range(heads):
             keys = k[:, head // (heads // k.shape[1])].astype(np.float64)
-            values = q[:, head].astype(np.float64) @ keys.T / np.sqrt(width)
+            products = q[:, head].astype(np.float64) @ keys.T
+            values = spec.soft_cap(products / np.sqrt(width) if scale is None else products * scale, cap)
             if name == "kq_soft_max":
                 values = np.exp(np.where(visible, values, -np.inf) - values.max(axis=1, keepdims=True, where=visible, initial=-np.inf))
                 values /= values.sum(axis=1, keepdims=True)

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .. import ternarize, widen
 from ..errors import ContextLimitError, NonFiniteError, OptionError, ShapeError, UnsupportedError
-from ..families import FAMILIES, layer_shapes
+from ..families import FAMILIES, NORMS, Family, layer_shapes
 from ..kernels import backward, cpu
 from ..model import Blocks, Config, Linear, Model, Ternary
 from ..model_check import check_model, ternary_flaws
@@ -121,6 +121,14 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
     return parameters
 
 
+def _is_known(family: Family, config: Config) -> bool:
+    """Whether there are gradients of all that the family does."""
+    norms = family.norms in (NORMS, ("attn_norm", "ffn_norm")) and not family.head_norms and config.norm == "rms"
+    factors = (config.embedding_scale, config.residual_scale, config.logit_scale) == (1, 1, 1)
+    scores = (config.attention_scale, config.score_cap, config.logit_cap) == (None, None, None)
+    return norms and factors and scores and config.activation in ("relu2", "silu") and config.rope != "none"
+
+
 def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> dict[str, Floats | Ternary]:
     """The parameters, checked and as kernels take them."""
     if not isinstance(parameters, Mapping):
@@ -128,7 +136,7 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
     if weights not in get_args(Quantizer):
         raise OptionError(f"weights is {weights!r}, expected one of {', '.join(get_args(Quantizer))}")
     family = FAMILIES.get(config.architecture)
-    if family is None or family.head_norms or config.norm != "rms" or not config.gated or config.rope == "none":
+    if family is None or not _is_known(family, config):
         raise UnsupportedError(f"architecture is {config.architecture!r}, gradients are there for BitNet's and Llama's")
     expected = parameter_shapes(config, "output.weight" not in parameters)
     for n in range(config.n_layers):

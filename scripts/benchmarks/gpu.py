@@ -57,7 +57,7 @@ def random_placed(config: Config, on: Cuda, seed: int = 0) -> Model:
         d, f, q, kv = config.width, config.ffn, config.q_width, config.kv_width
         matrices = {"attn_q": (q, d), "attn_k": (kv, d), "attn_v": (kv, d), "attn_output": (d, q), "ffn_up": (f, d), "ffn_down": (d, f)}
         linears: Any = {name: linear(*shape) for name, shape in matrices.items()}
-        return Layer(ones(d), **linears, ffn_norm=ones(d), ffn_gate=linear(f, d), attn_sub_norm=ones(q), ffn_sub_norm=ones(f))
+        return Layer(**linears, attn_norm=ones(d), ffn_norm=ones(d), ffn_gate=linear(f, d), attn_sub_norm=ones(q), ffn_sub_norm=ones(f))
 
     words = -(-config.width // 128) * 64
     some = rng.standard_normal(min(1 << 20, config.vocab * words * 2)).astype(np.float16).view(np.uint32)

@@ -42,17 +42,19 @@ class Engine:
 
     def layer(self, n: int) -> None:
         w, h, position = self.model.layers[n], self.stream(n), np.arange(len(self.tokens))
+        assert w.attn_norm is not None
+        assert w.ffn_norm is not None
         assert w.attn_sub_norm is not None
         assert w.ffn_sub_norm is not None
         assert w.ffn_gate is not None
-        attn_sub_norm, ffn_sub_norm = w.attn_sub_norm, w.ffn_sub_norm
+        attn_norm, ffn_norm, attn_sub_norm, ffn_sub_norm = w.attn_norm, w.ffn_norm, w.attn_sub_norm, w.ffn_sub_norm
 
         def linear(name: str, source: str, matrix: Linear) -> None:
             weights = matrix.weights
             assert isinstance(weights, Ternary)
             self.step(name, n, lambda: self.linear(self.at(source, n), weights))
 
-        self.step("attn_norm", n, lambda: self.norm(h, w.attn_norm))
+        self.step("attn_norm", n, lambda: self.norm(h, attn_norm))
         linear("Qcur", "attn_norm", w.attn_q)
         linear("Kcur", "attn_norm", w.attn_k)
         linear("Vcur", "attn_norm", w.attn_v)
@@ -62,7 +64,7 @@ class Engine:
         self.step("attn_sub_norm", n, lambda: self.norm(self.at("kqv_out", n), attn_sub_norm))
         linear("attn_o_out", "attn_sub_norm", w.attn_output)
         self.step("ffn_inp", n, lambda: h + self.at("attn_o_out", n))
-        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), w.ffn_norm))
+        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), ffn_norm))
         linear("ffn_gate", "ffn_norm", w.ffn_gate)
         linear("ffn_up", "ffn_norm", w.ffn_up)
         self.step("ffn_out", n, lambda: np.maximum(self.at("ffn_gate", n), 0) ** 2 * self.at("ffn_up", n))

@@ -17,15 +17,29 @@ class Rows:
 
 
 def attention(
-    heads: int, kv_heads: int, width: int, slot: list[int], position: list[int], window: int | None, capacity: int, processors: int = 132
+    heads: int,
+    kv_heads: int,
+    width: int,
+    slot: list[int],
+    position: list[int],
+    window: int | None,
+    capacity: int,
+    processors: int = 132,
+    scores: tuple[np.float32, ...] = (),
 ) -> None:
     """Compares attention in float32, then twice with rotated queries and float16 keys and values: the second run depends on no state."""
     on, n = device(processors), len(slot)
     q, (k, v) = normal(n, heads, width), (normal(max(slot) + 1, capacity, kv_heads, width, seed=s) for s in (1, 2))
     slots, positions = np.array(slot), np.array(position)
     rows = on.resident(Rows(slots, positions))
-    ours = cpu.attend(q, k, v, slots, positions, window)
-    same(on, on.attend(on.upload(q), on.upload(k), on.upload(v), rows.slot, rows.position, window), ours)
+    ours = cpu.attend(q, k, v, slots, positions, window, *scores)
+    same(on, on.attend(on.upload(q), on.upload(k), on.upload(v), rows.slot, rows.position, window, *scores), ours)
+    if scores:
+        if window is None:
+            mask = np.where(np.tri(capacity, dtype=bool), np.float32(0), np.float32(-np.inf)).reshape(1, capacity, capacity)
+            uploaded = [on.upload(array) for array in (q, k, v)]
+            same(on, on.attend_masked(*uploaded, rows.slot, rows.position, on.upload(mask), *scores), ours)
+        return
     angle = rng(7).uniform(0, 9, (n, width // 2 - width // 8))
     bits = [array.astype(np.float16).view(np.int16) for array in (k, v)]
     ours = cpu.attend(cpu.rope_adjacent(q, *cpu.rotations(angle)), *bits, slots, positions, window)
@@ -46,6 +60,15 @@ def attend_many() -> None:
     attention(8, 2, 64, [0] * 9, list(range(60, 69)), None, 69, processors=1)
     attention(4, 1, 24, [0] * 11 + [1] * 6, [*range(56, 67), *range(1, 7)], 30, 67)
     attention(4, 1, 96, [0] * 17, list(range(50, 67)), None, 67, processors=1)
+
+
+@check
+def attend_capped() -> None:
+    """Another scale than 1 / sqrt(K), and capped scores: runs of rows, and rows that stand alone."""
+    scores = np.float32(0.3), np.float32(2)
+    attention(4, 2, 6, [0, 0, 0, 1, 1], [0, 1, 2, 3, 4], None, 5, scores=scores)
+    attention(8, 2, 64, [0] * 5, list(range(60, 65)), None, 65, processors=1, scores=scores)
+    attention(4, 2, 6, [1, 0], [69, 1], 66, 70, scores=scores)
 
 
 @check

@@ -137,7 +137,14 @@ def masked_forward() -> None:
 
 @check
 def other_families() -> None:
-    for family, more in (("llama", {"weights": "float16"}), ("gptneox", {"weights": "bfloat16", "parallel_residual": True}), ("gpt2", {})):
+    for family, more in (
+        ("llama", {"weights": "float16"}),
+        ("gptneox", {"weights": "bfloat16", "parallel_residual": True}),
+        ("gpt2", {}),
+        ("granite", {}),
+        ("olmo2", {}),
+        ("gemma2", {"weights": "ternary"}),
+    ):
         on, model = device(), random_model(rng(3), **SMALLEST | {"family": family} | more)
         tokens = rng(1).integers(0, 5, (1, 2))
         assert_same_bits(forward_full(place(model, on), tokens, last_only=True, ops=on), forward_full(model, tokens, last_only=True))

@@ -96,10 +96,11 @@ def numbers() -> None:
     a[0, :8] = [-0.0, 0.0, 90, -90, -104, 9, -9, 1]
     a_uploaded, b_uploaded = on.upload(a), on.upload(b)
     with np.errstate(all="ignore"):
-        for name in ("add", "relu2_gate", "silu_gate"):
+        for name in ("add", "relu2_gate", "silu_gate", "gelu_gate"):
             equal_where_finite(on, getattr(on, name)(a_uploaded, b_uploaded), getattr(cpu, name)(a, b))
         for name in ("gelu", "gelu_tanh"):
             equal_where_finite(on, getattr(on, name)(a_uploaded), getattr(cpu, name)(a))
+        equal_where_finite(on, on.soft_cap(a_uploaded, np.float32(3)), cpu.soft_cap(a, np.float32(3)))
         equal_where_finite(on, on.add_bias(a_uploaded, on.upload(b[0])), cpu.add_bias(a, b[0]))
         equal_where_finite(on, on.scaled(a_uploaded, np.float32(0.3)), cpu.scaled(a, np.float32(0.3)))
     rows = np.array([4, 0, 0])

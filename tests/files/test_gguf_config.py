@@ -17,7 +17,7 @@ from bitnet_np.forward_pass import forward_full
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 
 
-@pytest.mark.parametrize("name", ["gemma", "LLAMA", "bitnet-b1.58 ", "BITNET-B1.58", ""])
+@pytest.mark.parametrize("name", ["mamba", "LLAMA", "bitnet-b1.58 ", "BITNET-B1.58", ""])
 def test_other_architectures(write, name):
     message = f"general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}"
     assert_refused(write({"general.architecture": text(name)}), UnsupportedError, message)

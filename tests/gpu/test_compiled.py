@@ -12,8 +12,9 @@ from gpu_marks import needs_package
 from bitnet_np.kernels import masks
 
 FUSED_WITHOUT_HARM = {"silu_gate", "rms_norm_silu", "normed_codes_silu", "normed_product_silu_of_sum", "gelu_tanh", "gelu"}
-"""Kernels in which a fused product changes no bit: 1 + e^y, whose last product is by a power of two, and 1 - p / 2. The products are exact,
-or too small to matter beside 1."""
+FUSED_WITHOUT_HARM |= {"gelu_gate", "soft_cap", "attend_capped", "attend_chunk_capped"}
+"""Kernels in which a fused product changes no bit: 1 + e^y and e^y - 1, whose last product is by a power of two, and 1 - p / 2. The
+products are exact, or too small to matter beside 1."""
 
 EXPECTED = {
     "normed_codes_relu2": ("ld.global.v4", "ld.shared.v4", "fma.rn.f64", "sqrt.rn.f32", "div.rn.f32", "redux.sync"),
@@ -25,6 +26,8 @@ EXPECTED = {
     "attend": ("ld.shared.v4", "ld.global.v4", "fma.rn.f32", "div.rn.f32", "shfl.sync.bfly"),
     "attend_masked": ("ld.shared.v4", "ld.global.v4", "cp.async.cg.shared.global", "fma.rn.f32", "shfl.sync.bfly"),
     "attend_chunk": ("ld.shared.v4", "fma.rn.f32", "shfl.sync.bfly", "prefetch.global.L2"),
+    "attend_capped": ("ld.shared.v4", "fma.rn.f32", "div.rn.f32", "shfl.sync.bfly"),
+    "attend_chunk_capped": ("ld.shared.v4", "fma.rn.f32", "div.rn.f32", "shfl.sync.bfly", "prefetch.global.L2"),
     "rms_norm_sum": ("fma.rn.f64", "add.rn.f32", "sqrt.rn.f32", "rcp.rn.f32"),
 }
 

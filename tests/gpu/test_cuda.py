@@ -56,7 +56,21 @@ def test_kernels_on_the_gpu_give_the_bits_of_the_cpu(group):
 
 VOCABULARY = [
     *("embed", "rms_norm", "layer_norm", "quantize", "ternary_matmul", "matmul", "rotations", "rope", "rope_adjacent", "attend"),
-    *("relu2_gate", "silu_gate", "gelu", "gelu_tanh", "add", "add_bias", "scaled", "take", "spread", "resident", "to_host"),
+    *(
+        "relu2_gate",
+        "silu_gate",
+        "gelu_gate",
+        "gelu",
+        "gelu_tanh",
+        "soft_cap",
+        "add",
+        "add_bias",
+        "scaled",
+        "take",
+        "spread",
+        "resident",
+        "to_host",
+    ),
 ]
 
 

@@ -22,6 +22,7 @@ SHAPES = [{"family": family, "inner_norms": inner} for family in ARCHITECTURES f
 SHAPES += [
     {"family": "gptneox", "parallel_residual": True, "rope_width": 8},
     {"family": "llama", "weights": "ternary", "rope_scaling": 2.0},
+    {"family": "smollm3", "rope_layers": (1,)},
 ]
 
 

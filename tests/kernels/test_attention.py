@@ -15,6 +15,7 @@ from numba import njit
 
 from bitnet_np import spec
 from bitnet_np.kernels import attention, cpu, scalar
+from bitnet_np.kernels.masks import attend_masked
 
 
 def attention_case(rng, heads, kv_heads, head_dim, sequences, capacity):
@@ -52,6 +53,31 @@ def test_attend(seed, heads, head_dim, firsts, count, window):
 
     order = rng.permutation(len(slot))  # rows need not be neighbours
     assert_same_bits(cpu.attend(q[order], k, v, slot[order], position[order], window), out[order])
+
+
+@settings(max_examples=40)
+@given(
+    **attentions,
+    window=st.none() | st.sampled_from([2, 64, 65]),
+    scale=st.none() | st.sampled_from([0.05, 0.5]),
+    cap=st.sampled_from([0.5, 3.0, 50.0]),
+)
+def test_attend_with_another_scale_and_capped_scores(seed, heads, head_dim, firsts, count, window, scale, cap):
+    rng = np.random.default_rng(seed)
+    sequences = [(slot, first, count) for slot, first in enumerate(firsts)]
+    q, k, v, slot, position = attention_case(rng, *heads, head_dim, sequences, capacity=max(firsts) + count)
+    how = None if scale is None else f32(scale), f32(cap)
+    exact = None if scale is None else float(how[0]), float(how[1])
+    out, halves = cpu.attend(q, k, v, slot, position, window, *how), cpu.attend_halves(q, k, v, slot, position, window, *how)
+    assert_within(out, *bounds.attend(q, k, v, slot, position, window, *exact))
+    for r in rng.permutation(len(slot))[:3]:
+        rest = q[r], k[slot[r]], v[slot[r]], position[r], window, *how
+        assert_same_bits(out[r], contract.attend_row(*rest))
+        assert_same_bits(halves[r], contract.attend_halves_row(*rest))
+    if window is None:
+        seen = np.where(np.tri(k.shape[1], dtype=bool), f32(0), f32(-np.inf))[None]
+        finite = np.nan_to_num(k), np.nan_to_num(v)
+        assert_same_bits(attend_masked(q, *finite, slot, position, seen, *how), cpu.attend(q, *finite, slot, position, None, *how))
 
 
 @pytest.mark.parametrize("window", [None, 3, 64])

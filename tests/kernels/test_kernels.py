@@ -397,6 +397,34 @@ def test_gelu_tanh(seed, rows, width, size):
     assert_within(out, *bounds.gelu_tanh(x))
 
 
+@given(seed=seeds, rows=row_counts, width=widths, size=WIDE)
+def test_gelu_gate(seed, rows, width, size):
+    rng = np.random.default_rng(seed)
+    gate, up = np.clip(f32(size) * normal(rng, rows, width), -9, None), normal(rng, rows, width)
+    out = cpu.gelu_gate(gate, up)
+    assert_same_bits(out, contract.gelu_gate(gate, up))
+    assert_within(out, *bounds.gelu_gate(gate, up))
+
+
+@given(seed=seeds, rows=row_counts, width=widths, size=WIDE, cap=st.sampled_from([0.3, 1.0, 30.0, 1000.0]))
+def test_soft_cap(seed, rows, width, size, cap):
+    x = f32(size) * normal(np.random.default_rng(seed), rows, width)
+    out = cpu.soft_cap(x, f32(cap))
+    assert_same_bits(out, contract.soft_cap(x, f32(cap)))
+    assert_within(out, *bounds.soft_cap(x, float(f32(cap))))
+
+
+def test_soft_cap_everywhere():
+    """Odd, never beyond the cap, and as exact for small numbers as for large ones."""
+    x = np.concatenate([np.geomspace(1e-38, 1e38, 20001), np.linspace(0.1, 12, 20001)]).astype(np.float32)[None]
+    out = cpu.soft_cap(x, f32(1))
+    assert_within(out, *bounds.soft_cap(x, 1.0))
+    assert_same_bits(cpu.soft_cap(-x, f32(1)), -out)
+    assert out.max() == 1
+    ends = cpu.soft_cap(f32([[np.inf, -np.inf, np.nan, 0]]), f32(30))[0]
+    np.testing.assert_array_equal(ends, f32([30, -30, np.nan, 0]))
+
+
 def test_gelus_everywhere():
     """On a fine grid, where either polynomial ends, and at numbers that are none."""
     x = np.concatenate([np.linspace(-9, 9, 20001), [0.0, 1.3258252, 1.3258254, 8.485281, -8.485281, 8.4852815, 1e30]]).astype(np.float32)[

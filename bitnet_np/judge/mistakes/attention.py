@@ -46,7 +46,7 @@ def _attend(
     q = q.reshape(t, c.heads, c.head_dim)
     k = k.reshape(t, c.kv_heads, c.head_dim)[:, _grouped(site) if keys is None else keys]
     v = v.reshape(t, c.kv_heads, c.head_dim)[:, _grouped(site) if values is None else values]
-    scores = np.einsum("thk,shk->hts", q, k) * (c.head_dim**-0.5 if scale is None else scale) + mask
+    scores = spec.soft_cap(np.einsum("thk,shk->hts", q, k) * (op.score_scale(c) if scale is None else scale), c.score_cap) + mask
     with np.errstate(invalid="ignore"):
         p = np.nan_to_num(np.exp(scores - scores.max(axis=-1, keepdims=True)))
         p = np.nan_to_num(p / p.sum(axis=-1, keepdims=True))

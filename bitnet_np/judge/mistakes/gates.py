@@ -15,9 +15,15 @@ from .mistake import Array, Compute, Mistake, Numbers, Site
 Floats = NDArray[np.float32]
 
 AT = ("ffn_out",)
-RIGHT = {"relu2": "relu(gate)^2 * up", "silu": "SiLU(gate) * up", "gelu": "the exact GELU", "gelu_tanh": "GELU's approximation by tanh"}
+RIGHT = {
+    "relu2": "relu(gate)^2 * up",
+    "silu": "SiLU(gate) * up",
+    "gelu_gate": "GELU(gate) * up",
+    "gelu": "the exact GELU",
+    "gelu_tanh": "GELU's approximation by tanh",
+}
 """The function that each Config.activation stands for, in words."""
-KERNELS = {"relu2": "relu2_gate", "silu": "silu_gate", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
+KERNELS = {"relu2": "relu2_gate", "silu": "silu_gate", "gelu_gate": "gelu_gate", "gelu": "gelu", "gelu_tanh": "gelu_tanh"}
 
 
 def _gated(model: Model, dialect: Dialect) -> bool:
@@ -71,9 +77,9 @@ def _engine_swapped(base: Variant) -> Variant:
 
 
 GATES = (
-    _mistake("silu", "SiLU(gate) * up instead of {right}", spec.silu_gate, lambda g, u: _silu32(g) * u, of=("relu2",)),
-    _mistake("relu2", "relu(gate)^2 * up instead of {right}", spec.relu2_gate, cpu.relu2_gate, of=("silu",)),
-    _mistake("gelu_gate", "GELU(gate) * up instead of {right}", lambda g, u: spec.gelu_tanh(g) * u, lambda g, u: cpu.gelu_tanh(g) * u),
+    _mistake("silu", "SiLU(gate) * up instead of {right}", spec.silu_gate, lambda g, u: _silu32(g) * u, of=("relu2", "gelu_gate")),
+    _mistake("relu2", "relu(gate)^2 * up instead of {right}", spec.relu2_gate, cpu.relu2_gate, of=("silu", "gelu_gate")),
+    _mistake("gelu_gate", "GELU(gate) * up instead of {right}", spec.gelu_gate, cpu.gelu_gate, of=("relu2", "silu")),
     _mistake("relu", "relu(gate) * up, not squared", lambda g, u: np.maximum(g, 0) * u, lambda g, u: np.maximum(g, 0) * u),
     _mistake("square", "gate^2 * up, without relu", lambda g, u: g * g * u, lambda g, u: g * g * u),
     _mistake("none", "the gate is not activated: gate * up instead of {right}", lambda g, u: g * u),

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +44,9 @@ def _of_two(function: Callable[[Array, Array], Array]) -> Callable[[Site], Itera
 
 
 def _normed_residual(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if len(site.operation.inputs) == 2:
-        normed = Key("attn_norm" if site.name == "ffn_inp" else "ffn_norm", site.index)
+    name = "attn_norm" if site.name == "ffn_inp" else "ffn_norm"
+    if len(site.operation.inputs) == 2 and getattr(site.layer, name) is not None:
+        normed = Key(name, site.index)
         yield {}, lambda values: values[normed] + values[site.operation.inputs[1]]
 
 
@@ -197,8 +199,12 @@ def _engine_skipped(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
     if len(model.layers) > 1:
         for which, first in (("last", 0), ("first", 1)):
             left = range(first, first + len(model.layers) - 1)
-            windows = None if config.window_layers is None else tuple(n - first for n in config.window_layers if n in left)
-            fewer = replace(config, n_layers=len(left), window_layers=windows)
+            of_layers: dict[str, Any] = {
+                name: tuple(n - first for n in layers if n in left)
+                for name in ("window_layers", "rope_layers")
+                if (layers := getattr(config, name)) is not None
+            }
+            fewer = replace(config, n_layers=len(left), **of_layers)
             yield {"which": which}, base.with_model(config=fewer, layers=tuple(model.layers[n] for n in left))
 
 

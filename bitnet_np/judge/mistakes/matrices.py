@@ -106,13 +106,18 @@ def _rescaled(factor: Callable[[Array, float], Array | float]) -> Callable[[Site
     return _ternary(lambda site, w: _product(site, w, op.dense(w), lambda scale: factor(scale, float(w.scale))))
 
 
+def _first(*norms: NDArray | None) -> NDArray | None:
+    return next((norm for norm in norms if norm is not None), None)
+
+
 def _cancelled(base: Variant) -> list[str]:
     """Matrices whose scale a norm behind them divides out, all but epsilon's share."""
     model, w = base.model, base.model.layers[0]
     norms: dict[str, NDArray | None] = {"attn_q": w.attn_q_norm, "attn_k": w.attn_k_norm}
-    norms["attn_v"] = w.attn_output.norm if w.attn_sub_norm is None else w.attn_sub_norm
+    norms |= {"attn_output": w.post_attention_norm, "ffn_down": w.post_ffw_norm}
+    norms["attn_v"] = _first(w.attn_sub_norm, w.attn_output.norm, w.post_attention_norm)
     if model.config.gated:
-        norms["ffn_up"] = w.ffn_down.norm if w.ffn_sub_norm is None else w.ffn_sub_norm
+        norms["ffn_up"] = _first(w.ffn_sub_norm, w.ffn_down.norm, w.post_ffw_norm)
     if model.config.activation == "relu2":
         norms["ffn_gate"] = norms["ffn_up"]
     return [name for name, norm in norms.items() if norm is not None and getattr(w, name).bias is None]

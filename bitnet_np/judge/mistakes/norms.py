@@ -135,7 +135,8 @@ def _other_layer(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 def _layers_weight(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if not _is_layer_norm(site):
         for name in ("attn_norm", "ffn_norm"):
-            yield {"name": name}, weighted(site, getattr(site.model.layers[-1], name))
+            if (weight := getattr(site.model.layers[-1], name)) is not None:
+                yield {"name": name}, weighted(site, weight)
 
 
 def _before_attention(site: Site) -> Iterator[tuple[Numbers, Compute]]:

@@ -24,7 +24,8 @@ def other_heads(wrong: Wrong) -> str | None:
     mask = spec.causal_mask(t, t, window=c.window_of(wrong.key.layer or 0))
     heads_read = []
     for h in range(c.heads):
-        outputs = [spec.attend(q[:, [h]], k[:, [g]], v[:, [g]], mask)[:, 0] for g in range(c.kv_heads)]
+        how = c.attention_scale, c.score_cap
+        outputs = [spec.attend(q[:, [h]], k[:, [g]], v[:, [g]], mask, *how)[:, 0] for g in range(c.kv_heads)]
         heads_read.append(next((g for g in range(c.kv_heads) if explained(outputs[g], out[:, h], wrong.noise)), -1))
     off = np.flatnonzero(np.array(heads_read) != np.arange(c.heads) // (c.heads // c.kv_heads))
     if not off.size or min(heads_read) < 0:

@@ -15,7 +15,7 @@ from numba import cuda
 
 from ..scalar import CHUNK
 from .attention_scores import bring_keys, load_queries, score
-from .attention_shape import Cached, Run, Shape, room_for
+from .attention_shape import Cached, Run, Scoring, Shape, named, room_for
 from .attention_values import fold_values, weigh_masked_values, weigh_values, write
 from .attention_weights import Biases, begin, weigh, weigh_masked
 from .ptx import in_turn, this_thread
@@ -105,9 +105,9 @@ def _each_run(shape: Shape, go_through: Any) -> Any:
 
 
 class Causal(NamedTuple):
-    """The scale of scores, and the window of `attend`."""
+    """How scores come about, and the window of `attend`."""
 
-    scale: Any
+    scoring: Scoring
     window: Any
 
 
@@ -127,7 +127,7 @@ def _go_through_causal(shape: Shape) -> Any:
         start_run(room, heads, run, total)
         while left > 0:
             n_keys, here = left if left < CHUNK else np.int32(CHUNK), base + place * cached.stride
-            score_chunk(room, cached, here, n_keys, how.scale)
+            score_chunk(room, cached, here, n_keys, how.scoring)
             place = np.int32(place + CHUNK if place + CHUNK < places.capacity else 0)
             if left > CHUNK:
                 bring(room, 0, cached, base + place * cached.stride, left - CHUNK)
@@ -144,20 +144,19 @@ def attend(shape: Shape) -> Any:
     """Causal attention, with or without a window: a block goes through all chunks that its rows see."""
     each_run = _each_run(shape, _go_through_causal(shape))
 
-    @kernel
-    def attend(q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, window, out):
+    def attend(q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, cap, window, out):
         # [R, H, K], [R, J] x 2, ..., [B * S * G * K] x 2, [R] x 2, ... -> [R, H, K]
         in_turn()
         heads, cached = Heads(q, cos, sin, pairs, distance, step), Cached(k, v, np.int32(kv_heads * q.shape[2]), q.shape[2])
-        each_run(heads, kv_heads, cached, Places(slot, position, capacity), Causal(scale, window), out)
+        each_run(heads, kv_heads, cached, Places(slot, position, capacity), Causal(Scoring(scale, cap), window), out)
 
-    return attend
+    return kernel(named(attend, shape))
 
 
 class Masked(NamedTuple):
-    """The scale of scores, and the mask of `attend_masked`."""
+    """How scores come about, and the mask of `attend_masked`."""
 
-    scale: Any
+    scoring: Scoring
     mask: Any  # [masks * rows * keys]
     masks: Any  # one for each slot, or 1 for all
     rows: Any
@@ -200,7 +199,7 @@ def _go_through_masked(shape: Shape) -> Any:
             if _sees_any(biases, run.rows, n_keys, threads):
                 bring(room, 0, cached, here, n_keys)
                 finite = _all_finite(cached, here, n_keys)
-                score_chunk(room, cached, here, n_keys, how.scale)
+                score_chunk(room, cached, here, n_keys, how.scoring)
                 weigh_chunk(room, biases, run.n, n_keys)
                 weigh_v(room, cached, here, n_keys, finite, part)
                 fold(total, room.state, part)
@@ -213,15 +212,14 @@ def attend_masked(shape: Shape) -> Any:
     """Attention by a mask array: the blocks of `attend`."""
     each_run = _each_run(shape, _go_through_masked(shape))
 
-    @kernel
     def attend_masked(
-        q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale,  # as `attend`
+        q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, cap,  # as `attend`
         mask, masks, mask_rows, all_keys,  # [1 or B * T * S'], 1 or B, T, S'
         out,  # [R, H, K]
     ):  # fmt: skip
         in_turn()
         heads, cached = Heads(q, cos, sin, pairs, distance, step), Cached(k, v, np.int32(kv_heads * q.shape[2]), q.shape[2])
-        how = Masked(scale, mask, masks, mask_rows, all_keys)
+        how = Masked(Scoring(scale, cap), mask, masks, mask_rows, all_keys)
         each_run(heads, kv_heads, cached, Places(slot, position, capacity), how, out)
 
-    return attend_masked
+    return kernel(named(attend_masked, shape))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ..scalar import soft_cap
 from ..simd import LANES
 from .attention_shape import FOUR, SPAN, Shape
 from .ptx import (
@@ -165,18 +166,19 @@ def _unrolled(step: Any, count: int) -> Any:
 
 @cache
 def score(shape: Shape) -> Any:
-    """A function (room, cached, start, n_keys, scale): scores[i * SPAN + j] = scale * (query i . key j of the chunk at `start`).
+    """A function (room, cached, start, n_keys, scoring): scores[i * SPAN + j] = scale * (query i . key j of the chunk at `start`), capped.
 
     The first part of the chunk's keys is in shared memory already.
     """
     columns, part_keys, stride, threads, buffers = shape.columns, shape.part, shape.stride, shape.threads, shape.buffers
+    capped = shape.capped
     q_step, k_step = shape.queries // FOUR, part_keys // columns
     n_items, n_lanes = q_step * k_step * FOUR, FOUR * columns * FOUR
     is_exact = n_items % threads == 0
     bring, multiply, fold, wait = bring_keys(shape), _multiply_tile(shape), fold_quarters(columns), wait_copies(0)
 
     @device
-    def score_part(room, part, here, scale):
+    def score_part(room, part, here, scoring):
         for turn in range((n_items + threads - 1) // threads):
             item = thread_again() + turn * threads
             if is_exact or item < n_items:  # the same for all lanes of a warp
@@ -187,10 +189,11 @@ def score(shape: Shape) -> Any:
                 multiply(room, i, here + j * stride, quarter * 4, quarter)
                 totals = fold(room.dots)
                 for b in range(columns):
-                    room.scores[(i + quarter * q_step) * SPAN + part + j + b * k_step] = times(totals[b], scale)
+                    s = times(totals[b], scoring.scale)
+                    room.scores[(i + quarter * q_step) * SPAN + part + j + b * k_step] = soft_cap(s, scoring.cap) if capped else s
 
     @device
-    def score_chunk(room, cached, start, n_keys, scale):
+    def score_chunk(room, cached, start, n_keys, scoring):
         for turn in range(np.int32((n_keys + part_keys - 1) // part_keys)):
             part = np.int32(turn * part_keys)
             wait()
@@ -199,7 +202,7 @@ def score(shape: Shape) -> Any:
             if part + part_keys < n_keys:
                 after = part + part_keys
                 bring(room, part_keys * stride - here, cached, start + after * cached.stride, n_keys - after)
-            score_part(room, part, here, scale)
+            score_part(room, part, here, scoring)
         syncthreads()
 
     return score_chunk

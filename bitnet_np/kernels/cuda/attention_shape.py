@@ -34,6 +34,7 @@ class Shape(NamedTuple):
     part: int  # keys in shared memory at a time: a chunk, or less while the next ones are on their way
     halves: bool  # keys and values are float16, as bits
     vectors: bool  # keys and values are read 16 bytes at a time
+    capped: bool = False  # scores are capped
 
     @property
     def threads(self) -> int:
@@ -61,7 +62,7 @@ class Shape(NamedTuple):
         return self.queries // self.apart
 
 
-def shape_for(width: int, queries: int, halves: bool = False, many: bool = False) -> Shape:
+def shape_for(width: int, queries: int, halves: bool = False, many: bool = False, capped: bool = False) -> Shape:
     """The kernel for heads of a width up to WIDEST and for so many queries that share keys.
 
     A block has all of these queries or some of them. With `many` it may have 32, which needs a device kept busy by few blocks.
@@ -70,10 +71,10 @@ def shape_for(width: int, queries: int, halves: bool = False, many: bool = False
     vectors = width % (8 if halves else 4) == 0
     few = FOUR if queries <= FOUR else EIGHT
     if rounded == WIDEST:
-        return Shape(rounded, few, 1, 16, halves, vectors)
+        return Shape(rounded, few, 1, 16, halves, vectors, capped)
     if queries <= few:
-        return Shape(rounded, few, 2, CHUNK, halves, vectors)
-    return Shape(rounded, 32 if many else 16, 4, 16, halves, vectors)
+        return Shape(rounded, few, 2, CHUNK, halves, vectors, capped)
+    return Shape(rounded, 32 if many else 16, 4, 16, halves, vectors, capped)
 
 
 class Cached(NamedTuple):
@@ -83,6 +84,13 @@ class Cached(NamedTuple):
     v: Any
     stride: Any  # numbers from one position to the next
     width: Any  # of a head
+
+
+class Scoring(NamedTuple):
+    """How scores come from products."""
+
+    scale: Any  # multiplies them
+    cap: Any  # of scores; not read by kernels of a shape that is not capped
 
 
 class Run(NamedTuple):
@@ -125,3 +133,10 @@ def room_for(shape: Shape, least: int = 0) -> Callable[[], Room]:
         )
 
     return room
+
+
+def named(function: Callable, shape: Shape) -> Callable:
+    """A kernel's function under the name that profiles show: capped scores take several times as long as others."""
+    if shape.capped:
+        function.__name__ = function.__qualname__ = f"{function.__name__}_capped"
+    return function

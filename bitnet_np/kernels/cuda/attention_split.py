@@ -11,7 +11,7 @@ from numba import cuda
 
 from ..scalar import CHUNK, exp
 from .attention_scores import bring_keys, load_queries, score
-from .attention_shape import LARGEST, SPAN, STATE, WEIGHT, Cached, Run, Shape, room_for
+from .attention_shape import LARGEST, SPAN, STATE, WEIGHT, Cached, Run, Scoring, Shape, named, room_for
 from .attention_weights import begin, weigh
 from .ptx import await_previous, chain_column, fma, fold_column, let_next_begin, load_column, plus, prefetch, this_thread, times
 from .rows import Heads, as_kept, rotated
@@ -193,19 +193,19 @@ def _keep_own(shape: Shape) -> Any:
 
 @cache
 def _attend_alone(shape: Shape) -> Any:
-    """A function (room, heads, run, cached, chunk, window, scale, total) that leaves the values of a chunk, and its maxima and sums."""
+    """A function (room, heads, run, cached, chunk, window, scoring, total) that leaves the values of a chunk, and its maxima and sums."""
     n_queries, load, bring, score_chunk, weigh_chunk = shape.queries, load_queries(shape), bring_keys(shape), score(shape), weigh(shape)
     load_values, chain = load_column(CHUNK), chain_column(CHUNK)
 
     @device
-    def attend(room, heads, run, cached, chunk, window, scale, total):
+    def attend(room, heads, run, cached, chunk, window, scoring, total):
         bring(room, 0, cached, chunk.place, chunk.n_keys)
         # values are asked for before anything waits; a thread past the width asks for the last number of each
         column = chunk.place + min(this_thread(), cached.width - 1)
         values = load_values(cached.v, column, cached.stride, column + (chunk.n_keys - 1) * cached.stride)
         begin(room, n_queries, n_queries)
         load(room, heads, run)
-        score_chunk(room, cached, chunk.place, chunk.n_keys, scale)
+        score_chunk(room, cached, chunk.place, chunk.n_keys, scoring)
         weigh_chunk(room, chunk.position, window)
         for i in range(n_queries):
             total[i] = chain(_f(0.0), room.scores, i * SPAN, values)
@@ -230,10 +230,9 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
     prefetch_chunk, keep_own, attend_alone = _prefetch_chunk(shape), _keep_own(shape), _attend_alone(shape)
     leave, fold_row = _leave_chunk(shape), _fold_row(shape)
 
-    @kernel
     def attend_chunk(
         new_k, new_cos, new_sin, new_pairs, new_distance, new_step, new_v,  # [R, G, K], as of q, [R, G, K]
-        q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, window,  # as `attend`
+        q, cos, sin, pairs, distance, step, k, v, slot, position, capacity, kv_heads, scale, cap, window,  # as `attend`
         parts_values, parts_largest, parts_weight, arrived,  # [R * H * C * K], [R, H, C] x 2, [R * blocks of a row and chunk]
         out,  # [R, H, K]
     ):  # fmt: skip
@@ -259,7 +258,7 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
                 new = Heads(new_k, new_cos, new_sin, new_pairs, new_distance, new_step)
                 keep_own(new, new_v, cached, r, g, place + (here - key) * cached.stride)
             heads, parts = Heads(q, cos, sin, pairs, distance, step), Parts(parts_values, parts_largest, parts_weight)
-            attend_alone(room, heads, run, cached, mine, window, scale, total)
+            attend_alone(room, heads, run, cached, mine, window, Scoring(scale, cap), total)
             if seen == 1:
                 if d < width:
                     for i in range(n_queries):
@@ -272,4 +271,4 @@ def attend_chunk(shape: Shape, keeps: bool) -> Any:
                 if _is_last(arrived, r * cuda.gridDim.y + cuda.blockIdx.y, seen):
                     fold_row(parts, run, seen, width, room, total, out)
 
-    return attend_chunk
+    return kernel(named(attend_chunk, shape))

@@ -14,6 +14,7 @@ from ..masks import visible_keys
 from ..scalar import WIDE_LANES, normal_cdf, round_half_even
 from ..scalar import gelu_tanh as _gelu_tanh_of
 from ..scalar import silu as _silu_of
+from ..scalar import soft_cap as _soft_cap_of
 from .ptx import bits_float, float_bits, fma, fma64, get, half_bits, in_turn, plus, put, this_thread, times, warp_max, warp_sum
 from .target import AHEAD, PIECE, WARP, device, inlined, kernel
 
@@ -292,8 +293,13 @@ def _gelu_of(x):
     return times(x, normal_cdf(x))
 
 
+@device
+def _gelu_gate(gate, up):
+    return times(_gelu_tanh_of(gate), up)
+
+
 add, relu2_gate, silu_gate = _of_two("add", plus), _of_two("relu2_gate", _relu2_gate), _of_two("silu_gate", _silu_gate)
-gelu, gelu_tanh = _of_one("gelu", _gelu_of), _of_one("gelu_tanh", _gelu_tanh_of)
+gelu, gelu_tanh, gelu_gate = _of_one("gelu", _gelu_of), _of_one("gelu_tanh", _gelu_tanh_of), _of_two("gelu_gate", _gelu_gate)
 
 
 @kernel
@@ -308,6 +314,13 @@ def scaled(x, factor, out):
     in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = times(x[i], factor)
+
+
+@kernel
+def soft_cap(x, cap, out):
+    in_turn()
+    for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
+        out[i] = _soft_cap_of(x[i], cap)
 
 
 @kernel

@@ -37,7 +37,7 @@ _SPELLINGS = {
     "self_attn.attn_sub_norm": ("attn_sub_norm",),
     "self_attn.o_proj": ("attention.wo", "attn_output", "attention.dense", "attn.c_proj"),
     "self_attn": ("attention", "attn"),
-    "post_attention_layernorm": ("ln_2", "ffn_norm"),
+    "post_attention_layernorm": ("ln_2", "ffn_norm", "pre_feedforward_layernorm"),
     "mlp.gate_proj": ("feed_forward.w1", "ffn_gate"),
     "mlp.up_proj": ("feed_forward.w3", "ffn_up", "mlp.dense_h_to_4h", "mlp.c_fc"),
     "mlp.ffn_sub_norm": ("ffn_sub_norm",),
@@ -48,6 +48,9 @@ _SPELLINGS = {
     "lm_head": ("output", "embed_out"),
 }
 """A module of transformers' Llama and BitNet, within a layer or the model -> the same module in other families and engines."""
+
+_AFTER, _BEFORE = "post_feedforward_layernorm", "post_attention_layernorm"
+_AFTER_ATTENTION = "post_self_attn_layernorm"
 
 _USUAL = {spelling: usual for usual, spellings in _SPELLINGS.items() for spelling in spellings}
 
@@ -78,6 +81,9 @@ _PREFIX = re.compile(r"(?:(?:module|_orig_mod|base_model|language_model|text_mod
 _LAYER = re.compile(r"(?:layers|h|blk)\.(0|[1-9][0-9]{0,5})(?:\.(.+))?")
 _END = re.compile(r"\.(input|output)(?:\.0)?$|\.0$")
 _HIDDEN = re.compile(r"hidden_states\.(0|[1-9][0-9]{0,5})")
+
+
+_EMBEDDING = Key("inp_embd", None)
 
 
 class Meaning(NamedTuple):
@@ -116,6 +122,17 @@ def side_of(label: str) -> Side | None:
     return None
 
 
+def told_apart(paths: Iterable[str]) -> dict[str, str]:
+    """Each label or module, and the one to look up for it.
+
+    The norm `post_attention_layernorm` of a layer is the feed-forward's in Llama. In models that have a norm after the feed-forward, too,
+    it is the one after attention, as its name says.
+    """
+    paths = list(paths)
+    after = any(_AFTER in path for path in paths)
+    return {path: path.replace(_BEFORE, _AFTER_ATTENTION) if after else path for path in paths}
+
+
 def _path(module: str, layer: int | None) -> str:
     """The path of a module in transformers' Llama."""
     if layer is None:
@@ -132,6 +149,8 @@ def layer_input(layer: int, config: Config | None) -> Key:
     """The point that is a layer's input."""
     if layer:
         return Key("l_out", layer - 1)
+    if config is not None and config.embedding_scale != 1:
+        return Key("inp_scaled", None)
     return Key("inpL" if config is not None and FAMILIES[config.architecture].positions else "inp_embd", None)
 
 
@@ -141,8 +160,11 @@ def meanings(labels: Iterable[str], config: Config | None, where: str) -> dict[s
     config: the model's, if it is known. Without it, a module's input is taken to be behind a sub-norm if the dump has that norm, and the
     highest of hidden_states is taken for the final norm: all of them, from 0, must be there. Raises FileFormatError.
     """
-    split = {label: _split(label) for label in labels}
+    split = {label: _split(text) for label, text in told_apart(labels).items()}
     direct_keys = {label: direct(label) for label, _ in split.values()}
+    if config is not None and FAMILIES[config.architecture].scales_embedding:  # the module multiplies
+        scaled = {label for label in direct_keys if side_of(label) is not None and direct_keys[label] == _EMBEDDING}
+        direct_keys |= dict.fromkeys(scaled, Key("inp_scaled", None))
     present = {key for key in direct_keys.values() if key is not None}
     hidden = {label: int(match[1]) for label in direct_keys if (match := _HIDDEN.fullmatch(label))}
     last = _last_hidden(set(hidden.values()), config, where)

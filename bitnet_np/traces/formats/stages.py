@@ -24,6 +24,7 @@ class Stage(NamedTuple):
 STAGES = (
     Stage("inp_embd", "inp_embd.GET_ROWS", "embeddings", "embedding", "model.embed_tokens"),
     Stage("inpL", "inpL.ADD"),
+    Stage("inp_scaled", "inp_scaled.SCALE"),
     Stage("attn_norm", "attn_norm.MUL", "attn_norm", "attn_norm", "model.layers.{}.input_layernorm"),
     Stage("Qcur", "Qcur.MUL_MAT", "q_proj", None, "model.layers.{}.self_attn.q_proj"),
     Stage("Kcur", "Kcur.MUL_MAT", None, None, "model.layers.{}.self_attn.k_proj"),
@@ -37,6 +38,7 @@ STAGES = (
     Stage("kqv_out", "kqv_out.CONT", None, "attention"),
     Stage("attn_sub_norm", "attn_sub_norm.MUL", None, None, "model.layers.{}.self_attn.attn_sub_norm"),
     Stage("attn_o_out", "attn_o_out.MUL_MAT", None, "attn_out", "model.layers.{}.self_attn.o_proj"),
+    Stage("attn_post_norm", "attn_post_norm.MUL", None, None, "model.layers.{}.post_self_attn_layernorm"),
     Stage("ffn_inp", "ffn_inp.ADD", None, "post_attn_residual"),
     Stage("ffn_norm", "ffn_norm.MUL", None, "ffn_norm", "model.layers.{}.post_attention_layernorm"),
     Stage("ffn_gate", "ffn_gate.MUL_MAT", None, "ffn_gate", "model.layers.{}.mlp.gate_proj"),
@@ -44,6 +46,7 @@ STAGES = (
     Stage("ffn_out", "ffn_out.MUL", None, "ffn_swigl"),
     Stage("ffn_sub_norm", "ffn_sub_norm.MUL", None, None, "model.layers.{}.mlp.ffn_sub_norm"),
     Stage("ffn_down", "ffn_down.MUL_MAT", None, "ffn_out", "model.layers.{}.mlp.down_proj"),
+    Stage("ffn_post_norm", "ffn_post_norm.MUL", None, None, "model.layers.{}.post_feedforward_layernorm"),
     Stage("l_out", "l_out.ADD", None, "post_ffn_residual", "model.layers.{}"),
     Stage("result_norm", "result_norm.MUL", "all_layers_out", "final_norm", "model.norm"),  # BitNet-rs's layers end with the norm
     Stage("result_output", "result_output.MUL_MAT", "logits", "lm_head", "lm_head"),
