@@ -36,7 +36,7 @@ Edit = Callable[[str, int | None, NDArray], NDArray]
 Head = Callable[[Array], Floats]
 """The output matrix: [R, D] where the backend has it -> NumPy's [R, V]."""
 
-FFN_ROWS = 256
+FFN_ROWS = 128
 """Rows that go through a feed-forward block at a time: its tensors are the widest, and larger blocks are no faster."""
 
 Rotations = tuple[Array, Array]
@@ -280,8 +280,11 @@ def _queries_keys_values(step: _Step, w: Layer, h: Array, rotations: Rotations |
 
 
 def _with_feed_forward(step: _Step, w: Layer, h: Array) -> Array:
-    """h plus the feed-forward branch: [R, D] -> [R, D]. Many rows that nobody observes go through it FFN_ROWS at a time, into h itself."""
-    if len(h) <= FFN_ROWS or step.observed or step.runtime.ops.device != "cpu":
+    """h plus the feed-forward branch: [R, D] -> [R, D]. Many rows go through it FFN_ROWS at a time, into h itself.
+
+    Not where tensors are observed, or the backend is another, which may count calls or make a mistake that depends on all rows.
+    """
+    if len(h) <= FFN_ROWS or step.observed or step.runtime.ops is not cpu:
         return step.added(h, _feed_forward(step, w, h))
     for start in range(0, len(h), FFN_ROWS):
         part = h[start : start + FFN_ROWS]
