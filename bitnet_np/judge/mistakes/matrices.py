@@ -325,6 +325,18 @@ def _activated(site: Site) -> Compute:
     return site.of(lambda x: gate(op.product(x, site.linear, site.dialect).value, 1.0))
 
 
+def _rows_of_pairs(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    """Rows of each head with pairs side by side where halves belong, and the reverse. transformers has halves, Meta's Llama neighbours."""
+    for order, rows, columns in (("halves of a head", -1, 2), ("adjacent pairs", 2, -1)):
+
+        def compute(x: Array, rows: int = rows, columns: int = columns) -> Array:
+            product = op.product(x, site.linear, site.dialect).value
+            heads = product.reshape(len(product), -1, site.config.head_dim)
+            return heads.reshape(*heads.shape[:2], rows, columns).swapaxes(2, 3).reshape(product.shape)
+
+        yield {"order": order}, site.of(compute)
+
+
 def _rotates(model: Model, dialect: Dialect) -> bool:
     return model.config.rope != "none"
 
@@ -337,6 +349,13 @@ WEIGHTS = (
     ),
     Mistake("weights.other_matrix", "the weights of {other} are used", AT, compute=_other_matrix),
     Mistake("weights.other_layer", "the weights of the {which} layer are used", AT, compute=_other_layer),
+    Mistake(
+        "weights.rows_of_pairs",
+        "rows of the weights are in the order of {order}: Hugging Face's order taken for Meta's, or the reverse",
+        ("Qcur", "Kcur"),
+        _rotates,
+        _rows_of_pairs,
+    ),
     Mistake("input.unnormed", "the input is {input}, {norm} is skipped", AT, compute=_norm_skipped),
     Mistake("dump.rotated", "it is after RoPE: dumped from a buffer that was rotated in place", ("Qcur", "Kcur"), _rotates, _rotated),
     Mistake(

@@ -5,7 +5,24 @@ from typing import NamedTuple
 
 from ..graph import FIELDS
 from ..mistakes.mistake import Cause
-from . import activations, attention, elements, matrices, norms, places, rotations, sums
+from . import (
+    accumulators,
+    activations,
+    attention,
+    blocks,
+    elements,
+    embedding,
+    inputs,
+    matrices,
+    norms,
+    places,
+    rotations,
+    rows,
+    sampling,
+    scales,
+    sums,
+    weights,
+)
 from .wrong import Wrong
 
 PRODUCTS = (*FIELDS, "result_output")
@@ -27,9 +44,20 @@ READINGS = (
     Reading("sum", sums.AT, sums.terms),
     Reading("activation", activations.AT, activations.activation),
     Reading("penalty", ("result_output",), elements.penalty),
+    Reading("other_rows", PRODUCTS, rows.other_rows),
     Reading("misread", tuple(FIELDS), matrices.misread),
     Reading("cut_short", PRODUCTS, matrices.cut_short),
     Reading("shared_scales", tuple(FIELDS), matrices.shared_scales),
+    Reading("weighted_inputs", PRODUCTS, inputs.weighted_inputs),
+    Reading("misread_blocks", PRODUCTS, blocks.misread_blocks),
+    Reading("rounded_weights", PRODUCTS, weights.rounded_weights),
+    Reading("narrow_sums", tuple(FIELDS), accumulators.narrow_sums),
+    Reading("activation_scales", tuple(FIELDS), scales.activation_scales),
+    Reading("low_rank", PRODUCTS, inputs.low_rank),
+    Reading("block_factors", PRODUCTS, blocks.block_factors),
+    Reading("other_tokens", ("inp_embd",), embedding.other_tokens),
+    Reading("misread_rows", ("inp_embd",), embedding.misread_rows),
+    Reading("repetition_penalty", ("result_output",), sampling.repetition_penalty),
     Reading("rotation", ROTATIONS, rotations.rotation),
     Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("values", ("kqv_out",), attention.foreign_values),

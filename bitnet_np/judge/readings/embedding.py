@@ -1,0 +1,78 @@
+"""Wrong embeddings: rows of other tokens, or rows that were misread or rounded."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels.block_formats import FORMATS
+from ...model import Blocks
+from .. import operations as op
+from ..narrow import rounded
+from ..roundings import to_digits
+from .blocks import misreadings
+from .product import accounts
+from .wrong import FEW, ROWS, Array, Wrong, matched
+
+_LARGEST_TABLE = 10**9  # numbers
+_SCREENED = 8  # columns compared first
+_KINDS = {"int8": "int8, one scale for each row", "int4": "int4, one scale for each row", "q8_0": "q8_0", "q4_0": "q4_0", "q6_K": "q6_K"}
+
+
+def other_tokens(wrong: Wrong) -> str | None:
+    """The tokens whose rows stand in wrong positions."""
+    positions = np.flatnonzero(wrong.places.any(axis=1))[:ROWS]
+    ids = np.asarray(wrong.inputs[0], np.int64)
+    table = wrong.model.token_embd
+    if table.shape[0] * table.shape[1] > _LARGEST_TABLE:
+        return None
+    rows = wrong.theirs[positions]
+    found = _rows_of(rows, wrong, np.unique(np.linspace(0, table.shape[1] - 1, _SCREENED).astype(int)))
+    right = ids[positions]
+    if (found < 0).any() or (found == right).any():
+        return None
+    for bits in (8, 15, 16):
+        if (found == right % (1 << bits)).all():
+            return f"token ids are kept in {bits} bits: position {positions[0]} has the row of token {found[0]} instead of {right[0]}"
+    if (found == found[0]).all() and found.size > 1:
+        return f"wrong positions, {positions.size} of them, all have the row of token {found[0]}"
+    first = {int(token): t for t, token in reversed(list(enumerate(ids)))}
+    if all(int(token) in first for token in found):
+        moves = [f"position {p} has the token of position {first[int(token)]}" for p, token in zip(positions, found, strict=True)]
+    elif (found - right == found[0] - right[0]).all() and found.size > 1:
+        return f"token ids are off by {found[0] - right[0]}: position {positions[0]} has the row of token {found[0]} instead of {right[0]}"
+    else:
+        pairs = zip(positions, found, right, strict=True)
+        moves = [f"position {p} has the row of token {token} instead of {own}" for p, token, own in pairs]
+    return ", ".join(moves[:FEW]) + (f", and {len(moves) - FEW} more" if len(moves) > FEW else "")
+
+
+def _rows_of(rows: Array, wrong: Wrong, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The token of each row [n, D] in the table; -1 where none is."""
+    found = np.full(len(rows), -1)
+    most = matched(wrong.noise) * (rows**2).sum(axis=1)
+    for block, numbers in op.row_blocks(wrong.model.token_embd):
+        away = ((numbers[:, None, columns] - rows[:, columns]) ** 2).sum(axis=2)  # [rows of the table, n]
+        for token, row in np.argwhere(away <= most):
+            if found[row] < 0 and ((numbers[token] - rows[row]) ** 2).sum() <= most[row]:
+                found[row] = block.start + token
+    return found
+
+
+def misread_rows(wrong: Wrong) -> str | None:
+    """What is wrong in reading or keeping the table: bits, scales, orders of blocks; roundings."""
+    theirs, right = wrong.theirs[:ROWS], wrong.value[:ROWS]
+
+    def is_it(numbers: Array) -> bool:
+        return accounts(numbers, theirs, right, wrong.noise)
+
+    for digits in range(11, 1, -1):
+        if is_it(to_digits(right, digits)):
+            return f"numbers are rounded to {digits} significant bits" + (": an 8-bit float" if digits in (3, 4) else "")
+    for kind, words in _KINDS.items():
+        if is_it(rounded(right, kind)):
+            return f"numbers are rounded to {words}"
+    table = wrong.model.token_embd
+    if isinstance(table, Blocks) and table.type.name in FORMATS:
+        for text, rows in misreadings(table, np.asarray(wrong.inputs[0], np.int64)[:ROWS]):
+            if is_it(rows):
+                return text
+    return None

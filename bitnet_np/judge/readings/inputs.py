@@ -1,0 +1,122 @@
+"""Inputs of a product that are left out of its sums, or are summed with a factor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .product import Product, token_sizes
+from .wrong import FEW, Array, Wrong, numbered, runs
+
+_MOST_GROUPS = 256
+
+
+def weighted_inputs(wrong: Wrong) -> str | None:
+    """The inputs that sums leave out, or take twice: blocks, every n-th input, or a part of each block, with one factor in all rows."""
+    product = Product.of(wrong)
+    if product is None or not product.error.any():
+        return None
+    for labels in _groupings(product.width):
+        count = int(labels.max()) + 1
+        if count > _MOST_GROUPS or 4 * count > product.theirs.size:
+            continue
+        parts = _sums(product, labels, count)  # [groups, T * n]
+        gram = parts @ parts.T
+        fit = np.linalg.lstsq(gram, parts @ product.theirs.ravel(), rcond=1e-10)[0]
+        if product.accounts((fit @ parts).reshape(product.theirs.shape)):
+            return _described(fit, labels)
+    return None
+
+
+def _groupings(width: int) -> Iterator[NDArray[np.int64]]:
+    """Yields the group of each input [M]: places in a period of inputs, then blocks, the fewest groups first."""
+    places = np.arange(width)
+    sizes = [n for n in (2, 4, 8, 16, 32, 64, 128, 256) if n < width]
+    for count in (2, 4, 8, 16, 32):
+        for period in sizes:
+            if period % count == 0:
+                yield places % period // (period // count)
+    for size in reversed(sizes):
+        yield places // size
+
+
+def _sums(product: Product, labels: NDArray[np.int64], count: int) -> Array:
+    return np.stack([(product.inputs[:, labels == g] @ product.matrix[:, labels == g].T).ravel() for g in range(count)])
+
+
+def _described(fit: Array, labels: NDArray[np.int64]) -> str | None:
+    off = np.abs(fit - 1) > 1e-3
+    if not off.any() or off.all():
+        return None
+    factors = fit[off]
+    inputs = np.flatnonzero(off[labels])
+    whole = f"{runs('input', inputs)} of {labels.size}" if np.count_nonzero(np.diff(inputs) > 1) <= FEW * 2 else _every(inputs, labels.size)
+    if np.abs(factors).max() < 1e-3:
+        return f"{whole} are not summed"
+    if np.abs(factors - 2).max() < 1e-3:
+        return f"{whole} are summed twice"
+    if np.ptp(factors) < 1e-3 * np.abs(factors).max():
+        return f"{whole} are multiplied by {factors[0]:.4g}"
+    return f"{whole} are multiplied by factors of their own: {', '.join(f'{f:.3g}' for f in factors[:FEW])}{', ...' * (factors.size > FEW)}"
+
+
+def _every(inputs: NDArray[np.int64], width: int) -> str:
+    steps = np.diff(inputs)
+    if (steps == steps[0]).all():
+        return f"every {_ordinal(int(steps[0]))} input from input {inputs[0]}, {inputs.size} of {width},"
+    return f"{runs('input', inputs)}, {inputs.size} of {width},"
+
+
+def _ordinal(n: int) -> str:
+    return {2: "second", 3: "third"}.get(n, f"{n}th")
+
+
+def low_rank(wrong: Wrong) -> str | None:
+    """A low-rank error, and the inputs that it comes from if they are few: a changed weight matrix is wrong by a product of thin ones."""
+    product = Product.of(wrong)
+    if product is None or not product.error.any():
+        return None
+    sizes = token_sizes(product.theirs, product.right)
+    error = product.error / sizes
+    left, size, right = np.linalg.svd(error, full_matrices=False)
+    most = min(product.independent, *error.shape) // 4
+    for rank in range(1, most + 1):
+        if product.accounts(product.right + sizes * (left[:, :rank] * size[:rank] @ right[:rank])):
+            break
+    else:
+        return None
+    tokens, outputs = ((error**2).sum(axis=axis) > 1e-6 * (error**2).sum() for axis in (1, 0))
+    if min(tokens.sum(), outputs.sum()) < 4 * rank:
+        return None  # a few places are wrong, in any way
+    basis, inputs = left[:, :rank], product.inputs / sizes
+    outside = ((inputs - basis @ (basis.T @ inputs)) ** 2).sum(axis=0)
+    inside = np.flatnonzero((outside <= 1e-6 * (inputs**2).sum(axis=0)) & (inputs != 0).any(axis=0))
+    if inside.size == rank:
+        return f"only {numbered('input', inside)} of {product.width} {'are' if rank > 1 else 'is'} summed with wrong weights"
+    if rank == 1:
+        return _one_pattern(product, sizes[:, 0] * left[:, 0] * size[0], right[0], wrong)
+    return f"the error has rank {rank}: a low-rank matrix is added or missing, as of a LoRA adapter"
+
+
+def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong) -> str | None:
+    """An error of rank 1: a pattern [n] over the outputs, times an amount [T] of each token."""
+    bias = wrong.matrix.bias
+    totals = product.inputs.sum(axis=1)
+    if _alike(amounts, totals):
+        return "a number is added to all weights of a row: a zero point, or an offset of codes"
+    if bias is not None and _alike(pattern, bias[product.rows]):
+        shares = amounts * (pattern @ pattern) / (pattern @ bias[product.rows]) * product.scale
+        off = np.abs(shares) > 1e-3
+        if np.abs(shares[off] + 1).max() < 1e-3:
+            return f"the bias is missing at {runs('position', product.tokens[off])}"
+    some = np.abs(amounts) > 1e-3 * np.abs(amounts).max()
+    if np.ptp(amounts[some]) < 1e-3 * np.abs(amounts).max():
+        return f"a constant is added to each output at {runs('position', product.tokens[some])}"
+    return "the error has rank 1: one pattern of outputs, times another number at each position, as a low-rank matrix adds"
+
+
+def _alike(a: Array, b: Array) -> bool:
+    """Whether vectors are multiples of each other."""
+    return bool(abs(a @ b) >= (1 - 1e-6) * np.linalg.norm(a) * np.linalg.norm(b) > 0)

@@ -1,0 +1,147 @@
+"""Some outputs of a wrong product, and whether computed numbers account for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import spec, widen
+from ...model import Table, Ternary
+from .. import operations as op
+from ..roundings import to_float16
+from .wrong import ROWS, Array, Wrong, matched
+
+_OUTPUTS = 64  # columns looked at
+_MOST_LEFT = 0.01  # of the error, beside what `matched` allows: roundings of another reading than the right one are small too
+
+
+@dataclass(frozen=True)
+class Product:
+    """Outputs without their biases and scales: theirs [T, n] should be inputs [T, M] times matrix^T [M, n]."""
+
+    raw: Array  # the input [T, M]
+    inputs: Array  # the numbers that are multiplied [T, M]: int8 codes divided by their steps where the matrix takes codes
+    steps: Array  # [T, 1], int8 steps per unit of the input; 1 where it takes no codes
+    matrix: Array  # [n, M]
+    tokens: NDArray[np.int64]  # [T], their positions
+    rows: NDArray[np.int64]  # [n], of the whole matrix
+    theirs: Array  # [T, n]
+    scale: float  # that theirs were divided by
+    table: Table | Ternary
+    noise: float
+
+    @classmethod
+    def of(cls, wrong: Wrong) -> Product | None:
+        """Some tokens and outputs of a wrong product, spread over all; None where a dialect rounds inputs by the type of the matrix."""
+        linear, dialect = wrong.matrix, wrong.dialect
+        tokens, rows = _spread(len(wrong.theirs), ROWS), _spread(linear.shape[0], _OUTPUTS)
+        raw = x = wrong.inputs[0][tokens]
+        steps = np.ones((len(tokens), 1))
+        if op.reads_codes(linear, dialect):
+            codes, steps = spec.quantize(x)
+            x = codes / steps
+        elif wrong.layer is None:  # the head
+            x = to_float16(x) if dialect.halves else x
+        elif dialect.ggml_activations:
+            return None
+        scale = 1.0 if linear.scale is None else float(linear.scale)
+        weights = linear.weights
+        if isinstance(weights, Ternary):
+            scale *= float(weights.scale)
+            matrix = op.dense(weights)[rows].astype(np.float64)
+        else:
+            matrix = widen.take(weights, rows).astype(np.float64)
+        bias = 0.0 if linear.bias is None else linear.bias[rows].astype(np.float64)
+        return cls(raw, x, steps, matrix, tokens, rows, (wrong.theirs[np.ix_(tokens, rows)] - bias) / scale, scale, weights, wrong.noise)
+
+    @cached_property
+    def right(self) -> Array:
+        """What theirs should be, [T, n]."""
+        return self.inputs @ self.matrix.T
+
+    @property
+    def error(self) -> Array:
+        """[T, n]."""
+        return self.theirs - self.right
+
+    @property
+    def width(self) -> int:
+        """M."""
+        return self.matrix.shape[1]
+
+    @property
+    def independent(self) -> int:
+        """The rank of the inputs: the numbers that their products with one row can tell."""
+        return int(np.linalg.matrix_rank(self.inputs, tol=1e-3 * np.linalg.norm(self.inputs, 2)))
+
+    def accounts(self, computed: Array) -> bool:
+        """Whether computed numbers are theirs, and leave next to nothing of the error."""
+        return accounts(computed, self.theirs, self.right, self.noise)
+
+    def is_by(self, change: Callable[[Product], Array]) -> bool:
+        """Whether theirs are the products of another matrix [n, M], which `change` makes of this record's."""
+        return all(product.accounts(product.inputs @ change(product).T) for product in (self.few, self))
+
+    @cached_property
+    def few(self) -> Product:
+        """The outputs that are most wrong: most other matrices are refused by these alone."""
+        worst = np.argsort(-((self.error / token_sizes(self.theirs, self.right)) ** 2).sum(axis=0))[:8]
+        return replace(self, matrix=self.matrix[worst], rows=self.rows[worst], theirs=self.theirs[:, worst])
+
+
+def accounts(computed: Array, theirs: Array, right: Array, noise: float) -> bool:
+    """Whether computed numbers [T, n] are theirs, and leave next to nothing of their error. Tokens count alike, whatever their size."""
+    size = token_sizes(theirs, right)
+    left, error = ((theirs - computed) / size, (theirs - right) / size)
+    return bool((left**2).sum() <= min(matched(noise) * ((theirs / size) ** 2).sum(), _MOST_LEFT * (error**2).sum()))
+
+
+def token_sizes(*tensors: Array) -> Array:
+    """The norm of each token's numbers, [T, 1], the larger of several; 1 where all are 0."""
+    size = np.max([np.linalg.norm(x, axis=1, keepdims=True) for x in tensors], axis=0)
+    return np.where(size == 0, 1, size)
+
+
+def _spread(count: int, most: int) -> NDArray[np.int64]:
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+
+
+# --- orders ---------------------------------------------------------------------------------------------------------------------------
+
+_SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
+
+
+def orders(width: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yields wrong orders of the weights of a row, in words, and the place in the row that each weight is read from.
+
+    Bytes that hold several weights, and registers of several lanes, are filled in runs or in turns: one taken for the other interleaves
+    runs. Byte order and the order of fields reverse them.
+    """
+    everything = np.arange(width)
+    for size in _SIZES:
+        if width % size:
+            continue
+        pieces = everything.reshape(-1, size)
+        for run in (n for n in _SIZES if n < size):
+            for together in (1, *(n for n in _SIZES if n < run)):
+                turns = pieces.reshape(len(pieces), size // run, run // together, together).transpose(0, 2, 1, 3)
+                yield _interleaved(size, run, together), turns.ravel()
+        for run in (1, *(n for n in _SIZES if n < size)):
+            yield _reversed(size, run), pieces.reshape(len(pieces), -1, run)[:, ::-1].ravel()
+
+
+def _interleaved(size: int, run: int, together: int) -> str:
+    runs = f"the two halves of each {size} weights" if 2 * run == size else f"the {size // run} runs of {run} in each {size} weights"
+    return f"{runs} are interleaved" + (f", {together} at a time" if together > 1 else "")
+
+
+def _reversed(size: int, run: int) -> str:
+    if run == 1:
+        return f"each {size} weights are in the opposite order"
+    if 2 * run == size:
+        return f"the two halves of each {size} weights are exchanged"
+    return f"the {size // run} runs of {run} in each {size} weights are in the opposite order"
