@@ -127,7 +127,11 @@ def _limited(wrong: Wrong) -> str | None:
     """The number that gate or up was clipped at, or soft-capped."""
     right = _of_gate(wrong)
     for text, limited in _LIMITS.items():
-        number = best_number(wrong, lambda w, n, limited=limited: limited(right, *_parts(w), n))
+
+        def compute(some: Wrong, number: float, limited: Callable[..., Array] = limited) -> Array:
+            return limited(right, *_parts(some), number)
+
+        number = best_number(wrong, compute)
         if number is not None:
             return text.format(gate=_gate(wrong), number=number)
     return None

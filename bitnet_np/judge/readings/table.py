@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from ..graph import FIELDS
 from ..mistakes.mistake import Cause
-from . import activations, attention, elements, matrices, norms, places, rotations, sums
+from . import activations, attention, elements, matrices, norms, places, residuals, rotations
 from .wrong import Wrong
 
 PRODUCTS = (*FIELDS, "result_output")
@@ -24,13 +24,14 @@ READINGS = (
     Reading("one_number", (), places.one_number),
     Reading("never_written", (), places.never_written),
     Reading("norm", norms.AT, norms.norm),
-    Reading("sum", sums.AT, sums.terms),
+    Reading("terms", residuals.AT, residuals.terms),
     Reading("activation", activations.AT, activations.activation),
     Reading("penalty", ("result_output",), elements.penalty),
     Reading("misread", tuple(FIELDS), matrices.misread),
     Reading("cut_short", PRODUCTS, matrices.cut_short),
     Reading("shared_scales", tuple(FIELDS), matrices.shared_scales),
     Reading("rotation", ROTATIONS, rotations.rotation),
+    Reading("factors", (), elements.factors),
     Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("values", ("kqv_out",), attention.foreign_values),
     Reading("clipped", (), elements.clipped),
@@ -39,7 +40,6 @@ READINGS = (
     Reading("grid", (), elements.on_a_grid),
     Reading("rows", (), elements.rows_of_others),
     Reading("columns", (), elements.columns_of_others),
-    Reading("factors", (), elements.factors),
     Reading("constants", (), elements.constants),
     Reading("affine", (), elements.affine),
     Reading("places", (), places.few_places),
