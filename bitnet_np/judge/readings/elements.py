@@ -20,11 +20,12 @@ _SAME = 1e-4  # relative; numbers this close are taken for equal
 def clipped(wrong: Wrong) -> str | None:
     """The smallest and largest numbers, if it is the right tensor clipped to them."""
     low, high = float(wrong.theirs.min()), float(wrong.theirs.max())
-    over, under = int((wrong.value > high).sum()), int((wrong.value < low).sum())
+    slack = 1e-5 * float(np.abs(wrong.value).max())
+    over, under = int((wrong.value > high + slack).sum()), int((wrong.value < low - slack).sum())
     if over + under < 2 or not wrong.told(np.clip(wrong.value, low, high)):
         return None
     beyond = [x for x, n in ((low, under), (high, over)) if n]
-    if beyond == [0.0]:
+    if len(beyond) == 1 and abs(beyond[0]) <= slack:
         return f"{'negative' if under else 'positive'} numbers are set to 0"
     if over and under:
         return f"numbers are clipped to {low:.6g}..{high:.6g}: limited, or of a type that has no larger ones"
