@@ -20,11 +20,12 @@ _SAME = 1e-4  # relative; numbers this close are taken for equal
 def clipped(wrong: Wrong) -> str | None:
     """The smallest and largest numbers, if it is the right tensor clipped to them."""
     low, high = float(wrong.theirs.min()), float(wrong.theirs.max())
-    over, under = int((wrong.value > high).sum()), int((wrong.value < low).sum())
+    slack = 1e-5 * float(np.abs(wrong.value).max())
+    over, under = int((wrong.value > high + slack).sum()), int((wrong.value < low - slack).sum())
     if over + under < 2 or not wrong.told(np.clip(wrong.value, low, high)):
         return None
     beyond = [x for x, n in ((low, under), (high, over)) if n]
-    if beyond == [0.0]:
+    if len(beyond) == 1 and abs(beyond[0]) <= slack:
         return f"{'negative' if under else 'positive'} numbers are set to 0"
     if over and under:
         return f"numbers are clipped to {low:.6g}..{high:.6g}: limited, or of a type that has no larger ones"
@@ -57,7 +58,7 @@ def dropped(wrong: Wrong) -> str | None:
 
 # --- grids ----------------------------------------------------------------------------------------------------------------------------
 
-_FP8 = {"fp8 e4m3": (4, -9), "fp8 e5m2": (3, -16)}  # significant bits, exponent of the smallest number
+_FP8 = {4: ("fp8 e4m3", 2.0**-9), 3: ("fp8 e5m2", 2.0**-16)}  # significant bits: the type, and its smallest number
 _NEAR = 2e-3  # of a step
 
 
@@ -65,10 +66,12 @@ def on_a_grid(wrong: Wrong) -> str | None:
     """The grid that its numbers are rounded to: that of a narrow float type, or equal steps for a row, a block or all of it."""
     if wrong.theirs.size < _LEAST or not wrong.theirs.any():
         return None
-    for kind, (digits, least) in _FP8.items():
-        steps = np.maximum(np.exp2(np.frexp(wrong.theirs)[1] - digits), 2.0**least)
-        if (np.rint(wrong.theirs / steps) * steps == wrong.theirs).all() and _one_step(wrong, 2 * steps):
-            return f"its numbers are rounded to {digits} significant bits, as {kind} has them"
+    for digits in range(2, 8):
+        kind, least = _FP8.get(digits, ("", 0.0))
+        for smallest in (0.0, least):
+            steps = np.maximum(np.exp2(np.frexp(wrong.theirs)[1] - digits), smallest)
+            if (np.rint(wrong.theirs / steps) * steps == wrong.theirs).all() and _one_step(wrong, steps):
+                return f"its numbers are rounded to {digits} significant bits" + (f", as {kind} has them" if kind else "")
     width = wrong.theirs.shape[1]
     for size, text in ((width, "each row"), *((n, f"each {n} numbers") for n in (256, 128, 64, 32, 16))):
         if width % size == 0 and size >= _NARROW:

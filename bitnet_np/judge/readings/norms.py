@@ -289,7 +289,7 @@ def _shifted(right: Array, shift: int, factors: Array) -> Array:
 def _by_group(norm: _Norm) -> str | None:
     """The group of elements that is normalised by itself, if one is."""
     config, width = norm.wrong.config, norm.x.shape[1]
-    sizes = {config.head_dim: "each head", width // 2: "each half"} | {size: f"each {size} elements" for size in (16, 32, 64, 128, 256)}
+    sizes = {size: f"each {size} elements" for size in (16, 32, 64, 128, 256)} | {width // 2: "each half", config.head_dim: "each head"}
     for size, text in sizes.items():
         if size and width % size == 0 and _NARROW <= size < width:
             x = norm.x.reshape(-1, size)

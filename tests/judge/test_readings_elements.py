@@ -1,0 +1,249 @@
+"""What wrong norms, residual sums, activations and elements say by themselves, each made in one tensor of a recorded forward pass."""
+
+import numpy as np
+import pytest
+from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
+
+from bitnet_np import EXACT
+from bitnet_np.judge import graph, operations
+from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.readings.table import cause_of
+from bitnet_np.judge.readings.wrong import Wrong
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.testing import random_model
+from bitnet_np.traces.points import Key
+
+LAYER, T = 1, 17
+LLAMA = random_model(7, family="llama", n_layers=3, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
+QWEN3 = random_model(8, family="qwen3", n_layers=2, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
+MODELS = {"bitnet": MODEL, "llama": LLAMA, "qwen3": QWEN3}
+IDS = {"bitnet": TOKENS, "llama": np.random.default_rng(0).permutation(90)[:T], "qwen3": np.random.default_rng(1).permutation(90)[:T]}
+POINTS = {name: without_codes(recorded(MODELS[name], IDS[name])) for name in MODELS}
+HEADS = {"result_output", "result_norm", "inp_embd"}
+
+
+def key_of(name):
+    return Key(name, None if name in HEADS else LAYER)
+
+
+def points(family, name, layer=LAYER):
+    return POINTS[family][Key(name, None if name in HEADS else layer)].astype(np.float64)
+
+
+def said(family, name, theirs):
+    """What the readings say of a tensor, with the noise that the sums of another engine have; "" where they say nothing."""
+    model, key = MODELS[family], key_of(name)
+    operation = next(o for o in graph.operations(model, EXACT) if o.key == key)
+    tensors = {k: x.astype(np.float64) for k, x in POINTS[family].items()} | {graph.TOKENS: IDS[family]}
+    inputs = [tensors[k] for k in operation.inputs]
+    value = operation.evaluate(*inputs).value
+    theirs = theirs * (1 + 1e-7 * np.random.default_rng(1).standard_normal(theirs.shape))
+    places = np.abs(theirs - value) > 1e-6 * np.abs(value).max()
+    cause = cause_of(Wrong(model, EXACT, operation, inputs, value, theirs, places, 0.0, tensors))
+    return "" if cause is None else cause.text
+
+
+# --- norms ----------------------------------------------------------------------------------------------------------------------------
+
+
+def normed(x, gain, eps=1e-5, root=None, power=0.5):
+    """x * gain over the mean square of `root`, or of x, to a power."""
+    return x * gain / (np.mean((x if root is None else root) ** 2, axis=1, keepdims=True) + eps) ** power
+
+
+def _inverse_root(x):
+    """1 / sqrt(x) as fast engines start it: by the bits of a float32, and one Newton step."""
+    x = x.astype(np.float32)
+    y = (np.int32(0x5F3759DF) - (x.view(np.int32) >> 1)).view(np.float32)
+    return y * (np.float32(1.5) - np.float32(0.5) * x * y * y)
+
+
+G = LLAMA.layers[LAYER].ffn_norm.astype(np.float64)
+X = points("llama", "ffn_inp")
+EPS = LLAMA.config.eps
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (normed(X, G, eps=0.123), f"epsilon is about 0.123 instead of {EPS:.3g}"),
+        (normed(X, G, root=X * (96 / 80) ** 0.5), "the sum of squares is divided by 80 instead of the width of 96"),
+        (normed(X, G, root=X[:, :48]), "the mean square is of elements 0 to 47, the first half, alone"),
+        (normed(X, G, root=X[:, :-5]), "the mean square is without the last 5 elements"),
+        (normed(X, G, power=0.4), "the mean square is taken to the power 0.4 instead of 0.5"),
+        (normed(X, G * G, root=X * G, eps=0), "the norm is taken twice"),
+        (normed(X, G, root=X * G), "the weight is applied before the norm"),
+        (normed(X, 1 + G), "1 is added to the weight"),
+        (normed(X, LLAMA.layers[0].attn_norm), "the weight of layer 0 attn_norm is used"),
+        (normed(X, np.where(np.arange(96) < 8, 1, G)), "the weight is missing at elements 0 to 7"),
+        (normed(X, G, eps=EPS) * np.sqrt(np.mean(X**2, axis=1, keepdims=True)) / 3, "all positions are divided by the same number"),
+        (X * G * _inverse_root(np.mean(X**2, axis=1, keepdims=True) + EPS), "the inverse root is an approximation"),
+        (X, "the norm is missing: its input comes out unchanged"),
+        (normed(points("llama", "attn_o_out"), G), "its input is layer 1 attn_o_out instead of layer 1 ffn_inp"),
+        (normed(X - X.mean(axis=1, keepdims=True), G), "the mean is subtracted, as in LayerNorm"),
+    ],
+)
+def test_norms_are_read_off(wrong, says):
+    assert said("llama", "ffn_norm", wrong).startswith(says)
+
+
+def test_norms_over_groups_are_told():
+    x, gain = points("bitnet", "kqv_out"), MODEL.layers[LAYER].attn_sub_norm.astype(np.float64)
+    size = MODEL.config.head_dim
+    wrong = normed(x.reshape(-1, size), 1).reshape(x.shape) * gain
+    assert said("bitnet", "attn_sub_norm", wrong) == "the norm is taken over each head by itself"
+
+
+def test_norms_of_queries_are_read_off():
+    x, gain = points("qwen3", "Qcur"), QWEN3.layers[LAYER].attn_q_norm.astype(np.float64)
+    rows = operations.rope(QWEN3, EXACT, x).value.reshape(-1, gain.size)
+    assert said("qwen3", "Qcur_normed", normed(rows, gain).reshape(x.shape)) == "its input is rotated already: RoPE comes before the norm"
+    whole = x / np.sqrt(np.mean(x**2, axis=1, keepdims=True) + QWEN3.config.eps) * np.tile(gain, x.shape[1] // gain.size)
+    assert said("qwen3", "Qcur_normed", whole) == "the mean square is of all heads together, not of each"
+
+
+def test_a_layer_that_runs_twice_is_told_at_the_norm_behind_it():
+    values = {Key("l_out", 1): points("llama", "l_out", 2)}
+    for operation in graph.operations(LLAMA, EXACT):
+        if operation.key.layer == 2:
+            values[operation.key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
+    wrong = normed(values[Key("l_out", 2)], LLAMA.output_norm, EPS)
+    assert said("llama", "result_norm", wrong) == "its input is the output of layer 2 run twice"
+
+
+# --- sums -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terms", "says"),
+    [
+        ({"ffn_inp": 1, "ffn_down": 0.5}, "it is ffn_inp + 0.5 ffn_down"),
+        ({"ffn_inp": 1, "ffn_down": 1, "attn_o_out": 1}, "it is ffn_inp + ffn_down + attn_o_out"),
+        ({"ffn_norm": 1, "ffn_down": -1}, "it is -ffn_down + ffn_norm"),
+        ({"ffn_inp": 1.234, "ffn_down": 1}, "it is 1.234 ffn_inp + ffn_down"),
+    ],
+)
+def test_the_terms_of_residual_sums_are_told(terms, says):
+    wrong = sum(factor * points("llama", name) for name, factor in terms.items())
+    assert said("llama", "l_out", wrong) == f"{says} instead of ffn_inp + ffn_down"
+
+
+def test_residuals_of_another_token_are_told():
+    wrong = np.roll(points("llama", "ffn_inp"), 1, axis=0) + points("llama", "ffn_down")
+    assert said("llama", "l_out", wrong).startswith("it is ffn_down + ffn_inp of the token before instead of")
+
+
+# --- activations ----------------------------------------------------------------------------------------------------------------------
+
+GATE, UP = points("llama", "ffn_gate"), points("llama", "ffn_up")
+
+
+def _silu(x, beta=1.0):
+    return x / (1 + np.exp(-beta * x))
+
+
+def _interleaved(function):
+    both = np.concatenate([GATE, UP], axis=1)
+    return function(both[:, ::2]) * both[:, 1::2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (np.logaddexp(0, GATE) * UP, "softplus(gate) * up instead of SiLU(gate) * up"),
+        (_silu(GATE, 1.3) * UP, "gate * sigmoid(1.3 gate) * up instead of"),
+        (_silu(GATE) * (UP + 1), "SiLU(gate) * (up + 1) instead of"),
+        (np.where(GATE > 0, GATE, 0.2 * GATE) * UP, "leaky_relu(gate), with a slope of 0.2, * up instead of"),
+        (_interleaved(_silu), "SiLU(even elements of gate and up in a row) * the odd ones instead of"),
+        (_silu(np.clip(GATE, -0.8, 0.8)) * UP, "gate is clipped to -0.8..0.8"),
+        (_silu(GATE).astype(np.float16) * UP, "the activation is rounded to float16"),
+    ],
+)
+def test_activations_are_read_off(wrong, says):
+    assert said("llama", "ffn_out", wrong).startswith(says)
+
+
+# --- elements -------------------------------------------------------------------------------------------------------------------------
+
+
+def _fp8(x, digits):
+    fraction, exponent = np.frexp(x)
+    return np.ldexp(np.rint(np.ldexp(fraction, digits)), exponent - digits)
+
+
+def _in_codes(x, axis):
+    step = np.abs(x).max(axis=axis, keepdims=True) / 127
+    return np.rint(x / step) * step
+
+
+def _changed(x, where, change):
+    x = x.copy()
+    x[where] = change(x[where])
+    return x
+
+
+V = points("llama", "ffn_inp")
+COLUMNS = np.arange(V.shape[1])
+SHUFFLED = np.random.default_rng(4).permutation(V.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (np.clip(V, -1, 1), "numbers are clipped to -1..1"),
+        (np.clip(V, None, 1.5), "numbers above 1.5 are clipped"),
+        (np.maximum(V, 0), "negative numbers are set to 0"),
+        (2 * np.tanh(V / 2), "numbers are soft-capped at 2"),
+        (V * (np.random.default_rng(2).random(V.shape) > 0.1) / 0.9, "% of its numbers are 0, the others are 1.1111 times"),
+        (_fp8(V, 4), "its numbers are rounded to 4 significant bits, as fp8 e4m3 has them"),
+        (_fp8(V, 3), "its numbers are rounded to 3 significant bits, as fp8 e5m2 has them"),
+        (_in_codes(V, 1), "its numbers are rounded to a grid of 127 steps on either side of 0 for each row, as codes of 8 bits do"),
+        (_in_codes(V, None), "its numbers are rounded to a grid of 127 steps on either side of 0 for all of it"),
+        (_in_codes(V.reshape(-1, 32), 1).reshape(V.shape), "127 steps on either side of 0 for each 32 numbers"),
+        (np.roll(V, 5, axis=1), "elements are shifted by 5: element 5 has the numbers of element 0"),
+        (np.roll(V, 48, axis=1), "the two halves of the elements are exchanged"),
+        (V.reshape(T, 4, 2, 12).transpose(0, 1, 3, 2).reshape(V.shape), "elements are in the order of pairs (i, i + 12) in each 24"),
+        (V[:, SHUFFLED], "the right numbers in other places: element 0 has those of"),
+        (V[:, np.where(COLUMNS < 90, COLUMNS, COLUMNS - 6)], "elements 90 to 95 have the numbers of elements 84 to 89"),
+        (V[np.r_[0:5, 6, 5, 7:T]], "positions 5, 6 are exchanged"),
+        (V[np.r_[0:9, [8] * 8]], "positions 9 to 16 have the numbers of position 8"),
+        (_changed(V, np.s_[9:], lambda x: 2 * x), "positions 9 to 16 are 2 times what they should be"),
+        (_changed(V, np.s_[:, 24:48], lambda x: x / 2), "elements 24 to 47 are 0.5 times what they should be"),
+        (V * LLAMA.output_norm, "every position is multiplied by output_norm"),
+        (_changed(V, np.s_[:, 17], lambda x: x + 5), "5 is added to element 17 of each position: a bias"),
+        (V + 0.25, "0.25 is added to every number"),
+        (1.5 * V + 0.25, "everything is 1.5 times what it should be, plus 0.25"),
+    ],
+)
+def test_elements_are_read_off(wrong, says):
+    """The tensor is one that has no readings of its own."""
+    operation = graph.Operation(Key("inpL", None), (), lambda: None)
+    noise = 0 if "grid" in says or "bits" in says else 1e-7
+    theirs = wrong * (1 + noise * np.random.default_rng(1).standard_normal(wrong.shape))
+    cause = cause_of(Wrong(LLAMA, EXACT, operation, [V], V, theirs, np.abs(theirs - V) > 1e-6, 0.0, {}))
+    assert cause is not None
+    assert says in cause.text
+
+
+def test_penalties_are_told():
+    wrong = points("llama", "result_output")
+    seen = np.zeros(wrong.shape, bool)
+    for t, token in enumerate(IDS["llama"]):
+        seen[t:, token] = True
+    penalised = np.where(seen, np.where(wrong > 0, wrong / 1.3, wrong * 1.3), wrong)
+    assert said("llama", "result_output", penalised).startswith("a repetition penalty of 1.3 is on the logits of tokens that occurred")
+    assert said("llama", "result_output", wrong - 0.7 * seen).startswith("a presence penalty of 0.7 ")
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0])
+@pytest.mark.parametrize("name", ["attn_norm", "ffn_norm", "ffn_inp", "l_out", "ffn_out", "inp_embd", "result_norm", "result_output"])
+def test_nothing_is_said_of_random_errors(name, size):
+    right = points("llama", name)
+    assert said("llama", name, right + size * np.random.default_rng(3).standard_normal(right.shape)) == ""
+
+
+def test_readings_say_more_than_fitted_factors_and_constants():
+    """A factor for each position explains a norm's other divisor as well, and says less."""
+    theirs = normed(X, G, root=X[:, 48:])
+    report = judge_trace(LLAMA, with_tensor(POINTS["llama"], Key("ffn_norm", LAYER), theirs), IDS["llama"], precision=FLOAT32)
+    assert report.first_wrong.hypothesis == "the mean square is of elements 48 to 95, the last half, alone"
