@@ -8,6 +8,7 @@ attention.py   causal attention                              masks.py       atte
 backward.py    the gradients of these operations             certified.py   bounds on the logits of every token
 packing.py     files' ternary layouts -> packed matrices     checks.py      weights that are NaN, infinite or no ternary code
 tiles.py       tiles of dot products; sums.py: float64 sums  simd.py        vector registers: the one file that knows LLVM
+processor.py   the features that Numba compiles for
 launching.py   compiling kernels, and sharing them out       storage.py     the memory of a KV cache
 workspace.py   memory for results                            huge_pages.py  memory for weights
 disk_cache.py  compiled kernels on disk: their folder (cache_folder.py), their check (cache_check.py), and private_cache.py for unknown

@@ -11,19 +11,18 @@ type: a function that takes a tile is compiled once for each shape, and the step
 Offsets and strides are in elements of the array they belong to. Nothing is bounds-checked here.
 """
 
-import platform
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, config
+from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 from numba.np.numpy_support import from_dtype
 
 from .block_formats import FORMATS, Bits, Digit, Factor, Flags, Format, Integers
+from .processor import architecture, cpu_features, instruction_path
 
 LANES = 16  # float32 or int32 numbers in a logical register
 STEP = 64  # bytes in a logical register: packed weights per ternary step
@@ -37,29 +36,9 @@ V16I8, V16I16, V16HALF, V16I1 = ir.VectorType(I8, 16), ir.VectorType(I16, 16), i
 # --- instruction sets -----------------------------------------------------------------------------------------------------------------
 
 
-def cpu_features() -> frozenset[str]:
-    """The processor features that Numba compiles for. NUMBA_CPU_NAME alone does not change them: set NUMBA_CPU_FEATURES with it."""
-    text = llvm.get_host_cpu_features().flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES
-    return frozenset(part[1:] for part in text.split(",") if part.startswith("+"))
-
-
-def instruction_path() -> str:
-    """The instructions of byte dot products on this processor: avx512-vnni, avx-vnni, avx2, ssse3, neon-dotprod or generic."""
-    features = cpu_features()
-    if platform.machine().lower() in ("x86_64", "amd64"):
-        if {"avx512vnni", "avx512bw"} <= features:
-            return "avx512-vnni"
-        for feature, path in (("avxvnni", "avx-vnni"), ("avx2", "avx2"), ("ssse3", "ssse3")):
-            if feature in features:
-                return path
-    elif "dotprod" in features:
-        return "neon-dotprod"
-    return "generic"
-
-
 def _converts_half() -> bool:
     """Whether the processor widens float16 itself. Otherwise LLVM calls a runtime library, which may be missing."""
-    return "f16c" in cpu_features() or platform.machine().lower() in ("aarch64", "arm64")
+    return "f16c" in cpu_features() or architecture() == "aarch64"
 
 
 # --- types ----------------------------------------------------------------------------------------------------------------------------
@@ -414,6 +393,15 @@ def _dot_one(name: str, builder: ir.IRBuilder, total: ir.Value, codes: ir.Value,
     return _call(builder, name, total.type, total, codes, x)
 
 
+def _dot_neon(builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+    """16 products s8 x s8 -> s16, neighbours added in 16 bits, and their sums to s32: smull, smull2, addp, sadalp."""
+    v8i16 = ir.VectorType(I16, 8)
+    halves = zip(_slices(builder, codes, 2), _slices(builder, x, 2), strict=True)
+    products = [_call(builder, "llvm.aarch64.neon.smull.v8i16", v8i16, *half) for half in halves]
+    pairs = _call(builder, "llvm.aarch64.neon.addp.v8i16", v8i16, *products)  # at most 2 * 127 * 63, no overflow
+    return builder.add(total, _call(builder, "llvm.aarch64.neon.saddlp.v4i32.v8i16", total.type, pairs))
+
+
 def _dot_generic(builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
     """In plain LLVM: widen to 16 bits, multiply, add four neighbours."""
     products = builder.mul(builder.zext(codes, ir.VectorType(I16, STEP)), builder.sext(x, ir.VectorType(I16, STEP)))
@@ -431,8 +419,10 @@ _DOTS: dict[str, tuple[int, Callable]] = {
     "avx2": (2, lambda b, *v: _dot_avx2(b, ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"), *v)),
     "ssse3": (4, lambda b, *v: _dot_avx2(b, ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"), *v)),
     "neon-dotprod": (4, partial(_dot_one, "llvm.aarch64.neon.sdot.v4i32.v16i8")),  # codes 0..2 are signed bytes too
+    "neon": (4, _dot_neon),
     "generic": (1, _dot_generic),
 }
+_SIGNED = ("neon-dotprod", "neon")  # paths that multiply signed codes
 
 
 def _slices(builder: ir.IRBuilder, value: ir.Value, pieces: int) -> list[ir.Value]:
@@ -464,7 +454,7 @@ def _code_plane(builder: ir.IRBuilder, path: str, packed: ir.Value, plane: int) 
     pair sums, but NEON's bytes are signed.
     """
     place = 6 - 2 * plane
-    if plane == 0 and path == "neon-dotprod":
+    if plane == 0 and path in _SIGNED:
         return builder.lshr(packed, ir.Constant(V64I8, [place] * STEP)), 0
     return builder.and_(packed, ir.Constant(V64I8, [3 << place] * STEP)), place
 
@@ -524,7 +514,7 @@ ternary_step_apart = _ternary_step(apart=True)
 
 def byte_offset() -> int:
     """The excess of a byte over its code in the products of `byte_step`: 128; 0 on NEON, whose dot products take the signed code itself."""
-    return 0 if instruction_path() == "neon-dotprod" else 128
+    return 0 if instruction_path() in _SIGNED else 128
 
 
 @intrinsic

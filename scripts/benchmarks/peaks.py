@@ -7,7 +7,6 @@ chains to fill the pipelines; and the best of several bursts, because a neighbou
 
 import contextlib
 import mmap
-import platform
 import time
 from collections.abc import Callable
 
@@ -25,7 +24,7 @@ from .rounds import CheckError, Sample, timed
 _CHAINS = 12 if simd.is_wide() else 4  # logical registers: 12 of AVX-512's 32, or 8 of AVX2's 16
 _STEPS = 200_000  # of every chain in one burst: 5 to 25 ms
 _BURSTS = 4
-_OPAQUE = {"x86_64": "=v,0", "amd64": "=v,0", "aarch64": "=w,0", "arm64": "=w,0"}.get(platform.machine().lower())
+_OPAQUE = {"x86_64": "=v,0", "aarch64": "=w,0"}.get(simd.architecture())
 
 
 # --- arithmetic -----------------------------------------------------------------------------------------------------------------------

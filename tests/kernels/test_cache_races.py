@@ -6,7 +6,7 @@ import race_kernel_cache as racing
 
 @pytest.mark.parametrize(("case", "order"), [("embed", "ABBA"), ("embed, threads", "BAAB"), ("matmul", "ABBA"), ("fill_mask", "BAAB")])
 def test_held_between_its_writes_a_process_mixes_nothing_up(case, order, tmp_path):
-    """Schedules in which Numba's own cache keeps one type's code under the other's name. All: scripts/race_kernel_cache.py --forced."""
+    """Both schedules that make Numba's own cache mix up the types. All schedules: scripts/race_kernel_cache.py --forced."""
     assert racing.forced(case, order, str(tmp_path)) == {"right": True, "compiled": 0, "wrong": []}
 
 

@@ -1,0 +1,74 @@
+"""The processor that Numba compiles for, and the instructions of byte dot products on it.
+
+Numba's own settings decide, not the processor's abilities: it may be told to leave AVX alone, and instructions that it does not compile for
+abort the process. It must be imported before anything is compiled, because on ARM it adds a feature that LLVM does not look for.
+"""
+
+import ctypes
+import sys
+from pathlib import Path
+
+import llvmlite.binding as llvm
+from numba.core import codegen, config
+
+
+def architecture() -> str:
+    """The architecture of this process, "x86_64" or "aarch64" among others.
+
+    platform.machine() is that of the machine: a Python for x86-64 runs on ARM too.
+    """
+    name = llvm.get_process_triple().partition("-")[0].lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def cpu_features() -> frozenset[str]:
+    """The processor features that Numba compiles for. NUMBA_CPU_NAME alone does not change them: set NUMBA_CPU_FEATURES with it."""
+    text = codegen.get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return frozenset(part[1:] for part in text.split(",") if part.startswith("+"))
+
+
+def instruction_path() -> str:
+    """The instructions of byte dot products on this processor: avx512-vnni, avx-vnni, avx2, ssse3, neon-dotprod, neon or generic."""
+    features = cpu_features()
+    if architecture() == "x86_64":
+        if {"avx512vnni", "avx512bw"} <= features:
+            return "avx512-vnni"
+        for feature, path in (("avxvnni", "avx-vnni"), ("avx2", "avx2"), ("ssse3", "ssse3")):
+            if feature in features:
+                return path
+    elif architecture() == "aarch64":
+        return "neon-dotprod" if "dotprod" in features else "neon"
+    return "generic"
+
+
+def has_asimddp(cpuinfo: str) -> bool:
+    """Whether every core that /proc/cpuinfo lists has the byte dot products of ARM."""
+    cores = [line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.partition(":")[0].strip() == "Features"]
+    return bool(cores) and all("asimddp" in features for features in cores)
+
+
+def _system_has_dot_products() -> bool:
+    """What Linux and macOS say of ARM's byte dot products, the optional FEAT_DotProd of ARMv8.2."""
+    try:
+        if sys.platform == "darwin":
+            value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+            read = ctypes.CDLL(None).sysctlbyname
+            failed = read(b"hw.optional.arm.FEAT_DotProd", ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+            return failed == 0 and value.value == 1
+        return sys.platform == "linux" and has_asimddp(Path("/proc/cpuinfo").read_text())
+    except (OSError, AttributeError):
+        return False
+
+
+def _add_dot_products() -> None:
+    """Let Numba compile for byte dot products where the system reports them. LLVM does not list them among a host's features on ARM, and
+    a processor whose name it does not know would be compiled for without them. Settings of the user's stand as they are.
+    """
+    if architecture() != "aarch64" or config.CPU_FEATURES is not None or config.CPU_NAME is not None or not _system_has_dot_products():
+        return
+    features = codegen.get_host_cpu_features()
+    if "+dotprod" not in features.split(","):
+        config.CPU_FEATURES = ",".join(filter(None, [features, "+dotprod"]))
+
+
+_add_dot_products()

@@ -1,0 +1,25 @@
+"""No kernel reads or writes past the end of an array: a protected page follows each (tests/guarded.py)."""
+
+import os
+import subprocess
+import sys
+
+import guarded
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="protects pages by mprotect")
+
+
+def run(program: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(guarded.__file__), *sys.path]), "NUMBA_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", f"import guarded; {program}"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_kernels_stay_within_their_arrays():
+    done = run("guarded.main(40)")
+    assert (done.returncode, done.stdout) == (0, "40 rounds\n"), done.stderr[-2000:]
+
+
+def test_a_program_that_writes_past_an_end_dies_of_it():
+    assert run("import ctypes; ctypes.memset(guarded.empty(3).ctypes.data, 0, 13)").returncode < 0

@@ -1,0 +1,110 @@
+"""The features that kernels are compiled for: ARM's byte dot products as the system reports them, and never more than Numba's settings."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import pytest
+from numba.core import codegen, config
+
+import bitnet_np
+from bitnet_np.kernels import processor
+
+# the line "Features" of /proc/cpuinfo
+GRAVITON_2 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp ssbs"
+GRAVITON_3 = (
+    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 sm3 sm4 asimddp sha512 sve "
+    "asimdfhm dit uscat ilrcpc flagm ssbs paca pacg dcpodp svei8mm svebf16 i8mm bf16 dgh rng"
+)
+AMPERE_ALTRA = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
+APPLE_M1 = (  # under Linux
+    "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm jscvt fcma lrcpc dcpop sha3 asimddp sha512 asimdfhm "
+    "dit uscat ilrcpc flagm ssbs sb paca pacg dcpodp flagm2 frint"
+)
+RASPBERRY_PI_4 = "fp asimd evtstrm crc32 cpuid"
+RASPBERRY_PI_5 = "fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp"
+
+
+def cpuinfo(*cores: str) -> str:
+    lines = "processor\t: {}\nBogoMIPS\t: 243.75\nFeatures\t: {}\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: 0xd0c\n\n"
+    return "".join(lines.format(number, features) for number, features in enumerate(cores))
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        ([GRAVITON_2] * 4, True),
+        ([GRAVITON_3] * 2, True),
+        ([AMPERE_ALTRA] * 2, True),
+        ([APPLE_M1] * 8, True),
+        ([RASPBERRY_PI_5] * 4, True),
+        ([RASPBERRY_PI_4] * 4, False),
+        ([RASPBERRY_PI_4, RASPBERRY_PI_5], False),  # a thread may move from one core to another
+        ([], False),
+    ],
+)
+def test_dot_products_are_read_off_cpuinfo(cores, expected):
+    assert processor.has_asimddp(cpuinfo(*cores)) == expected
+
+
+def test_the_flags_of_x86_are_no_features_of_arm():
+    assert not processor.has_asimddp("processor\t: 0\nflags\t\t: fpu sse2 avx2 asimddp\n")
+
+
+@pytest.fixture
+def arm(monkeypatch):
+    """A Linux on ARM whose features LLVM lists without dot products, as it does."""
+    monkeypatch.setattr(processor, "architecture", lambda: "aarch64")
+    monkeypatch.setattr(codegen, "get_host_cpu_features", lambda: "+neon,+fp-armv8,-sve")
+    monkeypatch.setattr(config, "CPU_NAME", None)
+    monkeypatch.setattr(config, "CPU_FEATURES", None)
+
+
+@pytest.mark.parametrize(("reported", "path", "features"), [(True, "neon-dotprod", "+neon,+fp-armv8,-sve,+dotprod"), (False, "neon", None)])
+def test_numba_compiles_for_the_dot_products_that_the_system_reports(arm, monkeypatch, reported, path, features):
+    monkeypatch.setattr(processor, "_system_has_dot_products", lambda: reported)
+    processor._add_dot_products()
+    assert features == config.CPU_FEATURES
+    assert processor.instruction_path() == path
+
+
+@pytest.mark.parametrize(("name", "features"), [("cortex-a72", None), (None, "+neon"), ("cortex-a72", "+neon")])
+def test_settings_of_the_users_stand(arm, monkeypatch, name, features):
+    monkeypatch.setattr(processor, "_system_has_dot_products", lambda: True)
+    monkeypatch.setattr(config, "CPU_NAME", name)
+    monkeypatch.setattr(config, "CPU_FEATURES", features)
+    processor._add_dot_products()
+    assert features == config.CPU_FEATURES
+    assert processor.instruction_path() == "neon"
+
+
+@pytest.mark.parametrize(
+    ("triple", "expected"),
+    [
+        ("x86_64-pc-windows-msvc", "x86_64"),  # also where the machine is an ARM64 one
+        ("arm64-apple-darwin24.1.0", "aarch64"),
+        ("aarch64-unknown-linux-gnu", "aarch64"),
+        ("s390x-ibm-linux-gnu", "s390x"),
+    ],
+)
+def test_the_architecture_is_the_processs(monkeypatch, triple, expected):
+    monkeypatch.setattr(llvm, "get_process_triple", lambda: triple)
+    assert processor.architecture() == expected
+
+
+@pytest.mark.skipif(processor.architecture() != "x86_64", reason="AVX is x86-64's")
+def test_without_avx_in_numba_kernels_are_compiled_without_it():
+    """LLVM aborts the process over an instruction that it was told not to use."""
+    program = (
+        "import numpy as np; from bitnet_np import packing; from bitnet_np.kernels import cpu, simd; "
+        "weights = packing.pack(np.eye(16, 64, dtype=np.int8), 1); "
+        "out = cpu.ternary_matmul(np.ones((1, 64), np.int8), np.ones(1, np.float32), weights.codes, weights.scale, 16); "
+        "print(simd.instruction_path(), (out == 1).all())"
+    )
+    environment = {**os.environ, "NUMBA_ENABLE_AVX": "0", "PYTHONPATH": str(Path(bitnet_np.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-1000:]
+    assert done.stdout.split()[0] in ("ssse3", "generic")
+    assert done.stdout.split()[1] == "True"
