@@ -89,6 +89,10 @@ def test_norms_are_read_off(wrong, says):
     assert said("llama", "ffn_norm", wrong).startswith(says)
 
 
+def test_a_weight_of_unknown_size_tells_no_divisor():
+    assert said("llama", "ffn_norm", normed(X, np.random.default_rng(5).permutation(G), eps=0.3)) == ""
+
+
 def test_norms_over_groups_are_told():
     x, gain = points("bitnet", "kqv_out"), MODEL.layers[LAYER].attn_sub_norm.astype(np.float64)
     size = MODEL.config.head_dim

@@ -167,10 +167,10 @@ def _described(norm: _Norm) -> str | None:
     if 2 * same.sum() > same.size:
         off = np.flatnonzero(~same)
         text = f"the weight {'is missing' if np.allclose(weight[off], scale, rtol=1e-4) else 'is wrong'} at {runs('element', off)}"
-    else:
-        text = "the weight is none of this model's norms"
-        scale = float(np.median(_root(norm.x, norm.eps) / factors))  # one of both is arbitrary: rows as if they were divided rightly
-    return _divisor(norm, text, weight / scale, factors * scale)
+        return _divisor(norm, text, weight / scale, factors * scale)
+    right = _root(norm.x, norm.eps)  # a weight of unknown size tells no divisor
+    weight = weight * float(np.median(factors / right))
+    return "the weight is none of this model's norms" if norm.told(right * norm.x * weight) else None
 
 
 # --- divisors -------------------------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def _divisor(norm: _Norm, weight_text: str, weight: Array, factors: Array) -> st
     middle = float(np.median(ratio))
     if np.abs(ratio / middle - 1).max() < _APPROXIMATE and abs(middle - 1) < _APPROXIMATE:
         return both(f"the inverse root is an approximation: it is off by up to {np.abs(ratio - 1).max():.2g}")
-    return None if "none of" in weight_text else both("each position is divided by a number of its own that is not its root mean square")
+    return both("each position is divided by a number of its own that is not its root mean square")
 
 
 def _lines(norm: _Norm, factors: Array) -> Iterator[tuple[str, Array]]:
