@@ -303,7 +303,7 @@ def _matrix_faults() -> Iterator[Fault]:
     )
     yield Fault("scale off by 1e-4", "Vcur", matrix("Vcur", "attn_v", "attn_norm", lambda y, e, n: y * f32(1.0001)), mistake="any.factor")
     yield Fault(
-        "a bias where there is none", "Qcur", matrix("Qcur", "attn_q", "attn_norm", lambda y, e, n: y + f32(0.01)), mistake="any.bias"
+        "a bias where there is none", "Qcur", matrix("Qcur", "attn_q", "attn_norm", lambda y, e, n: y + f32(0.01)), mistake="read.constants"
     )
 
 
@@ -394,13 +394,13 @@ def _dump_faults() -> Iterator[Fault]:
         None,
         mistake="any.moved",
     )
-    yield Fault("logits permuted", "result_output", on_dump(_set(LOGITS, lambda x: np.roll(x, 7, axis=1))), None, mistake="read.permuted")
+    yield Fault("logits permuted", "result_output", on_dump(_set(LOGITS, lambda x: np.roll(x, 7, axis=1))), None, mistake="read.columns")
     yield Fault("one logit wrong", "result_output", on_dump(_set(LOGITS, lambda x: _one_wrong(x))), None, mistake="read.one_number")
     yield Fault(
         "heads permuted in a dump",
         "kqv_out",
         on_dump(_set(Key("kqv_out", LAYER), lambda x: np.roll(x, c.head_dim, axis=1))),
-        mistake="read.permuted",
+        mistake="read.columns",
     )
     yield Fault("vocabulary cut short", "", on_dump(_set(LOGITS, lambda x: x[:, :-8])), None)
     yield Fault("NaN in one tensor", "", on_dump(_set(Key("ffn_out", LAYER), _with_nan)))

@@ -75,6 +75,8 @@ EPS = LLAMA.config.eps
         (normed(X, G, root=X * G), "the weight is applied before the norm"),
         (normed(X, 1 + G), "1 is added to the weight"),
         (normed(X, LLAMA.layers[0].attn_norm), "the weight of layer 0 attn_norm is used"),
+        (normed(X, np.random.default_rng(5).permutation(G)), "the weight is none of this model's norms"),
+        (normed(X, G.astype(np.float16)), "the weight is rounded to float16"),
         (normed(X, np.where(np.arange(96) < 8, 1, G)), "the weight is missing at elements 0 to 7"),
         (normed(X, G, eps=EPS) * np.sqrt(np.mean(X**2, axis=1, keepdims=True)) / 3, "all positions are divided by the same number"),
         (X * G * _inverse_root(np.mean(X**2, axis=1, keepdims=True) + EPS), "the inverse root is an approximation"),
@@ -85,6 +87,10 @@ EPS = LLAMA.config.eps
 )
 def test_norms_are_read_off(wrong, says):
     assert said("llama", "ffn_norm", wrong).startswith(says)
+
+
+def test_a_weight_of_unknown_size_tells_no_divisor():
+    assert said("llama", "ffn_norm", normed(X, np.random.default_rng(5).permutation(G), eps=0.3)) == ""
 
 
 def test_norms_over_groups_are_told():

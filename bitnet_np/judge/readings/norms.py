@@ -12,6 +12,7 @@ from ...families import NORMS
 from ...traces.points import Key
 from .. import operations as op
 from ..graph import FIELDS, layer_input, operations
+from ..roundings import to_bfloat16, to_float16
 from .places import place
 from .wrong import Array, Wrong, runs
 
@@ -133,6 +134,8 @@ def _weights(norm: _Norm) -> Iterator[tuple[str, Array]]:
     """Yields weights that it may have, the right one first, and how each is said."""
     wrong, right = norm.wrong, norm.weight
     yield "", right
+    yield "the weight is rounded to bfloat16", to_bfloat16(right)
+    yield "the weight is rounded to float16", to_float16(right)
     yield "the weight is missing", np.ones_like(right)
     yield "the weight is applied twice", right * right
     yield "1 is added to the weight", 1 + right
@@ -157,20 +160,17 @@ def _described(norm: _Norm) -> str | None:
     factors = norm.factors(weight)
     if not norm.told(factors * norm.x * weight):
         return None
-    if not (weight * norm.weight).any():
-        return None
-    scale = float(np.median((weight / np.where(norm.weight == 0, 1, norm.weight))[norm.weight != 0]))
+    scale = float(np.median((weight / np.where(norm.weight == 0, 1, norm.weight))[norm.weight != 0])) if norm.weight.any() else 0.0
     if scale == 0:
         return None
-    weight = weight / scale
-    same = np.isclose(weight, norm.weight, rtol=1e-4, atol=0)
+    same = np.isclose(weight, scale * norm.weight, rtol=1e-4, atol=0)
     if 2 * same.sum() > same.size:
         off = np.flatnonzero(~same)
-        ones = np.allclose(weight[off], 1, rtol=1e-4)
-        text = f"the weight {'is missing' if ones else 'is wrong'} at {runs('element', off)}"
-    else:
-        text = "the weight is none of this model's norms"
-    return _divisor(norm, text, weight, factors * scale)
+        text = f"the weight {'is missing' if np.allclose(weight[off], scale, rtol=1e-4) else 'is wrong'} at {runs('element', off)}"
+        return _divisor(norm, text, weight / scale, factors * scale)
+    right = _root(norm.x, norm.eps)  # a weight of unknown size tells no divisor
+    weight = weight * float(np.median(factors / right))
+    return "the weight is none of this model's norms" if norm.told(right * norm.x * weight) else None
 
 
 # --- divisors -------------------------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def _divisor(norm: _Norm, weight_text: str, weight: Array, factors: Array) -> st
     middle = float(np.median(ratio))
     if np.abs(ratio / middle - 1).max() < _APPROXIMATE and abs(middle - 1) < _APPROXIMATE:
         return both(f"the inverse root is an approximation: it is off by up to {np.abs(ratio - 1).max():.2g}")
-    return None if "none of" in weight_text else both("each position is divided by a number of its own that is not its root mean square")
+    return both("each position is divided by a number of its own that is not its root mean square")
 
 
 def _lines(norm: _Norm, factors: Array) -> Iterator[tuple[str, Array]]:

@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 _SURE = 1e-6  # NMSE left by a reading that explains: float32 noise, squared, with room for a flipped code
-_CLOSER = 0.01  # of the error, left by a reading that explains
+_CLOSER, _CLOSER_NARROW = 0.01, 0.1  # of the error, left by a reading that explains; the second of numbers of narrow types
 _NOISY = 8  # times the noise: a mistake's own roundings are not those of the right operation
 FEW = 4  # columns, or listed numbers
 ROWS = 64  # tokens looked at
@@ -69,7 +69,8 @@ class Wrong:
         """Whether computed numbers are theirs, and far closer than the right ones, which may be close themselves."""
         if not np.isfinite(computed).all() or not self.explained(computed):
             return False
-        return bool(((computed - self.theirs) ** 2).sum() <= _CLOSER * ((self.value - self.theirs) ** 2).sum())
+        closer = _CLOSER_NARROW if self.noise else _CLOSER
+        return bool(((computed - self.theirs) ** 2).sum() <= closer * ((self.value - self.theirs) ** 2).sum())
 
     def beside(self) -> Iterator[tuple[Key, Array]]:
         """Yields the tensors of its shape that an engine has at hand: the model's input and those of its layer and of the one before."""
