@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..errors import ShapeError, UnsupportedError
 from ..kernels import cpu
-from ..kernels.attention import chunks_touched, inverse_root
+from ..kernels.attention import chunks_touched, scale_and_cap
 from ..kernels.cuda import attention, attention_split, floats, layout, norms, ternary
 from ..kernels.cuda import rows as row_kernels
 from ..kernels.cuda.attention_shape import EIGHT, WIDEST, Shape, shape_for
@@ -330,7 +330,7 @@ class Cuda:
             return self._attend_split(None, q, k, v, slot, position, chunks, window, scale, cap)
         out = self.empty(q.shape)
         kernel = attention.attend(shape)[_tiles(shape, n, heads, k.shape[2]), shape.threads, self.stream]
-        scores = _scores(q, scale, cap)
+        scores = scale_and_cap(q.shape[2], scale, cap)
         kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], *scores, min(window or _ALL, _ALL), out)
         return out
 
@@ -392,7 +392,15 @@ class Cuda:
         kernel = attention_split.attend_chunk(shape, new is not None)[grid, shape.threads, self.stream]
         rotation = self._rotation(q)
         row = (*self._rotation(new[0]), now(new[1])) if new else (*rotation, rotation[0])  # without `new` these are not read
-        arguments = *k.shape[1:3], *_scores(q, scale, cap), min(window or _ALL, _ALL), parts, largest, weight, self._arrived[-1]
+        arguments = (
+            *k.shape[1:3],
+            *scale_and_cap(q.shape[2], scale, cap),
+            min(window or _ALL, _ALL),
+            parts,
+            largest,
+            weight,
+            self._arrived[-1],
+        )
         kernel(*row, *rotation, *self._kept(k, v), slot, position, *arguments, out)
         return out
 
@@ -410,7 +418,7 @@ class Cuda:
         (n, heads, _), kv_heads = q.shape, k.shape[2]
         shape, out = self._shape(q, k, heads // kv_heads * n, cap), self.empty(q.shape)
         kernel = attention.attend_masked(shape)[_tiles(shape, n, heads, kv_heads), shape.threads, self.stream]
-        arguments = *k.shape[1:3], *_scores(q, scale, cap), view(mask, np.float32), *mask.shape
+        arguments = *k.shape[1:3], *scale_and_cap(q.shape[2], scale, cap), view(mask, np.float32), *mask.shape
         kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, out)
         return out
 
@@ -516,11 +524,6 @@ class Cuda:
         row_kernels.fill_mask[grid, BLOCK, self.stream](
             first, queries, past, keys, window, prefix, block, sinks, np.float32(0), hidden, out
         )
-
-
-def _scores(q: DeviceArray, scale: np.float32 | None, cap: np.float32 | None) -> tuple[np.float32, np.float32]:
-    """The scale and the cap of scores, as kernels take them."""
-    return inverse_root(q.shape[2]) if scale is None else scale, cap or np.float32(0)
 
 
 def _check_table(table: Any) -> None:

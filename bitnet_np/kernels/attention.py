@@ -356,7 +356,7 @@ def attend(
     heads, group = k.shape[2], q.shape[1] // k.shape[2]
     tiles = query_tiles(slot, position, group)
     window = window or NO_WINDOW
-    scores = inverse_root(q.shape[2]) if scale is None else scale, cap or np.float32(0)
+    scores = scale_and_cap(q.shape[2], scale, cap)
     longest = _longest(position, window)
     work = q.size * longest // 8
     alone = tiles.size == len(q) + 1 and len(q) * heads < 2 * get_num_threads()
@@ -379,6 +379,11 @@ def _longest(position: NDArray[np.int64], window: int) -> int:
 def inverse_root(width: int) -> np.float32:
     """1 / sqrt(K), the scale of scores where a model does not state another."""
     return np.float32(1.0) / np.sqrt(np.float32(width))
+
+
+def scale_and_cap(width: int, scale: np.float32 | None, cap: np.float32 | None) -> tuple[np.float32, np.float32]:
+    """The scale and the cap of scores as kernels take them: by default 1 / sqrt(K), and 0 for no cap."""
+    return inverse_root(width) if scale is None else scale, cap or np.float32(0)
 
 
 @parallel
@@ -434,6 +439,6 @@ def attend_halves(
         k, v = (array[:, :end].view(np.float16).astype(np.float32) for array in (k, v))
     out = empty(q.shape)
     window = window or NO_WINDOW
-    scores = inverse_root(q.shape[2]) if scale is None else scale, cap or np.float32(0)
+    scores = scale_and_cap(q.shape[2], scale, cap)
     launch(_attend_halves, q.size * _longest(position, window) // 8, q, k, v, slot, position, *scores, window, out)
     return out

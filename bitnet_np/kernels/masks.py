@@ -19,11 +19,11 @@ from .attention import (
     chunk_values,
     exponentials,
     fold,
-    inverse_root,
     new_room,
     new_sums,
     no_sums,
     query_tiles,
+    scale_and_cap,
     store_attended,
 )
 from .launching import Floats, launch, parallel, read_only, rule, serial
@@ -201,6 +201,6 @@ def attend_masked(
     out = empty(q.shape)
     tiles = query_tiles(slot, position, q.shape[1] // k.shape[2])
     work = q.size * mask.shape[2] // 8
-    scores = inverse_root(q.shape[2]) if scale is None else scale, cap or np.float32(0)
+    scores = scale_and_cap(q.shape[2], scale, cap)
     launch(_attend_masked, work, q, k, v, slot, position, tiles, read_only(np.ascontiguousarray(mask)), *scores, out)
     return out
