@@ -304,8 +304,9 @@ def _requantised(most, size=None):
     ("change", "says"),
     [
         (lambda w: np.roll(w, 1, axis=0), "rows of the weights are shifted by one: row 119 stands where row 0 belongs"),
-        (lambda w: np.concatenate([w[:16], w[:16], w[32:]]), "weights of other rows are used: rows 16 to 31 are those of rows 0 to 15"),
-        (lambda w: np.concatenate([w[:5], w[7:8], w[6:]]), "weights of other rows are used: row 5 is that of row 7"),
+        (lambda w: np.concatenate([w[:16], w[:16], w[32:]]), "weights of other rows are used: rows 16 to 31 repeat rows 0 to 15"),
+        (lambda w: np.concatenate([w[:5], w[7:8], w[6:]]), "weights of other rows are used: row 5 repeats row 7"),
+        (lambda w: w[[1, 0, *range(2, 120)]], "weights of other rows are used: row 0 is that of row 1, row 1 is that of row 0"),
         (_scaled(slice(32, 64), 2), "inputs 32 to 63 of 96 are summed twice"),
         (_scaled(slice(32, 64), 0), "inputs 32 to 63 of 96 are not summed"),
         (_scaled(slice(32, 64), 3), "inputs 32 to 63 of 96 are multiplied by 3"),
@@ -327,7 +328,7 @@ def _requantised(most, size=None):
         (_blocks_scaled, "blocks of 32 weights have other scales: 2, 1.14, 1.54 times the right ones in row 52"),
         (_blocks_moved, "a number is added to all weights of a block of 32: minimums or zero points are misread"),
         (lambda w: _blocks_moved(_blocks_scaled(w)), "times the right ones in row 52, and other minimums or zero points"),
-        (lambda w: _bfloat16(w), "weights are rounded to bfloat16"),
+        (lambda w: _bfloat16(w), "weights are rounded to 8 significant bits"),
         (lambda w: to_digits(w, 5), "weights are rounded to 5 significant bits"),
         (
             lambda w: np.ldexp(np.trunc(np.ldexp(np.frexp(w)[0], 5)), np.frexp(w)[1] - 5),

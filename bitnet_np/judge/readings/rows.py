@@ -128,7 +128,7 @@ def _described(columns: NDArray[np.int64], source: NDArray[np.int64], names: lis
     ends = np.flatnonzero((np.diff(columns) != 1) | (np.diff(source) != 1) | other_name) + 1
     runs = list(zip(np.split(columns, ends), np.split(source, ends), strict=True))
     starts = [0, *ends]
-    spans = [f"{_span(a)} {_is(a)} {_source(b, names[start])}" for (a, b), start in zip(runs[:FEW], starts, strict=False)]
+    spans = [_stands(a, b, names[start], columns) for (a, b), start in zip(runs[:FEW], starts, strict=False)]
     more = f", and {len(runs) - FEW} runs more" if len(runs) > FEW else ""
     return f"weights of other rows are used: {', '.join(spans)}{more}"
 
@@ -137,9 +137,9 @@ def _span(rows: NDArray[np.int64]) -> str:
     return f"row {rows[0]}" if rows.size == 1 else f"rows {rows[0]} to {rows[-1]}"
 
 
-def _is(rows: NDArray[np.int64]) -> str:
-    return "is that of" if rows.size == 1 else "are those of"
-
-
-def _source(rows: NDArray[np.int64], name: str) -> str:
-    return _span(rows) + (f" of {name}" if name else "")
+def _stands(rows: NDArray[np.int64], source: NDArray[np.int64], name: str, wrong: NDArray[np.int64]) -> str:
+    """The rows, and those that stand in their place."""
+    one = rows.size == 1
+    if not name and not np.isin(source, wrong).any():
+        return f"{_span(rows)} {'repeats' if one else 'repeat'} {_span(source)}"
+    return f"{_span(rows)} {'is that of' if one else 'are those of'} {_span(source)}" + (f" of {name}" if name else "")

@@ -13,15 +13,11 @@ ROTATIONS = ("Qcur_rope", "Kcur_rope")
 
 
 class Reading(NamedTuple):
-    """What may be read off a tensor: an id, the names of tensors, empty for any, and what gives the cause in words.
-
-    fault: False for a rounding that engines do on purpose.
-    """
+    """What may be read off a tensor: an id, the names of tensors, empty for any, and what gives the cause in words."""
 
     id: str
     at: tuple[str, ...]
     read: Callable[[Wrong], str | None]
-    fault: bool = True
 
 
 READINGS = (
@@ -33,7 +29,6 @@ READINGS = (
     Reading("shared_scales", tuple(FIELDS), matrices.shared_scales),
     Reading("weighted_inputs", PRODUCTS, inputs.weighted_inputs),
     Reading("misread_blocks", PRODUCTS, blocks.misread_blocks),
-    Reading("narrow_weights", PRODUCTS, weights.narrow_weights, fault=False),
     Reading("rounded_weights", PRODUCTS, weights.rounded_weights),
     Reading("narrow_sums", tuple(FIELDS), accumulators.narrow_sums),
     Reading("activation_scales", tuple(FIELDS), scales.activation_scales),
@@ -58,5 +53,5 @@ def cause_of(wrong: Wrong) -> Cause | None:
         if not reading.at or wrong.key.name in reading.at:
             text = reading.read(wrong)
             if text is not None:
-                return Cause(text, f"read.{reading.id}", reading.fault)
+                return Cause(text, f"read.{reading.id}")
     return None

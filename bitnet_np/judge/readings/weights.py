@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 
 from ..narrow import rounded
-from ..precision import DIGITS, NARROW_FLOATS
 from ..roundings import to_digits
 from .product import Product
 from .wrong import Array, Wrong
@@ -27,17 +26,6 @@ def rounded_weights(wrong: Wrong) -> str | None:
         return None
     types = _narrow_types(product.width)
     return next((f"weights are {text}" for text, narrow in types if product.is_by(partial(_narrowed, narrow))), None)
-
-
-def narrow_weights(wrong: Wrong) -> str | None:
-    """The narrow float type that weights are rounded to, as engines convert them on purpose."""
-    product = Product.of(wrong)
-    if product is None or not product.error.any():
-        return None
-    kinds = NARROW_FLOATS
-    return next(
-        (f"weights are rounded to {k}" for k in kinds if product.is_by(partial(_narrowed, partial(to_digits, digits=DIGITS[k])))), None
-    )
 
 
 def _narrowed(narrow: Callable[[Array], Array], product: Product) -> Array:
