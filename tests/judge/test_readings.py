@@ -9,8 +9,10 @@ from dumps import FAULTS, MODEL, TOKENS, family_dump, only, recorded, trace, wit
 from bitnet_np import BITNET_CPP, EXACT, packing, spec, widen
 from bitnet_np.judge import graph, operations
 from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.readings import blocks
 from bitnet_np.judge.readings.table import cause_of
 from bitnet_np.judge.readings.wrong import Wrong
+from bitnet_np.judge.roundings import to_digits
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing import random_model
@@ -231,6 +233,280 @@ def test_a_wrong_row_of_other_weights_is_placed():
     wrong[:, 5] += np.sin(np.arange(len(ids)))
     first_wrong = judge_trace(model, with_tensor(points, key, wrong), ids, precision=FLOAT32).first_wrong
     assert "only element 5 of each position: rows of the weights are misread" in first_wrong.hypothesis
+
+
+# --- products: rows, inputs, blocks, roundings, scales ----------------------------------------------------------------------------------
+
+SHAPE = {"n_layers": 2, "vocab": 300, "width": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 256}
+BLOCK_MODELS = {
+    kind: random_model(5, family="llama", weights=kind, table=kind, tied=True, **SHAPE) for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "Q5_0")
+}
+IDS_20 = np.random.default_rng(1).permutation(300)[:20]
+
+
+def said_of(model, name, theirs_of, layer=1, ids=IDS_20, tokens=20):
+    """What is read off an operation whose output is theirs_of(inputs, value, linear): text and id. Its inputs are random, or ids."""
+    key = Key(name, None if name in ("inp_embd", "result_output") else layer)
+    operation = next(o for o in graph.operations(model, EXACT) if o.key == key)
+    matrix = None if name == "inp_embd" else getattr(model.layers[layer], graph.FIELDS[name]) if key.layer is not None else model.head
+    width = model.config.ffn if name == "ffn_down" else model.config.width
+    x = ids if name == "inp_embd" else np.random.default_rng(2).standard_normal((tokens, width))
+    expected = operation.evaluate(x)
+    theirs = np.asarray(theirs_of(x, expected.value, matrix))
+    theirs = theirs * (1 + 1e-7 * np.random.default_rng(1).standard_normal(theirs.shape))
+    places = np.abs(theirs - expected.value) > 1e-5 * np.abs(expected.value).max()
+    known = {graph.TOKENS: ids}
+    cause = cause_of(Wrong(model, EXACT, operation, [x], expected.value, theirs, places, 0.0, known))
+    return ("", "") if cause is None else (cause.text, cause.id)
+
+
+def dense(linear):
+    return widen.float32(getattr(linear, "weights", linear)).astype(np.float64)
+
+
+def by(change, name="ffn_up"):
+    """Products of a changed matrix, which keep the bias."""
+    return name, lambda x, value, linear: value + x @ (change(dense(linear)) - dense(linear)).T
+
+
+def _low_rank(w, rank=2):
+    rng = np.random.default_rng(3)
+    return w + 0.1 * rng.standard_normal((len(w), rank)) @ rng.standard_normal((rank, w.shape[1]))
+
+
+def _scaled(columns, factor):
+    def change(w):
+        w = w.copy()
+        w[:, columns] *= factor
+        return w
+
+    return change
+
+
+def _blocks_scaled(w):
+    return (w.reshape(len(w), -1, 32) * np.random.default_rng(3).uniform(1, 2, (len(w), w.shape[1] // 32, 1))).reshape(w.shape)
+
+
+def _blocks_moved(w):
+    return (w.reshape(len(w), -1, 32) + np.random.default_rng(3).uniform(0, 0.1, (len(w), w.shape[1] // 32, 1))).reshape(w.shape)
+
+
+def _requantised(most, size=None):
+    def change(w):
+        cut = w.reshape(len(w), -1, size or w.shape[1])
+        step = np.abs(cut).max(axis=2, keepdims=True) / most
+        return (np.rint(cut / step) * step).reshape(w.shape)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda w: np.roll(w, 1, axis=0), "rows of the weights are shifted by one: row 119 stands where row 0 belongs"),
+        (lambda w: np.concatenate([w[:16], w[:16], w[32:]]), "weights of other rows are used: rows 16 to 31 repeat rows 0 to 15"),
+        (lambda w: np.concatenate([w[:5], w[7:8], w[6:]]), "weights of other rows are used: row 5 repeats row 7"),
+        (lambda w: w[[1, 0, *range(2, 120)]], "weights of other rows are used: row 0 is that of row 1, row 1 is that of row 0"),
+        (_scaled(slice(32, 64), 2), "inputs 32 to 63 of 96 are summed twice"),
+        (_scaled(slice(32, 64), 0), "inputs 32 to 63 of 96 are not summed"),
+        (_scaled(slice(32, 64), 3), "inputs 32 to 63 of 96 are multiplied by 3"),
+        (_scaled(slice(1, None, 2), 0), "every second input from input 1, 48 of 96, are not summed"),
+        (_scaled(np.arange(96) % 8 >= 4, 0), "inputs 4 to 7, 12 to 15, 20 to 23, 28 to 31 and 8 runs more, 48 of 96, are not summed"),
+        (_scaled(slice(32, 96), np.repeat([2.0, 3.0], 32)), "inputs 32 to 95 of 96 are multiplied by factors of their own: 2, 3"),
+        (lambda w: w.reshape(len(w), -1, 2, 16).swapaxes(2, 3).reshape(w.shape), "the two halves of each 32 weights are interleaved"),
+        (lambda w: w.reshape(len(w), -1, 4)[..., ::-1].reshape(w.shape), "each 4 weights are in the opposite order"),
+        (
+            lambda w: w.reshape(len(w), -1, 4, 8)[:, :, ::-1].reshape(w.shape),
+            "the 4 runs of 8 in each 32 weights are in the opposite order",
+        ),
+        (lambda w: w.reshape(len(w), -1, 4, 2, 4).swapaxes(2, 3).reshape(w.shape), "are interleaved, 4 at a time"),
+        (lambda w: w.reshape(len(w), -1, 2, 16)[:, :, ::-1].reshape(w.shape), "the two halves of each 32 weights are exchanged"),
+        (_low_rank, "the error has rank 2: a low-rank matrix is added or missing, as of a LoRA adapter"),
+        (lambda w: _low_rank(w, 1), "the error has rank 1: one pattern of outputs, times another number at each position"),
+        (_scaled([7], np.random.default_rng(4).uniform(2, 3, (120, 1))), "only input 7 of 96 is summed with wrong weights"),
+        (lambda w: w + np.random.default_rng(4).uniform(0, 1, (120, 1)), "a number is added to all weights of a row: a zero point"),
+        (_blocks_scaled, "blocks of 32 weights have other scales: 2, 1.14, 1.54 times the right ones in row 52"),
+        (_blocks_moved, "a number is added to all weights of a block of 32: minimums or zero points are misread"),
+        (lambda w: _blocks_moved(_blocks_scaled(w)), "times the right ones in row 52, and other minimums or zero points"),
+        (lambda w: _bfloat16(w), "weights are rounded to 8 significant bits"),
+        (lambda w: to_digits(w, 5), "weights are rounded to 5 significant bits"),
+        (
+            lambda w: np.ldexp(np.trunc(np.ldexp(np.frexp(w)[0], 5)), np.frexp(w)[1] - 5),
+            "weights are cut to 5 significant bits, not rounded",
+        ),
+        (_requantised(7), "weights are rounded to int4, one scale for each row"),
+        (_requantised(7, 32), "weights are rounded to 4 bits, one scale for each 32 of them"),
+    ],
+)
+def test_products_of_changed_weights_are_read(change, says):
+    assert says in said_of(LLAMA, *by(change))[0]
+
+
+def test_weights_of_a_layer_far_away_are_recognised():
+    assert said_of(LLAMA, "ffn_up", lambda x, value, w: x @ dense(LLAMA.layers[1].ffn_up).T + w.bias, layer=0)[0]
+    first = LLAMA.layers[0].attn_v
+    wrong = said_of(LLAMA, "Vcur", lambda x, value, w: x @ dense(first).T + first.bias, layer=2)
+    assert wrong == ("the weights of layer 0's attn_v are used", "read.other_rows")
+
+
+def test_a_bias_of_the_first_token_alone_is_told():
+    wrong = said_of(LLAMA, "ffn_up", lambda x, value, w: value - w.bias * (np.arange(20) > 0)[:, None])
+    assert wrong[0] == "the bias is missing at positions 1 to 19"
+    wrong = said_of(LLAMA, "ffn_up", lambda x, value, w: value + np.sin(np.arange(120)) * (np.arange(20) > 3)[:, None])
+    assert wrong[0] == "a constant is added to each output at positions 4 to 19"
+
+
+@pytest.mark.parametrize("kind", BLOCK_MODELS)
+def test_blocks_are_taken_apart_as_they_are_widened(kind):
+    table = BLOCK_MODELS[kind].token_embd
+    rows = np.arange(9)
+    parts = blocks._taken_apart(table, rows)
+    assert np.allclose(parts.matrix(), widen.take(table, rows), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["inp_embd", "ffn_up"])
+@pytest.mark.parametrize("kind", BLOCK_MODELS)
+def test_misread_blocks_are_named(kind, name):
+    """Each misreading is named, or another one that gives the same weights."""
+    model = BLOCK_MODELS[kind]
+    table = model.token_embd if name == "inp_embd" else model.layers[1].ffn_up.weights
+    rows = IDS_20 if name == "inp_embd" else np.arange(table.shape[0])
+    readings = dict(blocks.misreadings(table, rows))
+    tried = [text for text in readings if "order" not in text and "interleaved" not in text and "exchanged, " not in text][:24]
+    for text in tried:
+        matrix = readings[text].astype(np.float64)
+        right = widen.take(table, rows)
+        if np.abs(matrix - right).max() < 1e-3 * np.abs(right).max() or not np.isfinite(matrix).all():
+            continue
+        change = (lambda x, value, w: matrix) if name == "inp_embd" else (lambda x, value, w: value + x @ (matrix - right).T)  # noqa: B023
+        said = said_of(model, name, change)[0]
+        assert said == text or "other scales" in said or np.allclose(readings.get(said, np.nan), matrix, atol=1e-6), (text, said)
+
+
+def test_zero_points_and_minimums_are_fitted():
+    def of(kind, factor, offset, minimum):
+        parts = blocks._taken_apart(BLOCK_MODELS[kind].layers[1].ffn_up.weights, np.arange(256))
+        matrix = parts.scale * (factor * parts.codes + offset) + minimum * parts.minimum
+        return said_of(BLOCK_MODELS[kind], *by(lambda w: matrix))[0]
+
+    assert of("Q4_0", 1, 8, 1) == "8 is not subtracted from codes: the zero point is missing"
+    assert of("Q4_0", 1, 1, 1) == "7 is subtracted from codes instead of 8: another zero point"
+    assert of("Q4_K", 1, 0, 0) == "minimums of blocks are left out"
+    assert of("Q4_K", 1, 0, -1) == "minimums of blocks have the wrong sign"
+    assert of("Q4_K", 1, 0, 0.5) == "minimums of blocks are 0.5 times their right size"
+
+
+@pytest.mark.parametrize(
+    ("sums", "says"),
+    [
+        (lambda s: np.clip(s, -512, 511), "sums are cut at -512 and 511: a narrow accumulator saturates"),
+        (lambda s: (s + 512) % 1024 - 512, "sums wrap around in 10 bits: a narrow accumulator"),
+    ],
+)
+def test_narrow_accumulators_are_recognised(sums, says):
+    matrix, scale = packing.unpack(MODEL.layers[1].ffn_up.weights).astype(float), float(MODEL.layers[1].ffn_up.weights.scale)
+
+    def theirs(x, value, linear):
+        codes, steps = spec.quantize(x)
+        return sums(codes @ matrix.T) / steps * scale
+
+    assert said_of(MODEL, "ffn_up", theirs)[0] == says
+
+
+def _clipped(scale):
+    return lambda x: (np.clip(np.rint(x * scale(x)), -127, 127), scale(x))
+
+
+def _of_groups(x):
+    cut = x.reshape(len(x), -1, 64)
+    step = np.abs(cut).max(axis=2, keepdims=True) / 127
+    return (np.rint(cut / step) * step).reshape(x.shape), np.ones((len(x), 1))
+
+
+def _twice(x):
+    codes, steps = spec.quantize(x)
+    return np.rint(codes * (100 / 127)), steps * (100 / 127)
+
+
+def _largest(x):
+    return np.abs(x).max(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "says"),
+    [
+        (_clipped(lambda x: 127 / (2.5 * np.abs(x).mean(axis=1, keepdims=True))), "by the mean of their magnitudes instead of the largest"),
+        (
+            _clipped(lambda x: 127 / (3 * np.sqrt((x**2).mean(axis=1, keepdims=True)))),
+            "by the root of their mean square instead of the largest",
+        ),
+        (
+            _clipped(lambda x: 127 / np.maximum(_largest(x), np.median(_largest(x)))),
+            "the activation scale's floor is wrong: the largest magnitude",
+        ),
+        (_clipped(lambda x: np.full((len(x), 1), 20.0)), "the activation scale is fixed: the largest magnitude is taken for at least 6.35"),
+        (
+            _clipped(lambda x: np.full((len(x), 1), 60.0)),
+            "one activation scale, 60 steps per unit, is used for all tokens, and codes are cut",
+        ),
+        (_clipped(lambda x: 100 / _largest(x)), "activations are scaled to 100 steps instead of 127"),
+        (_clipped(lambda x: np.linspace(60, 120, len(x))[:, None] / _largest(x)), "activation scales are wrong by factors from 0.47"),
+        (_of_groups, "activations have one scale for each 64 inputs instead of one for each token"),
+        (_twice, "codes are rounded twice: to 127 steps, and those again with another scale"),
+    ],
+)
+def test_activation_scales_are_fitted(quantize, says):
+    matrix, scale = packing.unpack(MODEL.layers[1].ffn_up.weights).astype(float), float(MODEL.layers[1].ffn_up.weights.scale)
+
+    def theirs(x, value, linear):
+        codes, steps = quantize(x)
+        return codes @ matrix.T / steps * scale
+
+    assert says in said_of(MODEL, "ffn_up", theirs)[0]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "says"),
+    [
+        (lambda ids, value, _: rows_of(ids % 256), "token ids are kept in 8 bits: position "),
+        (lambda ids, value, _: rows_of(np.where(ids > 200, 3, ids)), "all have the row of token 3"),
+        (lambda ids, value, _: rows_of(np.where(np.arange(20) > 4, ids, ids[::-1])), "position 0 has the token of position 19"),
+        (lambda ids, value, _: rows_of(np.minimum(ids + 1, 299)), "token ids are off by 1: position 0 has the row of token"),
+        (lambda ids, value, _: rows_of(np.where(np.arange(20) == 5, 299 - ids, ids)), "position 5 has the row of token "),
+        (lambda ids, value, _: to_digits(value, 4), "numbers are rounded to 4 significant bits: an 8-bit float"),
+        (lambda ids, value, _: _requantised(127)(value), "numbers are rounded to int8, one scale for each row"),
+    ],
+)
+def test_wrong_embeddings_are_read(theirs, says):
+    assert says in said_of(BLOCK_MODELS["Q5_0"], "inp_embd", theirs)[0]
+
+
+def rows_of(ids):
+    return widen.take(BLOCK_MODELS["Q5_0"].token_embd, ids).astype(np.float64)
+
+
+def test_a_repetition_penalty_is_measured():
+    def theirs(x, value, head):
+        seen = np.isin(np.arange(90), np.arange(17))
+        return np.where(seen, np.where(value > 0, value / 1.3, value * 1.3), value)
+
+    said = said_of(LLAMA, "result_output", theirs, ids=np.arange(17))[0]
+    assert said == "logits of the sequence's own tokens are changed by a repetition penalty of 1.3"
+
+
+@pytest.mark.parametrize("order", [(-1, 2), (2, -1)])
+def test_rows_in_the_order_of_another_rope_are_named(order):
+    x = layer_points("llama")["Qcur"].reshape(T, LLAMA.config.heads, *order).swapaxes(2, 3).reshape(T, -1)
+    assert judged("llama", "Qcur", x).startswith("rows of the weights are in the order of ")
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 6, 20])
+def test_nothing_is_fitted_to_few_tokens(tokens):
+    """Fewer tokens than unknowns: any rows, blocks' scales or low rank would fit."""
+    rng = np.random.default_rng(9)
+    for model, name in ((LLAMA, "ffn_up"), (MODEL, "ffn_up"), (BLOCK_MODELS["Q4_K"], "ffn_up"), (LLAMA, "result_output")):
+        said = said_of(model, name, lambda x, value, w: value + rng.standard_normal(value.shape), ids=np.arange(20), tokens=tokens)
+        assert said[1] in ("", "read.places"), said
 
 
 # --- attention ------------------------------------------------------------------------------------------------------------------------

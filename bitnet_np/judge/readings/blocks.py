@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,9 +177,13 @@ def misread_blocks(wrong: Wrong) -> str | None:
             if few.accounts(few.inputs @ matrix.T) and product.accounts(product.inputs @ _misread(product.table, product.rows, text).T):
                 return text
     for text, source in orders(product.width):
-        if product.is_by(lambda p, source=source: p.matrix[:, source]):
+        if product.is_by(partial(_reordered, source)):
             return f"weights of each row are read in another order: {text}"
     return None
+
+
+def _reordered(source: NDArray[np.int64], product: Product) -> Array:
+    return product.matrix[:, source]
 
 
 def _misread(blocks: Blocks, rows: NDArray[np.int64], text: str) -> Array:

@@ -10,11 +10,11 @@ from ..narrow import rounded
 from ..roundings import to_digits
 from .blocks import misreadings
 from .product import accounts
+from .weights import CODE_TYPES
 from .wrong import FEW, ROWS, Array, Wrong, matched
 
 _LARGEST_TABLE = 10**9  # numbers
 _SCREENED = 8  # columns compared first
-_KINDS = {"int8": "int8, one scale for each row", "int4": "int4, one scale for each row", "q8_0": "q8_0", "q4_0": "q4_0", "q6_K": "q6_K"}
 
 
 def other_tokens(wrong: Wrong) -> str | None:
@@ -67,7 +67,7 @@ def misread_rows(wrong: Wrong) -> str | None:
     for digits in range(11, 1, -1):
         if is_it(to_digits(right, digits)):
             return f"numbers are rounded to {digits} significant bits" + (": an 8-bit float" if digits in (3, 4) else "")
-    for kind, words in _KINDS.items():
+    for kind, words in CODE_TYPES.items():
         if is_it(rounded(right, kind)):
             return f"numbers are rounded to {words}"
     table = wrong.model.token_embd

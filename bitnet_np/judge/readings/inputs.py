@@ -24,7 +24,7 @@ def weighted_inputs(wrong: Wrong) -> str | None:
             continue
         parts = _sums(product, labels, count)  # [groups, T * n]
         gram = parts @ parts.T
-        fit = np.linalg.lstsq(gram, parts @ product.theirs.ravel(), rcond=1e-10)[0]
+        fit = np.linalg.lstsq(gram, parts @ product.theirs.ravel(), rcond=1e-10)[0].astype(np.float64)
         if product.accounts((fit @ parts).reshape(product.theirs.shape)):
             return _described(fit, labels)
     return None
@@ -97,6 +97,10 @@ def low_rank(wrong: Wrong) -> str | None:
         return f"only {numbered('input', inside)} of {product.width} {'are' if rank > 1 else 'is'} summed with wrong weights"
     if rank == 1:
         return _one_pattern(product, sizes[:, 0] * left[:, 0] * size[0], right[0], wrong)
+    if any(
+        _within(basis, inputs.reshape(len(inputs), -1, size).sum(axis=2)) for size in (16, 32, 64, 128, 256) if not product.width % size
+    ):
+        return None  # the sums of blocks of inputs: minimums or zero points
     return f"the error has rank {rank}: a low-rank matrix is added or missing, as of a LoRA adapter"
 
 
@@ -106,7 +110,7 @@ def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong)
     totals = product.inputs.sum(axis=1)
     if _alike(amounts, totals):
         return "a number is added to all weights of a row: a zero point, or an offset of codes"
-    if bias is not None and _alike(pattern, bias[product.rows]):
+    if bias is not None and _alike(pattern, bias[product.rows].astype(np.float64)):
         shares = amounts * (pattern @ pattern) / (pattern @ bias[product.rows]) * product.scale
         off = np.abs(shares) > 1e-3
         if np.abs(shares[off] + 1).max() < 1e-3:
@@ -115,6 +119,14 @@ def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong)
     if np.ptp(amounts[some]) < 1e-3 * np.abs(amounts).max():
         return f"a constant is added to each output at {runs('position', product.tokens[some])}"
     return "the error has rank 1: one pattern of outputs, times another number at each position, as a low-rank matrix adds"
+
+
+def _within(basis: Array, columns: Array) -> bool:
+    """Whether columns [T, K] span all of an orthonormal basis [T, r], and are too few to span anything."""
+    if columns.shape[1] + 2 > len(columns):
+        return False
+    left = np.linalg.qr(columns)[0]
+    return bool(np.abs(basis - left @ (left.T @ basis)).max() < 1e-3)
 
 
 def _alike(a: Array, b: Array) -> bool:

@@ -2,50 +2,29 @@
 
 import numpy as np
 
-from ... import spec, widen
+from ... import spec
 from ...model import Ternary
 from .. import operations as op
-from ..roundings import to_float16
-from .wrong import FEW, ROWS, Array, Wrong, explained, matched, numbered, runs
+from .product import Product
+from .wrong import FEW, ROWS, Wrong, explained, matched, numbered, runs
 
-_OUTPUTS = 64  # columns looked at
 _FOLLOWED = 8  # tokens whose sums are followed input by input
-
-
-def _some_rows(wrong: Wrong, x: Array) -> tuple[Array, Array, Array, float] | None:
-    """The input of a product [T, M], first rows of its matrix [n, M], their biases [n], its scale; None where a dialect rounds inputs."""
-    linear, dialect = wrong.matrix, wrong.dialect
-    weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
-    n = min(_OUTPUTS, linear.shape[0])
-    bias = np.zeros(n) if linear.bias is None else linear.bias[:n].astype(np.float64)
-    if op.reads_codes(linear, dialect):
-        q, step = spec.quantize(x)
-        x = q / step
-    elif wrong.layer is None:  # the head
-        x = to_float16(x) if dialect.halves else x
-    elif dialect.ggml_activations:
-        return None
-    if isinstance(weights, Ternary):
-        return x, op.dense(weights)[:n].astype(np.float64), bias, scale * float(weights.scale)
-    return x, widen.take(weights, np.arange(n)).astype(np.float64), bias, scale
 
 
 def cut_short(wrong: Wrong) -> str | None:
     """The inputs that a sum leaves out at its end or beginning, as a loop over whole vectors does that forgets the rest."""
-    rows = _some_rows(wrong, wrong.inputs[0])
-    if rows is None:
+    product = Product.of(wrong)
+    if product is None:
         return None
-    inputs, matrix, bias, scale = rows
-    product = (wrong.theirs[:, : len(matrix)] - bias) / scale
-    width = matrix.shape[1]
+    inputs, matrix, theirs, width = product.inputs, product.matrix, product.theirs, product.width
     late, early = np.zeros(width), np.zeros(width)  # squared errors of sums that stop behind each input, or begin behind it
-    for token in np.argsort(-np.abs(product - inputs @ matrix.T).sum(axis=1))[:_FOLLOWED]:  # several: inputs of one may be 0
+    for token in np.argsort(-np.abs(product.error).sum(axis=1))[:_FOLLOWED]:  # several: inputs of one may be 0
         sums = np.cumsum(inputs[token] * matrix, axis=1)  # [n, M]
-        late += ((sums - product[token][:, None]) ** 2).sum(axis=0)
-        early += ((sums[:, -1:] - sums - product[token][:, None]) ** 2).sum(axis=0)
+        late += ((sums - theirs[token][:, None]) ** 2).sum(axis=0)
+        early += ((sums[:, -1:] - sums - theirs[token][:, None]) ** 2).sum(axis=0)
     ends, begins = int(late.argmin()) + 1, int(early.argmin()) + 1
     for part, missing in ((slice(0, ends), (ends, width)), (slice(begins, None), (0, begins))):
-        if missing[0] < missing[1] and explained(inputs[:, part] @ matrix[:, part].T, product, wrong.noise):
+        if missing[0] < missing[1] and explained(inputs[:, part] @ matrix[:, part].T, theirs, wrong.noise):
             one = missing[1] - missing[0] == 1
             return f"{runs('input', np.arange(*missing))} of {width} {'is' if one else 'are'} not summed"
     return None
@@ -53,19 +32,17 @@ def cut_short(wrong: Wrong) -> str | None:
 
 def shared_scales(wrong: Wrong) -> str | None:
     """Activation scales that are another token's, such as one for each chunk of a prompt."""
-    x, theirs = wrong.inputs[0][:ROWS], wrong.theirs[:ROWS]
-    rows = _some_rows(wrong, x)
-    if rows is None or not op.reads_codes(wrong.matrix, wrong.dialect):
+    first = np.arange(min(len(wrong.theirs), ROWS))
+    product = Product.of(wrong, first) if op.reads_codes(wrong.matrix, wrong.dialect) else None
+    if product is None:
         return None
-    _, matrix, bias, scale = rows
-    product = (theirs[:, : len(matrix)] - bias) / scale
-    steps = spec.quantize(x)[1][:, 0]
+    x, steps, theirs = product.raw, product.steps[:, 0], product.theirs
     owner = np.empty(len(x), int)
     for t in range(len(x)):
-        rescaled = np.clip(np.rint(x[t] * steps[:, None]), -128, 127) / steps[:, None] @ matrix.T  # [T, n]: by each token's scale
-        away = ((rescaled - product[t]) ** 2).sum(axis=1)
-        owner[t] = t if away[t] <= matched(wrong.noise) * (product[t] ** 2).sum() else int(away.argmin())
-        if away[owner[t]] > matched(wrong.noise) * (product[t] ** 2).sum():
+        rescaled = np.clip(np.rint(x[t] * steps[:, None]), -128, 127) / steps[:, None] @ product.matrix.T  # [T, n]: by each token's scale
+        away = ((rescaled - theirs[t]) ** 2).sum(axis=1)
+        owner[t] = t if away[t] <= matched(wrong.noise) * (theirs[t] ** 2).sum() else int(away.argmin())
+        if away[owner[t]] > matched(wrong.noise) * (theirs[t] ** 2).sum():
             return None
     if (owner == np.arange(len(x))).all():
         return None

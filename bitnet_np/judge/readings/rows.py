@@ -5,16 +5,19 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import spec, widen
+from ...dialects import Dialect
 from ...families import MATRICES
-from ...model import Linear
+from ...model import Linear, Ternary
 from .. import operations as op
 from ..graph import FIELDS
+from ..roundings import matrix_input
 from .wrong import FEW, Array, Wrong, matched
 
 _TOKENS = 16  # compared
 _LEAST_TOKENS = 4  # independent ones: fewer numbers may be near another row's by chance
 _SCREENED = 8  # outputs by which matrices are chosen
-_MOST_WEIGHTS = 3 * 10**7  # looked through
+_MOST_WEIGHTS = 2 * 10**7  # looked through
 
 
 def other_rows(wrong: Wrong) -> str | None:
@@ -26,7 +29,8 @@ def other_rows(wrong: Wrong) -> str | None:
         return None
     sample = columns[np.unique(np.linspace(0, columns.size - 1, _SCREENED).astype(int))]
     screened = _Sources(wrong, tokens, sample)
-    matrices, work = [], 0
+    matrices: list[tuple[str, Linear]] = []
+    work = 0
     for name, linear in _candidates(wrong):
         work += linear.shape[0] * linear.shape[1]
         if work > _MOST_WEIGHTS and matrices:
@@ -61,11 +65,11 @@ class _Sources:
     def look(self, name: str, linear: Linear) -> bool:
         """Whether some of the missing rows are of this matrix: with its own bias, or with those of the outputs."""
         size = np.linalg.norm(self.x, axis=1, keepdims=True)  # tokens count alike, whatever their size
-        with_bias = op.product(self.x, linear, self.wrong.dialect).value
-        bias, before = 0.0 if linear.bias is None else linear.bias, self.missing.size
-        for products, outputs in ((with_bias, self.outputs), (with_bias - bias, self.outputs - self.bias)):
+        products, before = _products(self.x, linear, self.wrong.dialect), self.missing.size
+        bias = 0.0 if linear.bias is None else linear.bias
+        for numbers, outputs in ((products + bias, self.outputs), (products, self.outputs - self.bias)):
             missing = self.missing
-            nearest, same = _nearest(products / size, outputs[:, missing] / size, self.wrong.noise)
+            nearest, same = _nearest(numbers / size, outputs[:, missing] / size, self.wrong.noise)
             self.row[missing[same]] = nearest[same]
             for column in missing[same]:
                 self.name[column] = name
@@ -86,6 +90,21 @@ def _candidates(wrong: Wrong) -> Iterator[tuple[str, Linear]]:
             linear: Linear | None = getattr(layers[n], name)
             if linear is not None and linear is not own and linear.shape[1] == own.shape[1]:
                 yield (name if n == layer else f"layer {n}'s {name}"), linear
+
+
+def _products(x: Array, linear: Linear, dialect: Dialect) -> Array:
+    """The products without a bias, in float32: many matrices are looked through."""
+    weights, scale = linear.weights, 1.0 if linear.scale is None else float(linear.scale)
+    if op.reads_codes(linear, dialect):
+        codes, steps = spec.quantize(x)
+        x = codes / steps
+    elif dialect.ggml_activations and not isinstance(weights, Ternary):
+        x = matrix_input(x, weights)
+    if isinstance(weights, Ternary):
+        matrix, scale = op.dense(weights), scale * float(weights.scale)
+    else:
+        matrix = widen.float32(weights)
+    return (x.astype(np.float32) @ matrix.T).astype(np.float64) * scale
 
 
 def _nearest(products: Array, target: Array, noise: float) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -109,7 +128,7 @@ def _described(columns: NDArray[np.int64], source: NDArray[np.int64], names: lis
     ends = np.flatnonzero((np.diff(columns) != 1) | (np.diff(source) != 1) | other_name) + 1
     runs = list(zip(np.split(columns, ends), np.split(source, ends), strict=True))
     starts = [0, *ends]
-    spans = [f"{_span(a)} {_is(a)} {_source(b, names[start])}" for (a, b), start in zip(runs[:FEW], starts, strict=False)]
+    spans = [_stands(a, b, names[start], columns) for (a, b), start in zip(runs[:FEW], starts, strict=False)]
     more = f", and {len(runs) - FEW} runs more" if len(runs) > FEW else ""
     return f"weights of other rows are used: {', '.join(spans)}{more}"
 
@@ -118,9 +137,9 @@ def _span(rows: NDArray[np.int64]) -> str:
     return f"row {rows[0]}" if rows.size == 1 else f"rows {rows[0]} to {rows[-1]}"
 
 
-def _is(rows: NDArray[np.int64]) -> str:
-    return "is that of" if rows.size == 1 else "are those of"
-
-
-def _source(rows: NDArray[np.int64], name: str) -> str:
-    return _span(rows) + (f" of {name}" if name else "")
+def _stands(rows: NDArray[np.int64], source: NDArray[np.int64], name: str, wrong: NDArray[np.int64]) -> str:
+    """The rows, and those that stand in their place."""
+    one = rows.size == 1
+    if not name and not np.isin(source, wrong).any():
+        return f"{_span(rows)} {'repeats' if one else 'repeat'} {_span(source)}"
+    return f"{_span(rows)} {'is that of' if one else 'are those of'} {_span(source)}" + (f" of {name}" if name else "")

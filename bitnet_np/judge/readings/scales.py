@@ -75,7 +75,7 @@ def _scale(x: Array, matrix: Array, theirs: Array, near: float) -> tuple[float, 
     count = int(np.log(_RANGE[1] / _RANGE[0]) * largest * 8) + 2
     if count > 10**6:
         return None
-    candidates = near * np.exp(np.linspace(*np.log(_RANGE), count))
+    candidates = near * np.exp(np.linspace(np.log(_RANGE[0]), np.log(_RANGE[1]), count))
     off = np.abs(np.multiply.outer(candidates, small) - np.rint(np.multiply.outer(candidates, small))).max(axis=1)
     candidates = candidates[off < 0.2]
     for k in (_COLUMNS, 2 * _COLUMNS, ordered.size):  # sums tell a scale the better the larger they are
@@ -108,5 +108,6 @@ def _rule(x: Array, scales: Array, every: bool) -> str:
         return f"activations are scaled to {scales[0] * largest[0]:.4g} steps instead of 127"
     for name, measure in (("mean of their magnitudes", mean), ("root of their mean square", root)):
         if _constant(scales * measure):
-            return f"activations are scaled by the {name} instead of the largest: 127 steps are {127 / (scales[0] * measure[0]):.4g} times that"
+            times = 127 / (scales[0] * measure[0])
+            return f"activations are scaled by the {name} instead of the largest: 127 steps are {times:.4g} times that"
     return f"activation scales are wrong by factors from {(scales * largest).min() / 127:.4g} to {(scales * largest).max() / 127:.4g}"

@@ -1,5 +1,8 @@
 """Weights that an engine keeps in fewer bits than the file."""
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import numpy as np
 
 from ..narrow import rounded
@@ -7,8 +10,7 @@ from ..roundings import to_digits
 from .product import Product
 from .wrong import Array, Wrong
 
-_NAMES = {11: "float16", 8: "bfloat16"}
-_BLOCK_TYPES = {
+CODE_TYPES = {
     "int8": "int8, one scale for each row",
     "int4": "int4, one scale for each row",
     "q8_0": "q8_0",
@@ -22,20 +24,25 @@ def rounded_weights(wrong: Wrong) -> str | None:
     product = Product.of(wrong)
     if product is None or not product.error.any():
         return None
+    types = _narrow_types(product.width)
+    return next((f"weights are {text}" for text, narrow in types if product.is_by(partial(_narrowed, narrow))), None)
+
+
+def _narrowed(narrow: Callable[[Array], Array], product: Product) -> Array:
+    return narrow(product.matrix)
+
+
+def _narrow_types(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
+    """Yields narrow types in words, and functions that round rows of weights [n, M] to them."""
     for digits in range(11, 1, -1):
-        name = f" ({_NAMES[digits]})" if digits in _NAMES else ""
-        if product.is_by(lambda p, digits=digits: to_digits(p.matrix, digits)):
-            return f"weights are rounded to {digits} significant bits{name}"
-        if product.is_by(lambda p, digits=digits: _cut(p.matrix, digits)):
-            return f"weights are cut to {digits} significant bits{name}, not rounded"
-    for kind, words in _BLOCK_TYPES.items():
-        if product.is_by(lambda p, kind=kind: rounded(p.matrix, kind)):
-            return f"weights are rounded to {words}"
-    for kind, most in (("8", 127), ("4", 7)):
+        yield f"rounded to {digits} significant bits", partial(to_digits, digits=digits)
+        yield f"cut to {digits} significant bits, not rounded", partial(_cut, digits=digits)
+    for kind, words in CODE_TYPES.items():
+        yield f"rounded to {words}", partial(rounded, kind=kind)
+    for bits, most in ((8, 127), (4, 7)):
         for size in (16, 32, 64, 128, 256):
-            if product.width % size == 0 and product.is_by(lambda p, size=size, most=most: _in_groups(p.matrix, size, most)):
-                return f"weights are rounded to {kind} bits, one scale for each {size} of them"
-    return None
+            if width % size == 0:
+                yield f"rounded to {bits} bits, one scale for each {size} of them", partial(_in_groups, size=size, most=most)
 
 
 def _cut(x: Array, digits: int) -> Array:
