@@ -59,7 +59,7 @@ def activation(wrong: Wrong) -> str | None:
     with np.errstate(all="ignore"):
         for gate_said, gate, up_said, up in _arrangements(wrong):
             for name, function in _PLAIN.items():
-                if wrong.told(function(gate) * up):
+                if wrong.accounts(function(gate) * up):
                     return (f"{name}({gate_said})" if name else gate_said) + (f" * {up_said}" if up_said else "") + instead
         return _rounded(wrong) or _limited(wrong) or _with_a_number(wrong, instead)
 
@@ -107,7 +107,7 @@ def _rounded(wrong: Wrong) -> str | None:
     (gate, up), right = _parts(wrong), _of_gate(wrong)
     for kind, narrow in (("float16", to_float16), ("bfloat16", to_bfloat16)):
         for computed in (narrow(right(gate)), right(narrow(gate)), narrow(right(narrow(gate)))):
-            if wrong.told(computed * up):
+            if wrong.accounts(computed * up):
                 return f"the activation is rounded to {kind}, such as in a table of it, before it is multiplied"
     return None
 

@@ -22,7 +22,7 @@ def clipped(wrong: Wrong) -> str | None:
     low, high = float(wrong.theirs.min()), float(wrong.theirs.max())
     slack = 1e-5 * float(np.abs(wrong.value).max())
     over, under = int((wrong.value > high + slack).sum()), int((wrong.value < low - slack).sum())
-    if over + under < 2 or not wrong.told(np.clip(wrong.value, low, high)):
+    if over + under < 2 or not wrong.accounts(np.clip(wrong.value, low, high)):
         return None
     beyond = [x for x, n in ((low, under), (high, over)) if n]
     if len(beyond) == 1 and abs(beyond[0]) <= slack:
@@ -47,7 +47,7 @@ def dropped(wrong: Wrong) -> str | None:
     if not zero.any() or zero.all():
         return None
     factor = float((wrong.theirs * wrong.value)[rest].sum() / max((wrong.value[rest] ** 2).sum(), 1e-300))
-    if not wrong.told(np.where(zero, 0, factor * wrong.value)):
+    if not wrong.accounts(np.where(zero, 0, factor * wrong.value)):
         return None
     columns = np.flatnonzero(zero.any(axis=0))
     where = f" ({runs('element', columns)} of each position)" if zero[:, columns].all() else ""
@@ -124,7 +124,7 @@ def factors(wrong: Wrong) -> str | None:
     for axis, enough in ((1, value.shape[1] >= _NARROW), (0, len(value) >= _FEW_ROWS)):
         if enough:
             factor = (theirs * value).sum(axis=axis, keepdims=True) / np.maximum((value * value).sum(axis=axis, keepdims=True), 1e-300)
-            if wrong.told(factor * value):
+            if wrong.accounts(factor * value):
                 return _factor_said(wrong, factor.ravel(), "position" if axis == 1 else "element")
     return None
 
@@ -181,13 +181,13 @@ def constants(wrong: Wrong) -> str | None:
     """The constant that is added: to everything, to some columns, or to each row or column one of its own."""
     away = wrong.theirs - wrong.value
     whole = float(away.mean())
-    if wrong.told(wrong.value + whole):
+    if wrong.accounts(wrong.value + whole):
         return f"{whole:.5g} is added to every number"
     if len(away) >= _FEW_ROWS:
         column = away.mean(axis=0)
-        if wrong.told(wrong.value + column):
+        if wrong.accounts(wrong.value + column):
             return _constant_said(wrong, column)
-    if away.shape[1] >= _NARROW and wrong.told(wrong.value + away.mean(axis=1, keepdims=True)):
+    if away.shape[1] >= _NARROW and wrong.accounts(wrong.value + away.mean(axis=1, keepdims=True)):
         return "a constant of its own is added to each position"
     return None
 
@@ -207,7 +207,7 @@ def _constant_said(wrong: Wrong, column: Array) -> str:
 def affine(wrong: Wrong) -> str | None:
     """The factor and the constant, if everything is the right number times one, plus the other."""
     slope, constant = np.polyfit(wrong.value.ravel(), wrong.theirs.ravel(), 1) if np.ptp(wrong.value) > 0 else (0.0, 0.0)
-    if wrong.theirs.size < _LEAST or abs(slope) < 1e-6 or not wrong.told(slope * wrong.value + constant):
+    if wrong.theirs.size < _LEAST or abs(slope) < 1e-6 or not wrong.accounts(slope * wrong.value + constant):
         return None
     return f"everything is {slope:.5g} times what it should be, {'plus' if constant > 0 else 'minus'} {abs(constant):.5g}"
 
@@ -226,7 +226,7 @@ def rows_of_others(wrong: Wrong) -> str | None:
     for key, other in wrong.beside():
         computed = wrong.value.copy()
         computed[rows] = other[rows]
-        if wrong.told(computed):
+        if wrong.accounts(computed):
             which = "it has" if rows.size == len(wrong.theirs) else f"{runs('position', rows)} {'have' if rows.size > 1 else 'has'}"
             return f"{which} the numbers of {place(key)}"
     return None
@@ -251,7 +251,7 @@ def _sources(wrong: Wrong, theirs: Array, value: Array) -> Indices | None:
         if not np.allclose(value[source[some]], theirs[some], rtol=1e-2, atol=1e-2 * np.abs(value).max()):
             return None
     computed = value[source]
-    if not wrong.told(computed if theirs is wrong.theirs else computed.T):
+    if not wrong.accounts(computed if theirs is wrong.theirs else computed.T):
         return None
     return None if (source == np.arange(len(source))).all() else source
 
@@ -333,12 +333,12 @@ def penalty(wrong: Wrong) -> str | None:
         positive, negative = seen & (value > 0) & (theirs != 0), seen & (value < 0)
         ratios = np.concatenate([(value / np.where(theirs == 0, 1, theirs))[positive], (theirs / np.where(value == 0, 1, value))[negative]])
         rate = float(np.median(ratios)) if ratios.size else 1.0
-        if rate > 0 and wrong.told(np.where(seen, np.where(value > 0, value / rate, value * rate), value)):
+        if rate > 0 and wrong.accounts(np.where(seen, np.where(value > 0, value / rate, value * rate), value)):
             return (
                 f"a repetition penalty of {rate:.4g} is on the logits of tokens that {which}: logits before sampling's changes are expected"
             )
         for times, kind in ((seen, "presence"), (count, "frequency")):
             amount = float(((value - theirs) * times).sum() / max((times * times).sum(), 1))
-            if wrong.told(value - amount * times):
+            if wrong.accounts(value - amount * times):
                 return f"a {kind} penalty of {amount:.4g} is on the logits of tokens that {which}: {_BEFORE}"
     return None

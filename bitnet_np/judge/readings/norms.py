@@ -35,9 +35,9 @@ class _Norm:
     weight: Array  # [W]
     eps: float
 
-    def told(self, computed: Array) -> bool:
+    def accounts(self, computed: Array) -> bool:
         """Whether computed rows [R, W] are theirs."""
-        return self.wrong.told(computed.reshape(self.wrong.theirs.shape) + _bias(self.wrong))
+        return self.wrong.accounts(computed.reshape(self.wrong.theirs.shape) + _bias(self.wrong))
 
     def factors(self, weight: Array) -> Array:
         """The factor of each row that fits best [R, 1]."""
@@ -87,7 +87,7 @@ def norm(wrong: Wrong) -> str | None:
     for text, x in _other_inputs(wrong, own):
         other = replace(own, x=x)
         for weight_text, weight in _weights(own):
-            if other.told(_root(x, own.eps) * x * weight):
+            if other.accounts(_root(x, own.eps) * x * weight):
                 return "; ".join(filter(None, (text, weight_text)))
     return None
 
@@ -151,14 +151,14 @@ def _described(norm: _Norm) -> str | None:
     """The weight and the divisor, if theirs has a factor for each row and one for each column."""
     for text, weight in _weights(norm):
         factors = norm.factors(weight)
-        if norm.told(factors * norm.x * weight):
+        if norm.accounts(factors * norm.x * weight):
             return _divisor(norm, text, weight, factors)
     weight = norm.weight.copy()
     for _ in range(_FITTED):
         x = norm.factors(weight) * norm.x
         weight = (norm.y * x).sum(axis=0) / np.maximum((x * x).sum(axis=0), 1e-300)
     factors = norm.factors(weight)
-    if not norm.told(factors * norm.x * weight):
+    if not norm.accounts(factors * norm.x * weight):
         return None
     scale = float(np.median((weight / np.where(norm.weight == 0, 1, norm.weight))[norm.weight != 0])) if norm.weight.any() else 0.0
     if scale == 0:
@@ -170,7 +170,7 @@ def _described(norm: _Norm) -> str | None:
         return _divisor(norm, text, weight / scale, factors * scale)
     right = _root(norm.x, norm.eps)  # a weight of unknown size tells no divisor
     weight = weight * float(np.median(factors / right))
-    return "the weight is none of this model's norms" if norm.told(right * norm.x * weight) else None
+    return "the weight is none of this model's norms" if norm.accounts(right * norm.x * weight) else None
 
 
 # --- divisors -------------------------------------------------------------------------------------------------------------------------
@@ -179,30 +179,30 @@ def _described(norm: _Norm) -> str | None:
 def _divisor(norm: _Norm, weight_text: str, weight: Array, factors: Array) -> str | None:
     """The cause in words, from the factor of each row [R, 1]; weight_text: what is wrong with the weight, if something is."""
 
-    def told(computed: Array) -> bool:
-        return norm.told(computed * norm.x * weight)
+    def accounts(computed: Array) -> bool:
+        return norm.accounts(computed * norm.x * weight)
 
     def both(text: str) -> str:
         return "; ".join(filter(None, (weight_text, text)))
 
     x, right = norm.x, _root(norm.x, norm.eps)
-    if told(right):
+    if accounts(right):
         return weight_text or None
-    if told(np.ones_like(factors)):
+    if accounts(np.ones_like(factors)):
         return (
             "the norm is missing: its input comes out unchanged"
             if (weight == 1).all()
             else both("the norm is missing, only its weight is applied")
         )
     inside = 1 / np.sqrt(np.mean((x * norm.weight) ** 2, axis=1, keepdims=True) + norm.eps)
-    if told(inside):
+    if accounts(inside):
         return (
             "the norm is taken twice"
             if weight_text == "the weight is applied twice"
             else both("the weight is applied before the norm: the mean square is that of its products")
         )
     for text, other in (*_lines(norm, factors), *_roots(norm, factors)):
-        if told(other):
+        if accounts(other):
             return both(text)
     ratio = factors / right
     middle = float(np.median(ratio))
@@ -294,6 +294,6 @@ def _by_group(norm: _Norm) -> str | None:
         if size and width % size == 0 and _NARROW <= size < width:
             x = norm.x.reshape(-1, size)
             for weight_text, weight in _weights(norm):
-                if norm.told((_root(x, norm.eps) * x).reshape(norm.x.shape) * weight):
+                if norm.accounts((_root(x, norm.eps) * x).reshape(norm.x.shape) * weight):
                     return "; ".join(filter(None, (weight_text, f"the norm is taken over {text} by itself")))
     return None

@@ -29,4 +29,4 @@ def best_number(wrong: Wrong, compute: Callable[[Wrong, float], Array]) -> float
             a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
             low, high = (low, b) if error(a) < error(b) else (a, high)
         number = float(np.exp((low + high) / 2))
-        return number if wrong.told(compute(wrong, number)) else None
+        return number if wrong.accounts(compute(wrong, number)) else None

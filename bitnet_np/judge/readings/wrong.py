@@ -61,13 +61,9 @@ class Wrong:
         cut = {name: getattr(self, name)[:rows] for name in ("value", "theirs", "places")}
         return replace(self, inputs=[x[:rows] for x in self.inputs], **cut)
 
-    def explained(self, computed: NDArray) -> bool:
-        """Whether computed numbers are theirs."""
-        return explained(computed, self.theirs, self.noise)
-
-    def told(self, computed: NDArray) -> bool:
+    def accounts(self, computed: NDArray) -> bool:
         """Whether computed numbers are theirs, and far closer than the right ones, which may be close themselves."""
-        if not np.isfinite(computed).all() or not self.explained(computed):
+        if not np.isfinite(computed).all() or not explained(computed, self.theirs, self.noise):
             return False
         closer = _CLOSER_NARROW if self.noise else _CLOSER
         return bool(((computed - self.theirs) ** 2).sum() <= closer * ((self.value - self.theirs) ** 2).sum())
