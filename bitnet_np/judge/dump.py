@@ -123,7 +123,7 @@ def _judge_rows(
     bars: Bars,
     details: Details | None,
 ) -> Judgement:
-    """The verdict on rows as such. every: our logits [T, V]. search: try the known mistakes too. singly: also those of single operations."""
+    """The verdict on rows as such. every: our logits [T, V]. search: try known mistakes too. singly: also those of single operations."""
     looked_at = _first(rows.positions)
 
     def run(variant: Variant) -> Floats:

@@ -1,0 +1,105 @@
+"""Logits alone, and layer outputs alone: mistakes of one operation, of one layer, and of the prompt are tried in our engine and named."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from dumps import LOGITS, recorded, trace, without_codes
+
+from bitnet_np import EXACT, forward_full
+from bitnet_np.judge.dump import check_trace
+from bitnet_np.judge.graph import operations
+from bitnet_np.judge.mistakes.catalogue import at_operation, trials
+from bitnet_np.judge.variant import Variant, variant_logits, with_computed
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.testing import random_model
+from bitnet_np.traces.points import Key
+
+MODEL = random_model(5, family="llama", n_layers=3, vocab=64)
+IDS = np.random.default_rng(2).permutation(64)[:10]
+GRAPH = {o.key: o for o in operations(MODEL, EXACT)}
+BASE = Variant("ours", MODEL, EXACT)
+ROTATED = [Key(name, n) for name in ("Qcur_rope", "Kcur_rope") for n in range(3)]
+
+
+def engine_with(mistake, *keys):
+    """Our engine with a known mistake, by its id, in some operations."""
+    computes = {key: next(a.compute for a in at_operation(MODEL, EXACT, GRAPH[key]) if a.cause.id == mistake) for key in keys}
+    return with_computed(BASE, mistake, computes, IDS)
+
+
+def judged(variant, *names):
+    """The report on an engine's logits, and on its tensors with these names."""
+    ours = without_codes(recorded(MODEL, IDS))
+    points = {LOGITS: variant_logits(variant, IDS[None])[0]}
+    if names:
+        seen = {}
+        edit = variant.edit
+
+        def keep(name, layer, array):
+            array = edit(name, layer, array)
+            seen[Key(name, layer)] = array.reshape(len(array), -1).copy()
+            return array
+
+        variant_logits(replace(variant, edit=keep), IDS[None])
+        points |= {key: x for key, x in seen.items() if key.name in names and key in ours}
+    return check_trace(MODEL, IDS, trace(points))
+
+
+def test_an_engine_without_a_change_has_our_bits():
+    np.testing.assert_array_equal(variant_logits(with_computed(BASE, "", {}, IDS), IDS[None]), forward_full(MODEL, IDS[None]))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "keys", "says"),
+    [
+        ("norm.weight_missing", [Key("ffn_norm", 1)], "at ffn_norm of layer 1: the norm's weight is missing"),
+        ("attention.last_only", [Key("kqv_out", 2)], "at kqv_out of layer 2: only the last 2 tokens are seen"),
+        ("rope.position_plus_1", [Key("Qcur_rope", n) for n in range(3)], "at Qcur_rope of every layer: positions are too large by one"),
+        (
+            "rope.whole_row",
+            [Key(n, i) for n in ("Qcur_rope", "Kcur_rope") for i in range(3)],
+            "at Qcur_rope, Kcur_rope of every layer: one",
+        ),
+        ("residual.twice", [Key("l_out", 0)], "at l_out of layer 0: the residual is added twice"),
+        ("head.int8", [LOGITS], "the head's input is quantised to int8"),
+    ],
+)
+def test_a_mistake_of_single_operations_is_named_by_logits_alone(mistake, keys, says):
+    report = judged(engine_with(mistake, *keys))
+    assert report.verdict == Verdict.WRONG
+    assert report.logits.explanation.startswith(says)
+
+
+def test_a_mistake_in_queries_and_keys_is_named_by_the_outputs_of_layers():
+    report = judged(engine_with("rope.whole_row", *ROTATED), "l_out")
+    assert report.first_wrong.key == Key("l_out", 0)
+    assert report.first_wrong.hypothesis.startswith("at Qcur_rope, Kcur_rope: one head width serves all heads")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        (np.r_[IDS[:1], IDS], "the first token is fed twice"),
+        (np.r_[IDS, IDS], "the cache holds the same prompt already"),
+        ((IDS + 1) % 64, "token ids are too large by one"),
+    ],
+)
+def test_another_prompt_is_named_by_logits_alone(prompt, says):
+    logits = forward_full(MODEL, prompt[None])[0, -len(IDS) :]
+    assert check_trace(MODEL, IDS, trace({LOGITS: logits})).logits.explanation.startswith(says)
+
+
+def test_weights_of_fewer_bits_are_no_fault_by_logits_alone():
+    text = "weights are rounded to bfloat16"
+    attempts = {key: a.compute for key, o in GRAPH.items() for a in at_operation(MODEL, EXACT, o) if a.cause.text == text}
+    report = judged(with_computed(BASE, text, attempts, IDS))
+    assert report.verdict == Verdict.NARROW
+    assert text in report.reason
+
+
+def test_a_dump_from_a_wrong_buffer_is_no_cause_of_a_tensor_that_is_not_in_the_dump():
+    texts = [t.cause for t in trials(MODEL, EXACT, [GRAPH[Key(name, 0)] for name in ("Qcur", "Qcur_rope")], singly=True)]
+    assert texts
+    assert not [cause for cause in texts if cause.id == "dump.rotated"]
+    assert [c for c in (t.cause for t in trials(MODEL, EXACT, [GRAPH[Key("Qcur", 0)]], singly=True)) if c.id == "dump.rotated"]
