@@ -20,7 +20,7 @@ from math import prod
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..errors import ContextLimitError, NonFiniteError
+from ..errors import ContextLimitError, NonFiniteError, listed
 from ..families import MATRICES
 from ..progress import Progress, silent
 from .detail import Details
@@ -39,6 +39,7 @@ _CLOSER = 4  # times nearer than ours, in NMSE: two runs of equal errors have a 
 _STEP = 1.1  # factor of a scale in central differences: large against flips, small against what saturates
 _LEAST = 0.01  # part of a scale: float16 and bfloat16 scales are nearer
 _MOST_WORK = 10**11  # multiply-adds of all runs with a mistake in single operations: larger models need denser dumps
+_ALIKE = 0.999  # squared cosine of the changes that two scales make
 _POSITIONS = 8  # fewest to know a standard error from
 
 
@@ -221,28 +222,32 @@ def _wrong_scale(
     verify: run our engine with that scale, and believe it if it comes _CLOSER times nearer: a large error of another cause may point along.
     """
     error = b.astype(np.float64) - a
-    best: tuple[str, float, NDArray[np.float64]] | None = None
+    best: tuple[str, float] | None = None
     most = 1.0
+    changes: dict[str, NDArray[np.float64]] = {}
     for name, variants in scales:
         low, high = (logits(variant) for variant in variants)
         if low is None or high is None:
             continue
         if position_nmse(low, high).mean() / 4 < 2 * reach:
             continue
-        change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
+        changes[name] = change = (high.astype(np.float64) - low) / (2 * np.log(_STEP))  # by the logarithm of the scale
         along, square = (error * change).sum(axis=1), (change**2).sum(axis=1)
         slope = float(along.sum() / max(square.sum(), 1e-300))
         spread = np.sqrt(((along - slope * square) ** 2).sum()) / max(square.sum(), 1e-300)
         sure = abs(slope) / max(_LEAST, (6 + 40 / len(a)) * spread)
         if sure > most:
-            best, most = (name, slope, change), sure
+            best, most = (name, slope), sure
     if best is None:
         return None
-    name, slope, change = best
+    name, slope = best
+    change = changes[name]
     slope = float(np.clip(slope, -50, 50))
     if verify:
         x = logits(scaled(base, name, np.exp(slope)))
         if x is None or not _explains(_distances(x, a, b), position_nmse(a, b)):
             return None
         slope += float(((b - x.astype(np.float64)) * change).sum() / max((change**2).sum(), 1e-300))  # what is left, once more
-    return f"the scale of {name} is off, by a factor of about {np.exp(slope):.3g}"
+    alike = [other for other, x in changes.items() if other != name and (x * change).sum() ** 2 > _ALIKE * (x**2).sum() * (change**2).sum()]
+    more = f" (that of {listed(alike)} would look the same)" if alike else ""
+    return f"the scale of {name} is off, by a factor of about {np.exp(slope):.3g}{more}"

@@ -1,5 +1,7 @@
 """Logits alone: mistakes of a whole engine are found and named, also those that change less than roundings do."""
 
+import re
+
 import numpy as np
 import pytest
 from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, judge_by, judged, llama_of, logits_of
@@ -113,6 +115,16 @@ def test_a_scale_that_is_far_off_is_named_too(name, factor):
     assert judgement.verdict is WRONG
     assert judgement.explanation.startswith(says)
     assert float(judgement.explanation.removeprefix(says)) == pytest.approx(factor, rel=0.1)
+
+
+def test_scales_that_do_the_same_are_said_together():
+    """Without biases the scales of ffn_up and ffn_down are one factor."""
+    qwen = random_model(1, family="qwen3", n_layers=4, width=64, heads=4, kv_heads=2, head_dim=16, ffn=96)
+    base, ids = Variant("ours", qwen, EXACT), np.random.default_rng(1).integers(0, qwen.config.vocab, 20)
+    explanation = judge_by(base, ids)(logits_of(scaled(base, "ffn_down", 1.2), ids)).explanation
+    assert re.fullmatch(
+        r"the scale of ffn_(up|down) is off, by a factor of about 1\.\d+ \(that of ffn_(down|up) would look the same\)", explanation
+    )
 
 
 def test_another_large_error_is_no_scale():
