@@ -5,7 +5,7 @@ import pytest
 from bitnet_np import errors
 from bitnet_np.errors import CapacityError, ContextLimitError, Error, MaskError, ShapeError, SlotError, shown
 
-FAMILY = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+FAMILY = [kind for kind in vars(errors).values() if isinstance(kind, type) and kind.__module__ == errors.__name__]
 
 
 @pytest.mark.parametrize("kind", FAMILY)

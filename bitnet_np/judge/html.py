@@ -115,7 +115,7 @@ def _map(report: Report, clickable: bool) -> Iterator[str]:
     """The heat map: tensors outside layers as a row of chips above or below, layers down and operations across."""
     judged = {o.key: o for o in report.operations}
     outside = [o for o in report.operations if o.key.layer is None]
-    before = [o for o in outside if o.key.name in ("inp_embd", "inpL", "grad_token_embd")]
+    before = [o for o in outside if o.key.name in ("inp_embd", "inpL", "inp_scaled", "grad_token_embd")]
     after = [_chip(str(o.key), o.key.name, o.verdict, o.bound_ratio, clickable) for o in outside if o not in before]
     if report.logits is not None:
         after.append(_chip(LOGITS_ID, "logits as such", report.logits.verdict, None, clickable))

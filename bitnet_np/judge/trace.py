@@ -448,7 +448,8 @@ class _Judge:
                 left = relative_error(array, theirs)
                 if self.details is not None:
                     self.details.attempt(across[-1], candidate.text, left)
-                if left < best:
+                coarse = candidate.kind in ("q8_0", "q4_0") and left < now / 20  # the numbers fall to other sides of its steps
+                if left < best or (coarse and cause is None):
                     best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
         if cause is None and now > matched(rough) and permuted(theirs, value, rough):
             return Cause("the right numbers in another order: columns are permuted", "read.permuted")

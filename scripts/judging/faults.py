@@ -394,13 +394,13 @@ def _dump_faults() -> Iterator[Fault]:
         None,
         mistake="any.moved",
     )
-    yield Fault("logits permuted", "result_output", on_dump(_set(LOGITS, lambda x: np.roll(x, 7, axis=1))), None, mistake="read.columns")
+    yield Fault("logits permuted", "result_output", on_dump(_set(LOGITS, lambda x: np.roll(x, 7, axis=1))), None, mistake="read.other_rows")
     yield Fault("one logit wrong", "result_output", on_dump(_set(LOGITS, lambda x: _one_wrong(x))), None, mistake="read.one_number")
     yield Fault(
         "heads permuted in a dump",
         "kqv_out",
         on_dump(_set(Key("kqv_out", LAYER), lambda x: np.roll(x, c.head_dim, axis=1))),
-        mistake="read.columns",
+        mistake="read.moved_heads",
     )
     yield Fault("vocabulary cut short", "", on_dump(_set(LOGITS, lambda x: x[:, :-8])), None)
     yield Fault("NaN in one tensor", "", on_dump(_set(Key("ffn_out", LAYER), _with_nan)))

@@ -16,7 +16,7 @@ from bitnet_np.judge.logits import Judgement
 from bitnet_np.judge.report import SYMBOLS, OperationVerdict, Report
 from bitnet_np.judge.two_dumps import compare_traces
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.traces.points import GRADIENTS, RECORDED, Key
+from bitnet_np.traces.points import GRADIENTS, MODEL_NAMES, RECORDED, Key
 
 EVIL = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"><!--"
 VOID = {"meta", "img", "br", "hr", "input", "link"}
@@ -111,7 +111,7 @@ def test_the_page_is_small(faulty):
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_every_verdict_and_every_tensor_has_its_look(verdict):
-    keys = [Key(name, None if name in ("inp_embd", "inpL", "result_norm", "result_output") else 3) for name in (*RECORDED, *GRADIENTS)]
+    keys = [Key(name, None if name in MODEL_NAMES else 3) for name in (*RECORDED, *GRADIENTS)]
     report = Report(verdict, "", tuple(OperationVerdict(key, verdict) for key in keys), missing=(Key("l_out", 0),) * 100)
     parsed = Page(report.html())
     assert set(parsed.buttons) == set(map(str, keys))

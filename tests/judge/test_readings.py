@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from dumps import FAULTS, MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor, without_codes
+from dumps import FAULTS, MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor
+from wrong_tensors import IDS, LAYER, LLAMA, MODELS, POINTS, T, judged, layer_points
 
 from bitnet_np import BITNET_CPP, EXACT, packing, spec, widen
 from bitnet_np.judge import graph, operations
@@ -19,32 +20,10 @@ from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key
 from scripts import mutations
 
-LAYER = 1
-LLAMA = random_model(7, family="llama", table="float16", n_layers=3, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
-MODELS = {"bitnet": MODEL, "llama": LLAMA}
-IDS = {"bitnet": TOKENS, "llama": np.random.default_rng(0).permutation(90)[:17]}
-T = 17
-POINTS = {name: without_codes(recorded(MODELS[name], IDS[name])) for name in MODELS}
-
-
-def judged(family, name, wrong, dialect=EXACT):
-    """What the judge says of a dump in which one tensor is `wrong`, with noise as the sums of another engine have it."""
-    key = Key(name, None if name == "result_output" else LAYER)
-    noise = 1 + 1e-7 * np.random.default_rng(1).standard_normal(wrong.shape)
-    report = judge_trace(MODELS[family], with_tensor(POINTS[family], key, wrong * noise), IDS[family], dialect, precision=FLOAT32)
-    assert report.verdict == Verdict.WRONG
-    assert report.first_wrong.key == key
-    return report.first_wrong.hypothesis or ""
-
 
 def with_step(key, compute, ids=TOKENS):
     """A dump of an engine that computes one tensor in another way."""
     return trace(mutations.Engine(MODEL, ids, {key.name: compute}, (key.layer,)).run())
-
-
-def layer_points(family):
-    """The tensors of the layer that a mistake is made in, and the model's own, by name in float64."""
-    return {key.name: x.astype(np.float64) for key, x in POINTS[family].items() if key.layer in (LAYER, None)}
 
 
 # --- positions ------------------------------------------------------------------------------------------------------------------------
@@ -483,15 +462,6 @@ def test_wrong_embeddings_are_read(theirs, says):
 
 def rows_of(ids):
     return widen.take(BLOCK_MODELS["Q5_0"].token_embd, ids).astype(np.float64)
-
-
-def test_a_repetition_penalty_is_measured():
-    def theirs(x, value, head):
-        seen = np.isin(np.arange(90), np.arange(17))
-        return np.where(seen, np.where(value > 0, value / 1.3, value * 1.3), value)
-
-    said = said_of(LLAMA, "result_output", theirs, ids=np.arange(17))[0]
-    assert said == "logits of the sequence's own tokens are changed by a repetition penalty of 1.3"
 
 
 @pytest.mark.parametrize("order", [(-1, 2), (2, -1)])

@@ -231,7 +231,7 @@ def test_elements_are_read_off(wrong, says):
     assert says in cause.text
 
 
-def test_penalties_are_told():
+def test_penalties_are_named():
     wrong = points("llama", "result_output")
     seen = np.zeros(wrong.shape, bool)
     for t, token in enumerate(IDS["llama"]):

@@ -123,6 +123,19 @@ def _has_window(model: Model, dialect: Dialect) -> bool:
     return model.config.window is not None
 
 
+def _masked_after(site: Site) -> Compute:
+    """The softmax runs over all keys, and hidden ones are left out of the sums of values."""
+    c = site.config
+
+    def compute(q: Array, k: Array, v: Array) -> Array:
+        scores, _ = op.scores(site.model, q, k)
+        p = spec.softmax(scores)
+        p = np.where(spec.causal_mask(len(q), len(q), window=c.window_of(site.index)) == 0, p, 0)
+        return np.einsum("hts,shk->thk", p, spec.by_query_head(v.reshape(len(v), c.kv_heads, c.head_dim), c.heads)).reshape(len(q), -1)
+
+    return site.of(compute)
+
+
 def _added_ones(site: Site) -> Compute:
     limit = site.config.window_of(site.index)
 
@@ -273,6 +286,7 @@ OTHERS = (
         AT,
         compute=_mask(lambda w: lambda i, j: ((j < i) & (j > i - w)) | ((i == 0) & (j == 0))),
     ),
+    Mistake("attention.mask_after", "the mask is applied after the softmax: weights no longer add up to 1", AT, compute=_masked_after),
     Mistake("attention.mask_of_ones", "the mask is 1 and 0, and added", AT, compute=_added_ones),
     Mistake(
         "attention.keys_in_turn",

@@ -39,7 +39,7 @@ def gain_of(site: Site) -> Array:
 
 def _of(site: Site, norm: Callable[[Array], Array]) -> Compute:
     """The Compute of a norm of rows, or of each head by itself."""
-    if site.name not in HEAD_NORMS:
+    if site.name not in HEAD_NORMS or site.config.joint_qk_norms:
         return site.of(norm)
     return site.of(lambda x: norm(x.reshape(-1, site.config.head_dim)).reshape(x.shape))
 

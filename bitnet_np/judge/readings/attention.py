@@ -4,8 +4,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec
+from ...traces.points import Key
 from .. import operations as op
 from ..roundings import to_float16
+from .search import best_number
 from .wrong import ROWS, Array, Wrong, explained, rough, runs
 
 
@@ -33,6 +35,52 @@ def other_heads(wrong: Wrong) -> str | None:
     h = int(off[0])
     first = f"query head {h} reads key-value head {heads_read[h]} instead of {h // (c.heads // c.kv_heads)}"
     return first + (f", and {off.size - 1} more read wrong ones" if off.size > 1 else "")
+
+
+def other_layers(wrong: Wrong) -> str | None:
+    """The layer whose keys or values are read, if it is another one's."""
+    (q, k, v), n = _read(wrong), wrong.key.layer
+    names = [key.name for key in wrong.operation.inputs[1:]]
+    for other in range(len(wrong.model.layers)):
+        its_keys, its_values = (wrong.tensors.get(Key(name, other)) for name in names)
+        if other == n or its_keys is None or its_values is None:
+            continue
+        for what, keys, values in (("keys and values", its_keys, its_values), ("keys", its_keys, v), ("values", k, its_values)):
+            if wrong.accounts(op.attend(wrong.model, wrong.dialect, n or 0, q, keys, values).value):
+                return f"{what} of layer {other} are read: the cache of another layer"
+    return None
+
+
+def score_cap(wrong: Wrong) -> str | None:
+    """The soft cap of scores, if one is applied that the model does not have."""
+    c = wrong.config
+
+    def capped(some: Wrong, cap: float) -> Array:
+        t = len(some.value)
+        q, k, v = (x.reshape(t, -1, c.head_dim) for x in _read(some))
+        mask = spec.causal_mask(t, t, window=c.window_of(some.key.layer or 0))
+        return spec.attend(q, k, v, mask, c.attention_scale, cap).reshape(t, -1)
+
+    number = best_number(wrong, capped)
+    if number is None:
+        return None
+    return f"scores are soft-capped at {number:.4g}" + ("" if c.score_cap is None else f" instead of {c.score_cap:g}")
+
+
+def moved_heads(wrong: Wrong) -> str | None:
+    """The heads whose outputs stand where others' belong."""
+    value, theirs = (x.reshape(len(x), -1, wrong.config.head_dim) for x in (wrong.value, wrong.theirs))
+    off = np.flatnonzero(wrong.places.reshape(value.shape).any(axis=(0, 2)))
+    source = []
+    for h in off:
+        away = ((theirs[:, [h]] - value) ** 2).sum(axis=(0, 2))
+        source.append(int(away.argmin()))
+    moved = value.copy()
+    moved[:, off] = value[:, source]
+    if not off.size or not wrong.accounts(moved.reshape(wrong.value.shape)):
+        return None
+    first = f"the output of head {off[0]} is that of head {source[0]}"
+    return first + (f", and {off.size - 1} more are others'" if off.size > 1 else "")
 
 
 def foreign_values(wrong: Wrong) -> str | None:

@@ -17,7 +17,7 @@ def rotation(wrong: Wrong) -> str | None:
     turn = (after * before.conj()).sum(axis=1)
     size = np.abs(before * after).sum(axis=1)
     if np.abs(turn).sum() < 0.999 * size.sum() or not np.isclose(np.abs(before).sum(), np.abs(after).sum(), rtol=1e-3):
-        return None  # heads are turned by different angles, or not turned but changed
+        return _by_head(wrong, before, after)
     turn /= np.maximum(np.abs(turn), 1e-300)
 
     def explains(angle: Array) -> bool:
@@ -37,6 +37,23 @@ def rotation(wrong: Wrong) -> str | None:
     if still.any() and not still.all():
         return f"{runs('pair', np.flatnonzero(still))} of each head are not rotated"
     return _base(model, fitted, rough(noise)) or _listed_frequencies(fitted, frequency)
+
+
+def _by_head(wrong: Wrong, before: NDArray, after: NDArray) -> str | None:
+    """The positions by which heads were rotated, where they differ from head to head. before, after: [T, heads, J]."""
+    frequency, tokens = wrong.model.rope_frequency, np.arange(len(before))
+    turn = after * before.conj()
+    used = np.stack([_positions(turn[:, h], np.ones_like(frequency), frequency) for h in range(turn.shape[1])], axis=1)  # [T, heads]
+    if not explained(before * np.exp(1j * np.multiply.outer(used, frequency)), after, wrong.noise):
+        return None
+    still = (used == 0).all(axis=0)
+    if ((used == tokens[:, None]) | still).all():
+        heads = np.flatnonzero(still)
+        return f"{runs('head', heads)} {'are' if heads.size > 1 else 'is'} not rotated"
+    if (used == np.arange(used.shape[1])).all():
+        return "every token is rotated by the number of the head instead of its position"
+    head = int((used != tokens[:, None]).any(axis=0).argmax())
+    return f"positions differ from head to head: those of head {head} are {_sequence(used[:, head])} instead of 0 to {len(used) - 1}"
 
 
 def _positions(turn: NDArray, size: Array, frequency: Array) -> NDArray[np.int64]:

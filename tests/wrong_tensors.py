@@ -1,0 +1,33 @@
+"""Recorded forward passes in which one tensor is wrong, for the tests of what is read off it."""
+
+import numpy as np
+from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
+
+from bitnet_np import EXACT
+from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.testing import random_model
+from bitnet_np.traces.points import Key
+
+LAYER = 1
+LLAMA = random_model(7, family="llama", table="float16", n_layers=3, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
+MODELS = {"bitnet": MODEL, "llama": LLAMA}
+IDS = {"bitnet": TOKENS, "llama": np.random.default_rng(0).permutation(90)[:17]}
+T = 17
+POINTS = {name: without_codes(recorded(MODELS[name], IDS[name])) for name in MODELS}
+
+
+def judged(family, name, wrong, dialect=EXACT):
+    """What the judge says of a dump in which one tensor is `wrong`, with noise as the sums of another engine have it."""
+    key = Key(name, None if name == "result_output" else LAYER)
+    noise = 1 + 1e-7 * np.random.default_rng(1).standard_normal(wrong.shape)
+    report = judge_trace(MODELS[family], with_tensor(POINTS[family], key, wrong * noise), IDS[family], dialect, precision=FLOAT32)
+    assert report.verdict == Verdict.WRONG
+    assert report.first_wrong.key == key
+    return report.first_wrong.hypothesis or ""
+
+
+def layer_points(family):
+    """The tensors of the layer that a mistake is made in, and the model's own, by name in float64."""
+    return {key.name: x.astype(np.float64) for key, x in POINTS[family].items() if key.layer in (LAYER, None)}
