@@ -3,7 +3,8 @@
 A key of the architecture that is not known here could change the arithmetic, so it is refused by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +26,9 @@ def read_config(file: GGUFFile) -> Config:
     head_dim = _head_dim(file, name, value)
     vocab = _vocab(file, name, value["vocab"])
     scaling = _rope_scaling(file, name, value)
-    window = _window(file, name, value)
     rotated, kv_heads, base = value.get("rope_width"), value["kv_heads"], value.get("rope_base")
     numbers = {field: value[field] for field in family.numbers if value[field] is not None}
-    try:
+    with _of_file(file):
         config = Config(
             architecture=name,
             vocab=vocab,
@@ -44,11 +44,19 @@ def read_config(file: GGUFFile) -> Config:
             rope_width=None if rotated == head_dim else rotated,
             rope_scaling=scaling,
             parallel_residual=value.get("parallel_residual", False),
-            **window,
             **numbers,
             **family.config,
         )
-        return replace(config, **implied(config))
+    layers = _window(file, name, value)  # lists of layers come after the check of their number
+    with _of_file(file):
+        return replace(config, **layers, **implied(config))
+
+
+@contextmanager
+def _of_file(file: GGUFFile) -> Iterator[None]:
+    """Puts the file's path in front of an error."""
+    try:
+        yield
     except ValueError as error:
         raise type(error)(f"{file.path}: {error}") from None
 

@@ -11,8 +11,10 @@ from models import assert_same_bits
 
 from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES
+from bitnet_np.files.gguf_writer import write_gguf
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
+from bitnet_np.testing import random_model
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 
@@ -239,3 +241,15 @@ def test_partial_rotation_is_gptneox_s_only(written, family, other):
 @pytest.mark.parametrize("wide", [0, 3, 66, 128])
 def test_what_is_rotated_fits_a_head(written, wide):
     assert_refused(written(drawn("gptneox"), **{"rope.dimension_count": wide}), ShapeError, f"{wide} numbers of each head are rotated")
+
+
+def test_a_number_of_layers_is_checked_before_layers_are_listed(tmp_path):
+    """A list of all layers with a window would take more memory than there is."""
+    path = tmp_path / "gemma2.gguf"
+    write_gguf(path, random_model(0, family="gemma2", n_layers=2, window=4))
+    key, raw = b"gemma2.block_count", bytearray(path.read_bytes())
+    at = raw.index(key) + len(key) + 4  # behind the type
+    raw[at : at + 4] = (2**32 - 1).to_bytes(4, "little")
+    path.write_bytes(raw)
+    with pytest.raises(UnsupportedError, match="n_layers is 4294967295, expected at most 4096"):
+        load(path)
