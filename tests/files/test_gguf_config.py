@@ -11,10 +11,9 @@ from models import assert_same_bits
 
 from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES
-from bitnet_np.files.gguf_writer import write_gguf
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
-from bitnet_np.testing import random_model
+from bitnet_np.testing import random_model, write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
 
