@@ -58,7 +58,9 @@ def shared_scales(wrong: Wrong) -> str | None:
 def misread(wrong: Wrong) -> str | None:
     """The block of a row of weights that was read from elsewhere, if one was. Products of int8 codes show it: they are integers."""
     columns = np.flatnonzero(wrong.places.any(axis=0))
-    if columns.size > FEW:
+    marked = np.zeros(wrong.places.shape, bool)
+    marked[:, columns] = True
+    if columns.size > FEW or not wrong.is_right_outside(marked):
         return None
     linear, x, theirs = wrong.matrix, wrong.inputs[0], wrong.theirs
     somewhere = f"only {numbered('element', columns)} of each position: rows of the weights are misread, the others are right"

@@ -50,7 +50,7 @@ def rounded(theirs: Array, value: Array) -> str | None:
 
 def one_number(wrong: Wrong) -> str | None:
     """The one number that is wrong, if all others are right."""
-    if wrong.places.sum() != 1:
+    if wrong.places.sum() != 1 or not wrong.is_right_outside(wrong.places):
         return None
     (row,), (column,) = np.nonzero(wrong.places)
     return f"one number alone is wrong: position {row}, element {column}"
@@ -67,8 +67,13 @@ def never_written(wrong: Wrong) -> str | None:
 def few_places(wrong: Wrong) -> str | None:
     """The elements or positions that are wrong, if they are few."""
     rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
+    marked = np.zeros(wrong.places.shape, bool)
     if columns.size <= FEW < wrong.places.shape[1]:
+        marked[:, columns] = True
+        if not wrong.is_right_outside(marked):
+            return None
         return f"only {numbered('element', columns)} of each position: the rest of the tensor is right"
-    if rows.size <= max(1, len(wrong.places) // 4):
+    marked[rows] = True
+    if rows.size <= max(1, len(wrong.places) // 4) and wrong.is_right_outside(marked):
         return f"only {numbered('position', rows)}: the other {len(wrong.places) - rows.size} are right"
     return None

@@ -68,6 +68,11 @@ class Wrong:
         closer = _CLOSER_NARROW if self.noise else _CLOSER
         return bool(((computed - self.theirs) ** 2).sum() <= closer * ((self.value - self.theirs) ** 2).sum())
 
+    def is_right_outside(self, marked: NDArray[np.bool_]) -> bool:
+        """Whether the rest is right: in narrow types a small error of all numbers is beyond the bound in a few."""
+        square = (self.theirs - self.value) ** 2
+        return bool(square[marked].sum() > 0.5 * square.sum())
+
     def beside(self) -> Iterator[tuple[Key, Array]]:
         """Yields the tensors of its shape that an engine has at hand: the model's input and those of its layer and of the one before."""
         n = len(self.model.layers) if self.key.layer is None else self.key.layer
