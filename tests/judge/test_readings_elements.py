@@ -7,6 +7,7 @@ from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
 from bitnet_np import EXACT
 from bitnet_np.judge import graph, operations
 from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.readings import places
 from bitnet_np.judge.readings.table import cause_of
 from bitnet_np.judge.readings.wrong import Wrong
 from bitnet_np.judge.trace import judge_trace
@@ -253,3 +254,16 @@ def test_readings_say_more_than_fitted_factors_and_constants():
     theirs = normed(X, G, root=X[:, 48:])
     report = judge_trace(LLAMA, with_tensor(POINTS["llama"], Key("ffn_norm", LAYER), theirs), IDS["llama"], precision=FLOAT32)
     assert report.first_wrong.hypothesis == "the mean square is of elements 48 to 95, the last half, alone"
+
+
+def test_one_number_beyond_the_bound_is_no_cause_where_all_are_a_little_wrong():
+    """As in float16, whose roundings hide all but the worst number of a small bias."""
+    operation = graph.Operation(Key("inpL", None), (), lambda: None)
+    error = np.full(V.shape, 1e-3)
+    error[3, 5] = 2e-3
+    wrong = Wrong(LLAMA, EXACT, operation, [V], V, V + error, error > 1.5e-3, 1e-7, {})
+    assert places.one_number(wrong) is None
+    assert places.few_places(wrong) is None
+    alone = np.where(error > 1.5e-3, error, 0)
+    wrong = Wrong(LLAMA, EXACT, operation, [V], V, V + alone, error > 1.5e-3, 1e-7, {})
+    assert places.one_number(wrong) == "one number alone is wrong: position 3, element 5"
