@@ -41,7 +41,7 @@ if __name__ == "__main__":
             assert set(pool.map_async(logits, range(4)).get(timeout=200)) == {expected}, way
     print("fine")
 """
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {"PYTHONPATH": str(ROOT)}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes, and /dev/full")
 
 

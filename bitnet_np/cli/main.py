@@ -107,14 +107,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(end="", flush=True)
         return code
     except BrokenPipeError:  # the reader of the output closed it
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141
     except (Error, OSError, MemoryError) as error:
         print(f"bitnet-np: {printable(_message(error))}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # as on a full disk
+            _discard_output()
         return 2
     except KeyboardInterrupt:
         print("bitnet-np: interrupted", file=sys.stderr)
         return 130
+
+
+def _discard_output() -> None:
+    """Let output that cannot be written go nowhere: Python would try again at its end, and exit with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _message(error: Exception) -> str:
