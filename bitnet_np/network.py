@@ -18,7 +18,6 @@ from .cache import Attend
 from .dialects import EXACT, Dialect
 from .errors import NonFiniteError, UnsupportedError
 from .kernels import cpu
-from .kernels.attention import inverse_root
 from .model import Activation, Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
 from .model_check import check_model
 from .tensor_types import TERNARY_TYPES
@@ -74,8 +73,8 @@ class Runtime:
         return attend(q, keys, values, slot, position, self.model.config.window_of(layer), *self.scoring)
 
     @property
-    def scoring(self) -> tuple[np.float32, np.float32 | None]:
-        """The scale and the cap of attention scores."""
+    def scoring(self) -> tuple[np.float32 | None, np.float32 | None]:
+        """The scale and the cap of attention scores, None where the model states none."""
         return scoring(self.model.config)
 
     def rotations(self, position: NDArray[np.int64]) -> Rotations | None:
@@ -83,9 +82,9 @@ class Runtime:
         return self.ops.rotations(self.dialect.angles(position, self.model)) if self.model.config.rope != "none" else None
 
 
-def scoring(c: Config) -> tuple[np.float32, np.float32 | None]:
-    """The factor of q . k and the cap of the scores, None without one, as kernels take them."""
-    scale = inverse_root(c.head_dim) if c.attention_scale is None else np.float32(c.attention_scale)
+def scoring(c: Config) -> tuple[np.float32 | None, np.float32 | None]:
+    """The factor of q . k, None for 1 / sqrt(K), and the cap of the scores, None without one, as kernels take them."""
+    scale = None if c.attention_scale is None else np.float32(c.attention_scale)
     return scale, None if c.score_cap is None else np.float32(c.score_cap)
 
 

@@ -19,7 +19,7 @@ from ..validate import instance, integers
 from .detail import Details
 from .engine import judge_logits
 from .graph import LOGITS
-from .logits import FLIPS_LIMIT, Judgement, judge, position_nmse
+from .logits import FLIPS_LIMIT, Judgement, invalid, position_nmse
 from .precision import FLOAT32, Precision, storage_type
 from .report import Report
 from .trace import judge_trace
@@ -59,7 +59,7 @@ def check_trace(
         judged_as = precision or _read_off(rows.theirs)
         logits = _judge_rows(model, ids, every, rows, dialect, judged_as, search=True, singly=True, bars=bars, details=details)
         return Report.of_logits(logits, (*rows.notes, *_note(precision, judged_as)))
-    is_operation = key == LOGITS and rows.whole and judge(every, rows.theirs).verdict != Verdict.INVALID  # from the dump's result_norm
+    is_operation = key == LOGITS and rows.whole and invalid(every, rows.theirs) is None  # from the dump's result_norm
     operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"), details, precision)
     judged_as = precision or operations.precision
     search = _unexplained(operations)  # what logits alone would show, more tensors must not hide

@@ -31,6 +31,13 @@ FIELDS = {
 """The output tensor of each of a layer's matrices -> the matrix's field in model.Layer."""
 
 
+def matrix_of(model: Model, key: Key) -> Linear:
+    """The matrix whose product a tensor is, the head's too."""
+    if key.layer is None:
+        return Linear(model.head, model.output_bias)
+    return getattr(model.layers[key.layer], FIELDS[key.name])
+
+
 @dataclass(frozen=True)
 class Operation:
     """One tensor of the forward pass, and how it is computed from others."""

@@ -22,6 +22,7 @@ QUERIES = ("Qcur", "Qcur_normed", "Qcur_rope")
 KEYS = ("Kcur", "Kcur_normed", "Kcur_rope")
 ROTATED = ("Qcur_rope", "Kcur_rope")
 _NEAR = 0.1  # of the RMS of an element: what narrow types and flipped codes leave
+_STARTS = 4096  # first positions tried at a time, to bound the memory
 
 
 class Harmless(NamedTuple):
@@ -117,8 +118,18 @@ def _rotated_from(model: Model, before: NDArray, after: NDArray) -> int:
     x, y = (a[..., first] + 1j * a[..., second] for a in (x, y))  # [T, heads, J]
     frequency = model.rope_frequency.astype(np.float64)
     steps = np.exp(1j * np.multiply.outer(np.arange(len(x)), frequency))
+
+    def fits(start: int) -> bool:
+        right = x * (steps * np.exp(1j * start * frequency))[:, None]
+        return bool((np.abs(y - right) ** 2).sum() <= _NEAR**2 / 100 * (np.abs(y) ** 2).sum())
+
+    if fits(0):
+        return 0
     turn = (y * x.conj() * steps.conj()[:, None]).sum(axis=(0, 1))  # [J]: what is left of the rotation, alike at all positions
-    candidates = np.arange(c.context)
-    start = int((turn * np.exp(-1j * np.multiply.outer(candidates, frequency))).sum(axis=1).real.argmax())
-    right = x * (steps * np.exp(1j * start * frequency))[:, None]
-    return start if (np.abs(y - right) ** 2).sum() <= _NEAR**2 / 100 * (np.abs(y) ** 2).sum() else 0
+    best, start = -np.inf, 0
+    for i in range(0, c.context, _STARTS):
+        candidates = np.arange(i, min(i + _STARTS, c.context))
+        likeness = (turn * np.exp(-1j * np.multiply.outer(candidates, frequency))).sum(axis=1).real
+        if likeness.max() > best:
+            best, start = float(likeness.max()), int(candidates[likeness.argmax()])
+    return start if fits(start) else 0

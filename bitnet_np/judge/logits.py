@@ -129,8 +129,8 @@ def judge(
     numbers: [P], the positions of the rows of [P, V], to name them by. details: what collects the worst numbers and errors by position.
     """
     other = np.asarray(theirs)
-    problem = _invalid(ours, other)
-    if problem:
+    problem = invalid(ours, other)
+    if problem is not None:
         return Judgement(Verdict.INVALID, problem)
     vocab, rows = ours.shape[-1], ours.shape[:-1]
     worst, mean = limits(reach, ours.size // vocab)
@@ -302,8 +302,8 @@ def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:
     return ""
 
 
-def _invalid(ours: NDArray[np.float32], theirs: NDArray) -> str:
-    """Why logits cannot be compared, or an empty string."""
+def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
+    """The reason why logits cannot be compared; None if they can."""
     if theirs.dtype.kind != "f":
         return f"their dtype is {theirs.dtype}, expected a float type"
     if theirs.shape != ours.shape:
@@ -336,4 +336,4 @@ def _invalid(ours: NDArray[np.float32], theirs: NDArray) -> str:
         return f"their logit at {_index(first)} is {theirs[first]}; {bad} in all are not finite"
     if largest > float(np.finfo(np.float32).max):
         return f"their largest logit is {largest:.3g}, beyond float32"
-    return flat or repeated
+    return flat or repeated or None

@@ -59,7 +59,7 @@ class OperationVerdict:
 
     @property
     def place(self) -> str:
-        return self.key.name if self.key.layer is None else f"layer {self.key.layer} {self.key.name}"
+        return self.key.place
 
 
 @dataclass(frozen=True, repr=False)

@@ -116,6 +116,11 @@ class Key(NamedTuple):
         """The label that files use: attn_norm-0, result_norm."""
         return self.name if self.layer is None else f"{self.name}-{self.layer}"
 
+    @property
+    def place(self) -> str:
+        """The point in words: layer 3 ffn_inp."""
+        return self.name if self.layer is None else f"layer {self.layer} {self.name}"
+
 
 def meaning(name: str) -> str:
     """The meaning of a point of a forward pass, in a line."""

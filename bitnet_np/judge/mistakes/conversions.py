@@ -28,8 +28,7 @@ def _narrow(site: Site) -> Iterator[tuple[Numbers, Compute]]:
             if not np.array_equal(narrow, gain):
                 yield {"kind": kind}, norms.weighted(site, narrow)
         return
-    linear = Linear(site.model.head, site.model.output_bias) if site.layer is None else site.linear
-    weights = linear.weights
+    linear, weights = site.linear, site.linear.weights
     if isinstance(weights, Ternary):
         return
     for kind in HEADS[1:]:

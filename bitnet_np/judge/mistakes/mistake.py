@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...dialects import Dialect
 from ...model import Config, Layer, Linear, Model
 from ...traces.points import Key
-from ..graph import FIELDS, Operation, layer_input
+from ..graph import Operation, layer_input, matrix_of
 from ..variant import Variant
 
 Array = NDArray[np.float64]
@@ -98,7 +98,7 @@ class Site:
     @property
     def linear(self) -> Linear:
         """Its matrix."""
-        return getattr(self.layer, FIELDS[self.name])
+        return matrix_of(self.model, self.operation.key)
 
     @property
     def layer_input(self) -> Key:

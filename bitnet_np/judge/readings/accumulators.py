@@ -4,13 +4,12 @@ import numpy as np
 
 from ...model import Ternary
 from .. import operations as op
-from .product import Product
 from .wrong import Wrong
 
 
 def narrow_sums(wrong: Wrong) -> str | None:
     """The limits that sums of codes are cut at, or the width in bits in which they wrap around."""
-    product = Product.of(wrong)
+    product = wrong.product
     if product is None or not isinstance(product.table, Ternary) or not op.reads_codes(wrong.matrix, wrong.dialect):
         return None
     theirs, right = product.theirs * product.steps, product.right * product.steps  # whole numbers

@@ -24,9 +24,9 @@ def other_heads(wrong: Wrong) -> str | None:
     q, out = (x[:t].reshape(t, c.heads, c.head_dim) for x in (q, wrong.theirs))
     k, v = (x[:t].reshape(t, c.kv_heads, c.head_dim) for x in (k, v))
     mask = spec.causal_mask(t, t, window=c.window_of(wrong.key.layer or 0))
+    how = c.attention_scale, c.score_cap
     heads_read = []
     for h in range(c.heads):
-        how = c.attention_scale, c.score_cap
         outputs = [spec.attend(q[:, [h]], k[:, [g]], v[:, [g]], mask, *how)[:, 0] for g in range(c.kv_heads)]
         heads_read.append(next((g for g in range(c.kv_heads) if explained(outputs[g], out[:, h], wrong.noise)), -1))
     off = np.flatnonzero(np.array(heads_read) != np.arange(c.heads) // (c.heads // c.kv_heads))

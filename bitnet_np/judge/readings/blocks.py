@@ -71,18 +71,18 @@ def _factor(raw: NDArray[np.uint8], form: Format, factor: Factor, keep: Codes | 
 
 
 def _planes(raw: NDArray[np.uint8], form: Format) -> tuple[Codes, ...]:
+    """The bits of codes from low to high, [n, M] each; of signed codes the one plane of their numbers."""
     count = max(len(codes.parts) for codes in form.codes)
-    return tuple(np.concatenate([_part(raw, codes.parts[i]) for codes in form.codes], axis=-1).reshape(len(raw), -1) for i in range(count))
+    planes = (np.concatenate([_part(raw, codes.parts[i]) for codes in form.codes], axis=-1).reshape(len(raw), -1) for i in range(count))
+    return tuple(np.where(plane > 127, plane - 256, plane) if form.codes[0].signed else plane for plane in planes)
 
 
 def _taken_apart(blocks: Blocks, rows: NDArray[np.int64]) -> _Parts:
     form = FORMATS[blocks.type.name]
     raw = _bytes(blocks, rows, form.layout)
-    planes, first = _planes(raw, form), form.codes[0]
-    if first.signed:
-        planes = (np.where(planes[0] > 127, planes[0] - 256, planes[0]),)
     scale = _factor(raw, form, form.scale)
-    return _Parts(planes, first.bias, scale, np.zeros_like(scale) if form.minimum is None else _factor(raw, form, form.minimum))
+    minimum = np.zeros_like(scale) if form.minimum is None else _factor(raw, form, form.minimum)
+    return _Parts(_planes(raw, form), form.codes[0].bias, scale, minimum)
 
 
 def misreadings(blocks: Blocks, rows: NDArray[np.int64]) -> Iterator[tuple[str, Array]]:
@@ -117,13 +117,10 @@ def _other_codes(form: Format, raw: NDArray[np.uint8], parts: _Parts) -> Iterato
         yield "upper bits of codes are lost", _with_upper(parts, 0 * parts.planes[-1])
     for shift in _SHIFTS:
         moved = np.roll(raw.reshape(len(raw), -1), -shift, axis=1).reshape(raw.shape)
-        planes = _planes(moved, form)
-        if form.codes[0].signed:
-            planes = (np.where(planes[0] > 127, planes[0] - 256, planes[0]),)
         side = "late" if shift > 0 else "early"
         yield (
             f"codes are read {abs(shift)} byte{'s' * (abs(shift) > 1)} too {side}: an offset in the block",
-            replace(parts, planes=planes).matrix(),
+            replace(parts, planes=_planes(moved, form)).matrix(),
         )
 
 
@@ -165,7 +162,7 @@ def _other_factors(form: Format, raw: NDArray[np.uint8], parts: _Parts) -> Itera
 
 def misread_blocks(wrong: Wrong) -> str | None:
     """What is wrong in reading blocks of weights, or the order in which weights of any type are read."""
-    product = Product.of(wrong)
+    product = wrong.product
     if product is None or not product.error.any():
         return None
     if isinstance(product.table, Blocks):
@@ -221,7 +218,7 @@ def _zero_point(product: Product, parts: _Parts) -> str | None:
 
 def block_factors(wrong: Wrong) -> str | None:
     """Blocks of weights whose scales, or whose zero points, are others: fitted to each row, where tokens are more than blocks."""
-    product = Product.of(wrong)
+    product = wrong.product
     if product is None or not product.error.any() or isinstance(product.table, Ternary):
         return None
     known = product.independent

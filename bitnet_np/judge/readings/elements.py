@@ -3,7 +3,6 @@
 import numpy as np
 
 from ..graph import TOKENS
-from .places import place
 from .search import best_number
 from .wrong import Array, Indices, Wrong, numbered, runs
 
@@ -228,7 +227,7 @@ def rows_of_others(wrong: Wrong) -> str | None:
         computed[rows] = other[rows]
         if wrong.accounts(computed):
             which = "it has" if rows.size == len(wrong.theirs) else f"{runs('position', rows)} {'have' if rows.size > 1 else 'has'}"
-            return f"{which} the numbers of {place(key)}"
+            return f"{which} the numbers of {key.place}"
     return None
 
 

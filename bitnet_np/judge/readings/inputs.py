@@ -15,7 +15,7 @@ _MOST_GROUPS = 256
 
 def weighted_inputs(wrong: Wrong) -> str | None:
     """The inputs that sums leave out, or take twice: blocks, every n-th input, or a part of each block, with one factor in all rows."""
-    product = Product.of(wrong)
+    product = wrong.product
     if product is None or not product.error.any():
         return None
     for labels in _groupings(product.width):
@@ -75,7 +75,7 @@ def _ordinal(n: int) -> str:
 
 def low_rank(wrong: Wrong) -> str | None:
     """A low-rank error, and the inputs that it comes from if they are few: a changed weight matrix is wrong by a product of thin ones."""
-    product = Product.of(wrong)
+    product = wrong.product
     if product is None or not product.error.any():
         return None
     sizes = token_sizes(product.theirs, product.right)

@@ -13,7 +13,7 @@ _FOLLOWED = 8  # tokens whose sums are followed input by input
 
 def cut_short(wrong: Wrong) -> str | None:
     """The inputs that a sum leaves out at its end or beginning, as a loop over whole vectors does that forgets the rest."""
-    product = Product.of(wrong)
+    product = wrong.product
     if product is None:
         return None
     inputs, matrix, theirs, width = product.inputs, product.matrix, product.theirs, product.width

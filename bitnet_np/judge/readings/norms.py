@@ -12,12 +12,11 @@ from ...families import NORMS
 from ...traces.points import Key
 from .. import operations as op
 from ..graph import FIELDS, layer_input, operations
+from ..mistakes.norms import HEAD_NORMS
 from ..roundings import to_bfloat16, to_float16
-from .places import place
 from .wrong import Array, Wrong, runs
 
-HEADS = {"Qcur_normed": "attn_q_norm", "Kcur_normed": "attn_k_norm"}
-AT = (*NORMS, *HEADS, *(f"{name}_in" for name in FIELDS), "result_norm")
+AT = (*NORMS, *HEAD_NORMS, *(f"{name}_in" for name in FIELDS), "result_norm")
 
 _LEAST = 4  # positions; two numbers are fitted to their factors
 _NARROW = 8  # elements
@@ -70,7 +69,7 @@ def _read(wrong: Wrong) -> _Norm:
         linear = getattr(layer, FIELDS[name.removesuffix("_in")])
         weight, eps = linear.norm, linear.norm_eps or eps
     else:
-        weight = getattr(layer, HEADS.get(name, name))
+        weight = getattr(layer, HEAD_NORMS.get(name, name))
     width = weight.size
     return _Norm(wrong, x.reshape(-1, width), y.reshape(-1, width), weight.astype(np.float64), eps)
 
@@ -105,14 +104,14 @@ def _other_inputs(wrong: Wrong, own: _Norm) -> Iterator[tuple[str, Array]]:
     x = wrong.inputs[0].reshape(own.x.shape)
     yield subtracted, x if _is_layer_norm(wrong) else _centred(x)
     finish = _centred if _is_layer_norm(wrong) else (lambda x: x)
-    if wrong.key.name in HEADS and wrong.config.rope != "none":
+    if wrong.key.name in HEAD_NORMS and wrong.config.rope != "none":
         yield (
             "its input is rotated already: RoPE comes before the norm",
             op.rope(wrong.model, wrong.dialect, x.reshape(wrong.value.shape)).value.reshape(own.x.shape),
         )
     for key, theirs in wrong.beside():
         if key not in wrong.operation.inputs:
-            yield f"its input is {place(key)} instead of {place(wrong.operation.inputs[0])}", finish(theirs.reshape(own.x.shape))
+            yield f"its input is {key.place} instead of {wrong.operation.inputs[0].place}", finish(theirs.reshape(own.x.shape))
     source = wrong.operation.inputs[0]
     if source.name == "l_out" and source.layer is not None:
         yield f"its input is the output of layer {source.layer} run twice", finish(_run_again(wrong, source.layer))
@@ -140,7 +139,8 @@ def _weights(norm: _Norm) -> Iterator[tuple[str, Array]]:
     yield "the weight is applied twice", right * right
     yield "1 is added to the weight", 1 + right
     model = wrong.model
-    others = [(f"layer {n} {name}", getattr(layer, name)) for n, layer in enumerate(model.layers) for name in (*NORMS, *HEADS.values())]
+    names = (*NORMS, *HEAD_NORMS.values())
+    others = [(f"layer {n} {name}", getattr(layer, name)) for n, layer in enumerate(model.layers) for name in names]
     for name, weight in [*others, ("result_norm", model.output_norm)]:
         if weight is not None and weight.shape == right.shape:
             yield f"the weight of {name} is used", weight.astype(np.float64)

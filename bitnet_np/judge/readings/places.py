@@ -11,11 +11,6 @@ from ..roundings import to_digits
 from .wrong import FEW, Array, Wrong, numbered, rough, runs
 
 
-def place(key: Key) -> str:
-    """A tensor in words: layer 3 ffn_inp."""
-    return key.name if key.layer is None else f"layer {key.layer} {key.name}"
-
-
 def permuted(theirs: Array, value: Array, noise: float = 0.0) -> bool:
     """Whether a row has the right numbers in another order."""
     loose = 4 * rough(noise)
@@ -30,7 +25,7 @@ def overwritten(key: Key, raw: Mapping[Key, NDArray], order: list[Key]) -> str |
         if other in raw and raw[other].size == numbers.size and not other.name.endswith(("_codes", "_scale")):
             theirs = raw[other]
             if np.array_equal(numbers[:1].ravel(), theirs[:1].ravel()) and np.array_equal(numbers.ravel(), theirs.ravel()):
-                return f"it has the numbers of {place(other)}: its buffer was written to again before it was dumped"
+                return f"it has the numbers of {other.place}: its buffer was written to again before it was dumped"
     return None
 
 

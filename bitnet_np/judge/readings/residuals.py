@@ -5,7 +5,6 @@ from itertools import combinations
 
 import numpy as np
 
-from .places import place
 from .wrong import Array, Wrong
 
 AT = ("ffn_inp", "l_out")
@@ -46,7 +45,7 @@ def terms(wrong: Wrong) -> str | None:
 
 def _candidates(wrong: Wrong) -> Iterator[tuple[str, Array]]:
     """Yields the tensors that may have been added, the right ones first, and how each is said."""
-    names = [place(key) if key.layer != wrong.key.layer else key.name for key in wrong.operation.inputs]
+    names = [key.place if key.layer != wrong.key.layer else key.name for key in wrong.operation.inputs]
     yield from zip(names, wrong.inputs, strict=True)
     yield "1", np.ones_like(wrong.theirs)
     for name, x in zip(names, wrong.inputs, strict=True):
@@ -55,7 +54,7 @@ def _candidates(wrong: Wrong) -> Iterator[tuple[str, Array]]:
             yield f"{name} of the token after", np.roll(x, -1, axis=0)
     others = [(key, x) for key, x in wrong.beside() if key not in wrong.operation.inputs]
     for key, x in others[:_OTHERS]:
-        yield (place(key) if key.layer != wrong.key.layer else key.name), x
+        yield key.place if key.layer != wrong.key.layer else key.name, x
 
 
 def _oddness(part: list[int], factors: Array, own: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ _TWICE = "twice"
 
 def activation_scales(wrong: Wrong) -> str | None:
     """The rule that a quantiser's scales follow: of groups of inputs, of the mean, with a floor, or one for all tokens."""
-    product = Product.of(wrong)
+    product = wrong.product
     if (
         product is None
         or not op.reads_codes(wrong.matrix, wrong.dialect)

@@ -21,7 +21,7 @@ CODE_TYPES = {
 
 def rounded_weights(wrong: Wrong) -> str | None:
     """The type that weights are rounded to, or the digits that they are cut to."""
-    product = Product.of(wrong)
+    product = wrong.product
     if product is None or not product.error.any():
         return None
     types = _narrow_types(product.width)

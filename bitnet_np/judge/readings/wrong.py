@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +12,10 @@ from ...dialects import Dialect
 from ...errors import listed
 from ...model import Config, Layer, Linear, Model
 from ...traces.points import Key
-from ..graph import FIELDS, Operation
+from ..graph import Operation, matrix_of
+
+if TYPE_CHECKING:
+    from .product import Product
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -52,9 +57,14 @@ class Wrong:
     @property
     def matrix(self) -> Linear:
         """The matrix of a product, the head's too."""
-        if self.layer is None:
-            return Linear(self.model.head, self.model.output_bias)
-        return getattr(self.layer, FIELDS[self.key.name])
+        return matrix_of(self.model, self.key)
+
+    @cached_property
+    def product(self) -> "Product | None":
+        """Some outputs of a wrong product; None where a dialect rounds inputs by the type of the matrix."""
+        from .product import Product  # which is made of this record
+
+        return Product.of(self)
 
     def first(self, rows: int) -> "Wrong":
         """The same of the first rows alone, for operations that compute each row from that row."""
