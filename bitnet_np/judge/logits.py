@@ -302,6 +302,14 @@ def shape_hint(theirs: tuple[int, ...], ours: tuple[int, ...]) -> str:
     return ""
 
 
+def _why_repeated(ours: NDArray[np.float32], theirs: NDArray) -> str:
+    """The likely cause of two equal first rows."""
+    a, b = (x.reshape(-1, x.shape[-1]) for x in (ours, theirs))
+    with np.errstate(all="ignore"):
+        shifted = len(a) > 2 and bool((position_nmse(a[:-1], b[1:]) < FLIPS_LIMIT).all())
+    return ": rows are shifted by one, that of position 0 stands first and again" if shifted else ": is the first token, a BOS, fed twice?"
+
+
 def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
     """The reason why logits cannot be compared; None if they can."""
     if theirs.dtype.kind != "f":
@@ -328,12 +336,14 @@ def invalid(ours: NDArray[np.float32], theirs: NDArray) -> str | None:
             flat = f"their logits of position {row + still[0]} are all {rows[still[0], 0]}"
         for a, b in zip(true, rows, strict=True):
             if before is not None and (b == before[1]).all() and np.abs(a - before[0]).max() > DIFFERENT * a.std():
-                twice = ": is the first token, a BOS, fed twice?" if row == 1 else ""
+                twice = _why_repeated(ours, theirs) if row == 1 else ""
                 repeated = repeated or f"their logits of positions {row - 1} and {row} are the same numbers, ours are not{twice}"
             before = a, b
             row += 1
     if bad:
-        return f"their logit at {_index(first)} is {theirs[first]}; {bad} in all are not finite"
+        filtered = bool((theirs[~np.isfinite(theirs)] == -np.inf).all())
+        hint = ", each -inf, as a sampler leaves them: dump the logits before it" if filtered else ""
+        return f"their logit at {_index(first)} is {theirs[first]}; {bad} in all are not finite{hint}"
     if largest > float(np.finfo(np.float32).max):
         return f"their largest logit is {largest:.3g}, beyond float32"
     return flat or repeated or None

@@ -1,6 +1,7 @@
 """What wrong numbers say by themselves: mistakes with a number in them, each made in one tensor of a recorded forward pass."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -321,6 +322,42 @@ def test_products_of_changed_weights_are_read(change, says):
     assert says in said_of(LLAMA, *by(change))[0]
 
 
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        (1, "the bias is added twice"),
+        (3, "the bias is added 4 times"),
+    ],
+)
+def test_a_bias_that_is_added_several_times_is_named(times, says):
+    assert said_of(LLAMA, "ffn_up", lambda x, value, w: value + times * w.bias) == (says, "read.other_bias")
+
+
+def test_the_bias_of_another_matrix_is_named():
+    other = LLAMA.layers[0].ffn_up.bias
+    instead = said_of(LLAMA, "ffn_up", lambda x, value, w: value - w.bias + other)
+    assert instead == ("the bias of layer 0's ffn_up is added instead of its own", "read.other_bias")
+    too = said_of(LLAMA, "ffn_up", lambda x, value, w: value + other)
+    assert too == ("the bias of layer 0's ffn_up is added too", "read.other_bias")
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((0, 1, -1), "codes of ternary weights stand for other numbers: -1 as 0, 0 as 1, 1 as -1"),
+        ((-1, 1, 1), "codes of ternary weights stand for other numbers: 0 as 1"),
+        ((-1, 0, 0.5), "codes of ternary weights stand for other numbers: 1 as 0.5"),
+    ],
+)
+def test_ternary_codes_of_other_values_are_named(values, says):
+    def theirs(x, value, linear):
+        codes, steps = spec.quantize(x)
+        matrix = np.array(values, np.float64)[packing.unpack(linear.weights).astype(int) + 1]
+        return codes @ matrix.T / steps * float(linear.weights.scale)
+
+    assert said_of(MODEL, "ffn_up", theirs) == (says, "read.other_values")
+
+
 def test_weights_of_a_layer_far_away_are_recognised():
     assert said_of(LLAMA, "ffn_up", lambda x, value, w: x @ dense(LLAMA.layers[1].ffn_up).T + w.bias, layer=0)[0]
     first = LLAMA.layers[0].attn_v
@@ -330,7 +367,7 @@ def test_weights_of_a_layer_far_away_are_recognised():
 
 def test_a_bias_of_the_first_token_alone_is_told():
     wrong = said_of(LLAMA, "ffn_up", lambda x, value, w: value - w.bias * (np.arange(20) > 0)[:, None])
-    assert wrong[0] == "the bias is missing at positions 1 to 19"
+    assert wrong[0] == "the bias is missing at positions 1 to 19: it is added at position 0 alone"
     wrong = said_of(LLAMA, "ffn_up", lambda x, value, w: value + np.sin(np.arange(120)) * (np.arange(20) > 3)[:, None])
     assert wrong[0] == "a constant is added to each output at positions 4 to 19"
 
@@ -411,6 +448,18 @@ def _largest(x):
     return np.abs(x).max(axis=1, keepdims=True)
 
 
+def _asymmetric(x, subtracted):
+    low = x.min(axis=1, keepdims=True)
+    steps = 255 / (x.max(axis=1, keepdims=True) - low)
+    return np.rint((x - low) * steps) + (low * steps if subtracted else 0), steps
+
+
+def _of_the_token_before(x):
+    steps = spec.quantize(x)[1]
+    steps = np.concatenate([steps[:1], steps[:-1]])
+    return np.rint(x * steps), steps
+
+
 @pytest.mark.parametrize(
     ("quantize", "says"),
     [
@@ -432,6 +481,10 @@ def _largest(x):
         (_clipped(lambda x: np.linspace(60, 120, len(x))[:, None] / _largest(x)), "activation scales are wrong by factors from 0.47"),
         (_of_groups, "activations have one scale for each 64 inputs instead of one for each token"),
         (_twice, "codes are rounded twice: to 127 steps, and those again with another scale"),
+        (lambda x: (np.clip(spec.quantize(x)[0], -100, 100), spec.quantize(x)[1]), "codes are clipped to -100..100"),
+        (partial(_asymmetric, subtracted=True), "activations are in codes of 0 to 255 with a zero point"),
+        (partial(_asymmetric, subtracted=False), "activations are in codes of 0 to 255 with a zero point, which is not subtracted"),
+        (_of_the_token_before, "the activation scale is that of the token before"),
     ],
 )
 def test_activation_scales_are_fitted(quantize, says):
@@ -519,7 +572,10 @@ def _sharpened(p):
         ({"weights": lambda p: p * (1 + np.random.default_rng(0).random(p.shape[:2]))[..., None]}, "instead of 1: they are not divided"),
         ({"weights": _sharpened}, "sums of the right values with wrong weights: scores or softmax are wrong"),
         ({"weights": _bfloat16}, "scores or probabilities are rounded, or the exponential is coarse"),
-        ({"allowed": lambda i, j: (j <= i) & ((i < 8) | (j >= 8))}, "position 8 does not read positions "),
+        (
+            {"allowed": lambda i, j: (j <= i) & ((i < 8) | (j >= 8))},
+            "from position 8 on no token sees those before: a later chunk does not see the cache",
+        ),
         ({"heads": [0, 1, 1, 1]}, "query head 1 reads key-value head 1 instead of 0"),
         ({"values": _bfloat16, "keys": _bfloat16}, "keys and values are rounded, as a cache of bfloat16 does"),
     ],
@@ -537,7 +593,7 @@ def test_the_future_is_named_where_all_tokens_can_be_told():
     ("how", "says"),
     [
         ({"scale": 0.1}, "scores are 0.8 times what they should be"),
-        ({"allowed": lambda i, j: (j <= i) & ((i < 4) | (j >= 4))}, "position 4 does not read positions 0 to 2;"),
+        ({"allowed": lambda i, j: (j <= i) & ((i < 4) | (j >= 4))}, "from position 4 on no token sees those before"),
     ],
 )
 def test_repeated_tokens_are_told_together(how, says):

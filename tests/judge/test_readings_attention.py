@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from wrong_tensors import LAYER, LLAMA, POINTS, T, judged, layer_points
+from wrong_tensors import LAYER, LLAMA, POINTS, T, judged, layer_points, read
 
 from bitnet_np import spec
+from bitnet_np.judge.operations import pair_slices
 from bitnet_np.traces.points import Key
 
 C = LLAMA.config
@@ -44,6 +45,57 @@ def test_heads_that_are_rotated_otherwise_are_named(position, says):
     assert judged("llama", "Qcur_rope", turned(position)) == says
 
 
+ANGLE = np.multiply.outer(np.arange(T), LLAMA.rope_frequency.astype(np.float64))[:, None]
+HALF = C.head_dim // 2
+
+
+def rotated(one, other):
+    """Queries whose pairs (a, b) are one(a, b, cos, sin) and other(...)."""
+    x = layer_points("llama")["Qcur"].reshape(T, C.heads, C.head_dim)
+    first, second = pair_slices(C)
+    y, arguments = x.copy(), (x[..., first], x[..., second], np.cos(ANGLE), np.sin(ANGLE))
+    y[..., first], y[..., second] = one(*arguments), other(*arguments)
+    return y.reshape(T, -1)
+
+
+def right_first(a, b, cos, sin):
+    return a * cos - b * sin
+
+
+def right_second(a, b, cos, sin):
+    return a * sin + b * cos
+
+
+def partly(width):
+    x = layer_points("llama")["Qcur"].reshape(T, C.heads, C.head_dim)
+    return spec.rope(x, np.arange(T), C.rope_base, C.rope, width).reshape(T, -1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: partly(HALF), f"the first {HALF} elements of each head are rotated, not {2 * HALF}"),
+        (lambda: rotated(right_first, lambda a, b, cos, sin: b * cos - a * sin), "the sine has the wrong sign in the second of each pair"),
+        (lambda: rotated(lambda a, b, cos, sin: a * cos + b * sin, right_second), "the sine has the wrong sign in the first of each pair"),
+        (
+            lambda: rotated(lambda a, b, cos, sin: a * cos + b * sin, lambda a, b, cos, sin: b * cos - a * sin),
+            "pairs are rotated backwards: the sine has the wrong sign",
+        ),
+        (
+            lambda: rotated(lambda a, b, cos, sin: a * sin - b * cos, lambda a, b, cos, sin: a * cos + b * sin),
+            "sines and cosines are exchanged",
+        ),
+        (lambda: rotated(lambda a, b, cos, sin: a * cos, lambda a, b, cos, sin: b * cos), "elements are multiplied by cosines alone"),
+        (
+            lambda: rotated(right_first, lambda a, b, cos, sin: (a * cos - b * sin) * sin + b * cos),
+            "the second of each pair is computed from the first one's result",
+        ),
+    ],
+)
+def test_rotations_by_another_rule_are_named(wrong, says):
+    assert read("llama", "Qcur_rope", wrong()).startswith(says)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -69,3 +121,133 @@ def test_a_mask_after_the_softmax_is_named():
     p = np.tril(np.ones((T, T))) * spec.softmax(scores)
     wrong = np.einsum("hts,shk->thk", p, spec.by_query_head(heads("Vcur"), C.heads)).reshape(T, -1)
     assert judged("llama", "kqv_out", wrong) == "the mask is applied after the softmax: weights no longer add up to 1"
+
+
+# --- rules ----------------------------------------------------------------------------------------------------------------------------
+
+QUERY, KEY = np.arange(T)[:, None], np.arange(T)
+BEGIN = 10  # of a second chunk
+PAST = (QUERY >= BEGIN) & (KEY < BEGIN)
+
+
+def by_weights(weights, v=None):
+    """Attention's outputs by weights [H, T, T]."""
+    return np.einsum("hts,shk->thk", weights, spec.by_query_head(heads("Vcur") if v is None else v, C.heads)).reshape(T, -1)
+
+
+def scores_of(q=None, k=None):
+    q, k = heads("Qcur_rope") if q is None else q, heads("Kcur_rope") if k is None else k
+    return np.einsum("thk,shk->hts", q, spec.by_query_head(k, C.heads)) / np.sqrt(C.head_dim)
+
+
+def softmax(scores, visible=QUERY >= KEY):
+    return spec.softmax(np.where(visible, scores, -np.inf))
+
+
+def over(axis):
+    powers = np.where(QUERY >= KEY, np.exp(scores_of()), 0)
+    return powers / np.maximum(powers.sum(axis=axis, keepdims=True), 1e-300)
+
+
+def largest(count):
+    scores = np.where(QUERY >= KEY, scores_of(), -np.inf)
+    return softmax(scores, (QUERY >= KEY) & (scores >= np.sort(scores, axis=-1)[..., -count, None]))
+
+
+def in_codes(x, steps, axis):
+    step = np.abs(x).max(axis=axis, keepdims=True) / steps
+    return np.rint(x / step) * step
+
+
+def late(x, by=1):
+    return np.concatenate([x[:by], x[:-by]])
+
+
+def unmasked(*which):
+    visible = (QUERY >= KEY) | np.isin(np.arange(C.heads), which)[:, None, None]
+    return by_weights(softmax(scores_of(), visible))
+
+
+def in_tiles(size):
+    """Flash attention that does not rescale its sums when a later tile has a larger maximum."""
+    scores = np.where(QUERY >= KEY, scores_of(), -np.inf)
+    powers = np.zeros_like(scores)
+    for begin in range(0, T, size):
+        most = scores[..., : begin + size].max(axis=-1, keepdims=True)
+        powers[..., begin : begin + size] = np.exp(scores[..., begin : begin + size] - most)
+    return by_weights(powers / powers.sum(axis=-1, keepdims=True))
+
+
+def twice_fed():
+    """The first token in front once more, at the position before."""
+    frequency = LLAMA.rope_frequency[None].astype(np.float64)
+    k = np.concatenate([spec.rotate(heads("Kcur_rope")[:1], -frequency, C.rope), heads("Kcur_rope")])
+    weights = spec.softmax(np.where(np.pad(QUERY >= KEY, ((0, 0), (1, 0)), constant_values=True), scores_of(k=k), -np.inf))
+    return by_weights(weights, np.concatenate([heads("Vcur")[:1], heads("Vcur")]))
+
+
+DISTANCE = (QUERY - KEY) * np.array([0.5, 0.25, 0.125, 0.0625])[:, None, None]
+SHORT = np.where(np.arange(C.head_dim) < 20, 1, 0)
+FOURTH = np.where(np.arange(C.head_dim) == 4, 3, 1)
+CODES = {"k": in_codes(heads("Kcur_rope"), 31, None), "v": in_codes(heads("Vcur"), 31, None)}
+START = f"from position {BEGIN} on "
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda: by_weights(over(0)), "the softmax is taken over the heads, not over the keys of each query"),
+        (lambda: by_weights(over(1)), "the softmax is taken over the queries, not over the keys of each query"),
+        (lambda: by_weights(over((0, 1, 2))), "the softmax is taken over everything at once, not over the keys of each query"),
+        (lambda: by_weights(largest(4)), "only the 4 largest scores of each query count"),
+        (lambda: by_weights(np.where(softmax(scores_of()) < 0.05, 0, softmax(scores_of()))), "probabilities below 0.05 are dropped"),
+        (lambda: by_weights(softmax(scores_of()), late(heads("Vcur"))), "values are those of 1 token before"),
+        (lambda: by_weights(softmax(scores_of(k=late(heads("Kcur_rope"))))), "keys are those of 1 token before"),
+        (lambda: by_weights(softmax(scores_of(k=heads("Kcur")))), "keys are not rotated"),
+        (lambda: by_weights(softmax(scores_of(), QUERY >= KEY - 1)), "each token sees the next one: the mask is off by one"),
+        (
+            lambda: by_weights(softmax(scores_of(), QUERY <= KEY)),
+            "each token sees those behind it, not those before: the mask is transposed",
+        ),
+        (lambda: by_weights(softmax(scores_of(), QUERY > KEY)), "no token sees itself: the mask is off by one"),
+        (lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) | (KEY < 5))), "the first 5 tokens are seen by all, as in a prefix LM"),
+        (lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) & (KEY > QUERY - 7))), "only the last 7 keys are seen: a window"),
+        (
+            lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) | (QUERY >= BEGIN))),
+            START + "all tokens see each other: a later chunk has no mask",
+        ),
+        (
+            lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) & ((QUERY < BEGIN) | (KEY <= QUERY - BEGIN)))),
+            START + "the mask begins at 0 again: a later chunk sees the first keys",
+        ),
+        (
+            lambda: by_weights(softmax(np.where(PAST, scores_of(k=heads("Kcur")), scores_of()))),
+            START + "keys of the tokens before are not rotated: the cache is written too early",
+        ),
+        (lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) & ~(PAST & (KEY == 9)))), START + "the last token before cannot be seen"),
+        (
+            lambda: by_weights(np.where(PAST & (KEY < 2), 0, softmax(np.where(PAST & (KEY < 2), 0, scores_of())))),
+            START + "the cache has zeros for the first 2 tokens before",
+        ),
+        (
+            lambda: by_weights(softmax(scores_of() + np.log(2) * (PAST & (KEY == 9)))),
+            START + "the last token before counts twice: stored twice in the cache",
+        ),
+        (
+            lambda: by_weights(softmax(scores_of(k=CODES["k"])), CODES["v"]),
+            "keys and values are rounded to codes of 31 steps on either side of 0, one scale for each tensor: a narrow cache",
+        ),
+        (lambda: unmasked(1, 3), "heads 1, 3 see later tokens: only the other heads are masked"),
+        (lambda: unmasked(*range(C.heads)), "all heads see later tokens: there is no mask"),
+        (
+            lambda: by_weights(softmax(scores_of() - DISTANCE)),
+            "a bias that grows with distance, as ALiBi: slopes of heads are 0.5, 0.25, 0.125, 0.0625",
+        ),
+        (lambda: by_weights(softmax(scores_of(q=heads("Qcur_rope") * SHORT))), "elements 20 to 23 of 24 are left out of q . k"),
+        (lambda: by_weights(softmax(scores_of(q=heads("Qcur_rope") * FOURTH))), "element 4 of 24 is multiplied by 3 in q . k"),
+        (lambda: in_tiles(8), "keys count by factors of their own in tiles of 8"),
+        (twice_fed, "the first token is seen twice, once a position earlier: a BOS that is fed twice"),
+    ],
+)
+def test_attention_by_another_rule_is_named(wrong, says):
+    assert says in read("llama", "kqv_out", wrong())

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
+from wrong_tensors import read_off
 
 from bitnet_np import EXACT
 from bitnet_np.judge import graph, operations
@@ -32,16 +33,7 @@ def points(family, name, layer=LAYER):
 
 
 def said(family, name, theirs):
-    """What the readings say of a tensor, with the noise that the sums of another engine have; "" where they say nothing."""
-    model, key = MODELS[family], key_of(name)
-    operation = next(o for o in graph.operations(model, EXACT) if o.key == key)
-    tensors = {k: x.astype(np.float64) for k, x in POINTS[family].items()} | {graph.TOKENS: IDS[family]}
-    inputs = [tensors[k] for k in operation.inputs]
-    value = operation.evaluate(*inputs).value
-    theirs = theirs * (1 + 1e-7 * np.random.default_rng(1).standard_normal(theirs.shape))
-    places = np.abs(theirs - value) > 1e-6 * np.abs(value).max()
-    cause = cause_of(Wrong(model, EXACT, operation, inputs, value, theirs, places, 0.0, tensors))
-    return "" if cause is None else cause.text
+    return read_off(MODELS[family], IDS[family], POINTS[family], key_of(name), theirs)
 
 
 # --- norms ----------------------------------------------------------------------------------------------------------------------------
@@ -118,6 +110,18 @@ def test_a_layer_that_runs_twice_is_told_at_the_norm_behind_it():
     assert said("llama", "result_norm", wrong) == "its input is the output of layer 2 run twice"
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda x: normed(x, 1.0, EPS), "a norm is applied to it, without a weight: each position is divided by its root mean square"),
+        (lambda x: normed(x, LLAMA.layers[LAYER].ffn_norm, EPS), "a norm is applied to it, with the weight of layer 1 ffn_norm"),
+        (lambda x: x / np.linalg.norm(x, axis=1, keepdims=True), "each position is divided by its length"),
+    ],
+)
+def test_a_norm_where_none_belongs_is_named(wrong, says):
+    assert said("llama", "l_out", wrong(points("llama", "l_out"))) == says
+
+
 # --- sums -----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +137,11 @@ def test_a_layer_that_runs_twice_is_told_at_the_norm_behind_it():
 def test_the_terms_of_residual_sums_are_told(terms, says):
     wrong = sum(factor * points("llama", name) for name, factor in terms.items())
     assert said("llama", "l_out", wrong) == f"{says} instead of ffn_inp + ffn_down"
+
+
+def test_a_residual_that_is_not_added_to_one_row_is_told():
+    wrong = points("llama", "ffn_inp") + points("llama", "ffn_down") * (np.arange(T) < T - 1)[:, None]
+    assert said("llama", "l_out", wrong) == f"at position {T - 1} it is ffn_inp instead of ffn_inp + ffn_down"
 
 
 def test_residuals_of_another_token_are_told():
@@ -164,6 +173,7 @@ def _interleaved(function):
         (_interleaved(_silu), "SiLU(even elements of gate and up in a row) * the odd ones instead of"),
         (_silu(np.clip(GATE, -0.8, 0.8)) * UP, "gate is clipped to -0.8..0.8"),
         (_silu(GATE).astype(np.float16) * UP, "the activation is rounded to float16"),
+        (_silu(_silu(GATE)) * UP, "the activation is applied twice instead of SiLU(gate) * up"),
     ],
 )
 def test_activations_are_read_off(wrong, says):
@@ -230,6 +240,41 @@ def test_elements_are_read_off(wrong, says):
     cause = cause_of(Wrong(LLAMA, EXACT, operation, [V], V, theirs, np.abs(theirs - V) > 1e-6, 0.0, {}))
     assert cause is not None
     assert says in cause.text
+
+
+def _softmax(x):
+    powers = np.exp(x - x.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def _top(x, count):
+    return np.where(x >= np.sort(x, axis=1)[:, -count, None], x, -100.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (_softmax, "they are probabilities: the softmax of the logits"),
+        (lambda x: np.log(_softmax(x)), "they are logarithms of probabilities: the log-softmax of the logits"),
+        (lambda x: _top(x, 9), "only the 9 largest logits of each position are there, -100 stands for the others, as top-k leaves it"),
+    ],
+)
+def test_logits_that_a_sampler_has_changed_are_named(wrong, says):
+    assert said("llama", "result_output", wrong(points("llama", "result_output"))).startswith(says)
+
+
+def _sines(interleaved):
+    angle = np.multiply.outer(np.arange(T), 10000.0 ** (-np.arange(48) / 48))
+    tables = np.sin(angle), np.cos(angle)
+    return 0.3 * (np.stack(tables, axis=2).reshape(T, -1) if interleaved else np.concatenate(tables, axis=1))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_sinusoids_are_named(interleaved):
+    assert (
+        said("llama", "inp_embd", points("llama", "inp_embd") + _sines(interleaved))
+        == "sines and cosines of positions are added, times 0.3"
+    )
 
 
 def test_penalties_are_named():

@@ -61,6 +61,9 @@ def activation(wrong: Wrong) -> str | None:
             for name, function in _PLAIN.items():
                 if wrong.accounts(function(gate) * up):
                     return (f"{name}({gate_said})" if name else gate_said) + (f" * {up_said}" if up_said else "") + instead
+        (gate, up), right = _parts(wrong), _of_gate(wrong)
+        if wrong.accounts(right(right(gate)) * up):
+            return f"the activation is applied twice{instead}"
         return _rounded(wrong) or _limited(wrong) or _with_a_number(wrong, instead)
 
 

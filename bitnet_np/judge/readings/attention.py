@@ -1,4 +1,9 @@
-"""Wrong attention: the heads, values and weights that its sums have."""
+"""Wrong attention: the record of it, and the heads and caches that it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,26 +13,84 @@ from ...traces.points import Key
 from .. import operations as op
 from ..roundings import to_float16
 from .search import best_number
-from .wrong import ROWS, Array, Wrong, explained, rough, runs
+from .wrong import ROWS, Array, Wrong, explained
+
+Seen = NDArray[np.bool_]
 
 
-def _read(wrong: Wrong) -> tuple[Array, Array, Array]:
+@dataclass(frozen=True)
+class Attention:
+    """The attention of the first tokens of a sequence in one layer."""
+
+    wrong: Wrong
+    q: Array  # [T, H, K]
+    k: Array  # [T, G, K]
+    v: Array  # [T, G, K]
+    begin: int  # the first token that is wrong
+    group: int | None = None  # the one key-value head that it is of; None: all
+
+    @classmethod
+    def of(cls, wrong: Wrong, most: int = ROWS) -> Attention:
+        """The attention of the first tokens, `most` of them."""
+        some = wrong.first(most)
+        q, k, v = (x.reshape(len(x), -1, wrong.config.head_dim) for x in read(some))
+        return cls(some, q, k, v, int(some.places.any(axis=1).argmax()))
+
+    def worst_group(self) -> Attention:
+        """The attention of one key-value head, the one whose query heads are most wrong."""
+        groups, width = self.k.shape[1], self.wrong.theirs.shape[1] // self.k.shape[1]
+        square = ((self.wrong.theirs - self.wrong.value) ** 2).reshape(len(self.q), groups, width)
+        g = int(square.sum(axis=(0, 2)).argmax())
+        part = {name: getattr(self.wrong, name)[:, g * width : (g + 1) * width] for name in ("value", "theirs", "places")}
+        heads = slice(g * self.q.shape[1] // groups, (g + 1) * self.q.shape[1] // groups)
+        return replace(self, wrong=replace(self.wrong, **part), q=self.q[:, heads], k=self.k[:, [g]], v=self.v[:, [g]], group=g)
+
+    @cached_property
+    def scores(self) -> Array:
+        """[H, T, T], of all keys."""
+        c = self.wrong.config
+        products = np.einsum("thk,shk->hts", self.q, spec.by_query_head(self.k, self.q.shape[1]))
+        return spec.soft_cap(products * op.score_scale(c), c.score_cap)
+
+    @cached_property
+    def mask(self) -> Array:
+        """[T, T] of 0 and -inf."""
+        return spec.causal_mask(len(self.q), len(self.k), window=self.wrong.config.window_of(self.wrong.key.layer or 0))
+
+    @cached_property
+    def visible(self) -> Seen:
+        """[T, T], True where a token sees a key."""
+        return self.mask == 0
+
+    @cached_property
+    def weights(self) -> Array:
+        """The right weights, [H, T, T]."""
+        return softmax(self.scores, self.visible)
+
+    def outputs(self, weights: Array) -> Array:
+        """The sums of values by weights [H, T, T]: [T, H * K]."""
+        values = spec.by_query_head(self.v, self.q.shape[1])
+        return np.einsum("hts,shk->thk", weights, values).reshape(len(self.q), -1)
+
+
+def read(wrong: Wrong) -> tuple[Array, Array, Array]:
     """The queries, keys and values [T, width] as the dialect reads them."""
     q, k, v = (to_float16(x) if wrong.dialect.halves else x for x in wrong.inputs)
     return q, k, v
 
 
+def softmax(scores: Array, visible: Seen) -> Array:
+    """The weights of visible keys; 0 for the others, and in rows that see none."""
+    return spec.softmax(np.where(visible, scores, -np.inf))
+
+
 def other_heads(wrong: Wrong) -> str | None:
     """The first query head that reads another key-value head than its own, if that explains the numbers."""
-    c, (q, k, v) = wrong.config, _read(wrong)
-    t = min(len(q), ROWS)
-    q, out = (x[:t].reshape(t, c.heads, c.head_dim) for x in (q, wrong.theirs))
-    k, v = (x[:t].reshape(t, c.kv_heads, c.head_dim) for x in (k, v))
-    mask = spec.causal_mask(t, t, window=c.window_of(wrong.key.layer or 0))
-    how = c.attention_scale, c.score_cap
+    c, own = wrong.config, Attention.of(wrong)
+    out, how = own.wrong.theirs.reshape(own.q.shape), (own.mask, c.attention_scale, c.score_cap)
     heads_read = []
     for h in range(c.heads):
-        outputs = [spec.attend(q[:, [h]], k[:, [g]], v[:, [g]], mask, *how)[:, 0] for g in range(c.kv_heads)]
+        outputs = [spec.attend(own.q[:, [h]], own.k[:, [g]], own.v[:, [g]], *how)[:, 0] for g in range(c.kv_heads)]
         heads_read.append(next((g for g in range(c.kv_heads) if explained(outputs[g], out[:, h], wrong.noise)), -1))
     off = np.flatnonzero(np.array(heads_read) != np.arange(c.heads) // (c.heads // c.kv_heads))
     if not off.size or min(heads_read) < 0:
@@ -39,7 +102,7 @@ def other_heads(wrong: Wrong) -> str | None:
 
 def other_layers(wrong: Wrong) -> str | None:
     """The layer whose keys or values are read, if it is another one's."""
-    (q, k, v), n = _read(wrong), wrong.key.layer
+    (q, k, v), n = read(wrong), wrong.key.layer
     names = [key.name for key in wrong.operation.inputs[1:]]
     for other in range(len(wrong.model.layers)):
         its_keys, its_values = (wrong.tensors.get(Key(name, other)) for name in names)
@@ -57,7 +120,7 @@ def score_cap(wrong: Wrong) -> str | None:
 
     def capped(some: Wrong, cap: float) -> Array:
         t = len(some.value)
-        q, k, v = (x.reshape(t, -1, c.head_dim) for x in _read(some))
+        q, k, v = (x.reshape(t, -1, c.head_dim) for x in read(some))
         mask = spec.causal_mask(t, t, window=c.window_of(some.key.layer or 0))
         return spec.attend(q, k, v, mask, c.attention_scale, cap).reshape(t, -1)
 
@@ -81,112 +144,3 @@ def moved_heads(wrong: Wrong) -> str | None:
         return None
     first = f"the output of head {off[0]} is that of head {source[0]}"
     return first + (f", and {off.size - 1} more are others'" if off.size > 1 else "")
-
-
-def foreign_values(wrong: Wrong) -> str | None:
-    """Values of elsewhere in attention's sums: the rank of what this sequence's values do not span is their number.
-
-    Only the first tokens are looked at, fewer than a head is wide: any numbers are sums of as many values as that.
-    """
-    c, (q, k, v) = wrong.config, _read(wrong)
-    t = min(len(v), c.head_dim - 2)
-    if t < 2 or not wrong.places[:t].any():
-        return None
-    cut = v[:t].reshape(t, c.kv_heads, c.head_dim)
-    out = wrong.theirs[:t].reshape(t, c.heads, c.head_dim)
-    ranks, hidden, most_outside = [], False, 0.0
-    for head in range(c.heads):
-        values, sums = cut[:, head // (c.heads // c.kv_heads)], out[:, head]
-        largest = np.abs(sums).max()
-        least = max(1e-3, 8 * rough(wrong.noise)) * largest
-        outside = _outside(values, sums)
-        most_outside = max(most_outside, float(np.abs(outside).max() / max(largest, 1e-300)))
-        ranks.append(int((np.linalg.svd(outside, compute_uv=False) > least).sum()))
-        hidden |= any(np.abs(_outside(values[: i + 1], sums[i])).max() > least for i in range(t))
-    most = max(ranks)
-    if most == 0:
-        return _wrong_weights(wrong, q[:t], k[:t], cut, out, hidden)
-    if most_outside < _COARSE:
-        return f"values, or sums of them, are rounded: a part of {most_outside:.1g} is no sum of this sequence's values"
-    if t < len(v):  # these tokens may have read later ones
-        return "values are summed that a token must not see, or that are not of this sequence: the mask, or a cache slot of another"
-    if min(ranks) == 0 or most >= min(t, c.head_dim - t):
-        return None
-    return f"values that are not of this sequence are summed too, {most} of them: a cache slot that was not cleared, or another's"
-
-
-_COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
-
-
-def _outside(values: Array, sums: Array) -> Array:
-    """The part of sums [.., K] that is outside the span of values [n, K]."""
-    basis, size, _ = np.linalg.svd(values.T, full_matrices=False)
-    basis = basis[:, size > 1e-9 * size[0]]
-    return sums - sums @ basis @ basis.T
-
-
-def _wrong_weights(wrong: Wrong, q: Array, k: Array, v: Array, out: Array, hidden: bool) -> str:
-    """The fault of the weights, where outputs [t, H, K] are sums of the right values [t, G, K]."""
-    c = wrong.config
-    t, shared = len(v), c.heads // c.kv_heads
-    scores, _ = op.scores(wrong.model, q, k)  # [H, t, t]
-    mask = spec.causal_mask(t, t, window=c.window_of(wrong.key.layer or 0))
-    right = np.exp(scores + mask - (scores + mask).max(axis=-1, keepdims=True))
-    right /= right.sum(axis=-1, keepdims=True)
-    flat = v.reshape(t, -1)
-    first = (np.abs(flat[:, None] - flat).max(axis=-1) <= 1e-5 * np.abs(flat).max()).argmax(axis=1)  # repeated tokens have equal values
-    distinct = np.unique(first)
-    members = (first[:, None] == distinct).astype(np.float64)  # [t, u]
-    v, right, visible = v[distinct], right @ members, (mask == 0) @ members
-    scores = np.where(mask == 0, scores, 0) @ members  # where one of equal values is visible: its own
-    weights = np.stack([np.linalg.lstsq(v[:, h // shared].T, out[:, h].T, rcond=1e-6)[0].T for h in range(c.heads)])  # [H, t, u]
-    known = all(np.linalg.matrix_rank(v[:, g], 1e-4 * np.abs(v[:, g]).max()) == len(v) for g in range(c.kv_heads))
-    if known:
-        finding = _reads(weights, right, visible > 0, distinct)
-        if finding is not None:
-            return finding
-    elif hidden:
-        return "values are summed that a token must not see: the mask, or a cache that holds another sequence's"
-    if known and (away := float(np.abs(weights - right).max())) < _COARSE:
-        return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
-    sums = weights.sum(axis=-1)
-    off = np.abs(sums - 1) > _COARSE
-    if off.any():
-        low, high = sums[off].min(), sums[off].max()
-        why = "empty slots or a sink are counted" if high < 1 else "they are not divided by their sum, or outputs are not cleared before"
-        return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1: {why}"
-    if known:
-        finding = _temperature(weights, scores, visible == 1)
-        if finding is not None:
-            return finding
-    return "sums of the right values with wrong weights: scores or softmax are wrong"
-
-
-def _reads(weights: Array, right: Array, visible: NDArray[np.bool_], positions: NDArray[np.int64]) -> str | None:
-    """The first token that reads what it must not see, or does not read what it must.
-
-    weights, right: [H, t, u]; visible: [t, u], True where token t sees value u; positions: [u], of the values.
-    """
-    some = np.abs(weights).max(axis=0) > 1e-3
-    for i in range(len(visible)):
-        ahead = np.flatnonzero(some[i] & ~visible[i])
-        if ahead.size:
-            where = f"position {i} reads {runs('position', positions[ahead])}"
-            return f"values are summed that a token must not see: {where}; the mask, or a cache that holds another sequence's"
-        lost = np.flatnonzero((np.abs(weights[:, i]).max(axis=0) < 1e-2 * right[:, i].max(axis=0)) & (right[:, i].max(axis=0) > 1e-2))
-        if lost.size:
-            where = f"position {i} does not read {runs('position', positions[lost])}"
-            return f"values are not summed that a token must see: {where}; the mask, or slots of a cache that are lost"
-    return None
-
-
-def _temperature(weights: Array, scores: Array, visible: NDArray[np.bool_]) -> str | None:
-    """The common factor of all scores, if one explains these weights."""
-    usable = visible & (weights > 1e-3)
-    logs = np.log(np.where(usable, weights, 1.0))
-    count = np.maximum(usable.sum(axis=-1, keepdims=True), 1)
-    x, y = (np.where(usable, a - np.where(usable, a, 0).sum(axis=-1, keepdims=True) / count, 0) for a in (scores, logs))
-    factor = float((x * y).sum() / max((x * x).sum(), 1e-300))
-    if ((y - factor * x) ** 2).sum() > 1e-4 * (y * y).sum() or abs(factor - 1) < 1e-3:
-        return None
-    return f"scores are {factor:.5g} times what they should be"

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from ..graph import TOKENS
 from .search import best_number
 from .wrong import Array, Indices, Wrong, numbered, runs
 
@@ -306,38 +305,4 @@ def _order(source: Indices) -> str | None:
         for text, order in known:
             if (order.ravel() == source).all():
                 return text
-    return None
-
-
-# --- logits ---------------------------------------------------------------------------------------------------------------------------
-
-
-_BEFORE = "expected are logits before a sampler changes them"
-
-
-def penalty(wrong: Wrong) -> str | None:
-    """The penalty of logits of tokens that the sequence has."""
-    ids = np.asarray(wrong.tensors[TOKENS]).ravel() if TOKENS in wrong.tensors else np.zeros(0, int)
-    if len(ids) != len(wrong.value) or not wrong.places.any():
-        return None
-    counts = np.zeros(wrong.value.shape)
-    for t in range(len(ids)):
-        counts[t:, ids[t]] += 1
-    whole = np.broadcast_to(counts[-1], counts.shape)
-    theirs, value = wrong.theirs, wrong.value
-    for count, which in ((counts, "occurred up to each position"), (whole, "occur in the sequence")):
-        seen = count > 0
-        if (wrong.places & ~seen).any():
-            continue
-        positive, negative = seen & (value > 0) & (theirs != 0), seen & (value < 0)
-        ratios = np.concatenate([(value / np.where(theirs == 0, 1, theirs))[positive], (theirs / np.where(value == 0, 1, value))[negative]])
-        rate = float(np.median(ratios)) if ratios.size else 1.0
-        if rate > 0 and wrong.accounts(np.where(seen, np.where(value > 0, value / rate, value * rate), value)):
-            return (
-                f"a repetition penalty of {rate:.4g} is on the logits of tokens that {which}: logits before sampling's changes are expected"
-            )
-        for times, kind in ((seen, "presence"), (count, "frequency")):
-            amount = float(((value - theirs) * times).sum() / max((times * times).sum(), 1))
-            if wrong.accounts(value - amount * times):
-                return f"a {kind} penalty of {amount:.4g} is on the logits of tokens that {which}: {_BEFORE}"
     return None

@@ -57,6 +57,21 @@ def _rows_of(rows: Array, wrong: Wrong, columns: NDArray[np.int64]) -> NDArray[n
     return found
 
 
+def sinusoids(wrong: Wrong) -> str | None:
+    """Whether sines and cosines of positions are added, as the first transformers have them."""
+    tokens, width = wrong.theirs.shape
+    angles = np.multiply.outer(np.arange(tokens), 10000.0 ** (-np.arange(width // 2) / (width // 2)))
+    sines, cosines = np.sin(angles), np.cos(angles)
+    error = wrong.theirs[:, : 2 * (width // 2)] - wrong.value[:, : 2 * (width // 2)]
+    for table in (np.concatenate([sines, cosines], axis=1), np.stack([sines, cosines], axis=2).reshape(tokens, -1)):
+        factor = float((error * table).sum() / (table * table).sum())
+        added = np.zeros_like(wrong.value)
+        added[:, : table.shape[1]] = factor * table
+        if wrong.accounts(wrong.value + added):
+            return f"sines and cosines of positions are added, times {factor:.4g}"
+    return None
+
+
 def misread_rows(wrong: Wrong) -> str | None:
     """What is wrong in reading or keeping the table: bits, scales, orders of blocks; roundings."""
     theirs, right = wrong.theirs[:ROWS], wrong.value[:ROWS]
@@ -75,4 +90,13 @@ def misread_rows(wrong: Wrong) -> str | None:
         for text, rows in misreadings(table, np.asarray(wrong.inputs[0], np.int64)[:ROWS]):
             if is_it(rows):
                 return text
+    for size in (32, 16):
+        if right.shape[1] % size == 0 and is_it(right + _by_block(theirs - right, size)):
+            return f"a number is added to all numbers of a block of {size}: a zero point or a minimum is misread"
     return None
+
+
+def _by_block(x: Array, size: int) -> Array:
+    """The mean of each block, for each of its numbers."""
+    blocks = x.reshape(len(x), -1, size)
+    return np.broadcast_to(blocks.mean(axis=2, keepdims=True), blocks.shape).reshape(x.shape)

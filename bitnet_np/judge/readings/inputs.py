@@ -114,7 +114,9 @@ def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong)
         shares = amounts * (pattern @ pattern) / (pattern @ bias[product.rows]) * product.scale
         off = np.abs(shares) > 1e-3
         if np.abs(shares[off] + 1).max() < 1e-3:
-            return f"the bias is missing at {runs('position', product.tokens[off])}"
+            there = product.tokens[~off]
+            rest = f": it is added at {runs('position', there)} alone" if there.size <= FEW else ""
+            return f"the bias is missing at {runs('position', product.tokens[off])}{rest}"
     some = np.abs(amounts) > 1e-3 * np.abs(amounts).max()
     if np.ptp(amounts[some]) < 1e-3 * np.abs(amounts).max():
         return f"a constant is added to each output at {runs('position', product.tokens[some])}"

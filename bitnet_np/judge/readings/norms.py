@@ -267,9 +267,9 @@ def _roots(norm: _Norm, factors: Array) -> Iterator[tuple[str, Array]]:
         whole = _root(norm.wrong.inputs[0], eps)
         yield "the mean square is of all heads together, not of each", np.repeat(whole, rows // tokens, axis=0)
     yield "all positions are divided by the same number, that of all together", np.full_like(right, 1 / np.sqrt(np.mean(x * x) + eps))
-    yield "all positions are divided by the same number", np.full_like(right, np.median(factors))
     for row, text in ((0, "first"), (-1, "last")):
-        yield f"all positions are divided by the root mean square of the {text}", np.broadcast_to(right[row], right.shape)
+        yield f"all positions are divided by the root mean square of the {text} one", np.broadcast_to(right[row], right.shape)
+    yield "all positions are divided by the same number", np.full_like(right, np.median(factors))
     for shift, text in ((1, "previous"), (-1, "next")):
         yield f"each position is divided by the root mean square of the {text} one", _shifted(right, shift, factors)
     logs, roots = np.log(np.maximum(np.abs(factors), 1e-300)), np.log(right)
@@ -297,3 +297,22 @@ def _by_group(norm: _Norm) -> str | None:
                 if norm.accounts((_root(x, norm.eps) * x).reshape(norm.x.shape) * weight):
                     return "; ".join(filter(None, (weight_text, f"the norm is taken over {text} by itself")))
     return None
+
+
+# --- norms where none belongs ---------------------------------------------------------------------------------------------------------
+
+
+def normed(wrong: Wrong) -> str | None:
+    """The norm that was applied to the right numbers, with the weight of one of the model's norms or without."""
+    if wrong.theirs.shape[1] < _NARROW or len(wrong.theirs) < _LEAST:
+        return None
+    model, roots = wrong.model, _root(wrong.value, 0.0 if not wrong.value.any(axis=1).all() else wrong.config.eps)
+    layers = enumerate(model.layers)
+    weights = {f"layer {n} {name}": getattr(layer, name) for n, layer in layers for name in NORMS} | {"result_norm": model.output_norm}
+    if wrong.accounts(roots * wrong.value):
+        return "a norm is applied to it, without a weight: each position is divided by its root mean square"
+    for name, weight in weights.items():
+        if weight is not None and weight.size == wrong.theirs.shape[1] and wrong.accounts(roots * wrong.value * weight):
+            return f"a norm is applied to it, with the weight of {name}"
+    lengths = np.sqrt((wrong.value**2).sum(axis=1, keepdims=True))
+    return "each position is divided by its length" if wrong.accounts(wrong.value / np.where(lengths == 0, 1, lengths)) else None

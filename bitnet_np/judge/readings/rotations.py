@@ -1,8 +1,11 @@
 """Wrong rotations: the positions and frequencies that they have."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import spec
 from ...model import Model
 from .. import operations as op
 from .wrong import FEW, ROWS, Array, Wrong, explained, in_runs, numbered, rough, runs
@@ -11,6 +14,9 @@ from .wrong import FEW, ROWS, Array, Wrong, explained, in_runs, numbered, rough,
 def rotation(wrong: Wrong) -> str | None:
     """The positions or frequencies that pairs were rotated by, where they are not the tokens' or the model's."""
     model, c, noise = wrong.model, wrong.config, wrong.noise
+    text = _other_rule(wrong)
+    if text is not None:
+        return text
     first, second = op.pair_slices(c)
     before, after = (a.reshape(len(a), -1, c.head_dim)[:ROWS] for a in (wrong.inputs[0], wrong.theirs))
     before, after = (a[..., first] + 1j * a[..., second] for a in (before, after))  # [T, heads, J]
@@ -37,6 +43,48 @@ def rotation(wrong: Wrong) -> str | None:
     if still.any() and not still.all():
         return f"{runs('pair', np.flatnonzero(still))} of each head are not rotated"
     return _base(model, fitted, rough(noise)) or _listed_frequencies(fitted, frequency)
+
+
+def _other_rule(wrong: Wrong) -> str | None:
+    """The other rotation that it is: of a part of each head, or with a wrong sign."""
+    c = wrong.config
+    some = wrong.first(ROWS)
+    x = some.inputs[0].reshape(len(some.inputs[0]), -1, c.head_dim)
+    position = np.arange(len(x)) / c.rope_scaling
+    for text, rotated in _rules(x, position, wrong):
+        if some.accounts(rotated.reshape(len(x), -1)):
+            return text
+    return None
+
+
+def _rules(x: Array, position: Array, wrong: Wrong) -> Iterator[tuple[str, Array]]:
+    """Yields heads [T, H, K] rotated by other rules."""
+    c, width = wrong.config, wrong.config.head_dim
+    own = 2 * c.rope_pairs
+    for part in dict.fromkeys((width, 3 * width // 4, width // 2, width // 4)):
+        if part != own and part % 2 == 0:
+            yield f"the first {part} elements of each head are rotated, not {own}", spec.rope(x, position, c.rope_base, c.rope, part)
+    angle = np.multiply.outer(position * c.rope_scaling, wrong.model.rope_frequency)[:, None]
+    first, second = op.pair_slices(c)
+    a, b, cos, sin = x[..., first], x[..., second], np.cos(angle), np.sin(angle)
+    for text, one, other in (
+        ("the sine has the wrong sign in the second of each pair", a * cos - b * sin, b * cos - a * sin),
+        ("the sine has the wrong sign in the first of each pair", a * cos + b * sin, b * cos + a * sin),
+        ("pairs are rotated backwards: the sine has the wrong sign", a * cos + b * sin, b * cos - a * sin),
+        ("sines and cosines are exchanged", a * sin - b * cos, a * cos + b * sin),
+        ("elements are multiplied by cosines alone: the sine terms are missing", a * cos, b * cos),
+        ("the second of each pair is computed from the first one's result", a * cos - b * sin, (a * cos - b * sin) * sin + b * cos),
+    ):
+        rotated = x.copy()
+        rotated[..., first], rotated[..., second] = one, other
+        yield text, rotated
+    if wrong.model.rope_factors is not None:
+        factors = wrong.model.rope_factors.astype(np.float64)
+        yield (
+            "frequencies are multiplied by the model's factors, not divided",
+            spec.rope(x, position, c.rope_base, c.rope, own, 1 / factors),
+        )
+        yield "the model's frequency factors are not applied", spec.rope(x, position, c.rope_base, c.rope, own)
 
 
 def _by_head(wrong: Wrong, before: NDArray, after: NDArray) -> str | None:

@@ -1,0 +1,180 @@
+"""Attention by another rule: other scores, another softmax, keys and values of elsewhere. Each rule is computed, and must give theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ... import spec
+from ...traces.points import Key
+from .attention import Attention, Seen, softmax
+from .wrong import Array, Wrong, runs
+
+_DROPPED = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)  # probabilities below which engines drop values
+_STEPS = (127, 63, 31, 15, 7)  # on either side of 0, of a cache in codes
+
+
+def other_rule(wrong: Wrong) -> str | None:
+    """The rule by which attention was computed instead, if one gives these numbers."""
+    own = Attention.of(wrong)
+    part = own.worst_group()
+    with np.errstate(all="ignore"):
+        for text, computed in _of_all_heads(own):
+            if own.wrong.accounts(computed):
+                return text
+        for rules in (_softmaxes, _masks, _other_rows, _of_a_chunk):
+            likely = {text for text, computed in rules(part) if part.wrong.accounts(computed)}
+            for text, computed in rules(own) if likely else ():
+                if text in likely and own.wrong.accounts(computed):
+                    return text
+    return _unmasked_heads(own)
+
+
+def _of_all_heads(own: Attention) -> Iterator[tuple[str, Array]]:
+    """Rules by which heads depend on each other: another axis of the softmax, a cache with one scale for several heads."""
+    powers = np.where(own.visible, np.exp(own.scores - own.scores.max()), 0)
+    for axis, text in ((0, "over the heads"), (1, "over the queries"), ((0, 1, 2), "over everything at once")):
+        total = powers.sum(axis=axis, keepdims=True)
+        yield f"the softmax is taken {text}, not over the keys of each query", own.outputs(powers / np.where(total == 0, 1, total))
+    yield from _in_codes(own)
+
+
+def _softmaxes(own: Attention) -> Iterator[tuple[str, Array]]:
+    """Weights that are dropped before the softmax, or behind it."""
+    for count in range(1, len(own.k)):
+        ordered = np.sort(np.where(own.visible, own.scores, -np.inf), axis=-1)
+        kept = own.visible & (own.scores >= ordered[..., -count, None])
+        yield f"only the {count} largest scores of each query count", own.outputs(softmax(own.scores, kept))
+    for least in _DROPPED:
+        kept_weights = np.where(own.weights < least, 0, own.weights)
+        total = np.maximum(kept_weights.sum(axis=-1, keepdims=True), 1e-300)
+        yield f"probabilities below {least:g} are dropped", own.outputs(kept_weights)
+        yield f"probabilities below {least:g} are dropped, and the others add up to 1", own.outputs(kept_weights / total)
+
+
+def _masks(own: Attention) -> Iterator[tuple[str, Array]]:
+    """Other masks: a diagonal off by one, a window, a prefix."""
+    tokens = np.arange(len(own.q))
+    query, key = tokens[:, None], tokens
+    yield "no token sees itself: the mask is off by one", own.outputs(softmax(own.scores, key < query))
+    yield "each token sees the next one: the mask is off by one", own.outputs(softmax(own.scores, key <= query + 1))
+    yield "each token sees those behind it, not those before: the mask is transposed", own.outputs(softmax(own.scores, key >= query))
+    for count in range(2, len(tokens)):
+        prefix = (key <= query) | (key < count)
+        yield f"the first {count} tokens are seen by all, as in a prefix LM", own.outputs(softmax(own.scores, own.visible | prefix))
+    for count in range(1, len(tokens)):
+        window = own.visible & (key > query - count)
+        yield f"only the last {count} keys are seen: a window", own.outputs(softmax(own.scores, window))
+
+
+def _other_rows(own: Attention) -> Iterator[tuple[str, Array]]:
+    """Keys or values that stand in other rows of the cache, or are not finished."""
+    for by in (1, -1, 2, -2):
+        if len(own.k) <= 2 * abs(by):
+            continue
+        side = f"{abs(by)} token{'s' * (abs(by) > 1)} {'before' if by > 0 else 'after'}"
+        for kind, fill in _moved(own.v, by):
+            yield f"values are those of {side}{kind}", replace(own, v=fill).outputs(own.weights)
+        for kind, fill in _moved(own.k, by):
+            yield f"keys are those of {side}{kind}", _with_keys(own, fill)
+    for text, keys in _unfinished(own):
+        yield f"keys are {text}", _with_keys(own, keys)
+    yield "the first token is seen twice, once a position earlier: a BOS that is fed twice", _first_twice(own)
+
+
+def _first_twice(own: Attention) -> Array:
+    """The outputs with a further key and value in front: those of the first token, rotated by a position less."""
+    c, model = own.wrong.config, own.wrong.model
+    key = own.k[:1] if c.rope == "none" else spec.rotate(own.k[:1], -model.rope_frequency[None].astype(np.float64), c.rope)
+    longer = replace(own, k=np.concatenate([key, own.k]), v=np.concatenate([own.v[:1], own.v]))
+    return longer.outputs(softmax(longer.scores, np.pad(own.visible, ((0, 0), (1, 0)), constant_values=True)))
+
+
+def _moved(rows: Array, by: int) -> Iterator[tuple[str, Array]]:
+    """Rows moved by a number of places, and what stands at the end."""
+    moved = np.roll(rows, by, axis=0)
+    end = slice(0, by) if by > 0 else slice(by, None)
+    for kind, numbers in (("", rows[end]), (", the cache's end is empty", 0 * rows[end]), (", in a ring", moved[end])):
+        filled = moved.copy()
+        filled[end] = numbers
+        yield kind, filled
+
+
+def _with_keys(own: Attention, keys: Array) -> Array:
+    return own.outputs(softmax(replace(own, k=keys).scores, own.visible))
+
+
+def _unfinished(own: Attention) -> Iterator[tuple[str, Array]]:
+    """The layer's keys before RoPE, or before their norm, in words."""
+    name, layer = own.wrong.operation.inputs[1]
+    for other, text in (("Kcur_normed", "not rotated"), ("Kcur", "not rotated" if name == "Kcur_rope" else "not normed")):
+        keys = own.wrong.tensors.get(Key(other, layer))
+        if other != name and keys is not None:
+            heads = keys[: len(own.k)].reshape(len(own.k), -1, own.k.shape[2])
+            yield text, heads if own.group is None else heads[:, [own.group]]
+
+
+def _of_a_chunk(own: Attention) -> Iterator[tuple[str, Array]]:
+    """Another past of a chunk of tokens. Its first token is the first that is wrong."""
+    begin = own.begin
+    if begin == 0:
+        return
+    query, key = np.arange(len(own.q))[:, None], np.arange(len(own.q))
+    later = query >= begin
+    past = later & (key < begin)
+    start = f"from position {begin} on "
+
+    def by(scores: Array, visible: Seen) -> Array:
+        return own.outputs(softmax(scores, visible))
+
+    yield start + "no token sees those before: a later chunk does not see the cache", by(own.scores, own.visible & ~past)
+    yield start + "all tokens see each other: a later chunk has no mask", by(own.scores, own.visible | later)
+    yield (
+        start + "the mask begins at 0 again: a later chunk sees the first keys",
+        by(own.scores, own.visible & (~later | (key <= query - begin))),
+    )
+    for text, keys in _unfinished(own):
+        scores = np.where(past, replace(own, k=keys).scores, own.scores)
+        yield start + f"keys of the tokens before are {text}: the cache is written too early", by(scores, own.visible)
+    for count in range(1, min(begin, 8) + 1):
+        for which, lost in (("last", (key >= begin - count) & past), ("first", (key < count) & past)):
+            tokens = f"the {which} {f'{count} tokens' if count > 1 else 'token'} before"
+            yield start + f"{tokens} cannot be seen", by(own.scores, own.visible & ~lost)
+            weights = softmax(np.where(lost, 0, own.scores), own.visible)
+            yield start + f"the cache has zeros for {tokens}", own.outputs(np.where(lost, 0, weights))
+            twice = np.where(lost, own.scores + np.log(2), own.scores)
+            yield start + f"{tokens} {'count' if count > 1 else 'counts'} twice: stored twice in the cache", by(twice, own.visible)
+
+
+def _in_codes(own: Attention) -> Iterator[tuple[str, Array]]:
+    """A cache of codes, with one scale for some numbers."""
+    first = own.wrong.theirs[0].reshape(own.q.shape[1:])  # the first token's value, as the cache has it
+    for each, axis in {"head of each token": (2,), "token": (1, 2), "element of a head": (0,), "tensor": (0, 1, 2)}.items():
+        for steps in _STEPS:
+            k, v = (_rounded(x, steps, axis) for x in (own.k, own.v))
+            for what, keys, values in (("keys and values", k, v), ("keys", k, own.v), ("values", own.k, v)):
+                if not np.allclose(spec.by_query_head(values[:1], len(first))[0], first, rtol=1e-2, atol=1e-2 * np.abs(first).max()):
+                    continue
+                text = f"{what} are rounded to codes of {steps} steps on either side of 0, one scale for each {each}: a narrow cache"
+                yield text, _with_keys(replace(own, v=values), keys)
+
+
+def _rounded(x: Array, steps: int, axis: tuple[int, ...]) -> Array:
+    largest = np.abs(x).max(axis=axis, keepdims=True) / steps
+    largest = np.where(largest == 0, 1, largest)
+    return np.rint(x / largest) * largest
+
+
+def _unmasked_heads(own: Attention) -> str | None:
+    """The heads that see later tokens too, if the others are right."""
+    shape = (len(own.q), -1, own.wrong.config.head_dim)
+    off = np.flatnonzero(own.wrong.places.reshape(shape).any(axis=(0, 2)))
+    computed = own.outputs(own.weights).reshape(shape)
+    computed[:, off] = own.outputs(spec.softmax(own.scores)).reshape(shape)[:, off]
+    if not off.size or not own.wrong.accounts(computed.reshape(own.wrong.value.shape)):
+        return None
+    every = off.size == own.q.shape[1]
+    which = "all heads" if every else runs("head", off)
+    return f"{which} {'see' if off.size > 1 else 'sees'} later tokens: {'there is no mask' if every else 'only the other heads are masked'}"
