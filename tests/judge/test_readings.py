@@ -10,6 +10,7 @@ from wrong_tensors import IDS, LAYER, LLAMA, MODELS, POINTS, T, judged, layer_po
 
 from bitnet_np import BITNET_CPP, EXACT, packing, spec, widen
 from bitnet_np.judge import graph, operations
+from bitnet_np.judge.mistakes.blocks import Parts
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.readings import blocks
 from bitnet_np.judge.readings.table import cause_of
@@ -376,7 +377,7 @@ def test_a_bias_of_the_first_token_alone_is_told():
 def test_blocks_are_taken_apart_as_they_are_widened(kind):
     table = BLOCK_MODELS[kind].token_embd
     rows = np.arange(9)
-    parts = blocks._taken_apart(table, rows)
+    parts = Parts.of(table, rows)
     assert np.allclose(parts.matrix(), widen.take(table, rows), rtol=1e-5, atol=1e-6)
 
 
@@ -401,7 +402,7 @@ def test_misread_blocks_are_named(kind, name):
 
 def test_zero_points_and_minimums_are_fitted():
     def of(kind, factor, offset, minimum):
-        parts = blocks._taken_apart(BLOCK_MODELS[kind].layers[1].ffn_up.weights, np.arange(256))
+        parts = Parts.of(BLOCK_MODELS[kind].layers[1].ffn_up.weights, np.arange(256))
         matrix = parts.scale * (factor * parts.codes + offset) + minimum * parts.minimum
         return said_of(BLOCK_MODELS[kind], *by(lambda w: matrix))[0]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -110,40 +110,3 @@ def token_sizes(*tensors: Array) -> Array:
 
 def _spread(count: int, most: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
-
-
-# --- orders ---------------------------------------------------------------------------------------------------------------------------
-
-_SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
-
-
-def orders(width: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Yields wrong orders of the weights of a row, in words, and the place in the row that each weight is read from.
-
-    Bytes that hold several weights, and registers of several lanes, are filled in runs or in turns: one taken for the other interleaves
-    runs. Byte order and the order of fields reverse them.
-    """
-    everything = np.arange(width)
-    for size in _SIZES:
-        if width % size:
-            continue
-        pieces = everything.reshape(-1, size)
-        for run in (n for n in _SIZES if n < size):
-            for together in (1, *(n for n in _SIZES if n < run)):
-                turns = pieces.reshape(len(pieces), size // run, run // together, together).transpose(0, 2, 1, 3)
-                yield _interleaved(size, run, together), turns.ravel()
-        for run in (1, *(n for n in _SIZES if n < size)):
-            yield _reversed(size, run), pieces.reshape(len(pieces), -1, run)[:, ::-1].ravel()
-
-
-def _interleaved(size: int, run: int, together: int) -> str:
-    runs = f"the two halves of each {size} weights" if 2 * run == size else f"the {size // run} runs of {run} in each {size} weights"
-    return f"{runs} are interleaved" + (f", {together} at a time" if together > 1 else "")
-
-
-def _reversed(size: int, run: int) -> str:
-    if run == 1:
-        return f"each {size} weights are in the opposite order"
-    if 2 * run == size:
-        return f"the two halves of each {size} weights are exchanged"
-    return f"the {size // run} runs of {run} in each {size} weights are in the opposite order"

@@ -1,0 +1,200 @@
+"""Weights of ggml's block types, read with one thing wrong: bits, byte, order, scale, minimum or zero point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...kernels.block_formats import FORMATS, RUN, Bits, Digit, Factor, Flags, Format, Integers
+from ...model import Blocks
+from .mistake import Array
+from .orders import orders
+
+Codes = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+_SHIFTS = (-4, -2, -1, 1, 2, 4)  # bytes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Rows of blocks, taken apart: weight = scale * code + minimum."""
+
+    form: Format
+    raw: Bytes  # [n, blocks of a row, bytes]
+    planes: tuple[Codes, ...]  # the bits of codes from low to high, [n, M] each
+    bias: int
+    scale: Array  # [n, M]
+    minimum: Array  # [n, M], 0 where the type has none
+
+    @classmethod
+    def of(cls, blocks: Blocks, rows: NDArray[np.int64]) -> Parts:
+        form = FORMATS[blocks.type.name]
+        raw = blocks.data[rows].view(np.uint8).reshape(len(rows), -1, form.layout.itemsize)
+        scale = _factor(raw, form, form.scale)
+        minimum = np.zeros_like(scale) if form.minimum is None else _factor(raw, form, form.minimum)
+        return cls(form, raw, _planes(raw, form), form.codes[0].bias, scale, minimum)
+
+    @property
+    def codes(self) -> Codes:
+        return sum(self.planes, start=np.zeros_like(self.planes[0])) - self.bias
+
+    def matrix(self, codes: Codes | None = None) -> Array:
+        """The weights [n, M]."""
+        return self.scale * (self.codes if codes is None else codes) + self.minimum
+
+    def with_upper(self, upper: Codes) -> Array:
+        """The weights with other upper bits of codes."""
+        return replace(self, planes=(*self.planes[:-1], upper)).matrix()
+
+    def factor(self, factor: Factor, keep: Codes | int = -1, raw: Bytes | None = None) -> Array:
+        """A scale or minimum of each weight, [n, M]. keep: the bits of its integers that are kept, of all or of each [16]."""
+        return _factor(self.raw if raw is None else raw, self.form, factor, keep)
+
+
+Misreading = Callable[[Parts], Array]
+"""Rows taken apart -> the weights [n, M] that they are taken for."""
+
+
+@lru_cache(maxsize=16)
+def whole_table(blocks: Blocks) -> Parts:
+    """All rows of a table of a small model, which is misread in many ways."""
+    return Parts.of(blocks, np.arange(blocks.shape[0]))
+
+
+def _part(raw: Bytes, part: Bits | Flags | Digit) -> Codes:
+    """One part of each integer, [n, blocks, 16 or 32]."""
+    lane = np.arange(RUN)
+    if isinstance(part, Flags):
+        return (raw[..., part.at + lane // 8].astype(np.int64) >> lane % 8 & 1) << part.place
+    taken = raw[..., part.at].astype(np.int64)
+    if isinstance(part, Digit):
+        return (taken * np.array(part.factor) & 255) * 3 >> 8
+    return (taken >> np.array(part.shift) & np.array(part.mask)) << part.place
+
+
+def _integers(raw: Bytes, integers: Integers) -> Codes:
+    total = sum(_part(raw, part) for part in integers.parts)
+    return np.where((total > 127) & integers.signed, total - 256, total) - integers.bias
+
+
+def _factor(raw: Bytes, form: Format, factor: Factor, keep: Codes | int = -1) -> Array:
+    start = form.start(factor)
+    half = np.ascontiguousarray(raw[..., start : start + 2]).view(np.float16).astype(np.float64)  # [n, blocks, 1]
+    runs = form.weights // RUN
+    if factor.integers is not None:
+        half = half * (_integers(raw, factor.integers) & keep)[..., list(factor.lanes)][..., :runs]
+    each = np.repeat(np.broadcast_to(half, (*raw.shape[:2], runs)), RUN, axis=-1)
+    return (-each if factor.negative else each).reshape(len(raw), -1)
+
+
+def _planes(raw: Bytes, form: Format) -> tuple[Codes, ...]:
+    """The bits of codes from low to high, [n, M] each; of signed codes the one plane of their numbers."""
+    count = max(len(codes.parts) for codes in form.codes)
+    planes = (np.concatenate([_part(raw, codes.parts[i]) for codes in form.codes], axis=-1).reshape(len(raw), -1) for i in range(count))
+    return tuple(np.where(plane > 127, plane - 256, plane) if form.codes[0].signed else plane for plane in planes)
+
+
+def misreadings(form: Format, width: int) -> Iterator[tuple[str, Misreading]]:
+    """Yields the ways to read a row of `width` weights with one thing wrong, in words and as functions."""
+    yield from _other_codes(form)
+    yield from _other_factors(form)
+    for order, source in orders(width):
+        if width % form.weights == 0:
+            yield f"weights of a block are read in another order: {order}", partial(_reordered, source)
+        if len(form.codes[0].parts) > 1:
+            yield f"upper bits of codes are those of other weights: {order}", partial(_reordered_upper, source)
+
+
+def _reordered(source: NDArray[np.int64], parts: Parts) -> Array:
+    return parts.matrix(parts.codes[:, source])
+
+
+def _reordered_upper(source: NDArray[np.int64], parts: Parts) -> Array:
+    return parts.with_upper(parts.planes[-1][:, source])
+
+
+def _other_codes(form: Format) -> Iterator[tuple[str, Misreading]]:
+    if form.codes[0].signed:
+        yield "codes are read as unsigned bytes: their sign is lost", lambda parts: parts.matrix(parts.codes & 255)
+    if form.codes[0].bias:
+        bits = _bits(form)
+        yield f"codes are read as signed numbers of {bits} bits", partial(_signed, bits)
+    if len(form.codes[0].parts) > 1:
+        yield "upper bits of codes are lost", lambda parts: parts.with_upper(0 * parts.planes[-1])
+    for shift in _SHIFTS:
+        side = "late" if shift > 0 else "early"
+        yield f"codes are read {abs(shift)} byte{'s' * (abs(shift) > 1)} too {side}: an offset in the block", partial(_moved, shift)
+
+
+def _bits(form: Format) -> int:
+    """The number of bits of a code."""
+    full = np.full((1, 1, form.layout.itemsize), 255, np.uint8)
+    return int(sum(int(plane.max()) for plane in _planes(full, form))).bit_length()
+
+
+def _signed(bits: int, parts: Parts) -> Array:
+    half = 1 << bits - 1
+    return parts.matrix((parts.codes + parts.bias + half) % (2 * half) - half)
+
+
+def _moved(shift: int, parts: Parts) -> Array:
+    raw = parts.raw
+    moved = np.roll(raw.reshape(len(raw), -1), -shift, axis=1).reshape(raw.shape)
+    return replace(parts, planes=_planes(moved, parts.form)).matrix()
+
+
+def _other_factors(form: Format) -> Iterator[tuple[str, Misreading]]:
+    """Yields readings with scales and minimums of another block, of other fields, or with fewer bits."""
+    for shift, which in ((-1, "next"), (1, "previous")):
+        yield f"blocks have the scale of the {which} block", partial(_scale_beside, shift)
+    yield "all blocks of a row have the scale of its first block", _first_scale
+    scale, minimum = form.scale, form.minimum
+    if scale.integers is not None and scale.integers.signed:
+        yield "scales are read as unsigned bytes", partial(_with_factors, keep_scale=255)
+    if minimum is None:
+        return
+    yield (
+        f"{scale.half} and {minimum.half}, the factors of scales and minimums, are exchanged",
+        partial(_with_factors, scale=replace(scale, half=minimum.half), minimum=replace(minimum, half=scale.half)),
+    )
+    yield (
+        "scales and minimums are exchanged",
+        partial(
+            _with_factors,
+            scale=replace(scale, integers=minimum.integers, lanes=minimum.lanes),
+            minimum=replace(minimum, integers=scale.integers, lanes=scale.lanes),
+        ),
+    )
+    if scale.integers is not None:
+        upper_half = np.where(np.arange(RUN) < RUN // 2, -1, 15)
+        for keep, which in ((15, ""), (upper_half, "the second half of the ")):
+            yield f"upper bits of {which}scales and minimums are lost", partial(_with_factors, keep_scale=keep, keep_minimum=keep)
+            yield f"upper bits of {which}scales are lost", partial(_with_factors, keep_scale=keep)
+            yield f"upper bits of {which}minimums are lost", partial(_with_factors, keep_minimum=keep)
+
+
+def _scale_beside(shift: int, parts: Parts) -> Array:
+    return replace(parts, scale=parts.factor(parts.form.scale, raw=np.roll(parts.raw, shift, axis=1))).matrix()
+
+
+def _first_scale(parts: Parts) -> Array:
+    first = np.broadcast_to(parts.raw[:, :1], parts.raw.shape)
+    return replace(parts, scale=parts.factor(parts.form.scale, raw=first)).matrix()
+
+
+def _with_factors(
+    parts: Parts,
+    scale: Factor | None = None,
+    minimum: Factor | None = None,
+    keep_scale: Codes | int = -1,
+    keep_minimum: Codes | int = -1,
+) -> Array:
+    """The weights with scales and minimums of other fields, or with fewer bits of them."""
+    scales = parts.factor(scale or parts.form.scale, keep_scale)
+    own = minimum or parts.form.minimum
+    return replace(parts, scale=scales, minimum=parts.minimum if own is None else parts.factor(own, keep_minimum)).matrix()
