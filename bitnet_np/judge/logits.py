@@ -306,6 +306,9 @@ def _why_repeated(ours: NDArray[np.float32], theirs: NDArray) -> str:
     """The likely cause of two equal first rows."""
     a, b = (x.reshape(-1, x.shape[-1]) for x in (ours, theirs))
     with np.errstate(all="ignore"):
+        if (b == b[0]).all():
+            nearest = int(position_nmse(a, np.broadcast_to(b[0], a.shape)).argmin())
+            return f": all rows are the same, nearest to those of position {nearest}"
         shifted = len(a) > 2 and bool((position_nmse(a[:-1], b[1:]) < FLIPS_LIMIT).all())
     return ": rows are shifted by one, that of position 0 stands first and again" if shifted else ": is the first token, a BOS, fed twice?"
 

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 from dumps import FAULTS, MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor
-from wrong_tensors import IDS, LAYER, LLAMA, MODELS, POINTS, T, judged, layer_points
+from wrong_tensors import IDS, LAYER, LLAMA, MODELS, POINTS, T, judged, layer_points, read
 
 from bitnet_np import BITNET_CPP, EXACT, packing, spec, widen
 from bitnet_np.judge import graph, operations
@@ -334,6 +334,55 @@ def test_a_bias_that_is_added_several_times_is_named(times, says):
     assert said_of(LLAMA, "ffn_up", lambda x, value, w: value + times * w.bias) == (says, "read.other_bias")
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda value, bias: value - np.where(np.arange(bias.size) < 40, bias, 0), "the bias is missing at elements 0 to 39"),
+        (lambda value, bias: value - bias + bias[::-1], "the bias's elements are in another order"),
+        (
+            lambda value, bias: value - bias + bias[: len(value), None],
+            "the bias is added along the wrong axis: its element is that of the position",
+        ),
+        (lambda value, bias: (value - bias) / 2 + bias, "products are 0.5 times what they should be, the bias is right"),
+        (
+            lambda value, bias: np.where(np.arange(bias.size) % 8 == 3, bias, value),
+            "every 8th element from element 3, 15 of 120, of each position are the bias alone: no product is written",
+        ),
+    ],
+)
+def test_biases_in_part_or_in_other_places_are_named(change, says):
+    assert said_of(LLAMA, "ffn_up", lambda x, value, w: change(value, w.bias.astype(np.float64)))[0].startswith(says)
+
+
+def _dot(x, matrix, digits, lanes):
+    total = np.zeros((len(x), len(matrix), lanes))
+    for i in range(0, x.shape[1], lanes):
+        total = to_digits(total + x[:, None, i : i + lanes] * matrix[:, i : i + lanes], digits)
+    return to_digits(total.sum(axis=-1), digits)
+
+
+@pytest.mark.parametrize(
+    ("digits", "lanes", "says"), [(8, 1, "sums are kept in bfloat16"), (11, 8, "sums are kept in float16, 8 of them side by side")]
+)
+def test_narrow_partial_sums_are_named(digits, lanes, says):
+    wrong = said_of(LLAMA, "ffn_up", lambda x, value, w: _dot(x, dense(w), digits, lanes) + w.bias)
+    assert wrong[0].startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda x: x[:, np.random.default_rng(1).permutation(x.shape[1])], "the right numbers in other places: element 0 has those of"),
+        (lambda x: np.clip(x, -1.5, 1.5), "numbers are clipped to -1.5..1.5"),
+    ],
+)
+def test_an_input_that_outputs_tell_is_read(change, says):
+    """A matrix of more rows than columns tells its input."""
+    linear, p = LLAMA.layers[LAYER].ffn_up, layer_points("llama")
+    wrong = p["ffn_up"] + (change(p["ffn_norm"]) - p["ffn_norm"]) @ dense(linear).T
+    assert says in read("llama", "ffn_up", wrong)
+
+
 def test_the_bias_of_another_matrix_is_named():
     other = LLAMA.layers[0].ffn_up.bias
     instead = said_of(LLAMA, "ffn_up", lambda x, value, w: value - w.bias + other)
@@ -455,6 +504,11 @@ def _asymmetric(x, subtracted):
     return np.rint((x - low) * steps) + (low * steps if subtracted else 0), steps
 
 
+def _by_column(x):
+    step = np.abs(x).max(axis=0) / 127
+    return np.rint(x / step) * step, np.ones((len(x), 1))
+
+
 def _of_the_token_before(x):
     steps = spec.quantize(x)[1]
     steps = np.concatenate([steps[:1], steps[:-1]])
@@ -486,6 +540,20 @@ def _of_the_token_before(x):
         (partial(_asymmetric, subtracted=True), "activations are in codes of 0 to 255 with a zero point"),
         (partial(_asymmetric, subtracted=False), "activations are in codes of 0 to 255 with a zero point, which is not subtracted"),
         (_of_the_token_before, "the activation scale is that of the token before"),
+        (lambda x: (np.ceil(x * spec.quantize(x)[1]), spec.quantize(x)[1]), "codes are rounded up"),
+        (
+            lambda x: (np.rint(x * 127 / np.abs(x).max(axis=0)) / 127 * np.abs(x).max(axis=0), np.ones((len(x), 1))),
+            "activations have one scale for each input",
+        ),
+        (
+            _clipped(lambda x: 127 / np.abs(x[:, : x.shape[1] // 2]).max(axis=1, keepdims=True)),
+            "activation scales are of inputs 0 to 127 of 256 alone",
+        ),
+        (
+            _clipped(lambda x: 127 / np.percentile(np.abs(x), 95, axis=1, keepdims=True)),
+            "activation scales are of the 95 % smallest magnitudes alone",
+        ),
+        (_clipped(lambda x: 2.0 ** np.floor(np.log2(127 / _largest(x)))), "activation scales are rounded to powers of two"),
     ],
 )
 def test_activation_scales_are_fitted(quantize, says):
@@ -572,7 +640,7 @@ def _sharpened(p):
         ({"weights": lambda p: p / (1 + np.random.default_rng(0).random(p.shape[:2]))[..., None]}, "instead of 1: empty slots or a sink"),
         ({"weights": lambda p: p * (1 + np.random.default_rng(0).random(p.shape[:2]))[..., None]}, "instead of 1: they are not divided"),
         ({"weights": _sharpened}, "sums of the right values with wrong weights: scores or softmax are wrong"),
-        ({"weights": _bfloat16}, "scores or probabilities are rounded, or the exponential is coarse"),
+        ({"weights": _bfloat16}, "probabilities are rounded to 8 significant bits"),
         (
             {"allowed": lambda i, j: (j <= i) & ((i < 8) | (j >= 8))},
             "from position 8 on no token sees those before: a later chunk does not see the cache",

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from dumps import MODEL
 from wrong_tensors import LAYER, LLAMA, POINTS, T, judged, layer_points, read
 
 from bitnet_np import spec
+from bitnet_np.judge.narrow import rounded
 from bitnet_np.judge.operations import pair_slices
+from bitnet_np.judge.roundings import to_digits
 from bitnet_np.traces.points import Key
 
 C = LLAMA.config
@@ -71,9 +74,53 @@ def partly(width):
     return spec.rope(x, np.arange(T), C.rope_base, C.rope, width).reshape(T, -1)
 
 
+def by_frequencies(frequency, begin=0):
+    """Queries turned by these frequencies from a position on."""
+    x = layer_points("llama")["Qcur"].reshape(T, C.heads, C.head_dim)
+    right = LLAMA.rope_frequency.astype(np.float64)
+    angle = np.where(np.arange(T)[:, None] < begin, np.multiply.outer(np.arange(T), right), np.multiply.outer(np.arange(T), frequency))
+    return spec.rotate(x, angle, C.rope).reshape(T, -1)
+
+
+PAIRS = np.arange(HALF)
+FREQUENCY = LLAMA.rope_frequency.astype(np.float64)
+
+
+def laid_out():
+    of_a, of_b = 2 * PAIRS % HALF, (2 * PAIRS + 1) % HALF  # as for halves; the model's pairs are adjacent
+    cos_a, sin_a, cos_b, sin_b = (
+        f(np.multiply.outer(np.arange(T), FREQUENCY[of])[:, None]) for of in (of_a, of_b) for f in (np.cos, np.sin)
+    )
+    return rotated(lambda a, b, cos, sin: a * cos_a - b * sin_a, lambda a, b, cos, sin: b * cos_b + a * sin_b)
+
+
+def by_parts(size):
+    x = layer_points("llama")["Qcur"].reshape(T, -1, size)
+    return spec.rotate(x, np.multiply.outer(np.arange(T), FREQUENCY[: size // 2]), C.rope).reshape(T, -1)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
+        (lambda: by_frequencies(2 * np.pi * FREQUENCY), "angles are multiplied by 2 pi: one unit is taken for another"),
+        (
+            lambda: by_frequencies(FREQUENCY[PAIRS // 2 * 2]),
+            "pairs 1, 3, 5, 7 and 2 runs more of a head have the frequencies of pairs 0, 2, 4, 6",
+        ),
+        (
+            lambda: by_frequencies(FREQUENCY / np.linspace(1, 8, HALF).clip(1.5) * 1.5),
+            "low frequencies are scaled, as Llama 3 or yarn does",
+        ),
+        (lambda: by_frequencies(40000.0 ** (-PAIRS / HALF), begin=10), "from position 10 on the frequency base is about 4e+04 instead of"),
+        (laid_out, "cosines and sines are laid out for halves of a head, but pairs are not"),
+        (
+            lambda: by_parts(HALF),
+            f"each {HALF} elements of a head are rotated by themselves, with frequencies that are the first of the head's",
+        ),
+        (
+            lambda: rotated(lambda a, b, cos, sin: a * abs(cos) - b * sin, lambda a, b, cos, sin: a * sin + b * abs(cos)),
+            "cosines have lost their sign",
+        ),
         (lambda: partly(HALF), f"the first {HALF} elements of each head are rotated, not {2 * HALF}"),
         (lambda: rotated(right_first, lambda a, b, cos, sin: b * cos - a * sin), "the sine has the wrong sign in the second of each pair"),
         (lambda: rotated(lambda a, b, cos, sin: a * cos + b * sin, right_second), "the sine has the wrong sign in the first of each pair"),
@@ -178,6 +225,26 @@ def in_tiles(size):
     return by_weights(powers / powers.sum(axis=-1, keepdims=True))
 
 
+def powers():
+    scores = np.where(QUERY >= KEY, scores_of(), -np.inf)
+    return np.exp(scores - scores.max(axis=-1, keepdims=True)), scores.max(axis=-1, keepdims=True)
+
+
+def with_sink():
+    exponentials, most = powers()
+    return exponentials / (exponentials.sum(axis=-1, keepdims=True) + np.exp(-most))
+
+
+def stale_sums():
+    exponentials, _ = powers()
+    sums = exponentials.sum(axis=-1, keepdims=True)
+    return exponentials / np.concatenate([sums[:, :1], sums[:, :-1]], axis=1)
+
+
+def later_by(positions):
+    return spec.rotate(heads("Kcur_rope"), positions * LLAMA.rope_frequency[None].astype(np.float64), C.rope)
+
+
 def twice_fed():
     """The first token in front once more, at the position before."""
     frequency = LLAMA.rope_frequency[None].astype(np.float64)
@@ -246,8 +313,48 @@ START = f"from position {BEGIN} on "
         (lambda: by_weights(softmax(scores_of(q=heads("Qcur_rope") * SHORT))), "elements 20 to 23 of 24 are left out of q . k"),
         (lambda: by_weights(softmax(scores_of(q=heads("Qcur_rope") * FOURTH))), "element 4 of 24 is multiplied by 3 in q . k"),
         (lambda: in_tiles(8), "keys count by factors of their own in tiles of 8"),
+        (
+            lambda: by_weights(1 / (1 + np.exp(-np.where(QUERY >= KEY, scores_of(), -np.inf)))),
+            "the sigmoid of scores is taken",
+        ),
+        (lambda: by_weights(np.where(QUERY >= KEY, np.exp(scores_of()), 0)), "exponentials of scores are not divided by their sum"),
+        (lambda: by_weights(softmax(np.log(2) * scores_of())), "exponentials are powers of 2, not of e"),
+        (lambda: by_weights(with_sink()), "a score of 0 is counted in the sum of exponentials: a sink"),
+        (lambda: by_weights(stale_sums()), "exponentials are divided by the sum of the position before"),
+        (lambda: by_weights(to_digits(softmax(scores_of()), 4)), "probabilities are rounded to 4 significant bits"),
+        (
+            lambda: by_weights(softmax(scores_of()), np.roll(heads("Vcur"), 4, axis=2)),
+            "values are read at an offset of -4 elements in each head",
+        ),
+        (lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) & (KEY // 8 == QUERY // 8))), "only keys of the same 8 tokens are seen"),
+        (lambda: by_weights(softmax(scores_of(), KEY // 4 <= QUERY // 4)), "keys are seen to the end of their tile of 4"),
+        (
+            lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) | (KEY >= 16))),
+            "keys from position 16 on, the last tile, are seen by all",
+        ),
+        (
+            lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) & ((KEY > QUERY - 8) | (KEY < 2)))),
+            "only the last 8 keys and the first 2 are seen: a window with attention sinks",
+        ),
+        (lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) & (KEY != QUERY - 1))), "no token sees the one before it"),
+        (
+            lambda: by_weights(softmax(np.where(PAST, scores_of(k=later_by(3)), scores_of()))),
+            START + "keys of the tokens before are rotated by 3 positions more than they should be",
+        ),
+        (lambda: by_weights(softmax(scores_of() * (1 + QUERY / 10))), "scores have a factor of their own at each position: 1."),
+        (
+            lambda: by_weights(softmax(scores_of(q=heads("Qcur_rope")[:, [0, 2, 1, 3]]))),
+            "query head 1 has the queries of head 2, and 1 more have others'",
+        ),
         (twice_fed, "the first token is seen twice, once a position earlier: a BOS that is fed twice"),
     ],
 )
 def test_attention_by_another_rule_is_named(wrong, says):
     assert says in read("llama", "kqv_out", wrong())
+
+
+def test_values_of_a_cache_in_blocks_are_named():
+    c, values = MODEL.config, layer_points("bitnet")["Vcur"]
+    q, k = (layer_points("bitnet")[name].reshape(T, -1, c.head_dim) for name in ("Qcur_rope", "Kcur_rope"))
+    wrong = spec.attend(q, k, rounded(values, "q8_0").reshape(T, -1, c.head_dim), spec.causal_mask(T, T))
+    assert read("bitnet", "kqv_out", wrong.reshape(T, -1)) == "values are rounded to q8_0: a narrow cache"

@@ -68,7 +68,9 @@ EPS = LLAMA.config.eps
         (normed(X, G, root=X * G), "the weight is applied before the norm"),
         (normed(X, 1 + G), "1 is added to the weight"),
         (normed(X, LLAMA.layers[0].attn_norm), "the weight of layer 0 attn_norm is used"),
-        (normed(X, np.random.default_rng(5).permutation(G)), "the weight is none of this model's norms"),
+        (normed(X, np.random.default_rng(5).permutation(G)), "the weight's elements are in another order"),
+        (normed(X, np.tile(G[:48], 2)), "the weight of elements 48 to 95 is that of elements 0 to 47"),
+        (normed(X, 1 + np.sin(np.arange(96)) / 2), "the weight is none of this model's norms"),
         (normed(X, G.astype(np.float16)), "the weight is rounded to float16"),
         (normed(X, np.where(np.arange(96) < 8, 1, G)), "the weight is missing at elements 0 to 7"),
         (normed(X, G, eps=EPS) * np.sqrt(np.mean(X**2, axis=1, keepdims=True)) / 3, "all positions are divided by the same number"),
@@ -99,6 +101,12 @@ def test_norms_of_queries_are_read_off():
     assert said("qwen3", "Qcur_normed", normed(rows, gain).reshape(x.shape)) == "its input is rotated already: RoPE comes before the norm"
     whole = x / np.sqrt(np.mean(x**2, axis=1, keepdims=True) + QWEN3.config.eps) * np.tile(gain, x.shape[1] // gain.size)
     assert said("qwen3", "Qcur_normed", whole) == "the mean square is of all heads together, not of each"
+
+
+def test_a_norm_that_leaves_out_a_head_is_told():
+    x, right = points("qwen3", "Qcur"), points("qwen3", "Qcur_normed")
+    wrong = np.where(np.arange(x.shape[1]) >= 3 * QWEN3.config.head_dim, x, right)
+    assert said("qwen3", "Qcur_normed", wrong) == "at elements 72 to 95: the norm is missing: its input comes out unchanged"
 
 
 def test_a_layer_that_runs_twice_is_told_at_the_norm_behind_it():
@@ -141,7 +149,15 @@ def test_the_terms_of_residual_sums_are_told(terms, says):
 
 def test_a_residual_that_is_not_added_to_one_row_is_told():
     wrong = points("llama", "ffn_inp") + points("llama", "ffn_down") * (np.arange(T) < T - 1)[:, None]
-    assert said("llama", "l_out", wrong) == f"at position {T - 1} it is ffn_inp instead of ffn_inp + ffn_down"
+    assert said("llama", "l_out", wrong) == f"position {T - 1} has the numbers of layer {LAYER} ffn_inp"
+
+
+def test_residuals_of_some_elements_and_of_normed_inputs_are_told():
+    x, y = points("llama", "ffn_inp"), points("llama", "ffn_down")
+    half = said("llama", "l_out", y + x * (np.arange(96) < 48))
+    assert half == "at elements 48 to 95: it is ffn_down instead of ffn_inp + ffn_down"
+    normed_input = said("llama", "l_out", x / np.sqrt((x * x).mean(axis=1, keepdims=True)) + y)
+    assert normed_input.startswith("it is ffn_down + ffn_inp divided by its root mean square instead of")
 
 
 def test_residuals_of_another_token_are_told():
@@ -174,6 +190,11 @@ def _interleaved(function):
         (_silu(np.clip(GATE, -0.8, 0.8)) * UP, "gate is clipped to -0.8..0.8"),
         (_silu(GATE).astype(np.float16) * UP, "the activation is rounded to float16"),
         (_silu(_silu(GATE)) * UP, "the activation is applied twice instead of SiLU(gate) * up"),
+        (_silu(GATE) * np.maximum(UP, 0), "SiLU(gate) * relu(up) instead of"),
+        (GATE / (1 + np.exp(GATE)) * UP, "SiLU with the sign lost in the sigmoid(gate) * up instead of"),
+        (np.where(np.arange(120) < 100, _silu(GATE), GATE) * UP, "at elements 100 to 119: gate * up instead of"),
+        (_silu(GATE) * (1 + 0.02 * np.sin(3 * GATE)) * UP, "the activation is approximated: it is off by up to 0.0"),
+        ((np.sin(GATE) + GATE**2) * UP, "it is another function of gate, times up instead of SiLU(gate) * up: "),
     ],
 )
 def test_activations_are_read_off(wrong, says):
@@ -254,6 +275,7 @@ def _top(x, count):
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
+        (lambda x: x - x.max(axis=1, keepdims=True), "the largest logit of each position is subtracted from all of them"),
         (_softmax, "they are probabilities: the softmax of the logits"),
         (lambda x: np.log(_softmax(x)), "they are logarithms of probabilities: the log-softmax of the logits"),
         (lambda x: _top(x, 9), "only the 9 largest logits of each position are there, -100 stands for the others, as top-k leaves it"),
@@ -267,6 +289,12 @@ def _sines(interleaved):
     angle = np.multiply.outer(np.arange(T), 10000.0 ** (-np.arange(48) / 48))
     tables = np.sin(angle), np.cos(angle)
     return 0.3 * (np.stack(tables, axis=2).reshape(T, -1) if interleaved else np.concatenate(tables, axis=1))
+
+
+def test_rows_read_at_an_offset_are_named():
+    table = LLAMA.token_embd.astype(np.float64).ravel()
+    rows = IDS["llama"][:, None] * 96 + np.arange(96) + 1
+    assert said("llama", "inp_embd", table[rows % table.size]) == "rows are read 1 element too late: an offset in the table"
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

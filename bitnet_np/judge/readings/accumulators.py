@@ -4,7 +4,32 @@ import numpy as np
 
 from ...model import Ternary
 from .. import operations as op
-from .wrong import Wrong
+from ..precision import DIGITS, NARROW_FLOATS
+from ..roundings import to_digits
+from .product import Product
+from .wrong import Array, Wrong
+
+
+def narrow_partial_sums(wrong: Wrong) -> str | None:
+    """The type that sums are kept in while products are added one by one, or in several lanes."""
+    product = wrong.product
+    if product is None or not product.error.any():
+        return None
+    few = product.few
+    for kind in NARROW_FLOATS:
+        for lanes in (1, 4, 8, 16, 32):
+            if few.width % lanes == 0 and few.accounts(_added(few, DIGITS[kind], lanes)):
+                return f"sums are kept in {kind}" + (f", {lanes} of them side by side" if lanes > 1 else "") + ", product by product"
+    return None
+
+
+def _added(product: Product, digits: int, lanes: int) -> Array:
+    """The products, summed in so many lanes and with so few digits, and then the lanes."""
+    total = np.zeros((*product.theirs.shape, lanes))
+    for i in range(0, product.width, lanes):
+        terms = product.inputs[:, None, i : i + lanes] * product.matrix[:, i : i + lanes]
+        total = to_digits(total + terms, digits)
+    return to_digits(total.sum(axis=-1), digits)
 
 
 def narrow_sums(wrong: Wrong) -> str | None:

@@ -13,12 +13,15 @@ from .wrong import Array, Wrong
 AT = ("ffn_out",)
 
 _LEAST = 64  # numbers
+_MANY = 500  # numbers that show a function
+_CLOSE = 0.1  # of its largest number: an approximation
 
 Function = Callable[[Array], Array]
 
 _PLAIN: dict[str, Function] = {
     "": lambda x: x,
     "SiLU": lambda x: x * _sigmoid(x),
+    "SiLU with the sign lost in the sigmoid": lambda x: x * _sigmoid(-x),
     "relu": lambda x: np.maximum(x, 0),
     "relu^2": lambda x: np.maximum(x, 0) ** 2,
     "GELU": spec.gelu,
@@ -59,12 +62,15 @@ def activation(wrong: Wrong) -> str | None:
     with np.errstate(all="ignore"):
         for gate_said, gate, up_said, up in _arrangements(wrong):
             for name, function in _PLAIN.items():
-                if wrong.accounts(function(gate) * up):
+                computed = function(gate) * up
+                if "token before" in gate_said + up_said and len(computed) > 2:
+                    computed[0] = wrong.theirs[0]  # which has none before it
+                if wrong.accounts(computed):
                     return (f"{name}({gate_said})" if name else gate_said) + (f" * {up_said}" if up_said else "") + instead
         (gate, up), right = _parts(wrong), _of_gate(wrong)
         if wrong.accounts(right(right(gate)) * up):
             return f"the activation is applied twice{instead}"
-        return _rounded(wrong) or _limited(wrong) or _with_a_number(wrong, instead)
+        return _rounded(wrong) or _limited(wrong) or _with_a_number(wrong, instead) or _as_a_function(wrong, instead)
 
 
 def _of_gate(wrong: Wrong) -> Function:
@@ -84,6 +90,7 @@ def _arrangements(wrong: Wrong) -> list[tuple[str, Array, str, Array]]:
         ("gate", gate, "up", up),
         ("up", up, "gate", gate),
         ("gate", gate, "(up + 1)", up + 1),
+        ("gate", gate, "relu(up)", np.maximum(up, 0)),
         ("gate", gate, "", np.ones(1)),
         ("up", up, "", np.ones(1)),
         ("gate", gate, "gate", gate),
@@ -151,6 +158,31 @@ def _with_a_number(wrong: Wrong, instead: str) -> str | None:
         if number is not None:
             return text.format(gate=_gate(wrong), number=number) + (" * up" if len(wrong.inputs) == 2 else "") + instead
     return None
+
+
+def _as_a_function(wrong: Wrong, instead: str) -> str | None:
+    """The function of the gate alone that it is, times up, by some of its numbers: an approximation, or none that is known."""
+    (gate, up), right = _parts(wrong), _of_gate(wrong)
+    up = np.broadcast_to(up, gate.shape)
+    usable = np.abs(up) > 0.1 * np.sqrt((up**2).mean())
+    x, y = gate[usable], (wrong.theirs / np.where(usable, up, 1))[usable]
+    order = np.argsort(x)
+    x, y = x[order], y[order]
+    if x.size < _MANY:
+        return None
+    error = y - right(x)
+    between = error[:-2] + (error[2:] - error[:-2]) * (x[1:-1] - x[:-2]) / np.maximum(x[2:] - x[:-2], 1e-300)
+    if ((error[1:-1] - between) ** 2).mean() > 0.05 * (error**2).mean():
+        return None  # no function: its numbers are not near those of neighbours
+    away = np.abs(error)
+    if away.max() < _CLOSE * np.abs(y).max():
+        return f"the activation is approximated: it is off by up to {away.max() / np.abs(y).max():.2g} of its largest number"
+    points = [np.abs(x - at).argmin() for at in (-2, -1, 0.5, 1, 2)]
+    numbers = ", ".join(f"{y[i]:.4g} at {x[i]:.3g}" for i in dict.fromkeys(points))
+    zero = x[y == 0]
+    if zero.size > 2 and not (y[x < zero.max()] != 0).any():
+        return f"the activation is 0 where {_gate(wrong)} is below {zero.max():.4g}"
+    return f"it is another function of {_gate(wrong)}{', times up' if len(wrong.inputs) == 2 else ''}{instead}: {numbers}"
 
 
 def _gate(wrong: Wrong) -> str:

@@ -87,16 +87,25 @@ def softmax(scores: Array, visible: Seen) -> Array:
 def other_heads(wrong: Wrong) -> str | None:
     """The first query head that reads another key-value head than its own, if that explains the numbers."""
     c, own = wrong.config, Attention.of(wrong)
-    out, how = own.wrong.theirs.reshape(own.q.shape), (own.mask, c.attention_scale, c.score_cap)
-    heads_read = []
-    for h in range(c.heads):
-        outputs = [spec.attend(own.q[:, [h]], own.k[:, [g]], own.v[:, [g]], *how)[:, 0] for g in range(c.kv_heads)]
-        heads_read.append(next((g for g in range(c.kv_heads) if explained(outputs[g], out[:, h], wrong.noise)), -1))
-    off = np.flatnonzero(np.array(heads_read) != np.arange(c.heads) // (c.heads // c.kv_heads))
-    if not off.size or min(heads_read) < 0:
+    out, shared = own.wrong.theirs.reshape(own.q.shape), c.heads // c.kv_heads
+
+    def reads(h: int, query: int, g: int) -> bool:
+        output = spec.attend(own.q[:, [query]], own.k[:, [g]], own.v[:, [g]], own.mask, c.attention_scale, c.score_cap)[:, 0]
+        return explained(output, out[:, h], wrong.noise)
+
+    heads_read = [next((g for g in range(c.kv_heads) if reads(h, h, g)), -1) for h in range(c.heads)]
+    lost = [h for h in range(c.heads) if heads_read[h] < 0]
+    if lost:
+        queries = [next((query for query in range(c.heads) if reads(h, query, h // shared)), -1) for h in lost]
+        if min(queries) < 0:
+            return None
+        more = f", and {len(lost) - 1} more have others'" if len(lost) > 1 else ""
+        return f"query head {lost[0]} has the queries of head {queries[0]}{more}"
+    off = np.flatnonzero(np.array(heads_read) != np.arange(c.heads) // shared)
+    if not off.size:
         return None
     h = int(off[0])
-    first = f"query head {h} reads key-value head {heads_read[h]} instead of {h // (c.heads // c.kv_heads)}"
+    first = f"query head {h} reads key-value head {heads_read[h]} instead of {h // shared}"
     return first + (f", and {off.size - 1} more read wrong ones" if off.size > 1 else "")
 
 

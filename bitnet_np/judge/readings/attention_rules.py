@@ -9,6 +9,8 @@ import numpy as np
 
 from ... import spec
 from ...traces.points import Key
+from ..narrow import rounded
+from ..roundings import to_digits
 from .attention import Attention, Seen, softmax
 from .wrong import Array, Wrong, runs
 
@@ -47,6 +49,20 @@ def _softmaxes(own: Attention) -> Iterator[tuple[str, Array]]:
         ordered = np.sort(np.where(own.visible, own.scores, -np.inf), axis=-1)
         kept = own.visible & (own.scores >= ordered[..., -count, None])
         yield f"only the {count} largest scores of each query count", own.outputs(softmax(own.scores, kept))
+    masked = np.where(own.visible, own.scores, -np.inf)
+    most = masked.max(axis=-1, keepdims=True)
+    powers = np.exp(masked - most)
+    sums = powers.sum(axis=-1, keepdims=True)
+    yield "the sigmoid of scores is taken, not their softmax", own.outputs(1 / (1 + np.exp(-masked)))
+    yield "relu of scores is taken, not their softmax", own.outputs(np.where(own.visible, np.maximum(own.scores, 0), 0))
+    yield "exponentials of scores are not divided by their sum", own.outputs(np.exp(masked))
+    yield "exponentials of scores less their largest are not divided by their sum", own.outputs(powers)
+    yield "a score of 0 is counted in the sum of exponentials: a sink", own.outputs(powers / (sums + np.exp(-most)))
+    yield "exponentials are powers of 2, not of e", own.outputs(softmax(own.scores * np.log(2), own.visible))
+    before = np.concatenate([sums[:, :1], sums[:, :-1]], axis=1)
+    yield "exponentials are divided by the sum of the position before", own.outputs(powers / before)
+    for digits in range(2, 9):
+        yield f"probabilities are rounded to {digits} significant bits", own.outputs(to_digits(own.weights, digits))
     for least in _DROPPED:
         kept_weights = np.where(own.weights < least, 0, own.weights)
         total = np.maximum(kept_weights.sum(axis=-1, keepdims=True), 1e-300)
@@ -67,6 +83,24 @@ def _masks(own: Attention) -> Iterator[tuple[str, Array]]:
     for count in range(1, len(tokens)):
         window = own.visible & (key > query - count)
         yield f"only the last {count} keys are seen: a window", own.outputs(softmax(own.scores, window))
+        for sinks in (1, 2, 4):
+            seen = window | (own.visible & (key < sinks))
+            text = f"only the last {count} keys and the first {sinks} are seen: a window with attention sinks"
+            yield text, own.outputs(softmax(own.scores, seen))
+    for size in (n for n in (2, 4, 8, 16, 32) if n < len(tokens)):
+        start = (len(tokens) - 1) // size * size
+        yield (
+            f"keys from position {start} on, the last tile, are seen by all",
+            own.outputs(softmax(own.scores, own.visible | (key >= start))),
+        )
+        same = own.visible & (key // size == query // size)
+        yield f"only keys of the same {size} tokens are seen: attention in chunks", own.outputs(softmax(own.scores, same))
+        ahead = key // size <= query // size
+        yield (
+            f"keys are seen to the end of their tile of {size}: the mask is applied to whole tiles",
+            own.outputs(softmax(own.scores, ahead)),
+        )
+    yield "no token sees the one before it", own.outputs(softmax(own.scores, own.visible & (key != query - 1)))
 
 
 def _other_rows(own: Attention) -> Iterator[tuple[str, Array]]:
@@ -79,6 +113,10 @@ def _other_rows(own: Attention) -> Iterator[tuple[str, Array]]:
             yield f"values are those of {side}{kind}", replace(own, v=fill).outputs(own.weights)
         for kind, fill in _moved(own.k, by):
             yield f"keys are those of {side}{kind}", _with_keys(own, fill)
+    for by in (1, 2, 4, 8, 16, -1, -2, -4, -8, -16):
+        text = f"are read at an offset of {by} elements in each head"
+        yield f"values {text}", replace(own, v=_shifted(own.v, by)).outputs(own.weights)
+        yield f"keys {text}", _with_keys(own, _shifted(own.k, by))
     for text, keys in _unfinished(own):
         yield f"keys are {text}", _with_keys(own, keys)
     yield "the first token is seen twice, once a position earlier: a BOS that is fed twice", _first_twice(own)
@@ -90,6 +128,11 @@ def _first_twice(own: Attention) -> Array:
     key = own.k[:1] if c.rope == "none" else spec.rotate(own.k[:1], -model.rope_frequency[None].astype(np.float64), c.rope)
     longer = replace(own, k=np.concatenate([key, own.k]), v=np.concatenate([own.v[:1], own.v]))
     return longer.outputs(softmax(longer.scores, np.pad(own.visible, ((0, 0), (1, 0)), constant_values=True)))
+
+
+def _shifted(x: Array, by: int) -> Array:
+    """Elements from a wrong offset inside of each head."""
+    return np.roll(x, -by, axis=2)
 
 
 def _moved(rows: Array, by: int) -> Iterator[tuple[str, Array]]:
@@ -126,39 +169,52 @@ def _of_a_chunk(own: Attention) -> Iterator[tuple[str, Array]]:
     past = later & (key < begin)
     start = f"from position {begin} on "
 
-    def by(scores: Array, visible: Seen) -> Array:
+    def by_scores(scores: Array, visible: Seen) -> Array:
         return own.outputs(softmax(scores, visible))
 
-    yield start + "no token sees those before: a later chunk does not see the cache", by(own.scores, own.visible & ~past)
-    yield start + "all tokens see each other: a later chunk has no mask", by(own.scores, own.visible | later)
+    yield start + "no token sees those before: a later chunk does not see the cache", by_scores(own.scores, own.visible & ~past)
+    yield start + "no token sees the one before it", by_scores(own.scores, own.visible & ~(later & (key == query - 1)))
+    yield start + "all tokens see each other: a later chunk has no mask", by_scores(own.scores, own.visible | later)
     yield (
         start + "the mask begins at 0 again: a later chunk sees the first keys",
-        by(own.scores, own.visible & (~later | (key <= query - begin))),
+        by_scores(own.scores, own.visible & (~later | (key <= query - begin))),
     )
     for text, keys in _unfinished(own):
         scores = np.where(past, replace(own, k=keys).scores, own.scores)
-        yield start + f"keys of the tokens before are {text}: the cache is written too early", by(scores, own.visible)
+        yield start + f"keys of the tokens before are {text}: the cache is written too early", by_scores(scores, own.visible)
+    c, frequency = own.wrong.config, own.wrong.model.rope_frequency[None].astype(np.float64)
+    for by in (n for n in range(-begin, begin + 1) if n and c.rope != "none"):
+        scores = np.where(past, replace(own, k=spec.rotate(own.k, by * frequency, c.rope)).scores, own.scores)
+        yield start + f"keys of the tokens before are rotated by {by} positions more than they should be", by_scores(scores, own.visible)
     for count in range(1, min(begin, 8) + 1):
         for which, lost in (("last", (key >= begin - count) & past), ("first", (key < count) & past)):
             tokens = f"the {which} {f'{count} tokens' if count > 1 else 'token'} before"
-            yield start + f"{tokens} cannot be seen", by(own.scores, own.visible & ~lost)
+            yield start + f"{tokens} cannot be seen", by_scores(own.scores, own.visible & ~lost)
             weights = softmax(np.where(lost, 0, own.scores), own.visible)
             yield start + f"the cache has zeros for {tokens}", own.outputs(np.where(lost, 0, weights))
             twice = np.where(lost, own.scores + np.log(2), own.scores)
-            yield start + f"{tokens} {'count' if count > 1 else 'counts'} twice: stored twice in the cache", by(twice, own.visible)
+            yield start + f"{tokens} {'count' if count > 1 else 'counts'} twice: stored twice in the cache", by_scores(twice, own.visible)
+
+
+def _cached(own: Attention) -> Iterator[tuple[str, Array, Array]]:
+    """Yields keys and values of a narrow cache, in words."""
+    for kind in ("q8_0", "q4_0"):
+        if own.k[0].size % 32 == 0:
+            k, v = (rounded(x.reshape(len(x), -1), kind).reshape(x.shape) for x in (own.k, own.v))
+            yield f"rounded to {kind}", k, v
+    for each, axis in {"head of each token": (2,), "token": (1, 2), "element of a head": (0,), "tensor": (0, 1, 2)}.items():
+        for steps in _STEPS:
+            k, v = (_rounded(x, steps, axis) for x in (own.k, own.v))
+            yield f"rounded to codes of {steps} steps on either side of 0, one scale for each {each}", k, v
 
 
 def _in_codes(own: Attention) -> Iterator[tuple[str, Array]]:
     """A cache of codes, with one scale for some numbers."""
     first = own.wrong.theirs[0].reshape(own.q.shape[1:])  # the first token's value, as the cache has it
-    for each, axis in {"head of each token": (2,), "token": (1, 2), "element of a head": (0,), "tensor": (0, 1, 2)}.items():
-        for steps in _STEPS:
-            k, v = (_rounded(x, steps, axis) for x in (own.k, own.v))
-            for what, keys, values in (("keys and values", k, v), ("keys", k, own.v), ("values", own.k, v)):
-                if not np.allclose(spec.by_query_head(values[:1], len(first))[0], first, rtol=1e-2, atol=1e-2 * np.abs(first).max()):
-                    continue
-                text = f"{what} are rounded to codes of {steps} steps on either side of 0, one scale for each {each}: a narrow cache"
-                yield text, _with_keys(replace(own, v=values), keys)
+    for how, k, v in _cached(own):
+        for what, keys, values in (("keys and values", k, v), ("keys", k, own.v), ("values", own.k, v)):
+            if np.allclose(spec.by_query_head(values[:1], len(first))[0], first, rtol=1e-2, atol=1e-2 * np.abs(first).max()):
+                yield f"{what} are {how}: a narrow cache", _with_keys(replace(own, v=values), keys)
 
 
 def _rounded(x: Array, steps: int, axis: tuple[int, ...]) -> Array:

@@ -48,6 +48,7 @@ def foreign_values(wrong: Wrong) -> str | None:
 
 _LEFT = 1e-4  # of the squares, by a rule that is read off logarithms of weights
 _LEAST = 16  # numbers
+_LEAST_LOG = 1e-3  # a difference of logarithms that is none of roundings
 _COARSE = 0.02  # of the largest number: what codes of 7 bits and more leave
 
 
@@ -104,7 +105,7 @@ class _Solved:
         """The factors [F] by which features [F, H, t, u] give the target [H, t, u], if they leave next to nothing of it."""
         design = np.stack([self.centred(x)[self.usable] for x in features], axis=1)
         y = target[self.usable]
-        if len(y) < 3 * len(features) + 8:
+        if len(y) < 3 * len(features) + 8 or np.abs(y).max() < _LEAST_LOG:
             return None
         factors = np.linalg.lstsq(design, y, rcond=1e-9)[0].astype(np.float64)
         return factors if ((y - design @ factors) ** 2).sum() <= _LEFT * (y * y).sum() else None
@@ -121,16 +122,16 @@ def _wrong_weights(own: Attention, hidden: bool) -> str:
         return "values are summed that a token must not see: the mask, or a cache that holds another sequence's"
     if solved.known and (away := float(np.abs(solved.weights - solved.right).max())) < _COARSE:
         return f"attention's weights are right to {away:.1g}: scores or probabilities are rounded, or the exponential is coarse"
+    if solved.known:
+        text = _temperature(solved) or _by_distance(solved) or _by_element(solved) or _in_tiles(solved) or _by_position(solved)
+        if text is not None:
+            return text
     sums = solved.weights.sum(axis=-1)
     off = np.abs(sums - 1) > _COARSE
     if off.any():
         low, high = sums[off].min(), sums[off].max()
         why = "empty slots or a sink are counted" if high < 1 else "they are not divided by their sum, or outputs are not cleared before"
         return f"attention's weights add up to {low:.3g} to {high:.3g} instead of 1: {why}"
-    if solved.known:
-        text = _temperature(solved) or _by_distance(solved) or _by_element(solved) or _in_tiles(solved)
-        if text is not None:
-            return text
     return "sums of the right values with wrong weights: scores or softmax are wrong"
 
 
@@ -156,6 +157,19 @@ def _temperature(solved: _Solved) -> str | None:
     if factors is None or abs(factors[0] - 1) < 1e-3:
         return None
     return f"scores are {factors[0]:.5g} times what they should be"
+
+
+def _by_position(solved: _Solved) -> str | None:
+    """The factor of each position's scores, if they have one of their own."""
+    rows = solved.usable.sum(axis=(0, 2)) >= _LEAST
+    x, y = solved.centred(solved.scores), solved.logs
+    factors = (x * y).sum(axis=(0, 2)) / np.maximum((x * x).sum(axis=(0, 2)), 1e-300)
+    left = ((y - factors[:, None] * x) ** 2).sum(axis=(0, 2))[rows].sum()
+    off = np.flatnonzero(rows & (np.abs(factors - 1) > 1e-3))
+    if not off.size or left > _LEFT * (y**2).sum(axis=(0, 2))[rows].sum():
+        return None
+    first, last = (f"{factors[t]:.4g} at position {t}" for t in off[[0, -1]])
+    return f"scores have a factor of their own at each position: {first}, {last}"
 
 
 def _by_distance(solved: _Solved) -> str | None:
@@ -188,6 +202,8 @@ def _by_element(solved: _Solved) -> str | None:
 def _in_tiles(solved: _Solved) -> str | None:
     """The number of keys that share a wrong factor, as tiles of flash attention whose sums are joined wrongly."""
     away = solved.logs - solved.centred(solved.scores)
+    if np.abs(away).max() < _LEAST_LOG:
+        return None
     for size in (128, 64, 32, 16, 8, 4):
         tile = solved.positions // size
         if tile[-1] == 0:

@@ -56,6 +56,10 @@ def _coded(product: Product) -> Iterator[tuple[str, Array]]:
     right = np.rint(x * steps)
     for most in range(126, 0, -1):
         yield f"codes are clipped to -{most}..{most}", np.clip(right, -most, most) / steps
+    yield "codes are rounded up", np.ceil(x * steps) / steps
+    yield "codes are rounded half away from zero", np.trunc(x * steps + np.copysign(0.5, x)) / steps
+    column = 127 / np.maximum(np.abs(x).max(axis=0, keepdims=True), 1e-5)
+    yield "activations have one scale for each input, the same for all tokens, not one for each token", np.rint(x * column) / column
     for by, which in ((1, "before"), (-1, "after")):
         others = np.roll(steps, by, axis=0)
         others[0 if by == 1 else -1] = steps[0 if by == 1 else -1]

@@ -34,6 +34,9 @@ def other_tokens(wrong: Wrong) -> str | None:
             return f"token ids are kept in {bits} bits: position {positions[0]} has the row of token {found[0]} instead of {right[0]}"
     if (found == found[0]).all() and found.size > 1:
         return f"wrong positions, {positions.size} of them, all have the row of token {found[0]}"
+    moved = positions - 1
+    if found.size > 1 and positions[-1] == len(ids) - 1 and (np.diff(positions) == 1).all() and (found == ids[moved]).all():
+        return f"the token of position {moved[0]} is there twice: those from position {positions[0]} on are one place late"
     first = {int(token): t for t, token in reversed(list(enumerate(ids)))}
     if all(int(token) in first for token in found):
         moves = [f"position {p} has the token of position {first[int(token)]}" for p, token in zip(positions, found, strict=True)]
@@ -90,6 +93,10 @@ def misread_rows(wrong: Wrong) -> str | None:
         for text, rows in misreadings(table, np.asarray(wrong.inputs[0], np.int64)[:ROWS]):
             if is_it(rows):
                 return text
+    for by in (1, 2, 4, 8, 16, 32):
+        for here, there, side in ((slice(None, -by), slice(by, None), "late"), (slice(by, None), slice(None, -by), "early")):
+            if np.abs(theirs[:, here] - right[:, there]).max() <= 1e-4 * np.abs(right).max():
+                return f"rows are read {by} element{'s' * (by > 1)} too {side}: an offset in the table"
     for size in (32, 16):
         if right.shape[1] % size == 0 and is_it(right + _by_block(theirs - right, size)):
             return f"a number is added to all numbers of a block of {size}: a zero point or a minimum is misread"

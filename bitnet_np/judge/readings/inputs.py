@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..graph import operations
 from .product import Product, token_sizes
-from .wrong import FEW, Array, Wrong, numbered, runs
+from .wrong import FEW, ROWS, Array, Wrong, every, numbered, runs
 
 _MOST_GROUPS = 256
+_MOST_WEIGHTS = 2 * 10**7  # of a matrix whose input is solved for
+_WORST_CONDITION = 1e8  # of its Gram matrix
+_RECOVERED = 1e-9  # NMSE of a solved input
 
 
 def weighted_inputs(wrong: Wrong) -> str | None:
@@ -52,7 +57,7 @@ def _described(fit: Array, labels: NDArray[np.int64]) -> str | None:
         return None
     factors = fit[off]
     inputs = np.flatnonzero(off[labels])
-    whole = f"{runs('input', inputs)} of {labels.size}" if np.count_nonzero(np.diff(inputs) > 1) <= FEW * 2 else _every(inputs, labels.size)
+    whole = every(inputs, labels.size, "input")
     if np.abs(factors).max() < 1e-3:
         return f"{whole} are not summed"
     if np.abs(factors - 2).max() < 1e-3:
@@ -60,17 +65,6 @@ def _described(fit: Array, labels: NDArray[np.int64]) -> str | None:
     if np.ptp(factors) < 1e-3 * np.abs(factors).max():
         return f"{whole} are multiplied by {factors[0]:.4g}"
     return f"{whole} are multiplied by factors of their own: {', '.join(f'{f:.3g}' for f in factors[:FEW])}{', ...' * (factors.size > FEW)}"
-
-
-def _every(inputs: NDArray[np.int64], width: int) -> str:
-    steps = np.diff(inputs)
-    if (steps == steps[0]).all():
-        return f"every {_ordinal(int(steps[0]))} input from input {inputs[0]}, {inputs.size} of {width},"
-    return f"{runs('input', inputs)}, {inputs.size} of {width},"
-
-
-def _ordinal(n: int) -> str:
-    return {2: "second", 3: "third"}.get(n, f"{n}th")
 
 
 def low_rank(wrong: Wrong) -> str | None:
@@ -108,6 +102,12 @@ def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong)
     """An error of rank 1: a pattern [n] over the outputs, times an amount [T] of each token."""
     bias = wrong.matrix.bias
     totals = product.inputs.sum(axis=1)
+    if _alike(pattern, product.matrix.sum(axis=1)):
+        added = amounts * (pattern @ product.matrix.sum(axis=1)) / (product.matrix.sum(axis=1) ** 2).sum()
+        codes = added * product.steps[:, 0]
+        if np.ptp(codes) < 1e-3 * np.abs(codes).max() and (product.steps != 1).any():
+            return f"{codes.mean():.4g} is added to all codes of the input, and not corrected by the sums of rows"
+        return "a number is added to all inputs of a token: an offset that is not corrected by the sums of rows"
     if _alike(amounts, totals):
         return "a number is added to all weights of a row: a zero point, or an offset of codes"
     if bias is not None and _alike(pattern, bias[product.rows].astype(np.float64)):
@@ -121,6 +121,31 @@ def _one_pattern(product: Product, amounts: Array, pattern: Array, wrong: Wrong)
     if np.ptp(amounts[some]) < 1e-3 * np.abs(amounts).max():
         return f"a constant is added to each output at {runs('position', product.tokens[some])}"
     return "the error has rank 1: one pattern of outputs, times another number at each position, as a low-rank matrix adds"
+
+
+def recovered(wrong: Wrong) -> Wrong | None:
+    """The input that makes their outputs, beside the right one, where a matrix has enough rows to tell it; None where nothing does."""
+    linear, (x,) = wrong.matrix, wrong.inputs
+    height, width = linear.shape
+    if height < width or height * width > _MOST_WEIGHTS:
+        return None
+    product = Product.of(wrong, np.arange(min(len(x), ROWS)), height)
+    if product is None or not product.error.any():
+        return None
+    gram = product.matrix.T @ product.matrix
+    if np.linalg.cond(gram) > _WORST_CONDITION:
+        return None
+    theirs: Array = np.linalg.solve(gram, product.matrix.T @ product.theirs.T).T.astype(np.float64)
+    if not product.accounts(theirs @ product.matrix.T):
+        return None
+    source = next(o for o in operations(wrong.model, wrong.dialect) if o.key == wrong.operation.inputs[0])
+    inputs = [np.asarray(wrong.tensors[key])[: len(theirs)].astype(np.float64) for key in source.inputs if key in wrong.tensors]
+    if len(inputs) < len(source.inputs):
+        return None
+    places = np.abs(theirs - product.inputs) > 1e-4 * np.abs(product.inputs).max()
+    return replace(
+        wrong, operation=source, inputs=inputs, value=product.inputs, theirs=theirs, places=places, noise=max(wrong.noise, _RECOVERED)
+    )
 
 
 def _within(basis: Array, columns: Array) -> bool:

@@ -14,7 +14,7 @@ from .. import operations as op
 from ..graph import FIELDS, layer_input, operations
 from ..mistakes.norms import HEAD_NORMS
 from ..roundings import to_bfloat16, to_float16
-from .wrong import Array, Wrong, runs
+from .wrong import FEW, Array, Wrong, runs
 
 AT = (*NORMS, *HEAD_NORMS, *(f"{name}_in" for name in FIELDS), "result_norm")
 
@@ -170,6 +170,12 @@ def _described(norm: _Norm) -> str | None:
         return _divisor(norm, text, weight / scale, factors * scale)
     right = _root(norm.x, norm.eps)  # a weight of unknown size tells no divisor
     weight = weight * float(np.median(factors / right))
+    source = np.abs(weight[:, None] - norm.weight).argmin(axis=1)
+    if norm.accounts(right * norm.x * norm.weight[source]) and np.unique(norm.weight).size > norm.weight.size // 2:
+        off = np.flatnonzero(source != np.arange(source.size))
+        if np.count_nonzero(np.diff(source) != 1) > 2 * FEW:
+            return "the weight's elements are in another order"
+        return f"the weight of {runs('element', off)} is that of {runs('element', source[off])}"
     return "the weight is none of this model's norms" if norm.accounts(right * norm.x * weight) else None
 
 

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 
 from ...traces.points import LAYER_NAMES, Key
-from .wrong import Array, Wrong, runs
+from .wrong import Array, Wrong
 
 AT = ("ffn_inp", "l_out")
 
@@ -17,16 +17,13 @@ _OTHERS = 30  # tensors looked at
 
 
 def terms(wrong: Wrong) -> str | None:
-    """The sum of a few tensors that it is, each a number of times, at the positions that are wrong."""
-    rows = np.flatnonzero(wrong.places.any(axis=1))
-    some = rows.size <= len(wrong.theirs) // 2
-    theirs = wrong.theirs[rows] if some else wrong.theirs
-    if theirs.size < _LEAST:
+    """The sum of a few tensors that it is, each a number of times."""
+    if wrong.theirs.size < _LEAST:
         return None
-    known = [(text, x[rows] if some else x) for text, x in _candidates(wrong)]
+    known = list(_candidates(wrong))
     size = np.array([max(float(np.sqrt((x * x).sum())), 1e-300) for _, x in known])
     flat = np.stack([x.ravel() for _, x in known]) / size[:, None]
-    gram, along, whole = flat @ flat.T, flat @ theirs.ravel(), float((theirs**2).sum())
+    gram, along, whole = flat @ flat.T, flat @ wrong.theirs.ravel(), float((wrong.theirs**2).sum())
     own = len(wrong.operation.inputs)
     for count in range(1, _MOST + 1):
         fits = []
@@ -41,12 +38,9 @@ def terms(wrong: Wrong) -> str | None:
                 fits.append((part, factors / size[part]))
         for part, factors in sorted(fits, key=lambda fit: _oddness(fit[0], fit[1], own)):
             factors = np.array([_simple(f) for f in factors])
-            computed = wrong.value.copy()
-            computed[rows if some else slice(None)] = sum(f * known[i][1] for f, i in zip(factors, part, strict=True))
-            if wrong.accounts(computed):
-                where = f"at {runs('position', rows)} " if some else ""
+            if wrong.accounts(sum(f * known[i][1] for f, i in zip(factors, part, strict=True))):
                 right = " + ".join(text for text, _ in known[:own])
-                return f"{where}it is {_said([known[i][0] for i in part], factors)} instead of {right}"
+                return f"it is {_said([known[i][0] for i in part], factors)} instead of {right}"
     return None
 
 
@@ -59,6 +53,8 @@ def _candidates(wrong: Wrong) -> Iterator[tuple[str, Array]]:
         if len(x) > 2:
             yield f"{name} of the token before", np.roll(x, 1, axis=0)
             yield f"{name} of the token after", np.roll(x, -1, axis=0)
+    for name, x in zip(names, wrong.inputs, strict=True):
+        yield f"{name} divided by its root mean square", x / np.maximum(np.sqrt((x * x).mean(axis=1, keepdims=True)), 1e-300)
     others = [(key, x) for key, x in wrong.beside() if key not in wrong.operation.inputs and not _is_behind(wrong, key)]
     for key, x in others[:_OTHERS]:
         yield key.place if key.layer != wrong.key.layer else key.name, x

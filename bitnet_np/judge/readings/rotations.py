@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from ... import spec
 from ...model import Model
 from .. import operations as op
+from .search import best_number
 from .wrong import FEW, ROWS, Array, Wrong, explained, in_runs, numbered, rough, runs
 
 
@@ -54,37 +55,66 @@ def _other_rule(wrong: Wrong) -> str | None:
     for text, rotated in _rules(x, position, wrong):
         if some.accounts(rotated.reshape(len(x), -1)):
             return text
+    begin = int(some.places.any(axis=1).argmax())
+    if begin > 1:  # position 0 is not turned
+
+        def based(part: Wrong, factor: float) -> Array:
+            rotated = spec.rope(x, position, c.rope_base * factor, c.rope, c.rope_width)[begin : begin + len(part.theirs)]
+            return rotated.reshape(len(rotated), -1)
+
+        factor = best_number(some.rows(np.arange(begin, len(x))), based)
+        if factor is not None:
+            return f"from position {begin} on the frequency base is about {c.rope_base * factor:.4g} instead of {c.rope_base:g}"
     return None
 
 
 def _rules(x: Array, position: Array, wrong: Wrong) -> Iterator[tuple[str, Array]]:
-    """Yields heads [T, H, K] rotated by other rules."""
-    c, width = wrong.config, wrong.config.head_dim
-    own = 2 * c.rope_pairs
-    for part in dict.fromkeys((width, 3 * width // 4, width // 2, width // 4)):
-        if part != own and part % 2 == 0:
+    """Yields heads [T, H, K] rotated by other rules, in words."""
+    c, own = wrong.config, 2 * wrong.config.rope_pairs
+    angle = np.multiply.outer(position * c.rope_scaling, wrong.model.rope_frequency)
+    for part in (n for n in dict.fromkeys((c.head_dim, 3 * c.head_dim // 4, c.head_dim // 2, c.head_dim // 4)) if n % 2 == 0):
+        if part != own:
             yield f"the first {part} elements of each head are rotated, not {own}", spec.rope(x, position, c.rope_base, c.rope, part)
-    angle = np.multiply.outer(position * c.rope_scaling, wrong.model.rope_frequency)[:, None]
+        if part < own and c.head_dim % part == 0:
+            cut = x.reshape(len(x), -1, part)
+            narrow = spec.angles(position, c.rope_base, part // 2)
+            for turned, frequencies in ((narrow, "those of a head as wide"), (angle[:, : part // 2], "the first of the head's")):
+                rotated = spec.rotate(cut, turned, c.rope).reshape(x.shape)
+                yield f"each {part} elements of a head are rotated by themselves, with frequencies that are {frequencies}", rotated
+    for text, times in (("2 pi", 2 * np.pi), ("pi / 180", np.pi / 180), ("180 / pi", 180 / np.pi)):
+        yield f"angles are multiplied by {text}: one unit is taken for another", spec.rotate(x, times * angle, c.rope)
     first, second = op.pair_slices(c)
-    a, b, cos, sin = x[..., first], x[..., second], np.cos(angle), np.sin(angle)
-    for text, one, other in (
-        ("the sine has the wrong sign in the second of each pair", a * cos - b * sin, b * cos - a * sin),
-        ("the sine has the wrong sign in the first of each pair", a * cos + b * sin, b * cos + a * sin),
-        ("pairs are rotated backwards: the sine has the wrong sign", a * cos + b * sin, b * cos - a * sin),
-        ("sines and cosines are exchanged", a * sin - b * cos, a * cos + b * sin),
-        ("elements are multiplied by cosines alone: the sine terms are missing", a * cos, b * cos),
-        ("the second of each pair is computed from the first one's result", a * cos - b * sin, (a * cos - b * sin) * sin + b * cos),
-    ):
+    for text, one, other in _terms(x[..., first], x[..., second], angle[:, None], c.rope):
         rotated = x.copy()
         rotated[..., first], rotated[..., second] = one, other
         yield text, rotated
     if wrong.model.rope_factors is not None:
         factors = wrong.model.rope_factors.astype(np.float64)
-        yield (
-            "frequencies are multiplied by the model's factors, not divided",
-            spec.rope(x, position, c.rope_base, c.rope, own, 1 / factors),
-        )
-        yield "the model's frequency factors are not applied", spec.rope(x, position, c.rope_base, c.rope, own)
+        for text, others in (
+            ("frequencies are multiplied by the model's factors, not divided", 1 / factors),
+            ("the model's frequency factors are in the opposite order", factors[::-1]),
+            ("the model's frequency factors are not applied", 1.0),
+        ):
+            yield text, spec.rope(x, position, c.rope_base, c.rope, own, others)
+
+
+def _terms(a: Array, b: Array, angle: Array, rope: str) -> Iterator[tuple[str, Array, Array]]:
+    """Yields pairs (a, b) [T, H, J] turned with wrong terms, in words."""
+    cos, sin = np.cos(angle), np.sin(angle)
+    one, other = a * cos - b * sin, a * sin + b * cos
+    yield "the sine has the wrong sign in the second of each pair", one, b * cos - a * sin
+    yield "the sine has the wrong sign in the first of each pair", a * cos + b * sin, other
+    yield "pairs are rotated backwards: the sine has the wrong sign", a * cos + b * sin, b * cos - a * sin
+    yield "cosines have lost their sign", a * np.abs(cos) - b * sin, a * sin + b * np.abs(cos)
+    yield "sines and cosines are exchanged", a * sin - b * cos, a * cos + b * sin
+    yield "elements are multiplied by cosines alone: the sine terms are missing", a * cos, b * cos
+    yield "the second of each pair is computed from the first one's result", one, one * sin + b * cos
+    pairs = np.arange(2 * angle.shape[-1])  # the pair that each element's angle is laid out for
+    pairs = pairs // 2 if rope == "halves" else pairs % angle.shape[-1]
+    of_a, of_b = np.split(pairs, 2) if rope == "halves" else (pairs[::2], pairs[1::2])
+    cosines, sines = ((f(angle[..., of_a]), f(angle[..., of_b])) for f in (np.cos, np.sin))
+    layout = "adjacent pairs" if rope == "halves" else "halves of a head"
+    yield f"cosines and sines are laid out for {layout}, but pairs are not", a * cosines[0] - b * sines[0], b * cosines[1] + a * sines[1]
 
 
 def _by_head(wrong: Wrong, before: NDArray, after: NDArray) -> str | None:
@@ -152,6 +182,14 @@ def _base(model: Model, measured: Array, known: float) -> str | None:
 
 def _listed_frequencies(measured: Array, frequency: Array) -> str:
     ratio = measured / frequency
+    source = np.abs(np.log(np.maximum(measured, 1e-300))[:, None] - np.log(frequency)).argmin(axis=1)
+    moved = np.flatnonzero(source != np.arange(source.size))
+    if moved.size and np.allclose(measured, frequency[source], rtol=1e-3):
+        return f"{runs('pair', moved)} of a head have the frequencies of pairs {', '.join(map(str, source[moved][: 2 * FEW]))}"
+    changed = np.flatnonzero(np.abs(ratio - 1) > 1e-3)
+    if changed.size > 2 and (np.diff(ratio) <= 1e-3).all() and abs(ratio[0] - 1) < 1e-3:
+        how = f"1 to pair {changed[0] - 1}, falling to {ratio[-1]:.4g} at pair {len(ratio) - 1}"
+        return f"low frequencies are scaled, as Llama 3 or yarn does: factors are {how}"
     off = np.flatnonzero(np.abs(ratio - 1) > 1e-3 + 1e-6 / np.abs(frequency))
     if not off.size:
         return "frequencies are nearly, but not quite, what they should be"

@@ -39,6 +39,8 @@ def penalty(wrong: Wrong) -> str | None:
 
 def probabilities(wrong: Wrong) -> str | None:
     """Whether they are the softmax of logits, or its logarithm."""
+    if wrong.accounts(wrong.value - wrong.value.max(axis=1, keepdims=True)):
+        return "the largest logit of each position is subtracted from all of them, as before a softmax"
     right = spec.softmax(wrong.value)
     if wrong.accounts(right):
         return "they are probabilities: the softmax of the logits"

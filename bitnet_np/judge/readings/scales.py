@@ -94,10 +94,26 @@ def _constant(numbers: Array) -> bool:
     return bool(np.ptp(numbers) <= 1e-3 * np.abs(numbers).max())
 
 
+def _parts(size: Array) -> Iterator[tuple[str, Array]]:
+    """Yields the largest magnitudes of a part of each token's inputs: size [T, M]."""
+    width = size.shape[1]
+    for parts in (2, 4, 8):
+        for part in range(parts):
+            cut = slice(part * width // parts, (part + 1) * width // parts)
+            yield f"inputs {cut.start} to {cut.stop - 1} of {width}", size[:, cut].max(axis=1)
+    for step in (2, 4, 8):
+        yield f"every {'second' if step == 2 else f'{step}th'} input", size[:, ::step].max(axis=1)
+    for share in (50, 75, 80, 90, 95, 98, 99, 99.5, 99.9):
+        yield f"the {share:g} % smallest magnitudes", np.percentile(size, share, axis=1)
+
+
 def _rule(x: Array, scales: Array, every: bool) -> str:
     """The rule in words. every: whether all tokens looked at are wrong."""
     size = np.abs(x)
     largest, mean, root = size.max(axis=1), size.mean(axis=1), np.sqrt((x**2).mean(axis=1))
+    ideal = 127 / np.maximum(largest, 1e-300)
+    if np.allclose(np.log2(scales), np.rint(np.log2(scales)), atol=1e-3) and (scales <= 2 * ideal).all() and (scales >= ideal / 2).all():
+        return "activation scales are rounded to powers of two"
     if _constant(scales):
         floor = 127 / scales[0]
         if (largest <= floor).all():
@@ -106,6 +122,9 @@ def _rule(x: Array, scales: Array, every: bool) -> str:
         return f"one activation scale, {scales[0]:.5g} steps per unit, is used for all tokens, and codes are cut"
     if _constant(scales * largest):
         return f"activations are scaled to {scales[0] * largest[0]:.4g} steps instead of 127"
+    for name, measure in _parts(size):
+        if _constant(scales * measure) and abs(scales[0] * measure[0] / 127 - 1) < 1e-3:
+            return f"activation scales are of {name} alone, and codes are cut"
     for name, measure in (("mean of their magnitudes", mean), ("root of their mean square", root)):
         if _constant(scales * measure):
             times = 127 / (scales[0] * measure[0])

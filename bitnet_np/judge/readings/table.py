@@ -1,10 +1,13 @@
 """All readings, and the cause that they find."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+import numpy as np
 
 from ..graph import FIELDS
 from ..mistakes.mistake import Cause
+from ..mistakes.norms import HEAD_NORMS
 from . import (
     accumulators,
     activations,
@@ -27,7 +30,7 @@ from . import (
     scales,
     weights,
 )
-from .wrong import Wrong
+from .wrong import Wrong, runs
 
 PRODUCTS = (*FIELDS, "result_output")
 ROTATIONS = ("Qcur_rope", "Kcur_rope")
@@ -53,10 +56,12 @@ READINGS = (
     Reading("other_values", tuple(FIELDS), codes.other_values),
     Reading("other_codes", tuple(FIELDS), codes.other_codes),
     Reading("shared_scales", tuple(FIELDS), matrices.shared_scales),
+    Reading("unwritten", tuple(FIELDS), biases.unwritten),
     Reading("weighted_inputs", PRODUCTS, inputs.weighted_inputs),
     Reading("misread_blocks", PRODUCTS, blocks.misread_blocks),
     Reading("rounded_weights", PRODUCTS, weights.rounded_weights),
     Reading("narrow_sums", tuple(FIELDS), accumulators.narrow_sums),
+    Reading("narrow_partial_sums", PRODUCTS, accumulators.narrow_partial_sums),
     Reading("activation_scales", tuple(FIELDS), scales.activation_scales),
     Reading("penalty", ("result_output",), sampling.penalty),
     Reading("cut", ("result_output",), sampling.cut),
@@ -71,8 +76,8 @@ READINGS = (
     Reading("rotation", ROTATIONS, rotations.rotation),
     Reading("normed", (), norms.normed),
     Reading("factors", (), elements.factors),
-    Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("moved_heads", ("kqv_out",), attention.moved_heads),
+    Reading("heads", ("kqv_out",), attention.other_heads),
     Reading("other_layers", ("kqv_out",), attention.other_layers),
     Reading("score_cap", ("kqv_out",), attention.score_cap),
     Reading("attention_rule", ("kqv_out",), attention_rules.other_rule),
@@ -84,18 +89,59 @@ READINGS = (
     Reading("rows", (), elements.rows_of_others),
     Reading("columns", (), elements.columns_of_others),
     Reading("affine", (), elements.affine),
-    Reading("places", (), places.few_places),
 )
 """The readings in the order in which they are tried: the first that finds a cause stands."""
 
+BY_ELEMENT = (*activations.AT, *residuals.AT, *HEAD_NORMS)
+_OF_PARTS = {
+    "norm",
+    "terms",
+    "activation",
+    "cut_short",
+    "weighted_inputs",
+    "misread_blocks",
+    "rounded_weights",
+    "other_codes",
+    "other_bias",
+}
+"""Readings of the wrong rows or elements alone."""
+_OF_INPUTS = {"norm", "terms", "activation", "attention_rule", "clipped", "dropped", "grid", "rows", "columns"}
+"""Readings of an input that is solved for: by a square matrix other weights would give some input too, but none that these explain."""
+
 
 def cause_of(wrong: Wrong) -> Cause | None:
-    """The cause that a wrong tensor shows."""
+    """The cause that a wrong tensor shows: as a whole, in the part that is wrong, or by its places."""
     if not wrong.places.any():
         return None
-    for reading in READINGS:
+    last = Reading("places", (), places.few_places)
+    return _read(wrong, READINGS) or _of_a_part(wrong) or _of_its_input(wrong) or _read(wrong, [last])
+
+
+def _read(wrong: Wrong, readings: Iterable[Reading], where: str = "") -> Cause | None:
+    for reading in readings:
         if not reading.at or wrong.key.name in reading.at:
             text = reading.read(wrong)
             if text is not None:
-                return Cause(text, f"read.{reading.id}")
+                return Cause(where + text, f"read.{reading.id}")
+    return None
+
+
+def _of_its_input(wrong: Wrong) -> Cause | None:
+    """What is wrong with the input of a product, where it can be told from the outputs."""
+    other = inputs.recovered(wrong) if wrong.key.name in PRODUCTS else None
+    if other is None or not other.places.any():
+        return None
+    return _read(other, [reading for reading in READINGS if reading.id in _OF_INPUTS], f"its input is another {other.key.name}: ")
+
+
+def _of_a_part(wrong: Wrong) -> Cause | None:
+    """The cause in the rows that are wrong, or in the elements, where the others are right: a loop's rest, one path of several."""
+    name, readings = wrong.key.name, [reading for reading in READINGS if reading.id in _OF_PARTS]
+    rows, columns = (np.flatnonzero(wrong.places.any(axis=axis)) for axis in (1, 0))
+    if name in (*PRODUCTS, *norms.AT, *BY_ELEMENT) and 2 * rows.size <= len(wrong.theirs):
+        cause = _read(wrong.rows(rows), readings, f"at {runs('position', rows)}: ")
+        if cause is not None:
+            return cause
+    if name in BY_ELEMENT and 4 * columns.size <= 3 * wrong.theirs.shape[1]:
+        return _read(wrong.columns(columns), readings, f"at {runs('element', columns)}: ")
     return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def rounded_weights(wrong: Wrong) -> str | None:
     product = wrong.product
     if product is None or not product.error.any():
         return None
-    types = _narrow_types(product.width)
+    types = chain(_narrow_types(product.width), _pruned(product.width))
     return next((f"weights are {text}" for text, narrow in types if product.is_by(partial(_narrowed, narrow))), None)
 
 
@@ -43,6 +44,19 @@ def _narrow_types(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
         for size in (16, 32, 64, 128, 256):
             if width % size == 0:
                 yield f"rounded to {bits} bits, one scale for each {size} of them", partial(_in_groups, size=size, most=most)
+
+
+def _pruned(width: int) -> Iterator[tuple[str, Callable[[Array], Array]]]:
+    """Yields sparse weights in words, and functions that leave the largest few of each group."""
+    for group, kept in ((4, 2), (4, 1), (2, 1), (8, 4)):
+        if width % group == 0:
+            yield f"pruned: of each {group} only the {kept} largest are left", partial(_largest, group=group, kept=kept)
+
+
+def _largest(x: Array, group: int, kept: int) -> Array:
+    cut = x.reshape(len(x), -1, group)
+    least = np.sort(np.abs(cut), axis=2)[:, :, -kept, None]
+    return np.where(np.abs(cut) >= least, cut, 0).reshape(x.shape)
 
 
 def _cut(x: Array, digits: int) -> Array:

@@ -67,9 +67,18 @@ class Wrong:
         return Product.of(self)
 
     def first(self, rows: int) -> "Wrong":
-        """The same of the first rows alone, for operations that compute each row from that row."""
-        cut = {name: getattr(self, name)[:rows] for name in ("value", "theirs", "places")}
-        return replace(self, inputs=[x[:rows] for x in self.inputs], **cut)
+        """The same of the first rows alone, for operations that compute each row from that row, or from those before."""
+        return self.rows(np.arange(min(rows, len(self.theirs))))
+
+    def rows(self, which: Indices) -> "Wrong":
+        """The same of some rows alone, for operations that compute each row from that row."""
+        cut = {name: getattr(self, name)[which] for name in ("value", "theirs", "places")}
+        return replace(self, inputs=[x[which] for x in self.inputs], **cut)
+
+    def columns(self, which: Indices) -> "Wrong":
+        """The same of some columns alone, for operations that compute each element from the same elements of their inputs."""
+        cut = {name: getattr(self, name)[:, which] for name in ("value", "theirs", "places")}
+        return replace(self, inputs=[x[:, which] for x in self.inputs], **cut)
 
     def accounts(self, computed: NDArray) -> bool:
         """Whether computed numbers are theirs, and far closer than the right ones, which may be close themselves."""
@@ -116,6 +125,17 @@ def in_runs(numbers: NDArray) -> list[str]:
     """Whole numbers as runs of successive ones: 0 to 7, 12."""
     runs = np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
     return [f"{run[0]} to {run[-1]}" if run.size > 1 else f"{run[0]}" for run in runs]
+
+
+def every(numbers: NDArray, count: int, what: str) -> str:
+    """Some of `count` numbered things: runs of them where these are few, or every n-th."""
+    steps = np.diff(numbers)
+    if np.count_nonzero(steps > 1) <= 2 * FEW:
+        return f"{runs(what, numbers)} of {count}"
+    if (steps == steps[0]).all():
+        ordinal = {2: "second", 3: "third"}.get(int(steps[0]), f"{steps[0]}th")
+        return f"every {ordinal} {what} from {what} {numbers[0]}, {numbers.size} of {count},"
+    return f"{runs(what, numbers)}, {numbers.size} of {count},"
 
 
 def runs(what: str, numbers: NDArray) -> str:
