@@ -101,7 +101,7 @@ def catalogue() -> Iterator[tuple[str, str, str, str]]:
         able = {m.config.architecture for m in models for dialect in DIALECTS.values() if mistake.when(m, dialect)}
         names = "any" if able == set(ARCHITECTURES) else ", ".join(name for name in ARCHITECTURES if name in able)
         where = {"a tensor": mistake.compute or mistake.fitted, "logits alone": mistake.engine}
-        kinds = ", ".join(how for how, made in where.items() if made) if mistake in CATALOGUE else "several operations"
+        kinds = ", ".join(how for how, made in where.items() if made) if mistake in CATALOGUE or mistake.engine else "several operations"
         yield mistake.id, mistake.text.replace("|", "\\|"), kinds, names
 
 

@@ -30,12 +30,12 @@ from ..traces.points import Key
 from .detail import Details
 from .graph import Operation, operations
 from .logits import Judgement, Reach, judge, position_nmse
-from .mistakes.catalogue import Trial, fitted, in_engine, trials
+from .mistakes.catalogue import Trial, fitted, hidden_engines, in_engine, trials
 from .mistakes.mistake import Cause, Fit
 from .mistakes.search import OVERHEAD, Explanation, Search
 from .precision import FLOAT32, Precision
 from .reach import FLOOR, dialects, in_precision, reach_of, roundings
-from .readings.table import cause_of
+from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled, with_computed
 from .verdict import Verdict
@@ -224,12 +224,19 @@ def _hidden(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDArray, b:
 
     def explain(trial: Trial) -> Explanation:
         logits.total += 1
-        x = logits(with_computed(base, trial.cause.text, trial.computes, ids))
+        try:
+            x = logits(with_computed(base, trial.cause.text, trial.computes, ids))
+        except KeyError:  # it asks for a tensor of a later layer
+            x = None
         if x is None:
             return Explanation(np.inf, False)
         away = _distances(x, a, b)
         return Explanation(float(away.mean()), _explains(away, best) and judge(x, b, reach).verdict <= Verdict.FLIPS)
 
+    engines = list(hidden_engines(base))
+    text = _nearest_mistake(engines, logits, Verdict.WRONG, a, b, best, reach) if len(engines) * work < _HIDDEN_WORK else None
+    if text is not None:
+        return Cause(text, next(engine.mistake for engine in engines if engine.text == text))
     search = Search(base.model, base.dialect, len(ids), _HIDDEN_WORK)
     return search.cause(span, False, explain, lambda changed: work, float(best.mean()))
 
@@ -246,7 +253,8 @@ def _read_head(base: Variant, ids: NDArray[np.int64], numbers: NDArray[np.int64]
     if (position_nmse(value, a) > FLOOR).any():
         return None  # they are log-probabilities
     places = np.abs(theirs - value) > np.sqrt(reach.nmse * (value**2).mean(axis=1, keepdims=True))
-    return cause_of(Wrong(base.model, base.dialect, last, [points[last.inputs[0]]], value, theirs, places, reach.nmse, {}))
+    cause = cause_of(Wrong(base.model, base.dialect, last, [points[last.inputs[0]]], value, theirs, places, reach.nmse, {}))
+    return None if cause is None or cause.id in PLACES else cause
 
 
 def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:

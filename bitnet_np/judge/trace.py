@@ -38,7 +38,7 @@ from .operations import Expected, U
 from .precision import CACHES, DIGITS, FLOAT32, Precision, narrowest, storage_type
 from .reach import FLOOR, one_scale
 from .readings.places import overwritten, permuted, rounded
-from .readings.table import cause_of
+from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report
 from .roundings import to_digits, to_eleven_bits
@@ -515,7 +515,8 @@ class _Judge:
         places = np.abs(theirs - value) > np.sqrt(noise * (value**2).mean(axis=1, keepdims=True))
         inputs = [right[k] if k in right else self.theirs[k] for k in operation.inputs]
         tensors = dict(right) | {k: self.theirs[k] for k in self.theirs if k not in right}
-        return cause_of(Wrong(self.model, self.dialect, operation, inputs, value, theirs, places, noise, tensors))
+        cause = cause_of(Wrong(self.model, self.dialect, operation, inputs, value, theirs, places, noise, tensors))
+        return None if cause is None or cause.id in PLACES else cause
 
     def _cost(self, key: Key) -> int:
         return self.dump.sizes[key] * (self.model.config.width if key.layer is not None else self.model.config.vocab)

@@ -283,7 +283,7 @@ MISTAKES = (
     ),
     Mistake(
         "masks.window",
-        "only the last {b} tokens are seen, as in a window",
+        "only the last {b} tokens are seen, as in a window, or in a ring of so many slots",
         AT,
         compute=_at_borders(lambda w, b, i, j: causal(min(w, b), i, j)),
     ),

@@ -56,7 +56,7 @@ CATALOGUE: tuple[Mistake, ...] = (
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 
-HIDDEN: tuple[Mistake, ...] = hidden.MISTAKES
+HIDDEN: tuple[Mistake, ...] = (*hidden.MISTAKES, *layers.ORDERS)
 """Mistakes that are tried through several operations only, where none of the catalogue explains what comes out of them."""
 
 
@@ -105,6 +105,7 @@ class Trial:
 
     cause: Cause
     computes: Mapping[Key, Compute] = field(repr=False)
+    widest: bool  # whether it is in all operations that can make it
 
 
 def trials(
@@ -124,9 +125,9 @@ def trials(
             known.setdefault(attempt.cause.text, {})[operation.key] = attempt
     shared = [places for places in known.values() if next(iter(places.values())).together]
     others = [places for places in known.values() if not next(iter(places.values())).together]
-    for attempts, keys, where in (*_placed(others, last, singly), *_placed(shared, last, False, together=True)):
+    for attempts, keys, where, widest in (*_placed(others, last, singly), *_placed(shared, last, False, together=True)):
         own = attempts[keys[0]].cause
-        yield Trial(replace(own, text=where + own.text), {key: attempts[key].compute for key in keys})
+        yield Trial(replace(own, text=where + own.text), {key: attempts[key].compute for key in keys}, widest)
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,7 @@ class Numbered:
     mistake: Mistake
     where: str
     computes: Mapping[Key, Callable[[float], Compute]] = field(repr=False)
+    widest: bool
 
     @property
     def text(self) -> str:
@@ -150,7 +152,7 @@ class Numbered:
     def trial(self, number: float) -> Trial:
         """The mistake with that number."""
         named = cause(self.mistake, {"number": number}, self.where)
-        return Trial(named, {key: compute(number) for key, compute in self.computes.items()})
+        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest)
 
 
 def numbered_mistakes(model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool) -> Iterator[Numbered]:
@@ -162,8 +164,8 @@ def numbered_mistakes(model: Model, dialect: Dialect, span: Sequence[Operation],
                 compute = mistake.search(Site(model, dialect, operation))
                 if compute is not None:
                     computes[operation.key] = compute
-        for _, keys, where in _placed([computes], span[-1].key, singly):
-            yield Numbered(mistake, where, {key: computes[key] for key in keys})
+        for _, keys, where, widest in _placed([computes], span[-1].key, singly):
+            yield Numbered(mistake, where, {key: computes[key] for key in keys}, widest)
 
 
 _Placed = TypeVar("_Placed")
@@ -171,8 +173,9 @@ _Placed = TypeVar("_Placed")
 
 def _placed(
     known: Sequence[Mapping[Key, _Placed]], last: Key, singly: bool, together: bool = False
-) -> Iterator[tuple[Mapping[Key, _Placed], list[Key], str]]:
-    """Yields what is known of each mistake with the operations that make it together, and the place in words."""
+) -> Iterator[tuple[Mapping[Key, _Placed], list[Key], str, bool]]:
+    """Yields what is known of each mistake with the operations that make it together, the place in words, and
+    whether these are all that can make it."""
     alone = []
     for places in known:
         names: dict[str, list[Key]] = {}
@@ -182,11 +185,11 @@ def _placed(
         in_layers = [key for key in places if key.layer is not None]
         if len(in_layers) < len(places) and len({key.name for key in in_layers}) > 1:
             groups.append(in_layers)  # the embedding and the head may have code of their own
-        for keys in groups if together and groups else (*groups, *names.values()):
-            yield places, keys, _where(keys, last, several=len({k.layer for k in keys}) > 1)
+        for i, keys in enumerate(groups if together and groups else (*groups, *names.values())):
+            yield places, keys, _where(keys, last, several=len({k.layer for k in keys}) > 1), i == 0
         alone += [(places, key) for keys in names.values() if len(keys) > 1 for key in keys] if singly else []
     for places, key in alone:
-        yield places, [key], "" if key == last else f"at {key.name} of layer {key.layer}: "
+        yield places, [key], "" if key == last else f"at {key.name} of layer {key.layer}: ", False
 
 
 def _where(keys: Sequence[Key], last: Key, several: bool) -> str:
@@ -195,6 +198,11 @@ def _where(keys: Sequence[Key], last: Key, several: bool) -> str:
         return ""
     names = list(dict.fromkeys(key.name for key in keys))
     return f"at {listed(names)}{' of every layer' if several else ''}: "
+
+
+def hidden_engines(base: Variant) -> Iterator[Variant]:
+    """Yields whole engines with each hidden mistake that is no change of single operations."""
+    yield from _engines(HIDDEN, base)
 
 
 def _engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:

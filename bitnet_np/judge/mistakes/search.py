@@ -11,7 +11,7 @@ from ...errors import listed
 from ...model import Model
 from ...traces.points import Key
 from ..graph import Operation
-from .catalogue import HIDDEN, Trial, numbered_mistakes, trials
+from .catalogue import HIDDEN, Numbered, Trial, numbered_mistakes, trials
 from .mistake import Cause
 
 OVERHEAD = 2 * 10**5
@@ -53,10 +53,10 @@ class Search:
 
         span, singly: see catalogue.trials. cost: multiply-adds of a trial that changes these tensors. now: NMSE without a mistake.
         """
-        listed_ones = list(trials(self.model, self.dialect, span, singly, HIDDEN, self.length))
-        sought = list(numbered_mistakes(self.model, self.dialect, span, singly))
-        again = [trial for trial in listed_ones if trial.cause.text in self._known]
-        again += [mistake.trial(number) for mistake in sought if (number := self._known.get(mistake.text)) is not None]
+        named = list(trials(self.model, self.dialect, span, singly, HIDDEN, self.length))
+        numbered = list(numbered_mistakes(self.model, self.dialect, span, singly))
+        again = [trial for trial in named if trial.cause.text in self._known]
+        again += [mistake.trial(number) for mistake in numbered if (number := self._known.get(mistake.text)) is not None]
         for trial in again:
             if explain(trial).fits:
                 return trial.cause
@@ -66,21 +66,23 @@ class Search:
             self.work -= cost(trial.computes)
             return explain(trial)
 
-        for done, trial in enumerate(listed_ones):
+        every: list[Trial | Numbered] = [*named, *numbered]
+        for mistake in sorted(every, key=lambda m: not m.widest):  # a function that all operations share is likeliest
             if self.work < 0:
-                self.left_out += len(listed_ones) - done + len(sought)
-                break
+                self.left_out += 1
+                continue
+            number = None
+            if isinstance(mistake, Numbered):
+                number = nearest_number(lambda x, m=mistake: tried(m.trial(x)).left, mistake.grid, _STEPS, _WORTH * now)  # type: ignore[misc]
+                if number is None:
+                    continue
+            trial = mistake if isinstance(mistake, Trial) else mistake.trial(number)
             left, explained = tried(trial)
             if explained:
                 fits.append((left, trial.cause))
+                self._known |= {} if number is None else {mistake.text: number}
                 if left <= _EXACT:
                     break
-        else:
-            for mistake in sought:
-                number = nearest_number(lambda x, m=mistake: tried(m.trial(x)).left, mistake.grid, _STEPS, _WORTH * now)  # type: ignore[misc]
-                if number is not None and (explanation := tried(mistake.trial(number))).fits:
-                    fits.append((explanation.left, mistake.trial(number).cause))
-                    self._known[mistake.text] = number
         if not fits:
             return None
         least = min(left for left, _ in fits)

@@ -75,6 +75,9 @@ READINGS = (
 )
 """The readings in the order in which they are tried: the first that finds a cause stands."""
 
+PLACES = ("read.one_number", "read.places")
+"""Causes that say where numbers are wrong, and not why."""
+
 
 def cause_of(wrong: Wrong) -> Cause | None:
     """The cause that a wrong tensor shows."""
