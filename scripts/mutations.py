@@ -21,7 +21,7 @@ from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward
 from bitnet_np.cache import KVCache
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.families import ARCHITECTURES
-from bitnet_np.judge.mistakes.catalogue import CATALOGUE
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN
 from bitnet_np.judge.precision import FLOAT32, Precision
 from bitnet_np.judge.report import Report
 from bitnet_np.judge.trace import judge_trace
@@ -97,11 +97,12 @@ def catalogue() -> Iterator[tuple[str, str, str, str]]:
     shape: dict[str, Any] = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "window": 4, "n_layers": 2, "tied": False}
     models = [random_model(0, family=family, **shape) for family in ARCHITECTURES]
     models.append(random_model(1, family="gptneox", parallel_residual=True, **shape | {"kv_heads": 4}))
-    for mistake in CATALOGUE:
+    for mistake in (*CATALOGUE, *HIDDEN):
         able = {m.config.architecture for m in models for dialect in DIALECTS.values() if mistake.when(m, dialect)}
         names = "any" if able == set(ARCHITECTURES) else ", ".join(name for name in ARCHITECTURES if name in able)
         where = {"a tensor": mistake.compute or mistake.fitted, "logits alone": mistake.engine}
-        yield mistake.id, mistake.text.replace("|", "\\|"), ", ".join(how for how, made in where.items() if made), names
+        kinds = ", ".join(how for how, made in where.items() if made) if mistake in CATALOGUE or mistake.engine else "several operations"
+        yield mistake.id, mistake.text.replace("|", "\\|"), kinds, names
 
 
 # --- by precision ---------------------------------------------------------------------------------------------------------------------

@@ -57,14 +57,14 @@ def check_trace(
     every = compute_logits(model, ids[None], dialect=dialect)[0]
     if not others.points:
         judged_as = precision or _read_off(rows.theirs)
-        logits = _judge_rows(model, ids, every, rows, dialect, judged_as, search=True, singly=True, bars=bars, details=details)
+        logits = _judge_rows(model, ids, every, rows, dialect, judged_as, search=True, singly=True, alone=True, bars=bars, details=details)
         return Report.of_logits(logits, (*rows.notes, *_note(precision, judged_as)))
     is_operation = key == LOGITS and rows.whole and invalid(every, rows.theirs) is None  # from the dump's result_norm
     operations = judge_trace(model, trace if is_operation else others, ids, dialect, bars("judging operations"), details, precision)
     judged_as = precision or operations.precision
     search = _unexplained(operations)  # what logits alone would show, more tensors must not hide
     singly = any(len(o.across) > 1 for o in operations.operations)  # else they were tried at the wrong operation
-    logits = _judge_rows(model, ids, every, rows, dialect, judged_as, search=search, singly=singly, bars=bars, details=details)
+    logits = _judge_rows(model, ids, every, rows, dialect, judged_as, search=search, singly=singly, alone=False, bars=bars, details=details)
     if operations.verdict == Verdict.NARROW and logits.verdict == Verdict.WRONG and not search:
         logits = replace(logits, verdict=Verdict.NARROW, reason=f"what narrower operations make of them: {logits.reason}")
     return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(logits)
@@ -120,10 +120,12 @@ def _judge_rows(
     precision: Precision | None,
     search: bool,
     singly: bool,
+    alone: bool,
     bars: Bars,
     details: Details | None,
 ) -> Judgement:
-    """The verdict on rows as such. every: our logits [T, V]. search: try known mistakes too. singly: also those of single operations."""
+    """The verdict on rows as such. every: our logits [T, V]. search: try known mistakes too. singly: also those of single
+    operations. alone: the dump has no other tensor of the forward pass."""
     looked_at = _first(rows.positions)
 
     def run(variant: Variant) -> Floats:
@@ -133,7 +135,7 @@ def _judge_rows(
     ours = rows.convert(every if rows.whole else every[rows.positions])
     base = Variant("ours", model, dialect)
     bar = bars("trying known mistakes")
-    judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, details, precision, ids if singly else None)
+    judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, details, precision, ids if singly else None, alone)
     if not rows.notes:
         return judged
     last = len(ids) - 1

@@ -22,14 +22,21 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ContextLimitError, NonFiniteError, listed
 from ..families import MATRICES
+from ..forward_pass import run_whole
+from ..network import Runtime
 from ..progress import Progress, silent
+from ..tokens import check_tokens
+from ..traces.points import Key
 from .detail import Details
-from .graph import operations
+from .graph import Operation, operations
 from .logits import Judgement, Reach, judge, position_nmse
-from .mistakes.catalogue import fitted, in_engine, trials
+from .mistakes.catalogue import Trial, fitted, hidden_engines, in_engine, trials
 from .mistakes.mistake import Cause, Fit
+from .mistakes.search import OVERHEAD, Explanation, Search
 from .precision import FLOAT32, Precision
-from .reach import dialects, in_precision, reach_of, roundings
+from .reach import FLOOR, dialects, in_precision, reach_of, roundings
+from .readings.table import PLACES, cause_of
+from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled, with_computed
 from .verdict import Verdict
 
@@ -39,6 +46,7 @@ _CLOSER = 4  # times nearer than ours, in NMSE: two runs of equal errors have a 
 _STEP = 1.1  # factor of a scale in central differences: large against flips, small against what saturates
 _LEAST = 0.01  # part of a scale: float16 and bfloat16 scales are nearer
 _MOST_WORK = 10**11  # multiply-adds of all runs with a mistake in single operations: larger models need denser dumps
+_HIDDEN_WORK = 3 * 10**10  # the same of all runs with mistakes that are tried across operations only
 _ALIKE = 0.999  # squared cosine of the changes that two scales make
 _POSITIONS = 8  # fewest to know a standard error from
 
@@ -54,12 +62,14 @@ def judge_logits(
     details: Details | None = None,
     precision: Precision | None = None,
     ids: NDArray[np.int64] | None = None,
+    alone: bool = True,
 ) -> Judgement:
     """Judge their logits by what roundings and known mistakes make of the model.
 
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
     `run(base)`. search: try the known mistakes too. numbers, details: see logits.judge. precision: None tries the dialects and the narrow
     types that nobody declared. ids: the token ids of the one sequence that `run` takes; None: mistakes of single operations are not tried.
+    alone: whether these logits are all that is known; with other tensors, what these show less of is not tried on logits.
     Raises nothing for what the dump holds: see logits.judge.
     """
     judged = judge(ours, theirs, None, numbers, details)
@@ -89,7 +99,10 @@ def judge_logits(
     if mistake is None and judged.verdict == Verdict.WRONG and precision is None:
         judged, undeclared = _undeclared(judged, base, others, runs, logits, a, b)
     if mistake is None and judged.verdict == Verdict.WRONG and search and ids is not None:
+        positions = np.arange(len(a)) if numbers is None else numbers[: len(a)]
         cause = _fitted(a, b, reach) or _in_operations(base, ids, logits, a, b, reach)
+        if cause is None and alone:
+            cause = _hidden(base, ids, logits, a, b, reach) or _read_head(base, ids, positions, a, b, reach)
         if cause is not None and not cause.fault and precision is None:
             judged = replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}", explanation=cause.text)
         elif cause is not None:
@@ -180,8 +193,7 @@ def _fitted(a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
 
 def _in_operations(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
     """The mistake of some operations, or of a single one, that makes theirs, b, of ours, a, but for roundings."""
-    span = [o for o in operations(base.model, base.dialect) if not o.key.name.endswith(("_codes", "_scale"))]
-    work = len(a) * sum(prod(x.shape) for x in (base.model.head, *base.linears()))
+    span, work = _span(base), _work(base, len(a))
     every = list(trials(base.model, base.dialect, span, singly=True))
     if len(every) * work > _MOST_WORK:
         every = list(trials(base.model, base.dialect, span, singly=False))
@@ -195,6 +207,54 @@ def _in_operations(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDAr
         if x is not None and _explains(away := _distances(x, a, b), best) and judge(x, b, reach).verdict <= Verdict.FLIPS:
             cause, best = trial.cause, away
     return cause
+
+
+def _span(base: Variant) -> list[Operation]:
+    return [o for o in operations(base.model, base.dialect) if not o.key.name.endswith(("_codes", "_scale"))]
+
+
+def _work(base: Variant, rows: int) -> int:
+    """Multiply-adds of a run."""
+    return rows * sum(prod(x.shape) for x in (base.model.head, *base.linears()))
+
+
+def _hidden(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
+    """The mistake that is tried across operations only, if one makes theirs, b, of ours, a."""
+    best, span, work = position_nmse(a, b), _span(base), _work(base, len(a)) + OVERHEAD * len(_span(base)) // 2
+
+    def explain(trial: Trial) -> Explanation:
+        logits.total += 1
+        try:
+            x = logits(with_computed(base, trial.cause.text, trial.computes, ids))
+        except KeyError:  # it asks for a tensor of a later layer
+            x = None
+        if x is None:
+            return Explanation(np.inf, False)
+        away = _distances(x, a, b)
+        return Explanation(float(away.mean()), _explains(away, best) and judge(x, b, reach).verdict <= Verdict.FLIPS)
+
+    engines = list(hidden_engines(base))
+    text = _nearest_mistake(engines, logits, Verdict.WRONG, a, b, best, reach) if len(engines) * work < _HIDDEN_WORK else None
+    if text is not None:
+        return Cause(text, next(engine.mistake for engine in engines if engine.text == text))
+    search = Search(base.model, base.dialect, len(ids), _HIDDEN_WORK)
+    return search.cause(span, False, explain, lambda changed: work, float(best.mean()))
+
+
+def _read_head(base: Variant, ids: NDArray[np.int64], numbers: NDArray[np.int64], a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
+    """What readings see in the head, if its input is right. numbers: the positions of a and b."""
+    last, points = _span(base)[-1], {}
+
+    def look(name: str, layer: int | None, x: NDArray) -> None:
+        points[Key(name, layer)] = x.reshape(len(ids), -1)[numbers].astype(np.float64)
+
+    run_whole(Runtime(base.model, base.dialect), check_tokens(base.model.config, ids[None]), look)
+    value, theirs = last.evaluate(points[last.inputs[0]]).value, b.astype(np.float64)
+    if (position_nmse(value, a) > FLOOR).any():
+        return None  # they are log-probabilities
+    places = np.abs(theirs - value) > np.sqrt(reach.nmse * (value**2).mean(axis=1, keepdims=True))
+    cause = cause_of(Wrong(base.model, base.dialect, last, [points[last.inputs[0]]], value, theirs, places, reach.nmse, {}))
+    return None if cause is None or cause.id in PLACES else cause
 
 
 def _distances(x: Floats, a: NDArray, b: NDArray) -> NDArray[np.float64]:

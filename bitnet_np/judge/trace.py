@@ -29,14 +29,16 @@ from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
 from .harmless import KEYS, QUERIES, ROTATED, look_through
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import VAGUE, ratios
-from .mistakes.catalogue import fitted, trials
+from .mistakes.catalogue import Trial, fitted, trials
+from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute, Fit
+from .mistakes.search import OVERHEAD, Explanation, Search, with_alike
 from .narrow import Storage
 from .operations import Expected, U
 from .precision import CACHES, DIGITS, FLOAT32, Precision, narrowest, storage_type
 from .reach import FLOOR, one_scale
 from .readings.places import overwritten, permuted, rounded
-from .readings.table import cause_of
+from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report
 from .roundings import to_digits, to_eleven_bits
@@ -46,6 +48,7 @@ Array = NDArray[np.float64]
 
 _MOST_WORK = 3 * 10**8  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _LITTLE_WORK = _MOST_WORK // 10  # the same where the verdict is FLIPS, which may hide a small mistake
+_HIDDEN_WORK = 15 * 10**9  # of all hidden mistakes that are tried on a dump: seconds
 
 
 def judge_trace(
@@ -85,7 +88,7 @@ def judge_trace(
         if operation.key in dump.tensors:
             verdicts.append(judge.operation(operation))
         progress(i + 1, len(graph))
-    notes = [*judge.types.notes(), *seen.notes, *[_untried(o) for o in verdicts if not o.tried][:1]]
+    notes = [*judge.types.notes(), *seen.notes, *[_untried(o) for o in verdicts if not o.tried][:1], *judge.search.notes()]
     first_wrong = next((o for o in verdicts if o.verdict == Verdict.WRONG), None)
     if invalid:
         first = invalid[0]
@@ -236,6 +239,7 @@ class _Judge:
         self.types, self.details, self.start = types, details, start
         self.theirs = _Theirs(ids, dump.tensors)
         self.by_key = {o.key: o for o in graph}
+        self.search = Search(model, dialect, len(ids), _HIDDEN_WORK)
 
     def operation(self, operation: Operation) -> OperationVerdict:
         """The verdict on one tensor of the dump."""
@@ -297,7 +301,10 @@ class _Judge:
         if verdict == Verdict.WRONG:
             if work > _MOST_WORK:
                 return replace(judged, tried=False)
-            return self._caused(judged, self._explain(across, value, theirs, most))
+            cause = self._explain(across, value, theirs, most)
+            if cause is None or cause.id in VAGUE:
+                cause = self._hidden(across, theirs, most) or self._read_last(across, theirs, most) or cause
+            return self._caused(judged, cause)
         if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
             cause = self._explain(across, value, theirs, most, most / 2)
             if cause is not None and cause.fault:
@@ -435,6 +442,7 @@ class _Judge:
         now = relative_error(value, theirs)
         best = min(most, now / 10)  # a mistake that explains little explains nothing
         cause: Cause | None = None
+        fits: list[tuple[float, Cause]] = []
         with np.errstate(all="ignore"):
 
             def with_fitted() -> Iterator[tuple[Cause, Array]]:
@@ -449,11 +457,13 @@ class _Judge:
                 if self.details is not None:
                     self.details.attempt(across[-1], candidate.text, left)
                 coarse = candidate.kind in ("q8_0", "q4_0") and left < now / 20  # the numbers fall to other sides of its steps
+                if left <= most and len(across) > 1:
+                    fits.append((left, candidate))
                 if left < best or (coarse and cause is None):
                     best, cause = left / 4, candidate  # of two that fit alike, the first one tried stands
         if cause is None and now > matched(rough) and permuted(theirs, value, rough):
             return Cause("the right numbers in another order: columns are permuted", "read.permuted")
-        return cause
+        return None if cause is None else with_alike(cause, 4 * best, fits)
 
     def _mistaken(self, across: tuple[Key, ...], singly: bool) -> Iterator[tuple[Cause, Array]]:
         """Yields the last tensor of `across` with each known mistake on the way to it. singly: also in one layer of several."""
@@ -463,6 +473,50 @@ class _Judge:
             self.progress(done, len(every))
             with suppress(FloatingPointError):
                 yield trial.cause, self._values(across, trial.computes, right)[across[-1]]
+
+    def _hidden(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
+        """The mistake that is tried across operations only, if one explains them."""
+        last = across[-1]
+        right = self._values(across)
+        now = relative_error(right[last], theirs)
+
+        def explain(trial: Trial) -> Explanation:
+            try:
+                array = self._values(across, trial.computes, right)[last]
+            except FloatingPointError:
+                return Explanation(np.inf, False)
+            left = relative_error(array, theirs) if array.shape == theirs.shape else np.inf
+            if self.details is not None and np.isfinite(left):
+                self.details.attempt(last, trial.cause.text, left)
+            return Explanation(left, left <= min(most, now / 10))
+
+        def cost(changed: Collection[Key]) -> float:
+            first = next(i for i, k in enumerate(across) if k in changed)
+            return sum(self._cost(k) + OVERHEAD for k in across[first:])
+
+        with np.errstate(all="ignore"):
+            return self.search.cause([self.by_key[k] for k in across], True, explain, cost, now)
+
+    def _read_last(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
+        """The cause that shows in the last operation, with its inputs computed as right, or in the branch that is its last term."""
+        right = self._values(across)
+        last = self.by_key[across[-1]]
+        cause = self._read(last, right, theirs, most)
+        if cause is not None or last.key.name not in RESIDUALS or len(last.inputs) != 2 or last.inputs[1] not in right:
+            return cause
+        stream, branch = last.inputs
+        output = (theirs - (right[stream] if stream in right else self.theirs[stream])) / self.model.config.residual_scale
+        cause = self._read(self.by_key[branch], right, output, most * dot(theirs, theirs) / max(dot(output, output), TINY))
+        return cause and replace(cause, text=f"at {branch.name}: {cause.text}")
+
+    def _read(self, operation: Operation, right: Mapping[Key, Array], theirs: Array, noise: float) -> Cause | None:
+        """The cause that readings see in an operation whose inputs are right. noise: NMSE of roundings."""
+        value = right[operation.key]
+        places = np.abs(theirs - value) > np.sqrt(noise * (value**2).mean(axis=1, keepdims=True))
+        inputs = [right[k] if k in right else self.theirs[k] for k in operation.inputs]
+        tensors = dict(right) | {k: self.theirs[k] for k in self.theirs if k not in right}
+        cause = cause_of(Wrong(self.model, self.dialect, operation, inputs, value, theirs, places, noise, tensors))
+        return None if cause is None or cause.id in PLACES else cause
 
     def _cost(self, key: Key) -> int:
         return self.dump.sizes[key] * (self.model.config.width if key.layer is not None else self.model.config.vocab)

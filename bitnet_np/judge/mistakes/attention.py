@@ -29,7 +29,7 @@ LAST_SEEN = (2, 4, 8, 16, 32, 64)
 # --- one operation --------------------------------------------------------------------------------------------------------------------
 
 
-def _attend(
+def attend(
     site: Site,
     q: Array,
     k: Array,
@@ -39,7 +39,7 @@ def _attend(
     keys: NDArray | None = None,
     values: NDArray | None = None,
 ) -> Array:
-    """Attention with another mask [T, T], another scale, or other key-value heads [H] of the queries'."""
+    """Attention with another mask [T, T] or [H, T, T], another scale, or other key-value heads [H] of the queries'."""
     c, t = site.config, len(q)
     if site.dialect.halves:
         q, k, v = to_float16(q), to_float16(k), to_float16(v)
@@ -63,41 +63,41 @@ def _in_turn(site: Site) -> NDArray:
     return np.arange(site.config.heads) % site.config.kv_heads
 
 
-def _window(site: Site) -> float:
+def window_of(site: Site) -> float:
+    """The window of the layer; infinite where it has none."""
     limit = site.config.window_of(site.index)
     return np.inf if limit is None else limit
 
 
-def _sees_window(window: float, i: NDArray, j: NDArray) -> NDArray[np.bool_]:
+def causal(window: float, i: NDArray, j: NDArray) -> NDArray[np.bool_]:
+    """Whether query i sees key j."""
     return (j <= i) & (j > i - window)
 
 
 def _masked(site: Site, sees: Sees, **options: object) -> Compute:
     def compute(q: Array, k: Array, v: Array) -> Array:
         i, j = np.arange(len(q))[:, None], np.arange(len(q))
-        return _attend(site, q, k, v, np.where(sees(i, j), 0.0, -np.inf), **options)  # type: ignore[arg-type]
+        return attend(site, q, k, v, np.where(sees(i, j), 0.0, -np.inf), **options)  # type: ignore[arg-type]
 
     return site.of(compute)
 
 
 def _mask(make: Callable[[float], Sees]) -> Callable[[Site], Compute]:
     """A mistake with another mask: make(window) of the layer."""
-    return lambda site: _masked(site, make(_window(site)))
+    return lambda site: _masked(site, make(window_of(site)))
 
 
 def _heads(keys: Callable[[Site], NDArray] | None, values: Callable[[Site], NDArray] | None) -> Callable[[Site], Compute]:
     """A mistake with other key-value heads."""
 
     def compute(site: Site) -> Compute:
-        return _masked(
-            site, partial(_sees_window, _window(site)), keys=keys(site) if keys else None, values=values(site) if values else None
-        )
+        return _masked(site, partial(causal, window_of(site)), keys=keys(site) if keys else None, values=values(site) if values else None)
 
     return compute
 
 
 def _scale(scale: Callable[[Site], float]) -> Callable[[Site], Compute]:
-    return lambda site: _masked(site, partial(_sees_window, _window(site)), scale=scale(site))
+    return lambda site: _masked(site, partial(causal, window_of(site)), scale=scale(site))
 
 
 def _right(site: Site, q: Array, k: Array, v: Array) -> Array:
@@ -140,7 +140,7 @@ def _added_ones(site: Site) -> Compute:
     limit = site.config.window_of(site.index)
 
     def compute(q: Array, k: Array, v: Array) -> Array:
-        return _attend(site, q, k, v, (spec.causal_mask(len(q), len(q), window=limit) == 0).astype(np.float64))
+        return attend(site, q, k, v, (spec.causal_mask(len(q), len(q), window=limit) == 0).astype(np.float64))
 
     return site.of(compute)
 
@@ -175,7 +175,7 @@ def _narrow_cache(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 def _last_seen(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     for seen in LAST_SEEN:  # where it is longer than the sequence it changes nothing
-        yield {"seen": seen}, _masked(site, partial(_sees_window, seen))
+        yield {"seen": seen}, _masked(site, partial(causal, seen))
 
 
 def _not_float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
@@ -257,14 +257,14 @@ OTHERS = (
         "the window is too long by one: it does not count the token itself",
         AT,
         _has_window,
-        _windowed(lambda limit: partial(_sees_window, limit + 1)),
+        _windowed(lambda limit: partial(causal, limit + 1)),
     ),
     Mistake(
         "attention.window_too_short",
         "the window is too short by one",
         AT,
         _has_window,
-        _windowed(lambda limit: partial(_sees_window, limit - 1)),
+        _windowed(lambda limit: partial(causal, limit - 1)),
     ),
     Mistake(
         "attention.blocks",
@@ -341,7 +341,7 @@ OTHERS = (
         "cache.first_lost",
         "keys and values of the first token are lost, or it is not fed, as a BOS that is missing",
         AT,
-        compute=_mask(lambda w: lambda i, j: _sees_window(w, i, j) & ((j > 0) | (i == 0))),
+        compute=_mask(lambda w: lambda i, j: causal(w, i, j) & ((j > 0) | (i == 0))),
     ),
     Mistake("attention.itself_only", "each token sees itself only", AT, compute=_mask(lambda w: lambda i, j: j == i)),
     Mistake("attention.last_only", "only the last {seen} tokens are seen", AT, compute=_last_seen),

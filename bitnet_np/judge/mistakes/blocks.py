@@ -100,9 +100,21 @@ def _planes(raw: Bytes, form: Format) -> tuple[Codes, ...]:
 
 
 def misreadings(form: Format, width: int) -> Iterator[tuple[str, Misreading]]:
-    """Yields the ways to read a row of `width` weights with one thing wrong, in words and as functions."""
+    """Yields the ways to read a row of `width` weights with one thing wrong, but for zero points, in words and as functions."""
     yield from _other_codes(form)
     yield from _other_factors(form)
+    yield from other_orders(form, width)
+
+
+def other_numbers(form: Format, width: int) -> Iterator[tuple[str, Misreading]]:
+    """Yields the ways that give other codes, scales, minimums or zero points."""
+    yield from _other_codes(form)
+    yield from _other_factors(form)
+    yield from _zero_points(form)
+
+
+def other_orders(form: Format, width: int) -> Iterator[tuple[str, Misreading]]:
+    """Yields the ways that give codes, or their upper bits, to other weights."""
     for order, source in orders(width):
         if width % form.weights == 0:
             yield f"weights of a block are read in another order: {order}", partial(_reordered, source)
@@ -198,3 +210,21 @@ def _with_factors(
     scales = parts.factor(scale or parts.form.scale, keep_scale)
     own = minimum or parts.form.minimum
     return replace(parts, scale=scales, minimum=parts.minimum if own is None else parts.factor(own, keep_minimum)).matrix()
+
+
+def _zero_points(form: Format) -> Iterator[tuple[str, Misreading]]:
+    """Yields the ways to read codes with another zero point, and minimums left out or subtracted twice."""
+    bias = form.codes[0].bias
+    if bias:
+        yield f"{bias} is not subtracted from codes: the zero point is missing", lambda parts: parts.matrix(parts.codes + bias)
+    for subtracted in dict.fromkeys((bias - 1, bias + 1, 8, 16, 32)) if not form.codes[0].signed else ():
+        if subtracted not in (bias, 0):
+            text = f"{subtracted} is subtracted from codes instead of {bias}: another zero point"
+            yield text, partial(_with_zero_point, subtracted - bias)
+    if form.minimum is not None:
+        yield "minimums of blocks are left out", lambda parts: replace(parts, minimum=0 * parts.minimum).matrix()
+        yield "minimums of blocks have the wrong sign", lambda parts: replace(parts, minimum=-parts.minimum).matrix()
+
+
+def _with_zero_point(more: int, parts: Parts) -> Array:
+    return parts.matrix(parts.codes - more)

@@ -6,7 +6,7 @@ entry in the file of its subject; traces, logits alone, the table in docs/mistak
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ...dialects import DIALECTS, Dialect
 from ...errors import listed
@@ -14,7 +14,7 @@ from ...model import Model
 from ...traces.points import Key
 from ..graph import Operation
 from ..variant import Variant
-from . import anywhere, attention, conversions, gates, layers, matrices, norms, positions, quantiser
+from . import anywhere, attention, conversions, gates, hidden, layers, matrices, norms, positions, quantiser
 from .mistake import Array, Cause, Compute, Fit, Mistake, Numbers, Site, cause
 
 ENGINES = (
@@ -56,6 +56,9 @@ CATALOGUE: tuple[Mistake, ...] = (
 )
 """All known mistakes. Of two that fit a tensor alike the first one stands."""
 
+HIDDEN: tuple[Mistake, ...] = (*hidden.MISTAKES, *layers.ORDERS)
+"""Mistakes that are tried through several operations only, where none of the catalogue explains what comes out of them."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -63,6 +66,7 @@ class Attempt:
 
     cause: Cause
     compute: Compute = field(repr=False)
+    together: bool = False
 
 
 def _each(result: Any, is_one: Callable[[Any], bool]) -> Iterator[tuple[Numbers, Any]]:
@@ -73,13 +77,15 @@ def _each(result: Any, is_one: Callable[[Any], bool]) -> Iterator[tuple[Numbers,
         yield from result
 
 
-def at_operation(model: Model, dialect: Dialect, operation: Operation) -> Iterator[Attempt]:
-    """Yields every mistake that is known for an operation."""
-    site = Site(model, dialect, operation)
-    for mistake in CATALOGUE:
+def at_operation(
+    model: Model, dialect: Dialect, operation: Operation, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0
+) -> Iterator[Attempt]:
+    """Yields every one of some mistakes that an operation can make, but for those whose number is sought."""
+    site = Site(model, dialect, operation, length)
+    for mistake in mistakes:
         if mistake.compute is not None and site.name in mistake.at and mistake.when(model, dialect):
             for numbers, compute in _each(mistake.compute(site), callable):
-                yield Attempt(cause(mistake, numbers), compute)
+                yield Attempt(cause(mistake, numbers), compute, mistake.together)
 
 
 def in_engine(base: Variant) -> Iterator[Variant]:
@@ -99,10 +105,13 @@ class Trial:
 
     cause: Cause
     computes: Mapping[Key, Compute] = field(repr=False)
+    widest: bool  # whether it is in all operations that can make it
 
 
-def trials(model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool) -> Iterator[Trial]:
-    """Yields every mistake that is known for some operations, whose last one gives the tensor that shows it.
+def trials(
+    model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0
+) -> Iterator[Trial]:
+    """Yields every one of some mistakes that some operations can make, whose last one gives the tensor that shows it.
 
     It may be in all operations that can make it, as in a function that they share, in those of one name, or, with `singly`, in one
     operation of one layer. The text says where it is.
@@ -110,26 +119,77 @@ def trials(model: Model, dialect: Dialect, span: Sequence[Operation], singly: bo
     known: dict[str, dict[Key, Attempt]] = {}
     last = span[-1].key
     for operation in span:
-        for attempt in at_operation(model, dialect, operation):
+        for attempt in at_operation(model, dialect, operation, mistakes, length):
             if attempt.cause.id.startswith("dump.") and operation.key != last:
                 continue  # a tensor that is not in the dump was not dumped from a wrong buffer
             known.setdefault(attempt.cause.text, {})[operation.key] = attempt
+    shared = [places for places in known.values() if next(iter(places.values())).together]
+    others = [places for places in known.values() if not next(iter(places.values())).together]
+    for attempts, keys, where, widest in (*_placed(others, last, singly), *_placed(shared, last, False, together=True)):
+        own = attempts[keys[0]].cause
+        yield Trial(replace(own, text=where + own.text), {key: attempts[key].compute for key in keys}, widest)
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A mistake with a number in it that is not known, at several operations at once, or at one of them."""
+
+    mistake: Mistake
+    where: str
+    computes: Mapping[Key, Callable[[float], Compute]] = field(repr=False)
+    widest: bool
+
+    @property
+    def text(self) -> str:
+        """Its place and its text, without the number."""
+        return self.where + self.mistake.text
+
+    @property
+    def grid(self) -> Sequence[float]:
+        """Numbers between which its own is sought."""
+        return self.mistake.grid
+
+    def trial(self, number: float) -> Trial:
+        """The mistake with that number."""
+        named = cause(self.mistake, {"number": number}, self.where)
+        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest)
+
+
+def numbered_mistakes(model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool) -> Iterator[Numbered]:
+    """Yields the hidden mistakes of some operations whose numbers are sought, placed as trials are."""
+    for mistake in HIDDEN:
+        computes: dict[Key, Callable[[float], Compute]] = {}
+        for operation in span:
+            if mistake.search is not None and operation.key.name in mistake.at and mistake.when(model, dialect):
+                compute = mistake.search(Site(model, dialect, operation))
+                if compute is not None:
+                    computes[operation.key] = compute
+        for _, keys, where, widest in _placed([computes], span[-1].key, singly):
+            yield Numbered(mistake, where, {key: computes[key] for key in keys}, widest)
+
+
+_Placed = TypeVar("_Placed")
+
+
+def _placed(
+    known: Sequence[Mapping[Key, _Placed]], last: Key, singly: bool, together: bool = False
+) -> Iterator[tuple[Mapping[Key, _Placed], list[Key], str, bool]]:
+    """Yields what is known of each mistake with the operations that make it together, the place in words, and
+    whether these are all that can make it."""
     alone = []
-    for places in known.values():
+    for places in known:
         names: dict[str, list[Key]] = {}
         for key in places:
             names.setdefault(key.name, []).append(key)
         groups = [list(places)] if len(names) > 1 else []
-        for keys in (*groups, *names.values()):
-            yield _trial(places, keys, _where(keys, last, several=len({k.layer for k in keys}) > 1))
+        in_layers = [key for key in places if key.layer is not None]
+        if len(in_layers) < len(places) and len({key.name for key in in_layers}) > 1:
+            groups.append(in_layers)  # the embedding and the head may have code of their own
+        for i, keys in enumerate(groups if together and groups else (*groups, *names.values())):
+            yield places, keys, _where(keys, last, several=len({k.layer for k in keys}) > 1), i == 0
         alone += [(places, key) for keys in names.values() if len(keys) > 1 for key in keys] if singly else []
     for places, key in alone:
-        yield _trial(places, [key], "" if key == last else f"at {key.name} of layer {key.layer}: ")
-
-
-def _trial(attempts: Mapping[Key, Attempt], keys: Sequence[Key], where: str) -> Trial:
-    own = attempts[keys[0]].cause
-    return Trial(replace(own, text=where + own.text), {key: attempts[key].compute for key in keys})
+        yield places, [key], "" if key == last else f"at {key.name} of layer {key.layer}: ", False
 
 
 def _where(keys: Sequence[Key], last: Key, several: bool) -> str:
@@ -138,6 +198,11 @@ def _where(keys: Sequence[Key], last: Key, several: bool) -> str:
         return ""
     names = list(dict.fromkeys(key.name for key in keys))
     return f"at {listed(names)}{' of every layer' if several else ''}: "
+
+
+def hidden_engines(base: Variant) -> Iterator[Variant]:
+    """Yields whole engines with each hidden mistake that is no change of single operations."""
+    yield from _engines(HIDDEN, base)
 
 
 def _engines(mistakes: Iterable[Mistake], base: Variant) -> Iterator[Variant]:

@@ -1,6 +1,6 @@
 """Mistakes around the layers: residuals, the embedding, the head, tables and layers that are left out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from .mistake import Array, Compute, Mistake, Numbers, Site
 RESIDUALS = ("ffn_inp", "l_out")
 HEAD = ("result_output",)
 EMBEDDING = ("inp_embd",)
+_FEW_LAYERS = 8  # any two of which may be exchanged; of more only neighbours
 
 
 # --- residuals ------------------------------------------------------------------------------------------------------------------------
@@ -194,18 +195,38 @@ def _engine_no_table(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
             yield {"name": name}, base.with_model(**{name: None})
 
 
+def _with_layers(base: Variant, order: Sequence[int]) -> Variant:
+    """The engine that runs these layers, one after another."""
+    config = base.model.config
+    of_layers: dict[str, Any] = {
+        name: tuple(i for i, n in enumerate(order) if n in layers)
+        for name in ("window_layers", "rope_layers")
+        if (layers := getattr(config, name)) is not None
+    }
+    config = replace(config, n_layers=len(order), **of_layers)
+    return base.with_model(config=config, layers=tuple(base.model.layers[n] for n in order))
+
+
 def _engine_skipped(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
-    model, config = base.model, base.model.config
-    if len(model.layers) > 1:
-        for which, first in (("last", 0), ("first", 1)):
-            left = range(first, first + len(model.layers) - 1)
-            of_layers: dict[str, Any] = {
-                name: tuple(n - first for n in layers if n in left)
-                for name in ("window_layers", "rope_layers")
-                if (layers := getattr(config, name)) is not None
-            }
-            fewer = replace(config, n_layers=len(left), **of_layers)
-            yield {"which": which}, base.with_model(config=fewer, layers=tuple(model.layers[n] for n in left))
+    count = len(base.model.layers)
+    if count > 1:
+        yield {"which": "last"}, _with_layers(base, range(count - 1))
+        yield {"which": "first"}, _with_layers(base, range(1, count))
+
+
+def _engine_orders(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+    count = len(base.model.layers)
+    every = list(range(count))
+    for n in range(count):
+        which = "the last layer" if n == count - 1 else f"layer {n}"
+        yield {"how": f"{which} runs twice"}, _with_layers(base, [*every[: n + 1], *every[n:]])
+        if 0 < n < count - 1:
+            yield {"how": f"layer {n} is skipped"}, _with_layers(base, [*every[:n], *every[n + 1 :]])
+        for other in range(n + 1, count if count <= _FEW_LAYERS else min(n + 2, count)):
+            order = every.copy()
+            order[n], order[other] = other, n
+            yield {"how": f"layers {n} and {other} are exchanged"}, _with_layers(base, order)
+    yield {"how": "layers run in the opposite order"}, _with_layers(base, every[::-1])
 
 
 def _engine_other_residual(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
@@ -255,4 +276,5 @@ LAYERS = (
     Mistake("layers.left_out", "the {which} layer is skipped", engine=_engine_skipped),
     Mistake("residual.other_kind", "the feed-forward reads {read} instead of {right}", engine=_engine_other_residual),
 )
+ORDERS = (Mistake("layers.order", "layers run in another order: {how}", engine=_engine_orders),)
 OPERATIONS = (*_RESIDUALS, *_ENDS)

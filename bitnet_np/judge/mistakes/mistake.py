@@ -38,6 +38,8 @@ class Mistake:
     whole engines can. when: whether a model in a dialect can make it. compute: one operation with it, in float64. engine: a whole engine
     with it, in every layer. fitted: a tensor with it, its numbers fitted to the other engine's. Each of these gives one result, or several
     with the numbers of the text, or none. fault: False for a rounding that engines do on purpose.
+    search: one operation with it by the number of the text, which is sought between the numbers of `grid`. together: it is in a function
+    that all operations share, and is tried in all at once alone.
     """
 
     id: str
@@ -48,6 +50,9 @@ class Mistake:
     engine: Callable[[Variant], Variant | Iterable[tuple[Numbers, Variant]]] | None = field(default=None, repr=False)
     fitted: Callable[[Fit], Array | Iterable[tuple[Numbers, Array]]] | None = field(default=None, repr=False)
     fault: bool = True
+    search: Callable[[Site], Callable[[float], Compute] | None] | None = field(default=None, repr=False)
+    grid: Sequence[float] = ()
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,12 @@ class Site:
     model: Model
     dialect: Dialect
     operation: Operation
+    length: int = 0  # of the sequence, where mistakes at single positions are tried
+
+    @property
+    def borders(self) -> Sequence[int]:
+        """Positions at which a later chunk may begin, lengths of windows and prefixes."""
+        return [b for b in (*range(1, 33), 40, 48, 64, 96, 128, 256, 512) if b < self.length]
 
     @property
     def name(self) -> str:

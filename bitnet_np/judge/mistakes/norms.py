@@ -27,7 +27,8 @@ EVERY: Numbers = {"where": "in every norm: "}
 LAST: Numbers = {"where": "at result_norm: "}
 
 
-def _is_layer_norm(site: Site) -> bool:
+def is_layer_norm(site: Site) -> bool:
+    """Whether the norm is a LayerNorm."""
     return site.config.norm == "layer" and site.name not in (*SUB_NORMS, *HEAD_NORMS)
 
 
@@ -37,7 +38,7 @@ def gain_of(site: Site) -> Array:
     return weight.astype(np.float64)
 
 
-def _of(site: Site, norm: Callable[[Array], Array]) -> Compute:
+def of_rows(site: Site, norm: Callable[[Array], Array]) -> Compute:
     """The Compute of a norm of rows, or of each head by itself."""
     if site.name not in HEAD_NORMS or site.config.joint_qk_norms:
         return site.of(norm)
@@ -52,8 +53,8 @@ def _rms(make: Callable[[Site, Array, float], Callable[[Array], Array]]) -> Call
     """A mistake in RMS norms: make(site, gain, eps) is the norm with it."""
 
     def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-        if not _is_layer_norm(site):
-            yield {}, _of(site, make(site, gain_of(site), site.config.eps))
+        if not is_layer_norm(site):
+            yield {}, of_rows(site, make(site, gain_of(site), site.config.eps))
 
     return compute
 
@@ -62,7 +63,7 @@ def _layer(make: Callable[[Array, float], Callable[[Array], Array]]) -> Callable
     """A mistake in LayerNorms: make(gain, eps) is the norm with it."""
 
     def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-        if _is_layer_norm(site):
+        if is_layer_norm(site):
             yield {}, site.of(make(gain_of(site), site.config.eps))
 
     return compute
@@ -103,16 +104,16 @@ def _by_head(x: Array, width: int, eps: float) -> Array:
 
 
 def _epsilons(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if _is_layer_norm(site):
+    if is_layer_norm(site):
         return
     gain, right = gain_of(site), site.config.eps
     for value in (0.0, *EPSILONS):
         if not np.isclose(value, right, rtol=1e-3):
-            yield {"value": value, "right": right}, _of(site, _plain(gain, value))
+            yield {"value": value, "right": right}, of_rows(site, _plain(gain, value))
 
 
 def _other_norm(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if _is_layer_norm(site) or site.layer is None:
+    if is_layer_norm(site) or site.layer is None:
         return
     gain = gain_of(site)
     for other in NORMS:
@@ -123,29 +124,29 @@ def _other_norm(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 def weighted(site: Site, weight: NDArray) -> Compute:
     """The norm with another weight."""
-    return _of(site, _plain(weight.astype(np.float64), site.config.eps))
+    return of_rows(site, _plain(weight.astype(np.float64), site.config.eps))
 
 
 def _other_layer(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if not _is_layer_norm(site) and site.layer is not None:
+    if not is_layer_norm(site) and site.layer is not None:
         for which, layer in site.neighbours():
             yield {"which": which}, weighted(site, getattr(layer, HEAD_NORMS.get(site.name, site.name)))
 
 
 def _layers_weight(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if not _is_layer_norm(site):
+    if not is_layer_norm(site):
         for name in ("attn_norm", "ffn_norm"):
             if (weight := getattr(site.model.layers[-1], name)) is not None:
                 yield {"name": name}, weighted(site, weight)
 
 
 def _before_attention(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if not _is_layer_norm(site) and not site.config.parallel_residual:
+    if not is_layer_norm(site) and not site.config.parallel_residual:
         yield {}, lambda values: spec.rms_norm(values[site.layer_input], gain_of(site), site.config.eps)
 
 
 def _last_layer_skipped(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if not _is_layer_norm(site):
+    if not is_layer_norm(site):
         last = len(site.model.layers) - 2
         before = Key("inp_embd", None) if last < 0 else Key("l_out", last)
         yield {}, lambda values: spec.rms_norm(values[before], gain_of(site), site.config.eps)

@@ -33,7 +33,7 @@ def rotates(model: Model, dialect: Dialect) -> bool:
 # --- one rotation ---------------------------------------------------------------------------------------------------------------------
 
 
-def _rotated(
+def rotated(
     site: Site,
     x: Array,
     position: NDArray,
@@ -60,7 +60,7 @@ def _rotated(
 
 def _turned(shift: float = 0, scale: float = 1, **options: Any) -> Callable[[Site], Compute]:
     """A mistake with positions shifted and multiplied."""
-    return lambda site: site.of(lambda x: _rotated(site, x, scale * (np.arange(len(x)) + shift), **options))
+    return lambda site: site.of(lambda x: rotated(site, x, scale * (np.arange(len(x)) + shift), **options))
 
 
 def _by_angles(
@@ -145,7 +145,7 @@ def _narrow(which: str, site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 def _restarts(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     def compute(period: int, x: Array) -> Array:
-        return _rotated(site, x, np.arange(len(x)) % period) if period < len(x) else np.full_like(x, np.nan)
+        return rotated(site, x, np.arange(len(x)) % period) if period < len(x) else np.full_like(x, np.nan)
 
     for period in PERIODS:  # of shorter sequences the longer ones change nothing, and so explain nothing
         yield {"period": period}, site.of(partial(compute, period))
@@ -230,7 +230,7 @@ MISTAKES = (
         "every token is rotated as the last position",
         AT,
         rotates,
-        lambda site: site.of(lambda x: _rotated(site, x, np.full(len(x), len(x) - 1.0))),
+        lambda site: site.of(lambda x: rotated(site, x, np.full(len(x), len(x) - 1.0))),
     ),
     Mistake("dialect.angles", "angles {how}: declare the dialect {name} (--as {name})", AT, rotates, _other_angles, fault=False),
     Mistake("rope.exponent", "the exponent of the frequencies {how} instead of -2i / K", AT, rotates, _exponents),
@@ -262,7 +262,7 @@ MISTAKES = (
         "the last token is one position too far: it was fed twice",
         AT,
         rotates,
-        lambda site: site.of(lambda x: _rotated(site, x, _fed_twice(len(x)))),
+        lambda site: site.of(lambda x: rotated(site, x, _fed_twice(len(x)))),
     ),
     Mistake("rope.restarts", "positions restart every {period} tokens", AT, rotates, _restarts),
 )

@@ -46,8 +46,11 @@ def _with_quantizer(quantize: Quantizer, site: Site) -> Compute | Iterable:
     if site.name in SCALES:
         return site.of(lambda x: quantize(x)[1])
     weights = plain_ternary(site)
-    if weights is None:
-        return ()
+    return () if weights is None else quantised_by(site, weights, quantize)
+
+
+def quantised_by(site: Site, weights: Ternary, quantize: Quantizer) -> Compute:
+    """The product of a ternary matrix with codes of another quantiser."""
 
     def product(x: Array) -> Array:
         codes, scale = quantize(x)

@@ -6,11 +6,11 @@ from numpy.typing import NDArray
 from ...kernels.block_formats import FORMATS
 from ...model import Blocks
 from .. import operations as op
+from ..mistakes.conversions import CODE_TYPES
 from ..narrow import rounded
 from ..roundings import to_digits
 from .blocks import misreadings
 from .product import accounts
-from .weights import CODE_TYPES
 from .wrong import FEW, ROWS, Array, Wrong, matched
 
 _LARGEST_TABLE = 10**9  # numbers

@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..mistakes.search import nearest_number
 from .wrong import Array, Wrong
 
 _GRID = np.geomspace(1e-3, 1e3, 73)
 _ENOUGH = 10_000  # elements
 _STEPS = 44  # of a golden section: 1e-9 of an interval of the grid
-_GOLDEN = (5**0.5 - 1) / 2
 
 
 def best_number(wrong: Wrong, compute: Callable[[Wrong, float], Array]) -> float | None:
@@ -20,13 +20,7 @@ def best_number(wrong: Wrong, compute: Callable[[Wrong, float], Array]) -> float
         left = float(((compute(some, float(np.exp(logarithm))) - some.theirs) ** 2).sum())
         return left if np.isfinite(left) else np.inf
 
-    grid = np.log(_GRID)
+    logarithm = nearest_number(error, np.log(_GRID).tolist(), _STEPS)
+    number = None if logarithm is None else float(np.exp(logarithm))
     with np.errstate(all="ignore"):
-        errors = [error(x) for x in grid]
-        best = int(np.argmin(errors))
-        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
-        for _ in range(_STEPS):
-            a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-            low, high = (low, b) if error(a) < error(b) else (a, high)
-        number = float(np.exp((low + high) / 2))
-        return number if wrong.accounts(compute(wrong, number)) else None
+        return number if number is not None and wrong.accounts(compute(wrong, number)) else None

@@ -107,6 +107,8 @@ _OF_PARTS = {
 """Readings of the wrong rows or elements alone."""
 _OF_INPUTS = {"norm", "terms", "activation", "attention_rule", "clipped", "dropped", "grid", "rows", "columns"}
 """Readings of an input that is solved for: by a square matrix other weights would give some input too, but none that these explain."""
+PLACES = ("read.one_number", "read.places")
+"""Causes that say where numbers are wrong, and not why."""
 
 
 def cause_of(wrong: Wrong) -> Cause | None:

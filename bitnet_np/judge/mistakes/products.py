@@ -1,0 +1,359 @@
+"""Mistakes in products that are tried where neither the product nor its input is in a dump: inputs, rows, scales and misread weights.
+
+Where a dump has the product, readings see them in it (readings/).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import permutations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ... import spec
+from ...kernels.block_formats import FORMATS, Format
+from ...model import Blocks, Linear, Ternary
+from .. import operations as op
+from ..graph import EMBEDDING, FIELDS, LOGITS
+from ..roundings import matrix_input, to_float16
+from . import blocks
+from .conversions import in_fewer_bits
+from .matrices import AT
+from .mistake import Array, Compute, Mistake, Numbers, Site
+from .orders import orders
+from .quantiser import plain_ternary, quantised_by, quantises
+
+PRODUCTS = (*AT, LOGITS.name)
+TABLES = (EMBEDDING.name, *PRODUCTS)
+Ways = Callable[[Format, int], Iterator[tuple[str, blocks.Misreading]]]
+Change = Callable[..., Array]
+"""The right matrix [N, M] -> the one that is multiplied by."""
+
+_TAILS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def by_changed(site: Site, change: Change) -> Compute:
+    """The product with a matrix that is made of the right one."""
+    return _by(site, lambda: change(_dense(site.linear)))
+
+
+def _by(site: Site, matrix: Callable[..., Array]) -> Compute:
+    """The product with another matrix, which is made when it is needed."""
+    linear, weights, dialect = site.linear, site.linear.weights, site.dialect
+    scale = 1.0 if linear.scale is None else float(linear.scale)
+    if isinstance(weights, Ternary):
+        scale *= float(weights.scale)
+
+    def compute(x: Array) -> Array:
+        x = to_float16(x) if site.layer is None and dialect.halves else x
+        if op.reads_codes(linear, dialect):
+            codes, steps = spec.quantize(x)
+            x = codes / steps
+        elif dialect.ggml_activations and not isinstance(weights, Ternary):
+            x = matrix_input(x, weights)
+        y = x @ matrix().T * scale + (0.0 if linear.bias is None else linear.bias)
+        c = site.config
+        return y if site.layer is not None or c.plain_logits else spec.soft_cap(y / c.logit_scale, c.logit_cap)
+
+    return site.of(compute)
+
+
+def _dense(linear: Linear) -> Array:
+    """The matrix [N, M] without its scale."""
+    weights = linear.weights
+    return op.dense(weights).astype(np.float64) if isinstance(weights, Ternary) else np.concatenate([x for _, x in op.row_blocks(weights)])
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------------------------
+
+
+def _parts(width: int) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Yields parts of the inputs in words, and where they are [M]."""
+    place = np.arange(width)
+    for count in (n for n in _TAILS if n < width):
+        yield ("the last input is" if count == 1 else f"the last {count} inputs are"), place >= width - count
+        yield ("the first input is" if count == 1 else f"the first {count} inputs are"), place < count
+    for which, part in (("second", place >= width // 2), ("first", place < width // 2)):
+        yield f"the {which} half of the inputs is", part
+    for first, which in ((1, "odd"), (0, "even")):
+        yield f"every second input, those of {which} numbers, is", place % 2 == first
+    for size in (16, 32, 64, 128):
+        for every in (2, 3, 4, 8):
+            if every * size <= width:
+                yield (
+                    f"every {every}th block of {size} inputs is".replace("2th", "second").replace("3th", "third"),
+                    place // size % every == every - 1,
+                )
+        for block in range(min(width // size, 8)):
+            yield f"inputs {block * size} to {block * size + size - 1} are", place // size == block
+
+
+def _weighted(factor: float, site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    for words, part in _parts(site.linear.shape[1]):
+        yield {"part": words}, by_changed(site, partial(np.multiply, np.where(part, factor, 1.0)))
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _sources(site: Site) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yields the row that each output [N] is computed with, in words."""
+    n = site.linear.shape[0]
+    row = np.arange(n)
+    for shift in (1, 2, 4, 8, 16):
+        for sign, which in ((1, "before"), (-1, "behind")):
+            yield f"rows are shifted by {shift}: the row {shift} {which} stands in the place of each", (row - sign * shift) % n
+    for count in _TAILS:
+        if 2 * count <= n:
+            yield f"the last {count} outputs repeat the {count} before", np.where(row >= n - count, row - count, row)
+    yield "rows of the weights are in the opposite order", row[::-1]
+    if n % 2 == 0:
+        yield "the two halves of the rows are exchanged", np.roll(row, n // 2)
+    if site.name in ("Qcur", "Kcur", "Vcur"):
+        yield from _heads(row, site.config.head_dim)
+
+
+def _heads(row: NDArray[np.int64], width: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    count = min(row.size // width, 16)
+    for a in range(count):
+        for b in range(count):
+            if a != b:
+                yield f"the rows of head {a} are those of head {b}", np.where(row // width == a, row + (b - a) * width, row)
+            if a < b:
+                to = np.arange(row.size // width)
+                to[[a, b]] = b, a
+                yield f"the rows of heads {a} and {b} are exchanged", to[row // width] * width + row % width
+
+
+def _other_rows(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    for words, source in _sources(site):
+        yield {"how": words}, by_changed(site, lambda matrix, source=source: matrix[source])
+
+
+def _shifted_columns(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    for shift, which in ((1, "the input before"), (-1, "the next input")):
+        yield {"which": which}, by_changed(site, lambda matrix, shift=shift: np.roll(matrix, -shift, axis=1))
+
+
+def _zero_rows(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    for count in _TAILS:
+        if count < site.linear.shape[0]:
+            yield {"count": count}, by_changed(site, partial(_without_last, count))
+
+
+def _without_last(count: int, matrix: Array) -> Array:
+    return np.where(np.arange(len(matrix))[:, None] >= len(matrix) - count, 0.0, matrix)
+
+
+# --- scales, biases and other layers --------------------------------------------------------------------------------------------------
+
+
+def _scale(site: Site) -> float | None:
+    linear: Linear = site.linear
+    own = linear.weights.scale if isinstance(linear.weights, Ternary) else linear.scale
+    return None if own is None else float(own)
+
+
+def _times(site: Site, factor: float) -> Compute:
+    bias = 0.0 if site.linear.bias is None else site.linear.bias
+    return site.of(lambda x: (op.product(x, site.linear, site.dialect).value - bias) * factor + bias)
+
+
+def _scale_twice(site: Site) -> Iterable[tuple[Numbers, Compute]]:
+    scale = _scale(site)
+    if scale is not None:
+        yield {}, _times(site, scale)
+
+
+def _other_scales(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    own = _scale(site)
+    if own is None:
+        return
+    for n, layer in enumerate(site.model.layers):
+        for field in FIELDS.values():
+            linear: Linear | None = getattr(layer, field)
+            if linear is not None and isinstance(linear.weights, Ternary) and (n == site.index) != (field == FIELDS[site.name]):
+                yield {"other": field if n == site.index else f"layer {n}"}, _times(site, float(linear.weights.scale) / own)
+
+
+def _other_layers(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    for n, layer in enumerate(site.model.layers):
+        if abs(n - site.index) > 1:
+            linear: Linear = getattr(layer, FIELDS[site.name])
+            yield {"n": n}, site.of(lambda x, linear=linear: op.product(x, linear, site.dialect).value)
+
+
+def _bias_at(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    bias = site.linear.bias
+    if bias is None:
+        return
+    for which, rows in (("positions but the first", slice(1, None)), ("positions but the last", slice(None, -1))):
+
+        def compute(x: Array, rows: slice = rows) -> Array:
+            y = op.product(x, site.linear, site.dialect).value.copy()
+            y[rows] -= bias
+            return y
+
+        yield {"which": which}, site.of(compute)
+    yield (
+        {"which": "rows, and stands in the opposite order instead"},
+        site.of(lambda x: op.product(x, site.linear, site.dialect).value + (bias[::-1] - bias)),
+    )
+
+
+# --- misread weights ------------------------------------------------------------------------------------------------------------------
+
+
+def _misread(site: Site, ways: Ways) -> Iterator[tuple[Numbers, Compute]]:
+    """Tables of block types read with one thing wrong, as an engine has one reader for all tables of a type."""
+    if site.name == EMBEDDING.name:
+        table = site.model.token_embd
+        if isinstance(table, Blocks) and table.type.name in FORMATS:
+            for numbers, misreading in _ways(table, ways):
+                yield numbers, site.of(lambda tokens, misreading=misreading: misreading(blocks.Parts.of(table, tokens.astype(np.int64))))
+        return
+    weights = site.linear.weights
+    if isinstance(weights, Blocks) and weights.type.name in FORMATS:
+        for numbers, misreading in _ways(weights, ways):
+            yield numbers, _by(site, lambda misreading=misreading: misreading(blocks.whole_table(weights)))
+
+
+def _ways(table: Blocks, ways: Ways) -> Iterator[tuple[Numbers, blocks.Misreading]]:
+    for how, misreading in ways(FORMATS[table.type.name], table.shape[1]):
+        yield {"type": table.type.name, "how": how}, misreading
+
+
+def _codes(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    """Ternary codes 0, 1, 2 that are taken for other numbers than -1, 0, +1."""
+    if isinstance(site.linear.weights, Ternary):
+        for meaning in (*permutations((-1, 0, 1)), (0, 0, 1), (-1, 0, 0), (1, 0, 1), (-2, -1, 0), (0, 1, -1)):
+            if meaning != (-1, 0, 1):
+                numbers = np.array(meaning, np.float64)
+                words = ", ".join(f"{n:+d}" if n else "0" for n in meaning)
+                yield {"meaning": words}, by_changed(site, lambda matrix, numbers=numbers: numbers[matrix.astype(np.int64) + 1])
+
+
+def _orders(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    if not isinstance(site.linear.weights, Blocks):
+        for order, source in orders(site.linear.shape[1]):
+            yield {"order": order}, by_changed(site, lambda matrix, source=source: matrix[:, source])
+
+
+def _fewer_bits(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    if site.name == EMBEDDING.name:
+        width = site.model.token_embd.shape[1]
+        for text, narrow in in_fewer_bits(width):
+            yield {"how": text}, site.of(lambda tokens, narrow=narrow: narrow(op.embed(site.model, tokens.astype(np.int64)).value))
+    elif not isinstance(site.linear.weights, Ternary):
+        for text, narrow in in_fewer_bits(site.linear.shape[1]):
+            yield {"how": text}, by_changed(site, narrow)
+
+
+def _input_in_blocks(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    for text, narrow in in_fewer_bits(site.linear.shape[1]):
+        if "bits," in text or "q8_0" in text or "one scale" in text:
+            yield {"how": text}, site.of(lambda x, narrow=narrow: op.product(narrow(x), site.linear, site.dialect).value)
+
+
+# --- quantisers -----------------------------------------------------------------------------------------------------------------------
+
+
+def _quantised(site: Site) -> Ternary | None:
+    """The matrix of an operation, if it takes int8 codes, and nothing else belongs to it."""
+    return plain_ternary(site) if op.reads_codes(site.linear, site.dialect) else None
+
+
+def _by_scale(steps: Callable[[Array], Array]) -> Callable[[Site], Iterator[tuple[Numbers, Compute]]]:
+    """A quantiser whose steps per unit [T, 1] are others."""
+
+    def compute(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+        weights = _quantised(site)
+        if weights is not None:
+            yield {}, quantised_by(site, weights, lambda x: _cut(x, steps(x)))
+
+    return compute
+
+
+def _cut(x: Array, scale: Array) -> tuple[Array, Array]:
+    return np.clip(np.rint(x * scale), -128, 127), scale
+
+
+def _largest(x: Array) -> Array:
+    return np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-5)
+
+
+def _in_groups(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    weights = _quantised(site)
+    if weights is None:
+        return
+    for size in (16, 32, 64, 128, 256):
+        if site.linear.shape[1] % size == 0 and site.linear.shape[1] > size:
+
+            def rounded(x: Array, size: int = size) -> tuple[Array, Array]:
+                cut = x.reshape(len(x), -1, size)
+                step = np.maximum(np.abs(cut).max(axis=2, keepdims=True), 1e-5) / 127
+                return (np.rint(cut / step) * step).reshape(x.shape), np.ones((len(x), 1))
+
+            yield {"size": size}, quantised_by(site, weights, rounded)
+
+
+def _of_mean(measure: Callable[[Array], Array], site: Site) -> Callable[[float], Compute] | None:
+    """A quantiser whose 127 steps are a number of times a mean."""
+    weights = _quantised(site)
+    if weights is None:
+        return None
+    return lambda number: quantised_by(site, weights, lambda x: _cut(x, 127 / np.maximum(number * measure(x), 1e-5)))
+
+
+_TIMES = tuple(np.geomspace(0.5, 16, 10))
+
+MISTAKES = (
+    Mistake("sums.left_out", "{part} not summed", PRODUCTS, compute=partial(_weighted, 0.0)),
+    Mistake("sums.twice", "{part} summed twice", PRODUCTS, compute=partial(_weighted, 2.0)),
+    Mistake("weights.shifted", "each weight is multiplied by {which}: columns are shifted by one", PRODUCTS, compute=_shifted_columns),
+    Mistake("weights.other_rows", "weights of other rows are used: {how}", PRODUCTS, compute=_other_rows),
+    Mistake("weights.rows_lost", "the last {count} outputs are 0", PRODUCTS, compute=_zero_rows),
+    Mistake("weights.of_layer", "the weights of layer {n} are used", AT, compute=_other_layers),
+    Mistake("scale.twice", "the weight scale is applied twice", AT, compute=_scale_twice),
+    Mistake("scale.of_another", "the weight scale of {other} is used", AT, compute=_other_scales),
+    Mistake("bias.some_positions", "the bias is missing at all {which}", AT, compute=_bias_at),
+    Mistake("codes.meaning", "codes 0, 1, 2 are read as {meaning} instead of -1, 0, +1", AT, compute=_codes),
+    Mistake(
+        "quantiser.first_scale",
+        "the activation scale of the first token is used for all tokens, and codes are cut",
+        AT,
+        quantises,
+        _by_scale(lambda x: np.broadcast_to(127 / _largest(x)[:1], (len(x), 1))),
+    ),
+    Mistake(
+        "quantiser.last_scale",
+        "activation scales are those of the token before",
+        AT,
+        quantises,
+        _by_scale(lambda x: 127 / np.concatenate([_largest(x)[:1], _largest(x)[:-1]])),
+    ),
+    Mistake(
+        "quantiser.in_groups", "activations have one scale for each {size} inputs instead of one for each token", AT, quantises, _in_groups
+    ),
+    Mistake("weights.fewer_bits", "weights are {how}", TABLES, compute=_fewer_bits),
+    Mistake("input.fewer_bits", "the input is {how}", AT, compute=_input_in_blocks, together=True),
+    Mistake("blocks.misread", "{type}: {how}", TABLES, compute=partial(_misread, ways=blocks.other_numbers)),
+    Mistake("blocks.order", "{type}: {how}", TABLES, compute=partial(_misread, ways=blocks.other_orders), together=True),
+    Mistake("weights.order", "weights of each row are read in another order: {order}", PRODUCTS, compute=_orders, together=True),
+    Mistake(
+        "quantiser.of_mean",
+        "activations are scaled by the mean of their magnitudes instead of the largest: 127 steps are {number:.4g} times that",
+        AT,
+        quantises,
+        search=partial(_of_mean, lambda x: np.abs(x).mean(axis=1, keepdims=True)),
+        grid=_TIMES,
+    ),
+    Mistake(
+        "quantiser.of_root",
+        "activations are scaled by the root of their mean square instead of the largest: 127 steps are {number:.4g} times that",
+        AT,
+        quantises,
+        search=partial(_of_mean, lambda x: np.sqrt((x * x).mean(axis=1, keepdims=True))),
+        grid=_TIMES,
+    ),
+)

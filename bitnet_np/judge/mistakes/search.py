@@ -1,0 +1,127 @@
+"""The search for the mistake that explains what comes out of several operations, where no tensor in between is known."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ...dialects import Dialect
+from ...errors import listed
+from ...model import Model
+from ...traces.points import Key
+from ..graph import Operation
+from .catalogue import HIDDEN, Numbered, Trial, numbered_mistakes, trials
+from .mistake import Cause
+
+OVERHEAD = 2 * 10**5
+"""Multiply-adds that take as long as what an operation does beside them."""
+
+_ALIKE = 4  # times what the nearest leaves: of two that leave as little, nothing tells which it is
+_EXACT = 1e-11  # NMSE that float32 leaves of any
+_WORTH = 0.5  # of the error, left after the first steps between two numbers of a grid
+_STEPS = 24  # of a golden section: 1e-5 of an interval of the grid
+_FIRST_STEPS = 4
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+class Explanation(NamedTuple):
+    """What a mistake leaves of an error."""
+
+    left: float  # NMSE
+    fits: bool  # whether that is no more than roundings leave
+
+
+Explain = Callable[[Trial], Explanation]
+
+
+@dataclass
+class Search:
+    """The search for hidden mistakes in one dump."""
+
+    model: Model
+    dialect: Dialect
+    length: int  # of the sequence
+    work: float  # that may still be done, in multiply-adds
+    left_out: int = 0  # mistakes that were not tried, because of it
+    _known: dict[str, float | None] = field(default_factory=dict)  # those that explained a tensor before, by text, and their numbers
+
+    def cause(
+        self, span: Sequence[Operation], singly: bool, explain: Explain, cost: Callable[[Collection[Key]], float], now: float
+    ) -> Cause | None:
+        """The hidden mistake that leaves least, of those that fit; None if none does. What explained a tensor before is tried first.
+
+        span, singly: see catalogue.trials. cost: multiply-adds of a trial that changes these tensors. now: NMSE without a mistake.
+        """
+        named = list(trials(self.model, self.dialect, span, singly, HIDDEN, self.length))
+        numbered = list(numbered_mistakes(self.model, self.dialect, span, singly))
+        again = [trial for trial in named if trial.cause.text in self._known]
+        again += [mistake.trial(number) for mistake in numbered if (number := self._known.get(mistake.text)) is not None]
+        for trial in again:
+            if explain(trial).fits:
+                return trial.cause
+        fits: list[tuple[float, Cause]] = []
+
+        def tried(trial: Trial) -> Explanation:
+            self.work -= cost(trial.computes)
+            return explain(trial)
+
+        every: list[Trial | Numbered] = [*named, *numbered]
+        for mistake in sorted(every, key=lambda m: not m.widest):  # a function that all operations share is likeliest
+            if self.work < 0:
+                self.left_out += 1
+                continue
+            number = None
+            if isinstance(mistake, Numbered):
+                number = nearest_number(lambda x, m=mistake: tried(m.trial(x)).left, mistake.grid, _STEPS, _WORTH * now)  # type: ignore[misc]
+                if number is None:
+                    continue
+            trial = mistake if isinstance(mistake, Trial) else mistake.trial(number)
+            left, explained = tried(trial)
+            if explained:
+                fits.append((left, trial.cause))
+                self._known |= {} if number is None else {mistake.text: number}
+                if left <= _EXACT:
+                    break
+        if not fits:
+            return None
+        least = min(left for left, _ in fits)
+        cause = next(cause for left, cause in fits if left <= _ALIKE * least + _EXACT)
+        self._known.setdefault(cause.text, None)
+        return with_alike(cause, least, fits)
+
+    def notes(self) -> list[str]:
+        """What was not tried, in words."""
+        if not self.left_out:
+            return []
+        return [
+            f"{self.left_out} known mistakes were not tried across operations: too much work. A dump of more tensors needs fewer trials"
+        ]
+
+
+def with_alike(cause: Cause, left: float, fits: Sequence[tuple[float, Cause]]) -> Cause:
+    """The cause with others in its text that leave as little as it leaves, among NMSEs and causes that fit."""
+    others = dict.fromkeys(other.text for error, other in fits if error <= _ALIKE * left + _EXACT and other.fault and other != cause)
+    return replace(cause, text=f"{cause.text} ({listed(list(others), 2)} would look the same)") if others else cause
+
+
+def nearest_number(error: Callable[[float], float], grid: Sequence[float], steps: int, worth: float = np.inf) -> float | None:
+    """The number with the least error beside the best one of a grid, by a golden section. None if the first steps of it leave `worth`."""
+    with np.errstate(all="ignore"):
+        errors = [error(x) for x in grid]
+        best = int(np.argmin(errors))
+        low, high = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+        a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        of_a, of_b = error(a), error(b)
+        for step in range(steps):
+            if step == _FIRST_STEPS and not min(of_a, of_b, errors[best]) < worth:
+                return None
+            if of_a < of_b:
+                high, b, of_b = b, a, of_a
+                a = high - _GOLDEN * (high - low)
+                of_a = error(a)
+            else:
+                low, a, of_a = a, b, of_b
+                b = low + _GOLDEN * (high - low)
+                of_b = error(b)
+        return (low + high) / 2
