@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import cache_types
+from .errors import OptionError, shown
 from .kernels import blocks
 from .model import Blocks, Model, Table
 from .tensor_types import BF16, F16, F32
@@ -22,17 +24,30 @@ class Dialect:
     and output matrix. stepped_angles: RoPE's angles are stepped from pair to pair in float32 instead of being computed one by one.
     bitnet.cpp's decode does both. ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type
     (kernels/blocks.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that, with
-    a float32 KV cache and without flash attention, and steps the angles.
+    a float32 KV cache and without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which keys and
+    values are rounded before attention reads them, in whole sequences too; `with_cache` makes such a dialect.
     """
 
     name: str
     halves: bool
     stepped_angles: bool
     ggml_activations: bool = False
+    kv: str = "float32"
+
+    def with_cache(self, kind: str) -> Dialect:
+        """The dialect with a KV cache of this type: float32, float16, bfloat16, int8, q8_0 or q4_0. Raises OptionError."""
+        if kind not in cache_types.ROUNDINGS:
+            raise OptionError(f"kind is {shown(kind)}, expected one of {', '.join(cache_types.ROUNDINGS)}")
+        return self if kind == self.kv else replace(self, name=f"{self.name}, kv={kind}", kv=kind)
 
     def rounded(self, x: Floats) -> Floats:
         """Queries, keys, values or the head's input as this dialect keeps them."""
         return x.astype(np.float16).astype(np.float32) if self.halves else x
+
+    def cached(self, x: Floats) -> Floats:
+        """Keys or values [R, G, K] as attention reads them."""
+        x = self.rounded(x)
+        return x if self.kv == "float32" else cache_types.rounded(x, self.kv)
 
     def matrix_input(self, x: Floats, weights: Table) -> Floats:
         """The input of a matrix as this dialect multiplies it: [R, M] -> [R, M]."""

@@ -13,6 +13,7 @@ from typing import TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from . import cache_types
 from .backend import Array, Backend
 from .cache import Attend
 from .dialects import EXACT, Dialect
@@ -63,6 +64,7 @@ class Runtime:
         instance("dialect", self.dialect, Dialect)
         if self.ops.device == "cpu":
             check_model(self.model)
+        cache_types.check(self.dialect.kv, self.model.config.head_dim)
         if self.ops.exact_only and self.dialect.name != EXACT.name:
             raise UnsupportedError(f"the dialect is {self.dialect.name}, expected {EXACT.name} on this device")
         return self
@@ -275,7 +277,7 @@ def _queries_keys_values(step: _Step, w: Layer, h: Array, rotations: Rotations |
     if rotations is not None and c.rotates(step.layer):
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
         q, k = step.note("Qcur_rope", rope(q, *rotations)), step.note("Kcur_rope", rope(k, *rotations))
-    return dialect.rounded(q), dialect.rounded(k), dialect.rounded(v)
+    return dialect.rounded(q), dialect.cached(k), dialect.cached(v)
 
 
 def _with_feed_forward(step: _Step, w: Layer, h: Array) -> Array:

@@ -1,10 +1,11 @@
-"""Does the judge serve engines that people run? Fresh random models in transformers and mlx-lm, right and with planted bugs.
+"""Does the judge serve engines that people run? Fresh random models in engines that are installed, right and with planted bugs.
 
-Each engine that is installed (pip install torch transformers mlx-lm) loads the same folder in each of its types, and records its tensors
-(bitnet_np.hooks). They are judged as a stranger would: nothing is declared. Three dumps are judged of each run: all tensors, the outputs of
-the layers with the logits, and the logits alone. Bugs are planted in a copy of the folder that the engine alone sees.
+Each of them (pip install torch transformers mlx-lm tinygrad==0.13.0 llama-cpp-python) loads the same model in each of its types, from a
+folder or from the GGUF file made of it, and its tensors are recorded (judging/peers.py). They are judged as a stranger would: nothing is
+declared. Three dumps are judged of each run: all tensors, the outputs of the layers with the logits, and the logits alone. Bugs are planted
+in a copy of the model that the engine alone sees. torch and transformers must be there: they make the models.
 
-Exit status: 0 if no right engine is an alarm and every bug is found in whole dumps, 1 otherwise, 2 if no engine is installed.
+Exit status: 0 if no right engine is an alarm and every bug is found in whole dumps, 1 otherwise, 2 if transformers is not installed.
 """
 
 import argparse
@@ -16,21 +17,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal, cast
 
 import numpy as np
+from judging.peers import Peer, installed
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from bitnet_np import Model, load
-from bitnet_np.hooks import record_mlx, record_transformers
+from bitnet_np.files.convert import convert
+from bitnet_np.files.source import Source
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.report import Report
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.points import Trace
-
-Tensors = dict[str, NDArray[np.float32]]
-Run = Callable[[Path, NDArray[np.int64]], Trace]
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 320,
@@ -45,53 +46,6 @@ SHAPE: dict[str, Any] = {
 }
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 DUMPS = {"all tensors": None, "l_out and logits": ("l_out", "result_output"), "logits alone": ("result_output",)}
-
-
-# --- engines --------------------------------------------------------------------------------------------------------------------------
-
-
-def _transformers(dtype: str, attention: str) -> Run:
-    def run(folder: Path, tokens: NDArray[np.int64]) -> Trace:
-        import torch
-        from transformers import AutoModelForCausalLM
-
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention).eval()
-        with torch.no_grad(), record_transformers(model) as trace:
-            model(torch.tensor(tokens[None]))
-        return _kept(trace)
-
-    return run
-
-
-def _mlx(dtype: str) -> Run:
-    def run(folder: Path, tokens: NDArray[np.int64]) -> Trace:
-        import mlx.core as mx
-        from mlx.utils import tree_map
-        from mlx_lm.utils import load_model
-
-        model, _ = load_model(folder)
-        model.update(tree_map(lambda x: x.astype(getattr(mx, dtype)), model.parameters()))
-        with record_mlx(model) as trace:
-            mx.eval(model(mx.array(tokens[None])))
-        return _kept(trace)
-
-    return run
-
-
-def _kept(trace: Trace) -> Trace:
-    """The trace with its arrays in memory."""
-    return Trace({key: np.array(trace.points[key]) for key in trace.points}, None, trace.origin)
-
-
-def engines() -> dict[str, Run]:
-    """The engines that are installed, in each of their types."""
-    runs: dict[str, Run] = {}
-    if find_spec("torch") and find_spec("transformers"):
-        for dtype in ("float32", "float16", "bfloat16"):
-            runs |= {f"transformers {dtype} {attention}": _transformers(dtype, attention) for attention in ("eager", "sdpa")}
-    if find_spec("mlx_lm"):
-        runs |= {f"mlx-lm {dtype}": _mlx(dtype) for dtype in ("float32", "float16", "bfloat16")}
-    return runs
 
 
 # --- models and bugs ------------------------------------------------------------------------------------------------------------------
@@ -121,7 +75,7 @@ class Bug:
     config: Mapping[str, Any]
     change: Callable[[str, NDArray[np.float32]], NDArray[np.float32]]
     says: tuple[str, ...]
-    engines: tuple[str, ...] = ("transformers", "mlx-lm")  # those that read the changed setting
+    engines: tuple[str, ...] = ("transformers", "mlx-lm", "tinygrad", "llama.cpp")  # those that read the changed setting
 
 
 def _same(name: str, x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -144,7 +98,7 @@ def _replaced(wanted: Callable[[str], bool], change: Callable[[NDArray[np.float3
 
 BUGS = (
     Bug("RoPE base 500000", {"rope_theta": 500000.0}, _same, ("base",)),
-    Bug("GELU for SiLU", {"hidden_act": "gelu_pytorch_tanh"}, _same, ("GELU", "gelu"), ("transformers",)),  # mlx-lm's Llama has SiLU
+    Bug("GELU for SiLU", {"hidden_act": "gelu_pytorch_tanh"}, _same, ("GELU", "gelu"), ("transformers",)),  # SiLU elsewhere
     Bug("epsilon 1e-1", {"rms_norm_eps": 1e-1}, _same, ("epsilon",)),
     Bug("a norm without its weight", {}, _replaced(_in("layers.1.input_layernorm"), np.ones_like), ("weight",)),
     Bug("KV heads reversed", {}, _heads_reversed, ("",)),
@@ -169,6 +123,17 @@ def plant(bug: Bug, source: Path, target: Path) -> None:
     save_file({name: bug.change(name, x) for name, x in load_file(weights).items()}, weights, metadata={"format": "pt"})
 
 
+def readable(folder: Path, kind: Literal["folder", "gguf"]) -> Path:
+    """The model of a folder as an engine reads it: the folder, or a GGUF file that is made of it when it is first asked for."""
+    if kind == "folder":
+        return folder
+    path = folder.with_name(folder.name + ".gguf")
+    if not path.exists():
+        vocabulary = {"tokenizer.ggml.model": "none", "tokenizer.ggml.tokens": [f"<{n}>" for n in range(SHAPE["vocab_size"])]}
+        convert(load(folder), path, cast(Source, SimpleNamespace(path=folder, metadata=vocabulary)))
+    return path
+
+
 # --- report ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -185,52 +150,53 @@ def cause(report: Report) -> str:
     return first or (report.logits.explanation if report.logits and report.logits.explanation else "") or ""
 
 
-def rows(families: list[str], seeds: int, quiet: bool) -> Iterator[dict[str, Any]]:
+def rows(families: list[str], seeds: int, peers: list[Peer], quiet: bool) -> Iterator[dict[str, Any]]:
     """Yields a row for each family, seed, engine, bug and dump."""
-    runs = engines()
-    with tempfile.TemporaryDirectory() as temporary, tqdm(total=len(families) * seeds * len(runs), disable=quiet) as bar:
+    with tempfile.TemporaryDirectory() as temporary, tqdm(total=len(families) * seeds * len(peers), disable=quiet) as bar:
         for family in families:
             for seed in range(seeds):
                 right = Path(temporary) / f"{family}-{seed}"
                 make_folder(right, family, seed)
-                model = load(right)
                 tokens = np.random.default_rng(seed).integers(0, SHAPE["vocab_size"], 24)
                 folders: list[tuple[Bug | None, Path]] = [(None, right)]
                 for n, planted in enumerate(BUGS):
                     folders.append((planted, right.with_name(f"{right.name}-{n}")))
                     plant(planted, right, folders[-1][1])
-                for engine, run in runs.items():
+                for peer in peers:
+                    model = load(readable(right, peer.reads))
                     for bug, folder in folders:
-                        if bug is not None and not engine.startswith(bug.engines):
-                            continue
-                        for dump, report in judged(model, run(folder, tokens), tokens):
-                            named = bug is not None and any(word in cause(report) for word in bug.says) and cause(report) != ""
-                            yield {
-                                "family": family,
-                                "seed": seed,
-                                "engine": engine,
-                                "bug": bug.name if bug else "",
-                                "dump": dump,
-                                "verdict": report.verdict.name,
-                                "alarm": report.verdict > Verdict.NARROW,
-                                "named": named,
-                                "cause": cause(report),
-                                "reason": report.reason,
-                            }
+                        if bug is None or peer.name.startswith(bug.engines):
+                            trace = peer.run(readable(folder, peer.reads), tokens)
+                            for dump, report in judged(model, trace, tokens):
+                                yield {"family": family, "seed": seed, "engine": peer.name, "dump": dump, **row(bug, report)}
                     bar.update()
+
+
+def row(bug: Bug | None, report: Report) -> dict[str, Any]:
+    """What a report says of a run with a bug, or without one."""
+    return {
+        "bug": bug.name if bug else "",
+        "verdict": report.verdict.name,
+        "alarm": report.verdict > Verdict.NARROW,
+        "named": bug is not None and cause(report) != "" and any(word in cause(report) for word in bug.says),
+        "cause": cause(report),
+        "reason": report.reason,
+    }
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--families", default=",".join(FAMILIES), metavar="llama,...", help=f"of {', '.join(FAMILIES)} (default: all)")
     parser.add_argument("--seeds", type=int, default=2, metavar="N", help="models of each family (default 2)")
+    parser.add_argument("--engines", default="", metavar="NAME,...", help="those whose names begin so (default: all that are installed)")
     parser.add_argument("--report", action="store_true", help="print a line for each run, not the counts alone")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    if not engines():
-        print("real_engines.py: no engine is installed, expected torch and transformers, or mlx-lm", file=sys.stderr)
+    if not (find_spec("torch") and find_spec("transformers")):
+        print("real_engines.py: torch or transformers is not installed, expected both, as they make the models", file=sys.stderr)
         return 2
-    results = list(rows(options.families.split(","), options.seeds, not sys.stderr.isatty()))
+    peers = [peer for peer in installed() if peer.name.startswith(tuple(options.engines.split(",")))]
+    results = list(rows(options.families.split(","), options.seeds, peers, not sys.stderr.isatty()))
     if options.json:
         print(json.dumps(results, indent=1))
     else:

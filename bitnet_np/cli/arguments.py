@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from .. import packing
 from ..backend import Backend
 from ..contents import constant_matrices
-from ..dialects import DIALECTS, EXACT
+from ..dialects import DIALECTS, EXACT, Dialect
 from ..dispatch import Device
 from ..errors import OptionError
 from ..files.load import model_from, open_model
 from ..files.overrides import BEYOND, OVERRIDABLE, without_ignored
 from ..files.source import Source
 from ..gpu.device import device_of, place
-from ..judge.precision import PROFILES, Precision, Profile
+from ..judge.precision import CACHES, PROFILES, Precision, Profile
 from ..kernels import cpu
 from ..model import Model
 from ..whole_file import whole_file
@@ -51,7 +51,19 @@ def add_computing_arguments(parser: argparse.ArgumentParser) -> None:
         default="exact",
         help="the engine whose roundings are followed (default exact: no engine's, the definition)",
     )
+    parser.add_argument("--precision", metavar="kv=TYPE", help=f"the type of the KV cache: {', '.join(CACHES)} (default float32)")
     add_model_options(parser)
+
+
+def dialect_of(arguments: argparse.Namespace) -> Dialect:
+    """The dialect that --as and --precision name, to compute in. Raises OptionError."""
+    dialect = DIALECTS[arguments.dialect]
+    if arguments.precision is None:
+        return dialect
+    precision = Precision.parse(arguments.precision)
+    if precision != Precision(kv=precision.kv):
+        raise OptionError(f"--precision is {arguments.precision!r}, expected kv=TYPE alone: other types are known to check only")
+    return dialect.with_cache(precision.kv)
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:

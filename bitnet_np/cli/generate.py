@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import embedded
-from ..dialects import DIALECTS
 from ..errors import OptionError, ShapeError
 from ..files.source import Source
 from ..generate import HeadChoice, stream
 from ..sampling import Sampling
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from . import generate_many as batch_command
-from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, loaded, opened
+from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, dialect_of, loaded, opened
 from .inputs import parse_numbers, token_ids
 from .printing import print_json
 
@@ -100,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
             numbers=numbers,
             seed=arguments.seed,
             stop=stops,
-            dialect=DIALECTS[arguments.dialect],
+            dialect=dialect_of(arguments),
             ops=arguments.ops,
             head=arguments.head,
         )

@@ -10,13 +10,12 @@ from statistics import median
 from typing import Any
 
 from ..batch import Completion, Request, generate_batch
-from ..dialects import DIALECTS
 from ..errors import EmptyInputError, Error, OptionError, shown
 from ..generate import certified_for, check_prompt
 from ..sampling import Sampling
 from ..text.tokenizer import Tokenizer, tokenizer_from
 from . import progress
-from .arguments import loaded, opened
+from .arguments import dialect_of, loaded, opened
 from .printing import printable
 
 DEFAULT_BATCH = 4
@@ -107,7 +106,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     start = time.perf_counter()
     advance = progress.bar("generating")
     done: list[Completion] = []
-    for completion in generate_batch(model, requests, batch, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, head=head):
+    for completion in generate_batch(model, requests, batch, dialect=dialect_of(arguments), ops=arguments.ops, head=head):
         done.append(completion)
         advance(len(done), len(requests))
         print(_line(completion, tokenizer, arguments.json), flush=True)

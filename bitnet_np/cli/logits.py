@@ -9,7 +9,6 @@ from typing import Any, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ..dialects import DIALECTS
 from ..errors import OptionError, shown
 from ..forward_pass import PARALLEL_THRESHOLD, Mode, compute_logits, path_of
 from ..model import Model
@@ -21,6 +20,7 @@ from .arguments import (
     add_model_argument,
     add_token_arguments,
     check_out,
+    dialect_of,
     loaded,
     opened,
     save_npy,
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _compute(model: Model, ids: NDArray, arguments: argparse.Namespace, **how: Any) -> NDArray[np.float32]:
     """Logits of ids [T] or [B, T]: an axis V more, or in place of T with --last."""
     batch = ids if ids.ndim == 2 else ids[None]
-    logits = compute_logits(model, batch, last_only=arguments.last, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, **how)
+    logits = compute_logits(model, batch, last_only=arguments.last, dialect=dialect_of(arguments), ops=arguments.ops, **how)
     return logits if ids.ndim == 2 else logits[0]
 
 
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     checksum = digest(result)
     if arguments.json:
         tops = [[{"id": i, "logit": value} for i, value in row] for row in top]
-        how = {"dialect": arguments.dialect, "mode": mode, "path": path_of(mode, ids.shape[-1], arguments.parallel_threshold)}
+        how = {"dialect": dialect_of(arguments).name, "mode": mode, "path": path_of(mode, ids.shape[-1], arguments.parallel_threshold)}
         print_json({"shape": result.shape, "sha256": checksum, "top": tops, **how, "seconds": seconds})
         return 0
     print(f"shape   {list(result.shape)} float32")

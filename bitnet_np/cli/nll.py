@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ..dialects import DIALECTS
 from ..nll import token_nll
 from ..selftest import digest
 from ..text.tokenizer import tokenizer_from
@@ -16,6 +15,7 @@ from .arguments import (
     add_model_argument,
     add_token_arguments,
     check_out,
+    dialect_of,
     loaded,
     opened,
     save_npy,
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     model = loaded(source, arguments)
     bar = progress.bar("reading")
-    values = token_nll(model, ids, stride=arguments.stride, dialect=DIALECTS[arguments.dialect], ops=arguments.ops, progress=bar)
+    values = token_nll(model, ids, stride=arguments.stride, dialect=dialect_of(arguments), ops=arguments.ops, progress=bar)
     if arguments.out is not None:
         save_npy(arguments.out, values)
     mean = float(values.mean())

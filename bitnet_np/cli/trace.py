@@ -4,12 +4,11 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..dialects import DIALECTS
 from ..errors import OptionError, ShapeError
 from ..text.tokenizer import tokenizer_from
 from ..traces.formats import FORMATS, writer
 from ..traces.record import record_trace
-from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, loaded, opened
+from .arguments import add_computing_arguments, add_model_argument, add_token_arguments, dialect_of, loaded, opened
 from .inputs import token_ids
 from .printing import print_json, table
 
@@ -49,12 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
         layers=layers,
         names=names,
         scores=arguments.scores,
-        dialect=DIALECTS[arguments.dialect],
+        dialect=dialect_of(arguments),
     )
     total = sum(size for _, size in written.values())
     if arguments.json:
         points = [{"name": k.name, "layer": k.layer, "shape": shape, "bytes": size} for k, (shape, size) in written.items()]
-        facts = {"out": str(arguments.out), "format": chosen, "dialect": arguments.dialect, "tokens": int(ids.size)}
+        facts = {"out": str(arguments.out), "format": chosen, "dialect": dialect_of(arguments).name, "tokens": int(ids.size)}
         print_json(facts | {"bytes": total, "points": points})
         return 0
     rows: dict[tuple[str, tuple[int, ...]], list] = {}  # layers of the same shape in one line
@@ -62,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         row = rows.setdefault((key.name, shape), [[], 0])
         row[0].append(key.layer)
         row[1] += size
-    print(f"{arguments.out}: {chosen}, {len(written)} points of {ids.size} tokens, dialect {arguments.dialect}\n")
+    print(f"{arguments.out}: {chosen}, {len(written)} points of {ids.size} tokens, dialect {dialect_of(arguments).name}\n")
     lines = [(name, show_layers(layers), " x ".join(map(str, shape)), size) for (name, shape), (layers, size) in rows.items()]
     print(table(("name", "layers", "shape", "bytes"), [*lines, ("all", "", "", total)]))
     return 0

@@ -26,8 +26,9 @@ def as_numpy(name: str, value: Any) -> NDArray:
 def _converted(value: Any) -> NDArray:
     if isinstance(value, np.ndarray):
         return value
-    if hasattr(value, "detach"):  # a torch tensor, perhaps with a gradient, perhaps on a GPU
-        tensor = value.detach().cpu()
+    if hasattr(value, "detach"):  # a tensor of torch or tinygrad, perhaps with a gradient, perhaps on a GPU
+        tensor = value.detach()
+        tensor = tensor.cpu() if hasattr(tensor, "cpu") else tensor  # tinygrad's numpy() copies from any device
         try:
             return tensor.numpy()
         except TypeError:  # bfloat16

@@ -69,9 +69,9 @@ class Recorder:
             return
         suffix = "_rope" if layer is not None and self._config.rotates(layer) else ""
         if name == "Qcur" + suffix:
-            self._queries = self._heads(array)
+            self._queries = self._heads(self._dialect.rounded(array))
         elif name == "Kcur" + suffix and self._queries is not None:
-            for scored, values in scores(self._queries, self._heads(array), self.names, **self._scoring(layer or 0)):
+            for scored, values in scores(self._queries, self._dialect.cached(self._heads(array)), self.names, **self._scoring(layer or 0)):
                 self._add(Key(scored, layer), values)
             self._queries = None
 
@@ -80,7 +80,7 @@ class Recorder:
         return {"window": c.window_of(layer), "scale": c.attention_scale, "cap": c.score_cap}
 
     def _heads(self, array: NDArray) -> Floats:
-        return self._dialect.rounded(array).reshape(len(array), -1, self._config.head_dim)
+        return array.reshape(len(array), -1, self._config.head_dim)
 
     @property
     def needs_all_rows(self) -> bool:

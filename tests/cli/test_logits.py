@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from command_line import TINY, TOKENS, save_array, sha256, with_commas
 
-from bitnet_np import BITNET_CPP
+from bitnet_np import BITNET_CPP, EXACT
 from bitnet_np.forward_pass import forward_full
 
 
@@ -95,6 +95,14 @@ def test_another_dialect(run, model):
     assert result["dialect"] == "bitnet.cpp"
 
 
+@pytest.mark.parametrize("options", [[], ["--chunk", "5"]])
+def test_another_type_of_cache(run, model, options):
+    result = run("logits", TINY, "--tokens", with_commas(TOKENS), "--precision", "kv=q8_0", "--json", *options)
+    assert result["sha256"] == sha256(forward_full(model, TOKENS[None], dialect=EXACT.with_cache("q8_0")))
+    assert result["sha256"] != sha256(forward_full(model, TOKENS[None]))
+    assert result["dialect"] == "exact, kv=q8_0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -113,6 +121,8 @@ def test_another_dialect(run, model):
         (["--tokens", "1", "--chunk", "-3"], "chunk is -3"),
         (["--tokens", "1", "--chunk", "2", "--mode", "parallel"], "--chunk needs --mode incremental, not parallel"),
         (["--tokens", "1", "--chunk", "2", "--mode", "auto"], "--chunk needs --mode incremental, not auto"),
+        (["--tokens", "1", "--precision", "kv=q3"], "precision: kv is 'q3', expected one of float32, "),
+        (["--tokens", "1", "--precision", "act=bf16"], "--precision is 'act=bf16', expected kv=TYPE alone"),
         (["--tokens", "1", "--threads", "0"], "--threads is 0, expected 1 to"),
         (["--tokens", "1", "--threads", "-1"], "--threads is -1"),
         (["--tokens", "1", "--threads", "100000"], "--threads is 100000"),

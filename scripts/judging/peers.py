@@ -1,0 +1,133 @@
+"""Engines that people run: transformers, mlx-lm, tinygrad and llama.cpp, where they are installed, in the types that they have.
+
+Each loads a model from a folder in transformers' format or from a GGUF file, and records its tensors.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_np import load
+from bitnet_np.hooks import record_mlx, record_transformers
+from bitnet_np.traces.points import Key, Trace
+
+from .llama_cpp import LlamaCpp, points
+
+Run = Callable[[Path, NDArray[np.int64]], Trace]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine in one of its types."""
+
+    name: str
+    reads: Literal["folder", "gguf"]
+    run: Run  # the model's path, tokens [T] -> what the engine computes
+
+
+def installed() -> list[Peer]:
+    """The engines that are installed, in each of their types."""
+    peers: list[Peer] = []
+    if find_spec("torch") and find_spec("transformers"):
+        peers += [
+            Peer(f"transformers {dtype} {attention}", "folder", _transformers(dtype, attention))
+            for dtype in ("float32", "float16", "bfloat16")
+            for attention in ("eager", "sdpa")
+        ]
+    if find_spec("mlx_lm"):
+        peers += [Peer(f"mlx-lm {dtype}", "folder", _mlx(dtype)) for dtype in ("float32", "float16", "bfloat16")]
+    if _has_tinygrad():
+        peers += [Peer("tinygrad", "gguf", _tinygrad(False)), Peer("tinygrad float16 weights", "gguf", _tinygrad(True))]
+    if find_spec("llama_cpp"):
+        peers += [
+            Peer("llama.cpp", "gguf", _llama_cpp("float32", False)),
+            Peer("llama.cpp float16 cache", "gguf", _llama_cpp("float16", False)),
+            Peer("llama.cpp float16 cache, flash", "gguf", _llama_cpp("float16", True)),
+            Peer("llama.cpp q8_0 cache, flash", "gguf", _llama_cpp("q8_0", True)),
+        ]
+    return peers
+
+
+def _transformers(dtype: str, attention: str) -> Run:
+    def run(folder: Path, tokens: NDArray[np.int64]) -> Trace:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation=attention).eval()
+        with torch.no_grad(), record_transformers(model) as trace:
+            model(torch.tensor(tokens[None]))
+        return _in_memory(trace)
+
+    return run
+
+
+def _mlx(dtype: str) -> Run:
+    def run(folder: Path, tokens: NDArray[np.int64]) -> Trace:
+        import mlx.core as mx
+        from mlx.utils import tree_map
+        from mlx_lm.utils import load_model
+
+        model, _ = load_model(folder)
+        model.update(tree_map(lambda x: x.astype(getattr(mx, dtype)), model.parameters()))
+        with record_mlx(model) as trace:
+            mx.eval(model(mx.array(tokens[None])))
+        return _in_memory(trace)
+
+    return run
+
+
+def _has_tinygrad() -> bool:
+    """Whether tinygrad and its language models are here; the wheel of 0.14.0 lacks a folder of theirs."""
+    os.environ.setdefault("DEV", "CPU")  # read when tinygrad is imported
+    try:
+        import tinygrad.llm.model  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _tinygrad(halves: bool) -> Run:
+    """tinygrad's Transformer. halves: whether it rounds all weights to float16, as it does by default; activations are float32."""
+
+    def run(path: Path, tokens: NDArray[np.int64]) -> Trace:
+        from tinygrad import Tensor
+        from tinygrad.llm import model as llm
+
+        settings = {"HALF": int(halves)}
+        llm.getenv = lambda name, default=0: settings.get(name, default)
+        llm.function = lambda **options: lambda f: f  # blocks run step by step, not as compiled graphs
+        model, _ = llm.Transformer.from_gguf(path)
+        modules = {"token_embd": model.token_embd, "output_norm": model.output_norm, "output": model.output}
+        for n, block in enumerate(model.blk):
+            modules[f"blk.{n}"] = block
+            modules |= {f"blk.{n}.{name}": part for name, part in vars(block).items() if callable(part)}
+        named = SimpleNamespace(named_modules=lambda: modules)
+        with record_mlx(named) as trace:  # Python calls its modules, too
+            x = model.token_embd(Tensor(tokens[None].tolist())).float()
+            for block in model.blk:
+                x = block(x, 0)
+            model.output(model.output_norm(x))
+        return _in_memory(trace)
+
+    return run
+
+
+def _llama_cpp(cache: str, flash: bool) -> Run:
+    def run(path: Path, tokens: NDArray[np.int64]) -> Trace:
+        logits, nodes = LlamaCpp().run(path, tokens, cache, flash)
+        tensors = points(load(path).config, nodes, len(tokens))
+        return Trace({**tensors, Key("result_output", None): logits}, None, "llama.cpp")
+
+    return run
+
+
+def _in_memory(trace: Trace) -> Trace:
+    """The trace with its arrays in memory."""
+    return Trace({key: np.array(trace.points[key]) for key in trace.points}, None, trace.origin)
