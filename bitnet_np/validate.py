@@ -12,6 +12,8 @@ from .errors import Error, FileFormatError, OptionError, ShapeError, shown
 
 T = TypeVar("T")
 
+_PIECE = 1 << 20  # bytes of a text read at a time
+
 
 def integer(name: str, value: Any, least: int, most: int | None = None, error: type[Error] = OptionError) -> int:
     """`value` as a Python integer from `least` to `most`: an integer of Python or NumPy, but no bool. Raises `error`."""
@@ -71,8 +73,10 @@ def check_file(path: Path) -> None:
 
 def text_of(path: Path, most: int) -> str:
     """The UTF-8 text of a file, or a pipe, of at most `most` bytes. Raises FileFormatError."""
+    raw = bytearray()
     with open(path, "rb") as file:
-        raw = file.read(most + 1)
+        while len(raw) <= most and (piece := file.read(_PIECE)):  # Python takes memory for as many bytes as it is asked to read
+            raw += piece
     if len(raw) > most:
         raise FileFormatError(f"{path}: more than {most:,} bytes, expected at most so many")
     try:

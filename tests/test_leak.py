@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import tracemalloc
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from bitnet_np.batch import Request, generate_batch
 from bitnet_np.cache import KVCache
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward, forward_full
+from bitnet_np.generate import stream
 from bitnet_np.kernels import workspace
+from bitnet_np.sampling import Sampling
 
 MODEL = random_model(0, width=64, ffn=96, vocab=64, context=4096)
 RING = random_model(0, width=20, ffn=36, heads=2, kv_heads=1, head_dim=6, vocab=20, context=4096, window=70)
@@ -83,6 +86,24 @@ def batches(n):
         list(generate_batch(MODEL, [Request(i, [1, 2, 3], 4) for i in range(5)], 2))
 
 
+def requests(n):
+    """As a server has them: streams and batches whose readers go away, and forks of a prompt that several continue."""
+    shared = KVCache(MODEL.config, 4, 60)
+    for i in range(n):
+        if i % 3 == 0:
+            reader = stream(MODEL, [1, 2, 3], 20, seed=i, sampling=Sampling(1.0))
+            list(islice(reader, i % 4))
+        elif i % 3 == 1:
+            of_batch = generate_batch(MODEL, [Request(j, [1, 2], 1 + j) for j in range(3)], 2)
+            list(islice(of_batch, i % 3))
+        else:
+            shared.clear()
+            forward(MODEL, TOKENS[:1], shared, slots=[0])
+            shared.fork(0, [1, 2, 3])
+            for slot in range(i % 3):
+                forward(MODEL, [[slot]], shared, slots=[slot])
+
+
 def cached_masks(n):
     cache = masks.MaskCache(nbytes=MEGABYTE // 4)
     for i in range(n):
@@ -112,6 +133,7 @@ WORK = {
         (measured_passes, 200),
         (failed_passes, 200),
         (batches, 200),
+        (requests, 500),
         (cached_masks, 2000),
         (cache_changes, 200),
     )
@@ -148,7 +170,7 @@ def test_the_process_does_not_grow(work, n):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("work", "n"), [(loads, 20), (decode_steps, 20)])
+@pytest.mark.parametrize(("work", "n"), [(loads, 20), (decode_steps, 20), (requests, 20)])
 def test_no_file_stays_open(work, n):
     work(1)
     gc.collect()

@@ -1,6 +1,7 @@
 """What processes go through: forks, pools, threads, signals, closed and full outputs, names that are no UTF-8, as docs/library.md says."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -108,3 +109,29 @@ def test_names_that_are_no_utf8(tmp_path, capsys):
     capsys.readouterr()
     assert main(["logits", str(missing), *tokens]) == 2
     assert "none\\udcfe.gguf: No such file or directory" in capsys.readouterr().err
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from bitnet_np.cli.main import main
+
+few, many = (["logits", sys.argv[1], "--threads", "1", "--allow-beyond-context", "--tokens", ",".join(["1"] * n)] for n in (3, 300_000))
+codes = [main(few)]
+size = next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, ((size << 10) + (32 << 20), resource.RLIM_INFINITY))
+codes += [main(many), main(few)]
+print(codes)
+"""
+
+
+@linux
+def test_a_limited_address_space():
+    """What does not fit is refused with its size, and the process goes on."""
+    command = [sys.executable, "-c", LIMITED, TINY]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    answers, _, _ = done.stdout.partition("[0, 2, 0]\n")
+    assert answers != done.stdout
+    assert answers[: len(answers) // 2] * 2 == answers
+    assert re.search(r"^bitnet-np: Unable to allocate [\d.]+ MiB for an array with shape \(300000, \d+\)", done.stderr, re.MULTILINE)

@@ -1,6 +1,7 @@
 """Arguments of callers: accepted as Python's own integers, numbers and paths, or refused by name."""
 
 import re
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,9 @@ import pytest
 from wrong_arguments import NO_INTEGERS
 
 import bitnet_np as bn
-from bitnet_np.errors import OptionError, SlotError
+from bitnet_np.errors import FileFormatError, OptionError, SlotError
 from bitnet_np.traces.formats import read_any
-from bitnet_np.validate import integer, number, path_of
+from bitnet_np.validate import integer, number, path_of, text_of
 
 
 @pytest.mark.parametrize("value", NO_INTEGERS, ids=repr)
@@ -46,3 +47,18 @@ def test_what_is_no_path_is_refused(function, path):
 
 def test_a_path_may_be_any_path():
     assert path_of(Path("a")) == path_of("a") == Path("a")
+
+
+def test_reading_a_text_takes_the_memory_of_the_text(tmp_path):
+    """Not that of the longest text allowed, which a system with little memory refuses."""
+    path = tmp_path / "t.txt"
+    path.write_text("é" * 1000)
+    tracemalloc.start()
+    try:
+        assert text_of(path, 1 << 28) == "é" * 1000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 22
+    finally:
+        tracemalloc.stop()
+    assert text_of(path, 2000) == "é" * 1000
+    with pytest.raises(FileFormatError, match=r"more than 1,999 bytes, expected at most so many$"):
+        text_of(path, 1999)

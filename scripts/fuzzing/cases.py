@@ -1,10 +1,8 @@
 """One case: a sound file is changed, then read and used as its users do. Case n depends on n and the seeds alone."""
 
-import io
 import random
 import time
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +20,7 @@ from bitnet_np.files.source import Source
 from bitnet_np.text.tokenizer import tokenizer_from
 from bitnet_np.traces.formats import bitnet_rs, eval_callback, read_any
 
-from .edits import edit_bytes, edit_words
+from .edits import edit_archive, edit_bytes, edit_words
 from .gguf_document import Document, changed
 from .hf_folders import changed_folder
 from .seeds import TOKENS, VOCAB
@@ -98,7 +96,7 @@ def _changed_dump(files: Files, draw: random.Random) -> Files:
         if change < 0.5:
             raw = edit_bytes(raw, draw, near=draw.choice([64, 300, None]))
         elif change < 0.9:
-            raw = _edit_archive(files[name], draw) if name.endswith(".npz") and draw.random() < 0.7 else edit_words(raw, draw)
+            raw = edit_archive(files[name], draw) if name.endswith(".npz") and draw.random() < 0.7 else edit_words(raw, draw)
         elif change < 0.93:
             raw = bytearray(draw.randbytes(draw.randint(0, 100)))
         elif len(files) > 1:
@@ -107,23 +105,6 @@ def _changed_dump(files: Files, draw: random.Random) -> Files:
             name = other
         files[name] = bytes(raw)
     return files
-
-
-def _edit_archive(raw: bytes, draw: random.Random) -> bytearray:
-    """The zip archive with one member changed, and a right checksum."""
-    out = io.BytesIO()
-    try:
-        with zipfile.ZipFile(io.BytesIO(raw)) as source, zipfile.ZipFile(out, "w", draw.choice([0, 8])) as target:
-            names = source.namelist()
-            chosen = draw.choice(names)
-            for name in names:
-                data = bytearray(source.read(name))
-                if name == chosen:
-                    data = edit_words(data, draw) if draw.random() < 0.6 else edit_bytes(data, draw, near=200)
-                target.writestr(name, bytes(data))
-    except Exception:  # an earlier change damaged it
-        return bytearray(raw)
-    return bytearray(out.getvalue())
 
 
 def write(folder: Path, files: Files) -> None:
@@ -141,22 +122,26 @@ def attempt(seeds: Sequence[Seed], n: int, scratch: Path) -> str:
     """The outcome of case n: "ran", "refused", or the finding."""
     seed, files = case(seeds, n)
     use = use_dump if seed.kind == "dump" else use_model
-    size = sum(map(len, files.values()))
+    write(scratch / seed.name, files)
+    return outcome(lambda: use(scratch / seed.name, n), sum(map(len, files.values())))
+
+
+def outcome(use: Callable[[], None], size: int) -> str:
+    """What becomes of reading files of `size` bytes: "ran", "refused", or the finding."""
     for again in (False, True):
-        write(scratch / seed.name, files)
         start = time.process_time()
         try:
             with limited_memory(size + MEMORY), warnings.catch_warnings():
                 warnings.simplefilter("error")  # the library never prints
-                use(scratch / seed.name, n)
-            outcome = "ran"
+                use()
+            ended = "ran"
         except Error:
-            outcome = "refused"
+            ended = "refused"
         except Exception as error:  # a finding
             return f"{type(error).__name__}: {str(error)[:300]}"
         took = time.process_time() - start
         if took <= SECONDS:
-            return outcome
+            return ended
         if again:
             return f"took {took:.1f} s"
     raise AssertionError

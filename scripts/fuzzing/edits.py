@@ -1,7 +1,9 @@
 """Changes to files without knowledge of the format: false lengths and types, bytes lost, doubled or inserted, words replaced."""
 
+import io
 import random
 import re
+import zipfile
 
 NUMBERS = [
     *range(18),
@@ -82,6 +84,23 @@ def edit_words(raw: bytearray, draw: random.Random) -> bytearray:
         other = draw.choice(_OTHER_WORDS) if draw.random() < 0.7 else bytes(raw[slice(*draw.choice(words).span())])
         raw[start:end] = other
     return raw
+
+
+def edit_archive(raw: bytes, draw: random.Random) -> bytearray:
+    """The zip archive with one member changed, and a right checksum."""
+    out = io.BytesIO()
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as source, zipfile.ZipFile(out, "w", draw.choice([0, 8])) as target:
+            names = source.namelist()
+            chosen = draw.choice(names)
+            for name in names:
+                data = bytearray(source.read(name))
+                if name == chosen:
+                    data = edit_words(data, draw) if draw.random() < 0.6 else edit_bytes(data, draw, near=200)
+                target.writestr(name, bytes(data))
+    except Exception:  # an earlier change damaged it
+        return bytearray(raw)
+    return bytearray(out.getvalue())
 
 
 def damage(data: bytearray, draw: random.Random) -> bytearray:
