@@ -31,9 +31,14 @@ def roundings(base: Variant, precision: Precision = FLOAT32) -> Iterator[Variant
     """Yields variants as honest as ours: float16 numbers after each norm or each operation, or the roundings of a declared precision."""
     if precision == FLOAT32:
         yield replace(base, text="float16 norms", edit=lambda name, n, x: to_eleven_bits(x) if "norm" in name else x)
-        yield replace(base, text="float16 after each operation", edit=lambda name, n, x: x if name in _UNROUNDED else to_eleven_bits(x))
+        yield replace(base, text="float16 after each operation", edit=_halved)
     else:
         yield in_precision(base, precision)
+
+
+def _halved(name: str, layer: int | None, x: NDArray) -> NDArray:
+    """A tensor rounded to float16, unless engines with float16 tensors keep it; numbers of experts stay as they are."""
+    return x if name in _UNROUNDED or x.dtype != np.float32 else to_eleven_bits(x)
 
 
 def dialects(base: Variant) -> Iterator[Variant]:
@@ -49,7 +54,7 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
     plain = "Kcur" if layer.attn_k_norm is None else "Kcur_normed"
 
     def edit(name: str, n: int | None, x: NDArray) -> NDArray:
-        if precision.act != "float32":
+        if precision.act != "float32" and x.dtype == np.float32:
             x = _to_type(x, precision.act)
         if precision.kv != "float32" and n is not None and name in ("Kcur_rope" if c.rotates(n) else plain, "Vcur"):
             x = _to_type(x.reshape(-1, c.head_dim), precision.kv).reshape(x.shape)

@@ -22,8 +22,21 @@ from ..model import Model
 from ..network import Runtime
 from ..progress import Progress, silent
 from ..tokens import Tokens, check_tokens
-from ..traces.points import Key, Trace
-from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, invalid_tensor, noise, position_errors, relative_error, statistics, within
+from ..traces.points import TOP_EXPERTS, Key, Trace
+from .bounds import (
+    ROUNDING_ACROSS,
+    TINY,
+    bound_of,
+    close,
+    dot,
+    invalid_experts,
+    invalid_tensor,
+    noise,
+    position_errors,
+    relative_error,
+    statistics,
+    within,
+)
 from .detail import Details
 from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
 from .harmless import KEYS, QUERIES, ROTATED, look_through
@@ -120,7 +133,7 @@ class _Types:
         if precision is not None:
             return cls(precision, None, precision.act)
         own = {EMBEDDING} & set(same)  # rows of a narrow table are narrow in every engine
-        read = {k: storage_type(x) for k, x in tensors.items() if k not in own and not k.name.endswith(("_codes", "_scale"))}
+        read = {k: storage_type(x) for k, x in tensors.items() if k not in own and not k.name.endswith(("_codes", "_scale", TOP_EXPERTS))}
         return cls(FLOAT32, read, narrowest(read.values()))
 
     def __getitem__(self, key: Key) -> str:
@@ -184,7 +197,9 @@ def _compared(runtime: Runtime, tokens: Tokens, points: Mapping[Key, NDArray]) -
         if key not in points:
             return
         theirs = points[key]
-        dump.problems[key] = invalid_tensor(theirs, ours)
+        dump.problems[key] = (
+            invalid_tensor(theirs, ours) or (name == TOP_EXPERTS and invalid_experts(theirs, runtime.model.config.experts)) or ""
+        )
         if not dump.problems[key]:
             dump.tensors[key] = theirs.reshape(ours.shape)
             if same_bits(dump.tensors[key], ours):
@@ -329,6 +344,8 @@ class _Judge:
 
         def compute(values: Mapping[Key, Array]) -> Array:
             expected = operation.expected(storage, *(values[k] for k in operation.inputs))
+            if key.name == TOP_EXPERTS:
+                return expected.value
             if storage.is_wide:
                 return to_eleven_bits(expected.value.astype(np.float32)).astype(np.float64)
             random = np.random.default_rng(list(str(key).encode())).uniform(-1, 1, expected.value.shape)
@@ -362,7 +379,7 @@ class _Judge:
         def exchange(name: str, layer: int | None, array: NDArray) -> NDArray:
             keep(name, layer, array)
             theirs = self.dump.tensors.get(Key(name, layer))
-            return array if theirs is None else theirs.reshape(array.shape).astype(np.float32)
+            return array if theirs is None else theirs.reshape(array.shape).astype(array.dtype)
 
         with np.errstate(all="ignore"), suppress(NonFiniteError):  # the logits come last
             run_whole(Runtime(self.model, self.dialect, edit=exchange), Tokens.whole(self.ids[None]), keep)
