@@ -30,13 +30,15 @@ from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.tensor_types import BLOCK_TYPES, PQ2_0, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
-from bitnet_np.traces.points import Key, Trace
+from bitnet_np.traces.points import LAYER_NAMES, Key, Trace
 
-ARCHITECTURES = tuple(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25"))  # llama.cpp does not know these two
+MIXTRAL = "mixtral"
+"""The architecture llama with experts."""
+ARCHITECTURES = (*(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25")), MIXTRAL)  # llama.cpp does not know these two
 TERNARY = tuple(kind.name for kind in TERNARY_TYPES)
 TYPES = ("float32", "float16", "bfloat16", *(kind.name for kind in BLOCK_TYPES if kind is not PQ2_0))
 AGREEMENT = 5e-6
-Points = dict[Key, NDArray[np.float32]]
+Points = dict[Key, NDArray]
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,14 @@ class _Tensor(ctypes.Structure):
     )
 
 
-def _floats(tensor: _Tensor) -> NDArray[np.float32]:
+F32, I32 = 0, 26  # of ggml.h
+
+
+def _numbers(tensor: _Tensor) -> NDArray:
     shape, strides = list(tensor.ne)[::-1], list(tensor.nb)[::-1]
     size = 4 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     raw = np.frombuffer((ctypes.c_char * size).from_address(tensor.data or 0), np.uint8).copy()
-    return np.lib.stride_tricks.as_strided(raw.view(np.float32), shape, strides).copy()
+    return np.lib.stride_tricks.as_strided(raw.view(np.int32 if tensor.type == I32 else np.float32), shape, strides).copy()
 
 
 class LlamaCpp:
@@ -108,12 +113,12 @@ class LlamaCpp:
         model = lib.llama_model_load_from_file(str(path).encode(), options)
         if not model:
             raise UnsupportedError(f"{path}: llama.cpp does not load it")
-        nodes: list[tuple[str, NDArray[np.float32]]] = []
+        nodes: list[tuple[str, NDArray]] = []
 
         def seen(tensor: int, ask: bool, data: object) -> bool:
             node = ctypes.cast(tensor, ctypes.POINTER(_Tensor)).contents
-            if not ask and node.type == 0 and node.data:
-                nodes.append((node.name.decode(), _floats(node)))
+            if not ask and node.type in (F32, I32) and node.data:
+                nodes.append((node.name.decode(), _numbers(node)))
             return True
 
         settings = lib.llama_context_default_params()
@@ -140,9 +145,12 @@ class LlamaCpp:
             lib.llama_model_free(model)
 
 
-def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: int) -> Points:
+EXPERTS = tuple(name for name in LAYER_NAMES if name.startswith(("ffn_moe_", "ffn_shexp_")))
+
+
+def points(c: Config, nodes: Sequence[tuple[str, NDArray]], tokens: int) -> Points:
     """The nodes that are points of ours. Several nodes share a name: Qcur names those from the product to the rotation."""
-    by_name: dict[str, list[NDArray[np.float32]]] = {}
+    by_name: dict[str, list[NDArray]] = {}
     for name, array in nodes:
         by_name.setdefault(name, []).append(array.reshape(tokens, -1) if array.size % tokens == 0 else array)
     points_by_key: Points = {}
@@ -175,6 +183,12 @@ def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: 
                 take(name, n, name + node)
         for node in ("ffn_swiglu", "ffn_geglu", "ffn_gelu", "ffn_sub_out"):
             take("ffn_out", n, node)
+        for name in EXPERTS if c.experts else ():
+            take(name, n, name)
+        take("ffn_moe_weights", n, "ffn_moe_weights_norm")
+        if c.experts:
+            take("ffn_down", n, "ffn_shexp")
+            continue
         take("ffn_down", n, "ffn_down")
         take("ffn_down", n, "ffn_out", 0)  # with its bias; for a parallel residual, the node before anything is added
     return points_by_key
@@ -186,6 +200,7 @@ def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: 
 def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int64]]:
     """A random model that llama.cpp can load, and tokens for it."""
     rng = np.random.default_rng([seed, ARCHITECTURES.index(architecture), TYPES.index(kind)])
+    mixtral, architecture = architecture == MIXTRAL, "llama" if architecture == MIXTRAL else architecture
     family = FAMILIES[architecture]
     kv_heads, head_dim = int(rng.choice([1, 2, 4])), int(rng.choice([32, 64]))
     heads = kv_heads * int(rng.choice([1, 2, 4]))
@@ -206,6 +221,9 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         "rope_base": float(rng.choice([10000.0, 500000.0])),
         "eps": float(np.float32(rng.choice([1e-5, 1e-6]))),
     }
+    if mixtral or "experts" in family.required:
+        shape["experts"] = int(rng.integers(2, 9))
+        shape["experts_used"] = int(rng.integers(1, shape["experts"] + 1))
     if family.rope_period:
         shape["n_layers"] += family.rope_period - 1
     if family.partial_rope:
@@ -295,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
             for seed in range(options.first, options.first + options.seeds):
                 for architecture in architectures:
                     for kind in types:
-                        if FAMILIES[architecture].ternary and kind not in TERNARY:
+                        if architecture in FAMILIES and FAMILIES[architecture].ternary and kind not in TERNARY:
                             continue
                         rows.append(validate(theirs, seed, architecture, kind, Path(folder)))
                         print(line(rows[-1]), flush=True)
