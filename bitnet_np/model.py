@@ -149,6 +149,11 @@ class Config:
         return self.shared_ffn if self.experts else self.ffn
 
     @property
+    def has_choice(self) -> bool:
+        """Whether a token takes some experts and not all."""
+        return 0 < self.experts_used < self.experts
+
+    @property
     def plain_logits(self) -> bool:
         """Whether logits are the head's products as they are."""
         return self.logit_scale == 1 and self.logit_cap is None

@@ -371,6 +371,15 @@ def top_experts(k: int, logits: Array, error: float = 8 * U) -> Expected:
     return Expected(value.astype(np.float64), np.zeros(value.shape), 0, reach.astype(np.float64))
 
 
+def next_experts(logits: NDArray, k: int, error: Array | float) -> NDArray[np.intp]:
+    """The numbers of each token's experts, the last of which is the next best one where that is no farther away than `error`."""
+    experts = spec.top_experts(logits, k + 1)
+    last, following = (np.take_along_axis(logits, experts[:, [slot]], axis=1)[:, 0] for slot in (k - 1, k))
+    near = last - following <= error
+    experts[near, k - 1] = experts[near, k]
+    return np.ascontiguousarray(experts[:, :k])
+
+
 _NO_CHANCE = 80.0  # e^-80 is near the smallest normal float32
 
 

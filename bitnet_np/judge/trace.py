@@ -8,7 +8,7 @@ tensor between them rounded to float16: how far that reaches, on their own numbe
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -45,8 +45,8 @@ from .mistakes.anywhere import VAGUE, ratios
 from .mistakes.catalogue import fitted, trials
 from .mistakes.mistake import Cause, Compute, Fit
 from .narrow import Storage
-from .operations import Expected, U
-from .precision import CACHES, DIGITS, FLOAT32, Precision, narrowest, storage_type
+from .operations import Expected, U, next_experts
+from .precision import CACHES, DIGITS, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .reach import FLOOR, one_scale
 from .readings.places import overwritten, permuted, rounded
 from .readings.table import cause_of
@@ -297,7 +297,7 @@ class _Judge:
     def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
         """Several operations at once, the last of which gives a tensor of the dump."""
         key = across[-1]
-        value = self._values(across)[key]
+        value = self._nearest_choice(across, self._values(across)[key], theirs)
         reach = self._reach(across, value) if position_errors(value, theirs).max() > ROUNDING_ACROSS else None
         verdict, reason, ratio = close(value, theirs, reach)
         if key == LOGITS and verdict == Verdict.FLIPS:  # single logits, factors and constants too
@@ -335,7 +335,34 @@ class _Judge:
                 narrow = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[across[-1]])
         except FloatingPointError:
             return None
-        return Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
+        reach = Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
+        routers = [k for k in across if k.name == TOP_EXPERTS]
+        if len(routers) < 2 or not self.model.config.has_choice:
+            return reach
+        return replace(reach, choices=position_errors(value, self._other_choices(across, routers)))
+
+    def _nearest_choice(self, across: tuple[Key, ...], value: Array, theirs: Array) -> Array:
+        """The result of `across`; where its router leaves two experts open, with the one that is nearer to theirs.
+
+        Behind one router, positions are apart. With several, the reach of other choices says how far they go.
+        """
+        routers = [k for k in across if k.name == TOP_EXPERTS]
+        if len(routers) != 1 or not self.model.config.has_choice:
+            return value
+        other = self._other_choices(across, routers)
+        nearer = position_errors(other, theirs) < position_errors(value, theirs)
+        return np.where(nearer[:, None], other, value)
+
+    def _other_choices(self, across: tuple[Key, ...], routers: Sequence[Key]) -> Array:
+        """The result of `across` if these routers take the next best expert for the last one, where roundings leave both open."""
+
+        def compute(key: Key, values: Mapping[Key, Array]) -> Array:
+            (source,) = self.by_key[key].inputs
+            logits = values[source]
+            size = 16 * max(U, ROUNDOFF[self.types[source]]) * (1 + np.abs(logits).max(axis=1))
+            return next_experts(logits, self.model.config.experts_used, size).astype(np.float64)
+
+        return self._values(across, {key: partial(compute, key) for key in routers})[across[-1]]
 
     def _rounded(self, key: Key) -> Compute:
         """An operation that rounds its output to float16; with narrow types every step, by as much as they may at random."""

@@ -118,7 +118,7 @@ MODEL_GRADIENTS = ("grad_token_embd", "grad_output_norm", "grad_output")
 
 _TENSOR = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_]+)\.(weight|bias)")
 _LABEL = re.compile(r"([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?")
-_SLOTS = ("ffn_moe_weights", "ffn_moe_gate", "ffn_moe_up", "ffn_moe_swiglu", "ffn_moe_down")
+SLOTS = ("ffn_moe_weights", "ffn_moe_gate", "ffn_moe_up", "ffn_moe_swiglu", "ffn_moe_down")
 """The points that may have an axis of each token's experts: [T, k, width]."""
 _HEADS = ("Qcur", "Kcur", "Vcur", "Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope", "kqv_out")
 
@@ -268,7 +268,7 @@ def normal_form(key: Key, shape: tuple[int, ...], rows: int | None, where: str, 
             raise refuse("[tokens]")
         return flat(*long)
     left = without_leading_ones(shape, 3)
-    if key.name in _SLOTS and len(left) == 3 and left[0] != 1:
+    if key.name in SLOTS and len(left) == 3 and (left[0] == rows or (rows is None and left[0] != 1)):
         return Form((left[0], left[1] * left[2]), left)
     if len(left) == 1:
         return flat(1, *left)

@@ -8,8 +8,10 @@ from dumps import recorded, trace, without_codes
 from models import random_model
 
 from bitnet_np import EXACT, check
-from bitnet_np.forward_pass import run_whole
+from bitnet_np.forward_pass import forward_full, run_whole
 from bitnet_np.judge.mistakes.experts import MISTAKES
+from bitnet_np.judge.precision import FLOAT32, Precision
+from bitnet_np.judge.reach import other_choices
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant, variant_logits
 from bitnet_np.judge.verdict import Verdict
@@ -24,6 +26,10 @@ MODELS = {
     "qwen2moe": random_model(4, family="qwen2moe", ffn=48),
 }
 MISTAKEN = [(name, m) for name, model in MODELS.items() for m in MISTAKES if m.engine is not None and m.when(model, EXACT)]
+
+
+SWAP = np.array([0, 3, 2, 1, 4], np.int32)
+"""Experts 1 and 3 in each other's place."""
 
 
 def engines(model, mistake):
@@ -77,19 +83,35 @@ def tied(model):
 def test_a_choice_between_equal_experts_is_a_flip_and_no_fault():
     """Where exactly one of both is taken, an engine may take the other. Everything behind is judged by its own choice."""
     model = tied(MODELS["mixtral"])
-    swap = np.array([0, 3, 2, 1, 4], np.int32)
-
-    def top_experts(logits, k):
-        return swap[cpu.top_experts(logits, k)]
-
-    variant = Variant("", model, EXACT).with_operations(top_experts=top_experts)
+    variant = Variant("", model, EXACT).with_operations(top_experts=lambda logits, k: SWAP[cpu.top_experts(logits, k)])
     points, ours = dump_of(variant), recorded(model, TOKENS)
     key = Key("ffn_moe_topk", 0)
     assert (points[key] != ours[key]).any()
-    kept = {k: x for k, x in points.items() if k.layer == 0 or k.layer is None}
-    report = judge_trace(model, trace({k: x for k, x in kept.items() if k.layer == 0}, TOKENS), TOKENS)
+    report = judge_trace(model, trace({k: x for k, x in points.items() if k.layer == 0}, TOKENS), TOKENS)
     assert report.verdict is Verdict.FLIPS
     assert [o.key for o in report.operations if o.verdict is Verdict.FLIPS] == [key]
+
+
+def test_a_choice_that_a_dump_does_not_show_is_looked_for():
+    """Of the layer whose router was undecided, only the logits and the sum are known."""
+    model = tied(MODELS["mixtral"])
+    variant = Variant("", model, EXACT).with_operations(top_experts=lambda logits, k: SWAP[cpu.top_experts(logits, k)])
+    names = ("ffn_norm", "ffn_moe_logits", "ffn_moe_out")
+    points = {key: x for key, x in dump_of(variant).items() if key.layer == 0 and key.name in names}
+    assert np.abs(points[Key("ffn_moe_out", 0)] - recorded(model, TOKENS)[Key("ffn_moe_out", 0)]).max() > 0.1
+    report = judge_trace(model, trace(points, TOKENS), TOKENS)
+    assert report.verdict <= Verdict.FLIPS, report.reason
+
+
+@pytest.mark.parametrize("precision", [FLOAT32, Precision(act="bfloat16")])
+def test_logits_of_other_choices_between_nearly_equal_experts_are_flips(precision):
+    model, tokens = MODELS["qwen2moe"], np.arange(40) * 7 % 50
+    variant = other_choices(Variant("", model, EXACT), precision)
+    logits = variant_logits(variant, tokens[None])[0]
+    assert np.abs(logits - forward_full(model, tokens[None])[0]).max() > 0.1
+    assert check(model, tokens, logits, precision=precision).verdict is Verdict.FLIPS
+    assert other_choices(Variant("", random_model(4, family="llama", experts=2, experts_used=2), EXACT)) is None
+    assert other_choices(Variant("", random_model(4), EXACT)) is None
 
 
 def test_a_choice_of_an_expert_that_is_not_as_good_is_a_fault():
