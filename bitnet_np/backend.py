@@ -133,6 +133,13 @@ class Backend(Protocol):
     def gelu_tanh(self, x: Array, /) -> Array: ...
     def soft_cap(self, x: Array, cap: Any, /) -> Array: ...  # [R, V], float32 -> [R, V]
 
+    # --- experts ---
+
+    def top_experts(self, logits: Array, k: int, /) -> Array: ...  # [R, E] -> int32 [R, k]
+    def expert_weights(self, logits: Array, experts: Array, normalized: bool, /) -> Array: ...  # [R, E], [R, k] -> [R, k]
+    def mix(self, y: Array, weights: Array, /) -> Array: ...  # [R, k, D], [R, k] -> [R, D]
+    def sigmoid_gate(self, x: Array, gate: Array, /) -> Array: ...  # [R, D], [R, 1] -> [R, D]
+
     # --- masks ---
 
     def fill_mask(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from . import packing, widen
 from .kernels.simd import LANES
-from .model import Blocks, Linear, Model, Ternary, Weights
+from .model import Blocks, Model, Ternary, Weights
 from .tensor_types import TERNARY_TYPES
 
 _PACKED = {"U8", "I2_S", *(kind.name for kind in TERNARY_TYPES)}
@@ -31,7 +31,7 @@ def kinds_of_matrices(model: Model, file_types: Collection[str]) -> dict[str, in
         several = isinstance(weights, Blocks) and weights.type in TERNARY_TYPES
         return f"ternary, with several scales ({name})" if several else f"float ({name})"
 
-    return dict(Counter(kind(linear.weights) for layer in model.layers for linear in vars(layer).values() if isinstance(linear, Linear)))
+    return dict(Counter(kind(linear.weights) for layer in model.layers for _, linear in layer.linears()))
 
 
 def constant_matrices(model: Model) -> Iterator[str]:
@@ -41,7 +41,7 @@ def constant_matrices(model: Model) -> Iterator[str]:
     """
     named: dict[str, Weights | None] = {"token_embd": model.token_embd, "output": model.output}
     for n, layer in enumerate(model.layers):
-        named |= {f"layer {n} {name}": linear.weights for name, linear in vars(layer).items() if isinstance(linear, Linear)}
+        named |= {f"layer {n} {name}": linear.weights for name, linear in layer.linears()}
     for name, weights in named.items():
         value = None if weights is None else _only_weight(weights)
         if value is not None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import packing, widen
-from .model import Blocks, Layer, Linear, Model, Ternary
+from .model import Blocks, Expert, Layer, Linear, Model, Ternary
 from .tensor_types import TERNARY_TYPES
 
 
@@ -22,7 +22,7 @@ class DenseLinear(NamedTuple):
     norm_eps: float | None = None
 
 
-def dense_view(record: Model | Layer) -> Any:
+def dense_view(record: Model | Layer | Expert) -> Any:
     """The same record with float64 arrays, and a DenseLinear for each Linear.
 
     It takes four to sixteen times the memory of the model, so it is for small ones.
@@ -37,7 +37,7 @@ def _dense(value: Any) -> Any:
     if isinstance(value, Blocks) or (isinstance(value, np.ndarray) and value.dtype != np.float64):
         return widen.float32(value).astype(np.float64)
     if isinstance(value, tuple):
-        return tuple(dense_view(layer) for layer in value)
+        return tuple(dense_view(record) for record in value)  # layers, or the experts of one
     return value
 
 

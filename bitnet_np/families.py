@@ -43,6 +43,7 @@ class Family:
     numbers: tuple[str, ...] = ()  # fields of model.Config that a file may state, of those that few families have
     scales_embedding: bool = False  # the embedding is multiplied by the root of the width
     wide_scale: int = 0  # a model of so many layers has the attention scale 1 / sqrt(D / H), all others 1 / sqrt(K)
+    expert_width: bool = False  # a file states the width of an expert beside that of a feed-forward, which no layer has
 
 
 _BITNET = {"activation": "relu2", "norm": "rms", "rope": "halves"}
@@ -60,14 +61,29 @@ _HEAD_NORMS = ("attn_q_norm", "attn_k_norm")
 _BOTH_SIDES = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
 _FACTORS = ("embedding_scale", "residual_scale", "logit_scale")
 _CAPS = ("score_cap", "logit_cap")
+_EXPERTS = ("experts", "experts_used")
 
 FAMILIES: dict[str, Family] = {
     "bitnet-b1.58": _RELEASED,
     "bitnet-25": _RELEASED,  # the name that an earlier upload of the same model used
     "bitnet": Family(_BITNET | {"activation": "silu"}, norms=NORMS, scales=True, ternary=True),
-    "llama": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, windows=True),
+    "llama": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, windows=True, numbers=_EXPERTS),
     "qwen2": Family(_QWEN, biases=QKV, head_bias=True, windows=True),
     "qwen3": Family(_QWEN, head_norms=_HEAD_NORMS, windows=True),
+    "qwen2moe": Family(
+        _QWEN | {"normalized_experts": False},
+        biases=QKV,
+        numbers=(*_EXPERTS, "shared_ffn"),
+        required=(*_EXPERTS, "shared_ffn", "expert_ffn"),
+        expert_width=True,
+    ),
+    "qwen3moe": Family(
+        _QWEN | {"normalized_experts": True},
+        head_norms=_HEAD_NORMS,
+        numbers=_EXPERTS,
+        required=(*_EXPERTS, "expert_ffn"),
+        expert_width=True,
+    ),
     "smollm3": Family(_LLAMA, rope_period=4),
     "granite": Family(
         _LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=(*_FACTORS, "attention_scale"), required=("logit_scale",)
@@ -124,8 +140,16 @@ def windowed_layers(architecture: str, n_layers: int) -> tuple[int, ...]:
     return tuple(n for n in range(n_layers) if not period or (n + 1) % period)
 
 
+def layer_matrices(c: Config) -> tuple[str, ...]:
+    """The matrices of a layer, without those of its experts, by field of model.Layer."""
+    matrices = FAMILIES[c.architecture].matrices
+    if not c.experts:
+        return matrices
+    return (*(name for name in matrices if c.shared_ffn or not name.startswith("ffn")), "ffn_gate_inp")
+
+
 def layer_shapes(c: Config) -> dict[str, tuple[int, ...]]:
     """The shapes of a layer's matrices and gains that the architecture has, by field of model.Layer; (N, M) for a matrix."""
     family = FAMILIES[c.architecture]
-    fields = {*family.norms, *family.head_norms, *family.matrices}
+    fields = {*family.norms, *family.head_norms, *layer_matrices(c), *(("ffn_gate_inp_shexp",) if c.shared_ffn else ())}
     return {name: shape for name, shape in shapes_of_layer(c).items() if name in fields}

@@ -3,10 +3,11 @@
 Letters used in every shape comment of this package:
     B sequences   T tokens of one call   R rows (tokens of all sequences, end to end)   S positions a cache holds
     L layers      D model width          F feed-forward width                           V vocabulary
+    E experts
     H query heads G key-value heads      K head width       J rotated pairs of a head   M, N a matrix's input and output width
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -36,6 +37,8 @@ _MOST = {
     "head_dim": 1 << 12,
     "n_layers": 1 << 12,  # so that a list of layers stays short, whatever a file says
     "q_width": 1 << 19,
+    "experts": 1 << 12,
+    "shared_ffn": 1 << 19,
 }
 
 
@@ -51,7 +54,7 @@ class Config:
     context: int  # positions the model was trained for
     width: int  # D
     n_layers: int  # L
-    ffn: int  # F
+    ffn: int  # F, of each expert in a model that has experts
     heads: int  # H
     kv_heads: int  # G, divides H
     head_dim: int  # K
@@ -73,6 +76,10 @@ class Config:
     residual_scale: float = 1.0  # multiplies the output of a branch before it is added
     logit_scale: float = 1.0  # divides the logits
     logit_cap: float | None = None  # logits x become cap * tanh(x / cap), after the scale; None: not capped
+    experts: int = 0  # E feed-forwards of a layer, of which each token takes some (Mixtral, arXiv 2401.04088); 0: one, for all tokens
+    experts_used: int = 0  # the experts that a token takes
+    normalized_experts: bool = True  # the weights of a token's experts are divided by their sum
+    shared_ffn: int = 0  # the feed-forward width of an expert that every token takes beside the others (Qwen2-MoE); 0: there is none
 
     def __post_init__(self) -> None:
         for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
@@ -80,6 +87,12 @@ class Config:
         for name, most in _MOST.items():
             if getattr(self, name) > most:
                 raise UnsupportedError(f"{name} is {getattr(self, name)}, expected at most {most}")
+        for name, limit in (("experts", 0), ("shared_ffn", 0), ("experts_used", int(self.experts > 0))):
+            integer(name, getattr(self, name), limit, error=ShapeError)
+        if self.experts_used > self.experts or (self.shared_ffn and not self.experts):
+            raise ShapeError(f"experts_used is {self.experts_used} and shared_ffn {self.shared_ffn} in a model of {self.experts} experts")
+        if self.experts and not self.gated:
+            raise UnsupportedError(f"activation is {self.activation} in a model of experts, expected one with a gate")
         if self.heads % self.kv_heads:
             raise ShapeError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
         for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope)):
@@ -129,6 +142,16 @@ class Config:
     def gated(self) -> bool:
         """Whether the feed-forward has a gate beside up."""
         return self.activation in ("relu2", "silu", "gelu_gate")
+
+    @property
+    def dense_ffn(self) -> int:
+        """The width of the feed-forward that every token takes; 0 where there is none beside the experts."""
+        return self.shared_ffn if self.experts else self.ffn
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether a token takes some experts and not all."""
+        return 0 < self.experts_used < self.experts
 
     @property
     def plain_logits(self) -> bool:
@@ -204,15 +227,30 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Expert:
+    """One of the feed-forwards of a layer, of which each token takes some."""
+
+    ffn_gate: Linear  # [F, D]
+    ffn_up: Linear  # [F, D]
+    ffn_down: Linear  # [D, F]
+
+    def __repr__(self) -> str:
+        return f"Expert({_summary(self.ffn_up.weights)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Layer:
-    """One transformer block. A field that the family does not have is None."""
+    """One transformer block. A field that the family does not have is None.
+
+    In a model with experts, ffn_gate, ffn_up and ffn_down are those of the shared expert, of width shared_ffn, if there is one.
+    """
 
     attn_q: Linear  # [H*K, D]
     attn_k: Linear  # [G*K, D]
     attn_v: Linear  # [G*K, D]
     attn_output: Linear  # [D, H*K]
-    ffn_up: Linear  # [F, D]
-    ffn_down: Linear  # [D, F]
+    ffn_up: Linear | None = None  # [F, D]
+    ffn_down: Linear | None = None  # [D, F]
     ffn_gate: Linear | None = None  # [F, D]
     attn_norm: NDArray[np.float32] | None = None  # [D], before attention
     ffn_norm: NDArray[np.float32] | None = None  # [D], before the feed-forward
@@ -224,9 +262,19 @@ class Layer:
     ffn_norm_bias: NDArray[np.float32] | None = None  # [D]
     attn_q_norm: NDArray[np.float32] | None = None  # [K] of each query head, or [H*K] of all together
     attn_k_norm: NDArray[np.float32] | None = None  # [K] of each key head, or [G*K] of all together
+    ffn_gate_inp: Linear | None = None  # [E, D], the router: its products choose a token's experts and their weights
+    ffn_gate_inp_shexp: NDArray[np.float32] | None = None  # [D], the sigmoid of its product multiplies the shared expert
+    experts: tuple[Expert, ...] = ()  # E of them
 
     def __repr__(self) -> str:
-        return f"Layer({', '.join(field.name for field in fields(self) if getattr(self, field.name) is not None)})"
+        names = [field.name for field in fields(self) if getattr(self, field.name) is not None and field.name != "experts"]
+        return f"Layer({', '.join(names)}{f', {len(self.experts)} experts' if self.experts else ''})"
+
+    def linears(self) -> Iterator[tuple[str, Linear]]:
+        """All matrices by name; those of expert 3 are ffn_gate.3, ffn_up.3 and ffn_down.3."""
+        yield from ((name, value) for name, value in vars(self).items() if isinstance(value, Linear))
+        for n, expert in enumerate(self.experts):
+            yield from ((f"{name}.{n}", value) for name, value in vars(expert).items())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -267,14 +315,21 @@ def shapes_of_layer(c: Config) -> dict[str, tuple[int, ...]]:
         "attn_output": (c.width, c.q_width),
         "post_attention_norm": (c.width,),
         "ffn_norm": (c.width,),
-        "ffn_gate": (c.ffn, c.width),
-        "ffn_up": (c.ffn, c.width),
-        "ffn_sub_norm": (c.ffn,),
-        "ffn_down": (c.width, c.ffn),
+        "ffn_gate": (c.dense_ffn, c.width),
+        "ffn_up": (c.dense_ffn, c.width),
+        "ffn_sub_norm": (c.dense_ffn,),
+        "ffn_down": (c.width, c.dense_ffn),
         "post_ffw_norm": (c.width,),
         "attn_norm_bias": (c.width,),
         "ffn_norm_bias": (c.width,),
+        "ffn_gate_inp": (c.experts, c.width),
+        "ffn_gate_inp_shexp": (c.width,),
     }
+
+
+def shapes_of_expert(c: Config) -> dict[str, tuple[int, int]]:
+    """The shape of the matrix of each field of Expert."""
+    return {"ffn_gate": (c.ffn, c.width), "ffn_up": (c.ffn, c.width), "ffn_down": (c.width, c.ffn)}
 
 
 def window_fields(window: int | None, layers: Sequence[int], n_layers: int) -> dict[str, Any]:
@@ -295,4 +350,7 @@ def frozen(record: Any) -> Any:
             value.flags.writeable = False
         elif isinstance(value, (Linear, Ternary, Blocks)):
             frozen(value)
+        elif field.name == "experts":
+            for expert in value if isinstance(value, tuple) else ():
+                frozen(expert)
     return record

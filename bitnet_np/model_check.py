@@ -12,7 +12,7 @@ import numpy as np
 from .errors import ShapeError
 from .families import FAMILIES
 from .kernels.simd import LANES
-from .model import Blocks, Config, Layer, Linear, Model, Ternary, shapes_of_layer
+from .model import Blocks, Config, Expert, Layer, Linear, Model, Ternary, shapes_of_expert, shapes_of_layer
 from .tensor_types import BLOCK_TYPES
 
 _CHECKED: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
@@ -63,16 +63,32 @@ def _flaws(model: Model) -> Iterator[str]:
 
 
 def _flaws_of_layer(c: Config, layer: Layer) -> Iterator[str]:
-    if (layer.ffn_gate is not None) != c.gated:
+    if c.dense_ffn and (layer.ffn_gate is not None) != c.gated:
         yield f"ffn_gate is {_described(layer.ffn_gate)}, but the activation is {c.activation}"
-    required = _BEFORE_BRANCHES & set(FAMILIES[c.architecture].norms)
+    required = _BEFORE_BRANCHES & set(FAMILIES[c.architecture].norms) | ({"ffn_gate_inp_shexp"} if c.shared_ffn else set())
     for name, shape in shapes_of_layer(c).items():
         value = getattr(layer, name)
-        if len(shape) == 1:
+        if 0 in shape or (name == "ffn_gate_inp_shexp" and not c.shared_ffn):
+            if value is not None:
+                yield f"{name} is {_described(value)}, but the model has {c.experts} experts and a shared one of width {c.shared_ffn}"
+        elif len(shape) == 1:
             if value is not None or name in required:
                 yield from _array(name, value, shape)
         elif name != "ffn_gate" or c.gated:
             yield from _flaws_of_linear(name, value, shape)
+    yield from _flaws_of_experts(c, layer.experts)
+
+
+def _flaws_of_experts(c: Config, experts: Any) -> Iterator[str]:
+    if not isinstance(experts, tuple) or len(experts) != c.experts or not all(isinstance(expert, Expert) for expert in experts):
+        yield f"experts are {_described(experts)}, expected a tuple of {c.experts} Experts"
+        return
+    for n, expert in enumerate(experts):
+        for name, shape in shapes_of_expert(c).items():
+            linear = getattr(expert, name)
+            yield from (f"expert {n}: {flaw}" for flaw in _flaws_of_linear(name, linear, shape))
+            if isinstance(linear, Linear) and linear.norm is not None:
+                yield f"expert {n}: {name} has a norm of its own, which no family has"
 
 
 def _flaws_of_linear(name: str, linear: Any, shape: tuple[int, ...]) -> Iterator[str]:

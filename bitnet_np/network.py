@@ -6,8 +6,9 @@ it. What differs between paths comes in as arguments: where keys and values are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeGuard
 
 import numpy as np
@@ -19,7 +20,7 @@ from .cache import Attend
 from .dialects import EXACT, Dialect
 from .errors import NonFiniteError, UnsupportedError
 from .kernels import cpu
-from .model import Activation, Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights
+from .model import Activation, Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights
 from .model_check import check_model
 from .tensor_types import TERNARY_TYPES
 from .tokens import Rows
@@ -37,7 +38,7 @@ Head = Callable[[Array], Floats]
 """The output matrix: [R, D] where the backend has it -> NumPy's [R, V]."""
 
 FFN_ROWS = 128
-"""Rows that go through a feed-forward block at a time: its tensors are the widest, and larger blocks are no faster."""
+"""Rows that go through a feed-forward at a time, or on average through an expert: its tensors are the widest, and more are no faster."""
 
 Rotations = tuple[Array, Array]
 """Cosines and sines of the rows' positions, [R, J] each."""
@@ -204,10 +205,13 @@ class _Step:
         ops, c = self.runtime.ops, self.runtime.model.config
         return self.note(name, ops.rms_norm(x.reshape(-1, gain.size), gain, c.eps).reshape(x.shape))
 
-    def linears(self, source: str, x: Array, **outputs: Linear) -> list[Array]:
-        """Products of matrices that read the same tensor, by the names of their outputs: [R, M] -> [R, N] each."""
+    def linears(self, source: str, x: Array, codes: _Codes | None = None, /, **outputs: Linear) -> list[Array]:
+        """Products of matrices that read the same tensor, by the names of their outputs: [R, M] -> [R, N] each.
+
+        codes: those of the tensor, where other matrices read them too.
+        """
         ops, dialect = self.runtime.ops, self.runtime.dialect
-        shared = _Codes(self, source, x)
+        shared = _Codes(self, source, x) if codes is None else codes
         without_norm = [w.weights for w in outputs.values() if w.norm is None]
         ternary = [weights for weights in without_norm if _takes_codes(weights, dialect)]
         if len(ternary) == len(outputs) > 1:
@@ -226,9 +230,7 @@ class _Step:
 
     def _finished(self, name: str, w: Linear, y: Array) -> Array:
         """A product with its scale and bias."""
-        ops = self.runtime.ops
-        y = y if w.scale is None else ops.scaled(y, w.scale)
-        return self.note(name, y if w.bias is None else ops.add_bias(y, w.bias))
+        return self.note(name, _with_scale_and_bias(w, y, self.runtime.ops))
 
 
 class _Codes:
@@ -285,31 +287,99 @@ def _with_feed_forward(step: _Step, w: Layer, h: Array) -> Array:
 
     Not where tensors are observed, or the backend is another, which may count calls or make a mistake that depends on all rows.
     """
-    if len(h) <= FFN_ROWS or step.observed or step.runtime.ops is not cpu:
+    c = step.runtime.model.config
+    rows = FFN_ROWS * max(1, c.experts // max(1, c.experts_used))
+    if len(h) <= rows or step.observed or step.runtime.ops is not cpu:
         return step.added(h, _feed_forward(step, w, h))
-    for start in range(0, len(h), FFN_ROWS):
-        part = h[start : start + FFN_ROWS]
+    for start in range(0, len(h), rows):
+        part = h[start : start + rows]
         part[:] = step.added(part, _feed_forward(step, w, part))
     return h
 
 
 def _feed_forward(step: _Step, w: Layer, h: Array) -> Array:
     """The feed-forward branch: [R, D] -> [R, D], without the residual."""
-    x = step.note("ffn_out", _activated(step, w, h))
+    source, x = step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias)
+    codes = _Codes(step, source, x)
+    if not w.experts:
+        return step.norm("ffn_post_norm", "ffn_down", _dense_feed_forward(step, w, source, x, codes), w.post_ffw_norm)[1]
+    y = _mixture(step, w, source, x, codes)
+    return y if w.ffn_gate_inp_shexp is None else step.runtime.ops.add(y, _shared_expert(step, w, source, x, codes))
+
+
+def _dense_feed_forward(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
+    """The feed-forward that every token takes: [R, D] -> [R, D]."""
+    assert w.ffn_down is not None
+    x = step.note("ffn_out", _activated(step, w, source, x, codes))
     source, x = step.sub_norm("ffn_sub_norm", "ffn_out", x, w.ffn_sub_norm)
     (x,) = step.linears(source, x, ffn_down=w.ffn_down)
-    return step.norm("ffn_post_norm", "ffn_down", x, w.post_ffw_norm)[1]
+    return x
 
 
-def _activated(step: _Step, w: Layer, h: Array) -> Array:
+def _activated(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
     """The feed-forward's hidden numbers: [R, D] -> [R, F]."""
+    assert w.ffn_up is not None
     activation, ops = step.runtime.model.config.activation, step.runtime.ops
-    source, x = step.norm("ffn_norm", "ffn_inp", h, w.ffn_norm, w.ffn_norm_bias)
     if w.ffn_gate is None:
-        (up,) = step.linears(source, x, ffn_up=w.ffn_up)
+        (up,) = step.linears(source, x, codes, ffn_up=w.ffn_up)
         return ops.gelu(up) if activation == "gelu" else _gelu_tanh(up, step.runtime.dialect, ops)
-    gate, up = step.linears(source, x, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
+    gate, up = step.linears(source, x, codes, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
     return _gated(activation, gate, up, step.runtime.dialect, ops)
+
+
+# --- experts --------------------------------------------------------------------------------------------------------------------------
+
+
+def _mixture(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
+    """The weighted sum of each token's experts: [R, D] -> [R, D].
+
+    A slot is one of a token's experts: in tensors [R, k, F] of them, slot s of row r is that of expert number experts[r, s].
+    """
+    c, ops = step.runtime.model.config, step.runtime.ops
+    assert w.ffn_gate_inp is not None
+    (logits,) = step.linears(source, x, codes, ffn_moe_logits=w.ffn_gate_inp)
+    experts = step.note("ffn_moe_topk", ops.top_experts(logits, c.experts_used))
+    if step.runtime.edit is not None:
+        experts = np.clip(experts, 0, c.experts - 1).astype(np.int32)
+    weights = step.note("ffn_moe_weights", ops.expert_weights(logits, experts, c.normalized_experts))
+    taken = _Slots(step.runtime, experts, w.experts)
+    gate, up = (step.note(f"ffn_moe_{name}", taken.products(x, codes, f"ffn_{name}")) for name in ("gate", "up"))
+    flat = (-1, gate.shape[2])
+    hidden = _gated(c.activation, gate.reshape(flat), up.reshape(flat), step.runtime.dialect, ops).reshape(gate.shape)
+    hidden = step.note("ffn_moe_swiglu", hidden).reshape(flat)
+    y = step.note("ffn_moe_down", taken.products(hidden, lambda: ops.quantize(hidden), "ffn_down"))
+    return step.note("ffn_moe_out", ops.mix(y, weights))
+
+
+def _shared_expert(step: _Step, w: Layer, source: str, x: Array, codes: _Codes) -> Array:
+    """The expert that every token takes, times the sigmoid of its gate: [R, D] -> [R, D]."""
+    assert w.ffn_gate_inp_shexp is not None
+    y, ops = _dense_feed_forward(step, w, source, x, codes), step.runtime.ops
+    return step.note("ffn_shexp_out", ops.sigmoid_gate(y, ops.matmul(x, w.ffn_gate_inp_shexp[None])))
+
+
+class _Slots:
+    """The slots of all rows, grouped by expert: an expert's matrices are read once for all rows that take it.
+
+    A row's product has the same bits in whatever group it is computed.
+    """
+
+    def __init__(self, runtime: Runtime, experts: NDArray[np.int32], weights: Sequence[Expert]) -> None:
+        self._runtime, self._shape, self._weights = runtime, experts.shape, weights
+        flat = experts.reshape(-1)
+        order = np.argsort(flat, kind="stable")
+        taken, starts = np.unique(flat[order], return_index=True)
+        self._groups = list(zip(taken.tolist(), np.split(order, starts[1:]), strict=True))
+
+    def products(self, x: Array, codes: Callable[[], tuple[Array, Array]], name: str) -> Array:
+        """Each slot's input times the matrix `name` of its expert: [R, M], the rows of tokens, or [R*k, M], of slots -> [R, k, N]."""
+        runtime, slots_per_row = self._runtime, self._shape[0] * self._shape[1] // len(x)
+        out = runtime.ops.empty((self._shape[0] * self._shape[1], getattr(self._weights[0], name).shape[0]))
+        for expert, slots in self._groups:
+            w, rows = getattr(self._weights[expert], name), slots // slots_per_row
+            y = _product(x[rows], w.weights, partial(_taken, codes, rows), runtime)
+            out[slots] = _with_scale_and_bias(w, y, runtime.ops)
+        return out.reshape(*self._shape, -1)
 
 
 # --- operations whose form depends on the weights' type or on the dialect --------------------------------------------------------------
@@ -324,7 +394,19 @@ def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
     return isinstance(weights, Ternary) and (not dialect.ggml_activations or weights.blocks is None)
 
 
-def _product(x: Array, weights: Weights, codes: _Codes, runtime: Runtime) -> Array:
+def _taken(codes: Callable[[], tuple[Array, Array]], rows: NDArray[np.intp]) -> tuple[Array, Array]:
+    """The codes of some rows, and their scales."""
+    q, scale = codes()
+    return q[rows], scale[rows]
+
+
+def _with_scale_and_bias(w: Linear, y: Array, ops: Backend) -> Array:
+    """A product with the scale and the bias of its linear."""
+    y = y if w.scale is None else ops.scaled(y, w.scale)
+    return y if w.bias is None else ops.add_bias(y, w.bias)
+
+
+def _product(x: Array, weights: Weights, codes: Callable[[], tuple[Array, Array]], runtime: Runtime) -> Array:
     """x times a layer's matrix: [R, M] -> [R, N]. Ternary weights take the codes of x instead."""
     dialect, ops = runtime.dialect, runtime.ops
     if _takes_codes(weights, dialect):

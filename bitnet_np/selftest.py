@@ -129,6 +129,11 @@ def backward_cases() -> dict[str, Case]:
     }
 
 
+def _router_logits() -> NDArray[np.float32]:
+    """Logits of 5 tokens for 37 experts, with ties."""
+    return (np.rint(40 * noise(44, 5, 37)) / np.float32(8)).astype(np.float32)
+
+
 def _forward(dialect: Dialect) -> tuple[NDArray, ...]:
     with embedded.model_path() as path:
         return (forward_full(load(path), embedded.recording()["tokens_T64"][None], dialect=dialect),)
@@ -162,6 +167,12 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "gelu": lambda: (ops.gelu(9 * noise(15, 3, 1610)),),
         "gelu_gate": lambda: (ops.gelu_gate(9 * noise(15, 3, 1610), noise(16, 3, 1610)),),
         "soft_cap": lambda: (ops.soft_cap(9 * noise(15, 3, 1610), np.float32(2)),),
+        "top_experts": lambda: (ops.top_experts(_router_logits(), 3),),
+        "expert_weights": lambda: tuple(
+            ops.expert_weights(_router_logits(), ops.top_experts(_router_logits(), 3), n) for n in (True, False)
+        ),
+        "mix": lambda: (ops.mix(noise(40, 5, 3, 161), noise(41, 5, 3)),),
+        "sigmoid_gate": lambda: (ops.sigmoid_gate(noise(42, 5, 161), 9 * noise(43, 5, 1)),),
         "gelu_tanh": lambda: (ops.gelu_tanh(9 * noise(15, 3, 1610)),),
         "relu2_gate": lambda: (ops.relu2_gate(noise(15, 3, 161), noise(16, 3, 161)),),
         "forward, exact": lambda: _forward(EXACT),

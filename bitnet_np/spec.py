@@ -8,11 +8,11 @@ Improve Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization"
 for norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models are Unsupervised Multitask
 Learners" (GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a branch, "Gemma" (arXiv 2403.08295) for
 the GELU gate, "Gemma 2" (arXiv 2408.00118) for soft caps, "MiniCPM" (arXiv 2404.06395) and Granite 3 for scaled embeddings, branches
-and logits.
+and logits, "Mixtral of Experts" (arXiv 2401.04088) and Qwen2-MoE for experts.
 
 Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
-width, J rotated pairs of a head, F feed-forward width, V vocabulary. `model` is any record with the fields of model.Model in which a
-linear is a record of `matrix`, `scale`, `int8`, `bias`, `norm`, `norm_eps`: dense.dense_view makes one.
+width, J rotated pairs of a head, F feed-forward width, E experts, k of a token, V vocabulary. `model` is any record with the fields of
+model.Model in which a linear is a record of `matrix`, `scale`, `int8`, `bias`, `norm`, `norm_eps`: dense.dense_view makes one.
 """
 
 import math
@@ -94,6 +94,23 @@ def attend(q: Array, k: Array, v: Array, mask: Array, scale: float | None = None
     return np.einsum("hts,shk->thk", softmax(soft_cap(scores, cap) + mask), v)
 
 
+def top_experts(logits: Array, k: int) -> NDArray[np.intp]:  # [T, E] -> [T, k] by falling logits; of equal ones the lower number first
+    return np.argsort(-logits, axis=-1, kind="stable")[:, :k]
+
+
+def expert_weights(logits: Array, experts: NDArray[np.intp], normalized: bool) -> Array:  # [T, E], [T, k] -> [T, k]
+    weights = np.take_along_axis(softmax(logits), experts, axis=-1)
+    return weights / weights.sum(axis=-1, keepdims=True) if normalized else weights
+
+
+def mix(y: Array, weights: Array) -> Array:  # [T, k, D], [T, k] -> [T, D]
+    return np.einsum("tkd,tk->td", y, weights)
+
+
+def sigmoid(x: Array) -> Array:  # numbers of any shape
+    return 1 / (1 + np.exp(-x))
+
+
 def relu2_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
     return np.maximum(gate, 0) ** 2 * up
 
@@ -123,11 +140,11 @@ ACTIVATIONS: dict[str, Callable[..., Array]] = {
 }
 
 
-def _ignore(name: str, layer: int | None, array: Array) -> None:
+def _ignore(name: str, layer: int | None, array: NDArray) -> None:
     pass
 
 
-def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, Array], None] = _ignore) -> Array:  # [T] -> logits [T, V]
+def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, NDArray], None] = _ignore) -> Array:  # [T] -> logits [T, V]
     c, t = model.config, len(np.asarray(tokens))
     position = np.arange(t) / c.rope_scaling
     factors = 1.0 if model.rope_factors is None else model.rope_factors
@@ -150,7 +167,7 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, Ar
         record("inp_scaled", None, h)
     for n, w in enumerate(model.layers):
 
-        def note(name: str, array: Array, layer: int = n) -> Array:
+        def note(name: str, array: NDArray, layer: int = n) -> NDArray:
             record(name, layer, array)
             return array
 
@@ -174,12 +191,31 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, Ar
         if not c.parallel_residual:
             h = note("ffn_inp", h + attended * c.residual_scale)
         x = h if w.ffn_norm is None else note("ffn_norm", norm(h, w.ffn_norm, w.ffn_norm_bias))
-        inner = [] if w.ffn_gate is None else [note("ffn_gate", linear(x, w.ffn_gate))]
-        inner.append(note("ffn_up", linear(x, w.ffn_up)))
-        x = note("ffn_out", ACTIVATIONS[c.activation](*inner))
-        if w.ffn_sub_norm is not None:
-            x = note("ffn_sub_norm", rms_norm(x, w.ffn_sub_norm, c.eps))
-        x = note("ffn_down", linear(x, w.ffn_down))
+        fed: Any = 0.0
+        if w.experts:
+            scores = note("ffn_moe_logits", linear(x, w.ffn_gate_inp))
+            note("ffn_moe_topk", experts := top_experts(scores, c.experts_used))
+            weights = note("ffn_moe_weights", expert_weights(scores, experts, c.normalized_experts))
+
+            def each(x: Array, name: str, layer: Any = w, experts: NDArray = experts) -> Array:  # [T, k, M] -> [T, k, N]
+                matrices = [[getattr(layer.experts[e], name) for e in row] for row in experts]
+                return np.array([[linear(x[i, j, None], m)[0] for j, m in enumerate(row)] for i, row in enumerate(matrices)])
+
+            slots = np.repeat(x[:, None], c.experts_used, axis=1)
+            gate, up = note("ffn_moe_gate", each(slots, "ffn_gate")), note("ffn_moe_up", each(slots, "ffn_up"))
+            hidden = note("ffn_moe_swiglu", ACTIVATIONS[c.activation](gate, up))
+            fed = note("ffn_moe_out", mix(note("ffn_moe_down", each(hidden, "ffn_down")), weights))
+        if w.ffn_up is not None:
+            inner = [] if w.ffn_gate is None else [note("ffn_gate", linear(x, w.ffn_gate))]
+            inner.append(note("ffn_up", linear(x, w.ffn_up)))
+            y = note("ffn_out", ACTIVATIONS[c.activation](*inner))
+            if w.ffn_sub_norm is not None:
+                y = note("ffn_sub_norm", rms_norm(y, w.ffn_sub_norm, c.eps))
+            y = note("ffn_down", linear(y, w.ffn_down))
+            if w.ffn_gate_inp_shexp is not None:
+                y = note("ffn_shexp_out", y * sigmoid(x @ w.ffn_gate_inp_shexp[:, None]))
+            fed = fed + y
+        x = fed
         if w.post_ffw_norm is not None:
             x = note("ffn_post_norm", norm(x, w.post_ffw_norm))
         h = h + x * c.residual_scale

@@ -13,7 +13,7 @@ from .errors import UnsupportedError
 from .families import FAMILIES, QKV, Family, implied, layer_shapes, windowed_layers
 from .files.gguf_writer import present, write_model
 from .kernels.block_formats import FORMATS
-from .model import Blocks, Config, Layer, Linear, Model, Table, Ternary, Weights, frozen, window_fields
+from .model import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of_expert, window_fields
 from .rope import rope_frequencies
 from .tensor_types import BLOCK_TYPES, FEW_BITS, OF_NUMBER_42, TensorType
 
@@ -40,6 +40,9 @@ NUMBERS = {
     "logit_cap": 3.0,
 }
 """The defaults of fields of Config that few families have."""
+
+EXPERTS = {"experts": 5, "experts_used": 2}
+"""The same of families whose layers always have experts."""
 
 _BLOCKS = {kind.name: kind for kind in BLOCK_TYPES}
 
@@ -74,7 +77,11 @@ def random_model(
 def _config(family: str, shape: dict[str, Any]) -> Config:
     """The Config of a file with these numbers; those that only some families have are such that they show."""
     traits = FAMILIES[family]
-    fields = {**SHAPE, **{name: NUMBERS[name] for name in traits.numbers}, **traits.config}
+    fields = {**SHAPE, **{name: NUMBERS[name] for name in traits.numbers if name in NUMBERS}, **traits.config}
+    if "experts" in traits.required:
+        fields |= EXPERTS
+    if "shared_ffn" in traits.required:
+        fields["shared_ffn"] = shape.get("ffn", SHAPE["ffn"])
     if traits.window_period:
         n_layers = shape.get("n_layers", SHAPE["n_layers"])
         fields |= window_fields(20, windowed_layers(family, n_layers), n_layers)
@@ -117,13 +124,17 @@ class _Drawing:
     def layer(self) -> Layer:
         fields: dict[str, Any] = {}
         for name, size in layer_shapes(self.config).items():
-            if name in self.family.matrices:
+            if name == "ffn_gate_inp":  # a spread of 2, so that weights differ
+                fields[name] = Linear(random_table(self.rng, "float32", size[0], size[1], 2 / np.sqrt(size[1])))
+            elif len(size) == 2:
                 fields[name] = self.linear(name, size[0], size[1])
             else:
                 fields[name] = self.vector(size[0])
                 if self.config.norm == "layer":
                     fields[name + "_bias"] = self.vector(size[0], 0.0)
-        return frozen(Layer(**fields))
+        shapes = shapes_of_expert(self.config).items()
+        experts = ({name: Linear(self.matrix(*shape)) for name, shape in shapes} for _ in range(self.config.experts))
+        return frozen(Layer(**fields, experts=tuple(Expert(**fields) for fields in experts)))
 
     def linear(self, name: str, n: int, m: int) -> Linear:
         biased = name in self.family.biases + self.family.optional_biases

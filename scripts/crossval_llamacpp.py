@@ -31,7 +31,9 @@ from bitnet_np.tensor_types import BLOCK_TYPES, PQ2_0, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.traces.points import Key, Trace
 
-ARCHITECTURES = tuple(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25"))  # llama.cpp does not know these two
+MIXTRAL = "mixtral"
+"""The architecture llama with experts."""
+ARCHITECTURES = (*(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25")), MIXTRAL)  # llama.cpp does not know these two
 TERNARY = tuple(kind.name for kind in TERNARY_TYPES)
 TYPES = ("float32", "float16", "bfloat16", *(kind.name for kind in BLOCK_TYPES if kind is not PQ2_0))
 AGREEMENT = 5e-6
@@ -60,6 +62,7 @@ class Row:
 def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int64]]:
     """A random model that llama.cpp can load, and tokens for it."""
     rng = np.random.default_rng([seed, ARCHITECTURES.index(architecture), TYPES.index(kind)])
+    mixtral, architecture = architecture == MIXTRAL, "llama" if architecture == MIXTRAL else architecture
     family = FAMILIES[architecture]
     kv_heads, head_dim = int(rng.choice([1, 2, 4])), int(rng.choice([32, 64]))
     heads = kv_heads * int(rng.choice([1, 2, 4]))
@@ -80,6 +83,9 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         "rope_base": float(rng.choice([10000.0, 500000.0])),
         "eps": float(np.float32(rng.choice([1e-5, 1e-6]))),
     }
+    if mixtral or "experts" in family.required:
+        shape["experts"] = int(rng.integers(2, 9))
+        shape["experts_used"] = int(rng.integers(1, shape["experts"] + 1))
     if family.rope_period:
         shape["n_layers"] += family.rope_period - 1
     if family.partial_rope:
@@ -169,7 +175,7 @@ def main(argv: list[str] | None = None) -> int:
             for seed in range(options.first, options.first + options.seeds):
                 for architecture in architectures:
                     for kind in types:
-                        if FAMILIES[architecture].ternary and kind not in TERNARY:
+                        if architecture in FAMILIES and FAMILIES[architecture].ternary and kind not in TERNARY:
                             continue
                         rows.append(validate(theirs, seed, architecture, kind, Path(folder)))
                         print(line(rows[-1]), flush=True)

@@ -19,6 +19,7 @@ from bitnet_np import families
 from bitnet_np.errors import Error
 from bitnet_np.files.hf_config import Recipe, read_recipe
 from bitnet_np.files.safetensors_file import DTYPES
+from bitnet_np.model import shapes_of_expert
 
 FLOATS = ("BF16", "F32", "F16")
 
@@ -48,12 +49,18 @@ def tensor_table(config: Mapping[str, Any], floats: str) -> dict[str, Entry]:
         path = kind.layer.format(n)
         for name in (*family.norms, *family.head_norms):
             table |= _vector(path + kind.modules[name], shapes[name][0], floats, biased)
-        for module in dict.fromkeys(kind.modules[name] for name in family.matrices):
-            parts = [name for name in family.matrices if kind.modules[name] == module]
+        matrices = families.layer_matrices(c)
+        for module in dict.fromkeys(kind.modules[name] for name in matrices):
+            parts = [name for name in matrices if kind.modules[name] == module]
             rows = sum(shapes[name][0] for name in parts)
             table |= _linear(recipe, path + module, rows, shapes[parts[0]][1], floats)
             if parts[0] in recipe.biases:
                 table[f"{path}{module}.bias"] = Entry(floats, (rows,), "vector")
+        if c.shared_ffn:
+            table[f"{path}{kind.modules['ffn_gate_inp_shexp']}.weight"] = Entry(floats, (1, c.width), "matrix")
+        for i in range(c.experts):
+            for name, shape in shapes_of_expert(c).items():
+                table |= _linear(recipe, path + kind.experts[name].format(i), *shape, floats)
     return table
 
 

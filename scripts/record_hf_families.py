@@ -56,6 +56,8 @@ def cases() -> list[Case]:
     square = {"width": 64}  # transformers keeps Gemma's factor, the root of the width, in float32
     granite = {"embedding_multiplier": 3.0, "residual_multiplier": 0.375, "logits_scaling": 2.5, "attention_multiplier": 0.125}
     gemma2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, "query_pre_attn_scalar": 12, "sliding_window": 6}
+    experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+    shared = {"shared_expert_intermediate_size": 24}
     neox = {"hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **rope}}
     return [
         Case("llama_llama3_biases", "llama", {}, "llama", "Llama", {"attention_bias": True, "mlp_bias": True} | llama3, _llama),
@@ -120,6 +122,17 @@ def cases() -> list[Case]:
             gemma2 | plain,
             _layout("gemma2"),
         ),
+        Case(
+            "mixtral",
+            "llama",
+            {"experts": 4, "experts_used": 2},
+            "mixtral",
+            "Mixtral",
+            {"num_local_experts": 4, "num_experts_per_tok": 2} | plain,
+            _layout("mixtral"),
+        ),
+        Case("qwen2_moe", "qwen2moe", {"shared_ffn": 24}, "qwen2_moe", "Qwen2Moe", experts | shared | plain, _layout("qwen2_moe")),
+        Case("qwen3_moe", "qwen3moe", {}, "qwen3_moe", "Qwen3Moe", experts | {"norm_topk_prob": True} | plain, _layout("qwen3_moe")),
     ]
 
 
@@ -128,7 +141,7 @@ def draw(case: Case, seed: int) -> Model:
     model = random_model(seed, family=case.family, tied=case.family in ("qwen2", "gpt2", "gemma", "gemma2"), **{**SHAPE, **case.shape})
     if MODEL_TYPES[case.module].less_one:
         return _of_float32_differences(model)
-    if case.classes in ("Mistral", "SmolLM3"):
+    if case.classes in ("Mistral", "SmolLM3", "Mixtral"):
         return _bare(model)
     if model.rope_factors is None:
         return replace(model, output_bias=None)
@@ -194,9 +207,33 @@ def _modules(kind: ModelType, model: Model) -> dict[str, Array]:
             if isinstance(value, Linear):
                 turned = c.rope == "adjacent" and field in ("attn_q", "attn_k")
                 weights |= _pair(path, value, halved) if turned else _pair(path, value)
+            elif field == "ffn_gate_inp_shexp":
+                weights[path + ".weight"] = value[None]
             else:
                 weights[path + ".weight"] = value - one
+        for i, expert in enumerate(layer.experts):
+            for field, module in kind.experts.items():
+                weights |= _pair(kind.layer.format(n) + module.format(i), getattr(expert, field))
     return weights
+
+
+def _in_memory(weights: dict[str, Array], n_layers: int) -> dict[str, Array]:
+    """Weights of files as transformers 5 has them in memory: all experts of a layer in two tensors."""
+    weights = {name.replace("block_sparse_moe", "mlp"): value for name, value in weights.items()}
+    fused: dict[str, Array] = {}
+    for n in range(n_layers):
+        path = f"model.layers.{n}.mlp.experts."
+        own = {name.removeprefix(path): weights.pop(name) for name in list(weights) if name.startswith(path)}
+        count = len(own) // 3
+
+        def stacked(*names: str, own: dict[str, Array] = own, count: int = count) -> Array:
+            return np.stack([own[f"{i}.{name}.weight"] for i in range(count) for name in names if f"{i}.{name}.weight" in own])
+
+        if own:
+            pairs = stacked("gate_proj", "w1", "up_proj", "w3")
+            fused[path + "gate_up_proj"] = pairs.reshape(count, -1, pairs.shape[2])
+            fused[path + "down_proj"] = stacked("down_proj", "w2")
+    return weights | fused
 
 
 _llama = _layout("qwen3")  # the modules of all that descend from Llama without others
@@ -235,6 +272,8 @@ def _gptneox(model: Model) -> dict[str, Array]:
             fused = np.concatenate(parts, axis=1)
             weights[f"{path}attention.query_key_value.{name}"] = fused.reshape(-1, c.width) if name == "weight" else fused.reshape(-1)
         weights |= _pair(path + "attention.dense", layer.attn_output)
+        assert layer.ffn_up is not None
+        assert layer.ffn_down is not None
         weights |= _pair(path + "mlp.dense_h_to_4h", layer.ffn_up) | _pair(path + "mlp.dense_4h_to_h", layer.ffn_down)
         weights |= _norms(path, layer, "input_layernorm", "post_attention_layernorm")
     return weights
@@ -250,6 +289,8 @@ def _gpt2(model: Model) -> dict[str, Array]:
         weights, biases = zip(*_qkv(layer), strict=True)
         state |= {path + "attn.c_attn.weight": np.concatenate(weights).T, path + "attn.c_attn.bias": np.concatenate(biases)}
         state |= _pair(path + "attn.c_proj", layer.attn_output, lambda x: x.T)
+        assert layer.ffn_up is not None
+        assert layer.ffn_down is not None
         state |= _pair(path + "mlp.c_fc", layer.ffn_up, lambda x: x.T) | _pair(path + "mlp.c_proj", layer.ffn_down, lambda x: x.T)
         state |= _norms(path, layer, "ln_1", "ln_2")
     return state
@@ -279,10 +320,12 @@ def run(case: Case, model: Model, tokens: NDArray[np.int64]) -> tuple[NDArray, N
         if c.norm == "rms":
             sizes |= {"num_key_value_heads": c.kv_heads, "head_dim": c.head_dim}
     config = getattr(library, case.classes + "Config")(**common, **sizes, **case.options)
+    config._experts_implementation = "eager"  # the others have no float64
 
     def build() -> Any:
         built = getattr(library, case.classes + ("LMHeadModel" if case.classes == "GPT2" else "ForCausalLM"))(config).eval()
-        state = {name: torch.from_numpy(np.array(value, np.float32)) for name, value in case.weights(model).items()}
+        weights = _in_memory(case.weights(model), model.config.n_layers)
+        state = {name: torch.from_numpy(np.array(value, np.float32)) for name, value in weights.items()}
         missing, unexpected = built.load_state_dict(state, strict=False)
         if unexpected or [name for name in missing if "rotary" not in name and not name.endswith(".attn.bias")]:
             raise UnsupportedError(f"{case.name}: transformers has other weights: {missing} are missing, {unexpected} have no place")
@@ -313,9 +356,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="some of the models")
     options = parser.parse_args(argv)
     options.folder.mkdir(parents=True, exist_ok=True)
-    for case in cases():
+    for case in [c for c in cases() if not options.only or c.name in options.only]:
         model = draw(case, options.seed)
         tokens = np.random.default_rng([options.seed, 1]).integers(0, model.config.vocab, (2, 24))
         try:

@@ -180,6 +180,34 @@ def attend_halves_row(
     return total.astype(f32)
 
 
+def top_experts(logits: Floats, k: int) -> NDArray[np.int32]:  # [R, E] -> [R, k]
+    return np.array([sorted(range(row.size), key=lambda e: (-row[e], e))[:k] for row in logits], np.int32)
+
+
+def expert_weights(logits: Floats, experts: NDArray[np.int32], normalized: bool) -> Floats:  # [R, E], [R, k] -> [R, k]
+    p = exp(logits - logits.max(axis=1, keepdims=True))
+    total = np.zeros(len(p), f32)
+    for e in range(p.shape[1]):
+        total = total + p[:, e]
+    out = np.take_along_axis(p, experts, axis=1) / total[:, None]
+    chosen = np.zeros(len(p), f32)
+    for slot in range(out.shape[1]):
+        chosen = chosen + out[:, slot]
+    return out / chosen[:, None] if normalized else out
+
+
+def mix(y: Floats, weights: Floats) -> Floats:  # [R, k, D], [R, k] -> [R, D]
+    total = y[:, 0] * weights[:, 0, None]
+    for slot in range(1, y.shape[1]):
+        total = total + y[:, slot] * weights[:, slot, None]
+    return total
+
+
+def sigmoid_gate(x: Floats, gate: Floats) -> Floats:  # [R, D], [R, 1] -> [R, D]
+    with np.errstate(over="ignore"):
+        return x * (f32(1) / (f32(1) + exp(-gate)))
+
+
 def relu2_gate(gate: Floats, up: Floats) -> Floats:  # [R, F], [R, F] -> [R, F]
     positive = np.maximum(gate, f32(0))
     return positive * positive * up

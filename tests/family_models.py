@@ -25,8 +25,8 @@ def drawn(family, weights="", **changes):
 def half_scales(model):
     """The model with scales that float16 can hold."""
     for layer in model.layers:
-        for value in vars(layer).values():
-            if isinstance(getattr(value, "weights", None), Ternary):
+        for _, value in layer.linears():
+            if isinstance(value.weights, Ternary):
                 object.__setattr__(value.weights, "scale", np.float32(np.float16(value.weights.scale)))
     return model
 

@@ -41,6 +41,16 @@ GEMMA = {"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": None,
 GEMMA2 = {"model_type": "gemma2", "hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "sliding_window": 6}
 GEMMA2 |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, "query_pre_attn_scalar": 12, "num_hidden_layers": 3}
 GEMMA2 |= {"rope_theta": 10000.0, "cache_implementation": "hybrid"}
+EXPERTS = {
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "router_aux_loss_coef": 0.01,
+    "output_router_logits": False,
+}
+EXPERTS |= {"rope_parameters": PLAIN, "decoder_sparse_step": 1, "mlp_only_layers": [], "intermediate_size": 99}
+MIXTRAL = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2, "router_jitter_noise": 0.0, "sliding_window": None}
+QWEN2_MOE = {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 24, "norm_topk_prob": False, "use_sliding_window": False}
 FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the layout of transformers' weights
     "llama_llama3_biases": (
         SIZES
@@ -66,6 +76,9 @@ FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the 
     "olmo2": (SIZES | {"model_type": "olmo2", "rope_parameters": PLAIN}, _layout("olmo2")),
     "gemma": (SIZES | GEMMA, _layout("gemma")),
     "gemma2": (SIZES | GEMMA2, _layout("gemma2")),
+    "mixtral": (SIZES | MIXTRAL | {"rope_parameters": PLAIN}, _layout("mixtral")),
+    "qwen2_moe": (SIZES | EXPERTS | QWEN2_MOE, _layout("qwen2_moe")),
+    "qwen3_moe": (SIZES | EXPERTS | {"model_type": "qwen3_moe", "norm_topk_prob": True}, _layout("qwen3_moe")),
 }
 
 DTYPES = {

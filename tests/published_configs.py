@@ -8,6 +8,16 @@ from typing import Any
 _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "attention_dropout": 0.0}
 _LLAMA |= {"hidden_act": "silu", "initializer_range": 0.02, "mlp_bias": False, "pretraining_tp": 1, "rope_scaling": None, "use_cache": True}
 
+_MOE = {"attention_dropout": 0.0, "hidden_act": "silu", "initializer_range": 0.02, "output_router_logits": False, "rope_theta": 1000000.0}
+_MOE |= {"router_aux_loss_coef": 0.001, "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True}
+_QWEN_MOE = _MOE | {
+    "bos_token_id": 151643,
+    "decoder_sparse_step": 1,
+    "rms_norm_eps": 1e-06,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
 _BITNET_2B = {
     "architectures": ["BitNetForCausalLM"],
     "auto_map": {"AutoConfig": "configuration_bitnet.BitNetConfig", "AutoModelForCausalLM": "modeling_bitnet.BitNetForCausalLM"},
@@ -125,6 +135,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "1bitLLM/bitnet_b1_58-large": _BITNET_B1_58 | _sizes(1536, 4096, 24, 16, 16),
     "1bitLLM/bitnet_b1_58-3B": _BITNET_B1_58 | _sizes(3200, 8640, 26, 32, 32),
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": _MOE
+    | _sizes(4096, 14336, 32, 32, 8)
+    | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    | {"bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-05, "vocab_size": 32000},
+    "Qwen/Qwen3-30B-A3B": _QWEN_MOE
+    | _sizes(2048, 6144, 48, 32, 4)
+    | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8}
+    | {"attention_bias": False, "head_dim": 128, "max_position_embeddings": 40960, "max_window_layers": 48, "moe_intermediate_size": 768}
+    | {"eos_token_id": 151645, "mlp_only_layers": [], "norm_topk_prob": True, "rope_scaling": None},
+    "Qwen/Qwen1.5-MoE-A2.7B": _QWEN_MOE
+    | _sizes(2048, 5632, 24, 16, 16)
+    | {"architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "num_experts": 60, "num_experts_per_tok": 4}
+    | {"max_position_embeddings": 8192, "max_window_layers": 21, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632}
+    | {"eos_token_id": 151643, "norm_topk_prob": False, "sliding_window": 32768},
     "SpectraSuite/TriLM_3.9B_Unpacked": _LLAMA
     | _sizes(3072, 9216, 30, 24, 24)
     | {
@@ -138,7 +162,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "vocab_size": 50688,
     },
 }
-"""By repository. What counts here are the keys. The sizes of Falcon-E, and some contexts and token ids, were not looked up again."""
+"""By repository. What counts here are the keys. The sizes of Falcon-E, the files of models with experts, and some
+contexts and token ids, were not looked up again."""
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "openbmb/BitCPM4-1B": (
@@ -167,4 +192,5 @@ def small(config: dict[str, Any]) -> dict[str, Any]:
     """The same model of few numbers: the same keys, and as many heads to a key-value head."""
     share = config["num_attention_heads"] // config["num_key_value_heads"]
     sizes = _sizes(128 * share, 256, 2, 2 * share, 2) | {"vocab_size": 64, "max_position_embeddings": 64}
-    return config | sizes | ({"head_dim": 64} if "head_dim" in config else {})
+    sizes |= {key: 64 for key in ("head_dim", "moe_intermediate_size", "shared_expert_intermediate_size") if key in config}
+    return config | sizes

@@ -6,7 +6,7 @@ from family_models import drawn
 
 from bitnet_np import packing, widen
 from bitnet_np.dense import dense_view
-from bitnet_np.families import ARCHITECTURES, FAMILIES
+from bitnet_np.families import ARCHITECTURES, FAMILIES, layer_matrices
 from bitnet_np.model import Linear, Ternary
 from bitnet_np.tensor_types import BLOCK_TYPES
 from bitnet_np.testing import SHAPE, random_model, random_table
@@ -43,7 +43,8 @@ def test_it_has_all_that_its_family_may_have(family):
     assert model.output is not None
     for layer in model.layers:
         linears = {name: value for name, value in vars(layer).items() if isinstance(value, Linear)}
-        assert set(linears) == set(traits.matrices)
+        assert set(linears) == set(layer_matrices(model.config))
+        assert len(layer.experts) == model.config.experts
         for name, linear in linears.items():
             assert (linear.bias is not None) == (name in traits.biases + traits.optional_biases)
             assert (linear.scale is not None) == traits.scales

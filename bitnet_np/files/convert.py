@@ -117,7 +117,7 @@ def _encoded(c: Config, name: str, weights: Weights, target: _Target) -> Stored:
     if name in ("token_embd.weight", "output.weight"):
         assert not isinstance(weights, Ternary)
         return stored(name, weights) if target.head is None else _floats(name, weights, target.head, target.rounding)
-    if not name.startswith("blk.") or len(weights.shape) != 2:
+    if not name.startswith("blk.") or len(weights.shape) != 2 or name.endswith(".ffn_gate_inp.weight"):  # engines keep routers as they are
         return stored(name, weights)
     ternary = isinstance(weights, Ternary) or (isinstance(weights, Blocks) and weights.type in TERNARY_TYPES)
     if FAMILIES[c.architecture].ternary and not ternary:

@@ -35,7 +35,7 @@ def read_config(file: GGUFFile) -> Config:
             context=value["context"],
             width=value["width"],
             n_layers=value["n_layers"],
-            ffn=value["ffn"],
+            ffn=value["ffn"] if value.get("expert_ffn") is None else value["expert_ffn"],
             heads=value["heads"],
             kv_heads=value["heads"] if kv_heads is None else kv_heads,
             head_dim=head_dim,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..families import Family
+from ..model import Config
 
 
 class Key(NamedTuple):
@@ -41,6 +42,10 @@ KEYS: dict[str, Key] = {
     "residual_scale": Key("residual_scale", float),
     "logit_scale": Key("logit_scale", float),
     "logit_cap": Key("final_logit_softcapping", float),
+    "experts": Key("expert_count", int),
+    "experts_used": Key("expert_used_count", int),
+    "expert_ffn": Key("expert_feed_forward_length", int),  # no field: ffn, where a file has it
+    "shared_ffn": Key("expert_shared_feed_forward_length", int),
 }
 """By field of Config, or by a name of their own where Config has no such field."""
 
@@ -63,6 +68,7 @@ NEUTRAL: dict[str, Any] = {
     "attention.sliding_window": 0,
     "expert_count": 0,
     "expert_used_count": 0,
+    "expert_gating_func": 1,  # softmax
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.finetuned": None,
     "rope.scaling.original_context_length": None,  # llama.cpp reads it for yarn only; Llama 3's scaling is in rope_freqs.weight
@@ -80,8 +86,17 @@ def keys_of(family: Family) -> dict[str, Key]:
         *(("parallel_residual",) if family.chooses_residual else ()),
         *(("window", "window_layers") if family.windows else ()),
         *family.numbers,
+        *(("expert_ffn",) if family.expert_width else ()),
     ]
     return {name: KEYS[name] for name in SIZES} | {"eps": EPSILON[family.config["norm"]]} | {name: KEYS[name] for name in names}
+
+
+_SHARED = {f"ffn_{name}": f"ffn_{name}_shexp" for name in ("gate", "up", "down")}
+
+
+def matrix_name(c: Config, field: str, layer: int) -> str:
+    """The tensor of a layer's matrix without its ending; those of the shared expert have names of their own."""
+    return f"blk.{layer}.{_SHARED.get(field, field) if c.experts else field}"
 
 
 def tensor_name(field: str, layer: int | None = None) -> str:

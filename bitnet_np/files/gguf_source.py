@@ -1,6 +1,6 @@
 """A GGUF file as the source of a Model: its tensors, by the names of our fields."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -12,11 +12,11 @@ from ..errors import FileFormatError, NonFiniteError, ShapeError
 from ..families import FAMILIES
 from ..kernels import blocks as block_kernels
 from ..kernels import cpu
-from ..model import Blocks, Config, Linear, Table, Ternary, Weights
+from ..model import Blocks, Config, Expert, Linear, Table, Ternary, Weights
 from ..tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
 from .gguf_config import read_config
 from .gguf_file import GGUFFile
-from .gguf_names import FACTORS, tensor_name
+from .gguf_names import FACTORS, matrix_name, tensor_name
 from .overrides import check_has
 from .source import Shapes
 from .tensors import FLOATS, CheckedTensors, Tensor
@@ -86,7 +86,24 @@ class GGUFWeights:
 
     def linear(self, field: str, shape: tuple[int, ...], layer: int) -> Linear:
         """From blk.<n>.<field>, its .weight, .bias and .scale."""
-        return self._linears(f"blk.{layer}.{field}", {field: shape})[field]
+        return self._linears(matrix_name(self.config, field, layer), {field: shape})[field]
+
+    def experts(self, shapes: Mapping[str, tuple[int, int]], layer: int) -> tuple[Expert, ...]:
+        """From blk.<n>.<field>_exps, a matrix of each expert after the other's; in older files from blk.<n>.<field>.<expert>."""
+        count = self.config.experts
+        fields = {field: self._stack(f"blk.{layer}.{field}_exps.weight", (count, *shape)) for field, shape in shapes.items()}
+        for field, shape in shapes.items():
+            fields[field] = fields[field] or [self._linears(f"blk.{layer}.{field}.{n}", {field: shape})[field] for n in range(count)]
+        return tuple(Expert(**dict(zip(fields, of_one, strict=True))) for of_one in zip(*fields.values(), strict=True))
+
+    def _stack(self, name: str, shape: tuple[int, int, int]) -> list[Linear]:
+        """The matrices [N, M] in one tensor [E, N, M]; none if the file has not the tensor."""
+        if name not in self._tensors:
+            return []
+        tensor, (count, n, m) = self._tensors.take(name, shape), shape
+        self._tensors.check_type(tensor, _TABLES, ", because I2_S has one scale for a whole tensor" if tensor.type is I2_S else "")
+        flat = replace(tensor, shape=(count * n, m))
+        return [Linear(weights) for weights in self._matrices(flat, [slice(i * n, (i + 1) * n) for i in range(count)])]
 
     def check_all_taken(self) -> None:
         """Refuses a tensor that is none of the architecture's."""

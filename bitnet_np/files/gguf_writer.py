@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from .. import packing
 from ..errors import UnsupportedError
 from ..families import FAMILIES, implied, windowed_layers
-from ..model import Blocks, Config, Layer, Linear, Model, Ternary, Weights
+from ..model import Blocks, Config, Expert, Layer, Linear, Model, Ternary, Weights
 from ..model_check import check_model
 from ..tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
 from ..whole_file import whole_file
-from .gguf_names import EPSILON, FACTORS, KEYS, tensor_name
+from .gguf_names import EPSILON, FACTORS, KEYS, matrix_name, tensor_name
 
 FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40, Q1_0: 40, Q2_0: 41}
 """general.file_type, by the type of the file's matrices (llama.h; I2_S's 40 is bitnet.cpp's)."""
@@ -47,6 +47,8 @@ FIELDS = (
     "attn_k_norm",
     "post_attention_norm",
     "post_ffw_norm",
+    "ffn_gate_inp",
+    "ffn_gate_inp_shexp",
 )
 """The fields of model.Layer in the order of the released file's tensors; those that it has not come last."""
 
@@ -129,7 +131,8 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
         key("parallel_residual"): c.parallel_residual if family.chooses_residual else None,
         key("window"): c.window,
         key("window_layers"): _window_pattern(c),
-        **{key(field): getattr(c, field) for field in family.numbers},
+        **{key(field): getattr(c, field) for field in family.numbers if c.experts or "expert" not in field},
+        key("expert_ffn"): c.ffn if family.expert_width else None,
         "general.file_type": metadata.get("general.file_type"),
     }
     for name, value in {**keys, **{name: value for name, value in metadata.items() if name not in keys}}.items():
@@ -182,8 +185,8 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def present(layer: Layer) -> dict[str, Any]:
-    """The fields of a layer that are not None, by name."""
-    return {name: value for name, value in vars(layer).items() if value is not None}
+    """The fields of a layer that are not None, by name, but for its experts."""
+    return {name: value for name, value in vars(layer).items() if value is not None and name != "experts"}
 
 
 def stored(name: str, weights: Weights) -> Stored:
@@ -243,8 +246,33 @@ def model_tensors(
                 raise UnsupportedError(f"layer {n} {field} has a norm inside the linear, and GGUF has no place for that")
             scale = None if value.scale is None else np.array([value.scale])
             parts = {"weight": value.weights, "bias": value.bias, "scale": scale}
-            yield from given({f"blk.{n}.{field}.{part}": array for part, array in parts.items()})
+            yield from given({f"{matrix_name(model.config, field, n)}.{part}": array for part, array in parts.items()})
+        yield from _stacks(n, layer.experts, encode)
     yield from of_model("output_norm", "output_norm_bias", "output", "output_bias")
+
+
+def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple[str, Stored]]:
+    """Name and content of the tensors of a layer's experts: one for all of them.
+
+    Where that cannot be, because they have several types, or a scale each as in I2_S, it is one for each, as in older files.
+    """
+    for field in ("ffn_gate", "ffn_up", "ffn_down") if experts else ():
+        linears = [getattr(expert, field) for expert in experts]
+        for i, linear in enumerate(linears):
+            if linear.bias is not None or linear.scale is not None or linear.norm is not None:
+                raise UnsupportedError(f"layer {n} {field} of expert {i} has a bias, a scale or a norm, and GGUF has no place for that")
+        one_each = {f"blk.{n}.{field}.{i}.weight": linear.weights for i, linear in enumerate(linears)}
+        parts = {name: encode(name, weights) for name, weights in one_each.items()}
+        first = next(iter(parts.values()))
+        if first.type is I2_S or any(part.type is not first.type for part in parts.values()):
+            yield from parts.items()
+        else:
+            yield f"blk.{n}.{field}_exps.weight", _stack(list(parts.values()))
+
+
+def _stack(parts: Sequence[Stored]) -> Stored:
+    """Matrices of one type and shape as one tensor."""
+    return Stored(parts[0].type, (len(parts), *parts[0].shape), lambda: np.concatenate([part.make() for part in parts]))
 
 
 def write_model(
@@ -271,7 +299,8 @@ def write_model(
     if own != always:
         raise UnsupportedError(f"a GGUF file of architecture {c.architecture} has {dict(always)}, but this model {own}")
     tensors = dict(model_tensors(model, encode, fields))
-    file_type = FILE_TYPES.get(tensors["blk.0.ffn_down.weight"].type, metadata.get("general.file_type"))
+    down = next(tensor for name, tensor in tensors.items() if name.startswith("blk.0.ffn_down"))
+    file_type = FILE_TYPES.get(down.type, metadata.get("general.file_type"))
     write_file(
         path,
         c.architecture,

@@ -88,6 +88,7 @@ _NEUTRAL = frozenset(
         "pad_token_id",
         "problem_type",
         "resid_pdrop",
+        "router_aux_loss_coef",
         "return_dict",
         "return_dict_in_generate",
         "sep_token_id",
@@ -220,7 +221,8 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         return keys.take(kind.names.get(key, key), expected, default)
 
     heads, width = take("num_attention_heads", int), take("hidden_size", int)
-    ffn = take("intermediate_size", int, 4 * width if model_type == "gpt2" else _REQUIRED)
+    experts = _experts(keys, model_type) if kind.experts else {}
+    ffn = experts.pop("ffn", None) or take("intermediate_size", int, 4 * width if model_type == "gpt2" else _REQUIRED)
     activation = take("hidden_act", str)
     if activation not in kind.architectures:
         choices = ", ".join(kind.architectures)
@@ -254,12 +256,37 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         rope_base=rope.base,
         rope_width=None if rotated == head_dim else rotated,
         rope_scaling=rope.scaling,
-        **always,
+        **always | experts,
     )
     for key in kind.ignored:
         keys.left.pop(key, None)
     fields = _window(keys, kind, config) | _numbers(keys, config, kind) | _rope_layers(keys, config)
     return replace(config, **fields), rope.llama3
+
+
+def _experts(keys: _UnreadKeys, model_type: str) -> dict[str, Any]:
+    """The fields of a Config that say how a token takes experts. All layers must have some."""
+    names = [name for name in ("num_local_experts", "num_experts") if name in keys.left]  # transformers has either name for the same number
+    if not names:
+        raise FileFormatError(f"{keys.where}: num_experts is missing, expected int")
+    counts = {name: keys.take(name, int) for name in names}
+    if len(set(counts.values())) > 1:
+        raise FileFormatError(f"{keys.where}: num_local_experts and num_experts are {counts}, expected one number")
+    fields: dict[str, Any] = {"experts": counts[names[0]], "experts_used": keys.take("num_experts_per_tok", int)}
+    if not fields["experts"]:
+        raise UnsupportedError(f"{keys.where}: {names[0]} is 0, expected a model of experts")
+    if model_type == "mixtral":
+        return fields
+    keys.take_fixed("decoder_sparse_step", 1)
+    keys.take_fixed("mlp_only_layers", [], None)
+    keys.take("intermediate_size", int, 0)  # of layers without experts
+    fields |= {"ffn": keys.take("moe_intermediate_size", int), "normalized_experts": keys.take("norm_topk_prob", bool, False)}
+    if model_type == "qwen2_moe":
+        keys.take_fixed("qkv_bias", True)
+        fields["shared_ffn"] = keys.take("shared_expert_intermediate_size", int)
+        if not fields["shared_ffn"]:
+            raise UnsupportedError(f"{keys.where}: shared_expert_intermediate_size is 0, expected a model with a shared expert")
+    return fields
 
 
 def _head_dim(keys: _UnreadKeys, width: int, heads: int) -> int:
@@ -407,7 +434,7 @@ _OLD_ROPE = {
 def _biases(keys: _UnreadKeys, model_type: str, architecture: str) -> tuple[str, ...]:
     """The matrices that have a bias, by their fields."""
     family = FAMILIES[architecture]
-    if not family.optional_biases or model_type == "mistral":
+    if not family.optional_biases or model_type in ("mistral", "mixtral"):
         keys.take_fixed("attention_bias", model_type == "gpt_neox")
         keys.take_fixed("mlp_bias", False)
         return family.biases

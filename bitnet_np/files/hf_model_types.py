@@ -32,6 +32,7 @@ class ModelType:
     numbers: Mapping[str, str] = field(default_factory=dict)  # field of model.Config that few families have -> its key; 1 if it is missing
     caps: Mapping[str, str] = field(default_factory=dict)  # the same for soft caps, which must be stated; null for none
     ignored: tuple[str, ...] = ()  # keys that transformers does not read for this type
+    experts: Mapping[str, str] = field(default_factory=dict)  # field of model.Expert -> module of the expert of a number
     buffers: tuple[str, ...] = ()  # tensors of a layer in old files that can be computed; transformers ignores them
 
 
@@ -63,6 +64,14 @@ _NEOX_MODULES = {
     "ffn_up": "mlp.dense_h_to_4h",
     "ffn_down": "mlp.dense_4h_to_h",
 }
+_MIXTRAL_MODULES = HF_MODULES | {"ffn_gate_inp": "block_sparse_moe.gate"}
+_MIXTRAL_EXPERTS = {f"ffn_{name}": f"block_sparse_moe.experts.{{}}.{w}" for name, w in (("gate", "w1"), ("up", "w3"), ("down", "w2"))}
+_MOE_MODULES = HF_MODULES | {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    **{f"ffn_{name}": f"mlp.shared_expert.{name}_proj" for name in ("gate", "up", "down")},
+}
+_MOE_EXPERTS = {f"ffn_{name}": f"mlp.experts.{{}}.{name}_proj" for name in ("gate", "up", "down")}
 _GPT2_MODULES = {
     "attn_norm": "ln_1",
     **dict.fromkeys(QKV, "attn.c_attn"),
@@ -71,6 +80,11 @@ _GPT2_MODULES = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
+FUSED_EXPERTS = "mlp.experts"
+"""The module of all experts as transformers 5 has them in memory: gate_up_proj [E, 2F, D], gates first, and down_proj [E, D, F]."""
+FUSED_ROUTER = "mlp.gate"
+"""The module of the router beside it."""
+
 _OLD_ROPE = ("self_attn.rotary_emb.inv_freq",)
 
 _LLAMA_INERT = {"activation": "swiglu", "is_llama_config": True, "parallel_attn": False, "rope_interleaved": False}
@@ -82,6 +96,16 @@ MODEL_TYPES: dict[str, ModelType] = {
     "qwen2": ModelType({"silu": "qwen2"}, "Qwen2ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
     "qwen3": ModelType({"silu": "qwen3"}, "Qwen3ForCausalLM", HF_MODULES, window="switched", buffers=_OLD_ROPE),
     "mistral": ModelType({"silu": "llama"}, "MistralForCausalLM", HF_MODULES, window="always", quantizable=False, buffers=_OLD_ROPE),
+    "mixtral": ModelType(
+        {"silu": "llama"},
+        "MixtralForCausalLM",
+        _MIXTRAL_MODULES,
+        quantizable=False,
+        experts=_MIXTRAL_EXPERTS,
+        ignored=("router_jitter_noise",),
+    ),
+    "qwen2_moe": ModelType({"silu": "qwen2moe"}, "Qwen2MoeForCausalLM", _MOE_MODULES, quantizable=False, experts=_MOE_EXPERTS),
+    "qwen3_moe": ModelType({"silu": "qwen3moe"}, "Qwen3MoeForCausalLM", _MOE_MODULES, quantizable=False, experts=_MOE_EXPERTS),
     "smollm3": ModelType({"silu": "smollm3"}, "SmolLM3ForCausalLM", HF_MODULES, tied=True, quantizable=False, ignored=("pretraining_tp",)),
     "granite": ModelType(
         {"silu": "granite"},

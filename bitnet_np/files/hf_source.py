@@ -23,10 +23,11 @@ from ..errors import FileFormatError, NonFiniteError, UnsupportedError
 from ..families import QKV
 from ..kernels import cpu
 from ..kernels import packing as kernels
-from ..model import Config, Linear, Ternary, Weights, frozen
+from ..model import Config, Expert, Linear, Ternary, Weights, frozen
 from ..text.hf_tokenizer import tokenizer_metadata
 from .hf_config import Recipe, read_recipe
 from .hf_folder import TYPES, Folder, read_json, read_text
+from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER
 from .overrides import check_has
 from .source import Shapes
 from .tensors import FLOATS, CheckedTensors, Tensor
@@ -93,7 +94,8 @@ class HFWeights:
     def vector(self, field: str, size: int, layer: int | None = None) -> NDArray[np.float32]:
         """From <module>.weight, or .bias for a field that ends in _bias."""
         plain = field.removesuffix("_bias")
-        values = self._tensors.take_vector(f"{self._module(plain, layer)}.{'weight' if plain == field else 'bias'}", size)
+        name = f"{self._module(plain, layer)}.{'weight' if plain == field else 'bias'}"
+        values = self._tensors.take_vector(name, size) if field != "ffn_gate_inp_shexp" else self._tensors.take_row(name, size)
         return values + np.float32(1) if self._recipe.kind.less_one else values
 
     def table(self, field: str, shape: tuple[int, int]) -> NDArray:
@@ -131,6 +133,21 @@ class HFWeights:
         bias = self._tensors.take_vector(module + ".bias", n) if field in self._recipe.biases else None
         return Linear(weights, bias, norm=norm, norm_eps=norm_eps)
 
+    def experts(self, shapes: Mapping[str, tuple[int, int]], layer: int) -> tuple[Expert, ...]:
+        """From modules of each expert's own, or from two tensors of all experts, as transformers 5 has them in memory."""
+        kind, count = self._recipe.kind, self.config.experts
+        prefix = kind.layer.format(layer)
+        fused = prefix + FUSED_EXPERTS
+        if fused + ".gate_up_proj" not in self._tensors:
+            modules = {field: prefix + module for field, module in kind.experts.items()}
+            every = [{field: self._float_matrix(modules[field].format(n), *shape) for field, shape in shapes.items()} for n in range(count)]
+        else:
+            (ffn, width), down = shapes["ffn_gate"], shapes["ffn_down"]
+            pairs = self._tensors.take_floats(fused + ".gate_up_proj", (count, 2 * ffn, width))
+            downs = self._tensors.take_floats(fused + ".down_proj", (count, *down))
+            every = [{"ffn_gate": pair[:ffn], "ffn_up": pair[ffn:], "ffn_down": of} for pair, of in zip(pairs, downs, strict=True)]
+        return tuple(Expert(**{field: Linear(weights) for field, weights in expert.items()}) for expert in every)
+
     def check_all_taken(self) -> None:
         """Refuses a tensor that is none of the model type's."""
         self._tensors.check_all_taken(self.config.architecture)
@@ -162,6 +179,10 @@ def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:
     kind, tensors = recipe.kind, dict(folder.tensors)
     if f"{kind.file_head}.weight" in tensors and "lm_head.weight" not in tensors:
         tensors["lm_head.weight"] = tensors.pop(f"{kind.file_head}.weight")
+    for n in range(min(recipe.config.n_layers, len(tensors))) if kind.experts else ():
+        router, fused = (f"{kind.layer.format(n)}{module}.weight" for module in (kind.modules["ffn_gate_inp"], FUSED_ROUTER))
+        if router not in tensors and fused in tensors:
+            tensors[router] = tensors.pop(fused)
     base = kind.embedding.partition(".")[0] + "."
     if recipe.tied and kind.embedding + ".weight" not in tensors:  # saved without the head, and so without the prefix
         for name in [name for name in tensors if base + name not in tensors and not name.startswith(base)]:

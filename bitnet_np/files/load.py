@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from .. import packing
 from ..errors import OptionError, UnsupportedError
-from ..families import FAMILIES, QKV, layer_shapes
-from ..model import Config, Layer, Model, frozen
+from ..families import FAMILIES, QKV, layer_matrices, layer_shapes
+from ..model import Config, Layer, Model, frozen, shapes_of_expert
 from ..rope import model_frequencies
 from ..validate import path_of
 from .gguf_file import open_gguf
@@ -111,9 +111,13 @@ def _build_layer(weights: ModelWeights, n: int) -> Layer:
         if c.norm == "layer":
             fields[norm + "_bias"] = weights.vector(norm + "_bias", size, n)
     fields |= weights.qkv({field: shapes[field] for field in QKV}, n)
-    for field in family.matrices:
+    for field in layer_matrices(c):
         if field not in QKV:
             fields[field] = weights.linear(field, shapes[field], n)
+    if c.shared_ffn:
+        fields["ffn_gate_inp_shexp"] = weights.vector("ffn_gate_inp_shexp", c.width, n)
+    if c.experts:
+        fields["experts"] = weights.experts(shapes_of_expert(c), n)
     return frozen(Layer(**fields))
 
 

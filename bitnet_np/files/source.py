@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model import Config, Linear, Table
+from ..model import Config, Expert, Linear, Table
 from .tensors import Tensor
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -77,6 +77,9 @@ class ModelWeights(Protocol):
 
     def linear(self, field: str, shape: tuple[int, ...], layer: int) -> Linear:
         """A matrix (N, M) of a layer, with its bias, scale and norm where it has them."""
+
+    def experts(self, shapes: Mapping[str, tuple[int, int]], layer: int) -> tuple[Expert, ...]:
+        """The experts of a layer, Config.experts of them, with matrices of these shapes (N, M) by field of model.Expert."""
 
     def qkv(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
         """The linears of queries, keys and values, by their fields: in some files they are rows of one tensor."""

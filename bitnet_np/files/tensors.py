@@ -61,6 +61,10 @@ class CheckedTensors:
         """A float vector as float32 [size]."""
         return widen.float32(self.take_floats(name, (size,)))
 
+    def take_row(self, name: str, size: int) -> NDArray[np.float32]:
+        """A float matrix [1, size] as float32 [size]."""
+        return widen.float32(self.take_floats(name, (1, size)).reshape(size))
+
     def floats(self, tensor: Tensor) -> NDArray:
         """A float tensor where it lies in the file, in its own dtype: bfloat16 as uint16 bits, float64 narrowed to float32.
 

@@ -22,6 +22,7 @@ from ..kernels.scalar import CHUNK
 from ..model import Ternary
 from ..tensor_types import TensorType
 from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
+from .device import NO_EXPERTS
 from .products import OneRow, apart, three_of
 from .storage import DeviceStorage
 
@@ -503,6 +504,20 @@ class Cuda:
         out = self.empty(x.shape)
         self.launch(row_kernels.soft_cap, out.size, view(now(x), np.float32), cap, view(out, np.float32))
         return out
+
+    # --- experts, which `device.place` refuses ---
+
+    def top_experts(self, logits: DeviceArray, k: int) -> DeviceArray:
+        raise UnsupportedError(NO_EXPERTS)
+
+    def expert_weights(self, logits: DeviceArray, experts: DeviceArray, normalized: bool) -> DeviceArray:
+        raise UnsupportedError(NO_EXPERTS)
+
+    def mix(self, y: DeviceArray, weights: DeviceArray) -> DeviceArray:
+        raise UnsupportedError(NO_EXPERTS)
+
+    def sigmoid_gate(self, x: DeviceArray, gate: DeviceArray) -> DeviceArray:
+        raise UnsupportedError(NO_EXPERTS)
 
     # --- masks ---
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'bitnet_np[cuda]'"
 OLDEST = (8, 0)  # compute capability: asynchronous copies, and tensor cores for int8 in the shape used here
+NO_EXPERTS = "the model has experts, which the device has no kernels for: compute it on the CPU"
 _HEADROOM = 1 << 28  # bytes besides the weights: for results, for code, and for the driver
 
 
@@ -97,6 +98,8 @@ def place(model: Model, on: Cuda) -> Model:
     check_model(model)
     if model.config.head_dim > on.widest_head:
         raise UnsupportedError(f"heads are {model.config.head_dim} wide, on the device expected at most {on.widest_head}")
+    if model.config.experts:
+        raise UnsupportedError(NO_EXPERTS)
     needed, free = bytes_needed(model), on.free_bytes()
     if needed + _HEADROOM > free:
         raise CapacityError(f"the weights take {needed:,} bytes on the device and {_HEADROOM:,} are kept beside, it has {free:,} free")

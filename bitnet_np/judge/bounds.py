@@ -41,6 +41,16 @@ def invalid_tensor(theirs: NDArray, ours: NDArray) -> str:
     return ""
 
 
+def invalid_experts(theirs: NDArray, count: int) -> str:
+    """Why the numbers of a token's experts, [T, k] of `count`, cannot be judged, or an empty string."""
+    for t, row in enumerate(theirs.reshape(len(theirs), -1)):
+        if not all(number == int(number) and 0 <= number < count for number in row) or len(set(row.tolist())) < len(row):
+            return (
+                f"the experts at position {t} are {', '.join(f'{number:g}' for number in row)}, expected different ones of 0 to {count - 1}"
+            )
+    return ""
+
+
 def bound_of(expected: Expected, shape: tuple[int, ...], rows: slice = slice(None)) -> tuple[Array, ...]:
     """The bound of each element of some rows, with flips and without, then value, squared roundings and reach, all of one shape."""
     arrays = (*expected[:4], expected.worst, expected.square)

@@ -34,7 +34,7 @@ from .mistakes.catalogue import Trial, fitted, hidden_engines, in_engine, trials
 from .mistakes.mistake import Cause, Fit
 from .mistakes.search import OVERHEAD, Explanation, Search
 from .precision import FLOAT32, Precision
-from .reach import FLOOR, dialects, in_precision, reach_of, roundings
+from .reach import FLOOR, dialects, in_precision, other_choices, reach_of, roundings, with_choices
 from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong
 from .variant import Floats, Variant, scaled, with_computed
@@ -85,6 +85,8 @@ def judge_logits(
     rows = len(next(iter(runs.values())))
     a, b = (np.asarray(x).reshape(-1, ours.shape[-1])[:rows] for x in (ours, theirs))
     reach = reach_of(a, list(runs.values()), base, declared)
+    if (other := other_choices(base, declared)) is not None and (x := logits(other)) is not None:
+        reach = with_choices(reach, a, x)
     judged = judge(ours, theirs, reach, numbers, details)
 
     runs |= {variant.text: x for variant in others if (x := logits(variant)) is not None}

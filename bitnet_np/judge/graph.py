@@ -99,14 +99,16 @@ class _Layer:
         c, h = self.model.config, layer_input(self.model, self.n)
         add, allow = partial(op.add_scaled, c.residual_scale), partial(narrow.add, factor=c.residual_scale)
         attended = "attn_o_out" if w.post_attention_norm is None else "attn_post_norm"
-        fed = "ffn_down" if w.post_ffw_norm is None else "ffn_post_norm"
+        fed = ["ffn_down" if w.post_ffw_norm is None else "ffn_post_norm"]
+        if w.experts:
+            fed = ["ffn_moe_out", "ffn_shexp_out"] if w.ffn_gate_inp_shexp is not None else ["ffn_moe_out"]
         yield from self.attention(w, h)
         yield from self.norm(attended, "attn_o_out", w.post_attention_norm)
         if not c.parallel_residual:
             yield self.one("ffn_inp", (h, *self.at(attended)), add, allow)
         yield from self.feed_forward(w, h if c.parallel_residual else Key("ffn_inp", self.n))
-        yield from self.norm(fed, "ffn_down", w.post_ffw_norm)
-        terms = (h, *self.at(fed, attended)) if c.parallel_residual else self.at("ffn_inp", fed)
+        yield from self.norm("ffn_post_norm", "ffn_down", w.post_ffw_norm)
+        terms = (h, *self.at(*fed, attended)) if c.parallel_residual else self.at("ffn_inp", *fed)
         yield self.one("l_out", terms, add, allow)
 
     def norm(self, name: str, source: str, gain: NDArray | None) -> Iterator[Operation]:
@@ -137,23 +139,65 @@ class _Layer:
         yield from self.behind_sub_norm("attn_sub_norm", "kqv_out", w.attn_sub_norm, attn_o_out=w.attn_output)
 
     def feed_forward(self, w: Layer, h: Key) -> Iterator[Operation]:
-        activation, source = self.model.config.activation, h
+        source = h
         if w.ffn_norm is not None:
             yield self.one("ffn_norm", (h,), _norm(self.model.config, w.ffn_norm, w.ffn_norm_bias), narrow.norm)
             (source,) = self.at("ffn_norm")
+        readers = [linear for name, linear in w.linears() if name.startswith(("ffn_gate", "ffn_up")) and linear.norm is None]
+        if any(op.reads_codes(linear, self.dialect) for linear in readers):
+            yield from self.quantized(source)
+        if w.experts:
+            yield from self.mixture(w, source)
+        if w.ffn_up is not None:
+            yield from self.dense(w, source)
+        if w.ffn_gate_inp_shexp is not None:
+            gain = w.ffn_gate_inp_shexp
+            shared = (*self.at("ffn_down"), source)
+            yield self.one("ffn_shexp_out", shared, partial(op.shared_expert, gain), partial(narrow.shared_expert, gain=gain))
+
+    def dense(self, w: Layer, source: Key) -> Iterator[Operation]:
+        """The feed-forward that every token takes."""
+        activation = self.model.config.activation
+        assert w.ffn_up is not None
+        assert w.ffn_down is not None
         if w.ffn_gate is None:
-            yield from self.linears(source, ffn_up=w.ffn_up)
+            yield from self.linear("ffn_up", source, w.ffn_up)
             gelu = op.gelu if activation == "gelu" else partial(op.gelu_tanh, dialect=self.dialect)
             yield self.one("ffn_out", self.at("ffn_up"), gelu, narrow.activation)
         else:
-            yield from self.linears(source, ffn_gate=w.ffn_gate, ffn_up=w.ffn_up)
-            gates: dict[str, Callable[..., Expected]] = {
-                "relu2": op.relu2_gate,
-                "silu": op.silu_gate,
-                "gelu_gate": partial(op.gelu_gate, dialect=self.dialect),
-            }
-            yield self.one("ffn_out", self.at("ffn_gate", "ffn_up"), gates[activation], narrow.gate)
+            yield from self.linear("ffn_gate", source, w.ffn_gate)
+            yield from self.linear("ffn_up", source, w.ffn_up)
+            yield self.one("ffn_out", self.at("ffn_gate", "ffn_up"), self.gate(), narrow.gate)
         yield from self.behind_sub_norm("ffn_sub_norm", "ffn_out", w.ffn_sub_norm, ffn_down=w.ffn_down)
+
+    def gate(self) -> Callable[..., Expected]:
+        """The evaluation of the gated activation."""
+        gates: dict[str, Callable[..., Expected]] = {
+            "relu2": op.relu2_gate,
+            "silu": op.silu_gate,
+            "gelu_gate": partial(op.gelu_gate, dialect=self.dialect),
+        }
+        return gates[self.model.config.activation]
+
+    def mixture(self, w: Layer, source: Key) -> Iterator[Operation]:
+        """The experts of each token. What a slot computes depends on the expert that the dump's own router has put there."""
+        c = self.model.config
+        assert w.ffn_gate_inp is not None
+        yield from self.linear("ffn_moe_logits", source, w.ffn_gate_inp)
+        logits, chosen = self.at("ffn_moe_logits", "ffn_moe_topk")
+        yield self.one(chosen.name, (logits,), partial(op.top_experts, c.experts_used), partial(narrow.top_experts, c.experts_used))
+        weights = partial(op.expert_weights, c.normalized_experts)
+        yield self.one("ffn_moe_weights", (logits, chosen), weights, narrow.expert_weights)
+        for name, reads in (("gate", source), ("up", source), ("down", self.at("ffn_moe_swiglu")[0])):
+            if name == "down":
+                yield self.one(reads.name, self.at("ffn_moe_gate", "ffn_moe_up"), self.gate(), narrow.gate)
+            linears = [getattr(expert, f"ffn_{name}") for expert in w.experts]
+            product, allow = (
+                partial(op.of_experts, linears, self.dialect),
+                partial(narrow.of_experts, linears=linears, dialect=self.dialect),
+            )
+            yield self.one(f"ffn_moe_{name}", (reads, chosen), product, allow)
+        yield self.one("ffn_moe_out", self.at("ffn_moe_down", "ffn_moe_weights"), op.mix, narrow.mix)
 
     def behind_sub_norm(self, name: str, source: str, gain: NDArray | None, **output: Linear) -> Iterator[Operation]:
         """The operations of a branch's last matrix, and of the norm in front of it where the family has one."""

@@ -51,6 +51,7 @@ class Reach:
     scale: float = 0.0  # largest distance of the best common factor from 1
     name: str = "float16 roundings"  # whose reach it is, plural
     one_scale: bool = False  # the head's input is quantised, with one scale for all of it: without flips a factor is what roundings change
+    choices: Array | None = None  # [P] of a run in which each choice between nearly equal experts falls the other way
 
 
 def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
@@ -64,7 +65,12 @@ def limits(reach: Reach | None, positions: int) -> tuple[Array, float]:
     worst = np.full(positions, 5 * reach.nmse)
     few = min(positions, len(reach.positions))
     worst[:few] = np.maximum(worst[:few], 4 * reach.positions[:few])
-    return worst, (2 + 3 / positions**0.5) * reach.nmse
+    most_mean = (2 + 3 / positions**0.5) * reach.nmse
+    if reach.choices is None:
+        return worst, most_mean
+    own = 4 * reach.choices[:few]
+    worst[:few] = np.maximum(worst[:few], own)
+    return worst, most_mean + float(own.mean())
 
 
 @dataclass(frozen=True, repr=False)

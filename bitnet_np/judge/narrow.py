@@ -10,7 +10,7 @@ as for float32's own (operations.py); the sums of squares serve its statistics. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -175,6 +175,48 @@ def product(storage: Storage, expected: Expected, x: Array, *, linear: Linear, d
     if linear.bias is not None:
         kept.append(ROUNDOFF[storage.output] * (np.abs(expected.value) + np.abs(linear.bias)))
     return _product(storage, expected, x, linear.weights, op.reads_codes(linear, dialect), dialect, factor, kept)
+
+
+def top_experts(k: int, storage: Storage, expected: Expected, logits: Array) -> Allowance:
+    """Experts whose logits are as near to each other as roundings of logits and of probabilities."""
+    error = 4 * max(ROUNDOFF[storage.inputs[0]], ROUNDOFF[storage.output]) * (1 + float(np.abs(logits).max()))
+    reach = np.asarray(op.top_experts(k, logits, error + 8 * op.U).reach)
+    return Allowance(reach, reach**2)
+
+
+def expert_weights(storage: Storage, expected: Expected, logits: Array, experts: Array) -> Allowance:
+    """A softmax of rounded logits: each probability is wrong by its own share of that, and by the sum's; steps inside, and the result."""
+    off = 2 * ROUNDOFF[storage.inputs[0]] * np.abs(logits).max(axis=1, keepdims=True)
+    inside = _kept(storage.output, expected.value)
+    return stored(expected.value * np.expm1(off), inside, inside, inside)._replace(shared=expected.value.shape[1])
+
+
+def of_experts(storage: Storage, expected: Expected, x: Array, experts: Array, *, linears: Sequence[Linear], dialect: Dialect) -> Allowance:
+    """Products, each with the matrix of its slot's expert."""
+    parts = []
+    for expert, slots, inputs in op.by_expert(x, experts, linears):
+        own = op.product(inputs, linears[expert], dialect)
+        parts.append((slots, product(storage, own, inputs, linear=linears[expert], dialect=dialect)))
+    worst, square = (op.scattered(experts, linears, [(slots, getattr(a, name)) for slots, a in parts]) for name in ("worst", "square"))
+    return Allowance(worst, square, max(allowance.shared for _, allowance in parts))
+
+
+def mix(storage: Storage, expected: Expected, y: Array, weights: Array) -> Allowance:
+    """A weighted sum: results, weights, products, partial sums, and the result."""
+    slots = np.abs(y).reshape(*weights.shape, -1)
+    terms = slots * np.abs(weights)[..., None]  # [T, k, D]
+    u = ROUNDOFF[storage.inputs[0]] + ROUNDOFF[storage.inputs[1]] + 2 * ROUNDOFF[storage.output]
+    kept = _kept(storage.output, expected.value)
+    return Allowance(u * terms.sum(axis=1) + kept, u**2 * (terms**2).sum(axis=1) + kept**2, slots.shape[2])
+
+
+def shared_expert(storage: Storage, expected: Expected, y: Array, x: Array, *, gain: NDArray[np.float32]) -> Allowance:
+    """The shared expert's result and its sigmoid, of a rounded product of rounded numbers; and the result."""
+    u, v = ROUNDOFF[storage.inputs[1]], ROUNDOFF[storage.output]
+    wide = np.abs(gain.astype(np.float64))
+    size = np.abs(expected.value)
+    off = (u + v) * (np.abs(x) @ wide)[:, None] + 3 * v
+    return stored(size * off, ROUNDOFF[storage.inputs[0]] * size, _kept(storage.output, expected.value))._replace(shared=y.shape[1])
 
 
 def head(storage: Storage, expected: Expected, x: Array, *, model: Model, dialect: Dialect) -> Allowance:

@@ -21,7 +21,7 @@ FLIPS. A code, or a float16, is ambiguous if the number before rounding is neare
 the reach of flips is the change that all ambiguous ones together can make.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -354,6 +354,81 @@ def gelu_tanh(x: Array, dialect: Dialect = EXACT) -> Expected:
     spacing = np.spacing(np.abs(entry).astype(np.float16)).astype(np.float64)
     reach = np.where(inside, spacing + doubt * 2 * np.spacing(np.abs(rounded).astype(np.float16)).astype(np.float64), 0)
     return Expected(np.where(inside, entry, value), np.abs(value) + np.abs(x), 8, reach)
+
+
+def top_experts(k: int, logits: Array, error: float = 8 * U) -> Expected:
+    """The numbers of each token's experts, slot by slot. Those are discrete, as codes are.
+
+    Engines compare probabilities, so an expert whose logit is within a few roundings of another's, or whose probability is hardly above
+    0, may have that one's slot. error: of a logit, relative to 1 and to its distance from the largest.
+    """
+    value = spec.top_experts(logits, k)
+    behind = logits.max(axis=1, keepdims=True) - logits
+    behind = np.minimum(behind, _NO_CHANCE)
+    own = np.take_along_axis(behind, value, axis=1)[:, :, None]
+    near = np.abs(own - behind[:, None, :]) <= error * (1 + own)
+    reach = np.where(near, np.abs(np.arange(logits.shape[1]) - value[:, :, None]), 0).max(axis=2)
+    return Expected(value.astype(np.float64), np.zeros(value.shape), 0, reach.astype(np.float64))
+
+
+def next_experts(logits: NDArray, k: int, error: Array | float) -> NDArray[np.intp]:
+    """The numbers of each token's experts, the last of which is the next best one where that is no farther away than `error`."""
+    experts = spec.top_experts(logits, k + 1)
+    last, following = (np.take_along_axis(logits, experts[:, [slot]], axis=1)[:, 0] for slot in (k - 1, k))
+    near = last - following <= error
+    experts[near, k - 1] = experts[near, k]
+    return np.ascontiguousarray(experts[:, :k])
+
+
+_NO_CHANCE = 80.0  # e^-80 is near the smallest normal float32
+
+
+def expert_weights(normalized: bool, logits: Array, experts: Array) -> Expected:
+    """The softmax of the logits at a token's experts: exponentials of rounded differences, their sum, and quotients."""
+    value = spec.expert_weights(logits, experts.astype(np.intp), normalized)
+    behind = logits.max(axis=1, keepdims=True) - np.take_along_axis(logits, experts.astype(np.intp), axis=1)
+    return Expected(value, value * (1 + behind), min(logits.shape[1], 36) + 8)
+
+
+def of_experts(linears: Sequence[Linear], dialect: Dialect, x: Array, experts: Array) -> Expected:
+    """Each slot's input [T, M], or [T, k*M] where every slot has its own, times the matrix of the slot's expert -> [T, k*N]."""
+    parts = [(slots, product(inputs, linears[expert], dialect)) for expert, slots, inputs in by_expert(x, experts, linears)]
+
+    def joined(field: str) -> Array:
+        return scattered(experts, linears, [(slots, getattr(part, field)) for slots, part in parts])
+
+    return Expected(joined("value"), joined("unit"), joined("steps"), joined("reach"))
+
+
+def by_expert(x: Array, experts: Array, linears: Sequence[Linear]) -> Iterator[tuple[int, NDArray[np.intp], Array]]:
+    """Yields the number of each expert that is taken, its slots, as indices of all T * k, and their inputs [n, M]."""
+    flat, rows = experts.astype(np.intp).reshape(-1), x.reshape(-1, linears[0].shape[1])
+    for expert in np.unique(flat):
+        slots = np.flatnonzero(flat == expert)
+        yield int(expert), slots, rows[slots // (flat.size // len(rows))]
+
+
+def scattered(experts: Array, linears: Sequence[Linear], parts: Sequence[tuple[NDArray[np.intp], Array | float]]) -> Array:
+    """The slots' results [T, k*N] out of those of each expert's slots [n, N], or one number for all of them."""
+    out = np.empty((experts.size, linears[0].shape[0]))
+    for slots, part in parts:
+        out[slots] = part
+    return out.reshape(len(experts), -1)
+
+
+def mix(y: Array, weights: Array) -> Expected:
+    """The sum of weights times the results of a token's experts."""
+    slots = y.reshape(*weights.shape, -1)
+    return Expected(spec.mix(slots, weights), spec.mix(np.abs(slots), np.abs(weights)), 2 * weights.shape[1] + 1)
+
+
+def shared_expert(gain: NDArray[np.float32], y: Array, x: Array) -> Expected:
+    """The shared expert's result times the sigmoid of its gate, whose error a row shares."""
+    wide = gain.astype(np.float64)
+    factor = spec.sigmoid(x @ wide)[:, None]
+    value = y * factor
+    slope = (1 - factor) * (1 + (np.abs(x) @ np.abs(wide))[:, None])
+    return Expected(value, np.abs(value) * (1 + slope), x.shape[1] + 8, shared=float(y.shape[1]))
 
 
 def head(model: Model, dialect: Dialect, x: Array) -> Expected:

@@ -15,8 +15,8 @@ from ..dialects import DIALECTS, Dialect
 from ..model import Blocks, Model
 from .logits import Reach, position_nmse, position_scale
 from .narrow import rounded
-from .operations import row_blocks
-from .precision import DIGITS, FLOAT32, FLOATS, Precision
+from .operations import next_experts, row_blocks
+from .precision import DIGITS, FLOAT32, FLOATS, ROUNDOFF, Precision
 from .roundings import to_digits, to_eleven_bits
 from .variant import Floats, Variant
 
@@ -31,9 +31,39 @@ def roundings(base: Variant, precision: Precision = FLOAT32) -> Iterator[Variant
     """Yields variants as honest as ours: float16 numbers after each norm or each operation, or the roundings of a declared precision."""
     if precision == FLOAT32:
         yield replace(base, text="float16 norms", edit=lambda name, n, x: to_eleven_bits(x) if "norm" in name else x)
-        yield replace(base, text="float16 after each operation", edit=lambda name, n, x: x if name in _UNROUNDED else to_eleven_bits(x))
+        yield replace(base, text="float16 after each operation", edit=_halved)
     else:
         yield in_precision(base, precision)
+
+
+def _halved(name: str, layer: int | None, x: NDArray) -> NDArray:
+    """A tensor rounded to float16, unless engines with float16 tensors keep it; numbers of experts stay as they are."""
+    return x if name in _UNROUNDED or x.dtype != np.float32 else to_eleven_bits(x)
+
+
+_OPEN = 16
+"""Roundings of a router's logits, of the largest one's size, that all layers before it make about."""
+
+
+def other_choices(base: Variant, precision: Precision = FLOAT32) -> Variant | None:
+    """Our engine where the last expert of a token is the next best one, wherever roundings may make that the better; None without experts.
+
+    Which experts a token takes is discrete, as codes are: another choice between nearly equal ones is no fault, and changes much.
+    """
+    if not base.model.config.has_choice:
+        return None
+    error = _OPEN * ROUNDOFF["float16" if precision.act == "float32" else precision.act]
+
+    def top_experts(logits: Floats, k: int) -> NDArray[np.int32]:
+        return next_experts(logits, k, error * np.abs(logits).max(axis=1)).astype(np.int32)
+
+    return replace(base.with_operations(top_experts=top_experts), text="other choices between nearly equal experts")
+
+
+def with_choices(reach: Reach, ours: NDArray, run: Floats) -> Reach:
+    """The reach with that of a run of `other_choices`: [P, V]."""
+    scale = float(np.abs(position_scale(ours, run) - 1).max())
+    return replace(reach, choices=position_nmse(ours, run), scale=max(reach.scale, scale))
 
 
 def dialects(base: Variant) -> Iterator[Variant]:
@@ -49,7 +79,7 @@ def in_precision(base: Variant, precision: Precision) -> Variant:
     plain = "Kcur" if layer.attn_k_norm is None else "Kcur_normed"
 
     def edit(name: str, n: int | None, x: NDArray) -> NDArray:
-        if precision.act != "float32":
+        if precision.act != "float32" and x.dtype == np.float32:
             x = _to_type(x, precision.act)
         if precision.kv != "float32" and n is not None and name in ("Kcur_rope" if c.rotates(n) else plain, "Vcur"):
             x = _to_type(x.reshape(-1, c.head_dim), precision.kv).reshape(x.shape)

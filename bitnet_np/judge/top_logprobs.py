@@ -23,7 +23,7 @@ from .dump import log_softmax
 from .engine import judge_logits
 from .logits import FLIPS_LIMIT, Judgement, judge
 from .precision import Precision
-from .reach import reach_of, roundings
+from .reach import other_choices, reach_of, roundings, with_choices
 from .report import Report
 from .variant import Variant, variant_logits
 from .verdict import Verdict
@@ -142,6 +142,9 @@ def _with_more_room(
     if not runs:
         return judged
     reach, slack = reach_of(a[: len(runs[0])], runs, base), 1 + _FEW / a.shape[1]
+    if (other := other_choices(base)) is not None:
+        with suppress(NonFiniteError):
+            reach = with_choices(reach, a[: len(runs[0])], run(other))
     again = judge(a, b, replace(reach, nmse=slack * reach.nmse, positions=slack * reach.positions), positions)
     return replace(again, reach=reach.nmse) if again.verdict < judged.verdict else judged
 

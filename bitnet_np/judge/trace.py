@@ -8,7 +8,7 @@ tensor between them rounded to float16: how far that reaches, on their own numbe
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -22,8 +22,21 @@ from ..model import Model
 from ..network import Runtime
 from ..progress import Progress, silent
 from ..tokens import Tokens, check_tokens
-from ..traces.points import Key, Trace
-from .bounds import ROUNDING_ACROSS, TINY, bound_of, close, dot, invalid_tensor, noise, position_errors, relative_error, statistics, within
+from ..traces.points import TOP_EXPERTS, Key, Trace
+from .bounds import (
+    ROUNDING_ACROSS,
+    TINY,
+    bound_of,
+    close,
+    dot,
+    invalid_experts,
+    invalid_tensor,
+    noise,
+    position_errors,
+    relative_error,
+    statistics,
+    within,
+)
 from .detail import Details
 from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
 from .harmless import KEYS, QUERIES, ROTATED, look_through
@@ -34,8 +47,8 @@ from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute, Fit
 from .mistakes.search import OVERHEAD, Explanation, Search, with_alike
 from .narrow import Storage
-from .operations import Expected, U
-from .precision import CACHES, DIGITS, FLOAT32, Precision, narrowest, storage_type
+from .operations import Expected, U, next_experts
+from .precision import CACHES, DIGITS, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .reach import FLOOR, one_scale
 from .readings.places import overwritten, permuted, rounded
 from .readings.table import PLACES, cause_of
@@ -123,7 +136,7 @@ class _Types:
         if precision is not None:
             return cls(precision, None, precision.act)
         own = {EMBEDDING} & set(same)  # rows of a narrow table are narrow in every engine
-        read = {k: storage_type(x) for k, x in tensors.items() if k not in own and not k.name.endswith(("_codes", "_scale"))}
+        read = {k: storage_type(x) for k, x in tensors.items() if k not in own and not k.name.endswith(("_codes", "_scale", TOP_EXPERTS))}
         return cls(FLOAT32, read, narrowest(read.values()))
 
     def __getitem__(self, key: Key) -> str:
@@ -187,7 +200,9 @@ def _compared(runtime: Runtime, tokens: Tokens, points: Mapping[Key, NDArray]) -
         if key not in points:
             return
         theirs = points[key]
-        dump.problems[key] = invalid_tensor(theirs, ours)
+        dump.problems[key] = (
+            invalid_tensor(theirs, ours) or (name == TOP_EXPERTS and invalid_experts(theirs, runtime.model.config.experts)) or ""
+        )
         if not dump.problems[key]:
             dump.tensors[key] = theirs.reshape(ours.shape)
             if same_bits(dump.tensors[key], ours):
@@ -286,7 +301,7 @@ class _Judge:
     def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
         """Several operations at once, the last of which gives a tensor of the dump."""
         key = across[-1]
-        value = self._values(across)[key]
+        value = self._nearest_choice(across, self._values(across)[key], theirs)
         reach = self._reach(across, value) if position_errors(value, theirs).max() > ROUNDING_ACROSS else None
         verdict, reason, ratio = close(value, theirs, reach)
         if key == LOGITS and verdict == Verdict.FLIPS:  # single logits, factors and constants too
@@ -327,7 +342,34 @@ class _Judge:
                 narrow = position_errors(value, self._values(across, {k: self._rounded(k) for k in across})[across[-1]])
         except FloatingPointError:
             return None
-        return Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
+        reach = Reach(max(FLOOR, float(narrow.mean())), narrow, one_scale=one_scale(self.model, self.dialect))
+        routers = [k for k in across if k.name == TOP_EXPERTS]
+        if len(routers) < 2 or not self.model.config.has_choice:
+            return reach
+        return replace(reach, choices=position_errors(value, self._other_choices(across, routers)))
+
+    def _nearest_choice(self, across: tuple[Key, ...], value: Array, theirs: Array) -> Array:
+        """The result of `across`; where its router leaves two experts open, with the one that is nearer to theirs.
+
+        Behind one router, positions are apart. With several, the reach of other choices says how far they go.
+        """
+        routers = [k for k in across if k.name == TOP_EXPERTS]
+        if len(routers) != 1 or not self.model.config.has_choice:
+            return value
+        other = self._other_choices(across, routers)
+        nearer = position_errors(other, theirs) < position_errors(value, theirs)
+        return np.where(nearer[:, None], other, value)
+
+    def _other_choices(self, across: tuple[Key, ...], routers: Sequence[Key]) -> Array:
+        """The result of `across` if these routers take the next best expert for the last one, where roundings leave both open."""
+
+        def compute(key: Key, values: Mapping[Key, Array]) -> Array:
+            (source,) = self.by_key[key].inputs
+            logits = values[source]
+            size = 16 * max(U, ROUNDOFF[self.types[source]]) * (1 + np.abs(logits).max(axis=1))
+            return next_experts(logits, self.model.config.experts_used, size).astype(np.float64)
+
+        return self._values(across, {key: partial(compute, key) for key in routers})[across[-1]]
 
     def _rounded(self, key: Key) -> Compute:
         """An operation that rounds its output to float16; with narrow types every step, by as much as they may at random."""
@@ -336,6 +378,8 @@ class _Judge:
 
         def compute(values: Mapping[Key, Array]) -> Array:
             expected = operation.expected(storage, *(values[k] for k in operation.inputs))
+            if key.name == TOP_EXPERTS:
+                return expected.value
             if storage.is_wide:
                 return to_eleven_bits(expected.value.astype(np.float32)).astype(np.float64)
             random = np.random.default_rng(list(str(key).encode())).uniform(-1, 1, expected.value.shape)
@@ -369,7 +413,7 @@ class _Judge:
         def exchange(name: str, layer: int | None, array: NDArray) -> NDArray:
             keep(name, layer, array)
             theirs = self.dump.tensors.get(Key(name, layer))
-            return array if theirs is None else theirs.reshape(array.shape).astype(np.float32)
+            return array if theirs is None else theirs.reshape(array.shape).astype(array.dtype)
 
         with np.errstate(all="ignore"), suppress(NonFiniteError):  # the logits come last
             run_whole(Runtime(self.model, self.dialect, edit=exchange), Tokens.whole(self.ids[None]), keep)

@@ -14,6 +14,7 @@ from .blocks import embed as embed_blocks
 from .blocks import matmul as matmul_blocks
 from .blocks import matmul_as_llama_cpp as matmul_blocks_as_llama_cpp
 from .checks import has_code_three, has_non_finite
+from .experts import expert_weights, mix, sigmoid_gate, top_experts
 from .floats import embed, matmul
 from .launching import Floats
 from .masks import attend_masked, fill_mask
@@ -84,6 +85,7 @@ __all__ = [
     "embed_blocks",
     "empty",
     "exact_only",
+    "expert_weights",
     "exponential",
     "fill_mask",
     "gelu",
@@ -96,6 +98,7 @@ __all__ = [
     "matmul",
     "matmul_blocks",
     "matmul_blocks_as_llama_cpp",
+    "mix",
     "quantize",
     "query_tiles",
     "relu2_gate",
@@ -105,6 +108,7 @@ __all__ = [
     "rope_adjacent",
     "rotations",
     "scaled",
+    "sigmoid_gate",
     "silu_gate",
     "soft_cap",
     "spread",
@@ -113,6 +117,7 @@ __all__ = [
     "ternary_matmul",
     "ternary_matmuls",
     "to_host",
+    "top_experts",
     "upload",
     "wait",
 ]

@@ -9,6 +9,8 @@ THE CONTRACT. Prefill, decode, any batch, any chunks, any number of threads and 
 * Sums over keys go by absolute position in chunks of CHUNK keys from position 0. A chunk has its own maximum m_c, its own sum
   l_c = sum exp(s - m_c) by the lane rule, and its own o_c = sum exp(s - m_c) v as one chain in key order. Chunks are folded in order:
   m' = max(m, m_c), a = exp(m - m'), b = exp(m_c - m'), l' = fma(l, a, l_c * b), o' = fma(o, a, o_c * b). At the end o / l.
+* The softmax of a router's logits is summed over experts by their numbers, and the weights of a token's k experts and its k results times
+  these weights by falling logits, each product rounded before it is added. Of equal logits the lower number is the larger one.
 * exp and the normal distribution are the polynomials below. Division and square root are IEEE's. Nothing else is fused, reordered or
   approximated.
 * Ties round to even. argmax is the lowest index. An all-zero row quantises to zeros.

@@ -16,6 +16,8 @@ from ..errors import FileFormatError, shortened, shown
 from ..families import MATRICES, NORMS
 from ..model import Config
 
+TOP_EXPERTS = "ffn_moe_topk"
+"""The numbers of each token's experts: integers, as llama.cpp names them."""
 LINEAR_NAMES = ("Qcur", "Kcur", "Vcur", "attn_o_out", "ffn_gate", "ffn_up", "ffn_down")
 """The outputs of a layer's matrices."""
 QUANTIZED = NORMS
@@ -39,9 +41,12 @@ def _in_order() -> Iterator[str]:
         "attn_post_norm",
         "ffn_inp",
         "ffn_norm",
+        *("ffn_moe_logits", TOP_EXPERTS, "ffn_moe_weights"),
+        *("ffn_moe_gate", "ffn_moe_up", "ffn_moe_swiglu", "ffn_moe_down", "ffn_moe_out"),
         *("ffn_gate", "ffn_up", "ffn_out"),
         "ffn_sub_norm",
         "ffn_down",
+        "ffn_shexp_out",
         "ffn_post_norm",
         "l_out",
     ):
@@ -81,6 +86,15 @@ MEANINGS = {
         "attention's branch, times the residual scale, plus the layer's input; absent where attention and feed-forward run in parallel",
     ),
     "ffn_norm": ("T D", "norm in front of the feed-forward, in models that have one"),
+    "ffn_moe_logits": ("T E", "router's product, in models that have experts"),
+    "ffn_moe_topk": ("T k", "numbers of each token's experts, int32: those with the largest logits, largest first"),
+    "ffn_moe_weights": ("T k", "their weights: the softmax of all logits, divided by the sum of these k where the model does that"),
+    "ffn_moe_gate": ("T kF", "gate matrix of each of these experts, side by side"),
+    "ffn_moe_up": ("T kF", "up matrix of each"),
+    "ffn_moe_swiglu": ("T kF", "SiLU(gate) * up of each"),
+    "ffn_moe_down": ("T kD", "down matrix of each"),
+    "ffn_moe_out": ("T D", "sum of their weights times ffn_moe_down"),
+    "ffn_shexp_out": ("T D", "ffn_down times the sigmoid of its gate, in models that have a shared expert"),
     "ffn_gate": ("T F", "gate matrix, before the activation function, in models that have a gate"),
     "ffn_up": ("T F", "up matrix"),
     "ffn_out": ("T F", "relu(gate)^2 * up, SiLU(gate) * up, GELU(gate) * up, or GELU(up)"),
@@ -94,7 +108,8 @@ MEANINGS = {
 }
 """Axes and meaning of each point. Some have companions: `<name>_codes` [T, width] int8 and `<name>_scale` [T], the int8 codes that a
 ternary matrix takes instead of `<name>` and the steps per unit, 127 / max |x| of the row; and `<name>_in`, the norm inside a matrix.
-T tokens, D width, H heads of K numbers, G key-value heads, F feed-forward width, V vocabulary. Numbers are float32, row by row."""
+T tokens, D width, H heads of K numbers, G key-value heads, F feed-forward width, E experts, k of a token, V vocabulary. Numbers are
+float32, row by row."""
 
 LOSS = "loss"
 GRADIENTS = tuple(f"grad_{name}" for name in (*NORMS, *(matrix + end for matrix in MATRICES for end in ("", "_bias"))))
@@ -103,6 +118,8 @@ MODEL_GRADIENTS = ("grad_token_embd", "grad_output_norm", "grad_output")
 
 _TENSOR = re.compile(r"(?:blk\.(0|[1-9][0-9]{0,5})\.)?([a-z_]+)\.(weight|bias)")
 _LABEL = re.compile(r"([A-Za-z_]+)(?:-(0|[1-9][0-9]{0,5}))?")
+SLOTS = ("ffn_moe_weights", "ffn_moe_gate", "ffn_moe_up", "ffn_moe_swiglu", "ffn_moe_down")
+"""The points that may have an axis of each token's experts: [T, k, width]."""
 _HEADS = ("Qcur", "Kcur", "Vcur", "Qcur_normed", "Kcur_normed", "Qcur_rope", "Kcur_rope", "kqv_out")
 
 
@@ -256,6 +273,8 @@ def normal_form(key: Key, shape: tuple[int, ...], rows: int | None, where: str, 
             raise refuse("[tokens]")
         return flat(*long)
     left = without_leading_ones(shape, 3)
+    if key.name in SLOTS and len(left) == 3 and (left[0] == rows or (rows is None and left[0] != 1)):
+        return Form((left[0], left[1] * left[2]), left)
     if len(left) == 1:
         return flat(1, *left)
     if len(left) == 2:

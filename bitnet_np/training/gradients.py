@@ -95,6 +95,8 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
     Raises UnsupportedError for tensors that have no gradient here: factors, inner norms and biases that only some models have.
     """
     check_model(model)
+    if model.config.experts:
+        raise UnsupportedError("the model has experts, which have no gradient here")
     parameters: dict[str, Floats | Ternary] = {
         "token_embd.weight": widen.float32(model.token_embd),
         "output_norm.weight": model.output_norm,
@@ -126,7 +128,7 @@ def _is_known(family: Family, config: Config) -> bool:
     norms = family.norms in (NORMS, ("attn_norm", "ffn_norm")) and not family.head_norms and config.norm == "rms"
     factors = (config.embedding_scale, config.residual_scale, config.logit_scale) == (1, 1, 1)
     scores = (config.attention_scale, config.score_cap, config.logit_cap) == (None, None, None)
-    return norms and factors and scores and config.activation in ("relu2", "silu") and config.rope != "none"
+    return norms and factors and scores and not config.experts and config.activation in ("relu2", "silu") and config.rope != "none"
 
 
 def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> dict[str, Floats | Ternary]:

@@ -38,7 +38,7 @@ from bitnet_np.tensor_types import BY_NUMBER
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes
 
 _SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129, 256, 257, 384, 512]
-_KNOWN_KEYS = [*(KEYS[field].name for field in SIZES), *NEUTRAL]
+_KNOWN_KEYS = [*(KEYS[field].name for field in (*SIZES, "experts", "experts_used", "expert_ffn", "shared_ffn")), *NEUTRAL]
 _KNOWN_KEYS += ["rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
 _TAME = bytes(byte & 0x2A for byte in range(256))  # no NaN in any type, and no ternary code 3
 _LARGEST = 1 << 19  # bytes at most of a tensor that is fitted to other sizes

@@ -17,6 +17,7 @@ Files = dict[str, bytes]
 _SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129]
 _SIZE_KEYS: tuple[str, ...] = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 _SIZE_KEYS += ("max_position_embeddings", "n_embd", "n_head", "n_inner", "n_positions")
+_SIZE_KEYS += ("num_local_experts", "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
 _KNOWN = {
     "quantization_config": {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"},
     "linear_class": "bitlinear",
@@ -39,6 +40,10 @@ _KNOWN = {
     "parallel_attn": False,
     "weight_bits": 1,
     "architectures": ["BitnetForCausalLM"],
+    "num_experts": 4,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [0],
 }
 _NEEDED = ("config.json", "model.safetensors", "model.safetensors.index.json")  # a folder without these holds no model
 _VALUES: list[Any] = [None, True, False, "", "bitnet", "llama", "silu", "relu2", "gelu", "x" * 300, [], [[]], {}, {"a": 1}, 1.5, 10**400]

@@ -85,6 +85,10 @@ def write_models(folder: Path) -> None:
                 head_dim=size // 4,
             )
             write_gguf(folder / f"{family}-{weights}.gguf", model, fused=i % 4 == 2 and weights != "ternary")
+    sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    for weights in ("float16", "Q8_0"):
+        experts = random_model(9, family="llama", weights=weights, n_layers=1, experts=3, experts_used=2, **sizes)
+        write_gguf(folder / f"mixtral-{weights}.gguf", experts)
 
 
 def write_tokenizers(folder: Path) -> None:
@@ -135,6 +139,7 @@ _NEOX: dict[str, Any] = {key: _SIZES[key] for key in list(_SIZES)[:5]} | {
 _NEOX |= {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "rope_type": "default"}}
 _GPT2: dict[str, Any] = {"vocab_size": 9, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_inner": 48, "n_positions": 64}
 _GPT2 |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
+_EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -162,6 +167,9 @@ _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen2": (_SIZES | {"model_type": "qwen2", "rope_scaling": {"type": "linear", "factor": 2.0}}, {}),
     "qwen3": (_SIZES | {"model_type": "qwen3", "head_dim": 16}, {"floats": "F32"}),
+    "mixtral": (_SIZES | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}, {"shards": 2}),
+    "qwen2_moe": (_SIZES | _EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 16}, {"floats": "F16"}),
+    "qwen3_moe": (_SIZES | _EXPERTS | {"model_type": "qwen3_moe", "norm_topk_prob": True}, {}),
     "gpt_neox": (_NEOX | {"model_type": "gpt_neox"}, {}),
     "gpt2": (_GPT2 | {"model_type": "gpt2"}, {"floats": "F32"}),
     "tokenizer-bytes": (_SIZES | {"model_type": "qwen2", "vocab_size": 256 + len(_MERGED) + 2}, {}),

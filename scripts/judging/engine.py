@@ -47,6 +47,8 @@ class Engine:
         assert w.attn_sub_norm is not None
         assert w.ffn_sub_norm is not None
         assert w.ffn_gate is not None
+        assert w.ffn_up is not None
+        assert w.ffn_down is not None
         attn_norm, ffn_norm, attn_sub_norm, ffn_sub_norm = w.attn_norm, w.ffn_norm, w.attn_sub_norm, w.ffn_sub_norm
 
         def linear(name: str, source: str, matrix: Linear) -> None:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from bitnet_np import Config
 from bitnet_np.errors import UnsupportedError
-from bitnet_np.traces.points import Key
+from bitnet_np.traces.points import LAYER_NAMES, Key
 
-Points = dict[Key, NDArray[np.float32]]
+Points = dict[Key, NDArray]
 
 CACHES = {"float32": 0, "float16": 1, "q8_0": 8}
 """ggml's numbers of the types that a KV cache may have here."""
@@ -38,11 +38,14 @@ class _Tensor(ctypes.Structure):
     )
 
 
-def _floats(tensor: _Tensor) -> NDArray[np.float32]:
+F32, I32 = 0, 26  # of ggml.h
+
+
+def _numbers(tensor: _Tensor) -> NDArray:
     shape, strides = list(tensor.ne)[::-1], list(tensor.nb)[::-1]
     size = 4 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     raw = np.frombuffer((ctypes.c_char * size).from_address(tensor.data or 0), np.uint8).copy()
-    return np.lib.stride_tricks.as_strided(raw.view(np.float32), shape, strides).copy()
+    return np.lib.stride_tricks.as_strided(raw.view(np.int32 if tensor.type == I32 else np.float32), shape, strides).copy()
 
 
 class LlamaCpp:
@@ -62,7 +65,7 @@ class LlamaCpp:
 
     def run(
         self, path: Path, tokens: NDArray[np.int64], cache: str = "float32", flash: bool = False
-    ) -> tuple[NDArray[np.float32], list[tuple[str, NDArray[np.float32]]]]:
+    ) -> tuple[NDArray[np.float32], list[tuple[str, NDArray]]]:
         """Logits [T, V], and the names and values of the graph's tensors in the order of computation.
 
         cache: the type of the KV cache, one of CACHES. flash: whether attention is one operation of ggml.
@@ -73,12 +76,12 @@ class LlamaCpp:
         model = lib.llama_model_load_from_file(str(path).encode(), options)
         if not model:
             raise UnsupportedError(f"{path}: llama.cpp does not load it")
-        nodes: list[tuple[str, NDArray[np.float32]]] = []
+        nodes: list[tuple[str, NDArray]] = []
 
         def seen(tensor: int, ask: bool, data: object) -> bool:
             node = ctypes.cast(tensor, ctypes.POINTER(_Tensor)).contents
-            if not ask and node.type == 0 and node.data:
-                nodes.append((node.name.decode(), _floats(node)))
+            if not ask and node.type in (F32, I32) and node.data:
+                nodes.append((node.name.decode(), _numbers(node)))
             return True
 
         settings = lib.llama_context_default_params()
@@ -105,9 +108,12 @@ class LlamaCpp:
             lib.llama_model_free(model)
 
 
-def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: int) -> Points:
+EXPERTS = tuple(name for name in LAYER_NAMES if name.startswith(("ffn_moe_", "ffn_shexp_")))
+
+
+def points(c: Config, nodes: Sequence[tuple[str, NDArray]], tokens: int) -> Points:
     """The nodes that are points of ours. Several nodes share a name: Qcur names those from the product to the rotation."""
-    by_name: dict[str, list[NDArray[np.float32]]] = {}
+    by_name: dict[str, list[NDArray]] = {}
     for name, array in nodes:
         by_name.setdefault(name, []).append(array.reshape(tokens, -1) if array.size % tokens == 0 else array)
     points_by_key: Points = {}
@@ -140,6 +146,12 @@ def points(c: Config, nodes: Sequence[tuple[str, NDArray[np.float32]]], tokens: 
                 take(name, n, name + node)
         for node in ("ffn_swiglu", "ffn_geglu", "ffn_gelu", "ffn_sub_out"):
             take("ffn_out", n, node)
+        for name in EXPERTS if c.experts else ():
+            take(name, n, name)
+        take("ffn_moe_weights", n, "ffn_moe_weights_norm")
+        if c.experts:
+            take("ffn_down", n, "ffn_shexp")
+            continue
         take("ffn_down", n, "ffn_down")
         take("ffn_down", n, "ffn_out", 0)  # with its bias; for a parallel residual, the node before anything is added
     return points_by_key

@@ -38,7 +38,9 @@ def test_optional_keys_have_their_type_too(write, key):
     assert_refused(write({key: text("32")}), FileFormatError, f"key {key!r} is '32', a str; expected int")
 
 
-@pytest.mark.parametrize("key", ["rope.scaling.type", "rope.scaling.factor", "attention.sliding_window", "expert_count", "logit_scale", ""])
+@pytest.mark.parametrize(
+    "key", ["rope.scaling.type", "rope.scaling.factor", "attention.sliding_window", "expert_weights_scale", "logit_scale", ""]
+)
 def test_a_setting_that_is_not_known_is_not_ignored(write, key):
     message = f"{A}{key} = 2 is a setting this package does not implement"
     assert_refused(write({A + key: number(UINT32, 2)}), UnsupportedError, message)
@@ -130,6 +132,7 @@ NEUTRAL = {
     "attention.sliding_window": 0,
     "expert_count": 0,
     "expert_used_count": 0,
+    "expert_gating_func": 1,
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.finetuned": True,
     "rope.scaling.original_context_length": 8192,
@@ -149,8 +152,8 @@ def test_keys_that_change_nothing_pass(written):
     [
         ("attention.causal", False),
         ("attention.clamp_kqv", 8.0),
-        ("expert_count", 8),
-        ("expert_used_count", 2),
+        ("expert_gating_func", 2),
+        ("expert_weights_norm", True),
         ("rope.scaling.attn_factor", 1.2),
         ("attn_logit_softcapping", 50.0),
         ("final_logit_softcapping", 30.0),
@@ -170,8 +173,8 @@ def test_settings_that_are_not_implemented_are_refused_by_name(written, key, val
 
 @pytest.mark.parametrize("value", [[0], [0, 0], [8]])
 def test_an_array_is_no_neutral_number(written, value):
-    path = written(drawn("llama"), expert_count=value)
-    assert_refused(path, UnsupportedError, f"llama.expert_count = {np.array(value, np.int32)!r} is a setting")
+    path = written(drawn("qwen3"), expert_count=value)
+    assert_refused(path, UnsupportedError, f"qwen3.expert_count = {np.array(value, np.int32)!r} is a setting")
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from dataclasses import fields
 
 import gguf
 import pytest
+from family_models import drawn
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
-from bitnet_np.files.gguf_names import EPSILON, FACTORS, KEYS, NEUTRAL, REQUIRED, keys_of, tensor_name
+from bitnet_np.files.gguf_names import EPSILON, FACTORS, KEYS, NEUTRAL, REQUIRED, keys_of, matrix_name, tensor_name
 from bitnet_np.model import Config, Layer, Model
 
-NO_FIELDS = {"value_dim", "scaling_type", "old_rope_scaling"}
+NO_FIELDS = {"value_dim", "scaling_type", "old_rope_scaling", "expert_ffn"}
 
 
 def theirs(*groups):
@@ -46,12 +47,21 @@ def test_tensors_are_named_as_in_gguf(architecture):
     assert FACTORS.removesuffix(".weight") in known
 
 
+def test_experts_are_named_as_in_gguf():
+    """In one tensor for all, beside the shared one; in older files one by one."""
+    known, c = set(gguf.TENSOR_NAMES.values()), drawn("qwen2moe").config
+    names = [f"{matrix_name(c, field, 7)}{end}" for field in ("ffn_gate", "ffn_up", "ffn_down") for end in ("", "_exps")]
+    assert names[0] == "blk.7.ffn_gate_shexp"
+    assert {name.replace("_shexp_exps", "_exps").replace("blk.7", "blk.{bid}") for name in names} < known
+    assert matrix_name(drawn("qwen3").config, "ffn_gate", 7) == "blk.7.ffn_gate"
+
+
 def test_a_field_that_ends_in_bias_is_a_bias():
     assert tensor_name("output_norm_bias") == "output_norm.bias"
     assert tensor_name("attn_norm_bias", 0) == "blk.0.attn_norm.bias"
     known = set(gguf.TENSOR_NAMES.values())
     for record in (Layer, Model):
         for field in fields(record):
-            if field.name not in ("config", "layers", "rope_frequency", "rope_factors"):
+            if field.name not in ("config", "layers", "rope_frequency", "rope_factors", "experts"):
                 plain = tensor_name(field.name, 0 if record is Layer else None).rpartition(".")[0].replace("blk.0.", "blk.{bid}.")
                 assert plain in known, field.name

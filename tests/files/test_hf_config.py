@@ -49,7 +49,7 @@ from bitnet_np.forward_pass import forward_full
         (OFFLINE, {"quantization_config": {"modules_to_not_convert": ["(a+)+"]}}, UnsupportedError, "expected plain names"),
         (OFFLINE, {"quantization_config": None}, FileFormatError, "q_proj.weight has shape [16, 64], expected [64, 64]"),
         ("bitnet_online_mha_tied", {"quantization_config": {"quantization_mode": "offline"}}, FileFormatError, "q_proj.weight has shape"),
-        (OFFLINE, {"model_type": "mixtral"}, UnsupportedError, "model_type is 'mixtral'"),
+        (OFFLINE, {"model_type": "phimoe"}, UnsupportedError, "model_type is 'phimoe'"),
         (OFFLINE, {"model_type": None}, FileFormatError, "model_type is missing"),
         (OFFLINE, {"architectures": ["BitNetForSequenceClassification"]}, UnsupportedError, "architectures is"),
         (OFFLINE, {"hidden_act": "gelu"}, UnsupportedError, "hidden_act is 'gelu'"),

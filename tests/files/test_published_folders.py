@@ -21,7 +21,7 @@ from bitnet_np.files.hf_config import read_recipe
 from bitnet_np.testing import write_gguf
 
 INERT = {"activation", "input_bits", "is_bitnet_config", "parallel_attn", "rope_interleaved", "weight_bits"}
-ARCHITECTURES = {"1bitLLM": "bitnet", "microsoft": "bitnet-b1.58"}
+ARCHITECTURES = {"1bitLLM": "bitnet", "microsoft": "bitnet-b1.58", "Qwen/Qwen3-30B-A3B": "qwen3moe", "Qwen/Qwen1.5-MoE-A2.7B": "qwen2moe"}
 TOKENS = [[1, 2, 3, 4]]
 
 
@@ -30,7 +30,7 @@ def test_a_published_folder_loads_and_its_inert_keys_change_nothing(tmp_path, re
     config = small(PUBLISHED[repository])
     hf_files.write_folder(tmp_path, config)
     model = load(tmp_path)
-    assert model.config.architecture == ARCHITECTURES.get(repository.partition("/")[0], "llama")
+    assert model.config.architecture == ARCHITECTURES.get(repository, ARCHITECTURES.get(repository.partition("/")[0], "llama"))
     logits = forward_full(model, TOKENS)
     (tmp_path / "config.json").write_text(json.dumps({key: value for key, value in config.items() if key not in INERT}))
     assert_same_bits(forward_full(load(tmp_path), TOKENS), logits)
@@ -41,10 +41,10 @@ def test_the_published_sizes_are_read(tmp_path, repository):
     config = PUBLISHED[repository]
     recipe = read_recipe(config, tmp_path / "config.json")
     c, quantization = recipe.config, recipe.quantization
-    assert (c.width, c.ffn, c.n_layers, c.vocab) == tuple(
-        config[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size")
-    )
-    assert (quantization is None) == ("TriLM" in repository)
+    ffn = config.get("moe_intermediate_size", config["intermediate_size"])
+    assert (c.width, c.ffn, c.n_layers, c.vocab) == (config["hidden_size"], ffn, config["num_hidden_layers"], config["vocab_size"])
+    assert c.experts == config.get("num_experts", config.get("num_local_experts", 0))
+    assert (quantization is None) == ("TriLM" in repository or c.experts > 0)
     assert recipe.tied == config["tie_word_embeddings"]
     if quantization is not None:
         assert quantization.packed == (repository != "microsoft/bitnet-b1.58-2B-4T-bf16" and "1bitLLM" not in repository)

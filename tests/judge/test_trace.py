@@ -18,7 +18,7 @@ from bitnet_np.judge.report import closer_rows, closer_summary
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.testing import random_model
-from bitnet_np.traces.points import Key
+from bitnet_np.traces.points import TOP_EXPERTS, Key
 from scripts import mutations
 
 DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "judging.md", "fault")}
@@ -93,10 +93,9 @@ def test_every_operation_of_every_family_is_blamed(family, inner_norms):
     for key, value in points.items():
         if key.layer == 0:
             continue
-        wrong = points | {
-            key: value + np.float32(0.1) * np.abs(value).max() * np.sin(np.arange(value.size, dtype=np.float32)).reshape(value.shape)
-        }
-        report = judge_trace(model, trace(wrong, ids), ids)
+        off = np.float32(0.1) * np.abs(value).max() * np.sin(np.arange(value.size, dtype=np.float32)).reshape(value.shape)
+        other = (value + 1) % model.config.experts if key.name == TOP_EXPERTS else value + off
+        report = judge_trace(model, trace(points | {key: other}, ids), ids)
         assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, key)
 
 

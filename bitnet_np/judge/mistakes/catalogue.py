@@ -14,7 +14,7 @@ from ...model import Model
 from ...traces.points import Key
 from ..graph import Operation
 from ..variant import Variant
-from . import anywhere, attention, conversions, gates, hidden, layers, matrices, norms, positions, quantiser
+from . import anywhere, attention, conversions, experts, gates, hidden, layers, matrices, norms, positions, quantiser
 from .mistake import Array, Cause, Compute, Fit, Mistake, Numbers, Site, cause
 
 ENGINES = (
@@ -25,6 +25,7 @@ ENGINES = (
     layers.TABLES,
     norms.MISSING,
     gates.MISTAKES,
+    experts.MISTAKES,
     positions.MISTAKES,
     attention.WHOLE_ENGINE,
     layers.LAYERS,
@@ -48,6 +49,7 @@ CATALOGUE: tuple[Mistake, ...] = (
     *attention.WHOLE_ENGINE,
     *attention.OTHERS,
     *gates.MISTAKES,
+    *experts.MISTAKES,
     *layers.TABLES,
     *layers.OPERATIONS,
     *layers.LAYERS,

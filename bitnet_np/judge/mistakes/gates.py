@@ -14,7 +14,7 @@ from .mistake import Array, Compute, Mistake, Numbers, Site
 
 Floats = NDArray[np.float32]
 
-AT = ("ffn_out",)
+AT = ("ffn_out", "ffn_moe_swiglu")
 RIGHT = {
     "relu2": "relu(gate)^2 * up",
     "silu": "SiLU(gate) * up",

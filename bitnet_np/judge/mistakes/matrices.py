@@ -116,9 +116,9 @@ def _cancelled(base: Variant) -> list[str]:
     norms: dict[str, NDArray | None] = {"attn_q": w.attn_q_norm, "attn_k": w.attn_k_norm}
     norms |= {"attn_output": w.post_attention_norm, "ffn_down": w.post_ffw_norm}
     norms["attn_v"] = _first(w.attn_sub_norm, w.attn_output.norm, w.post_attention_norm)
-    if model.config.gated:
+    if model.config.gated and w.ffn_down is not None:
         norms["ffn_up"] = _first(w.ffn_sub_norm, w.ffn_down.norm, w.post_ffw_norm)
-    if model.config.activation == "relu2":
+    if model.config.activation == "relu2" and "ffn_up" in norms:
         norms["ffn_gate"] = norms["ffn_up"]
     return [name for name, norm in norms.items() if norm is not None and getattr(w, name).bias is None]
 

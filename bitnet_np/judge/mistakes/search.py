@@ -71,16 +71,19 @@ class Search:
             if self.work < 0:
                 self.left_out += 1
                 continue
-            number = None
+            number: float | None = None
             if isinstance(mistake, Numbered):
                 number = nearest_number(lambda x, m=mistake: tried(m.trial(x)).left, mistake.grid, _STEPS, _WORTH * now)  # type: ignore[misc]
                 if number is None:
                     continue
-            trial = mistake if isinstance(mistake, Trial) else mistake.trial(number)
+                trial = mistake.trial(number)
+            else:
+                trial = mistake
             left, explained = tried(trial)
             if explained:
                 fits.append((left, trial.cause))
-                self._known |= {} if number is None else {mistake.text: number}
+                if isinstance(mistake, Numbered):
+                    self._known[mistake.text] = number
                 if left <= _EXACT:
                     break
         if not fits:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FileFormatError, shown
-from ..points import Key, key_of
+from ..points import SLOTS, Key, key_of
 from . import stages
 
 PRINTED = 5e-5
@@ -45,6 +45,10 @@ _NODES = {
     "ffn_gate_par.MUL": "ffn_out",
     "ffn_out.MUL_MAT": "ffn_down",
     "ffn_down.ADD": "ffn_down",
+    "ffn_shexp.MUL_MAT": "ffn_down",
+    "ffn_moe_weights_norm.DIV": "ffn_moe_weights",
+    "ffn_moe_swiglu.GLU": "ffn_moe_swiglu",
+    "ffn_moe_out.CONT": "ffn_moe_out",
     **{f"{name}.ADD": name for name in ("Qcur", "Kcur", "Vcur")},  # with a bias
 }
 """Nodes of llama.cpp's graphs -> our names, where bitnet.cpp's (stages.py) are others."""
@@ -122,7 +126,7 @@ def _key(name: str, operation: str) -> Key | None:
 
 def _tensor(key: Key, lengths: tuple[int, ...], file: IO[bytes], where: str) -> PartialTensor:
     """The numbers that follow a node's line."""
-    rotated = key.name.endswith("_rope")
+    rotated = key.name.endswith("_rope") or (key.name in SLOTS and lengths[2] > 1)  # or with an axis of a token's experts
     rows, columns = (lengths[2], lengths[:2]) if rotated else (lengths[1], lengths[:1])
     if prod(lengths) == 0 or prod(lengths) != rows * prod(columns):
         raise FileFormatError(f"{where} has the lengths {list(lengths)}, expected {'head width, heads' if rotated else 'width'} and tokens")

@@ -38,11 +38,13 @@ _SPELLINGS = {
     "self_attn.o_proj": ("attention.wo", "attn_output", "attention.dense", "attn.c_proj"),
     "self_attn": ("attention", "attn"),
     "post_attention_layernorm": ("ln_2", "ffn_norm", "pre_feedforward_layernorm"),
-    "mlp.gate_proj": ("feed_forward.w1", "ffn_gate"),
-    "mlp.up_proj": ("feed_forward.w3", "ffn_up", "mlp.dense_h_to_4h", "mlp.c_fc"),
+    "mlp.gate": ("block_sparse_moe.gate", "ffn_gate_inp"),
+    "mlp.experts": ("block_sparse_moe.experts",),
+    "mlp.gate_proj": ("feed_forward.w1", "ffn_gate", "mlp.shared_expert.gate_proj"),
+    "mlp.up_proj": ("feed_forward.w3", "ffn_up", "mlp.dense_h_to_4h", "mlp.c_fc", "mlp.shared_expert.up_proj"),
     "mlp.ffn_sub_norm": ("ffn_sub_norm",),
-    "mlp.down_proj": ("feed_forward.w2", "ffn_down", "mlp.dense_4h_to_h", "mlp.c_proj"),
-    "mlp": ("feed_forward",),
+    "mlp.down_proj": ("feed_forward.w2", "ffn_down", "mlp.dense_4h_to_h", "mlp.c_proj", "mlp.shared_expert.down_proj"),
+    "mlp": ("feed_forward", "block_sparse_moe"),
     "embed_tokens": ("tok_embeddings", "token_embd", "wte", "embed_in"),
     "norm": ("output_norm", "ln_f", "final_layer_norm"),
     "lm_head": ("output", "embed_out"),
@@ -63,7 +65,7 @@ _INPUTS = {
     "self_attn.attn_sub_norm": "kqv_out",
     "self_attn.o_proj": "kqv_out",
     "post_attention_layernorm": "ffn_inp",
-    **dict.fromkeys(("mlp", "mlp.gate_proj", "mlp.up_proj"), "ffn_norm"),
+    **dict.fromkeys(("mlp", "mlp.gate", "mlp.gate_proj", "mlp.up_proj"), "ffn_norm"),
     "mlp.ffn_sub_norm": "ffn_out",
     "mlp.down_proj": "ffn_out",
     "lm_head": "result_norm",
@@ -211,6 +213,8 @@ def second(label: str, present: set[Key], config: Config | None) -> Key | None:
         return None
     if name == _LAYER_INPUT and side.layer is not None:
         return layer_input(side.layer, config)
+    if side.module == "mlp" and not side.is_input and any(key.name == "ffn_moe_logits" for key in present):
+        return None  # with a shared expert it gives a sum that is no point
     if name in _BEHIND_SUB_NORMS and not side.module.endswith("sub_norm"):
         norm = Key(_BEHIND_SUB_NORMS[name], side.layer)
         if norm in present if config is None else has_sub_norms(config):

@@ -1,0 +1,145 @@
+"""Experts under the judge: every mistake of the catalogue by its name, and choices between equals, which are discrete as codes are."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from dumps import recorded, trace, without_codes
+from models import random_model
+
+from bitnet_np import EXACT, check
+from bitnet_np.forward_pass import forward_full, run_whole
+from bitnet_np.judge.mistakes.experts import MISTAKES
+from bitnet_np.judge.precision import FLOAT32, Precision
+from bitnet_np.judge.reach import other_choices
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.variant import Variant, variant_logits
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.kernels import cpu
+from bitnet_np.network import Runtime
+from bitnet_np.tokens import check_tokens
+from bitnet_np.traces.points import Key
+
+TOKENS = np.arange(12) * 5 % 50
+MODELS = {
+    "mixtral": random_model(4, family="llama", experts=5, experts_used=2, ffn=48),
+    "qwen2moe": random_model(4, family="qwen2moe", ffn=48),
+}
+MISTAKEN = [(name, m) for name, model in MODELS.items() for m in MISTAKES if m.engine is not None and m.when(model, EXACT)]
+
+
+SWAP = np.array([0, 3, 2, 1, 4], np.int32)
+"""Experts 1 and 3 in each other's place."""
+
+
+def engines(model, mistake):
+    made = mistake.engine(Variant("", model, EXACT))
+    return [made] if isinstance(made, Variant) else [variant for _, variant in made]
+
+
+def dump_of(variant):
+    points = {}
+    runtime = Runtime(variant.model, EXACT, variant.ops, variant.edit)
+    run_whole(
+        runtime,
+        check_tokens(variant.model.config, TOKENS[None]),
+        lambda name, n, x: points.update({Key(name, n): x.reshape(12, -1).copy()}),
+    )
+    return without_codes(points)
+
+
+@pytest.mark.parametrize(("name", "mistake"), MISTAKEN, ids=lambda x: x if isinstance(x, str) else x.id)
+def test_engines_with_a_mistake_are_found_out(name, mistake):
+    """By a full dump, where its shapes are those of the model, and by the residual stream alone."""
+    model = MODELS[name]
+    for variant in engines(model, mistake):
+        points = dump_of(variant)
+        for chosen in (points, {key: x for key, x in points.items() if key.name in ("ffn_inp", "l_out")}):
+            if mistake.id == "experts.count" and chosen is points:
+                continue
+            report = judge_trace(model, trace(chosen, TOKENS), TOKENS)
+            assert report.verdict is Verdict.WRONG
+            assert report.first_wrong.mistake == mistake.id, report.reason
+            assert report.first_wrong.key.layer == 0
+
+
+def test_another_number_of_experts_is_said():
+    points = dump_of(engines(MODELS["mixtral"], next(m for m in MISTAKES if m.id == "experts.count"))[0])
+    report = judge_trace(MODELS["mixtral"], trace(points, TOKENS), TOKENS)
+    assert report.verdict is Verdict.INVALID
+    assert "ffn_moe_topk: its shape is [12, 1], expected [12, 2]" in report.reason
+
+
+def tied(model):
+    """The model with experts 1 and 3 of layer 0 whose logits are equal."""
+    layer = model.layers[0]
+    table = layer.ffn_gate_inp.weights.copy()
+    table[3] = table[1]
+    table.flags.writeable = False
+    first = replace(layer, ffn_gate_inp=replace(layer.ffn_gate_inp, weights=table))
+    return replace(model, layers=(first, *model.layers[1:]))
+
+
+def test_a_choice_between_equal_experts_is_a_flip_and_no_fault():
+    """Where exactly one of both is taken, an engine may take the other. Everything behind is judged by its own choice."""
+    model = tied(MODELS["mixtral"])
+    variant = Variant("", model, EXACT).with_operations(top_experts=lambda logits, k: SWAP[cpu.top_experts(logits, k)])
+    points, ours = dump_of(variant), recorded(model, TOKENS)
+    key = Key("ffn_moe_topk", 0)
+    assert (points[key] != ours[key]).any()
+    report = judge_trace(model, trace({k: x for k, x in points.items() if k.layer == 0}, TOKENS), TOKENS)
+    assert report.verdict is Verdict.FLIPS
+    assert [o.key for o in report.operations if o.verdict is Verdict.FLIPS] == [key]
+
+
+def test_a_choice_that_a_dump_does_not_show_is_looked_for():
+    """Of the layer whose router was undecided, only the logits and the sum are known."""
+    model = tied(MODELS["mixtral"])
+    variant = Variant("", model, EXACT).with_operations(top_experts=lambda logits, k: SWAP[cpu.top_experts(logits, k)])
+    names = ("ffn_norm", "ffn_moe_logits", "ffn_moe_out")
+    points = {key: x for key, x in dump_of(variant).items() if key.layer == 0 and key.name in names}
+    assert np.abs(points[Key("ffn_moe_out", 0)] - recorded(model, TOKENS)[Key("ffn_moe_out", 0)]).max() > 0.1
+    report = judge_trace(model, trace(points, TOKENS), TOKENS)
+    assert report.verdict <= Verdict.FLIPS, report.reason
+
+
+@pytest.mark.parametrize("precision", [FLOAT32, Precision(act="bfloat16")])
+def test_logits_of_other_choices_between_nearly_equal_experts_are_flips(precision):
+    model, tokens = MODELS["qwen2moe"], np.arange(40) * 7 % 50
+    variant = other_choices(Variant("", model, EXACT), precision)
+    logits = variant_logits(variant, tokens[None])[0]
+    assert np.abs(logits - forward_full(model, tokens[None])[0]).max() > 0.1
+    assert check(model, tokens, logits, precision=precision).verdict is Verdict.FLIPS
+    assert other_choices(Variant("", random_model(4, family="llama", experts=2, experts_used=2), EXACT)) is None
+    assert other_choices(Variant("", random_model(4), EXACT)) is None
+
+
+def test_a_choice_of_an_expert_that_is_not_as_good_is_a_fault():
+    model = MODELS["mixtral"]
+    points = without_codes(recorded(model, TOKENS))
+    key = Key("ffn_moe_topk", 1)
+    points[key] = points[key].copy()
+    points[key][7, 1] = next(e for e in range(5) if e not in points[key][7])
+    report = judge_trace(model, trace(points, TOKENS), TOKENS)
+    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, key)
+
+
+@pytest.mark.parametrize("bad", [[5, 0, 1], [-1, 0, 1], [2, 2, 1], [0.5, 1, 2]])
+def test_numbers_that_are_no_experts_are_invalid(bad):
+    model = replace(MODELS["mixtral"], config=replace(MODELS["mixtral"].config, experts_used=3))
+    points = without_codes(recorded(model, TOKENS))
+    key = Key("ffn_moe_topk", 0)
+    points[key] = points[key].astype(np.float32)
+    points[key][3] = bad
+    report = judge_trace(model, trace(points, TOKENS), TOKENS)
+    assert report.verdict is Verdict.INVALID
+    assert "expected different ones of 0 to 4" in report.reason
+
+
+def test_logits_alone_name_a_mistake():
+    model = MODELS["qwen2moe"]
+    tokens = np.arange(40) * 7 % 50
+    variant = engines(model, next(m for m in MISTAKES if m.id == "experts.shared_missing"))[0]
+    report = check(model, tokens, variant_logits(variant, tokens[None])[0])
+    assert report.verdict is Verdict.WRONG
+    assert "the shared expert is missing" in report.reason
