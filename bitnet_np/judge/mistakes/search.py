@@ -71,7 +71,7 @@ class Search:
             if self.work < 0:
                 self.left_out += 1
                 continue
-            number: float | None = None
+            number = None
             if isinstance(mistake, Numbered):
                 number = nearest_number(lambda x, m=mistake: tried(m.trial(x)).left, mistake.grid, _STEPS, _WORTH * now)  # type: ignore[misc]
                 if number is None:
