@@ -112,6 +112,7 @@ def by_parts(size):
             "low frequencies are scaled, as Llama 3 or yarn does",
         ),
         (lambda: by_frequencies(40000.0 ** (-PAIRS / HALF), begin=10), "from position 10 on the frequency base is about 4e+04 instead of"),
+        (lambda: by_frequencies(to_digits(FREQUENCY, 8)), "frequencies are rounded to bfloat16"),
         (laid_out, "cosines and sines are laid out for halves of a head, but pairs are not"),
         (
             lambda: by_parts(HALF),

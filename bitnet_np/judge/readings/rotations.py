@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from ... import spec
 from ...model import Model
 from .. import operations as op
+from ..precision import DIGITS, NARROW_FLOATS
+from ..roundings import to_digits
 from .search import best_number
 from .wrong import FEW, ROWS, Array, Wrong, explained, in_runs, numbered, rough, runs
 
@@ -37,6 +39,9 @@ def rotation(wrong: Wrong) -> str | None:
         if (used == np.arange(len(before)) % period).all():
             return f"positions restart every {period} tokens"
         return f"positions are {_sequence(used)} instead of 0 to {len(before) - 1}"
+    for kind in NARROW_FLOATS:
+        if explains(np.multiply.outer(np.arange(len(turn)), to_digits(frequency, DIGITS[kind]))):
+            return f"frequencies are rounded to {kind}"
     fitted = _frequencies(turn)
     if fitted is None or not explains(np.multiply.outer(np.arange(len(turn)), fitted)):
         return None
