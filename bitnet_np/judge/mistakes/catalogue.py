@@ -106,6 +106,7 @@ class Trial:
     cause: Cause
     computes: Mapping[Key, Compute] = field(repr=False)
     widest: bool  # whether it is in all operations that can make it
+    number: float | None = None  # the number that it was tried with, if that is sought
 
 
 def trials(
@@ -152,7 +153,7 @@ class Numbered:
     def trial(self, number: float) -> Trial:
         """The mistake with that number."""
         named = cause(self.mistake, {"number": number}, self.where)
-        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest)
+        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest, number)
 
 
 def numbered_mistakes(model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool) -> Iterator[Numbered]:
