@@ -166,7 +166,9 @@ def numbered_mistakes(model: Model, dialect: Dialect, span: Sequence[Operation],
                 if compute is not None:
                     computes[operation.key] = compute
         for _, keys, where, widest in _placed([computes], span[-1].key, singly):
-            yield Numbered(mistake, where, {key: computes[key] for key in keys}, widest)
+            if mistake.apart and len({key.name for key in keys}) > 1:
+                continue
+            yield Numbered(mistake, where, {key: computes[key] for key in keys}, widest or mistake.apart)
 
 
 _Placed = TypeVar("_Placed")

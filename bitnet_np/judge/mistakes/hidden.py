@@ -106,6 +106,7 @@ _ANY = (
         _NAMED,
         search=partial(_by_number, lambda x, number: number * x),
         grid=_GRID,
+        apart=True,
     ),
     Mistake(
         "tensor.clipped",
@@ -113,6 +114,7 @@ _ANY = (
         ("Qcur", "Kcur", "Vcur", "kqv_out", "ffn_gate", "ffn_up", "ffn_out", *RESIDUALS),
         search=partial(_by_number, lambda x, number: np.clip(x, -number, number)),
         grid=_GRID,
+        apart=True,
     ),
     Mistake(
         "tensor.constant",
@@ -120,6 +122,7 @@ _ANY = (
         products.TABLES,
         search=partial(_by_number, lambda x, number: x + number),
         grid=(*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5)),
+        apart=True,
     ),
 )
 
