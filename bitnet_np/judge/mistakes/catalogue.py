@@ -108,6 +108,11 @@ class Trial:
     widest: bool  # whether it is in all operations that can make it
     number: float | None = None  # the number that it was tried with, if that is sought
 
+    @property
+    def id(self) -> str:
+        """Its id in the catalogue."""
+        return self.cause.id
+
 
 def trials(
     model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool, mistakes: Sequence[Mistake] = CATALOGUE, length: int = 0
@@ -139,6 +144,11 @@ class Numbered:
     where: str
     computes: Mapping[Key, Callable[[float], Compute]] = field(repr=False)
     widest: bool
+
+    @property
+    def id(self) -> str:
+        """Its id in the catalogue."""
+        return self.mistake.id
 
     @property
     def text(self) -> str:

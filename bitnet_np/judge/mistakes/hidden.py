@@ -287,7 +287,7 @@ def _residuals(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     yield {"how": "the branch is added twice"}, site.of(lambda h, x: h + 2 * x * scale)
     if site.name == "l_out":
         attended = Key("attn_o_out", site.index)
-        yield {"how": "attention's branch is added once more"}, lambda values: values[attended] * scale + _right(site)(values)
+        yield {"how": "attention's branch, attn_o_out, is added again"}, lambda values: values[attended] * scale + _right(site)(values)
 
 
 def _branch(which: int, site: Site) -> Callable[[float], Compute] | None:

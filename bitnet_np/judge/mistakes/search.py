@@ -68,7 +68,8 @@ class Search:
             return explain(trial)
 
         every: list[Trial | Numbered] = [*named, *numbered]
-        for mistake in sorted(every, key=lambda m: not m.widest):  # a function that all operations share is likeliest
+        order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
+        for mistake in sorted(every, key=lambda m: (not m.widest, order[m.id])):  # a function that all operations share is likeliest
             if self.work < 0:
                 self.left_out += 1
                 continue
