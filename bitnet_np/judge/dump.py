@@ -64,7 +64,19 @@ def check_trace(
     judged_as = precision or operations.precision
     search = _unexplained(operations)  # what logits alone would show, more tensors must not hide
     singly = any(len(o.across) > 1 for o in operations.operations)  # else they were tried at the wrong operation
-    logits = _judge_rows(model, ids, every, rows, dialect, judged_as, search=search, singly=singly, alone=False, bars=bars, details=details)
+    logits = _judge_rows(
+        model,
+        ids,
+        every,
+        rows,
+        dialect,
+        judged_as,
+        search=search,
+        singly=singly,
+        alone=operations.first_wrong is None,
+        bars=bars,
+        details=details,
+    )
     if operations.verdict == Verdict.NARROW and logits.verdict == Verdict.WRONG and not search:
         logits = replace(logits, verdict=Verdict.NARROW, reason=f"what narrower operations make of them: {logits.reason}")
     return replace(operations, notes=(*rows.notes, *operations.notes)).with_logits(logits)
@@ -125,7 +137,7 @@ def _judge_rows(
     details: Details | None,
 ) -> Judgement:
     """The verdict on rows as such. every: our logits [T, V]. search: try known mistakes too. singly: also those of single
-    operations. alone: the dump has no other tensor of the forward pass."""
+    operations. alone: no other tensor of the dump shows what is wrong."""
     looked_at = _first(rows.positions)
 
     def run(variant: Variant) -> Floats:

@@ -69,7 +69,7 @@ def judge_logits(
     ours, theirs: [..., V]. run: logits of a variant, [P, V], the first P positions of `ours` (laid end to end) or all; ours are
     `run(base)`. search: try the known mistakes too. numbers, details: see logits.judge. precision: None tries the dialects and the narrow
     types that nobody declared. ids: the token ids of the one sequence that `run` takes; None: mistakes of single operations are not tried.
-    alone: whether these logits are all that is known; with other tensors, what these show less of is not tried on logits.
+    alone: whether no other tensor shows what is wrong; mistakes that are tried across operations only are not tried on logits else.
     Raises nothing for what the dump holds: see logits.judge.
     """
     judged = judge(ours, theirs, None, numbers, details)

@@ -61,7 +61,7 @@ Array = NDArray[np.float64]
 
 _MOST_WORK = 3 * 10**8  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _LITTLE_WORK = _MOST_WORK // 10  # the same where the verdict is FLIPS, which may hide a small mistake
-_HIDDEN_WORK = 15 * 10**9  # of all hidden mistakes that are tried on a dump: seconds
+_HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on a dump: seconds
 
 
 def judge_trace(

@@ -108,6 +108,12 @@ class Trial:
     cause: Cause
     computes: Mapping[Key, Compute] = field(repr=False)
     widest: bool  # whether it is in all operations that can make it
+    number: float | None = None  # the number that it was tried with, if that is sought
+
+    @property
+    def id(self) -> str:
+        """Its id in the catalogue."""
+        return self.cause.id
 
 
 def trials(
@@ -142,6 +148,11 @@ class Numbered:
     widest: bool
 
     @property
+    def id(self) -> str:
+        """Its id in the catalogue."""
+        return self.mistake.id
+
+    @property
     def text(self) -> str:
         """Its place and its text, without the number."""
         return self.where + self.mistake.text
@@ -154,7 +165,7 @@ class Numbered:
     def trial(self, number: float) -> Trial:
         """The mistake with that number."""
         named = cause(self.mistake, {"number": number}, self.where)
-        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest)
+        return Trial(named, {key: compute(number) for key, compute in self.computes.items()}, self.widest, number)
 
 
 def numbered_mistakes(model: Model, dialect: Dialect, span: Sequence[Operation], singly: bool) -> Iterator[Numbered]:
@@ -167,7 +178,9 @@ def numbered_mistakes(model: Model, dialect: Dialect, span: Sequence[Operation],
                 if compute is not None:
                     computes[operation.key] = compute
         for _, keys, where, widest in _placed([computes], span[-1].key, singly):
-            yield Numbered(mistake, where, {key: computes[key] for key in keys}, widest)
+            if mistake.apart and len({key.name for key in keys}) > 1:
+                continue
+            yield Numbered(mistake, where, {key: computes[key] for key in keys}, widest or mistake.apart)
 
 
 _Placed = TypeVar("_Placed")

@@ -106,6 +106,7 @@ _ANY = (
         _NAMED,
         search=partial(_by_number, lambda x, number: number * x),
         grid=_GRID,
+        apart=True,
     ),
     Mistake(
         "tensor.clipped",
@@ -113,6 +114,7 @@ _ANY = (
         ("Qcur", "Kcur", "Vcur", "kqv_out", "ffn_gate", "ffn_up", "ffn_out", *RESIDUALS),
         search=partial(_by_number, lambda x, number: np.clip(x, -number, number)),
         grid=_GRID,
+        apart=True,
     ),
     Mistake(
         "tensor.constant",
@@ -120,6 +122,7 @@ _ANY = (
         products.TABLES,
         search=partial(_by_number, lambda x, number: x + number),
         grid=(*np.geomspace(-10, -0.01, 5), *np.geomspace(0.01, 10, 5)),
+        apart=True,
     ),
 )
 
@@ -284,7 +287,7 @@ def _residuals(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     yield {"how": "the branch is added twice"}, site.of(lambda h, x: h + 2 * x * scale)
     if site.name == "l_out":
         attended = Key("attn_o_out", site.index)
-        yield {"how": "attention's branch is added once more"}, lambda values: values[attended] * scale + _right(site)(values)
+        yield {"how": "attention's branch, attn_o_out, is added again"}, lambda values: values[attended] * scale + _right(site)(values)
 
 
 def _branch(which: int, site: Site) -> Callable[[float], Compute] | None:

@@ -225,7 +225,7 @@ def _engine_orders(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
         for other in range(n + 1, count if count <= _FEW_LAYERS else min(n + 2, count)):
             order = every.copy()
             order[n], order[other] = other, n
-            yield {"how": f"layers {n} and {other} are exchanged"}, _with_layers(base, order)
+            yield {"how": f"layer {n} and layer {other} are exchanged"}, _with_layers(base, order)
     yield {"how": "layers run in the opposite order"}, _with_layers(base, every[::-1])
 
 

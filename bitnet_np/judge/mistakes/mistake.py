@@ -39,7 +39,8 @@ class Mistake:
     with it, in every layer. fitted: a tensor with it, its numbers fitted to the other engine's. Each of these gives one result, or several
     with the numbers of the text, or none. fault: False for a rounding that engines do on purpose.
     search: one operation with it by the number of the text, which is sought between the numbers of `grid`. together: it is in a function
-    that all operations share, and is tried in all at once alone.
+    that all operations share, and is tried in all at once alone. apart: it is in one tensor, and its
+    number is not sought in several names at once.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Mistake:
     search: Callable[[Site], Callable[[float], Compute] | None] | None = field(default=None, repr=False)
     grid: Sequence[float] = ()
     together: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)

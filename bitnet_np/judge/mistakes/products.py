@@ -15,8 +15,9 @@ from ...kernels.block_formats import FORMATS, Format
 from ...model import Blocks, Linear, Ternary
 from .. import operations as op
 from ..graph import EMBEDDING, FIELDS, LOGITS
-from ..roundings import matrix_input, to_float16
-from . import blocks
+from ..precision import DIGITS, NARROW_FLOATS
+from ..roundings import matrix_input, to_digits, to_float16
+from . import blocks, norms
 from .conversions import in_fewer_bits
 from .matrices import AT
 from .mistake import Array, Compute, Mistake, Numbers, Site
@@ -37,8 +38,8 @@ def by_changed(site: Site, change: Change) -> Compute:
     return _by(site, lambda: change(_dense(site.linear)))
 
 
-def _by(site: Site, matrix: Callable[..., Array]) -> Compute:
-    """The product with another matrix, which is made when it is needed."""
+def _by(site: Site, matrix: Callable[..., Array], bias: Change = lambda bias: bias) -> Compute:
+    """The product with another matrix, which is made when it is needed, and a changed bias."""
     linear, weights, dialect = site.linear, site.linear.weights, site.dialect
     scale = 1.0 if linear.scale is None else float(linear.scale)
     if isinstance(weights, Ternary):
@@ -51,7 +52,7 @@ def _by(site: Site, matrix: Callable[..., Array]) -> Compute:
             x = codes / steps
         elif dialect.ggml_activations and not isinstance(weights, Ternary):
             x = matrix_input(x, weights)
-        y = x @ matrix().T * scale + (0.0 if linear.bias is None else linear.bias)
+        y = x @ matrix().T * scale + (0.0 if linear.bias is None else bias(linear.bias.astype(np.float64)))
         c = site.config
         return y if site.layer is not None or c.plain_logits else spec.soft_cap(y / c.logit_scale, c.logit_cap)
 
@@ -249,6 +250,18 @@ def _fewer_bits(site: Site) -> Iterator[tuple[Numbers, Compute]]:
             yield {"how": text}, by_changed(site, narrow)
 
 
+def _narrow_model(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    for kind in NARROW_FLOATS:
+        rounded = partial(to_digits, digits=DIGITS[kind])
+        if site.name == EMBEDDING.name:
+            yield {"kind": kind}, site.of(lambda tokens, rounded=rounded: rounded(op.embed(site.model, tokens.astype(np.int64)).value))
+        elif site.name not in norms.AT:
+            matrix = partial(_dense, site.linear)
+            yield {"kind": kind}, _by(site, lambda matrix=matrix, rounded=rounded: rounded(matrix()), rounded)
+        elif not norms.is_layer_norm(site):
+            yield {"kind": kind}, norms.weighted(site, rounded(norms.gain_of(site)))
+
+
 def _input_in_blocks(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     for text, narrow in in_fewer_bits(site.linear.shape[1]):
         if "bits," in text or "q8_0" in text or "one scale" in text:
@@ -334,6 +347,14 @@ MISTAKES = (
     ),
     Mistake(
         "quantiser.in_groups", "activations have one scale for each {size} inputs instead of one for each token", AT, quantises, _in_groups
+    ),
+    Mistake(
+        "weights.narrow_model",
+        "all weights are rounded to {kind}",
+        (*TABLES, *norms.AT),
+        compute=_narrow_model,
+        fault=False,
+        together=True,
     ),
     Mistake("weights.fewer_bits", "weights are {how}", TABLES, compute=_fewer_bits),
     Mistake("input.fewer_bits", "the input is {how}", AT, compute=_input_in_blocks, together=True),

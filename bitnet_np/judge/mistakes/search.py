@@ -44,7 +44,8 @@ class Search:
     length: int  # of the sequence
     work: float  # that may still be done, in multiply-adds
     left_out: int = 0  # mistakes that were not tried, because of it
-    _known: dict[str, float | None] = field(default_factory=dict)  # those that explained a tensor before, by text, and their numbers
+    _known: set[str] = field(default_factory=set)  # texts of those that explained a tensor before
+    _numbers: dict[str, float] = field(default_factory=dict)  # and the numbers of others, by their text without it
 
     def cause(
         self, span: Sequence[Operation], singly: bool, explain: Explain, cost: Callable[[Collection[Key]], float], now: float
@@ -56,10 +57,10 @@ class Search:
         named = list(trials(self.model, self.dialect, span, singly, HIDDEN, self.length))
         numbered = list(numbered_mistakes(self.model, self.dialect, span, singly))
         again = [trial for trial in named if trial.cause.text in self._known]
-        again += [mistake.trial(number) for mistake in numbered if (number := self._known.get(mistake.text)) is not None]
-        for trial in again:
-            if explain(trial).fits:
-                return trial.cause
+        again += [mistake.trial(number) for mistake in numbered if (number := self._numbers.get(mistake.text)) is not None]
+        for before in again:
+            if explain(before).fits:
+                return before.cause
         fits: list[tuple[float, Cause]] = []
 
         def tried(trial: Trial) -> Explanation:
@@ -67,30 +68,26 @@ class Search:
             return explain(trial)
 
         every: list[Trial | Numbered] = [*named, *numbered]
-        for mistake in sorted(every, key=lambda m: not m.widest):  # a function that all operations share is likeliest
+        order = {mistake.id: i for i, mistake in enumerate(HIDDEN)}
+        for mistake in sorted(every, key=lambda m: (not m.widest, order[m.id])):  # a function that all operations share is likeliest
             if self.work < 0:
                 self.left_out += 1
                 continue
-            number = None
-            if isinstance(mistake, Numbered):
-                number = nearest_number(lambda x, m=mistake: tried(m.trial(x)).left, mistake.grid, _STEPS, _WORTH * now)  # type: ignore[misc]
-                if number is None:
-                    continue
-                trial = mistake.trial(number)
-            else:
-                trial = mistake
+            trial = mistake if isinstance(mistake, Trial) else _nearest(mistake, tried, now)
+            if trial is None:
+                continue
             left, explained = tried(trial)
             if explained:
                 fits.append((left, trial.cause))
-                if isinstance(mistake, Numbered):
-                    self._known[mistake.text] = number
+                if trial.number is not None and isinstance(mistake, Numbered):
+                    self._numbers[mistake.text] = trial.number
                 if left <= _EXACT:
                     break
         if not fits:
             return None
         least = min(left for left, _ in fits)
         cause = next(cause for left, cause in fits if left <= _ALIKE * least + _EXACT)
-        self._known.setdefault(cause.text, None)
+        self._known.add(cause.text)
         return with_alike(cause, least, fits)
 
     def notes(self) -> list[str]:
@@ -100,6 +97,12 @@ class Search:
         return [
             f"{self.left_out} known mistakes were not tried across operations: too much work. A dump of more tensors needs fewer trials"
         ]
+
+
+def _nearest(mistake: Numbered, tried: Explain, now: float) -> Trial | None:
+    """The mistake with the number that leaves least of the error `now`, if it leaves little."""
+    number = nearest_number(lambda x: tried(mistake.trial(x)).left, mistake.grid, _STEPS, _WORTH * now)
+    return None if number is None else mistake.trial(number)
 
 
 def with_alike(cause: Cause, left: float, fits: Sequence[tuple[float, Cause]]) -> Cause:

@@ -1,0 +1,205 @@
+"""Mistakes that are tried across operations only: engines with one tensor changed, of which the outputs of layers are known."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+from dumps import trace
+from models import random_model
+
+from bitnet_np import EXACT, spec, widen
+from bitnet_np.forward_pass import run_whole
+from bitnet_np.judge import trace as judging
+from bitnet_np.judge.graph import operations
+from bitnet_np.judge.mistakes import catalogue, search
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, at_operation, hidden_engines, numbered_mistakes
+from bitnet_np.judge.mistakes.mistake import Cause
+from bitnet_np.judge.mistakes.search import nearest_number, with_alike
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.variant import Variant
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.network import Runtime
+from bitnet_np.tokens import check_tokens
+from bitnet_np.traces.points import Key
+
+NAMED = (
+    "weights.other_rows", "sums.left_out", "blocks.misread", "masks.prefix", "turns.shifted", "norms.how", "residuals.how",
+    "tokens.others", "scores.factor", "layers.order",
+)  # fmt: skip
+IDS = np.array([5, 17, 3, 40, 8, 22, 9])
+SHAPE = {"n_layers": 2, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "vocab": 48, "tied": False}
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """Few mistakes are tried, as all take seconds."""
+    tried = tuple(mistake for mistake in HIDDEN if mistake.id in NAMED)
+    for module in (catalogue, search):
+        monkeypatch.setattr(module, "HIDDEN", tried)
+
+
+@cache
+def model(weights="Q8_0"):
+    return random_model(0, family="qwen3", weights=weights, **SHAPE)
+
+
+def dumped(change, layers=(0, 1), weights="Q8_0", ids=IDS):
+    """The outputs of layers, and logits, of an engine whose tensors are change(name, tensor, tensors of the layer) in some layers."""
+    points, here = {}, {}
+
+    def edit(name, layer, x):
+        changed = change(name, x.reshape(len(x), -1).astype(np.float64), here) if layer is None or layer in layers else None
+        x = x if changed is None else np.ascontiguousarray(changed, np.float32).reshape(x.shape)
+        here[name] = x.reshape(len(x), -1).astype(np.float64)
+        if name in ("l_out", "result_output"):
+            points[Key(name, layer)] = here[name].astype(np.float32)
+        return x
+
+    ours = model(weights)
+    run_whole(Runtime(ours, EXACT, edit=edit), check_tokens(ours.config, ids[None]))
+    return points
+
+
+def said(change, **more):
+    """What is said of the first wrong tensor."""
+    report = judge_trace(model(more.get("weights", "Q8_0")), trace(dumped(change, **more)), IDS)
+    assert report.verdict is Verdict.WRONG
+    return report.first_wrong.hypothesis
+
+
+def _prefix(name, x, here):
+    if name == "kqv_out":
+        i, j = np.arange(len(x))[:, None], np.arange(len(x))
+        q, k, v = (here[n].reshape(len(x), -1, 16) for n in ("Qcur_rope", "Kcur_rope", "Vcur"))
+        mask = np.where((j <= i) | (j < 3), 0.0, -np.inf)
+        return spec.attend(q, spec.by_query_head(k, 4), spec.by_query_head(v, 4), mask).reshape(len(x), -1)
+    return None
+
+
+def _without_last_inputs(name, x, here):
+    if name == "ffn_gate":
+        matrix = widen.float32(model().layers[0].ffn_gate.weights)
+        return here["ffn_norm"][:, :56] @ matrix[:, :56].T
+    return None
+
+
+def _unsigned(name, x, here):
+    if name == "ffn_up":
+        table = model().layers[0].ffn_up.weights
+        raw = table.data.view(np.uint8).reshape(64, -1, 34)
+        scale = np.ascontiguousarray(raw[..., :2]).view(np.float16).astype(np.float64)
+        return here["ffn_norm"] @ (scale * raw[..., 2:]).reshape(64, 64).T
+    return None
+
+
+PLANTED = {
+    "rows shifted": (
+        lambda name, x, here: np.roll(x, 1, axis=1) if name == "Vcur" else None,
+        "at Vcur: weights of other rows are used: rows are shifted by 1",
+    ),
+    "tail": (_without_last_inputs, "at ffn_gate: the last 8 inputs are not summed"),
+    "unsigned": (_unsigned, "at ffn_up: Q8_0: codes are read as unsigned bytes"),
+    "prefix": (_prefix, "at kqv_out: the first 3 tokens are seen by all"),
+    "positions": (
+        lambda name, x, here: (
+            spec.rope(here["Qcur_normed"].reshape(7, 4, 16), np.arange(7) + 3, model().config.rope_base).reshape(7, -1)
+            if name == "Qcur_rope"
+            else None
+        ),
+        "at Qcur_rope: positions are too large by 3",
+    ),
+    "normed twice": (
+        lambda name, x, here: (
+            spec.rms_norm(x, model().layers[0].ffn_norm.astype(np.float64), model().config.eps) if name == "ffn_norm" else None
+        ),
+        "at ffn_norm: it is another norm: the norm is applied twice",
+    ),
+    "residual": (
+        lambda name, x, here: np.roll(here["inp_embd"], 1, axis=0) + here["attn_o_out"] if name == "ffn_inp" else None,
+        "at ffn_inp: it is another sum: the residual is that of the token before",
+    ),
+    "reversed": (
+        lambda name, x, here: x[::-1] if name == "inp_embd" else None,
+        "at inp_embd: other rows are embedded: tokens are in the opposite order",
+    ),
+    "temperature": (
+        lambda name, x, here: x * 0.7 if name == "Qcur_rope" else None,
+        "at kqv_out: scores are 0.7 times what they should be",
+    ),
+    "last rows": (
+        lambda name, x, here: np.where(np.arange(64) < 48, x, np.roll(x, 16, axis=1)) if name == "ffn_down" else None,
+        "at ffn_down: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_mistake_inside_the_first_layer_is_named_from_its_output(name):
+    change, says = PLANTED[name]
+    assert said(change, layers=(0,)).startswith(says)
+
+
+def test_the_head_is_read_with_its_input_computed():
+    assert said(lambda name, x, here: 3 * np.tanh(x / 3) if name == "result_output" else None).startswith("numbers are soft-capped at 3")
+
+
+def test_what_explained_a_layer_is_tried_first_in_the_next(monkeypatch):
+    change = PLANTED["rows shifted"][0]
+    tried = []
+    values = judging._Judge._values
+    monkeypatch.setattr(judging._Judge, "_values", lambda self, across, *more: tried.append(across[-1]) or values(self, across, *more))
+    report = judge_trace(model(), trace(dumped(change)), IDS)
+    assert [o.hypothesis for o in report.operations if o.verdict is Verdict.WRONG] == [report.first_wrong.hypothesis] * 2
+    assert tried.count(Key("l_out", 1)) < tried.count(Key("l_out", 0)) / 2
+
+
+def test_noise_has_no_cause():
+    rng = np.random.default_rng(0)
+    report = judge_trace(
+        model(),
+        trace(dumped(lambda name, x, here: x + 0.02 * x.std() * rng.standard_normal(x.shape) if name in ("Qcur", "ffn_up") else None)),
+        IDS,
+    )
+    assert (report.verdict, report.first_wrong.hypothesis) == (Verdict.WRONG, None)
+
+
+def test_what_is_not_tried_is_said(monkeypatch):
+    monkeypatch.setattr(judging, "_HIDDEN_WORK", 0)
+    report = judge_trace(model(), trace(dumped(PLANTED["prefix"][0])), IDS)
+    assert report.first_wrong.hypothesis is None
+    assert any("known mistakes were not tried across operations" in note for note in report.notes)
+
+
+# --- the catalogue --------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_hidden_mistake_is_tried_somewhere_and_named(monkeypatch):
+    monkeypatch.setattr(catalogue, "HIDDEN", HIDDEN)
+    drawn = [
+        random_model(0, family="llama", weights="Q8_0", **SHAPE | {"n_layers": 3}),
+        random_model(0, family="qwen3", **SHAPE),
+        random_model(0, family="qwen2", **SHAPE),
+        random_model(0, **SHAPE | {"n_layers": 3}),
+    ]
+    ids = set()
+    for ours in drawn:
+        span = list(operations(ours, EXACT))
+        attempts = [a.cause for o in span for a in at_operation(ours, EXACT, o, HIDDEN, 7)]
+        attempts += [m.trial(2.0).cause for m in numbered_mistakes(ours, EXACT, span, singly=False)]
+        ids |= {cause.id for cause in attempts} | {variant.mistake for variant in hidden_engines(Variant("", ours, EXACT))}
+        assert not any("{" in cause.text for cause in attempts)
+    assert ids == {mistake.id for mistake in HIDDEN}
+    assert not ids & {mistake.id for mistake in CATALOGUE}
+    assert len(ids) == len(HIDDEN)
+
+
+def test_the_nearest_number_is_found_between_those_of_a_grid():
+    assert nearest_number(lambda x: (np.log(x) - np.log(0.7)) ** 2, (0.01, 0.1, 1.0, 10.0), 40) == pytest.approx(0.7, rel=1e-6)
+    assert nearest_number(lambda x: 1.0, (0.01, 0.1, 1.0, 10.0), 40, worth=0.5) is None
+
+
+def test_causes_that_leave_as_little_are_said_too():
+    first, second, third = (Cause(text, text) for text in ("a", "b", "c"))
+    fits = [(1e-6, first), (2e-6, second), (1e-4, third)]
+    assert with_alike(first, 1e-6, fits).text == "a (b would look the same)"
+    assert with_alike(third, 1e-8, fits).text == "c"
