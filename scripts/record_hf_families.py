@@ -57,6 +57,7 @@ def cases() -> list[Case]:
     granite = {"embedding_multiplier": 3.0, "residual_multiplier": 0.375, "logits_scaling": 2.5, "attention_multiplier": 0.125}
     gemma2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, "query_pre_attn_scalar": 12, "sliding_window": 6}
     neox = {"hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **rope}}
+    phi3 = {"pad_token_id": 0, "sliding_window": 7, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.67, **rope}}
     return [
         Case("llama_llama3_biases", "llama", {}, "llama", "Llama", {"attention_bias": True, "mlp_bias": True} | llama3, _llama),
         Case("qwen2_linear", "qwen2", {"rope_scaling": 4.0}, "qwen2", "Qwen2", linear, _llama),
@@ -109,6 +110,7 @@ def cases() -> list[Case]:
             {"pad_token_id": 0} | plain,
             _layout("smollm3"),
         ),
+        Case("phi3", "phi3", {"rope_width": 8, "window": 7}, "phi3", "Phi3", phi3, _layout("phi3")),
         Case("olmo2", "olmo2", {}, "olmo2", "Olmo2", plain, _layout("olmo2")),
         Case("gemma", "gemma", square, "gemma", "Gemma", {"hidden_act": "gelu_pytorch_tanh"} | plain, _layout("gemma")),
         Case(
@@ -189,12 +191,14 @@ def _modules(kind: ModelType, model: Model) -> dict[str, Array]:
     weights = _ends(model, kind.embedding, kind.norm, "lm_head")
     weights[kind.norm + ".weight"] = weights[kind.norm + ".weight"] - one
     for n, layer in enumerate(model.layers):
-        for field, value in present(layer).items():
-            path = kind.layer.format(n) + kind.modules[field]
+        named = present(layer)
+        for field, module in kind.modules.items():
+            path, value = kind.layer.format(n) + module, named.get(field)
             if isinstance(value, Linear):
                 turned = c.rope == "adjacent" and field in ("attn_q", "attn_k")
-                weights |= _pair(path, value, halved) if turned else _pair(path, value)
-            else:
+                for name, rows in (_pair(path, value, halved) if turned else _pair(path, value)).items():
+                    weights[name] = np.concatenate([weights[name], rows]) if name in weights else rows
+            elif value is not None:
                 weights[path + ".weight"] = value - one
     return weights
 
@@ -313,9 +317,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--only", metavar="NAME,...", help="record these models and no others")
     options = parser.parse_args(argv)
     options.folder.mkdir(parents=True, exist_ok=True)
-    for case in cases():
+    for case in (case for case in cases() if case.name in (options.only or case.name).split(",")):
         model = draw(case, options.seed)
         tokens = np.random.default_rng([options.seed, 1]).integers(0, model.config.vocab, (2, 24))
         try:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from models import random_model
 
+from bitnet_np.families import FAMILIES
 from bitnet_np.files.load import load
 from bitnet_np.model import Ternary
 from bitnet_np.testing import write_gguf
@@ -16,10 +17,14 @@ from bitnet_np.testing import write_gguf
 SHAPE = {"width": 256, "ffn": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "vocab": 23, "context": 40, "n_layers": 2}
 SHAPE |= {"eps": float(np.float32(1e-5))}
 
+MORE = {"gptneox": {"rope_width": 16, "parallel_residual": True}, "phi3": {"rope_width": 48}}
+
 
 def drawn(family, weights="", **changes):
-    more = {"rope_width": 16, "parallel_residual": True} if family == "gptneox" else {}
-    return random_model(3, family=family, weights=weights, **{**SHAPE, **more, **changes})
+    model = random_model(3, family=family, weights=weights, **{**SHAPE, **MORE.get(family, {}), **changes})
+    for layer in model.layers if FAMILIES[family].fused_gate and weights == "ternary" else ():  # one tensor has one scale
+        object.__setattr__(layer.ffn_up.weights, "scale", layer.ffn_gate.weights.scale)
+    return model
 
 
 def half_scales(model):

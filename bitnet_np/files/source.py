@@ -78,8 +78,8 @@ class ModelWeights(Protocol):
     def linear(self, field: str, shape: tuple[int, ...], layer: int) -> Linear:
         """A matrix (N, M) of a layer, with its bias, scale and norm where it has them."""
 
-    def qkv(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
-        """The linears of queries, keys and values, by their fields: in some files they are rows of one tensor."""
+    def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
+        """The linears that read the same input, families.QKV or GATE_UP, by their fields: in some files they are rows of one tensor."""
 
     def rope_factors(self) -> NDArray[np.float32] | None:
         """The numbers [J] that divide RoPE's frequencies beside Config.rope_scaling."""
