@@ -123,6 +123,9 @@ class _Drawing:
                 fields[name] = self.vector(size[0])
                 if self.config.norm == "layer":
                     fields[name + "_bias"] = self.vector(size[0], 0.0)
+        up = fields["ffn_up"]
+        if self.family.fused_gate and isinstance(up.weights, Ternary):  # one tensor has one scale
+            fields["ffn_up"] = replace(up, weights=replace(up.weights, scale=fields["ffn_gate"].weights.scale))
         return frozen(Layer(**fields))
 
     def linear(self, name: str, n: int, m: int) -> Linear:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from models import random_model
 
-from bitnet_np.families import FAMILIES
 from bitnet_np.files.load import load
 from bitnet_np.model import Ternary
 from bitnet_np.testing import write_gguf
@@ -21,10 +20,7 @@ MORE = {"gptneox": {"rope_width": 16, "parallel_residual": True}, "phi3": {"rope
 
 
 def drawn(family, weights="", **changes):
-    model = random_model(3, family=family, weights=weights, **{**SHAPE, **MORE.get(family, {}), **changes})
-    for layer in model.layers if FAMILIES[family].fused_gate and weights == "ternary" else ():  # one tensor has one scale
-        object.__setattr__(layer.ffn_up.weights, "scale", layer.ffn_gate.weights.scale)
-    return model
+    return random_model(3, family=family, weights=weights, **{**SHAPE, **MORE.get(family, {}), **changes})
 
 
 def half_scales(model):
