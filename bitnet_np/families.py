@@ -15,6 +15,8 @@ MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 """The matrices of a layer, by their fields in model.Layer. A GGUF file has a tensor blk.<n>.<field>.weight for each."""
 QKV = MATRICES[:3]
 """The matrices that read the same input. They may be rows of one tensor, attn_qkv."""
+GATE_UP = ("ffn_gate", "ffn_up")
+"""The feed-forward's matrices that read the same input. In some families they are rows of one tensor, ffn_up."""
 _UNGATED = tuple(name for name in MATRICES if name != "ffn_gate")
 
 
@@ -42,6 +44,7 @@ class Family:
     scaling: bool = True  # rope.scaling.* may divide positions
     numbers: tuple[str, ...] = ()  # fields of model.Config that a file may state, of those that few families have
     scales_embedding: bool = False  # the embedding is multiplied by the root of the width
+    fused_gate: bool = False  # blk.<n>.ffn_up holds the gate's rows, and then those of up
     wide_scale: int = 0  # a model of so many layers has the attention scale 1 / sqrt(D / H), all others 1 / sqrt(K)
     expert_width: bool = False  # a file states the width of an expert beside that of a feed-forward, which no layer has
 
@@ -84,6 +87,7 @@ FAMILIES: dict[str, Family] = {
         required=(*_EXPERTS, "expert_ffn"),
         expert_width=True,
     ),
+    "phi3": Family(_QWEN, partial_rope=True, windows=True, fused_gate=True),
     "smollm3": Family(_LLAMA, rope_period=4),
     "granite": Family(
         _LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=(*_FACTORS, "attention_scale"), required=("logit_scale",)

@@ -132,6 +132,9 @@ class _Drawing:
                 fields[name] = self.vector(size[0])
                 if self.config.norm == "layer":
                     fields[name + "_bias"] = self.vector(size[0], 0.0)
+        up = fields.get("ffn_up")
+        if self.family.fused_gate and up is not None and isinstance(up.weights, Ternary):  # one tensor has one scale
+            fields["ffn_up"] = replace(up, weights=replace(up.weights, scale=fields["ffn_gate"].weights.scale))
         shapes = shapes_of_expert(self.config).items()
         experts = ({name: Linear(self.matrix(*shape)) for name, shape in shapes} for _ in range(self.config.experts))
         return frozen(Layer(**fields, experts=tuple(Expert(**fields) for fields in experts)))

@@ -89,7 +89,9 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
     if family.rope_period:
         shape["n_layers"] += family.rope_period - 1
     if family.partial_rope:
-        shape |= {"rope_width": head_dim // 2 if seed % 2 else None, "parallel_residual": bool(seed // 2 % 2)}
+        shape["rope_width"] = head_dim // 2 if seed % 2 else None
+    if family.chooses_residual:
+        shape["parallel_residual"] = bool(seed // 2 % 2)
     if family.scaling and family.config["rope"] != "none":
         shape["rope_scaling"] = float(rng.choice([1.0, 2.0, 8.0]))
     table = kind if kind not in TERNARY else "float16"

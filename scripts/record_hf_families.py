@@ -59,6 +59,7 @@ def cases() -> list[Case]:
     experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
     shared = {"shared_expert_intermediate_size": 24}
     neox = {"hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **rope}}
+    phi3 = {"pad_token_id": 0, "sliding_window": 7, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.67, **rope}}
     return [
         Case("llama_llama3_biases", "llama", {}, "llama", "Llama", {"attention_bias": True, "mlp_bias": True} | llama3, _llama),
         Case("qwen2_linear", "qwen2", {"rope_scaling": 4.0}, "qwen2", "Qwen2", linear, _llama),
@@ -111,6 +112,7 @@ def cases() -> list[Case]:
             {"pad_token_id": 0} | plain,
             _layout("smollm3"),
         ),
+        Case("phi3", "phi3", {"rope_width": 8, "window": 7}, "phi3", "Phi3", phi3, _layout("phi3")),
         Case("olmo2", "olmo2", {}, "olmo2", "Olmo2", plain, _layout("olmo2")),
         Case("gemma", "gemma", square, "gemma", "Gemma", {"hidden_act": "gelu_pytorch_tanh"} | plain, _layout("gemma")),
         Case(
@@ -202,14 +204,16 @@ def _modules(kind: ModelType, model: Model) -> dict[str, Array]:
     weights = _ends(model, kind.embedding, kind.norm, "lm_head")
     weights[kind.norm + ".weight"] = weights[kind.norm + ".weight"] - one
     for n, layer in enumerate(model.layers):
-        for field, value in present(layer).items():
-            path = kind.layer.format(n) + kind.modules[field]
+        named = present(layer)
+        for field, module in kind.modules.items():
+            path, value = kind.layer.format(n) + module, named.get(field)
             if isinstance(value, Linear):
                 turned = c.rope == "adjacent" and field in ("attn_q", "attn_k")
-                weights |= _pair(path, value, halved) if turned else _pair(path, value)
-            elif field == "ffn_gate_inp_shexp":
+                for name, rows in (_pair(path, value, halved) if turned else _pair(path, value)).items():
+                    weights[name] = np.concatenate([weights[name], rows]) if name in weights else rows
+            elif field == "ffn_gate_inp_shexp" and value is not None:
                 weights[path + ".weight"] = value[None]
-            else:
+            elif value is not None:
                 weights[path + ".weight"] = value - one
         for i, expert in enumerate(layer.experts):
             for field, module in kind.experts.items():

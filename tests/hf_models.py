@@ -35,6 +35,8 @@ QWEN2_WINDOW = {"model_type": "qwen2", "sliding_window": 6, "max_window_layers":
 QWEN3_WINDOW = {"model_type": "qwen3", "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]} | WINDOW
 GRANITE = {"model_type": "granite", "attention_bias": True, "mlp_bias": True, "embedding_multiplier": 3, "residual_multiplier": 0.375}
 GRANITE |= {"logits_scaling": 2.5, "attention_multiplier": 0.125}
+PHI3 = {"model_type": "phi3", "sliding_window": 7, "rope_theta": 10000.0, "rope_scaling": None, "partial_rotary_factor": 0.67}
+PHI3 |= {"original_max_position_embeddings": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 SMOLLM3 = {"model_type": "smollm3", "num_hidden_layers": 5, "vocab_size": 31, "intermediate_size": 24, "rope_theta": 10000.0}
 SMOLLM3 |= {"no_rope_layers": [1, 1, 1, 0, 1], "tie_word_embeddings": False, "pretraining_tp": 2}
 GEMMA = {"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": None, "hidden_size": 64, "rope_theta": 10000.0}
@@ -72,6 +74,7 @@ FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the 
     "qwen2_window": (SIZES | QWEN2_WINDOW | {"tie_word_embeddings": True}, _llama),
     "qwen3_window": (SIZES | QWEN3_WINDOW, _llama),
     "granite": (SIZES | GRANITE | {"rope_parameters": PLAIN | {"rope_type": "llama3"} | LLAMA3}, _layout("granite")),
+    "phi3": (SIZES | PHI3, _layout("phi3")),
     "smollm3": (SIZES | SMOLLM3, _layout("smollm3")),
     "olmo2": (SIZES | {"model_type": "olmo2", "rope_parameters": PLAIN}, _layout("olmo2")),
     "gemma": (SIZES | GEMMA, _layout("gemma")),

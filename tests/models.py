@@ -71,7 +71,9 @@ def family_shapes(draw: st.DrawFn) -> dict:
     if family_traits.rope_period:
         shape["rope_layers"] = draw(st.sampled_from([None, (), (0,)]))
     if family_traits.partial_rope:
-        shape |= {"rope_width": 2 * draw(st.integers(1, shape["head_dim"] // 2)), "parallel_residual": draw(st.booleans())}
+        shape["rope_width"] = 2 * draw(st.integers(1, shape["head_dim"] // 2))
+    if family_traits.chooses_residual:
+        shape["parallel_residual"] = draw(st.booleans())
     if family_traits.scaling:
         shape["rope_scaling"] = draw(st.sampled_from([1.0, 4.0]))
     return shape

@@ -97,6 +97,32 @@ _BITNET_B1_58 = {
     "weight_bits": 1,
 }
 
+_PHI3 = {
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"},
+    "bos_token_id": 1,
+    "embd_pdrop": 0.0,
+    "eos_token_id": 32000,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 4096,
+    "model_type": "phi3",
+    "original_max_position_embeddings": 4096,
+    "pad_token_id": 32000,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "sliding_window": 2047,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.2",
+    "use_cache": True,
+    "vocab_size": 32064,
+}
+
 
 def _sizes(hidden: int, ffn: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
     return {
@@ -161,14 +187,25 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "torch_dtype": "float16",
         "vocab_size": 50688,
     },
+    "microsoft/Phi-3-mini-4k-instruct": _PHI3 | _sizes(3072, 8192, 32, 32, 32),
+    "microsoft/phi-4": _PHI3
+    | _sizes(5120, 17920, 40, 40, 10)
+    | {"max_position_embeddings": 16384, "rope_theta": 250000, "sliding_window": None, "vocab_size": 100352},
 }
-"""By repository. What counts here are the keys. The sizes of Falcon-E, the files of models with experts, and some
-contexts and token ids, were not looked up again."""
+"""By repository. What counts here are the keys. Sizes of Falcon-E and Phi, the files of models with experts, and some contexts and token
+ids were not looked up again."""
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "openbmb/BitCPM4-1B": (
         {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
         "minicpm",
+    ),
+    "microsoft/Phi-3-mini-128k-instruct": (
+        _PHI3
+        | _sizes(3072, 8192, 32, 32, 32)
+        | {"max_position_embeddings": 131072, "sliding_window": 262144}
+        | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}},
+        "longrope",
     ),
 }
 """By repository: as far as it matters here, and the word in the error that says why it is refused."""

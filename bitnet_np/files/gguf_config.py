@@ -66,8 +66,6 @@ def _architecture(file: GGUFFile) -> str:
     name = file.require("general.architecture", str)
     if name not in FAMILIES:
         raise UnsupportedError(f"{file.path}: general.architecture is {name!r}, supported are {', '.join(ARCHITECTURES)}")
-    if file.get("split.count", int, 1) > 1:
-        raise UnsupportedError(f"{file.path}: split.count is {file.metadata['split.count']}, expected one file with the whole model")
     return name
 
 

@@ -78,9 +78,11 @@ class GGUFWeights:
             raise FileFormatError(f"{self._tensors.path}: tensor {FACTORS} has the value {factors.min()}, expected positive numbers")
         return factors
 
-    def qkv(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
-        """From blk.<n>.attn_qkv, or from three tensors."""
-        if f"blk.{layer}.attn_qkv.weight" in self._tensors:
+    def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
+        """From blk.<n>.attn_qkv, from the blk.<n>.ffn_up of a family that has the gate in it, or from a tensor for each."""
+        if "ffn_up" in shapes and self._family.fused_gate:
+            return self._linears(f"blk.{layer}.ffn_up", shapes)
+        if "attn_q" in shapes and f"blk.{layer}.attn_qkv.weight" in self._tensors:
             return self._linears(f"blk.{layer}.attn_qkv", shapes)
         return {field: self.linear(field, shape, layer) for field, shape in shapes.items()}
 

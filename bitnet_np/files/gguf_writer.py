@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .. import packing
 from ..errors import UnsupportedError
-from ..families import FAMILIES, implied, windowed_layers
+from ..families import FAMILIES, GATE_UP, implied, windowed_layers
 from ..model import Blocks, Config, Expert, Layer, Linear, Model, Ternary, Weights
 from ..model_check import check_model
 from ..tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
@@ -242,6 +242,10 @@ def model_tensors(
             if not isinstance(value, Linear):
                 yield from given({tensor_name(field, n): value})
                 continue
+            if FAMILIES[model.config.architecture].fused_gate and field in GATE_UP:
+                if field == "ffn_up":
+                    yield _fused_gate(n, layer, encode)
+                continue
             if value.norm is not None:
                 raise UnsupportedError(f"layer {n} {field} has a norm inside the linear, and GGUF has no place for that")
             scale = None if value.scale is None else np.array([value.scale])
@@ -273,6 +277,25 @@ def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple
 def _stack(parts: Sequence[Stored]) -> Stored:
     """Matrices of one type and shape as one tensor."""
     return Stored(parts[0].type, (len(parts), *parts[0].shape), lambda: np.concatenate([part.make() for part in parts]))
+
+
+def _fused_gate(n: int, layer: Layer, encode: Encode) -> tuple[str, Stored]:
+    """Name and content of the tensor that holds the rows of a layer's gate, and then those of up.
+
+    Raises UnsupportedError for linears that one tensor cannot hold.
+    """
+    name, linears = tensor_name("ffn_up", n), [getattr(layer, field) for field in GATE_UP]
+    if any(part is not None for linear in linears for part in (linear.norm, linear.bias, linear.scale)):
+        raise UnsupportedError(f"tensor {name} of gate and up has no place for a bias, scale or norm")
+    gate, up = (encode(name, linear.weights) for linear in linears)
+    if gate.type is not up.type:
+        raise UnsupportedError(f"tensor {name} would be {gate.type.name} in the gate's rows and {up.type.name} in those of up")
+    if gate.type is I2_S and linears[0].weights.scale != linears[1].weights.scale:
+        scales = ", ".join(str(linear.weights.scale) for linear in linears)
+        raise UnsupportedError(f"tensor {name} has one scale, and those of gate and up are {scales}")
+    end = -packing.TRAILER if gate.type is I2_S else None
+    shape = (gate.shape[0] + up.shape[0], gate.shape[1])
+    return name, Stored(gate.type, shape, lambda: np.concatenate([gate.make()[:end], up.make()]))
 
 
 def write_model(

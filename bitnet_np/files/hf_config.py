@@ -232,7 +232,7 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     gated = "ffn_gate" in family.matrices
     head_dim = _head_dim(keys, width, heads)
     eps = take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
-    rope = _Rope() if family.config["rope"] == "none" else _rope(keys, family.partial_rope)
+    rope = _Rope() if family.config["rope"] == "none" else _rope(keys, family.partial_rope and not kind.whole_rope)
     if not (rope.fraction == 1 or (family.partial_rope and 0 < rope.fraction < 1)):
         raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {rope.fraction}, which {model_type} cannot have")
     rotated = int(head_dim * rope.fraction)
@@ -346,7 +346,8 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
         keys.take_fixed("sliding_window", None)
         _layer_types(keys, n_layers, ("full_attention",))
         return {}
-    window: int | None = keys.take("sliding_window", int, None) if "sliding_window" in keys.left else _DEFAULT_WINDOW
+    default = None if kind.window == "stated" else _DEFAULT_WINDOW
+    window: int | None = keys.take("sliding_window", int, None) if "sliding_window" in keys.left else default
     if kind.window == "layers":
         types = _layer_types(keys, n_layers, ("full_attention", "sliding_attention"))
         layers = [n for n, value in enumerate(types) if value == "sliding_attention"]
@@ -388,7 +389,7 @@ class _Rope(NamedTuple):
 def _rope(keys: _UnreadKeys, partial: bool) -> _Rope:
     """RoPE's settings. They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names.
 
-    partial: the model type has a partial_rotary_factor, and must state it.
+    partial: the model type must state its partial_rotary_factor.
     """
     where = keys.where
     old = {new: keys.left.pop(name) for name, new in _OLD_ROPE.items() if name in keys.left}

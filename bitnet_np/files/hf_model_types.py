@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..families import QKV
+from ..families import GATE_UP, QKV
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,9 @@ class ModelType:
     norm: str = "model.norm"
     positions: str = ""  # the module of learned positions, if there are any
     file_head: str = ""  # the head's module in files, where that is another one than lm_head
-    window: Literal["", "always", "switched", "layers"] = ""
-    # where sliding_window is on: nowhere, everywhere, if use_sliding_window says so, or in the layers that layer_types or the family names
+    window: Literal["", "always", "stated", "switched", "layers"] = ""
+    # where sliding_window is on: nowhere; everywhere, also if it is missing; everywhere if it is stated; if use_sliding_window says so;
+    # or in the layers that layer_types or the family names
     names: Mapping[str, str] = field(default_factory=dict)  # the usual name of a key of config.json -> its name here, where they differ
     inert: Mapping[str, Any] = field(default_factory=dict)  # key of config.json -> the one value with which it changes nothing
     tied: bool = False  # whether the head is the embedding if config.json does not say
@@ -28,6 +29,7 @@ class ModelType:
     masters: bool = False  # linears quantise master weights, and no quantization_config says so
     transposed: bool = False  # matrices are [M, N]
     fused_by_head: bool = False  # attn_q, attn_k and attn_v are rows of one matrix, a head's after the other's
+    whole_rope: bool = True  # without a partial_rotary_factor the whole head is rotated; False: it must be stated
     less_one: bool = False  # 1 is added to the weights of norms
     numbers: Mapping[str, str] = field(default_factory=dict)  # field of model.Config that few families have -> its key; 1 if it is missing
     caps: Mapping[str, str] = field(default_factory=dict)  # the same for soft caps, which must be stated; null for none
@@ -56,6 +58,7 @@ HF_MODULES = {
 _AFTER_BRANCHES = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
 _GEMMA_MODULES = HF_MODULES | {"ffn_norm": "pre_feedforward_layernorm"} | _AFTER_BRANCHES
 _OLMO_MODULES = {field: module for field, module in HF_MODULES.items() if field not in ("attn_norm", "ffn_norm")} | _AFTER_BRANCHES
+_PHI3_MODULES = HF_MODULES | dict.fromkeys(QKV, "self_attn.qkv_proj") | dict.fromkeys(GATE_UP, "mlp.gate_up_proj")
 _NEOX_MODULES = {
     "attn_norm": "input_layernorm",
     **dict.fromkeys(QKV, "attention.query_key_value"),
@@ -106,6 +109,14 @@ MODEL_TYPES: dict[str, ModelType] = {
     ),
     "qwen2_moe": ModelType({"silu": "qwen2moe"}, "Qwen2MoeForCausalLM", _MOE_MODULES, quantizable=False, experts=_MOE_EXPERTS),
     "qwen3_moe": ModelType({"silu": "qwen3moe"}, "Qwen3MoeForCausalLM", _MOE_MODULES, quantizable=False, experts=_MOE_EXPERTS),
+    "phi3": ModelType(
+        {"silu": "phi3"},
+        "Phi3ForCausalLM",
+        _PHI3_MODULES,
+        window="stated",
+        quantizable=False,
+        ignored=("original_max_position_embeddings",),
+    ),
     "smollm3": ModelType({"silu": "smollm3"}, "SmolLM3ForCausalLM", HF_MODULES, tied=True, quantizable=False, ignored=("pretraining_tp",)),
     "granite": ModelType(
         {"silu": "granite"},
@@ -151,6 +162,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         file_head="embed_out",
         quantizable=False,
         fused_by_head=True,
+        whole_rope=False,
         buffers=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
     ),
     "gpt2": ModelType(

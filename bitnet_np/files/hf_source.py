@@ -13,6 +13,7 @@ precision and rounded once.
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from numpy.typing import NDArray
 
 from .. import rope, ternarize, widen
 from ..errors import FileFormatError, NonFiniteError, UnsupportedError
-from ..families import QKV
 from ..kernels import cpu
 from ..kernels import packing as kernels
 from ..model import Config, Expert, Linear, Ternary, Weights, frozen
@@ -110,10 +110,11 @@ class HFWeights:
         frequencies = rope.rope_frequencies(c.rope_base, 2 * c.rope_pairs)
         return rope.llama3_factors(frequencies, scaling.factor, scaling.low, scaling.high, scaling.original).astype(np.float32)
 
-    def qkv(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
-        """From one module, or from three."""
-        if self._module("attn_q", layer) == self._module("attn_k", layer):
-            return self._fused_qkv(self._module("attn_q", layer))
+    def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
+        """From one module, or from one for each."""
+        modules = {self._module(field, layer) for field in shapes}
+        if len(modules) < len(shapes):
+            return self._fused(modules.pop(), shapes)
         return {field: self.linear(field, shape, layer) for field, shape in shapes.items()}
 
     def linear(self, field: str, shape: tuple[int, ...], layer: int) -> Linear:
@@ -157,21 +158,22 @@ class HFWeights:
             return self._tensors.take_floats(module + ".weight", (n, m))
         return np.ascontiguousarray(self._tensors.take_floats(module + ".weight", (m, n)).T)
 
-    def _fused_qkv(self, module: str) -> dict[str, Linear]:
-        """Queries, keys and values from one matrix and one bias: a head's rows after the other's, or all queries first."""
+    def _fused(self, module: str, shapes: Shapes) -> dict[str, Linear]:
+        """Matrices that are rows of one: one after the other, or a head's rows of each after those of the head before."""
         c, kind = self.config, self._recipe.kind
-        if c.kv_heads != c.heads:
+        if kind.fused_by_head and c.kv_heads != c.heads:
             raise UnsupportedError(f"{self._tensors.path}: {module} has {c.kv_heads} key-value heads for {c.heads}, expected as many")
-        matrix = self._float_matrix(module, 3 * c.q_width, c.width)
-        bias = self._tensors.take_vector(module + ".bias", 3 * c.q_width)
-        rows = c.q_width
+        ends = list(accumulate(shape[0] for shape in shapes.values()))
+        matrix = self._float_matrix(module, ends[-1], c.width)
+        has_bias = all(field in self._recipe.biases for field in shapes)
+        bias = self._tensors.take_vector(module + ".bias", ends[-1]) if has_bias else None
 
-        def part(array: NDArray, i: int) -> NDArray:  # [3 * rows, ...] -> [rows, ...]
+        def part(array: NDArray, i: int) -> NDArray:  # [rows of all, ...] -> [rows of one, ...]
             if kind.fused_by_head:
-                return array.reshape(c.heads, 3, c.head_dim, *array.shape[1:])[:, i].reshape(rows, *array.shape[1:])
-            return array[i * rows : (i + 1) * rows]
+                return array.reshape(c.heads, len(ends), c.head_dim, *array.shape[1:])[:, i].reshape(c.q_width, *array.shape[1:])
+            return array[ends[i - 1] if i else 0 : ends[i]]
 
-        return {field: Linear(part(matrix, i), part(bias, i)) for i, field in enumerate(QKV)}
+        return {field: Linear(part(matrix, i), None if bias is None else part(bias, i)) for i, field in enumerate(shapes)}
 
 
 def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:

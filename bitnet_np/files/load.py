@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from .. import packing
 from ..errors import OptionError, UnsupportedError
-from ..families import FAMILIES, QKV, layer_matrices, layer_shapes
+from ..families import FAMILIES, GATE_UP, QKV, layer_matrices, layer_shapes
 from ..model import Config, Layer, Model, frozen, shapes_of_expert
 from ..rope import model_frequencies
 from ..validate import path_of
-from .gguf_file import open_gguf
+from .gguf_parts import open_parts
 from .gguf_source import GGUFSource
 from .hf_folder import open_folder
 from .hf_source import HFSource
@@ -29,7 +29,7 @@ def load(
     i2s_layout: str = packing.I2S_DEFAULT,
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
-    """Open a GGUF file, or a Hugging Face folder, as a model.
+    """Open a GGUF file, any part of a model in several GGUF files, or a Hugging Face folder, as a model.
 
     Tables and block types stay in the mapped file; ternary matrices are packed anew (packing.py), and their pages of the file given back,
     so that a model takes no more memory than its file. Everything is read once, to check that scales, norms and tables are finite and that
@@ -48,9 +48,9 @@ def load(
 
 
 def open_model(path: str | os.PathLike) -> Source:
-    """Check the headers of a GGUF file, or of a Hugging Face folder's files. Raises as `load` does."""
+    """Check the headers of a GGUF file (of all parts, if it is one of several) or of a Hugging Face folder. Raises as `load` does."""
     path = path_of(path)
-    return HFSource(open_folder(path)) if path.is_dir() else GGUFSource(open_gguf(path))
+    return HFSource(open_folder(path)) if path.is_dir() else GGUFSource(open_parts(path))
 
 
 def model_from(
@@ -110,9 +110,10 @@ def _build_layer(weights: ModelWeights, n: int) -> Layer:
         fields[norm] = weights.vector(norm, size, n)
         if c.norm == "layer":
             fields[norm + "_bias"] = weights.vector(norm + "_bias", size, n)
-    fields |= weights.qkv({field: shapes[field] for field in QKV}, n)
+    for siblings in (QKV, GATE_UP):
+        fields |= weights.siblings({field: shapes[field] for field in siblings if field in layer_matrices(c)}, n)
     for field in layer_matrices(c):
-        if field not in QKV:
+        if field not in fields:
             fields[field] = weights.linear(field, shapes[field], n)
     if c.shared_ffn:
         fields["ffn_gate_inp_shexp"] = weights.vector("ffn_gate_inp_shexp", c.width, n)

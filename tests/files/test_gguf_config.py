@@ -229,11 +229,12 @@ def test_other_ways_to_scale_are_refused(written, kind):
 
 
 def test_a_part_of_a_model_is_refused(written):
-    assert_refused(written(drawn("llama"), **{"split.count": 3}), UnsupportedError, "split.count is 3")
+    """Alone, and under a name that does not lead to the others."""
+    assert_refused(written(drawn("llama"), **{"split.count": 3}), FileFormatError, "key 'split.no' is missing")
 
 
 @pytest.mark.parametrize(("family", "other"), [("llama", "bitnet"), ("gpt2", "gptneox"), ("qwen2", "llama")])
-def test_partial_rotation_is_gptneox_s_only(written, family, other):
+def test_partial_rotation_is_gptneox_s_and_phi3_s_only(written, family, other):
     del other
     path = written(drawn(family), **{"rope.dimension_count": 32})
     message = "gpt2.rope.dimension_count = 32 is a setting" if family == "gpt2" else "rope.dimension_count is 32, only the head width 64"

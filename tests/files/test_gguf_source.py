@@ -208,3 +208,37 @@ def test_no_bias_where_a_family_has_none(tmp_path):
     object.__setattr__(model.layers[0], "attn_q", Linear(old.weights, np.zeros(256, np.float32)))
     write_gguf(tmp_path / "q.gguf", model)
     assert_refused(tmp_path / "q.gguf", UnsupportedError, "tensor blk.0.attn_q.bias has no place in architecture qwen3")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ffn_gate": lambda w: Linear(w.weights.astype(np.float16))}, "F16 in the gate's rows and F32 in those of up"),
+        ({"ffn_up": lambda w: Linear(w.weights, np.ones(len(w.weights), np.float32))}, "has no place for a bias"),
+    ],
+)
+def test_gate_and_up_that_one_tensor_cannot_hold_are_not_written(tmp_path, change, message):
+    model = drawn("phi3", "float32", n_layers=1)
+    for field, make in change.items():
+        object.__setattr__(model.layers[0], field, make(getattr(model.layers[0], field)))
+    with pytest.raises(UnsupportedError, match=message):
+        write_gguf(tmp_path / "m.gguf", model)
+
+
+def test_two_scales_of_gate_and_up_are_not_written(tmp_path):
+    model = drawn("phi3", "ternary", n_layers=1)
+    object.__setattr__(model.layers[0].ffn_up.weights, "scale", np.float32(0.75))
+    with pytest.raises(UnsupportedError, match=r"tensor blk.0.ffn_up.weight has one scale, and those of gate and up are"):
+        write_gguf(tmp_path / "m.gguf", model)
+
+
+def test_gate_and_up_of_phi3_are_views_of_one_tensor(tmp_path):
+    """The gate's rows come first. A file with a tensor for each is no `phi3`."""
+    model = drawn("phi3", "float32", n_layers=1)
+    write_gguf(tmp_path / "m.gguf", model)
+    tensors = open_gguf(tmp_path / "m.gguf").tensors
+    assert "blk.0.ffn_gate.weight" not in tensors
+    rows = tensors["blk.0.ffn_up.weight"].data.view(np.float32).reshape(tensors["blk.0.ffn_up.weight"].shape)
+    np.testing.assert_array_equal(rows, np.concatenate([model.layers[0].ffn_gate.weights, model.layers[0].ffn_up.weights]))
+    read = load(tmp_path / "m.gguf").layers[0]
+    assert read.ffn_up.weights.ctypes.data - read.ffn_gate.weights.ctypes.data == rows.nbytes // 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitnet_np.families import FAMILIES, QKV
+from bitnet_np.families import FAMILIES, GATE_UP, QKV
 from bitnet_np.files.hf_model_types import MODEL_TYPES
 
 
@@ -16,10 +16,10 @@ def test_every_part_of_a_layer_has_a_module(model_type):
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_only_queries_keys_and_values_share_a_module(model_type):
+def test_only_matrices_that_read_the_same_input_share_a_module(model_type):
     modules = MODEL_TYPES[model_type].modules
     shared = {name for name in modules if list(modules.values()).count(modules[name]) > 1}
-    assert shared in (set(), set(QKV))
+    assert shared in (set(), set(QKV), {*QKV, *GATE_UP})
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)

@@ -59,7 +59,7 @@ def judged(path, server, n=20):
 
 
 @pytest.mark.parametrize("n", [3, 200])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "phi3"])
 def test_an_honest_server_is_no_alarm(tmp_path, family, n):
     path = written(tmp_path / "m.gguf", family)
     report = judged(path, served(path), n)

@@ -1,0 +1,86 @@
+"""Models in several GGUF files, cut as llama.cpp's gguf-split does."""
+
+from pathlib import Path
+
+import gguf
+import pytest
+from family_models import assert_refused, drawn
+from models import assert_same_bits
+
+from bitnet_np.errors import FileFormatError, UnsupportedError
+from bitnet_np.files.load import load, open_model
+from bitnet_np.forward_pass import forward_full
+from bitnet_np.testing import write_gguf
+
+TOKENS = [[0, 22, 3, 3, 7, 1]]
+PARTS = 3
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "m.gguf"
+    write_gguf(path, drawn("qwen3", "float32", n_layers=1))
+    return path
+
+
+def cut(whole: Path, folder: Path, **changes):
+    """The file's parts, with its keys in the first one. changes: <key>_<number of the part> -> another value of split.<key>; None: none."""
+    reader, paths = gguf.GGUFReader(whole), []
+    for no in range(PARTS):
+        paths.append(folder / f"m-{no + 1:05}-of-{PARTS:05}.gguf")
+        writer = gguf.GGUFWriter(paths[-1], "qwen3")
+        for name, field in reader.fields.items() if no == 0 else ():
+            if not name.startswith("GGUF.") and name != "general.architecture":
+                writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+        values = {"no": no, "count": PARTS, "tensors.count": len(reader.tensors)}
+        for key, value in values.items():
+            value = changes.get(f"{key.partition('.')[0]}_{no}", value)
+            if value is not None:
+                (writer.add_int32 if "." in key else writer.add_uint16)(f"split.{key}", value)
+        for tensor in reader.tensors[no::PARTS] + (reader.tensors[:1] if no == changes.get("again") else []):
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+            write()
+    return paths
+
+
+def test_any_part_opens_the_model(whole, tmp_path):
+    paths, expected = cut(whole, tmp_path), forward_full(load(whole), TOKENS)
+    for path in paths:
+        assert_same_bits(forward_full(load(path), TOKENS), expected)
+        source = open_model(path)
+        assert source.path == path
+        assert source.size == sum(part.stat().st_size for part in paths)
+        assert set(source.tensors) == set(open_model(whole).tensors)
+
+
+@pytest.mark.parametrize("missing", [0, 2])
+def test_a_missing_part_is_named(whole, tmp_path, missing):
+    paths = cut(whole, tmp_path)
+    paths[missing].unlink()
+    assert_refused(paths[1], FileFormatError, f"part {missing + 1} of 3 is missing, expected the file {paths[missing]}")
+
+
+def test_a_part_keeps_its_name(whole, tmp_path):
+    other = cut(whole, tmp_path)[1].rename(tmp_path / "m-00003-of-00003.gguf")
+    assert_refused(other, FileFormatError, "this is part 2 of 3 by split.no, expected a name that ends in -00002-of-00003.gguf")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"no_1": 2}, FileFormatError, "split.no is 2, expected 1"),
+        ({"count_1": 4}, FileFormatError, "split.count is 4, expected 3"),
+        ({"count_2": None}, FileFormatError, "'split.count' is missing"),
+        ({"no_0": None}, FileFormatError, "'split.no' is missing"),
+        ({"count_0": 2000}, UnsupportedError, "split.count is 2000, expected at most 1024 parts"),
+        ({"tensors_0": 99}, FileFormatError, "split.tensors.count is 99, but its 3 parts have"),
+        ({"again": 1}, FileFormatError, "is in a part before, too"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(whole, tmp_path, changes, error, message):
+    first = cut(whole, tmp_path, **changes)[0]
+    with pytest.raises(error) as caught:
+        load(first)
+    assert message in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
