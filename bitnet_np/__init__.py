@@ -16,7 +16,7 @@ from .judge.precision import Precision
 from .judge.report import Report
 from .judge.verdict import Verdict
 from .metrics import Metrics
-from .model import Blocks, Config, Layer, Linear, Model, Ternary
+from .model import Blocks, Config, Expert, Layer, Linear, Model, Ternary
 from .sampling import Sampling
 from .tokens import pad
 
@@ -33,6 +33,7 @@ __all__ = [
     "Config",
     "Dialect",
     "Error",
+    "Expert",
     "Judgement",
     "KVCache",
     "Layer",

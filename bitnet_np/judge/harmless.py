@@ -1,8 +1,9 @@
-"""Differences that change nothing: queries and keys in another order, and all positions later by the same number.
+"""Differences that change nothing: queries and keys or a token's experts in another order, and all positions later by the same number.
 
 Scores are sums over the elements of a head, so queries and keys may be permuted alike, as between Meta's checkpoints (rotated pairs are
 neighbours) and transformers' (they are half a head apart). RoPE's scores depend on differences of positions. The judge finds both in the
-first layer, says so, and looks through them: it puts the elements of every layer in our order, and rotates by their positions.
+first layer, says so, and looks through them: it puts the elements of every layer in our order, and rotates by their positions. A token's
+experts are added up, so that any order of them will do; ours is by falling logits.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model import Config, Model
-from ..traces.points import Key
+from ..traces.points import SLOTS, TOP_EXPERTS, Key
 from .operations import pair_slices
 
 Array = NDArray[np.float64]
@@ -43,11 +44,33 @@ def look_through(model: Model, ours: Tensors, theirs: dict[Key, NDArray]) -> Har
     if order is not None:
         tensors = {key: _reordered(model.config, order, x) if key.name in (*QUERIES, *KEYS) else x for key, x in theirs.items()}
         notes.append(f"queries and keys are {_named(model.config, order)}: that changes no score, and is looked through")
+    sorted_tensors = _with_sorted_experts(model, tensors)
+    if sorted_tensors is not tensors:
+        tensors = sorted_tensors
+        notes.append("a token's experts are not in the order of their logits: that changes no sum but for roundings, and is looked through")
     start = _start(model, tensors)
     if start:
         length = len(tensors[Key("Kcur_rope", 0)])
         notes.append(f"positions are {start} to {start + length - 1}: that changes no score, and is looked through")
     return Harmless(tensors, start, tuple(notes))
+
+
+def _with_sorted_experts(model: Model, theirs: dict[Key, NDArray]) -> dict[Key, NDArray]:
+    """The tensors with each token's experts by falling logits; the same object if they are."""
+    tensors = theirs
+    for n in range(len(model.layers)):
+        chosen, logits = theirs.get(Key(TOP_EXPERTS, n)), theirs.get(Key("ffn_moe_logits", n))
+        if chosen is None or logits is None:
+            continue
+        falling = -np.take_along_axis(logits, chosen.astype(np.intp), axis=1)
+        if (np.diff(falling, axis=1) >= 0).all():
+            continue
+        order = np.argsort(falling, axis=1, kind="stable")
+        for key in (Key(name, n) for name in (TOP_EXPERTS, *SLOTS)):
+            if key in theirs:
+                slots = theirs[key].reshape(*chosen.shape, -1)
+                tensors = tensors | {key: np.take_along_axis(slots, order[:, :, None], axis=1).reshape(theirs[key].shape)}
+    return tensors
 
 
 def _by_head(config: Config, x: NDArray) -> Array:  # [T, width] -> [T, heads, K]

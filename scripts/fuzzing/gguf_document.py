@@ -32,7 +32,7 @@ from bitnet_np.errors import Error
 from bitnet_np.files.gguf_config import read_config
 from bitnet_np.files.gguf_file import GGUFFile, open_gguf
 from bitnet_np.files.gguf_names import KEYS, NEUTRAL, SIZES
-from bitnet_np.model import Config
+from bitnet_np.model import Config, shapes_of_expert
 from bitnet_np.tensor_types import BY_NUMBER
 
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes
@@ -244,18 +244,23 @@ def _resize(document: Document, draw: random.Random) -> bool:
     shapes |= {"position_embd": (config.context, config.width), "rope_freqs": (max(1, config.rope_pairs),)}
     if "attn_q" in shapes:
         shapes["attn_qkv"] = (config.q_width + 2 * config.kv_width, config.width)
+    if config.experts:
+        shapes |= {f"{name}_shexp": shapes.pop(name) for name in ("ffn_gate", "ffn_up", "ffn_down") if name in shapes}
+        own = shapes_of_expert(config)
+        shapes |= own | {f"{name}_exps": (config.experts, *shape) for name, shape in own.items()}
     fitting = [
         kind.number for kind in BY_NUMBER.values() if kind.readable and all(shape[-1] % kind.block == 0 for shape in _matrices(shapes))
     ]
     other = draw.choice(fitting) if draw.random() < 0.4 else None
     for i, entry in enumerate(document.entries):
-        field, role = str(entry.name).split(".")[-2:]
+        *_, field, role = (part for part in str(entry.name).split(".") if not part.isdigit())
         dims = [1] if role == "scale" else list((shapes[field][:1] if role == "bias" else shapes[field])[::-1])
         kind = other if other is not None and len(dims) == 2 else entry.type
         if dims[0] % BY_NUMBER[kind].block:
             kind = draw.choice(fitting)
         document.entries[i] = replace(entry, dims=dims, type=kind, data=_fitted(entry, dims, kind))
     sizes = {field: config.head_dim if field == "value_dim" else getattr(config, field) for field in SIZES}
+    sizes |= {"expert_ffn": config.ffn, "shared_ffn": config.shared_ffn}
     sized = {f"{config.architecture}.{KEYS[field].name}": size for field, size in (sizes | {"rope_width": 2 * config.rope_pairs}).items()}
     for i, (key, _) in enumerate(document.keys):
         name = key.decode() if isinstance(key, bytes) else key

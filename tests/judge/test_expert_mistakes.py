@@ -124,6 +124,24 @@ def test_a_choice_of_an_expert_that_is_not_as_good_is_a_fault():
     assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, key)
 
 
+def test_the_order_of_a_tokens_experts_is_looked_through():
+    """Of those that sort them by number, say."""
+    model = MODELS["mixtral"]
+    points = without_codes(recorded(model, TOKENS))
+    for n in range(2):
+        order = np.argsort(points[Key("ffn_moe_topk", n)], axis=1)
+        assert (order[:, 0] == 1).any()
+        for name in ("topk", "weights", "gate", "up", "swiglu", "down"):
+            key = Key(f"ffn_moe_{name}", n)
+            points[key] = np.take_along_axis(points[key].reshape(12, 2, -1), order[:, :, None], axis=1).reshape(12, -1)
+    report = judge_trace(model, trace(points, TOKENS), TOKENS)
+    assert report.verdict is Verdict.ROUNDING
+    assert any("not in the order of their logits" in note for note in report.notes)
+    points[Key("ffn_moe_gate", 1)] = points[Key("ffn_moe_gate", 1)].reshape(12, 2, -1)[:, ::-1].reshape(12, -1)
+    report = judge_trace(model, trace(points, TOKENS), TOKENS)
+    assert (report.verdict, report.first_wrong.key) == (Verdict.WRONG, Key("ffn_moe_gate", 1))
+
+
 @pytest.mark.parametrize("bad", [[5, 0, 1], [-1, 0, 1], [2, 2, 1], [0.5, 1, 2]])
 def test_numbers_that_are_no_experts_are_invalid(bad):
     model = replace(MODELS["mixtral"], config=replace(MODELS["mixtral"].config, experts_used=3))

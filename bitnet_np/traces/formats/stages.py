@@ -42,6 +42,7 @@ STAGES = (
     Stage("ffn_inp", "ffn_inp.ADD", None, "post_attn_residual"),
     Stage("ffn_norm", "ffn_norm.MUL", None, "ffn_norm", "model.layers.{}.post_attention_layernorm"),
     Stage("ffn_moe_logits", "ffn_moe_logits.MUL_MAT", None, None, "model.layers.{}.mlp.gate"),
+    Stage("ffn_moe_topk", "ffn_moe_topk.VIEW"),
     Stage("ffn_moe_weights", "ffn_moe_weights.GET_ROWS"),
     Stage("ffn_moe_gate", "ffn_moe_gate.MUL_MAT_ID"),
     Stage("ffn_moe_up", "ffn_moe_up.MUL_MAT_ID"),

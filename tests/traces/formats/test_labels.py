@@ -90,8 +90,12 @@ def test_the_modules_of_every_supported_type_are_known(name):
     """By the table that the loader has of transformers' names; matrices that are one tensor give no point."""
     kind = MODEL_TYPES[name]
     fields = {field: point for point, field in FIELDS.items()} | {"attn_q_norm": "Qcur_normed", "attn_k_norm": "Kcur_normed"}
+    fields["ffn_gate_inp"] = "ffn_moe_logits"
     others = [kind.layer.format(2) + module for module in kind.modules.values()]
     for field, module in kind.modules.items():
+        if field == "ffn_gate_inp_shexp":
+            assert meaning(kind.layer.format(2) + module, *others) is None
+            continue
         point = {"post_attention_norm": "attn_post_norm", "post_ffw_norm": "ffn_post_norm"}.get(field, fields.get(field, field))
         fused = [other for other in kind.modules if kind.modules[other] == module] != [field]
         assert meaning(kind.layer.format(2) + module, *others) == (None if fused else (f"{point}-2", None, False))
