@@ -3,6 +3,7 @@
 The cache is checked when all tests are done.
 """
 
+import gc
 import math
 import os
 import sys
@@ -17,6 +18,10 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(TESTS.parent / ".pytest_cache" / "k
 os.environ["NUMBA_NUM_THREADS"] = str(max(4, os.cpu_count() or 1))  # the bits may not depend on how many processors there are
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin for work would keep each other from it
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's own threads: they spin too
+
+# A compilation makes millions of small objects that live on. Python looks through all of them each time it has some hundred new ones: an
+# eighth of the time of compiling.
+gc.set_threshold(100_000, 20, 20)
 
 import numba  # noqa: E402
 import pytest  # noqa: E402

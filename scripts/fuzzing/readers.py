@@ -77,18 +77,18 @@ def readers() -> dict[str, Reader]:
             write_gguf(folder / f"{i}.gguf", random_model(i, **_NUMBERS | sizes))
         (folder / "dumps").mkdir()
         write_dumps(folder / "dumps")
-        found = {"gguf": Reader("gguf", "t.gguf", tuple(path.read_bytes() for path in sorted(folder.glob("*.gguf"))), _read_model)}
-        found |= _of_folders({path.name: _files(path) for path in sorted(folder.glob("hf-*"))})
-        found |= _of_dumps({path.name: _files(path) for path in sorted((folder / "dumps").iterdir())})
+        every = {"gguf": Reader("gguf", "t.gguf", tuple(path.read_bytes() for path in sorted(folder.glob("*.gguf"))), _read_model)}
+        every |= _of_folders({path.name: _files(path) for path in sorted(folder.glob("hf-*"))})
+        every |= _of_dumps({path.name: _files(path) for path in sorted((folder / "dumps").iterdir())})
     array = io.BytesIO()
     np.save(array, np.array([[1, 2], [3, 4]]))
     texts = {"json": b"[[1, 2], [3, 4]]", "txt": b"1, 2 3\n4 5 6\n", "npy": array.getvalue()}
-    found |= {f"tokens-{name}": Reader("tokens", f"t.{name}", (text,), _read_tokens) for name, text in texts.items()}
+    every |= {f"tokens-{name}": Reader("tokens", f"t.{name}", (text,), _read_tokens) for name, text in texts.items()}
     prompts = b'{"id": 1, "prompt": "a"}\n\n{"id": "b", "tokens": [1, 2]}\n'
-    found["prompts"] = Reader("prompts", "t.jsonl", (prompts,), lambda folder: _all(read_prompts(folder / "t.jsonl")))
+    every["prompts"] = Reader("prompts", "t.jsonl", (prompts,), lambda folder: _all(read_prompts(folder / "t.jsonl")))
     for name, parse, answer in (("llama-server", llama_server.parse, _LLAMA_ANSWER), ("openai", openai.parse, _OPENAI_ANSWER)):
-        found[f"answer-{name}"] = Reader("answers", "t.json", (json.dumps(answer).encode(),), _parses(parse))
-    return found
+        every[f"answer-{name}"] = Reader("answers", "t.json", (json.dumps(answer).encode(),), _parses(parse))
+    return every
 
 
 def mutated(data: bytes, largest: int, draw: random.Random) -> bytes:

@@ -1,6 +1,7 @@
 """Runs the checks, in this process. Prints one line of JSON for each."""
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -44,5 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    gc.set_threshold(100_000, 20, 20)  # as in conftest.py
     sys.path[0] = str(TESTS)  # instead of this folder, whose modules share names with others
     raise SystemExit(main())

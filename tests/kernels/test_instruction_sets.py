@@ -91,7 +91,8 @@ def fingerprint():
 # Every kernel in the variant for the calling thread alone: compiling the one for several threads too takes half as long again. This
 # process, whose bits are expected, runs both.
 PROGRAM = (
-    "import json; from bitnet_np.kernels import launching; launching.SMALL = 1 << 62; "
+    "import gc, json; gc.set_threshold(100_000, 20, 20); "  # as in conftest.py
+    "from bitnet_np.kernels import launching; launching.SMALL = 1 << 62; "
     "from test_instruction_sets import fingerprint; print(json.dumps(fingerprint()))"
 )
 x86 = pytest.mark.skipif(processor.architecture() != "x86_64", reason="not an x86-64 processor")
