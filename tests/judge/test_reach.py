@@ -114,7 +114,7 @@ def test_engines_of_a_llama_in_q4_k_m_are_left_alone(seed, layers, declared):
     ],
 )
 def test_every_type_of_a_precision_has_a_reach(field, model, ops):
-    """An engine with this type alone is honest in its precision, and our run in that precision is farther from ours than float32's noise."""
+    """An engine with this type alone is honest in its precision. Our run in it is farther from ours than float32's noise."""
     base = Variant("ours", model, EXACT)
     ids, precision = (DEEP_TOKENS if model is DEEP else TOKENS_OF_300), Precision(**{field: "float16"})
     own = logits_of(base, ids)
