@@ -34,13 +34,19 @@ class Recorded(Mapping[Key, Floats]):
         self._rows: dict[Key, list[Floats]] = {}
 
     def add(self, key: Key, array: Floats) -> None:
-        """Append the rows of one call: [1, T, ...] or [T, width]. Raises ShapeError for a batch of several sequences."""
+        """Append the rows of one call: [1, T, ...] or [T, width], and [1, H, T, K] of normed heads.
+
+        Raises ShapeError for a batch of several sequences.
+        """
         if array.ndim > 2:
             if len(array) != 1:
                 raise ShapeError(f"{key} has shape {list(array.shape)} in the model, expected one sequence: [1, T, ...]")
             array = array[0]
         if array.ndim < 2 or array.size == 0:
             raise ShapeError(f"{key} has shape {list(array.shape)} in the model, expected [1, T, ...]")
+        normed = self._rows.get(Key(key.name.removesuffix("_normed"), key.layer), [])
+        if array.ndim == 3 and normed and len(array) != len(normed[-1]) == array.shape[1]:
+            array = array.swapaxes(0, 1)  # some engines have the heads first there
         self._rows.setdefault(key, []).append(array.reshape(len(array), -1))
 
     def __getitem__(self, key: Key) -> Floats:

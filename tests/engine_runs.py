@@ -26,6 +26,20 @@ DEEP_TOKENS = np.random.default_rng(0).integers(0, 256, 12)
 TOKENS_OF_300 = np.random.default_rng(1).integers(0, 300, 12)
 
 
+def float16_scales(x):
+    """The codes and scales [R, 1] of an engine that keeps the scales of int8 activations in float16."""
+    scale = (np.float32(127) / np.maximum(np.float32(1e-5), np.abs(x).max(axis=1))).astype(np.float16).astype(np.float32)
+    return np.rint(x * scale[:, None]).astype(np.int8), scale
+
+
+def float16_sums(x, table):
+    """The product with a float32 table of an engine that adds up in float16."""
+    out = np.zeros((len(x), len(table)), np.float16)
+    for terms in (x[:, i, None] * table[:, i] for i in range(x.shape[1])):
+        out = (out + terms).astype(np.float16)
+    return out.astype(np.float32)
+
+
 def logits_of(variant, ids):
     """Logits [T, V] of one sequence."""
     return variant_logits(variant, ids[None])[0]

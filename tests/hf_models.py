@@ -156,10 +156,11 @@ def bitnet_folder(path, **shape):
     c = model.config
     tensors = {"model.embed_tokens.weight": model.token_embd, "model.norm.weight": model.output_norm}
     for n, layer in enumerate(model.layers):
-        for field, value in vars(layer).items():
+        for field, module in HF_MODULES.items():
+            value = getattr(layer, field)
             if value is None:
                 continue
-            name = f"model.layers.{n}.{HF_MODULES[field]}.weight"
+            name = f"model.layers.{n}.{module}.weight"
             if not hasattr(value, "weights"):
                 tensors[name] = value
                 continue

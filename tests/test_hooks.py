@@ -9,7 +9,7 @@ from recorder import record_all
 
 from bitnet_np.errors import OptionError, ShapeError
 from bitnet_np.files.load import load
-from bitnet_np.hooks import record_mlx, record_transformers
+from bitnet_np.hooks import Recorded, record_mlx, record_transformers
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.traces.formats import read_any
@@ -228,6 +228,18 @@ def test_recordings_within_each_other(fake):
         engine()
     assert len(outer.points[Key("l_out", 0)]) == 2 * len(inner.points[Key("l_out", 0)]) == 2 * len(IDS)
     assert state(engine) == before
+
+
+def test_normed_heads_may_come_first():
+    """The rows of the queries before their norm tell which axis is the tokens'; where both are as long, tokens come first as usual."""
+    recorded, heads = Recorded(), np.arange(2 * 5 * 3, dtype=np.float32).reshape(1, 2, 5, 3)
+    recorded.add(Key("Qcur", 0), np.zeros((1, 5, 6), np.float32))
+    recorded.add(Key("Qcur_normed", 0), heads)
+    np.testing.assert_array_equal(recorded[Key("Qcur_normed", 0)], heads[0].swapaxes(0, 1).reshape(5, 6))
+    square = Recorded()
+    square.add(Key("Qcur", 0), np.zeros((1, 2, 6), np.float32))
+    square.add(Key("Qcur_normed", 0), heads[:, :, :2])
+    np.testing.assert_array_equal(square[Key("Qcur_normed", 0)], heads[0, :, :2].reshape(2, 6))
 
 
 def test_narrow_numbers_are_widened_exactly():

@@ -78,7 +78,8 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         metavar="act=bf16,kv=q8_0,...",
-        help="the types that the engine keeps numbers in: act (tensors), kv (the cache), probs, acc, attn_acc (sums), head (its own type)",
+        help="the types that the engine keeps numbers in: act (tensors), kv (the cache), probs, acc, attn_acc (sums), "
+        "scale (of int8 codes), head",
     )
 
 

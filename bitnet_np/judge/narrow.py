@@ -157,12 +157,17 @@ def codes(storage: Storage, expected: Expected, x: Array) -> Allowance:
 
 def code_scale(storage: Storage, expected: Expected, x: Array) -> Allowance:
     """A quotient of a rounded number."""
-    return stored(ROUNDOFF[storage.inputs[0]] * expected.value, _kept(storage.output, expected.value))
+    return stored(ROUNDOFF[storage.inputs[0]] * expected.value, _kept(storage.output, expected.value), _scale(storage) * expected.value)
+
+
+def _scale(storage: Storage) -> float:
+    """The relative error of a scale that is kept in the precision's own type for scales."""
+    return ROUNDOFF[storage.precision.scale]
 
 
 def _near_boundary(exact: Array, storage: Storage) -> NDArray[np.bool_]:
     """Numbers that roundings of the input, of its scale and of their product may move over a boundary between two codes."""
-    relative = ROUNDOFF[storage.inputs[0]] + 2 * ROUNDOFF[storage.output]
+    relative = ROUNDOFF[storage.inputs[0]] + 2 * ROUNDOFF[storage.output] + _scale(storage)
     return (np.abs(np.abs(exact - np.floor(exact)) - 0.5) <= relative * np.abs(exact)) & (relative > 0)
 
 
@@ -245,7 +250,7 @@ def _product(
         flips = _near_boundary(x * scale, storage) / scale
         x = q / scale
         delta_sum, delta_square = flips + u * np.abs(x), flips**2 + (u * x) ** 2
-        kept = [*kept, u * np.abs(expected.value)]  # of the scale, which a row shares
+        kept = [*kept, (u + _scale(storage)) * np.abs(expected.value)]  # of the scale, which a row shares
     elif dialect.ggml_activations and not isinstance(weights, Ternary):
         step = op.rounding_step(x, weights)
         delta_sum, delta_square = delta_sum + step * (delta_sum > 0), delta_square + step**2 * (delta_square > 0)
@@ -253,7 +258,7 @@ def _product(
     n = weights.shape[0]
     worst, square = np.zeros((len(x), n)), np.zeros((len(x), n))
     inputs, acc = bool(delta_sum.any()), ROUNDOFF[storage.precision.acc]
-    own = "float32" if isinstance(weights, Ternary) or _type_of(weights) == storage.output else storage.output
+    own = "float32" if isinstance(weights, Ternary) or type_of(weights) == storage.output else storage.output
     if inputs or acc or own != "float32" or head_type != "float32":
         blocks = [(slice(0, n), op.dense(table).astype(np.float64))] if isinstance(table, Ternary) else op.row_blocks(table)
         for rows, matrix in blocks:
@@ -272,7 +277,7 @@ def _product(
     return Allowance(worst, square, n if reads_codes else max(1.0, n / x.shape[1]))
 
 
-def _type_of(table: Table) -> str:
+def type_of(table: Table) -> str:
     """The float type that a table is stored in; "" for blocks, whose numbers engines widen to their own type."""
     if isinstance(table, Blocks):
         return ""

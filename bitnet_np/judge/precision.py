@@ -36,8 +36,8 @@ class Precision:
     """The types that an engine keeps numbers in. The defaults are float32 everywhere.
 
     act: the tensors between operations, the steps inside one, and the weights. kv: keys and values in the cache. probs: attention's
-    probabilities. acc: the sums of matrix products. attn_acc: attention's sums of values. head: the output matrix, where the engine
-    converted it.
+    probabilities. acc: the sums of matrix products. attn_acc: attention's sums of values. scale: the scales of int8 activations. head: the
+    output matrix, where the engine converted it.
     """
 
     act: str = "float32"
@@ -45,6 +45,7 @@ class Precision:
     probs: str = "float32"
     acc: str = "float32"
     attn_acc: str = "float32"
+    scale: str = "float32"
     head: str = "float32"
 
     def __post_init__(self) -> None:
@@ -82,15 +83,16 @@ class Profile:
     precision: Precision | None
 
 
-_FLASH = Precision(kv="float16", probs="float16", attn_acc="float16")
+FLASH = Precision(kv="float16", probs="float16", attn_acc="float16")
+"""Flash attention in ggml's CPU backend, llama.cpp's default there: it sums values in float16 where the cache is float16."""
 
 PROFILES = {
     "exact": Profile(EXACT, FLOAT32),
     "bitnet.cpp": Profile(BITNET_CPP, None),
     "llama.cpp": Profile(LLAMA_CPP, None),
     "llama.cpp-f16kv": Profile(LLAMA_CPP, Precision(kv="float16", probs="float16")),
-    "llama.cpp-flash": Profile(LLAMA_CPP, _FLASH),
-    "llama.cpp-q8kv": Profile(LLAMA_CPP, replace(_FLASH, kv="q8_0")),
+    "llama.cpp-flash": Profile(LLAMA_CPP, FLASH),
+    "llama.cpp-q8kv": Profile(LLAMA_CPP, replace(FLASH, kv="q8_0")),
     "transformers-bf16": Profile(EXACT, Precision(act="bfloat16")),
     "transformers-f16": Profile(EXACT, Precision(act="float16")),
     "mlx-bf16": Profile(EXACT, Precision(act="bfloat16")),
@@ -98,7 +100,7 @@ PROFILES = {
     "vllm-bf16": Profile(EXACT, Precision(act="bfloat16")),
     "vllm-f16": Profile(EXACT, Precision(act="float16")),
 }
-"""Kinds of engines by name. Flash attention in ggml's CPU backend sums values in float16 where the cache is float16."""
+"""Kinds of engines by name."""
 
 
 # --- types read off numbers -----------------------------------------------------------------------------------------------------------

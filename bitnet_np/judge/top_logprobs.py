@@ -22,8 +22,8 @@ from ..tokens import check_tokens
 from .dump import log_softmax
 from .engine import judge_logits
 from .logits import FLIPS_LIMIT, Judgement, judge
-from .precision import Precision
-from .reach import other_choices, reach_of, roundings, with_choices
+from .precision import FLASH, Precision
+from .reach import in_precision, other_choices, reach_of, roundings, with_choices
 from .report import Report
 from .variant import Variant, variant_logits
 from .verdict import Verdict
@@ -112,31 +112,12 @@ def check_completions(
     return Report.of_logits(judged, (*completions.notes, _what_is_judged(table)))
 
 
-def _float16_attention(base: Variant) -> Variant:
-    """Our engine with the roundings of llama.cpp's flash attention on a CPU, its default.
-
-    Where the KV cache is float16 it adds up values in float16, too: each of n additions rounds the sum so far to 11 bits, so the error of
-    the result grows with the root of n. The sum so far is taken for twice as large as the result: that reaches 2 to 7 times as far as the
-    NMSE of llama.cpp on 12 random models with 300 tokens.
-    """
-
-    def rounded(name: str, n: int | None, x: Floats) -> Floats:
-        if name != "kqv_out":
-            return x
-        heads = x.reshape(len(x), base.model.config.heads, -1)
-        size = np.sqrt(np.square(heads).mean(axis=2, keepdims=True)) * np.sqrt(np.arange(1, len(x) + 1, dtype=np.float32))[:, None, None]
-        step = np.maximum(size * np.float32(2.0**-10), np.float32(1e-30))
-        return (np.rint(heads / step) * step).reshape(x.shape).astype(np.float32)
-
-    return replace(base, text="attention in float16", dialect=replace(base.dialect, halves=True), edit=rounded)
-
-
 def _with_more_room(
     judged: Judgement, a: Floats, b: Floats, base: Variant, run: Callable[[Variant], Floats], positions: NDArray[np.int64]
 ) -> Judgement:
-    """The judgement by the limits of few numbers, and by the reach of attention in float16, if the numbers are within them."""
+    """The judgement by the limits of few numbers, and by the reach of llama.cpp's flash attention, if the numbers are within them."""
     runs = []
-    for honest in (*roundings(base), _float16_attention(base)):
+    for honest in (*roundings(base), in_precision(base, FLASH)):
         with suppress(NonFiniteError):
             runs.append(run(honest))
     if not runs:

@@ -38,6 +38,7 @@ from .bounds import (
     within,
 )
 from .detail import Details
+from .ggml_attention import recognise
 from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
 from .harmless import KEYS, QUERIES, ROTATED, look_through
 from .logits import Reach, judge, limits, same_bits
@@ -277,6 +278,9 @@ class _Judge:
             self.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
         if verdict != Verdict.WRONG:
             return replace(judged, **self._from_float64(operation, value, theirs))
+        narrow = self._ggml_cache(operation, theirs)
+        if narrow is not None:
+            return replace(judged.explained(narrow), verdict=Verdict.NARROW)
         bound = bound_of(expected, value.shape)[1]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         rough = noise(expected)
@@ -286,6 +290,18 @@ class _Judge:
         if cause is None or cause.id in VAGUE:
             cause = self._local(operation, expected, theirs, rough) or cause
         return self._caused(judged, cause)
+
+    def _ggml_cache(self, operation: Operation, theirs: Array) -> Cause | None:
+        """The narrow KV cache that ggml's attention shows, which is assumed from there on; None for anything else."""
+        storage, layer = self.types.storage(operation), operation.key.layer
+        if operation.key.name != "kqv_out" or layer is None or self.types.strict or not storage.is_wide:
+            return None
+        inputs = [self.theirs[k] for k in operation.inputs]
+        seen = recognise(self.model, layer, operation.evaluate, inputs, theirs)
+        if seen is None or within(operation.expected(storage._replace(precision=seen.precision), *inputs), theirs)[0] == Verdict.WRONG:
+            return None
+        self.types = replace(self.types, precision=seen.precision)
+        return seen.cause
 
     def _behind_a_cache(self, operation: Operation, value: Array, theirs: Array) -> Cause | None:
         """The mistake in attention that explains it together with a KV cache of 8 or 4 bits."""

@@ -92,6 +92,8 @@ class LlamaCpp:
         callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)(seen)
         settings.cb_eval = ctypes.cast(callback, type(settings.cb_eval))
         context = lib.llama_init_from_model(model, settings)
+        if not context:
+            raise UnsupportedError(f"{path}: llama.cpp has no KV cache of {cache} for this model")
         batch = lib.llama_batch_init(n, 0, 1)
         try:
             batch.n_tokens = n

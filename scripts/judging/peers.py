@@ -49,8 +49,8 @@ def installed() -> list[Peer]:
         peers += [
             Peer("llama.cpp", "gguf", _llama_cpp("float32", False)),
             Peer("llama.cpp float16 cache", "gguf", _llama_cpp("float16", False)),
-            Peer("llama.cpp float16 cache, flash", "gguf", _llama_cpp("float16", True)),
-            Peer("llama.cpp q8_0 cache, flash", "gguf", _llama_cpp("q8_0", True)),
+            Peer("llama.cpp float16 cache and flash", "gguf", _llama_cpp("float16", True)),
+            Peer("llama.cpp q8_0 cache and flash", "gguf", _llama_cpp("q8_0", True)),
         ]
     return peers
 

@@ -4,8 +4,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+from engine_runs import float16_scales
 
+from bitnet_np.backend import Wrapped
 from bitnet_np.dialects import EXACT
+from bitnet_np.forward_pass import run_whole
 from bitnet_np.judge import graph, narrow
 from bitnet_np.judge.bounds import bound_of, within
 from bitnet_np.judge.narrow import Storage, half_steps, rounded
@@ -13,8 +16,11 @@ from bitnet_np.judge.precision import Precision
 from bitnet_np.judge.roundings import to_bfloat16, to_float16, to_q8_0
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.kernels import cpu
+from bitnet_np.network import Runtime
 from bitnet_np.testing import random_model
-from bitnet_np.traces.points import Trace
+from bitnet_np.tokens import Tokens
+from bitnet_np.traces.points import Key, Trace
 from scripts.judging.engine import KINDS, Engine, accumulate, precise
 from scripts.judging.faults import silu
 
@@ -97,6 +103,18 @@ def test_a_head_of_few_bits_is_within_its_type_and_no_other():
         verdicts[kind] = within(expected, theirs)[0]
     assert verdicts["int4"] == Verdict.ROUNDING
     assert verdicts["float32"] == verdicts["int8"] == verdicts["q6_K"] == Verdict.WRONG
+
+
+def test_scales_in_float16_are_within_their_type_alone():
+    """The scales, the codes that they flip, and the products."""
+    model = random_model(3, n_layers=1)
+    recorded = {}
+    runtime = Runtime(model, ops=Wrapped(cpu, quantize=float16_scales))
+    run_whole(runtime, Tokens.whole(np.arange(20)[None]), lambda name, n, x: recorded.setdefault(Key(name, n), x.copy()))
+    dump = {key: x.reshape(20, -1) for key, x in recorded.items()}
+    assert judged(model, np.arange(20), dump, precision=Precision(scale="float16")).verdict <= Verdict.FLIPS
+    strict = judged(model, np.arange(20), dump, precision=Precision())
+    assert {o.key.name for o in strict.operations if o.verdict == Verdict.WRONG} > {"attn_norm_scale", "Qcur", "ffn_down"}
 
 
 # --- whole dumps ----------------------------------------------------------------------------------------------------------------------

@@ -4,15 +4,19 @@ import dataclasses
 
 import numpy as np
 import pytest
-from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, judge_by, judged, llama_of, logits_of
+from engine_runs import BASE, DEEP, DEEP_TOKENS, TOKENS_OF_300, float16_scales, float16_sums, judge_by, judged, llama_of, logits_of
 from spec_faults import tokens
 
 from bitnet_np import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from bitnet_np.backend import Wrapped
+from bitnet_np.cache_types import ROUNDINGS
 from bitnet_np.dialects import DIALECTS
-from bitnet_np.judge.logits import judge
+from bitnet_np.families import MATRICES
+from bitnet_np.judge.engine import judge_logits
+from bitnet_np.judge.logits import judge, position_nmse
 from bitnet_np.judge.mistakes.catalogue import in_engine as known_mistakes
-from bitnet_np.judge.reach import roundings
+from bitnet_np.judge.precision import FLASH, FLOAT32, Precision
+from bitnet_np.judge.reach import in_precision, roundings
 from bitnet_np.judge.roundings import to_eleven_bits as half
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
@@ -98,3 +102,55 @@ def test_engines_of_a_llama_in_q4_k_m_are_left_alone(seed, layers, declared):
     for engine in ENGINES:
         judgement = judge_theirs(logits_of(dataclasses.replace(base, **engine), ids))
         assert judgement.verdict in (FLIPS, NARROW), (engine["dialect"].name, judgement)
+
+
+@pytest.mark.parametrize(
+    ("field", "model", "ops"),
+    [
+        ("scale", DEEP, {"quantize": float16_scales}),
+        ("acc", llama_of("float32"), {"matmul": float16_sums}),
+        ("probs", llama_of("float32"), {"attend": cpu.attend_halves}),
+        ("attn_acc", llama_of("float32"), {"attend": lambda *a: half(cpu.attend(*a))}),
+    ],
+)
+def test_every_type_of_a_precision_has_a_reach(field, model, ops):
+    """An engine with this type alone is honest in its precision. Our run in it is farther from ours than float32's noise."""
+    base = Variant("ours", model, EXACT)
+    ids, precision = (DEEP_TOKENS if model is DEEP else TOKENS_OF_300), Precision(**{field: "float16"})
+    own = logits_of(base, ids)
+    run = in_precision(base, precision)
+    assert run.dialect == EXACT
+    assert position_nmse(own, logits_of(run, ids)).mean() > 1e-9
+    theirs = logits_of(dataclasses.replace(base, ops=Wrapped(cpu, **ops)), ids)
+    judgement = judge_logits(own, theirs, base, lambda variant: logits_of(variant, ids), search=False, precision=precision)
+    assert judgement.verdict <= FLIPS, judgement.reason
+    same = in_precision(base, FLOAT32)
+    np.testing.assert_array_equal(logits_of(same, ids), own)
+
+
+def test_flash_attention_rounds_as_the_dialect_does_and_its_sums():
+    """Keys, values, queries and probabilities are rounded by the dialect; what is added grows with the number of keys."""
+    base = Variant("ours", llama_of("float32"), EXACT)
+    halves = dataclasses.replace(base, dialect=dataclasses.replace(EXACT, halves=True))
+    summed, rounded = logits_of(in_precision(base, FLASH), TOKENS_OF_300), logits_of(halves, TOKENS_OF_300)
+    without = in_precision(base, dataclasses.replace(FLASH, attn_acc="float32"))
+    np.testing.assert_array_equal(logits_of(without, TOKENS_OF_300), rounded)
+    own = logits_of(base, TOKENS_OF_300)
+    assert position_nmse(own, summed).mean() > 2 * position_nmse(own, rounded).mean()
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_narrow_tensors_have_narrow_weights(kind):
+    """An engine that rounds the weights of a float32 model, too, is about as far from ours as our run in its precision."""
+    model, narrow = llama_of("float32"), ROUNDINGS[kind]
+    base = Variant("ours", model, EXACT)
+    own = logits_of(base, TOKENS_OF_300)
+    engine = base.with_layers(
+        lambda layer: dataclasses.replace(
+            layer,
+            **{name: dataclasses.replace(w, weights=narrow(w.weights)) for name in MATRICES if (w := getattr(layer, name)) is not None},
+        )
+    )
+    theirs = logits_of(dataclasses.replace(engine, edit=lambda name, n, x: narrow(x)), TOKENS_OF_300)
+    ours = logits_of(in_precision(base, Precision(act=kind)), TOKENS_OF_300)
+    assert 0.5 < position_nmse(own, theirs).mean() / position_nmse(own, ours).mean() < 1.6

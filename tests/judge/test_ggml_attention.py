@@ -1,0 +1,103 @@
+"""ggml's attention over a narrow KV cache is recognised, and nothing else is taken for it."""
+
+import numpy as np
+import pytest
+
+from bitnet_np import cache_types
+from bitnet_np.backend import Wrapped
+from bitnet_np.forward_pass import run_whole
+from bitnet_np.judge import operations as op
+from bitnet_np.judge.ggml_attention import recognise
+from bitnet_np.judge.precision import FLASH, FLOAT32
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.verdict import Verdict
+from bitnet_np.kernels import cpu
+from bitnet_np.network import Runtime
+from bitnet_np.testing import random_model
+from bitnet_np.tokens import Tokens
+from bitnet_np.traces.points import Key, Trace
+
+MODEL = random_model(4, family="llama", heads=4, kv_heads=2, head_dim=32, n_layers=2)
+IDS = np.arange(14) * 5 % MODEL.config.vocab
+
+
+def flash(q, keys, values, slot, position, window, scale, cap):
+    """ggml's flash attention over a float16 cache: one key after another, sums of values in float16."""
+    f32, f16 = np.float32, np.float16
+    out = np.empty_like(q)
+    q, keys, values = q.astype(f16).astype(f32), keys[0].astype(f16), values[0].astype(f16)
+    group = q.shape[1] // keys.shape[1]
+    for t, h in np.ndindex(q.shape[:2]):
+        largest, total, summed = f32(-np.inf), f32(0), np.zeros(q.shape[2], f16)
+        for s in range(position[t] + 1):
+            score = f32(np.dot(q[t, h], keys[s, h // group].astype(f32))) * scale
+            before, largest = largest, max(largest, score)
+            shrink, weight = np.exp(before - largest), np.exp(score - largest)
+            summed = ((summed * f16(shrink)).astype(f16) + (values[s, h // group] * f16(weight)).astype(f16)).astype(f16)
+            total = total * shrink + weight
+        out[t, h] = summed.astype(f32) / total
+    return out
+
+
+def rounding(kind, queries):
+    """Attention over a cache of a type, with queries of a type."""
+
+    def attend(q, keys, values, *more):
+        k, v = (cache_types.rounded(x, kind) for x in (keys, values))
+        return cpu.attend(cache_types.rounded(q, queries), k, v, *more)
+
+    return attend
+
+
+def dump(attend):
+    """The tensors of an engine with this attention."""
+    recorded = {}
+    runtime = Runtime(MODEL, ops=Wrapped(cpu, attend=attend))
+    run_whole(runtime, Tokens.whole(IDS[None]), lambda name, n, x: recorded.setdefault(Key(name, n), x.copy().reshape(len(IDS), -1)))
+    return Trace(recorded, None, "a dump")
+
+
+ENGINES = {
+    "flash": (flash, "read.ggml_flash"),
+    "q8_0": (rounding("q8_0", "q8_0"), "read.ggml_cache"),
+    "q4_0": (rounding("q4_0", "q8_0"), "read.ggml_cache"),
+    "bfloat16": (rounding("bfloat16", "bfloat16"), "read.ggml_cache"),
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_undeclared_cache_is_no_fault_and_assumed_from_there_on(name):
+    attend, cause = ENGINES[name]
+    trace = dump(attend)
+    report = judge_trace(MODEL, trace, IDS)
+    assert report.verdict == Verdict.NARROW, report.reason
+    narrow = [o for o in report.operations if o.verdict == Verdict.NARROW]
+    assert [(o.key, o.mistake) for o in narrow] == [(Key("kqv_out", 0), cause)]
+    assert "--as llama.cpp-flash" in report.reason if name == "flash" else f"--precision kv={name}" in report.reason
+    assert judge_trace(MODEL, trace, IDS, precision=FLOAT32).verdict == Verdict.WRONG
+    assert report.precision == (FLASH if name == "flash" else report.precision)
+
+
+def test_right_numbers_with_a_bug_are_not_taken_for_a_cache():
+    """Other values in flash attention, whose sums are on the grid all the same; and errors that its bounds allow, off the grid."""
+    noise = np.random.default_rng(0).uniform(-3e-4, 3e-4, (len(IDS), 4, 32))
+    wrong = {
+        "flash, values of the next head": lambda q, k, v, *more: flash(q, k, v[:, :, ::-1], *more),
+        "values times 1.001": lambda q, k, v, *more: cpu.attend(q, k, v * np.float32(1.001), *more),
+        "noise": lambda *inputs: (cpu.attend(*inputs) * (1 + noise)).astype(np.float32),
+    }
+    for name, attend in wrong.items():
+        report = judge_trace(MODEL, dump(attend), IDS)
+        assert report.verdict == Verdict.WRONG, name
+        assert report.first_wrong.key == Key("kqv_out", 0), name
+
+
+def test_a_float16_output_shows_nothing_of_a_cache():
+    """Random numbers, and a row that sees one key."""
+    x = [np.random.default_rng(n).standard_normal((9, width)) for n, width in enumerate((128, 64, 64, 128))]
+
+    def attend(q, k, v):
+        return op.attend(MODEL, Runtime(MODEL).dialect, 0, q, k, v)
+
+    assert recognise(MODEL, 0, attend, x[:3], x[3]) is None
+    assert recognise(MODEL, 0, attend, [y[:1] for y in x[:3]], attend(*[y[:1] for y in x[:3]]).value) is None
