@@ -46,7 +46,7 @@ def definition(ids, old="", new=""):
 ROOT = "np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)"
 Q = "linear(x, w.attn_q)"
 GATE = "np.maximum(gate, 0) ** 2 * up"
-ATTEND_NORM, FFN_NORM = "rms_norm(x, w.attn_sub_norm, c.eps)", "rms_norm(x, w.ffn_sub_norm, c.eps)"
+ATTEND_NORM, FFN_NORM = "rms_norm(x, w.attn_sub_norm, c.eps)", "rms_norm(y, w.ffn_sub_norm, c.eps)"
 HEADS = "np.repeat(kv, heads // kv.shape[1], axis=1)"
 
 # The replaced text, its replacement, and NMSE of the worst position for 1, 17 and 64 tokens; 0 where the fault does not show.
@@ -55,8 +55,8 @@ FAULTS = {
     "ReLU not squared": (GATE, "np.maximum(gate, 0) * up", (1.6e-1, 1.8e-1, 2.0e-1)),
     "gate and up swapped": ("(*inner)", "(*inner[::-1])", (7.7e-1, 1.2, 1.0)),
     "no attention sub-norm": (ATTEND_NORM, "x", (1.6e-1, 6.4e-1, 1.6)),
-    "no FFN sub-norm": (FFN_NORM, "x", (1.8e-1, 5.0e-1, 5.1e-1)),
-    "FFN sub-norm without its gain": (FFN_NORM, "rms_norm(x, 1.0, c.eps)", (3.8e-2, 7.2e-2, 1.3e-1)),
+    "no FFN sub-norm": (FFN_NORM, "y", (1.8e-1, 5.0e-1, 5.1e-1)),
+    "FFN sub-norm without its gain": (FFN_NORM, "rms_norm(y, 1.0, c.eps)", (3.8e-2, 7.2e-2, 1.3e-1)),
     "output norm without its gain": ("norm(h, model.output_norm,", "norm(h, 1.0,", (6.0e-2, 1.1e-1, 1.3e-1)),
     "means removed in norms": (f"return x / {ROOT}", f"x = x - x.mean(-1, keepdims=True)\n    return x / {ROOT}", (6.4e-2, 9.9e-2, 1.5e-1)),
     "RoPE base 10000": ("base ** (-np", "1e4 ** (-np", (0, 3.1e-1, 9.6e-1)),
@@ -74,7 +74,7 @@ FAULTS = {
     "no scale in attn_q": (Q, f"{Q} / w.attn_q.scale", (0, 1.2, 1.7)),
     "no scale in attn_k": ("linear(x, w.attn_k)", "linear(x, w.attn_k) / w.attn_k.scale", (0, 1.2, 1.7)),
     "no scale in attn_output": ("linear(x, w.attn_output)", "linear(x, w.attn_output) / w.attn_output.scale", (7.3e-1, 8.7e-1, 9.4e-1)),
-    "no scale in ffn_down": ("linear(x, w.ffn_down)", "linear(x, w.ffn_down) / w.ffn_down.scale", (1.1, 1.6, 1.8)),
+    "no scale in ffn_down": ("linear(y, w.ffn_down)", "linear(y, w.ffn_down) / w.ffn_down.scale", (1.1, 1.6, 1.8)),
     "first layer left out": ("enumerate(model.layers)", "enumerate(model.layers[1:])", (1.5, 1.9, 2.5)),
     "last layer left out": ("enumerate(model.layers)", "enumerate(model.layers[:-1])", (2.8e-1, 4.3e-1, 4.2e-1)),
     "no residual around the FFN": ("h = h + x *", "h = x *", (1.5, 2.2, 2.5)),
@@ -91,7 +91,7 @@ SMALL_FAULTS = {
     "truncated, not rounded": ("np.rint(x * scale)", "np.trunc(x * scale)", (2.4e-3, 6.8e-3, 6.8e-3)),
     "not quantised": ("np.rint(x * scale)", "(x * scale)", (7.3e-4, 1.5e-3, 1.5e-3)),
     "one scale for all tokens": ("np.abs(x).max(axis=-1, keepdims=True)", "np.abs(x).max()", (0, 3.4e-3, 5.8e-3)),
-    "ffn_down's scale 5 % too large": ("linear(x, w.ffn_down)", "linear(x, w.ffn_down) * 1.05", (1.1e-3, 2.4e-3, 2.8e-3)),
+    "ffn_down's scale 5 % too large": ("linear(y, w.ffn_down)", "linear(y, w.ffn_down) * 1.05", (1.1e-3, 2.4e-3, 2.8e-3)),
     "attn_q with the scale of attn_k": (Q, f"{Q} / w.attn_q.scale * w.attn_k.scale", (0, 2.3e-3, 5.0e-3)),
     "epsilon outside the root": (ROOT, "(np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) + eps)", (0, 8.2e-4, 8.2e-4)),
 }  # fmt: skip

@@ -98,7 +98,7 @@ def judge_logits(
     if mistake is None and closest is None and len(a) >= _POSITIONS:
         mistake = _wrong_scale(base, scales, logits, a, b, reach.nmse, judged.verdict == Verdict.WRONG)
     undeclared = ""
-    if mistake is None and judged.verdict == Verdict.WRONG and precision is None:
+    if mistake is None and judged.verdict == Verdict.WRONG and precision is None and search:
         judged, undeclared = _undeclared(judged, base, others, runs, logits, a, b)
     if mistake is None and judged.verdict == Verdict.WRONG and search and ids is not None:
         positions = np.arange(len(a)) if numbers is None else numbers[: len(a)]
@@ -187,8 +187,11 @@ def _nearest_mistake(
 
 def _fitted(a: NDArray, b: NDArray, reach: Reach) -> Cause | None:
     """The mistake in the last operation, with numbers fitted to theirs, b, that makes them of ours, a, but for roundings."""
+    away = position_nmse(a, b).mean()
     for cause, array in fitted(Fit(b.astype(np.float64), a.astype(np.float64), None, ())):
-        if np.isfinite(array).all() and judge(array.astype(np.float32), b, reach).verdict <= Verdict.FLIPS:
+        if not np.isfinite(array).all() or position_nmse(array, b).mean() > away / _CLOSER:
+            continue
+        if judge(array.astype(np.float32), b, reach).verdict <= Verdict.FLIPS:
             return cause
     return None
 

@@ -24,6 +24,7 @@ IDS = np.arange(14) * 5 % MODEL.config.vocab
 def flash(q, keys, values, slot, position, window, scale, cap):
     """ggml's flash attention over a float16 cache: one key after another, sums of values in float16."""
     f32, f16 = np.float32, np.float16
+    scale = f32(q.shape[2] ** -0.5) if scale is None else scale
     out = np.empty_like(q)
     q, keys, values = q.astype(f16).astype(f32), keys[0].astype(f16), values[0].astype(f16)
     group = q.shape[1] // keys.shape[1]

@@ -133,11 +133,13 @@ def _reordered_upper(source: NDArray[np.int64], parts: Parts) -> Array:
 def _other_codes(form: Format) -> Iterator[tuple[str, Misreading]]:
     if form.codes[0].signed:
         yield "codes are read as unsigned bytes: their sign is lost", lambda parts: parts.matrix(parts.codes & 255)
+        yield "the sign bit of codes is cut off", lambda parts: parts.matrix(parts.codes & 127)
     if form.codes[0].bias:
         bits = _bits(form)
         yield f"codes are read as signed numbers of {bits} bits", partial(_signed, bits)
     if len(form.codes[0].parts) > 1:
         yield "upper bits of codes are lost", lambda parts: parts.with_upper(0 * parts.planes[-1])
+        yield "upper bits of codes are shifted one place too far", lambda parts: parts.with_upper(2 * parts.planes[-1])
     for shift in _SHIFTS:
         side = "late" if shift > 0 else "early"
         yield f"codes are read {abs(shift)} byte{'s' * (abs(shift) > 1)} too {side}: an offset in the block", partial(_moved, shift)
@@ -168,6 +170,13 @@ def _other_factors(form: Format) -> Iterator[tuple[str, Misreading]]:
     scale, minimum = form.scale, form.minimum
     if scale.integers is not None and scale.integers.signed:
         yield "scales are read as unsigned bytes", partial(_with_factors, keep_scale=255)
+        yield "the signs of scales are lost", lambda parts: replace(parts, scale=np.abs(parts.scale)).matrix()
+    if scale.integers is not None:
+        for text, change in (
+            ("scales inside a block are not applied, only the block's own", _plain),
+            ("two runs of weights share the scale of the first", _in_pairs),
+        ):
+            yield text, partial(_with_factors, scale=change(scale), minimum=None if minimum is None else change(minimum))
     if minimum is None:
         return
     yield (
@@ -188,6 +197,17 @@ def _other_factors(form: Format) -> Iterator[tuple[str, Misreading]]:
             yield f"upper bits of {which}scales and minimums are lost", partial(_with_factors, keep_scale=keep, keep_minimum=keep)
             yield f"upper bits of {which}scales are lost", partial(_with_factors, keep_scale=keep)
             yield f"upper bits of {which}minimums are lost", partial(_with_factors, keep_minimum=keep)
+
+
+def _plain(factor: Factor) -> Factor:
+    """The factor of a block alone, without those of its runs."""
+    return replace(factor, integers=None)
+
+
+def _in_pairs(factor: Factor) -> Factor:
+    """The factor with the integer of the first of two runs for both."""
+    step = 2 * factor.lanes.count(factor.lanes[0])
+    return replace(factor, lanes=tuple(factor.lanes[i - i % step] for i in range(len(factor.lanes))))
 
 
 def _scale_beside(shift: int, parts: Parts) -> Array:

@@ -26,7 +26,7 @@ def other_rule(wrong: Wrong) -> str | None:
         for text, computed in _of_all_heads(own):
             if own.wrong.accounts(computed):
                 return text
-        for rules in (_softmaxes, _masks, _other_rows, _of_a_chunk):
+        for rules in (_by_weights, _other_rows, _of_a_chunk):
             likely = {text for text, computed in rules(part) if part.wrong.accounts(computed)}
             for text, computed in rules(own) if likely else ():
                 if text in likely and own.wrong.accounts(computed):
@@ -43,64 +43,60 @@ def _of_all_heads(own: Attention) -> Iterator[tuple[str, Array]]:
     yield from _in_codes(own)
 
 
+def _by_weights(own: Attention) -> Iterator[tuple[str, Array]]:
+    """Other weights, and other masks."""
+    for text, weights in _softmaxes(own):
+        yield text, own.outputs(weights)
+    for text, visible in _masks(own):
+        yield text, own.outputs(softmax(own.scores, visible))
+
+
 def _softmaxes(own: Attention) -> Iterator[tuple[str, Array]]:
-    """Weights that are dropped before the softmax, or behind it."""
-    for count in range(1, len(own.k)):
-        ordered = np.sort(np.where(own.visible, own.scores, -np.inf), axis=-1)
-        kept = own.visible & (own.scores >= ordered[..., -count, None])
-        yield f"only the {count} largest scores of each query count", own.outputs(softmax(own.scores, kept))
+    """Weights [H, T, T] that are made of scores in another way."""
     masked = np.where(own.visible, own.scores, -np.inf)
+    for count in range(1, len(own.k)):
+        least_score = np.sort(masked, axis=-1)[..., -count, None]
+        yield f"only the {count} largest scores of each query count", softmax(own.scores, own.visible & (own.scores >= least_score))
     most = masked.max(axis=-1, keepdims=True)
     powers = np.exp(masked - most)
     sums = powers.sum(axis=-1, keepdims=True)
-    yield "the sigmoid of scores is taken, not their softmax", own.outputs(1 / (1 + np.exp(-masked)))
-    yield "relu of scores is taken, not their softmax", own.outputs(np.where(own.visible, np.maximum(own.scores, 0), 0))
-    yield "exponentials of scores are not divided by their sum", own.outputs(np.exp(masked))
-    yield "exponentials of scores less their largest are not divided by their sum", own.outputs(powers)
-    yield "a score of 0 is counted in the sum of exponentials: a sink", own.outputs(powers / (sums + np.exp(-most)))
-    yield "exponentials are powers of 2, not of e", own.outputs(softmax(own.scores * np.log(2), own.visible))
-    before = np.concatenate([sums[:, :1], sums[:, :-1]], axis=1)
-    yield "exponentials are divided by the sum of the position before", own.outputs(powers / before)
+    yield "the sigmoid of scores is taken, not their softmax", 1 / (1 + np.exp(-masked))
+    yield "relu of scores is taken, not their softmax", np.where(own.visible, np.maximum(own.scores, 0), 0)
+    yield "exponentials of scores are not divided by their sum", np.exp(masked)
+    yield "exponentials of scores less their largest are not divided by their sum", powers
+    yield "a score of 0 is counted in the sum of exponentials: a sink", powers / (sums + np.exp(-most))
+    yield "exponentials are powers of 2, not of e", softmax(own.scores * np.log(2), own.visible)
+    yield "exponentials are divided by the sum of the position before", powers / np.concatenate([sums[:, :1], sums[:, :-1]], axis=1)
     for digits in range(2, 9):
-        yield f"probabilities are rounded to {digits} significant bits", own.outputs(to_digits(own.weights, digits))
+        yield f"probabilities are rounded to {digits} significant bits", to_digits(own.weights, digits)
     for least in _DROPPED:
-        kept_weights = np.where(own.weights < least, 0, own.weights)
-        total = np.maximum(kept_weights.sum(axis=-1, keepdims=True), 1e-300)
-        yield f"probabilities below {least:g} are dropped", own.outputs(kept_weights)
-        yield f"probabilities below {least:g} are dropped, and the others add up to 1", own.outputs(kept_weights / total)
+        rest = np.where(own.weights < least, 0, own.weights)
+        yield f"probabilities below {least:g} are dropped", rest
+        total = np.maximum(rest.sum(axis=-1, keepdims=True), 1e-300)
+        yield f"probabilities below {least:g} are dropped, and the others add up to 1", rest / total
 
 
-def _masks(own: Attention) -> Iterator[tuple[str, Array]]:
-    """Other masks: a diagonal off by one, a window, a prefix."""
-    tokens = np.arange(len(own.q))
-    query, key = tokens[:, None], tokens
-    yield "no token sees itself: the mask is off by one", own.outputs(softmax(own.scores, key < query))
-    yield "each token sees the next one: the mask is off by one", own.outputs(softmax(own.scores, key <= query + 1))
-    yield "each token sees those behind it, not those before: the mask is transposed", own.outputs(softmax(own.scores, key >= query))
-    for count in range(2, len(tokens)):
-        prefix = (key <= query) | (key < count)
-        yield f"the first {count} tokens are seen by all, as in a prefix LM", own.outputs(softmax(own.scores, own.visible | prefix))
-    for count in range(1, len(tokens)):
+def _masks(own: Attention) -> Iterator[tuple[str, Seen]]:
+    """Other masks [T, T], True where a token sees a key."""
+    tokens = len(own.q)
+    query, key = np.arange(tokens)[:, None], np.arange(tokens)
+    yield "no token sees itself: the mask is off by one", key < query
+    yield "each token sees the next one: the mask is off by one", key <= query + 1
+    yield "each token sees those behind it, not those before: the mask is transposed", key >= query
+    yield "no token sees the one before it", own.visible & (key != query - 1)
+    for count in range(2, tokens):
+        yield f"the first {count} tokens are seen by all, as in a prefix LM", own.visible | (key <= query) | (key < count)
+    for count in range(1, tokens):
         window = own.visible & (key > query - count)
-        yield f"only the last {count} keys are seen: a window", own.outputs(softmax(own.scores, window))
+        yield f"only the last {count} keys are seen: a window", window
         for sinks in (1, 2, 4):
-            seen = window | (own.visible & (key < sinks))
             text = f"only the last {count} keys and the first {sinks} are seen: a window with attention sinks"
-            yield text, own.outputs(softmax(own.scores, seen))
-    for size in (n for n in (2, 4, 8, 16, 32) if n < len(tokens)):
-        start = (len(tokens) - 1) // size * size
-        yield (
-            f"keys from position {start} on, the last tile, are seen by all",
-            own.outputs(softmax(own.scores, own.visible | (key >= start))),
-        )
-        same = own.visible & (key // size == query // size)
-        yield f"only keys of the same {size} tokens are seen: attention in chunks", own.outputs(softmax(own.scores, same))
-        ahead = key // size <= query // size
-        yield (
-            f"keys are seen to the end of their tile of {size}: the mask is applied to whole tiles",
-            own.outputs(softmax(own.scores, ahead)),
-        )
-    yield "no token sees the one before it", own.outputs(softmax(own.scores, own.visible & (key != query - 1)))
+            yield text, window | (own.visible & (key < sinks))
+    for size in (n for n in (2, 4, 8, 16, 32) if n < tokens):
+        start = (tokens - 1) // size * size
+        yield f"keys from position {start} on, the last tile, are seen by all", own.visible | (key >= start)
+        yield f"only keys of the same {size} tokens are seen: attention in chunks", own.visible & (key // size == query // size)
+        yield f"keys are seen to the end of their tile of {size}: the mask is applied to whole tiles", key // size <= query // size
 
 
 def _other_rows(own: Attention) -> Iterator[tuple[str, Array]]:
