@@ -43,6 +43,7 @@ from .verdict import Verdict
 Run = Callable[[Variant], Floats]
 
 _CLOSER = 4  # times nearer than ours, in NMSE: two runs of equal errors have a factor 2 between them and their centre
+_EXACT = 1e-6  # of the error without a mistake: what is left is float32's own, and nothing else can come nearer
 _STEP = 1.1  # factor of a scale in central differences: large against flips, small against what saturates
 _LEAST = 0.01  # part of a scale: float16 and bfloat16 scales are nearer
 _MOST_WORK = 10**11  # multiply-adds of all runs with a mistake in single operations: larger models need denser dumps
@@ -180,7 +181,7 @@ def _nearest_mistake(
         x = logits(variant)
         if x is not None and _explains(away := _distances(x, a, b), best) and judge(x, b, reach).verdict <= Verdict.FLIPS:
             text, best = variant.text, away
-            if best.mean() < ours_away.mean() / 1e6:
+            if best.mean() < _EXACT * ours_away.mean():
                 break
     return text
 
@@ -206,11 +207,13 @@ def _in_operations(base: Variant, ids: NDArray[np.int64], logits: _Runs, a: NDAr
         return None
     logits.total += len(every)
     cause: Cause | None = None
-    best = position_nmse(a, b)
+    best = first = position_nmse(a, b)
     for trial in every:
         x = logits(with_computed(base, trial.cause.text, trial.computes, ids))
         if x is not None and _explains(away := _distances(x, a, b), best) and judge(x, b, reach).verdict <= Verdict.FLIPS:
             cause, best = trial.cause, away
+            if best.mean() < _EXACT * first.mean():
+                break
     return cause
 
 

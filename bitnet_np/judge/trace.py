@@ -38,18 +38,18 @@ from .bounds import (
     within,
 )
 from .detail import Details
-from .ggml_attention import recognise
+from .ggml_attention import FLASH_CAUSE, is_summed_in_float16
 from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
 from .harmless import KEYS, QUERIES, ROTATED, look_through
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import VAGUE, ratios
-from .mistakes.catalogue import Trial, fitted, trials
+from .mistakes.catalogue import Trial, as_rounded, fitted, trials
 from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute, Fit
 from .mistakes.search import OVERHEAD, Explanation, Search, with_alike
 from .narrow import Storage
 from .operations import Expected, U, next_experts
-from .precision import CACHES, DIGITS, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
+from .precision import CACHES, DIGITS, FLASH, FLOAT32, ROUNDOFF, Precision, narrowest, storage_type
 from .reach import FLOOR, one_scale
 from .readings.places import overwritten, permuted, rounded
 from .readings.table import PLACES, cause_of
@@ -256,6 +256,7 @@ class _Judge:
         self.theirs = _Theirs(ids, dump.tensors)
         self.by_key = {o.key: o for o in graph}
         self.search = Search(model, dialect, len(ids), _HIDDEN_WORK)
+        self.cache: Cause | None = None  # the KV cache that a tensor has shown, assumed from there on
 
     def operation(self, operation: Operation) -> OperationVerdict:
         """The verdict on one tensor of the dump."""
@@ -278,9 +279,9 @@ class _Judge:
             self.details.numbers(operation.key, value, theirs, lambda rows: bound_of(expected, value.shape, rows)[0])
         if verdict != Verdict.WRONG:
             return replace(judged, **self._from_float64(operation, value, theirs))
-        narrow = self._ggml_cache(operation, theirs)
-        if narrow is not None:
-            return replace(judged.explained(narrow), verdict=Verdict.NARROW)
+        if self._is_flash_attention(operation, theirs):
+            self.types = replace(self.types, precision=FLASH)  # from here on
+            return replace(judged.explained(FLASH_CAUSE), verdict=Verdict.NARROW)
         bound = bound_of(expected, value.shape)[1]
         loose = dot(bound, bound) / max(dot(value, value), TINY)
         rough = noise(expected)
@@ -291,17 +292,16 @@ class _Judge:
             cause = self._local(operation, expected, theirs, rough) or cause
         return self._caused(judged, cause)
 
-    def _ggml_cache(self, operation: Operation, theirs: Array) -> Cause | None:
-        """The narrow KV cache that ggml's attention shows, which is assumed from there on; None for anything else."""
+    def _is_flash_attention(self, operation: Operation, theirs: Array) -> bool:
+        """Whether an output of attention that nobody declared is right but for the roundings of ggml's flash attention."""
         storage, layer = self.types.storage(operation), operation.key.layer
         if operation.key.name != "kqv_out" or layer is None or self.types.strict or not storage.is_wide:
-            return None
+            return False
         inputs = [self.theirs[k] for k in operation.inputs]
-        seen = recognise(self.model, layer, operation.evaluate, inputs, theirs)
-        if seen is None or within(operation.expected(storage._replace(precision=seen.precision), *inputs), theirs)[0] == Verdict.WRONG:
-            return None
-        self.types = replace(self.types, precision=seen.precision)
-        return seen.cause
+        return (
+            is_summed_in_float16(self.model, layer, inputs, theirs)
+            and within(operation.expected(storage._replace(precision=FLASH), *inputs), theirs)[0] != Verdict.WRONG
+        )
 
     def _behind_a_cache(self, operation: Operation, value: Array, theirs: Array) -> Cause | None:
         """The mistake in attention that explains it together with a KV cache of 8 or 4 bits."""
@@ -347,8 +347,8 @@ class _Judge:
         explained = judged.explained(cause)
         if cause is None or cause.fault or self.types.strict:
             return explained
-        if cause.kind in CACHES and judged.key.name == "kqv_out":
-            self.types = self.types.with_cache(cause.kind)
+        if cause.kind in CACHES and any(k.name == "kqv_out" for k in judged.across):
+            self.types, self.cache = self.types.with_cache(cause.kind), cause
         return replace(explained, verdict=Verdict.NARROW)
 
     def _reach(self, across: tuple[Key, ...], value: Array) -> Reach | None:
@@ -479,6 +479,8 @@ class _Judge:
                 values[key] = changed[key](_Lazy(values, self, across))
                 if not np.isfinite(values[key]).all():
                     raise FloatingPointError(f"{key} is not finite")
+            elif self.cache is not None and key.name == "kqv_out":
+                values[key] = as_rounded(self.model, self.dialect, operation, self.cache)(values)
             else:
                 values[key] = operation.evaluate(*(values[k] for k in operation.inputs)).value
         return values

@@ -7,7 +7,8 @@ from bitnet_np import cache_types
 from bitnet_np.backend import Wrapped
 from bitnet_np.forward_pass import run_whole
 from bitnet_np.judge import operations as op
-from bitnet_np.judge.ggml_attention import recognise
+from bitnet_np.judge.dump import check_trace
+from bitnet_np.judge.ggml_attention import is_summed_in_float16
 from bitnet_np.judge.precision import FLASH, FLOAT32
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
@@ -60,9 +61,9 @@ def dump(attend):
 
 ENGINES = {
     "flash": (flash, "read.ggml_flash"),
-    "q8_0": (rounding("q8_0", "q8_0"), "read.ggml_cache"),
-    "q4_0": (rounding("q4_0", "q8_0"), "read.ggml_cache"),
-    "bfloat16": (rounding("bfloat16", "bfloat16"), "read.ggml_cache"),
+    "q8_0": (rounding("q8_0", "q8_0"), "cache.ggml"),
+    "q4_0": (rounding("q4_0", "q8_0"), "cache.ggml"),
+    "bfloat16": (rounding("bfloat16", "bfloat16"), "cache.ggml"),
 }
 
 
@@ -77,6 +78,18 @@ def test_an_undeclared_cache_is_no_fault_and_assumed_from_there_on(name):
     assert "--as llama.cpp-flash" in report.reason if name == "flash" else f"--precision kv={name}" in report.reason
     assert judge_trace(MODEL, trace, IDS, precision=FLOAT32).verdict == Verdict.WRONG
     assert report.precision == (FLASH if name == "flash" else report.precision)
+
+
+@pytest.mark.parametrize("names", [("l_out", "result_output"), ("result_output",)], ids=["across operations", "logits alone"])
+def test_a_cache_is_recognised_behind_other_operations(names):
+    attend, cause = ENGINES["q8_0"]
+    trace = dump(attend)
+    part = Trace({key: x for key, x in trace.points.items() if key.name in names}, None, "a dump")
+    report = check_trace(MODEL, IDS, part)
+    assert report.verdict == Verdict.NARROW, report.reason
+    assert "--precision kv=q8_0" in report.reason
+    assert [o.mistake for o in report.operations if o.verdict == Verdict.NARROW] == ([cause] if len(names) > 1 else [])
+    assert check_trace(MODEL, IDS, part, precision=FLOAT32).verdict == Verdict.WRONG
 
 
 def test_right_numbers_with_a_bug_are_not_taken_for_a_cache():
@@ -100,5 +113,5 @@ def test_a_float16_output_shows_nothing_of_a_cache():
     def attend(q, k, v):
         return op.attend(MODEL, Runtime(MODEL).dialect, 0, q, k, v)
 
-    assert recognise(MODEL, 0, attend, x[:3], x[3]) is None
-    assert recognise(MODEL, 0, attend, [y[:1] for y in x[:3]], attend(*[y[:1] for y in x[:3]]).value) is None
+    assert not is_summed_in_float16(MODEL, 0, x[:2], x[3])
+    assert not is_summed_in_float16(MODEL, 0, [y[:1] for y in x[:2]], attend(*[y[:1] for y in x[:3]]).value)

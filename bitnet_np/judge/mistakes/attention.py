@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ... import spec
+from ... import cache_types, spec
 from ...dialects import EXACT, Dialect
 from ...kernels import cpu
 from ...model import Model
@@ -23,6 +23,8 @@ Sees = Callable[[NDArray, NDArray], NDArray[np.bool_]]
 """The rule of a mask: query i [T, 1], key j [T] -> True where i sees j."""
 
 AT = ("kqv_out",)
+_GGML_QUERIES = {"bfloat16": "bfloat16", "q8_0": "q8_0", "q4_0": "q8_0"}
+"""The type of a cache in ggml -> the type that it rounds queries to in order to multiply them."""
 LAST_SEEN = (2, 4, 8, 16, 32, 64)
 
 
@@ -171,6 +173,19 @@ def _keys_unrotated(site: Site) -> Compute:
 def _narrow_cache(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     for kind, narrow in NARROW.items():
         yield {"kind": kind}, site.of(lambda q, k, v, narrow=narrow: _right(site, q, narrow(k), narrow(v)))
+
+
+def _ggml_cache(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    for kind, queries in _GGML_QUERIES.items():
+        if kind == "bfloat16" or site.config.head_dim % cache_types.BLOCK == 0:
+            q, kv = (partial(_cached, site.config.head_dim, name) for name in (queries, kind))
+            yield {"kind": kind}, site.of(lambda q_, k, v, q=q, kv=kv: _right(site, q(q_), kv(k), kv(v)))
+
+
+def _cached(head_dim: int, kind: str, x: Array) -> Array:
+    """Rows of heads [T, HK] as a KV cache of this type gives them back."""
+    heads = np.ascontiguousarray(x, np.float32).reshape(len(x), -1, head_dim)
+    return cache_types.rounded(heads, kind).reshape(x.shape).astype(np.float64)
 
 
 def _last_seen(site: Site) -> Iterator[tuple[Numbers, Compute]]:
@@ -328,6 +343,13 @@ OTHERS = (
         AT,
         rotates,
         lambda site: site.of(lambda q, k, v: _right(site, q, k, op.rope(site.model, site.dialect, v).value)),
+    ),
+    Mistake(
+        "cache.ggml",
+        "keys and values are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})",
+        AT,
+        compute=_ggml_cache,
+        fault=False,
     ),
     Mistake("cache.narrow", "keys and values are rounded, as a cache of {kind} does", AT, compute=_narrow_cache, fault=False),
     Mistake("attention.values_are_keys", "values are the keys", AT, compute=lambda site: site.of(lambda q, k, v: _right(site, q, k, k))),

@@ -90,6 +90,12 @@ def at_operation(
                 yield Attempt(cause(mistake, numbers), compute, mistake.together)
 
 
+def as_rounded(model: Model, dialect: Dialect, operation: Operation, cause: Cause) -> Compute:
+    """The operation with the rounding that a cause of this catalogue names, which it can make."""
+    known = [mistake for mistake in CATALOGUE if mistake.id == cause.id]
+    return next(attempt.compute for attempt in at_operation(model, dialect, operation, known) if attempt.cause.kind == cause.kind)
+
+
 def in_engine(base: Variant) -> Iterator[Variant]:
     """Yields whole engines with each known mistake: those of the quantiser, also in other dialects, and then the others."""
     yield from _engines(quantiser.MISTAKES, base)
