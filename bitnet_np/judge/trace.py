@@ -290,6 +290,8 @@ class _Judge:
             cause = self._behind_a_cache(operation, value, theirs)
         if cause is None or cause.id in VAGUE:
             cause = self._local(operation, expected, theirs, rough) or cause
+        if cause is None or cause.id in PLACES:
+            cause = self._hidden(across, theirs, matched(rough)) or cause
         return self._caused(judged, cause)
 
     def _is_flash_attention(self, operation: Operation, theirs: Array) -> bool:

@@ -246,6 +246,13 @@ def later_by(positions):
     return spec.rotate(heads("Kcur_rope"), positions * LLAMA.rope_frequency[None].astype(np.float64), C.rope)
 
 
+def slot(name, factor):
+    """Keys or values where those of the token BEGIN are times the ones before."""
+    x = heads(name).copy()
+    x[BEGIN] = factor * x[BEGIN - 1]
+    return x
+
+
 def twice_fed():
     """The first token in front once more, at the position before."""
     frequency = LLAMA.rope_frequency[None].astype(np.float64)
@@ -292,6 +299,11 @@ START = f"from position {BEGIN} on "
             lambda: by_weights(softmax(np.where(PAST, scores_of(k=heads("Kcur")), scores_of()))),
             START + "keys of the tokens before are not rotated: the cache is written too early",
         ),
+        (
+            lambda: by_weights(softmax(scores_of(k=slot("Kcur_rope", 0))), slot("Vcur", 0)),
+            f"keys and values of position {BEGIN} are 0: a slot of the cache that was not written",
+        ),
+        (lambda: by_weights(softmax(scores_of()), slot("Vcur", 1)), f"values of position {BEGIN} are those of the token before"),
         (lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) & ~(PAST & (KEY == 9)))), START + "the last token before cannot be seen"),
         (
             lambda: by_weights(np.where(PAST & (KEY < 2), 0, softmax(np.where(PAST & (KEY < 2), 0, scores_of())))),

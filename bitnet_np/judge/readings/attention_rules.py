@@ -168,6 +168,7 @@ def _of_a_chunk(own: Attention) -> Iterator[tuple[str, Array]]:
     def by_scores(scores: Array, visible: Seen) -> Array:
         return own.outputs(softmax(scores, visible))
 
+    yield from _of_a_slot(own)
     yield start + "no token sees those before: a later chunk does not see the cache", by_scores(own.scores, own.visible & ~past)
     yield start + "no token sees the one before it", by_scores(own.scores, own.visible & ~(later & (key == query - 1)))
     yield start + "all tokens see each other: a later chunk has no mask", by_scores(own.scores, own.visible | later)
@@ -190,6 +191,16 @@ def _of_a_chunk(own: Attention) -> Iterator[tuple[str, Array]]:
             yield start + f"the cache has zeros for {tokens}", own.outputs(np.where(lost, 0, weights))
             twice = np.where(lost, own.scores + np.log(2), own.scores)
             yield start + f"{tokens} {'count' if count > 1 else 'counts'} twice: stored twice in the cache", by_scores(twice, own.visible)
+
+
+def _of_a_slot(own: Attention) -> Iterator[tuple[str, Array]]:
+    """Another key or value of one token, the first that is wrong: it reads its own slot first."""
+    slot = own.begin
+    for factor, text in ((0, "0: a slot of the cache that was not written"), (1, "those of the token before")):
+        k, v = own.k.copy(), own.v.copy()
+        k[slot], v[slot] = factor * k[slot - 1], factor * v[slot - 1]
+        for what, keys, values in (("keys and values", k, v), ("keys", k, own.v), ("values", own.k, v)):
+            yield f"{what} of position {slot} are {text}", _with_keys(replace(own, v=values), keys)
 
 
 def _cached(own: Attention) -> Iterator[tuple[str, Array, Array]]:
