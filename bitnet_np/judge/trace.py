@@ -43,6 +43,7 @@ from .graph import EMBEDDING, LOGITS, TOKENS, Operation, operations
 from .harmless import KEYS, QUERIES, ROTATED, look_through
 from .logits import Reach, judge, limits, same_bits
 from .mistakes.anywhere import VAGUE, ratios
+from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, as_rounded, fitted, trials
 from .mistakes.layers import RESIDUALS
 from .mistakes.mistake import Cause, Compute, Fit
@@ -60,8 +61,9 @@ from .verdict import Verdict
 
 Array = NDArray[np.float64]
 
-_MOST_WORK = 3 * 10**8  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
-_LITTLE_WORK = _MOST_WORK // 10  # the same where the verdict is FLIPS, which may hide a small mistake
+_MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
+_MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
+_LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
 _HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on a dump: seconds
 
 
@@ -256,6 +258,7 @@ class _Judge:
         self.theirs = _Theirs(ids, dump.tensors)
         self.by_key = {o.key: o for o in graph}
         self.search = Search(model, dialect, len(ids), _HIDDEN_WORK)
+        self.in_vain = 0  # multiply-adds of operations whose known mistakes were tried and explain nothing
         self.cache: Cause | None = None  # the KV cache that a tensor has shown, assumed from there on
 
     def operation(self, operation: Operation) -> OperationVerdict:
@@ -332,10 +335,11 @@ class _Judge:
         most = 0.0 if reach is None else reach.nmse
         work = sum(self._cost(k) for k in across)
         if verdict == Verdict.WRONG:
-            if work > _MOST_WORK:
+            if work > _MOST_WORK or self.in_vain > _MOST_IN_VAIN:
                 return replace(judged, tried=False)
             cause = self._explain(across, value, theirs, most)
             if cause is None or cause.id in VAGUE:
+                self.in_vain += work
                 cause = self._hidden(across, theirs, most) or self._read_last(across, theirs, most) or cause
             return self._caused(judged, cause)
         if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
@@ -349,7 +353,7 @@ class _Judge:
         explained = judged.explained(cause)
         if cause is None or cause.fault or self.types.strict:
             return explained
-        if cause.kind in CACHES and any(k.name == "kqv_out" for k in judged.across):
+        if cause.kind in CACHES and cause.id in CACHE_ROUNDINGS:
             self.types, self.cache = self.types.with_cache(cause.kind), cause
         return replace(explained, verdict=Verdict.NARROW)
 

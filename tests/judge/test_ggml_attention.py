@@ -1,15 +1,19 @@
 """ggml's attention over a narrow KV cache is recognised, and nothing else is taken for it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from bitnet_np import cache_types
 from bitnet_np.backend import Wrapped
+from bitnet_np.families import MATRICES
 from bitnet_np.forward_pass import run_whole
 from bitnet_np.judge import operations as op
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.ggml_attention import is_summed_in_float16
 from bitnet_np.judge.precision import FLASH, FLOAT32
+from bitnet_np.judge.roundings import to_bfloat16
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
@@ -90,6 +94,20 @@ def test_a_cache_is_recognised_behind_other_operations(names):
     assert "--precision kv=q8_0" in report.reason
     assert [o.mistake for o in report.operations if o.verdict == Verdict.NARROW] == ([cause] if len(names) > 1 else [])
     assert check_trace(MODEL, IDS, part, precision=FLOAT32).verdict == Verdict.WRONG
+
+
+def test_rounded_weights_are_not_taken_for_a_cache():
+    def narrow(layer):
+        linears = {name: getattr(layer, name) for name in MATRICES}
+        rounded = {name: to_bfloat16(linear.weights).astype(np.float32) for name, linear in linears.items()}
+        return replace(layer, **{name: replace(linear, weights=rounded[name]) for name, linear in linears.items()})
+
+    recorded = {}
+    model = replace(MODEL, layers=tuple(map(narrow, MODEL.layers)))
+    run_whole(Runtime(model), Tokens.whole(IDS[None]), lambda name, n, x: recorded.setdefault(Key(name, n), x.copy().reshape(len(IDS), -1)))
+    report = check_trace(MODEL, IDS, Trace({key: x for key, x in recorded.items() if key.name == "l_out"}, None, "a dump"))
+    assert report.verdict == Verdict.NARROW, report.reason
+    assert {o.mistake for o in report.operations} == {"weights.narrow_matrices"}
 
 
 def test_right_numbers_with_a_bug_are_not_taken_for_a_cache():

@@ -369,3 +369,5 @@ OTHERS = (
     Mistake("attention.last_only", "only the last {seen} tokens are seen", AT, compute=_last_seen),
     Mistake("dialect.float16", "float16 roundings: declare the dialect bitnet.cpp (--as bitnet.cpp)", AT, compute=_float16, fault=False),
 )
+CACHE_ROUNDINGS = frozenset(mistake.id for mistake in OTHERS if not mistake.fault)
+"""The ids of those that are the KV cache's type."""

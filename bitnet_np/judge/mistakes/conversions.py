@@ -22,14 +22,20 @@ CODE_TYPES = {
     "q6_K": "q6_K",
 }
 
-AT = (*FIELDS, LOGITS.name, *norms.AT)
+MATRICES_AT = (*FIELDS, LOGITS.name)
+AT = (*MATRICES_AT, *norms.AT)
 
 
 def _converted(x: Array, kind: str) -> Array:
     return to_digits(x, DIGITS[kind]) if kind in DIGITS else rounded(x, kind)
 
 
-def _narrow(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+def _matrices(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    """Products with converted matrices whose biases are float32, as in GGUF files."""
+    yield from _narrow(site, biases=False)
+
+
+def _narrow(site: Site, biases: bool = True) -> Iterator[tuple[Numbers, Compute]]:
     if site.name in norms.AT:
         gain = norms.gain_of(site)
         for kind in NARROW_FLOATS:
@@ -41,10 +47,10 @@ def _narrow(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if isinstance(weights, Ternary):
         return
     for kind in HEADS[1:]:
-        yield {"kind": kind}, _product(site, linear, weights, kind)
+        yield {"kind": kind}, _product(site, linear, weights, kind, biases)
 
 
-def _product(site: Site, linear: Linear, table: Table, kind: str) -> Compute:
+def _product(site: Site, linear: Linear, table: Table, kind: str, biases: bool) -> Compute:
     """The product with a converted matrix; NaN where the conversion changes nothing."""
 
     def compute(x: Array) -> Array:
@@ -54,7 +60,7 @@ def _product(site: Site, linear: Linear, table: Table, kind: str) -> Compute:
             return np.full((len(x), len(matrix)), np.nan)
         scale = 1.0 if linear.scale is None else float(linear.scale)
         bias = np.zeros(len(matrix)) if linear.bias is None else linear.bias.astype(np.float64)
-        return x @ narrow.T * scale + (_converted(bias, kind) if kind in NARROW_FLOATS else bias)
+        return x @ narrow.T * scale + (_converted(bias, kind) if biases and kind in NARROW_FLOATS else bias)
 
     return site.of(compute)
 
@@ -95,4 +101,7 @@ def _in_groups(x: Array, size: int, most: int) -> Array:
     return (np.rint(cut / np.where(step == 0, 1, step)) * step).reshape(x.shape)
 
 
-MISTAKES = (Mistake("weights.narrow", "weights are rounded to {kind}", AT, compute=_narrow, fault=False),)
+MISTAKES = (
+    Mistake("weights.narrow", "weights are rounded to {kind}", AT, compute=_narrow, fault=False),
+    Mistake("weights.narrow_matrices", "matrices are rounded to {kind}", MATRICES_AT, compute=_matrices, fault=False),
+)
