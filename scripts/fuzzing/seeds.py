@@ -13,7 +13,7 @@ from gguf_bytes import BOOL, FLOAT32, INT32, UINT32, number, numbers, text, text
 from hf_files import write_folder
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
-from bitnet_np.tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
+from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, I2_S, LOOKED_UP, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE
@@ -50,7 +50,7 @@ ggml_debug:                   Qcur-0 = (f32)       ROPE(a{2, 1, 2, 1}, b{2, 1, 1
     sum = 10.000000
 """
 """Two nodes as llama-eval-callback prints them."""
-_BLOCKS = {kind.name: kind.block for kind in BLOCK_TYPES} | {"ternary": I2_S.block}
+_BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES} | {"ternary": I2_S.block}
 _DUMPS = {
     "logits": ".npy",
     "llama-logits": ".kld",
@@ -65,7 +65,9 @@ def write_models(folder: Path) -> None:
     """Write <family>-<type of the layers' matrices>.gguf, each a model of one or two layers."""
     for family in ARCHITECTURES:
         ternary = ("ternary", *(kind.name for kind in TERNARY_TYPES))
-        types = ternary if FAMILIES[family].ternary else (*_FLOATS, *(kind.name for kind in BLOCK_TYPES), "ternary")
+        blocks = (kind.name for kind in BLOCK_TYPES if kind not in LOOKED_UP)
+        more = (kind.name for kind in (*LOOKED_UP, *GRID_TYPES) if family == "llama")
+        types = ternary if FAMILIES[family].ternary else (*_FLOATS, *blocks, "ternary", *more)
         for i, weights in enumerate(types):
             size = max(64, _BLOCKS.get(weights, 1))
             wide = size == 256
