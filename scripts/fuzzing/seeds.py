@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf_bytes import BOOL, FLOAT32, INT32, UINT32, number, numbers, text, texts
+from gguf_bytes import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, text, texts
 from hf_files import write_folder
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
@@ -91,6 +91,21 @@ def write_models(folder: Path) -> None:
     for weights in ("float16", "Q8_0"):
         experts = random_model(9, family="llama", weights=weights, n_layers=1, experts=3, experts_used=2, **sizes)
         write_gguf(folder / f"mixtral-{weights}.gguf", experts)
+
+
+def write_parts(folder: Path) -> None:
+    """Write parts/t-00001-of-00002.gguf and the second file of that model, which has every other tensor."""
+    os.mkdir(folder / "parts")
+    sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 32, "ffn": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "n_layers": 1}
+    whole = folder / "parts" / "whole"
+    write_gguf(whole, random_model(0, family="llama", weights="Q8_0", **sizes))
+    document = Document.read(whole)
+    whole.unlink()
+    for no in range(2):
+        split = [("split.no", number(UINT16, no)), ("split.count", number(UINT16, 2))]
+        split.append(("split.tensors.count", number(INT32, len(document.entries))))
+        part = Document([*(document.keys if no == 0 else ()), *split], document.entries[no::2], None)
+        (folder / "parts" / f"t-{no + 1:05}-of-00002.gguf").write_bytes(part.bytes())
 
 
 def write_tokenizers(folder: Path) -> None:
