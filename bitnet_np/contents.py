@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from . import packing, widen
 from .kernels.simd import LANES
 from .model import Blocks, Model, Ternary, Weights
-from .tensor_types import TERNARY_TYPES
+from .tensor_types import GRID_TYPES, TERNARY_TYPES
 
 _PACKED = {"U8", "I2_S", *(kind.name for kind in TERNARY_TYPES)}
 _FLOATS = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(np.uint16): "BF16"}
@@ -28,6 +28,8 @@ def kinds_of_matrices(model: Model, file_types: Collection[str]) -> dict[str, in
         if isinstance(weights, Ternary):
             return f"ternary, {stated}"
         name = weights.type.name if isinstance(weights, Blocks) else _FLOATS[weights.dtype]
+        if isinstance(weights, Blocks) and weights.type in GRID_TYPES:
+            return f"float ({name}, decoded in each pass by gguf-py, which is slow)"
         several = isinstance(weights, Blocks) and weights.type in TERNARY_TYPES
         return f"ternary, with several scales ({name})" if several else f"float ({name})"
 

@@ -13,7 +13,7 @@ from .errors import ShapeError
 from .families import FAMILIES
 from .kernels.simd import LANES
 from .model import Blocks, Config, Expert, Layer, Linear, Model, Ternary, shapes_of_expert, shapes_of_layer
-from .tensor_types import BLOCK_TYPES
+from .tensor_types import ALL_BLOCK_TYPES
 
 _CHECKED: WeakKeyDictionary[Model, str] = WeakKeyDictionary()
 """The first flaw of each model that was checked, or "". A check of a large model takes as long as a token of a small one."""
@@ -126,8 +126,8 @@ def _array(name: str, value: Any, shape: tuple[int, ...], *dtypes: Any) -> Itera
     if isinstance(value, Blocks) and len(shape) == 2:
         if value.shape != shape:
             yield f"{name} has shape {value.shape}, expected {shape}"
-        elif value.type not in BLOCK_TYPES:
-            yield f"{name} has type {_described(value.type)}, expected one of {', '.join(kind.name for kind in BLOCK_TYPES)}"
+        elif value.type not in ALL_BLOCK_TYPES:
+            yield f"{name} has type {_described(value.type)}, expected one of {', '.join(kind.name for kind in ALL_BLOCK_TYPES)}"
         elif shape[1] % value.type.block:
             yield f"{name} has rows of {shape[1]}, expected a multiple of {value.type.name}'s {value.type.block}"
         else:

@@ -12,7 +12,6 @@ class TensorType:
     """One ggml type: `block` consecutive elements of a row are stored in `block_bytes` bytes.
 
     `trailer` bytes follow the last block of the tensor: I2_S keeps its one float32 scale and 28 bytes of padding there.
-    `remark` is for the message that refuses a tensor of the type; it may be empty.
     """
 
     name: str
@@ -21,7 +20,6 @@ class TensorType:
     block_bytes: int
     trailer: int = 0
     readable: bool = False
-    remark: str = ""
 
     def nbytes(self, elements: int) -> int:
         """Bytes of a tensor of `elements` elements, which must be a multiple of `block`."""
@@ -48,12 +46,32 @@ TQ2_0 = TensorType("TQ2_0", 35, 256, 66, readable=True)
 Q1_0 = TensorType("Q1_0", 41, 128, 18, readable=True)
 Q2_0 = TensorType("Q2_0", 42, 64, 18, readable=True)
 PQ2_0 = TensorType("PQ2_0", 142, 128, 34, readable=True)
+IQ4_NL = TensorType("IQ4_NL", 20, 32, 18, readable=True)
+IQ4_XS = TensorType("IQ4_XS", 23, 256, 136, readable=True)
+MXFP4 = TensorType("MXFP4", 39, 32, 17, readable=True)
+NVFP4 = TensorType("NVFP4", 40, 64, 36, readable=True)
+IQ2_XXS = TensorType("IQ2_XXS", 16, 256, 66, readable=True)
+IQ2_XS = TensorType("IQ2_XS", 17, 256, 74, readable=True)
+IQ2_S = TensorType("IQ2_S", 22, 256, 82, readable=True)
+IQ3_XXS = TensorType("IQ3_XXS", 18, 256, 98, readable=True)
+IQ3_S = TensorType("IQ3_S", 21, 256, 110, readable=True)
+IQ1_S = TensorType("IQ1_S", 19, 256, 50, readable=True)
+IQ1_M = TensorType("IQ1_M", 29, 256, 56, readable=True)
 
 FEW_BITS = (Q1_0, Q2_0, PQ2_0)
 """The types of one float16 scale, and codes of one bit (-1, +1) or two (-1, 0, +1, +2), low ones first. Their activations are floats."""
 
-BLOCK_TYPES = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0, *FEW_BITS)
+LOOKED_UP = (IQ4_NL, IQ4_XS, MXFP4, NVFP4)
+"""The types whose codes of four bits stand for the integers of a table."""
+
+BLOCK_TYPES = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, TQ1_0, TQ2_0, *FEW_BITS, *LOOKED_UP)
 """The types whose weights are small integers times the scales of a block (kernels/block_formats.py)."""
+
+GRID_TYPES = (IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ1_S, IQ1_M)
+"""The types whose codes stand for four or eight neighbouring weights at once: rows of a grid (kernels/grids.py)."""
+
+ALL_BLOCK_TYPES = (*BLOCK_TYPES, *GRID_TYPES)
+"""The types of which a model keeps the blocks, as they are in the file."""
 
 TERNARY_TYPES = (TQ1_0, TQ2_0)
 """The block types whose weights are -1, 0, +1 times the scale of a block."""
@@ -68,24 +86,13 @@ _KNOWN = (
     BF16,
     F64,
     I2_S,
-    *BLOCK_TYPES,
+    *ALL_BLOCK_TYPES,
     TensorType("Q8_1", 9, 32, 40),
     TensorType("Q8_K", 15, 256, 292),
-    TensorType("IQ2_XXS", 16, 256, 66),
-    TensorType("IQ2_XS", 17, 256, 74),
-    TensorType("IQ3_XXS", 18, 256, 98),
-    TensorType("IQ1_S", 19, 256, 50),
-    TensorType("IQ4_NL", 20, 32, 18),
-    TensorType("IQ3_S", 21, 256, 110),
-    TensorType("IQ2_S", 22, 256, 82),
-    TensorType("IQ4_XS", 23, 256, 136),
     TensorType("I8", 24, 1, 1),
     TensorType("I16", 25, 1, 2),
     TensorType("I32", 26, 1, 4),
     TensorType("I64", 27, 1, 8),
-    TensorType("IQ1_M", 29, 256, 56),
-    TensorType("MXFP4", 39, 32, 17, remark=f"or TL2, which has the same number in bitnet.cpp: {_TILED}"),
-    TensorType("NVFP4", 40, 64, 36),
 )
 
 BY_NUMBER = {known.number: known for known in _KNOWN}
@@ -93,7 +100,10 @@ BY_NUMBER = {known.number: known for known in _KNOWN}
 OF_NUMBER_42 = (Q2_0, PQ2_0)
 """The types that files have under the number 42: ggml's, and the one that PrismML's fork wrote under this number at first."""
 
-NEITHER_OF_42 = f"the number is also that of TL2 in bitnet.cpp's later versions: {_TILED}"
+SHARED_NUMBERS = {39: (MXFP4,), 42: OF_NUMBER_42}
+"""The numbers that bitnet.cpp gives to TL2, the latter in its later versions, and the types that else have them."""
+
+OR_TL2 = f"the number is also that of TL2 in bitnet.cpp: {_TILED}"
 
 REFUSED = {38: f"bitnet.cpp's TL1: {_TILED}"}
 """The types whose tensors have no size that could be known, by number, and why."""

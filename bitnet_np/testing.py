@@ -12,10 +12,11 @@ from . import packing, widen
 from .errors import UnsupportedError
 from .families import FAMILIES, QKV, Family, implied, layer_shapes, windowed_layers
 from .files.gguf_writer import present, write_model
+from .kernels import grids
 from .kernels.block_formats import FORMATS
 from .model import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of_expert, window_fields
 from .rope import rope_frequencies
-from .tensor_types import BLOCK_TYPES, FEW_BITS, OF_NUMBER_42, TensorType
+from .tensor_types import ALL_BLOCK_TYPES, FEW_BITS, GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4, OF_NUMBER_42, TensorType
 
 SHAPE = {
     "vocab": 50,
@@ -44,7 +45,7 @@ NUMBERS = {
 EXPERTS = {"experts": 5, "experts_used": 2}
 """The same of families whose layers always have experts."""
 
-_BLOCKS = {kind.name: kind for kind in BLOCK_TYPES}
+_BLOCKS = {kind.name: kind for kind in ALL_BLOCK_TYPES}
 
 
 def random_model(
@@ -174,7 +175,9 @@ def random_table(rng: np.random.Generator, kind: str, n: int, m: int, spread: fl
         single = (rng.standard_normal((n, m)) * spread).astype(np.float32)
         return (single.view(np.uint32) >> 16).astype(np.uint16) if kind == "bfloat16" else single.astype(kind)
     block_type = _BLOCKS[kind]
-    if kind.endswith("_K") or block_type in FEW_BITS:
+    if block_type in (*GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4):
+        data = _random_codes(rng, block_type, n, m, spread)
+    elif kind.endswith("_K") or block_type in FEW_BITS:
         data = _random_blocks(rng, block_type, n, m, spread)
     else:
         data = gguf.quants.quantize((rng.standard_normal((n, m)) * spread).astype(np.float32), gguf.GGMLQuantizationType[kind])
@@ -200,6 +203,26 @@ def _random_blocks(rng: np.random.Generator, kind: TensorType, n: int, m: int, s
     for half, factor in zip(halves, balance, strict=True):
         records[half] = (size * factor * rng.uniform(0.7, 1.3, records.shape)).astype(np.float16).view(np.uint16)
     return data
+
+
+def _random_codes(rng: np.random.Generator, kind: TensorType, n: int, m: int, spread: float) -> NDArray[np.uint8]:
+    """Random bytes of a type with one scale to a block, which has a random sign: codes have a mean that is not 0. Of NVFP4 four scales."""
+    data = rng.integers(0, 256, (n, m // kind.block * kind.block_bytes), np.uint8)
+    blocks = data.reshape(-1, kind.block_bytes)
+
+    def scaled(scales: NDArray[np.float64]) -> NDArray[np.uint8]:
+        if kind in GRID_TYPES:
+            return grids.with_scales(data, kind, scales[:, 0].astype(np.float16).view(np.uint16))
+        table = FORMATS[kind.name].scale.table
+        if table:
+            blocks[:, : scales.shape[1]] = np.abs(np.array(table) - np.abs(scales)[..., None]).argmin(axis=2)
+        else:
+            blocks[:, :2] = scales.astype("<f2").view(np.uint8)
+        return data
+
+    count = 4 if kind is NVFP4 else 1
+    unit = widen.float32(Blocks(scaled(np.ones((len(blocks), count))), kind, (n, m))).std()
+    return scaled(spread / unit * rng.uniform(0.7, 1.3, (len(blocks), count)) * rng.choice([-1, 1], (len(blocks), count)))
 
 
 def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool = False) -> None:

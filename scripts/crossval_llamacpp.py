@@ -27,7 +27,7 @@ from bitnet_np.errors import OptionError
 from bitnet_np.families import FAMILIES
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.tensor_types import BLOCK_TYPES, PQ2_0, TERNARY_TYPES
+from bitnet_np.tensor_types import ALL_BLOCK_TYPES, PQ2_0, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.traces.points import Key, Trace
 
@@ -35,7 +35,7 @@ MIXTRAL = "mixtral"
 """The architecture llama with experts."""
 ARCHITECTURES = (*(name for name in FAMILIES if name not in ("bitnet-b1.58", "bitnet-25")), MIXTRAL)  # llama.cpp does not know these two
 TERNARY = tuple(kind.name for kind in TERNARY_TYPES)
-TYPES = ("float32", "float16", "bfloat16", *(kind.name for kind in BLOCK_TYPES if kind is not PQ2_0))
+TYPES = ("float32", "float16", "bfloat16", *(kind.name for kind in ALL_BLOCK_TYPES if kind is not PQ2_0))
 AGREEMENT = 5e-6
 
 

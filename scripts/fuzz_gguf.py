@@ -161,10 +161,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write_seeds(folder: Path) -> list[Path]:
-    from fuzzing.seeds import write_dumps, write_folders, write_models, write_tokenizers
+    from fuzzing.seeds import write_dumps, write_folders, write_models, write_parts, write_tokenizers
 
     folder.mkdir()
     write_models(folder)
+    write_parts(folder)
     write_tokenizers(folder)
     write_folders(folder)
     write_dumps(folder)

@@ -63,3 +63,6 @@ def test_kinds_are_named_by_what_the_file_has():
     assert contents.kinds_of_matrices(model, ["BF16"]) == {"ternary, quantised at load from master weights": number}
     floats = random_model(0, family="llama", weights="Q8_0", width=64, ffn=64, heads=2, kv_heads=1, head_dim=32)
     assert contents.kinds_of_matrices(floats, [Q8_0.name]) == {"float (Q8_0)": 7 * len(floats.layers)}
+    shape = {"width": 256, "ffn": 256, "head_dim": 64, "heads": 4, "kv_heads": 2}
+    (kind,) = contents.kinds_of_matrices(random_model(0, family="llama", table="float16", weights="IQ3_S", **shape), ["IQ3_S"])
+    assert kind == "float (IQ3_S, decoded in each pass by gguf-py, which is slow)"

@@ -8,7 +8,7 @@ from bitnet_np import packing, widen
 from bitnet_np.dense import dense_view
 from bitnet_np.families import ARCHITECTURES, FAMILIES, layer_matrices
 from bitnet_np.model import Linear, Ternary
-from bitnet_np.tensor_types import BLOCK_TYPES
+from bitnet_np.tensor_types import ALL_BLOCK_TYPES
 from bitnet_np.testing import SHAPE, random_model, random_table
 
 
@@ -74,7 +74,7 @@ def test_inner_norms_are_norms_of_inputs():
             assert linear.norm_eps == 1e-6
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", *(kind.name for kind in BLOCK_TYPES)])
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", *(kind.name for kind in ALL_BLOCK_TYPES)])
 def test_tables_have_the_spread_that_is_asked_for(kind):
     wide = widen.float32(random_table(np.random.default_rng(0), kind, 40, 1024, 0.25))
     assert wide.shape == (40, 1024)

@@ -7,10 +7,10 @@ from models import assert_same_bits
 
 from bitnet_np import widen
 from bitnet_np.model import Blocks
-from bitnet_np.tensor_types import BLOCK_TYPES, FEW_BITS
+from bitnet_np.tensor_types import ALL_BLOCK_TYPES, FEW_BITS
 from bitnet_np.testing import random_table
 
-KINDS = ["float32", "float16", "bfloat16", *(kind.name for kind in BLOCK_TYPES)]
+KINDS = ["float32", "float16", "bfloat16", *(kind.name for kind in ALL_BLOCK_TYPES)]
 
 
 def by_gguf(table):

@@ -24,7 +24,7 @@ from typing import TypeAlias, TypeVar, cast, overload
 import numpy as np
 
 from ..errors import FileFormatError, UnsupportedError, shown
-from ..tensor_types import BY_NUMBER, NEITHER_OF_42, OF_NUMBER_42, Q2_0, REFUSED, TensorType
+from ..tensor_types import BY_NUMBER, OR_TL2, REFUSED, SHARED_NUMBERS, TensorType
 from ..validate import check_file, path_of
 from .tensors import Tensor
 
@@ -277,7 +277,8 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Tens
         cursor.check(name not in entries, f"tensor {name!r} occurs twice, expected once")
         entries[name] = _read_entry(cursor, f"tensor {name!r}", alignment)
     base = -(-cursor.at // alignment) * alignment  # where the data begin: offsets in the table are relative to it
-    entries = _with_sizes_of_42(cursor, entries, base, alignment)
+    for number in SHARED_NUMBERS:
+        entries = _of_shared_number(cursor, entries, number, base, alignment)
     for name, (kind, shape, _) in entries.items():
         rows = f"tensor {name!r} has rows of {shape[-1]} elements"
         cursor.check(shape[-1] % kind.block == 0, f"{rows}, expected a multiple of {kind.name}'s {kind.block}")
@@ -305,23 +306,24 @@ def _read_entry(cursor: _Cursor, what: str, alignment: int) -> _Entry:
     return BY_NUMBER[number], tuple(reversed(dims)), offset
 
 
-def _with_sizes_of_42(cursor: _Cursor, entries: dict[str, _Entry], base: int, alignment: int) -> dict[str, _Entry]:
-    """The entries with the type that the number 42 stands for in this file: the one whose bytes fill the room up to the next tensor.
+def _of_shared_number(cursor: _Cursor, entries: dict[str, _Entry], number: int, base: int, alignment: int) -> dict[str, _Entry]:
+    """The entries with the type that a number of SHARED_NUMBERS stands for in this file: the one whose bytes fill the room up to the next
+    tensor.
 
-    Q2_0 takes 2.25 bits a weight, PQ2_0 2.125, TL2 fewer than 2: padding to the alignment can hide that in a few weights only, and Q2_0 is
-    tried first. Raises UnsupportedError where none fills the room.
+    Q2_0 takes 2.25 bits a weight, PQ2_0 2.125, TL2 fewer than 2, MXFP4 4.25: padding to the alignment can hide that in a few weights only,
+    and Q2_0 is tried first. Raises UnsupportedError where none fills the room.
     """
-    of_42 = [name for name, (kind, _, _) in entries.items() if kind is Q2_0]
+    names = [name for name, (kind, _, _) in entries.items() if kind.number == number]
     ends = sorted(offset for _, _, offset in entries.values())
     ends.append(len(cursor.data) - base)
-    room = {name: ends[bisect_right(ends, entries[name][2], hi=len(ends) - 1)] - entries[name][2] for name in of_42}
-    for kind in OF_NUMBER_42:
-        sizes = {name: kind.nbytes(prod(entries[name][1])) for name in of_42 if entries[name][1][-1] % kind.block == 0}
-        if all(name in sizes and sizes[name] <= room[name] < sizes[name] + alignment for name in of_42):
+    room = {name: ends[bisect_right(ends, entries[name][2], hi=len(ends) - 1)] - entries[name][2] for name in names}
+    for kind in SHARED_NUMBERS[number]:
+        sizes = {name: kind.nbytes(prod(entries[name][1])) for name in names if entries[name][1][-1] % kind.block == 0}
+        if all(name in sizes and sizes[name] <= room[name] < sizes[name] + alignment for name in names):
             return {name: (kind if name in room else own, shape, offset) for name, (own, shape, offset) in entries.items()}
-    name = next(iter(of_42))
-    wanted = ", ".join(f"{kind.name} has {kind.nbytes(prod(entries[name][1]))}" for kind in OF_NUMBER_42)
-    raise UnsupportedError(f"{cursor.path}: tensor {name!r} has the type 42 and {room[name]} bytes, where {wanted}; {NEITHER_OF_42}")
+    name = names[0]
+    wanted = ", ".join(f"{kind.name} has {kind.nbytes(prod(entries[name][1]))}" for kind in SHARED_NUMBERS[number])
+    raise UnsupportedError(f"{cursor.path}: tensor {name!r} has the type {number} and {room[name]} bytes, where {wanted}; {OR_TL2}")
 
 
 def _view(cursor: _Cursor, name: str, kind: TensorType, shape: tuple[int, ...], start: int) -> Tensor:

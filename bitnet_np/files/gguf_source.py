@@ -13,7 +13,7 @@ from ..families import FAMILIES
 from ..kernels import blocks as block_kernels
 from ..kernels import cpu
 from ..model import Blocks, Config, Expert, Linear, Table, Ternary, Weights
-from ..tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
+from ..tensor_types import ALL_BLOCK_TYPES, I2_S, TERNARY_TYPES
 from .gguf_config import read_config
 from .gguf_file import GGUFFile
 from .gguf_names import FACTORS, matrix_name, tensor_name
@@ -21,7 +21,7 @@ from .overrides import check_has
 from .source import Shapes
 from .tensors import FLOATS, CheckedTensors, Tensor
 
-_TABLES = (*FLOATS, *BLOCK_TYPES)
+_TABLES = (*FLOATS, *ALL_BLOCK_TYPES)
 
 
 class GGUFSource:
@@ -67,7 +67,7 @@ class GGUFWeights:
         """Floats or blocks, as they lie in the file."""
         tensor = self._tensors.take(tensor_name(field), shape)
         self._tensors.check_type(tensor, _TABLES)
-        return self._blocks(tensor) if tensor.type in BLOCK_TYPES else self._tensors.floats(tensor)
+        return self._blocks(tensor) if tensor.type in ALL_BLOCK_TYPES else self._tensors.floats(tensor)
 
     def rope_factors(self) -> NDArray[np.float32] | None:
         """From rope_freqs.weight, if the architecture may have it."""
@@ -133,7 +133,7 @@ class GGUFWeights:
         if tensor.type in TERNARY_TYPES:
             return [self._from_ternary_blocks(tensor, rows) for rows in pieces]
         self._tensors.check_type(tensor, (I2_S, *(TERNARY_TYPES if self._family.ternary else _TABLES)))
-        if tensor.type in BLOCK_TYPES:
+        if tensor.type in ALL_BLOCK_TYPES:
             return [self._blocks(tensor, rows) for rows in pieces]
         table = self._tensors.floats(tensor)
         return [table[rows] for rows in pieces]

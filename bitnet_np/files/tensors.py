@@ -94,9 +94,8 @@ class CheckedTensors:
     def check_type(self, tensor: Tensor, types: Collection[TensorType], remark: str = "") -> None:
         """Raises UnsupportedError for a tensor of none of `types`; `remark` ends the message."""
         if tensor.type not in types:
-            of_type = f" ({tensor.type.remark})" if tensor.type.remark else ""
             expected = ", ".join(kind.name for kind in types) + remark
-            raise UnsupportedError(f"{self.path}: tensor {tensor.name} has type {tensor.type.name}{of_type}, supported here: {expected}")
+            raise UnsupportedError(f"{self.path}: tensor {tensor.name} has type {tensor.type.name}, supported here: {expected}")
 
     def check_all_taken(self, architecture: str) -> None:
         """Raises UnsupportedError for a tensor that a model of the architecture has no use for: it could change the arithmetic."""

@@ -7,6 +7,7 @@ ternary.py     the int8 quantiser and ternary products       blocks.py      prod
 attention.py   causal attention                              masks.py       attention with mask arrays, and their filling
 backward.py    the gradients of these operations             certified.py   bounds on the logits of every token
 packing.py     files' ternary layouts -> packed matrices     checks.py      weights that are NaN, infinite or no ternary code
+grids.py       products with the block types that have no kernel
 tiles.py       tiles of dot products; sums.py: float64 sums  simd.py        vector registers: the one file that knows LLVM
 processor.py   the features that Numba compiles for
 launching.py   compiling kernels, and sharing them out       storage.py     the memory of a KV cache

@@ -4,8 +4,9 @@ A block is a run of consecutive weights of a row (32 or 256) with everything nee
 
     weight[i] = scale[i // RUN] * code[i] + minimum[i // RUN]
 
-in float32, rounded after each operation (the products are exact: at most 22 bits). Codes are small integers put together from bits of
-some bytes, 16 or 32 at a time: `Integers`. So are the factors by which K-quants multiply the block's own float16.
+in float32, rounded after each operation (the products are exact: at most 23 bits). Codes are small integers put together from bits of
+some bytes, 16 or 32 at a time, or integers of a table that such bits choose: `Integers`. So are the factors by which K-quants multiply
+the block's own float16. MXFP4 and NVFP4 have scales of one byte, numbers of a table of 256.
 """
 
 from dataclasses import dataclass
@@ -43,11 +44,12 @@ class Digit:
 
 @dataclass(frozen=True, eq=False)
 class Integers:
-    """16 or 32 integers: parts joined by OR, as a byte with a sign if `signed`, less `bias`."""
+    """16 or 32 integers: parts joined by OR, as a byte with a sign if `signed`, less `bias`; or the integers of `table` at these places."""
 
     parts: tuple[Bits | Flags | Digit, ...]
     bias: int = 0
     signed: bool = False
+    table: tuple[int, ...] = ()  # 16 bytes with a sign, for parts of four bits; empty if there is none
 
     @property
     def runs(self) -> int:
@@ -65,12 +67,13 @@ class Integers:
 
 @dataclass(frozen=True)
 class Factor:
-    """A scale or a minimum: a float16 of the block, times one of 16 integers if the type has them."""
+    """A scale or a minimum: a float16 of the block, times one of 16 integers if the type has them; or a number of `table`."""
 
-    half: str  # the float16's field
+    half: str  # the float16's field, or that of the bytes which choose from the table
     integers: Integers | None = None
-    lanes: tuple[int, ...] = tuple(range(RUN))  # the number of the integer that each 16 weights have
+    lanes: tuple[int, ...] = tuple(range(RUN))  # the number of the integer, or of the byte, that each 16 weights have
     negative: bool = False
+    table: tuple[float, ...] = ()  # the number that each of 256 bytes stands for; empty if the factor is a float16
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class Format:
     @property
     def halves(self) -> tuple[str, ...]:
         """The fields that are float16."""
-        return tuple(factor.half for factor in (self.scale, self.minimum) if factor)
+        return tuple(factor.half for factor in (self.scale, self.minimum) if factor and not factor.table)
 
 
 Field: TypeAlias = tuple[str, str] | tuple[str, str, int]
@@ -202,6 +205,48 @@ def _q2_0(weights: int) -> Format:
     return Format(layout, tuple(Integers((bits,), bias=1) for bits in codes), Factor("d"))
 
 
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # kvalues_iq4nl
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # floats of one mantissa bit, doubled: kvalues_mxfp4
+_E8M0_HALVED = tuple(2.0 ** (byte - 128) for byte in range(256))  # powers of two, and half of each because codes are doubled
+
+
+def _halved_e4m3(byte: int) -> float:
+    """Half of a float of four exponent and three mantissa bits, as ggml_ue4m3_to_fp32 has it: the sign is not looked at, 127 is 0."""
+    exponent, mantissa = byte >> 3 & 15, byte & 7
+    return 0.0 if byte == 127 else 0.5 * (mantissa * 2.0**-9 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+
+
+def _nibbles(qs: int, table: tuple[int, ...]) -> tuple[Integers, Integers]:
+    """32 codes of four bits in 16 bytes: the first 16 in the low halves, the others in the high ones."""
+    low, high = (Integers((Bits(qs + _LANE, shift, 15),), table=table) for shift in (0, 4))
+    return low, high
+
+
+def _iq4_nl() -> Format:
+    """The field has a name of its own, because kernels tell formats apart by them, and Q4_0 has the same bytes."""
+    return Format(np.dtype([_D, ("nl", "u1", 16)]), _nibbles(2, _IQ4), Factor("d"))
+
+
+def _iq4_xs() -> Format:
+    """Scales have 6 bits, one for 32 weights: 4 low bits in scales_l, 2 high ones in scales_h."""
+    layout = np.dtype([_D, ("scales_h", "u1", 2), ("scales_l", "u1", 4), ("qs", "u1", 128)])
+    group = _LANE // 2
+    six_bits = Integers((Bits(4 + group // 2, group % 2 * 4, 15), Bits(2 + group // 4, group % 4 * 2, 3, place=4)), bias=32)
+    codes = tuple(run for n in range(8) for run in _nibbles(8 + 16 * n, _IQ4))
+    return Format(layout, codes, Factor("d", six_bits))
+
+
+def _mxfp4() -> Format:
+    return Format(np.dtype([("e", "u1"), ("qs", "u1", 16)]), _nibbles(1, _E2M1), Factor("e", lanes=(0,) * RUN, table=_E8M0_HALVED))
+
+
+def _nvfp4() -> Format:
+    """A scale for 16 weights, of which the first eight lie in the low halves of eight bytes and the others in the high ones."""
+    layout = np.dtype([("d", "u1", 4), ("qs", "u1", 32)])
+    codes = tuple(Integers((Bits(4 + 8 * run + _LANE % 8, _LANE // 8 * 4, 15),), table=_E2M1) for run in range(4))
+    return Format(layout, codes, Factor("d", table=tuple(map(_halved_e4m3, range(256)))))
+
+
 FORMATS = {
     "Q4_0": _small([_D, ("qs", "u1", 16)], bias=8),
     "Q4_1": _small([_D, _M, ("qs", "u1", 16)]),
@@ -218,4 +263,8 @@ FORMATS = {
     "Q1_0": _q1_0(),
     "Q2_0": _q2_0(64),
     "PQ2_0": _q2_0(128),
+    "IQ4_NL": _iq4_nl(),
+    "IQ4_XS": _iq4_xs(),
+    "MXFP4": _mxfp4(),
+    "NVFP4": _nvfp4(),
 }

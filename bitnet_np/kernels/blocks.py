@@ -11,7 +11,8 @@ from numba import prange
 from numpy.typing import NDArray
 
 from .. import tensor_types
-from ..tensor_types import TensorType
+from ..tensor_types import GRID_TYPES, TensorType
+from . import grids
 from .block_formats import FORMATS
 from .floats import matmul as _float_matmul
 from .floats import matmul_tiles
@@ -25,6 +26,7 @@ Bytes = NDArray[np.uint8]
 
 _PREFETCH = 8192  # bytes ahead
 _CHECKED = 1 << 16  # blocks checked at a time, which bounds the memory
+_LARGE_POWER = 253  # the byte of MXFP4 that stands for 2^125, which times the largest code, 12, is infinite
 
 
 def _blocks(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks of a row] records, the same memory
@@ -49,6 +51,8 @@ def _embed(blocks, size, tokens, out):
 
 
 def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  # [V, bytes of a row], type, [R] -> [R, M]
+    if kind in GRID_TYPES:
+        return grids.embed(data, kind, tokens)
     blocks = _blocks(data, kind)
     out = empty((tokens.size, blocks.shape[1] * kind.block))
     _embed(blocks, kind.block, tokens, out)
@@ -100,6 +104,8 @@ def _matmul(data, blocks, size, x, out):
 
 def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
     """x times the transposed matrix."""
+    if kind in GRID_TYPES:
+        return grids.matmul(x, data, kind)
     out = empty((x.shape[0], data.shape[0]))
     launch(_matmul, x.size * data.shape[0] // 8, read_only(data), _blocks(data, kind), kind.block, x, out)
     return out
@@ -109,13 +115,23 @@ def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, b
 
 
 def has_non_finite(data: Bytes, kind: TensorType) -> bool:
-    """Whether a weight is NaN or infinite. It is if a float16 scale is: finite scales times integers stay far inside float32."""
-    blocks = _blocks(data, kind).reshape(-1)
-    return any(
-        bool((blocks[start : start + _CHECKED][half] & 0x7C00 == 0x7C00).any())
-        for half in FORMATS[kind.name].halves
-        for start in range(0, blocks.size, _CHECKED)
-    )
+    """Whether a weight is NaN or infinite. It is if a float16 scale is: finite scales times integers stay far inside float32.
+
+    But those of MXFP4 reach 2^127. Blocks with such a scale are decoded to see.
+    """
+    parts = (data.reshape(-1, kind.block_bytes)[start : start + _CHECKED] for start in range(0, data.size // kind.block_bytes, _CHECKED))
+    return any(_has_non_finite(part, kind) for part in parts)
+
+
+def _has_non_finite(data: Bytes, kind: TensorType) -> bool:
+    """The same for a block in each row."""
+    if kind in GRID_TYPES:
+        return bool((grids.scales(data, kind) & 0x7C00 == 0x7C00).any())
+    blocks = _blocks(data, kind)
+    if kind is tensor_types.MXFP4:
+        large = data[blocks["e"][:, 0] >= _LARGE_POWER]
+        return large.size > 0 and not np.isfinite(embed(large, kind, np.arange(len(large)))).all()
+    return any(bool((blocks[half] & 0x7C00 == 0x7C00).any()) for half in FORMATS[kind.name].halves)
 
 
 def has_code_three(data: Bytes) -> bool:
@@ -242,12 +258,12 @@ def _widened(codes: NDArray[np.int8], scale: Floats) -> Floats:
 
 
 def round_as_q8_k(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 256
-    """x as llama.cpp sees it when it multiplies by K-quants or TQ types."""
+    """x as llama.cpp sees it when it multiplies by types of 256 weights to a block: K-quants, TQ and IQ types but IQ4_NL."""
     return _widened(*q8_k(x))
 
 
 def round_as_q8_0(x: Floats) -> Floats:  # [R, M] -> [R, M], M a multiple of 32
-    """x as llama.cpp sees it when it multiplies by Q8_0, Q4_0, Q5_0, Q1_0 or Q2_0.
+    """x as llama.cpp sees it when it multiplies by types of fewer weights to a block, such as Q8_0, Q4_0, IQ4_NL or MXFP4.
 
     With Q4_1 and Q5_1 it sees the same x (as Q8_1). There it multiplies minimums by the sum of each 32 numbers, rounded to float16.
     """
@@ -277,8 +293,8 @@ ROUNDINGS: dict[TensorType, Callable[[Floats], Floats]] = {
     tensor_types.F32: _unrounded,
     tensor_types.F16: round_as_f16,
     tensor_types.BF16: round_as_bf16,
-    **dict.fromkeys(tensor_types.BLOCK_TYPES, round_as_q8_k),
-    **dict.fromkeys([kind for kind in tensor_types.BLOCK_TYPES if kind.block < 256], round_as_q8_0),
+    **dict.fromkeys(tensor_types.ALL_BLOCK_TYPES, round_as_q8_k),
+    **dict.fromkeys([kind for kind in tensor_types.ALL_BLOCK_TYPES if kind.block < 256], round_as_q8_0),
 }
 """The type of a matrix -> the rounding of the activations that llama.cpp multiplies it with (on the CPU)."""
 

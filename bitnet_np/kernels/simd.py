@@ -636,8 +636,24 @@ def _integers(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> lis
     joined = reduce(builder.or_, [_part(builder, block, part) for part in integers.parts])
     if integers.bias:
         joined = builder.sub(joined, _bytes([integers.bias] * joined.type.count))
-    widen = builder.sext if integers.bias or integers.signed else builder.zext
+    if integers.table:
+        joined = _chosen(builder, joined, integers.table)
+    widen = builder.sext if integers.bias or integers.signed or integers.table else builder.zext
     return [builder.sitofp(widen(run, V16I32), V16F32) for run in _slices(builder, joined, integers.runs)]
+
+
+def _chosen(builder: ir.IRBuilder, places: ir.Value, table: tuple[int, ...]) -> ir.Value:
+    """The bytes of a table of 16 at these places: by an instruction, or by each bit of the places in turn."""
+    count, path = places.type.count, instruction_path()
+    if path != "generic":
+        name = "llvm.aarch64.neon.tbl1.v16i8" if path in _SIGNED else "llvm.x86.ssse3.pshuf.b.128"
+        numbers = _bytes(list(table))
+        return _joined(builder, [_call(builder, name, numbers.type, numbers, part) for part in _slices(builder, places, count // LANES)])
+    chosen = [_bytes([number] * count) for number in table]
+    for bit in range(4):
+        is_set = builder.icmp_unsigned("!=", builder.and_(places, _bytes([1 << bit] * count)), _bytes([0] * count))
+        chosen = [builder.select(is_set, odd, even) for even, odd in zip(chosen[::2], chosen[1::2], strict=True)]
+    return chosen[0]
 
 
 def _halves(builder: ir.IRBuilder, block: ir.Value, at: list[int]) -> ir.Value:
@@ -664,14 +680,17 @@ def _factors(builder: ir.IRBuilder, block: ir.Value, block_format: Format) -> li
     functions: list[Callable[[int], ir.Value]] = []
     products: dict[Integers, ir.Value] = {}
     for factor in factors:
-        if factor.integers is None:
+        if factor.table:
+            table = cgutils.global_constant(builder, "factors", ir.Constant(ir.ArrayType(F32, 256), factor.table))
+            functions.append(partial(_from_table, builder, block, block_format.start(factor), table, factor))
+        elif factor.integers is None:
             functions.append(partial(_constant, _halves(builder, block, [block_format.start(factor)] * LANES)))
-            continue
-        if factor.integers not in products:  # each lane has the float16 of the factor that uses it
-            start = {lane: block_format.start(user) for user in factors if user.integers is factor.integers for lane in user.lanes}
-            halves = _halves(builder, block, [start[lane] for lane in range(LANES)])
-            products[factor.integers] = _products(builder, block, factor.integers, halves)
-        functions.append(partial(_all_lanes, builder, products[factor.integers], factor))
+        else:
+            if factor.integers not in products:  # each lane has the float16 of the factor that uses it
+                start = {lane: block_format.start(user) for user in factors if user.integers is factor.integers for lane in user.lanes}
+                halves = _halves(builder, block, [start[lane] for lane in range(LANES)])
+                products[factor.integers] = _products(builder, block, factor.integers, halves)
+            functions.append(partial(_all_lanes, builder, products[factor.integers], factor))
     return functions
 
 
@@ -682,6 +701,12 @@ def _constant(value: ir.Value, run: int) -> ir.Value:
 def _all_lanes(builder: ir.IRBuilder, products: ir.Value, factor: Factor, run: int) -> ir.Value:
     product = builder.load(builder.gep(products, [ir.Constant(I64, factor.lanes[run])]))
     return _splat(builder, builder.fneg(product) if factor.negative else product, V16F32)
+
+
+def _from_table(builder: ir.IRBuilder, block: ir.Value, start: int, table: ir.Value, factor: Factor, run: int) -> ir.Value:
+    byte = builder.load(builder.gep(block, [ir.Constant(I64, start + factor.lanes[run])]), typ=I8)
+    number = builder.load(builder.gep(table, [ir.Constant(I64, 0), builder.zext(byte, I64)]), typ=F32)
+    return _splat(builder, number, V16F32)
 
 
 def _indices(builder: ir.IRBuilder, block: ir.Value, codes: Bits, runs: int) -> list[ir.Value]:
@@ -709,7 +734,7 @@ def _block_weights(builder: ir.IRBuilder, array: types.Array, pointer: ir.Value)
     run = 0
     for codes in block_format.codes:
         if is_wide() and (few := codes.four_bits):
-            numbers = ir.Constant(V16F32, [(i & few.mask[0]) - codes.bias for i in range(LANES)])
+            numbers = ir.Constant(V16F32, list(codes.table) or [(i & few.mask[0]) - codes.bias for i in range(LANES)])
             for index in _indices(builder, block, few, codes.runs):
                 yield _call(builder, "llvm.x86.avx512.permvar.sf.512", V16F32, weights(run, numbers), index)
                 run += 1

@@ -38,7 +38,10 @@ Files: TypeAlias = dict[str, bytes]
 
 
 class Seed(NamedTuple):
-    """A sound file to change: a GGUF file, or the files of a Hugging Face folder or a dump by their names."""
+    """A sound file to change: a GGUF file and the other parts of its model, or the files of a Hugging Face folder or a dump by their names.
+
+    document: the first of `files`, if that is a GGUF file.
+    """
 
     name: str
     document: Document | None
@@ -48,19 +51,32 @@ class Seed(NamedTuple):
     def kind(self) -> str:
         if "config.json" in self.files:
             return "folder"
-        return "dump" if self.document is None else "tokenizer" if self.name.startswith("tokenizer") else "model"
+        if self.document is None:
+            return "dump"
+        return "parts" if len(self.files) > 1 else "tokenizer" if self.name.startswith("tokenizer") else "model"
+
+    def with_first(self, raw: bytes) -> Files:
+        """The files with other bytes of the first. A GGUF file that is its model's only one is called t.gguf."""
+        first = next(iter(self.files))
+        return {**self.files, first: raw} if self.kind == "parts" else {"t.gguf": raw}
 
 
-_SHARES = {"model": 5, "dump": 2, "folder": 2, "tokenizer": 1}
+_SHARES = {"model": 5, "dump": 2, "folder": 2, "tokenizer": 1, "parts": 1}
 
 
 def read_seeds(paths: Sequence[Path]) -> list[Seed]:
-    """The seeds at these paths: GGUF files, folders of one model, and folders of one dump, named after its format."""
+    """The seeds at these paths: GGUF files, folders of one model, and folders of one dump, named after its format.
+
+    A folder of GGUF files is a model in several parts, which gives a seed for each part.
+    """
     seeds = []
     for path in paths:
         if path.is_dir():
             files = {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
-            seeds.append(Seed(path.name, None, files))
+            parts = [name for name in files if name.endswith(".gguf")]
+            seeds += [Seed(f"{path.name}-{i}", Document.read(path / name), {name: files[name], **files}) for i, name in enumerate(parts)]
+            if not parts:
+                seeds.append(Seed(path.name, None, files))
         else:
             seeds.append(Seed(path.name, Document.read(path), {path.name: path.read_bytes()}))
     return seeds
@@ -80,12 +96,17 @@ def case(seeds: Sequence[Seed], n: int) -> tuple[Seed, Files]:
     if change < 0.75:
         raw = changed(seed.document, draw)
     else:
-        (whole,) = seed.files.values()
+        whole = next(iter(seed.files.values()))
         edited = bytearray(whole)
         for _ in range(draw.randint(1, 4)):
             edit_bytes(edited, draw, near=None if change < 0.8 else 4096)
         raw = bytes(edited) if change < 0.98 else whole[: draw.choice([0, 4, 8, 24])] + draw.randbytes(draw.randint(0, 300))
-    return seed, {"t.gguf": raw}
+    files, change = seed.with_first(raw), draw.random()
+    if len(files) > 1 and change < 0.1:
+        del files[draw.choice(list(files))]
+    elif len(files) > 1 and change < 0.2:
+        files = dict(zip(files, reversed(files.values()), strict=True))  # each part under another's name
+    return seed, files
 
 
 def _changed_dump(files: Files, draw: random.Random) -> Files:
@@ -192,8 +213,12 @@ def limited_memory(size: int) -> Iterator[None]:
 
 
 def use_model(folder: Path, n: int) -> None:
-    """Open and read a model and its tokenizer, if it has one, load it, and run it with three tokens and, with a cache, with one."""
-    file = open_model(folder / "t.gguf" if (folder / "t.gguf").exists() else folder)
+    """Open and read a model and its tokenizer, if it has one, load it, and run it with three tokens and, with a cache, with one.
+
+    A model in several files is opened by one of them.
+    """
+    parts = sorted(folder.glob("*.gguf"))
+    file = open_model(parts[n % len(parts)] if parts else folder)
     read_all(file)
     if "tokenizer.ggml.tokens" in file.metadata:
         tokenizer = tokenizer_from(file.metadata, file.path)

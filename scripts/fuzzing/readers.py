@@ -23,7 +23,7 @@ from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
 
 from .cases import Files, read_all, use_dump, write
 from .edits import edit_archive, edit_bytes, edit_words
-from .seeds import write_dumps, write_folders, write_tokenizers
+from .seeds import write_dumps, write_folders, write_parts, write_tokenizers
 
 _INDEX = "model.safetensors.index.json"
 _FIRST_FILE = {"npy": "l_out-0.npy", "steps": "step-0/l_out-0.npy", "steps-in-names": "l_out-0.step-0.npy"}
@@ -73,11 +73,16 @@ def readers() -> dict[str, Reader]:
         folder = Path(name)
         write_tokenizers(folder)
         write_folders(folder)
+        write_parts(folder)
         for i, sizes in enumerate(_MODELS):
             write_gguf(folder / f"{i}.gguf", random_model(i, **_NUMBERS | sizes))
         (folder / "dumps").mkdir()
         write_dumps(folder / "dumps")
         every = {"gguf": Reader("gguf", "t.gguf", tuple(path.read_bytes() for path in sorted(folder.glob("*.gguf"))), _read_model)}
+        parts = _files(folder / "parts")
+        for name in parts:
+            others = {other: raw for other, raw in parts.items() if other != name}
+            every[f"gguf-{name[:7]}"] = Reader("gguf", name, (parts[name],), _read_model, others)
         every |= _of_folders({path.name: _files(path) for path in sorted(folder.glob("hf-*"))})
         every |= _of_dumps({path.name: _files(path) for path in sorted((folder / "dumps").iterdir())})
     array = io.BytesIO()
@@ -138,7 +143,7 @@ def _of_dumps(dumps: Mapping[str, Files]) -> dict[str, Reader]:
 
 def _read_model(folder: Path) -> None:
     """Everything before the kernels: the model is loaded, not run."""
-    file = open_model(folder / "t.gguf" if (folder / "t.gguf").exists() else folder)
+    file = open_model(next(folder.glob("*.gguf"), folder))
     read_all(file)
     if "tokenizer.ggml.tokens" in file.metadata:
         tokenizer = tokenizer_from(file.metadata, file.path)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf_bytes import BOOL, FLOAT32, INT32, UINT32, number, numbers, text, texts
+from gguf_bytes import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, text, texts
 from hf_files import write_folder
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
-from bitnet_np.tensor_types import BLOCK_TYPES, I2_S, TERNARY_TYPES
+from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, I2_S, LOOKED_UP, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
 from bitnet_np.text.spm import SPACE
@@ -50,7 +50,7 @@ ggml_debug:                   Qcur-0 = (f32)       ROPE(a{2, 1, 2, 1}, b{2, 1, 1
     sum = 10.000000
 """
 """Two nodes as llama-eval-callback prints them."""
-_BLOCKS = {kind.name: kind.block for kind in BLOCK_TYPES} | {"ternary": I2_S.block}
+_BLOCKS = {kind.name: kind.block for kind in ALL_BLOCK_TYPES} | {"ternary": I2_S.block}
 _DUMPS = {
     "logits": ".npy",
     "llama-logits": ".kld",
@@ -65,7 +65,9 @@ def write_models(folder: Path) -> None:
     """Write <family>-<type of the layers' matrices>.gguf, each a model of one or two layers."""
     for family in ARCHITECTURES:
         ternary = ("ternary", *(kind.name for kind in TERNARY_TYPES))
-        types = ternary if FAMILIES[family].ternary else (*_FLOATS, *(kind.name for kind in BLOCK_TYPES), "ternary")
+        blocks = (kind.name for kind in BLOCK_TYPES if kind not in LOOKED_UP)
+        more = (kind.name for kind in (*LOOKED_UP, *GRID_TYPES) if family == "llama")
+        types = ternary if FAMILIES[family].ternary else (*_FLOATS, *blocks, "ternary", *more)
         for i, weights in enumerate(types):
             size = max(64, _BLOCKS.get(weights, 1))
             wide = size == 256
@@ -89,6 +91,21 @@ def write_models(folder: Path) -> None:
     for weights in ("float16", "Q8_0"):
         experts = random_model(9, family="llama", weights=weights, n_layers=1, experts=3, experts_used=2, **sizes)
         write_gguf(folder / f"mixtral-{weights}.gguf", experts)
+
+
+def write_parts(folder: Path) -> None:
+    """Write parts/t-00001-of-00002.gguf and the second file of that model, which has every other tensor."""
+    os.mkdir(folder / "parts")
+    sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 32, "ffn": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "n_layers": 1}
+    whole = folder / "parts" / "whole"
+    write_gguf(whole, random_model(0, family="llama", weights="Q8_0", **sizes))
+    document = Document.read(whole)
+    whole.unlink()
+    for no in range(2):
+        split = [("split.no", number(UINT16, no)), ("split.count", number(UINT16, 2))]
+        split.append(("split.tensors.count", number(INT32, len(document.entries))))
+        part = Document([*(document.keys if no == 0 else ()), *split], document.entries[no::2], None)
+        (folder / "parts" / f"t-{no + 1:05}-of-00002.gguf").write_bytes(part.bytes())
 
 
 def write_tokenizers(folder: Path) -> None:

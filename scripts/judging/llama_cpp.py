@@ -113,6 +113,13 @@ class LlamaCpp:
 EXPERTS = tuple(name for name in LAYER_NAMES if name.startswith(("ffn_moe_", "ffn_shexp_")))
 
 
+def _rename_phi3(by_name: dict[str, list[NDArray]], n: int) -> None:
+    """Give the nodes of a layer of Phi-3 the meaning that they have elsewhere: its last Qcur is scaled, and its ffn_up is gate and up."""
+    by_name[f"Qcur-{n}"].pop()
+    (both,) = by_name.pop(f"ffn_up-{n}")
+    by_name[f"ffn_gate-{n}"], by_name[f"ffn_up-{n}"] = ([half] for half in np.split(both, 2, axis=1))
+
+
 def points(c: Config, nodes: Sequence[tuple[str, NDArray]], tokens: int) -> Points:
     """The nodes that are points of ours. Several nodes share a name: Qcur names those from the product to the rotation."""
     by_name: dict[str, list[NDArray]] = {}
@@ -130,6 +137,8 @@ def points(c: Config, nodes: Sequence[tuple[str, NDArray]], tokens: int) -> Poin
     scaled_inside = c.embedding_scale != 1 and "inp_scaled" not in by_name
     take("inp_scaled" if scaled_inside else "inp_embd", None, "embd")
     for n in range(c.n_layers):
+        if c.architecture == "phi3":
+            _rename_phi3(by_name, n)
         rotated = c.rotates(n)
         for name in ("Qcur", "Kcur"):
             take(name, n, name, -2 if rotated else -1)

@@ -167,6 +167,10 @@ UNSUPPORTED: dict[str, tuple[bytes, list[str]]] = {
         tensors(Entry("t", [1024, 8], 42, data=bytes(1728)), Entry("u", [1024, 8], 42)),
         ["tensor 't'", "type 42", "1728 bytes", "TL2", "tile sizes"],
     ),
+    "bitnet.cpp's TL2 in its earlier versions": (
+        tensors(Entry("t", [1024, 8], 39, data=bytes(1728)), Entry("u", [1024, 8], 39, data=bytes(1728))),
+        ["tensor 't'", "type 39", "1728 bytes", "MXFP4 has 4352", "TL2", "tile sizes"],
+    ),
     "two layouts of the type 42": (
         tensors(Entry("t", [1024, 8], 42, data=bytes(2176)), Entry("u", [1024, 8], 42)),
         ["tensor 't'", "type 42", "2176 bytes"],

@@ -220,7 +220,8 @@ def test_a_wrong_row_of_other_weights_is_placed():
 
 SHAPE = {"n_layers": 2, "vocab": 300, "width": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 256}
 BLOCK_MODELS = {
-    kind: random_model(5, family="llama", weights=kind, table=kind, tied=True, **SHAPE) for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "Q5_0")
+    kind: random_model(5, family="llama", weights=kind, table=kind, tied=True, **SHAPE)
+    for kind in ("Q4_0", "Q8_0", "Q4_K", "Q6_K", "Q5_0", "IQ4_XS", "NVFP4")
 }
 IDS_20 = np.random.default_rng(1).permutation(300)[:20]
 
@@ -447,6 +448,19 @@ def test_misread_blocks_are_named(kind, name):
         change = (lambda x, value, w: matrix) if name == "inp_embd" else (lambda x, value, w: value + x @ (matrix - right).T)  # noqa: B023
         said = said_of(model, name, change)[0]
         assert said == text or "other scales" in said or np.allclose(readings.get(said, np.nan), matrix, atol=1e-6), (text, said)
+
+
+def test_codes_that_are_not_looked_up_are_named():
+    for kind in ("IQ4_XS", "NVFP4"):
+        parts = Parts.of(BLOCK_MODELS[kind].layers[1].ffn_up.weights, np.arange(256))
+        said = said_of(BLOCK_MODELS[kind], *by(lambda w: parts.matrix(parts.places - 8)))[0]  # noqa: B023
+        assert said == "codes are taken for integers, 8 less than they are, and not looked up"
+
+
+@pytest.mark.parametrize("name", ["inp_embd", "ffn_up"])
+def test_types_without_kernels_are_judged_as_floats_are(name):
+    model = random_model(5, family="llama", weights="IQ3_S", table="IQ3_S", tied=True, **SHAPE)
+    assert said_of(model, name, lambda x, value, w: value + np.sin(np.arange(256)))[0] == "a constant is added to elements 1 to 255: a bias"
 
 
 def test_zero_points_and_minimums_are_fitted():

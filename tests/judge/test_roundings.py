@@ -24,7 +24,7 @@ def activations():
     return x
 
 
-@pytest.mark.parametrize("kind", tensor_types.BLOCK_TYPES, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", tensor_types.ALL_BLOCK_TYPES, ids=lambda kind: kind.name)
 def test_inputs_of_block_types(kind):
     x, table = activations(), random_table(np.random.default_rng(1), kind.name, 3, 512)
     np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), table), blocks.ROUNDINGS[kind](x))

@@ -18,7 +18,7 @@ from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Blocks, frozen
-from bitnet_np.tensor_types import BF16, BLOCK_TYPES, F16, F32, Q4_1, Q5_K, Q8_0, TensorType
+from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BF16, BLOCK_TYPES, F16, F32, MXFP4, Q4_1, Q5_K, Q8_0, TensorType
 
 LLAMA_CPP = Path(__file__).parents[1] / "data" / "llamacpp"
 
@@ -29,6 +29,8 @@ def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: i
     records = data.view(FORMATS[kind.name].layout)
     for half in FORMATS[kind.name].halves:
         records[half] = rng.normal(0, 0.01, records.shape).astype(np.float16).view(np.uint16)
+    if kind is MXFP4:
+        records["e"] = rng.integers(100, 130, records.shape)
     return frozen(Blocks(data, kind, (n, per_row * kind.block)))
 
 
@@ -168,7 +170,7 @@ def test_half_precision_rounds_half_to_even():
 
 
 def test_every_matrix_that_llama_cpp_multiplies_by_has_a_rounding():
-    assert kernels.ROUNDINGS.keys() == {F32, F16, BF16, *BLOCK_TYPES}
+    assert kernels.ROUNDINGS.keys() == {F32, F16, BF16, *ALL_BLOCK_TYPES}
     x = np.float32([[1.00001, 3.14159]])
     assert kernels.ROUNDINGS[F32](x) is x
 

@@ -12,7 +12,20 @@ from bitnet_np.errors import FileFormatError, ShapeError
 from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Blocks, frozen
-from bitnet_np.tensor_types import BLOCK_TYPES, BY_NUMBER, FEW_BITS, Q1_0, REFUSED, TQ1_0, TQ2_0, TensorType
+from bitnet_np.tensor_types import (
+    ALL_BLOCK_TYPES,
+    BLOCK_TYPES,
+    BY_NUMBER,
+    FEW_BITS,
+    GRID_TYPES,
+    MXFP4,
+    NVFP4,
+    Q1_0,
+    REFUSED,
+    TQ1_0,
+    TQ2_0,
+    TensorType,
+)
 
 TERNARY_TYPES = (TQ1_0, TQ2_0)
 
@@ -48,9 +61,9 @@ def test_no_two_formats_have_the_same_records():
 
 def test_what_can_be_read_is_what_the_tables_say():
     readable = {kind.name for kind in BY_NUMBER.values() if kind.readable}
-    assert readable == {"F32", "F16", "BF16", "F64", "I2_S"} | FORMATS.keys()
+    assert readable == {"F32", "F16", "BF16", "F64", "I2_S"} | FORMATS.keys() | {kind.name for kind in GRID_TYPES}
     assert not REFUSED.keys() & BY_NUMBER.keys()
-    assert "TL2" in BY_NUMBER[39].remark
+    assert {kind.name for kind in BY_NUMBER.values()} >= {kind.name for kind in gguf.GGMLQuantizationType}
 
 
 # --- weights --------------------------------------------------------------------------------------------------------------------------
@@ -69,8 +82,8 @@ def test_weights_are_those_of_gguf_py(kind):
     tokens = rng.permutation(len(expected))
     rows, expected = kernels.embed(data, kind, tokens), expected[tokens]
     nan = np.isnan(expected)
-    assert nan.any()
-    assert np.isinf(expected).any()
+    assert nan.any() == bool(FORMATS[kind.name].halves)
+    assert np.isinf(expected).any() or kind is NVFP4
     assert (nan == np.isnan(rows)).all()
     assert_same_bits(np.where(nan, np.float32(0), rows), np.where(nan, np.float32(0), expected))
 
@@ -92,7 +105,7 @@ def test_weights_of_types_that_gguf_py_has_not(kind):
     assert len({value for row in expected for value in row}) == 6 * (2 if kind is Q1_0 else 4) - (kind is not Q1_0) * 5  # one zero
 
 
-@given(seed=seeds, kind=st.sampled_from(BLOCK_TYPES), n=st.integers(1, 4))
+@given(seed=seeds, kind=st.sampled_from(ALL_BLOCK_TYPES), n=st.integers(1, 4))
 def test_scales_show_whether_a_weight_is_not_finite(seed, kind, n):
     blocks = random_blocks(np.random.default_rng(seed), kind, n, 4)
     assert kernels.has_non_finite(blocks.data, kind) == (not np.isfinite(widen.float32(blocks)).all())
@@ -108,6 +121,17 @@ def test_one_scale_that_is_not_finite_is_found(kind, monkeypatch):
                 data = np.full((4, 3 * kind.block_bytes), 0x33, np.uint8)
                 data.view(layout).reshape(-1)[half][at] = bits
                 assert kernels.has_non_finite(data, kind) == found
+
+
+def test_powers_of_two_that_make_a_weight_infinite_are_found(monkeypatch):
+    """Of MXFP4, whose largest code is 12. The check looks at the codes of such blocks alone."""
+    monkeypatch.setattr(kernels, "_CHECKED", 5)
+    for byte, code, found in ((252, 7, False), (253, 5, False), (253, 6, True), (253, 15, True), (255, 9, False), (255, 2, True)):
+        for at in (0, 4, 5, 11):
+            data = np.full((4, 3 * MXFP4.block_bytes), 0x11, np.uint8)
+            data.view(FORMATS["MXFP4"].layout).reshape(-1)[at] = (byte, [code << 4] * 16)
+            assert kernels.has_non_finite(data, MXFP4) == found
+            assert np.isfinite(widen.float32(Blocks(data, MXFP4, (4, 96)))).all() != found
 
 
 # --- ternary matrices -----------------------------------------------------------------------------------------------------------------

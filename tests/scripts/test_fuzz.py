@@ -21,6 +21,7 @@ needs_limits = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="
 def folder(tmp_path_factory):
     found = tmp_path_factory.mktemp("seeds")
     seeds.write_models(found)
+    seeds.write_parts(found)
     seeds.write_tokenizers(found)
     seeds.write_folders(found)
     seeds.write_dumps(found)
@@ -35,8 +36,9 @@ def sound(folder):
 def test_what_is_changed_is_sound(sound, tmp_path):
     models = [seed for seed in sound if seed.document]
     assert len(models) > 80
+    assert {"parts-0", "parts-1"} <= {seed.name for seed in models}
     for seed in models:
-        cases.write(tmp_path / seed.name, {"t.gguf": seed.document.bytes()})  # taken apart and put together again
+        cases.write(tmp_path / seed.name, seed.with_first(seed.document.bytes()))  # taken apart and put together again
         for n in (0, 1, 2):  # a dialect each
             cases.use_model(tmp_path / seed.name, n)
     folders = [seed for seed in sound if seed.kind == "folder"]

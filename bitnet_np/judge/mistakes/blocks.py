@@ -41,7 +41,13 @@ class Parts:
 
     @property
     def codes(self) -> Codes:
-        return sum(self.planes, start=np.zeros_like(self.planes[0])) - self.bias
+        """The integers that scales multiply, [n, M]."""
+        return np.array(self.form.codes[0].table)[self.places] if self.form.codes[0].table else self.places - self.bias
+
+    @property
+    def places(self) -> Codes:
+        """Codes as they lie in the block, or the places of integers in the type's table, [n, M]."""
+        return sum(self.planes, start=np.zeros_like(self.planes[0]))
 
     def matrix(self, codes: Codes | None = None) -> Array:
         """The weights [n, M]."""
@@ -84,8 +90,11 @@ def _integers(raw: Bytes, integers: Integers) -> Codes:
 
 def _factor(raw: Bytes, form: Format, factor: Factor, keep: Codes | int = -1) -> Array:
     start = form.start(factor)
-    half = np.ascontiguousarray(raw[..., start : start + 2]).view(np.float16).astype(np.float64)  # [n, blocks, 1]
     runs = form.weights // RUN
+    if factor.table:
+        each = np.array(factor.table)[raw[..., start + np.array(factor.lanes[:runs])]]
+        return np.repeat(each, RUN, axis=-1).reshape(len(raw), -1)
+    half = np.ascontiguousarray(raw[..., start : start + 2]).view(np.float16).astype(np.float64)  # [n, blocks, 1]
     if factor.integers is not None:
         half = half * (_integers(raw, factor.integers) & keep)[..., list(factor.lanes)][..., :runs]
     each = np.repeat(np.broadcast_to(half, (*raw.shape[:2], runs)), RUN, axis=-1)
@@ -134,6 +143,8 @@ def _other_codes(form: Format) -> Iterator[tuple[str, Misreading]]:
     if form.codes[0].signed:
         yield "codes are read as unsigned bytes: their sign is lost", lambda parts: parts.matrix(parts.codes & 255)
         yield "the sign bit of codes is cut off", lambda parts: parts.matrix(parts.codes & 127)
+    if form.codes[0].table:
+        yield "codes are taken for integers, 8 less than they are, and not looked up", lambda parts: parts.matrix(parts.places - 8)
     if form.codes[0].bias:
         bits = _bits(form)
         yield f"codes are read as signed numbers of {bits} bits", partial(_signed, bits)

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from ...kernels.block_formats import FORMATS
 from ...model import Blocks, Ternary
 from ..mistakes import blocks as mistakes
 from ..mistakes.blocks import Parts
@@ -28,7 +29,7 @@ def misread_blocks(wrong: Wrong) -> str | None:
     product = wrong.product
     if product is None or not product.error.any():
         return None
-    if isinstance(product.table, Blocks):
+    if isinstance(product.table, Blocks) and product.table.type.name in FORMATS:
         zero = _zero_point(product, Parts.of(product.table, product.rows))
         if zero is not None:
             return zero
