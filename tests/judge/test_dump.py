@@ -70,6 +70,8 @@ def test_one_row_of_logits_is_taken_for_the_last():
     assert (report.verdict, report.notes, report.logits.compared) == (Verdict.SAME_BITS, (), None)
     report = check_trace(MODEL, TOKENS[:1], trace({LOGITS: logits[:1]}), EXACT)
     assert (report.verdict, report.notes, report.logits.compared) == (Verdict.SAME_BITS, (), None)
+    for bad in (logits[-1:, :-1], np.full_like(logits[-1:], np.nan), logits[-1:].astype(np.float64) * 1e300):
+        assert check_trace(MODEL, TOKENS, trace({LOGITS: bad}), EXACT).verdict is Verdict.INVALID
 
 
 @pytest.mark.parametrize("key", [LOGITS, Key("log_probs", None)])
