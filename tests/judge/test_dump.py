@@ -91,7 +91,10 @@ def test_one_row_of_logits_does_not_keep_the_other_tensors_from_being_judged(key
 
 def test_wrong_log_probabilities_alone_are_wrong():
     """They are WRONG, and not INVALID because no operation gives log-probabilities."""
-    report = check_trace(MODEL, TOKENS, trace({Key("log_probs", None): log_softmax(3 * recorded()[LOGITS])}), EXACT)
+    model = random_model(5, n_layers=1)
+    ids = TOKENS % model.config.vocab
+    theirs = log_softmax(3 * forward_full(model, ids[None])[0])
+    report = check_trace(model, ids, trace({Key("log_probs", None): theirs}), EXACT)
     assert (report.verdict, report.logits.verdict) == (Verdict.WRONG, Verdict.WRONG)
 
 
