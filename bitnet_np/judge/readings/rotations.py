@@ -47,7 +47,7 @@ def rotation(wrong: Wrong) -> str | None:
         return None
     still = fitted < 1e-3 * frequency
     if still.any() and not still.all():
-        return f"{runs('pair', np.flatnonzero(still))} of each head are not rotated"
+        return f"{runs('pair', np.flatnonzero(still))} of each head {'are' if still.sum() > 1 else 'is'} not rotated"
     return _base(model, fitted, rough(noise)) or _listed_frequencies(fitted, frequency)
 
 
