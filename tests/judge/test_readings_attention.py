@@ -5,7 +5,8 @@ import pytest
 from dumps import MODEL, recorded, without_codes
 from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points, read, read_off
 
-from bitnet_np import spec
+from bitnet_np import EXACT, spec
+from bitnet_np.judge import graph
 from bitnet_np.judge.narrow import rounded
 from bitnet_np.judge.operations import pair_slices
 from bitnet_np.judge.roundings import to_digits
@@ -129,6 +130,10 @@ def by_parts(size, angle=None):
         (
             lambda: by_parts(HALF, NARROW),
             f"each {HALF} elements of a head are rotated by themselves, with frequencies that are those of a head as wide",
+        ),
+        (
+            lambda: by_frequencies(FREQUENCY * (1 + 5e-4 * np.cos(3 * PAIRS))),
+            "frequencies are nearly, but not quite, what they should be",
         ),
         (laid_out, "cosines and sines are laid out for halves of a head, but pairs are not"),
         (
@@ -419,6 +424,24 @@ def test_factors_of_frequencies_are_named(factors, says):
     x = SCALED_POINTS[Key("Qcur", LAYER)].astype(np.float64).reshape(T, -1, c.head_dim)
     wrong = spec.rope(x, np.arange(T) / c.rope_scaling, c.rope_base, c.rope, None, factors(SCALED.rope_factors.astype(np.float64)))
     assert read_off(SCALED, IDS["llama"], SCALED_POINTS, Key("Qcur_rope", LAYER), wrong.reshape(T, -1)) == says
+
+
+@pytest.mark.parametrize(
+    ("rope", "keys", "says"),
+    [
+        ("halves", "Kcur_normed", "keys are not rotated"),
+        ("halves", "Kcur", "keys are neither normed nor rotated"),
+        ("none", "Kcur", "keys are not normed"),
+    ],
+)
+def test_keys_before_their_norm_are_named(rope, keys, says):
+    model = random_model(8, family="qwen3", rope=rope, n_layers=2, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
+    points = without_codes(recorded(model, IDS["llama"]))
+    own = graph.operations(model, EXACT)
+    operation = next(o for o in own if o.key == Key("kqv_out", LAYER))
+    q, k, v = (points[Key(name, LAYER)].astype(np.float64) for name in (operation.inputs[0].name, keys, "Vcur"))
+    wrong = operation.evaluate(q, k, v).value
+    assert read_off(model, IDS["llama"], points, operation.key, wrong) == says
 
 
 def test_values_that_depend_on_each_other_tell_no_token():
