@@ -144,21 +144,29 @@ def _judge_rows(
         end = int(looked_at.max()) + 1
         return rows.convert(variant_logits(variant, ids[None, :end])[0][looked_at])
 
+    last = len(ids) - 1
+    nearest = _nearest_row(every, rows) if rows.notes else last  # a row of another position tells no mistake
     ours = rows.convert(every if rows.whole else every[rows.positions])
-    base = Variant("ours", model, dialect)
+    base, search = Variant("ours", model, dialect), search and nearest == last
     bar = bars("trying known mistakes")
     judged = judge_logits(ours, rows.theirs, base, run, search, bar, rows.positions, details, precision, ids if singly else None, alone)
     if not rows.notes:
         return judged
-    last = len(ids) - 1
     judged = replace(judged, compared=(last,))
-    if judged.verdict in (Verdict.FLIPS, Verdict.WRONG):
-        distance = position_nmse(rows.convert(every), np.broadcast_to(rows.theirs, every.shape))
-        nearest = int(distance.argmin())
-        if distance[nearest] < distance[-1] / 4:
-            reason = f"it is the row of position {nearest}, not of the last one, {last}"
-            return replace(judged, verdict=Verdict.WRONG, reason=reason, explanation=f"the row of position {nearest}")
+    if nearest != last and judged.verdict in (Verdict.FLIPS, Verdict.WRONG):
+        reason = f"it is the row of position {nearest}, not of the last one, {last}"
+        return replace(judged, verdict=Verdict.WRONG, reason=reason, explanation=f"the row of position {nearest}")
     return judged
+
+
+def _nearest_row(every: Floats, rows: _Rows) -> int:
+    """The position whose logits, of ours [T, V], are far closer to their one row than those of the last position; else the last."""
+    if rows.theirs.shape != every[-1:].shape:
+        return len(every) - 1
+    with np.errstate(all="ignore"):  # numbers that cannot be compared are refused later
+        distance = position_nmse(rows.convert(every), np.broadcast_to(rows.theirs, every.shape))
+    nearest = int(distance.argmin())
+    return nearest if distance[nearest] < distance[-1] / 4 else len(every) - 1
 
 
 def _first(positions: NDArray[np.int64]) -> NDArray[np.int64]:

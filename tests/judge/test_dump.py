@@ -70,6 +70,8 @@ def test_one_row_of_logits_is_taken_for_the_last():
     assert (report.verdict, report.notes, report.logits.compared) == (Verdict.SAME_BITS, (), None)
     report = check_trace(MODEL, TOKENS[:1], trace({LOGITS: logits[:1]}), EXACT)
     assert (report.verdict, report.notes, report.logits.compared) == (Verdict.SAME_BITS, (), None)
+    for bad in (logits[-1:, :-1], np.full_like(logits[-1:], np.nan), logits[-1:].astype(np.float64) * 1e300):
+        assert check_trace(MODEL, TOKENS, trace({LOGITS: bad}), EXACT).verdict is Verdict.INVALID
 
 
 @pytest.mark.parametrize("key", [LOGITS, Key("log_probs", None)])
@@ -89,7 +91,10 @@ def test_one_row_of_logits_does_not_keep_the_other_tensors_from_being_judged(key
 
 def test_wrong_log_probabilities_alone_are_wrong():
     """They are WRONG, and not INVALID because no operation gives log-probabilities."""
-    report = check_trace(MODEL, TOKENS, trace({Key("log_probs", None): log_softmax(3 * recorded()[LOGITS])}), EXACT)
+    model = random_model(5, n_layers=1)
+    ids = TOKENS % model.config.vocab
+    theirs = log_softmax(3 * forward_full(model, ids[None])[0])
+    report = check_trace(model, ids, trace({Key("log_probs", None): theirs}), EXACT)
     assert (report.verdict, report.logits.verdict) == (Verdict.WRONG, Verdict.WRONG)
 
 

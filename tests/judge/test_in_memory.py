@@ -9,6 +9,7 @@ from bitnet_np.errors import FileFormatError, OptionError, ShapeError, TokenRang
 from bitnet_np.judge.detail import Details
 from bitnet_np.judge.dump import check_trace
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.testing import random_model
 from bitnet_np.traces.formats import read_any
 from bitnet_np.traces.points import Key
 
@@ -45,8 +46,8 @@ def test_tensors_have_the_verdicts_of_a_file(faulty, tmp_path):
     assert bn.check(MODEL, TOKENS, trace(dict(read_any(tmp_path / "dump.npz").points.items()))) == expected
 
 
-def test_names_of_other_projects_are_understood(faulty):
-    module = {"model.layers.1.mlp.down_proj": faulty["ffn_down-1"], "lm_head": RIGHT}
+def test_names_of_other_projects_are_understood():
+    module = {"model.layers.1.mlp.down_proj": OURS[Key("ffn_down", 1)], "lm_head": RIGHT}
     assert [o.key for o in bn.check(MODEL, TOKENS, module).operations] == [Key("ffn_down", 1), LOGITS]
 
 
@@ -64,9 +65,11 @@ def test_the_dialect_is_a_dialect_or_its_name():
 
 def test_the_limits_are_measured_where_judge_has_a_fixed_one():
     """A scale that is off by 1 % of the head leaves an NMSE of 1e-4, below the limit of `judge`."""
-    noise = np.random.default_rng(0).normal(0, 0.08 * RIGHT.std(), RIGHT.shape).astype(np.float32)
-    assert bn.judge(RIGHT, RIGHT + noise).verdict == Verdict.FLIPS
-    report = bn.check(MODEL, TOKENS, RIGHT + noise)
+    model = random_model(0, family="llama", n_layers=1)  # with few mistakes to try
+    right = bn.compute_logits(model, TOKENS[None] % model.config.vocab)[0]
+    theirs = right + np.random.default_rng(0).normal(0, 0.08 * right.std(), right.shape).astype(np.float32)
+    assert bn.judge(right, theirs).verdict == Verdict.FLIPS
+    report = bn.check(model, TOKENS % model.config.vocab, theirs)
     assert (report.verdict, report.logits.reach is not None) == (Verdict.WRONG, True)
 
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from dumps import FAULTS, MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor
-from wrong_tensors import IDS, LAYER, LLAMA, MODELS, POINTS, T, judged, layer_points, read
+from dumps import FAULTS, MODEL, TOKENS, family_dump, only, recorded, trace, with_tensor, without_codes
+from wrong_tensors import IDS, LAYER, LLAMA, MODELS, POINTS, T, judged, layer_points, read, read_off
 
 from bitnet_np import BITNET_CPP, EXACT, packing, spec, widen
 from bitnet_np.judge import graph, operations
@@ -226,13 +226,14 @@ BLOCK_MODELS = {
 IDS_20 = np.random.default_rng(1).permutation(300)[:20]
 
 
-def said_of(model, name, theirs_of, layer=1, ids=IDS_20, tokens=20):
-    """What is read off an operation whose output is theirs_of(inputs, value, linear): text and id. Its inputs are random, or ids."""
+def said_of(model, name, theirs_of, layer=1, ids=IDS_20, tokens=20, x=None):
+    """What is read off an operation whose output is theirs_of(inputs, value, linear): text and id. Its inputs are x, random, or ids."""
     key = Key(name, None if name in ("inp_embd", "result_output") else layer)
     operation = next(o for o in graph.operations(model, EXACT) if o.key == key)
     matrix = None if name == "inp_embd" else getattr(model.layers[layer], graph.FIELDS[name]) if key.layer is not None else model.head
     width = model.config.ffn if name == "ffn_down" else model.config.width
-    x = ids if name == "inp_embd" else np.random.default_rng(2).standard_normal((tokens, width))
+    drawn = np.random.default_rng(2).standard_normal((tokens, width)) if x is None else x
+    x = ids if name == "inp_embd" else drawn
     expected = operation.evaluate(x)
     theirs = np.asarray(theirs_of(x, expected.value, matrix))
     theirs = theirs * (1 + 1e-7 * np.random.default_rng(1).standard_normal(theirs.shape))
@@ -289,6 +290,8 @@ def _requantised(most, size=None):
         (lambda w: np.concatenate([w[:16], w[:16], w[32:]]), "weights of other rows are used: rows 16 to 31 repeat rows 0 to 15"),
         (lambda w: np.concatenate([w[:5], w[7:8], w[6:]]), "weights of other rows are used: row 5 repeats row 7"),
         (lambda w: w[[1, 0, *range(2, 120)]], "weights of other rows are used: row 0 is that of row 1, row 1 is that of row 0"),
+        (lambda w: w[np.random.default_rng(2).permutation(120)], "weights of other rows are used: row 0 is that of row "),
+        (lambda w: w[np.random.default_rng(2).permutation(120)], " runs more"),
         (_scaled(slice(32, 64), 2), "inputs 32 to 63 of 96 are summed twice"),
         (_scaled(slice(32, 64), 0), "inputs 32 to 63 of 96 are not summed"),
         (_scaled(slice(32, 64), 3), "inputs 32 to 63 of 96 are multiplied by 3"),
@@ -423,6 +426,27 @@ def test_a_bias_of_the_first_token_alone_is_told():
     assert wrong[0] == "a constant is added to each output at positions 4 to 19"
 
 
+def test_a_number_that_is_added_to_all_inputs_is_told():
+    added = np.random.default_rng(4).uniform(1, 2, (20, 1))
+    wrong = said_of(LLAMA, "ffn_up", lambda x, value, w: value + added * dense(w).sum(axis=1))
+    assert wrong[0] == "a number is added to all inputs of a token: an offset that is not corrected by the sums of rows"
+
+
+def test_a_bias_where_none_belongs_is_named():
+    model = random_model(5, family="qwen2", **SHAPE)
+    wrong = said_of(model, "attn_o_out", lambda x, value, w: value + model.layers[1].attn_q.bias)
+    assert wrong[0] == "the bias of attn_q is added: it has none of its own"
+
+
+def test_halves_rounded_away_from_zero_are_named():
+    """Activations of which most lie between two codes."""
+    x = np.random.default_rng(2).integers(-126, 126, (20, MODEL.config.width)) + 0.5
+    x[:, 0] = 127
+    matrix, scale = packing.unpack(MODEL.layers[1].ffn_up.weights).astype(float), float(MODEL.layers[1].ffn_up.weights.scale)
+    wrong = said_of(MODEL, "ffn_up", lambda x, value, w: np.trunc(x + np.copysign(0.5, x)) @ matrix.T * scale, x=x)
+    assert wrong[0] == "codes are rounded half away from zero"
+
+
 @pytest.mark.parametrize("kind", BLOCK_MODELS)
 def test_blocks_are_taken_apart_as_they_are_widened(kind):
     table = BLOCK_MODELS[kind].token_embd
@@ -523,10 +547,25 @@ def _by_column(x):
     return np.rint(x / step) * step, np.ones((len(x), 1))
 
 
+def _with_a_zero(x, subtracted):
+    steps = 255 / (x.max(axis=1, keepdims=True) - x.min(axis=1, keepdims=True))
+    zero = np.rint(-x.min(axis=1, keepdims=True) * steps)
+    return np.clip(np.rint(x * steps) + zero, 0, 255) - (zero if subtracted else 0), steps
+
+
+def _before(steps):
+    return np.concatenate([steps[:1], steps[:-1]])
+
+
 def _of_the_token_before(x):
-    steps = spec.quantize(x)[1]
-    steps = np.concatenate([steps[:1], steps[:-1]])
+    steps = _before(spec.quantize(x)[1])
     return np.rint(x * steps), steps
+
+
+def _with_the_scale_of_another(x):
+    steps = spec.quantize(x)[1].copy()
+    steps[5] = steps[9]
+    return np.clip(np.rint(x * steps), -128, 127), steps
 
 
 @pytest.mark.parametrize(
@@ -553,6 +592,14 @@ def _of_the_token_before(x):
         (lambda x: (np.clip(spec.quantize(x)[0], -100, 100), spec.quantize(x)[1]), "codes are clipped to -100..100"),
         (partial(_asymmetric, subtracted=True), "activations are in codes of 0 to 255 with a zero point"),
         (partial(_asymmetric, subtracted=False), "activations are in codes of 0 to 255 with a zero point, which is not subtracted"),
+        (partial(_with_a_zero, subtracted=True), "activations are in codes of 0 to 255 with a zero point, rounded"),
+        (
+            partial(_with_a_zero, subtracted=False),
+            "activations are in codes of 0 to 255 with a zero point, rounded, which is not subtracted",
+        ),
+        (lambda x: (spec.quantize(x)[0], _before(spec.quantize(x)[1])), "sums are divided by the activation scale of the token before"),
+        (lambda x: (spec.quantize(x)[0] + 3, spec.quantize(x)[1]), "3 is added to all codes of the input, and not corrected by the sums"),
+        (_with_the_scale_of_another, "activation scales are another token's: position 5 has that of position 9"),
         (_of_the_token_before, "the activation scale is that of the token before"),
         (lambda x: (np.ceil(x * spec.quantize(x)[1]), spec.quantize(x)[1]), "codes are rounded up"),
         (
@@ -588,6 +635,14 @@ def test_activation_scales_are_fitted(quantize, says):
         (lambda ids, value, _: rows_of(np.where(np.arange(20) > 4, ids, ids[::-1])), "position 0 has the token of position 19"),
         (lambda ids, value, _: rows_of(np.minimum(ids + 1, 299)), "token ids are off by 1: position 0 has the row of token"),
         (lambda ids, value, _: rows_of(np.where(np.arange(20) == 5, 299 - ids, ids)), "position 5 has the row of token "),
+        (
+            lambda ids, value, _: rows_of(np.r_[ids[:5], ids[4:-1]]),
+            "the token of position 4 is there twice: those from position 5 on are one place late",
+        ),
+        (
+            lambda ids, value, _: value + np.repeat(np.random.default_rng(3).uniform(0.5, 1, (20, 8)), 32, axis=1),
+            "a number is added to all numbers of a block of 32: a zero point or a minimum is misread",
+        ),
         (lambda ids, value, _: to_digits(value, 4), "numbers are rounded to 4 significant bits: an 8-bit float"),
         (lambda ids, value, _: _requantised(127)(value), "numbers are rounded to int8, one scale for each row"),
     ],
@@ -693,6 +748,18 @@ def test_rotated_values_are_recognised():
 def test_rounded_values_are_not_taken_for_another_sequences():
     coarse = attention("bitnet", values=lambda v: np.rint(v * 150) / 150)
     assert "are rounded: a part of" in judged("bitnet", "kqv_out", coarse)
+
+
+def test_values_of_another_sequence_are_told_where_heads_are_narrow():
+    """Fewer numbers than tokens: how many values they are cannot be told."""
+    model = random_model(2, n_layers=2, head_dim=8)
+    ids = np.arange(17)
+    points = without_codes(recorded(model, ids))
+    wrong = points[Key("kqv_out", LAYER)] + np.random.default_rng(0).standard_normal((17, 1)) * np.sin(
+        np.arange(points[Key("kqv_out", 1)].shape[1])
+    )
+    said = read_off(model, ids, points, Key("kqv_out", LAYER), wrong)
+    assert said.startswith("values are summed that a token must not see, or that are not of this sequence: the mask, or a cache slot of")
 
 
 def test_values_of_another_sequence_are_counted():

@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
-from dumps import MODEL
-from wrong_tensors import LAYER, LLAMA, POINTS, T, judged, layer_points, read
+from dumps import MODEL, recorded, without_codes
+from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points, read, read_off
 
-from bitnet_np import spec
+from bitnet_np import EXACT, spec
+from bitnet_np.judge import graph
 from bitnet_np.judge.narrow import rounded
 from bitnet_np.judge.operations import pair_slices
 from bitnet_np.judge.roundings import to_digits
+from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key
 
 C = LLAMA.config
@@ -83,6 +85,7 @@ def by_frequencies(frequency, begin=0):
 
 
 PAIRS = np.arange(HALF)
+NARROW = spec.angles(np.arange(T), C.rope_base, HALF // 2)
 FREQUENCY = LLAMA.rope_frequency.astype(np.float64)
 
 
@@ -94,9 +97,9 @@ def laid_out():
     return rotated(lambda a, b, cos, sin: a * cos_a - b * sin_a, lambda a, b, cos, sin: b * cos_b + a * sin_b)
 
 
-def by_parts(size):
+def by_parts(size, angle=None):
     x = layer_points("llama")["Qcur"].reshape(T, -1, size)
-    return spec.rotate(x, np.multiply.outer(np.arange(T), FREQUENCY[: size // 2]), C.rope).reshape(T, -1)
+    return spec.rotate(x, np.multiply.outer(np.arange(T), FREQUENCY[: size // 2]) if angle is None else angle, C.rope).reshape(T, -1)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,25 @@ def by_parts(size):
         ),
         (lambda: by_frequencies(40000.0 ** (-PAIRS / HALF), begin=10), "from position 10 on the frequency base is about 4e+04 instead of"),
         (lambda: by_frequencies(to_digits(FREQUENCY, 8)), "frequencies are rounded to bfloat16"),
+        (lambda: by_frequencies(FREQUENCY * (PAIRS != 4)), "pair 4 of each head is not rotated"),
+        (lambda: by_frequencies(np.pi / 180 * FREQUENCY), "angles are multiplied by pi / 180: one unit is taken for another"),
+        (lambda: by_frequencies(180 / np.pi * FREQUENCY), "angles are multiplied by 180 / pi: one unit is taken for another"),
+        (
+            lambda: by_frequencies(FREQUENCY * np.where(PAIRS == 3, 1.3, 1)),
+            "frequencies are wrong: that of pair 3 is 1.3 times what it should be, for the first of them",
+        ),
+        (
+            lambda: by_frequencies(0.3 * FREQUENCY * (C.rope_base / 20000) ** (PAIRS / HALF)),
+            "frequencies are 0.3 times what they should be, and their base is about 20000",
+        ),
+        (
+            lambda: by_parts(HALF, NARROW),
+            f"each {HALF} elements of a head are rotated by themselves, with frequencies that are those of a head as wide",
+        ),
+        (
+            lambda: by_frequencies(FREQUENCY * (1 + 5e-4 * np.cos(3 * PAIRS))),
+            "frequencies are nearly, but not quite, what they should be",
+        ),
         (laid_out, "cosines and sines are laid out for halves of a head, but pairs are not"),
         (
             lambda: by_parts(HALF),
@@ -242,6 +264,11 @@ def stale_sums():
     return exponentials / np.concatenate([sums[:, :1], sums[:, :-1]], axis=1)
 
 
+def without_small(least):
+    rest = np.where(softmax(scores_of()) < least, 0, softmax(scores_of()))
+    return rest / rest.sum(axis=-1, keepdims=True)
+
+
 def later_by(positions):
     return spec.rotate(heads("Kcur_rope"), positions * LLAMA.rope_frequency[None].astype(np.float64), C.rope)
 
@@ -360,10 +387,85 @@ START = f"from position {BEGIN} on "
             "query head 1 has the queries of head 2, and 1 more have others'",
         ),
         (twice_fed, "the first token is seen twice, once a position earlier: a BOS that is fed twice"),
+        (lambda: by_weights(np.where(QUERY >= KEY, np.maximum(scores_of(), 0), 0)), "relu of scores is taken, not their softmax"),
+        (lambda: by_weights(powers()[0]), "exponentials of scores less their largest are not divided by their sum"),
+        (lambda: by_weights(without_small(0.05)), "probabilities below 0.05 are dropped, and the others add up to 1"),
+        (
+            lambda: by_weights(softmax(scores_of()), late(heads("Vcur")) * (np.arange(T) > 0)[:, None, None]),
+            "values are those of 1 token before, the cache's end is empty",
+        ),
+        (lambda: by_weights(softmax(scores_of()), np.roll(heads("Vcur"), 1, axis=0)), "values are those of 1 token before, in a ring"),
+        (
+            lambda: by_weights(softmax(scores_of()), in_codes(heads("Vcur"), 31, 2)),
+            "values are rounded to codes of 31 steps on either side of 0, one scale for each head of each token",
+        ),
+        (
+            lambda: by_weights(softmax(scores_of()), in_codes(heads("Vcur"), 31, 0)),
+            "values are rounded to codes of 31 steps on either side of 0, one scale for each element of a head",
+        ),
+        (
+            lambda: np.einsum("hts,shk->thk", softmax(scores_of(k=heads("Kcur_rope")[:, ::-1])), heads("Vcur")[:, [1, 1, 0, 0]]).reshape(
+                T, -1
+            ),
+            "query head 0 reads key-value head 1 instead of 0, and 3 more read wrong ones",
+        ),
+        (
+            lambda: by_weights(softmax(scores_of(), (QUERY >= KEY) & ~((QUERY == 9) & (KEY == 3)))),
+            "values are not summed that a token must see: position 9 does not read position 3; the mask, or slots of a cache",
+        ),
     ],
 )
 def test_attention_by_another_rule_is_named(wrong, says):
     assert says in read("llama", "kqv_out", wrong())
+
+
+SCALED = random_model(3, family="llama", rope_scaling=4.0, n_layers=2, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
+SCALED_POINTS = without_codes(recorded(SCALED, IDS["llama"]))
+
+
+@pytest.mark.parametrize(
+    ("factors", "says"),
+    [
+        (lambda f: 1 / f, "frequencies are multiplied by the model's factors, not divided"),
+        (lambda f: f[::-1], "the model's frequency factors are in the opposite order"),
+        (lambda f: 1.0, "the model's frequency factors are not applied"),
+    ],
+)
+def test_factors_of_frequencies_are_named(factors, says):
+    c = SCALED.config
+    x = SCALED_POINTS[Key("Qcur", LAYER)].astype(np.float64).reshape(T, -1, c.head_dim)
+    wrong = spec.rope(x, np.arange(T) / c.rope_scaling, c.rope_base, c.rope, None, factors(SCALED.rope_factors.astype(np.float64)))
+    assert read_off(SCALED, IDS["llama"], SCALED_POINTS, Key("Qcur_rope", LAYER), wrong.reshape(T, -1)) == says
+
+
+@pytest.mark.parametrize(
+    ("rope", "keys", "says"),
+    [
+        ("halves", "Kcur_normed", "keys are not rotated"),
+        ("halves", "Kcur", "keys are neither normed nor rotated"),
+        ("none", "Kcur", "keys are not normed"),
+    ],
+)
+def test_keys_before_their_norm_are_named(rope, keys, says):
+    model = random_model(8, family="qwen3", rope=rope, n_layers=2, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24, ffn=120)
+    points = without_codes(recorded(model, IDS["llama"]))
+    own = graph.operations(model, EXACT)
+    operation = next(o for o in own if o.key == Key("kqv_out", LAYER))
+    q, k, v = (points[Key(name, LAYER)].astype(np.float64) for name in (operation.inputs[0].name, keys, "Vcur"))
+    wrong = operation.evaluate(q, k, v).value
+    assert read_off(model, IDS["llama"], points, operation.key, wrong) == says
+
+
+def test_values_that_depend_on_each_other_tell_no_token():
+    """Which token is read cannot be told from their sums, but that one is."""
+    key = Key("Vcur", LAYER)
+    values = POINTS["llama"][key].copy()
+    values[3] = values[2] * np.float32(1 + 5e-5)
+    points = POINTS["llama"] | {key: values}
+    v = values.astype(np.float64).reshape(T, -1, C.head_dim)
+    wrong = by_weights(softmax(scores_of(), (QUERY >= KEY) | ((QUERY == 5) & (KEY == 9))), v)
+    said = read_off(LLAMA, IDS["llama"], points, Key("kqv_out", LAYER), wrong)
+    assert said == "values are summed that a token must not see: the mask, or a cache that holds another sequence's"
 
 
 def test_values_of_a_cache_in_blocks_are_named():

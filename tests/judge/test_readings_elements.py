@@ -5,12 +5,13 @@ import pytest
 from dumps import MODEL, TOKENS, recorded, with_tensor, without_codes
 from wrong_tensors import read_off
 
-from bitnet_np import EXACT
+from bitnet_np import EXACT, spec
 from bitnet_np.judge import graph, operations
 from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.readings import places
 from bitnet_np.judge.readings.table import cause_of
 from bitnet_np.judge.readings.wrong import Wrong
+from bitnet_np.judge.roundings import to_bfloat16
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key
@@ -56,6 +57,10 @@ X = points("llama", "ffn_inp")
 EPS = LLAMA.config.eps
 
 
+def _root_of(x):
+    return np.sqrt(np.mean(x * x, axis=1, keepdims=True) + EPS)
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -78,6 +83,30 @@ EPS = LLAMA.config.eps
         (X, "the norm is missing: its input comes out unchanged"),
         (normed(points("llama", "attn_o_out"), G), "its input is layer 1 attn_o_out instead of layer 1 ffn_inp"),
         (normed(X - X.mean(axis=1, keepdims=True), G), "the mean is subtracted, as in LayerNorm"),
+        (normed(X, to_bfloat16(G)), "the weight is rounded to bfloat16"),
+        (normed(X, G * G), "the weight is applied twice"),
+        (normed(X, 1 / G), "rows are divided by the weight, not multiplied"),
+        (normed(X, G, root=X * 96**0.5), "the sum of squares is not divided by the width of 96"),
+        (
+            normed(X, G, root=X * (96 / 80) ** 0.5, eps=0.123),
+            "the sum of squares is divided by 80 instead of the width of 96, and epsilon is",
+        ),
+        (normed(X, G, root=X[:, :-5] * (91 / 96) ** 0.5), "the sum of squares is without the last 5 elements"),
+        (normed(X, G, root=X[:, ::2]), "the mean square is of every second element alone"),
+        (normed(X, G, root=X[:, ::4]), "the mean square is of every fourth element alone"),
+        (normed(X, G, power=1), "it divides by the mean square, without the root"),
+        (normed(X, G, root=X - X.mean(axis=1, keepdims=True)), "it divides by the standard deviation: the mean is subtracted in the root"),
+        (X * G / np.abs(X).mean(axis=1, keepdims=True), "it divides by the mean magnitude, not the root mean square"),
+        (X * G / np.abs(X).max(axis=1, keepdims=True), "it divides by the largest magnitude, not the root mean square"),
+        (X * G / np.sqrt(np.mean(X * X) + EPS), "all positions are divided by the same number, that of all together"),
+        (X * G / _root_of(X[:1]), "all positions are divided by the root mean square of the first one"),
+        (X * G / _root_of(X[-1:]), "all positions are divided by the root mean square of the last one"),
+        (X * G / _root_of(np.roll(X, 1, axis=0)), "each position is divided by the root mean square of the previous one"),
+        (X * G / _root_of(np.roll(X, -1, axis=0)), "each position is divided by the root mean square of the next one"),
+        (X * G * np.linspace(0.2, 3, T)[:, None] ** 2, "each position is divided by a number of its own that is not its root mean square"),
+        (X * G / (_root_of(X) + 0.1), "epsilon is outside the root, about 0.1"),
+        (X * G, "the norm is missing, only its weight is applied"),
+        (normed(X.reshape(-1, 48), 1).reshape(X.shape) * G, "the norm is taken over each half by itself"),
     ],
 )
 def test_norms_are_read_off(wrong, says):
@@ -160,9 +189,10 @@ def test_residuals_of_some_elements_and_of_normed_inputs_are_told():
     assert normed_input.startswith("it is ffn_down + ffn_inp divided by its root mean square instead of")
 
 
-def test_residuals_of_another_token_are_told():
-    wrong = np.roll(points("llama", "ffn_inp"), 1, axis=0) + points("llama", "ffn_down")
-    assert said("llama", "l_out", wrong).startswith("it is ffn_down + ffn_inp of the token before instead of")
+@pytest.mark.parametrize(("by", "which"), [(1, "before"), (-1, "after")])
+def test_residuals_of_another_token_are_told(by, which):
+    wrong = np.roll(points("llama", "ffn_inp"), by, axis=0) + points("llama", "ffn_down")
+    assert said("llama", "l_out", wrong).startswith(f"it is ffn_down + ffn_inp of the token {which} instead of")
 
 
 # --- activations ----------------------------------------------------------------------------------------------------------------------
@@ -174,9 +204,9 @@ def _silu(x, beta=1.0):
     return x / (1 + np.exp(-beta * x))
 
 
-def _interleaved(function):
+def _interleaved(function, first=0):
     both = np.concatenate([GATE, UP], axis=1)
-    return function(both[:, ::2]) * both[:, 1::2]
+    return function(both[:, first::2]) * both[:, 1 - first :: 2]
 
 
 @pytest.mark.parametrize(
@@ -195,6 +225,24 @@ def _interleaved(function):
         (np.where(np.arange(120) < 100, _silu(GATE), GATE) * UP, "at elements 100 to 119: gate * up instead of"),
         (_silu(GATE) * (1 + 0.02 * np.sin(3 * GATE)) * UP, "the activation is approximated: it is off by up to 0.0"),
         ((np.sin(GATE) + GATE**2) * UP, "it is another function of gate, times up instead of SiLU(gate) * up: "),
+        (np.where(GATE < 1, 0, _silu(GATE)) * UP, "the activation is 0 where gate is below 0.99"),
+        (spec.gelu_tanh(GATE) * UP, "GELU(gate) * up instead of"),
+        (_silu(GATE, 1.702) * UP, "quick GELU(gate) * up instead of"),
+        (GATE * np.clip(GATE / 6 + 0.5, 0, 1) * UP, "hard SiLU(gate) * up instead of"),
+        (np.where(GATE > 0, GATE, 0.2 * GATE) ** 2 * UP, "leaky_relu(gate)^2, with a slope of 0.2, * up instead of"),
+        (np.logaddexp(0, 2 * GATE) / 2 * UP, "softplus(2 gate) / 2 * up instead of"),
+        (_silu(np.minimum(GATE, 0.6)) * UP, "gate is clipped to at most 0.6"),
+        (_silu(GATE) * np.clip(UP, -0.5, 0.5), "up is clipped to -0.5..0.5"),
+        (_silu(np.clip(GATE, -0.6, 0.6)) * np.clip(UP, -0.6, 0.6), "gate and up are clipped to -0.6..0.6"),
+        (_silu(0.7 * np.tanh(GATE / 0.7)) * UP, "gate is soft-capped at 0.7"),
+        (np.minimum(_silu(GATE), _silu(0.5)) * UP, "gate is clipped to at most 0.5"),
+        (_silu(GATE + UP), "SiLU(gate + up) instead of"),
+        (_interleaved(_silu, 1), "SiLU(odd elements of gate and up in a row) * the even ones instead of"),
+        (_silu(GATE) * np.roll(UP, 1, axis=1), "SiLU(gate) * up of the element before instead of"),
+        (_silu(GATE) * np.roll(UP, -1, axis=1), "SiLU(gate) * up of the element after instead of"),
+        (_silu(GATE) * np.roll(UP, 60, axis=1), "SiLU(gate) * up of the other half instead of"),
+        (_silu(GATE) * np.roll(UP, 1, axis=0), "SiLU(gate) * up of the token before instead of"),
+        (_silu(np.roll(GATE, 1, axis=0)) * UP, "SiLU(gate of the token before) * up instead of"),
     ],
 )
 def test_activations_are_read_off(wrong, says):
@@ -251,6 +299,19 @@ SHUFFLED = np.random.default_rng(4).permutation(V.shape[1])
         (_changed(V, np.s_[:, 17], lambda x: x + 5), "5 is added to element 17 of each position: a bias"),
         (V + 0.25, "0.25 is added to every number"),
         (1.5 * V + 0.25, "everything is 1.5 times what it should be, plus 0.25"),
+        (
+            V * np.linspace(0.5, 2, 96),
+            "each element is wrong by a factor of its own, the same at every position: a scale for each row of weights",
+        ),
+        (V + np.linspace(-1, 1, T)[:, None], "a constant of its own is added to each position"),
+        (V / LLAMA.output_norm, "every position is divided by output_norm"),
+        (V + LLAMA.output_norm, "output_norm is added to every position"),
+        (V - LLAMA.output_norm, "output_norm is subtracted from, or missing in, every position"),
+        (V[:, ::-1], "elements are in the opposite order"),
+        (V.reshape(T, 4, 2, 12)[:, :, ::-1].reshape(V.shape), "the two halves of the elements are exchanged in each 24"),
+        (V.reshape(T, 4, 12, 2).swapaxes(2, 3).reshape(V.shape), "elements are in the order of even ones, then odd ones in each 24"),
+        (V.reshape(T, 8, 12)[:, ::-1].reshape(V.shape), "blocks of 12 elements are in the opposite order"),
+        (V.reshape(T, 8, 12).swapaxes(1, 2).reshape(V.shape), "elements are transposed: rows of 12 are read as columns"),
     ],
 )
 def test_elements_are_read_off(wrong, says):
@@ -261,6 +322,15 @@ def test_elements_are_read_off(wrong, says):
     cause = cause_of(Wrong(LLAMA, EXACT, operation, [V], V, theirs, np.abs(theirs - V) > 1e-6, 0.0, {}))
     assert cause is not None
     assert says in cause.text
+
+
+def test_elements_that_are_0_are_named_in_few_rows():
+    """In more rows they would have a factor of their own, 0."""
+    operation = graph.Operation(Key("inpL", None), (), lambda: None)
+    some = V[:3]
+    theirs = 1.25 * some * ((COLUMNS < 10) | (COLUMNS > 19))
+    cause = cause_of(Wrong(LLAMA, EXACT, operation, [some], some, theirs, np.abs(theirs - some) > 1e-6, 0.0, {}))
+    assert cause.text == "10 % of its numbers are 0 (elements 10 to 19 of each position), the others are 1.25 times what they should be"
 
 
 def _softmax(x):
@@ -313,6 +383,8 @@ def test_penalties_are_named():
     penalised = np.where(seen, np.where(wrong > 0, wrong / 1.3, wrong * 1.3), wrong)
     assert said("llama", "result_output", penalised).startswith("a repetition penalty of 1.3 is on the logits of tokens that occurred")
     assert said("llama", "result_output", wrong - 0.7 * seen).startswith("a presence penalty of 0.7 ")
+    whole = said("llama", "result_output", wrong - 0.7 * seen[-1])
+    assert whole.startswith("a presence penalty of 0.7 is on the logits of tokens that occur in the sequence")
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0])

@@ -24,8 +24,7 @@ _PLAIN: dict[str, Function] = {
     "SiLU with the sign lost in the sigmoid": lambda x: x * _sigmoid(-x),
     "relu": lambda x: np.maximum(x, 0),
     "relu^2": lambda x: np.maximum(x, 0) ** 2,
-    "GELU": spec.gelu,
-    "GELU by tanh": spec.gelu_tanh,
+    "GELU": spec.gelu,  # its approximation by tanh is too close to be told from it
     "quick GELU": lambda x: x * _sigmoid(1.702 * x),
     "sigmoid": lambda x: _sigmoid(x),
     "tanh": np.tanh,
@@ -128,7 +127,6 @@ _LIMITS: dict[str, Callable[[Function, Array, Array, float], Array]] = {
     "up is clipped to -{number:.4g}..{number:.4g}": lambda f, g, u, n: f(g) * np.clip(u, -n, n),
     "gate and up are clipped to -{number:.4g}..{number:.4g}": lambda f, g, u, n: f(np.clip(g, -n, n)) * np.clip(u, -n, n),
     "{gate} is soft-capped at {number:.4g}": lambda f, g, u, n: f(n * np.tanh(g / n)) * u,
-    "the activation is clipped to at most {number:.4g}": lambda f, g, u, n: np.minimum(f(g), n) * u,
 }
 """Limits of the inputs of the right function f, in words."""
 

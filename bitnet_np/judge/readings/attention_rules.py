@@ -148,7 +148,9 @@ def _with_keys(own: Attention, keys: Array) -> Array:
 def _unfinished(own: Attention) -> Iterator[tuple[str, Array]]:
     """The layer's keys before RoPE, or before their norm, in words."""
     name, layer = own.wrong.operation.inputs[1]
-    for other, text in (("Kcur_normed", "not rotated"), ("Kcur", "not rotated" if name == "Kcur_rope" else "not normed")):
+    raw = "not normed" if name == "Kcur_normed" else "neither normed nor rotated"
+    has_norm = Key("Kcur_normed", layer) in own.wrong.tensors
+    for other, text in (("Kcur_normed", "not rotated"), ("Kcur", raw if has_norm else "not rotated")):
         keys = own.wrong.tensors.get(Key(other, layer))
         if other != name and keys is not None:
             heads = keys[: len(own.k)].reshape(len(own.k), -1, own.k.shape[2])

@@ -20,6 +20,7 @@ AT = (*NORMS, *HEAD_NORMS, *(f"{name}_in" for name in FIELDS), "result_norm")
 
 _LEAST = 4  # positions; two numbers are fitted to their factors
 _NARROW = 8  # elements
+_CONSTANT = 1e-3  # of a divisor: rows whose divisors differ by less are divided by one number
 _APPROXIMATE = 0.05  # the largest relative error of a root that is computed coarsely
 _FITTED = 30  # rounds of fitting factors and weights in turn
 
@@ -233,7 +234,7 @@ def _lines(norm: _Norm, factors: Array) -> Iterator[tuple[str, Array]]:
         yield _of_sum(width / slope, width), 1 / np.sqrt(slope * square + eps)
         yield _of_sum(width / slope, width), 1 / np.sqrt(slope * (square + eps))
     (slope, epsilon), *_ = np.linalg.lstsq(np.hstack([power * square, power]), np.ones(len(power)), rcond=None)
-    if slope > 0 and epsilon >= 0:
+    if epsilon >= 0 and slope * np.ptp(square) > _CONSTANT * epsilon:  # else all rows are divided by one number
         yield (
             f"{_of_sum(width / slope, width)}, and epsilon is about {epsilon:.3g} instead of {eps:.3g}",
             1 / np.sqrt(slope * square + epsilon),

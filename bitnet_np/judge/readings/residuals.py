@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 
 from ...traces.points import LAYER_NAMES, Key
-from .wrong import Array, Wrong
+from .wrong import Array, Indices, Wrong
 
 AT = ("ffn_inp", "l_out")
 
@@ -26,16 +26,13 @@ def terms(wrong: Wrong) -> str | None:
     gram, along, whole = flat @ flat.T, flat @ wrong.theirs.ravel(), float((wrong.theirs**2).sum())
     own = len(wrong.operation.inputs)
     for count in range(1, _MOST + 1):
-        fits = []
-        for chosen in combinations(range(len(known)), count):
-            if count == _MOST and len(set(range(own)) - set(chosen)) > 0:  # many terms: only beside the right ones
-                continue
-            part = list(chosen)
-            if np.linalg.cond(gram[np.ix_(part, part)]) > 1e8:
-                continue
-            factors = np.linalg.solve(gram[np.ix_(part, part)], along[part])
-            if whole - factors @ along[part] < 1e-5 * whole:
-                fits.append((part, factors / size[part]))
+        always = tuple(range(own)) if count == _MOST else ()  # many terms: only beside the right ones
+        parts = [always + more for more in combinations(range(len(always), len(known)), count - len(always))]
+        chosen = np.array(parts, int).reshape(-1, count)
+        chosen = chosen[np.linalg.cond(gram[chosen[:, :, None], chosen[:, None]]) <= 1e8]
+        factors = np.linalg.solve(gram[chosen[:, :, None], chosen[:, None]], along[chosen][..., None])[..., 0]
+        close = whole - (factors * along[chosen]).sum(axis=1) < 1e-5 * whole
+        fits = [(part, by / size[part]) for part, by in zip(chosen[close], factors[close], strict=True)]
         for part, factors in sorted(fits, key=lambda fit: _oddness(fit[0], fit[1], own)):
             factors = np.array([_simple(f) for f in factors])
             if wrong.accounts(sum(f * known[i][1] for f, i in zip(factors, part, strict=True))):
@@ -67,9 +64,9 @@ def _is_behind(wrong: Wrong, key: Key) -> bool:
     return key.layer == wrong.key.layer and LAYER_NAMES.index(key.name) > LAYER_NAMES.index(wrong.key.name)
 
 
-def _oddness(part: list[int], factors: Array, own: int) -> tuple[int, int]:
+def _oddness(part: Indices, factors: Array, own: int) -> tuple[int, int]:
     """How far a sum is from the right one: of several ways to say the same numbers the least odd is said."""
-    missing = len(set(range(own)) - set(part))
+    missing = len(set(range(own)) - set(part.tolist()))
     return missing, int((np.abs(factors - 1) > _ROUND).sum())
 
 

@@ -39,15 +39,18 @@ def rotation(wrong: Wrong) -> str | None:
         if (used == np.arange(len(before)) % period).all():
             return f"positions restart every {period} tokens"
         return f"positions are {_sequence(used)} instead of 0 to {len(before) - 1}"
+    some = wrong.first(ROWS)
+    heads = some.inputs[0].reshape(len(turn), -1, c.head_dim)
     for kind in NARROW_FLOATS:
-        if explains(np.multiply.outer(np.arange(len(turn)), to_digits(frequency, DIGITS[kind]))):
+        angle = np.multiply.outer(np.arange(len(turn)), to_digits(frequency, DIGITS[kind]))
+        if some.accounts(spec.rotate(heads, angle, c.rope).reshape(len(turn), -1)):
             return f"frequencies are rounded to {kind}"
     fitted = _frequencies(turn)
     if fitted is None or not explains(np.multiply.outer(np.arange(len(turn)), fitted)):
         return None
     still = fitted < 1e-3 * frequency
     if still.any() and not still.all():
-        return f"{runs('pair', np.flatnonzero(still))} of each head are not rotated"
+        return f"{runs('pair', np.flatnonzero(still))} of each head {'are' if still.sum() > 1 else 'is'} not rotated"
     return _base(model, fitted, rough(noise)) or _listed_frequencies(fitted, frequency)
 
 
@@ -181,6 +184,8 @@ def _base(model: Model, measured: Array, known: float) -> str | None:
         return f"pair i of a head is turned by the frequency of pair i {'-+'[int(shift > 0)]} {abs(np.rint(shift)):.0f}"
     if not np.isclose(factor, 1, rtol=1e-3):
         return f"frequencies are {factor:.4g} times what they should be" + ("" if same else f", and their base is about {base:.10g}")
+    if same:
+        return None
     exponent = np.log(base) / np.log(c.rope_base)
     return f"the frequency base is about {base:.10g} instead of {c.rope_base:g}, or the exponent is {exponent:.4g} times what it should be"
 
