@@ -1,12 +1,17 @@
 """Recording another engine's tensors while it runs in the same process: models of transformers (torch) and of mlx-lm.
 
 Neither framework is imported here. What is asked of a model is `named_modules`, of a torch module its hooks, and of a module of mlx that
-Python calls it. The points are those of traces/points.py that are inputs or outputs of modules, so there are no rotated queries and keys
-and no attention scores.
+Python calls it. The points are those of traces/points.py that are inputs or outputs of modules, and rotated queries and keys: in
+transformers what `apply_rotary_pos_emb` of an attention's Python module gives, in mlx-lm what an attention's `rope` gives, called for the
+queries first. There are no attention scores.
 """
 
-from collections.abc import Iterator, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +30,9 @@ _SCALED = Key("inp_scaled", None)
 _FIRST_NORM, _FFN_NORM, _POSITIONS = "input_layernorm", "post_attention_layernorm", "wpe"
 _INPUTS = {_FFN_NORM, "self_attn.attn_sub_norm", "self_attn.o_proj", "mlp.ffn_sub_norm", "mlp.down_proj"}
 """Modules whose input no module gives as its output."""
+_ATTENTION = re.compile(r"(?:.*\.)?layers\.(\d+)\.(?:self_attn|attention|attn)")
+_ROTATE = "apply_rotary_pos_emb"
+_ROTATED = ("Qcur_rope", "Kcur_rope")
 
 
 class Recorded(Mapping[Key, Floats]):
@@ -91,7 +99,48 @@ def record_transformers(model: Any) -> Iterator[Trace]:
                 _take(points, place, arguments, output)
 
             stack.callback(place.module.register_forward_hook(hook).remove)
+        _record_rotations(points, model, stack)
         yield _trace(points, model)
+
+
+def _record_rotations(points: Recorded, model: Any, stack: ExitStack) -> None:
+    """Record what the function that rotates queries and keys gives, while an attention of the model runs; until the stack is closed."""
+    running: list[tuple[int, int | None]] = []  # the layers of attentions that run, and their head widths
+    homes = {}
+    for layer, attention in _attentions(model):
+        home = sys.modules.get(type(attention).__module__)
+        if callable(getattr(home, _ROTATE, None)):
+            homes[type(attention).__module__] = home
+
+            head_dim = getattr(attention, "head_dim", None) or getattr(attention, "head_size", None)
+
+            def enter(*_: Any, entry: tuple[int, int | None] = (layer, head_dim)) -> None:
+                running.append(entry)
+
+            stack.callback(attention.register_forward_pre_hook(enter).remove)
+            stack.callback(attention.register_forward_hook(lambda *_: running.clear(), always_call=True).remove)
+    for home in homes.values():
+        rotate = getattr(home, _ROTATE)
+
+        def recorded(*arguments: Any, rotate: Callable[..., Any] = rotate, **named: Any) -> Any:
+            output = rotate(*arguments, **named)
+            if running:
+                layer, head_dim = running[-1]
+                for name, heads in zip(_ROTATED, output, strict=False):
+                    if len(heads.shape) == 4 and heads.shape[-1] == head_dim:  # else a part of each head is rotated apart
+                        _take_heads(points, Key(name, layer), heads)
+            return output
+
+        stack.callback(setattr, home, _ROTATE, rotate)
+        setattr(home, _ROTATE, recorded)
+
+
+def _attentions(model: Any) -> Iterator[tuple[int, Any]]:
+    """Yields the attentions of a model with the numbers of their layers."""
+    for path, module in model.named_modules():
+        attention = _ATTENTION.fullmatch(path)
+        if attention is not None:
+            yield int(attention[1]), module
 
 
 @contextmanager
@@ -103,19 +152,29 @@ def record_mlx(model: Any) -> Iterator[Trace]:
     """
     points = Recorded()
     with ExitStack() as stack:
-        for place in _places(model):
-            kind = place.module.__class__
-            stack.callback(object.__setattr__, place.module, "__class__", kind)
-            object.__setattr__(place.module, "__class__", _recording(kind, place, points))
+        takes = [(place.module, partial(_take, points, place)) for place in _places(model)]
+        for layer, attention in _attentions(model):
+            if hasattr(attention, "rope"):
+                takes.append((attention.rope, _taking_rotated(points, layer)))
+        for module, take in takes:
+            kind = module.__class__
+            stack.callback(object.__setattr__, module, "__class__", kind)
+            object.__setattr__(module, "__class__", _recording(kind, take))
         yield _trace(points, model)
 
 
-def _recording(kind: type, place: _Place, points: Recorded) -> type:
-    """A class of modules that are called as those of `kind` are, and recorded."""
+def _taking_rotated(points: Recorded, layer: int) -> Callable[[tuple[Any, ...], Any], None]:
+    """What takes the outputs of a layer's RoPE, which is called for queries and keys in turn."""
+    names = cycle(_ROTATED)
+    return lambda arguments, output: _take_heads(points, Key(next(names), layer), output)
+
+
+def _recording(kind: type, take: Callable[[tuple[Any, ...], Any], None]) -> type:
+    """A class of modules that are called as those of `kind` are, and whose arguments and outputs are taken."""
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         output = kind.__call__(self, *arguments, **named)
-        _take(points, place, arguments, output)
+        take(arguments, output)
         return output
 
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__})
@@ -165,6 +224,12 @@ def _take(points: Recorded, place: _Place, arguments: tuple[Any, ...], output: A
     if place.output is not None:
         first = output[0] if isinstance(output, tuple | list) else output
         points.add(place.output, _numbers(place.output, getattr(first, "logits", first)))
+
+
+def _take_heads(points: Recorded, key: Key, heads: Any) -> None:
+    """Record heads [1, H, T, K]."""
+    rows = _numbers(key, heads).swapaxes(1, 2)
+    points.add(key, rows.reshape(*rows.shape[:2], -1))
 
 
 def _numbers(key: Key, array: Any) -> Floats:
