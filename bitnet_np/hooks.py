@@ -23,6 +23,8 @@ from .traces.formats import labels
 from .traces.points import Key, Trace
 
 Floats = NDArray[np.floating]
+_Take = Callable[[tuple[Any, ...], Any], None]
+"""The arguments and the output of a module, to be recorded."""
 
 EMBEDDING, NORM, LOGITS = Key("inp_embd", None), Key("result_norm", None), Key("result_output", None)
 
@@ -152,7 +154,7 @@ def record_mlx(model: Any) -> Iterator[Trace]:
     """
     points = Recorded()
     with ExitStack() as stack:
-        takes = [(place.module, partial(_take, points, place)) for place in _places(model)]
+        takes: list[tuple[Any, _Take]] = [(place.module, partial(_take, points, place)) for place in _places(model)]
         for layer, attention in _attentions(model):
             if hasattr(attention, "rope"):
                 takes.append((attention.rope, _taking_rotated(points, layer)))
@@ -163,13 +165,13 @@ def record_mlx(model: Any) -> Iterator[Trace]:
         yield _trace(points, model)
 
 
-def _taking_rotated(points: Recorded, layer: int) -> Callable[[tuple[Any, ...], Any], None]:
+def _taking_rotated(points: Recorded, layer: int) -> _Take:
     """What takes the outputs of a layer's RoPE, which is called for queries and keys in turn."""
     names = cycle(_ROTATED)
     return lambda arguments, output: _take_heads(points, Key(next(names), layer), output)
 
 
-def _recording(kind: type, take: Callable[[tuple[Any, ...], Any], None]) -> type:
+def _recording(kind: type, take: _Take) -> type:
     """A class of modules that are called as those of `kind` are, and whose arguments and outputs are taken."""
 
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
