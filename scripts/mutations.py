@@ -1,8 +1,9 @@
 """Measures whether the judge finds bugs, and whether it leaves honest engines alone.
 
-A small engine of its own (judging/engine.py) gets realistic faults, one at a time (judging/faults.py), and its dump is judged. A fault
-should be found, blamed on the right operation of the right layer, and named by its id in the catalogue of mistakes. Then honest variants of
-the engine, which sum in other orders or round to float16 as declared, are judged: every alarm there is false.
+A small engine of its own (judging/engine.py) gets realistic faults, one at a time (judging/faults.py), and its dump is judged; and so does
+one of models with experts (judging/experts.py). A fault should be found, blamed on the right operation of the right layer, and named by its
+id in the catalogue of mistakes. Then honest variants of the engine, which sum in other orders or round to float16 as declared, are judged:
+every alarm there is false.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from judging.engine import KINDS, Engine, Floats, accumulate, embedded_model, precise
+from judging.experts import TOKENS_OF_EXPERTS, expert_faults
 from judging.faults import Fault, faults
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -185,9 +187,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if all(r["found"] for r in rows if r["exceeds"]) and not alarms else 1
     only = tuple(filter(None, arguments.only.split(",")))
     rows = []
-    for fault in tqdm(list(faults()), desc="faults", disable=quiet):
-        dump, ids = fault.make(model, tokens)
-        rows.append(row(fault, judged(model, dump, ids, EXACT, only)))
+    made = [(model, tokens, fault) for fault in faults()] + [(own, TOKENS_OF_EXPERTS, fault) for own, fault in expert_faults()]
+    for own, ids, fault in tqdm(made, desc="faults", disable=quiet):
+        dump, ids = fault.make(own, ids)
+        rows.append(row(fault, judged(own, dump, ids, EXACT, only)))
     alarms, runs = [], 0
     with tqdm(total=arguments.honest, desc="honest runs", disable=quiet) as progress:
         for seed in range(1 + arguments.honest // 12):

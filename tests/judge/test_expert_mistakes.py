@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
+import pages
 import pytest
 from dumps import recorded, trace, without_codes
+from judging.experts import NORMALIZED, SHARED, TOKENS_OF_EXPERTS, MixtureEngine, expert_faults
 from models import random_model
 
 from bitnet_np import EXACT, check
@@ -19,13 +21,32 @@ from bitnet_np.kernels import cpu
 from bitnet_np.network import Runtime
 from bitnet_np.tokens import check_tokens
 from bitnet_np.traces.points import Key
+from scripts import mutations
 
 TOKENS = np.arange(12) * 5 % 50
 MODELS = {
     "mixtral": random_model(4, family="llama", experts=5, experts_used=2, ffn=48),
     "qwen2moe": random_model(4, family="qwen2moe", ffn=48),
 }
+DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "judging.md", "fault")}
 MISTAKEN = [(name, m) for name, model in MODELS.items() for m in MISTAKES if m.engine is not None and m.when(model, EXACT)]
+
+
+@pytest.mark.parametrize("name", [fault.name for _, fault in expert_faults()])
+def test_faults_of_an_engine_are_found_and_blamed(name):
+    model, fault = next((model, fault) for model, fault in expert_faults() if fault.name == name)
+    dump, ids = fault.make(model, TOKENS_OF_EXPERTS)
+    row = mutations.row(fault, judge_trace(model, trace(dump), ids, precision=FLOAT32))
+    assert row["found"], row
+    assert row["right"], row
+    assert row["explained"], row
+    assert list(map(row.get, ("fault", "verdict", "blamed", "says"))) == DOCUMENTED[name]
+
+
+@pytest.mark.parametrize("model", [NORMALIZED, SHARED], ids=lambda model: model.config.architecture)
+def test_an_honest_engine_with_experts_is_left_alone(model):
+    dump = MixtureEngine(model, TOKENS_OF_EXPERTS).run()
+    assert judge_trace(model, trace(dump), TOKENS_OF_EXPERTS, precision=FLOAT32).verdict <= Verdict.FLIPS
 
 
 SWAP = np.array([0, 3, 2, 1, 4], np.int32)

@@ -1,0 +1,196 @@
+"""A small engine of models with experts (Qwen2-MoE, Qwen3-MoE), and bugs put into it, as `faults.py` has them for BitNet."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bitnet_np import Expert, Layer, Model, widen
+from bitnet_np.model import Linear
+from bitnet_np.testing import random_model
+from bitnet_np.traces.points import SLOTS, TOP_EXPERTS, Key
+
+from .engine import Engine, Floats, f32
+from .faults import LAYER, Fault, silu
+
+NORMALIZED = random_model(4, family="qwen3moe", ffn=48)
+SHARED = random_model(4, family="qwen2moe", ffn=48)
+TOKENS_OF_EXPERTS = np.arange(17) * 5 % 50
+
+
+class MixtureEngine(Engine):
+    """`Engine` for float matrices, norms of each head, and experts."""
+
+    def layer(self, n: int) -> None:
+        w, h, position = self.model.layers[n], self.stream(n), np.arange(len(self.tokens))
+        assert w.attn_norm is not None
+        assert w.ffn_norm is not None
+        attn_norm, ffn_norm = w.attn_norm, w.ffn_norm
+        self.step("attn_norm", n, lambda: self.norm(h, attn_norm))
+        for letter, matrix, gain in (("Q", w.attn_q, w.attn_q_norm), ("K", w.attn_k, w.attn_k_norm), ("V", w.attn_v, None)):
+            name = f"{letter}cur"
+            self.step(name, n, partial(self.product, "attn_norm", n, matrix))
+            if gain is not None:
+                self.step(name + "_normed", n, partial(self.head_norm, name, n, gain))
+            if letter != "V":
+                source = name if gain is None else name + "_normed"
+                self.step(name + "_rope", n, lambda source=source: self.rope(self.at(source, n), position))  # type: ignore[misc]
+        self.step("kqv_out", n, lambda: self.attend(n))
+        self.step("attn_o_out", n, lambda: self.product("kqv_out", n, w.attn_output))
+        self.step("ffn_inp", n, lambda: h + self.at("attn_o_out", n))
+        self.step("ffn_norm", n, lambda: self.norm(self.at("ffn_inp", n), ffn_norm))
+        self.experts(n, w)
+        self.step("l_out", n, lambda: sum((self.at(name, n) for name in _branches(w)), self.at("ffn_inp", n)))
+
+    def experts(self, n: int, w: Layer) -> None:
+        c = self.model.config
+        assert w.ffn_gate_inp is not None
+        router = w.ffn_gate_inp
+        self.step("ffn_moe_logits", n, lambda: self.product("ffn_norm", n, router))
+        self.step(TOP_EXPERTS, n, lambda: self.top(n, c.experts_used))
+        self.step("ffn_moe_weights", n, lambda: self.weights(n, c.normalized_experts))
+        self.step("ffn_moe_gate", n, lambda: self.slots(n, "ffn_gate"))
+        self.step("ffn_moe_up", n, lambda: self.slots(n, "ffn_up"))
+        self.step("ffn_moe_swiglu", n, lambda: silu(self.at("ffn_moe_gate", n)) * self.at("ffn_moe_up", n))
+        self.step("ffn_moe_down", n, lambda: self.slots(n, "ffn_down"))
+        self.step("ffn_moe_out", n, lambda: self.mixed(n, self.at("ffn_moe_weights", n)))
+        self.t[Key(TOP_EXPERTS, n)] = self.at(TOP_EXPERTS, n).astype(np.int32)
+        if w.ffn_gate_inp_shexp is None:
+            return
+        assert w.ffn_gate is not None
+        assert w.ffn_up is not None
+        assert w.ffn_down is not None
+        gate, up, down, router_row = w.ffn_gate, w.ffn_up, w.ffn_down, w.ffn_gate_inp_shexp
+        self.step("ffn_gate", n, lambda: self.product("ffn_norm", n, gate))
+        self.step("ffn_up", n, lambda: self.product("ffn_norm", n, up))
+        self.step("ffn_out", n, lambda: silu(self.at("ffn_gate", n)) * self.at("ffn_up", n))
+        self.step("ffn_down", n, lambda: self.product("ffn_out", n, down))
+        self.step("ffn_shexp_out", n, lambda: self.at("ffn_down", n) * sigmoid(self.at("ffn_norm", n) @ router_row[:, None]))
+
+    def product(self, source: str, n: int, linear: Linear) -> Floats:
+        y = self.dot(self.at(source, n), _matrix(linear))
+        return y if linear.bias is None else y + linear.bias
+
+    def head_norm(self, source: str, n: int, gain: Floats) -> Floats:
+        x = self.at(source, n)
+        return self.norm(x.reshape(-1, gain.size), gain).reshape(x.shape)
+
+    def top(self, n: int, k: int) -> NDArray:
+        return np.argsort(-self.at("ffn_moe_logits", n), axis=1, kind="stable")[:, :k]
+
+    def weights(self, n: int, normalized: bool) -> Floats:
+        p = np.exp(self.at("ffn_moe_logits", n) - self.at("ffn_moe_logits", n).max(axis=1, keepdims=True))
+        taken = self.of_taken(n, p / p.sum(axis=1, keepdims=True))
+        return taken / taken.sum(axis=1, keepdims=True) if normalized else taken
+
+    def of_taken(self, n: int, numbers: Floats) -> Floats:
+        """The numbers [T, k] of each token's experts, of those of all experts [T, E]."""
+        return np.take_along_axis(numbers, self.at(TOP_EXPERTS, n).astype(int), axis=1)
+
+    def slots(self, n: int, name: str, order: Callable[[int], int] = lambda e: e) -> Floats:
+        """The products of each token's experts, side by side. order: number of an expert -> that of the one that is used."""
+        chosen, source = self.at(TOP_EXPERTS, n).astype(int), self.at("ffn_norm" if name != "ffn_down" else "ffn_moe_swiglu", n)
+        inputs = np.repeat(source[:, None], chosen.shape[1], axis=1) if name != "ffn_down" else source.reshape(*chosen.shape, -1)
+        experts: tuple[Expert, ...] = self.model.layers[n].experts
+        rows = [self.dot(inputs[t, [s]], _matrix(getattr(experts[order(int(chosen[t, s]))], name))) for t, s in np.ndindex(chosen.shape)]
+        return np.concatenate(rows).reshape(len(chosen), -1)
+
+    def mixed(self, n: int, weights: Floats) -> Floats:
+        return (self.at("ffn_moe_down", n).reshape(*weights.shape, -1) * weights[:, :, None]).sum(axis=1)
+
+
+def sigmoid(x: Floats) -> Floats:
+    return f32(1) / (f32(1) + np.exp(-x))
+
+
+def _matrix(linear: Linear) -> Floats:
+    assert isinstance(linear.weights, np.ndarray)
+    return widen.float32(linear.weights)
+
+
+def _branches(w: Layer) -> tuple[str, ...]:
+    """What is added to the residual stream behind a layer's norm."""
+    return ("ffn_moe_out",) if w.ffn_gate_inp_shexp is None else ("ffn_moe_out", "ffn_shexp_out")
+
+
+Step = Callable[[MixtureEngine, int], Floats]
+
+
+def in_mixture(leaving_out: tuple[str, ...] = (), **faults: Step) -> Callable:
+    """A fault that replaces steps of layer LAYER; its dump has no tensors of these names."""
+
+    def make(model: Model, tokens: NDArray[np.int64]) -> tuple[dict[Key, Floats], NDArray[np.int64]]:
+        dump = MixtureEngine(model, tokens, faults, (LAYER,)).run()  # type: ignore[arg-type]
+        return {key: x for key, x in dump.items() if key.name not in leaving_out}, tokens
+
+    return make
+
+
+def expert_faults() -> Iterator[tuple[Model, Fault]]:
+    """All faults, each with the model in which it is made."""
+
+    def fault(model: Model, name: str, blamed: str, mistake: str, make: Callable) -> tuple[Model, Fault]:
+        return model, Fault(name, blamed, make, mistake=mistake)
+
+    def permuted(name: str) -> Step:
+        return lambda e, n: e.slots(n, name, lambda expert: e.model.config.experts - 1 - expert)
+
+    more: Step = lambda e, n: e.top(n, e.model.config.experts_used + 1)  # noqa: E731
+    yield fault(NORMALIZED, "one expert too many", "", "", in_mixture(ffn_moe_topk=more))
+    yield fault(
+        NORMALIZED,
+        "one expert too many, and no word of it",
+        "ffn_moe_out",
+        "experts.count",
+        in_mixture((*SLOTS, TOP_EXPERTS), ffn_moe_topk=more),
+    )
+    yield fault(
+        NORMALIZED,
+        "softmax before top-k, not normalised",
+        "ffn_moe_weights",
+        "experts.not_normalised",
+        in_mixture(ffn_moe_weights=lambda e, n: e.weights(n, False)),
+    )
+    yield fault(
+        SHARED,
+        "softmax after top-k",
+        "ffn_moe_weights",
+        "experts.normalised",
+        in_mixture(ffn_moe_weights=lambda e, n: e.weights(n, True)),
+    )
+    yield fault(
+        SHARED,
+        "sigmoids for the softmax of a router",
+        "ffn_moe_weights",
+        "experts.sigmoid",
+        in_mixture(ffn_moe_weights=lambda e, n: sigmoid(e.of_taken(n, e.at("ffn_moe_logits", n)))),
+    )
+    yield fault(
+        NORMALIZED,
+        "experts in the opposite order",
+        "ffn_moe_gate",
+        "experts.permuted",
+        in_mixture(ffn_moe_gate=permuted("ffn_gate"), ffn_moe_up=permuted("ffn_up"), ffn_moe_down=permuted("ffn_down")),
+    )
+    yield fault(
+        NORMALIZED,
+        "results of experts averaged",
+        "ffn_moe_out",
+        "experts.averaged",
+        in_mixture(ffn_moe_out=lambda e, n: e.mixed(n, np.full_like(e.at("ffn_moe_weights", n), f32(1) / e.model.config.experts_used))),
+    )
+    yield fault(
+        SHARED,
+        "shared expert missing",
+        "l_out",
+        "experts.shared_missing",
+        in_mixture(l_out=lambda e, n: e.at("ffn_inp", n) + e.at("ffn_moe_out", n)),
+    )
+    yield fault(
+        SHARED,
+        "shared expert without its gate",
+        "ffn_shexp_out",
+        "experts.shared_ungated",
+        in_mixture(ffn_shexp_out=lambda e, n: e.at("ffn_down", n)),
+    )
