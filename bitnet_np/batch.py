@@ -92,7 +92,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of a request."""
+    """The result of a request, or what a cancelled one had."""
 
     request: Request
     tokens: list[int]  # the new ones
@@ -202,12 +202,33 @@ class Batch:
             if completion is not None:
                 ended.append((sequence, completion))
         for sequence, _ in ended:
-            self._running.remove(sequence)
-            self._ids.remove(sequence.request.id)
-            self._free.append(sequence.slot)
-            self.cache.clear(sequence.slot)
+            self._retire(sequence)
         self._intact = True
         return [completion for _, completion in ended]
+
+    def cancel(self, id: str | int) -> Completion:
+        """End a request before its time, whether it waits or runs. Returns its completion, with the tokens so far. The others go on.
+
+        Raises OptionError for an id that no request has, within a step, and after an exception in one.
+        """
+        if not self._intact:
+            raise OptionError(f"request {shown(id)} cannot be cancelled within a step, or after one that an exception interrupted")
+        sequence = next((sequence for sequence in (*self._waiting, *self._running) if sequence.request.id == id), None)
+        if sequence is None:
+            raise OptionError(f"no request has the id {shown(id)}, expected one that waits or runs")
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+            self._ids.remove(id)
+            return Completion(sequence.request, [])
+        self._retire(sequence)
+        return self._completion(sequence)
+
+    def _retire(self, sequence: _Sequence) -> None:
+        """Free the slot of a request that has ended."""
+        self._running.remove(sequence)
+        self._ids.remove(sequence.request.id)
+        self._free.append(sequence.slot)
+        self.cache.clear(sequence.slot)
 
     def _forward(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:
         """The logits [V] of each sequence, or the error of one that leaves float32's range: the others do not suffer from it."""

@@ -1,6 +1,6 @@
 """The setting of every test: the helper modules of tests/, one thread, no deadlines, and a cache of compiled kernels.
 
-The cache is checked when all tests are done.
+The cache, and what the judge's readings said, are checked when all tests are done.
 """
 
 import gc
@@ -25,6 +25,7 @@ gc.set_threshold(100_000, 20, 20)
 
 import numba  # noqa: E402
 import pytest  # noqa: E402
+import said_texts  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 settings.register_profile("bitnet_np", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -54,14 +55,26 @@ def no_lines_of_progress():
     progress.INTERVAL = before
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Take over what a worker of xdist has seen."""
+    said_texts.SAID.update(getattr(node, "workeroutput", {}).get("said", ()))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session):
-    """Fail unless every entry of the cache is whole. xdist's controller checks when its workers are done."""
+    """Fail unless every entry of the cache is whole, and every text of the judge's readings was said in some test, if all of them ran.
+
+    xdist's controller checks when its workers are done.
+    """
     if hasattr(session.config, "workerinput"):
+        session.config.workeroutput["said"] = sorted(said_texts.SAID)
         return
     from bitnet_np.kernels import cache_check
 
-    bad = [entry for entry in cache_check.check() if entry.problem]
+    bad = [f"{entry.file}: {entry.function} {entry.signature}: {entry.problem}" for entry in cache_check.check() if entry.problem]
+    if said_texts.all_tests_ran(session):
+        bad += [f"{text}: no test plants the fault that this text names" for text in said_texts.never_said(said_texts.SAID)]
     if bad:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        print("\n", *(f"\n{entry.file}: {entry.function} {entry.signature}: {entry.problem}" for entry in bad))
+        print("\n", *(f"\n{problem}" for problem in bad))

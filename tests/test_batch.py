@@ -8,7 +8,7 @@ import pytest
 from models import assert_same_bits, random_model, random_tokens
 
 from bitnet_np import forward_pass
-from bitnet_np.batch import Batch, Request, forward_batch, generate_batch
+from bitnet_np.batch import Batch, Completion, Request, forward_batch, generate_batch
 from bitnet_np.cache import KVCache
 from bitnet_np.certified import certify
 from bitnet_np.dialects import BITNET_CPP
@@ -153,6 +153,32 @@ def test_requests_may_come_at_any_time():
     assert not batch.cache.lengths.any()
     assert not batch.cache.k.any()
     batch.submit(requests[0])  # its id is free again
+
+
+def test_a_cancelled_request_leaves_its_slot_and_the_others_go_on():
+    first, second, third, last = requests = [Request(i, [1 + i, 2], 5, SAMPLED) for i in range(4)]
+    batch, completions = Batch(MODEL, 2), {}
+    for request in requests:
+        batch.submit(request)
+    batch.step()
+    batch.step()
+    cancelled = batch.cancel(first.id)
+    assert cancelled.tokens == alone(first)[:2]
+    assert cancelled.error is None
+    assert batch.cancel(last.id) == Completion(last, [])  # it waited
+    while not batch.done:
+        completions |= {completion.request.id: completion.tokens for completion in batch.step()}
+    assert completions == {request.id: alone(request) for request in (second, third)}
+    assert not batch.cache.lengths.any()
+    with pytest.raises(OptionError, match="no request has the id 0, expected one that waits or runs"):
+        batch.cancel(first.id)
+
+
+def test_nothing_is_cancelled_within_a_step():
+    batch = Batch(MODEL, 1, observe=lambda request, logits: batch.cancel(request.id))
+    batch.submit(Request("a", [1], 2))
+    with pytest.raises(OptionError, match="request 'a' cannot be cancelled within a step"):
+        batch.step()
 
 
 def test_a_sequence_may_fill_its_slot_and_no_more():

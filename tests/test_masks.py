@@ -270,6 +270,7 @@ def changed(index, value, dtype=np.float32):
         (np.zeros((2, 1, 2, 3)), {}, r"mask has shape \(2, 1, 2, 3\)"),
         (np.zeros((4, 2, 2, 3)), {}, r"mask has shape \(4, 2, 2, 3\)"),
         (np.zeros(3), {}, r"mask has shape \(3,\)"),
+        ([[0, 0, 0], [0, 0]], {}, "mask is ragged, expected rows of one length"),
         (np.tril(np.ones((2, 3), np.float32), 1), {}, "mask is float32 of zeros and ones, expected 0 and -inf"),
         (np.ones((2, 3)), {}, "mask is float64 of zeros and ones"),
         (np.tril(np.ones((2, 3), np.int64), 1), {}, "mask has dtype int64, expected bool, or float32"),

@@ -419,6 +419,12 @@ def test_weights_of_a_layer_far_away_are_recognised():
     assert wrong == ("the weights of layer 0's attn_v are used", "read.other_rows")
 
 
+def test_a_head_with_the_embeddings_rows_is_named():
+    model = random_model(5, family="llama", tied=False, **SHAPE)
+    wrong = said_of(model, "result_output", lambda x, value, w: x @ dense(model.token_embd).T)
+    assert wrong[0] == "the weights of the embedding are used"
+
+
 def test_a_bias_of_the_first_token_alone_is_told():
     wrong = said_of(LLAMA, "ffn_up", lambda x, value, w: value - w.bias * (np.arange(20) > 0)[:, None])
     assert wrong[0] == "the bias is missing at positions 1 to 19: it is added at position 0 alone"

@@ -468,6 +468,16 @@ def test_values_that_depend_on_each_other_tell_no_token():
     assert said == "values are summed that a token must not see: the mask, or a cache that holds another sequence's"
 
 
+def test_cosines_laid_out_for_adjacent_pairs_are_named():
+    """In a model whose pairs are halves of a head."""
+    c, frequency = MODEL.config, MODEL.rope_frequency.astype(np.float64)
+    x = layer_points("bitnet")["Qcur"].reshape(T, -1, c.head_dim)
+    angle = np.repeat(np.multiply.outer(np.arange(T), frequency), 2, axis=1)[:, None]  # of each element
+    halves = np.concatenate([-x[..., frequency.size :], x[..., : frequency.size]], axis=-1)
+    wrong = (x * np.cos(angle) + halves * np.sin(angle)).reshape(T, -1)
+    assert read("bitnet", "Qcur_rope", wrong) == "cosines and sines are laid out for adjacent pairs, but pairs are not"
+
+
 def test_values_of_a_cache_in_blocks_are_named():
     c, values = MODEL.config, layer_points("bitnet")["Vcur"]
     q, k = (layer_points("bitnet")[name].reshape(T, -1, c.head_dim) for name in ("Qcur_rope", "Kcur_rope"))

@@ -113,6 +113,21 @@ def test_norms_are_read_off(wrong, says):
     assert said("llama", "ffn_norm", wrong).startswith(says)
 
 
+GPT2 = random_model(5, family="gpt2", n_layers=2, vocab=90, width=96, heads=4, kv_heads=4, head_dim=24, ffn=120)
+GPT2_POINTS = without_codes(recorded(GPT2, IDS["llama"]))
+
+
+def test_a_mean_that_is_not_subtracted_and_biases_that_are_added_are_told():
+    layer, x = GPT2.layers[LAYER], GPT2_POINTS[Key("ffn_inp", LAYER)].astype(np.float64)
+
+    def told(name, wrong):
+        return read_off(GPT2, IDS["llama"], GPT2_POINTS, Key(name, LAYER), wrong)
+
+    assert told("ffn_norm", normed(x, layer.ffn_norm) + layer.ffn_norm_bias) == "the mean is not subtracted"
+    assert told("ffn_inp", x + layer.ffn_norm_bias) == "ffn_norm's bias is added to every position"
+    assert told("ffn_inp", x - layer.attn_output.bias) == "attn_output's bias is subtracted from, or missing in, every position"
+
+
 def test_a_weight_of_unknown_size_tells_no_divisor():
     assert said("llama", "ffn_norm", normed(X, np.random.default_rng(5).permutation(G), eps=0.3)) == ""
 

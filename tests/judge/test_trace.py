@@ -217,7 +217,7 @@ def test_layer_outputs_are_enough_to_recognise_a_mistake(name):
 
 
 def test_logits_alone_show_a_mistake_of_every_layer():
-    dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS)
+    dump, ids = FAULTS["SiLU for relu squared, every layer"].make(MODEL, TOKENS[:5])
     report = judge_trace(MODEL, trace({LOGITS: dump[LOGITS]}), ids)
     assert "ffn_out of every layer: SiLU(gate) * up" in report.reason
 
@@ -254,7 +254,8 @@ def test_epsilon_across_operations_is_not_blamed_for_roundings(seed):
 
 @pytest.mark.parametrize("name", ["inp_embd", "ffn_gate"])
 def test_numbers_beyond_float32_on_the_way_are_wrong(name):
-    dump = {key: value for key, value in recorded().items() if key.name in (name, "ffn_sub_norm", "l_out")}
+    names = (name, "ffn_sub_norm", "l_out")
+    dump = {key: value for key, value in recorded().items() if key.name in names and not key.layer}  # of one layer: few mistakes to try
     for key in dump:
         if key.name == name:
             dump[key] = dump[key] * np.float32(1e25)
