@@ -47,7 +47,7 @@ def _texts(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
 def all_tests_ran(session: pytest.Session) -> bool:
     """Whether all tests of the judge ran, and nothing failed."""
     config = session.config
-    some = any(config.getoption(name) for name in ("keyword", "markexpr", "deselect", "lf", "collectonly"))
+    some = any(config.getoption(name, None) for name in ("keyword", "markexpr", "deselect", "lf", "collectonly"))
     paths = [(config.invocation_params.dir / argument).resolve() for argument in config.args]
     whole = any(path in (TESTS, TESTS / "judge", TESTS.parent) for path in paths)
     return whole and not some and session.exitstatus in (pytest.ExitCode.OK, 0)
