@@ -11,6 +11,7 @@ from . import cache_types
 from .errors import OptionError, shown
 from .kernels import blocks
 from .model import Blocks, Model, Table
+from .rope import yarn_ramp
 from .tensor_types import BF16, F16, F32
 
 Floats = NDArray[np.float32]
@@ -63,9 +64,14 @@ class Dialect:
         c = model.config
         divisors = np.ones(frequency.size, np.float32) if model.rope_factors is None else model.rope_factors
         second = min(1, frequency.size - 1)
-        factors = np.full((position.size, frequency.size), np.float32(frequency[second] * divisors[second] * c.rope_scaling))
-        factors[:, 0] = position
-        angle = np.multiply.accumulate(factors, axis=1) / divisors * np.float32(1 / c.rope_scaling)
+        steps = np.full((position.size, frequency.size), np.float32(frequency[second] * divisors[second] * c.rope_scaling))
+        steps[:, 0] = position
+        angle = np.multiply.accumulate(steps, axis=1)
+        if c.yarn is None:
+            angle = angle / divisors * np.float32(1 / c.rope_scaling)
+        else:
+            ramp, shrunk = yarn_ramp(c).astype(np.float32), angle * np.float32(1 / c.yarn.factor)
+            angle = shrunk * (1 - ramp) + angle * ramp
         return angle.astype(np.float64)
 
 

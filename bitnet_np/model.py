@@ -43,6 +43,28 @@ _MOST = {
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """YaRN's scaling of RoPE's frequencies (arXiv 2309.00071); rope.yarn_factors has the rule.
+
+    Raises UnsupportedError for numbers that cannot be.
+    """
+
+    factor: float  # divides the frequencies of slow pairs
+    original: int  # the context that the model was trained for before it was stretched
+    fast: float = 32.0  # pairs that turn more often than this in the original context keep their frequency
+    slow: float = 1.0  # those that turn less often are divided by the whole factor
+    truncate: bool = True  # the borders between them are whole numbers of pairs
+
+    def __post_init__(self) -> None:
+        integer("YaRN's original context", self.original, 1, error=UnsupportedError)
+        for name in ("factor", "fast", "slow"):
+            if not 0 < number(f"YaRN's {name}", getattr(self, name)) < np.inf:
+                raise UnsupportedError(f"YaRN's {name} is {getattr(self, name)}, expected a positive number")
+        if not self.fast > self.slow:
+            raise UnsupportedError(f"YaRN's fast and slow are {self.fast} and {self.slow}, expected the first to be larger")
+
+
+@dataclass(frozen=True)
 class Config:
     """The numbers of a model. Names follow GGUF's keys where those are short enough; defaults are BitNet b1.58's.
 
@@ -66,6 +88,8 @@ class Config:
     rope_width: int | None = None  # 2J, the first numbers of a head, which are rotated; None: all K
     rope_layers: tuple[int, ...] | None = None  # the layers that rotate queries and keys; None: all
     rope_scaling: float = 1.0  # positions are divided by it (linear scaling)
+    yarn: Yarn | None = None  # the scaling of frequencies that Model.rope_factors follows from; None: they are the file's own
+    rope_magnitude: float = 1.0  # multiplies RoPE's cosines and sines
     parallel_residual: bool = False  # attention and feed-forward both read the layer's input
     window: int | None = None  # the keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
     window_layers: tuple[int, ...] | None = None  # the layers that have this window; None: all
@@ -111,9 +135,14 @@ class Config:
                 raise ShapeError(f"{name} are {layers}, expected numbers of {self.n_layers} layers")
         factors = ("embedding_scale", "residual_scale", "logit_scale")
         optional = (name for name in ("attention_scale", "score_cap", "logit_cap") if getattr(self, name) is not None)
-        for name in ("eps", "rope_base", "rope_scaling", *factors, *optional):
+        for name in ("eps", "rope_base", "rope_scaling", "rope_magnitude", *factors, *optional):
             if not 0 < number(name, getattr(self, name)) < np.inf:
                 raise UnsupportedError(f"{name} is {getattr(self, name)}, expected a positive number")
+        if self.yarn is not None and (self.rope == "none" or self.rope_scaling != 1 or self.rope_base <= 1):
+            raise UnsupportedError(
+                f"YaRN in a model with rope {self.rope!r}, rope_base {self.rope_base} and rope_scaling {self.rope_scaling}, "
+                "expected RoPE with a base above 1 and no other scaling"
+            )
 
     def window_of(self, layer: int) -> int | None:
         """The keys that a query of this layer sees at most; None: all."""

@@ -82,7 +82,19 @@ class Runtime:
 
     def rotations(self, position: NDArray[np.int64]) -> Rotations | None:
         """Cosines and sines for positions [R]; None for a model without RoPE."""
-        return self.ops.rotations(self.dialect.angles(position, self.model)) if self.model.config.rope != "none" else None
+        return (
+            rotations(self.ops, self.dialect.angles(position, self.model), self.model.config) if self.model.config.rope != "none" else None
+        )
+
+
+def rotations(ops: Backend, angle: NDArray[np.float64], c: Config) -> Rotations:  # [R, J] -> 2 x [R, J]
+    """Cosines and sines of these angles, each times the model's magnitude in float32."""
+    cos, sin = ops.rotations(angle)
+    return (
+        (cos, sin)
+        if c.rope_magnitude == 1
+        else (ops.scaled(cos, np.float32(c.rope_magnitude)), ops.scaled(sin, np.float32(c.rope_magnitude)))
+    )
 
 
 def scoring(c: Config) -> tuple[np.float32 | None, np.float32 | None]:

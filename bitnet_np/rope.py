@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ShapeError, UnsupportedError
-from .model import Config
+from .model import Config, Yarn
 
 LARGEST_ANGLE = 1.6e6
 """The largest angle, in radians, whose cosine and sine are exact (kernels/scalar.py)."""
@@ -55,3 +55,46 @@ def llama3_factors(frequencies: NDArray[np.float64], factor: float, low: float, 
     fits = original * frequencies / (2 * np.pi)
     smooth = np.clip((fits - low) / (high - low), 0, 1)
     return 1 / ((1 - smooth) / factor + smooth)
+
+
+def yarn_ramp(config: Config) -> NDArray[np.float64]:  # [J]
+    """The share of each pair's own frequency in YaRN's: 1 for fast pairs, 0 for slow ones, falling linearly in between.
+
+    "YaRN" (arXiv 2309.00071), with the borders of its code: the pairs that turn `fast` and `slow` times in the original context,
+    rounded outwards. Logarithms are correctly rounded, because a border must not differ between machines.
+    """
+    yarn, pairs = _yarn(config), config.rope_pairs
+    with localcontext(prec=40):
+        circle, base = 2 * Decimal("3.141592653589793238462643383279502884197"), Decimal(config.rope_base)
+        borders = [pairs * (yarn.original / (Decimal(turns) * circle)).ln() / base.ln() for turns in (yarn.fast, yarn.slow)]
+    low, high = (float(border) for border in borders)
+    if yarn.truncate:
+        low, high = float(np.floor(low)), float(np.ceil(high))
+    low, high = max(low, 0.0), min(high, 2 * pairs - 1.0)
+    return 1 - np.clip((np.arange(pairs) - low) / (high - low if high != low else 0.001), 0, 1)
+
+
+def yarn_factors(config: Config) -> NDArray[np.float32]:  # [J]
+    """The numbers by which YaRN divides RoPE's frequencies, rounded to float32 as a GGUF file would hold them."""
+    ramp = yarn_ramp(config)
+    return (1 / ((1 - ramp) / _yarn(config).factor + ramp)).astype(np.float32)
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0, divisor: float = 0.0) -> float:
+    """The number by which YaRN multiplies cosines and sines: 0.1 * weight * ln(factor) + 1 over the same of `divisor`.
+
+    It is 1 where nothing is stretched. Raises UnsupportedError for numbers that make it no positive number.
+    """
+    if factor <= 1:
+        return 1.0
+    with localcontext(prec=40):
+        above, below = (float(Decimal(number) * Decimal(factor).ln() / 10 + 1) for number in (weight, divisor))
+    if not (0 < above < np.inf and 0 < below < np.inf):
+        raise UnsupportedError(f"YaRN's magnitude is {above} / {below}, expected positive numbers")
+    return above / below
+
+
+def _yarn(config: Config) -> Yarn:
+    if config.yarn is None:
+        raise UnsupportedError("the model's RoPE is not scaled by YaRN")
+    return config.yarn

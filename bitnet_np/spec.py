@@ -1,14 +1,14 @@
 """THE DEFINITION: the models in float64, whole sequences, explicit masks. Slow, and it shares nothing with what it judges.
 
-Sources: "The Era of 1-bit LLMs" (arXiv 2402.17764) for the ternary matmul on int8 activations, "BitNet b1.58 2B4T Technical
-Report" (arXiv 2504.12285) for sub-norms and squared ReLU, RoFormer (arXiv 2104.09864) for the rotation, "Extending Context Window of
-Large Language Models via Position Interpolation" (arXiv 2306.15595) for scaled positions, "LLaMA" (arXiv 2302.13971) and "GLU Variants
+Sources: "The Era of 1-bit LLMs" (arXiv 2402.17764) for the ternary matmul on int8 activations, "BitNet b1.58 2B4T Technical Report" (arXiv
+2504.12285) for sub-norms and squared ReLU, RoFormer (arXiv 2104.09864) for the rotation, "Extending Context Window of Large Language Models
+via Position Interpolation" (arXiv 2306.15595) for scaled positions, "YaRN" (arXiv 2309.00071), "LLaMA" (arXiv 2302.13971), "GLU Variants
 Improve Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization" (arXiv 1607.06450), "Gaussian Error Linear Units" (arXiv
-1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial rotation, "Qwen3 Technical Report" (arXiv 2505.09388)
-for norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models are Unsupervised Multitask
-Learners" (GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a branch, "Gemma" (arXiv 2403.08295) for
-the GELU gate, "Gemma 2" (arXiv 2408.00118) for soft caps, "MiniCPM" (arXiv 2404.06395) and Granite 3 for scaled embeddings, branches
-and logits, "Mixtral of Experts" (arXiv 2401.04088) and Qwen2-MoE for experts.
+1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial rotation, "Qwen3 Technical Report" (arXiv 2505.09388) for
+norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models are Unsupervised Multitask Learners"
+(GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a branch, "Gemma" (arXiv 2403.08295) for the GELU gate,
+"Gemma 2" (arXiv 2408.00118) for soft caps, "MiniCPM" (arXiv 2404.06395) and Granite 3 for scaled embeddings, branches and logits, "Mixtral
+of Experts" (arXiv 2401.04088) and Qwen2-MoE for experts.
 
 Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
 width, J rotated pairs of a head, F feed-forward width, E experts, k of a token, V vocabulary. `model` is any record with the fields of
@@ -54,19 +54,33 @@ def angles(position: ArrayLike, base: float, pairs: int, factors: Any = 1.0) -> 
     return np.multiply.outer(position, base ** (-np.arange(pairs) / pairs) / factors)
 
 
-def rotate(x: Array, angle: Array, pairs: str = "halves") -> Array:  # [T, H, K], [T, J] -> [T, H, K]
-    # rotates the pairs (i, i + J) of the first 2J numbers of a head, or the adjacent (2i, 2i + 1)
+def yarn_ramp(base: float, pairs: int, yarn: Any) -> Array:  # [J]; `yarn` is any record with the fields of model.Yarn
+    # 1 for pairs that turn more than `fast` times in the original context, 0 for those of less than `slow`, falling linearly in between
+    low, high = (pairs * math.log(yarn.original / (turns * 2 * math.pi)) / math.log(base) for turns in (yarn.fast, yarn.slow))
+    low, high = (math.floor(low), math.ceil(high)) if yarn.truncate else (low, high)
+    low, high = max(low, 0), min(high, 2 * pairs - 1)
+    return 1 - np.clip((np.arange(pairs) - low) / (high - low if high != low else 0.001), 0, 1)
+
+
+def yarn_factors(base: float, pairs: int, yarn: Any) -> Array:  # [J]; frequencies are divided by them
+    ramp = yarn_ramp(base, pairs, yarn)
+    return 1 / ((1 - ramp) / yarn.factor + ramp)
+
+
+def rotate(x: Array, angle: Array, pairs: str = "halves", magnitude: float = 1.0) -> Array:  # [T, H, K], [T, J] -> [T, H, K]
+    # rotates the pairs (i, i + J) of the first 2J numbers of a head, or the adjacent (2i, 2i + 1), and multiplies them by the magnitude
     half, angle, out = angle.shape[1], angle[:, None, :], x.copy()
     i = np.arange(half)
     first, second = (i, i + half) if pairs == "halves" else (2 * i, 2 * i + 1)
-    a, b = x[..., first], x[..., second]
-    out[..., first], out[..., second] = a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)
+    a, b, cos, sin = x[..., first], x[..., second], magnitude * np.cos(angle), magnitude * np.sin(angle)
+    out[..., first], out[..., second] = a * cos - b * sin, a * sin + b * cos
     return out
 
 
-def rope(x: Array, position: ArrayLike, base: float, pairs: str = "halves", width: int | None = None, factors: Any = 1.0) -> Array:
-    # [T, H, K], [T] -> [T, H, K]; rotates the first `width` = 2J numbers of a head
-    return rotate(x, angles(position, base, (width or x.shape[-1]) // 2, factors), pairs)
+def rope(
+    x: Array, position: ArrayLike, base: float, pairs: str = "halves", width: int | None = None, factors: Any = 1.0, magnitude: float = 1.0
+) -> Array:  # [T, H, K], [T] -> [T, H, K]; rotates the first `width` = 2J numbers of a head
+    return rotate(x, angles(position, base, (width or x.shape[-1]) // 2, factors), pairs, magnitude)
 
 
 def causal_mask(q_len: int, k_len: int, past: int = 0, window: int | None = None) -> Array:  # -> [q_len, k_len] of 0 and -inf
@@ -179,8 +193,8 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, ND
             k = note("Kcur_normed", rms_norm(k.reshape(t, -1, w.attn_k_norm.size), w.attn_k_norm, c.eps))
         q, k, v = (x.reshape(t, -1, c.head_dim) for x in (q, k, v))
         if c.rope != "none" and (c.rope_layers is None or n in c.rope_layers):
-            q = note("Qcur_rope", rope(q, position, c.rope_base, c.rope, c.rope_width, factors))
-            k = note("Kcur_rope", rope(k, position, c.rope_base, c.rope, c.rope_width, factors))
+            q = note("Qcur_rope", rope(q, position, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude))
+            k = note("Kcur_rope", rope(k, position, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude))
         mask = causal_mask(t, t, window=c.window if c.window_layers is None or n in c.window_layers else None)
         x = note("kqv_out", attend(q, k, v, mask, c.attention_scale, c.score_cap).reshape(t, -1))
         if w.attn_sub_norm is not None:

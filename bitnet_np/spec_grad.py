@@ -100,10 +100,10 @@ def linear(x: Array, w: Array, activations: Quantizer, weights: Quantizer) -> tu
     return spec.matmul(quantised, matrix), lambda dy: (x_back(dy @ matrix), w_back(dy.T @ quantised))
 
 
-def rope(x: Array, base: float, pairs: str, width: int | None, factors: Any, scaling: float) -> tuple[Array, Back]:  # [T, H, K]
-    """A rotation's transpose is the rotation back."""
+def rope(x: Array, base: float, pairs: str, width: int | None, factors: Any, scaling: float, magnitude: float = 1.0) -> tuple[Array, Back]:
+    """A rotation's transpose is the rotation back: [T, H, K] -> [T, H, K]."""
     position = np.arange(len(x)) / scaling
-    turn = lambda y, p: spec.rope(y, p, base, pairs, width, factors)  # noqa: E731
+    turn = lambda y, p: spec.rope(y, p, base, pairs, width, factors, magnitude)  # noqa: E731
     return turn(x, position), lambda dy: turn(dy, -position)
 
 
@@ -227,7 +227,7 @@ def _layer(c: Any, p: _Parameters, n: int, h: Array, factors: Any) -> tuple[Arra
     t, block = len(h), f"blk.{n}."
 
     def turn(x: Array) -> tuple[Array, Back]:
-        return rope(x, c.rope_base, c.rope, c.rope_width, factors, c.rope_scaling)
+        return rope(x, c.rope_base, c.rope, c.rope_width, factors, c.rope_scaling, c.rope_magnitude)
 
     x, attn_norm_back = p.norm(block + "attn_norm", h)
     q, q_back = p.linear(block + "attn_q", x)

@@ -27,6 +27,8 @@ from bitnet_np.errors import OptionError
 from bitnet_np.families import FAMILIES
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.model import Yarn
+from bitnet_np.rope import yarn_magnitude
 from bitnet_np.tensor_types import ALL_BLOCK_TYPES, PQ2_0, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.traces.points import Key, Trace
@@ -94,6 +96,9 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         shape["parallel_residual"] = bool(seed // 2 % 2)
     if family.scaling and family.config["rope"] != "none":
         shape["rope_scaling"] = float(rng.choice([1.0, 2.0, 8.0]))
+        if seed % 3 == 2:
+            yarn = Yarn(2 * shape["rope_scaling"], 16, fast=8.0)
+            shape |= {"rope_scaling": 1.0, "yarn": yarn, "rope_magnitude": yarn_magnitude(yarn.factor) * (1.25 if seed % 2 else 1.0)}
     table = kind if kind not in TERNARY else "float16"
     model = random_model(
         seed, family=architecture, weights=kind, table=table, tied=architecture in ("bitnet", "gpt2", "gemma", "gemma2"), **shape

@@ -216,12 +216,11 @@ PUBLISHED_GGUF: dict[str, tuple[str, str, dict[str, Any]]] = {
     "microsoft/bitnet-b1.58-2B-4T-gguf": ("bitnet-b1.58", "ternary", {}),
     "tiiuae/Falcon3-1B-Instruct-1.58bit-GGUF": ("llama", "ternary", {}),
     "tiiuae/Falcon-E-1B-Instruct-GGUF": ("llama", "ternary", {}),
+    "prism-ml/Ternary-Bonsai-8B-gguf": ("qwen3", "Q2_0", {f"qwen3.rope.scaling.{key}": value for key, value in _YARN.items()}),
 }
 """By repository: the architecture, the weights as testing.random_model calls them, and keys beside those of every such file."""
 
-REFUSED_GGUF = {
-    "prism-ml/Ternary-Bonsai-8B-gguf": ("qwen3", "Q2_0", {f"qwen3.rope.scaling.{key}": value for key, value in _YARN.items()}, "yarn"),
-}
+REFUSED_GGUF: dict[str, tuple[str, str, dict[str, Any], str]] = {}
 """The same, and the word in the error that says why it is refused."""
 
 

@@ -9,10 +9,13 @@ from family_models import drawn
 from gguf_bytes import UINT32, number
 from gguf_models import A
 
-from bitnet_np.errors import ShapeError
+from bitnet_np import spec
+from bitnet_np.errors import ShapeError, UnsupportedError
 from bitnet_np.files.load import load
 from bitnet_np.kernels.scalar import cos_sin
-from bitnet_np.rope import LARGEST_ANGLE, rope_frequencies
+from bitnet_np.model import Yarn
+from bitnet_np.rope import LARGEST_ANGLE, rope_frequencies, yarn_factors, yarn_magnitude
+from bitnet_np.testing import random_model
 
 
 @pytest.fixture
@@ -48,3 +51,29 @@ def test_the_longest_context_that_is_allowed(write):
     cos, sin = np.array([cos_sin(a) for a in angle]).T
     np.testing.assert_allclose(cos, np.cos(angle), rtol=0, atol=2e-15)
     np.testing.assert_allclose(sin, np.sin(angle), rtol=0, atol=2e-15)
+
+
+@pytest.mark.parametrize("yarn", [Yarn(4.0, 16384), Yarn(8.0, 64, 4.0, 0.5), Yarn(2.0, 4096, truncate=False), Yarn(4.0, 1), Yarn(1.0, 64)])
+def test_yarns_factors_are_the_definitions(yarn):
+    c = random_model(0, family="qwen3", head_dim=64, rope_base=1e6, yarn=yarn).config
+    theirs = spec.yarn_factors(c.rope_base, c.rope_pairs, yarn)
+    np.testing.assert_allclose(yarn_factors(c), theirs, rtol=2.0**-23)
+    assert (theirs >= 1 - 2.0**-50).all()
+    assert (theirs <= yarn.factor * (1 + 2.0**-50)).all()
+
+
+def test_yarn_stretches_slow_pairs_only():
+    """The borders of Qwen 3's published setting, by hand: pairs 20 and 36 of a head of 128, base 1e6, 32768 positions before."""
+    c = random_model(0, family="qwen3", head_dim=128, rope_base=1e6, yarn=Yarn(4.0, 32768)).config
+    factors = yarn_factors(c)
+    assert (factors[:24] == 1).all()
+    assert (factors[40:] == 4).all()
+    assert (np.diff(factors[23:41]) > 0).all()
+
+
+def test_yarns_magnitude():
+    assert yarn_magnitude(4.0) == pytest.approx(1 + 0.1 * np.log(4), rel=1e-15)
+    assert yarn_magnitude(40.0, 0.7, 1.2) == pytest.approx((1 + 0.07 * np.log(40)) / (1 + 0.12 * np.log(40)), rel=1e-15)
+    assert yarn_magnitude(0.5) == 1
+    with pytest.raises(UnsupportedError, match="magnitude is"):
+        yarn_magnitude(4.0, -10.0)

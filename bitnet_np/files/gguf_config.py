@@ -12,9 +12,10 @@ import numpy as np
 
 from ..errors import FileFormatError, UnsupportedError, shown
 from ..families import ARCHITECTURES, FAMILIES, implied, windowed_layers
-from ..model import Config, window_fields
+from ..model import Config, Yarn, window_fields
+from ..rope import yarn_magnitude
 from .gguf_file import GGUFFile
-from .gguf_names import KEYS, NEUTRAL, REQUIRED, keys_of
+from .gguf_names import KEYS, NEUTRAL, REQUIRED, YARN, keys_of
 from .overrides import how_to_ignore
 
 
@@ -26,6 +27,8 @@ def read_config(file: GGUFFile) -> Config:
     head_dim = _head_dim(file, name, value)
     vocab = _vocab(file, name, value["vocab"])
     scaling = _rope_scaling(file, name, value)
+    with _of_file(file):
+        stretched = _yarn(value, scaling) if value.get("scaling_type") == "yarn" else {"rope_scaling": scaling}
     rotated, kv_heads, base = value.get("rope_width"), value["kv_heads"], value.get("rope_base")
     numbers = {field: value[field] for field in family.numbers if value[field] is not None}
     with _of_file(file):
@@ -42,7 +45,7 @@ def read_config(file: GGUFFile) -> Config:
             eps=value["eps"],
             rope_base=10000.0 if base is None else base,
             rope_width=None if rotated == head_dim else rotated,
-            rope_scaling=scaling,
+            **stretched,
             parallel_residual=value.get("parallel_residual", False),
             **numbers,
             **family.config,
@@ -122,11 +125,32 @@ def _vocab(file: GGUFFile, architecture: str, stated: int | None) -> int:
 def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> float:
     """The number that positions are divided by. llama.cpp takes a missing type for linear, and a factor that is missing or 0 for none."""
     kind = value.get("scaling_type") or "linear"
-    if kind not in ("none", "linear"):
-        raise UnsupportedError(f"{file.path}: {architecture}.rope.scaling.type is {shown(kind)}, supported are none and linear")
+    if kind not in ("none", "linear", "yarn"):
+        raise UnsupportedError(f"{file.path}: {architecture}.rope.scaling.type is {shown(kind)}, supported are none, linear and yarn")
+    for name in YARN if kind != "yarn" else ():
+        key = KEYS[name].name
+        if value.get(name) is not None and not _is_neutral(key, value[name]):
+            raise UnsupportedError(
+                f"{file.path}: {architecture}.{key} = {shown(value[name])} is a setting this package does not implement "
+                f"without YaRN; {how_to_ignore(f'{architecture}.{key}')}"
+            )
     factor = value.get("rope_scaling")
     factor = value.get("old_rope_scaling") if factor is None else factor
     return 1.0 if kind == "none" or not factor else factor
+
+
+def _yarn(value: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """The fields of a Config that say how YaRN scales RoPE, by llama.cpp's rules and defaults.
+
+    Its magnitude is 1 + 0.1 ln(factor), divided by the same with the file's multiplier of the logarithm, times the file's attn_factor.
+    """
+
+    def given(name: str, default: Any) -> Any:
+        return default if value.get(name) is None else value[name]
+
+    yarn = Yarn(factor, given("yarn_original", value["context"]), given("yarn_fast", 32.0), given("yarn_slow", 1.0))
+    magnitude = yarn_magnitude(factor, divisor=given("yarn_log", 0.0))
+    return {"yarn": yarn, "rope_magnitude": magnitude * given("yarn_factor", 1.0)}
 
 
 def _window(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict[str, Any]:

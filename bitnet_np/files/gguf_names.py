@@ -33,6 +33,11 @@ KEYS: dict[str, Key] = {
     "scaling_type": Key("rope.scaling.type", str),  # no field: says whether the factor is one
     "rope_scaling": Key("rope.scaling.factor", float),
     "old_rope_scaling": Key("rope.scale_linear", float),  # no field: the name of rope_scaling in older files
+    "yarn_original": Key("rope.scaling.original_context_length", int),  # no field, as the next four: Config.yarn and rope_magnitude
+    "yarn_factor": Key("rope.scaling.attn_factor", float),
+    "yarn_log": Key("rope.scaling.yarn_log_multiplier", float),
+    "yarn_fast": Key("rope.scaling.yarn_beta_fast", float),
+    "yarn_slow": Key("rope.scaling.yarn_beta_slow", float),
     "parallel_residual": Key("use_parallel_residual", bool),
     "window": Key("attention.sliding_window", int),  # of Llama and Qwen llama.cpp reads neither key, and attends to every position
     "window_layers": Key("attention.sliding_window_pattern", np.ndarray),
@@ -48,6 +53,9 @@ KEYS: dict[str, Key] = {
     "shared_ffn": Key("expert_shared_feed_forward_length", int),
 }
 """By field of Config, or by a name of their own where Config has no such field."""
+
+YARN = ("yarn_original", "yarn_factor", "yarn_log", "yarn_fast", "yarn_slow")
+"""The keys of YaRN beside the factor."""
 
 EPSILON = {"rms": Key("attention.layer_norm_rms_epsilon", float), "layer": Key("attention.layer_norm_epsilon", float)}
 """The metadata key that holds Config.eps, by kind of norm."""
@@ -83,6 +91,7 @@ def keys_of(family: Family) -> dict[str, Key]:
     names = [
         *(("rope_base", "rope_width") if rope else ()),
         *(("scaling_type", "rope_scaling", "old_rope_scaling") if rope and family.scaling else ()),
+        *(YARN if rope and family.scaling else ()),
         *(("parallel_residual",) if family.chooses_residual else ()),
         *(("window", "window_layers") if family.windows else ()),
         *family.numbers,

@@ -19,6 +19,7 @@ from ..errors import UnsupportedError
 from ..families import FAMILIES, GATE_UP, implied, windowed_layers
 from ..model import Blocks, Config, Expert, Layer, Linear, Model, Ternary, Weights
 from ..model_check import check_model
+from ..rope import yarn_magnitude
 from ..tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
 from ..whole_file import whole_file
 from .gguf_names import EPSILON, FACTORS, KEYS, matrix_name, tensor_name
@@ -128,6 +129,7 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
         key("rope_base"): c.rope_base if rotates else None,
         key("scaling_type"): "linear" if scaled else None,
         key("rope_scaling"): c.rope_scaling if scaled else None,
+        **_yarn_keys(c, key),
         key("parallel_residual"): c.parallel_residual if family.chooses_residual else None,
         key("window"): c.window,
         key("window_layers"): _window_pattern(c),
@@ -139,6 +141,32 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
         if value is not None:
             _add(writer, name, value)
     writer.add_quantization_version(QUANTIZATION_VERSION)
+
+
+def _yarn_keys(c: Config, key: Callable[[str], str]) -> dict[str, Any]:
+    """The keys of YaRN. Raises UnsupportedError where they would not give the same numbers back."""
+    if c.yarn is None:
+        if c.rope_magnitude != 1:
+            raise UnsupportedError(f"rope_magnitude is {c.rope_magnitude} without YaRN, and a GGUF file has no place for it")
+        return {}
+    if not FAMILIES[c.architecture].scaling:
+        raise UnsupportedError(f"RoPE is scaled by YaRN, and a GGUF file of architecture {c.architecture} has no place for that")
+    yarn, usual = c.yarn, yarn_magnitude(c.yarn.factor)
+    numbers = {"rope_scaling": yarn.factor, "yarn_fast": yarn.fast, "yarn_slow": yarn.slow}
+    for name, number in numbers.items():
+        if float(np.float32(number)) != number:
+            raise UnsupportedError(f"YaRN's {KEYS[name].name} is {number}, which is no float32, and a GGUF file has no other place for it")
+    if not yarn.truncate:
+        raise UnsupportedError("YaRN's borders are not cut to whole pairs (truncate is false), and a GGUF file has no place for that")
+    ratio = np.float32(c.rope_magnitude / usual)
+    near = (ratio, np.nextafter(ratio, np.float32(0)), np.nextafter(ratio, np.float32(np.inf)))
+    same = [float(x) for x in near if np.float32(usual * float(x)) == np.float32(c.rope_magnitude)]
+    if not same:
+        raise UnsupportedError(
+            f"rope_magnitude is {c.rope_magnitude}, and no attn_factor of a GGUF file gives it with YaRN's factor {yarn.factor}"
+        )
+    keys = {key("scaling_type"): "yarn", key("yarn_original"): yarn.original, key("yarn_factor"): None if same[0] == 1 else same[0]}
+    return keys | {key(name): number for name, number in numbers.items()}
 
 
 _USUAL = {
@@ -234,7 +262,7 @@ def model_tensors(
         yield from given({tensor_name(field): getattr(model, field) for field in names})
 
     yield from of_model("token_embd", "position_embd")
-    yield from given({FACTORS: model.rope_factors})
+    yield from given({FACTORS: model.rope_factors if model.config.yarn is None else None})
     for n, layer in enumerate(model.layers):
         named = fields(layer)
         for field in (field for field in FIELDS if field in named):

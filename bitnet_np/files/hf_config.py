@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from ..errors import FileFormatError, UnsupportedError, shown
 from ..families import FAMILIES, MATRICES, windowed_layers
-from ..model import Config, window_fields
+from ..model import Config, Yarn, window_fields
+from ..rope import yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, ModelType
 from .overrides import how_to_ignore
 
@@ -256,6 +257,8 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         rope_base=rope.base,
         rope_width=None if rotated == head_dim else rotated,
         rope_scaling=rope.scaling,
+        yarn=rope.yarn,
+        rope_magnitude=rope.magnitude,
         **always | experts,
     )
     for key in kind.ignored:
@@ -384,6 +387,8 @@ class _Rope(NamedTuple):
     scaling: float = 1.0  # positions are divided by it
     llama3: Llama3Scaling | None = None
     fraction: float = 1.0  # the part of a head that is rotated
+    yarn: Yarn | None = None
+    magnitude: float = 1.0  # multiplies cosines and sines
 
 
 def _rope(keys: _UnreadKeys, partial: bool) -> _Rope:
@@ -400,15 +405,40 @@ def _rope(keys: _UnreadKeys, partial: bool) -> _Rope:
             name = "rope_type" if name == "type" else name
             if merged.setdefault(name, value) != value:
                 raise FileFormatError(f"{where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
+    outside = keys.left.get("original_max_position_embeddings")
     keys = _UnreadKeys(f"{where}: RoPE", merged, path)
     base, fraction = keys.take("rope_theta", float), keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0)
     kind = keys.take("rope_type", str, "default")
-    if kind not in ("default", "linear", "llama3"):
-        raise UnsupportedError(f"{where}: RoPE's rope_type is {shown(kind)}, supported are default, linear and llama3")
+    if kind == "longrope":
+        raise UnsupportedError(
+            f"{where}: RoPE's rope_type is 'longrope', whose frequencies depend on the length of the whole sequence or on the size of the "
+            "cache, so decoding could not give the bits of whole sequences; supported are default, linear, llama3 and yarn"
+        )
+    if kind not in ("default", "linear", "llama3", "yarn"):
+        raise UnsupportedError(f"{where}: RoPE's rope_type is {shown(kind)}, supported are default, linear, llama3 and yarn")
     scaling = keys.take("factor", float) if kind == "linear" else 1.0
     llama3 = _llama3(keys) if kind == "llama3" else None
+    yarn, magnitude = _yarn(keys, outside) if kind == "yarn" else (None, 1.0)
     keys.check_all_taken()
-    return _Rope(base, scaling, llama3, fraction)
+    return _Rope(base, scaling, llama3, fraction, yarn, magnitude)
+
+
+def _yarn(keys: _UnreadKeys, outside: Any) -> tuple[Yarn, float]:
+    """YaRN's numbers and the magnitude of cosines and sines; `outside` is another value of the original context, if config.json has one."""
+    original = keys.take("original_max_position_embeddings", int)
+    if outside not in (None, original):
+        raise FileFormatError(
+            f"{keys.where}'s original_max_position_embeddings is {original}, that beside it {shown(outside)}, expected one"
+        )
+    factor = keys.take("factor", float)
+    yarn = Yarn(
+        factor, original, keys.take("beta_fast", float, 32.0), keys.take("beta_slow", float, 1.0), keys.take("truncate", bool, True)
+    )
+    magnitude: float | None = keys.take("attention_factor", float, None)
+    weight, all_dim = keys.take("mscale", float, 0.0), keys.take("mscale_all_dim", float, 0.0)
+    if magnitude is None:
+        magnitude = yarn_magnitude(factor, weight, all_dim) if weight and all_dim else yarn_magnitude(factor)
+    return yarn, magnitude
 
 
 def _llama3(keys: _UnreadKeys) -> Llama3Scaling:

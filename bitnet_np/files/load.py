@@ -11,7 +11,7 @@ from .. import packing
 from ..errors import OptionError, UnsupportedError
 from ..families import FAMILIES, GATE_UP, QKV, layer_matrices, layer_shapes
 from ..model import Config, Layer, Model, frozen, shapes_of_expert
-from ..rope import model_frequencies
+from ..rope import model_frequencies, yarn_factors
 from ..validate import path_of
 from .gguf_parts import open_parts
 from .gguf_source import GGUFSource
@@ -74,6 +74,12 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
     c = weights.config
     layer_norm = c.norm == "layer"
     rope_factors = weights.rope_factors()
+    if c.yarn is not None:
+        if rope_factors is not None:
+            raise UnsupportedError(
+                f"{source.path}: RoPE's frequencies have factors of their own and are scaled by YaRN, expected one of both"
+            )
+        rope_factors = yarn_factors(c)
     token_embd = weights.table("token_embd", (c.vocab, c.width))
     position_embd = weights.table("position_embd", (c.context, c.width)) if FAMILIES[c.architecture].positions else None
     output_norm = weights.vector("output_norm", c.width)

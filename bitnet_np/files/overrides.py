@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import Error, OptionError, shown
 from ..model import LONGEST_CONTEXT, Model
-from ..rope import model_frequencies
+from ..rope import model_frequencies, yarn_factors
 from .source import Source
 
 OVERRIDABLE: dict[str, type] = {"context": int, "eps": float, "rope_base": float, "rope_scaling": float, "window": int}
@@ -56,7 +56,8 @@ def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
         config = replace(model.config, **overrides)
         if model.position_embd is not None and config.context > model.position_embd.shape[0]:
             raise OptionError(f"the model has learned {model.position_embd.shape[0]} positions, not {config.context}")
-        frequency = model_frequencies(config, model.rope_factors)
+        factors = model.rope_factors if config.yarn is None else yarn_factors(config)
+        frequency = model_frequencies(config, factors)
     except Error as error:
         raise OptionError(f"overrides {dict(overrides)}: {error}") from None
-    return replace(model, config=config, rope_frequency=frequency)
+    return replace(model, config=config, rope_frequency=frequency, rope_factors=factors)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ..cache import KVCache
 from ..dialects import EXACT
 from ..model import Model
-from ..network import Floats, Runtime, check_finite, run_layers, scoring
+from ..network import Floats, Runtime, check_finite, rotations, run_layers, scoring
 from ..tokens import Rows
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class GraphDecoder:
         table: tuple[Any, Any] | None = None
         arena = Arena()
         if model.config.rope != "none":
-            table = on.rotations(EXACT.angles(np.arange(room), model))
+            table = rotations(on, EXACT.angles(np.arange(room), model), model.config)
 
         def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
             kept, window = (cache.k[layer], cache.v[layer]), model.config.window_of(layer)

@@ -143,7 +143,7 @@ def _rotated_from(model: Model, before: NDArray, after: NDArray) -> int:
     steps = np.exp(1j * np.multiply.outer(np.arange(len(x)), frequency))
 
     def fits(start: int) -> bool:
-        right = x * (steps * np.exp(1j * start * frequency))[:, None]
+        right = c.rope_magnitude * x * (steps * np.exp(1j * start * frequency))[:, None]
         return bool((np.abs(y - right) ** 2).sum() <= _NEAR**2 / 100 * (np.abs(y) ** 2).sum())
 
     if fits(0):

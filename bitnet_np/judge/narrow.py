@@ -142,6 +142,7 @@ def rope(storage: Storage, expected: Expected, x: Array, *, model: Model) -> All
     squares = np.zeros_like(heads)
     both[..., first] = both[..., second] = heads[..., first] + heads[..., second]
     squares[..., first] = squares[..., second] = heads[..., first] ** 2 + heads[..., second] ** 2
+    both, squares = c.rope_magnitude * both, c.rope_magnitude**2 * squares
     u, v = ROUNDOFF[storage.output], ROUNDOFF[storage.inputs[0]]
     kept = _kept(storage.output, expected.value)
     worst = (2 * u + v) * both.reshape(x.shape) + kept

@@ -234,7 +234,7 @@ def pair_slices(config: Config) -> tuple[slice, slice]:
 
 
 def rope(model: Model, dialect: Dialect, x: Array, start: int = 0) -> Expected:
-    """RoPE of positions from `start` on: two products.
+    """RoPE of positions from `start` on: two products, and those of cosine and sine with the magnitude, which is itself a few roundings.
 
     In most engines the angle is a float32, wrong by a rounding or two of its own size, which all heads share.
     """
@@ -244,7 +244,10 @@ def rope(model: Model, dialect: Dialect, x: Array, start: int = 0) -> Expected:
     first, second = pair_slices(c)
     unit = np.abs(heads)
     unit[..., first] = unit[..., second] = (unit[..., first] + unit[..., second]) * (1 + angle[:, None, :])
-    return Expected(spec.rotate(heads, angle, c.rope).reshape(t, -1), unit.reshape(t, -1), 4)
+    if c.rope_magnitude == 1:
+        return Expected(spec.rotate(heads, angle, c.rope).reshape(t, -1), unit.reshape(t, -1), 4)
+    unit[..., : 2 * c.rope_pairs] *= c.rope_magnitude
+    return Expected(spec.rotate(heads, angle, c.rope, c.rope_magnitude).reshape(t, -1), unit.reshape(t, -1), 12)
 
 
 def scores(model: Model, q: Array, k: Array) -> tuple[Array, Array]:

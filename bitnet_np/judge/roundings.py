@@ -123,4 +123,7 @@ def angles(model: Model, dialect: Dialect, length: int, start: int = 0) -> Array
     angle = np.empty((length, c.rope_pairs), np.float32)
     for pair in range(c.rope_pairs):
         angle[:, pair] = position if pair == 0 else angle[:, pair - 1] * step
+    if c.yarn is not None:
+        ramp, shrunk = spec.yarn_ramp(c.rope_base, c.rope_pairs, c.yarn).astype(np.float32), angle * np.float32(1 / c.yarn.factor)
+        return (shrunk * (1 - ramp) + angle * ramp).astype(np.float64)
     return (angle / factors * np.float32(1 / c.rope_scaling)).astype(np.float64)

@@ -13,6 +13,7 @@ from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
+from bitnet_np.model import Yarn
 from bitnet_np.testing import random_model, write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
@@ -219,11 +220,41 @@ def test_windows_that_cannot_be(written, family, keys, error, message):
     assert_refused(written(drawn(family), **keys), error, message)
 
 
-@pytest.mark.parametrize("kind", ["yarn", "longrope", "dynamic", ""])
+@pytest.mark.parametrize(
+    ("keys", "yarn", "magnitude"),
+    [
+        ({}, Yarn(4.0, 64), 1.138629436111989),
+        ({"original_context_length": 16, "attn_factor": 1.5}, Yarn(4.0, 16), 1.5 * 1.138629436111989),
+        ({"original_context_length": 16, "yarn_beta_fast": 8.0, "yarn_beta_slow": 2.0}, Yarn(4.0, 16, 8.0, 2.0), 1.138629436111989),
+        ({"yarn_log_multiplier": 1.0}, Yarn(4.0, 64), 1.0),
+    ],
+)
+def test_yarn(written, tmp_path, keys, yarn, magnitude):
+    """Written again, the file says the same."""
+    path = written(
+        drawn("qwen3", context=64), **{f"rope.scaling.{key}": value for key, value in ({"type": "yarn", "factor": 4.0} | keys).items()}
+    )
+    model = load(path)
+    assert (model.config.yarn, model.config.rope_magnitude) == (yarn, magnitude)
+    write_gguf(tmp_path / "again.gguf", model)
+    again = load(tmp_path / "again.gguf")
+    assert again.config.yarn == yarn
+    assert np.float32(again.config.rope_magnitude) == np.float32(magnitude)
+    np.testing.assert_array_equal(again.rope_frequency, model.rope_frequency)
+
+
+def test_a_logarithms_multiplier_that_leaves_no_magnitude(written):
+    keys = {"type": "yarn", "factor": 4.0, "yarn_log_multiplier": -10.0}
+    assert_refused(
+        written(drawn("qwen3"), **{f"rope.scaling.{key}": value for key, value in keys.items()}), UnsupportedError, "magnitude is"
+    )
+
+
+@pytest.mark.parametrize("kind", ["longrope", "dynamic", ""])
 def test_other_ways_to_scale_are_refused(written, kind):
     path = written(drawn("qwen2"), **{"rope.scaling.type": kind, "rope.scaling.factor": 4.0})
     if kind:
-        assert_refused(path, UnsupportedError, f"qwen2.rope.scaling.type is '{kind}', supported are none and linear")
+        assert_refused(path, UnsupportedError, f"qwen2.rope.scaling.type is '{kind}', supported are none, linear and yarn")
     else:
         assert load(path).config.rope_scaling == 4.0
 

@@ -12,6 +12,8 @@ from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
 
 @pytest.mark.parametrize(
     ("name", "keys", "error", "message"),
@@ -72,7 +74,12 @@ from bitnet_np.forward_pass import forward_full
         (OFFLINE, {"rms_norm_eps": float("nan")}, UnsupportedError, "eps is nan"),
         (OFFLINE, {"rms_norm_eps": 10**400}, FileFormatError, "rms_norm_eps is 1000"),
         (OFFLINE, {"tie_word_embeddings": False}, FileFormatError, "lm_head.weight is missing"),
-        (OFFLINE, {"rope_parameters": {"rope_type": "yarn"}}, UnsupportedError, "rope_type is 'yarn'"),
+        (OFFLINE, {"rope_parameters": {"rope_type": "dynamic"}}, UnsupportedError, "rope_type is 'dynamic'"),
+        (OFFLINE, {"rope_parameters": {"rope_type": "yarn"}}, FileFormatError, "RoPE: original_max_position_embeddings is missing"),
+        (OFFLINE, {"rope_parameters": YARN | {"beta_slow": 64.0}}, UnsupportedError, "YaRN's fast and slow are 32.0 and 64.0"),
+        (OFFLINE, {"rope_parameters": YARN | {"factor": -1.0}}, UnsupportedError, "YaRN's factor is -1.0"),
+        (OFFLINE, {"rope_parameters": YARN | {"attention_factor": 0.0}}, UnsupportedError, "rope_magnitude is 0.0"),
+        (OFFLINE, {"rope_parameters": YARN} | {"original_max_position_embeddings": 8}, FileFormatError, "is 16, that beside it 8"),
         (OFFLINE, {"rope_parameters": {"rope_theta": None}}, FileFormatError, "rope_theta is missing"),
         (OFFLINE, {"rope_parameters": {"beta": 1}}, UnsupportedError, "RoPE: 'beta' = 1 is a setting"),
         (OFFLINE, {"rope_theta": 1.0}, FileFormatError, "RoPE's 'rope_theta' is 1.0 and 500000.0"),

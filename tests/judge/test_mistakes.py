@@ -20,6 +20,7 @@ from bitnet_np.judge.mistakes.quantiser import MISTAKES as QUANTISER
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
+from bitnet_np.model import Yarn
 from bitnet_np.traces.points import Key
 
 BY_ID = {mistake.id: mistake for mistake in CATALOGUE}
@@ -33,6 +34,7 @@ def models():
     drawn += [random_model(1, family="gptneox", rope_width=8, parallel_residual=True, **SHAPE | {"kv_heads": 4})]
     drawn += [random_model(2, family="gpt2", activation="gelu", **SHAPE | {"window": None})]
     drawn += [random_model(2, family="llama", weights="ternary", inner_norms=True, rope_scaling=2.0, **SHAPE)]
+    drawn += [random_model(2, family="qwen3", yarn=Yarn(4.0, 16), rope_magnitude=1.2, **SHAPE)]
     return drawn
 
 
@@ -162,9 +164,11 @@ FAMILY = {  # what the family adds to the shape, the least number of mistakes th
     ),
     "qwen2": ({}, 20, ("at attn_q of every layer: the bias is missing", "output_bias is missing")),
     "qwen3": (
-        {},
+        {"yarn": Yarn(4.0, 16), "rope_magnitude": 1.2},
         20,
         (
+            "in RoPE: cosines and sines are not multiplied by YaRN's magnitude",
+            "in RoPE: the factors of the frequencies are not applied",
             "at attn_q_norm of every layer: the norm is missing: its input comes out unchanged",
             "at attn_k_norm of every layer: the norm's weight is missing",
         ),

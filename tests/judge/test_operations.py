@@ -13,6 +13,7 @@ from bitnet_np.dialects import EXACT
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.judge import graph
 from bitnet_np.judge.graph import TOKENS, operations
+from bitnet_np.model import Yarn
 from bitnet_np.traces.points import Key
 
 LAWS = ("operations.py", "graph.py", "roundings.py", "bounds.py")
@@ -22,6 +23,7 @@ SHAPES = [{"family": family, "inner_norms": inner} for family in ARCHITECTURES f
 SHAPES += [
     {"family": "gptneox", "parallel_residual": True, "rope_width": 8},
     {"family": "llama", "weights": "ternary", "rope_scaling": 2.0},
+    {"family": "phi3", "rope_width": 8, "yarn": Yarn(4.0, 16), "rope_magnitude": 1.2},
     {"family": "smollm3", "rope_layers": (1,)},
 ]
 

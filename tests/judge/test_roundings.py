@@ -8,6 +8,7 @@ from bitnet_np import tensor_types
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.judge import roundings
 from bitnet_np.kernels import blocks
+from bitnet_np.model import Yarn
 from bitnet_np.testing import random_table
 
 f32 = np.float32
@@ -46,8 +47,12 @@ def test_sums_that_minimums_are_multiplied_by():
         np.testing.assert_array_equal(roundings.minimums(table), blocks.minimums(table.data, kind))
 
 
+ROPES = [{"family": "bitnet"}, {"family": "llama", "rope_scaling": 4.0}, {"family": "gptneox", "rope_width": 4}]
+ROPES += [{"family": "qwen3", "yarn": Yarn(4.0, 64)}]
+
+
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
-@pytest.mark.parametrize("shape", [{"family": "bitnet"}, {"family": "llama", "rope_scaling": 4.0}, {"family": "gptneox", "rope_width": 4}])
+@pytest.mark.parametrize("shape", ROPES)
 def test_angles(dialect, shape):
     model = random_model(1, **shape)
     ours, theirs = roundings.angles(model, dialect, 300), dialect.angles(np.arange(300), model)

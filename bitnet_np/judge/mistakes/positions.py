@@ -43,8 +43,9 @@ def rotated(
     whole: bool = False,
     factors: bool = True,
     scaling: bool = True,
+    magnitude: bool = True,
 ) -> Array:
-    """RoPE with other positions, another base or kind of pairs; whole: of all of each head; factors, scaling: False leaves them out."""
+    """RoPE with other positions, another base or kind of pairs; whole: of all of each head; the others: False leaves them out."""
     c, model = site.config, site.model
     divisors: Any = 1.0 if model.rope_factors is None or not factors else model.rope_factors.astype(np.float64)
     turned = spec.rope(
@@ -54,6 +55,7 @@ def rotated(
         c.rope if pairs is None else pairs,
         None if whole else c.rope_width,
         divisors,
+        c.rope_magnitude if magnitude else 1.0,
     )
     return turned.reshape(x.shape)
 
@@ -74,7 +76,7 @@ def _by_angles(
 ) -> Array:
     """RoPE by sines and cosines that are wrong, or used wrongly."""
     angle = of_angle(roundings.angles(site.model, site.dialect, len(x)))[:, None, :]
-    cos, sin = of_turn(np.cos(angle)), of_turn(np.sin(angle))
+    cos, sin = (site.config.rope_magnitude * of_turn(f(angle)) for f in (np.cos, np.sin))
     cos, sin = (sin, cos) if swapped else (cos, sin)
     out = x.reshape(len(x), -1, site.config.head_dim).copy()
     first, second = op.pair_slices(site.config)
@@ -110,6 +112,11 @@ def _unscaled(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 def _without_factors(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if site.model.rope_factors is not None:
         yield {}, _turned(factors=False)(site)
+
+
+def _without_magnitude(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    if site.config.rope_magnitude != 1:
+        yield {}, _turned(magnitude=False)(site)
 
 
 def _whole_head(site: Site) -> Iterator[tuple[Numbers, Compute]]:
@@ -201,6 +208,11 @@ def _engine_without_factors(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
         yield IN_ROPE, _turns(base, None)
 
 
+def _engine_without_magnitude(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+    if base.model.config.rope_magnitude != 1:
+        yield IN_ROPE, base.with_config(rope_magnitude=1.0)
+
+
 def _engine_whole_head(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
     c = base.model.config
     if c.rope != "none" and 2 * c.rope_pairs < c.head_dim:
@@ -221,6 +233,14 @@ MISTAKES = (
     Mistake("rope.base", "the frequency base is {value:g} instead of {right:g}", AT, rotates, _bases, _engine_bases),
     Mistake("rope.unscaled", "positions are not scaled", AT, rotates, _unscaled, _engine_unscaled),
     Mistake("rope.factors", "the factors of the frequencies are not applied", AT, rotates, _without_factors, _engine_without_factors),
+    Mistake(
+        "rope.magnitude",
+        "cosines and sines are not multiplied by YaRN's magnitude",
+        AT,
+        rotates,
+        _without_magnitude,
+        _engine_without_magnitude,
+    ),
     Mistake("rope.whole_head", "all of each head is rotated, not a part", AT, rotates, _whole_head, _engine_whole_head),
     Mistake("rope.position_plus_1", "positions are too large by one", AT, rotates, _turned(1)),
     Mistake("rope.position_minus_1", "positions are too small by one", AT, rotates, _turned(-1)),

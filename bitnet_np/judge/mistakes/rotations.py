@@ -29,7 +29,7 @@ def _by_angles(site: Site, change: Callable[..., Array]) -> Compute:
         angle = change(roundings.angles(site.model, site.dialect, len(x))[:, None, :])
         out = x.reshape(len(x), -1, c.head_dim).copy()
         first, second = op.pair_slices(c)
-        a, b = out[..., first].copy(), out[..., second].copy()
+        a, b = c.rope_magnitude * out[..., first], c.rope_magnitude * out[..., second]
         out[..., first] = a * np.cos(angle) - b * np.sin(angle)
         out[..., second] = a * np.sin(angle) + b * np.cos(angle)
         return out.reshape(x.shape)

@@ -23,6 +23,7 @@ def rotation(wrong: Wrong) -> str | None:
     first, second = op.pair_slices(c)
     before, after = (a.reshape(len(a), -1, c.head_dim)[:ROWS] for a in (wrong.inputs[0], wrong.theirs))
     before, after = (a[..., first] + 1j * a[..., second] for a in (before, after))  # [T, heads, J]
+    before = c.rope_magnitude * before
     turn = (after * before.conj()).sum(axis=1)
     size = np.abs(before * after).sum(axis=1)
     if np.abs(turn).sum() < 0.999 * size.sum() or not np.isclose(np.abs(before).sum(), np.abs(after).sum(), rtol=1e-3):
@@ -61,13 +62,16 @@ def _other_rule(wrong: Wrong) -> str | None:
     x = some.inputs[0].reshape(len(some.inputs[0]), -1, c.head_dim)
     position = np.arange(len(x)) / c.rope_scaling
     for text, rotated in _rules(x, position, wrong):
+        rotated[..., : 2 * c.rope_pairs] *= c.rope_magnitude
         if some.accounts(rotated.reshape(len(x), -1)):
             return text
     begin = int(some.places.any(axis=1).argmax())
     if begin > 1:  # position 0 is not turned
 
         def based(part: Wrong, factor: float) -> Array:
-            rotated = spec.rope(x, position, c.rope_base * factor, c.rope, c.rope_width)[begin : begin + len(part.theirs)]
+            rotated = spec.rope(x, position, c.rope_base * factor, c.rope, c.rope_width, magnitude=c.rope_magnitude)[
+                begin : begin + len(part.theirs)
+            ]
             return rotated.reshape(len(rotated), -1)
 
         factor = best_number(some.rows(np.arange(begin, len(x))), based)
@@ -91,6 +95,9 @@ def _rules(x: Array, position: Array, wrong: Wrong) -> Iterator[tuple[str, Array
                 yield f"each {part} elements of a head are rotated by themselves, with frequencies that are {frequencies}", rotated
     for text, times in (("2 pi", 2 * np.pi), ("pi / 180", np.pi / 180), ("180 / pi", 180 / np.pi)):
         yield f"angles are multiplied by {text}: one unit is taken for another", spec.rotate(x, times * angle, c.rope)
+    if c.rope_magnitude != 1:  # `_other_rule` multiplies by the magnitude
+        yield "cosines and sines are not multiplied by YaRN's magnitude", spec.rotate(x, angle, c.rope, 1 / c.rope_magnitude)
+        yield "cosines and sines are multiplied by YaRN's magnitude twice", spec.rotate(x, angle, c.rope, c.rope_magnitude)
     first, second = op.pair_slices(c)
     for text, one, other in _terms(x[..., first], x[..., second], angle[:, None], c.rope):
         rotated = x.copy()
