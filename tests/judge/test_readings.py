@@ -342,6 +342,7 @@ def test_a_bias_that_is_added_several_times_is_named(times, says):
     ("change", "says"),
     [
         (lambda value, bias: value - np.where(np.arange(bias.size) < 40, bias, 0), "the bias is missing at elements 0 to 39"),
+        (lambda value, bias: value - bias + np.append(bias[1:], 0), "the bias is read 1 element too late"),
         (lambda value, bias: value - bias + bias[::-1], "the bias's elements are in another order"),
         (
             lambda value, bias: value - bias + bias[: len(value), None],
@@ -393,6 +394,8 @@ def test_the_bias_of_another_matrix_is_named():
     assert instead == ("the bias of layer 0's ffn_up is added instead of its own", "read.other_bias")
     too = said_of(LLAMA, "ffn_up", lambda x, value, w: value + other)
     assert too == ("the bias of layer 0's ffn_up is added too", "read.other_bias")
+    first = said_of(LLAMA, "Kcur", lambda x, value, w: value - w.bias + LLAMA.layers[1].attn_q.bias[: w.bias.size])
+    assert first[0] == "the bias of attn_q's first 48 rows is added instead of its own"
 
 
 @pytest.mark.parametrize(

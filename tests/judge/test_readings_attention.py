@@ -258,6 +258,19 @@ def with_sink():
     return exponentials / (exponentials.sum(axis=-1, keepdims=True) + np.exp(-most))
 
 
+def by_last_tile(size):
+    exponentials, _ = powers()
+    return exponentials / np.where(KEY // size == QUERY // size, exponentials, 0).sum(axis=-1, keepdims=True)
+
+
+def lost_past(*wrong_heads):
+    """Zeros for all keys and values before BEGIN, in some heads."""
+    weights = np.where(PAST, 0, softmax(np.where(PAST, 0, scores_of())))
+    right, wrong = (by_weights(x).reshape(len(x[0]), C.heads, -1) for x in (softmax(scores_of()), weights))
+    right[:, wrong_heads] = wrong[:, wrong_heads]
+    return right.reshape(len(right), -1)
+
+
 def stale_sums():
     exponentials, _ = powers()
     sums = exponentials.sum(axis=-1, keepdims=True)
@@ -359,6 +372,13 @@ START = f"from position {BEGIN} on "
         ),
         (lambda: by_weights(np.where(QUERY >= KEY, np.exp(scores_of()), 0)), "exponentials of scores are not divided by their sum"),
         (lambda: by_weights(softmax(np.log(2) * scores_of())), "exponentials are powers of 2, not of e"),
+        (
+            lambda: by_weights(softmax(scores_of() * C.head_dim**0.5) / C.head_dim**0.5),
+            "the scale of scores is applied to probabilities instead",
+        ),
+        (lambda: by_weights(by_last_tile(4)), "outputs are divided by the sum of the last tile of 4 keys, not of all"),
+        (lambda: lost_past(2, 3), START + f"the cache has zeros for the last {BEGIN} tokens before"),
+        (lambda: lost_past(2, 3), "heads 2 to 3 alone: "),
         (lambda: by_weights(with_sink()), "a score of 0 is counted in the sum of exponentials: a sink"),
         (lambda: by_weights(stale_sums()), "exponentials are divided by the sum of the position before"),
         (lambda: by_weights(to_digits(softmax(scores_of()), 4)), "probabilities are rounded to 4 significant bits"),

@@ -235,6 +235,7 @@ def _interleaved(function, first=0):
         (_silu(np.clip(GATE, -0.8, 0.8)) * UP, "gate is clipped to -0.8..0.8"),
         (_silu(GATE).astype(np.float16) * UP, "the activation is rounded to float16"),
         (_silu(_silu(GATE)) * UP, "the activation is applied twice instead of SiLU(gate) * up"),
+        (_silu(GATE) * _silu(UP), "the activation is applied to gate and up instead of SiLU(gate) * up"),
         (_silu(GATE) * np.maximum(UP, 0), "SiLU(gate) * relu(up) instead of"),
         (GATE / (1 + np.exp(GATE)) * UP, "SiLU with the sign lost in the sigmoid(gate) * up instead of"),
         (np.where(np.arange(120) < 100, _silu(GATE), GATE) * UP, "at elements 100 to 119: gate * up instead of"),

@@ -12,7 +12,7 @@ def orders(width: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
     """Yields wrong orders of the weights of a row, in words, and the place in the row that each weight is read from.
 
     Bytes that hold several weights, and registers of several lanes, are filled in runs or in turns: one taken for the other interleaves
-    runs. Byte order and the order of fields reverse them.
+    runs. Byte order and the order of fields reverse them. A pointer that is not moved on reads the first ones again.
     """
     everything = np.arange(width)
     for size in _SIZES:
@@ -23,6 +23,8 @@ def orders(width: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
             for together in (1, *(n for n in _SIZES if n < run)):
                 turns = pieces.reshape(len(pieces), size // run, run // together, together).transpose(0, 2, 1, 3)
                 yield _interleaved(size, run, together), turns.ravel()
+        for run in (n for n in _SIZES if n < size):
+            yield f"the first {run} of each {size} weights are read again and again", pieces[:, np.arange(size) % run].ravel()
         for run in (1, *(n for n in _SIZES if n < size)):
             yield _reversed(size, run), pieces.reshape(len(pieces), -1, run)[:, ::-1].ravel()
 

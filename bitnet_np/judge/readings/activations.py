@@ -69,6 +69,8 @@ def activation(wrong: Wrong) -> str | None:
         (gate, up), right = _parts(wrong), _of_gate(wrong)
         if wrong.accounts(right(right(gate)) * up):
             return f"the activation is applied twice{instead}"
+        if len(wrong.inputs) == 2 and wrong.accounts(right(gate) * right(up)):
+            return f"the activation is applied to gate and up{instead}"
         return _rounded(wrong) or _limited(wrong) or _with_a_number(wrong, instead) or _as_a_function(wrong, instead)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ... import spec
 from ...traces.points import Key
+from .. import operations as op
 from ..narrow import rounded
 from ..roundings import to_digits
 from .attention import Attention, Seen, softmax
@@ -31,7 +32,20 @@ def other_rule(wrong: Wrong) -> str | None:
             for text, computed in rules(own) if likely else ():
                 if text in likely and own.wrong.accounts(computed):
                     return text
+                if text in likely and (heads := _in_wrong_heads(own, computed)):
+                    return f"{heads} alone: {text}"
     return _unmasked_heads(own)
+
+
+def _in_wrong_heads(own: Attention, computed: Array) -> str | None:
+    """The wrong heads in words, if what is computed gives theirs and the others are right."""
+    shape = (len(own.q), -1, own.wrong.config.head_dim)
+    off = np.flatnonzero(own.wrong.places.reshape(shape).any(axis=(0, 2)))
+    mixed = own.wrong.value.reshape(shape).copy()
+    mixed[:, off] = computed.reshape(shape)[:, off]
+    if off.size == mixed.shape[1] or not own.wrong.accounts(mixed.reshape(own.wrong.value.shape)):
+        return None
+    return runs("head", off)
 
 
 def _of_all_heads(own: Attention) -> Iterator[tuple[str, Array]]:
@@ -65,6 +79,12 @@ def _softmaxes(own: Attention) -> Iterator[tuple[str, Array]]:
     yield "exponentials of scores are not divided by their sum", np.exp(masked)
     yield "exponentials of scores less their largest are not divided by their sum", powers
     yield "a score of 0 is counted in the sum of exponentials: a sink", powers / (sums + np.exp(-most))
+    scale = op.score_scale(own.wrong.config)
+    yield "the scale of scores is applied to probabilities instead", softmax(own.scores / scale, own.visible) * scale
+    for size in (n for n in (4, 8, 16, 32, 64) if n < len(own.k)):
+        last = powers * (np.arange(len(own.k)) // size == np.arange(len(own.q))[:, None] // size)
+        text = f"outputs are divided by the sum of the last tile of {size} keys, not of all"
+        yield text, powers / last.sum(axis=-1, keepdims=True)
     yield "exponentials are powers of 2, not of e", softmax(own.scores * np.log(2), own.visible)
     yield "exponentials are divided by the sum of the position before", powers / np.concatenate([sums[:, :1], sums[:, :-1]], axis=1)
     for digits in range(2, 9):
@@ -185,7 +205,7 @@ def _of_a_chunk(own: Attention) -> Iterator[tuple[str, Array]]:
     for by in (n for n in range(-begin, begin + 1) if n and c.rope != "none"):
         scores = np.where(past, replace(own, k=spec.rotate(own.k, by * frequency, c.rope)).scores, own.scores)
         yield start + f"keys of the tokens before are rotated by {by} positions more than they should be", by_scores(scores, own.visible)
-    for count in range(1, min(begin, 8) + 1):
+    for count in sorted({*range(1, min(begin, 8) + 1), begin}):
         for which, lost in (("last", (key >= begin - count) & past), ("first", (key < count) & past)):
             tokens = f"the {which} {f'{count} tokens' if count > 1 else 'token'} before"
             yield start + f"{tokens} cannot be seen", by_scores(own.scores, own.visible & ~lost)

@@ -7,6 +7,7 @@ import numpy as np
 from ...families import MATRICES
 from .wrong import Array, Wrong, every, runs
 
+_OFFSETS = (1, -1, 2, -2, 4, -4)  # elements
 _LEAST = 4  # positions: their mean is the bias that was added
 
 
@@ -31,6 +32,11 @@ def other_bias(wrong: Wrong) -> str | None:
         missing = np.isclose(column, -own, rtol=1e-3, atol=1e-4 * np.abs(own).max()) & (np.abs(own) > 1e-3 * np.abs(own).max())
         if wrong.accounts(wrong.value - np.where(missing, own, 0)):
             return f"the bias is missing at {runs('element', np.flatnonzero(missing))}"
+        for by in _OFFSETS:
+            moved = np.roll(own, -by)
+            moved[slice(-by, None) if by > 0 else slice(None, -by)] = 0
+            if wrong.accounts(wrong.value - own + moved):
+                return f"the bias is read {abs(by)} element{'s' * (abs(by) > 1)} too {'late' if by > 0 else 'early'}"
         added = np.sort(column + own)
         if wrong.accounts(wrong.value + column) and np.allclose(added, np.sort(own), rtol=1e-3, atol=1e-3 * np.abs(own).max()):
             return "the bias's elements are in another order"
@@ -56,10 +62,12 @@ def unwritten(wrong: Wrong) -> str | None:
 
 
 def _biases(wrong: Wrong) -> Iterator[tuple[str, Array]]:
-    """Yields the biases of other matrices of the same height, by name."""
+    """Yields the biases of other matrices, of as many elements as this one's or the first ones of more, by name."""
     for n, layer in enumerate(wrong.model.layers):
         for name in MATRICES:
             linear = getattr(layer, name)
-            if linear is None or linear is wrong.matrix or linear.bias is None or linear.bias.size != wrong.theirs.shape[1]:
+            height = wrong.theirs.shape[1]
+            if linear is None or linear is wrong.matrix or linear.bias is None or linear.bias.size < height:
                 continue
-            yield (name if n == wrong.key.layer else f"layer {n}'s {name}"), linear.bias.astype(np.float64)
+            first = f"'s first {height} rows" if linear.bias.size > height else ""
+            yield (name if n == wrong.key.layer else f"layer {n}'s {name}") + first, linear.bias[:height].astype(np.float64)

@@ -28,12 +28,14 @@ from . import (
     rows,
     sampling,
     scales,
+    stale,
     weights,
 )
 from .wrong import Wrong, runs
 
 PRODUCTS = (*FIELDS, "result_output")
 ROTATIONS = ("Qcur_rope", "Kcur_rope")
+BY_ELEMENT = (*activations.AT, *residuals.AT, *HEAD_NORMS)
 
 
 class Reading(NamedTuple):
@@ -66,6 +68,7 @@ READINGS = (
     Reading("penalty", ("result_output",), sampling.penalty),
     Reading("cut", ("result_output",), sampling.cut),
     Reading("probabilities", ("result_output",), sampling.probabilities),
+    Reading("stale_inputs", (*PRODUCTS, *BY_ELEMENT, *norms.AT), stale.stale_inputs),
     Reading("other_bias", tuple(FIELDS), biases.other_bias),
     Reading("constants", (), elements.constants),
     Reading("low_rank", PRODUCTS, inputs.low_rank),
@@ -92,7 +95,6 @@ READINGS = (
 )
 """The readings in the order in which they are tried: the first that finds a cause stands."""
 
-BY_ELEMENT = (*activations.AT, *residuals.AT, *HEAD_NORMS)
 _OF_PARTS = {
     "norm",
     "terms",
