@@ -24,13 +24,14 @@ from bitnet_np import Model
 from bitnet_np.errors import UnsupportedError
 from bitnet_np.files.gguf_writer import present
 from bitnet_np.files.hf_model_types import MODEL_TYPES, ModelType
-from bitnet_np.model import Layer, Linear
+from bitnet_np.model import Layer, Linear, Yarn
 from bitnet_np.rope import llama3_factors, rope_frequencies
 from bitnet_np.testing import random_model, write_gguf
 
 SHAPE: dict[str, Any] = {"width": 48, "ffn": 40, "heads": 4, "kv_heads": 2, "head_dim": 12, "vocab": 61, "context": 64, "n_layers": 2}
 SHAPE |= {"eps": float(np.float32(1e-5))}
 LLAMA3: dict[str, Any] = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "attention_factor": 1.25}
 Array = NDArray[np.float32]
 
 
@@ -51,6 +52,7 @@ def cases() -> list[Case]:
     rope = {"rope_theta": 10000.0}
     llama3 = {"rope_parameters": {"rope_type": "llama3", **rope, **LLAMA3}}
     linear = {"rope_parameters": {"rope_type": "linear", "factor": 4.0, **rope}}
+    yarn = {"rope_parameters": {"rope_type": "yarn", **rope, **YARN}}
     plain = {"rope_parameters": {"rope_type": "default", **rope}}
     mha = {"kv_heads": 4}
     square = {"width": 64}  # transformers keeps Gemma's factor, the root of the width, in float32
@@ -64,6 +66,7 @@ def cases() -> list[Case]:
         Case("llama_llama3_biases", "llama", {}, "llama", "Llama", {"attention_bias": True, "mlp_bias": True} | llama3, _llama),
         Case("qwen2_linear", "qwen2", {"rope_scaling": 4.0}, "qwen2", "Qwen2", linear, _llama),
         Case("qwen3_wide_heads", "qwen3", {"head_dim": 16}, "qwen3", "Qwen3", plain, _llama),
+        Case("qwen3_yarn", "qwen3", {"yarn": Yarn(4.0, 16, fast=4.0), "rope_magnitude": 1.25}, "qwen3", "Qwen3", yarn, _llama),
         Case("gptneox_parallel", "gptneox", {"rope_width": 6, "parallel_residual": True} | mha, "gpt_neox", "GPTNeoX", neox, _gptneox),
         Case(
             "gptneox_sequential",
@@ -145,7 +148,7 @@ def draw(case: Case, seed: int) -> Model:
         return _of_float32_differences(model)
     if case.classes in ("Mistral", "SmolLM3", "Mixtral"):
         return _bare(model)
-    if model.rope_factors is None:
+    if model.rope_factors is None or model.config.yarn is not None:
         return replace(model, output_bias=None)
     frequencies = rope_frequencies(model.config.rope_base, 2 * model.config.rope_pairs)
     return replace(model, output_bias=None, rope_factors=llama3_factors(frequencies, *LLAMA3.values()).astype(np.float32))

@@ -11,7 +11,7 @@ import pytest
 from family_models import SHAPE, half_scales
 from models import random_model
 from numpy.typing import NDArray
-from record_hf_families import LLAMA3, _gpt2, _gptneox, _layout, _llama
+from record_hf_families import LLAMA3, YARN, _gpt2, _gptneox, _layout, _llama
 
 from bitnet_np import packing, widen
 from bitnet_np.dense import dense_view
@@ -67,6 +67,7 @@ FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the 
         _llama,
     ),
     "qwen3_wide_heads": (SIZES | {"model_type": "qwen3", "head_dim": 16, "rope_parameters": PLAIN, "use_sliding_window": False}, _llama),
+    "qwen3_yarn": (SIZES | {"model_type": "qwen3", "rope_parameters": PLAIN | {"rope_type": "yarn"} | YARN}, _llama),
     "gptneox_parallel": (NEOX, _gptneox),
     "gptneox_sequential": (NEOX | {"use_parallel_residual": False}, _gptneox),
     "gpt2": (GPT2, _gpt2),

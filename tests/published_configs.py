@@ -220,9 +220,6 @@ PUBLISHED_GGUF: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """By repository: the architecture, the weights as testing.random_model calls them, and keys beside those of every such file."""
 
-REFUSED_GGUF: dict[str, tuple[str, str, dict[str, Any], str]] = {}
-"""The same, and the word in the error that says why it is refused."""
-
 
 def small(config: dict[str, Any]) -> dict[str, Any]:
     """The same model of few numbers: the same keys, and as many heads to a key-value head."""

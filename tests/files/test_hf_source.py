@@ -28,7 +28,12 @@ def test_model_types_give_their_recorded_logits(tmp_path, name):
     model = load(hf_models.write_folder(tmp_path, *recorded_folder(name)))
     dense = dense_view(model)
     if model.rope_factors is not None:  # float32, as a GGUF file has them
-        factors = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
+        c = model.config
+        factors = (
+            llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
+            if c.yarn is None
+            else spec.yarn_factors(c.rope_base, c.rope_pairs, c.yarn)
+        )
         np.testing.assert_array_equal(model.rope_factors, factors.astype(np.float32))
         dense = replace(dense, rope_factors=factors)
     scale = np.abs(recorded["logits_f64"]).max()

@@ -10,7 +10,7 @@ import pytest
 from family_models import drawn
 from hf_models import LLAMA, assert_refused, changed, recorded_folder
 from models import assert_same_bits, random_model
-from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, REFUSED_GGUF, small
+from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, small
 
 from bitnet_np import forward_full, load
 from bitnet_np.cli import main as cli
@@ -71,14 +71,6 @@ def test_a_published_file_loads(tmp_path, repository):
     assert np.isfinite(forward_full(load(published_file(tmp_path / "m.gguf", *PUBLISHED_GGUF[repository])), TOKENS)).all()
 
 
-@pytest.mark.parametrize("repository", REFUSED_GGUF)
-def test_a_published_file_is_refused_for_what_the_table_says(tmp_path, repository):
-    *how, reason = REFUSED_GGUF[repository]
-    assert_refused(published_file(tmp_path / "m.gguf", *how), UnsupportedError, reason)
-    architecture, weights, _ = how
-    load(published_file(tmp_path / "n.gguf", architecture, weights, {}))  # it is this alone
-
-
 @pytest.mark.parametrize("repository", REFUSED)
 def test_a_published_folder_is_refused_for_what_the_table_says(tmp_path, repository):
     config, reason = REFUSED[repository]
@@ -89,14 +81,14 @@ def test_a_published_folder_is_refused_for_what_the_table_says(tmp_path, reposit
 def test_the_table_of_published_repositories(tmp_path):
     """Those that load and what their matrices are, and those that do not and why."""
     rows = {name.strip("`"): (loads, what) for name, loads, what in pages.table(pages.ROOT / "docs" / "models.md", "repository")}
-    expected = dict.fromkeys((*PUBLISHED, *PUBLISHED_GGUF), "yes") | dict.fromkeys((*REFUSED, *REFUSED_GGUF), "no")
+    expected = dict.fromkeys((*PUBLISHED, *PUBLISHED_GGUF), "yes") | dict.fromkeys(REFUSED, "no")
     assert {name: loads for name, (loads, _) in rows.items()} == expected
     for name, config in PUBLISHED.items():
         hf_files.write_folder(tmp_path / name.replace("/", "_"), small(config))
         model, source = load(tmp_path / name.replace("/", "_")), hf_models.open_folder(tmp_path / name.replace("/", "_"))
         (kind,) = kinds_of_matrices(model, {tensor.type.name for tensor in source.tensors.values()})
         assert rows[name][1] == kind.partition(" (")[0]
-    for name, (*_, reason) in (REFUSED | REFUSED_GGUF).items():
+    for name, (_, reason) in REFUSED.items():
         assert f"`{reason}`" in rows[name][1]
 
 

@@ -14,7 +14,7 @@ from bitnet_np.forward_pass import forward_full, forward_incremental
 from bitnet_np.rope import llama3_factors, rope_frequencies
 
 DATA = Path(__file__).parents[1] / "data" / "hf_families"
-NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "gptneox_parallel", "gptneox_sequential", "gpt2")
+NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "qwen3_yarn", "gptneox_parallel", "gptneox_sequential", "gpt2")
 NAMES += ("granite", "smollm3", "olmo2", "gemma", "gemma2", "mixtral", "qwen2_moe", "qwen3_moe")
 WINDOWS = {"mistral_window": (5, None), "qwen2_window": (6, (1,)), "qwen3_window": (7, (0,)), "phi3": (7, None)}
 NAMES += tuple(WINDOWS)
@@ -38,13 +38,17 @@ def model(name):
 
 
 def test_the_definition_agrees_to_float64(model, recorded):
-    """Llama 3's factors are float32 in a GGUF file: the definition gets them as config.json implies them."""
-    dense = dense_view(model)
+    """Llama 3's factors are float32 in a GGUF file, and YaRN's in a model: the definition gets them as config.json implies them."""
+    dense, c = dense_view(model), model.config
     if model.rope_factors is not None:
-        factors = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
-        assert 1 == factors[0] < factors[1] < factors[-1] == 8
+        llama3 = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
+        factors = llama3 if c.yarn is None else spec.yarn_factors(c.rope_base, c.rope_pairs, c.yarn)
+        assert 1 == factors[0] < factors[1] <= factors[-1] == (8 if c.yarn is None else 4)
         np.testing.assert_array_equal(model.rope_factors, factors.astype(np.float32))
         dense = replace(dense, rope_factors=factors)
+    if c.yarn is not None:  # the file's factor gives it to float32
+        assert np.float32(c.rope_magnitude) == np.float32(1.25)
+        dense = replace(dense, config=replace(c, rope_magnitude=1.25))
     for tokens, theirs in zip(recorded["tokens"], recorded["logits_f64"], strict=True):
         np.testing.assert_allclose(spec.forward(dense, tokens), theirs, rtol=0, atol=1e-11 * np.abs(theirs).max())
 
