@@ -14,6 +14,7 @@ from bitnet_np import packing, spec, spec_grad, ternarize
 from bitnet_np.embedded import model_path
 from bitnet_np.errors import ContextLimitError, EmptyInputError, NonFiniteError, OptionError, ShapeError, TokenRangeError, UnsupportedError
 from bitnet_np.files.load import load
+from bitnet_np.model import Yarn
 from bitnet_np.nll import token_nll
 from bitnet_np.training.gradients import loss_and_gradients, parameters_of, quantize
 
@@ -86,6 +87,17 @@ def assert_within_reach(ours, theirs, reach):
     assert list(ours) == list(theirs)
     for name, gradient in theirs.items():
         assert np.linalg.norm(ours[name] - gradient) <= reach[name], name
+
+
+def test_gradients_behind_yarns_rotation_are_the_definitions():
+    rng, yarn = np.random.default_rng(5), Yarn(4.0, 16, fast=4.0)
+    config = config_of("llama", yarn=yarn, rope_magnitude=1.25, head_dim=20)
+    parameters, tokens = random_parameters(rng, config, True), rng.integers(0, config.vocab, (2, 30))
+    loss, gradients = loss_and_gradients(config, parameters, tokens, weights="none")
+    how = SMOOTH | {"factors": spec.yarn_factors(config.rope_base, config.rope_pairs, yarn)}
+    expected, theirs = summed(config, parameters, tokens, **how)
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert_within_reach(gradients, theirs, reached(rng, config, parameters, tokens, theirs, **how))
 
 
 @settings(max_examples=12)
