@@ -23,12 +23,14 @@ from bitnet_np.gpu.backend import Cuda
 from bitnet_np.gpu.device import bytes_needed, place
 from bitnet_np.gpu.storage import DeviceStorage
 from bitnet_np.metrics import Metrics
+from bitnet_np.model import Yarn
 from bitnet_np.testing import random_model
 from cuda_checks.common import GPU, check, device, normal, rng, same
 
 TINY = {"width": 40, "heads": 4, "kv_heads": 2, "head_dim": 6, "ffn": 36, "n_layers": 1, "vocab": 9}
 
 SMALLEST = {"width": 8, "heads": 2, "kv_heads": 2, "head_dim": 4, "ffn": 12, "n_layers": 1, "vocab": 5}
+YARN = {"yarn": Yarn(4.0, 2, fast=4.0), "rope_magnitude": 1.25}
 
 
 @check
@@ -138,7 +140,7 @@ def masked_forward() -> None:
 @check
 def other_families() -> None:
     for family, more in (
-        ("llama", {"weights": "float16"}),
+        ("llama", {"weights": "float16"} | YARN),
         ("gptneox", {"weights": "bfloat16", "parallel_residual": True}),
         ("gpt2", {}),
         ("granite", {}),
@@ -168,7 +170,7 @@ def metered() -> None:
 
 @check
 def decoder() -> None:
-    on, model = device(), random_model(rng(5), **SMALLEST)
+    on, model = device(), random_model(rng(5), **SMALLEST | YARN)
     placed, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
     prompt = [[1, 2], [3, 0]], [2, 1]
     assert_same_bits(forward(placed, prompt[0], cache, prompt[1], ops=on), forward(model, prompt[0], own, prompt[1]))
