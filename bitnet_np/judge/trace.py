@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cache_types import BLOCK
 from ..dialects import EXACT, Dialect
 from ..errors import NonFiniteError
 from ..forward_pass import run_whole
@@ -64,6 +65,7 @@ Array = NDArray[np.float64]
 _MOST_WORK = 10**9  # multiply-adds of the operations that each mistake recomputes: larger models need denser dumps
 _MOST_IN_VAIN = 3 * 10**9  # the same of all tensors together that no mistake explains: a layer like them explains no more
 _LITTLE_WORK = 3 * 10**7  # the same where the verdict is FLIPS, which may hide a small mistake
+_ROUNDED_CACHE = "keys and values are rounded, as in a cache of {kind}"
 _HIDDEN_WORK = 2 * 10**10  # of all hidden mistakes that are tried on a dump: seconds
 
 
@@ -316,8 +318,21 @@ class _Judge:
             rough = noise(operation.expected(assumed, *inputs))
             cause = self._explain((operation.key,), value, theirs, matched(rough), rough=rough)
             if cause is not None and cause.fault and not cause.id.startswith(("any.", "read.")):  # which fit what a coarse cache leaves
-                return replace(cause, text=f"{cause.text}; and keys and values are rounded, as in a cache of {kind}")
+                return replace(cause, text=f"{cause.text}; and {_ROUNDED_CACHE.format(kind=kind)}")
         return None
+
+    def _with_a_cache(self, across: tuple[Key, ...], theirs: Array, most: float) -> Cause | None:
+        """The mistake that explains `across` together with a KV cache of ggml's Q8_0, which is assumed from there on then."""
+        fits = self.model.config.head_dim % BLOCK == 0 and any(key.name == "kqv_out" for key in across)
+        if not fits or self.types.strict or self.cache is not None:
+            return None
+        self.cache = Cause("", "cache.ggml", False, "q8_0")
+        cause = self._explain(across, self._values(across)[across[-1]], theirs, most)
+        if cause is None or not cause.fault or cause.id in VAGUE:
+            self.cache = None
+            return None
+        self.types = self.types.with_cache("q8_0")
+        return replace(cause, text=f"{cause.text}; and {_ROUNDED_CACHE.format(kind='q8_0')}")
 
     def _several(self, across: tuple[Key, ...], theirs: Array) -> OperationVerdict:
         """Several operations at once, the last of which gives a tensor of the dump."""
@@ -341,6 +356,8 @@ class _Judge:
             if cause is None or cause.id in VAGUE:
                 self.in_vain += work
                 cause = self._hidden(across, theirs, most) or self._read_last(across, theirs, most) or cause
+            if cause is None or cause.id in VAGUE:
+                cause = self._with_a_cache(across, theirs, most) or cause
             return self._caused(judged, cause)
         if verdict == Verdict.FLIPS and work <= _LITTLE_WORK:
             cause = self._explain(across, value, theirs, most, most / 2)

@@ -18,6 +18,7 @@ from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
 from bitnet_np.network import Runtime
+from bitnet_np.rope import rope_frequencies
 from bitnet_np.testing import random_model
 from bitnet_np.tokens import Tokens
 from bitnet_np.traces.points import Key, Trace
@@ -94,6 +95,18 @@ def test_a_cache_is_recognised_behind_other_operations(names):
     assert "--precision kv=q8_0" in report.reason
     assert [o.mistake for o in report.operations if o.verdict == Verdict.NARROW] == ([cause] if len(names) > 1 else [])
     assert check_trace(MODEL, IDS, part, precision=FLOAT32).verdict == Verdict.WRONG
+
+
+def test_a_bug_behind_a_cache_is_named():
+    """RoPE without its factors and a cache of Q8_0 together, seen in the layers' outputs alone."""
+    recorded = {}
+    wrong = replace(MODEL, rope_frequency=rope_frequencies(MODEL.config.rope_base, MODEL.config.head_dim))
+    runtime = Runtime(wrong, ops=Wrapped(cpu, attend=ENGINES["q8_0"][0]))
+    run_whole(runtime, Tokens.whole(IDS[None]), lambda name, n, x: recorded.setdefault(Key(name, n), x.copy().reshape(len(IDS), -1)))
+    report = check_trace(MODEL, IDS, Trace({key: x for key, x in recorded.items() if key.name == "l_out"}, None, "a dump"))
+    assert report.verdict == Verdict.WRONG
+    assert "the factors of the frequencies are not applied" in report.first_wrong.hypothesis
+    assert "as in a cache of q8_0" in report.first_wrong.hypothesis
 
 
 def test_rounded_weights_are_not_taken_for_a_cache():
