@@ -10,6 +10,7 @@ from bitnet_np.judge import graph
 from bitnet_np.judge.narrow import rounded
 from bitnet_np.judge.operations import pair_slices
 from bitnet_np.judge.roundings import to_digits
+from bitnet_np.model import Yarn
 from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key
 
@@ -164,6 +165,15 @@ def by_parts(size, angle=None):
 )
 def test_rotations_by_another_rule_are_named(wrong, says):
     assert read("llama", "Qcur_rope", wrong()).startswith(says)
+
+
+def test_a_magnitude_of_yarn_that_is_applied_twice_is_named():
+    model = random_model(
+        7, family="qwen3", yarn=Yarn(4.0, 16), rope_magnitude=1.2, n_layers=1, vocab=90, width=96, heads=4, kv_heads=2, head_dim=24
+    )
+    points, key = without_codes(recorded(model, IDS["llama"])), Key("Qcur_rope", 0)
+    said = read_off(model, IDS["llama"], points, key, 1.2 * points[key].astype(np.float64))
+    assert said == "cosines and sines are multiplied by YaRN's magnitude twice"
 
 
 @pytest.mark.parametrize(

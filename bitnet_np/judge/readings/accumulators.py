@@ -42,7 +42,10 @@ def narrow_sums(wrong: Wrong) -> str | None:
     if ((right < low - 0.5) | (right > high + 0.5)).sum() >= 3 and product.accounts(np.clip(right, low, high) / product.steps):
         limits = [f"{limit:.6g}" for limit, cut in ((low, right < low - 0.5), (high, right > high + 0.5)) if cut.any()]
         return f"sums are cut at {' and '.join(limits)}: a narrow accumulator saturates"
-    away = np.rint(right - theirs).astype(np.int64)
+    away = np.rint(right - theirs)
+    if np.abs(away).max() >= 2.0**63:
+        return None
+    away = away.astype(np.int64)
     period = int(np.gcd.reduce(away.ravel()))
     half = period // 2
     if period >= 128 and period & (period - 1) == 0 and product.accounts(((right + half) % period - half) / product.steps):
