@@ -383,6 +383,22 @@ def test_rows_read_at_an_offset_are_named():
     assert said("llama", "inp_embd", table[rows % table.size]) == "rows are read 1 element too late: an offset in the table"
 
 
+def test_a_table_in_the_other_layout_is_named():
+    table = LLAMA.token_embd.astype(np.float64)
+    rows = table.reshape(96, -1)[:, IDS["llama"]].T
+    assert said("llama", "inp_embd", rows) == "the table is read column by column, not row by row"
+
+
+@pytest.mark.parametrize("stride", [80, 130])
+def test_rows_at_another_stride_are_named(stride):
+    right = points("llama", "attn_norm")
+    rows, width = right.shape
+    written = np.zeros(rows * max(stride, width) + width)
+    for t in range(rows):
+        written[t * stride : t * stride + width] = right[t]
+    assert said("llama", "attn_norm", written[: right.size].reshape(right.shape)) == f"rows begin {stride} numbers apart, not 96"
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_sinusoids_are_named(interleaved):
     assert (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class Parts:
     @property
     def places(self) -> Codes:
         """Codes as they lie in the block, or the places of integers in the type's table, [n, M]."""
-        return sum(self.planes, start=np.zeros_like(self.planes[0]))
+        return reduce(np.bitwise_or, self.planes)
 
     def matrix(self, codes: Codes | None = None) -> Array:
         """The weights [n, M]."""
@@ -129,6 +129,7 @@ def other_orders(form: Format, width: int) -> Iterator[tuple[str, Misreading]]:
             yield f"weights of a block are read in another order: {order}", partial(_reordered, source)
         if len(form.codes[0].parts) > 1:
             yield f"upper bits of codes are those of other weights: {order}", partial(_reordered_upper, source)
+            yield f"lower bits of codes are those of other weights: {order}", partial(_reordered_lower, source)
 
 
 def _reordered(source: NDArray[np.int64], parts: Parts) -> Array:
@@ -137,6 +138,10 @@ def _reordered(source: NDArray[np.int64], parts: Parts) -> Array:
 
 def _reordered_upper(source: NDArray[np.int64], parts: Parts) -> Array:
     return parts.with_upper(parts.planes[-1][:, source])
+
+
+def _reordered_lower(source: NDArray[np.int64], parts: Parts) -> Array:
+    return replace(parts, planes=(*(plane[:, source] for plane in parts.planes[:-1]), parts.planes[-1])).matrix()
 
 
 def _other_codes(form: Format) -> Iterator[tuple[str, Misreading]]:
@@ -151,6 +156,14 @@ def _other_codes(form: Format) -> Iterator[tuple[str, Misreading]]:
     if len(form.codes[0].parts) > 1:
         yield "upper bits of codes are lost", lambda parts: parts.with_upper(0 * parts.planes[-1])
         yield "upper bits of codes are shifted one place too far", lambda parts: parts.with_upper(2 * parts.planes[-1])
+    in_parts = all(isinstance(codes.parts[0], Bits) and max(codes.parts[0].mask) < 255 for codes in form.codes)
+    if in_parts and not form.codes[0].table:
+        yield "codes are not cut out of their bytes: the bits above them stay", partial(_with_lowest, lambda taken, b: taken >> b.shift)
+        yield (
+            "codes are not shifted down in their bytes",
+            partial(_with_lowest, lambda taken, b: taken & np.left_shift(b.mask, b.shift)),
+        )
+        yield "bytes are shifted as signed numbers: the sign fills the bits above codes", partial(_with_lowest, _sign_filled)
     for shift in _SHIFTS:
         side = "late" if shift > 0 else "early"
         yield f"codes are read {abs(shift)} byte{'s' * (abs(shift) > 1)} too {side}: an offset in the block", partial(_moved, shift)
@@ -165,6 +178,18 @@ def _bits(form: Format) -> int:
 def _signed(bits: int, parts: Parts) -> Array:
     half = 1 << bits - 1
     return parts.matrix((parts.codes + parts.bias + half) % (2 * half) - half)
+
+
+def _with_lowest(cut: Callable[[Codes, Bits], Codes], parts: Parts) -> Array:
+    """The weights whose lowest bits are cut out of their bytes [n, blocks, 16 or 32] in another way."""
+    lowest = [codes.parts[0] for codes in parts.form.codes]
+    runs = [cut(parts.raw[..., part.at].astype(np.int64), part) for part in lowest if isinstance(part, Bits)]
+    return replace(parts, planes=(np.concatenate(runs, axis=-1).reshape(len(parts.raw), -1), *parts.planes[1:])).matrix()
+
+
+def _sign_filled(taken: Codes, bits: Bits) -> Codes:
+    shifted = taken.astype(np.int8).astype(np.int64) >> bits.shift
+    return np.where(np.left_shift(bits.mask, bits.shift) >= 128, shifted, shifted & bits.mask)
 
 
 def _moved(shift: int, parts: Parts) -> Array:
@@ -183,10 +208,9 @@ def _other_factors(form: Format) -> Iterator[tuple[str, Misreading]]:
         yield "scales are read as unsigned bytes", partial(_with_factors, keep_scale=255)
         yield "the signs of scales are lost", lambda parts: replace(parts, scale=np.abs(parts.scale)).matrix()
     if scale.integers is not None:
-        for text, change in (
-            ("scales inside a block are not applied, only the block's own", _plain),
-            ("two runs of weights share the scale of the first", _in_pairs),
-        ):
+        changes = [("scales inside a block are not applied, only the block's own", _plain)]
+        changes += [(text, partial(_of_other_runs, source)) for text, source in _other_runs(len(set(scale.lanes)))]
+        for text, change in changes:
             yield text, partial(_with_factors, scale=change(scale), minimum=None if minimum is None else change(minimum))
     if minimum is None:
         return
@@ -202,6 +226,12 @@ def _other_factors(form: Format) -> Iterator[tuple[str, Misreading]]:
             minimum=replace(minimum, integers=scale.integers, lanes=scale.lanes),
         ),
     )
+    if scale.integers is not None and scale.integers is minimum.integers:  # Q4_K and Q5_K
+        whole = Integers((Bits(4 + 4 * (np.arange(RUN) % 2) + np.arange(RUN) // 2, mask=63),))
+        yield (
+            "scales and minimums 4 to 7 are read as the first four are: 6 bits of a byte",
+            partial(_with_factors, scale=replace(scale, integers=whole), minimum=replace(minimum, integers=whole)),
+        )
     if scale.integers is not None:
         upper_half = np.where(np.arange(RUN) < RUN // 2, -1, 15)
         for keep, which in ((15, ""), (upper_half, "the second half of the ")):
@@ -215,10 +245,18 @@ def _plain(factor: Factor) -> Factor:
     return replace(factor, integers=None)
 
 
-def _in_pairs(factor: Factor) -> Factor:
-    """The factor with the integer of the first of two runs for both."""
-    step = 2 * factor.lanes.count(factor.lanes[0])
-    return replace(factor, lanes=tuple(factor.lanes[i - i % step] for i in range(len(factor.lanes))))
+def _other_runs(count: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yields wrong numbers of the runs of weights whose scales are used, [count], in words."""
+    own = np.arange(count)
+    yield "two runs of weights share the scale of the first", own // 2 * 2
+    for source in (own // 2, (own + 1) // 2, own % (count // 2), own[::-1], (own + 1) % count, (own - 1) % count, own ^ 1):
+        yield f"runs of weights have the scales of the runs {', '.join(map(str, source[:6]))} and so on", source
+
+
+def _of_other_runs(source: NDArray[np.int64], factor: Factor) -> Factor:
+    """The factor with the integers of other runs."""
+    lanes = list(dict.fromkeys(factor.lanes))
+    return replace(factor, lanes=tuple(lanes[source[lanes.index(lane)]] for lane in factor.lanes))
 
 
 def _scale_beside(shift: int, parts: Parts) -> Array:

@@ -238,6 +238,28 @@ def columns_of_others(wrong: Wrong) -> str | None:
     return None if source is None else _moved_said(source, "element")
 
 
+def other_stride(wrong: Wrong) -> str | None:
+    """How far apart the rows begin, where they are right but not as far apart as they are wide: they were padded, or overlap."""
+    tokens, width = wrong.theirs.shape
+    if tokens < 2 or width < _NARROW:
+        return None
+    flat = wrong.theirs.ravel()
+    second = wrong.value[1]
+    slack = _SAME * float(np.abs(second).max())
+    for stride in np.flatnonzero(np.abs(flat - second[0]) <= slack):
+        shown = min(width, int(stride), flat.size - int(stride))  # numbers of the second row that the third does not overwrite
+        if stride in (0, width) or shown < _NARROW or not np.allclose(flat[stride : stride + shown], second[:shown], rtol=0, atol=slack):
+            continue
+        begins = np.arange(0, flat.size, stride)[:tokens]
+        laid = np.full(flat.size + width, np.nan)
+        for token, begin in enumerate(begins):
+            laid[begin : begin + width] = wrong.value[token]
+        computed = np.where(np.isnan(laid[: flat.size]), flat, laid[: flat.size]).reshape(wrong.theirs.shape)
+        if wrong.accounts(computed):
+            return f"rows begin {stride} numbers apart, not {width}"
+    return None
+
+
 def _sources(wrong: Wrong, theirs: Array, value: Array) -> Indices | None:
     """The row of `value` that each row of `theirs` is, if each is one; rows that are right are their own."""
     places = wrong.places if theirs is wrong.theirs else wrong.places.T

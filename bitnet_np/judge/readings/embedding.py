@@ -93,6 +93,10 @@ def misread_rows(wrong: Wrong) -> str | None:
         for text, rows in misreadings(table, np.asarray(wrong.inputs[0], np.int64)[:ROWS]):
             if is_it(rows):
                 return text
+    if isinstance(table, np.ndarray):
+        places = np.add.outer(np.asarray(wrong.inputs[0], np.int64)[:ROWS], np.arange(table.shape[1]) * len(table))
+        if is_it(table.reshape(-1)[places].astype(np.float64)):
+            return "the table is read column by column, not row by row"
     for by in (1, 2, 4, 8, 16, 32):
         for here, there, side in ((slice(None, -by), slice(by, None), "late"), (slice(by, None), slice(None, -by), "early")):
             if np.abs(theirs[:, here] - right[:, there]).max() <= 1e-4 * np.abs(right).max():

@@ -90,6 +90,7 @@ READINGS = (
     Reading("dropped", (), elements.dropped),
     Reading("grid", (), elements.on_a_grid),
     Reading("rows", (), elements.rows_of_others),
+    Reading("stride", (), elements.other_stride),
     Reading("columns", (), elements.columns_of_others),
     Reading("affine", (), elements.affine),
 )
@@ -107,7 +108,7 @@ _OF_PARTS = {
     "other_bias",
 }
 """Readings of the wrong rows or elements alone."""
-_OF_INPUTS = {"norm", "terms", "activation", "attention_rule", "clipped", "dropped", "grid", "rows", "columns"}
+_OF_INPUTS = {"norm", "terms", "activation", "attention_rule", "clipped", "dropped", "grid", "rows", "stride", "columns"}
 """Readings of an input that is solved for: by a square matrix other weights would give some input too, but none that these explain."""
 PLACES = ("read.one_number", "read.places")
 """Causes that say where numbers are wrong, and not why."""
