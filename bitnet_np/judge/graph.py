@@ -1,6 +1,6 @@
 """The operations of a forward pass: each recorded tensor, and how it is computed from others."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -53,8 +53,10 @@ class Operation:
         return expected if storage.is_wide else expected._replace(**self.allow(storage, expected, *inputs)._asdict())
 
 
-def operations(model: Model, dialect: Dialect, start: int = 0) -> Iterator[Operation]:
-    """All operations of a model in the order they run. start: the position of the first token."""
+def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collection[int] = ()) -> Iterator[Operation]:
+    """All operations of a model in the order they run. start: the position of the first token. scores: the layers with their attention's
+    scores and probabilities, behind attention's output, which shows the type of a KV cache.
+    """
     yield Operation(EMBEDDING, (TOKENS,), partial(op.embed, model))
     if model.position_embd is not None:
         yield Operation(POSITIONS, (EMBEDDING,), partial(op.add_positions, model), narrow.add_positions)
@@ -62,7 +64,7 @@ def operations(model: Model, dialect: Dialect, start: int = 0) -> Iterator[Opera
         source = EMBEDDING if model.position_embd is None else POSITIONS
         yield Operation(SCALED, (source,), partial(op.scaled_embedding, model.config), narrow.result)
     for n, layer in enumerate(model.layers):
-        yield from _Layer(model, dialect, n, start).operations(layer)
+        yield from _Layer(model, dialect, n, start, n in scores).operations(layer)
     last = Key("l_out", len(model.layers) - 1)
     yield Operation(NORM, (last,), _norm(model.config, model.output_norm, model.output_norm_bias), narrow.norm)
     yield Operation(LOGITS, (NORM,), partial(op.head, model, dialect), partial(narrow.head, model=model, dialect=dialect))
@@ -88,6 +90,7 @@ class _Layer:
     dialect: Dialect
     n: int
     start: int
+    scores: bool
 
     def at(self, *names: str) -> tuple[Key, ...]:
         return tuple(Key(name, self.n) for name in names)
@@ -136,6 +139,9 @@ class _Layer:
             q, k = "Qcur_rope", "Kcur_rope"
         allow = partial(narrow.attend, model=model, layer=n)
         yield self.one("kqv_out", self.at(q, k, "Vcur"), partial(op.attend, model, dialect, n), allow)
+        if self.scores:
+            yield self.one("kq", self.at(q, k), partial(op.visible_scores, model, dialect, n), partial(narrow.visible_scores, model=model))
+            yield self.one("kq_soft_max", self.at("kq"), partial(op.probabilities, model, n), narrow.probabilities)
         yield from self.behind_sub_norm("attn_sub_norm", "kqv_out", w.attn_sub_norm, attn_o_out=w.attn_output)
 
     def feed_forward(self, w: Layer, h: Key) -> Iterator[Operation]:

@@ -285,6 +285,43 @@ def type_of(table: Table) -> str:
     return {np.dtype(np.float16): "float16", np.dtype(np.uint16): "bfloat16"}.get(table.dtype, "")
 
 
+def _score_errors(storage: Storage, q: Array, k: Array, model: Model) -> tuple[Array, Array]:
+    """The effects of roundings on scores [H, T, S], and their squares: queries, keys (also in the cache), product, factor and mask."""
+    c, precision, u = model.config, storage.precision, ROUNDOFF[storage.output]
+    queries, keys = (x.reshape(len(x), -1, c.head_dim) for x in (q, k))
+    query_errors, key_errors = (ROUNDOFF[kind] * np.abs(x) for kind, x in zip(storage.inputs, (queries, keys), strict=False))
+    key_errors = key_errors + half_steps(keys, precision.kv)
+    if precision.kv != "float32":  # the dot product takes queries of the keys' type, of 8 bits where they have 4
+        query_errors = query_errors + half_steps(queries, "q8_0" if precision.kv == "q4_0" else precision.kv)
+    keys, key_errors = (spec.by_query_head(x, c.heads) for x in (keys, key_errors))
+
+    def dots(a: Array, b: Array) -> Array:
+        return np.einsum("thk,shk->hts", a, b)
+
+    scale = op.score_scale(c)
+    s = dots(queries, keys) * scale
+    steps = 3 if c.score_cap is None else 6  # a cap divides, takes tanh and multiplies; its slope is at most 1
+    off = (dots(query_errors, np.abs(keys)) + dots(np.abs(queries), key_errors)) * scale + steps * u * np.abs(s)
+    squares = (dots(query_errors**2, keys**2) + dots(queries**2, key_errors**2)) * scale**2
+    return off, squares + steps * (u * s) ** 2
+
+
+def visible_scores(storage: Storage, expected: Expected, q: Array, k: Array, *, model: Model) -> Allowance:
+    """Scores as they are dumped. Those of a query share its errors."""
+    off, squares = (op.by_query(x) for x in _score_errors(storage, q, k, model))
+    return Allowance(off, squares, len(q))
+
+
+def probabilities(storage: Storage, expected: Expected, scores: Array) -> Allowance:
+    """A softmax: its scores, three steps inside (exponential, sum, quotient) and the result."""
+    p, s = (op.by_head(x) for x in (expected.value, scores))
+    off = ROUNDOFF[storage.inputs[0]] * np.abs(s)
+    total, square = ((p**n * off**n).sum(axis=-1, keepdims=True) for n in (1, 2))
+    kept = _kept(storage.output, p)
+    worst, squares = p * (off + total) + 4 * kept, p**2 * (off**2 + square) + 4 * kept**2
+    return Allowance(op.by_query(worst), op.by_query(squares), len(scores))
+
+
 def attend(storage: Storage, expected: Expected, q: Array, k: Array, v: Array, *, model: Model, layer: int) -> Allowance:
     """Attention. With a score wrong by d, relative to the others, its probability p is wrong by p d, and the output o by p d (v - o).
 
@@ -292,30 +329,17 @@ def attend(storage: Storage, expected: Expected, q: Array, k: Array, v: Array, *
     sums, and the result. Elements of a head share the errors of its scores.
     """
     c, precision = model.config, storage.precision
-    t, scale = len(q), op.score_scale(c)
+    t = len(q)
     u = ROUNDOFF[storage.output]
     fine = ROUNDOFF[precision.probs] or u
     acc = ROUNDOFF[precision.attn_acc]
-    heads = [x.reshape(t, -1, c.head_dim) for x in (q, k, v)]
-    deltas = [ROUNDOFF[kind] * np.abs(x) for kind, x in zip(storage.inputs, heads, strict=True)]
-    deltas[1] = deltas[1] + half_steps(heads[1], precision.kv)
-    deltas[2] = deltas[2] + half_steps(heads[2], precision.kv)
-    if precision.kv != "float32":  # the dot product takes queries of the keys' type, of 8 bits where they have 4
-        deltas[0] = deltas[0] + half_steps(heads[0], "q8_0" if precision.kv == "q4_0" else precision.kv)
-    keys, values, key_errors, value_errors = (spec.by_query_head(x, c.heads) for x in (heads[1], heads[2], deltas[1], deltas[2]))
-    queries, query_errors = heads[0], deltas[0]
-
-    def dots(a: Array, b: Array) -> Array:
-        return np.einsum("thk,shk->hts", a, b)
-
+    heads = v.reshape(t, -1, c.head_dim)
+    deltas = ROUNDOFF[storage.inputs[2]] * np.abs(heads) + half_steps(heads, precision.kv)
+    values, value_errors = (spec.by_query_head(x, c.heads) for x in (heads, deltas))
     mask = spec.causal_mask(t, t, window=c.window_of(layer))
-    s = dots(queries, keys) * scale
-    p = spec.softmax(spec.soft_cap(s, c.score_cap) + mask)
+    p = spec.softmax(op.scores(model, q, k)[0] + mask)
     visible = mask == 0
-    steps = 3 if c.score_cap is None else 6  # a cap divides, takes tanh and multiplies; its slope is at most 1
-    off = (dots(query_errors, np.abs(keys)) + dots(np.abs(queries), key_errors)) * scale + steps * u * np.abs(s)
-    squares = (dots(query_errors**2, keys**2) + dots(queries**2, key_errors**2)) * scale**2
-    squares = squares + steps * (u * s) ** 2
+    off, squares = _score_errors(storage, q, k, model)
     largest = np.where(visible, np.minimum(off, 6 * np.sqrt(squares)), 0).max(axis=-1, keepdims=True)  # [H, T, 1]
     growth = np.expm1(np.clip(2 * largest, 1e-12, 60)) / np.clip(2 * largest, 1e-12, 60)  # beyond the first order
     off, squares = p * off * growth, p**2 * squares * growth**2

@@ -262,6 +262,37 @@ def scores(model: Model, q: Array, k: Array) -> tuple[Array, Array]:
     return spec.soft_cap(s, c.score_cap), np.einsum("thk,shk->hts", np.abs(q), np.abs(k)) * scale
 
 
+def visible_scores(model: Model, dialect: Dialect, layer: int, q: Array, k: Array) -> Expected:
+    """Scores as they are dumped, [T, H * T]: 0 where a query does not see the key."""
+    c = model.config
+    if dialect.halves:
+        q, k = to_float16(q), to_float16(k)
+    sees = spec.causal_mask(len(q), len(q), window=c.window_of(layer)) == 0
+    s, unit = (by_query(np.where(sees, x, 0)) for x in scores(model, q, k))
+    return Expected(s, unit, c.head_dim + (2 if c.score_cap is None else 10))  # a cap divides, takes tanh and multiplies
+
+
+def probabilities(model: Model, layer: int, scores: Array) -> Expected:
+    """The softmax of scores [T, H * T]. An error of a score changes its probability by as much, relatively, and the others by their sum."""
+    t = len(scores)
+    sees = spec.causal_mask(t, t, window=model.config.window_of(layer)) == 0
+    s = np.where(sees, by_head(scores), -np.inf)
+    p = spec.softmax(s)
+    away = np.where(sees, s.max(axis=-1, keepdims=True) - s, 0)
+    steps = 4 * away.max(axis=-1, keepdims=True) + np.minimum(sees.sum(axis=-1), 36)[:, None] + 8
+    return Expected(by_query(p), by_query(p), by_query(np.broadcast_to(steps, p.shape)))
+
+
+def by_query(x: Array) -> Array:
+    """[H, T, S] -> [T, H * S]."""
+    return x.transpose(1, 0, 2).reshape(x.shape[1], -1)
+
+
+def by_head(x: Array) -> Array:
+    """[T, H * T] -> [H, T, T]."""
+    return x.reshape(len(x), -1, len(x)).transpose(1, 0, 2)
+
+
 def score_scale(c: Config) -> float:
     """The factor of q . k."""
     return c.head_dim**-0.5 if c.attention_scale is None else c.attention_scale

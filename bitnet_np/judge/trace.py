@@ -23,7 +23,8 @@ from ..model import Model
 from ..network import Runtime
 from ..progress import Progress, silent
 from ..tokens import Tokens, check_tokens
-from ..traces.points import TOP_EXPERTS, Key, Trace
+from ..traces.points import SCORES, TOP_EXPERTS, Key, Trace
+from ..traces.record import Recorder
 from .bounds import (
     ROUNDING_ACROSS,
     TINY,
@@ -58,6 +59,7 @@ from .readings.table import PLACES, cause_of
 from .readings.wrong import Wrong, matched
 from .report import OperationVerdict, Report
 from .roundings import to_digits, to_eleven_bits
+from .scores import by_position, rows_of
 from .verdict import Verdict
 
 Array = NDArray[np.float64]
@@ -87,17 +89,18 @@ def judge_trace(
     ids = checked.ids[0]
     if trace.tokens is not None and not np.array_equal(trace.tokens, ids):
         return Report(Verdict.INVALID, f"{trace.origin} was made with other token ids: {list(trace.tokens[:8])}, expected {list(ids[:8])}")
-    graph = list(operations(model, dialect))
+    scored = {key.layer for key in trace.points if key.name in SCORES and key.layer is not None}
+    graph = list(operations(model, dialect, scores=scored))
     common = [o.key for o in graph if o.key in trace.points]
     if not common:
         names = ", ".join(map(str, list(trace.points)[:5])) or "nothing"
         return Report(Verdict.INVALID, f"{trace.origin} has no tensor of this model's forward pass; it has {names}")
-    dump = _compared(Runtime(model, dialect), checked, trace.points)
+    dump = _compared(Runtime(model, dialect), checked, by_position(model.config, trace.points))
     missing = tuple(o.key for o in graph if o.key not in trace.points)
     invalid = tuple(OperationVerdict(key, Verdict.INVALID, dump.problems[key]) for key in common if dump.problems[key])
     types = _Types.of(precision, dump.tensors, dump.same)
     seen = look_through(model, dump.first, dump.tensors)
-    graph = list(operations(model, dialect, seen.start)) if seen.start else graph
+    graph = list(operations(model, dialect, seen.start, scored)) if seen.start else graph
     judge = _Judge(model, dialect, graph, ids, replace(dump, tensors=seen.tensors), types, progress, details, seen.start)
     verdicts = []
     for i, operation in enumerate(graph):
@@ -213,7 +216,18 @@ def _compared(runtime: Runtime, tokens: Tokens, points: Mapping[Key, NDArray]) -
             if same_bits(dump.tensors[key], ours):
                 dump.same.add(key)
 
-    run_whole(runtime.checked(), tokens, look)
+    def look_at_scores(key: Key, array: NDArray) -> None:
+        look(key.name, key.layer, rows_of(c, key, array))
+
+    def record(name: str, layer: int | None, array: NDArray) -> None:
+        look(name, layer, array)
+        if recorder is not None:
+            recorder(name, layer, array)
+
+    c = runtime.model.config
+    layers = {key.layer for key in points if key.name in SCORES and key.layer is not None and key.layer < c.n_layers}
+    recorder = Recorder(look_at_scores, c, layers=layers, names=SCORES, dialect=runtime.dialect) if layers else None
+    run_whole(runtime.checked(), tokens, record)
     return dump
 
 
@@ -434,7 +448,8 @@ class _Judge:
         inputs = [tensors[k] if k in tensors else self.theirs[k] for k in operation.inputs]
         size = float(np.sqrt(dot(value, value) / value.size))
         shifted = self.start and operation.key.name in ROTATED  # our kernel has the tokens' own positions
-        if size == 0 or shifted or any(x.dtype not in (np.float32, np.float16, np.int64) for x in inputs):
+        no_kernel = operation.key.name in SCORES
+        if size == 0 or no_kernel or shifted or any(x.dtype not in (np.float32, np.float16, np.int64) for x in inputs):
             return {}  # inputs of more bits than ours can take would count against us
         ours = self._ours_on_theirs[operation.key].reshape(value.shape)
         errors = {"ours_rms": ours - value, "theirs_rms": theirs - value}

@@ -187,7 +187,7 @@ def test_dumps_that_say_nothing_are_invalid(key, change, says):
 
 
 def test_empty_foreign_and_other_tokens_are_invalid():
-    for points in ({}, {Key("kq", 0): np.ones((4, 17, 17), np.float32)}):
+    for points in ({}, {Key("ffn_moe_out", 0): np.ones((17, 4), np.float32)}):
         report = judge_trace(MODEL, trace(points), TOKENS)
         assert report.verdict is Verdict.INVALID
         assert "no tensor" in report.reason
