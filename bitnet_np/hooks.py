@@ -74,6 +74,11 @@ class Recorded(Mapping[Key, Floats]):
         return len(self._rows)
 
 
+_QUERIES_KEYS_VALUES, _GATE_UP = ("Qcur", "Kcur", "Vcur"), ("ffn_gate", "ffn_up")
+_FUSED = re.compile(r"(?:.*\.)?(?:layers|h)\.(\d+)\.(?:self_attn\.qkv_proj|attn\.c_attn|(attention\.query_key_value)|(mlp\.gate_up_proj))")
+"""Modules of several matrices: side by side, or interleaved by head in GPT-NeoX (group 2)."""
+
+
 class _Place(NamedTuple):
     """A module of a model, and the points that it takes and gives; None where that is no point, or another module gives it, too."""
 
@@ -95,12 +100,12 @@ def record_transformers(model: Any) -> Iterator[Trace]:
     """
     points = Recorded()
     with ExitStack() as stack:
-        for place in _places(model):
+        for module, take in _takes(points, model):
 
-            def hook(module: Any, arguments: tuple[Any, ...], output: Any, place: _Place = place) -> None:
-                _take(points, place, arguments, output)
+            def hook(module: Any, arguments: tuple[Any, ...], output: Any, take: _Take = take) -> None:
+                take(arguments, output)
 
-            stack.callback(place.module.register_forward_hook(hook).remove)
+            stack.callback(module.register_forward_hook(hook).remove)
         _record_rotations(points, model, stack)
         yield _trace(points, model)
 
@@ -154,7 +159,7 @@ def record_mlx(model: Any) -> Iterator[Trace]:
     """
     points = Recorded()
     with ExitStack() as stack:
-        takes: list[tuple[Any, _Take]] = [(place.module, partial(_take, points, place)) for place in _places(model)]
+        takes = list(_takes(points, model))
         for layer, attention in _attentions(model):
             if hasattr(attention, "rope"):
                 takes.append((attention.rope, _taking_rotated(points, layer)))
@@ -184,6 +189,16 @@ def _recording(kind: type, take: _Take) -> type:
 
 def _trace(points: Recorded, model: Any) -> Trace:
     return Trace(points, None, f"a recorded {type(model).__name__}")
+
+
+def _takes(points: Recorded, model: Any) -> Iterator[tuple[Any, _Take]]:
+    """Yields the modules to record, and what takes their inputs and outputs."""
+    for place in _places(model):
+        yield place.module, partial(_take, points, place)
+    for path, module in model.named_modules():
+        fused = _FUSED.fullmatch(path)
+        if fused is not None:
+            yield module, partial(_take_parts, points, model, fused)
 
 
 def _places(model: Any) -> list[_Place]:
@@ -226,6 +241,33 @@ def _take(points: Recorded, place: _Place, arguments: tuple[Any, ...], output: A
     if place.output is not None:
         first = output[0] if isinstance(output, tuple | list) else output
         points.add(place.output, _numbers(place.output, getattr(first, "logits", first)))
+
+
+def _take_parts(points: Recorded, model: Any, fused: re.Match[str], arguments: tuple[Any, ...], output: Any) -> None:
+    """Record what the matrices of one module gave, each by itself."""
+    layer, by_head, gate_up = int(fused[1]), fused[2], fused[3]
+    first = output[0] if isinstance(output, tuple | list) else output
+    names = _GATE_UP if gate_up else _QUERIES_KEYS_VALUES
+    rows = _numbers(Key(names[0], layer), first)
+    if gate_up:
+        parts = np.split(rows, 2, axis=-1)
+    else:
+        heads, kv_heads = _head_counts(model)
+        head_dim = rows.shape[-1] // (heads + 2 * kv_heads)
+        if by_head:
+            rows = rows.reshape(*rows.shape[:-1], heads, 3, head_dim).swapaxes(-3, -2).reshape(rows.shape)
+        parts = np.split(rows, [heads * head_dim, (heads + kv_heads) * head_dim], axis=-1)
+    for name, part in zip(names, parts, strict=True):
+        points.add(Key(name, layer), part)
+
+
+def _head_counts(model: Any) -> tuple[int, int]:
+    """Query heads and key-value heads, from the configuration of a model of transformers or mlx-lm."""
+    config = getattr(model, "config", None) or getattr(model, "args", None)
+    heads = getattr(config, "num_attention_heads", None) or getattr(config, "n_head", None)
+    if not isinstance(heads, int):
+        raise OptionError(f"{type(model).__name__} has queries, keys and values in one matrix, expected num_attention_heads in its config")
+    return heads, getattr(config, "num_key_value_heads", None) or heads
 
 
 def _take_heads(points: Recorded, key: Key, heads: Any) -> None:

@@ -1,6 +1,7 @@
 """Recording models that run in transformers or mlx-lm: with modules that have the same protocols, and with the real ones where they are."""
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -205,6 +206,50 @@ def test_a_forward_pass_is_recorded_to_the_bit(fake, name):
     assert check_trace(MODELS[name], IDS, trace).verdict == Verdict.SAME_BITS
 
 
+FUSED = {"self_attn.q_proj": None, "self_attn.k_proj": None, "mlp.gate_proj": None}
+FUSED |= {"self_attn.v_proj": ("self_attn.qkv_proj", ("Qcur", "Kcur", "Vcur")), "mlp.up_proj": ("mlp.gate_up_proj", ("ffn_gate", "ffn_up"))}
+
+
+def fuse(engine, config):
+    """Make one module of queries, keys and values, and of gate and up; a model's configuration tells them apart."""
+    calls = []
+    for path, source, result in engine.calls:
+        layer, _, module = path.removeprefix("model.layers.").partition(".")
+        if FUSED.get(module):
+            name, parts = FUSED[module]
+            joined = Key(name, int(layer))
+            engine.points[joined] = np.concatenate([engine.points[Key(part, int(layer))] for part in parts], axis=1)
+            calls.append((f"model.layers.{layer}.{name}", source, joined))
+        elif module not in FUSED:
+            calls.append((path, source, result))
+    engine.calls, engine.config = calls, config
+    kind = type(engine.modules[""])
+    engine.modules = {path: kind() for path, *_ in calls} | {"": kind()}
+    for path, module in engine.modules.items():
+        if path.endswith("self_attn") and kind is MlxModule:
+            module.rope = kind()
+
+
+def test_matrices_of_one_module_are_told_apart(fake):
+    record, kind, wrap = fake
+    engine = FakeModel(kind, MODELS["llama"], wrap)
+    named = {key for key in engine.points if not key.name.endswith(("_codes", "_scale"))}
+    c = MODELS["llama"].config
+    fuse(engine, SimpleNamespace(num_attention_heads=c.heads, num_key_value_heads=c.kv_heads))
+    with record(engine) as trace:
+        engine()
+    assert set(trace.points) == named
+    assert check_trace(MODELS["llama"], IDS, trace).verdict == Verdict.SAME_BITS
+
+
+def test_a_model_that_does_not_say_its_heads_is_refused(fake):
+    record, kind, wrap = fake
+    engine = FakeModel(kind, MODELS["llama"], wrap)
+    fuse(engine, None)
+    with pytest.raises(OptionError, match="expected num_attention_heads"), record(engine):
+        engine()
+
+
 def test_decoded_tokens_are_appended(fake):
     record, kind, wrap = fake
     engine = FakeModel(kind, MODELS["llama"], wrap)
@@ -362,7 +407,7 @@ def test_a_recording_is_written_and_read_again(fake, tmp_path, name):
 # --- the real ones ----------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gpt2", "gpt_neox"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "phi3", "gpt2", "gpt_neox"])
 def real(request, tmp_path_factory):
     """A random model of transformers in float32, and its folder."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
@@ -371,6 +416,8 @@ def real(request, tmp_path_factory):
     sizes |= {"max_position_embeddings": 64, "tie_word_embeddings": request.param in ("qwen3", "gpt_neox")}
     if request.param in ("llama", "qwen3"):
         sizes |= {"num_key_value_heads": 2, "head_dim": 8}
+    if request.param == "phi3":
+        sizes |= {"num_key_value_heads": 2, "pad_token_id": 0}
     if request.param == "gpt2":
         sizes = {"vocab_size": 48, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "n_inner": 64}
     if request.param == "gpt_neox":
@@ -386,7 +433,7 @@ def real(request, tmp_path_factory):
 
 def test_transformers_in_float32_is_right_at_every_module(real):
     torch = sys.modules["torch"]
-    model, folder, name = real
+    model, folder, _ = real
     ours = load(folder)
     with torch.no_grad():
         with record_transformers(model) as whole:
@@ -401,9 +448,8 @@ def test_transformers_in_float32_is_right_at_every_module(real):
     for trace, tokens in ((whole, IDS), (steps, IDS), (generated, ids[:-1])):
         report = check_trace(ours, tokens, trace)
         assert report.verdict == Verdict.ROUNDING, report.reason
-        fused = {"Qcur", "Kcur", "Vcur"} if name.startswith("gpt") else set()
         last = {"result_output"} if trace is generated else set()
-        assert {key.name for key in report.missing} == fused | last
+        assert {key.name for key in report.missing} == last
     assert not any(module._forward_hooks for module in model.modules())
 
 
@@ -436,8 +482,8 @@ def test_mlx_is_recorded(real, dtype):
     mlx, mlx_lm = pytest.importorskip("mlx.core"), pytest.importorskip("mlx_lm.utils")
     cache = pytest.importorskip("mlx_lm.models.cache")
     _, folder, name = real
-    if name not in ("llama", "qwen3"):
-        pytest.skip("mlx-lm computes other GELUs, or has fused modules")
+    if name.startswith("gpt"):
+        pytest.skip("mlx-lm computes other GELUs")
     mlx.set_default_device(mlx.cpu)
     model, _ = mlx_lm.load_model(folder)
     model.set_dtype(getattr(mlx, dtype))
