@@ -108,7 +108,7 @@ def _tinygrad(halves: bool) -> Run:
         for n, block in enumerate(model.blk):
             modules[f"blk.{n}"] = block
             modules |= {f"blk.{n}.{name}": part for name, part in vars(block).items() if callable(part)}
-        named = SimpleNamespace(named_modules=lambda: modules)
+        named = SimpleNamespace(named_modules=modules.items)
         with record_mlx(named) as trace:  # Python calls its modules, too
             x = model.token_embd(Tensor(tokens[None].tolist())).float()
             for block in model.blk:
