@@ -56,6 +56,12 @@ def rounding(kind, queries):
     return attend
 
 
+def scaled_queries(q, keys, values, slot, position, window, scale, cap):
+    """Attention over a float16 cache, in a graph that scales queries first."""
+    q, k, v = (cache_types.rounded(x, "float16") for x in (q * np.float32(q.shape[2] ** -0.5), keys, values))
+    return cpu.attend_halves(q, k, v, slot, position, window, np.float32(1), cap)
+
+
 def dump(attend):
     """The tensors of an engine with this attention."""
     recorded = {}
@@ -69,7 +75,9 @@ ENGINES = {
     "q8_0": (rounding("q8_0", "q8_0"), "cache.ggml"),
     "q4_0": (rounding("q4_0", "q8_0"), "cache.ggml"),
     "bfloat16": (rounding("bfloat16", "bfloat16"), "cache.ggml"),
+    "scaled queries": (scaled_queries, "cache.float16_scaled"),
 }
+DECLARED = {"flash": "--as llama.cpp-flash", "scaled queries": "--as llama.cpp-f16kv"}
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -80,7 +88,7 @@ def test_an_undeclared_cache_is_no_fault_and_assumed_from_there_on(name):
     assert report.verdict == Verdict.NARROW, report.reason
     narrow = [o for o in report.operations if o.verdict == Verdict.NARROW]
     assert [(o.key, o.mistake) for o in narrow] == [(Key("kqv_out", 0), cause)]
-    assert "--as llama.cpp-flash" in report.reason if name == "flash" else f"--precision kv={name}" in report.reason
+    assert DECLARED.get(name, f"--precision kv={name}") in report.reason
     assert judge_trace(MODEL, trace, IDS, precision=FLOAT32).verdict == Verdict.WRONG
     assert report.precision == (FLASH if name == "flash" else report.precision)
 

@@ -17,6 +17,7 @@ from bitnet_np.judge.logits import judge
 from bitnet_np.judge.mistakes.catalogue import CATALOGUE, ENGINES, at_operation, fitted, in_engine
 from bitnet_np.judge.mistakes.mistake import Fit
 from bitnet_np.judge.mistakes.quantiser import MISTAKES as QUANTISER
+from bitnet_np.judge.roundings import NARROW
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
@@ -222,6 +223,12 @@ MISTAKES = {  # family, the tensor that is wrong, how it is computed, what the j
         "relu(gate)^2 * up instead of SiLU(gate) * up",
     ),
     "exact gelu": ("gptneox", "ffn_out", lambda m, p: spec.gelu(p["ffn_up"].astype(np.float64)), "the exact GELU instead of"),
+    "exact gelu of the gate": (
+        "gemma2",
+        "ffn_out",
+        lambda m, p: spec.gelu(p["ffn_gate"].astype(np.float64)) * p["ffn_up"],
+        "the exact GELU of the gate instead of its approximation by tanh",
+    ),
     "halves": (
         "llama",
         "Kcur_rope",
@@ -259,3 +266,16 @@ def test_mistakes_of_other_families_are_recognised(name):
     report = judge_trace(model, with_tensor(points, Key(point, 1), make(model, layer)), ids)
     assert report.first_wrong.key == Key(point, 1)
     assert report.first_wrong.hypothesis.startswith(expected)
+
+
+@pytest.mark.parametrize(("family", "kind"), [("gemma2", "float16"), ("llama", "bfloat16")])
+def test_an_activation_in_16_bits_is_no_fault(family, kind):
+    """ggml reads GELU off a table of float16: its input and its value are rounded."""
+    model, ids, points = family_dump(family)
+    narrow, right = NARROW[kind], spec.ACTIVATIONS[model.config.activation]
+    gate, up = (points[Key(name, 1)].astype(np.float64) for name in ("ffn_gate", "ffn_up"))
+    wrong = narrow(right(narrow(gate), np.ones_like(gate))) * up
+    report = judge_trace(model, with_tensor(points, Key("ffn_out", 1), wrong), ids)
+    assert [(o.verdict, o.hypothesis) for o in report.operations if o.key == Key("ffn_out", 1)] == [
+        (Verdict.NARROW, f"the activation is rounded to {kind}, such as in a table of it, before it is multiplied")
+    ]

@@ -233,7 +233,6 @@ def _interleaved(function, first=0):
         (np.where(GATE > 0, GATE, 0.2 * GATE) * UP, "leaky_relu(gate), with a slope of 0.2, * up instead of"),
         (_interleaved(_silu), "SiLU(even elements of gate and up in a row) * the odd ones instead of"),
         (_silu(np.clip(GATE, -0.8, 0.8)) * UP, "gate is clipped to -0.8..0.8"),
-        (_silu(GATE).astype(np.float16) * UP, "the activation is rounded to float16"),
         (_silu(_silu(GATE)) * UP, "the activation is applied twice instead of SiLU(gate) * up"),
         (_silu(GATE) * _silu(UP), "the activation is applied to gate and up instead of SiLU(gate) * up"),
         (_silu(GATE) * np.maximum(UP, 0), "SiLU(gate) * relu(up) instead of"),

@@ -1,5 +1,7 @@
 """Mistakes in attention: masks, heads, scores, the keys and values read."""
 
+import math
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -204,6 +206,16 @@ def _float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         yield {"kind": "float16"}, site.of(lambda *qkv: op.attend(site.model, halves, site.index, *qkv).value)
 
 
+def _float16_scaled(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    """float16 roundings where the graph scales queries before attention does, as llama.cpp's does for Gemma. A power of two commutes."""
+    scale = op.score_scale(site.config)
+    if not site.dialect.halves and math.frexp(scale)[0] != 0.5:
+        halves = replace(site, dialect=replace(site.dialect, halves=True))
+        attend_scaled = _masked(halves, partial(causal, window_of(site)), scale=1.0)
+        q = site.operation.inputs[0]
+        yield {"kind": "float16"}, lambda values: attend_scaled(ChainMap({q: values[q] * scale}, values))
+
+
 # --- whole engines --------------------------------------------------------------------------------------------------------------------
 
 
@@ -368,6 +380,13 @@ OTHERS = (
     Mistake("attention.itself_only", "each token sees itself only", AT, compute=_mask(lambda w: lambda i, j: j == i)),
     Mistake("attention.last_only", "only the last {seen} tokens are seen", AT, compute=_last_seen),
     Mistake("dialect.float16", "float16 roundings: declare the dialect bitnet.cpp (--as bitnet.cpp)", AT, compute=_float16, fault=False),
+    Mistake(
+        "cache.float16_scaled",
+        "float16 roundings, of queries that are scaled already: declare them (--as llama.cpp-f16kv)",
+        AT,
+        compute=_float16_scaled,
+        fault=False,
+    ),
 )
 CACHE_ROUNDINGS = frozenset(mistake.id for mistake in OTHERS if not mistake.fault)
 """The ids of those that are the KV cache's type."""

@@ -9,10 +9,12 @@ from ... import spec
 from ...dialects import Dialect
 from ...kernels import cpu
 from ...model import Model
+from ..roundings import NARROW
 from ..variant import Variant
 from .mistake import Array, Compute, Mistake, Numbers, Site
 
 Floats = NDArray[np.float32]
+Round = Callable[[Array], Array]
 
 AT = ("ffn_out", "ffn_moe_swiglu")
 RIGHT = {
@@ -70,6 +72,28 @@ def _swapped(site: Site) -> Compute:
     return site.of(lambda g, u: gate(u, g))
 
 
+def _narrow(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    """The activation, its input, or both in 16 bits, as where an engine reads it off a table."""
+    right = spec.ACTIVATIONS[site.config.activation]
+    for kind in ("float16", "bfloat16"):
+        narrow = NARROW[kind]
+
+        def activated(gate: Array) -> Array:
+            return right(gate, np.ones_like(gate)) if site.config.gated else right(gate)
+
+        def of_rounded(gate: Array, up: Array | float = 1.0, narrow: Round = narrow) -> Array:
+            return activated(narrow(gate)) * up
+
+        def rounded(gate: Array, up: Array | float = 1.0, narrow: Round = narrow) -> Array:
+            return narrow(activated(gate)) * up
+
+        def both(gate: Array, up: Array | float = 1.0, narrow: Round = narrow) -> Array:
+            return narrow(activated(narrow(gate))) * up
+
+        for compute in (of_rounded, rounded, both):
+            yield {"kind": kind}, site.of(compute)
+
+
 def _engine_swapped(base: Variant) -> Variant:
     name = KERNELS[base.model.config.activation]
     right = getattr(cpu, name)
@@ -80,6 +104,13 @@ GATES = (
     _mistake("silu", "SiLU(gate) * up instead of {right}", spec.silu_gate, lambda g, u: _silu32(g) * u, of=("relu2", "gelu_gate")),
     _mistake("relu2", "relu(gate)^2 * up instead of {right}", spec.relu2_gate, cpu.relu2_gate, of=("silu", "gelu_gate")),
     _mistake("gelu_gate", "GELU(gate) * up instead of {right}", spec.gelu_gate, cpu.gelu_gate, of=("relu2", "silu")),
+    _mistake(
+        "gelu_gate_exact",
+        "the exact GELU of the gate instead of its approximation by tanh",
+        lambda g, u: spec.gelu(g) * u,
+        lambda g, u: cpu.gelu(g) * u,
+        of=("gelu_gate",),
+    ),
     _mistake("relu", "relu(gate) * up, not squared", lambda g, u: np.maximum(g, 0) * u, lambda g, u: np.maximum(g, 0) * u),
     _mistake("square", "gate^2 * up, without relu", lambda g, u: g * g * u, lambda g, u: g * g * u),
     _mistake("none", "the gate is not activated: gate * up instead of {right}", lambda g, u: g * u),
@@ -115,4 +146,11 @@ UNGATED = (
         "relu2_ungated", "relu squared instead of {right}", lambda x: np.maximum(x, 0) ** 2, lambda x: np.maximum(x, 0) ** 2, when=_ungated
     ),
 )
-MISTAKES = (*GATES, *UNGATED)
+ROUNDED = Mistake(
+    "activation.narrow",
+    "the activation is rounded to {kind}, such as in a table of it, before it is multiplied",
+    AT,
+    compute=_narrow,
+    fault=False,
+)
+MISTAKES = (*GATES, *UNGATED, ROUNDED)

@@ -6,7 +6,6 @@ import numpy as np
 
 from ... import spec
 from ..mistakes.gates import RIGHT
-from ..roundings import to_bfloat16, to_float16
 from .search import best_number
 from .wrong import Array, Wrong
 
@@ -71,7 +70,7 @@ def activation(wrong: Wrong) -> str | None:
             return f"the activation is applied twice{instead}"
         if len(wrong.inputs) == 2 and wrong.accounts(right(gate) * right(up)):
             return f"the activation is applied to gate and up{instead}"
-        return _rounded(wrong) or _limited(wrong) or _with_a_number(wrong, instead) or _as_a_function(wrong, instead)
+        return _limited(wrong) or _with_a_number(wrong, instead) or _as_a_function(wrong, instead)
 
 
 def _of_gate(wrong: Wrong) -> Function:
@@ -111,16 +110,6 @@ def _arrangements(wrong: Wrong) -> list[tuple[str, Array, str, Array]]:
 def _parts(wrong: Wrong) -> tuple[Array, Array]:
     """Gate and up; up and 1 where there is no gate."""
     return (wrong.inputs[0], wrong.inputs[1]) if len(wrong.inputs) == 2 else (wrong.inputs[0], np.ones(1))
-
-
-def _rounded(wrong: Wrong) -> str | None:
-    """The type that the activation was rounded to, or its input, or both, as a table of it does."""
-    (gate, up), right = _parts(wrong), _of_gate(wrong)
-    for kind, narrow in (("float16", to_float16), ("bfloat16", to_bfloat16)):
-        for computed in (narrow(right(gate)), right(narrow(gate)), narrow(right(narrow(gate)))):
-            if wrong.accounts(computed * up):
-                return f"the activation is rounded to {kind}, such as in a table of it, before it is multiplied"
-    return None
 
 
 _LIMITS: dict[str, Callable[[Function, Array, Array, float], Array]] = {
