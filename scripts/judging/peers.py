@@ -22,6 +22,8 @@ from .llama_cpp import LlamaCpp, points
 
 Run = Callable[[Path, NDArray[np.int64]], Trace]
 
+_TINYGRAD = ("llama", "qwen2", "qwen3", "qwen3moe")
+
 
 @dataclass(frozen=True)
 class Peer:
@@ -30,6 +32,7 @@ class Peer:
     name: str
     reads: Literal["folder", "gguf"]
     run: Run  # the model's path, tokens [T] -> what the engine computes
+    families: tuple[str, ...] = ()  # that it has, where it runs others as if they were these; empty if it refuses others
 
 
 def installed() -> list[Peer]:
@@ -44,7 +47,8 @@ def installed() -> list[Peer]:
     if find_spec("mlx_lm"):
         peers += [Peer(f"mlx-lm {dtype}", "folder", _mlx(dtype)) for dtype in ("float32", "float16", "bfloat16")]
     if _has_tinygrad():
-        peers += [Peer("tinygrad", "gguf", _tinygrad(False)), Peer("tinygrad float16 weights", "gguf", _tinygrad(True))]
+        peers.append(Peer("tinygrad", "gguf", _tinygrad(False), _TINYGRAD))
+        peers.append(Peer("tinygrad float16 weights", "gguf", _tinygrad(True), _TINYGRAD))
     if find_spec("llama_cpp"):
         peers += [
             Peer("llama.cpp", "gguf", _llama_cpp("float32", False)),

@@ -1,7 +1,6 @@
 """Mistakes in attention: masks, heads, scores, the keys and values read."""
 
 import math
-from collections import ChainMap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -212,8 +211,8 @@ def _float16_scaled(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if not site.dialect.halves and math.frexp(scale)[0] != 0.5:
         halves = replace(site, dialect=replace(site.dialect, halves=True))
         attend_scaled = _masked(halves, partial(causal, window_of(site)), scale=1.0)
-        q = site.operation.inputs[0]
-        yield {"kind": "float16"}, lambda values: attend_scaled(ChainMap({q: values[q] * scale}, values))
+        q, k, v = site.operation.inputs
+        yield {"kind": "float16"}, lambda values: attend_scaled({q: values[q] * scale, k: values[k], v: values[v]})
 
 
 # --- whole engines --------------------------------------------------------------------------------------------------------------------
