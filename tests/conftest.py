@@ -3,6 +3,7 @@
 The cache, and what the judge's readings said, are checked when all tests are done.
 """
 
+import faulthandler
 import gc
 import math
 import os
@@ -55,10 +56,24 @@ def no_lines_of_progress():
     progress.INTERVAL = before
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    """A worker of xdist that crashes leaves its stack in a file: standard error is often lost."""
+    if hasattr(config, "workerinput"):
+        faulthandler.enable(_stack(config.workerinput["workerid"]).open("w"))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """Take over what a worker of xdist has seen."""
+    """Take over what a worker of xdist has seen; print the stack of one that crashed."""
     said_texts.SAID.update(getattr(node, "workeroutput", {}).get("said", ()))
+    print(_stack(node.gateway.id).read_text(), end="")
+
+
+def _stack(worker):
+    folder = TESTS.parent / ".pytest_cache"
+    folder.mkdir(exist_ok=True)
+    return folder / f"stack-of-{worker}.txt"
 
 
 @pytest.hookimpl(trylast=True)
