@@ -36,12 +36,21 @@ def is_summed_in_float16(model: Model, layer: int, inputs: Sequence[Array], thei
     c, rows = model.config, min(len(theirs), _MOST_ROWS + 1)
     if rows < 2:
         return False
-    heads = [x[:rows].reshape(rows, -1, c.head_dim).astype(np.float32) for x in inputs[:2]]
-    q, k = (cache_types.rounded(x, "float16").astype(np.float64) for x in heads)
-    scores = np.einsum("thk,shk->hts", q, spec.by_query_head(k, c.heads)) * op.score_scale(c)
-    scores = spec.soft_cap(scores, c.score_cap) + spec.causal_mask(rows, rows, window=c.window_of(layer))
-    total = np.exp(scores - scores.max(axis=-1, keepdims=True)).sum(axis=-1)  # [H, T]
-    sums = theirs[:rows].reshape(rows, c.heads, c.head_dim) * total.T[..., None]
-    with np.errstate(over="ignore", invalid="ignore"):  # sums beyond float16 are off its grid: NaN is not below the limit
-        steps = np.abs(sums[1:]) / np.spacing(np.abs(sums[1:]).astype(np.float16)).astype(np.float64)
+    scale = op.score_scale(c)
+    q, k = (x[:rows].reshape(rows, -1, c.head_dim).astype(np.float32) for x in inputs[:2])
+    keys = spec.by_query_head(cache_types.rounded(k, "float16").astype(np.float64), c.heads)
+    sums = theirs[:rows].reshape(rows, c.heads, c.head_dim)
+    for before, after in ((1.0, scale), (scale, 1.0)):  # some graphs scale queries first, which then are rounded
+        scores = np.einsum("thk,shk->hts", cache_types.rounded(q * np.float32(before), "float16").astype(np.float64), keys) * after
+        scores = spec.soft_cap(scores, c.score_cap) + spec.causal_mask(rows, rows, window=c.window_of(layer))
+        total = np.exp(scores - scores.max(axis=-1, keepdims=True)).sum(axis=-1)  # [H, T]
+        if _on_grid(sums[1:] * total.T[1:, :, None]):
+            return True
+    return False
+
+
+def _on_grid(x: Array) -> bool:
+    """Whether numbers are those of float16, but for a few roundings of float32. Numbers beyond float16 are not."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        steps = np.abs(x) / np.spacing(np.abs(x).astype(np.float16)).astype(np.float64)
     return bool(np.abs(steps - np.rint(steps)).mean() < _OFF_GRID)

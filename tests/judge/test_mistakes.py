@@ -277,5 +277,5 @@ def test_an_activation_in_16_bits_is_no_fault(family, kind):
     wrong = narrow(right(narrow(gate), np.ones_like(gate))) * up
     report = judge_trace(model, with_tensor(points, Key("ffn_out", 1), wrong), ids)
     assert [(o.verdict, o.hypothesis) for o in report.operations if o.key == Key("ffn_out", 1)] == [
-        (Verdict.NARROW, f"the activation is rounded to {kind}, such as in a table of it, before it is multiplied")
+        (Verdict.NARROW, f"the activation's input and value are rounded to {kind}, as in a table of it")
     ]

@@ -20,6 +20,7 @@ from .mistake import Array, Compute, Mistake, Numbers, Site, Values
 from .positions import rotates
 
 Floats = NDArray[np.float32]
+Round = Callable[[Array], Array]
 Sees = Callable[[NDArray, NDArray], NDArray[np.bool_]]
 """The rule of a mask: query i [T, 1], key j [T] -> True where i sees j."""
 
@@ -179,8 +180,23 @@ def _narrow_cache(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 def _ggml_cache(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     for kind, queries in _GGML_QUERIES.items():
         if kind == "bfloat16" or site.config.head_dim % cache_types.BLOCK == 0:
-            q, kv = (partial(_cached, site.config.head_dim, name) for name in (queries, kind))
-            yield {"kind": kind}, site.of(lambda q_, k, v, q=q, kv=kv: _right(site, q(q_), kv(k), kv(v)))
+            narrow_q, narrow = (partial(_cached, site.config.head_dim, name) for name in (queries, kind))
+            for scale in _query_scales(site):
+
+                def compute(q: Array, k: Array, v: Array, scale: float = scale, of_q: Round = narrow_q, of_kv: Round = narrow) -> Array:
+                    return _right(site, of_q(q * scale) / scale, of_kv(k), of_kv(v))
+
+                yield {"kind": kind, "queries": "" if scale == 1 else ", and queries that are scaled already,"}, site.of(compute)
+
+
+def _query_scales(site: Site) -> Iterator[float]:
+    """Yields the factors of queries before they are rounded: 1, and that of scores.
+
+    Some graphs scale queries before attention does, as llama.cpp's for Gemma and Phi. A power of two changes no rounding.
+    """
+    yield 1.0
+    if math.frexp(scale := op.score_scale(site.config))[0] != 0.5:
+        yield scale
 
 
 def _cached(head_dim: int, kind: str, x: Array) -> Array:
@@ -206,13 +222,14 @@ def _float16(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 
 def _float16_scaled(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    """float16 roundings where the graph scales queries before attention does, as llama.cpp's does for Gemma. A power of two commutes."""
-    scale = op.score_scale(site.config)
-    if not site.dialect.halves and math.frexp(scale)[0] != 0.5:
-        halves = replace(site, dialect=replace(site.dialect, halves=True))
-        attend_scaled = _masked(halves, partial(causal, window_of(site)), scale=1.0)
-        q, k, v = site.operation.inputs
-        yield {"kind": "float16"}, lambda values: attend_scaled({q: values[q] * scale, k: values[k], v: values[v]})
+    q, k, v = site.operation.inputs
+    for scale in () if site.dialect.halves else [*_query_scales(site)][1:]:
+        attend_scaled = _masked(replace(site, dialect=replace(site.dialect, halves=True)), partial(causal, window_of(site)), scale=1.0)
+
+        def compute(values: Values, scale: float = scale, attend_scaled: Compute = attend_scaled) -> Array:
+            return attend_scaled({q: values[q] * scale, k: values[k], v: values[v]})
+
+        yield {"kind": "float16"}, compute
 
 
 # --- whole engines --------------------------------------------------------------------------------------------------------------------
@@ -357,7 +374,7 @@ OTHERS = (
     ),
     Mistake(
         "cache.ggml",
-        "keys and values are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})",
+        "keys and values{queries} are rounded to {kind}, as in a KV cache of ggml: declare it (--precision kv={kind})",
         AT,
         compute=_ggml_cache,
         fault=False,

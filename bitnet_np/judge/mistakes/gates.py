@@ -90,8 +90,8 @@ def _narrow(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         def both(gate: Array, up: Array | float = 1.0, narrow: Round = narrow) -> Array:
             return narrow(activated(narrow(gate))) * up
 
-        for compute in (of_rounded, rounded, both):
-            yield {"kind": kind}, site.of(compute)
+        for what, compute in {"input is": of_rounded, "value is": rounded, "input and value are": both}.items():
+            yield {"kind": kind, "what": what}, site.of(compute)
 
 
 def _engine_swapped(base: Variant) -> Variant:
@@ -148,7 +148,7 @@ UNGATED = (
 )
 ROUNDED = Mistake(
     "activation.narrow",
-    "the activation is rounded to {kind}, such as in a table of it, before it is multiplied",
+    "the activation's {what} rounded to {kind}, as in a table of it",
     AT,
     compute=_narrow,
     fault=False,
