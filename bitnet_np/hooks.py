@@ -59,6 +59,12 @@ class Recorded(Mapping[Key, Floats]):
             array = array.swapaxes(0, 1)  # some engines have the heads first there
         self._rows.setdefault(key, []).append(array.reshape(len(array), -1))
 
+    def finish(self, logits: Any) -> None:
+        """Take what a whole model gave for its head's last logits: it may have scaled or capped them."""
+        rows = self._rows.get(LOGITS)
+        if rows and tuple(getattr(logits, "shape", ())) == (1, *rows[-1].shape):
+            rows[-1] = _numbers(LOGITS, logits)[0]
+
     def __getitem__(self, key: Key) -> Floats:
         rows = np.concatenate(self._rows[key])
         all_rows = sum(map(len, self._rows.get(NORM, [])))
@@ -193,8 +199,11 @@ def _trace(points: Recorded, model: Any) -> Trace:
 
 def _takes(points: Recorded, model: Any) -> Iterator[tuple[Any, _Take]]:
     """Yields the modules to record, and what takes their inputs and outputs."""
-    for place in _places(model):
+    places = _places(model)
+    for place in places:
         yield place.module, partial(_take, points, place)
+    if callable(model) and any(place.output == LOGITS and place.module is not model for place in places):
+        yield model, partial(_take_finished, points)
     for path, module in model.named_modules():
         fused = _FUSED.fullmatch(path)
         if fused is not None:
@@ -241,6 +250,12 @@ def _take(points: Recorded, place: _Place, arguments: tuple[Any, ...], output: A
     if place.output is not None:
         first = output[0] if isinstance(output, tuple | list) else output
         points.add(place.output, _numbers(place.output, getattr(first, "logits", first)))
+
+
+def _take_finished(points: Recorded, arguments: tuple[Any, ...], output: Any) -> None:
+    """Record the logits that a whole model gave."""
+    first = output[0] if isinstance(output, tuple | list) else output
+    points.finish(getattr(first, "logits", first))
 
 
 def _take_parts(points: Recorded, model: Any, fused: re.Match[str], arguments: tuple[Any, ...], output: Any) -> None:

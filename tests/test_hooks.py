@@ -159,7 +159,7 @@ class FakeModel:
         self.points = {Key(name, layer): array.reshape(len(IDS), -1) for (name, layer), array in record_all(model, IDS).items()}
         self.calls = list(calls(self.points, model.config.n_layers))
         self.modules = {path: kind() for path, *_ in self.calls} | {"model.layers.0.mlp.act_fn": kind(), "": kind()}
-        self.wrap, self.head_dim = wrap, model.config.head_dim
+        self.wrap, self.head_dim, self.factor = wrap, model.config.head_dim, np.float32(1)
         for path, module in self.modules.items():
             if path.endswith("self_attn") and kind is MlxModule:
                 module.rope = kind()
@@ -178,7 +178,11 @@ class FakeModel:
             if path.endswith("1"):
                 self.modules[path].result = (self.modules[path].result, None)  # layers of older versions give a tuple
             self.modules[path](Tensor(IDS) if source is None else self.wrap(self.points[source][None, part]))
-        return self.wrap(self.points[Key("result_output", None)][None, rows])
+        self.modules[""].result = self.wrap(self.points[Key("result_output", None)][None, rows] * self.factor)
+        return self.modules[""](Tensor(IDS))
+
+    def register_forward_hook(self, *arguments, **named):
+        return self.modules[""].register_forward_hook(*arguments, **named)
 
 
 FAKES = [(record_transformers, TorchModule, Tensor), (record_mlx, MlxModule, lambda array: array)]
@@ -353,6 +357,17 @@ def test_logits_of_some_positions_only_are_those_of_the_last(fake):
     np.testing.assert_array_equal(trace.points[Key("result_output", None)], engine.points[Key("result_output", None)][-1:])
     report = check_trace(MODELS["llama"], IDS, trace)
     assert report.verdict == report.logits.verdict == Verdict.SAME_BITS
+
+
+def test_logits_are_those_that_the_whole_model_gives(fake):
+    """Some models scale or cap what their head gives."""
+    record, kind, wrap = fake
+    engine = FakeModel(kind, MODELS["llama"], wrap)
+    engine.factor = np.float32(0.25)
+    with record(engine) as trace:
+        engine(slice(0, 4))
+        engine(slice(4, 6))
+    np.testing.assert_array_equal(trace.points[Key("result_output", None)], engine.points[Key("result_output", None)] / 4)
 
 
 def test_a_head_that_is_no_module():

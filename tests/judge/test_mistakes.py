@@ -1,11 +1,12 @@
 """The catalogue of mistakes: every entry can happen, names itself, and is called the same at one operation and in a whole engine."""
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
-from dumps import family_dump, with_tensor
+from dumps import family_dump, recorded, with_tensor
 from engine_runs import BASE, TOKENS_OF_300, judge_by, logits_of
 from models import random_model
 
@@ -22,7 +23,7 @@ from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import Yarn
-from bitnet_np.traces.points import Key
+from bitnet_np.traces.points import Key, Trace
 
 BY_ID = {mistake.id: mistake for mistake in CATALOGUE}
 SHAPE = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_layers": 3, "tied": False, "window": 4}
@@ -266,6 +267,26 @@ def test_mistakes_of_other_families_are_recognised(name):
     report = judge_trace(model, with_tensor(points, Key(point, 1), make(model, layer)), ids)
     assert report.first_wrong.key == Key(point, 1)
     assert report.first_wrong.hypothesis.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "without", "at", "says"),
+    [
+        ("gemma2", "logit_cap", None, "result_output", "logits are not capped at 3"),
+        ("gemma2", "score_cap", None, "kqv_out", "scores are not capped at 2"),
+        ("gemma2", "embedding_scale", 1.0, "inp_scaled", "embeddings are not multiplied by 10"),
+        ("granite", "logit_scale", 1.0, "result_output", "logits are not divided by 2.5"),
+        ("granite", "residual_scale", 1.0, "ffn_inp", "outputs of branches are not multiplied by 0.375 before they are added"),
+        ("granite", "attention_scale", None, "kqv_out", "scores are multiplied by 1/sqrt(K) instead of 0.125"),
+    ],
+)
+def test_a_setting_that_is_left_out_is_named(family, field, without, at, says):
+    model, ids, points = family_dump(family)
+    wrong = recorded(replace(model, config=replace(model.config, **{field: without})), ids)
+    dump = Trace({key: wrong.get(key, points[Key("inp_embd", None)]) for key in points}, None, "a dump")
+    report = judge_trace(model, dump, ids)
+    assert report.first_wrong.key.name == at
+    assert report.first_wrong.hypothesis.startswith(says)
 
 
 @pytest.mark.parametrize(("family", "kind"), [("gemma2", "float16"), ("llama", "bfloat16")])

@@ -14,7 +14,7 @@ from ...model import Model
 from ...traces.points import Key
 from ..graph import Operation
 from ..variant import Variant
-from . import anywhere, attention, conversions, experts, gates, hidden, layers, matrices, norms, positions, quantiser
+from . import anywhere, attention, conversions, experts, gates, hidden, layers, matrices, norms, positions, quantiser, switches
 from .mistake import Array, Cause, Compute, Fit, Mistake, Numbers, Site, cause
 
 ENGINES = (
@@ -26,6 +26,7 @@ ENGINES = (
     norms.MISSING,
     gates.MISTAKES,
     experts.MISTAKES,
+    switches.MISTAKES,
     positions.MISTAKES,
     attention.WHOLE_ENGINE,
     layers.LAYERS,
@@ -34,6 +35,7 @@ ENGINES = (
 """Mistakes of whole engines outside the quantiser. Those that change little come first, because large ones show anyway."""
 
 CATALOGUE: tuple[Mistake, ...] = (
+    *switches.MISTAKES,
     *matrices.BIASES,
     *matrices.DIALECTS,
     *matrices.SCALES,

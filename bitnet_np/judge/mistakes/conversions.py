@@ -60,7 +60,7 @@ def _product(site: Site, linear: Linear, table: Table, kind: str, biases: bool) 
             return np.full((len(x), len(matrix)), np.nan)
         scale = 1.0 if linear.scale is None else float(linear.scale)
         bias = np.zeros(len(matrix)) if linear.bias is None else linear.bias.astype(np.float64)
-        return x @ narrow.T * scale + (_converted(bias, kind) if biases and kind in NARROW_FLOATS else bias)
+        return site.finished(x @ narrow.T * scale + (_converted(bias, kind) if biases and kind in NARROW_FLOATS else bias))
 
     return site.of(compute)
 

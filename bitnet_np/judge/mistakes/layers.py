@@ -105,9 +105,15 @@ def _table(site: Site) -> Array:
     return widen.float32(site.model.head).astype(np.float64)
 
 
+def _logits(site: Site, x: Array, table: Array) -> Array:
+    """Logits of another input [T, M], or by another table [V, M]."""
+    bias = site.linear.bias
+    return site.finished(x @ table.T + (0.0 if bias is None else bias.astype(np.float64)))
+
+
 def _norm_skipped(site: Site) -> Compute:
     last, table = Key("l_out", len(site.model.layers) - 1), _table(site)
-    return lambda values: values[last] @ table.T
+    return lambda values: _logits(site, values[last], table)
 
 
 def _int8_input(site: Site) -> Compute:
@@ -115,7 +121,7 @@ def _int8_input(site: Site) -> Compute:
 
     def compute(x: Array) -> Array:
         q, scale = spec.quantize(x)
-        return q @ table.T / scale
+        return _logits(site, q / scale, table)
 
     return site.of(compute)
 
@@ -123,18 +129,18 @@ def _int8_input(site: Site) -> Compute:
 def _float16_input(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if not site.dialect.halves:
         table = _table(site)
-        yield {}, site.of(lambda x: to_float16(x) @ table.T)
+        yield {}, site.of(lambda x: _logits(site, to_float16(x), table))
 
 
 def _float32_input(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     if site.dialect.halves and not site.dialect.ggml_activations:
         table = _table(site)
-        yield {}, site.of(lambda x: x @ table.T)
+        yield {}, site.of(lambda x: _logits(site, x, table))
 
 
 def _column_by_column(site: Site) -> Compute:
     table = _table(site)
-    return site.of(lambda x: x @ table.reshape(table.shape[::-1]))
+    return site.of(lambda x: _logits(site, x, table.reshape(table.shape[::-1]).T))
 
 
 def _untied(model: Model, dialect: Dialect) -> bool:
@@ -143,7 +149,7 @@ def _untied(model: Model, dialect: Dialect) -> bool:
 
 def _tied(site: Site) -> Compute:
     embedding = widen.float32(site.model.token_embd).astype(np.float64)
-    return site.of(lambda x: x @ embedding.T)
+    return site.of(lambda x: _logits(site, x, embedding))
 
 
 def _engine_tied(base: Variant) -> Iterator[tuple[Numbers, Variant]]:

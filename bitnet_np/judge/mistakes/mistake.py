@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ... import spec
 from ...dialects import Dialect
 from ...model import Config, Layer, Linear, Model
 from ...traces.points import Key
@@ -126,6 +127,11 @@ class Site:
 
     def inputs(self, values: Values) -> list[Array]:
         return [values[key] for key in self.operation.inputs]
+
+    def finished(self, y: Array) -> Array:
+        """What the operation makes of the products of its matrix: logits are scaled and capped."""
+        c = self.config
+        return y if self.layer is not None or c.plain_logits else spec.soft_cap(y / c.logit_scale, c.logit_cap)
 
     def of(self, function: Callable[..., Array]) -> Compute:
         """The Compute of a function of the operation's inputs."""

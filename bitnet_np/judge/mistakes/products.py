@@ -52,9 +52,7 @@ def _by(site: Site, matrix: Callable[..., Array], bias: Change = lambda bias: bi
             x = codes / steps
         elif dialect.ggml_activations and not isinstance(weights, Ternary):
             x = matrix_input(x, weights)
-        y = x @ matrix().T * scale + (0.0 if linear.bias is None else bias(linear.bias.astype(np.float64)))
-        c = site.config
-        return y if site.layer is not None or c.plain_logits else spec.soft_cap(y / c.logit_scale, c.logit_cap)
+        return site.finished(x @ matrix().T * scale + (0.0 if linear.bias is None else bias(linear.bias.astype(np.float64))))
 
     return site.of(compute)
 

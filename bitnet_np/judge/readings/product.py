@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ... import spec, widen
-from ...model import Table, Ternary
+from ...model import Config, Table, Ternary
 from .. import operations as op
 from ..roundings import to_float16
 from .wrong import ROWS, Array, Wrong, matched
 
 _OUTPUTS = 64  # columns looked at
+_CAPPED = 0.9  # of the cap: beyond it roundings of logits are many of what was capped
 _MOST_LEFT = 0.01  # of the error, beside what `matched` allows: roundings of another reading than the right one are small too
 
 
@@ -58,7 +59,11 @@ class Product:
         else:
             matrix = widen.take(weights, rows).astype(np.float64)
         bias = 0.0 if linear.bias is None else linear.bias[rows].astype(np.float64)
-        return cls(raw, x, steps, matrix, tokens, rows, (wrong.theirs[np.ix_(tokens, rows)] - bias) / scale, scale, weights, wrong.noise)
+        finished = wrong.theirs[np.ix_(tokens, rows)]
+        theirs = _unfinished(wrong.config, finished) if wrong.layer is None else finished
+        if theirs is None:
+            return None
+        return cls(raw, x, steps, matrix, tokens, rows, (theirs - bias) / scale, scale, weights, wrong.noise)
 
     @cached_property
     def right(self) -> Array:
@@ -93,6 +98,16 @@ class Product:
         """The outputs that are most wrong: most other matrices are refused by these alone."""
         worst = np.argsort(-((self.error / token_sizes(self.theirs, self.right)) ** 2).sum(axis=0))[:8]
         return replace(self, matrix=self.matrix[worst], rows=self.rows[worst], theirs=self.theirs[:, worst])
+
+
+def _unfinished(c: Config, logits: Array) -> Array | None:
+    """Logits before they were scaled and capped; None where the cap leaves too little of them."""
+    if c.logit_cap is not None:
+        part = logits / c.logit_cap
+        if np.abs(part).max() > _CAPPED:
+            return None
+        logits = c.logit_cap * np.arctanh(part)
+    return logits * c.logit_scale
 
 
 def accounts(computed: Array, theirs: Array, right: Array, noise: float) -> bool:
