@@ -352,6 +352,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     watch = Timer(options.seconds + GRACE, partial(give_up, run))
     watch.daemon = True
     watch.start()
+    try:
+        run_parts(run, chosen, options, began)
+    finally:
+        watch.cancel()
+    return report(run)
+
+
+def run_parts(run: Run, chosen: Sequence[str], options: argparse.Namespace, began: float) -> None:
+    """Run the parts, and write what is known after each. Those behind one that fails run in a process of their own."""
     for number, name in enumerate(chosen):
         start, failed = time.perf_counter(), False
         if start - began > options.seconds:
@@ -368,8 +377,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             left = options.seconds - (time.perf_counter() - began)
             rest = ["--json", str(options.json), "--parts", ",".join(chosen[number + 1 :]), "--seconds", f"{left:.0f}", "--resume"]
             os.execv(sys.executable, [sys.executable, __file__, *rest, *(["--interpret"] if INTERPRET else [])])
-    watch.cancel()
-    return report(run)
 
 
 def report(run: Run) -> int:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import gpu_check
@@ -43,6 +44,7 @@ def test_a_part_of_gpu_check_that_fails_leaves_the_others_a_process_of_their_own
     out = tmp_path / "gpu.json"
     with pytest.raises(SystemExit, match="7"):
         script.main(["--json", str(out), "--parts", "wrong,masks", "--seconds", "100"])
+    assert not any(isinstance(thread, threading.Timer) and not thread.finished.is_set() for thread in threading.enumerate())
     assert "ZeroDivisionError" in json.loads(out.read_text())["problems"][0]
     arguments = replaced[2:]
     assert arguments[arguments.index("--parts") + 1] == "masks"
