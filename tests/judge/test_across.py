@@ -148,9 +148,10 @@ def test_what_explained_a_layer_is_tried_first_in_the_next(monkeypatch):
     tried = []
     values = judging._Judge._values
     monkeypatch.setattr(judging._Judge, "_values", lambda self, across, *more: tried.append(across[-1]) or values(self, across, *more))
+    monkeypatch.setattr(judging._Judge, "_explain", lambda self, *rest, **named: None)  # which tries the whole catalogue each time
     report = judge_trace(model(), trace(dumped(change)), IDS)
     assert [o.hypothesis for o in report.operations if o.verdict is Verdict.WRONG] == [report.first_wrong.hypothesis] * 2
-    assert tried.count(Key("l_out", 1)) < tried.count(Key("l_out", 0)) / 2
+    assert tried.count(Key("l_out", 1)) < tried.count(Key("l_out", 0)) / 10
 
 
 def test_noise_has_no_cause():
