@@ -61,7 +61,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2LMHeadModel", {"n_inner": 352, "tie_word_embeddings": True, "intermediate_size": None, "num_key_value_heads": None}),
     "gptneox": ("GPTNeoXForCausalLM", {"hidden_act": "gelu_new", "num_key_value_heads": None}),
     "mixtral": ("MixtralForCausalLM", EXPERTS | {"num_experts": None, "moe_intermediate_size": None}),
-    "qwen3moe": ("Qwen3MoeForCausalLM", EXPERTS | {"num_local_experts": None, "head_dim": 32}),
+    "qwen3moe": ("Qwen3MoeForCausalLM", EXPERTS | {"num_local_experts": None, "head_dim": 32, "norm_topk_prob": True}),
 }
 """The class of transformers that has a family, and the settings that it adds to the shape; those that are None it does not have."""
 DUMPS = {"all tensors": None, "l_out and logits": ("l_out", "result_output"), "logits alone": ("result_output",)}

@@ -30,6 +30,7 @@ from ..traces.points import Key
 from .detail import Details
 from .graph import Operation, operations
 from .logits import Judgement, Reach, judge, position_nmse
+from .mistakes.attention import CACHE_ROUNDINGS
 from .mistakes.catalogue import Trial, fitted, hidden_engines, in_engine, trials
 from .mistakes.mistake import Cause, Fit
 from .mistakes.search import OVERHEAD, Explanation, Search
@@ -106,7 +107,7 @@ def judge_logits(
         cause = _fitted(a, b, reach) or _in_operations(base, ids, logits, a, b, reach)
         if cause is None and alone:
             cause = _hidden(base, ids, logits, a, b, reach) or _read_head(base, ids, positions, a, b, reach)
-        if cause is not None and not cause.fault and precision is None:
+        if cause is not None and not cause.fault and (precision is None or _is_of(cause, precision)):
             judged = replace(judged, verdict=Verdict.NARROW, reason=f"{cause}; {judged.reason}", explanation=cause.text)
         elif cause is not None:
             mistake = cause.text
@@ -115,6 +116,11 @@ def judge_logits(
         return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
     reason = "; ".join(filter(None, (judged.reason, closest, undeclared)))
     return replace(judged, reason=reason, explanation=closest)
+
+
+def _is_of(cause: Cause, precision: Precision) -> bool:
+    """Whether a rounding is that of the precision's KV cache: it may make a router choose other experts, which no reach allows for."""
+    return cause.id in CACHE_ROUNDINGS and cause.kind == precision.kv
 
 
 class _Runs:

@@ -258,6 +258,7 @@ def _product(
     table = weights.blocks if isinstance(weights, Ternary) and weights.blocks is not None and not reads_codes else weights
     n = weights.shape[0]
     worst, square = np.zeros((len(x), n)), np.zeros((len(x), n))
+    alone = common = 0.0  # the squared effect of rounded weights on a factor of everything: if tokens had their own, and as they share them
     inputs, acc = bool(delta_sum.any()), ROUNDOFF[storage.precision.acc]
     own = "float32" if isinstance(weights, Ternary) or type_of(weights) == storage.output else storage.output
     if inputs or acc or own != "float32" or head_type != "float32":
@@ -269,13 +270,18 @@ def _product(
             for kind in {own, head_type} - {"float32"}:
                 steps = half_steps(matrix, kind)
                 worst[:, rows] += factor * (np.abs(x) @ steps.T)
-                square[:, rows] += factor**2 * ((x**2) @ (steps**2).T)
+                squares, value = factor**2 * ((x**2) @ (steps**2).T), expected.value[:, rows]
+                square[:, rows] += squares
+                alone += float((squares * value**2).sum())
+                common += factor**2 * float(((value.T @ x) ** 2 * steps**2).sum())
             if acc:
                 unit = factor * (np.abs(x) @ size.T)
                 worst[:, rows] += acc * unit * x.shape[1]
                 square[:, rows] += (acc * unit) ** 2 * x.shape[1]
     worst, square = worst + sum(kept), square + sum(k**2 for k in kept)
-    return Allowance(worst, square, n if reads_codes else max(1.0, n / x.shape[1]))
+    shared = n if reads_codes else max(1.0, n / x.shape[1])
+    every = float((square * expected.value**2).sum())
+    return Allowance(worst, square, shared if every == 0 else max(1.0, shared * (1 - alone / every) + common / every))
 
 
 def type_of(table: Table) -> str:

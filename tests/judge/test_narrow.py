@@ -57,6 +57,19 @@ def test_codes_are_within_half_a_step(kind):
 # --- operations -----------------------------------------------------------------------------------------------------------------------
 
 
+def test_rounded_weights_are_shared_by_tokens_whose_inputs_are_alike():
+    """The rows of attention's output often are: the roundings of a few weights then are a factor of everything."""
+    model = random_model(1, family="llama", n_layers=1, width=64, heads=4, kv_heads=4, head_dim=16, ffn=96)
+    (operation,) = (o for o in graph.operations(model, EXACT) if o.key.name == "attn_o_out")
+    matrix, bias = (x.astype(np.float64) for x in (model.layers[0].attn_output.weights, model.layers[0].attn_output.bias))
+    storage = Storage(("bfloat16",), "bfloat16")
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        x = to_bfloat16(np.where(np.arange(64) == 5, 30.0, 1.0) * rng.standard_normal(64) + 0.05 * rng.standard_normal((48, 64)))
+        verdict, reason, _ = within(operation.expected(storage, x), to_bfloat16(x @ to_bfloat16(matrix).T + to_bfloat16(bias)))
+        assert verdict <= Verdict.FLIPS, (seed, reason)
+
+
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("family", ["bitnet-b1.58", "llama", "gpt2", "qwen2", "gptneox"])
 def test_every_operation_of_every_family_has_room_for_its_roundings(family, kind):
