@@ -62,7 +62,7 @@ def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collectio
         yield Operation(POSITIONS, (EMBEDDING,), partial(op.add_positions, model), narrow.add_positions)
     if model.config.embedding_scale != 1:
         source = EMBEDDING if model.position_embd is None else POSITIONS
-        yield Operation(SCALED, (source,), partial(op.scaled_embedding, model.config), narrow.result)
+        yield Operation(SCALED, (source,), partial(op.scaled_embedding, model.config), narrow.scaled_embedding)
     for n, layer in enumerate(model.layers):
         yield from _Layer(model, dialect, n, start, n in scores).operations(layer)
     last = Key("l_out", len(model.layers) - 1)

@@ -87,12 +87,26 @@ def _kept(kind: str, value: Array, times: int = 1) -> Array:
     return times * (ROUNDOFF[kind] * np.abs(value) + _TINY[kind])
 
 
+def _with_factor(allowance: Allowance, effect: Array, value: Array) -> Allowance:
+    """The allowance of a result with these values where a factor, too, is rounded, to this effect: all elements share its error."""
+    own, size = allowance.square * value**2, effect * np.abs(value)
+    every = float((own + size**2).sum())
+    shared = allowance.shared if every == 0 else max(allowance.shared, (float(size.sum()) ** 2 + float(own.sum())) / every)
+    return Allowance(allowance.worst + effect, allowance.square + effect**2, shared)
+
+
 # --- operations -----------------------------------------------------------------------------------------------------------------------
 
 
 def result(storage: Storage, expected: Expected, *inputs: Array) -> Allowance:
     """An operation that copies, such as the embedding: its result alone is rounded."""
     return stored(_kept(storage.output, expected.value))
+
+
+def scaled_embedding(storage: Storage, expected: Expected, x: Array) -> Allowance:
+    """The embedding times a factor, which some engines keep in the result's type."""
+    kept = _kept(storage.output, expected.value)
+    return _with_factor(stored(kept), kept, expected.value)
 
 
 def norm(storage: Storage, expected: Expected, x: Array) -> Allowance:
@@ -104,12 +118,14 @@ def norm(storage: Storage, expected: Expected, x: Array) -> Allowance:
 
 
 def add(storage: Storage, expected: Expected, *terms: Array, factor: float = 1.0) -> Allowance:
-    """A sum: its terms, and the result; of three terms a sum in between. factor: multiplies all terms but the first."""
+    """A sum: its terms, and the result; of three terms a sum in between. factor: multiplies all terms but the first, and is rounded."""
     terms = (terms[0], *(term * factor for term in terms[1:]))
     effects = [ROUNDOFF[kind] * np.abs(term) for kind, term in zip(storage.inputs, terms, strict=True)]
     if factor != 1:
         effects += [_kept(storage.output, term) for term in terms[1:]]
-    return stored(*effects, _kept(storage.output, expected.value), *([ROUNDOFF[storage.output] * expected.unit] if len(terms) > 2 else []))
+    sums = [ROUNDOFF[storage.output] * expected.unit] if len(terms) > 2 else []
+    allowance = stored(*effects, _kept(storage.output, expected.value), *sums)
+    return allowance if factor == 1 else _with_factor(allowance, _kept(storage.output, np.sum(terms[1:], axis=0)), expected.value)
 
 
 def add_positions(storage: Storage, expected: Expected, x: Array) -> Allowance:

@@ -1,5 +1,6 @@
 """The bounds of narrow types: honest engines stay within them, and a bound is not much wider than needed."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -55,6 +56,20 @@ def test_codes_are_within_half_a_step(kind):
 
 
 # --- operations -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("family", "name"), [("granite", "l_out"), ("gemma2", "inp_scaled")])
+def test_a_rounded_factor_is_shared_by_all_elements(family, name):
+    """mlx-lm keeps the factors of Granite and Gemma in the type of the activations."""
+    model = random_model(1, family=family, n_layers=1, width=64, heads=4, kv_heads=4, head_dim=16, ffn=96)
+    c = replace(model.config, residual_scale=0.4, embedding_scale=64.7)
+    (operation,) = (o for o in graph.operations(replace(model, config=c), EXACT) if o.key.name == name)
+    inputs = [to_bfloat16(RNG.standard_normal((2000, 64))) for _ in operation.inputs]
+    factor = float(to_bfloat16(np.array(c.residual_scale if name == "l_out" else c.embedding_scale)))
+    computed = inputs[0] + to_bfloat16(factor * inputs[1]) if name == "l_out" else factor * inputs[0]
+    storage = Storage(("bfloat16",) * len(inputs), "bfloat16")
+    verdict, reason, _ = within(operation.expected(storage, *inputs), to_bfloat16(computed))
+    assert verdict <= Verdict.FLIPS, reason
 
 
 def test_rounded_weights_are_shared_by_tokens_whose_inputs_are_alike():
