@@ -27,6 +27,7 @@ FIELDS = {
     "ffn_gate": "ffn_gate",
     "ffn_up": "ffn_up",
     "ffn_down": "ffn_down",
+    "ffn_moe_logits": "ffn_gate_inp",
 }
 """The output tensor of each of a layer's matrices -> the matrix's field in model.Layer."""
 

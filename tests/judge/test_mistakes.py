@@ -269,6 +269,23 @@ def test_mistakes_of_other_families_are_recognised(name):
     assert report.first_wrong.hypothesis.startswith(expected)
 
 
+def _narrow(linear):
+    return replace(linear, weights=NARROW["float16"](linear.weights.astype(np.float64)).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["ffn_moe_logits", "ffn_moe_up"])
+def test_weights_of_routers_and_experts_in_16_bits_are_no_fault(name):
+    model, ids, points = family_dump("qwen3moe")
+    first, *others = model.layers
+    changed = [replace(expert, ffn_up=_narrow(expert.ffn_up)) for expert in first.experts]
+    first = replace(first, ffn_gate_inp=_narrow(first.ffn_gate_inp), experts=tuple(changed))
+    wrong = recorded(replace(model, layers=(first, *others)), ids)
+    report = judge_trace(model, with_tensor(points, Key(name, 0), wrong[Key(name, 0)]), ids)
+    assert [(o.verdict, o.hypothesis) for o in report.operations if o.key == Key(name, 0)] == [
+        (Verdict.NARROW, "weights are rounded to float16")
+    ]
+
+
 @pytest.mark.parametrize(
     ("family", "field", "without", "at", "says"),
     [
