@@ -45,6 +45,7 @@ class Family:
     numbers: tuple[str, ...] = ()  # fields of model.Config that a file may state, of those that few families have
     scales_embedding: bool = False  # the embedding is multiplied by the root of the width
     fused_gate: bool = False  # blk.<n>.ffn_up holds the gate's rows, and then those of up
+    local_rope_base: float | None = None  # RoPE's base in layers with the window, if the file states none; None: that of all layers
     wide_scale: int = 0  # a model of so many layers has the attention scale 1 / sqrt(D / H), all others 1 / sqrt(K)
     expert_width: bool = False  # a file states the width of an expert beside that of a feed-forward, which no layer has
 
@@ -109,6 +110,17 @@ FAMILIES: dict[str, Family] = {
         scales_embedding=True,
         wide_scale=46,
     ),
+    "gemma3": Family(
+        _GEMMA,
+        norms=_BOTH_SIDES,
+        head_norms=_HEAD_NORMS,
+        windows=True,
+        window_period=6,
+        numbers=("logit_cap", "local_rope_base"),
+        scales_embedding=True,
+        local_rope_base=10000.0,
+        wide_scale=62,
+    ),
     "gptneox": Family(
         {"activation": "gelu_tanh", "norm": "layer", "rope": "halves"},  # llama.cpp has no exact GELU here
         matrices=_UNGATED,
@@ -133,14 +145,16 @@ def implied(c: Config) -> dict[str, Any]:
         fields["embedding_scale"] = c.width**0.5
     if family.rope_period:
         fields["rope_layers"] = tuple(n for n in range(c.n_layers) if (n + 1) % family.rope_period)
+    if family.local_rope_base is not None:
+        fields["local_layers"] = tuple(n for n in range(c.n_layers) if c.window_of(n) is not None)
     if family.wide_scale:
         fields["attention_scale"] = (c.width // c.heads) ** -0.5 if c.n_layers == family.wide_scale else None
     return fields
 
 
-def windowed_layers(architecture: str, n_layers: int) -> tuple[int, ...]:
-    """The layers that have the window of a file that does not say which do."""
-    period = FAMILIES[architecture].window_period
+def windowed_layers(architecture: str, n_layers: int, period: int | None = None) -> tuple[int, ...]:
+    """The layers that have the window of a file that does not say which do. period: as Family.window_period; None: the family's."""
+    period = FAMILIES[architecture].window_period if period is None else period
     return tuple(n for n in range(n_layers) if not period or (n + 1) % period)
 
 

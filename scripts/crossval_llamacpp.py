@@ -96,7 +96,9 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         shape["parallel_residual"] = bool(seed // 2 % 2)
     if family.scaling and family.config["rope"] != "none":
         shape["rope_scaling"] = float(rng.choice([1.0, 2.0, 8.0]))
-        if seed % 3 == 2:
+        if family.local_rope_base is not None:
+            shape |= {"n_layers": 7, "local_rope_base": [10000.0, 100.0][seed % 2]}
+        elif seed % 3 == 2:
             yarn = Yarn(2 * shape["rope_scaling"], 16, fast=8.0)
             shape |= {"rope_scaling": 1.0, "yarn": yarn, "rope_magnitude": yarn_magnitude(yarn.factor) * (1.25 if seed % 2 else 1.0)}
     table = kind if kind not in TERNARY else "float16"

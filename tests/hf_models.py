@@ -43,6 +43,16 @@ GEMMA = {"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": None,
 GEMMA2 = {"model_type": "gemma2", "hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "sliding_window": 6}
 GEMMA2 |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, "query_pre_attn_scalar": 12, "num_hidden_layers": 3}
 GEMMA2 |= {"rope_theta": 10000.0, "cache_implementation": "hybrid"}
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 64,
+    "vocab_size": 31,
+    "intermediate_size": 24,
+}
+GEMMA3 |= {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 6, "sliding_window_pattern": 2, "rope_theta": 10000.0}
+GEMMA3 |= {"rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "query_pre_attn_scalar": 12}
+GEMMA3 |= {"attn_logit_softcapping": None, "final_logit_softcapping": 20.0}
 EXPERTS = {
     "num_experts": 5,
     "num_experts_per_tok": 2,
@@ -80,6 +90,7 @@ FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the 
     "olmo2": (SIZES | {"model_type": "olmo2", "rope_parameters": PLAIN}, _layout("olmo2")),
     "gemma": (SIZES | GEMMA, _layout("gemma")),
     "gemma2": (SIZES | GEMMA2, _layout("gemma2")),
+    "gemma3": (SIZES | GEMMA3, _layout("gemma3_text")),
     "mixtral": (SIZES | MIXTRAL | {"rope_parameters": PLAIN}, _layout("mixtral")),
     "qwen2_moe": (SIZES | EXPERTS | QWEN2_MOE, _layout("qwen2_moe")),
     "qwen3_moe": (SIZES | EXPERTS | {"model_type": "qwen3_moe", "norm_topk_prob": True}, _layout("qwen3_moe")),
@@ -146,7 +157,7 @@ def recorded_folder(name):
     config, layout = FAMILIES[name]
     model = load(DATA / "hf_families" / f"{name}.gguf")
     tensors = {key: np.ascontiguousarray(value) for key, value in layout(model).items()}
-    if config.get("tie_word_embeddings", config["model_type"] in ("gpt2", "gemma", "gemma2")):
+    if config.get("tie_word_embeddings", config["model_type"] in ("gpt2", "gemma", "gemma2", "gemma3_text")):
         del tensors["lm_head.weight"]
     return config, tensors
 

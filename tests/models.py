@@ -76,7 +76,7 @@ def family_shapes(draw: st.DrawFn) -> dict:
         shape["parallel_residual"] = draw(st.booleans())
     if family_traits.scaling:
         shape["rope_scaling"] = draw(st.sampled_from([1.0, 4.0]))
-        if family_traits.config["rope"] != "none" and draw(st.booleans()):
+        if family_traits.config["rope"] != "none" and family_traits.local_rope_base is None and draw(st.booleans()):
             shape |= {"rope_scaling": 1.0, "yarn": Yarn(4.0, 16, fast=4.0), "rope_magnitude": 1.2}
     return shape
 

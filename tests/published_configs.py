@@ -123,6 +123,56 @@ _PHI3 = {
     "vocab_size": 32064,
 }
 
+_GEMMA3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106],
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "use_cache": True,
+    "vocab_size": 262144,
+}
+
+_GEMMA3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+}
+
 
 def _sizes(hidden: int, ffn: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
     return {
@@ -191,9 +241,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "microsoft/phi-4": _PHI3
     | _sizes(5120, 17920, 40, 40, 10)
     | {"max_position_embeddings": 16384, "rope_theta": 250000, "sliding_window": None, "vocab_size": 100352},
+    "google/gemma-3-1b-it": _GEMMA3_1B | _sizes(1152, 6912, 26, 4, 1),
+    "google/gemma-3-4b-it": _GEMMA3_4B,
 }
-"""By repository. What counts here are the keys. Sizes of Falcon-E and Phi, the files of models with experts, and some contexts and token
-ids were not looked up again."""
+"""By repository. What counts here are the keys. Sizes of Falcon-E, Phi and Gemma 3, the files of models with experts, and some contexts and
+token ids were not looked up again."""
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "openbmb/BitCPM4-1B": (
@@ -221,8 +273,17 @@ PUBLISHED_GGUF: dict[str, tuple[str, str, dict[str, Any]]] = {
 """By repository: the architecture, the weights as testing.random_model calls them, and keys beside those of every such file."""
 
 
+def of_text(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the text model, and those that gemma-3-4b-it leaves to its class."""
+    if "text_config" not in config:
+        return config
+    return {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208, "head_dim": 256, **config["text_config"]}
+
+
 def small(config: dict[str, Any]) -> dict[str, Any]:
     """The same model of few numbers: the same keys, and as many heads to a key-value head."""
+    if "text_config" in config:
+        return config | {"text_config": small(of_text(config))}
     share = config["num_attention_heads"] // config["num_key_value_heads"]
     sizes = _sizes(128 * share, 256, 2, 2 * share, 2) | {"vocab_size": 64, "max_position_embeddings": 64}
     sizes |= {key: 64 for key in ("head_dim", "moe_intermediate_size", "shared_expert_intermediate_size") if key in config}

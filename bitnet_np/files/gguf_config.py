@@ -30,7 +30,8 @@ def read_config(file: GGUFFile) -> Config:
     with _of_file(file):
         stretched = _yarn(value, scaling) if value.get("scaling_type") == "yarn" else {"rope_scaling": scaling}
     rotated, kv_heads, base = value.get("rope_width"), value["kv_heads"], value.get("rope_base")
-    numbers = {field: value[field] for field in family.numbers if value[field] is not None}
+    usual = {} if family.local_rope_base is None else {"local_rope_base": family.local_rope_base}
+    numbers = usual | {field: value[field] for field in family.numbers if value[field] is not None}
     with _of_file(file):
         config = Config(
             architecture=name,
@@ -52,7 +53,8 @@ def read_config(file: GGUFFile) -> Config:
         )
     layers = _window(file, name, value)  # lists of layers come after the check of their number
     with _of_file(file):
-        return replace(config, **layers, **implied(config))
+        config = replace(config, **layers)
+        return replace(config, **implied(config))
 
 
 @contextmanager

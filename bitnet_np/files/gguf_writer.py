@@ -102,8 +102,8 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
     Where both have a key, `c` wins. A value of None is left out. Raises UnsupportedError for a Config that no GGUF file can say.
     """
     family = FAMILIES[c.architecture]
-    for field in ("rope_base", "rope_scaling"):
-        if float(np.float32(getattr(c, field))) != getattr(c, field):
+    for field in ("rope_base", "rope_scaling", "local_rope_base"):
+        if getattr(c, field) is not None and float(np.float32(getattr(c, field))) != getattr(c, field):
             raise UnsupportedError(f"{field} is {getattr(c, field)}, which is no float32, and a GGUF file has no other place for it")
     if c.window is not None and not family.windows:
         raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
@@ -169,10 +169,11 @@ def _yarn_keys(c: Config, key: Callable[[str], str]) -> dict[str, Any]:
     return keys | {key(name): number for name, number in numbers.items()}
 
 
+_RARE = ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")
 _USUAL = {
     field.name: field.default
     for field in dataclass_fields(Config)
-    if field.name in ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap", "rope_layers")
+    if field.name in (*_RARE, "rope_layers", "local_layers", "local_rope_base")
 }
 """The fields of a Config that only some architectures have a key for, and their values in all others."""
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..errors import FileFormatError, UnsupportedError, shown
-from ..families import FAMILIES, MATRICES, windowed_layers
+from ..families import FAMILIES, MATRICES, implied, windowed_layers
 from ..model import Config, Yarn, window_fields
 from ..rope import yarn_magnitude
-from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, ModelType
+from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .overrides import how_to_ignore
 
 T = TypeVar("T")
@@ -59,6 +59,7 @@ class Recipe:
     biases: tuple[str, ...]  # the matrices that have a bias, by their fields in model.Layer
     quantization: Quantization | None
     llama3: Llama3Scaling | None
+    part: TextPart | None  # how the text model lies in the folder of a larger one
 
 
 _NEUTRAL = frozenset(
@@ -166,8 +167,9 @@ class _UnreadKeys:
 
 def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     """The Recipe in config.json's object; `path` is for messages. Raises FileFormatError, UnsupportedError or ShapeError."""
-    keys = _UnreadKeys(str(path), config_json)
+    keys, part = _text_keys(_UnreadKeys(str(path), config_json))
     model_type, kind = _model_type(keys)
+    keys.left |= {key: value for key, value in kind.defaults.items() if keys.left.get(key) is None}
     _check_inert(keys, kind)
     try:
         config, llama3 = _config(keys, model_type, kind)
@@ -180,13 +182,40 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
         tied=keys.take("tie_word_embeddings", bool, kind.tied),
         quantization=_quantization(keys, kind),
         llama3=llama3,
+        part=part,
     )
+    _check_neutral(keys)
+    return recipe
+
+
+def _check_neutral(keys: _UnreadKeys) -> None:
+    """Refuse the keys that are left, but for those that change nothing."""
     for key, values in _FIXED.items():
         keys.take_fixed(key, *values)
     for key in _NEUTRAL:
         keys.left.pop(key, None)
     keys.check_all_taken()
-    return recipe
+
+
+def _text_keys(keys: _UnreadKeys) -> tuple[_UnreadKeys, TextPart | None]:
+    """The keys of the text model: all of them, or text_config's in a model that has other parts."""
+    part = TEXT_PARTS.get(keys.left["model_type"]) if isinstance(keys.left.get("model_type"), str) else None
+    if part is None:
+        return keys, None
+    keys.take("model_type", str)
+    keys.take_fixed("architectures", [part.whole])
+    text = keys.take("text_config", dict)
+    if "tie_word_embeddings" in keys.left:
+        text = {**text, "tie_word_embeddings": keys.left.pop("tie_word_embeddings")}
+    for key in part.other_keys:
+        keys.left.pop(key, None)
+    _check_neutral(keys)
+    keys = _UnreadKeys(f"{keys.where}: text_config", text, "text_config.")
+    keys.left.pop("architectures", None)  # the whole model's class says how the text model is used
+    keys.left.setdefault("model_type", part.model_type)
+    keys.take_fixed("model_type", part.model_type)
+    keys.left["model_type"] = part.model_type
+    return keys, part
 
 
 def _model_type(keys: _UnreadKeys) -> tuple[str, ModelType]:
@@ -233,7 +262,8 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     gated = "ffn_gate" in family.matrices
     head_dim = _head_dim(keys, width, heads)
     eps = take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
-    rope = _Rope() if family.config["rope"] == "none" else _rope(keys, family.partial_rope and not kind.whole_rope)
+    local_base = None if kind.rope_bases is None else _local_rope_base(keys, kind.rope_bases[1])
+    rope = _Rope() if family.config["rope"] == "none" else _rope(keys, kind, family.partial_rope and not kind.whole_rope)
     if not (rope.fraction == 1 or (family.partial_rope and 0 < rope.fraction < 1)):
         raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {rope.fraction}, which {model_type} cannot have")
     rotated = int(head_dim * rope.fraction)
@@ -259,12 +289,15 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         rope_scaling=rope.scaling,
         yarn=rope.yarn,
         rope_magnitude=rope.magnitude,
+        local_rope_base=local_base,
         **always | experts,
     )
     for key in kind.ignored:
         keys.left.pop(key, None)
     fields = _window(keys, kind, config) | _numbers(keys, config, kind) | _rope_layers(keys, config)
-    return replace(config, **fields), rope.llama3
+    config = replace(config, **fields)
+    local = {} if local_base is None else {"local_layers": implied(config)["local_layers"]}
+    return replace(config, **local), rope.llama3
 
 
 def _experts(keys: _UnreadKeys, model_type: str) -> dict[str, Any]:
@@ -354,7 +387,11 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
     if kind.window == "layers":
         types = _layer_types(keys, n_layers, ("full_attention", "sliding_attention"))
         layers = [n for n, value in enumerate(types) if value == "sliding_attention"]
-        layers = layers if types else list(windowed_layers(config.architecture, n_layers))
+        period: int | None = keys.take("sliding_window_pattern", int, None) if kind.rope_bases else None
+        if period == 0:
+            raise FileFormatError(f"{keys.where}: sliding_window_pattern is 0, expected at least 1")
+        keys.left.pop("_sliding_window_pattern", None)  # transformers writes it beside layer_types
+        layers = layers if types else list(windowed_layers(config.architecture, n_layers, period))
         if layers and window is None:
             raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but sliding_window is null")
         return window_fields(window, layers, n_layers)
@@ -391,7 +428,28 @@ class _Rope(NamedTuple):
     magnitude: float = 1.0  # multiplies cosines and sines
 
 
-def _rope(keys: _UnreadKeys, partial: bool) -> _Rope:
+def _local_rope_base(keys: _UnreadKeys, default: float) -> float:
+    """RoPE's base in local layers; what rope_parameters say of the others stays in `keys`."""
+    base: float | None = keys.take("rope_local_base_freq", float, None)
+    if keys.left.get("rope_parameters") is not None:
+        kinds = _UnreadKeys(f"{keys.where}: rope_parameters", keys.take("rope_parameters", dict), "rope_parameters.")
+        keys.left["rope_parameters"] = kinds.take("full_attention", dict, {})
+        local = _UnreadKeys(
+            f"{keys.where}: RoPE in local layers", kinds.take("sliding_attention", dict, {}), "rope_parameters.sliding_attention."
+        )
+        kinds.check_all_taken()
+        local.take_fixed("rope_type", "default")
+        theta = local.take("rope_theta", float, base)
+        if base not in (None, theta):
+            raise FileFormatError(
+                f"{keys.where}: rope_local_base_freq is {base}, and rope_theta of local layers {theta}, expected one value"
+            )
+        base = theta
+        local.check_all_taken()
+    return default if base is None else base
+
+
+def _rope(keys: _UnreadKeys, model_type: ModelType, partial: bool) -> _Rope:
     """RoPE's settings. They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names.
 
     partial: the model type must state its partial_rotary_factor.
@@ -407,7 +465,8 @@ def _rope(keys: _UnreadKeys, partial: bool) -> _Rope:
                 raise FileFormatError(f"{where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
     outside = keys.left.get("original_max_position_embeddings")
     keys = _UnreadKeys(f"{where}: RoPE", merged, path)
-    base, fraction = keys.take("rope_theta", float), keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0)
+    base = keys.take("rope_theta", float, _REQUIRED if model_type.rope_bases is None else model_type.rope_bases[0])
+    fraction = keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0)
     kind = keys.take("rope_type", str, "default")
     if kind == "longrope":
         raise UnsupportedError(

@@ -33,6 +33,8 @@ class ModelType:
     less_one: bool = False  # 1 is added to the weights of norms
     numbers: Mapping[str, str] = field(default_factory=dict)  # field of model.Config that few families have -> its key; 1 if it is missing
     caps: Mapping[str, str] = field(default_factory=dict)  # the same for soft caps, which must be stated; null for none
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # key -> its value if it is missing, where that is not so for all types
+    rope_bases: tuple[float, float] | None = None  # RoPE's bases in global and in local layers, if it states none; None: it must, one
     ignored: tuple[str, ...] = ()  # keys that transformers does not read for this type
     experts: Mapping[str, str] = field(default_factory=dict)  # field of model.Expert -> module of the expert of a number
     buffers: tuple[str, ...] = ()  # tensors of a layer in old files that can be computed; transformers ignores them
@@ -152,6 +154,31 @@ MODEL_TYPES: dict[str, ModelType] = {
         caps={"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"},
         ignored=("hidden_act", "cache_implementation"),
     ),
+    "gemma3_text": ModelType(
+        {"gelu_pytorch_tanh": "gemma3"},
+        "Gemma3ForCausalLM",
+        _GEMMA_MODULES,
+        window="layers",
+        names={"hidden_act": "hidden_activation"},
+        inert={"attn_logit_softcapping": None},
+        tied=True,
+        quantizable=False,
+        less_one=True,
+        caps={"logit_cap": "final_logit_softcapping"},
+        defaults={
+            "final_logit_softcapping": None,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-6,
+            "vocab_size": 262208,
+        },
+        rope_bases=(1e6, 1e4),
+        ignored=("hidden_act", "cache_implementation"),
+    ),
     "gpt_neox": ModelType(
         dict.fromkeys(("gelu", "gelu_new", "gelu_pytorch_tanh"), "gptneox"),
         "GPTNeoXForCausalLM",
@@ -189,6 +216,29 @@ MODEL_TYPES: dict[str, ModelType] = {
     ),
 }
 """By `model_type` of config.json. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has; gemma's is the one by tanh."""
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The text model in a model that reads images, too. Text alone goes through no other part."""
+
+    whole: str  # the class of the whole model
+    model_type: str  # of text_config
+    other_keys: tuple[str, ...]  # of config.json, for other parts
+    prefixes: Mapping[str, str]  # start of the names of its tensors -> start of their names in a folder of the text model alone
+    other_parts: tuple[str, ...]  # starts of the names of all other tensors
+
+
+TEXT_PARTS: dict[str, TextPart] = {
+    "gemma3": TextPart(
+        "Gemma3ForConditionalGeneration",
+        "gemma3_text",
+        ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image"),
+        {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model."},
+        ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    ),
+}
+"""By `model_type` of config.json."""
 
 OTHER_CLASSES: dict[tuple[str, str], ModelType] = {
     ("llama", "BitnetForCausalLM"): ModelType(

@@ -11,7 +11,7 @@ from .. import packing
 from ..errors import OptionError, UnsupportedError
 from ..families import FAMILIES, GATE_UP, QKV, layer_matrices, layer_shapes
 from ..model import Config, Layer, Model, frozen, shapes_of_expert
-from ..rope import model_frequencies, yarn_factors
+from ..rope import local_frequencies, model_frequencies, yarn_factors
 from ..validate import path_of
 from .gguf_parts import open_parts
 from .gguf_source import GGUFSource
@@ -80,6 +80,7 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
                 f"{source.path}: RoPE's frequencies have factors of their own and are scaled by YaRN, expected one of both"
             )
         rope_factors = yarn_factors(c)
+    frequency, local_frequency = _frequencies(source, c, rope_factors)
     token_embd = weights.table("token_embd", (c.vocab, c.width))
     position_embd = weights.table("position_embd", (c.context, c.width)) if FAMILIES[c.architecture].positions else None
     output_norm = weights.vector("output_norm", c.width)
@@ -97,7 +98,8 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
             token_embd=token_embd,
             layers=tuple(layers),
             output_norm=output_norm,
-            rope_frequency=_frequencies(source, c, rope_factors),
+            rope_frequency=frequency,
+            local_rope_frequency=local_frequency,
             output=output,
             output_bias=output_bias,
             output_norm_bias=output_norm_bias,
@@ -128,8 +130,10 @@ def _build_layer(weights: ModelWeights, n: int) -> Layer:
     return frozen(Layer(**fields))
 
 
-def _frequencies(source: Source, c: Config, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:  # [J]
+def _frequencies(
+    source: Source, c: Config, factors: NDArray[np.float32] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:  # 2 x [J]
     try:
-        return model_frequencies(c, factors)
+        return model_frequencies(c, factors), local_frequencies(c)
     except UnsupportedError as error:
         raise UnsupportedError(f"{source.path}: {error}") from None

@@ -127,9 +127,11 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
 def _is_known(family: Family, config: Config) -> bool:
     """Whether there are gradients of all that the family does."""
     norms = family.norms in (NORMS, ("attn_norm", "ffn_norm")) and not family.head_norms and config.norm == "rms"
+    norms = norms and not config.local_layers
     factors = (config.embedding_scale, config.residual_scale, config.logit_scale) == (1, 1, 1)
     scores = (config.attention_scale, config.score_cap, config.logit_cap) == (None, None, None)
-    return norms and factors and scores and not config.experts and config.activation in ("relu2", "silu") and config.rope != "none"
+    layers = not config.experts and not config.local_layers
+    return norms and factors and scores and layers and config.activation in ("relu2", "silu") and config.rope != "none"
 
 
 def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> dict[str, Floats | Ternary]:

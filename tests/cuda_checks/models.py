@@ -146,6 +146,7 @@ def other_families() -> None:
         ("granite", {}),
         ("olmo2", {}),
         ("gemma2", {"weights": "ternary"}),
+        ("gemma3", {"n_layers": 2}),
     ):
         on, model = device(), random_model(rng(3), **SMALLEST | {"family": family} | more)
         tokens = rng(1).integers(0, 5, (1, 2))

@@ -118,6 +118,58 @@ def test_angles_that_cannot_be_computed(tmp_path):
     assert_refused(changed(tmp_path, OFFLINE, rope_parameters=rope), UnsupportedError, "RoPE's angles reach")
 
 
+# --- layers with another RoPE ---------------------------------------------------------------------------------------------------------
+
+FULL, LOCAL = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, {"rope_type": "default", "rope_theta": 100.0}
+BY_LAYER = {"rope_theta": None, "rope_scaling": None, "rope_local_base_freq": None}
+BY_LAYER |= {"rope_parameters": {"full_attention": FULL, "sliding_attention": LOCAL}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, (10000.0, 100.0, 4.0, (0,))),
+        (BY_LAYER, (10000.0, 100.0, 4.0, (0,))),
+        ({"rope_theta": None, "rope_local_base_freq": None, "rope_scaling": None}, (1e6, 1e4, 1.0, (0,))),
+        ({"sliding_window_pattern": None}, (10000.0, 100.0, 4.0, (0, 1))),
+        ({"sliding_window_pattern": 1}, (10000.0, 100.0, 4.0, ())),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, (10000.0, 100.0, 4.0, (1,))),
+    ],
+)
+def test_which_layers_have_which_base(tmp_path, keys, expected):
+    """As transformers' configuration class says."""
+    config, tensors = recorded_folder("gemma3")
+    keys = {key: value for key, value in (config | keys).items() if value is not None}
+    c = load(hf_models.write_folder(tmp_path, keys, tensors)).config
+    assert (c.rope_base, c.local_rope_base, c.rope_scaling, c.local_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ({"rope_local_base_freq": 0.0}, UnsupportedError, "local_rope_base is 0.0, expected a positive number"),
+        ({"rope_local_base_freq": 1e-9}, UnsupportedError, "RoPE's angles reach"),
+        ({"sliding_window_pattern": 0}, FileFormatError, "sliding_window_pattern is 0, expected at least 1"),
+        ({"attn_logit_softcapping": 50.0}, UnsupportedError, "attn_logit_softcapping is 50.0, supported are None"),
+        ({"rope_scaling": YARN}, UnsupportedError, "local_rope_base is 100.0 in a model with YaRN"),
+        (BY_LAYER | {"rope_local_base_freq": 5.0}, FileFormatError, "rope_local_base_freq is 5.0, and rope_theta of local layers 100.0"),
+        ({"rope_parameters": {"sliding_attention": FULL}}, UnsupportedError, "rope_type is 'linear', supported are 'default'"),
+        ({"rope_parameters": {"sliding_attention": LOCAL | {"beta": 1}}}, UnsupportedError, "rope_parameters.sliding_attention.beta=none"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, UnsupportedError, "rope_parameters: 'rope_theta' = 10000.0 is a setting"),
+        ({"model_type": "gemma3"}, FileFormatError, "text_config is missing"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "llama"}},
+            UnsupportedError,
+            "config.json: 'vocab_size' = 31 is a setting",
+        ),
+    ],
+)
+def test_bases_that_cannot_be(tmp_path, keys, error, message):
+    config, tensors = recorded_folder("gemma3")
+    keys = {"rope_local_base_freq": None} | keys if "sliding_attention" in keys.get("rope_parameters", {}) else keys
+    assert_refused(hf_models.write_folder(tmp_path, config | keys, tensors), error, message)
+
+
 # --- windows --------------------------------------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,20 @@ def test_model_types_give_their_recorded_logits(tmp_path, name):
     np.testing.assert_allclose(forward_full(model, recorded["tokens"]), recorded["logits_f64"], rtol=0, atol=1e-6 * scale)
 
 
+@pytest.mark.parametrize("prefix", [("language_model.model.", "vision_tower."), ("model.language_model.", "model.vision_tower.")])
+def test_the_text_model_in_a_larger_one(tmp_path, prefix):
+    """Under the names that are published, and those that transformers has in memory. What is not the text model's is not read."""
+    config, tensors = recorded_folder("gemma3")
+    plain = load(hf_models.write_folder(tmp_path / "text", config, tensors))
+    whole = {name.replace("model.", prefix[0], 1): array for name, array in tensors.items()} | {prefix[1] + "w": np.ones(3, np.float32)}
+    keys = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 3}, "eos_token_id": [1, 106]}
+    assert_same_bits(
+        forward_full(load(hf_models.write_folder(tmp_path / "all", keys, whole)), [[1, 2, 3]]), forward_full(plain, [[1, 2, 3]])
+    )
+    whole["other.w"] = np.ones(3, np.float32)
+    assert_refused(hf_models.write_folder(tmp_path / "other", keys, whole), UnsupportedError, "tensor other.w has no place")
+
+
 def test_names_without_the_models_prefix_and_buffers_of_old_files(tmp_path):
     """gpt2 was published so."""
     config, tensors = recorded_folder("gpt2")
