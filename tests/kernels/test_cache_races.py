@@ -6,7 +6,7 @@ import race_kernel_cache as racing
 
 @pytest.mark.parametrize(("case", "order"), [("embed", "ABBA"), ("embed, threads", "BAAB")])
 def test_held_between_its_writes_a_process_mixes_nothing_up(case, order, tmp_path):
-    """Both schedules that make Numba's own cache mix up the types. More of them, and other kernels: race_kernel_cache.py --forced."""
+    """Both schedules that make Numba's own cache mix up the types. The rest: scripts/race_kernel_cache.py --forced."""
     assert racing.forced(case, order, str(tmp_path)) == {"right": True, "compiled": 0, "wrong": []}
 
 

@@ -32,15 +32,22 @@ SSE4 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
 AVX2 = SSE4 + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
 AVX512 = AVX2 + ",+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
 
-# name for Numba: its features, the path expected, whether registers are many. The last two have no fused multiply-add: each lane is a call.
+DOTS = ("ternary", "halves", "weights", "products")  # byte dot products, float16 and tables of codes: what instructions are chosen for
+FORWARD = ("logits", *DOTS)
+ALL = (*FORWARD, "masked", "backward")
+
+# name for Numba: its features, the path expected, whether registers are many, and what it computes. Compiling the kernels takes half a
+# minute: those that do not depend on the path run where they differ most from this processor's. The last two have no fused multiply-add:
+# each lane is a call.
 PROCESSORS = {
-    "skylake-avx512": (AVX512, "avx2", True),
-    "haswell": (AVX2, "avx2", False),
-    "nehalem": (SSE4, "ssse3", False),
-    "generic": ("", "generic", False),
+    "skylake-avx512": (AVX512, "avx2", True, DOTS),
+    "haswell": (AVX2, "avx2", False, FORWARD),
+    "nehalem": (SSE4, "ssse3", False, DOTS),
+    "generic": ("", "generic", False, ALL),
 }
 
 
+NARROW = {"width": 33, "ffn": 45, "heads": 2, "kv_heads": 1, "head_dim": 6}
 DIFFERENT_TYPES = (Q5_1, Q8_0, Q3_K, Q5_K, Q6_K, TQ1_0, MXFP4)  # what block types are made of, each thing at least once
 
 
@@ -63,39 +70,61 @@ def random_blocks(kind):
     return data
 
 
-def fingerprint():
-    """SHA-256 of the logits of two models, 70 tokens of 2 sequences, in both dialects by both paths, and of every float16 widened:
-    random weights are hardly ever subnormal. Of the weights of block types, and of products with one. Of the backward pass's kernels. And
-    how all that was computed.
-    """
+def logits():
+    """Of two models, 70 tokens of 2 sequences, in every dialect by both paths."""
     digests = []
-    for shape in (SHAPE, {"width": 33, "ffn": 45, "heads": 2, "kv_heads": 1, "head_dim": 6}):
+    for shape in (SHAPE, NARROW):
         model = random_model(1, table="float16", **shape)
         tokens = random_tokens(np.random.default_rng(1), model, 2, 70)
         for dialect in DIALECTS.values():
             for path in (forward_full, forward_incremental):
                 digests.append(digest(path(model, tokens, dialect=dialect)))
+    return digests
+
+
+def masked():
+    model = random_model(1, table="float16", **NARROW)
+    tokens = random_tokens(np.random.default_rng(1), model, 2, 70)
+    return digest(forward_full(model, tokens, mask=masks.mask(70, 70, masks.Pattern(window=9, sinks=2))))
+
+
+def ternary_products():
+    """Of one row and of several, whose kernels divide the work differently."""
+    weights = packing.pack(np.random.default_rng(3).integers(-1, 2, (70, 300)).astype(np.int8), 0.5)
+    rows = [cpu.quantize(random_floats((count, 300))) for count in (1, 7)]
+    return [digest(cpu.ternary_matmul(*codes, weights.codes, weights.scale, 70)) for codes in rows]
+
+
+def halves():
+    """Every float16 widened: random weights are hardly ever subnormal."""
     every = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(-1, 16)
     widened = cpu.embed(every, np.arange(len(every)))
     widened[np.isnan(widened)] = np.nan
-    return {
-        "path": simd.instruction_path(),
-        "wide": simd.is_wide(),
-        "halves": digest(widened),
-        "logits": digests,
-        "masked": digest(forward_full(model, tokens, mask=masks.mask(70, 70, masks.Pattern(window=9, sinks=2)))),
-        "weights": {kind.name: digest(blocks.embed(random_blocks(kind), kind, np.arange(40))) for kind in DIFFERENT_TYPES},
-        "backward": {name: selftest.digest(*compute()) for name, compute in selftest.backward_cases().items()},
-        "products": [digest(blocks.matmul(random_floats((rows, 512)), random_blocks(Q5_K), Q5_K)) for rows in (1, 7)],
-    }
+    return digest(widened)
+
+
+PARTS = {
+    "logits": logits,
+    "masked": masked,
+    "ternary": ternary_products,
+    "halves": halves,
+    "weights": lambda: {kind.name: digest(blocks.embed(random_blocks(kind), kind, np.arange(40))) for kind in DIFFERENT_TYPES},
+    "products": lambda: [digest(blocks.matmul(random_floats((rows, 512)), random_blocks(Q5_K), Q5_K)) for rows in (1, 7)],
+    "backward": lambda: {name: selftest.digest(*compute()) for name, compute in selftest.backward_cases().items()},
+}
+
+
+def fingerprint(names):
+    """SHA-256 of what these parts compute, and how they were computed."""
+    return {"path": simd.instruction_path(), "wide": simd.is_wide()} | {name: PARTS[name]() for name in names}
 
 
 # Every kernel in the variant for the calling thread alone: compiling the one for several threads too takes half as long again. This
 # process, whose bits are expected, runs both.
 PROGRAM = (
-    "import gc, json; gc.set_threshold(100_000, 20, 20); "  # as in conftest.py
+    "import gc, json, sys; gc.set_threshold(100_000, 20, 20); "  # as in conftest.py
     "from bitnet_np.kernels import launching; launching.SMALL = 1 << 62; "
-    "from test_instruction_sets import fingerprint; print(json.dumps(fingerprint()))"
+    "from test_instruction_sets import fingerprint; print(json.dumps(fingerprint(sys.argv[1:])))"
 )
 x86 = pytest.mark.skipif(processor.architecture() != "x86_64", reason="not an x86-64 processor")
 
@@ -108,12 +137,12 @@ def processes():
     path = os.pathsep.join([str(tests), str(Path(__file__).parent), str(root)])
     started = {
         name: subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", PROGRAM, *names],
             env={**os.environ, "PYTHONPATH": path, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features, "NUMBA_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             text=True,
         )
-        for name, (features, _, _) in PROCESSORS.items()
+        for name, (features, _, _, names) in PROCESSORS.items()
         if {feature for feature in features.split(",") if feature} <= here
     }
     yield started
@@ -124,7 +153,7 @@ def processes():
 
 @pytest.fixture(scope="module")
 def expected():
-    return fingerprint()
+    return fingerprint(ALL)
 
 
 @x86
@@ -134,8 +163,8 @@ def test_a_lesser_processor_gives_the_same_bits(processes, expected, name):
         pytest.skip(f"this processor cannot stand in for {name}")
     out, _ = processes[name].communicate(timeout=600)  # four processes that compile for minutes where others want the processor too
     assert processes[name].returncode == 0
-    _, path, wide = PROCESSORS[name]
-    assert json.loads(out) == {**expected, "path": path, "wide": wide}
+    _, path, wide, names = PROCESSORS[name]
+    assert json.loads(out) == {part: expected[part] for part in names} | {"path": path, "wide": wide}
 
 
 def test_the_fingerprints_of_both_paths_are_one_and_those_of_dialects_differ(expected):

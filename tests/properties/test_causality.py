@@ -21,7 +21,7 @@ def with_another_token(rng, model, tokens, at):
     return changed
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(shape=family_shapes(), seed=seeds, length=lengths, dialect=dialects, path=paths, data=st.data())
 def test_a_token_changes_its_own_logits_and_none_before_it(shape, seed, length, dialect, path, data):
     rng = np.random.default_rng(seed)

@@ -63,7 +63,7 @@ def test_a_sequence_gives_the_same_bits_token_by_token(shape, seed, length, dial
     assert_same_bits(forward_incremental(model, tokens[None], dialect=dialect)[0], whole)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(shape=family_shapes(), seed=seeds, batch=batches, dialect=dialects, chunk=st.integers(1, 150), extra=st.integers(0, 3))
 def test_a_sequence_gives_the_same_bits_in_any_batch(shape, seed, batch, dialect, chunk, extra):
     """Any companions, itself twice, any padding, whole or in chunks; only the last token, or all."""
@@ -87,7 +87,7 @@ def test_a_sequence_gives_the_same_bits_in_any_batch(shape, seed, batch, dialect
     assert_same_bits(forward(model, tokens, cache, counts, last_only=True, dialect=dialect), last)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(shape=family_shapes(), seed=seeds, batch=batches, dialect=dialects, most=st.integers(1, 70), spare=st.integers(0, 2))
 def test_sequences_may_share_a_cache_on_any_schedule(shape, seed, batch, dialect, most, spare):
     """Each call goes on with some of the sequences, in some order, each by as many tokens as it likes: what a server does all day."""

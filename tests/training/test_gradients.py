@@ -100,7 +100,7 @@ def test_gradients_behind_yarns_rotation_are_the_definitions():
     assert_within_reach(gradients, theirs, reached(rng, config, parameters, tokens, theirs, **how))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     seed=seeds,
     family=FAMILY,
