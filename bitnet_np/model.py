@@ -78,8 +78,10 @@ class LongRope:
     def __post_init__(self) -> None:
         integer("LongRoPE's original context", self.original, 2, error=UnsupportedError)
         for name in ("short", "long"):
-            if not all(0 < number(f"a factor of LongRoPE's {name} list", factor) < np.inf for factor in getattr(self, name)):
-                raise UnsupportedError(f"LongRoPE's {name} list is {shown(list(getattr(self, name)))}, expected positive numbers")
+            if not all(2**-126 <= number(f"a factor of LongRoPE's {name} list", x) < 2**127 for x in getattr(self, name)):
+                raise UnsupportedError(
+                    f"LongRoPE's {name} list is {shown(list(getattr(self, name)))}, expected positive numbers of float32"
+                )
 
 
 @dataclass(frozen=True)

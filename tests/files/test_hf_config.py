@@ -83,7 +83,7 @@ LISTS = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] 
         (OFFLINE, {"rope_parameters": YARN | {"attention_factor": 0.0}}, UnsupportedError, "rope_magnitude is 0.0"),
         (OFFLINE, {"rope_parameters": YARN} | {"original_max_position_embeddings": 8}, FileFormatError, "is 16, that beside it 8"),
         (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [1.0] * 7}}, ShapeError, "LongRoPE's long list has 7 factors, expected 8"),
-        (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [0.0] * 8}}, UnsupportedError, "LongRoPE's long list is [0.0, "),
+        (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [0.0, 1e300] * 4}}, UnsupportedError, "LongRoPE's long list is [0.0, "),
         (OFFLINE, {"rope_parameters": LISTS | {"short_factor": [True] * 8}}, FileFormatError, "expected lists of numbers"),
         (OFFLINE, {"rope_parameters": LISTS | {"short_factor": [10**400] * 8}}, FileFormatError, "expected lists of numbers"),
         (OFFLINE, {"rope_parameters": LISTS | {"attention_factor": 0.0}}, UnsupportedError, "rope_magnitude is 0.0"),
