@@ -33,6 +33,7 @@ class Family:
     scales: bool = False  # blk.<n>.<matrix>.scale may multiply a product
     ternary: bool = False  # all matrices of layers are ternary
     rope_factors: bool = False  # rope_freqs.weight may divide RoPE's frequencies
+    longrope: bool = False  # rope_factors_short.weight and rope_factors_long.weight may divide them, by the context
     partial_rope: bool = False  # rope.dimension_count may be less than the head width
     windows: bool = False  # attention.sliding_window may limit what layers see
     window_period: int = 0  # the window is in all layers but each one of so many, where the file does not say in which; 0: in all
@@ -88,12 +89,12 @@ FAMILIES: dict[str, Family] = {
         required=(*_EXPERTS, "expert_ffn"),
         expert_width=True,
     ),
-    "phi3": Family(_QWEN, partial_rope=True, windows=True, fused_gate=True),
+    "phi3": Family(_QWEN, longrope=True, partial_rope=True, windows=True, fused_gate=True),
     "smollm3": Family(_LLAMA, rope_period=4),
     "granite": Family(
         _LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=(*_FACTORS, "attention_scale"), required=("logit_scale",)
     ),
-    "minicpm": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=_FACTORS, required=_FACTORS),
+    "minicpm": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, longrope=True, numbers=_FACTORS, required=_FACTORS),
     "olmo2": Family(
         {"activation": "silu", "norm": "rms", "rope": "halves", "joint_qk_norms": True},
         norms=("post_attention_norm", "post_ffw_norm"),

@@ -96,6 +96,7 @@ def rotation_tables(ops: Backend, dialect: Dialect, position: NDArray[np.int64],
     return {local: rotations(ops, dialect.angles(position, like), like.config) for local, like in turned.items()}
 
 
+@np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
 def rotations(ops: Backend, angle: NDArray[np.float64], c: Config) -> Rotation:  # [R, J] -> 2 x [R, J]
     """Cosines and sines of these angles, each times the model's magnitude in float32."""
     cos, sin = ops.rotations(angle)

@@ -100,6 +100,24 @@ def yarn_factors(config: Config) -> NDArray[np.float32]:  # [J]
     return (1 / ((1 - ramp) / _yarn(config).factor + ramp)).astype(np.float32)
 
 
+def scaling_factors(config: Config) -> NDArray[np.float32] | None:  # [J]
+    """The numbers that divide RoPE's frequencies by YaRN or LongRoPE, None for a model with neither.
+
+    LongRoPE's list goes by the context that the model is loaded with, not by the length of a sequence: keys in a cache stay as they are.
+    """
+    if config.longrope is not None:
+        return np.array(config.longrope.short if config.context <= config.longrope.original else config.longrope.long, np.float32)
+    return None if config.yarn is None else yarn_factors(config)
+
+
+def longrope_magnitude(factor: float, original: int) -> float:
+    """The number by which LongRoPE multiplies cosines and sines: sqrt(1 + ln(factor) / ln(original)); 1 where nothing is stretched."""
+    if factor <= 1:
+        return 1.0
+    with localcontext(prec=40):
+        return float((1 + Decimal(factor).ln() / Decimal(original).ln()).sqrt())
+
+
 def yarn_magnitude(factor: float, weight: float = 1.0, divisor: float = 0.0) -> float:
     """The number by which YaRN multiplies cosines and sines: 0.1 * weight * ln(factor) + 1 over the same of `divisor`.
 

@@ -15,7 +15,7 @@ from .files.gguf_writer import present, write_model
 from .kernels import grids
 from .kernels.block_formats import FORMATS
 from .model import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of_expert, window_fields
-from .rope import local_frequencies, rope_frequencies, yarn_factors
+from .rope import local_frequencies, rope_frequencies, scaling_factors
 from .tensor_types import ALL_BLOCK_TYPES, FEW_BITS, GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4, OF_NUMBER_42, TensorType
 
 SHAPE = {
@@ -111,7 +111,8 @@ class _Drawing:
         layers = tuple(self.layer() for _ in range(c.n_layers))
         token_embd, output_norm = self.float_table(c.vocab), self.vector(c.width)
         factors = self.rng.uniform(1, 8, c.rope_pairs).astype(np.float32) if family.rope_factors else None
-        factors = factors if c.yarn is None else yarn_factors(c)
+        scaling = scaling_factors(c)
+        factors = factors if scaling is None else scaling
         return frozen(
             Model(
                 config=c,

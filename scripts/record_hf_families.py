@@ -24,14 +24,17 @@ from bitnet_np import Model
 from bitnet_np.errors import UnsupportedError
 from bitnet_np.files.gguf_writer import present
 from bitnet_np.files.hf_model_types import MODEL_TYPES, ModelType
-from bitnet_np.model import Layer, Linear, Yarn
-from bitnet_np.rope import llama3_factors, rope_frequencies
+from bitnet_np.model import Layer, Linear, LongRope, Yarn
+from bitnet_np.rope import llama3_factors, rope_frequencies, scaling_factors
 from bitnet_np.testing import random_model, write_gguf
 
 SHAPE: dict[str, Any] = {"width": 48, "ffn": 40, "heads": 4, "kv_heads": 2, "head_dim": 12, "vocab": 61, "context": 64, "n_layers": 2}
 SHAPE |= {"eps": float(np.float32(1e-5))}
 LLAMA3: dict[str, Any] = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "attention_factor": 1.25}
+SHORT, LONG = (1.0, 1.25, 1.5, 2.0), (1.0, 2.0, 4.0, 8.0)
+LONGROPE: dict[str, Any] = {"short_factor": list(SHORT), "long_factor": list(LONG)}
+LONGROPE |= {"original_max_position_embeddings": 16, "attention_factor": 1.25}
 Array = NDArray[np.float32]
 
 
@@ -67,7 +70,11 @@ def cases() -> list[Case]:
     experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
     shared = {"shared_expert_intermediate_size": 24}
     neox = {"hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **rope}}
-    phi3 = {"pad_token_id": 0, "sliding_window": 7, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.67, **rope}}
+    phi3: dict[str, Any] = {
+        "pad_token_id": 0,
+        "sliding_window": 7,
+        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.67, **rope},
+    }
     return [
         Case("llama_llama3_biases", "llama", {}, "llama", "Llama", {"attention_bias": True, "mlp_bias": True} | llama3, _llama),
         Case("qwen2_linear", "qwen2", {"rope_scaling": 4.0}, "qwen2", "Qwen2", linear, _llama),
@@ -122,6 +129,17 @@ def cases() -> list[Case]:
             _layout("smollm3"),
         ),
         Case("phi3", "phi3", {"rope_width": 8, "window": 7}, "phi3", "Phi3", phi3, _layout("phi3")),
+        Case(
+            "phi3_longrope",
+            "phi3",
+            {"rope_width": 8, "longrope": LongRope(16, SHORT, LONG), "rope_magnitude": 1.25, "vocab": 31, "ffn": 24},
+            "phi3",
+            "Phi3",
+            phi3
+            | {"sliding_window": None, "original_max_position_embeddings": 16}
+            | {"rope_parameters": phi3["rope_parameters"] | {"rope_type": "longrope", **LONGROPE}},
+            _layout("phi3"),
+        ),
         Case("olmo2", "olmo2", {}, "olmo2", "Olmo2", plain, _layout("olmo2")),
         Case("gemma", "gemma", square, "gemma", "Gemma", {"hidden_act": "gelu_pytorch_tanh"} | plain, _layout("gemma")),
         Case(
@@ -165,7 +183,7 @@ def draw(case: Case, seed: int) -> Model:
         return _of_float32_differences(model)
     if case.classes in ("Mistral", "SmolLM3", "Mixtral"):
         return _bare(model)
-    if model.rope_factors is None or model.config.yarn is not None:
+    if model.rope_factors is None or scaling_factors(model.config) is not None:
         return replace(model, output_bias=None)
     frequencies = rope_frequencies(model.config.rope_base, 2 * model.config.rope_pairs)
     return replace(model, output_bias=None, rope_factors=llama3_factors(frequencies, *LLAMA3.values()).astype(np.float32))

@@ -11,7 +11,7 @@ import pytest
 from family_models import SHAPE, half_scales
 from models import random_model
 from numpy.typing import NDArray
-from record_hf_families import LLAMA3, YARN, _gpt2, _gptneox, _layout, _llama
+from record_hf_families import LLAMA3, LONGROPE, YARN, _gpt2, _gptneox, _layout, _llama
 
 from bitnet_np import packing, widen
 from bitnet_np.dense import dense_view
@@ -86,6 +86,13 @@ FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the 
     "qwen3_window": (SIZES | QWEN3_WINDOW, _llama),
     "granite": (SIZES | GRANITE | {"rope_parameters": PLAIN | {"rope_type": "llama3"} | LLAMA3}, _layout("granite")),
     "phi3": (SIZES | PHI3, _layout("phi3")),
+    "phi3_longrope": (
+        SIZES
+        | PHI3
+        | {"sliding_window": None, "vocab_size": 31, "intermediate_size": 24, "rope_scaling": {"type": "longrope"} | LONGROPE}
+        | {"original_max_position_embeddings": 16},
+        _layout("phi3"),
+    ),
     "smollm3": (SIZES | SMOLLM3, _layout("smollm3")),
     "olmo2": (SIZES | {"model_type": "olmo2", "rope_parameters": PLAIN}, _layout("olmo2")),
     "gemma": (SIZES | GEMMA, _layout("gemma")),
@@ -155,7 +162,7 @@ def write_folder(path, config, tensors, shards=1):
 def recorded_folder(name):
     """config.json and the tensors of a recording, in transformers' names and layout."""
     config, layout = FAMILIES[name]
-    model = load(DATA / "hf_families" / f"{name}.gguf")
+    model = load(DATA / "hf_families" / f"{name}.gguf", overrides={"context": 64})  # LongRoPE's must be declared
     tensors = {key: np.ascontiguousarray(value) for key, value in layout(model).items()}
     if config.get("tie_word_embeddings", config["model_type"] in ("gpt2", "gemma", "gemma2", "gemma3_text")):
         del tensors["lm_head.weight"]

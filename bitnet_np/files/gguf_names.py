@@ -70,6 +70,9 @@ REQUIRED = ("context", "width", "n_layers", "ffn", "heads", "eps")
 FACTORS = "rope_freqs.weight"
 """The tensor that holds Model.rope_factors."""
 
+LONGROPE = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
+"""The tensors that hold the lists of Config.longrope."""
+
 NEUTRAL: dict[str, Any] = {
     "attention.causal": True,
     "attention.clamp_kqv": 0.0,

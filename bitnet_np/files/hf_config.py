@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from ..errors import FileFormatError, UnsupportedError, shown
 from ..families import FAMILIES, MATRICES, implied, windowed_layers
-from ..model import Config, Yarn, window_fields
-from ..rope import yarn_magnitude
+from ..model import Config, LongRope, Yarn, window_fields
+from ..rope import longrope_magnitude, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .overrides import how_to_ignore
 
@@ -266,7 +266,11 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     rope = _Rope() if family.config["rope"] == "none" else _rope(keys, kind, family.partial_rope and not kind.whole_rope)
     if not (rope.fraction == 1 or (family.partial_rope and 0 < rope.fraction < 1)):
         raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {rope.fraction}, which {model_type} cannot have")
-    rotated = int(head_dim * rope.fraction)
+    rotated, context = int(head_dim * rope.fraction), take("max_position_embeddings", int)
+    magnitude = rope.magnitude
+    if magnitude is None:
+        assert rope.longrope is not None
+        magnitude = longrope_magnitude(context / rope.longrope.original, rope.longrope.original)
     always: dict[str, Any] = {
         **family.config,
         "activation": "gelu" if activation == "gelu" and not gated else family.config["activation"],
@@ -276,7 +280,7 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     config = Config(
         architecture=architecture,
         vocab=keys.take("vocab_size", int),
-        context=take("max_position_embeddings", int),
+        context=context,
         width=width,
         n_layers=take("num_hidden_layers", int),
         ffn=ffn,
@@ -288,7 +292,8 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         rope_width=None if rotated == head_dim else rotated,
         rope_scaling=rope.scaling,
         yarn=rope.yarn,
-        rope_magnitude=rope.magnitude,
+        longrope=rope.longrope,
+        rope_magnitude=magnitude,
         local_rope_base=local_base,
         **always | experts,
     )
@@ -339,6 +344,11 @@ def _numbers(keys: _UnreadKeys, config: Config, kind: ModelType) -> dict[str, An
     """The factors and soft caps of a Config."""
     fields: dict[str, Any] = {"embedding_scale": config.width**0.5} if FAMILIES[config.architecture].scales_embedding else {}
     fields |= {field: keys.take(key, float, 1.0) for field, key in kind.numbers.items()}
+    if kind.depth_scaled:
+        depth, base = keys.take("scale_depth", float), keys.take("dim_model_base", int)
+        if not base:
+            raise FileFormatError(f"{keys.where}: dim_model_base is 0, expected at least 1")
+        fields |= {"residual_scale": depth / config.n_layers**0.5, "logit_scale": config.width / base}
     for field, key in kind.caps.items():
         if key not in keys.left:
             raise FileFormatError(f"{keys.where}: {key} is missing, expected a number or null")
@@ -425,7 +435,8 @@ class _Rope(NamedTuple):
     llama3: Llama3Scaling | None = None
     fraction: float = 1.0  # the part of a head that is rotated
     yarn: Yarn | None = None
-    magnitude: float = 1.0  # multiplies cosines and sines
+    longrope: LongRope | None = None
+    magnitude: float | None = 1.0  # multiplies cosines and sines; None: as LongRoPE stretches the original context to the model's
 
 
 def _local_rope_base(keys: _UnreadKeys, default: float) -> float:
@@ -468,27 +479,41 @@ def _rope(keys: _UnreadKeys, model_type: ModelType, partial: bool) -> _Rope:
     base = keys.take("rope_theta", float, _REQUIRED if model_type.rope_bases is None else model_type.rope_bases[0])
     fraction = keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0)
     kind = keys.take("rope_type", str, "default")
-    if kind == "longrope":
-        raise UnsupportedError(
-            f"{where}: RoPE's rope_type is 'longrope', whose frequencies depend on the length of the whole sequence or on the size of the "
-            "cache, so decoding could not give the bits of whole sequences; supported are default, linear, llama3 and yarn"
-        )
-    if kind not in ("default", "linear", "llama3", "yarn"):
-        raise UnsupportedError(f"{where}: RoPE's rope_type is {shown(kind)}, supported are default, linear, llama3 and yarn")
+    if kind not in ("default", "linear", "llama3", "yarn", "longrope"):
+        raise UnsupportedError(f"{where}: RoPE's rope_type is {shown(kind)}, supported are default, linear, llama3, yarn and longrope")
     scaling = keys.take("factor", float) if kind == "linear" else 1.0
     llama3 = _llama3(keys) if kind == "llama3" else None
     yarn, magnitude = _yarn(keys, outside) if kind == "yarn" else (None, 1.0)
+    longrope, stretched = _longrope(keys, outside) if kind == "longrope" else (None, magnitude)
     keys.check_all_taken()
-    return _Rope(base, scaling, llama3, fraction, yarn, magnitude)
+    return _Rope(base, scaling, llama3, fraction, yarn, longrope, stretched)
 
 
-def _yarn(keys: _UnreadKeys, outside: Any) -> tuple[Yarn, float]:
-    """YaRN's numbers and the magnitude of cosines and sines; `outside` is another value of the original context, if config.json has one."""
-    original = keys.take("original_max_position_embeddings", int)
+def _original_context(keys: _UnreadKeys, outside: Any, default: Any = _REQUIRED) -> int:
+    """The context that RoPE's scaling stretches; `outside` is another value of it, if config.json has one."""
+    original = keys.take("original_max_position_embeddings", int, default)
     if outside not in (None, original):
         raise FileFormatError(
             f"{keys.where}'s original_max_position_embeddings is {original}, that beside it {shown(outside)}, expected one"
         )
+    return original
+
+
+def _longrope(keys: _UnreadKeys, outside: Any) -> tuple[LongRope, float | None]:
+    """LongRoPE's two lists and the magnitude of cosines and sines; None for the one that follows from the model's context."""
+    original = _original_context(keys, outside, _REQUIRED if outside is None else outside)
+    lists = [tuple(keys.take(name, list)) for name in ("short_factor", "long_factor")]
+    if not all(type(x) is float or (type(x) is int and abs(x) < 2**53) for factors in lists for x in factors):
+        raise FileFormatError(f"{keys.where}: short_factor and long_factor are {shown(lists)}, expected lists of numbers")
+    longrope = LongRope(original, *(tuple(float(factor) for factor in factors) for factors in lists))
+    magnitude: float | None = keys.take("attention_factor", float, None)
+    factor: float | None = keys.take("factor", float, None)
+    return longrope, longrope_magnitude(factor, original) if magnitude is None and factor is not None else magnitude
+
+
+def _yarn(keys: _UnreadKeys, outside: Any) -> tuple[Yarn, float]:
+    """YaRN's numbers and the magnitude of cosines and sines; `outside` is another value of the original context, if config.json has one."""
+    original = _original_context(keys, outside)
     factor = keys.take("factor", float)
     yarn = Yarn(
         factor, original, keys.take("beta_fast", float, 32.0), keys.take("beta_slow", float, 1.0), keys.take("truncate", bool, True)

@@ -32,6 +32,7 @@ class ModelType:
     whole_rope: bool = True  # without a partial_rotary_factor the whole head is rotated; False: it must be stated
     less_one: bool = False  # 1 is added to the weights of norms
     numbers: Mapping[str, str] = field(default_factory=dict)  # field of model.Config that few families have -> its key; 1 if it is missing
+    depth_scaled: bool = False  # scale_depth / sqrt(layers) multiplies branches, and hidden_size / dim_model_base divides logits
     caps: Mapping[str, str] = field(default_factory=dict)  # the same for soft caps, which must be stated; null for none
     defaults: Mapping[str, Any] = field(default_factory=dict)  # key -> its value if it is missing, where that is not so for all types
     rope_bases: tuple[float, float] | None = None  # RoPE's bases in global and in local layers, if it states none; None: it must, one
@@ -117,6 +118,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         _PHI3_MODULES,
         window="stated",
         quantizable=False,
+        defaults={"original_max_position_embeddings": 4096},
         ignored=("original_max_position_embeddings",),
     ),
     "smollm3": ModelType({"silu": "smollm3"}, "SmolLM3ForCausalLM", HF_MODULES, tied=True, quantizable=False, ignored=("pretraining_tp",)),
@@ -131,6 +133,17 @@ MODEL_TYPES: dict[str, ModelType] = {
             "logit_scale": "logits_scaling",
             "attention_scale": "attention_multiplier",
         },
+    ),
+    "minicpm": ModelType(
+        {"silu": "minicpm"},
+        "MiniCPMForCausalLM",
+        HF_MODULES,
+        tied=True,
+        quantizable=False,
+        numbers={"embedding_scale": "scale_emb"},
+        depth_scaled=True,
+        defaults={"rope_theta": 10000.0},
+        buffers=_OLD_ROPE,
     ),
     "olmo2": ModelType({"silu": "olmo2"}, "Olmo2ForCausalLM", _OLMO_MODULES, quantizable=False),
     "gemma": ModelType(
@@ -215,7 +228,8 @@ MODEL_TYPES: dict[str, ModelType] = {
         buffers=("attn.bias", "attn.masked_bias"),
     ),
 }
-"""By `model_type` of config.json. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has; gemma's is the one by tanh."""
+"""By `model_type` of config.json. minicpm's class is in its folders. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has;
+gemma's is the one by tanh."""
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,9 @@ def changed_folder(files: Files, draw: random.Random) -> Files:
 def _resize(files: Files, draw: random.Random) -> bool:
     """Give the model other sizes and other random weights. Returns whether it could."""
     config = json.loads(files["config.json"])
-    for key in draw.sample([key for key in _SIZE_KEYS if key in config], 2):
-        config[key] = draw.choice(_SIZES)
+    sizes = config.get("text_config", config)
+    for key in draw.sample([key for key in _SIZE_KEYS if key in sizes], 2):
+        sizes[key] = draw.choice(_SIZES)
     drawn: Files = {}
     try:
         for name, raw in folder_bytes(config, seed=draw.randrange(9), floats=draw.choice(FLOATS), shards=draw.choice([1, 1, 2])):

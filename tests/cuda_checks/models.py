@@ -146,7 +146,6 @@ def other_families() -> None:
         ("granite", {}),
         ("olmo2", {}),
         ("gemma2", {"weights": "ternary"}),
-        ("gemma3", {"n_layers": 2}),
     ):
         on, model = device(), random_model(rng(3), **SMALLEST | {"family": family} | more)
         tokens = rng(1).integers(0, 5, (1, 2))
@@ -193,6 +192,16 @@ def decoder() -> None:
             both([1, 5])
         with pytest.raises(ShapeError, match="tokens has shape"):
             both([[1, 1]])
+
+
+@check
+def a_decoder_of_local_layers() -> None:
+    """Layers take the cosines and sines of their own base."""
+    on, model = device(), random_model(rng(5), **SMALLEST | {"family": "gemma3", "n_layers": 2})
+    cache, own = new_cache(model.config, 1, 4, on), KVCache(model.config, 1, 4)
+    step, ours = stepper(place(model, on), cache, on), stepper(model, own)
+    for token in (3, 1):
+        assert_same_bits(step([token]), ours([token]))
 
 
 @check

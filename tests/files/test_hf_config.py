@@ -14,6 +14,8 @@ from bitnet_np.forward_pass import forward_full
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
+LISTS = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 16}
+
 
 @pytest.mark.parametrize(
     ("name", "keys", "error", "message"),
@@ -80,6 +82,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         (OFFLINE, {"rope_parameters": YARN | {"factor": -1.0}}, UnsupportedError, "YaRN's factor is -1.0"),
         (OFFLINE, {"rope_parameters": YARN | {"attention_factor": 0.0}}, UnsupportedError, "rope_magnitude is 0.0"),
         (OFFLINE, {"rope_parameters": YARN} | {"original_max_position_embeddings": 8}, FileFormatError, "is 16, that beside it 8"),
+        (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [1.0] * 7}}, ShapeError, "LongRoPE's long list has 7 factors, expected 8"),
+        (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [0.0, 1e300] * 4}}, UnsupportedError, "LongRoPE's long list is [0.0, "),
+        (OFFLINE, {"rope_parameters": LISTS | {"short_factor": [True] * 8}}, FileFormatError, "expected lists of numbers"),
+        (OFFLINE, {"rope_parameters": LISTS | {"short_factor": [10**400] * 8}}, FileFormatError, "expected lists of numbers"),
+        (OFFLINE, {"rope_parameters": LISTS | {"attention_factor": 0.0}}, UnsupportedError, "rope_magnitude is 0.0"),
+        (OFFLINE, {"rope_parameters": LISTS | {"original_max_position_embeddings": 1}}, UnsupportedError, "original context is 1"),
+        (OFFLINE, {"rope_parameters": LISTS}, UnsupportedError, "RoPE is scaled by longrope"),
         (OFFLINE, {"rope_parameters": {"rope_theta": None}}, FileFormatError, "rope_theta is missing"),
         (OFFLINE, {"rope_parameters": {"beta": 1}}, UnsupportedError, "RoPE: 'beta' = 1 is a setting"),
         (OFFLINE, {"rope_theta": 1.0}, FileFormatError, "RoPE's 'rope_theta' is 1.0 and 500000.0"),

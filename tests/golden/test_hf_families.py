@@ -15,7 +15,7 @@ from bitnet_np.rope import llama3_factors, rope_frequencies
 
 DATA = Path(__file__).parents[1] / "data" / "hf_families"
 NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "qwen3_yarn", "gptneox_parallel", "gptneox_sequential", "gpt2")
-NAMES += ("granite", "smollm3", "olmo2", "gemma", "gemma2", "mixtral", "qwen2_moe", "qwen3_moe")
+NAMES += ("granite", "smollm3", "olmo2", "gemma", "gemma2", "phi3_longrope", "mixtral", "qwen2_moe", "qwen3_moe")
 WINDOWS = {"gemma3": (6, (0,)), "mistral_window": (5, None), "qwen2_window": (6, (1,)), "qwen3_window": (7, (0,)), "phi3": (7, None)}
 NAMES += tuple(WINDOWS)
 
@@ -33,14 +33,14 @@ def recorded(name):
 @pytest.fixture(scope="module")
 def model(name):
     """transformers' gptneox has the exact GELU, which GGUF files cannot ask for."""
-    found = load(DATA / f"{name}.gguf")
+    found = load(DATA / f"{name}.gguf", overrides={"context": 64})  # LongRoPE's must be declared
     return replace(found, config=replace(found.config, activation="gelu")) if found.config.architecture == "gptneox" else found
 
 
 def test_the_definition_agrees_to_float64(model, recorded):
     """Llama 3's factors are float32 in a GGUF file, and YaRN's in a model: the definition gets them as config.json implies them."""
     dense, c = dense_view(model), model.config
-    if model.rope_factors is not None:
+    if model.rope_factors is not None and c.longrope is None:
         llama3 = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
         factors = llama3 if c.yarn is None else spec.yarn_factors(c.rope_base, c.rope_pairs, c.yarn)
         assert 1 == factors[0] < factors[1] <= factors[-1] == (8 if c.yarn is None else 4)
