@@ -40,11 +40,10 @@ def attention(
     if np.float32 in cached:
         ours = cpu.attend(q, k, v, slots, positions, window, *scores)
         same(on, on.attend(on.upload(q), on.upload(k), on.upload(v), rows.slot, rows.position, window, *scores), ours)
-    if scores:
-        if window is None:
-            mask = np.where(np.tri(capacity, dtype=bool), np.float32(0), np.float32(-np.inf)).reshape(1, capacity, capacity)
-            uploaded = [on.upload(array) for array in (q, k, v)]
-            same(on, on.attend_masked(*uploaded, rows.slot, rows.position, on.upload(mask), *scores), ours)
+    if scores and window is None:
+        mask = np.where(np.tri(capacity, dtype=bool), np.float32(0), np.float32(-np.inf)).reshape(1, capacity, capacity)
+        uploaded = [on.upload(array) for array in (q, k, v)]
+        same(on, on.attend_masked(*uploaded, rows.slot, rows.position, on.upload(mask), *scores), ours)
     if scores or np.float16 not in cached:
         return
     angle = rng(7).uniform(0, 9, (n, width // 2 - width // 8))
