@@ -33,6 +33,7 @@ class Family:
     scales: bool = False  # blk.<n>.<matrix>.scale may multiply a product
     ternary: bool = False  # all matrices of layers are ternary
     rope_factors: bool = False  # rope_freqs.weight may divide RoPE's frequencies
+    longrope: bool = False  # rope_factors_short.weight and rope_factors_long.weight may divide them, by the context
     partial_rope: bool = False  # rope.dimension_count may be less than the head width
     windows: bool = False  # attention.sliding_window may limit what layers see
     window_period: int = 0  # the window is in all layers but each one of so many, where the file does not say in which; 0: in all
@@ -45,6 +46,7 @@ class Family:
     numbers: tuple[str, ...] = ()  # fields of model.Config that a file may state, of those that few families have
     scales_embedding: bool = False  # the embedding is multiplied by the root of the width
     fused_gate: bool = False  # blk.<n>.ffn_up holds the gate's rows, and then those of up
+    local_rope_base: float | None = None  # RoPE's base in layers with the window, if the file states none; None: that of all layers
     wide_scale: int = 0  # a model of so many layers has the attention scale 1 / sqrt(D / H), all others 1 / sqrt(K)
     expert_width: bool = False  # a file states the width of an expert beside that of a feed-forward, which no layer has
 
@@ -87,12 +89,12 @@ FAMILIES: dict[str, Family] = {
         required=(*_EXPERTS, "expert_ffn"),
         expert_width=True,
     ),
-    "phi3": Family(_QWEN, partial_rope=True, windows=True, fused_gate=True),
+    "phi3": Family(_QWEN, longrope=True, partial_rope=True, windows=True, fused_gate=True),
     "smollm3": Family(_LLAMA, rope_period=4),
     "granite": Family(
         _LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=(*_FACTORS, "attention_scale"), required=("logit_scale",)
     ),
-    "minicpm": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=_FACTORS, required=_FACTORS),
+    "minicpm": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, longrope=True, numbers=_FACTORS, required=_FACTORS),
     "olmo2": Family(
         {"activation": "silu", "norm": "rms", "rope": "halves", "joint_qk_norms": True},
         norms=("post_attention_norm", "post_ffw_norm"),
@@ -108,6 +110,17 @@ FAMILIES: dict[str, Family] = {
         required=("window", *_CAPS),
         scales_embedding=True,
         wide_scale=46,
+    ),
+    "gemma3": Family(
+        _GEMMA,
+        norms=_BOTH_SIDES,
+        head_norms=_HEAD_NORMS,
+        windows=True,
+        window_period=6,
+        numbers=("logit_cap", "local_rope_base"),
+        scales_embedding=True,
+        local_rope_base=10000.0,
+        wide_scale=62,
     ),
     "gptneox": Family(
         {"activation": "gelu_tanh", "norm": "layer", "rope": "halves"},  # llama.cpp has no exact GELU here
@@ -133,14 +146,16 @@ def implied(c: Config) -> dict[str, Any]:
         fields["embedding_scale"] = c.width**0.5
     if family.rope_period:
         fields["rope_layers"] = tuple(n for n in range(c.n_layers) if (n + 1) % family.rope_period)
+    if family.local_rope_base is not None:
+        fields["local_layers"] = tuple(n for n in range(c.n_layers) if c.window_of(n) is not None)
     if family.wide_scale:
         fields["attention_scale"] = (c.width // c.heads) ** -0.5 if c.n_layers == family.wide_scale else None
     return fields
 
 
-def windowed_layers(architecture: str, n_layers: int) -> tuple[int, ...]:
-    """The layers that have the window of a file that does not say which do."""
-    period = FAMILIES[architecture].window_period
+def windowed_layers(architecture: str, n_layers: int, period: int | None = None) -> tuple[int, ...]:
+    """The layers that have the window of a file that does not say which do. period: as Family.window_period; None: the family's."""
+    period = FAMILIES[architecture].window_period if period is None else period
     return tuple(n for n in range(n_layers) if not period or (n + 1) % period)
 
 

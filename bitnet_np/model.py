@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ShapeError, UnsupportedError
+from .errors import ShapeError, UnsupportedError, shown
 from .tensor_types import TensorType
 from .validate import integer, number
 
@@ -65,6 +65,26 @@ class Yarn:
 
 
 @dataclass(frozen=True)
+class LongRope:
+    """LongRoPE's factors of RoPE's frequencies (arXiv 2402.13753): one list for the context that the model was trained for, one beyond it.
+
+    Raises UnsupportedError for numbers that cannot be.
+    """
+
+    original: int  # the longest context that takes the short list
+    short: tuple[float, ...]  # [J]
+    long: tuple[float, ...]  # [J]
+
+    def __post_init__(self) -> None:
+        integer("LongRoPE's original context", self.original, 2, error=UnsupportedError)
+        for name in ("short", "long"):
+            if not all(2**-126 <= number(f"a factor of LongRoPE's {name} list", x) < 2**127 for x in getattr(self, name)):
+                raise UnsupportedError(
+                    f"LongRoPE's {name} list is {shown(list(getattr(self, name)))}, expected positive numbers of float32"
+                )
+
+
+@dataclass(frozen=True)
 class Config:
     """The numbers of a model. Names follow GGUF's keys where those are short enough; defaults are BitNet b1.58's.
 
@@ -89,7 +109,10 @@ class Config:
     rope_layers: tuple[int, ...] | None = None  # the layers that rotate queries and keys; None: all
     rope_scaling: float = 1.0  # positions are divided by it (linear scaling)
     yarn: Yarn | None = None  # the scaling of frequencies that Model.rope_factors follows from; None: they are the file's own
+    longrope: LongRope | None = None  # the same of LongRoPE: the context says which list they are
     rope_magnitude: float = 1.0  # multiplies RoPE's cosines and sines
+    local_layers: tuple[int, ...] = ()  # the layers whose RoPE has a base of its own and no scaling (Gemma 3, arXiv 2503.19786)
+    local_rope_base: float | None = None  # that base
     parallel_residual: bool = False  # attention and feed-forward both read the layer's input
     window: int | None = None  # the keys a query sees at most, its own the last of them (Mistral 7B, arXiv 2310.06825); None: all
     window_layers: tuple[int, ...] | None = None  # the layers that have this window; None: all
@@ -127,14 +150,29 @@ class Config:
                 raise ShapeError(f"head width {self.head_dim} is odd, but RoPE rotates pairs")
         elif self.rope == "none" or integer("rope_width", self.rope_width, 0, error=ShapeError) not in range(2, self.head_dim + 1, 2):
             raise ShapeError(f"{self.rope_width} numbers of each head are rotated, expected an even number from 2 to {self.head_dim}")
+        if self.longrope is not None:
+            if self.rope == "none" or self.rope_scaling != 1 or self.yarn is not None:
+                raise UnsupportedError(f"LongRoPE in a model with rope {self.rope!r} that is scaled in another way, too")
+            for which, divisors in (("short", self.longrope.short), ("long", self.longrope.long)):
+                if len(divisors) != self.rope_pairs:
+                    raise ShapeError(f"LongRoPE's {which} list has {len(divisors)} factors, expected {self.rope_pairs}")
+        if self.local_rope_base is not None and (self.yarn is not None or self.longrope is not None or self.rope_magnitude != 1):
+            raise UnsupportedError(
+                f"local_rope_base is {self.local_rope_base} in a model with YaRN or LongRoPE, expected linear scaling or none"
+            )
+        if self.local_layers and (self.local_rope_base is None or self.rope == "none"):
+            raise ShapeError(
+                f"local_layers are {self.local_layers} with local_rope_base {self.local_rope_base} and rope {self.rope!r}, "
+                "expected a base and RoPE"
+            )
         if self.window is not None:
             integer("window", self.window, 1, LONGEST_CONTEXT, ShapeError)
-        for name in ("window_layers", "rope_layers"):
+        for name in ("window_layers", "rope_layers", "local_layers"):
             layers = getattr(self, name)
             if layers is not None and not (isinstance(layers, tuple) and all(layer in range(self.n_layers) for layer in layers)):
                 raise ShapeError(f"{name} are {layers}, expected numbers of {self.n_layers} layers")
         factors = ("embedding_scale", "residual_scale", "logit_scale")
-        optional = (name for name in ("attention_scale", "score_cap", "logit_cap") if getattr(self, name) is not None)
+        optional = (name for name in ("attention_scale", "score_cap", "logit_cap", "local_rope_base") if getattr(self, name) is not None)
         for name in ("eps", "rope_base", "rope_scaling", "rope_magnitude", *factors, *optional):
             if not 0 < number(name, getattr(self, name)) < np.inf:
                 raise UnsupportedError(f"{name} is {getattr(self, name)}, expected a positive number")
@@ -315,6 +353,7 @@ class Model:
     layers: tuple[Layer, ...]
     output_norm: NDArray[np.float32]  # [D]
     rope_frequency: NDArray[np.float64]  # [J] radians per position, all scaling included
+    local_rope_frequency: NDArray[np.float64] | None = None  # [J] the same in Config.local_layers; None: there are none
     output: Table | None = None  # [V, D]; None: the head is token_embd
     output_bias: NDArray[np.float32] | None = None  # [V]
     output_norm_bias: NDArray[np.float32] | None = None  # [D]

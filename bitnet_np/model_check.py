@@ -52,7 +52,9 @@ def _flaws(model: Model) -> Iterator[str]:
         rows = max(c.context, np.shape(model.position_embd)[0] if isinstance(model.position_embd, np.ndarray) else c.context)
         yield from _array("position_embd", model.position_embd, (rows, c.width))
     yield from _array("output_norm", model.output_norm, (c.width,))
-    yield from _array("rope_frequency", model.rope_frequency, (c.rope_pairs,), np.float64)
+    for name, value in (("rope_frequency", model.rope_frequency), ("local_rope_frequency", model.local_rope_frequency)):
+        if name == "rope_frequency" or c.local_layers:
+            yield from _array(name, value, (c.rope_pairs,), np.float64)
     for name, size in (("output_bias", c.vocab), ("output_norm_bias", c.width), ("rope_factors", c.rope_pairs)):
         if getattr(model, name) is not None:
             yield from _array(name, getattr(model, name), (size,))

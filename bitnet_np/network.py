@@ -6,7 +6,7 @@ it. What differs between paths comes in as arguments: where keys and values are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeGuard
@@ -22,6 +22,7 @@ from .errors import NonFiniteError, UnsupportedError
 from .kernels import cpu
 from .model import Activation, Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights
 from .model_check import check_model
+from .rope import with_rope_of
 from .tensor_types import TERNARY_TYPES
 from .tokens import Rows
 from .validate import instance
@@ -40,8 +41,11 @@ Head = Callable[[Array], Floats]
 FFN_ROWS = 128
 """Rows that go through a feed-forward at a time, or on average through an expert: its tensors are the widest, and more are no faster."""
 
-Rotations = tuple[Array, Array]
+Rotation = tuple[Array, Array]
 """Cosines and sines of the rows' positions, [R, J] each."""
+
+Rotations = Mapping[bool, Rotation]
+"""Those of all layers but the local ones (False), and of the local ones (True), where the model has such layers."""
 
 
 def ignore(name: str, layer: int | None, array: NDArray) -> None:
@@ -82,12 +86,18 @@ class Runtime:
 
     def rotations(self, position: NDArray[np.int64]) -> Rotations | None:
         """Cosines and sines for positions [R]; None for a model without RoPE."""
-        return (
-            rotations(self.ops, self.dialect.angles(position, self.model), self.model.config) if self.model.config.rope != "none" else None
-        )
+        return rotation_tables(self.ops, self.dialect, position, self.model) if self.model.config.rope != "none" else None
 
 
-def rotations(ops: Backend, angle: NDArray[np.float64], c: Config) -> Rotations:  # [R, J] -> 2 x [R, J]
+def rotation_tables(ops: Backend, dialect: Dialect, position: NDArray[np.int64], model: Model) -> Rotations:  # [R] -> 2 x [R, J] each
+    """Cosines and sines for these positions, of every kind of layer that the model has."""
+    some = {n in model.config.local_layers: n for n in range(model.config.n_layers)}
+    turned = {local: with_rope_of(model, n) for local, n in some.items()}
+    return {local: rotations(ops, dialect.angles(position, like), like.config) for local, like in turned.items()}
+
+
+@np.errstate(over="ignore", invalid="ignore")  # check_finite reports it at the end
+def rotations(ops: Backend, angle: NDArray[np.float64], c: Config) -> Rotation:  # [R, J] -> 2 x [R, J]
     """Cosines and sines of these angles, each times the model's magnitude in float32."""
     cos, sin = ops.rotations(angle)
     return (
@@ -290,7 +300,8 @@ def _queries_keys_values(step: _Step, w: Layer, h: Array, rotations: Rotations |
     q, k = step.head_norm("Qcur_normed", q, w.attn_q_norm), step.head_norm("Kcur_normed", k, w.attn_k_norm)
     if rotations is not None and c.rotates(step.layer):
         rope = ops.rope if c.rope == "halves" else ops.rope_adjacent
-        q, k = step.note("Qcur_rope", rope(q, *rotations)), step.note("Kcur_rope", rope(k, *rotations))
+        turn = rotations[step.layer in c.local_layers]
+        q, k = step.note("Qcur_rope", rope(q, *turn)), step.note("Kcur_rope", rope(k, *turn))
     return dialect.rounded(q), dialect.cached(k), dialect.cached(v)
 
 

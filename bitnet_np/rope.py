@@ -1,12 +1,13 @@
 """RoPE's frequencies: the radians per position by which each pair of a head turns, and the context that they allow."""
 
+from dataclasses import replace
 from decimal import Decimal, localcontext
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ShapeError, UnsupportedError
-from .model import Config, Yarn
+from .model import Config, Model, Yarn
 
 LARGEST_ANGLE = 1.6e6
 """The largest angle, in radians, whose cosine and sine are exact (kernels/scalar.py)."""
@@ -33,6 +34,25 @@ def model_frequencies(config: Config, factors: NDArray[np.float32] | None) -> ND
     frequencies = rope_frequencies(config.rope_base, 2 * config.rope_pairs, factors, config.rope_scaling)
     check_angles(config, frequencies)
     return frequencies
+
+
+def local_frequencies(config: Config) -> NDArray[np.float64] | None:  # [J]
+    """RoPE's frequencies in local layers, None where there are none. Raises UnsupportedError if not every angle of the context is exact."""
+    return model_frequencies(_local(config), None) if config.local_layers else None
+
+
+def _local(config: Config) -> Config:
+    """The Config of a model all of whose layers turn as the local ones of this one do: by a base of their own, without scaling."""
+    assert config.local_rope_base is not None
+    return replace(config, rope_base=config.local_rope_base, rope_scaling=1.0, local_layers=())
+
+
+def with_rope_of(model: Model, layer: int | None) -> Model:
+    """The model with this layer's RoPE in every layer: itself, unless it has local layers and this is one."""
+    if layer not in model.config.local_layers:
+        return model
+    assert model.local_rope_frequency is not None
+    return replace(model, config=_local(model.config), rope_frequency=model.local_rope_frequency, rope_factors=None)
 
 
 def check_angles(config: Config, frequencies: NDArray[np.float64]) -> None:
@@ -78,6 +98,24 @@ def yarn_factors(config: Config) -> NDArray[np.float32]:  # [J]
     """The numbers by which YaRN divides RoPE's frequencies, rounded to float32 as a GGUF file would hold them."""
     ramp = yarn_ramp(config)
     return (1 / ((1 - ramp) / _yarn(config).factor + ramp)).astype(np.float32)
+
+
+def scaling_factors(config: Config) -> NDArray[np.float32] | None:  # [J]
+    """The numbers that divide RoPE's frequencies by YaRN or LongRoPE, None for a model with neither.
+
+    LongRoPE's list goes by the context that the model is loaded with, not by the length of a sequence: keys in a cache stay as they are.
+    """
+    if config.longrope is not None:
+        return np.array(config.longrope.short if config.context <= config.longrope.original else config.longrope.long, np.float32)
+    return None if config.yarn is None else yarn_factors(config)
+
+
+def longrope_magnitude(factor: float, original: int) -> float:
+    """The number by which LongRoPE multiplies cosines and sines: sqrt(1 + ln(factor) / ln(original)); 1 where nothing is stretched."""
+    if factor <= 1:
+        return 1.0
+    with localcontext(prec=40):
+        return float((1 + Decimal(factor).ln() / Decimal(original).ln()).sqrt())
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0, divisor: float = 0.0) -> float:

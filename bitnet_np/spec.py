@@ -7,8 +7,8 @@ Improve Transformer" (arXiv 2002.05202) for the SiLU gate, "Layer Normalization"
 1606.08415), "GPT-NeoX-20B" (arXiv 2204.06745) for parallel residuals and partial rotation, "Qwen3 Technical Report" (arXiv 2505.09388) for
 norms of queries and keys, "Mistral 7B" (arXiv 2310.06825) for windows of keys, "Language Models are Unsupervised Multitask Learners"
 (GPT-2) for learned positions, "2 OLMo 2 Furious" (arXiv 2501.00656) for norms after a branch, "Gemma" (arXiv 2403.08295) for the GELU gate,
-"Gemma 2" (arXiv 2408.00118) for soft caps, "MiniCPM" (arXiv 2404.06395) and Granite 3 for scaled embeddings, branches and logits, "Mixtral
-of Experts" (arXiv 2401.04088) and Qwen2-MoE for experts.
+"Gemma 2" (arXiv 2408.00118) for soft caps, "Gemma 3" (arXiv 2503.19786) for two bases of RoPE, "MiniCPM" (arXiv 2404.06395) and Granite 3
+for scaled embeddings, branches and logits, "Mixtral of Experts" (arXiv 2401.04088) and Qwen2-MoE for experts.
 
 Letters: T tokens, S keys, D model width, M and N a matrix's input and output width, H query heads, G key-value heads, K head
 width, J rotated pairs of a head, F feed-forward width, E experts, k of a token, V vocabulary. `model` is any record with the fields of
@@ -193,8 +193,9 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, ND
             k = note("Kcur_normed", rms_norm(k.reshape(t, -1, w.attn_k_norm.size), w.attn_k_norm, c.eps))
         q, k, v = (x.reshape(t, -1, c.head_dim) for x in (q, k, v))
         if c.rope != "none" and (c.rope_layers is None or n in c.rope_layers):
-            q = note("Qcur_rope", rope(q, position, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude))
-            k = note("Kcur_rope", rope(k, position, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude))
+            turn: Any = (position, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
+            turn = (np.arange(t), c.local_rope_base, c.rope, c.rope_width) if n in c.local_layers else turn
+            q, k = note("Qcur_rope", rope(q, *turn)), note("Kcur_rope", rope(k, *turn))
         mask = causal_mask(t, t, window=c.window if c.window_layers is None or n in c.window_layers else None)
         x = note("kqv_out", attend(q, k, v, mask, c.attention_scale, c.score_cap).reshape(t, -1))
         if w.attn_sub_norm is not None:

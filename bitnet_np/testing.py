@@ -15,7 +15,7 @@ from .files.gguf_writer import present, write_model
 from .kernels import grids
 from .kernels.block_formats import FORMATS
 from .model import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of_expert, window_fields
-from .rope import rope_frequencies, yarn_factors
+from .rope import local_frequencies, rope_frequencies, scaling_factors
 from .tensor_types import ALL_BLOCK_TYPES, FEW_BITS, GRID_TYPES, IQ4_NL, IQ4_XS, NVFP4, OF_NUMBER_42, TensorType
 
 SHAPE = {
@@ -85,7 +85,11 @@ def _config(family: str, shape: dict[str, Any]) -> Config:
         fields["shared_ffn"] = shape.get("ffn", SHAPE["ffn"])
     if traits.window_period:
         n_layers = shape.get("n_layers", SHAPE["n_layers"])
-        fields |= window_fields(20, windowed_layers(family, n_layers), n_layers)
+        layers = windowed_layers(family, n_layers)
+        layers = layers[:-1] if len(layers) == n_layers > 1 else layers  # so that there are layers with and without the window
+        fields |= window_fields(20, layers, n_layers)
+    if traits.local_rope_base is not None:
+        fields["local_rope_base"] = 100.0
     config = Config(family, **{**fields, **shape})
     return replace(config, **{name: value for name, value in implied(config).items() if name not in shape})
 
@@ -107,7 +111,8 @@ class _Drawing:
         layers = tuple(self.layer() for _ in range(c.n_layers))
         token_embd, output_norm = self.float_table(c.vocab), self.vector(c.width)
         factors = self.rng.uniform(1, 8, c.rope_pairs).astype(np.float32) if family.rope_factors else None
-        factors = factors if c.yarn is None else yarn_factors(c)
+        scaling = scaling_factors(c)
+        factors = factors if scaling is None else scaling
         return frozen(
             Model(
                 config=c,
@@ -115,6 +120,7 @@ class _Drawing:
                 layers=layers,
                 output_norm=output_norm,
                 rope_frequency=rope_frequencies(c.rope_base, 2 * c.rope_pairs, factors, c.rope_scaling),
+                local_rope_frequency=local_frequencies(c),
                 output=None if tied else self.float_table(c.vocab),
                 output_bias=self.vector(c.vocab, 0.0) if family.head_bias else None,
                 output_norm_bias=self.vector(c.width, 0.0) if c.norm == "layer" else None,

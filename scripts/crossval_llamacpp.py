@@ -27,7 +27,7 @@ from bitnet_np.errors import OptionError
 from bitnet_np.families import FAMILIES
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
-from bitnet_np.model import Yarn
+from bitnet_np.model import LongRope, Yarn
 from bitnet_np.rope import yarn_magnitude
 from bitnet_np.tensor_types import ALL_BLOCK_TYPES, PQ2_0, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
@@ -96,7 +96,14 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         shape["parallel_residual"] = bool(seed // 2 % 2)
     if family.scaling and family.config["rope"] != "none":
         shape["rope_scaling"] = float(rng.choice([1.0, 2.0, 8.0]))
-        if seed % 3 == 2:
+        if family.local_rope_base is not None:
+            shape |= {"n_layers": 7, "local_rope_base": [10000.0, 100.0][seed % 2]}
+        elif family.longrope and seed % 4 == 3:  # llama.cpp's cache holds more than 16 tokens and fewer than 4096
+            pairs = (shape.get("rope_width") or head_dim) // 2
+            lists = rng.uniform(1, 8, (2, pairs)).astype(np.float32).tolist()
+            longrope = LongRope(int(rng.choice([16, 4096])), tuple(lists[0]), tuple(lists[1]))
+            shape |= {"rope_scaling": 1.0, "longrope": longrope, "rope_magnitude": float(rng.choice([1.0, 1.25]))}
+        elif seed % 3 == 2:
             yarn = Yarn(2 * shape["rope_scaling"], 16, fast=8.0)
             shape |= {"rope_scaling": 1.0, "yarn": yarn, "rope_magnitude": yarn_magnitude(yarn.factor) * (1.25 if seed % 2 else 1.0)}
     table = kind if kind not in TERNARY else "float16"
@@ -116,7 +123,7 @@ def validate(theirs: LlamaCpp, seed: int, architecture: str, kind: str, folder: 
     drawn, tokens = draw(seed, architecture, kind)
     path = folder / f"{architecture}-{kind}-{seed}.gguf"
     write_gguf(path, drawn, fused=bool(_fused(architecture)))
-    model = load(path)
+    model = load(path, overrides={"context": drawn.config.context})  # LongRoPE's must be declared
     logits, nodes = theirs.run(path, tokens)
     theirs_by_key = points(model.config, nodes, len(tokens))
     theirs_by_key[Key("result_output", None)] = logits

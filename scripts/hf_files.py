@@ -61,7 +61,10 @@ def tensor_table(config: Mapping[str, Any], floats: str) -> dict[str, Entry]:
         for i in range(c.experts):
             for name, shape in shapes_of_expert(c).items():
                 table |= _linear(recipe, path + kind.experts[name].format(i), *shape, floats)
-    return table
+    if recipe.part is None:
+        return table
+    prefixes = {inner: outer for outer, inner in reversed([*recipe.part.prefixes.items()])}  # the first of them, as published
+    return {next(prefixes[s] + name.removeprefix(s) for s in prefixes if name.startswith(s)): entry for name, entry in table.items()}
 
 
 def _vector(module: str, size: int, floats: str, biased: bool) -> dict[str, Entry]:

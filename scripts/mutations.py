@@ -1,9 +1,9 @@
 """Measures whether the judge finds bugs, and whether it leaves honest engines alone.
 
-A small engine of its own (judging/engine.py) gets realistic faults, one at a time (judging/faults.py), and its dump is judged; and so does
-one of models with experts (judging/experts.py). A fault should be found, blamed on the right operation of the right layer, and named by its
-id in the catalogue of mistakes. Then honest variants of the engine, which sum in other orders or round to float16 as declared, are judged:
-every alarm there is false.
+A small engine of its own (judging/engine.py) gets realistic faults, one at a time (judging/faults.py), and its dump is judged; so are those
+of models with experts (judging/experts.py), with local layers and with YaRN (judging/rotations.py). A fault should be found, blamed on the
+right operation of the right layer, and named by its id in the catalogue of mistakes. Then honest variants of the engine, which sum in other
+orders or round to float16 as declared, are judged: every alarm there is false.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import numpy as np
 from judging.engine import KINDS, Engine, Floats, accumulate, embedded_model, precise
 from judging.experts import TOKENS_OF_EXPERTS, expert_faults
 from judging.faults import Fault, faults
+from judging.rotations import rotation_faults
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -56,6 +57,12 @@ def _kernels(model: Model, tokens: NDArray[np.int64], chunk: int, dialect: Diale
         record = lambda name, layer, array: pieces.setdefault(Key(name, layer), []).append(array.reshape(len(array), -1).copy())  # noqa: E731
         forward(model, tokens[None, i : i + chunk], cache, dialect=dialect, record=record)
     return {key: np.concatenate(value) for key, value in pieces.items() if not key.name.endswith(("_codes", "_scale"))}
+
+
+def others() -> Iterator[tuple[Model, Fault]]:
+    """The faults of engines of other families, each with its model."""
+    yield from expert_faults()
+    yield from rotation_faults()
 
 
 # --- report ---------------------------------------------------------------------------------------------------------------------------
@@ -187,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0 if all(r["found"] for r in rows if r["exceeds"]) and not alarms else 1
     only = tuple(filter(None, arguments.only.split(",")))
     rows = []
-    made = [(model, tokens, fault) for fault in faults()] + [(own, TOKENS_OF_EXPERTS, fault) for own, fault in expert_faults()]
+    made = [(model, tokens, fault) for fault in faults()] + [(own, TOKENS_OF_EXPERTS, fault) for own, fault in others()]
     for own, ids, fault in tqdm(made, desc="faults", disable=quiet):
         dump, ids = fault.make(own, ids)
         rows.append(row(fault, judged(own, dump, ids, EXACT, only)))

@@ -54,6 +54,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),
     "gemma": ("GemmaForCausalLM", GEMMA),
     "gemma2": ("Gemma2ForCausalLM", GEMMA | CAPS),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        GEMMA | {"query_pre_attn_scalar": 32, "sliding_window": 16, "num_hidden_layers": 6, "hidden_activation": "gelu_pytorch_tanh"},
+    ),
     "phi3": ("Phi3ForCausalLM", {"pad_token_id": 0}),
     "olmo2": ("Olmo2ForCausalLM", {}),
     "smollm3": ("SmolLM3ForCausalLM", {"pad_token_id": 0}),
@@ -86,8 +90,12 @@ def make_folder(folder: Path, family: str, seed: int) -> None:
     model.save_pretrained(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text("utf-8"))
-    if "rope_parameters" in config:
-        config["rope_theta"] = config["rope_parameters"]["rope_theta"]  # mlx-lm looks for it here, where older files have it
+    rope = config.get("rope_parameters", {})  # mlx-lm looks for bases outside, where older files have them
+    for key, kind in (("rope_theta", "full_attention"), ("rope_local_base_freq", "sliding_attention")):
+        if kind in rope:
+            config[key] = rope[kind]["rope_theta"]
+    if "rope_theta" in rope:
+        config["rope_theta"] = rope["rope_theta"]
     path.write_text(json.dumps(config), "utf-8")
 
 

@@ -24,14 +24,17 @@ from bitnet_np import Model
 from bitnet_np.errors import UnsupportedError
 from bitnet_np.files.gguf_writer import present
 from bitnet_np.files.hf_model_types import MODEL_TYPES, ModelType
-from bitnet_np.model import Layer, Linear, Yarn
-from bitnet_np.rope import llama3_factors, rope_frequencies
+from bitnet_np.model import Layer, Linear, LongRope, Yarn
+from bitnet_np.rope import llama3_factors, rope_frequencies, scaling_factors
 from bitnet_np.testing import random_model, write_gguf
 
 SHAPE: dict[str, Any] = {"width": 48, "ffn": 40, "heads": 4, "kv_heads": 2, "head_dim": 12, "vocab": 61, "context": 64, "n_layers": 2}
 SHAPE |= {"eps": float(np.float32(1e-5))}
 LLAMA3: dict[str, Any] = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN: dict[str, Any] = {"factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "attention_factor": 1.25}
+SHORT, LONG = (1.0, 1.25, 1.5, 2.0), (1.0, 2.0, 4.0, 8.0)
+LONGROPE: dict[str, Any] = {"short_factor": list(SHORT), "long_factor": list(LONG)}
+LONGROPE |= {"original_max_position_embeddings": 16, "attention_factor": 1.25}
 Array = NDArray[np.float32]
 
 
@@ -58,10 +61,20 @@ def cases() -> list[Case]:
     square = {"width": 64}  # transformers keeps Gemma's factor, the root of the width, in float32
     granite = {"embedding_multiplier": 3.0, "residual_multiplier": 0.375, "logits_scaling": 2.5, "attention_multiplier": 0.125}
     gemma2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, "query_pre_attn_scalar": 12, "sliding_window": 6}
+    gemma3: dict[str, Any] = {"final_logit_softcapping": 20.0, "query_pre_attn_scalar": 12, "sliding_window": 6}
+    gemma3 |= {"layer_types": ["sliding_attention", "full_attention"]}
+    gemma3["rope_parameters"] = {
+        "full_attention": linear["rope_parameters"],
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
     experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
     shared = {"shared_expert_intermediate_size": 24}
     neox = {"hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, **rope}}
-    phi3 = {"pad_token_id": 0, "sliding_window": 7, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.67, **rope}}
+    phi3: dict[str, Any] = {
+        "pad_token_id": 0,
+        "sliding_window": 7,
+        "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.67, **rope},
+    }
     return [
         Case("llama_llama3_biases", "llama", {}, "llama", "Llama", {"attention_bias": True, "mlp_bias": True} | llama3, _llama),
         Case("qwen2_linear", "qwen2", {"rope_scaling": 4.0}, "qwen2", "Qwen2", linear, _llama),
@@ -116,6 +129,17 @@ def cases() -> list[Case]:
             _layout("smollm3"),
         ),
         Case("phi3", "phi3", {"rope_width": 8, "window": 7}, "phi3", "Phi3", phi3, _layout("phi3")),
+        Case(
+            "phi3_longrope",
+            "phi3",
+            {"rope_width": 8, "longrope": LongRope(16, SHORT, LONG), "rope_magnitude": 1.25, "vocab": 31, "ffn": 24},
+            "phi3",
+            "Phi3",
+            phi3
+            | {"sliding_window": None, "original_max_position_embeddings": 16}
+            | {"rope_parameters": phi3["rope_parameters"] | {"rope_type": "longrope", **LONGROPE}},
+            _layout("phi3"),
+        ),
         Case("olmo2", "olmo2", {}, "olmo2", "Olmo2", plain, _layout("olmo2")),
         Case("gemma", "gemma", square, "gemma", "Gemma", {"hidden_act": "gelu_pytorch_tanh"} | plain, _layout("gemma")),
         Case(
@@ -126,6 +150,15 @@ def cases() -> list[Case]:
             "Gemma2",
             gemma2 | plain,
             _layout("gemma2"),
+        ),
+        Case(
+            "gemma3",
+            "gemma3",
+            square | {"window": 6, "heads": 2, "kv_heads": 1, "vocab": 31, "ffn": 24, "logit_cap": 20.0, "rope_scaling": 4.0},
+            "gemma3",
+            "Gemma3",
+            gemma3,
+            _layout("gemma3_text"),
         ),
         Case(
             "mixtral",
@@ -143,12 +176,14 @@ def cases() -> list[Case]:
 
 def draw(case: Case, seed: int) -> Model:
     """A model that a GGUF file can hold. GGUF has no setting for transformers' exact GELU of gptneox: set it after loading."""
-    model = random_model(seed, family=case.family, tied=case.family in ("qwen2", "gpt2", "gemma", "gemma2"), **{**SHAPE, **case.shape})
-    if MODEL_TYPES[case.module].less_one:
+    model = random_model(
+        seed, family=case.family, tied=case.family in ("qwen2", "gpt2", "gemma", "gemma2", "gemma3"), **{**SHAPE, **case.shape}
+    )
+    if case.classes.startswith("Gemma"):
         return _of_float32_differences(model)
     if case.classes in ("Mistral", "SmolLM3", "Mixtral"):
         return _bare(model)
-    if model.rope_factors is None or model.config.yarn is not None:
+    if model.rope_factors is None or scaling_factors(model.config) is not None:
         return replace(model, output_bias=None)
     frequencies = rope_frequencies(model.config.rope_base, 2 * model.config.rope_pairs)
     return replace(model, output_bias=None, rope_factors=llama3_factors(frequencies, *LLAMA3.values()).astype(np.float32))
@@ -326,7 +361,7 @@ def run(case: Case, model: Model, tokens: NDArray[np.int64]) -> tuple[NDArray, N
         sizes |= {"max_position_embeddings": c.context, "layer_norm_eps" if c.norm == "layer" else "rms_norm_eps": c.eps}
         if c.norm == "rms":
             sizes |= {"num_key_value_heads": c.kv_heads, "head_dim": c.head_dim}
-    config = getattr(library, case.classes + "Config")(**common, **sizes, **case.options)
+    config = getattr(library, case.classes + ("TextConfig" if case.classes == "Gemma3" else "Config"))(**common, **sizes, **case.options)
     config._experts_implementation = "eager"  # the others have no float64
 
     def build() -> Any:
@@ -347,11 +382,13 @@ def run(case: Case, model: Model, tokens: NDArray[np.int64]) -> tuple[NDArray, N
             stack.enter_context(mock.patch.object(torch.Tensor, "float", torch.Tensor.double))
             strict = build().double()
             for module in strict.modules():
-                if hasattr(module, "inv_freq") and hasattr(module, "rope_type"):
-                    kind = module.rope_type
+                types = getattr(module, "rope_type", {})
+                for of_layers, kind in types.items() if isinstance(types, dict) else [(None, types)]:
                     init = module.compute_default_rope_parameters if kind == "default" else rotations.ROPE_INIT_FUNCTIONS[kind]
-                    module.inv_freq = (init(config) if kind == "default" else init(config, "cpu"))[0]
-                    if module.inv_freq.dtype != torch.float64:
+                    named = {} if of_layers is None else {"layer_type": of_layers}
+                    frequency = init(config, *(() if kind == "default" else ("cpu",)), **named)[0]
+                    setattr(module, "inv_freq" if of_layers is None else f"{of_layers}_inv_freq", frequency)
+                    if frequency.dtype != torch.float64:
                         raise UnsupportedError("this transformers works out RoPE's frequencies in another way than with torch.float")
             exact = strict(input_ids=ids).logits
         if exact.dtype != torch.float64:

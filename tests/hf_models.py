@@ -11,7 +11,7 @@ import pytest
 from family_models import SHAPE, half_scales
 from models import random_model
 from numpy.typing import NDArray
-from record_hf_families import LLAMA3, YARN, _gpt2, _gptneox, _layout, _llama
+from record_hf_families import LLAMA3, LONGROPE, YARN, _gpt2, _gptneox, _layout, _llama
 
 from bitnet_np import packing, widen
 from bitnet_np.dense import dense_view
@@ -43,6 +43,16 @@ GEMMA = {"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": None,
 GEMMA2 = {"model_type": "gemma2", "hidden_act": "silu", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64, "sliding_window": 6}
 GEMMA2 |= {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 20.0, "query_pre_attn_scalar": 12, "num_hidden_layers": 3}
 GEMMA2 |= {"rope_theta": 10000.0, "cache_implementation": "hybrid"}
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 64,
+    "vocab_size": 31,
+    "intermediate_size": 24,
+}
+GEMMA3 |= {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 6, "sliding_window_pattern": 2, "rope_theta": 10000.0}
+GEMMA3 |= {"rope_local_base_freq": 100.0, "rope_scaling": {"rope_type": "linear", "factor": 4.0}, "query_pre_attn_scalar": 12}
+GEMMA3 |= {"attn_logit_softcapping": None, "final_logit_softcapping": 20.0}
 EXPERTS = {
     "num_experts": 5,
     "num_experts_per_tok": 2,
@@ -76,10 +86,18 @@ FAMILIES = {  # recording of scripts/record_hf_families.py: config.json and the 
     "qwen3_window": (SIZES | QWEN3_WINDOW, _llama),
     "granite": (SIZES | GRANITE | {"rope_parameters": PLAIN | {"rope_type": "llama3"} | LLAMA3}, _layout("granite")),
     "phi3": (SIZES | PHI3, _layout("phi3")),
+    "phi3_longrope": (
+        SIZES
+        | PHI3
+        | {"sliding_window": None, "vocab_size": 31, "intermediate_size": 24, "rope_scaling": {"type": "longrope"} | LONGROPE}
+        | {"original_max_position_embeddings": 16},
+        _layout("phi3"),
+    ),
     "smollm3": (SIZES | SMOLLM3, _layout("smollm3")),
     "olmo2": (SIZES | {"model_type": "olmo2", "rope_parameters": PLAIN}, _layout("olmo2")),
     "gemma": (SIZES | GEMMA, _layout("gemma")),
     "gemma2": (SIZES | GEMMA2, _layout("gemma2")),
+    "gemma3": (SIZES | GEMMA3, _layout("gemma3_text")),
     "mixtral": (SIZES | MIXTRAL | {"rope_parameters": PLAIN}, _layout("mixtral")),
     "qwen2_moe": (SIZES | EXPERTS | QWEN2_MOE, _layout("qwen2_moe")),
     "qwen3_moe": (SIZES | EXPERTS | {"model_type": "qwen3_moe", "norm_topk_prob": True}, _layout("qwen3_moe")),
@@ -144,9 +162,9 @@ def write_folder(path, config, tensors, shards=1):
 def recorded_folder(name):
     """config.json and the tensors of a recording, in transformers' names and layout."""
     config, layout = FAMILIES[name]
-    model = load(DATA / "hf_families" / f"{name}.gguf")
+    model = load(DATA / "hf_families" / f"{name}.gguf", overrides={"context": 64})  # LongRoPE's must be declared
     tensors = {key: np.ascontiguousarray(value) for key, value in layout(model).items()}
-    if config.get("tie_word_embeddings", config["model_type"] in ("gpt2", "gemma", "gemma2")):
+    if config.get("tie_word_embeddings", config["model_type"] in ("gpt2", "gemma", "gemma2", "gemma3_text")):
         del tensors["lm_head.weight"]
     return config, tensors
 

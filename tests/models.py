@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
 from bitnet_np.kernels import launching
-from bitnet_np.model import Model, Yarn
+from bitnet_np.model import LongRope, Model, Yarn
 from bitnet_np.testing import SHAPE, random_model
 
 __all__ = [
@@ -76,8 +76,11 @@ def family_shapes(draw: st.DrawFn) -> dict:
         shape["parallel_residual"] = draw(st.booleans())
     if family_traits.scaling:
         shape["rope_scaling"] = draw(st.sampled_from([1.0, 4.0]))
-        if family_traits.config["rope"] != "none" and draw(st.booleans()):
+        if family_traits.config["rope"] != "none" and family_traits.local_rope_base is None and draw(st.booleans()):
             shape |= {"rope_scaling": 1.0, "yarn": Yarn(4.0, 16, fast=4.0), "rope_magnitude": 1.2}
+    if family_traits.longrope and "yarn" not in shape and draw(st.booleans()):
+        pairs = shape.get("rope_width", shape["head_dim"]) // 2
+        shape |= {"rope_scaling": 1.0, "longrope": LongRope(64, (1.5,) * pairs, (2.5,) * pairs), "rope_magnitude": 1.2}
     return shape
 
 

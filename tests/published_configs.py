@@ -123,6 +123,73 @@ _PHI3 = {
     "vocab_size": 32064,
 }
 
+_GEMMA3_1B = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "attn_logit_softcapping": None,
+    "bos_token_id": 2,
+    "cache_implementation": "hybrid",
+    "eos_token_id": [1, 106],
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "pad_token_id": 0,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "use_cache": True,
+    "vocab_size": 262144,
+}
+
+_GEMMA3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model", "num_hidden_layers": 27},
+}
+
+_MINICPM = {
+    "architectures": ["MiniCPMForCausalLM"],
+    "auto_map": {"AutoConfig": "configuration_minicpm.MiniCPMConfig", "AutoModelForCausalLM": "modeling_minicpm.MiniCPMForCausalLM"},
+    "bos_token_id": 1,
+    "dim_model_base": 256,
+    "hidden_act": "silu",
+    "initializer_range": 0.1,
+    "model_type": "minicpm",
+    "rms_norm_eps": 1e-05,
+    "scale_depth": 1.4,
+    "scale_emb": 12,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+
+_SAME_LISTS = [1.0 + 0.03 * n for n in range(32)]  # MiniCPM 4's lists are equal, and its context is not stretched
+
 
 def _sizes(hidden: int, ffn: int, layers: int, heads: int, kv_heads: int) -> dict[str, Any]:
     return {
@@ -191,19 +258,31 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "microsoft/phi-4": _PHI3
     | _sizes(5120, 17920, 40, 40, 10)
     | {"max_position_embeddings": 16384, "rope_theta": 250000, "sliding_window": None, "vocab_size": 100352},
+    "openbmb/MiniCPM-2B-sft-bf16": _MINICPM
+    | _sizes(2304, 5760, 40, 36, 36)
+    | {"eos_token_id": 2, "max_position_embeddings": 4096, "rope_scaling": None, "vocab_size": 122753},
+    "openbmb/BitCPM4-1B": _MINICPM
+    | _sizes(1536, 3840, 52, 24, 8)
+    | {"eos_token_id": [2, 73440], "max_position_embeddings": 32768, "rope_theta": 10000.0, "vocab_size": 73448}
+    | {
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": _SAME_LISTS,
+            "long_factor": _SAME_LISTS,
+            "original_max_position_embeddings": 32768,
+        }
+    },
+    "google/gemma-3-1b-it": _GEMMA3_1B | _sizes(1152, 6912, 26, 4, 1),
+    "google/gemma-3-4b-it": _GEMMA3_4B,
 }
-"""By repository. What counts here are the keys. Sizes of Falcon-E and Phi, the files of models with experts, and some contexts and token
-ids were not looked up again."""
+"""By repository. What counts here are the keys. Sizes of Falcon-E, Phi, Gemma 3 and MiniCPM, the files of models with experts, and some
+contexts and token ids were not looked up again."""
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "openbmb/BitCPM4-1B": (
-        {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
-        "minicpm",
-    ),
     "microsoft/Phi-3-mini-128k-instruct": (
         _PHI3
         | _sizes(3072, 8192, 32, 32, 32)
-        | {"max_position_embeddings": 131072, "sliding_window": 262144}
+        | {"max_position_embeddings": 131072, "original_max_position_embeddings": 4096, "sliding_window": 262144}
         | {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}},
         "longrope",
     ),
@@ -221,9 +300,21 @@ PUBLISHED_GGUF: dict[str, tuple[str, str, dict[str, Any]]] = {
 """By repository: the architecture, the weights as testing.random_model calls them, and keys beside those of every such file."""
 
 
+def of_text(config: dict[str, Any]) -> dict[str, Any]:
+    """The keys of the text model, and those that gemma-3-4b-it leaves to its class."""
+    if "text_config" not in config:
+        return config
+    return {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262208, "head_dim": 256, **config["text_config"]}
+
+
 def small(config: dict[str, Any]) -> dict[str, Any]:
     """The same model of few numbers: the same keys, and as many heads to a key-value head."""
+    if "text_config" in config:
+        return config | {"text_config": small(of_text(config))}
     share = config["num_attention_heads"] // config["num_key_value_heads"]
     sizes = _sizes(128 * share, 256, 2, 2 * share, 2) | {"vocab_size": 64, "max_position_embeddings": 64}
+    rope = config.get("rope_scaling") or {}
+    if rope.get("type") == "longrope":  # heads are 64 wide here
+        sizes |= {"original_max_position_embeddings": 32, "rope_scaling": rope | {"short_factor": [1.0] * 32, "long_factor": [2.0] * 32}}
     sizes |= {key: 64 for key in ("head_dim", "moe_intermediate_size", "shared_expert_intermediate_size") if key in config}
     return config | sizes

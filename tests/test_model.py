@@ -8,7 +8,7 @@ import pytest
 from bitnet_np import packing
 from bitnet_np.errors import ShapeError, UnsupportedError
 from bitnet_np.kernels import cpu
-from bitnet_np.model import Config
+from bitnet_np.model import Config, LongRope
 from bitnet_np.testing import random_model
 
 
@@ -16,6 +16,9 @@ from bitnet_np.testing import random_model
 def test_windows_are_of_layers_that_are_there(layers):
     with pytest.raises(ShapeError, match="window_layers are "):
         replace(random_model(7).config, window=3, window_layers=layers)
+
+
+LONGROPE = LongRope(16, (1.0,) * 10, (2.0,) * 10)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,11 @@ def test_windows_are_of_layers_that_are_there(layers):
         ({"rope_width": 22}, "22 numbers of each head"),
         ({"rope": "none", "rope_width": 2}, "2 numbers of each head"),
         ({"rope_scaling": 0.0}, "rope_scaling is 0.0"),
+        ({"longrope": LongRope(16, (1.0,) * 9, (1.0,) * 10)}, "LongRoPE's short list has 9 factors, expected 10"),
+        ({"longrope": LONGROPE, "rope_scaling": 2.0}, "LongRoPE in a model with rope 'halves' that is scaled in another way, too"),
+        ({"longrope": LONGROPE, "local_rope_base": 1.0}, "local_rope_base is 1.0 in a model with YaRN or LongRoPE"),
+        ({"local_layers": (0,)}, r"local_layers are \(0,\) with local_rope_base None and rope 'halves', expected a base and RoPE"),
+        ({"local_layers": (1,), "local_rope_base": 100.0}, r"local_layers are \(1,\), expected numbers of 1 layers"),
     ],
 )
 def test_configs_that_no_model_has(changes, message):

@@ -14,7 +14,7 @@ from bitnet_np.errors import ShapeError, UnsupportedError
 from bitnet_np.files.load import load
 from bitnet_np.kernels.scalar import cos_sin
 from bitnet_np.model import Yarn
-from bitnet_np.rope import LARGEST_ANGLE, rope_frequencies, yarn_factors, yarn_magnitude
+from bitnet_np.rope import LARGEST_ANGLE, longrope_magnitude, rope_frequencies, yarn_factors, yarn_magnitude
 from bitnet_np.testing import random_model
 
 
@@ -69,6 +69,11 @@ def test_yarn_stretches_slow_pairs_only():
     assert (factors[:24] == 1).all()
     assert (factors[40:] == 4).all()
     assert (np.diff(factors[23:41]) > 0).all()
+
+
+@pytest.mark.parametrize(("factor", "magnitude"), [(1.0, 1.0), (0.5, 1.0), (32.0, np.sqrt(1 + 5 / 12)), (4.0, np.sqrt(1 + 1 / 6))])
+def test_longropes_magnitude(factor, magnitude):
+    assert longrope_magnitude(factor, 4096) == pytest.approx(magnitude, rel=1e-15)
 
 
 def test_yarns_magnitude():

@@ -82,7 +82,7 @@ def convert(
             metadata,
             encode=encode,
             progress=progress,
-            check=load,
+            check=lambda path: load(path, overrides={"context": model.config.context}),  # LongRoPE's is declared
         )
     except (UnsupportedError, NonFiniteError) as error:
         raise type(error)(f"{source.path}: {error}") from None

@@ -15,7 +15,7 @@ from ..families import ARCHITECTURES, FAMILIES, implied, windowed_layers
 from ..model import Config, Yarn, window_fields
 from ..rope import yarn_magnitude
 from .gguf_file import GGUFFile
-from .gguf_names import KEYS, NEUTRAL, REQUIRED, YARN, keys_of
+from .gguf_names import KEYS, LONGROPE, NEUTRAL, REQUIRED, YARN, keys_of
 from .overrides import how_to_ignore
 
 
@@ -27,11 +27,14 @@ def read_config(file: GGUFFile) -> Config:
     head_dim = _head_dim(file, name, value)
     vocab = _vocab(file, name, value["vocab"])
     scaling = _rope_scaling(file, name, value)
-    with _of_file(file):
+    with of_file(file):
         stretched = _yarn(value, scaling) if value.get("scaling_type") == "yarn" else {"rope_scaling": scaling}
+        if has_longrope(file, name) and value["yarn_factor"] is not None:
+            stretched |= {"rope_magnitude": value["yarn_factor"]}
     rotated, kv_heads, base = value.get("rope_width"), value["kv_heads"], value.get("rope_base")
-    numbers = {field: value[field] for field in family.numbers if value[field] is not None}
-    with _of_file(file):
+    usual = {} if family.local_rope_base is None else {"local_rope_base": family.local_rope_base}
+    numbers = usual | {field: value[field] for field in family.numbers if value[field] is not None}
+    with of_file(file):
         config = Config(
             architecture=name,
             vocab=vocab,
@@ -51,12 +54,13 @@ def read_config(file: GGUFFile) -> Config:
             **family.config,
         )
     layers = _window(file, name, value)  # lists of layers come after the check of their number
-    with _of_file(file):
-        return replace(config, **layers, **implied(config))
+    with of_file(file):
+        config = replace(config, **layers)
+        return replace(config, **implied(config))
 
 
 @contextmanager
-def _of_file(file: GGUFFile) -> Iterator[None]:
+def of_file(file: GGUFFile) -> Iterator[None]:
     """Puts the file's path in front of an error."""
     try:
         yield
@@ -125,9 +129,11 @@ def _vocab(file: GGUFFile, architecture: str, stated: int | None) -> int:
 def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> float:
     """The number that positions are divided by. llama.cpp takes a missing type for linear, and a factor that is missing or 0 for none."""
     kind = value.get("scaling_type") or "linear"
-    if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedError(f"{file.path}: {architecture}.rope.scaling.type is {shown(kind)}, supported are none, linear and yarn")
-    for name in YARN if kind != "yarn" else ():
+    longrope = has_longrope(file, architecture)
+    if kind not in ("none", "linear", "yarn") and not (longrope and kind == "longrope"):
+        also = f" and, with tensors {' and '.join(LONGROPE.values())}, longrope" if FAMILIES[architecture].longrope else ""
+        raise UnsupportedError(f"{file.path}: {architecture}.rope.scaling.type is {shown(kind)}, supported are none, linear and yarn{also}")
+    for name in [name for name in YARN if kind != "yarn" and not (longrope and name == "yarn_factor")]:
         key = KEYS[name].name
         if value.get(name) is not None and not _is_neutral(key, value[name]):
             raise UnsupportedError(
@@ -136,7 +142,12 @@ def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -
             )
     factor = value.get("rope_scaling")
     factor = value.get("old_rope_scaling") if factor is None else factor
-    return 1.0 if kind == "none" or not factor else factor
+    return 1.0 if kind in ("none", "longrope") or not factor else factor
+
+
+def has_longrope(file: GGUFFile, architecture: str) -> bool:
+    """Whether the file has LongRoPE's lists: llama.cpp takes them whatever the type of scaling is."""
+    return FAMILIES[architecture].longrope and all(tensor in file.tensors for tensor in LONGROPE.values())
 
 
 def _yarn(value: Mapping[str, Any], factor: float) -> dict[str, Any]:

@@ -29,6 +29,7 @@ KEYS: dict[str, Key] = {
     "value_dim": Key("attention.value_length", int),  # no field: always head_dim here
     "vocab": Key("vocab_size", int),
     "rope_base": Key("rope.freq_base", float),
+    "local_rope_base": Key("rope.freq_base_swa", float),
     "rope_width": Key("rope.dimension_count", int),
     "scaling_type": Key("rope.scaling.type", str),  # no field: says whether the factor is one
     "rope_scaling": Key("rope.scaling.factor", float),
@@ -68,6 +69,9 @@ REQUIRED = ("context", "width", "n_layers", "ffn", "heads", "eps")
 
 FACTORS = "rope_freqs.weight"
 """The tensor that holds Model.rope_factors."""
+
+LONGROPE = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
+"""The tensors that hold the lists of Config.longrope."""
 
 NEUTRAL: dict[str, Any] = {
     "attention.causal": True,

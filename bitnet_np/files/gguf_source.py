@@ -12,11 +12,11 @@ from ..errors import FileFormatError, NonFiniteError, ShapeError
 from ..families import FAMILIES
 from ..kernels import blocks as block_kernels
 from ..kernels import cpu
-from ..model import Blocks, Config, Expert, Linear, Table, Ternary, Weights
+from ..model import Blocks, Config, Expert, Linear, LongRope, Table, Ternary, Weights
 from ..tensor_types import ALL_BLOCK_TYPES, I2_S, TERNARY_TYPES
-from .gguf_config import read_config
+from .gguf_config import has_longrope, of_file, read_config
 from .gguf_file import GGUFFile
-from .gguf_names import FACTORS, matrix_name, tensor_name
+from .gguf_names import FACTORS, KEYS, LONGROPE, matrix_name, tensor_name
 from .overrides import check_has
 from .source import Shapes
 from .tensors import FLOATS, CheckedTensors, Tensor
@@ -50,10 +50,15 @@ class GGUFWeights:
     """The weights of a GGUF file as source.ModelWeights."""
 
     def __init__(self, file: GGUFFile, allow_nan: bool, i2s_layout: str) -> None:
-        self.config = read_config(file)
-        self._family = FAMILIES[self.config.architecture]
+        c = self.config = read_config(file)
+        self._family = FAMILIES[c.architecture]
         self._tensors = CheckedTensors(file.path, file.tensors, allow_nan)
         self._i2s_layout = i2s_layout
+        if has_longrope(file, c.architecture):
+            original = file.get(f"{c.architecture}.{KEYS['yarn_original'].name}", int, c.context)
+            lists = {which: tuple(self._tensors.take_vector(name, c.rope_pairs).tolist()) for which, name in LONGROPE.items()}
+            with of_file(file):
+                self.config = replace(c, longrope=LongRope(original, **lists))
 
     def has(self, field: str) -> bool:
         """Whether the tensor is in the file, and the architecture may have it."""

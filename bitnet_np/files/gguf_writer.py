@@ -22,7 +22,7 @@ from ..model_check import check_model
 from ..rope import yarn_magnitude
 from ..tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
 from ..whole_file import whole_file
-from .gguf_names import EPSILON, FACTORS, KEYS, matrix_name, tensor_name
+from .gguf_names import EPSILON, FACTORS, KEYS, LONGROPE, matrix_name, tensor_name
 
 FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40, Q1_0: 40, Q2_0: 41}
 """general.file_type, by the type of the file's matrices (llama.h; I2_S's 40 is bitnet.cpp's)."""
@@ -102,8 +102,8 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
     Where both have a key, `c` wins. A value of None is left out. Raises UnsupportedError for a Config that no GGUF file can say.
     """
     family = FAMILIES[c.architecture]
-    for field in ("rope_base", "rope_scaling"):
-        if float(np.float32(getattr(c, field))) != getattr(c, field):
+    for field in ("rope_base", "rope_scaling", "local_rope_base"):
+        if getattr(c, field) is not None and float(np.float32(getattr(c, field))) != getattr(c, field):
             raise UnsupportedError(f"{field} is {getattr(c, field)}, which is no float32, and a GGUF file has no other place for it")
     if c.window is not None and not family.windows:
         raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
@@ -144,7 +144,12 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
 
 
 def _yarn_keys(c: Config, key: Callable[[str], str]) -> dict[str, Any]:
-    """The keys of YaRN. Raises UnsupportedError where they would not give the same numbers back."""
+    """The keys of YaRN or LongRoPE. Raises UnsupportedError where they would not give the same numbers back."""
+    if c.longrope is not None:
+        if not FAMILIES[c.architecture].longrope:
+            raise UnsupportedError(f"RoPE is scaled by LongRoPE, and a GGUF file of architecture {c.architecture} has no place for that")
+        magnitude = None if c.rope_magnitude == 1 else float(c.rope_magnitude)
+        return {key("scaling_type"): "longrope", key("yarn_original"): c.longrope.original, key("yarn_factor"): magnitude}
     if c.yarn is None:
         if c.rope_magnitude != 1:
             raise UnsupportedError(f"rope_magnitude is {c.rope_magnitude} without YaRN, and a GGUF file has no place for it")
@@ -169,10 +174,11 @@ def _yarn_keys(c: Config, key: Callable[[str], str]) -> dict[str, Any]:
     return keys | {key(name): number for name, number in numbers.items()}
 
 
+_RARE = ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")
 _USUAL = {
     field.name: field.default
     for field in dataclass_fields(Config)
-    if field.name in ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap", "rope_layers")
+    if field.name in (*_RARE, "rope_layers", "local_layers", "local_rope_base")
 }
 """The fields of a Config that only some architectures have a key for, and their values in all others."""
 
@@ -262,7 +268,11 @@ def model_tensors(
         yield from given({tensor_name(field): getattr(model, field) for field in names})
 
     yield from of_model("token_embd", "position_embd")
-    yield from given({FACTORS: model.rope_factors if model.config.yarn is None else None})
+    longrope = model.config.longrope
+    if longrope is not None:
+        yield from given({name: np.array(getattr(longrope, which), np.float32) for which, name in LONGROPE.items()})
+    elif model.config.yarn is None:
+        yield from given({FACTORS: model.rope_factors})
     for n, layer in enumerate(model.layers):
         named = fields(layer)
         for field in (field for field in FIELDS if field in named):

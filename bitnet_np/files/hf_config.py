@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..errors import FileFormatError, UnsupportedError, shown
-from ..families import FAMILIES, MATRICES, windowed_layers
-from ..model import Config, Yarn, window_fields
-from ..rope import yarn_magnitude
-from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, ModelType
+from ..families import FAMILIES, MATRICES, implied, windowed_layers
+from ..model import Config, LongRope, Yarn, window_fields
+from ..rope import longrope_magnitude, yarn_magnitude
+from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .overrides import how_to_ignore
 
 T = TypeVar("T")
@@ -59,6 +59,7 @@ class Recipe:
     biases: tuple[str, ...]  # the matrices that have a bias, by their fields in model.Layer
     quantization: Quantization | None
     llama3: Llama3Scaling | None
+    part: TextPart | None  # how the text model lies in the folder of a larger one
 
 
 _NEUTRAL = frozenset(
@@ -166,8 +167,9 @@ class _UnreadKeys:
 
 def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     """The Recipe in config.json's object; `path` is for messages. Raises FileFormatError, UnsupportedError or ShapeError."""
-    keys = _UnreadKeys(str(path), config_json)
+    keys, part = _text_keys(_UnreadKeys(str(path), config_json))
     model_type, kind = _model_type(keys)
+    keys.left |= {key: value for key, value in kind.defaults.items() if keys.left.get(key) is None}
     _check_inert(keys, kind)
     try:
         config, llama3 = _config(keys, model_type, kind)
@@ -180,13 +182,40 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
         tied=keys.take("tie_word_embeddings", bool, kind.tied),
         quantization=_quantization(keys, kind),
         llama3=llama3,
+        part=part,
     )
+    _check_neutral(keys)
+    return recipe
+
+
+def _check_neutral(keys: _UnreadKeys) -> None:
+    """Refuse the keys that are left, but for those that change nothing."""
     for key, values in _FIXED.items():
         keys.take_fixed(key, *values)
     for key in _NEUTRAL:
         keys.left.pop(key, None)
     keys.check_all_taken()
-    return recipe
+
+
+def _text_keys(keys: _UnreadKeys) -> tuple[_UnreadKeys, TextPart | None]:
+    """The keys of the text model: all of them, or text_config's in a model that has other parts."""
+    part = TEXT_PARTS.get(keys.left["model_type"]) if isinstance(keys.left.get("model_type"), str) else None
+    if part is None:
+        return keys, None
+    keys.take("model_type", str)
+    keys.take_fixed("architectures", [part.whole])
+    text = keys.take("text_config", dict)
+    if "tie_word_embeddings" in keys.left:
+        text = {**text, "tie_word_embeddings": keys.left.pop("tie_word_embeddings")}
+    for key in part.other_keys:
+        keys.left.pop(key, None)
+    _check_neutral(keys)
+    keys = _UnreadKeys(f"{keys.where}: text_config", text, "text_config.")
+    keys.left.pop("architectures", None)  # the whole model's class says how the text model is used
+    keys.left.setdefault("model_type", part.model_type)
+    keys.take_fixed("model_type", part.model_type)
+    keys.left["model_type"] = part.model_type
+    return keys, part
 
 
 def _model_type(keys: _UnreadKeys) -> tuple[str, ModelType]:
@@ -233,10 +262,15 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     gated = "ffn_gate" in family.matrices
     head_dim = _head_dim(keys, width, heads)
     eps = take("layer_norm_eps" if family.config["norm"] == "layer" else "rms_norm_eps", float)
-    rope = _Rope() if family.config["rope"] == "none" else _rope(keys, family.partial_rope and not kind.whole_rope)
+    local_base = None if kind.rope_bases is None else _local_rope_base(keys, kind.rope_bases[1])
+    rope = _Rope() if family.config["rope"] == "none" else _rope(keys, kind, family.partial_rope and not kind.whole_rope)
     if not (rope.fraction == 1 or (family.partial_rope and 0 < rope.fraction < 1)):
         raise UnsupportedError(f"{keys.where}: partial_rotary_factor is {rope.fraction}, which {model_type} cannot have")
-    rotated = int(head_dim * rope.fraction)
+    rotated, context = int(head_dim * rope.fraction), take("max_position_embeddings", int)
+    magnitude = rope.magnitude
+    if magnitude is None:
+        assert rope.longrope is not None
+        magnitude = longrope_magnitude(context / rope.longrope.original, rope.longrope.original)
     always: dict[str, Any] = {
         **family.config,
         "activation": "gelu" if activation == "gelu" and not gated else family.config["activation"],
@@ -246,7 +280,7 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
     config = Config(
         architecture=architecture,
         vocab=keys.take("vocab_size", int),
-        context=take("max_position_embeddings", int),
+        context=context,
         width=width,
         n_layers=take("num_hidden_layers", int),
         ffn=ffn,
@@ -258,13 +292,17 @@ def _config(keys: _UnreadKeys, model_type: str, kind: ModelType) -> tuple[Config
         rope_width=None if rotated == head_dim else rotated,
         rope_scaling=rope.scaling,
         yarn=rope.yarn,
-        rope_magnitude=rope.magnitude,
+        longrope=rope.longrope,
+        rope_magnitude=magnitude,
+        local_rope_base=local_base,
         **always | experts,
     )
     for key in kind.ignored:
         keys.left.pop(key, None)
     fields = _window(keys, kind, config) | _numbers(keys, config, kind) | _rope_layers(keys, config)
-    return replace(config, **fields), rope.llama3
+    config = replace(config, **fields)
+    local = {} if local_base is None else {"local_layers": implied(config)["local_layers"]}
+    return replace(config, **local), rope.llama3
 
 
 def _experts(keys: _UnreadKeys, model_type: str) -> dict[str, Any]:
@@ -306,6 +344,11 @@ def _numbers(keys: _UnreadKeys, config: Config, kind: ModelType) -> dict[str, An
     """The factors and soft caps of a Config."""
     fields: dict[str, Any] = {"embedding_scale": config.width**0.5} if FAMILIES[config.architecture].scales_embedding else {}
     fields |= {field: keys.take(key, float, 1.0) for field, key in kind.numbers.items()}
+    if kind.depth_scaled:
+        depth, base = keys.take("scale_depth", float), keys.take("dim_model_base", int)
+        if not base:
+            raise FileFormatError(f"{keys.where}: dim_model_base is 0, expected at least 1")
+        fields |= {"residual_scale": depth / config.n_layers**0.5, "logit_scale": config.width / base}
     for field, key in kind.caps.items():
         if key not in keys.left:
             raise FileFormatError(f"{keys.where}: {key} is missing, expected a number or null")
@@ -354,7 +397,11 @@ def _window(keys: _UnreadKeys, kind: ModelType, config: Config) -> dict[str, Any
     if kind.window == "layers":
         types = _layer_types(keys, n_layers, ("full_attention", "sliding_attention"))
         layers = [n for n, value in enumerate(types) if value == "sliding_attention"]
-        layers = layers if types else list(windowed_layers(config.architecture, n_layers))
+        period: int | None = keys.take("sliding_window_pattern", int, None) if kind.rope_bases else None
+        if period == 0:
+            raise FileFormatError(f"{keys.where}: sliding_window_pattern is 0, expected at least 1")
+        keys.left.pop("_sliding_window_pattern", None)  # transformers writes it beside layer_types
+        layers = layers if types else list(windowed_layers(config.architecture, n_layers, period))
         if layers and window is None:
             raise FileFormatError(f"{keys.where}: layer_types has sliding_attention, but sliding_window is null")
         return window_fields(window, layers, n_layers)
@@ -388,10 +435,32 @@ class _Rope(NamedTuple):
     llama3: Llama3Scaling | None = None
     fraction: float = 1.0  # the part of a head that is rotated
     yarn: Yarn | None = None
-    magnitude: float = 1.0  # multiplies cosines and sines
+    longrope: LongRope | None = None
+    magnitude: float | None = 1.0  # multiplies cosines and sines; None: as LongRoPE stretches the original context to the model's
 
 
-def _rope(keys: _UnreadKeys, partial: bool) -> _Rope:
+def _local_rope_base(keys: _UnreadKeys, default: float) -> float:
+    """RoPE's base in local layers; what rope_parameters say of the others stays in `keys`."""
+    base: float | None = keys.take("rope_local_base_freq", float, None)
+    if keys.left.get("rope_parameters") is not None:
+        kinds = _UnreadKeys(f"{keys.where}: rope_parameters", keys.take("rope_parameters", dict), "rope_parameters.")
+        keys.left["rope_parameters"] = kinds.take("full_attention", dict, {})
+        local = _UnreadKeys(
+            f"{keys.where}: RoPE in local layers", kinds.take("sliding_attention", dict, {}), "rope_parameters.sliding_attention."
+        )
+        kinds.check_all_taken()
+        local.take_fixed("rope_type", "default")
+        theta = local.take("rope_theta", float, base)
+        if base not in (None, theta):
+            raise FileFormatError(
+                f"{keys.where}: rope_local_base_freq is {base}, and rope_theta of local layers {theta}, expected one value"
+            )
+        base = theta
+        local.check_all_taken()
+    return default if base is None else base
+
+
+def _rope(keys: _UnreadKeys, model_type: ModelType, partial: bool) -> _Rope:
     """RoPE's settings. They are keys of rope_parameters; older files have rope_theta beside rope_scaling, and gpt_neox its own names.
 
     partial: the model type must state its partial_rotary_factor.
@@ -407,29 +476,44 @@ def _rope(keys: _UnreadKeys, partial: bool) -> _Rope:
                 raise FileFormatError(f"{where}: RoPE's {shown(name)} is {shown(merged[name])} and {shown(value)}, expected one value")
     outside = keys.left.get("original_max_position_embeddings")
     keys = _UnreadKeys(f"{where}: RoPE", merged, path)
-    base, fraction = keys.take("rope_theta", float), keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0)
+    base = keys.take("rope_theta", float, _REQUIRED if model_type.rope_bases is None else model_type.rope_bases[0])
+    fraction = keys.take("partial_rotary_factor", float, _REQUIRED if partial else 1.0)
     kind = keys.take("rope_type", str, "default")
-    if kind == "longrope":
-        raise UnsupportedError(
-            f"{where}: RoPE's rope_type is 'longrope', whose frequencies depend on the length of the whole sequence or on the size of the "
-            "cache, so decoding could not give the bits of whole sequences; supported are default, linear, llama3 and yarn"
-        )
-    if kind not in ("default", "linear", "llama3", "yarn"):
-        raise UnsupportedError(f"{where}: RoPE's rope_type is {shown(kind)}, supported are default, linear, llama3 and yarn")
+    if kind not in ("default", "linear", "llama3", "yarn", "longrope"):
+        raise UnsupportedError(f"{where}: RoPE's rope_type is {shown(kind)}, supported are default, linear, llama3, yarn and longrope")
     scaling = keys.take("factor", float) if kind == "linear" else 1.0
     llama3 = _llama3(keys) if kind == "llama3" else None
     yarn, magnitude = _yarn(keys, outside) if kind == "yarn" else (None, 1.0)
+    longrope, stretched = _longrope(keys, outside) if kind == "longrope" else (None, magnitude)
     keys.check_all_taken()
-    return _Rope(base, scaling, llama3, fraction, yarn, magnitude)
+    return _Rope(base, scaling, llama3, fraction, yarn, longrope, stretched)
 
 
-def _yarn(keys: _UnreadKeys, outside: Any) -> tuple[Yarn, float]:
-    """YaRN's numbers and the magnitude of cosines and sines; `outside` is another value of the original context, if config.json has one."""
-    original = keys.take("original_max_position_embeddings", int)
+def _original_context(keys: _UnreadKeys, outside: Any, default: Any = _REQUIRED) -> int:
+    """The context that RoPE's scaling stretches; `outside` is another value of it, if config.json has one."""
+    original = keys.take("original_max_position_embeddings", int, default)
     if outside not in (None, original):
         raise FileFormatError(
             f"{keys.where}'s original_max_position_embeddings is {original}, that beside it {shown(outside)}, expected one"
         )
+    return original
+
+
+def _longrope(keys: _UnreadKeys, outside: Any) -> tuple[LongRope, float | None]:
+    """LongRoPE's two lists and the magnitude of cosines and sines; None for the one that follows from the model's context."""
+    original = _original_context(keys, outside, _REQUIRED if outside is None else outside)
+    lists = [tuple(keys.take(name, list)) for name in ("short_factor", "long_factor")]
+    if not all(type(x) is float or (type(x) is int and abs(x) < 2**53) for factors in lists for x in factors):
+        raise FileFormatError(f"{keys.where}: short_factor and long_factor are {shown(lists)}, expected lists of numbers")
+    longrope = LongRope(original, *(tuple(float(factor) for factor in factors) for factors in lists))
+    magnitude: float | None = keys.take("attention_factor", float, None)
+    factor: float | None = keys.take("factor", float, None)
+    return longrope, longrope_magnitude(factor, original) if magnitude is None and factor is not None else magnitude
+
+
+def _yarn(keys: _UnreadKeys, outside: Any) -> tuple[Yarn, float]:
+    """YaRN's numbers and the magnitude of cosines and sines; `outside` is another value of the original context, if config.json has one."""
+    original = _original_context(keys, outside)
     factor = keys.take("factor", float)
     yarn = Yarn(
         factor, original, keys.take("beta_fast", float, 32.0), keys.take("beta_slow", float, 1.0), keys.take("truncate", bool, True)

@@ -32,7 +32,10 @@ class ModelType:
     whole_rope: bool = True  # without a partial_rotary_factor the whole head is rotated; False: it must be stated
     less_one: bool = False  # 1 is added to the weights of norms
     numbers: Mapping[str, str] = field(default_factory=dict)  # field of model.Config that few families have -> its key; 1 if it is missing
+    depth_scaled: bool = False  # scale_depth / sqrt(layers) multiplies branches, and hidden_size / dim_model_base divides logits
     caps: Mapping[str, str] = field(default_factory=dict)  # the same for soft caps, which must be stated; null for none
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # key -> its value if it is missing, where that is not so for all types
+    rope_bases: tuple[float, float] | None = None  # RoPE's bases in global and in local layers, if it states none; None: it must, one
     ignored: tuple[str, ...] = ()  # keys that transformers does not read for this type
     experts: Mapping[str, str] = field(default_factory=dict)  # field of model.Expert -> module of the expert of a number
     buffers: tuple[str, ...] = ()  # tensors of a layer in old files that can be computed; transformers ignores them
@@ -115,6 +118,7 @@ MODEL_TYPES: dict[str, ModelType] = {
         _PHI3_MODULES,
         window="stated",
         quantizable=False,
+        defaults={"original_max_position_embeddings": 4096},
         ignored=("original_max_position_embeddings",),
     ),
     "smollm3": ModelType({"silu": "smollm3"}, "SmolLM3ForCausalLM", HF_MODULES, tied=True, quantizable=False, ignored=("pretraining_tp",)),
@@ -129,6 +133,17 @@ MODEL_TYPES: dict[str, ModelType] = {
             "logit_scale": "logits_scaling",
             "attention_scale": "attention_multiplier",
         },
+    ),
+    "minicpm": ModelType(
+        {"silu": "minicpm"},
+        "MiniCPMForCausalLM",
+        HF_MODULES,
+        tied=True,
+        quantizable=False,
+        numbers={"embedding_scale": "scale_emb"},
+        depth_scaled=True,
+        defaults={"rope_theta": 10000.0},
+        buffers=_OLD_ROPE,
     ),
     "olmo2": ModelType({"silu": "olmo2"}, "Olmo2ForCausalLM", _OLMO_MODULES, quantizable=False),
     "gemma": ModelType(
@@ -150,6 +165,31 @@ MODEL_TYPES: dict[str, ModelType] = {
         quantizable=False,
         less_one=True,
         caps={"score_cap": "attn_logit_softcapping", "logit_cap": "final_logit_softcapping"},
+        ignored=("hidden_act", "cache_implementation"),
+    ),
+    "gemma3_text": ModelType(
+        {"gelu_pytorch_tanh": "gemma3"},
+        "Gemma3ForCausalLM",
+        _GEMMA_MODULES,
+        window="layers",
+        names={"hidden_act": "hidden_activation"},
+        inert={"attn_logit_softcapping": None},
+        tied=True,
+        quantizable=False,
+        less_one=True,
+        caps={"logit_cap": "final_logit_softcapping"},
+        defaults={
+            "final_logit_softcapping": None,
+            "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131072,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-6,
+            "vocab_size": 262208,
+        },
+        rope_bases=(1e6, 1e4),
         ignored=("hidden_act", "cache_implementation"),
     ),
     "gpt_neox": ModelType(
@@ -188,7 +228,31 @@ MODEL_TYPES: dict[str, ModelType] = {
         buffers=("attn.bias", "attn.masked_bias"),
     ),
 }
-"""By `model_type` of config.json. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has; gemma's is the one by tanh."""
+"""By `model_type` of config.json. minicpm's class is in its folders. gpt_neox's `gelu` is the exact GELU, which no GGUF architecture has;
+gemma's is the one by tanh."""
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """The text model in a model that reads images, too. Text alone goes through no other part."""
+
+    whole: str  # the class of the whole model
+    model_type: str  # of text_config
+    other_keys: tuple[str, ...]  # of config.json, for other parts
+    prefixes: Mapping[str, str]  # start of the names of its tensors -> start of their names in a folder of the text model alone
+    other_parts: tuple[str, ...]  # starts of the names of all other tensors
+
+
+TEXT_PARTS: dict[str, TextPart] = {
+    "gemma3": TextPart(
+        "Gemma3ForConditionalGeneration",
+        "gemma3_text",
+        ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image"),
+        {"language_model.model.": "model.", "language_model.lm_head.": "lm_head.", "model.language_model.": "model."},
+        ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    ),
+}
+"""By `model_type` of config.json."""
 
 OTHER_CLASSES: dict[tuple[str, str], ModelType] = {
     ("llama", "BitnetForCausalLM"): ModelType(

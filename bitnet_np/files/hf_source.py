@@ -27,7 +27,7 @@ from ..model import Config, Expert, Linear, Ternary, Weights, frozen
 from ..text.hf_tokenizer import tokenizer_metadata
 from .hf_config import Recipe, read_recipe
 from .hf_folder import TYPES, Folder, read_json, read_text
-from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER
+from .hf_model_types import FUSED_EXPERTS, FUSED_ROUTER, TextPart
 from .overrides import check_has
 from .source import Shapes
 from .tensors import FLOATS, CheckedTensors, Tensor
@@ -96,7 +96,8 @@ class HFWeights:
         plain = field.removesuffix("_bias")
         name = f"{self._module(plain, layer)}.{'weight' if plain == field else 'bias'}"
         values = self._tensors.take_vector(name, size) if field != "ffn_gate_inp_shexp" else self._tensors.take_row(name, size)
-        return values + np.float32(1) if self._recipe.kind.less_one else values
+        with np.errstate(invalid="ignore"):  # a signalling NaN, where the caller allows NaN
+            return values + np.float32(1) if self._recipe.kind.less_one else values
 
     def table(self, field: str, shape: tuple[int, int]) -> NDArray:
         """Floats, as they lie in the file."""
@@ -178,7 +179,7 @@ class HFWeights:
 
 def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:
     """The folder's tensors without those that transformers does not read, under the names of a model that has its head."""
-    kind, tensors = recipe.kind, dict(folder.tensors)
+    kind, tensors = recipe.kind, dict(folder.tensors) if recipe.part is None else _of_part(folder.tensors, recipe.part)
     if f"{kind.file_head}.weight" in tensors and "lm_head.weight" not in tensors:
         tensors["lm_head.weight"] = tensors.pop(f"{kind.file_head}.weight")
     for n in range(min(recipe.config.n_layers, len(tensors))) if kind.experts else ():
@@ -197,6 +198,16 @@ def _model_tensors(folder: Folder, recipe: Recipe) -> dict[str, Tensor]:
         if embedding is not None and not (head.type is embedding.type and np.array_equal(head.data, embedding.data)):
             raise FileFormatError(f"{folder.path}: tensor lm_head.weight is not {kind.embedding}.weight, but tie_word_embeddings is true")
     return tensors
+
+
+def _of_part(tensors: Mapping[str, Tensor], part: TextPart) -> dict[str, Tensor]:
+    """The tensors of the text model in a larger one, under the names that they have in a folder of the text model alone."""
+    named: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        start = next((start for start in part.prefixes if name.startswith(start)), "")
+        if not name.startswith(part.other_parts):
+            named[part.prefixes.get(start, "") + name.removeprefix(start)] = tensor
+    return named
 
 
 # --- ternary matrices -----------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from .. import packing
 from ..errors import OptionError, UnsupportedError
 from ..families import FAMILIES, GATE_UP, QKV, layer_matrices, layer_shapes
 from ..model import Config, Layer, Model, frozen, shapes_of_expert
-from ..rope import model_frequencies, yarn_factors
+from ..rope import local_frequencies, model_frequencies, scaling_factors
 from ..validate import path_of
 from .gguf_parts import open_parts
 from .gguf_source import GGUFSource
@@ -66,7 +66,19 @@ def model_from(
         raise OptionError(f"i2s_layout is {i2s_layout!r}, expected one of {', '.join(packing.I2S_LAYOUTS)}")
     source = without_ignored(source, overrides or {})
     model = _build(source, source.weights(allow_nan, i2s_layout), progress)
-    return overridden(model, overrides) if overrides else model
+    model = overridden(model, overrides) if overrides else model
+    _check_context_is_declared(source, model.config, overrides or {})
+    return model
+
+
+def _check_context_is_declared(source: Source, c: Config, overrides: Mapping[str, Any]) -> None:
+    """Raises UnsupportedError if the context decides which list of LongRoPE's is taken, and only the file says how long it is."""
+    rope = c.longrope
+    if rope is not None and rope.short != rope.long and c.context > rope.original and overrides.get("context") is None:
+        raise UnsupportedError(
+            f"{source.path}: RoPE is scaled by longrope, whose frequencies are others in contexts of more than {rope.original} tokens. "
+            f"Engines choose by the length of a sequence or by the size of a cache; here --override context=N says it, up to {c.context}"
+        )
 
 
 def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int], None]) -> Model:
@@ -74,12 +86,14 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
     c = weights.config
     layer_norm = c.norm == "layer"
     rope_factors = weights.rope_factors()
-    if c.yarn is not None:
-        if rope_factors is not None:
-            raise UnsupportedError(
-                f"{source.path}: RoPE's frequencies have factors of their own and are scaled by YaRN, expected one of both"
-            )
-        rope_factors = yarn_factors(c)
+    scaling = scaling_factors(c)
+    if scaling is not None and rope_factors is not None:
+        kind = "YaRN" if c.longrope is None else "LongRoPE"
+        raise UnsupportedError(
+            f"{source.path}: RoPE's frequencies have factors of their own and are scaled by {kind}, expected one of both"
+        )
+    rope_factors = rope_factors if scaling is None else scaling
+    frequency, local_frequency = _frequencies(source, c, rope_factors)
     token_embd = weights.table("token_embd", (c.vocab, c.width))
     position_embd = weights.table("position_embd", (c.context, c.width)) if FAMILIES[c.architecture].positions else None
     output_norm = weights.vector("output_norm", c.width)
@@ -97,7 +111,8 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
             token_embd=token_embd,
             layers=tuple(layers),
             output_norm=output_norm,
-            rope_frequency=_frequencies(source, c, rope_factors),
+            rope_frequency=frequency,
+            local_rope_frequency=local_frequency,
             output=output,
             output_bias=output_bias,
             output_norm_bias=output_norm_bias,
@@ -128,8 +143,10 @@ def _build_layer(weights: ModelWeights, n: int) -> Layer:
     return frozen(Layer(**fields))
 
 
-def _frequencies(source: Source, c: Config, factors: NDArray[np.float32] | None) -> NDArray[np.float64]:  # [J]
+def _frequencies(
+    source: Source, c: Config, factors: NDArray[np.float32] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:  # 2 x [J]
     try:
-        return model_frequencies(c, factors)
+        return model_frequencies(c, factors), local_frequencies(c)
     except UnsupportedError as error:
         raise UnsupportedError(f"{source.path}: {error}") from None

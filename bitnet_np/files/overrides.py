@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import Error, OptionError, shown
 from ..model import LONGEST_CONTEXT, Model
-from ..rope import model_frequencies, yarn_factors
+from ..rope import local_frequencies, model_frequencies, scaling_factors
 from .source import Source
 
 OVERRIDABLE: dict[str, type] = {"context": int, "eps": float, "rope_base": float, "rope_scaling": float, "window": int}
@@ -56,8 +56,9 @@ def overridden(model: Model, overrides: Mapping[str, Any]) -> Model:
         config = replace(model.config, **overrides)
         if model.position_embd is not None and config.context > model.position_embd.shape[0]:
             raise OptionError(f"the model has learned {model.position_embd.shape[0]} positions, not {config.context}")
-        factors = model.rope_factors if config.yarn is None else yarn_factors(config)
-        frequency = model_frequencies(config, factors)
+        scaling = scaling_factors(config)
+        factors = model.rope_factors if scaling is None else scaling
+        frequency, local = model_frequencies(config, factors), local_frequencies(config)
     except Error as error:
         raise OptionError(f"overrides {dict(overrides)}: {error}") from None
-    return replace(model, config=config, rope_frequency=frequency, rope_factors=factors)
+    return replace(model, config=config, rope_frequency=frequency, local_rope_frequency=local, rope_factors=factors)

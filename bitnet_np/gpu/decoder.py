@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ..cache import KVCache
 from ..dialects import EXACT
 from ..model import Model
-from ..network import Floats, Runtime, check_finite, rotations, run_layers, scoring
+from ..network import Floats, Rotations, Runtime, check_finite, rotation_tables, run_layers, scoring
 from ..tokens import Rows
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ class GraphDecoder:
         self._room = 0  # the graph before serves no more positions, even if capturing fails
         room = min(cache.capacity, max(_FIRST, 2 * int(self._next.max())))
         position.chunks = -(-room // on.chunk)
-        table: tuple[Any, Any] | None = None
+        tables: Rotations | None = None
         arena = Arena()
         if model.config.rope != "none":
-            table = rotations(on, EXACT.angles(np.arange(room), model), model.config)
+            tables = rotation_tables(on, EXACT, np.arange(room), model)
 
         def attend(layer: int, q: Any, k: Any, v: Any) -> Any:
             kept, window = (cache.k[layer], cache.v[layer]), model.config.window_of(layer)
@@ -59,13 +59,13 @@ class GraphDecoder:
             before, on.arena = on.arena, arena
             self._logits = None  # so that every run has the same free memory
             try:
-                rotations = on.take_rotations(*table, position) if table else None
+                rotations = {local: on.take_rotations(*table, position) for local, table in tables.items()} if tables else None
                 self._logits = run_layers(Runtime(model, EXACT, on), self._rows, rotations, attend)  # each sequence has one row, its last
                 on.launch(rows.advance, self._slots.size, position, room - 1)
             finally:
                 on.arena = before
 
-        self._memory = table, arena  # the graph has addresses and keeps nothing alive
+        self._memory = tables, arena  # the graph has addresses and keeps nothing alive
         saved = cache.save(self._slots, np.ones_like(self._slots))
         try:
             run()  # compiles, and takes the memory of the graph

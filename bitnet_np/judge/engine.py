@@ -13,7 +13,7 @@ Everything runs at the kernels' speed, with one operation or weight replaced. At
 limit of a dump of last positions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 
@@ -101,7 +101,7 @@ def judge_logits(
         mistake = _wrong_scale(base, scales, logits, a, b, reach.nmse, judged.verdict == Verdict.WRONG)
     undeclared = ""
     if mistake is None and judged.verdict == Verdict.WRONG and precision is None and search:
-        judged, undeclared = _undeclared(judged, base, others, runs, logits, a, b)
+        judged, undeclared = _undeclared(judged, base, others, runs, logits, a, b, reach, ids)
     if mistake is None and judged.verdict == Verdict.WRONG and search and ids is not None:
         positions = np.arange(len(a)) if numbers is None else numbers[: len(a)]
         cause = _fitted(a, b, reach) or _in_operations(base, ids, logits, a, b, reach)
@@ -116,6 +116,14 @@ def judge_logits(
         return replace(judged, verdict=Verdict.WRONG, reason=f"{mistake}; {judged.reason}", explanation=mistake)
     reason = "; ".join(filter(None, (judged.reason, closest, undeclared)))
     return replace(judged, reason=reason, explanation=closest)
+
+
+def _with_caches(base: Variant, ids: NDArray[np.int64]) -> Iterator[Variant]:
+    """Yields the engine with each KV cache of ggml's."""
+    attention = [operation for operation in _span(base) if operation.key.name == "kqv_out"]
+    for trial in trials(base.model, base.dialect, attention, singly=False):
+        if trial.cause.id == "cache.ggml":
+            yield with_computed(base, trial.cause.text, trial.computes, ids)
 
 
 def _is_of(cause: Cause, precision: Precision) -> bool:
@@ -153,8 +161,11 @@ def _undeclared(
     logits: _Runs,
     a: NDArray,
     b: NDArray,
+    reach: Reach,
+    ids: NDArray[np.int64] | None,
 ) -> tuple[Judgement, str]:
-    """A wrong judgement, looked through: NARROW if another dialect's roundings reach so far, or with a precision that would, in words."""
+    """A wrong judgement, looked through: NARROW if another dialect's roundings reach so far, alone or behind a cache of ggml's, or with a
+    precision that would, in words."""
     for dialect in others:
         centre = runs.get(dialect.text)
         if centre is None:
@@ -162,6 +173,10 @@ def _undeclared(
         honest = [centre, *(x for variant in roundings(dialect) if (x := logits(variant)) is not None)]
         if judge(a, b, reach_of(a, honest, base)).verdict <= Verdict.FLIPS:
             return replace(judged, verdict=Verdict.NARROW, reason=f"as far as roundings reach in {dialect.text}"), ""
+        for cached in () if ids is None else _with_caches(dialect, ids):
+            x = logits(cached)
+            if x is not None and judge(x, b, reach).verdict <= Verdict.FLIPS:
+                return replace(judged, verdict=Verdict.NARROW, reason=f"{cached.text}; in {dialect.text}"), ""
     for precision in _PRECISIONS:
         x = logits(in_precision(base, precision))
         if x is not None and judge(a, b, reach_of(a, [x], base, precision)).verdict <= Verdict.FLIPS:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ..dialects import Dialect
 from ..model import Config, Layer, Linear, Model
+from ..rope import with_rope_of
 from ..traces.points import Key
 from . import narrow
 from . import operations as op
@@ -27,6 +28,7 @@ FIELDS = {
     "ffn_gate": "ffn_gate",
     "ffn_up": "ffn_up",
     "ffn_down": "ffn_down",
+    "ffn_moe_logits": "ffn_gate_inp",
 }
 """The output tensor of each of a layer's matrices -> the matrix's field in model.Layer."""
 
@@ -134,6 +136,7 @@ class _Layer:
             yield self.head_norm("Kcur_normed", k, w.attn_k_norm)
             k = "Kcur_normed"
         if c.rotates(n):
+            model = with_rope_of(model, n)
             for name, before in (("Qcur_rope", q), ("Kcur_rope", k)):
                 yield self.one(name, self.at(before), partial(op.rope, model, dialect, start=self.start), partial(narrow.rope, model=model))
             q, k = "Qcur_rope", "Kcur_rope"

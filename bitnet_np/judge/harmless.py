@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..model import Config, Model
+from ..rope import with_rope_of
 from ..traces.points import SLOTS, TOP_EXPERTS, Key
 from .operations import pair_slices
 
@@ -135,6 +136,7 @@ def _start(model: Model, theirs: Tensors) -> int:
 
 def _rotated_from(model: Model, before: NDArray, after: NDArray) -> int:
     """The position of the first token, if all are rotated by positions in a row; else 0."""
+    model = with_rope_of(model, 0)
     c = model.config
     x, y = (_by_head(c, a) for a in (before, after))
     first, second = pair_slices(c)

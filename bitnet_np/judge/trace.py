@@ -22,6 +22,7 @@ from ..forward_pass import run_whole
 from ..model import Model
 from ..network import Runtime
 from ..progress import Progress, silent
+from ..rope import with_rope_of
 from ..tokens import Tokens, check_tokens
 from ..traces.points import SCORES, TOP_EXPERTS, Key, Trace
 from ..traces.record import Recorder
@@ -485,7 +486,19 @@ class _Judge:
             return Cause(text, "read.rounded")
         places = np.abs(theirs - expected.value) > bound_of(expected, theirs.shape)[0]
         inputs = [self.theirs[k] for k in operation.inputs]
-        return cause_of(Wrong(self.model, self.dialect, operation, inputs, expected.value, theirs, places, rough, self.theirs))
+        return cause_of(
+            Wrong(
+                with_rope_of(self.model, operation.key.layer),
+                self.dialect,
+                operation,
+                inputs,
+                expected.value,
+                theirs,
+                places,
+                rough,
+                self.theirs,
+            )
+        )
 
     def _same_inputs(self, across: tuple[Key, ...]) -> bool:
         """Whether all inputs of `across` have our bits too: equal outputs of other inputs would be a coincidence or a fake."""
@@ -615,7 +628,9 @@ class _Judge:
         places = np.abs(theirs - value) > np.sqrt(noise * (value**2).mean(axis=1, keepdims=True))
         inputs = [right[k] if k in right else self.theirs[k] for k in operation.inputs]
         tensors = dict(right) | {k: self.theirs[k] for k in self.theirs if k not in right}
-        cause = cause_of(Wrong(self.model, self.dialect, operation, inputs, value, theirs, places, noise, tensors))
+        cause = cause_of(
+            Wrong(with_rope_of(self.model, operation.key.layer), self.dialect, operation, inputs, value, theirs, places, noise, tensors)
+        )
         return None if cause is None or cause.id in PLACES else cause
 
     def _cost(self, key: Key) -> int:

@@ -25,7 +25,7 @@ from ..kernels import backward, cpu
 from ..model import Blocks, Config, Linear, Model, Ternary
 from ..model_check import check_model, ternary_flaws
 from ..network import rotations
-from ..rope import rope_frequencies, yarn_factors
+from ..rope import rope_frequencies, scaling_factors
 from ..tensor_types import TERNARY_TYPES
 from ..tokens import check_tokens
 from ..validate import instance, number
@@ -104,7 +104,7 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
     }
     if model.output is not None:
         parameters["output.weight"] = widen.float32(model.output)
-    if model.rope_factors is not None and model.config.yarn is None:
+    if model.rope_factors is not None and scaling_factors(model.config) is None:
         parameters[FACTORS] = model.rope_factors
     for n, layer in enumerate(model.layers):
         for field in layer_shapes(model.config):
@@ -127,9 +127,11 @@ def parameters_of(model: Model) -> dict[str, Floats | Ternary]:
 def _is_known(family: Family, config: Config) -> bool:
     """Whether there are gradients of all that the family does."""
     norms = family.norms in (NORMS, ("attn_norm", "ffn_norm")) and not family.head_norms and config.norm == "rms"
+    norms = norms and not config.local_layers
     factors = (config.embedding_scale, config.residual_scale, config.logit_scale) == (1, 1, 1)
     scores = (config.attention_scale, config.score_cap, config.logit_cap) == (None, None, None)
-    return norms and factors and scores and not config.experts and config.activation in ("relu2", "silu") and config.rope != "none"
+    layers = not config.experts and not config.local_layers
+    return norms and factors and scores and layers and config.activation in ("relu2", "silu") and config.rope != "none"
 
 
 def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights: str) -> dict[str, Floats | Ternary]:
@@ -146,7 +148,7 @@ def _checked(config: Config, parameters: Mapping[str, Floats | Ternary], weights
         for field in family.biases + family.optional_biases:
             if (name := f"blk.{n}.{field}.bias") in parameters or field in family.biases:
                 expected[name] = layer_shapes(config)[field][:1]
-    if family.rope_factors and config.yarn is None and FACTORS in parameters:
+    if family.rope_factors and scaling_factors(config) is None and FACTORS in parameters:
         expected[FACTORS] = (config.rope_pairs,)
     for name in parameters:
         if name not in expected:
@@ -213,7 +215,8 @@ class _Batch:
         sequence = np.repeat(np.arange(len(rows)), rows)
         position = np.arange(cuts[-1]) - cuts[sequence]
         width = 2 * c.rope_pairs
-        factors = factors if c.yarn is None else yarn_factors(c)
+        scaling = scaling_factors(c)
+        factors = factors if scaling is None else scaling
         if isinstance(factors, np.ndarray):
             frequencies = rope_frequencies(c.rope_base, width, factors, c.rope_scaling)
         else:

@@ -227,6 +227,9 @@ def _matrices(shapes: dict[str, tuple[int, ...]]) -> list[tuple[int, ...]]:
     return [shape for shape in shapes.values() if len(shape) == 2]
 
 
+_FACTORS = ("rope_freqs", "rope_factors_short", "rope_factors_long")
+
+
 def _resize(document: Document, draw: random.Random) -> bool:
     """Give the model other sizes, in keys and tensors alike, and perhaps all matrices another type. Returns whether it could."""
     if document.config is None:
@@ -241,7 +244,7 @@ def _resize(document: Document, draw: random.Random) -> bool:
         return False
     shapes = families.layer_shapes(config)
     shapes |= {"token_embd": (config.vocab, config.width), "output": (config.vocab, config.width), "output_norm": (config.width,)}
-    shapes |= {"position_embd": (config.context, config.width), "rope_freqs": (max(1, config.rope_pairs),)}
+    shapes |= {"position_embd": (config.context, config.width), **dict.fromkeys(_FACTORS, (max(1, config.rope_pairs),))}
     if "attn_q" in shapes:
         shapes["attn_qkv"] = (config.q_width + 2 * config.kv_width, config.width)
     if config.experts:

@@ -26,6 +26,10 @@ _KNOWN = {
     "use_rms_norm": True,
     "rope_scaling": {"type": "linear", "factor": 2.0},
     "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0},
+    "rope_local_base_freq": 100.0,
+    "sliding_window_pattern": 3,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "text_config": {"model_type": "gemma3_text", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1},
     "tie_word_embeddings": True,
     "attention_bias": True,
     "mlp_bias": True,
@@ -61,8 +65,9 @@ def changed_folder(files: Files, draw: random.Random) -> Files:
 def _resize(files: Files, draw: random.Random) -> bool:
     """Give the model other sizes and other random weights. Returns whether it could."""
     config = json.loads(files["config.json"])
-    for key in draw.sample([key for key in _SIZE_KEYS if key in config], 2):
-        config[key] = draw.choice(_SIZES)
+    sizes = config.get("text_config", config)
+    for key in draw.sample([key for key in _SIZE_KEYS if key in sizes], 2):
+        sizes[key] = draw.choice(_SIZES)
     drawn: Files = {}
     try:
         for name, raw in folder_bytes(config, seed=draw.randrange(9), floats=draw.choice(FLOATS), shards=draw.choice([1, 1, 2])):

@@ -13,6 +13,7 @@ from gguf_bytes import BOOL, FLOAT32, INT32, UINT16, UINT32, number, numbers, te
 from hf_files import write_folder
 
 from bitnet_np.families import ARCHITECTURES, FAMILIES
+from bitnet_np.model import LongRope, Yarn
 from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BLOCK_TYPES, GRID_TYPES, I2_S, LOOKED_UP, TERNARY_TYPES
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text.byte_level import BYTE_CHARACTERS
@@ -91,6 +92,10 @@ def write_models(folder: Path) -> None:
     for weights in ("float16", "Q8_0"):
         experts = random_model(9, family="llama", weights=weights, n_layers=1, experts=3, experts_used=2, **sizes)
         write_gguf(folder / f"mixtral-{weights}.gguf", experts)
+    yarn = random_model(9, family="qwen3", weights="Q8_0", n_layers=1, yarn=Yarn(4.0, 16, fast=4.0), rope_magnitude=1.25, **sizes)
+    write_gguf(folder / "yarn-Q8_0.gguf", yarn)
+    longrope = random_model(9, family="phi3", weights="Q8_0", n_layers=1, longrope=LongRope(16, (2.0,) * 8, (2.0,) * 8), **sizes)
+    write_gguf(folder / "longrope-Q8_0.gguf", longrope)
 
 
 def write_parts(folder: Path) -> None:
@@ -157,6 +162,15 @@ _NEOX |= {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5, "
 _GPT2: dict[str, Any] = {"vocab_size": 9, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_inner": 48, "n_positions": 64}
 _GPT2 |= {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5}
 _EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "attention_factor": 1.25}
+_LONGROPE = {"rope_type": "longrope", "short_factor": [2.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 16}
+_GEMMA3 = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh", "head_dim": 8, "num_hidden_layers": 2}
+_GEMMA3 |= {
+    "sliding_window": 8,
+    "sliding_window_pattern": 2,
+    "rope_local_base_freq": 100.0,
+    "rope_scaling": {"type": "linear", "factor": 2.0},
+}
 _LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
@@ -187,6 +201,13 @@ _FOLDERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mixtral": (_SIZES | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2}, {"shards": 2}),
     "qwen2_moe": (_SIZES | _EXPERTS | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 16}, {"floats": "F16"}),
     "qwen3_moe": (_SIZES | _EXPERTS | {"model_type": "qwen3_moe", "norm_topk_prob": True}, {}),
+    "minicpm": (
+        _SIZES | {"model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 16, "rope_scaling": _LONGROPE},
+        {"floats": "F16"},
+    ),
+    "yarn": (_SIZES | {"model_type": "qwen3", "head_dim": 16, "rope_scaling": _YARN}, {}),
+    "gemma3_text": (_SIZES | _GEMMA3, {}),
+    "gemma3": ({"model_type": "gemma3", "text_config": _SIZES | _GEMMA3, "vision_config": {}}, {"shards": 2}),
     "gpt_neox": (_NEOX | {"model_type": "gpt_neox"}, {}),
     "gpt2": (_GPT2 | {"model_type": "gpt2"}, {"floats": "F32"}),
     "tokenizer-bytes": (_SIZES | {"model_type": "qwen2", "vocab_size": 256 + len(_MERGED) + 2}, {}),

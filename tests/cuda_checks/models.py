@@ -193,6 +193,16 @@ def decoder() -> None:
 
 
 @check
+def a_decoder_of_local_layers() -> None:
+    """Layers take the cosines and sines of their own base."""
+    on, model = device(), random_model(rng(5), **SMALLEST | {"family": "gemma3", "n_layers": 2})
+    cache, own = new_cache(model.config, 1, 4, on), KVCache(model.config, 1, 4)
+    step, ours = stepper(place(model, on), cache, on), stepper(model, own)
+    for token in (3, 1):
+        assert_same_bits(step([token]), ours([token]))
+
+
+@check
 def a_decoder_grows() -> None:
     """After the last position of its graph, a decoder captures another for more positions: also if others filled the cache meanwhile."""
     on, model, captured = device(), random_model(rng(5), **SMALLEST | {"context": 80}), list[int]()

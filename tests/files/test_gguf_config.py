@@ -13,7 +13,8 @@ from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
-from bitnet_np.model import Yarn
+from bitnet_np.model import LongRope, Yarn
+from bitnet_np.rope import rope_frequencies
 from bitnet_np.testing import random_model, write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
@@ -241,6 +242,30 @@ def test_yarn(written, tmp_path, keys, yarn, magnitude):
     assert again.config.yarn == yarn
     assert np.float32(again.config.rope_magnitude) == np.float32(magnitude)
     np.testing.assert_array_equal(again.rope_frequency, model.rope_frequency)
+
+
+def test_longrope(tmp_path):
+    """The context chooses the list, and must be declared; written again, the file says the same."""
+    drawn_lists = LongRope(16, (1.0, 1.5, 2.0), (2.0, 4.0, 8.0))
+    for path, model in ((tmp_path / "a", drawn("phi3", rope_width=6, longrope=drawn_lists, rope_magnitude=1.25)), (tmp_path / "b", None)):
+        if model is None:
+            model = load(tmp_path / "a", overrides={"context": 17})
+        write_gguf(path, model)
+        assert_refused(
+            path, UnsupportedError, "RoPE is scaled by longrope, whose frequencies are others in contexts of more than 16 tokens"
+        )
+        for context, factors in ((16, drawn_lists.short), (17, drawn_lists.long)):
+            c = (found := load(path, overrides={"context": context})).config
+            assert (c.longrope, c.rope_magnitude, tuple(found.rope_factors)) == (drawn_lists, 1.25, factors)
+            np.testing.assert_array_equal(found.rope_frequency, rope_frequencies(c.rope_base, 6, found.rope_factors))
+    same = LongRope(16, drawn_lists.long, drawn_lists.long)
+    write_gguf(tmp_path / "same", drawn("phi3", rope_width=6, longrope=same))
+    assert load(tmp_path / "same").config.longrope == same
+
+
+def test_longrope_needs_its_lists(written):
+    path = written(drawn("phi3"), **{"rope.scaling.type": "longrope"})
+    assert_refused(path, UnsupportedError, "with tensors rope_factors_short.weight and rope_factors_long.weight, longrope")
 
 
 def test_a_logarithms_multiplier_that_leaves_no_magnitude(written):

@@ -9,6 +9,7 @@ from bitnet_np.errors import FileFormatError, UnsupportedError
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
+from bitnet_np.model import LongRope
 from bitnet_np.testing import random_model, write_gguf
 
 TOKENS = [[0, 22, 3, 3, 7, 1]]
@@ -85,6 +86,13 @@ def test_a_norm_inside_a_linear_has_no_place(tmp_path):
     ("family", "changes", "message"),
     [
         ("llama", {"rope": "halves"}, r"a GGUF file of architecture llama has .*'rope': 'adjacent'.*, but this model .*'rope': 'halves'"),
+        ("qwen2", {"longrope": LongRope(16, (1.0,) * 32, (2.0,) * 32)}, "LongRoPE, and a GGUF file of architecture qwen2 has no place"),
+        ("qwen2", {"local_rope_base": 100.0}, "local_rope_base is 100.0, and a GGUF file of architecture qwen2 has no place"),
+        (
+            "gemma3",
+            {"local_layers": ()},
+            r"local_layers is \(\), and a GGUF file of architecture gemma3 has no place for another than \(0,\)",
+        ),
         ("qwen2", {"rope_base": 1e6 + 1 / 64}, r"rope_base is 1000000\.015625, which is no float32"),
     ],
 )

@@ -14,6 +14,8 @@ from bitnet_np.forward_pass import forward_full
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
+LISTS = {"rope_type": "longrope", "short_factor": [1] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 16}
+
 
 @pytest.mark.parametrize(
     ("name", "keys", "error", "message"),
@@ -80,6 +82,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         (OFFLINE, {"rope_parameters": YARN | {"factor": -1.0}}, UnsupportedError, "YaRN's factor is -1.0"),
         (OFFLINE, {"rope_parameters": YARN | {"attention_factor": 0.0}}, UnsupportedError, "rope_magnitude is 0.0"),
         (OFFLINE, {"rope_parameters": YARN} | {"original_max_position_embeddings": 8}, FileFormatError, "is 16, that beside it 8"),
+        (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [1.0] * 7}}, ShapeError, "LongRoPE's long list has 7 factors, expected 8"),
+        (OFFLINE, {"rope_parameters": LISTS | {"long_factor": [0.0, 1e300] * 4}}, UnsupportedError, "LongRoPE's long list is [0.0, "),
+        (OFFLINE, {"rope_parameters": LISTS | {"short_factor": [True] * 8}}, FileFormatError, "expected lists of numbers"),
+        (OFFLINE, {"rope_parameters": LISTS | {"short_factor": [10**400] * 8}}, FileFormatError, "expected lists of numbers"),
+        (OFFLINE, {"rope_parameters": LISTS | {"attention_factor": 0.0}}, UnsupportedError, "rope_magnitude is 0.0"),
+        (OFFLINE, {"rope_parameters": LISTS | {"original_max_position_embeddings": 1}}, UnsupportedError, "original context is 1"),
+        (OFFLINE, {"rope_parameters": LISTS}, UnsupportedError, "RoPE is scaled by longrope"),
         (OFFLINE, {"rope_parameters": {"rope_theta": None}}, FileFormatError, "rope_theta is missing"),
         (OFFLINE, {"rope_parameters": {"beta": 1}}, UnsupportedError, "RoPE: 'beta' = 1 is a setting"),
         (OFFLINE, {"rope_theta": 1.0}, FileFormatError, "RoPE's 'rope_theta' is 1.0 and 500000.0"),
@@ -116,6 +125,58 @@ def test_what_config_json_need_not_say(tmp_path):
 def test_angles_that_cannot_be_computed(tmp_path):
     rope = {"rope_type": "linear", "factor": 1e-9}
     assert_refused(changed(tmp_path, OFFLINE, rope_parameters=rope), UnsupportedError, "RoPE's angles reach")
+
+
+# --- layers with another RoPE ---------------------------------------------------------------------------------------------------------
+
+FULL, LOCAL = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, {"rope_type": "default", "rope_theta": 100.0}
+BY_LAYER = {"rope_theta": None, "rope_scaling": None, "rope_local_base_freq": None}
+BY_LAYER |= {"rope_parameters": {"full_attention": FULL, "sliding_attention": LOCAL}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, (10000.0, 100.0, 4.0, (0,))),
+        (BY_LAYER, (10000.0, 100.0, 4.0, (0,))),
+        ({"rope_theta": None, "rope_local_base_freq": None, "rope_scaling": None}, (1e6, 1e4, 1.0, (0,))),
+        ({"sliding_window_pattern": None}, (10000.0, 100.0, 4.0, (0, 1))),
+        ({"sliding_window_pattern": 1}, (10000.0, 100.0, 4.0, ())),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, (10000.0, 100.0, 4.0, (1,))),
+    ],
+)
+def test_which_layers_have_which_base(tmp_path, keys, expected):
+    """As transformers' configuration class says."""
+    config, tensors = recorded_folder("gemma3")
+    keys = {key: value for key, value in (config | keys).items() if value is not None}
+    c = load(hf_models.write_folder(tmp_path, keys, tensors)).config
+    assert (c.rope_base, c.local_rope_base, c.rope_scaling, c.local_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ({"rope_local_base_freq": 0.0}, UnsupportedError, "local_rope_base is 0.0, expected a positive number"),
+        ({"rope_local_base_freq": 1e-9}, UnsupportedError, "RoPE's angles reach"),
+        ({"sliding_window_pattern": 0}, FileFormatError, "sliding_window_pattern is 0, expected at least 1"),
+        ({"attn_logit_softcapping": 50.0}, UnsupportedError, "attn_logit_softcapping is 50.0, supported are None"),
+        ({"rope_scaling": YARN}, UnsupportedError, "local_rope_base is 100.0 in a model with YaRN"),
+        (BY_LAYER | {"rope_local_base_freq": 5.0}, FileFormatError, "rope_local_base_freq is 5.0, and rope_theta of local layers 100.0"),
+        ({"rope_parameters": {"sliding_attention": FULL}}, UnsupportedError, "rope_type is 'linear', supported are 'default'"),
+        ({"rope_parameters": {"sliding_attention": LOCAL | {"beta": 1}}}, UnsupportedError, "rope_parameters.sliding_attention.beta=none"),
+        ({"rope_parameters": {"rope_theta": 1e4}}, UnsupportedError, "rope_parameters: 'rope_theta' = 10000.0 is a setting"),
+        ({"model_type": "gemma3"}, FileFormatError, "text_config is missing"),
+        (
+            {"model_type": "gemma3", "text_config": {"model_type": "llama"}},
+            UnsupportedError,
+            "config.json: 'vocab_size' = 31 is a setting",
+        ),
+    ],
+)
+def test_bases_that_cannot_be(tmp_path, keys, error, message):
+    config, tensors = recorded_folder("gemma3")
+    keys = {"rope_local_base_freq": None} | keys if "sliding_attention" in keys.get("rope_parameters", {}) else keys
+    assert_refused(hf_models.write_folder(tmp_path, config | keys, tensors), error, message)
 
 
 # --- windows --------------------------------------------------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ from bitnet_np.rope import llama3_factors, rope_frequencies
 def test_model_types_give_their_recorded_logits(tmp_path, name):
     """Rows of q and k in halves, heads fused one by one, matrices transposed: all as transformers has them."""
     recorded = np.load(DATA / "hf_families" / f"{name}.npz")
-    model = load(hf_models.write_folder(tmp_path, *recorded_folder(name)))
+    model = load(hf_models.write_folder(tmp_path, *recorded_folder(name)), overrides={"context": 64})  # LongRoPE's must be declared
     dense = dense_view(model)
-    if model.rope_factors is not None:  # float32, as a GGUF file has them
+    if model.rope_factors is not None and model.config.longrope is None:  # float32, as a GGUF file has them
         c = model.config
         factors = (
             llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
@@ -41,6 +41,35 @@ def test_model_types_give_their_recorded_logits(tmp_path, name):
         # their layer_norm_eps was the nearest float32 of 1e-5
         np.testing.assert_allclose(spec.forward(dense, tokens), logits, rtol=0, atol=1e-10 * scale)
     np.testing.assert_allclose(forward_full(model, recorded["tokens"]), recorded["logits_f64"], rtol=0, atol=1e-6 * scale)
+
+
+def test_minicpm_is_granite_by_other_names(tmp_path):
+    """Its branches are scaled by scale_depth over the root of the layers, its logits by dim_model_base over the width."""
+    config, tensors = recorded_folder("granite")
+    tensors = {name: array for name, array in tensors.items() if not name.endswith(".bias")}
+    config |= {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
+    granite = load(hf_models.write_folder(tmp_path / "a", config | {"attention_multiplier": 12**-0.5, "logits_scaling": 2.0}, tensors))
+    factors = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")
+    config = {key: value for key, value in config.items() if key not in factors} | {"model_type": "minicpm"}
+    config |= {"scale_emb": 3, "scale_depth": 0.375 * 2**0.5, "dim_model_base": 24}
+    minicpm = load(hf_models.write_folder(tmp_path / "b", config, tensors))
+    np.testing.assert_allclose(forward_full(minicpm, [[1, 2, 3]]), forward_full(granite, [[1, 2, 3]]), rtol=0, atol=1e-5)
+    message = "dim_model_base is 0, expected at least 1"
+    assert_refused(hf_models.write_folder(tmp_path / "c", config | {"dim_model_base": 0}, tensors), FileFormatError, message)
+
+
+@pytest.mark.parametrize("prefix", [("language_model.model.", "vision_tower."), ("model.language_model.", "model.vision_tower.")])
+def test_the_text_model_in_a_larger_one(tmp_path, prefix):
+    """Under the names that are published, and those that transformers has in memory. What is not the text model's is not read."""
+    config, tensors = recorded_folder("gemma3")
+    plain = load(hf_models.write_folder(tmp_path / "text", config, tensors))
+    whole = {name.replace("model.", prefix[0], 1): array for name, array in tensors.items()} | {prefix[1] + "w": np.ones(3, np.float32)}
+    keys = {"model_type": "gemma3", "text_config": config, "vision_config": {"hidden_size": 3}, "eos_token_id": [1, 106]}
+    assert_same_bits(
+        forward_full(load(hf_models.write_folder(tmp_path / "all", keys, whole)), [[1, 2, 3]]), forward_full(plain, [[1, 2, 3]])
+    )
+    whole["other.w"] = np.ones(3, np.float32)
+    assert_refused(hf_models.write_folder(tmp_path / "other", keys, whole), UnsupportedError, "tensor other.w has no place")
 
 
 def test_names_without_the_models_prefix_and_buffers_of_old_files(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from family_models import drawn
 from hf_models import LLAMA, assert_refused, changed, recorded_folder
 from models import assert_same_bits, random_model
-from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, small
+from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, of_text, small
 
 from bitnet_np import forward_full, load
 from bitnet_np.cli import main as cli
@@ -22,6 +22,7 @@ from bitnet_np.testing import write_gguf
 
 INERT = {"activation", "input_bits", "is_bitnet_config", "parallel_attn", "rope_interleaved", "weight_bits"}
 ARCHITECTURES = {"1bitLLM": "bitnet", "microsoft": "bitnet-b1.58", "Qwen/Qwen3-30B-A3B": "qwen3moe", "Qwen/Qwen1.5-MoE-A2.7B": "qwen2moe"}
+ARCHITECTURES |= {"google": "gemma3", "openbmb": "minicpm"}
 TOKENS = [[1, 2, 3, 4]]
 
 
@@ -39,14 +40,20 @@ def test_a_published_folder_loads_and_its_inert_keys_change_nothing(tmp_path, re
 
 @pytest.mark.parametrize("repository", PUBLISHED)
 def test_the_published_sizes_are_read(tmp_path, repository):
-    config = PUBLISHED[repository]
-    recipe = read_recipe(config, tmp_path / "config.json")
+    recipe = read_recipe(PUBLISHED[repository], tmp_path / "config.json")
+    config = of_text(PUBLISHED[repository])
     c, quantization = recipe.config, recipe.quantization
     ffn = config.get("moe_intermediate_size", config["intermediate_size"])
     assert (c.width, c.ffn, c.n_layers, c.vocab) == (config["hidden_size"], ffn, config["num_hidden_layers"], config["vocab_size"])
     assert c.experts == config.get("num_experts", config.get("num_local_experts", 0))
-    assert (quantization is None) == ("TriLM" in repository or c.experts > 0 or c.architecture == "phi3")
-    assert recipe.tied == config["tie_word_embeddings"]
+    assert (quantization is None) == ("TriLM" in repository or c.experts > 0 or c.architecture in ("phi3", "gemma3", "minicpm"))
+    assert recipe.tied == config.get("tie_word_embeddings", c.architecture in ("gemma3", "minicpm"))
+    if c.architecture == "minicpm":
+        assert (c.embedding_scale, c.residual_scale, c.logit_scale) == (12, 1.4 / c.n_layers**0.5, c.width / 256)
+        assert c.rope_magnitude == 1
+    if c.architecture == "gemma3":  # every sixth layer is global
+        assert (c.rope_base, c.local_rope_base, c.rope_scaling) == (1e6, 1e4, 8.0 if c.n_layers == 34 else 1.0)
+        assert c.local_layers == c.window_layers == tuple(n for n in range(c.n_layers) if n % 6 != 5)
     if quantization is not None:
         assert quantization.packed == (repository != "microsoft/bitnet-b1.58-2B-4T-bf16" and "1bitLLM" not in repository)
         assert quantization.divides == ("tiiuae" in repository or "HF1BitLLM" in repository)
@@ -74,8 +81,11 @@ def test_a_published_file_loads(tmp_path, repository):
 @pytest.mark.parametrize("repository", REFUSED)
 def test_a_published_folder_is_refused_for_what_the_table_says(tmp_path, repository):
     config, reason = REFUSED[repository]
-    with pytest.raises(UnsupportedError, match=reason):
-        read_recipe(config, tmp_path / "config.json")
+    hf_files.write_folder(tmp_path, small(config))
+    assert_refused(tmp_path, UnsupportedError, reason, "here --override context=N says it, up to 64")
+    for context, factor in ((32, 1.0), (64, 2.0)):
+        model = load(tmp_path, overrides={"context": context})
+        assert (model.config.context, set(model.rope_factors)) == (context, {factor})
 
 
 def test_the_table_of_published_repositories(tmp_path):

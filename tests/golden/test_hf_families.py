@@ -15,8 +15,8 @@ from bitnet_np.rope import llama3_factors, rope_frequencies
 
 DATA = Path(__file__).parents[1] / "data" / "hf_families"
 NAMES = ("llama_llama3_biases", "qwen2_linear", "qwen3_wide_heads", "qwen3_yarn", "gptneox_parallel", "gptneox_sequential", "gpt2")
-NAMES += ("granite", "smollm3", "olmo2", "gemma", "gemma2", "mixtral", "qwen2_moe", "qwen3_moe")
-WINDOWS = {"mistral_window": (5, None), "qwen2_window": (6, (1,)), "qwen3_window": (7, (0,)), "phi3": (7, None)}
+NAMES += ("granite", "smollm3", "olmo2", "gemma", "gemma2", "phi3_longrope", "mixtral", "qwen2_moe", "qwen3_moe")
+WINDOWS = {"gemma3": (6, (0,)), "mistral_window": (5, None), "qwen2_window": (6, (1,)), "qwen3_window": (7, (0,)), "phi3": (7, None)}
 NAMES += tuple(WINDOWS)
 
 
@@ -33,14 +33,14 @@ def recorded(name):
 @pytest.fixture(scope="module")
 def model(name):
     """transformers' gptneox has the exact GELU, which GGUF files cannot ask for."""
-    found = load(DATA / f"{name}.gguf")
+    found = load(DATA / f"{name}.gguf", overrides={"context": 64})  # LongRoPE's must be declared
     return replace(found, config=replace(found.config, activation="gelu")) if found.config.architecture == "gptneox" else found
 
 
 def test_the_definition_agrees_to_float64(model, recorded):
     """Llama 3's factors are float32 in a GGUF file, and YaRN's in a model: the definition gets them as config.json implies them."""
     dense, c = dense_view(model), model.config
-    if model.rope_factors is not None:
+    if model.rope_factors is not None and c.longrope is None:
         llama3 = llama3_factors(rope_frequencies(10000.0, 12), 8.0, 1.0, 4.0, 64)
         factors = llama3 if c.yarn is None else spec.yarn_factors(c.rope_base, c.rope_pairs, c.yarn)
         assert 1 == factors[0] < factors[1] <= factors[-1] == (8 if c.yarn is None else 4)
@@ -74,6 +74,15 @@ def test_the_windows_show(name, model, recorded):
     ):
         other = forward_full(replace(model, config=replace(c, **change)), recorded["tokens"])
         assert np.abs(other - recorded["logits_f64"]).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["gemma3"], indirect=True)
+def test_both_bases_show(model, recorded):
+    """In which layers each is, and where positions are scaled."""
+    everywhere, swapped = (replace(model, config=replace(model.config, local_layers=layers)) for layers in ((), (1,)))
+    scaled = replace(model, local_rope_frequency=model.local_rope_frequency / model.config.rope_scaling)
+    for other in (everywhere, swapped, scaled):
+        assert np.abs(forward_full(other, recorded["tokens"]) - recorded["logits_f64"]).max() > 1e-2
 
 
 @pytest.mark.parametrize("name", ["gptneox_parallel"], indirect=True)

@@ -6,7 +6,8 @@ import numpy as np
 import pages
 import pytest
 from dumps import recorded, trace, without_codes
-from judging.experts import NORMALIZED, SHARED, TOKENS_OF_EXPERTS, MixtureEngine, expert_faults
+from judging.experts import NORMALIZED, SHARED, TOKENS_OF_EXPERTS, MixtureEngine
+from judging.rotations import STRETCHED, TWO_BASES, RotationEngine
 from models import random_model
 
 from bitnet_np import EXACT, check
@@ -32,9 +33,12 @@ DOCUMENTED = {row[0]: row for row in pages.table(pages.ROOT / "docs" / "judging.
 MISTAKEN = [(name, m) for name, model in MODELS.items() for m in MISTAKES if m.engine is not None and m.when(model, EXACT)]
 
 
-@pytest.mark.parametrize("name", [fault.name for _, fault in expert_faults()])
+FAULTS = {fault.name: (model, fault) for model, fault in mutations.others()}
+
+
+@pytest.mark.parametrize("name", FAULTS)
 def test_faults_of_an_engine_are_found_and_blamed(name):
-    model, fault = next((model, fault) for model, fault in expert_faults() if fault.name == name)
+    model, fault = FAULTS[name]
     dump, ids = fault.make(model, TOKENS_OF_EXPERTS)
     row = mutations.row(fault, judge_trace(model, trace(dump), ids, precision=FLOAT32))
     assert row["found"], row
@@ -43,9 +47,13 @@ def test_faults_of_an_engine_are_found_and_blamed(name):
     assert list(map(row.get, ("fault", "verdict", "blamed", "says"))) == DOCUMENTED[name]
 
 
-@pytest.mark.parametrize("model", [NORMALIZED, SHARED], ids=lambda model: model.config.architecture)
-def test_an_honest_engine_with_experts_is_left_alone(model):
-    dump = MixtureEngine(model, TOKENS_OF_EXPERTS).run()
+@pytest.mark.parametrize(
+    ("engine", "model"),
+    [(MixtureEngine, NORMALIZED), (MixtureEngine, SHARED), (RotationEngine, TWO_BASES), (RotationEngine, STRETCHED)],
+    ids=["normalized", "shared", "two bases", "stretched"],
+)
+def test_an_honest_engine_is_left_alone(engine, model):
+    dump = engine(model, TOKENS_OF_EXPERTS).run()
     assert judge_trace(model, trace(dump), TOKENS_OF_EXPERTS, precision=FLOAT32).verdict <= Verdict.FLIPS
 
 

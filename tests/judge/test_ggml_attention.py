@@ -8,6 +8,7 @@ import pytest
 
 from bitnet_np import cache_types
 from bitnet_np.backend import Wrapped
+from bitnet_np.dialects import LLAMA_CPP
 from bitnet_np.families import MATRICES
 from bitnet_np.forward_pass import run_whole
 from bitnet_np.judge import operations as op
@@ -106,6 +107,16 @@ def test_a_cache_is_recognised_behind_other_operations(names):
     assert "--precision kv=q8_0" in report.reason
     assert [o.mistake for o in report.operations if o.verdict == Verdict.NARROW] == ([cause] if len(names) > 1 else [])
     assert check_trace(MODEL, IDS, part, precision=FLOAT32).verdict == Verdict.WRONG
+
+
+def test_a_cache_is_recognised_by_the_logits_of_another_dialect():
+    """llama.cpp reads GELU off a table, which moves some keys to other codes."""
+    model = random_model(4, family="gemma2", heads=4, kv_heads=2, head_dim=32, n_layers=4, width=64, ffn=96, window=None)
+    ops = Wrapped(cpu, attend=rounding("q8_0", "q8_0"))
+    logits = run_whole(Runtime(model, LLAMA_CPP, ops=ops), Tokens.whole(IDS[None]))[0]
+    report = check_trace(model, IDS, Trace({Key("result_output", None): logits}, None, "a dump"))
+    assert report.verdict == Verdict.NARROW, report.reason
+    assert "declare it (--precision kv=q8_0); in the dialect llama.cpp" in report.reason
 
 
 def test_a_bug_behind_a_cache_is_named():

@@ -32,7 +32,8 @@ SHAPE = {"width": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "n_l
 @cache
 def models():
     """Models of every family, and some with traits that a family may have or lack."""
-    drawn = [random_model(0, family=family, **SHAPE) for family in ARCHITECTURES]
+    scaled = {"gemma3": {"rope_scaling": 4.0}}
+    drawn = [random_model(0, family=family, **SHAPE | scaled.get(family, {})) for family in ARCHITECTURES]
     drawn += [random_model(1, family="gptneox", rope_width=8, parallel_residual=True, **SHAPE | {"kv_heads": 4})]
     drawn += [random_model(2, family="gpt2", activation="gelu", **SHAPE | {"window": None})]
     drawn += [random_model(2, family="llama", weights="ternary", inner_norms=True, rope_scaling=2.0, **SHAPE)]
@@ -175,6 +176,16 @@ FAMILY = {  # what the family adds to the shape, the least number of mistakes th
             "at attn_k_norm of every layer: the norm's weight is missing",
         ),
     ),
+    "gemma3": (
+        {"rope_scaling": 4.0, "window": 3},
+        20,
+        (
+            "in RoPE: queries and keys are rotated as in global layers",
+            "in RoPE: queries and keys are rotated as in local layers",
+            "in RoPE: positions are scaled in local layers, too",
+            "the layers with the window are one layer later than in the model",
+        ),
+    ),
     "gptneox": (
         {"rope_width": 8, "parallel_residual": True},
         25,
@@ -224,6 +235,12 @@ MISTAKES = {  # family, the tensor that is wrong, how it is computed, what the j
         lambda m, p: np.maximum(p["ffn_gate"], 0) ** 2 * p["ffn_up"],
         "relu(gate)^2 * up instead of SiLU(gate) * up",
     ),
+    "local base": (
+        "gemma3",
+        "Qcur_rope",
+        lambda m, p: _turned(m, p["Qcur_normed"], base=m.config.local_rope_base),
+        "queries and keys are rotated as in local layers",
+    ),
     "exact gelu": ("gptneox", "ffn_out", lambda m, p: spec.gelu(p["ffn_up"].astype(np.float64)), "the exact GELU instead of"),
     "exact gelu of the gate": (
         "gemma2",
@@ -255,9 +272,9 @@ def _turned(model, x, **changes):
     """Queries or keys after RoPE with other arguments."""
     c = model.config
     factors = 1.0 if model.rope_factors is None else model.rope_factors.astype(np.float64)
-    arguments = {"pairs": c.rope, "width": c.rope_width, "factors": factors} | changes
+    arguments = {"base": c.rope_base, "pairs": c.rope, "width": c.rope_width, "factors": factors} | changes
     heads = x.reshape(len(x), -1, c.head_dim).astype(np.float64)
-    return spec.rope(heads, np.arange(len(x)), c.rope_base, **arguments).reshape(x.shape)
+    return spec.rope(heads, np.arange(len(x)), **arguments).reshape(x.shape)
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -268,6 +285,23 @@ def test_mistakes_of_other_families_are_recognised(name):
     report = judge_trace(model, with_tensor(points, Key(point, 1), make(model, layer)), ids)
     assert report.first_wrong.key == Key(point, 1)
     assert report.first_wrong.hypothesis.startswith(expected)
+
+
+def _narrow(linear):
+    return replace(linear, weights=NARROW["float16"](linear.weights.astype(np.float64)).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["ffn_moe_logits", "ffn_moe_up"])
+def test_weights_of_routers_and_experts_in_16_bits_are_no_fault(name):
+    model, ids, points = family_dump("qwen3moe")
+    first, *others = model.layers
+    changed = [replace(expert, ffn_up=_narrow(expert.ffn_up)) for expert in first.experts]
+    first = replace(first, ffn_gate_inp=_narrow(first.ffn_gate_inp), experts=tuple(changed))
+    wrong = recorded(replace(model, layers=(first, *others)), ids)
+    report = judge_trace(model, with_tensor(points, Key(name, 0), wrong[Key(name, 0)]), ids)
+    assert [(o.verdict, o.hypothesis) for o in report.operations if o.key == Key(name, 0)] == [
+        (Verdict.NARROW, "weights are rounded to float16")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,14 @@ def _engine_no_window(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
         yield {}, base.with_config(window=None)
 
 
+def _engine_window_layers(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+    c = base.model.config
+    for how, by in (("later", 1), ("earlier", -1)) if c.window is not None and c.window_layers else ():
+        if by == 1 or c.n_layers > 2:
+            moved = {name: tuple(sorted((n + by) % c.n_layers for n in getattr(c, name))) for name in ("window_layers", "local_layers")}
+            yield {"how": how}, base.with_config(**moved)
+
+
 def _engine_in_turn(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
     c = base.model.config
     if 1 < c.kv_heads < c.heads:
@@ -284,6 +292,12 @@ WHOLE_ENGINE = (
         _has_window,
         _windowed(lambda limit: lambda i, j: j <= i),
         _engine_no_window,
+    ),
+    Mistake(
+        "attention.window_layers",
+        "the layers with the window are one layer {how} than in the model",
+        when=_has_window,
+        engine=_engine_window_layers,
     ),
     Mistake(
         "attention.heads_in_turn",

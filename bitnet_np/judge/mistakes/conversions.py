@@ -1,17 +1,19 @@
 """Weights that an engine converted to a type of fewer bits."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from ... import widen
 from ...model import Linear, Table, Ternary
+from .. import operations as op
 from ..graph import FIELDS, LOGITS
 from ..narrow import rounded
 from ..precision import DIGITS, HEADS, NARROW_FLOATS
 from ..roundings import to_digits
-from . import norms
+from . import experts, norms
 from .mistake import Array, Compute, Mistake, Numbers, Site
 
 CODE_TYPES = {
@@ -23,7 +25,7 @@ CODE_TYPES = {
 }
 
 MATRICES_AT = (*FIELDS, LOGITS.name)
-AT = (*MATRICES_AT, *norms.AT)
+AT = (*MATRICES_AT, *experts.PRODUCTS, *norms.AT)
 
 
 def _converted(x: Array, kind: str) -> Array:
@@ -43,11 +45,28 @@ def _narrow(site: Site, biases: bool = True) -> Iterator[tuple[Numbers, Compute]
             if not np.array_equal(narrow, gain):
                 yield {"kind": kind}, norms.weighted(site, narrow)
         return
+    if site.name in experts.PRODUCTS:
+        yield from _of_experts(site)
+        return
     linear, weights = site.linear, site.linear.weights
     if isinstance(weights, Ternary):
         return
     for kind in HEADS[1:]:
         yield {"kind": kind}, _product(site, linear, weights, kind, biases)
+
+
+def _of_experts(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    """Products with the converted matrices of experts."""
+    assert site.layer is not None
+    linears: list[Linear] = [getattr(expert, experts.PRODUCTS[site.name]) for expert in site.layer.experts]
+    matrices = [widen.float32(x.weights).astype(np.float64) for x in linears if not isinstance(x.weights, Ternary)]
+    if len(matrices) < len(linears):
+        return
+    for kind in NARROW_FLOATS:
+        narrow = [_converted(matrix, kind) for matrix in matrices]
+        if not all(map(np.array_equal, narrow, matrices)):
+            changed = [replace(linear, weights=x.astype(np.float32)) for linear, x in zip(linears, narrow, strict=True)]
+            yield {"kind": kind}, site.of(lambda x, chosen, some=changed: op.of_experts(some, site.dialect, x, chosen).value)
 
 
 def _product(site: Site, linear: Linear, table: Table, kind: str, biases: bool) -> Compute:

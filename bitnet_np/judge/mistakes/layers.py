@@ -206,7 +206,7 @@ def _with_layers(base: Variant, order: Sequence[int]) -> Variant:
     config = base.model.config
     of_layers: dict[str, Any] = {
         name: tuple(i for i, n in enumerate(order) if n in layers)
-        for name in ("window_layers", "rope_layers")
+        for name in ("window_layers", "rope_layers", "local_layers")
         if (layers := getattr(config, name)) is not None
     }
     config = replace(config, n_layers=len(order), **of_layers)

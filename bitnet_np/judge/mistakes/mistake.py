@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from ... import spec
 from ...dialects import Dialect
 from ...model import Config, Layer, Linear, Model
+from ...rope import with_rope_of
 from ...traces.points import Key
 from ..graph import Operation, layer_input, matrix_of
 from ..variant import Variant
@@ -97,6 +99,11 @@ class Site:
     @property
     def config(self) -> Config:
         return self.model.config
+
+    @cached_property
+    def turning(self) -> Model:
+        """The model with the RoPE of its layer."""
+        return with_rope_of(self.model, self.operation.key.layer)
 
     @property
     def index(self) -> int:

@@ -1,6 +1,7 @@
 """Mistakes in RoPE."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from ... import spec
 from ...dialects import BITNET_CPP, EXACT, Dialect
 from ...kernels import cpu
 from ...model import Model
-from ...rope import rope_frequencies
+from ...rope import rope_frequencies, with_rope_of
 from .. import operations as op
 from .. import roundings
 from ..precision import DIGITS, NARROW_FLOATS
@@ -30,6 +31,10 @@ def rotates(model: Model, dialect: Dialect) -> bool:
     return model.config.rope != "none"
 
 
+def _has_local_layers(model: Model, dialect: Dialect) -> bool:
+    return bool(model.config.local_layers)
+
+
 # --- one rotation ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -46,7 +51,8 @@ def rotated(
     magnitude: bool = True,
 ) -> Array:
     """RoPE with other positions, another base or kind of pairs; whole: of all of each head; the others: False leaves them out."""
-    c, model = site.config, site.model
+    model = site.turning
+    c = model.config
     divisors: Any = 1.0 if model.rope_factors is None or not factors else model.rope_factors.astype(np.float64)
     turned = spec.rope(
         x.reshape(len(x), -1, c.head_dim),
@@ -75,7 +81,7 @@ def _by_angles(
     of_turn: Callable[[Array], Array] = lambda a: a,
 ) -> Array:
     """RoPE by sines and cosines that are wrong, or used wrongly."""
-    angle = of_angle(roundings.angles(site.model, site.dialect, len(x)))[:, None, :]
+    angle = of_angle(roundings.angles(site.turning, site.dialect, len(x)))[:, None, :]
     cos, sin = (site.config.rope_magnitude * of_turn(f(angle)) for f in (np.cos, np.sin))
     cos, sin = (sin, cos) if swapped else (cos, sin)
     out = x.reshape(len(x), -1, site.config.head_dim).copy()
@@ -105,12 +111,12 @@ def _wrong_pairs(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 
 
 def _unscaled(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if site.config.rope_scaling != 1:
+    if site.turning.config.rope_scaling != 1:
         yield {}, _turned(scaling=False)(site)
 
 
 def _without_factors(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    if site.model.rope_factors is not None:
+    if site.turning.rope_factors is not None:
         yield {}, _turned(factors=False)(site)
 
 
@@ -128,18 +134,31 @@ def _other_angles(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     for dialect in (BITNET_CPP, EXACT):
         if dialect.stepped_angles != site.dialect.stepped_angles:
             how = "are stepped in float32, as ggml does" if dialect.stepped_angles else "are not stepped in float32"
-            yield {"how": how, "name": dialect.name}, site.of(lambda x, d=dialect: op.rope(site.model, d, x).value)
+            yield {"how": how, "name": dialect.name}, site.of(lambda x, d=dialect: op.rope(site.turning, d, x).value)
 
 
 def _bases(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    right = site.config.rope_base
+    right = site.turning.config.rope_base
     for value in BASES:
         if value != right:
             yield {"value": value, "right": right}, _turned(base=value)(site)
 
 
+def _other_layers(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    local = site.config.local_layers
+    if local:
+        which, other = ("global", site.model) if site.index in local else ("local", with_rope_of(site.model, local[0]))
+        yield {"which": which}, site.of(lambda x: op.rope(other, site.dialect, x).value)
+
+
+def _scaled_local(site: Site) -> Iterator[tuple[Numbers, Compute]]:
+    scaling = site.config.rope_scaling
+    if scaling != 1 and site.index in site.config.local_layers:
+        yield {}, _turned(scale=1 / scaling)(site)
+
+
 def _exponents(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    base = site.config.rope_base
+    base = site.turning.config.rope_base
     for how, other in (("is halved: -i / K", base**0.5), ("is doubled: -4i / K", base**2)):
         yield {"how": how}, _turned(base=other)(site)
 
@@ -198,6 +217,19 @@ def _engine_bases(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
             yield {**IN_ROPE, "value": value, "right": c.rope_base}, _turns(base, base.model.rope_factors, rope_base=value)
 
 
+def _engine_other_layers(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+    local = base.model.config.local_layers
+    if local:
+        yield {**IN_ROPE, "which": "global"}, base.with_config(local_layers=())
+        yield {**IN_ROPE, "which": "local"}, replace(base, model=with_rope_of(base.model, local[0]))
+
+
+def _engine_scaled_local(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+    scaling, frequency = base.model.config.rope_scaling, base.model.local_rope_frequency
+    if scaling != 1 and frequency is not None:
+        yield IN_ROPE, base.with_model(local_rope_frequency=frequency / scaling)
+
+
 def _engine_unscaled(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
     if base.model.config.rope != "none" and base.model.config.rope_scaling != 1:
         yield IN_ROPE, _turns(base, base.model.rope_factors, rope_scaling=1.0)
@@ -230,6 +262,10 @@ MISTAKES = (
         _turned(scale=-1),
         _ropes(lambda rope, x, cos, sin: rope(x, cos, -sin)),
     ),
+    Mistake(
+        "rope.other_layers", "queries and keys are rotated as in {which} layers", AT, _has_local_layers, _other_layers, _engine_other_layers
+    ),
+    Mistake("rope.scaled_local", "positions are scaled in local layers, too", AT, _has_local_layers, _scaled_local, _engine_scaled_local),
     Mistake("rope.base", "the frequency base is {value:g} instead of {right:g}", AT, rotates, _bases, _engine_bases),
     Mistake("rope.unscaled", "positions are not scaled", AT, rotates, _unscaled, _engine_unscaled),
     Mistake("rope.factors", "the factors of the frequencies are not applied", AT, rotates, _without_factors, _engine_without_factors),
@@ -275,7 +311,7 @@ MISTAKES = (
         "one head width serves all heads: frequencies run over the whole row",
         AT,
         rotates,
-        lambda site: site.of(lambda x: spec.rope(x[:, None, :], np.arange(len(x)), site.config.rope_base)[:, 0]),
+        lambda site: site.of(lambda x: spec.rope(x[:, None, :], np.arange(len(x)), site.turning.config.rope_base)[:, 0]),
     ),
     Mistake(
         "rope.fed_twice",

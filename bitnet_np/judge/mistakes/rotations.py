@@ -26,7 +26,7 @@ def _by_angles(site: Site, change: Callable[..., Array]) -> Compute:
 
     def compute(x: Array) -> Array:
         c = site.config
-        angle = change(roundings.angles(site.model, site.dialect, len(x))[:, None, :])
+        angle = change(roundings.angles(site.turning, site.dialect, len(x))[:, None, :])
         out = x.reshape(len(x), -1, c.head_dim).copy()
         first, second = op.pair_slices(c)
         a, b = c.rope_magnitude * out[..., first], c.rope_magnitude * out[..., second]
@@ -95,7 +95,7 @@ def _heads(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 def _head_numbers(site: Site) -> Compute:
     def change(angle: Array) -> Array:
         heads = site.config.heads if site.name == "Qcur_rope" else site.config.kv_heads
-        return np.arange(heads)[:, None] * site.model.rope_frequency.astype(np.float64) + 0 * angle
+        return np.arange(heads)[:, None] * site.turning.rope_frequency.astype(np.float64) + 0 * angle
 
     return _by_angles(site, change)
 
@@ -106,7 +106,7 @@ def _pairs(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     for shift, which in ((1, "the next pair"), (-1, "the pair before")):
         first = np.clip(pair + shift, 0, count - 1)
         yield {"how": f"each pair of a head is turned by the frequency of {which}"}, _by_angles(site, lambda a, s=first: a[..., s])
-        beyond = site.config.rope_base ** (-shift / count)
+        beyond = site.turning.config.rope_base ** (-shift / count)
         yield (
             {"how": f"pair i of a head is turned by the frequency of pair i {'+' if shift > 0 else '-'} 1"},
             _by_angles(site, lambda a, f=beyond: a * f),
@@ -126,12 +126,12 @@ def _pairs(site: Site) -> Iterator[tuple[Numbers, Compute]]:
         words = f"{words} the head's width" if words else "the model's width"
         yield (
             {"how": f"the exponent of the frequencies is divided by {words}"},
-            _by_angles(site, lambda a, e=exponent: np.arange(len(a))[:, None, None] * site.config.rope_base**-e),
+            _by_angles(site, lambda a, e=exponent: np.arange(len(a))[:, None, None] * site.turning.config.rope_base**-e),
         )
 
 
 def _multiplied(site: Site) -> Iterator[tuple[Numbers, Compute]]:
-    factors = site.model.rope_factors
+    factors = site.turning.rope_factors
     if factors is not None:
         square = factors.astype(np.float64) ** 2
         yield {"how": "multiply frequencies instead of dividing them"}, _by_angles(site, lambda a: a * square)

@@ -31,7 +31,7 @@ ROWS = 64  # tokens looked at
 class Wrong:
     """A wrong tensor of another engine, beside what it should be and what it was computed from."""
 
-    model: Model
+    model: Model  # with the RoPE of the tensor's layer in every layer
     dialect: Dialect
     operation: Operation
     inputs: list[Array]  # theirs, [T, width] each
