@@ -8,7 +8,7 @@ Letters used in every shape comment of this package:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -405,6 +405,20 @@ def window_fields(window: int | None, layers: Sequence[int], n_layers: int) -> d
     if not layers:
         return {"window": None}
     return {"window": window, "window_layers": None if len(layers) == n_layers else tuple(layers)}
+
+
+def with_local_rope(config: Config) -> Config:
+    """The Config of a model all of whose layers turn as the local ones of this one do: by a base of their own, without scaling."""
+    assert config.local_rope_base is not None
+    return replace(config, rope_base=config.local_rope_base, rope_scaling=1.0, local_layers=())
+
+
+def with_rope_of(model: Model, layer: int | None) -> Model:
+    """The model with this layer's RoPE in every layer: itself, unless it has local layers and this is one."""
+    if layer not in model.config.local_layers:
+        return model
+    assert model.local_rope_frequency is not None
+    return replace(model, config=with_local_rope(model.config), rope_frequency=model.local_rope_frequency, rope_factors=None)
 
 
 def frozen(record: Any) -> Any:

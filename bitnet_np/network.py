@@ -20,9 +20,8 @@ from .cache import Attend
 from .dialects import EXACT, Dialect
 from .errors import NonFiniteError, UnsupportedError
 from .kernels import cpu
-from .model import Activation, Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights
+from .model import Activation, Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, with_rope_of
 from .model_check import check_model
-from .rope import with_rope_of
 from .tensor_types import TERNARY_TYPES
 from .tokens import Rows
 from .validate import instance

@@ -1,13 +1,12 @@
 """RoPE's frequencies: the radians per position by which each pair of a head turns, and the context that they allow."""
 
-from dataclasses import replace
 from decimal import Decimal, localcontext
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import ShapeError, UnsupportedError
-from .model import Config, Model, Yarn
+from .model import Config, Yarn, with_local_rope
 
 LARGEST_ANGLE = 1.6e6
 """The largest angle, in radians, whose cosine and sine are exact (kernels/scalar.py)."""
@@ -38,21 +37,7 @@ def model_frequencies(config: Config, factors: NDArray[np.float32] | None) -> ND
 
 def local_frequencies(config: Config) -> NDArray[np.float64] | None:  # [J]
     """RoPE's frequencies in local layers, None where there are none. Raises UnsupportedError if not every angle of the context is exact."""
-    return model_frequencies(_local(config), None) if config.local_layers else None
-
-
-def _local(config: Config) -> Config:
-    """The Config of a model all of whose layers turn as the local ones of this one do: by a base of their own, without scaling."""
-    assert config.local_rope_base is not None
-    return replace(config, rope_base=config.local_rope_base, rope_scaling=1.0, local_layers=())
-
-
-def with_rope_of(model: Model, layer: int | None) -> Model:
-    """The model with this layer's RoPE in every layer: itself, unless it has local layers and this is one."""
-    if layer not in model.config.local_layers:
-        return model
-    assert model.local_rope_frequency is not None
-    return replace(model, config=_local(model.config), rope_frequency=model.local_rope_frequency, rope_factors=None)
+    return model_frequencies(with_local_rope(config), None) if config.local_layers else None
 
 
 def check_angles(config: Config, frequencies: NDArray[np.float64]) -> None:

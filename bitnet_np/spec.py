@@ -160,7 +160,6 @@ def _ignore(name: str, layer: int | None, array: NDArray) -> None:
 
 def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, NDArray], None] = _ignore) -> Array:  # [T] -> logits [T, V]
     c, t = model.config, len(np.asarray(tokens))
-    position = np.arange(t) / c.rope_scaling
     factors = 1.0 if model.rope_factors is None else model.rope_factors
 
     def norm(x: Array, gain: Array, bias: Array | None = None) -> Array:
@@ -193,9 +192,10 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, ND
             k = note("Kcur_normed", rms_norm(k.reshape(t, -1, w.attn_k_norm.size), w.attn_k_norm, c.eps))
         q, k, v = (x.reshape(t, -1, c.head_dim) for x in (q, k, v))
         if c.rope != "none" and (c.rope_layers is None or n in c.rope_layers):
-            turn: Any = (position, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
-            turn = (np.arange(t), c.local_rope_base, c.rope, c.rope_width) if n in c.local_layers else turn
-            q, k = note("Qcur_rope", rope(q, *turn)), note("Kcur_rope", rope(k, *turn))
+            local = n in c.local_layers
+            position = np.arange(t) / (1 if local else c.rope_scaling)
+            turn = (c.local_rope_base, c.rope, c.rope_width) if local else (c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
+            q, k = note("Qcur_rope", rope(q, position, *turn)), note("Kcur_rope", rope(k, position, *turn))
         mask = causal_mask(t, t, window=c.window if c.window_layers is None or n in c.window_layers else None)
         x = note("kqv_out", attend(q, k, v, mask, c.attention_scale, c.score_cap).reshape(t, -1))
         if w.attn_sub_norm is not None:

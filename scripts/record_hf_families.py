@@ -341,8 +341,8 @@ def _gpt2(model: Model) -> dict[str, Array]:
 # --- theirs ---------------------------------------------------------------------------------------------------------------------------
 
 
-def run(case: Case, model: Model, tokens: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
-    """transformers' logits [B, T, V] in float32, and in float64 throughout."""
+def run(case: Case, model: Model, tokens: NDArray[np.int64], folder: Path | None = None) -> tuple[NDArray, NDArray]:
+    """transformers' logits [B, T, V] in float32, and in float64 throughout. folder: where it saves the model."""
     try:
         torch: Any = importlib.import_module("torch")
         library: Any = importlib.import_module("transformers")
@@ -375,7 +375,10 @@ def run(case: Case, model: Model, tokens: NDArray[np.int64]) -> tuple[NDArray, N
 
     ids = torch.from_numpy(tokens)
     with torch.no_grad():
-        single = build()(input_ids=ids).logits.numpy().copy()
+        built = build()
+        if folder is not None:
+            built.save_pretrained(folder)
+        single = built(input_ids=ids).logits.numpy().copy()
         with ExitStack() as stack:
             for patched in (modeling, rotations):
                 stack.enter_context(mock.patch.object(patched, "torch", Float64(torch)))

@@ -7,8 +7,7 @@ from functools import partial
 from numpy.typing import NDArray
 
 from ..dialects import Dialect
-from ..model import Config, Layer, Linear, Model
-from ..rope import with_rope_of
+from ..model import Config, Layer, Linear, Model, with_rope_of
 from ..traces.points import Key
 from . import narrow
 from . import operations as op

@@ -19,10 +19,9 @@ from ..cache_types import BLOCK
 from ..dialects import EXACT, Dialect
 from ..errors import NonFiniteError
 from ..forward_pass import run_whole
-from ..model import Model
+from ..model import Model, with_rope_of
 from ..network import Runtime
 from ..progress import Progress, silent
-from ..rope import with_rope_of
 from ..tokens import Tokens, check_tokens
 from ..traces.points import SCORES, TOP_EXPERTS, Key, Trace
 from ..traces.record import Recorder

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from ... import spec
 from ...dialects import Dialect
-from ...model import Config, Layer, Linear, Model
-from ...rope import with_rope_of
+from ...model import Config, Layer, Linear, Model, with_rope_of
 from ...traces.points import Key
 from ..graph import Operation, layer_input, matrix_of
 from ..variant import Variant
