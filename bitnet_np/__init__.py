@@ -18,6 +18,7 @@ from .judge.verdict import Verdict
 from .metrics import Metrics
 from .model import Blocks, Config, Expert, Layer, Linear, Model, Ternary
 from .sampling import Sampling
+from .speculation import DraftModel, Speculation, prompt_lookup
 from .tokens import pad
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __all__ = [
     "Completion",
     "Config",
     "Dialect",
+    "DraftModel",
     "Error",
     "Expert",
     "Judgement",
@@ -44,6 +46,7 @@ __all__ = [
     "Report",
     "Request",
     "Sampling",
+    "Speculation",
     "Ternary",
     "Verdict",
     "certify",
@@ -62,5 +65,6 @@ __all__ = [
     "open_gguf",
     "pad",
     "prefill",
+    "prompt_lookup",
     "stream",
 ]

@@ -20,12 +20,13 @@ from .cache import KVCache, new_cache
 from .certified import CertifiedHead
 from .dialects import EXACT, Dialect
 from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
-from .forward_pass import forward, forward_full, run_prefill
+from .forward_pass import forward, forward_full, run_cached, run_prefill
 from .generate import certified_for, check_prompt
 from .kernels import cpu
 from .model import Model
 from .network import Runtime
 from .sampling import GREEDY, Sampling, choose, uniforms
+from .speculation import Costs, Proposals, Speculation, check_speculation
 from .tokens import Tokens, pad
 from .validate import instance, integer, integers
 
@@ -107,10 +108,11 @@ class _Sequence:
 
     request: Request
     numbers: Iterator[float]
-    pending: Sequence[int]  # tokens that are not in the cache yet
+    pending: Sequence[int]  # tokens that are not in the cache yet, and drafts of those after them
     n: int
     stop: frozenset[int]
     slot: int = -1
+    proposals: Proposals | None = None  # after the prompt, where there is speculation
     tokens: list[int] = field(default_factory=list)
     admitted: float = 0.0
     first: float | None = None
@@ -136,9 +138,10 @@ class Batch:
 
     `submit` requests at any time, call `step` until `done`. `observe(request, logits)` is called with the logits [V] that each token is
     chosen from. head: computes them in place of the model's output table (certified.py). dtype: of the KV cache; float16 changes logits,
-    but not with the other sequences. After an exception in `step` a batch is of no further use.
+    but not with the other sequences. speculation: drafts tokens, so that a step may choose several for a sequence, the same ones
+    (speculation.py). After an exception in `step` a batch is of no further use.
 
-    Raises what KVCache does for slots, capacity and dtype.
+    Raises what KVCache does for slots, capacity and dtype, and what `stream` does for speculation.
     """
 
     def __init__(
@@ -152,9 +155,12 @@ class Batch:
         ops: Backend = cpu,
         observe: Observe = _ignore,
         head: CertifiedHead | None = None,
+        speculation: Speculation | None = None,
     ):
         self._runtime = Runtime(model, dialect, ops).checked()
-        self.observe, self.head = observe, head
+        check_speculation(self._runtime, speculation)
+        self.observe, self.head, self.speculation = observe, head, speculation
+        self._costs = Costs()
         self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(self.cache.batch))
         self._waiting: deque[_Sequence] = deque()
@@ -187,7 +193,8 @@ class Batch:
     def step(self) -> list[Completion]:
         """Admit requests, run one forward pass, choose a token for each sequence, retire. Returns the completions of this step.
 
-        Raises what `observe` raises, and OptionError from then on.
+        With speculation, prompts and later tokens have a pass each, and a sequence gets a token for each draft that was right, too. Raises
+        what `observe` raises, what `stream` does for drafts, and OptionError from then on.
         """
         if not self._intact:
             raise OptionError("an exception interrupted this batch, expected a new one")
@@ -197,7 +204,7 @@ class Batch:
             sequence.slot, sequence.admitted = self._free.pop(0), time.perf_counter()
             self._running.append(sequence)
         ended = []
-        for sequence, logits in zip(self._running, self._forward(self._running), strict=True):
+        for sequence, logits in zip(self._running, self._pass(), strict=True):
             completion = self._advance(sequence, logits)
             if completion is not None:
                 ended.append((sequence, completion))
@@ -230,6 +237,41 @@ class Batch:
         self._free.append(sequence.slot)
         self.cache.clear(sequence.slot)
 
+    def _pass(self) -> list[NDArray[np.float32] | NonFiniteError]:
+        """The logits [V], or [1 + K, V] with K drafts, of each running sequence, or the error of one that leaves float32's range."""
+        drafting = [sequence for sequence in self._running if sequence.proposals]
+        if not drafting:
+            return self._forward(self._running)
+        start = time.perf_counter()
+        for sequence in drafting:
+            assert sequence.proposals
+            drafts = sequence.proposals.next(self._costs, len(drafting))
+            sequence.pending = [*sequence.pending, *drafts.tolist()]
+        results = dict(zip(map(id, drafting), self._check_drafts(drafting), strict=True))
+        rows = sum(len(sequence.pending) for sequence in drafting)
+        self._costs.measured(rows, time.perf_counter() - start)
+        others = [sequence for sequence in self._running if not sequence.proposals]
+        results |= zip(map(id, others), self._forward(others), strict=True)
+        return [results[id(sequence)] for sequence in self._running]
+
+    def _check_drafts(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:
+        """The logits [1 + K, V] of the last token and the drafts of each sequence, or the error of its last token."""
+        tokens = Tokens(*pad([sequence.pending for sequence in sequences]))
+        slots = np.array([sequence.slot for sequence in sequences])
+        try:
+            logits = run_cached(self._runtime, tokens, self.cache, slots, head=self.head)
+        except NonFiniteError as error:
+            if len(sequences) > 1:
+                return [result for sequence in sequences for result in self._check_drafts([sequence])]
+            if len(sequences[0].pending) == 1:
+                return [error]
+            sequences[0].pending = sequences[0].pending[:1]  # the error may be a wrong draft's, which must change nothing
+            return self._check_drafts(sequences)
+        for sequence in sequences:
+            assert sequence.proposals
+            sequence.proposals.passed(np.array(sequence.pending[1:], np.int64))
+        return [rows[:length] for rows, length in zip(logits, tokens.lengths, strict=True)]
+
     def _forward(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:
         """The logits [V] of each sequence, or the error of one that leaves float32's range: the others do not suffer from it."""
         if not sequences:
@@ -245,20 +287,34 @@ class Batch:
         return list(logits)
 
     def _advance(self, sequence: _Sequence, logits: NDArray[np.float32] | NonFiniteError) -> Completion | None:
-        """Choose the next token. Returns the completion when the sequence ends here."""
+        """Choose the next token, and those after it that were drafted right. Returns the completion when the sequence ends here."""
         request, tokens = sequence.request, sequence.tokens
         if isinstance(logits, NonFiniteError):
             return self._completion(sequence, str(logits))
         if sequence.n == 0:
             return self._completion(sequence)
-        self.observe(request, logits)
-        token = choose(logits, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
-        if token in sequence.stop:
-            return self._completion(sequence)
-        sequence.first = sequence.first or time.perf_counter()
-        tokens.append(token)
+        rows, row = np.atleast_2d(logits), 0
+        while True:
+            self.observe(request, rows[row])
+            token = choose(rows[row], request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
+            if token in sequence.stop:
+                return self._completion(sequence)
+            sequence.first = sequence.first or time.perf_counter()
+            tokens.append(token)
+            if len(tokens) == sequence.n:
+                return self._completion(sequence)
+            drafted = sequence.proposals.append(token) if sequence.proposals else None
+            if drafted is None:
+                break
+            row = drafted
+        if sequence.proposals:
+            self.cache.rollback(sequence.slot, sequence.proposals.rejected)
+        elif self.speculation:
+            prompt = np.asarray(request.prompt, np.int64)
+            sequence.proposals = Proposals(self.speculation, self._runtime.model.config.vocab, prompt, sequence.n)
+            sequence.proposals.append(token)
         sequence.pending = [token]
-        return self._completion(sequence) if len(tokens) == sequence.n else None
+        return None
 
     def _completion(self, sequence: _Sequence, error: str | None = None) -> Completion:
         first = None if sequence.first is None else sequence.first - sequence.admitted
@@ -275,16 +331,17 @@ def generate_batch(
     ops: Backend = cpu,
     observe: Observe = _ignore,
     head: CertifiedHead | None = None,
+    speculation: Speculation | None = None,
 ) -> Iterator[Completion]:
     """Completions of requests in the order given, `slots` at a time; each as soon as it and all before it are complete.
 
-    Raises, on the call itself, what `Batch.submit` raises, and OptionError for less than one slot.
+    Raises, on the call itself, what `Batch.submit` raises, what `stream` does for speculation, and OptionError for less than one slot.
     """
     Runtime(model, dialect, ops).checked()
     sequences = [_Sequence.of(model, request, head) for request in requests]
     needed = max((sequence.positions() for sequence in sequences), default=1)
     used = min(integer("slots", slots, 1), max(len(sequences), 1))
-    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head)
+    batch = Batch(model, used, needed, dtype=dtype, dialect=dialect, ops=ops, observe=observe, head=head, speculation=speculation)
     for sequence in sequences:
         batch._wait(sequence)
     names = [sequence.request.id for sequence in sequences]

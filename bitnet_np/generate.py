@@ -18,6 +18,7 @@ from .kernels import cpu
 from .model import Model
 from .network import Head, Runtime
 from .sampling import GREEDY, Sampling, choose, uniforms
+from .speculation import Proposals, Speculation, Speculator, check_speculation
 from .tokens import Tokens, check_tokens
 from .validate import instance, integer, integers, number
 
@@ -101,21 +102,24 @@ def stream(
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
     head: CertifiedHead | HeadChoice = "auto",
+    speculation: Speculation | None = None,
 ) -> Iterator[int]:
     """Yield up to `n` new tokens, each as soon as it is chosen; end before a token of `stop`.
 
     `numbers` are the uniform numbers to sample with, one for each token, for replaying; without them they come from `seed`.
-    One forward pass for each block of the prompt (forward_pass.BLOCK), also when n is 0, and one for each token but the last.
+    One forward pass for each block of the prompt (forward_pass.BLOCK), also when n is 0, and one for each token but the last. With
+    `speculation` (speculation.py) a pass may give several of the same tokens.
 
     `head` changes how fast tokens come, never which: "exact" computes all logits, "certified" the largest ones only where the choice needs
     no others (certified.py), "auto" does so where it pays. A head of an earlier call saves making its copy of the table.
 
     Raises, on the call itself: EmptyInputError "Prompt cannot be empty", ContextLimitError if prompt and n tokens do not fit the model's
-    context, TokenRangeError or ShapeError for a prompt that is not ids of the vocabulary, OptionError for an invalid n, seed, stop token or
-    head. During iteration: what `forward` raises, and OptionError when `numbers` run out.
+    context, TokenRangeError or ShapeError for a prompt that is not ids of the vocabulary, OptionError for an invalid n, seed, stop token,
+    head or speculation, UnsupportedError for speculation on a device. During iteration: what `forward` raises, OptionError when `numbers`
+    run out, TokenRangeError or ShapeError for drafts that are not ids of the vocabulary.
     """
     runtime = Runtime(model, dialect, ops).checked()
-    return _continuation(runtime, check_prompt(model, prompt, n, stop), sampling, numbers, seed, head)
+    return _continuation(runtime, check_prompt(model, prompt, n, stop), sampling, numbers, seed, head, speculation)
 
 
 def _continuation(
@@ -125,10 +129,12 @@ def _continuation(
     numbers: Iterable[float] | None,
     seed: int,
     head: CertifiedHead | HeadChoice,
+    speculation: Speculation | None,
 ) -> Iterator[int]:
     """The new tokens of `stream`, for a checked prompt; other invalid arguments raise on the call itself."""
     n, length = prompt.n, prompt.tokens.ids.shape[1]
     certified = certified_for(runtime.model, sampling, n, head)
+    check_speculation(runtime, speculation)
     if numbers is not None and not isinstance(numbers, Iterable):
         raise OptionError(f"numbers are {shown(numbers)}, expected an iterable of uniform numbers")
     source = iter(uniforms(seed) if numbers is None else numbers)
@@ -142,6 +148,11 @@ def _continuation(
         except StopIteration:
             raise OptionError("the uniform numbers ran out before the tokens did") from None
 
+    def next_step() -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
+        if speculation is None:
+            return _stepper(runtime, cache, certified)
+        return Speculator(runtime, cache, certified, Proposals(speculation, runtime.model.config.vocab, prompt.tokens.ids[0], n))
+
     def run() -> Iterator[int]:
         logits = run_prefill(runtime, prompt.tokens, cache, np.zeros(1, np.int64), head=certified)
         step = None
@@ -151,7 +162,7 @@ def _continuation(
                 return
             yield token
             if left > 1:
-                step = step or _stepper(runtime, cache, certified)
+                step = step or next_step()
                 logits = step(np.array([token]))
 
     return run()
@@ -197,8 +208,9 @@ def generate(
     dialect: Dialect = EXACT,
     ops: Backend = cpu,
     head: CertifiedHead | HeadChoice = "auto",
+    speculation: Speculation | None = None,
 ) -> list[int]:
     """The prompt and up to `n` tokens after it; arguments and errors as in `stream`."""
     runtime = Runtime(model, dialect, ops).checked()
     checked = check_prompt(model, prompt, n, stop)
-    return [*checked.tokens.ids[0].tolist(), *_continuation(runtime, checked, sampling, numbers, seed, head)]
+    return [*checked.tokens.ids[0].tolist(), *_continuation(runtime, checked, sampling, numbers, seed, head, speculation)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numba
-from benchmarks import forwards, kernel_calls, mask_arrays, memory, models, peaks, peers, processes, report
+from benchmarks import forwards, kernel_calls, mask_arrays, memory, models, peaks, peers, processes, report, speculate
 from benchmarks.report import Table
 from benchmarks.rounds import Case, CheckError, Results, measure
 from benchmarks.setup import Setup
@@ -35,6 +35,7 @@ class Bench(NamedTuple):
 BENCHES = {
     "prefill": Bench(forwards.prefill, lambda setup, results: forwards.speeds("prefill", results), "prompts through an empty cache"),
     "decode": Bench(forwards.decode, lambda setup, results: forwards.speeds("decode", results), "one token at a time"),
+    "speculate": Bench(speculate.cases, speculate.tables, "texts with and without speculation"),
     "batch": Bench(forwards.batch, forwards.batch_tables, "decode of many sequences, and the grid batch x length"),
     "matmul": Bench(kernel_calls.matmul, kernel_calls.matmul_tables, "the matrix kernels at the model's shapes"),
     "attention": Bench(kernel_calls.attention, kernel_calls.attention_tables, "the attention kernel, and its memory"),

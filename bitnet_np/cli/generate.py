@@ -20,6 +20,7 @@ from . import generate_many as batch_command
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, dialect_of, loaded, opened
 from .inputs import parse_numbers, token_ids
 from .printing import print_json
+from .speculating import add_speculation_arguments, counts, described, speculation_of
 
 SUMMARY = "Continue a prompt, token by token."
 TOKENS = 64
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="compute all logits (exact) or only those that can win (certified); the tokens are the same. auto (default) takes the faster "
         "way, with --prompts-file always exact",
     )
+    add_speculation_arguments(parser)
     parser.add_argument("--stop", default=None, metavar="7,8", help="token ids that end the text (default: the model's end tokens)")
     add_computing_arguments(parser)
     add_device_arguments(parser)
@@ -91,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         numbers = None if arguments.uniforms is None else parse_numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
         model = loaded(source, arguments)
+        speculation = speculation_of(arguments, source)
         tokens = stream(
             model,
             ids.tolist(),
@@ -102,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
             dialect=dialect_of(arguments),
             ops=arguments.ops,
             head=arguments.head,
+            speculation=speculation,
         )
         decoder = tokenizer.decode_stream(after=ids.tolist()) if tokenizer else None
         new: list[int] = []
@@ -121,9 +125,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         text = {"text": "".join(pieces)} if decoder else {}
         speed = {"prefill_tokens_per_second": prefill, "decode_tokens_per_second": decode}
-        print_json({"prompt": ids.tolist(), "tokens": new} | text | speed)
+        print_json({"prompt": ids.tolist(), "tokens": new} | text | speed | counts(speculation))
     else:
         print(pieces[-1])
     rate = "" if decode is None else f", decode {decode:.1f} tokens/s ({len(new)} tokens)"
-    print(f"prefill {prefill:.1f} tokens/s ({len(ids)} tokens){rate}", file=sys.stderr)
+    print(f"prefill {prefill:.1f} tokens/s ({len(ids)} tokens){rate}{described(speculation)}", file=sys.stderr)
     return 0

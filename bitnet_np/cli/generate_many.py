@@ -17,6 +17,7 @@ from ..text.tokenizer import Tokenizer, tokenizer_from
 from . import progress
 from .arguments import dialect_of, loaded, opened
 from .printing import printable
+from .speculating import described, speculation_of
 
 DEFAULT_BATCH = 4
 
@@ -94,6 +95,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     stops = (tokenizer.stops if tokenizer else ()) if stop is None else stop
     model = loaded(source, arguments)
     head = certified_for(model, sampling, arguments.n, arguments.head if arguments.head == "certified" else "exact")
+    speculation = speculation_of(arguments, source, batch)
     requests = []
     for number, name, prompt in lines:
         try:
@@ -106,7 +108,8 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     start = time.perf_counter()
     advance = progress.bar("generating")
     done: list[Completion] = []
-    for completion in generate_batch(model, requests, batch, dialect=dialect_of(arguments), ops=arguments.ops, head=head):
+    options: dict[str, Any] = {"dialect": dialect_of(arguments), "ops": arguments.ops, "head": head, "speculation": speculation}
+    for completion in generate_batch(model, requests, batch, **options):
         done.append(completion)
         advance(len(done), len(requests))
         print(_line(completion, tokenizer, arguments.json), flush=True)
@@ -114,7 +117,8 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     latency = sorted(completion.seconds for completion in done)
     print(
         f"{len(done)} sequences, {batch} at a time: {total} tokens in {seconds:.1f} s, {total / seconds:.1f} tokens/s; "
-        f"a sequence took {median(latency):.2f} s (median), {latency[-1]:.2f} s (longest)",
+        f"a sequence took {median(latency):.2f} s (median), {latency[-1]:.2f} s (longest)"
+        f"{described(speculation)}",
         file=sys.stderr,
     )
     return 2 if any(completion.error for completion in done) else 0

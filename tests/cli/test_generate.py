@@ -120,9 +120,24 @@ def test_without_n_as_many_tokens_as_fit(run):
     assert len(run("generate", TINY, "--tokens", "7", "--json")["tokens"]) == 64
 
 
+@pytest.mark.parametrize("way", [["--speculate"], ["--draft", TINY]])
+def test_speculation_changes_no_token(run, model, capsys, way):
+    arguments = ["generate", TINY, "--tokens", "7,8", "-n", "12"]
+    assert main([*map(str, arguments), *map(str, way)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == with_commas(generate(model, [7, 8], 12)[2:]) + "\n"
+    result = run(*arguments, *way, "--json")
+    assert result["tokens"] == generate(model, [7, 8], 12)[2:]
+    counted = result["speculation"]
+    assert counted["passes"] + counted["accepted"] == 11
+    assert re.search(r"; \d+ of \d+ drafts accepted in \d+ passes$", captured.err.strip())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--tokens", "1", "--draft", TINY.replace("tiny", "demo")], "tokens is not the 512 tokens of"),
+        (["--tokens", "1", "--draft", "nowhere.gguf"], "nowhere.gguf"),
         (["--tokens", ""], "Tokens cannot be empty"),
         (["--tokens", "600"], "token 600"),
         (["--tokens", "1", "-n", "-1"], "number of tokens to generate is -1"),

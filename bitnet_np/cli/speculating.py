@@ -1,0 +1,56 @@
+"""The options of `generate` for speculation, and what is printed of it."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError
+from ..files.load import model_from, open_model
+from ..files.source import Source
+from ..speculation import DraftModel, Speculation
+from . import progress
+
+_VOCABULARY = "tokenizer.ggml.tokens"
+
+
+def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --speculate and --draft."""
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument(
+        "--speculate",
+        action="store_true",
+        help="draft tokens that followed the same ones before, and check several in one pass: faster where text repeats, the same tokens",
+    )
+    ways.add_argument(
+        "--draft", type=Path, metavar="MODEL", help="speculate with the tokens that this model drafts; its vocabulary must be the same"
+    )
+
+
+def speculation_of(arguments: argparse.Namespace, source: Source, slots: int = 1) -> Speculation | None:
+    """How the arguments say to speculate; slots: the sequences that a draft model works on at a time.
+
+    Raises OptionError for a draft model whose file has another vocabulary than the model's, and what loading it raises.
+    """
+    if arguments.draft is None:
+        return Speculation() if arguments.speculate else None
+    draft = open_model(arguments.draft)
+    ours, theirs = (list(file.metadata.get(_VOCABULARY, ())) for file in (source, draft))
+    if ours and theirs and ours != theirs:
+        raise OptionError(
+            f"--draft {arguments.draft}: its vocabulary of {len(theirs)} tokens is not the {len(ours)} tokens of {source.path}"
+        )
+    return Speculation(DraftModel(model_from(draft, progress.bar("checking weights")), slots))
+
+
+def counts(speculation: Speculation | None) -> dict[str, Any]:
+    """What speculation did, for JSON: passes, drafted and accepted tokens; nothing without it."""
+    return {"speculation": asdict(speculation.counter)} if speculation else {}
+
+
+def described(speculation: Speculation | None) -> str:
+    """What speculation did, as the end of a line."""
+    if speculation is None:
+        return ""
+    counter = speculation.counter
+    return f"; {counter.accepted} of {counter.drafted} drafts accepted in {counter.passes} passes"
