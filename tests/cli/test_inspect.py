@@ -1,5 +1,6 @@
 """`bitnet-np inspect`: what a model file holds, and whether it is supported."""
 
+import json
 import re
 import struct
 from dataclasses import replace
@@ -60,7 +61,8 @@ def test_inspect_lists_what_a_dump_may_hold(run, model):
 
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.name)
 def test_inspect_knows_every_recorded_model(run, path):
-    assert "supported: yes" in run("inspect", str(path))
+    supported = "supported: yes" if path.stem != "phi3_longrope" else "here --override context=N says it, up to 64"
+    assert supported in run("inspect", str(path))
 
 
 def test_inspect_in_json(run):
@@ -69,7 +71,7 @@ def test_inspect_in_json(run):
     assert set(result) == set(names.split())
     assert (result["file"], result["bytes"], result["kind"], result["version"]) == (TINY, Path(TINY).stat().st_size, "GGUF v3", 3)
     assert (result["supported"], result["problem"]) == (True, None)
-    assert result["config"] == vars(load(TINY).config)
+    assert result["config"] == json.loads(json.dumps(vars(load(TINY).config)))  # a tuple becomes a list
     assert result["kv_cache_bytes_per_token"] == 2 * 4 * 3 * 2 * 64
     assert (result["matrices"], result["warnings"]) == ({"ternary, packed in the file": 21}, [])
     assert result["types"]["I2_S"] == {"tensors": 21, "elements": 2359296, "bytes": 590496}
