@@ -37,12 +37,12 @@ Drafter = Callable[[Ids, int], ArrayLike]
 LONGEST, SHORTEST = 4, 2
 """The most and the fewest tokens of the n-grams that `prompt_lookup` compares."""
 
-_PRIOR = 0.5  # probability that a draft is right, before any was checked
+_PRIOR = 0.3  # probability that a draft is right, before any was checked
 _RATE = 0.25  # weight of the newest draft in the probability
 _ROW = 0.15  # cost of one more row of a pass, in passes of one row, until it is measured
 _MEASURED = 5  # timings kept for each number of rows, of which the median counts
 _FORGET = 64  # passes after which rows are measured again, because machines drift
-_PROBE = 16  # tokens without a draft after which one is tried
+_PROBE = 32  # passes without a draft after which one is tried
 
 
 def prompt_lookup(tokens: Ids, most: int) -> Ids:
@@ -260,7 +260,8 @@ class Speculator:
         """Append a token. Raises what `forward` and Proposals.next raise."""
         row = self._proposals.append(int(tokens[0]))
         if row is None:
-            self._cache.rollback(0, self._proposals.rejected)
+            if self._proposals.rejected:
+                self._cache.rollback(0, self._proposals.rejected)
             self._rows, row = self._pass(tokens), 0
         assert self._rows is not None
         return self._rows[row : row + 1]

@@ -302,7 +302,7 @@ def test_drafts_get_longer_while_they_are_right_and_end_when_they_are_not():
     longer = [turn(True) for _ in range(8)]
     assert longer == sorted(longer)
     assert longer[-1] == Speculation().most
-    shorter = [turn(False) for _ in range(40)]
+    shorter = [turn(False) for _ in range(60)]
     assert shorter[-1 - speculation._PROBE :].count(1) in (0, 1)  # one in a while, to notice when they are right again
     assert 1 in shorter[12:]
     assert set(shorter[12:]) == {0, 1}
@@ -310,13 +310,13 @@ def test_drafts_get_longer_while_they_are_right_and_end_when_they_are_not():
 
 def test_drafts_are_as_long_as_is_fastest_by_measured_costs():
     costs = Costs()
-    for rows, seconds in ((1, 1.0), (2, 1.0), (4, 1.1), (8, 9.0)):
+    for rows, seconds in ((1, 1.0), (2, 1.0), (4, 1.0), (8, 9.0)):
         costs.measured(rows, 100.0)  # the first does not count
         assert costs.of(rows) != 100.0
         for noise in (0.0, 0.01, 5.0):
             costs.measured(rows, seconds + noise)
         assert costs.of(rows) == seconds + 0.01
-    assert 1.1 < costs.of(5) < 1.5
+    assert 1.01 < costs.of(5) < 1.3
     tokens = Proposals(Speculation(lambda tokens, most: [1] * most), 50, np.array([1]), 100)
     assert len(tokens.next(costs)) == 3
     assert len(tokens.next(costs, 4)) == 0

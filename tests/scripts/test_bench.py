@@ -372,6 +372,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path, capsys):
 CASES = {
     "prefill": {"4 tokens", "8 tokens", "all logits of 4"},
     "decode": {"2 after 8", "greedy 2 after 8"},
+    "speculate": {
+        f"{text}, {way}" for text in ("demo story", "JSON again", "code", "prose", "misleading") for way in ("one at a time", "speculation")
+    },
     "batch": {f"decode, batch {b}" for b in (1, 2)} | {f"prefill, batch {b} x {t}" for b in (1, 2) for t in (4, 8)},
     "matmul": {
         f"{name}, {rows} rows"
