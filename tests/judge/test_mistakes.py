@@ -324,6 +324,13 @@ def test_a_setting_that_is_left_out_is_named(family, field, without, at, says):
     assert report.first_wrong.hypothesis.startswith(says)
 
 
+def test_an_embedding_by_the_heads_matrix_is_named():
+    model, ids, points = family_dump("qwen2", tied=False)
+    wrong = recorded(replace(model, token_embd=model.output), ids)
+    report = judge_trace(model, with_tensor(points, Key("inp_embd", None), wrong[Key("inp_embd", None)]), ids)
+    assert report.first_wrong.hypothesis.startswith("the embedding is read from the head's matrix, the file has one of its own")
+
+
 @pytest.mark.parametrize(("family", "kind"), [("gemma2", "float16"), ("llama", "bfloat16")])
 def test_an_activation_in_16_bits_is_no_fault(family, kind):
     """ggml reads GELU off a table of float16: its input and its value are rounded."""

@@ -80,6 +80,13 @@ def test_rotations_are_read_off(family, how, says):
     assert says.format(model.rope_frequency.size - 1) in judged(family, "Qcur_rope", turned(family, **how(model)))
 
 
+@pytest.mark.parametrize("family", MODELS)
+def test_factors_of_cosines_and_sines_are_read_off(family):
+    forth, back = turned(family), turned(family, position=-np.arange(T))
+    wrong = 1.15 * (forth + back) / 2 + 0.9 * (forth - back) / 2
+    assert judged(family, "Qcur_rope", wrong) == "cosines are 1.15 times and sines 0.9 times what they should be"
+
+
 def test_frequencies_of_the_next_pair_are_told():
     c, j = MODEL.config, MODEL.rope_frequency.size
     shifted = c.rope_base ** (-(np.arange(j) + 1) / j)

@@ -248,6 +248,7 @@ def _interleaved(function, first=0):
         (np.logaddexp(0, 2 * GATE) / 2 * UP, "softplus(2 gate) / 2 * up instead of"),
         (_silu(np.minimum(GATE, 0.6)) * UP, "gate is clipped to at most 0.6"),
         (_silu(GATE) * np.clip(UP, -0.5, 0.5), "up is clipped to -0.5..0.5"),
+        (_silu(np.minimum(GATE, 0.6)) * np.clip(UP, -0.6, 0.6), "gate is clipped to at most 0.6, and up to -0.6..0.6"),
         (_silu(np.clip(GATE, -0.6, 0.6)) * np.clip(UP, -0.6, 0.6), "gate and up are clipped to -0.6..0.6"),
         (_silu(0.7 * np.tanh(GATE / 0.7)) * UP, "gate is soft-capped at 0.7"),
         (np.minimum(_silu(GATE), _silu(0.5)) * UP, "gate is clipped to at most 0.5"),

@@ -157,6 +157,16 @@ def _engine_tied(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
         yield {}, base.with_model(output=None)
 
 
+def _head_as_embedding(site: Site) -> Compute:
+    table = _table(site)
+    return site.of(lambda tokens: table[tokens.astype(np.intp)])
+
+
+def _engine_head_as_embedding(base: Variant) -> Iterator[tuple[Numbers, Variant]]:
+    if base.model.output is not None:
+        yield {}, base.with_model(token_embd=base.model.output)
+
+
 def _shifted(by: int, site: Site) -> Compute:
     return site.of(lambda tokens: op.embed(site.model, (tokens.astype(np.int64) + by) % site.config.vocab).value)
 
@@ -277,6 +287,14 @@ PROMPTS = (
 TABLES = (
     Mistake("table.missing", "{name} is missing", engine=_engine_no_table),
     Mistake("head.tied", "the head is tied to the embedding, the file has one of its own", HEAD, _untied, _tied, _engine_tied),
+    Mistake(
+        "embedding.tied",
+        "the embedding is read from the head's matrix, the file has one of its own",
+        EMBEDDING,
+        _untied,
+        _head_as_embedding,
+        _engine_head_as_embedding,
+    ),
 )
 LAYERS = (
     Mistake("layers.left_out", "the {which} layer is skipped", engine=_engine_skipped),

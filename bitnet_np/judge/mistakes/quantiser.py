@@ -70,6 +70,11 @@ def _floor(x: Array) -> tuple[Array, Array]:
     return np.floor(x * scale), scale
 
 
+def _half_added(x: Array) -> tuple[Array, Array]:
+    scale = spec.quantize(x)[1]
+    return np.trunc(x * scale + 0.5), scale
+
+
 def _per_tensor(x: Array) -> tuple[Array, Array]:
     scale = 127 / np.abs(x).max()
     return np.rint(x * scale), np.full((len(x), 1), scale)
@@ -138,6 +143,12 @@ MISTAKES = (
     _mistake("truncated", "codes are truncated instead of rounded", _truncated, _engine(lambda x: np.trunc(x * _UP))),
     _mistake("truncated_126", "codes are truncated instead of rounded, some of 127 to 126", None, _engine(np.trunc)),
     _mistake("rounded_down", "codes are rounded down", _floor, _engine(np.floor)),
+    _mistake(
+        "half_added",
+        "codes are (int)(x + 0.5): a half is added and the rest cut, which rounds negative numbers towards zero",
+        _half_added,
+        _engine(lambda x: np.trunc(x + np.float32(0.5))),
+    ),
     _mistake("128_wraps", "activations are scaled to 128 steps instead of 127, and +128 wraps around to -128", _wrapped_at_128),
     _mistake("128", "activations are scaled to 128 steps instead of 127", _in_steps(128, -128, 127), _engine(np.rint, 128)),
     _mistake("126", "activations are scaled to 126 steps instead of 127", _in_steps(126, -126, 126), _engine(np.rint, 126)),

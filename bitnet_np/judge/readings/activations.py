@@ -116,6 +116,9 @@ _LIMITS: dict[str, Callable[[Function, Array, Array, float], Array]] = {
     "{gate} is clipped to -{number:.4g}..{number:.4g}": lambda f, g, u, n: f(np.clip(g, -n, n)) * u,
     "{gate} is clipped to at most {number:.4g}": lambda f, g, u, n: f(np.minimum(g, n)) * u,
     "up is clipped to -{number:.4g}..{number:.4g}": lambda f, g, u, n: f(g) * np.clip(u, -n, n),
+    "{gate} is clipped to at most {number:.4g}, and up to -{number:.4g}..{number:.4g}": lambda f, g, u, n: (
+        f(np.minimum(g, n)) * np.clip(u, -n, n)
+    ),
     "gate and up are clipped to -{number:.4g}..{number:.4g}": lambda f, g, u, n: f(np.clip(g, -n, n)) * np.clip(u, -n, n),
     "{gate} is soft-capped at {number:.4g}": lambda f, g, u, n: f(n * np.tanh(g / n)) * u,
 }

@@ -65,6 +65,9 @@ def _other_rule(wrong: Wrong) -> str | None:
         rotated[..., : 2 * c.rope_pairs] *= c.rope_magnitude
         if some.accounts(rotated.reshape(len(x), -1)):
             return text
+    factors = _factors(some, x)
+    if factors is not None:
+        return factors
     begin = int(some.places.any(axis=1).argmax())
     if begin > 1:  # position 0 is not turned
 
@@ -78,6 +81,21 @@ def _other_rule(wrong: Wrong) -> str | None:
         if factor is not None:
             return f"from position {begin} on the frequency base is about {c.rope_base * factor:.4g} instead of {c.rope_base:g}"
     return None
+
+
+def _factors(wrong: Wrong, x: Array) -> str | None:
+    """The factors of cosines and of sines, where they differ."""
+    c, own = wrong.config, slice(0, 2 * wrong.config.rope_pairs)
+    angle = np.multiply.outer(np.arange(len(x)), wrong.model.rope_frequency)
+    forth, back = (c.rope_magnitude * spec.rotate(x, turn, c.rope)[..., own] for turn in (angle, -angle))
+    by_cosine, by_sine = (forth + back) / 2, (forth - back) / 2
+    theirs = wrong.theirs.reshape(x.shape)[..., own]
+    (of_cosine, of_sine), *_ = np.linalg.lstsq(np.stack([by_cosine.ravel(), by_sine.ravel()], axis=1), theirs.ravel(), rcond=None)
+    turned = x.copy()
+    turned[..., own] = of_cosine * by_cosine + of_sine * by_sine
+    if not wrong.accounts(turned.reshape(len(x), -1)):
+        return None
+    return f"cosines are {of_cosine:.4g} times and sines {of_sine:.4g} times what they should be"
 
 
 def _rules(x: Array, position: Array, wrong: Wrong) -> Iterator[tuple[str, Array]]:
