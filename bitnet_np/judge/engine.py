@@ -166,6 +166,7 @@ def _undeclared(
 ) -> tuple[Judgement, str]:
     """A wrong judgement, looked through: NARROW if another dialect's roundings reach so far, alone or behind a cache of ggml's, or with a
     precision that would, in words."""
+    away = position_nmse(a, b)
     for dialect in others:
         centre = runs.get(dialect.text)
         if centre is None:
@@ -175,7 +176,7 @@ def _undeclared(
             return replace(judged, verdict=Verdict.NARROW, reason=f"as far as roundings reach in {dialect.text}"), ""
         for cached in () if ids is None else _with_caches(dialect, ids):
             x = logits(cached)
-            if x is not None and judge(x, b, reach).verdict <= Verdict.FLIPS:
+            if x is not None and _explains(_distances(x, a, b), away) and judge(x, b, reach).verdict <= Verdict.FLIPS:
                 return replace(judged, verdict=Verdict.NARROW, reason=f"{cached.text}; in {dialect.text}"), ""
     for precision in _PRECISIONS:
         x = logits(in_precision(base, precision))
