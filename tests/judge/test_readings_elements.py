@@ -319,6 +319,7 @@ SHUFFLED = np.random.default_rng(4).permutation(V.shape[1])
             V * np.linspace(0.5, 2, 96),
             "each element is wrong by a factor of its own, the same at every position: a scale for each row of weights",
         ),
+        (V * np.where(COLUMNS < 30, np.linspace(0.5, 2, 96), 1), "a scale for each row of weights; 30 of 96 are wrong"),
         (V + np.linspace(-1, 1, T)[:, None], "a constant of its own is added to each position"),
         (V / LLAMA.output_norm, "every position is divided by output_norm"),
         (V + LLAMA.output_norm, "output_norm is added to every position"),
