@@ -5,11 +5,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from cuda.bindings import driver
 from make_model import FOUR_CODES
 from numba import cuda
 from numpy.typing import NDArray
 
-from bitnet_np.gpu.arrays import DeviceTable
+from bitnet_np.gpu.arrays import DeviceTable, checked
 from bitnet_np.gpu.backend import Cuda
 from bitnet_np.kernels.cuda import layout
 from bitnet_np.kernels.cuda.ptx import await_previous, for_each, load_fragments, multiply, zeros
@@ -83,7 +84,8 @@ def ternary_operations(config: Config) -> int:
 def copy_bandwidth(on: Cuda, size: int) -> float:
     """Bytes read and written per second by the driver's copy of `size` bytes."""
     source, target = (on.upload(np.zeros(size, np.uint8)) for _ in range(2))
-    return 2 * size / seconds(on, lambda: target.copy_to_device(source, stream=on.stream), 5)
+    stream = int(on.stream.handle)
+    return 2 * size / seconds(on, lambda: checked(driver.cuMemcpyDtoDAsync(target.address, source.address, size, stream)), 5)
 
 
 _ROWS, _TOKENS, _WARPS = 4, 4, 4
@@ -121,5 +123,5 @@ def tensor_peak(on: Cuda, turns: int) -> float:
     blocks = 2 * on.processors
     words, out = on.upload(np.zeros(128 * _ROWS, np.uint32)), on.empty((blocks * 32 * _WARPS,), np.int32)
     loop = _tensor_loop()
-    time = seconds(on, lambda: loop[blocks, 32 * _WARPS, on.stream](words, turns, out), 1)
+    time = seconds(on, lambda: on.run(loop, blocks, 32 * _WARPS, words, turns, out), 1)
     return blocks * _WARPS * turns * 2 * _ROWS * _TOKENS * _MMA_OPERATIONS / time
