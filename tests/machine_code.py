@@ -1,4 +1,4 @@
-"""What NVIDIA's assembler makes of a kernel's PTX, for sm_90. It comes with the extra `cuda`, its disassembler with `dev`; neither needs a GPU.
+"""What NVIDIA's assembler makes of a kernel's PTX, for sm_90. It comes with the extra `cuda`, the disassembler with `dev`.
 
 python tests/machine_code.py        a table of all kernels: registers, and instructions of some kinds
 """
