@@ -85,7 +85,7 @@ class GGUFWeights:
 
     def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
         """From blk.<n>.attn_qkv, from the blk.<n>.ffn_up of a family that has the gate in it, or from a tensor for each."""
-        if "ffn_up" in shapes and self._family.fused_gate:
+        if "ffn_up" in shapes and "ffn_up" in self._family.fused:
             return self._linears(f"blk.{layer}.ffn_up", shapes)
         if "attn_q" in shapes and f"blk.{layer}.attn_qkv.weight" in self._tensors:
             return self._linears(f"blk.{layer}.attn_qkv", shapes)
