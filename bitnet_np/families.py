@@ -47,6 +47,7 @@ class Family:
     scaling: bool = True  # rope.scaling.* may divide positions
     numbers: tuple[str, ...] = ()  # fields of model.Config that a file may state, of those that few families have
     scales_embedding: bool = False  # the embedding is multiplied by the root of the width
+    inner_norms: bool = False  # blk.<n>.<matrix>_norm_in.weight may norm a matrix's input
     fused: tuple[str, ...] = ()  # the tensors of FUSED that the family's files have
     local_rope_base: float | None = None  # RoPE's base in layers with the window, if the file states none; None: that of all layers
     wide_scale: int = 0  # a model of so many layers has the attention scale 1 / sqrt(D / H), all others 1 / sqrt(K)
@@ -76,7 +77,7 @@ FAMILIES: dict[str, Family] = {
     "bitnet": Family(_BITNET | {"activation": "silu"}, norms=NORMS, scales=True, ternary=True),
     "llama": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, windows=True, numbers=_EXPERTS),
     "qwen2": Family(_QWEN, biases=QKV, head_bias=True, windows=True),
-    "qwen3": Family(_QWEN, head_norms=_HEAD_NORMS, windows=True),
+    "qwen3": Family(_QWEN, head_norms=_HEAD_NORMS, windows=True, inner_norms=True),
     "qwen2moe": Family(
         _QWEN | {"normalized_experts": False},
         biases=QKV,

@@ -87,6 +87,8 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         "rope_base": float(rng.choice([10000.0, 500000.0])),
         "eps": float(np.float32(rng.choice([1e-5, 1e-6]))),
     }
+    if seed % 5:
+        shape["pooling"] = ("none", "mean", "cls", "last")[seed % 5 - 1]
     if mixtral or "experts" in family.required:
         shape["experts"] = int(rng.integers(2, 9))
         shape["experts_used"] = int(rng.integers(1, shape["experts"] + 1))
@@ -124,7 +126,7 @@ def validate(theirs: LlamaCpp, seed: int, architecture: str, kind: str, folder: 
     declared = {"context": drawn.config.context}  # LongRoPE's must be
     convert(load(source, overrides=declared), path, open_model(source))
     model = load(path, overrides=declared)
-    logits, nodes = theirs.run(path, tokens)
+    logits, nodes = theirs.run(path, tokens, pooled=model.config.pooling != "none")
     theirs_by_key = points(model.config, nodes, len(tokens))
     theirs_by_key[Key("result_output", None)] = logits
     report = judge_trace(model, Trace(theirs_by_key, tokens, theirs.version), tokens, LLAMA_CPP)

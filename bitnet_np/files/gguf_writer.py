@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from gguf import GGUFValueType, GGUFWriter
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from .. import packing
 from ..errors import UnsupportedError
 from ..families import FAMILIES, FUSED, implied, windowed_layers
-from ..model import Blocks, Config, Expert, Layer, Linear, Model, Ternary, Weights
+from ..model import Blocks, Config, Expert, Layer, Linear, Model, Pooling, Ternary, Weights
 from ..model_check import check_model
 from ..rope import yarn_magnitude
 from ..tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
 from ..whole_file import whole_file
-from .gguf_names import EPSILON, FACTORS, KEYS, LONGROPE, matrix_name, tensor_name
+from .gguf_names import EPSILON, FACTORS, INNER_NORM, KEYS, LONGROPE, matrix_name, tensor_name
 
 FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40, Q1_0: 40, Q2_0: 41}
 """general.file_type, by the type of the file's matrices (llama.h; I2_S's 40 is bitnet.cpp's)."""
@@ -135,6 +135,7 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
         key("window_layers"): _window_pattern(c),
         **{key(field): getattr(c, field) for field in family.numbers if c.experts or "expert" not in field},
         key("expert_ffn"): c.ffn if family.expert_width else None,
+        key("pooling"): None if c.pooling == "none" else get_args(Pooling).index(c.pooling),
         "general.file_type": metadata.get("general.file_type"),
     }
     for name, value in {**keys, **{name: value for name, value in metadata.items() if name not in keys}}.items():
@@ -280,8 +281,7 @@ def model_tensors(model: Model, encode: Encode = stored, fused: Sequence[str] | 
                 yield from given({tensor_name(field, n): value})
                 continue
             linears = value if isinstance(value, list) else [value]
-            if any(linear.norm is not None for linear in linears):
-                raise UnsupportedError(f"layer {n} {field} has a norm inside the linear, and GGUF has no place for that")
+            _check_norms(model.config, f"layer {n} {field}", linears)
             yield from _linears(matrix_name(model.config, field, n), linears, encode)
         yield from _stacks(n, layer.experts, encode)
     yield from of_model("output_norm", "output_norm_bias", "output", "output_bias")
@@ -319,15 +319,25 @@ def _why_apart(tensors: Sequence[Stored], linears: Mapping[str, Linear]) -> str 
 
 
 def _linears(name: str, linears: Sequence[Linear], encode: Encode) -> Iterator[tuple[str, Stored]]:
-    """Name and content of the tensors <name>.weight, .bias and .scale of linears whose rows are one after the other in them."""
+    """Name and content of the tensors of linears whose rows are one after the other in them: weights, biases, scale and norm."""
 
-    def rows(part: str, arrays: Sequence[Any]) -> Iterator[tuple[str, Stored]]:
+    def rows(end: str, arrays: Sequence[Any]) -> Iterator[tuple[str, Stored]]:
         if arrays[0] is not None:
-            yield f"{name}.{part}", _rows([encode(f"{name}.{part}", array) for array in arrays])
+            yield name + end, _rows([encode(name + end, array) for array in arrays])
 
-    yield from rows("weight", [linear.weights for linear in linears])
-    yield from rows("bias", [linear.bias for linear in linears])
-    yield from rows("scale", [None if linear.scale is None else np.array([linear.scale]) for linear in linears])
+    yield from rows(".weight", [linear.weights for linear in linears])
+    yield from rows(".bias", [linear.bias for linear in linears])
+    yield from rows(".scale", [None if linear.scale is None else np.array([linear.scale]) for linear in linears])
+    yield from rows(INNER_NORM, [linear.norm for linear in linears])
+
+
+def _check_norms(c: Config, place: str, linears: Sequence[Linear]) -> None:
+    """Raises UnsupportedError for a norm inside a linear that no file of the architecture can say."""
+    for linear in linears:
+        if linear.norm is not None and not FAMILIES[c.architecture].inner_norms:
+            raise UnsupportedError(f"{place} has a norm inside the linear, and GGUF has no place for that")
+        if linear.norm is not None and linear.norm_eps not in (None, c.eps):
+            raise UnsupportedError(f"{place} has a norm inside the linear with epsilon {linear.norm_eps}, and GGUF has only {c.eps}")
 
 
 def _rows(parts: Sequence[Stored]) -> Stored:

@@ -37,7 +37,7 @@ def models():
     drawn += [random_model(1, family="gptneox", rope_width=8, parallel_residual=True, **SHAPE | {"kv_heads": 4})]
     drawn += [random_model(2, family="gpt2", activation="gelu", **SHAPE | {"window": None})]
     drawn += [random_model(2, family="llama", weights="ternary", inner_norms=True, rope_scaling=2.0, **SHAPE)]
-    drawn += [random_model(2, family="qwen3", yarn=Yarn(4.0, 16), rope_magnitude=1.2, **SHAPE | {"head_dim": 12})]
+    drawn += [random_model(2, family="qwen3", yarn=Yarn(4.0, 16), rope_magnitude=1.2, pooling="mean", **SHAPE | {"head_dim": 12})]
     return drawn
 
 
