@@ -170,7 +170,7 @@ FAMILY = {  # what the family adds to the shape, the least number of mistakes th
         {"yarn": Yarn(4.0, 16), "rope_magnitude": 1.2},
         20,
         (
-            "in RoPE: cosines and sines are not multiplied by YaRN's magnitude",
+            "in RoPE: cosines and sines are not multiplied by RoPE's magnitude",
             "in RoPE: the factors of the frequencies are not applied",
             "at attn_q_norm of every layer: the norm is missing: its input comes out unchanged",
             "at attn_k_norm of every layer: the norm's weight is missing",
