@@ -6,13 +6,13 @@ A key of the architecture that is not known here could change the arithmetic, so
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from ..errors import FileFormatError, UnsupportedError, shown
 from ..families import ARCHITECTURES, FAMILIES, implied, windowed_layers
-from ..model import Config, Yarn, window_fields
+from ..model import Config, Pooling, Yarn, window_fields
 from ..rope import yarn_magnitude
 from .gguf_file import GGUFFile
 from .gguf_names import KEYS, LONGROPE, NEUTRAL, REQUIRED, YARN, keys_of
@@ -51,6 +51,7 @@ def read_config(file: GGUFFile) -> Config:
             **stretched,
             parallel_residual=value.get("parallel_residual", False),
             **numbers,
+            pooling=_pooling(file, name, value["pooling"]),
             **family.config,
         )
     layers = _window(file, name, value)  # lists of layers come after the check of their number
@@ -124,6 +125,15 @@ def _vocab(file: GGUFFile, architecture: str, stated: int | None) -> int:
     if stated not in (None, vocab):
         raise FileFormatError(f"{file.path}: {architecture}.vocab_size is {stated}, token_embd.weight has {vocab} rows")
     return vocab
+
+
+def _pooling(file: GGUFFile, architecture: str, number: int | None) -> Pooling:
+    """How the file says that the rows of a sequence become one vector."""
+    kinds: tuple[Pooling, ...] = get_args(Pooling)
+    if number is not None and number not in range(len(kinds)):
+        known = ", ".join(f"{i} ({kind})" for i, kind in enumerate(kinds))
+        raise UnsupportedError(f"{file.path}: {architecture}.{KEYS['pooling'].name} is {number}, supported are {known}")
+    return kinds[number or 0]
 
 
 def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> float:

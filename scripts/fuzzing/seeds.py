@@ -87,7 +87,7 @@ def write_models(folder: Path) -> None:
                 kv_heads=2,
                 head_dim=size // 4,
             )
-            write_gguf(folder / f"{family}-{weights}.gguf", model, fused=i % 4 == 2 and weights != "ternary")
+            write_gguf(folder / f"{family}-{weights}.gguf", model, fused=True if i % 4 == 2 else None)
     sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
     for weights in ("float16", "Q8_0"):
         experts = random_model(9, family="llama", weights=weights, n_layers=1, experts=3, experts_used=2, **sizes)

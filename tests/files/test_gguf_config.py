@@ -1,5 +1,6 @@
 """The keys of a GGUF file: each has its type and a value that a model may have, and one that is not known is refused by name."""
 
+from dataclasses import replace
 from math import inf, nan
 
 import numpy as np
@@ -11,6 +12,7 @@ from models import assert_same_bits
 
 from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES
+from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import LongRope, Yarn
@@ -171,6 +173,23 @@ def test_settings_that_are_not_implemented_are_refused_by_name(written, key, val
     path = written(drawn("llama"), **{key: value})
     shown = repr(float(np.float32(value))) if isinstance(value, float) else repr(value)
     assert_refused(path, UnsupportedError, f"llama.{key} = {shown} is a setting this package does not implement")
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(0, "none"), (1, "mean"), (2, "cls"), (3, "last")])
+def test_pooling_is_kept(written, number, pooling):
+    """By llama.cpp's numbers. It changes no logits."""
+    model = drawn("qwen3")
+    found = load(written(model, pooling_type=number))
+    assert found.config == replace(model.config, pooling=pooling)
+    again = written(found)
+    assert load(again).config == found.config
+    assert open_gguf(again).metadata.get("qwen3.pooling_type") == (number or None)
+
+
+def test_another_pooling_is_refused(written):
+    """A reranker has a head of its own, for example."""
+    message = "qwen3.pooling_type is 4, supported are 0 (none), 1 (mean), 2 (cls), 3 (last)"
+    assert_refused(written(drawn("qwen3"), pooling_type=4), UnsupportedError, message)
 
 
 @pytest.mark.parametrize("value", [[0], [0, 0], [8]])
