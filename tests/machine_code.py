@@ -1,4 +1,4 @@
-"""What NVIDIA's assembler makes of a kernel's PTX, for sm_90. It comes with the extra `cuda`, the disassembler with `dev`.
+"""What NVIDIA's assembler makes of a kernel's PTX for sm_90a. It comes with the extra `cuda`, the disassembler with `dev`.
 
 python tests/machine_code.py        a table of all kernels: registers, and instructions of some kinds
 """
@@ -32,7 +32,7 @@ class Code:
 
 
 def library_of(function: object, signature: object) -> Any:
-    """numba-cuda's library of a kernel compiled for sm_90, whose `get_asm_str` is its PTX."""
+    """numba-cuda's library of a kernel compiled for sm_90a, as on an H100 or H200, whose `get_asm_str` is its PTX."""
     from numba.cuda import compiler, dispatcher
 
     before, dispatcher.get_current_device = dispatcher.get_current_device, lambda: SimpleNamespace(compute_capability=(9, 0))
@@ -46,7 +46,7 @@ def assembled(ptx: str) -> Code:
     """The machine code of a kernel's PTX. Without the disassembler there are no counts."""
     from cuda.bindings import nvjitlink
 
-    options, source = ["-arch=sm_90", "-verbose"], ptx.encode()
+    options, source = ["-arch=sm_90a", "-verbose"], ptx.encode()
     handle = nvjitlink.create(len(options), options)
     try:
         nvjitlink.add_data(handle, nvjitlink.InputType.PTX, source, len(source), "kernel")
@@ -89,7 +89,7 @@ def main() -> None:
     columns = ("FFMA", "DFMA", "IMMA", "IDP", "LDG", "STG", "LDS", "BAR")
     print(f"{'kernel':<34}{'registers':>10}{'spills':>8}{'all':>8}" + "".join(f"{name:>7}" for name in columns))
     for name, kernel in KERNELS.items():
-        code = assembled(library_of(*kernel).get_asm_str(cc=(9, 0)))
+        code = assembled(library_of(*kernel).get_asm_str(cc=(9, 0, "a")))
         line = f"{name:<34}{code.registers:>10}{sum(code.spills):>8}{code.counts.total():>8}"
         print(line + "".join(f"{code.counts[column]:>7}" for column in columns), flush=True)
 
