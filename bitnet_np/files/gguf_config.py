@@ -81,6 +81,8 @@ def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
     """The values of the architecture's keys, by field of Config, each of its key's type; None for an optional key that is missing."""
     family, prefix = FAMILIES[architecture], architecture + "."
     keys = keys_of(family)
+    if family.window_period and type(file.metadata.get(prefix + KEYS["window_layers"].name)) is int:
+        keys["window_period"] = keys.pop("window_layers")._replace(type=int)
     known = {prefix + key.name for key in keys.values()}
     for key, value in file.metadata.items():
         if key.startswith(prefix) and key not in known and not (family.scaling and _is_neutral(key.removeprefix(prefix), value)):
@@ -176,10 +178,12 @@ def _yarn(value: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 def _window(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a Config that say how many keys a query sees, and in which layers."""
-    window, pattern = value.get("window") or None, value.get("window_layers")
-    if pattern is None:
-        return window_fields(window, windowed_layers(architecture, value["n_layers"]) if window else (), value["n_layers"])
+    window, pattern, period = value.get("window") or None, value.get("window_layers"), value.get("window_period")
     where = f"{file.path}: {architecture}.{KEYS['window_layers'].name}"
+    if period is not None and (period < 0 or period == 1):
+        raise UnsupportedError(f"{where} is {period}, supported are numbers from 2 on, 0 for a window in all layers, and an array of bools")
+    if pattern is None:
+        return window_fields(window, windowed_layers(architecture, value["n_layers"], period) if window else (), value["n_layers"])
     if pattern.dtype != np.bool_ or len(pattern) != value["n_layers"]:
         raise UnsupportedError(f"{where} is {shown(pattern)}, supported are {value['n_layers']} bools, one for each layer")
     if window is None and pattern.any():

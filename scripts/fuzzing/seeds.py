@@ -96,6 +96,8 @@ def write_models(folder: Path) -> None:
     write_gguf(folder / "yarn-Q8_0.gguf", yarn)
     longrope = random_model(9, family="phi3", weights="Q8_0", n_layers=1, longrope=LongRope(16, (2.0,) * 8, (2.0,) * 8), **sizes)
     write_gguf(folder / "longrope-Q8_0.gguf", longrope)
+    normed = random_model(9, family="qwen3", weights="float16", n_layers=1, inner_norms=True, pooling="mean", **sizes | {"eps": 1e-6})
+    write_gguf(folder / "embedding-float16.gguf", normed)
 
 
 def write_parts(folder: Path) -> None:

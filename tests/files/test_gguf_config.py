@@ -214,9 +214,27 @@ def test_which_layers_a_files_window_is_for(written, keys, expected):
     assert (config.window, config.window_layers) == expected
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+@pytest.mark.parametrize(("period", "without"), [(2, (1, 3)), (3, (2,)), (4, (3,)), (9, ()), (0, ())])
+def test_a_number_says_how_many_layers_there_are_to_one_without_the_window(written, family, period, without):
+    """As llama.cpp reads it, of 5 layers; written again, the file says the same."""
+    keys = {"attention.sliding_window": 7, "attention.sliding_window_pattern": period}
+    found = load(written(drawn(family, n_layers=5), **keys))
+    layers = tuple(n for n in range(5) if n not in without)
+    assert (found.config.window, found.config.window_layers) == (7, layers if without else None)
+    assert found.config.local_layers == (layers if family == "gemma3" else ())
+    assert load(written(found)).config == found.config
+
+
 @pytest.mark.parametrize(
     ("family", "keys", "error", "message"),
     [
+        (
+            "gemma3",
+            {"attention.sliding_window_pattern": 1},
+            UnsupportedError,
+            "is 1, supported are numbers from 2 on, 0 ",
+        ),
         (
             "llama",
             {"attention.sliding_window_pattern": [True, False]},
