@@ -31,7 +31,7 @@ from .errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
 from .kernels import cpu
 from .kernels.storage import HOST
 from .model import Config, Model, Pooling
-from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_layer, run_layers
+from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_feed_forward, run_layer, run_layers
 from .pooling import pool
 from .tokens import Rows, Tokens, check_context, check_tokens
 from .validate import instance, integer, integers
@@ -105,19 +105,52 @@ def forward_layer(
     result has NaN or infinity in it, and what `forward_full` raises for masks.
     """
     runtime = Runtime(model, dialect, ops).checked()
-    config, layer = model.config, integer("layer", layer, 0, model.config.n_layers - 1)
-    rows_in = np.asarray(hidden)
-    if rows_in.ndim != 3 or rows_in.dtype != np.float32 or 0 in rows_in.shape or rows_in.shape[2] != config.width:
-        raise ShapeError(f"hidden is {rows_in.dtype} {list(rows_in.shape)}, expected float32 [B, T, {config.width}]")
-    tokens = Tokens.whole(np.zeros(rows_in.shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
+    layer, shape, h = _layer_input(runtime, layer, hidden)
+    tokens = Tokens.whole(np.zeros(shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
     attention = None if mask is None else _whole_masked_attention(runtime, mask, tokens, strict)
     rows = _whole_rows(runtime, tokens)
     attend = _whole_attention(runtime, tokens, ops.resident(rows), attention)
-    h = ops.upload(np.array(rows_in.reshape(-1, config.width)))  # a copy, because the layer may compute in place
-    out = ops.to_host(run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record))
-    if cpu.has_non_finite(out):
+    out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
+    return _layer_output(runtime, layer, out).reshape(shape)
+
+
+def feed_forward(
+    model: Model,
+    layer: int,
+    hidden: ArrayLike,
+    *,
+    norm: bool = True,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+) -> Floats:
+    """The feed-forward branch of one layer, experts too: its input [B, T, D] float32 -> [B, T, D], without the residual.
+
+    norm: whether the norm in front of it runs, if the family has one there; realizar's batched prefill leaves it out. With it, ffn_inp
+    (the layer's input where branches are parallel) gives the bits of the branch within `forward_full`; without it, ffn_norm does.
+
+    Raises ShapeError, OptionError and NonFiniteError as `forward_layer` does.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    layer, shape, h = _layer_input(runtime, layer, hidden)
+    return _layer_output(runtime, layer, run_feed_forward(runtime, layer, h, norm, record)).reshape(shape)
+
+
+def _layer_input(runtime: Runtime, layer: int, hidden: ArrayLike) -> tuple[int, tuple[int, ...], Array]:
+    """The number of a layer, the shape [B, T, D] of its input, and a copy of that as rows [R, D] on the device."""
+    config = runtime.model.config
+    layer, rows = integer("layer", layer, 0, config.n_layers - 1), np.asarray(hidden)
+    if rows.ndim != 3 or rows.dtype != np.float32 or 0 in rows.shape or rows.shape[2] != config.width:
+        raise ShapeError(f"hidden is {rows.dtype} {list(rows.shape)}, expected float32 [B, T, {config.width}]")
+    return layer, rows.shape, runtime.ops.upload(np.array(rows.reshape(-1, config.width)))  # a copy: layers may compute in place
+
+
+def _layer_output(runtime: Runtime, layer: int, out: Array) -> Floats:
+    """Rows [R, D] on the host. Raises NonFiniteError for NaN and infinity."""
+    rows = runtime.ops.to_host(out)
+    if cpu.has_non_finite(rows):
         raise NonFiniteError(f"the output of layer {layer} has NaN or infinity in it")
-    return out.reshape(rows_in.shape)
+    return rows
 
 
 def forward(

@@ -25,7 +25,7 @@ def read_config(file: GGUFFile) -> Config:
     family = FAMILIES[name]
     value = _read_keys(file, name)
     head_dim = _head_dim(file, name, value)
-    vocab = _vocab(file, name, value["vocab"])
+    vocab = _vocab(file, name, value["width"], value["vocab"])
     scaling = _rope_scaling(file, name, value)
     with of_file(file):
         stretched = _yarn(value, scaling) if value.get("scaling_type") == "yarn" else {"rope_scaling": scaling}
@@ -118,12 +118,13 @@ def _head_dim(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> in
     return head_dim
 
 
-def _vocab(file: GGUFFile, architecture: str, stated: int | None) -> int:
-    """The rows of the embedding. A file may state their number, too."""
+def _vocab(file: GGUFFile, architecture: str, width: int, stated: int | None) -> int:
+    """The rows of the embedding [V, D], the columns of one that is transposed. A file may state their number, too."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FileFormatError(f"{file.path}: no tensor token_embd.weight of two dimensions")
-    vocab = embedding.shape[0]
+    rows, columns = embedding.shape
+    vocab = columns if rows == width != columns else rows
     if stated not in (None, vocab):
         raise FileFormatError(f"{file.path}: {architecture}.vocab_size is {stated}, token_embd.weight has {vocab} rows")
     return vocab

@@ -69,10 +69,17 @@ class GGUFWeights:
         return self._tensors.take_vector(tensor_name(field, layer), size)
 
     def table(self, field: str, shape: tuple[int, int]) -> Table:
-        """Floats or blocks, as they lie in the file."""
-        tensor = self._tensors.take(tensor_name(field), shape)
+        """Floats or blocks, as they lie in the file. Floats may be transposed, [D, V]."""
+        tensor = self._tensors.take(tensor_name(field), shape, shape[::-1])
         self._tensors.check_type(tensor, _TABLES)
-        return self._blocks(tensor) if tensor.type in ALL_BLOCK_TYPES else self._tensors.floats(tensor)
+        if tensor.type not in ALL_BLOCK_TYPES:
+            return self._tensors.upright(tensor, shape)
+        if tensor.shape != shape:
+            remark = f"as only floats may be transposed, and its type is {tensor.type.name}"
+            raise FileFormatError(
+                f"{self._tensors.path}: tensor {tensor.name} has shape {list(tensor.shape)}, expected {list(shape)}, {remark}"
+            )
+        return self._blocks(tensor)
 
     def rope_factors(self) -> NDArray[np.float32] | None:
         """From rope_freqs.weight, if the architecture may have it."""
