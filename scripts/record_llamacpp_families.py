@@ -31,7 +31,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2moe": ("qwen2moe", {"experts": 3}),
     "qwen3moe": ("qwen3moe", {"experts": 3}),
     "mixtral": ("llama", {"experts": 3, "experts_used": 2}),
-    "phi3": ("phi3", LONGROPE),
+    "phi3_longrope": ("phi3", LONGROPE),
     "smollm3": ("smollm3", {"n_layers": 4}),
     "granite": ("granite", {"pooling": "cls"}),
     "minicpm": ("minicpm", {"rope_scaling": 2.0}),

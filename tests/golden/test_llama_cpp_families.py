@@ -21,7 +21,7 @@ TENSORS = {
     "qwen2moe": 49,
     "qwen3moe": 43,
     "mixtral": 41,
-    "phi3": 29,
+    "phi3_longrope": 29,
     "smollm3": 61,
     "granite": 34,
     "minicpm": 33,
