@@ -148,22 +148,30 @@ def _continuation(
         except StopIteration:
             raise OptionError("the uniform numbers ran out before the tokens did") from None
 
-    def next_step() -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
-        if speculation is None:
-            return _stepper(runtime, cache, certified)
-        return Speculator(runtime, cache, certified, Proposals(speculation, runtime.model.config.vocab, prompt.tokens.ids[0], n))
+    def chooser() -> Callable[[int], int]:
+        """A function that appends a token to the cache and chooses the one after it."""
+        if speculation is not None:
+            proposals = Proposals(speculation, runtime.model.config.vocab, prompt.tokens.ids[0], n)
+            step: Callable[[NDArray[np.int64]], NDArray[np.float32]] = Speculator(runtime, cache, certified, proposals)
+        elif sampling.greedy and isinstance(cache.storage, DeviceStorage):  # where all logits need not leave the device
+            decoder = GraphDecoder(runtime.model, cache, cache.storage.on, np.zeros(1, np.int64), greedy=True)
+            return lambda token: int(decoder.largest(np.array([token]))[0])
+        else:
+            step = _stepper(runtime, cache, certified)
+        return lambda token: choose(step(np.array([token]))[0], sampling, next_uniform())
 
     def run() -> Iterator[int]:
         logits = run_prefill(runtime, prompt.tokens, cache, np.zeros(1, np.int64), head=certified)
-        step = None
+        if n == 0:
+            return
+        token, following = choose(logits[0], sampling, next_uniform()), None
         for left in range(n, 0, -1):
-            token = choose(logits[0], sampling, next_uniform())
             if token in prompt.stop:
                 return
             yield token
             if left > 1:
-                step = step or next_step()
-                logits = step(np.array([token]))
+                following = following or chooser()
+                token = following(token)
 
     return run()
 

@@ -55,6 +55,7 @@ def kernels() -> dict[str, tuple]:
         (rows.gelu_tanh, (f1, f1)),
         (rows.gelu_gate, (f1, f1, f1)),
         (rows.soft_cap, (f1, f, f1)),
+        (rows.largest, (f2, ids)),
         (rows.take, (f2, ids, f2)),
         (rows.fill, (f1, f)),
         (rows.spread, (f2, ids, ids, f3)),

@@ -1,5 +1,7 @@
 """One token after another on a device: a captured graph, launched once for each token."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,9 +27,12 @@ class GraphDecoder:
     Tokens go to the device and logits come back.
     """
 
-    def __init__(self, model: Model, cache: KVCache, on: "Cuda", slots: NDArray[np.int64]) -> None:
-        """Compiles missing kernels, and captures a graph. The model and the cache are on the device."""
-        self._model, self._cache, self._on = model, cache, on
+    def __init__(self, model: Model, cache: KVCache, on: "Cuda", slots: NDArray[np.int64], greedy: bool = False) -> None:
+        """Compiles missing kernels, and captures a graph. The model and the cache are on the device.
+
+        greedy: the graph also finds the largest logit of each sequence, for `largest`.
+        """
+        self._model, self._cache, self._on, self._greedy = model, cache, on, greedy
         self._slots = slots
         self._next = cache.reserve(self._slots, np.ones(self._slots.size, np.int64))
         arrays = np.zeros_like(self._slots), self._slots, self._next, np.arange(self._slots.size)
@@ -42,7 +47,7 @@ class GraphDecoder:
         from .arrays import Arena
 
         model, cache, on, position = self._model, self._cache, self._on, self._position
-        self._memory = self._logits = None  # those of the graph before
+        self._memory = self._logits = self._largest = None  # those of the graph before
         self._room = 0  # the graph before serves no more positions, even if capturing fails
         room = min(cache.capacity, max(_FIRST, 2 * int(self._next.max())))
         position.chunks = -(-room // on.chunk)
@@ -57,10 +62,11 @@ class GraphDecoder:
 
         def run() -> None:
             before, on.arena = on.arena, arena
-            self._logits = None  # so that every run has the same free memory
+            self._logits = self._largest = None  # so that every run has the same free memory
             try:
                 rotations = {local: on.take_rotations(*table, position) for local, table in tables.items()} if tables else None
                 self._logits = run_layers(Runtime(model, EXACT, on), self._rows, rotations, attend)  # each sequence has one row, its last
+                self._largest = on.largest(self._logits) if self._greedy else None
                 on.launch(rows.advance, self._slots.size, position, room - 1)
             finally:
                 on.arena = before
@@ -78,8 +84,24 @@ class GraphDecoder:
 
     def __call__(self, tokens: NDArray[np.int64]) -> Floats:
         """Logits [B, V] of the next tokens [B], ids of the vocabulary. Raises CapacityError or NonFiniteError."""
-        one_each = np.ones_like(self._slots)
-        with self._cache.appending(self._slots, one_each) as position:
+        with self._launched(tokens) as rows:
+            return check_finite(self._on.to_host(self._logits), rows, True)
+
+    def largest(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The place of the largest logit of each sequence, the first of equal ones: [B]. Arguments and errors as in a call.
+
+        The logits stay on the device, and 8 bytes for each sequence come back.
+        """
+        with self._launched(tokens) as rows:
+            places = self._on.to_host(self._largest)
+            if (places < 0).any():
+                check_finite(self._on.to_host(self._logits), rows, True)
+            return places
+
+    @contextmanager
+    def _launched(self, tokens: NDArray[np.int64]) -> Iterator[Rows]:
+        """Appends the tokens to their sequences; the body reads the results. If it raises, the tokens are taken back."""
+        with self._cache.appending(self._slots, np.ones_like(self._slots)) as position:
             if not np.array_equal(position, self._next):  # others have truncated slots, or written to them
                 self._next = position
                 self._on.overwrite(self._position, position)
@@ -89,4 +111,4 @@ class GraphDecoder:
             self.graph.launch()
             self._next = position + 1  # the device's position, whether or not the logits are finite
             sequence = np.arange(tokens.size)
-            return check_finite(self._on.to_host(self._logits), Rows(tokens, sequence, self._slots, position, sequence), True)
+            yield Rows(tokens, sequence, self._slots, position, sequence)

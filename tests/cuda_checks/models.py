@@ -159,6 +159,25 @@ def generation() -> None:
 
 
 @check
+def greedy_steps() -> None:
+    """The largest logit of each sequence, and an error where one is not finite, after which the tokens are not in the cache."""
+    on, model = device(), random_model(rng(5), **SMALLEST)
+    placed, cache, own = place(model, on), new_cache(model.config, 2, 4, on), KVCache(model.config, 2, 4)
+    forward(placed, [[1, 2], [3, 0]], cache, ops=on)
+    forward(model, [[1, 2], [3, 0]], own)
+    steps, ours = decode.GraphDecoder(placed, cache, on, np.arange(2), greedy=True), stepper(model, own)
+    tokens = np.array([3, 1])
+    np.testing.assert_array_equal(steps.largest(tokens), ours(tokens).argmax(axis=1))
+    assert_same_bits(steps(tokens), ours(tokens))  # all logits, by the same graph
+    cache.truncate(1, 3)
+    on.overwrite(placed.output_norm, np.full(8, np.inf, np.float32))
+    steps = decode.GraphDecoder(placed, cache, on, np.arange(1, 2), greedy=True)
+    with pytest.raises(NonFiniteError, match="sequence 0, position 3"):
+        steps.largest(np.array([1]))
+    assert cache.lengths.tolist() == [4, 3]
+
+
+@check
 def metered() -> None:
     on, model, metrics = device(), random_model(rng(4), **SMALLEST), Metrics()
     ops = metrics.ops(on, "a test")

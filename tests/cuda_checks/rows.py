@@ -120,6 +120,22 @@ def rope() -> None:
 
 
 @check
+def largest_of_rows() -> None:
+    """The first of equal ones, zeros of both signs among them, in rows shorter and longer than a block looks at; none beside a NaN."""
+    on = device()
+    for width in (1, 5, 1024 * 8 + 3):
+        x = -np.abs(normal(9, width))
+        x[1], x[2], x[8] = 0, -0.0, -3e38
+        x[3, width // 2], x[4, -1], x[5, width // 3 :] = 0.0, 7, 2.5
+        if width > 1:
+            x[2, 1], x[3, 0] = 0.0, -0.0
+        expected = x.argmax(axis=1)
+        for row, number in ((6, np.nan), (7, -np.inf), (0, np.inf)):
+            x[row, width - 1], expected[row] = number, -1
+        np.testing.assert_array_equal(on.to_host(on.largest(on.upload(x))), expected)
+
+
+@check
 def keep_erase_carry() -> None:
     """Writes keys and values to their places in a ring, erases some and copies some."""
     on, slot, position = device(), np.array([0, 2, 2]), np.array([3, 6, 9])

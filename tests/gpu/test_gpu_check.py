@@ -42,8 +42,7 @@ def test_gpu_host_counts_launches_and_times_the_host(tmp_path):
         "prefill of 64 tokens": 17,
         "prefill of 4 tokens": 17,
         "one token, launch by launch": 12,
-        "a decoded token of each of 1 sequences": 1,
-        "a decoded token of each of 16 sequences": 1,
+        **{f"a step of {batch}, {results}": 1 for batch in (1, 16) for results in ("all logits", "the largest logit")},
     }
     assert all(entry["milliseconds"] > 0 for entry in figures.values())
 

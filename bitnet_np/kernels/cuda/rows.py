@@ -20,6 +20,7 @@ from .target import AHEAD, PIECE, WARP, device, inlined, kernel
 
 _f = np.float32
 _ONE = np.float64(1.0)
+_LEAST = np.int32(-(2**31))
 LARGEST, SUM = 0, 1  # places of the results that the threads of a row compute together
 _AT_ONCE = AHEAD * WIDE_LANES
 GATES = ("relu2", "silu")
@@ -321,6 +322,46 @@ def soft_cap(x, cap, out):
     in_turn()
     for i in range(cuda.grid(1), out.size, cuda.gridsize(1)):
         out[i] = _soft_cap_of(x[i], cap)
+
+
+@device
+def _ordered(x):
+    """An integer for each number, in the same order; 0 and -0 have the same."""
+    bits = np.int32(float_bits(plus(x, _f(0.0))))
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@kernel
+def largest(x, out):  # [R, M] -> [R]
+    """The place of the largest number of each row, the first of equal ones; -1 in a row with a number that is not finite.
+
+    A thread looks at AHEAD numbers before it compares the first, past the end at the last one again.
+    """
+    in_turn()
+    r, t, width, threads = cuda.blockIdx.x, this_thread(), x.shape[1], cuda.blockDim.x
+    shared = cuda.shared.array(3, np.int32)  # of all threads: the largest number, its first place times -1, the largest magnitude
+    if t == 0:
+        shared[0], shared[1], shared[2] = _LEAST, _LEAST, 0
+    cuda.syncthreads()
+    best, place, most = _LEAST, np.int32(0), np.int32(0)
+    for start in range(t, width, AHEAD * threads):
+        for step in range(AHEAD):
+            at = min(start + step * threads, width - 1)
+            number = _ordered(x[r, at])
+            most = max(most, magnitude(x[r, at]))
+            if number > best:
+                best, place = number, np.int32(at)
+    best_of_warp, most_of_warp = warp_max(best), warp_max(most)
+    if t % WARP == 0:
+        cuda.atomic.max(shared, 0, best_of_warp)
+        cuda.atomic.max(shared, 2, most_of_warp)
+    cuda.syncthreads()
+    first = warp_max(-place if best == shared[0] else _LEAST)
+    if t % WARP == 0:
+        cuda.atomic.max(shared, 1, first)
+    cuda.syncthreads()
+    if t == 0:
+        out[r] = -shared[1] if shared[2] < 0x7F800000 else -1
 
 
 @kernel
