@@ -141,7 +141,7 @@ def draw(entries: Sequence[dict[str, Any]], path: Path) -> None:
     for i, (axis, unit) in enumerate(zip(figure.subplots(2, 1, sharex=True), ("launches", "bytes"), strict=True)):
         for workload in entries[-1]["costs"]:
             totals = [(n, total[i]) for n, entry in enumerate(entries, 1) if (total := _total(entry, workload))]
-            axis.plot(*zip(*totals, strict=True), "o-", label=workload)
+            axis.plot(*zip(*totals, strict=True), "o-", label=workload if i == 0 else None)
         axis.set_yscale("log")
         axis.set_ylabel(unit)
         axis.set_xticks(range(1, len(entries) + 1), [f"{n}. {entry['reason']}" for n, entry in enumerate(entries, 1)])
