@@ -30,8 +30,9 @@ from .dialects import EXACT, Dialect
 from .errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
 from .kernels import cpu
 from .kernels.storage import HOST
-from .model import Config, Model
+from .model import Config, Model, Pooling
 from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_feed_forward, run_layer, run_layers
+from .pooling import pool
 from .tokens import Rows, Tokens, check_context, check_tokens
 from .validate import instance, integer, integers
 
@@ -69,7 +70,8 @@ def forward_full(
     Returns float32 [B, T, V], zeros where there is padding, or [B, V] of each sequence's last token with `last_only`.
 
     `record(name, layer, array)` is called at the points llama.cpp labels in its graph, with read-only arrays whose first axis is the rows:
-    tokens of all sequences end to end. A recorder that keeps an array must copy it.
+    tokens of all sequences end to end. A recorder that keeps an array must copy it. `result_embd_pooled`, the pooled output of an
+    embedding model, has a row for each sequence; it needs all rows, so there is none with `last_only` or from a KV cache.
 
     mask: which positions each position sees, instead of itself and those before it (in layers with a window, too): [T, T] or
     [1 or B, 1, T, T], bool or additive (masks.py). Padding is never seen. With `strict` no position may see a later one. A position that
@@ -285,9 +287,23 @@ def run_whole(
     ops, rows = runtime.ops, _whole_rows(runtime, tokens)
     resident = ops.resident(rows)
     attend = _whole_attention(runtime, tokens, resident, attention)
+    if runtime.model.config.pooling != "none" and record is not ignore and not last_only:
+        record = _with_pooled(record, runtime.model.config.pooling, rows)
     logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
     logits = check_finite(ops.to_host(logits), rows, last_only)
     return logits if last_only else rows.padded(logits, tokens.ids.shape)
+
+
+def _with_pooled(record: Record, pooling: Pooling, rows: Rows) -> Record:
+    """The observer, which gets the pooled output [B, D] of whole sequences behind the final norm."""
+
+    def observe(name: str, layer: int | None, array: NDArray) -> None:
+        record(name, layer, array)
+        if name == "result_norm":
+            sequences = np.split(array, rows.last[:-1] + 1)
+            record("result_embd_pooled", None, np.concatenate([pool(sequence, pooling) for sequence in sequences]))
+
+    return observe
 
 
 def _whole_rows(runtime: Runtime, tokens: Tokens) -> Rows:

@@ -175,7 +175,7 @@ def test_a_magnitude_of_yarn_that_is_applied_twice_is_named():
     )
     points, key = without_codes(recorded(model, IDS["llama"])), Key("Qcur_rope", 0)
     said = read_off(model, IDS["llama"], points, key, 1.2 * points[key].astype(np.float64))
-    assert said == "cosines and sines are multiplied by YaRN's magnitude twice"
+    assert said == "cosines and sines are multiplied by RoPE's magnitude twice"
 
 
 @pytest.mark.parametrize(
