@@ -12,12 +12,16 @@ import numpy as np
 import pytest
 from command_line import ROOT, TINY, TOKENS, with_commas
 
+from bitnet_np.backend import Wrapped
+from bitnet_np.cache import KVCache
+from bitnet_np.cli import progress
 from bitnet_np.cli.main import main
 from bitnet_np.files.load import load
-from bitnet_np.forward_pass import forward_full
+from bitnet_np.forward_pass import forward_full, prefill
+from bitnet_np.kernels import cpu
 
 PROGRAM = """
-import multiprocessing, sys
+import multiprocessing, os, sys
 from concurrent.futures import ThreadPoolExecutor
 import numba, numpy as np
 from bitnet_np import KVCache, forward, forward_full
@@ -40,6 +44,9 @@ if __name__ == "__main__":
     for way in sys.argv[1:]:
         with multiprocessing.get_context(way).Pool(2) as pool:
             assert set(pool.map_async(logits, range(4)).get(timeout=200)) == {expected}, way
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        assert logits(0) == expected, "two threads on one core"
     print("fine")
 """
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {"PYTHONPATH": str(ROOT)}
@@ -78,6 +85,39 @@ def test_ctrl_c_ends_generation():
             process.kill()
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1] == b"bitnet-np: interrupted"
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """A function that does what Ctrl-C does, when Python next looks."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_in_a_prefill_leaves_the_cache_as_it_was(interrupt):
+    """In the second chunk of the prompt."""
+    model, calls = load(TINY), []
+    cache = KVCache(model.config, 1, 40)
+    prefill(model, [TOKENS[:3]], cache)
+
+    def attend(*arguments):
+        calls.append(1)
+        if len(calls) == model.config.n_layers + 2:
+            interrupt()
+        return cpu.attend(*arguments)
+
+    with pytest.raises(KeyboardInterrupt):
+        prefill(model, [TOKENS[3:]], cache, block=4, ops=Wrapped(cpu, attend=attend))
+    assert (len(calls), cache.lengths.tolist()) == (model.config.n_layers + 2, [3])
+    np.testing.assert_array_equal(prefill(model, [TOKENS[3:]], cache), forward_full(model, TOKENS[None], last_only=True))
+
+
+def test_ctrl_c_in_a_conversion_leaves_no_file(interrupt, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(progress, "bar", lambda task: lambda done, total: interrupt() if task == "writing" else None)
+    assert main(["convert", TINY, str(tmp_path / "out.gguf")]) == 130
+    assert capsys.readouterr().err == "bitnet-np: interrupted\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 @linux

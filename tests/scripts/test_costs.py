@@ -18,6 +18,12 @@ def test_forward_passes_cost_what_is_recorded(counted):
     assert costs.differences(costs.read()[-1]["costs"], counted) == []
 
 
+def test_the_history_is_in_the_documentation():
+    """`python scripts/costs.py --history` prints what belongs there."""
+    table = "\n".join(costs.history(costs.read()))
+    assert table in (costs.RECORD.parents[1] / "docs" / "performance.md").read_text("utf-8")
+
+
 def test_a_second_reading_of_weights_is_seen(counted, monkeypatch):
     product = network._product
 
@@ -52,3 +58,6 @@ def test_entries_are_added_with_their_reason(counted, monkeypatch, tmp_path, cap
     assert table[0] == "| workload | 1. the first | 2. launch nothing |"
     assert len(table) == 2 + len(counted)
     assert all(" 0 launches, " in row for row in table[2:])
+    pytest.importorskip("matplotlib")
+    assert costs.main(["--plot", str(tmp_path / "history.png")]) == 0
+    assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
