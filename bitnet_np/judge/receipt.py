@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import EmptyInputError, FileFormatError, ShapeError, shown
 from ..files.safetensors_file import strict_json
+from ..validate import text_of
 from ..whole_file import whole_file
 from .logits import kl_divergence
 
@@ -124,11 +126,7 @@ def read(path: str | os.PathLike[str]) -> Read:
     Raises FileFormatError for a file that is none, whose rows are not one for each position from 0 on, or whose summary says that all
     passed where the mse of a row, which is all that BitNet-rs looks at, does not keep its threshold.
     """
-    with open(path, "rb") as file:
-        text = file.read(_LARGEST + 1)
-    if len(text) > _LARGEST:
-        raise FileFormatError(f"{path}: more than {_LARGEST} bytes, expected a receipt")
-    value = _member(strict_json(text, str(path)), dict, path)
+    value = _member(strict_json(text_of(Path(path), _LARGEST), str(path)), dict, path)
     limits, summary = (_member(value.get(name), dict, f"{path}: {name}") for name in ("thresholds", "summary"))
     thresholds = Thresholds(**{name: _finite(limits.get(name), f"{path}: thresholds: {name}") for name in ("mse", "kl", "topk")})
     rows = []
