@@ -8,7 +8,7 @@ from .dialects import BITNET_CPP, EXACT, LLAMA_CPP, Dialect
 from .errors import Error
 from .files.gguf_file import open_gguf
 from .files.load import load
-from .forward_pass import compute_logits, forward, forward_full, forward_incremental, forward_layer, prefill
+from .forward_pass import compute_logits, feed_forward, forward, forward_full, forward_incremental, forward_layer, prefill
 from .generate import generate, stream
 from .judge.in_memory import check
 from .judge.logits import Judgement, judge
@@ -52,6 +52,7 @@ __all__ = [
     "certify",
     "check",
     "compute_logits",
+    "feed_forward",
     "forward",
     "forward_batch",
     "forward_full",

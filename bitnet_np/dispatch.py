@@ -8,7 +8,7 @@ The bits are the same on every device.
 """
 
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -124,6 +124,6 @@ def make_mask(
     if decision.device == "cpu":
         return ops.upload(masks.mask(q_len, k_len, pattern, past=past, align=align))
     out = ops.empty((1, plan.q_len, plan.k_len))
-    sizes = (ops.upload(np.array([n])) for n in (plan.q_len, plan.past, plan.k_len))
-    ops.fill_mask(out, 0, *sizes, *astuple(pattern))
+    queries, before, keys = (ops.upload(np.array([n])) for n in (plan.q_len, plan.past, plan.k_len))
+    ops.fill_mask(out, 0, queries, before, keys, *pattern.numbers)
     return out.reshape(plan.q_len, plan.k_len)

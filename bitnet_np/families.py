@@ -17,6 +17,8 @@ QKV = MATRICES[:3]
 """The matrices that read the same input. They may be rows of one tensor, attn_qkv."""
 GATE_UP = ("ffn_gate", "ffn_up")
 """The feed-forward's matrices that read the same input. In some families they are rows of one tensor, ffn_up."""
+FUSED = {"attn_qkv": QKV, "ffn_up": GATE_UP}
+"""The tensors that may hold the rows of several matrices, one matrix after the other."""
 _UNGATED = tuple(name for name in MATRICES if name != "ffn_gate")
 
 
@@ -45,7 +47,8 @@ class Family:
     scaling: bool = True  # rope.scaling.* may divide positions
     numbers: tuple[str, ...] = ()  # fields of model.Config that a file may state, of those that few families have
     scales_embedding: bool = False  # the embedding is multiplied by the root of the width
-    fused_gate: bool = False  # blk.<n>.ffn_up holds the gate's rows, and then those of up
+    inner_norms: bool = False  # blk.<n>.<matrix>_norm_in.weight may norm a matrix's input
+    fused: tuple[str, ...] = ()  # the tensors of FUSED that the family's files have
     local_rope_base: float | None = None  # RoPE's base in layers with the window, if the file states none; None: that of all layers
     wide_scale: int = 0  # a model of so many layers has the attention scale 1 / sqrt(D / H), all others 1 / sqrt(K)
     expert_width: bool = False  # a file states the width of an expert beside that of a feed-forward, which no layer has
@@ -74,7 +77,7 @@ FAMILIES: dict[str, Family] = {
     "bitnet": Family(_BITNET | {"activation": "silu"}, norms=NORMS, scales=True, ternary=True),
     "llama": Family(_LLAMA, optional_biases=MATRICES, rope_factors=True, windows=True, numbers=_EXPERTS),
     "qwen2": Family(_QWEN, biases=QKV, head_bias=True, windows=True),
-    "qwen3": Family(_QWEN, head_norms=_HEAD_NORMS, windows=True),
+    "qwen3": Family(_QWEN, head_norms=_HEAD_NORMS, windows=True, inner_norms=True),
     "qwen2moe": Family(
         _QWEN | {"normalized_experts": False},
         biases=QKV,
@@ -89,7 +92,7 @@ FAMILIES: dict[str, Family] = {
         required=(*_EXPERTS, "expert_ffn"),
         expert_width=True,
     ),
-    "phi3": Family(_QWEN, longrope=True, partial_rope=True, windows=True, fused_gate=True),
+    "phi3": Family(_QWEN, longrope=True, partial_rope=True, windows=True, fused=("ffn_up",)),
     "smollm3": Family(_LLAMA, rope_period=4),
     "granite": Family(
         _LLAMA, optional_biases=MATRICES, rope_factors=True, numbers=(*_FACTORS, "attention_scale"), required=("logit_scale",)
@@ -126,13 +129,19 @@ FAMILIES: dict[str, Family] = {
         {"activation": "gelu_tanh", "norm": "layer", "rope": "halves"},  # llama.cpp has no exact GELU here
         matrices=_UNGATED,
         biases=_UNGATED,
+        fused=("attn_qkv",),
         partial_rope=True,
         head_bias=True,
         required=("rope_width", "parallel_residual"),
         chooses_residual=True,
     ),
     "gpt2": Family(
-        {"activation": "gelu_tanh", "norm": "layer", "rope": "none"}, matrices=_UNGATED, biases=_UNGATED, positions=True, scaling=False
+        {"activation": "gelu_tanh", "norm": "layer", "rope": "none"},
+        matrices=_UNGATED,
+        biases=_UNGATED,
+        fused=("attn_qkv",),
+        positions=True,
+        scaling=False,
     ),
 }
 ARCHITECTURES = tuple(FAMILIES)

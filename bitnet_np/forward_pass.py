@@ -30,8 +30,9 @@ from .dialects import EXACT, Dialect
 from .errors import NonFiniteError, OptionError, ShapeError, UnsupportedError
 from .kernels import cpu
 from .kernels.storage import HOST
-from .model import Config, Model
-from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_layer, run_layers
+from .model import Config, Model, Pooling
+from .network import Floats, Head, Record, Runtime, check_finite, ignore, run_feed_forward, run_layer, run_layers
+from .pooling import pool
 from .tokens import Rows, Tokens, check_context, check_tokens
 from .validate import instance, integer, integers
 
@@ -69,7 +70,8 @@ def forward_full(
     Returns float32 [B, T, V], zeros where there is padding, or [B, V] of each sequence's last token with `last_only`.
 
     `record(name, layer, array)` is called at the points llama.cpp labels in its graph, with read-only arrays whose first axis is the rows:
-    tokens of all sequences end to end. A recorder that keeps an array must copy it.
+    tokens of all sequences end to end. A recorder that keeps an array must copy it. `result_embd_pooled`, the pooled output of an
+    embedding model, has a row for each sequence; it needs all rows, so there is none with `last_only` or from a KV cache.
 
     mask: which positions each position sees, instead of itself and those before it (in layers with a window, too): [T, T] or
     [1 or B, 1, T, T], bool or additive (masks.py). Padding is never seen. With `strict` no position may see a later one. A position that
@@ -103,19 +105,52 @@ def forward_layer(
     result has NaN or infinity in it, and what `forward_full` raises for masks.
     """
     runtime = Runtime(model, dialect, ops).checked()
-    config, layer = model.config, integer("layer", layer, 0, model.config.n_layers - 1)
-    rows_in = np.asarray(hidden)
-    if rows_in.ndim != 3 or rows_in.dtype != np.float32 or 0 in rows_in.shape or rows_in.shape[2] != config.width:
-        raise ShapeError(f"hidden is {rows_in.dtype} {list(rows_in.shape)}, expected float32 [B, T, {config.width}]")
-    tokens = Tokens.whole(np.zeros(rows_in.shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
+    layer, shape, h = _layer_input(runtime, layer, hidden)
+    tokens = Tokens.whole(np.zeros(shape[:2], np.int64))  # stand for the sequences' lengths: no token is looked up
     attention = None if mask is None else _whole_masked_attention(runtime, mask, tokens, strict)
     rows = _whole_rows(runtime, tokens)
     attend = _whole_attention(runtime, tokens, ops.resident(rows), attention)
-    h = ops.upload(np.array(rows_in.reshape(-1, config.width)))  # a copy, because the layer may compute in place
-    out = ops.to_host(run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record))
-    if cpu.has_non_finite(out):
+    out = run_layer(runtime, layer, h, runtime.rotations(rows.position), attend, record)
+    return _layer_output(runtime, layer, out).reshape(shape)
+
+
+def feed_forward(
+    model: Model,
+    layer: int,
+    hidden: ArrayLike,
+    *,
+    norm: bool = True,
+    dialect: Dialect = EXACT,
+    ops: Backend = cpu,
+    record: Record = ignore,
+) -> Floats:
+    """The feed-forward branch of one layer, experts too: its input [B, T, D] float32 -> [B, T, D], without the residual.
+
+    norm: whether the norm in front of it runs, if the family has one there; realizar's batched prefill leaves it out. With it, ffn_inp
+    (the layer's input where branches are parallel) gives the bits of the branch within `forward_full`; without it, ffn_norm does.
+
+    Raises ShapeError, OptionError and NonFiniteError as `forward_layer` does.
+    """
+    runtime = Runtime(model, dialect, ops).checked()
+    layer, shape, h = _layer_input(runtime, layer, hidden)
+    return _layer_output(runtime, layer, run_feed_forward(runtime, layer, h, norm, record)).reshape(shape)
+
+
+def _layer_input(runtime: Runtime, layer: int, hidden: ArrayLike) -> tuple[int, tuple[int, ...], Array]:
+    """The number of a layer, the shape [B, T, D] of its input, and a copy of that as rows [R, D] on the device."""
+    config = runtime.model.config
+    layer, rows = integer("layer", layer, 0, config.n_layers - 1), np.asarray(hidden)
+    if rows.ndim != 3 or rows.dtype != np.float32 or 0 in rows.shape or rows.shape[2] != config.width:
+        raise ShapeError(f"hidden is {rows.dtype} {list(rows.shape)}, expected float32 [B, T, {config.width}]")
+    return layer, rows.shape, runtime.ops.upload(np.array(rows.reshape(-1, config.width)))  # a copy: layers may compute in place
+
+
+def _layer_output(runtime: Runtime, layer: int, out: Array) -> Floats:
+    """Rows [R, D] on the host. Raises NonFiniteError for NaN and infinity."""
+    rows = runtime.ops.to_host(out)
+    if cpu.has_non_finite(rows):
         raise NonFiniteError(f"the output of layer {layer} has NaN or infinity in it")
-    return out.reshape(rows_in.shape)
+    return rows
 
 
 def forward(
@@ -252,9 +287,23 @@ def run_whole(
     ops, rows = runtime.ops, _whole_rows(runtime, tokens)
     resident = ops.resident(rows)
     attend = _whole_attention(runtime, tokens, resident, attention)
+    if runtime.model.config.pooling != "none" and record is not ignore and not last_only:
+        record = _with_pooled(record, runtime.model.config.pooling, rows)
     logits = run_layers(runtime, resident, runtime.rotations(rows.position), attend, record, last_only=last_only)
     logits = check_finite(ops.to_host(logits), rows, last_only)
     return logits if last_only else rows.padded(logits, tokens.ids.shape)
+
+
+def _with_pooled(record: Record, pooling: Pooling, rows: Rows) -> Record:
+    """The observer, which gets the pooled output [B, D] of whole sequences behind the final norm."""
+
+    def observe(name: str, layer: int | None, array: NDArray) -> None:
+        record(name, layer, array)
+        if name == "result_norm":
+            sequences = np.split(array, rows.last[:-1] + 1)
+            record("result_embd_pooled", None, np.concatenate([pool(sequence, pooling) for sequence in sequences]))
+
+    return observe
 
 
 def _whole_rows(runtime: Runtime, tokens: Tokens) -> Rows:

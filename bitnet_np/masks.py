@@ -12,7 +12,7 @@ is expected: added to scores it hides nothing, and lets the future through.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from threading import Lock
 from typing import Literal
 
@@ -59,6 +59,11 @@ class Pattern:
             _size(name, value)
         if self.sinks and not (self.window or self.block):
             raise MaskError(f"sinks is {self.sinks} without a window or block: every earlier key is seen anyway")
+
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """The fields in the order in which kernels take them."""
+        return self.window, self.prefix, self.block, self.sinks
 
 
 CAUSAL = Pattern()
@@ -187,7 +192,7 @@ def batch(
         raise MaskError(f"sequence {b} has {queries[b]} queries and only {keys[b]} keys")
     dtype = _dtype(form, dtype)
     out = np.empty((len(queries), 1, queries.max(), keys.max()), dtype)
-    kernels.fill_mask(out[:, 0], 0, queries, keys - queries, keys, *astuple(instance("pattern", pattern, Pattern)))
+    kernels.fill_mask(out[:, 0], 0, queries, keys - queries, keys, *instance("pattern", pattern, Pattern).numbers)
     return out
 
 
@@ -218,7 +223,7 @@ def needs_mask(q_len: int, k_len: int, pattern: Pattern = CAUSAL, *, past: int |
     """Whether anything is hidden. A decode step, one query that sees all keys, needs no mask at all. Raises what `mask` does."""
     planned = plan(q_len, k_len, pattern, past=past, align=align)
     for position in range(planned.past, planned.past + q_len):
-        head, low, high = kernels.visible_keys.py_func(position, *astuple(pattern))
+        head, low, high = kernels.visible_keys.py_func(position, *pattern.numbers)
         if max(head, high if low <= head else 0) < k_len:
             return True
     return False
@@ -382,5 +387,5 @@ def _build(plan: Plan, start: int = 0, end: int | None = None) -> NDArray:
     end = plan.q_len if end is None else end
     out = np.empty((1, end - start, plan.k_len), plan.dtype)
     queries, past, keys = (np.array([n]) for n in (plan.q_len, plan.past, plan.k_len))
-    kernels.fill_mask(out, start, queries, past, keys, *astuple(plan.pattern))
+    kernels.fill_mask(out, start, queries, past, keys, *plan.pattern.numbers)
     return out[0]

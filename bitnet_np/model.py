@@ -27,6 +27,9 @@ Norm = Literal["rms", "layer"]
 Rope = Literal["halves", "adjacent", "none"]
 """The numbers of a head that make a pair: (i, i + J) as in GPT-NeoX, or (2i, 2i + 1) as in the permuted rows of Llama's GGUF files."""
 
+Pooling = Literal["none", "mean", "cls", "last"]
+"""The rows behind the final norm that an embedding model makes one vector of: all, by their mean; the first one; the last one. In the
+order of llama.cpp's numbers for them."""
 
 LONGEST_CONTEXT = 1 << 20  # positions whose angles are exact (rope.LARGEST_ANGLE); the longest context in use is 1,010,000
 
@@ -127,6 +130,7 @@ class Config:
     experts_used: int = 0  # the experts that a token takes
     normalized_experts: bool = True  # the weights of a token's experts are divided by their sum
     shared_ffn: int = 0  # the feed-forward width of an expert that every token takes beside the others (Qwen2-MoE); 0: there is none
+    pooling: Pooling = "none"  # how an embedding model makes one vector of a sequence (pooling.py); logits do not depend on it
 
     def __post_init__(self) -> None:
         for name in ("vocab", "context", "width", "n_layers", "ffn", "heads", "kv_heads", "head_dim"):
@@ -142,7 +146,7 @@ class Config:
             raise UnsupportedError(f"activation is {self.activation} in a model of experts, expected one with a gate")
         if self.heads % self.kv_heads:
             raise ShapeError(f"{self.heads} query heads cannot share {self.kv_heads} key-value heads evenly")
-        for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope)):
+        for name, choices in (("activation", Activation), ("norm", Norm), ("rope", Rope), ("pooling", Pooling)):
             if getattr(self, name) not in get_args(choices):
                 raise UnsupportedError(f"{name} is {getattr(self, name)!r}, expected one of {', '.join(get_args(choices))}")
         if self.rope_width is None:

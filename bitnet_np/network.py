@@ -7,7 +7,7 @@ it. What differs between paths comes in as arguments: where keys and values are 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeGuard
 
@@ -158,6 +158,13 @@ def run_layer(runtime: Runtime, n: int, h: Array, rotations: Rotations | None, a
     """Layer n by itself: its input [R, D] -> l_out [R, D]."""
     runtime.ops.mark("layer")
     return _layer(_Step(runtime, n, record), runtime.model.layers[n], h, rotations, attend)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def run_feed_forward(runtime: Runtime, n: int, h: Array, norm: bool, record: Record = ignore) -> Array:
+    """The feed-forward branch of layer n by itself, without the residual: [R, D] -> [R, D]. norm: whether the norm in front of it runs."""
+    w = runtime.model.layers[n]
+    return _feed_forward(_Step(runtime, n, record), w if norm else replace(w, ffn_norm=None, ffn_norm_bias=None), h)
 
 
 def check_finite(logits: Floats, rows: Rows, last_only: bool, head: Head | None = None) -> Floats:

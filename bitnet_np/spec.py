@@ -125,6 +125,10 @@ def sigmoid(x: Array) -> Array:  # numbers of any shape
     return 1 / (1 + np.exp(-x))
 
 
+def pool(x: Array, pooling: str) -> Array:  # [T, D] -> [1, D]; the one vector of a sequence that an embedding model gives
+    return {"mean": x.mean(axis=0, keepdims=True), "cls": x[:1], "last": x[-1:]}[pooling]
+
+
 def relu2_gate(gate: Array, up: Array) -> Array:  # [T, F], [T, F] -> [T, F]
     return np.maximum(gate, 0) ** 2 * up
 
@@ -237,6 +241,8 @@ def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, ND
         h = note("l_out", h + attended * c.residual_scale if c.parallel_residual else h)
     x = norm(h, model.output_norm, model.output_norm_bias)
     record("result_norm", None, x)
+    if c.pooling != "none":
+        record("result_embd_pooled", None, pool(x, c.pooling))
     logits = matmul(x, model.token_embd if model.output is None else model.output)
     logits = logits if model.output_bias is None else logits + model.output_bias
     logits = soft_cap(logits / c.logit_scale, c.logit_cap)

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import packing, widen
-from .errors import UnsupportedError
-from .families import FAMILIES, QKV, Family, implied, layer_shapes, windowed_layers
-from .files.gguf_writer import present, write_model
+from .families import FAMILIES, Family, implied, layer_shapes, windowed_layers
+from .files.gguf_writer import write_model
 from .kernels import grids
 from .kernels.block_formats import FORMATS
 from .model import Blocks, Config, Expert, Layer, Linear, Model, Table, Ternary, Weights, frozen, shapes_of_expert, window_fields
@@ -141,7 +140,7 @@ class _Drawing:
                 if self.config.norm == "layer":
                     fields[name + "_bias"] = self.vector(size[0], 0.0)
         up = fields.get("ffn_up")
-        if self.family.fused_gate and up is not None and isinstance(up.weights, Ternary):  # one tensor has one scale
+        if "ffn_up" in self.family.fused and up is not None and isinstance(up.weights, Ternary):  # one tensor has one scale
             fields["ffn_up"] = replace(up, weights=replace(up.weights, scale=fields["ffn_gate"].weights.scale))
         shapes = shapes_of_expert(self.config).items()
         experts = ({name: Linear(self.matrix(*shape)) for name, shape in shapes} for _ in range(self.config.experts))
@@ -232,33 +231,13 @@ def _random_codes(rng: np.random.Generator, kind: TensorType, n: int, m: int, sp
     return scaled(spread / unit * rng.uniform(0.7, 1.3, (len(blocks), count)) * rng.choice([-1, 1], (len(blocks), count)))
 
 
-def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool = False) -> None:
-    """Write a model of one of families.FAMILIES as a GGUF file without a tokenizer. fused: queries, keys and values in one tensor.
+def write_gguf(path: str | os.PathLike, model: Model, *, fused: bool | None = None) -> None:
+    """Write a model of one of families.FAMILIES as a GGUF file without a tokenizer.
 
+    fused: whether queries, keys and values are in one tensor, where one can hold them; None: as the family's files have it.
     Raises UnsupportedError for a model that GGUF cannot express.
     """
-    write_model(path, model, {"tokenizer.ggml.model": "none"}, fields=_fused if fused else present)
-
-
-def _fused(layer: Layer) -> dict[str, Any]:
-    named = present(layer)
-    q, k, v = (named.pop(name) for name in QKV)
-    return named | {"attn_qkv": Linear(_joined(q.weights, k.weights, v.weights), _concatenated(q.bias, k.bias, v.bias))}
-
-
-def _joined(*parts: Weights) -> Weights:
-    """Matrices of one type, stacked. Raises UnsupportedError for ternary ones of different scales."""
-    shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
-    if isinstance(parts[0], Ternary):
-        matrices, scales = zip(*((packing.unpack(part), part.scale) for part in parts if isinstance(part, Ternary)), strict=True)
-        if len(set(scales)) > 1:
-            raise UnsupportedError(f"ternary matrices of scales {', '.join(map(str, scales))} cannot share a tensor")
-        return packing.pack(np.concatenate(matrices), scales[0])
-    if isinstance(parts[0], Blocks):
-        return Blocks(np.concatenate([part.data for part in parts if isinstance(part, Blocks)]), parts[0].type, shape)
-    return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
-
-
-def _concatenated(*parts: NDArray[np.float32] | None) -> NDArray[np.float32] | None:
-    present_parts = [part for part in parts if part is not None]
-    return np.concatenate(present_parts) if present_parts else None
+    names = FAMILIES[model.config.architecture].fused
+    if fused is not None:
+        names = tuple({*names, "attn_qkv"} if fused else {*names} - {"attn_qkv"})
+    write_model(path, model, {"tokenizer.ggml.model": "none"}, fused=names)

@@ -17,6 +17,8 @@ _PIECE = 1 << 20  # bytes of a text read at a time
 
 def integer(name: str, value: Any, least: int, most: int | None = None, error: type[Error] = OptionError) -> int:
     """`value` as a Python integer from `least` to `most`: an integer of Python or NumPy, but no bool. Raises `error`."""
+    if type(value) is int and value >= least and (most is None or value <= most):
+        return value  # before anything is put into words: a small mask takes as long as its checks
     expected = f"at least {least}" if most is None else f"{least} to {most}"
     try:
         number = operator.index(value)

@@ -1,4 +1,4 @@
-"""Cross-validation with llama.cpp, live: random models of every architecture and tensor type, written as GGUF, computed by both.
+"""Cross-validation with llama.cpp, live: random models of every architecture and tensor type, converted, computed by both.
 
 llama.cpp runs in this process (llama-cpp-python, at least 0.3.36) in its plainest way: one thread, no flash attention, a float32 KV cache,
 weights not repacked. Every tensor of its graph that is a point of ours is judged from its own inputs in the dialect llama.cpp. The table
@@ -22,9 +22,11 @@ import numpy as np
 from judging.llama_cpp import LlamaCpp, points
 from numpy.typing import NDArray
 
-from bitnet_np import LLAMA_CPP, Error, Model, forward_full, load
+from bitnet_np import LLAMA_CPP, Error, Model, forward_full
 from bitnet_np.errors import OptionError
 from bitnet_np.families import FAMILIES
+from bitnet_np.files.convert import convert
+from bitnet_np.files.load import load, open_model
 from bitnet_np.judge.trace import judge_trace
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.model import LongRope, Yarn
@@ -71,7 +73,7 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
     if heads * head_dim % 256:
         heads, head_dim = 8 * max(1, heads // 8), 32
         kv_heads = min(kv_heads, heads)
-    if "attn_qkv" in _fused(architecture):
+    if "attn_qkv" in family.fused:
         kv_heads = heads  # llama.cpp's graphs of these have no grouped heads
     shape: dict[str, Any] = {
         "width": heads * head_dim,
@@ -85,6 +87,8 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
         "rope_base": float(rng.choice([10000.0, 500000.0])),
         "eps": float(np.float32(rng.choice([1e-5, 1e-6]))),
     }
+    if seed % 5:
+        shape["pooling"] = ("none", "mean", "cls", "last")[seed % 5 - 1]
     if mixtral or "experts" in family.required:
         shape["experts"] = int(rng.integers(2, 9))
         shape["experts_used"] = int(rng.integers(1, shape["experts"] + 1))
@@ -115,22 +119,21 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
     return model, rng.integers(0, model.config.vocab, int(rng.choice([2, 17, 40, 70])))
 
 
-def _fused(architecture: str) -> tuple[str, ...]:
-    return ("attn_qkv",) if architecture in ("gptneox", "gpt2") else ()
-
-
 def validate(theirs: LlamaCpp, seed: int, architecture: str, kind: str, folder: Path) -> Row:
     drawn, tokens = draw(seed, architecture, kind)
-    path = folder / f"{architecture}-{kind}-{seed}.gguf"
-    write_gguf(path, drawn, fused=bool(_fused(architecture)))
-    model = load(path, overrides={"context": drawn.config.context})  # LongRoPE's must be declared
-    logits, nodes = theirs.run(path, tokens)
+    source, path = folder / "source.gguf", folder / f"{architecture}-{kind}-{seed}.gguf"
+    write_gguf(source, drawn, fused=False)
+    declared = {"context": drawn.config.context}  # LongRoPE's must be
+    convert(load(source, overrides=declared), path, open_model(source))
+    model = load(path, overrides=declared)
+    logits, nodes = theirs.run(path, tokens, pooled=model.config.pooling != "none")
     theirs_by_key = points(model.config, nodes, len(tokens))
     theirs_by_key[Key("result_output", None)] = logits
     report = judge_trace(model, Trace(theirs_by_key, tokens, theirs.version), tokens, LLAMA_CPP)
     ours = forward_full(model, tokens[None], dialect=LLAMA_CPP)[0]
     errors = np.abs(ours - logits).max(axis=1) / np.abs(logits).max()
     agree = errors <= AGREEMENT
+    source.unlink()
     path.unlink()
     c = model.config
     return Row(

@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -33,6 +34,7 @@ if INTERPRET:
 import numpy as np  # noqa: E402
 
 from bitnet_np import Config, KVCache, Model, forward, forward_full  # noqa: E402
+from bitnet_np import prefill as prefill_of  # noqa: E402
 from bitnet_np.cache import new_cache  # noqa: E402
 from bitnet_np.errors import OptionError  # noqa: E402
 from bitnet_np.gpu.decoder import GraphDecoder  # noqa: E402
@@ -52,9 +54,10 @@ class Sizes:
 
     shape: dict[str, Any]  # of the model whose logits are compared
     bits: int  # tokens in its prompts
+    crossed: tuple[int, ...]  # positions from which some tokens are decoded, up to the next chunk of keys or graph
     prompts: tuple[int, ...]
     batches: tuple[int, ...]
-    context: int  # positions of the caches in timed decoding
+    positions: tuple[int, ...]  # of the tokens that are decoded; batches of several sequences take the first
     matrices: tuple[tuple[int, int], ...]  # [N, M]
     rows: tuple[int, ...]
     mask: int
@@ -63,17 +66,19 @@ class Sizes:
     turns: int  # iterations of the loop that measures the tensor cores
     rounds: int
     calls: int  # calls in a round, of operations that take microseconds
-    checks: tuple[str, ...]  # names in tests/cuda_checks; () for all
+    checks: tuple[tuple[str, ...], ...]  # names of checks and groups in tests/cuda_checks, by process
 
 
 GPU = Sizes(
-    {"width": 2560, "heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912, "n_layers": 3, "vocab": 2000},
-    140, (128, 512, 2048), (1, 2, 4, 8, 16), 1024, ((2560, 2560), (6912, 2560), (2560, 6912)),
-    (1, 2, 4, 8, 16, 17, 32, 64, 128, 512, 2048), 1100, 8192, 1 << 30, 20000, 5, 20, (),
+    {"width": 2560, "heads": 20, "kv_heads": 5, "head_dim": 128, "ffn": 6912, "n_layers": 3, "vocab": 2000,
+     "context": 4096},
+    140, (63, 127, 1023, 2047, 3990), (128, 512, 2048), (1, 2, 4, 8, 16), (128, 2048, 4000), ((2560, 2560), (6912, 2560), (2560, 6912)),
+    (1, 2, 4, 8, 16, 17, 32, 64, 128, 512, 2048), 1100, 8192, 1 << 30, 20000, 5, 20,
+    (("rows",), ("attention",), ("matrices",), ("models",)),
 )  # fmt: skip
 TINY = Sizes(
     {"width": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 12, "n_layers": 1, "vocab": 5},
-    2, (2,), (2,), 4, ((16, 20),), (2,), 12, 20, 64, 1, 1, 1, ("quantize",),
+    2, (1, 2), (2,), (2,), (2,), ((16, 20),), (2,), 12, 20, 64, 1, 1, 1, (("quantize",), ("fill_mask",)),
 )  # fmt: skip
 
 
@@ -107,10 +112,10 @@ class Run:
         self._model = self._model or gpu.random_placed(self.config, self.on)
         return self._model
 
-    def seconds(self, run: Callable[[], Any], calls: int = 1) -> float:
+    def seconds(self, run: Callable[[], Any], calls: int = 1, as_graph: bool = True) -> float:
         from benchmarks import gpu
 
-        return gpu.seconds(self.on, run, calls, self.sizes.rounds)
+        return gpu.seconds(self.on, run, calls, self.sizes.rounds, as_graph)
 
 
 def describe(run: Run) -> dict[str, Any]:
@@ -127,15 +132,22 @@ def describe(run: Run) -> dict[str, Any]:
 
 def kernels(run: Run) -> dict[str, Any]:
     """Compares each kernel with the CPU's, bit for bit."""
-    command = [sys.executable, str(ROOT / "tests" / "cuda_checks"), "--ptx" if INTERPRET else "--gpu", *run.sizes.checks]
     patience = max(1, min(PATIENCE, run.until - time.perf_counter()))
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    try:
-        output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience, check=False)
-        text, error = output.stdout, output.stderr[-2000:] if output.returncode else ""
-    except subprocess.TimeoutExpired as late:
-        text, error = (late.stdout or b"").decode(), f"not done after {patience:.0f} s"
+
+    def checked(names: tuple[str, ...]) -> tuple[str, str]:
+        """What a process prints that runs some checks, and its error."""
+        command = [sys.executable, str(ROOT / "tests" / "cuda_checks"), "--ptx" if INTERPRET else "--gpu", *names]
+        try:
+            output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience, check=False)
+            return output.stdout, output.stderr[-2000:] if output.returncode else ""
+        except subprocess.TimeoutExpired as late:
+            return (late.stdout or b"").decode(), f"{' '.join(names)}: not done after {patience:.0f} s"
+
+    with ThreadPoolExecutor() as pool:  # each group compiles its kernels, which takes most of the time
+        outputs = list(pool.map(checked, run.sizes.checks))
+    text, error = "".join(output for output, _ in outputs), "\n".join(filter(None, (error for _, error in outputs)))
     results = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     wrong = {result["check"]: result["problem"][-1500:] for result in results if result["problem"]}
     for name in wrong:
@@ -169,7 +181,24 @@ def bits(run: Run) -> dict[str, Any]:
             following = rng.integers(0, model.config.vocab, len(slots))
             ours = forward(model, following[:, None], own, slots=slots, last_only=True)
             compare(f"token {i} of {len(slots)}, decoded", ours, decoder(following))
+    for turn in range(2):
+        for name, ours, theirs in crossings(run, model, placed):
+            compare(f"{name}, turn {turn}", ours, theirs)
     return results
+
+
+def crossings(run: Run, model: Model, placed: Model) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Logits of the CPU and of the GPU: of a long prompt, and of tokens that follow some of its positions."""
+    on, length, rng = run.on, max(run.sizes.crossed), np.random.default_rng(2)
+    own, cache = KVCache(model.config, 1, length + 3), new_cache(model.config, 1, length + 3, on)
+    tokens = rng.integers(0, model.config.vocab, (1, length))
+    yield f"{length} tokens", prefill_of(model, tokens, own), prefill_of(placed, tokens, cache, ops=on)
+    for position in sorted(run.sizes.crossed, reverse=True):
+        for each in (own, cache):
+            each.truncate(0, position)
+        decoder = GraphDecoder(placed, cache, on, np.arange(1))
+        for token in rng.integers(0, model.config.vocab, (3, 1)):
+            yield f"position {own.lengths[0]}", forward(model, token[:, None], own)[:, 0], decoder(token)
 
 
 def peaks(run: Run) -> dict[str, float]:
@@ -225,7 +254,8 @@ def prefill(run: Run) -> list[dict[str, Any]]:
 
 def decode(run: Run) -> list[dict[str, Any]]:
     """Times decoding, by batch: the graph alone, by the device's clock, and a step that sends tokens and brings logits back."""
-    return [_decoded(run, batch) for batch in run.sizes.batches]
+    first, *later = run.sizes.positions
+    return [_decoded(run, batch, first) for batch in run.sizes.batches] + [_decoded(run, 1, position) for position in later]
 
 
 def ways(run: Run) -> list[dict[str, Any]]:
@@ -233,22 +263,23 @@ def ways(run: Run) -> list[dict[str, Any]]:
     results = []
     for fused, overlap in ((True, True), (True, False), (False, True), (False, False)):
         run.on.fused, run.on.overlap = fused, overlap
-        results.append({"norms_fused": fused} | _decoded(run, 1))
+        results.append({"norms_fused": fused} | _decoded(run, 1, run.sizes.positions[0]))
     run.on.fused = run.on.overlap = True
     return results
 
 
-def _decoded(run: Run, batch: int) -> dict[str, Any]:
-    cache = new_cache(run.config, batch, run.sizes.context, run.on)
+def _decoded(run: Run, batch: int, position: int) -> dict[str, Any]:
+    calls = min(50, position)
+    cache = new_cache(run.config, batch, position + calls + 1, run.on)
+    cache.lengths[:] = position  # of zeros: time does not depend on keys and values
     decoder = GraphDecoder(run.model, cache, run.on, np.arange(batch))
     decoder(np.zeros(batch, np.int64))
-    calls = min(50, run.sizes.context - 3)
     start = time.perf_counter()
     for _ in range(calls):
         decoder(np.zeros(batch, np.int64))
     whole = (time.perf_counter() - start) / calls
-    alone = run.seconds(decoder.graph.launch, run.sizes.calls)
-    entry = {"batch": batch, "graph_seconds": alone, "step_seconds": whole, "tokens_per_second": batch / alone}
+    alone = run.seconds(decoder.graph.launch, run.sizes.calls, as_graph=False)
+    entry = {"batch": batch, "position": position, "graph_seconds": alone, "step_seconds": whole, "tokens_per_second": batch / whole}
     return entry | {"launches_overlap": decoder.graph.overlapped, "peak_bytes": run.peak_bytes()}
 
 
@@ -286,10 +317,10 @@ def table(run: Run) -> list[str]:
         line("copy, read and write", f"{peak['copy_bytes_per_second'] / 1e12:.2f} TB/s")
         line("int8 mma.sync", f"{peak['int8_operations_per_second'] / 1e12:.0f} TOPS")
     for entry in f.get("decode", ()):
-        rate, goal = entry["tokens_per_second"], {1: 2000, 16: 16000}.get(entry["batch"])
+        rate, goal = entry["tokens_per_second"], {1: 2000, 16: 14000}.get(entry["batch"])
         share = gpu.bytes_per_token(run.config) / entry["graph_seconds"] / peak["copy_bytes_per_second"] if peak else 0
-        step = entry["batch"] / entry["step_seconds"]
-        line(f"decode, batch {entry['batch']}", f"{rate:,.0f} tok/s", f"{share:.0%} of copy; {step:,.0f} in all", _goal(rate, goal))
+        alone = f"{share:.0%} of copy; graph alone {entry['batch'] / entry['graph_seconds']:,.0f}"
+        line(f"decode, batch {entry['batch']} at {entry['position']}", f"{rate:,.0f} tok/s", alone, _goal(rate, goal))
     for entry in f.get("ways", ()):
         how = " and ".join(name for name, key in (("fused", "norms_fused"), ("overlapped", "launches_overlap")) if entry[key]) or "neither"
         line(f"a token, {how}", f"{1e6 * entry['graph_seconds']:,.0f} us")

@@ -1,7 +1,8 @@
 """Measures whether the judge finds bugs, and whether it leaves honest engines alone.
 
 A small engine of its own (judging/engine.py) gets realistic faults, one at a time (judging/faults.py), and its dump is judged; so are those
-of models with experts (judging/experts.py), with local layers and with YaRN (judging/rotations.py). A fault should be found, blamed on the
+of models with experts (judging/experts.py), with local layers and with YaRN (judging/rotations.py), and of embedding models
+(judging/pooling.py). A fault should be found, blamed on the
 right operation of the right layer, and named by its id in the catalogue of mistakes. Then honest variants of the engine, which sum in other
 orders or round to float16 as declared, are judged: every alarm there is false.
 """
@@ -16,6 +17,7 @@ import numpy as np
 from judging.engine import KINDS, Engine, Floats, accumulate, embedded_model, precise
 from judging.experts import TOKENS_OF_EXPERTS, expert_faults
 from judging.faults import Fault, faults
+from judging.pooling import pooling_faults
 from judging.rotations import rotation_faults
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -63,6 +65,7 @@ def others() -> Iterator[tuple[Model, Fault]]:
     """The faults of engines of other families, each with its model."""
     yield from expert_faults()
     yield from rotation_faults()
+    yield from pooling_faults()
 
 
 # --- report ---------------------------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def half_scales(model):
 def writer(folder: Path) -> Callable[..., Path]:
     """A function that writes the file of a model to the folder, with changed keys of its architecture; None leaves a key out."""
 
-    def write(model, fused=False, **keys):
+    def write(model, fused=None, **keys):
         path = folder / f"{len(list(folder.iterdir()))}.gguf"
         write_gguf(path, model, fused=fused)
         if keys:

@@ -291,13 +291,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 _YARN = {"type": "yarn", "factor": 4.0, "original_context_length": 16384}
 
-PUBLISHED_GGUF: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "microsoft/bitnet-b1.58-2B-4T-gguf": ("bitnet-b1.58", "ternary", {}),
-    "tiiuae/Falcon3-1B-Instruct-1.58bit-GGUF": ("llama", "ternary", {}),
-    "tiiuae/Falcon-E-1B-Instruct-GGUF": ("llama", "ternary", {}),
-    "prism-ml/Ternary-Bonsai-8B-gguf": ("qwen3", "Q2_0", {f"qwen3.rope.scaling.{key}": value for key, value in _YARN.items()}),
+_INNER_NORMS = {"inner_norms": True, "eps": 1e-6}
+
+PUBLISHED_GGUF: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    "microsoft/bitnet-b1.58-2B-4T-gguf": ("bitnet-b1.58", "ternary", {}, {}),
+    "tiiuae/Falcon3-1B-Instruct-1.58bit-GGUF": ("llama", "ternary", {}, {}),
+    "tiiuae/Falcon-E-1B-Instruct-GGUF": ("llama", "ternary", {}, {}),
+    "microsoft/bitnet-embedding-0.6b": ("qwen3", "ternary", {"qwen3.pooling_type": 1}, _INNER_NORMS),
+    "prism-ml/Ternary-Bonsai-8B-gguf": ("qwen3", "Q2_0", {f"qwen3.rope.scaling.{key}": value for key, value in _YARN.items()}, {}),
 }
-"""By repository: the architecture, the weights as testing.random_model calls them, and keys beside those of every such file."""
+"""By repository: the architecture, the weights as testing.random_model calls them, keys beside those of every such file, and more options
+of random_model."""
+
+REFUSED_GGUF = {"microsoft/bitnet-embedding-270m": "attn_k_norm_in"}
+"""By repository: the architecture is gemma3, and this the matrix norm that it has no place for."""
 
 
 def of_text(config: dict[str, Any]) -> dict[str, Any]:

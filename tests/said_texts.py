@@ -1,4 +1,4 @@
-"""The texts that readings can say, and those that the tests made them say: no text is without a fault that brings it about."""
+"""The texts that the judge can say of a mistake, and those that tests made it say: no text is without a fault that brings it about."""
 
 import ast
 import re
@@ -12,16 +12,18 @@ SAID = set[str]()  # filled by tests/judge/conftest.py
 
 
 def never_said(said: Iterable[str]) -> list[str]:
-    """The texts of two words or more in the source of readings that are in nothing that was said: file, line and text."""
-    from bitnet_np.judge import readings  # where only one room is tested, nothing of the package need be imported
-
+    """The texts of readings and of known mistakes that are in nothing that was said: file, line and text."""
     everything = "\n".join(said)
-    return [
-        f"{path.name}:{line}: {'...'.join(parts)}"
-        for path in sorted(Path(readings.__file__).parent.glob("*.py"))
+    return [place for folder in ("readings", "mistakes") for place, text in patterns(folder).items() if not text.search(everything)]
+
+
+def patterns(folder: str) -> dict[str, re.Pattern[str]]:
+    """The texts of two words or more in the source of a folder of the judge: file, line and text -> what finds it where it is said."""
+    return {
+        f"{path.name}:{line}: {'...'.join(parts)}": re.compile(".*?".join(map(re.escape, parts)))
+        for path in sorted((TESTS.parent / "bitnet_np" / "judge" / folder).glob("*.py"))
         for line, parts in _texts(ast.parse(path.read_text("utf-8")))
-        if not re.search(".*?".join(map(re.escape, parts)), everything)
-    ]
+    }
 
 
 def _texts(tree: ast.AST) -> Iterator[tuple[int, list[str]]]:

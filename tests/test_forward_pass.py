@@ -14,7 +14,7 @@ from bitnet_np.backend import OPERATIONS, Wrapped
 from bitnet_np.cache import KVCache
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import CapacityError, ContextLimitError, NonFiniteError, OptionError, ShapeError, SlotError, TokenRangeError
-from bitnet_np.forward_pass import compute_logits, forward, forward_full, forward_incremental, forward_layer
+from bitnet_np.forward_pass import compute_logits, feed_forward, forward, forward_full, forward_incremental, forward_layer
 from bitnet_np.kernels import cpu
 
 # --- how the work is done -------------------------------------------------------------------------------------------------------------
@@ -234,6 +234,9 @@ def test_a_layer_by_itself_gives_the_bits_it_gives_in_the_pass(family):
             out = forward_layer(model, n, hidden, **how)
             assert_same_bits(out, seen["l_out", n].reshape(out.shape))
             assert hidden.tobytes() == before
+            for norm, source in ((True, seen.get(("ffn_inp", n), hidden)), (False, seen["ffn_norm", n])):
+                branch = feed_forward(model, n, source.reshape(2, 9, -1), norm=norm)
+                assert_same_bits(branch, seen["ffn_down", n].reshape(branch.shape))
             hidden = out
 
 
@@ -249,5 +252,6 @@ def test_a_layer_by_itself_gives_the_bits_it_gives_in_the_pass(family):
 )
 def test_inputs_that_a_layer_refuses(layer, hidden, error, message):
     model = random_model(0, width=48, n_layers=2)
-    with pytest.raises(error, match=message):
-        forward_layer(model, layer, hidden)
+    for run in (forward_layer, feed_forward):
+        with pytest.raises(error, match=message):
+            run(model, layer, hidden)

@@ -1,12 +1,16 @@
 """`bitnet-np compare`: two dumps in any format, without a model."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import OptionError
 from ..judge import receipt
 from ..judge.graph import LOGITS
+from ..judge.report import Report
 from ..judge.two_dumps import compare_traces
+from ..judge.verdict import Verdict
 from ..traces.formats import FORMATS, read_any
 from ..traces.points import Trace
 from .arguments import check_out
@@ -28,17 +32,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--receipt", type=Path, metavar="F.json", help="write BitNet-rs's parity receipt of both dumps' logits, THEIRS as rust, OURS as cpp"
     )
+    parser.add_argument(
+        "--by-receipt",
+        type=Path,
+        metavar="F.json",
+        help="read a parity receipt: WRONG if the logits of a position that passed there do not keep its thresholds any more",
+    )
     add_report_arguments(parser)
 
 
-def _write_receipt(path: Path, ours: Trace, theirs: Trace) -> None:
-    """Write the receipt of two dumps' logits. Raises OptionError if one has none, ShapeError if their shapes differ."""
+def _rows(option: str, ours: Trace, theirs: Trace) -> list[dict[str, Any]]:
+    """The rows of a receipt of two dumps' logits. Raises OptionError if one has none, ShapeError if their shapes differ."""
     for trace in (ours, theirs):
         if LOGITS not in trace.points:
-            raise OptionError(f"--receipt needs logits, and {trace.origin} has none")
-    rows = receipt.positions(ours.points[LOGITS], theirs.points[LOGITS])
+            raise OptionError(f"{option} needs logits, and {trace.origin} has none")
+    return receipt.positions(ours.points[LOGITS], theirs.points[LOGITS])
+
+
+def _write_receipt(path: Path, ours: Trace, theirs: Trace) -> None:
+    rows = _rows("--receipt", ours, theirs)
     tokens = "" if ours.tokens is None else ",".join(map(str, ours.tokens.tolist()))
     receipt.write(path, receipt.receipt(rows, model=ours.origin, backend=theirs.origin, prompt=tokens))
+
+
+def _by_receipt(path: Path, ours: Trace, theirs: Trace, report: Report) -> Report:
+    """The report, which is WRONG if a position that passed in the receipt does not keep its thresholds any more."""
+    before, now = receipt.read(path), _rows("--by-receipt", ours, theirs)
+    if len(before.rows) != len(now):
+        raise OptionError(f"--by-receipt {path} has {len(before.rows)} positions, the dumps have {len(now)}")
+    limit = before.thresholds
+    passed, passes = ([receipt.passes(row, limit) for row in rows] for rows in (before.rows, now))
+    counts = f"{sum(passes)} of {len(now)} positions keep the thresholds of the receipt, {sum(passed)} did in it"
+    report = replace(report, notes=(*report.notes, counts))
+    lost = next((row for row, was, still in zip(now, passed, passes, strict=True) if was and not still), None)
+    if lost is None:
+        return report
+    numbers = f"mse {lost['mse']}, kl {lost['kl']}, top-5 agreement {lost['topk_agree']}"
+    expected = f"at most {limit.mse:g} and {limit.kl:g}, and at least {limit.topk:g}"
+    reason = f"position {lost['pos']} passed in the receipt {path} and does not any more: {numbers}, expected {expected}"
+    return replace(report, verdict=max(report.verdict, Verdict.WRONG), reason=f"{reason}; {report.reason}")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,5 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.receipt is not None:
         _write_receipt(arguments.receipt, ours, theirs)
     report = compare_traces(ours, theirs, arguments.partial, details)
+    if arguments.by_receipt is not None:
+        report = _by_receipt(arguments.by_receipt, ours, theirs, report)
     files = {"reference": arguments.ours, "dump": arguments.theirs}
     return show(arguments, report, f"{theirs.origin} against {ours.origin}", details, files)

@@ -12,7 +12,7 @@ from ..files.load import model_from, open_model
 from ..files.source import Source
 from ..forward_pass import forward_full
 from ..model import Model
-from ..traces.points import meaning
+from ..traces.points import POOLED, meaning
 from . import progress
 from .arguments import add_model_argument
 from .printing import plain, print_json, printable, table
@@ -50,7 +50,8 @@ def _points(model: Model) -> list[tuple[str, list[int | None], tuple[int | str, 
     layers_by_point: dict[tuple[str, tuple[int | str, ...], str], list[int | None]] = {}
 
     def record(name: str, layer: int | None, array: NDArray) -> None:
-        axes = ("T",) if array.ndim == 1 else ("T", array.size // len(array))
+        rows = 1 if name == POOLED else "T"
+        axes = (rows,) if array.ndim == 1 else (rows, array.size // len(array))
         layers_by_point.setdefault((name, axes, str(array.dtype)), []).append(layer)
 
     with suppress(NonFiniteError):  # the logits come last, and their numbers do not matter here

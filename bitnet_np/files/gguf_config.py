@@ -6,13 +6,13 @@ A key of the architecture that is not known here could change the arithmetic, so
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from ..errors import FileFormatError, UnsupportedError, shown
 from ..families import ARCHITECTURES, FAMILIES, implied, windowed_layers
-from ..model import Config, Yarn, window_fields
+from ..model import Config, Pooling, Yarn, window_fields
 from ..rope import yarn_magnitude
 from .gguf_file import GGUFFile
 from .gguf_names import KEYS, LONGROPE, NEUTRAL, REQUIRED, YARN, keys_of
@@ -25,7 +25,7 @@ def read_config(file: GGUFFile) -> Config:
     family = FAMILIES[name]
     value = _read_keys(file, name)
     head_dim = _head_dim(file, name, value)
-    vocab = _vocab(file, name, value["vocab"])
+    vocab = _vocab(file, name, value["width"], value["vocab"])
     scaling = _rope_scaling(file, name, value)
     with of_file(file):
         stretched = _yarn(value, scaling) if value.get("scaling_type") == "yarn" else {"rope_scaling": scaling}
@@ -51,6 +51,7 @@ def read_config(file: GGUFFile) -> Config:
             **stretched,
             parallel_residual=value.get("parallel_residual", False),
             **numbers,
+            pooling=_pooling(file, name, value["pooling"]),
             **family.config,
         )
     layers = _window(file, name, value)  # lists of layers come after the check of their number
@@ -80,6 +81,8 @@ def _read_keys(file: GGUFFile, architecture: str) -> dict[str, Any]:
     """The values of the architecture's keys, by field of Config, each of its key's type; None for an optional key that is missing."""
     family, prefix = FAMILIES[architecture], architecture + "."
     keys = keys_of(family)
+    if family.window_period and type(file.metadata.get(prefix + KEYS["window_layers"].name)) is int:
+        keys["window_period"] = keys.pop("window_layers")._replace(type=int)
     known = {prefix + key.name for key in keys.values()}
     for key, value in file.metadata.items():
         if key.startswith(prefix) and key not in known and not (family.scaling and _is_neutral(key.removeprefix(prefix), value)):
@@ -115,15 +118,25 @@ def _head_dim(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> in
     return head_dim
 
 
-def _vocab(file: GGUFFile, architecture: str, stated: int | None) -> int:
-    """The rows of the embedding. A file may state their number, too."""
+def _vocab(file: GGUFFile, architecture: str, width: int, stated: int | None) -> int:
+    """The rows of the embedding [V, D], the columns of one that is transposed. A file may state their number, too."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise FileFormatError(f"{file.path}: no tensor token_embd.weight of two dimensions")
-    vocab = embedding.shape[0]
+    rows, columns = embedding.shape
+    vocab = columns if rows == width != columns else rows
     if stated not in (None, vocab):
         raise FileFormatError(f"{file.path}: {architecture}.vocab_size is {stated}, token_embd.weight has {vocab} rows")
     return vocab
+
+
+def _pooling(file: GGUFFile, architecture: str, number: int | None) -> Pooling:
+    """How the file says that the rows of a sequence become one vector."""
+    kinds: tuple[Pooling, ...] = get_args(Pooling)
+    if number is not None and number not in range(len(kinds)):
+        known = ", ".join(f"{i} ({kind})" for i, kind in enumerate(kinds))
+        raise UnsupportedError(f"{file.path}: {architecture}.{KEYS['pooling'].name} is {number}, supported are {known}")
+    return kinds[number or 0]
 
 
 def _rope_scaling(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> float:
@@ -166,10 +179,12 @@ def _yarn(value: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 def _window(file: GGUFFile, architecture: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a Config that say how many keys a query sees, and in which layers."""
-    window, pattern = value.get("window") or None, value.get("window_layers")
-    if pattern is None:
-        return window_fields(window, windowed_layers(architecture, value["n_layers"]) if window else (), value["n_layers"])
+    window, pattern, period = value.get("window") or None, value.get("window_layers"), value.get("window_period")
     where = f"{file.path}: {architecture}.{KEYS['window_layers'].name}"
+    if period is not None and (period < 0 or period == 1):
+        raise UnsupportedError(f"{where} is {period}, supported are numbers from 2 on, 0 for a window in all layers, and an array of bools")
+    if pattern is None:
+        return window_fields(window, windowed_layers(architecture, value["n_layers"], period) if window else (), value["n_layers"])
     if pattern.dtype != np.bool_ or len(pattern) != value["n_layers"]:
         raise UnsupportedError(f"{where} is {shown(pattern)}, supported are {value['n_layers']} bools, one for each layer")
     if window is None and pattern.any():

@@ -52,6 +52,7 @@ KEYS: dict[str, Key] = {
     "experts_used": Key("expert_used_count", int),
     "expert_ffn": Key("expert_feed_forward_length", int),  # no field: ffn, where a file has it
     "shared_ffn": Key("expert_shared_feed_forward_length", int),
+    "pooling": Key("pooling_type", int),  # the place of Config.pooling in model.Pooling
 }
 """By field of Config, or by a name of their own where Config has no such field."""
 
@@ -70,6 +71,9 @@ REQUIRED = ("context", "width", "n_layers", "ffn", "heads", "eps")
 FACTORS = "rope_freqs.weight"
 """The tensor that holds Model.rope_factors."""
 
+INNER_NORM = "_norm_in.weight"
+"""The end of the tensor that holds the norm inside a linear, after the matrix's name, as bitnet.cpp's embedding models have it."""
+
 LONGROPE = {"short": "rope_factors_short.weight", "long": "rope_factors_long.weight"}
 """The tensors that hold the lists of Config.longrope."""
 
@@ -84,7 +88,6 @@ NEUTRAL: dict[str, Any] = {
     "rope.scaling.attn_factor": 1.0,
     "rope.scaling.finetuned": None,
     "rope.scaling.original_context_length": None,  # llama.cpp reads it for yarn only; Llama 3's scaling is in rope_freqs.weight
-    "pooling_type": None,  # of embedding models: how hidden states become one vector, after the forward pass
 }
 """Keys that writers put into files although they change nothing, with the value for which that is so (None: any value)."""
 
@@ -93,6 +96,7 @@ def keys_of(family: Family) -> dict[str, Key]:
     """The keys that a file of the family may have, by field of Config, in the order in which they are read."""
     rope = family.config["rope"] != "none"
     names = [
+        "pooling",
         *(("rope_base", "rope_width") if rope else ()),
         *(("scaling_type", "rope_scaling", "old_rope_scaling") if rope and family.scaling else ()),
         *(YARN if rope and family.scaling else ()),

@@ -16,7 +16,7 @@ from ..model import Blocks, Config, Expert, Linear, LongRope, Table, Ternary, We
 from ..tensor_types import ALL_BLOCK_TYPES, I2_S, TERNARY_TYPES
 from .gguf_config import has_longrope, of_file, read_config
 from .gguf_file import GGUFFile
-from .gguf_names import FACTORS, KEYS, LONGROPE, matrix_name, tensor_name
+from .gguf_names import FACTORS, INNER_NORM, KEYS, LONGROPE, matrix_name, tensor_name
 from .overrides import check_has
 from .source import Shapes
 from .tensors import FLOATS, CheckedTensors, Tensor
@@ -69,10 +69,17 @@ class GGUFWeights:
         return self._tensors.take_vector(tensor_name(field, layer), size)
 
     def table(self, field: str, shape: tuple[int, int]) -> Table:
-        """Floats or blocks, as they lie in the file."""
-        tensor = self._tensors.take(tensor_name(field), shape)
+        """Floats or blocks, as they lie in the file. Floats may be transposed, [D, V]."""
+        tensor = self._tensors.take(tensor_name(field), shape, shape[::-1])
         self._tensors.check_type(tensor, _TABLES)
-        return self._blocks(tensor) if tensor.type in ALL_BLOCK_TYPES else self._tensors.floats(tensor)
+        if tensor.type not in ALL_BLOCK_TYPES:
+            return self._tensors.upright(tensor, shape)
+        if tensor.shape != shape:
+            remark = f"as only floats may be transposed, and its type is {tensor.type.name}"
+            raise FileFormatError(
+                f"{self._tensors.path}: tensor {tensor.name} has shape {list(tensor.shape)}, expected {list(shape)}, {remark}"
+            )
+        return self._blocks(tensor)
 
     def rope_factors(self) -> NDArray[np.float32] | None:
         """From rope_freqs.weight, if the architecture may have it."""
@@ -85,7 +92,7 @@ class GGUFWeights:
 
     def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
         """From blk.<n>.attn_qkv, from the blk.<n>.ffn_up of a family that has the gate in it, or from a tensor for each."""
-        if "ffn_up" in shapes and self._family.fused_gate:
+        if "ffn_up" in shapes and "ffn_up" in self._family.fused:
             return self._linears(f"blk.{layer}.ffn_up", shapes)
         if "attn_q" in shapes and f"blk.{layer}.attn_qkv.weight" in self._tensors:
             return self._linears(f"blk.{layer}.attn_qkv", shapes)
@@ -126,8 +133,10 @@ class GGUFWeights:
         allowed = all(field in family.optional_biases for field in shapes) and name + ".bias" in tensors
         bias = tensors.take_vector(name + ".bias", ends[-1]) if required or allowed else None
         scale = tensors.take_vector(name + ".scale", 1)[0] if family.scales and name + ".scale" in tensors else None
+        inner = name + INNER_NORM
+        norm = tensors.take_vector(inner, tensor.shape[1]) if family.inner_norms and inner in tensors else None
         return {
-            field: Linear(weights, None if bias is None else bias[rows], scale)
+            field: Linear(weights, None if bias is None else bias[rows], scale, norm)
             for field, weights, rows in zip(shapes, self._matrices(tensor, pieces), pieces, strict=True)
         }
 

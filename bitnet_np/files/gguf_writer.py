@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from gguf import GGUFValueType, GGUFWriter
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from .. import packing
 from ..errors import UnsupportedError
-from ..families import FAMILIES, GATE_UP, implied, windowed_layers
-from ..model import Blocks, Config, Expert, Layer, Linear, Model, Ternary, Weights
+from ..families import FAMILIES, FUSED, implied, windowed_layers
+from ..model import Blocks, Config, Expert, Layer, Linear, Model, Pooling, Ternary, Weights
 from ..model_check import check_model
 from ..rope import yarn_magnitude
 from ..tensor_types import BF16, F16, F32, I2_S, Q1_0, Q2_0, TQ1_0, TQ2_0, TensorType
 from ..whole_file import whole_file
-from .gguf_names import EPSILON, FACTORS, KEYS, LONGROPE, matrix_name, tensor_name
+from .gguf_names import EPSILON, FACTORS, INNER_NORM, KEYS, LONGROPE, matrix_name, tensor_name
 
 FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40, Q1_0: 40, Q2_0: 41}
 """general.file_type, by the type of the file's matrices (llama.h; I2_S's 40 is bitnet.cpp's)."""
@@ -135,6 +135,7 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
         key("window_layers"): _window_pattern(c),
         **{key(field): getattr(c, field) for field in family.numbers if c.experts or "expert" not in field},
         key("expert_ffn"): c.ffn if family.expert_width else None,
+        key("pooling"): None if c.pooling == "none" else get_args(Pooling).index(c.pooling),
         "general.file_type": metadata.get("general.file_type"),
     }
     for name, value in {**keys, **{name: value for name, value in metadata.items() if name not in keys}}.items():
@@ -251,11 +252,10 @@ Encode = Callable[[str, Weights], Stored]
 """How a tensor of that name is written."""
 
 
-def model_tensors(
-    model: Model, encode: Encode = stored, fields: Callable[[Layer], dict[str, Any]] = present
-) -> Iterator[tuple[str, Stored]]:
-    """Name and content of every tensor, in the order of the released file. `fields` gives those of a layer.
+def model_tensors(model: Model, encode: Encode = stored, fused: Sequence[str] | None = None) -> Iterator[tuple[str, Stored]]:
+    """Name and content of every tensor, in the order of the released file.
 
+    fused: the names of families.FUSED that are written, where one tensor can hold all their rows; None: those of the family.
     Raises UnsupportedError for a linear that no GGUF file can say.
     """
 
@@ -274,23 +274,77 @@ def model_tensors(
     elif model.config.yarn is None:
         yield from given({FACTORS: model.rope_factors})
     for n, layer in enumerate(model.layers):
-        named = fields(layer)
+        named = _fused(n, present(layer), FAMILIES[model.config.architecture].fused if fused is None else fused, encode)
         for field in (field for field in FIELDS if field in named):
             value = named[field]
-            if not isinstance(value, Linear):
+            if isinstance(value, np.ndarray):
                 yield from given({tensor_name(field, n): value})
                 continue
-            if FAMILIES[model.config.architecture].fused_gate and field in GATE_UP:
-                if field == "ffn_up":
-                    yield _fused_gate(n, layer, encode)
-                continue
-            if value.norm is not None:
-                raise UnsupportedError(f"layer {n} {field} has a norm inside the linear, and GGUF has no place for that")
-            scale = None if value.scale is None else np.array([value.scale])
-            parts = {"weight": value.weights, "bias": value.bias, "scale": scale}
-            yield from given({f"{matrix_name(model.config, field, n)}.{part}": array for part, array in parts.items()})
+            linears = value if isinstance(value, list) else [value]
+            _check_norms(model.config, f"layer {n} {field}", linears)
+            yield from _linears(matrix_name(model.config, field, n), linears, encode)
         yield from _stacks(n, layer.experts, encode)
     yield from of_model("output_norm", "output_norm_bias", "output", "output_bias")
+
+
+def _fused(n: int, named: dict[str, Any], names: Sequence[str], encode: Encode) -> dict[str, Any]:
+    """The fields of layer n, with a list of linears under each of `names` in place of the fields that its tensor holds.
+
+    Linears that one tensor cannot hold stay apart. Raises UnsupportedError where they cannot, because the tensor has the name of one.
+    """
+    for name in names:
+        parts = {field: named[field] for field in FUSED[name]}
+        why = _why_apart([encode(tensor_name(name, n), linear.weights) for linear in parts.values()], parts)
+        if why is None:
+            named = {field: value for field, value in named.items() if field not in parts} | {name: list(parts.values())}
+        elif name in parts:
+            raise UnsupportedError(f"tensor {tensor_name(name, n)} {why}")
+    return named
+
+
+def _why_apart(tensors: Sequence[Stored], linears: Mapping[str, Linear]) -> str | None:
+    """Why one tensor cannot hold the rows of these linears, by field; None if it can. tensors: each linear's matrix as it is written."""
+    names = [field.rpartition("_")[2] for field in linears]
+    if any(linear.norm is not None or linear.scale is not None for linear in linears.values()):
+        return f"of {' and '.join(names)} has no place for a scale or norm"
+    if len({linear.bias is None for linear in linears.values()}) > 1:
+        return f"of {' and '.join(names)} has no place for a bias of some of them"
+    if len({tensor.type for tensor in tensors}) > 1:
+        others = (f" and {tensor.type.name} in those of {name}" for tensor, name in zip(tensors[1:], names[1:], strict=True))
+        return f"would be {tensors[0].type.name} in the {names[0]}'s rows{''.join(others)}"
+    scales = [linear.weights.scale for linear in linears.values() if isinstance(linear.weights, Ternary)]
+    if tensors[0].type is I2_S and len(set(scales)) > 1:
+        return f"has one scale, and those of {' and '.join(names)} are {', '.join(map(str, scales))}"
+    return None
+
+
+def _linears(name: str, linears: Sequence[Linear], encode: Encode) -> Iterator[tuple[str, Stored]]:
+    """Name and content of the tensors of linears whose rows are one after the other in them: weights, biases, scale and norm."""
+
+    def rows(end: str, arrays: Sequence[Any]) -> Iterator[tuple[str, Stored]]:
+        if arrays[0] is not None:
+            yield name + end, _rows([encode(name + end, array) for array in arrays])
+
+    yield from rows(".weight", [linear.weights for linear in linears])
+    yield from rows(".bias", [linear.bias for linear in linears])
+    yield from rows(".scale", [None if linear.scale is None else np.array([linear.scale]) for linear in linears])
+    yield from rows(INNER_NORM, [linear.norm for linear in linears])
+
+
+def _check_norms(c: Config, place: str, linears: Sequence[Linear]) -> None:
+    """Raises UnsupportedError for a norm inside a linear that no file of the architecture can say."""
+    for linear in linears:
+        if linear.norm is not None and not FAMILIES[c.architecture].inner_norms:
+            raise UnsupportedError(f"{place} has a norm inside the linear, and GGUF has no place for that")
+        if linear.norm is not None and linear.norm_eps not in (None, c.eps):
+            raise UnsupportedError(f"{place} has a norm inside the linear with epsilon {linear.norm_eps}, and GGUF has only {c.eps}")
+
+
+def _rows(parts: Sequence[Stored]) -> Stored:
+    """Tensors of one type and width as one, with the rows of each after those of the one before."""
+    end = -packing.TRAILER if parts[0].type is I2_S else None
+    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+    return Stored(parts[0].type, shape, lambda: np.concatenate([*(part.make()[:end] for part in parts[:-1]), parts[-1].make()]))
 
 
 def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple[str, Stored]]:
@@ -317,39 +371,20 @@ def _stack(parts: Sequence[Stored]) -> Stored:
     return Stored(parts[0].type, (len(parts), *parts[0].shape), lambda: np.concatenate([part.make() for part in parts]))
 
 
-def _fused_gate(n: int, layer: Layer, encode: Encode) -> tuple[str, Stored]:
-    """Name and content of the tensor that holds the rows of a layer's gate, and then those of up.
-
-    Raises UnsupportedError for linears that one tensor cannot hold.
-    """
-    name, linears = tensor_name("ffn_up", n), [getattr(layer, field) for field in GATE_UP]
-    if any(part is not None for linear in linears for part in (linear.norm, linear.bias, linear.scale)):
-        raise UnsupportedError(f"tensor {name} of gate and up has no place for a bias, scale or norm")
-    gate, up = (encode(name, linear.weights) for linear in linears)
-    if gate.type is not up.type:
-        raise UnsupportedError(f"tensor {name} would be {gate.type.name} in the gate's rows and {up.type.name} in those of up")
-    if gate.type is I2_S and linears[0].weights.scale != linears[1].weights.scale:
-        scales = ", ".join(str(linear.weights.scale) for linear in linears)
-        raise UnsupportedError(f"tensor {name} has one scale, and those of gate and up are {scales}")
-    end = -packing.TRAILER if gate.type is I2_S else None
-    shape = (gate.shape[0] + up.shape[0], gate.shape[1])
-    return name, Stored(gate.type, shape, lambda: np.concatenate([gate.make()[:end], up.make()]))
-
-
 def write_model(
     path: str | os.PathLike[str],
     model: Model,
     metadata: Mapping[str, Any],
     *,
     encode: Encode = stored,
-    fields: Callable[[Layer], dict[str, Any]] = present,
+    fused: Sequence[str] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     check: Callable[[Path], object] = lambda path: None,
 ) -> None:
     """Write a model of one of families.FAMILIES as a GGUF file.
 
     metadata: the tokenizer.* and general.* keys, with values of Python's types or one-dimensional arrays; tokenizer.ggml.model at least.
-    The type of the matrices decides general.file_type, if it is one of FILE_TYPES. encode, fields: as in `model_tensors`. progress,
+    The type of the matrices decides general.file_type, if it is one of FILE_TYPES. encode, fused: as in `model_tensors`. progress,
     check: as in `write_file`.
 
     Raises UnsupportedError for a model that no GGUF file can say, ShapeError for arrays that are not what the model's Config says.
@@ -359,7 +394,7 @@ def write_model(
     own = {field: getattr(c, field) for field in always}
     if own != always:
         raise UnsupportedError(f"a GGUF file of architecture {c.architecture} has {dict(always)}, but this model {own}")
-    tensors = dict(model_tensors(model, encode, fields))
+    tensors = dict(model_tensors(model, encode, fused))
     down = next(tensor for name, tensor in tensors.items() if name.startswith("blk.0.ffn_down"))
     file_type = FILE_TYPES.get(down.type, metadata.get("general.file_type"))
     write_file(

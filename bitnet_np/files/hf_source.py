@@ -100,8 +100,8 @@ class HFWeights:
             return values + np.float32(1) if self._recipe.kind.less_one else values
 
     def table(self, field: str, shape: tuple[int, int]) -> NDArray:
-        """Floats, as they lie in the file."""
-        return self._tensors.take_floats(self._module(field) + ".weight", shape)
+        """Floats, as they lie in the file, where they may be transposed, [D, V]."""
+        return self._tensors.upright(self._tensors.take(self._module(field) + ".weight", shape, shape[::-1]), shape)
 
     def rope_factors(self) -> NDArray[np.float32] | None:
         """Llama 3's, worked out from config.json; in float32, as a GGUF file has them."""

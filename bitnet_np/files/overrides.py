@@ -10,7 +10,14 @@ from ..model import LONGEST_CONTEXT, Model
 from ..rope import local_frequencies, model_frequencies, scaling_factors
 from .source import Source
 
-OVERRIDABLE: dict[str, type] = {"context": int, "eps": float, "rope_base": float, "rope_scaling": float, "window": int}
+OVERRIDABLE: dict[str, type] = {
+    "context": int,
+    "eps": float,
+    "rope_base": float,
+    "rope_scaling": float,
+    "window": int,
+    "pooling": str,
+}
 """The fields of Config that may be overridden: those that do not say what shapes tensors have."""
 
 BEYOND = {"context": LONGEST_CONTEXT}

@@ -57,6 +57,11 @@ class CheckedTensors:
         """`floats` of the tensor of that name."""
         return self.floats(self.take(name, *shapes))
 
+    def upright(self, tensor: Tensor, shape: tuple[int, int]) -> NDArray:
+        """`floats` of a matrix that may lie in the file as its transpose, which BitNet-rs takes too: [N, M], copied if it is turned."""
+        floats = self.floats(tensor)
+        return floats if tensor.shape == shape else np.ascontiguousarray(floats.T)
+
     def take_vector(self, name: str, size: int) -> NDArray[np.float32]:
         """A float vector as float32 [size]."""
         return widen.float32(self.take_floats(name, (size,)))

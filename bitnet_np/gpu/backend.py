@@ -21,8 +21,9 @@ from ..kernels.cuda.attention_shape import EIGHT, WIDEST, Shape, shape_for
 from ..kernels.scalar import CHUNK
 from ..model import Ternary
 from ..tensor_types import TensorType
-from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, host, now, view
+from .arrays import Arena, Codes, Deferred, DeviceArray, DeviceTable, StoredArray, allocated, host, now, view, write
 from .device import NO_EXPERTS
+from .launch import Launcher
 from .products import OneRow, apart, three_of
 from .storage import DeviceStorage
 
@@ -63,6 +64,7 @@ class Cuda:
             True,
         )  # norms with the products that read them; launches of a graph. False measures the gain of each
         self.stream = cuda.stream()
+        self.run = Launcher(self.stream)
         self.arena = Arena()
         self.nothing = self.upload(np.zeros((1, 1), np.float32))  # for arguments that a kernel does not read
         self._arrived = [
@@ -85,11 +87,15 @@ class Cuda:
 
     def upload(self, array: NDArray) -> DeviceArray:
         """A copy on the device, in memory of its own: weights, tables, caches."""
-        return cuda.to_device(np.ascontiguousarray(array), stream=self.stream)
+        array = np.ascontiguousarray(array)
+        memory = allocated(array.nbytes)
+        out = StoredArray(memory, memory.address, array.shape, array.dtype)
+        write(out, array, self.stream)
+        return out
 
     def overwrite(self, array: DeviceArray, values: NDArray) -> None:
         """Replaces the values of an array on the device."""
-        array.copy_to_device(np.ascontiguousarray(values, array.dtype), stream=self.stream)
+        write(array, np.ascontiguousarray(values, array.dtype), self.stream)
 
     def table(self, array: NDArray) -> DeviceTable:
         """A table [N, M] of float32, float16 or the bits of bfloat16, in the device's layout."""
@@ -130,7 +136,7 @@ class Cuda:
 
     def launch(self, kernel: Any, n: int, *arguments: Any) -> None:
         """Launches a kernel over n single numbers, which works with any grid."""
-        kernel[max(1, min(GRID, -(-n // BLOCK))), BLOCK, self.stream](*arguments)
+        self.run(kernel, max(1, min(GRID, -(-n // BLOCK))), BLOCK, *arguments)
 
     def _flat(self, kernel: Any, *arrays: DeviceArray) -> DeviceArray:
         """The result of a kernel over the single numbers of arrays of one shape."""
@@ -162,8 +168,8 @@ class Cuda:
         grid = -(-n // (floats.ROWS * _HALVES)), -(-present // tokens)
         out = self.empty((present, n))
         words = view(weights.words, np.uint32)
-        kernel = floats.matmul(weights.kind, tokens)[grid, 16 * _HALVES, self.stream]
-        kernel(words, view(now(x), np.float32), weights.words.shape[1], width, n, present, view(out, np.float32))
+        flat = view(now(x), np.float32), weights.words.shape[1], width, n, present, view(out, np.float32)
+        self.run(floats.matmul(weights.kind, tokens), grid, 16 * _HALVES, words, *flat)
         return out
 
     def matmul_blocks(self, x: DeviceArray, data: NDArray, kind: TensorType) -> DeviceArray:
@@ -188,9 +194,9 @@ class Cuda:
         (source, *row), threads = self.normed(x), self._threads(n, width)
         if threads:
             rows = (view(array, np.float32) for array in row)
-            norms.rms_norm(source, width, threads)[n, threads, self.stream](*rows, gain, eps, view(out, np.float32))
+            self.run(norms.rms_norm(source, width, threads), n, threads, *rows, gain, eps, view(out, np.float32))
         else:
-            row_kernels.rms_norm(source)[n, LARGE_BLOCK if n <= self.processors else BLOCK, self.stream](*row, gain, eps, out)
+            self.run(row_kernels.rms_norm(source), n, LARGE_BLOCK if n <= self.processors else BLOCK, *row, gain, eps, out)
         return out
 
     def _threads(self, n: int, width: int) -> int:
@@ -209,7 +215,7 @@ class Cuda:
     def layer_norm(self, x: DeviceArray, gain: DeviceArray, bias: DeviceArray | None, eps: float) -> DeviceArray:
         out = self.empty(x.shape)
         bias = self.zeros((x.shape[1],)) if bias is None else bias
-        row_kernels.layer_norm[len(x), BLOCK, self.stream](now(x), gain, bias, np.float32(eps), out)
+        self.run(row_kernels.layer_norm, len(x), BLOCK, now(x), gain, bias, np.float32(eps), out)
         return out
 
     def quantize(self, x: DeviceArray) -> tuple[Any, Any]:
@@ -219,7 +225,7 @@ class Cuda:
             return later, Deferred("scale", (x,), x.shape[:1], lambda it: self._codes_of(*it.inputs)[1])
         x = now(x)
         scale, codes = self.empty(x.shape[:1]), self._codes(*x.shape)
-        row_kernels.quantize[len(x), BLOCK, self.stream](x, codes.row_words, codes.words, scale)
+        self.run(row_kernels.quantize, len(x), BLOCK, x, codes.row_words, codes.words, scale)
         return codes, scale
 
     def _codes_of(self, norm: Deferred) -> tuple[Codes, DeviceArray]:
@@ -230,7 +236,7 @@ class Cuda:
             x, gain, eps = norm.inputs
             source, *row = self.normed(x)
             rows = (view(array, np.float32) for array in row)
-            norms.normed_codes(source, width, threads)[n, threads, self.stream](*rows, gain, eps, codes.words, scale)
+            self.run(norms.normed_codes(source, width, threads), n, threads, *rows, gain, eps, codes.words, scale)
         elif norm.quantized is None:
             norm.quantized = self.quantize(norm.array())
         return norm.quantized
@@ -257,17 +263,17 @@ class Cuda:
         if n == 1:
             warps = _WARPS if blocks <= _WARPS * _DEPTH else 2 * _WARPS
             ends, depth = three.ends(1), min(_DEPTH, -(-blocks // warps))
-            kernel = ternary.gemv(warps, depth)[ends[-1], 32 * warps, self.stream]
-            kernel(three.words, ends, three.widths, three.factors, *rest, out)
+            self.run(ternary.gemv(warps, depth), ends[-1], 32 * warps, three.words, ends, three.widths, three.factors, *rest, out)
         elif tile is None:
             share = min(layout.WARPS, -(-sum(three.tiles) // self.processors))
             warps, groups, ends = layout.WARPS // share, 1 if n <= 8 else 2, three.ends(share)  # groups of 8 tokens
-            kernel = ternary.skinny(groups, codes.width, warps, share)[(ends[-1], -(-n // (8 * groups))), 32 * warps * share, self.stream]
-            kernel(three.words, ends, three.widths, three.factors, codes.words, scale, codes.row_words, out)
+            kernel, grid = ternary.skinny(groups, codes.width, warps, share), (ends[-1], -(-n // (8 * groups)))
+            matrices_and_tokens = three.words, ends, three.widths, three.factors, codes.words, scale, codes.row_words
+            self.run(kernel, grid, 32 * warps * share, *matrices_and_tokens, out)
         else:
             ends = three.ends(tile[0] * tile[2])
-            kernel = ternary.gemm(*tile)[(ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3], self.stream]
-            kernel(three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
+            grid, threads = (ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3]
+            self.run(ternary.gemm(*tile), grid, threads, three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
         return apart(out, n, three.widths[: len(matrices)])
 
     def _tile(self, tiles: list[int], n: int) -> tuple[int, ...] | None:
@@ -326,13 +332,12 @@ class Cuda:
     ) -> DeviceArray:
         n, heads, _ = q.shape
         shape = self._shape(q, k, heads // k.shape[2] * n, cap)
-        chunks = getattr(position, "chunks", None)
-        if chunks is not None:
-            return self._attend_split(None, q, k, v, slot, position, chunks, window, scale, cap)
+        if position is not None and position.chunks is not None:
+            return self._attend_split(None, q, k, v, slot, position, position.chunks, window, scale, cap)
         out = self.empty(q.shape)
-        kernel = attention.attend(shape)[_tiles(shape, n, heads, k.shape[2]), shape.threads, self.stream]
-        scores = scale_and_cap(q.shape[2], scale, cap)
-        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *k.shape[1:3], *scores, min(window or _ALL, _ALL), out)
+        rows = *self._rotation(q), *self._kept(k, v), slot, position
+        scores = *k.shape[1:3], *scale_and_cap(q.shape[2], scale, cap), min(window or _ALL, _ALL)
+        self.run(attention.attend(shape), _tiles(shape, n, heads, k.shape[2]), shape.threads, *rows, *scores, out)
         return out
 
     def attend_halves(
@@ -390,7 +395,6 @@ class Cuda:
         grid = n, kv_heads * -(-(heads // kv_heads) // shape.queries), chunks
         if self._arrived[-1].size < n * grid[1]:
             self._arrived.append(self.upload(np.zeros(n * grid[1], np.int32)))
-        kernel = attention_split.attend_chunk(shape, new is not None)[grid, shape.threads, self.stream]
         rotation = self._rotation(q)
         row = (*self._rotation(new[0]), now(new[1])) if new else (*rotation, rotation[0])  # without `new` these are not read
         arguments = (
@@ -402,7 +406,8 @@ class Cuda:
             weight,
             self._arrived[-1],
         )
-        kernel(*row, *rotation, *self._kept(k, v), slot, position, *arguments, out)
+        kernel = attention_split.attend_chunk(shape, new is not None)
+        self.run(kernel, grid, shape.threads, *row, *rotation, *self._kept(k, v), slot, position, *arguments, out)
         return out
 
     def attend_masked(
@@ -418,9 +423,9 @@ class Cuda:
     ) -> DeviceArray:
         (n, heads, _), kv_heads = q.shape, k.shape[2]
         shape, out = self._shape(q, k, heads // kv_heads * n, cap), self.empty(q.shape)
-        kernel = attention.attend_masked(shape)[_tiles(shape, n, heads, kv_heads), shape.threads, self.stream]
+        rows = *self._rotation(q), *self._kept(k, v), slot, position
         arguments = *k.shape[1:3], *scale_and_cap(q.shape[2], scale, cap), view(mask, np.float32), *mask.shape
-        kernel(*self._rotation(q), *self._kept(k, v), slot, position, *arguments, out)
+        self.run(attention.attend_masked(shape), _tiles(shape, n, heads, kv_heads), shape.threads, *rows, *arguments, out)
         return out
 
     def _shape(self, q: DeviceArray, k: DeviceArray, queries: int, cap: np.float32 | None) -> Shape:
@@ -536,9 +541,8 @@ class Cuda:
         """The mask of kernels/masks.py: 0 and -infinity in float32 [B, Q, K]."""
         hidden = np.float32(-np.inf)
         grid = min(GRID, max(1, out.shape[0] * out.shape[1]))
-        row_kernels.fill_mask[grid, BLOCK, self.stream](
-            first, queries, past, keys, window, prefix, block, sinks, np.float32(0), hidden, out
-        )
+        pattern = window, prefix, block, sinks
+        self.run(row_kernels.fill_mask, grid, BLOCK, first, queries, past, keys, *pattern, np.float32(0), hidden, out)
 
 
 def _check_table(table: Any) -> None:

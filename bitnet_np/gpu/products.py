@@ -5,6 +5,7 @@ Such products are launched at first use: with the norm before them, and with the
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ class Three(NamedTuple):
 
     def ends(self, share: int) -> tuple[int, ...]:
         """The block after the last one of each matrix, where a block has `share` tiles of rows."""
-        return tuple(np.cumsum([-(-each // share) for each in self.tiles]).tolist())
+        return tuple(accumulate(-(-each // share) for each in self.tiles))
 
 
 def three_of(matrices: tuple[tuple[DeviceArray, np.float32, int], ...]) -> Three:
@@ -34,8 +35,8 @@ def three_of(matrices: tuple[tuple[DeviceArray, np.float32, int], ...]) -> Three
 
 def apart(together: DeviceArray, n: int, widths: tuple[int, ...]) -> list[DeviceArray]:
     """The results of several matrices, which lie one after the other: [n, width] each."""
-    ends = np.cumsum([n * width for width in widths]).tolist()
-    return [together[end - n * width : end].reshape(n, width) for end, width in zip(ends, widths, strict=True)]
+    starts = accumulate((n * width for width in widths), initial=0)
+    return [together.part(start, (n, width)) for start, width in zip(starts, widths, strict=False)]
 
 
 class OneRow:
@@ -82,7 +83,8 @@ class OneRow:
         (share, warps, threads), (source, *row) = block, on.normed(x)
         ends, is_pair = three.ends(share), after in rows.GATES
         out = on.empty((1, three.widths[0] if is_pair else sum(three.widths)))
-        kernel = norms.normed_product(source, self._shape[1], warps, share, after)[ends[0] if is_pair else ends[-1], threads, on.stream]
+        kernel, blocks = norms.normed_product(source, self._shape[1], warps, share, after), ends[0] if is_pair else ends[-1]
         flat = (view(array, np.float32) for array in row)
-        kernel(*flat, gain, eps, three.words, ends, three.widths, three.factors, other, view(out, np.float32))
+        matrices = three.words, ends, three.widths, three.factors
+        on.run(kernel, blocks, threads, *flat, gain, eps, *matrices, other, view(out, np.float32))
         return out

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ..dialects import Dialect
 from ..model import Config, Layer, Linear, Model, with_rope_of
+from ..traces import points
 from ..traces.points import Key
 from . import narrow
 from . import operations as op
@@ -16,7 +17,7 @@ from .operations import Expected
 
 TOKENS = Key("tokens", None)
 EMBEDDING, POSITIONS, SCALED = Key("inp_embd", None), Key("inpL", None), Key("inp_scaled", None)
-NORM, LOGITS = Key("result_norm", None), Key("result_output", None)
+NORM, LOGITS, POOLED = Key("result_norm", None), Key("result_output", None), Key(points.POOLED, None)
 
 
 FIELDS = {
@@ -68,6 +69,8 @@ def operations(model: Model, dialect: Dialect, start: int = 0, scores: Collectio
         yield from _Layer(model, dialect, n, start, n in scores).operations(layer)
     last = Key("l_out", len(model.layers) - 1)
     yield Operation(NORM, (last,), _norm(model.config, model.output_norm, model.output_norm_bias), narrow.norm)
+    if model.config.pooling != "none":
+        yield Operation(POOLED, (NORM,), partial(op.pool, model.config.pooling), narrow.pool)
     yield Operation(LOGITS, (NORM,), partial(op.head, model, dialect), partial(narrow.head, model=model, dialect=dialect))
 
 

@@ -241,6 +241,11 @@ def shared_expert(storage: Storage, expected: Expected, y: Array, x: Array, *, g
     return stored(size * off, ROUNDOFF[storage.inputs[0]] * size, _kept(storage.output, expected.value))._replace(shared=y.shape[1])
 
 
+def pool(storage: Storage, expected: Expected, x: Array) -> Allowance:
+    """The mean of rows, or one of them: the rows, the sums on the way and the result."""
+    return stored((ROUNDOFF[storage.inputs[0]] + ROUNDOFF[storage.output]) * expected.unit, _kept(storage.output, expected.value))
+
+
 def head(storage: Storage, expected: Expected, x: Array, *, model: Model, dialect: Dialect) -> Allowance:
     """The product with the output matrix, which the engine may have converted; its scale; and its cap, three steps of slopes below 1."""
     c = model.config

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from .. import packing, spec, widen
 from ..dialects import EXACT, Dialect
-from ..model import Blocks, Config, Linear, Model, Table, Ternary
+from ..model import Blocks, Config, Linear, Model, Pooling, Table, Ternary
 from ..tensor_types import TERNARY_TYPES
 from . import roundings
 from .roundings import to_float16
@@ -463,6 +463,12 @@ def shared_expert(gain: NDArray[np.float32], y: Array, x: Array) -> Expected:
     value = y * factor
     slope = (1 - factor) * (1 + (np.abs(x) @ np.abs(wide))[:, None])
     return Expected(value, np.abs(value) * (1 + slope), x.shape[1] + 8, shared=float(y.shape[1]))
+
+
+def pool(pooling: Pooling, x: Array) -> Expected:
+    """The pooled output [1, D]: the mean of all rows, a sum and a factor; or a row, with room for the rounding of one factor."""
+    steps = len(x) + 2 if pooling == "mean" else 1
+    return Expected(spec.pool(x, pooling), spec.pool(np.abs(x), pooling), steps)
 
 
 def head(model: Model, dialect: Dialect, x: Array) -> Expected:

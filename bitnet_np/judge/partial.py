@@ -84,7 +84,7 @@ def _run(variant: Variant, ids: NDArray[np.int64], theirs: dict[Key, PartialTens
         tensor = theirs.get(Key(name, layer))
         if tensor is None:
             return
-        rows = array.reshape(len(ids), -1)[-min(tensor.shape[0], len(ids)) :].astype(np.float64)
+        rows = array.reshape(len(array), -1)[-tensor.shape[0] :].astype(np.float64)
         inside = (tensor.index < rows.shape).all(axis=1)
         values = rows[tuple(tensor.index[inside].T)]
         steps = [max(1, -(-n // most)) for n, most in zip(rows.shape, _SAMPLED, strict=True)]

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import EmptyInputError, ShapeError
+from ..errors import EmptyInputError, FileFormatError, ShapeError, shown
+from ..files.safetensors_file import strict_json
 from ..whole_file import whole_file
 from .logits import kl_divergence
 
 TOP = 5
+_LARGEST = 1 << 26  # bytes of a file: some 300,000 positions
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def receipt(
     unknown = set(v2) - {"tokenizer_authority", "prompt_template", "determinism_seed", "model_sha256"}
     if unknown:
         raise TypeError(f"receipt() got the unknown fields {sorted(unknown)}")
-    first = next((i for i, row in enumerate(rows) if not _passes(row, thresholds)), None)
+    first = next((i for i, row in enumerate(rows) if not passes(row, thresholds)), None)
     mse, kl = ([row[name] for row in rows] for name in ("mse", "kl"))
     summary: dict[str, Any] = {"all_passed": first is None}
     if first is not None:
@@ -96,7 +98,8 @@ def receipt(
     } | {name: value for name, value in v2.items() if value is not None}
 
 
-def _passes(row: dict[str, Any], limit: Thresholds) -> bool:
+def passes(row: dict[str, Any], limit: Thresholds) -> bool:
+    """Whether a row keeps all three thresholds, and its mse and kl are numbers."""
     mse, kl = row["mse"], row["kl"]
     return mse is not None and kl is not None and mse <= limit.mse and kl <= limit.kl and row["topk_agree"] >= limit.topk
 
@@ -105,3 +108,55 @@ def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
     """Write a receipt as indented JSON to a file that appears only when it is complete."""
     with whole_file(path) as part:
         part.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", "utf-8")
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a receipt's file says."""
+
+    thresholds: Thresholds
+    rows: tuple[dict[str, Any], ...]  # by position
+
+
+def read(path: str | os.PathLike[str]) -> Read:
+    """The thresholds and rows of a receipt's file.
+
+    Raises FileFormatError for a file that is none, whose rows are not one for each position from 0 on, or whose summary says that all
+    passed where the mse of a row, which is all that BitNet-rs looks at, does not keep its threshold.
+    """
+    with open(path, "rb") as file:
+        text = file.read(_LARGEST + 1)
+    if len(text) > _LARGEST:
+        raise FileFormatError(f"{path}: more than {_LARGEST} bytes, expected a receipt")
+    value = _member(strict_json(text, str(path)), dict, path)
+    limits, summary = (_member(value.get(name), dict, f"{path}: {name}") for name in ("thresholds", "summary"))
+    thresholds = Thresholds(**{name: _finite(limits.get(name), f"{path}: thresholds: {name}") for name in ("mse", "kl", "topk")})
+    rows = []
+    for i, row in enumerate(_member(value.get("rows"), list, f"{path}: rows")):
+        where = f"{path}: row {i}"
+        row = _member(row, dict, where)
+        if row.get("pos") != i:
+            raise FileFormatError(f"{where}: pos is {shown(row.get('pos'))}, expected {i}")
+        numbers = {name: None if row.get(name) is None else _finite(row[name], f"{where}: {name}") for name in ("mse", "kl")}
+        rows.append(numbers | {"pos": i, "topk_agree": _finite(row.get("topk_agree"), f"{where}: topk_agree")})
+    if not rows or value.get("positions") != len(rows):
+        raise FileFormatError(f"{path}: positions is {shown(value.get('positions'))}, and there are {len(rows)} rows")
+    beyond = next((row for row in rows if row["mse"] is None or row["mse"] > thresholds.mse), None)
+    if summary.get("all_passed") and beyond is not None:
+        raise FileFormatError(
+            f"{path}: the summary says that all positions passed; the mse of position {beyond['pos']} is {beyond['mse']}, "
+            f"the threshold {thresholds.mse}"
+        )
+    return Read(thresholds, tuple(rows))
+
+
+def _member(value: Any, kind: type, where: object) -> Any:
+    if not isinstance(value, kind):
+        raise FileFormatError(f"{where} is {shown(value)}, expected a JSON {'object' if kind is dict else 'array'}")
+    return value
+
+
+def _finite(value: Any, where: str) -> float:
+    if type(value) not in (int, float) or not abs(value) < 1e300:
+        raise FileFormatError(f"{where} is {shown(value)}, expected a finite number")
+    return float(value)

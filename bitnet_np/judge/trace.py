@@ -201,7 +201,7 @@ def _compared(runtime: Runtime, tokens: Tokens, points: Mapping[Key, NDArray]) -
     dump = _Dump({}, {}, set(), {}, {})
 
     def look(name: str, layer: int | None, array: NDArray) -> None:
-        key, ours = Key(name, layer), array.reshape(tokens.ids.shape[1], -1)
+        key, ours = Key(name, layer), array.reshape(len(array), -1)
         dump.sizes[key] = ours.size
         if layer == 0 and name in (*QUERIES, *KEYS):
             dump.first[key] = ours.copy()

@@ -25,7 +25,9 @@ QUANTIZED = NORMS
 MAY_BE_QUANTIZED = (*QUANTIZED, "attn_inp", "kqv_out", "ffn_inp", "ffn_out", *(f"{name}_in" for name in LINEAR_NAMES))
 """The inputs of ternary matrices in any family; <name>_in is the norm inside the matrix that gives <name>, attn_inp the layer's input."""
 SCORES = ("kq", "kq_soft_max")
-MODEL_NAMES = ("inp_embd", "inpL", "inp_scaled", "result_norm", "result_output", "log_probs")
+POOLED = "result_embd_pooled"
+"""The one vector of a sequence in an embedding model: a point with one row, whatever the number of tokens."""
+MODEL_NAMES = ("inp_embd", "inpL", "inp_scaled", "result_norm", POOLED, "result_output", "log_probs")
 
 
 def _in_order() -> Iterator[str]:
@@ -60,7 +62,7 @@ def _in_order() -> Iterator[str]:
 LAYER_NAMES = tuple(_in_order())
 """The points of a layer, in the order they are computed."""
 
-RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), "inp_embd", "inpL", "inp_scaled", "result_norm", "result_output")
+RECORDED = (*(name for name in LAYER_NAMES if name not in SCORES), *(name for name in MODEL_NAMES if name != "log_probs"))
 """The points that forward passes record, over all families. Scores are computed on request; log_probs come from files without logits."""
 
 MEANINGS = {
@@ -103,6 +105,7 @@ MEANINGS = {
     "ffn_post_norm": ("T D", "norm of ffn_down, in models that have one"),
     "l_out": ("T D", "output of the layer"),
     "result_norm": ("T D", "final norm"),
+    POOLED: ("1 D", "mean of result_norm over all tokens, or that of the first (cls) or the last token, in models that state one"),
     "result_output": ("T V", "logits, scaled and capped where the model does that"),
     "log_probs": ("T V", "log-softmax of the logits, for files that hold no logits"),
 }

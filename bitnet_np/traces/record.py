@@ -17,7 +17,7 @@ from ..model import Config, Model
 from ..tokens import check_tokens
 from ..validate import integer
 from .formats import writer as writer_for
-from .points import LAYER_NAMES, RECORDED, SCORES, Key, Trace
+from .points import LAYER_NAMES, POOLED, RECORDED, SCORES, Key, Trace
 
 Floats = NDArray[np.float32]
 NAMES = (*RECORDED, *SCORES)
@@ -85,7 +85,7 @@ class Recorder:
     @property
     def needs_all_rows(self) -> bool:
         """Whether points after the last layer are recorded."""
-        return not self.names.isdisjoint(("result_norm", "result_output"))
+        return not self.names.isdisjoint(("result_norm", POOLED, "result_output"))
 
 
 def scores(

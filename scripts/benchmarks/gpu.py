@@ -5,11 +5,13 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from cuda.bindings import driver
 from make_model import FOUR_CODES
 from numba import cuda
 from numpy.typing import NDArray
 
-from bitnet_np.gpu.arrays import DeviceTable
+from bitnet_np.gpu import graph
+from bitnet_np.gpu.arrays import DeviceTable, checked
 from bitnet_np.gpu.backend import Cuda
 from bitnet_np.kernels.cuda import layout
 from bitnet_np.kernels.cuda.ptx import await_previous, for_each, load_fragments, multiply, zeros
@@ -20,15 +22,23 @@ BITNET_2B = Config("bitnet-b1.58", 128256, 4096, 2560, 30, 6912, 20, 5, 128, 1e-
 TINY = Config("bitnet-b1.58", 5, 64, 8, 1, 12, 2, 1, 4, 1e-5, 500000.0)
 
 
-def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5) -> float:
-    """Seconds of one call by the device's clock: the median over rounds of `calls` calls each. A first call is not counted."""
+def seconds(on: Cuda, run: Callable[[], Any], calls: int, rounds: int = 5, as_graph: bool = True) -> float:
+    """Seconds of one call by the device's clock: the median over rounds of `calls` calls each. A first call is not counted.
+
+    The calls of a round are one captured graph: launched one by one from Python, small kernels would wait for the host.
+    """
     run()
+
+    def once() -> None:
+        for _ in range(calls):
+            run()
+
+    launch = graph.captured(on.stream, once, overlap=False).launch if as_graph else once
     times = []
     for _ in range(rounds):
         start, end = cuda.event(), cuda.event()
         start.record(on.stream)
-        for _ in range(calls):
-            run()
+        launch()
         end.record(on.stream)
         end.synchronize()
         times.append(start.elapsed_time(end) / 1e3 / calls)
@@ -82,8 +92,10 @@ def ternary_operations(config: Config) -> int:
 
 def copy_bandwidth(on: Cuda, size: int) -> float:
     """Bytes read and written per second by the driver's copy of `size` bytes."""
-    source, target = (on.upload(np.zeros(size, np.uint8)) for _ in range(2))
-    return 2 * size / seconds(on, lambda: target.copy_to_device(source, stream=on.stream), 5)
+    source = on.upload(np.random.default_rng(0).integers(0, 256, size, np.uint8))  # zeros might be compressed on their way
+    target = on.empty((size,), np.uint8)
+    stream = int(on.stream.handle)
+    return 2 * size / seconds(on, lambda: checked(driver.cuMemcpyDtoDAsync(target.address, source.address, size, stream)), 5)
 
 
 _ROWS, _TOKENS, _WARPS = 4, 4, 4
@@ -119,7 +131,8 @@ def _tensor_loop() -> Any:
 def tensor_peak(on: Cuda, turns: int) -> float:
     """int8 operations per second of mma.sync in a loop that only unpacks weights beside it."""
     blocks = 2 * on.processors
-    words, out = on.upload(np.zeros(128 * _ROWS, np.uint32)), on.empty((blocks * 32 * _WARPS,), np.int32)
+    words = on.upload(np.random.default_rng(0).integers(0, 1 << 32, 128 * _ROWS, np.uint32))  # zeros would take less power
+    out = on.empty((blocks * 32 * _WARPS,), np.int32)
     loop = _tensor_loop()
-    time = seconds(on, lambda: loop[blocks, 32 * _WARPS, on.stream](words, turns, out), 1)
+    time = seconds(on, lambda: on.run(loop, blocks, 32 * _WARPS, words, turns, out), 1)
     return blocks * _WARPS * turns * 2 * _ROWS * _TOKENS * _MMA_OPERATIONS / time

@@ -38,7 +38,8 @@ from bitnet_np.tensor_types import BY_NUMBER
 from .edits import FLOAT_VALUES, NUMBERS, damage, edit_bytes
 
 _SIZES = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 64, 65, 96, 127, 128, 129, 256, 257, 384, 512]
-_KNOWN_KEYS = [*(KEYS[field].name for field in (*SIZES, "experts", "experts_used", "expert_ffn", "shared_ffn")), *NEUTRAL]
+_MORE_KEYS = ("experts", "experts_used", "expert_ffn", "shared_ffn", "window", "window_layers", "pooling")
+_KNOWN_KEYS = [*(KEYS[field].name for field in (*SIZES, *_MORE_KEYS)), *NEUTRAL]
 _KNOWN_KEYS += ["rope.scaling.type", "use_parallel_residual", "attention.layer_norm_rms_epsilon"]
 _TAME = bytes(byte & 0x2A for byte in range(256))  # no NaN in any type, and no ternary code 3
 _LARGEST = 1 << 19  # bytes at most of a tensor that is fitted to other sizes
@@ -247,6 +248,7 @@ def _resize(document: Document, draw: random.Random) -> bool:
     shapes |= {"position_embd": (config.context, config.width), **dict.fromkeys(_FACTORS, (max(1, config.rope_pairs),))}
     if "attn_q" in shapes:
         shapes["attn_qkv"] = (config.q_width + 2 * config.kv_width, config.width)
+    shapes |= {f"{name}_norm_in": shape[1:] for name, shape in shapes.items() if len(shape) == 2}
     if config.experts:
         shapes |= {f"{name}_shexp": shapes.pop(name) for name in ("ffn_gate", "ffn_up", "ffn_down") if name in shapes}
         own = shapes_of_expert(config)

@@ -17,6 +17,7 @@ from bitnet_np.cli.generate_many import read_prompts
 from bitnet_np.cli.inputs import token_ids
 from bitnet_np.errors import Error
 from bitnet_np.files.load import model_from, open_model
+from bitnet_np.judge import receipt
 from bitnet_np.servers import llama_server, openai
 from bitnet_np.testing import random_model, write_gguf
 from bitnet_np.text.tokenizer import Tokenizer, tokenizer_from
@@ -91,6 +92,9 @@ def readers() -> dict[str, Reader]:
     every |= {f"tokens-{name}": Reader("tokens", f"t.{name}", (text,), _read_tokens) for name, text in texts.items()}
     prompts = b'{"id": 1, "prompt": "a"}\n\n{"id": "b", "tokens": [1, 2]}\n'
     every["prompts"] = Reader("prompts", "t.jsonl", (prompts,), lambda folder: _all(read_prompts(folder / "t.jsonl")))
+    row = {"pos": 0, "mse": 1e-9, "kl": None, "topk_agree": 1.0}
+    written = json.dumps(receipt.receipt([row], model="", backend="", prompt="")).encode()
+    every["receipt"] = Reader("receipts", "t.json", (written,), lambda folder: _all(receipt.read(folder / "t.json").rows))
     for name, parse, answer in (("llama-server", llama_server.parse, _LLAMA_ANSWER), ("openai", openai.parse, _OPENAI_ANSWER)):
         every[f"answer-{name}"] = Reader("answers", "t.json", (json.dumps(answer).encode(),), _parses(parse))
     return every

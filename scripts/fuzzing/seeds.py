@@ -87,7 +87,7 @@ def write_models(folder: Path) -> None:
                 kv_heads=2,
                 head_dim=size // 4,
             )
-            write_gguf(folder / f"{family}-{weights}.gguf", model, fused=i % 4 == 2 and weights != "ternary")
+            write_gguf(folder / f"{family}-{weights}.gguf", model, fused=True if i % 4 == 2 else None)
     sizes: dict[str, Any] = {"vocab": 9, "context": 64, "width": 64, "ffn": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
     for weights in ("float16", "Q8_0"):
         experts = random_model(9, family="llama", weights=weights, n_layers=1, experts=3, experts_used=2, **sizes)
@@ -96,6 +96,8 @@ def write_models(folder: Path) -> None:
     write_gguf(folder / "yarn-Q8_0.gguf", yarn)
     longrope = random_model(9, family="phi3", weights="Q8_0", n_layers=1, longrope=LongRope(16, (2.0,) * 8, (2.0,) * 8), **sizes)
     write_gguf(folder / "longrope-Q8_0.gguf", longrope)
+    normed = random_model(9, family="qwen3", weights="float16", n_layers=1, inner_norms=True, pooling="mean", **sizes | {"eps": 1e-6})
+    write_gguf(folder / "embedding-float16.gguf", normed)
 
 
 def write_parts(folder: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from bitnet_np import Config
 from bitnet_np.errors import UnsupportedError
-from bitnet_np.traces.points import LAYER_NAMES, Key
+from bitnet_np.traces.points import LAYER_NAMES, POOLED, Key
 
 Points = dict[Key, NDArray]
 
@@ -64,11 +64,12 @@ class LlamaCpp:
         return f"llama-cpp-python {self.lib.__version__}"
 
     def run(
-        self, path: Path, tokens: NDArray[np.int64], cache: str = "float32", flash: bool = False
+        self, path: Path, tokens: NDArray[np.int64], cache: str = "float32", flash: bool = False, pooled: bool = False
     ) -> tuple[NDArray[np.float32], list[tuple[str, NDArray]]]:
         """Logits [T, V], and the names and values of the graph's tensors in the order of computation.
 
-        cache: the type of the KV cache, one of CACHES. flash: whether attention is one operation of ggml.
+        cache: the type of the KV cache, one of CACHES. flash: whether attention is one operation of ggml. pooled: whether the graph ends in
+        the pooled output that the file asks for, beside the logits.
         """
         lib, n = self.lib, len(tokens)
         options = lib.llama_model_default_params()
@@ -88,6 +89,7 @@ class LlamaCpp:
         settings.n_ctx = settings.n_batch = settings.n_ubatch = 256
         settings.n_threads = settings.n_threads_batch = 1
         settings.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        settings.embeddings = pooled
         settings.type_k = settings.type_v = CACHES[cache]
         callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)(seen)
         settings.cb_eval = ctypes.cast(callback, type(settings.cb_eval))
@@ -124,7 +126,7 @@ def points(c: Config, nodes: Sequence[tuple[str, NDArray]], tokens: int) -> Poin
     """The nodes that are points of ours. Several nodes share a name: Qcur names those from the product to the rotation."""
     by_name: dict[str, list[NDArray]] = {}
     for name, array in nodes:
-        by_name.setdefault(name, []).append(array.reshape(tokens, -1) if array.size % tokens == 0 else array)
+        by_name.setdefault(name, []).append(array.reshape(tokens if name != POOLED and array.size % tokens == 0 else 1, -1))
     points_by_key: Points = {}
 
     def take(name: str, layer: int | None, node: str, at: int = -1) -> None:
@@ -132,7 +134,7 @@ def points(c: Config, nodes: Sequence[tuple[str, NDArray]], tokens: int) -> Poin
         if label in by_name:
             points_by_key[Key(name, layer)] = by_name[label][at]
 
-    for name in ("inpL", "inp_scaled", "result_norm", "result_output"):
+    for name in ("inpL", "inp_scaled", "result_norm", POOLED, "result_output"):
         take(name, None, name)
     scaled_inside = c.embedding_scale != 1 and "inp_scaled" not in by_name
     take("inp_scaled" if scaled_inside else "inp_embd", None, "embd")

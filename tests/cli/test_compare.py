@@ -69,6 +69,31 @@ def test_a_receipt_of_both_dumps_logits(run, refused, ours, theirs, tmp_path):
     assert "--receipt is" in refused("compare", ours, theirs(), "--receipt", ours)
 
 
+def test_dumps_are_held_to_a_receipt(run, refused, ours, theirs, tmp_path):
+    """A position that passed in it must pass again; one that did not may fail."""
+    with np.load(ours) as archive:
+        logits = archive["result_output"]
+    wrong, worse, slightly = logits.copy(), logits.copy(), logits.copy()
+    wrong[1] *= -1
+    worse[1:3] *= -1
+    slightly[3] += np.float32(0.011)  # a mean square error of 1.2e-4, beyond 1e-4
+    path = tmp_path / "receipt.json"
+    run("compare", ours, theirs(result_output=wrong), "--receipt", path, code=1)
+    kept = run("compare", ours, theirs(), "--by-receipt", path)
+    assert "note: 4 of 4 positions keep the thresholds of the receipt, 3 did in it" in kept
+    assert " passed in the receipt" not in run("compare", ours, theirs(result_output=wrong), "--by-receipt", path, code=1)
+    for logits, position in ((worse, 2), (slightly, 3)):
+        result = run("compare", ours, theirs(result_output=logits), "--by-receipt", path, "--json", code=1)
+        assert result["verdict"] == "WRONG"
+        assert result["reason"].startswith(f"position {position} passed in the receipt {path} and does not any more: mse ")
+    assert "expected at most 0.0001 and 0.1, and at least 0.8" in result["reason"]
+    assert "--by-receipt needs logits" in refused("compare", ours, theirs(result_output=None), "--partial", "--by-receipt", path)
+    assert "--receipt is" in refused("compare", ours, theirs(), "--by-receipt", path, "--receipt", path)
+    short = tmp_path / "short.npz"
+    np.savez(short, result_output=wrong[:3])
+    assert "has 4 positions, the dumps have 3" in refused("compare", short, short, "--by-receipt", path)
+
+
 def test_a_tensor_that_theirs_lacks_is_invalid_unless_that_is_allowed(run, ours, theirs):
     path = theirs(**{"l_out-2": None})
     assert "theirs.npz (npz) lacks l_out-2; --partial compares what both have" in run("compare", ours, path, code=2)

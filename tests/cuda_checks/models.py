@@ -1,9 +1,11 @@
 """Whole models: forwards, caches, decoding by a captured graph, and errors."""
 
 import gc
+import threading
 import weakref
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -203,6 +205,22 @@ def a_decoder_of_local_layers() -> None:
 
 
 @check
+def another_thread() -> None:
+    """Threads share a model and its kernels; one that has never asked for the device's context gets it."""
+    on, model = device(), random_model(rng(4), **SMALLEST)
+    placed, cache, results = place(model, on), new_cache(model.config, 1, 4, on), list[NDArray]()
+    step, again = stepper(placed, cache, on), partial(forward_full, placed, [[1, 2]], ops=on)
+    expected = again()
+    runs = (lambda: results.append(step([3])), lambda: results.append(again()))
+    for run in runs:
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert_same_bits(results[0][0], forward_full(model, [[3]])[0, 0])
+    assert_same_bits(results[1], expected)
+
+
+@check
 def a_decoder_grows() -> None:
     """After the last position of its graph, a decoder captures another for more positions: also if others filled the cache meanwhile."""
     on, model, captured = device(), random_model(rng(5), **SMALLEST | {"context": 80}), list[int]()
@@ -275,6 +293,21 @@ def nothing_waits_for_the_garbage_collector() -> None:
         gc.set_debug(0)
         gc.garbage.clear()
     assert not left
+
+
+@check
+def memory_of_garbage_is_used_again() -> None:
+    """The garbage collector may be the one that gives memory back, after an error whose traceback refers to arrays."""
+    on = device()
+    addresses = set()
+    for _ in range(2):
+        cycle: list[Any] = [on.empty((1000,))]
+        cycle.append(cycle)
+        addresses.add(cycle[0].address)
+        del cycle
+        gc.collect()
+    again = on.upload(normal(1000)), on.empty((1000,))
+    assert addresses == {again[1].address}
 
 
 @check

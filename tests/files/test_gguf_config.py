@@ -1,5 +1,6 @@
 """The keys of a GGUF file: each has its type and a value that a model may have, and one that is not known is refused by name."""
 
+from dataclasses import replace
 from math import inf, nan
 
 import numpy as np
@@ -11,6 +12,7 @@ from models import assert_same_bits
 
 from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.families import ARCHITECTURES
+from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import LongRope, Yarn
@@ -173,6 +175,23 @@ def test_settings_that_are_not_implemented_are_refused_by_name(written, key, val
     assert_refused(path, UnsupportedError, f"llama.{key} = {shown} is a setting this package does not implement")
 
 
+@pytest.mark.parametrize(("number", "pooling"), [(0, "none"), (1, "mean"), (2, "cls"), (3, "last")])
+def test_pooling_is_kept(written, number, pooling):
+    """By llama.cpp's numbers. It changes no logits."""
+    model = drawn("qwen3")
+    found = load(written(model, pooling_type=number))
+    assert found.config == replace(model.config, pooling=pooling)
+    again = written(found)
+    assert load(again).config == found.config
+    assert open_gguf(again).metadata.get("qwen3.pooling_type") == (number or None)
+
+
+def test_another_pooling_is_refused(written):
+    """A reranker has a head of its own, for example."""
+    message = "qwen3.pooling_type is 4, supported are 0 (none), 1 (mean), 2 (cls), 3 (last)"
+    assert_refused(written(drawn("qwen3"), pooling_type=4), UnsupportedError, message)
+
+
 @pytest.mark.parametrize("value", [[0], [0, 0], [8]])
 def test_an_array_is_no_neutral_number(written, value):
     path = written(drawn("qwen3"), expert_count=value)
@@ -195,9 +214,27 @@ def test_which_layers_a_files_window_is_for(written, keys, expected):
     assert (config.window, config.window_layers) == expected
 
 
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+@pytest.mark.parametrize(("period", "without"), [(2, (1, 3)), (3, (2,)), (4, (3,)), (9, ()), (0, ())])
+def test_a_number_says_how_many_layers_there_are_to_one_without_the_window(written, family, period, without):
+    """As llama.cpp reads it, of 5 layers; written again, the file says the same."""
+    keys = {"attention.sliding_window": 7, "attention.sliding_window_pattern": period}
+    found = load(written(drawn(family, n_layers=5), **keys))
+    layers = tuple(n for n in range(5) if n not in without)
+    assert (found.config.window, found.config.window_layers) == (7, layers if without else None)
+    assert found.config.local_layers == (layers if family == "gemma3" else ())
+    assert load(written(found)).config == found.config
+
+
 @pytest.mark.parametrize(
     ("family", "keys", "error", "message"),
     [
+        (
+            "gemma3",
+            {"attention.sliding_window_pattern": 1},
+            UnsupportedError,
+            "is 1, supported are numbers from 2 on, 0 ",
+        ),
         (
             "llama",
             {"attention.sliding_window_pattern": [True, False]},

@@ -1,11 +1,15 @@
 """GGUF files that are written: complete or not there, and a model that no such file can say is refused."""
 
 import gguf
+import numpy as np
 import pytest
 from family_models import drawn
 from models import assert_same_bits
 
+from bitnet_np.dense import dense_view
 from bitnet_np.errors import FileFormatError, UnsupportedError
+from bitnet_np.families import QKV
+from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
@@ -80,6 +84,38 @@ def test_a_check_that_fails_leaves_no_file(tmp_path):
 def test_a_norm_inside_a_linear_has_no_place(tmp_path):
     with pytest.raises(UnsupportedError, match="layer 0 ffn_down has a norm inside the linear"):
         write_gguf(tmp_path / "a.gguf", drawn("llama", inner_norms=True))
+    with pytest.raises(UnsupportedError, match="layer 0 ffn_down has a norm inside the linear with epsilon 1e-06, and GGUF has only"):
+        write_gguf(tmp_path / "a.gguf", drawn("qwen3", inner_norms=True))
+
+
+def test_a_qwen3_may_have_norms_inside_its_linears(written):
+    """As bitnet.cpp's embedding models have them; in another architecture such a tensor is refused by its name."""
+    model = drawn("qwen3", "ternary", inner_norms=True, eps=1e-6, pooling="mean")
+    path = written(model)
+    assert open_gguf(path).tensors["blk.1.ffn_down_norm_in.weight"].shape == (256,)
+    assert_same_bits(forward_full(load(path), TOKENS), forward_full(model, TOKENS))
+    assert (forward_full(load(path), TOKENS) != forward_full(drawn("qwen3", "ternary", eps=1e-6), TOKENS)).any()
+    document = path.read_bytes().replace(b"ffn_down_norm_in", b"ffn_dawn_norm_in")
+    path.write_bytes(document)
+    with pytest.raises(UnsupportedError, match=r"tensor blk\.0\.ffn_dawn_norm_in\.weight has no place in architecture qwen3"):
+        load(path)
+
+
+@pytest.mark.parametrize("family", ["gptneox", "gpt2"])
+@pytest.mark.parametrize(("weights", "together"), [("float16", True), ("Q8_0", True), ("TQ2_0", True), ("ternary", False)])
+def test_queries_keys_and_values_are_one_tensor_where_the_family_has_it(written, family, weights, together):
+    """llama.cpp reads no other files of these families. I2_S has one scale for a tensor, so matrices of three scales stay apart."""
+    model = drawn(family, weights, n_layers=1)
+    path = written(model)
+    names = {name: tensor.shape for name, tensor in open_gguf(path).tensors.items() if "attn_" in name and "output" not in name}
+    c, norm = model.config, {"blk.0.attn_norm.weight": (256,), "blk.0.attn_norm.bias": (256,)}
+    rows = {"qkv": c.q_width + 2 * c.kv_width} if together else {"q": c.q_width, "k": c.kv_width, "v": c.kv_width}
+    parts = {f"blk.0.attn_{part}.weight": (n, c.width) for part, n in rows.items()}
+    assert names == norm | parts | {f"blk.0.attn_{part}.bias": (n,) for part, n in rows.items()}
+    before, after = dense_view(model).layers[0], dense_view(load(path)).layers[0]
+    for field in QKV:
+        for part in ("matrix", "bias"):
+            np.testing.assert_array_equal(getattr(getattr(after, field), part), getattr(getattr(before, field), part))
 
 
 @pytest.mark.parametrize(

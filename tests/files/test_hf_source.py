@@ -43,6 +43,14 @@ def test_model_types_give_their_recorded_logits(tmp_path, name):
     np.testing.assert_allclose(forward_full(model, recorded["tokens"]), recorded["logits_f64"], rtol=0, atol=1e-6 * scale)
 
 
+def test_tables_may_be_transposed(tmp_path):
+    config, tensors = recorded_folder("llama_llama3_biases")
+    turned = {name: np.ascontiguousarray(tensors[name].T) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    models = [load(hf_models.write_folder(tmp_path / f"{i}", config, tensors | more)) for i, more in enumerate(({}, turned))]
+    np.testing.assert_array_equal(models[1].output, models[0].output)
+    assert_same_bits(*(forward_full(model, [[1, 2, 3]]) for model in models))
+
+
 def test_minicpm_is_granite_by_other_names(tmp_path):
     """Its branches are scaled by scale_depth over the root of the layers, its logits by dim_model_base over the width."""
     config, tensors = recorded_folder("granite")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from family_models import assert_refused
-from gguf_bytes import UINT32, UINT64, number, text
+from gguf_bytes import UINT32, UINT64, Entry, number, text
 from gguf_models import CONFIG, KEYS, MATRIX_NAMES, OPTIONAL, TENSORS, A, assert_same_model, floats, written_model
 from models import assert_same_bits
 
@@ -16,6 +16,7 @@ from bitnet_np.errors import Error, FileFormatError, NonFiniteError, OptionError
 from bitnet_np.files.load import load, model_from, open_model
 from bitnet_np.forward_pass import forward_full
 from bitnet_np.model import Ternary
+from bitnet_np.tensor_types import F16, Q8_0
 from scripts.make_model import Shape, write_model
 
 
@@ -29,6 +30,20 @@ def test_a_head_of_its_own_makes_the_logits(write):
     assert_same_model(load(write(tensors={"output.weight": head})), written_model(output=head))
     tied = TENSORS["token_embd.weight"]
     assert_same_bits(forward_full(load(write(tensors={"output.weight": tied})), [[1, 2]]), forward_full(load(write()), [[1, 2]]))
+
+
+def test_tables_may_be_transposed(write):
+    """As [D, V]: of another engine's loader. A square table is [V, D]."""
+    head = floats(CONFIG.vocab, CONFIG.width)
+    turned = {"token_embd.weight": np.ascontiguousarray(TENSORS["token_embd.weight"].T), "output.weight": np.ascontiguousarray(head.T)}
+    for keys in ({}, OPTIONAL):
+        assert_same_model(load(write(keys, turned)), written_model(output=head))
+    wrong = Entry("token_embd.weight", (CONFIG.vocab, CONFIG.width + 64), F16.number)
+    assert_refused(write(tensors={"token_embd.weight": wrong}), FileFormatError, "token_embd.weight has shape [192, 9]")
+    blocks = Entry("output.weight", (32, CONFIG.width), Q8_0.number)
+    table = {"token_embd.weight": floats(32, CONFIG.width), "output.weight": blocks}
+    message = "tensor output.weight has shape [128, 32], expected [32, 128], as only floats may be transposed, and its type is Q8_0"
+    assert_refused(write(tensors=table), FileFormatError, message)
 
 
 def test_the_architectures_older_name(write):

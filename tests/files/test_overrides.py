@@ -82,7 +82,9 @@ def test_learned_positions_end_where_they_end(tmp_path):
 # --- other settings -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", [{"eps": 0.25}, {"rope_base": 500.0}, {"rope_scaling": 4.0}, {"window": 3}, {"context": 10}])
+@pytest.mark.parametrize(
+    "change", [{"eps": 0.25}, {"rope_base": 500.0}, {"rope_scaling": 4.0}, {"window": 3}, {"context": 10}, {"pooling": "cls"}]
+)
 def test_an_override_is_as_if_the_file_said_so(tmp_path, path, change):
     model = random_model(0, family="llama", **SMALL)
     config = replace(model.config, **change)
@@ -93,11 +95,11 @@ def test_an_override_is_as_if_the_file_said_so(tmp_path, path, change):
     np.testing.assert_array_equal(found.rope_frequency, expected.rope_frequency)
     tokens = random_tokens(np.random.default_rng(0), model, 1, 10)
     assert_same_bits(forward_full(found, tokens), forward_full(expected, tokens))
-    assert ("context" in change) == (forward_full(found, tokens) == forward_full(load(path), tokens)).all()
+    assert (not {"context", "pooling"}.isdisjoint(change)) == (forward_full(found, tokens) == forward_full(load(path), tokens)).all()
 
 
 def test_everything_that_may_be_overridden_is_tried():
-    assert set(OVERRIDABLE) == {"eps", "rope_base", "rope_scaling", "window", "context"}
+    assert set(OVERRIDABLE) == {"eps", "rope_base", "rope_scaling", "window", "context", "pooling"}
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,7 @@ def test_everything_that_may_be_overridden_is_tried():
         ({"context": 0}, "context is 0, expected at least 1"),
         ({"context": LONGEST_CONTEXT + 1}, f"expected at most {LONGEST_CONTEXT}"),
         ({"window": 0}, "window is 0, expected 1 to 1048576"),
+        ({"pooling": "max"}, "pooling is 'max', expected one of none, mean, cls, last"),
         ({"rope_scaling": 1e-6}, "RoPE's angles reach"),
     ],
 )

@@ -1,6 +1,8 @@
 """Folders as they are published load as they are: keys that change nothing are known by name, and by the value with which they do not."""
 
 import json
+from dataclasses import replace
+from unittest import mock
 
 import hf_files
 import hf_models
@@ -10,12 +12,13 @@ import pytest
 from family_models import drawn
 from hf_models import LLAMA, assert_refused, changed, recorded_folder
 from models import assert_same_bits, random_model
-from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, of_text, small
+from published_configs import PUBLISHED, PUBLISHED_GGUF, REFUSED, REFUSED_GGUF, of_text, small
 
 from bitnet_np import forward_full, load
 from bitnet_np.cli import main as cli
 from bitnet_np.contents import kinds_of_matrices
 from bitnet_np.errors import OptionError, UnsupportedError
+from bitnet_np.families import FAMILIES
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.files.hf_config import read_recipe
 from bitnet_np.testing import write_gguf
@@ -60,10 +63,10 @@ def test_the_published_sizes_are_read(tmp_path, repository):
         assert quantization.skipped == ("lm_head",)
 
 
-def published_file(path, architecture, weights, keys):
+def published_file(path, architecture, weights, keys, options):
     """A GGUF file of random weights of that type; the embedding is of it, too, where the weights are not BitNet's."""
     table = "float16" if weights == "ternary" else weights
-    model = drawn(architecture, weights, table=table)
+    model = drawn(architecture, weights, table=table, **options)
     # the writer leaves out what the model's Config denies, so keys are written under other names of the same length
     write_model(path, model, {"tokenizer.ggml.model": "none", **{key[:-1] + "_": value for key, value in keys.items()}})
     raw = path.read_bytes()
@@ -88,10 +91,17 @@ def test_a_published_folder_is_refused_for_what_the_table_says(tmp_path, reposit
         assert (model.config.context, set(model.rope_factors)) == (context, {factor})
 
 
+def test_norms_inside_linears_are_refused_in_gemma3(tmp_path):
+    """As the file of REFUSED_GGUF has them."""
+    with mock.patch.dict(FAMILIES, gemma3=replace(FAMILIES["gemma3"], inner_norms=True)):
+        write_gguf(tmp_path / "m.gguf", drawn("gemma3", inner_norms=True, eps=1e-6))
+    assert_refused(tmp_path / "m.gguf", UnsupportedError, "tensor blk.0.ffn_down_norm_in.weight has no place in architecture gemma3")
+
+
 def test_the_table_of_published_repositories(tmp_path):
     """Those that load and what their matrices are, and those that do not and why."""
     rows = {name.strip("`"): (loads, what) for name, loads, what in pages.table(pages.ROOT / "docs" / "models.md", "repository")}
-    expected = dict.fromkeys((*PUBLISHED, *PUBLISHED_GGUF), "yes") | dict.fromkeys(REFUSED, "no")
+    expected = dict.fromkeys((*PUBLISHED, *PUBLISHED_GGUF), "yes") | dict.fromkeys((*REFUSED, *REFUSED_GGUF), "no")
     assert {name: loads for name, (loads, _) in rows.items()} == expected
     for name, config in PUBLISHED.items():
         hf_files.write_folder(tmp_path / name.replace("/", "_"), small(config))
@@ -100,6 +110,8 @@ def test_the_table_of_published_repositories(tmp_path):
         assert rows[name][1] == kind.partition(" (")[0]
     for name, (_, reason) in REFUSED.items():
         assert f"`{reason}`" in rows[name][1]
+    for name, tensor in REFUSED_GGUF.items():
+        assert f"`{tensor}`" in rows[name][1]
 
 
 def test_bitnet_b1_58_is_bitnet_by_other_names(tmp_path):

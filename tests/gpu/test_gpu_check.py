@@ -1,4 +1,4 @@
-"""scripts/gpu_check.py: all parts where kernels are interpreted, and what it tells when a part fails, does not end or has no GPU."""
+"""scripts/gpu_host.py and gpu_check.py where kernels are interpreted, and what gpu_check tells when a part fails or does not end."""
 
 import json
 import os
@@ -28,6 +28,24 @@ def test_gpu_check_runs_all_its_parts_where_kernels_are_interpreted(tmp_path):
     assert written["found"].keys() == {"describe", "peaks", "bits", "kernels", "decode", "ways", "prefill", "matrices", "masks"}
     assert all(entry["equal"] for entry in written["found"]["bits"].values())
     assert "INTERPRETED: no time below means anything" in output
+
+
+@needs_package
+@needs_compiler
+def test_gpu_host_counts_launches_and_times_the_host(tmp_path):
+    out = tmp_path / "host.json"
+    command = [sys.executable, str(Path(gpu_check.__file__).with_name("gpu_host.py")), "--tiny", "--json", str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(out.read_text())
+    assert {name: entry["launches"] for name, entry in figures.items()} == {
+        "prefill of 64 tokens": 17,
+        "prefill of 4 tokens": 17,
+        "one token, launch by launch": 12,
+        "a decoded token of each of 1 sequences": 1,
+        "a decoded token of each of 16 sequences": 1,
+    }
+    assert all(entry["milliseconds"] > 0 for entry in figures.values())
 
 
 @pytest.fixture

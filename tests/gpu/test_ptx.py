@@ -270,13 +270,50 @@ def test_threads_of_a_block_race_where_no_barrier_is_between():
         reversed_by("")
 
 
-def test_blocks_race_unless_one_has_been_told_that_the_other_is_done():
-    text = (
-        "setp.eq.s32 %p1, %r1, 0; @!%p1 bra end; {told} ld.global.u32 %r6, [%rd1+4]; add.s32 %r6, %r6, 1; st.global.u32 [%rd1+4], %r6; end:"
-    )
-    with pytest.raises(Fault, match=r"a race: thread 0 .* of another block"):
-        run(text.format(told=""), zeros(), blocks=2)
-    assert run(text.format(told="membar.gl; atom.global.add.u32 %r5, [%rd1], 1;"), zeros(), blocks=2)[1] == 2
+TELLING = """
+    setp.eq.s32 %p1, %r1, 0; @!%p1 bra end;
+    st.global.u32 [%rd2+4], %r3; {release} {tell} {acquire}
+    ld.global.u32 %r6, [%rd1+4]; ld.global.u32 %r7, [%rd1+132]; add.s32 %r6, %r6, %r7; st.global.u32 [%rd1+8], %r6; end:"""
+"""Thread 0 of each of two blocks writes a number; the last one adds both."""
+TOLD = {
+    "release": "membar.gl;",
+    "tell": "atom.global.add.u32 %r5, [%rd1], 1; setp.ne.s32 %p2, %r5, 1; @%p2 bra end;",
+    "acquire": "membar.gl;",
+}
+
+
+def test_blocks_know_of_each_other_what_they_tell_between_fences():
+    assert run(TELLING.format(**TOLD), zeros(64), blocks=2)[2] == 2 * WARP
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"release": ""},
+        {"acquire": ""},
+        {"tell": ""},
+        {"release": "", "acquire": "membar.gl; membar.gl;"},
+        {"tell": "st.global.u32 [%rd2+4], %r3; " + TOLD["tell"]},
+    ],
+    ids=["no fence before", "no fence after", "nothing told", "both fences after", "written after the fence"],
+)
+def test_blocks_race_without(change):
+    with pytest.raises(Fault, match=r"a race: thread 0 (reads|writes) .* of another block touched with no barrier or fence between"):
+        run(TELLING.format(**TOLD | change), zeros(64), blocks=2)
+
+
+@pytest.mark.parametrize(("where", "is_seen"), [("before", True), ("after", False)])
+def test_a_fence_of_one_thread_is_for_what_all_wrote_before_a_barrier(where, is_seen):
+    """All threads of both blocks write; thread 0 alone tells of it; all threads of the last block read."""
+    fence = {"before": "bar.sync 0; @%p1 membar.gl;", "after": "@%p1 membar.gl; bar.sync 0;"}[where]
+    text = f"""
+        setp.eq.s32 %p1, %r1, 0; st.global.u32 [%rd2+128], %r3; {fence}
+        @%p1 atom.global.add.u32 %r5, [%rd1], 1; @%p1 membar.gl; @%p1 st.shared.u32 [room], %r5; bar.sync 0;
+        ld.shared.u32 %r5, [room]; setp.ne.s32 %p2, %r5, 1; @%p2 bra end;
+        add.s64 %rd4, %rd1, %rd3; ld.global.u32 %r6, [%rd4+128]; ld.global.u32 %r7, [%rd4+256]; add.s32 %r6, %r6, %r7;
+        st.global.u32 [%rd4+384], %r6; end:"""
+    with nullcontext() if is_seen else pytest.raises(Fault, match="a race"):
+        np.testing.assert_array_equal(run(text, zeros(160), blocks=2)[96:128], 2 * WARP)
 
 
 def test_halves_of_a_word_may_be_two_threads():

@@ -140,6 +140,19 @@ def test_memory_that_is_not_there_is_refused_and_told(api, word, capsys):
     assert capsys.readouterr().err.count("Traceback") == 4
 
 
+def test_threads_without_a_context_are_refused(api, word):
+    results, kernel = list[str](), api.kernel()
+
+    def calls() -> None:
+        results.append(api("cuMemcpyDtoH", addressof(c_int()), word, 4))
+        results.append(api("cuLaunchKernel", kernel, *[1] * 6, 0, 0, None, None))
+
+    thread = threading.Thread(target=calls)
+    thread.start()
+    thread.join()
+    assert results == ["INVALID_CONTEXT"] * 2
+
+
 def test_more_memory_than_there_is(api):
     assert api("cuMemAlloc", byref(c_uint64()), 1 << 40) == "OUT_OF_MEMORY"
     assert not api.driver.problems

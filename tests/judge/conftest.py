@@ -1,16 +1,24 @@
-"""Keeps what readings say in the tests of the judge: tests/conftest.py asks at the end for what no test made them say."""
+"""Keeps what the judge says of mistakes in its tests: tests/conftest.py asks at the end for the texts that no test made it say."""
 
 import said_texts
 
+from bitnet_np.judge.logits import Judgement
 from bitnet_np.judge.mistakes.mistake import Cause
-
-made = Cause.__init__
-
-
-def kept(cause, *arguments, **options):
-    made(cause, *arguments, **options)
-    if cause.id.startswith("read."):
-        said_texts.SAID.add(cause.text)
+from bitnet_np.judge.report import OperationVerdict, Report
 
 
-Cause.__init__ = kept
+def _keep(record, texts):
+    """Keep texts(record) of each one that is made."""
+    made = record.__init__
+
+    def kept(self, *arguments, **options):
+        made(self, *arguments, **options)
+        said_texts.SAID.update(filter(None, texts(self)))
+
+    record.__init__ = kept
+
+
+_keep(Cause, lambda cause: [cause.text] if cause.id.startswith("read.") else [])  # those of known mistakes are made to be tried
+_keep(OperationVerdict, lambda verdict: [verdict.hypothesis])
+_keep(Judgement, lambda judgement: [judgement.explanation])
+_keep(Report, lambda report: report.notes)

@@ -7,6 +7,7 @@ import pages
 import pytest
 from dumps import recorded, trace, without_codes
 from judging.experts import NORMALIZED, SHARED, TOKENS_OF_EXPERTS, MixtureEngine
+from judging.pooling import EMBEDDING, PooledEngine
 from judging.rotations import STRETCHED, TWO_BASES, RotationEngine
 from models import random_model
 
@@ -49,8 +50,14 @@ def test_faults_of_an_engine_are_found_and_blamed(name):
 
 @pytest.mark.parametrize(
     ("engine", "model"),
-    [(MixtureEngine, NORMALIZED), (MixtureEngine, SHARED), (RotationEngine, TWO_BASES), (RotationEngine, STRETCHED)],
-    ids=["normalized", "shared", "two bases", "stretched"],
+    [
+        (MixtureEngine, NORMALIZED),
+        (MixtureEngine, SHARED),
+        (RotationEngine, TWO_BASES),
+        (RotationEngine, STRETCHED),
+        (PooledEngine, EMBEDDING),
+    ],
+    ids=["normalized", "shared", "two bases", "stretched", "embedding"],
 )
 def test_an_honest_engine_is_left_alone(engine, model):
     dump = engine(model, TOKENS_OF_EXPERTS).run()

@@ -37,7 +37,7 @@ def models():
     drawn += [random_model(1, family="gptneox", rope_width=8, parallel_residual=True, **SHAPE | {"kv_heads": 4})]
     drawn += [random_model(2, family="gpt2", activation="gelu", **SHAPE | {"window": None})]
     drawn += [random_model(2, family="llama", weights="ternary", inner_norms=True, rope_scaling=2.0, **SHAPE)]
-    drawn += [random_model(2, family="qwen3", yarn=Yarn(4.0, 16), rope_magnitude=1.2, **SHAPE | {"head_dim": 12})]
+    drawn += [random_model(2, family="qwen3", yarn=Yarn(4.0, 16), rope_magnitude=1.2, pooling="mean", **SHAPE | {"head_dim": 12})]
     return drawn
 
 
@@ -170,7 +170,7 @@ FAMILY = {  # what the family adds to the shape, the least number of mistakes th
         {"yarn": Yarn(4.0, 16), "rope_magnitude": 1.2},
         20,
         (
-            "in RoPE: cosines and sines are not multiplied by YaRN's magnitude",
+            "in RoPE: cosines and sines are not multiplied by RoPE's magnitude",
             "in RoPE: the factors of the frequencies are not applied",
             "at attn_q_norm of every layer: the norm is missing: its input comes out unchanged",
             "at attn_k_norm of every layer: the norm's weight is missing",

@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
-from dumps import MODEL, recorded, without_codes
+from dumps import MODEL, recorded, with_tensor, without_codes
 from wrong_tensors import IDS, LAYER, LLAMA, POINTS, T, judged, layer_points, read, read_off
 
 from bitnet_np import EXACT, spec
 from bitnet_np.judge import graph
 from bitnet_np.judge.narrow import rounded
 from bitnet_np.judge.operations import pair_slices
+from bitnet_np.judge.precision import FLOAT32
 from bitnet_np.judge.roundings import to_digits
+from bitnet_np.judge.trace import judge_trace
 from bitnet_np.model import Yarn
 from bitnet_np.testing import random_model
 from bitnet_np.traces.points import Key
@@ -173,7 +175,7 @@ def test_a_magnitude_of_yarn_that_is_applied_twice_is_named():
     )
     points, key = without_codes(recorded(model, IDS["llama"])), Key("Qcur_rope", 0)
     said = read_off(model, IDS["llama"], points, key, 1.2 * points[key].astype(np.float64))
-    assert said == "cosines and sines are multiplied by YaRN's magnitude twice"
+    assert said == "cosines and sines are multiplied by RoPE's magnitude twice"
 
 
 @pytest.mark.parametrize(
@@ -513,3 +515,18 @@ def test_values_of_a_cache_in_blocks_are_named():
     q, k = (layer_points("bitnet")[name].reshape(T, -1, c.head_dim) for name in ("Qcur_rope", "Kcur_rope"))
     wrong = spec.attend(q, k, rounded(values, "q8_0").reshape(T, -1, c.head_dim), spec.causal_mask(T, T))
     assert read("bitnet", "kqv_out", wrong.reshape(T, -1)) == "values are rounded to q8_0: a narrow cache"
+
+
+@pytest.mark.parametrize("what", ["keys and values", "keys", "values"])
+def test_a_dropped_write_is_named_though_fewer_tokens_see_it_than_a_head_is_wide(what):
+    """Position 25 of 40, which 14 tokens see, and heads 20 wide."""
+    model = random_model(7, family="llama", n_layers=2, vocab=90, width=80, heads=4, kv_heads=2, head_dim=20, ffn=120)
+    ids = np.random.default_rng(0).permutation(90)[:40]
+    points = {key: x for key, x in recorded(model, ids).items() if key.layer == 1 and key.name in ("Qcur_rope", "Kcur_rope", "Vcur")}
+    q, k, v = (points[Key(name, 1)].astype(np.float64).reshape(40, -1, 20) for name in ("Qcur_rope", "Kcur_rope", "Vcur"))
+    for name, x in (("keys", k), ("values", v)):
+        x[25] *= name not in what
+    wrong = spec.attend(q, k, v, spec.causal_mask(40, 40)).reshape(40, -1)
+    report = judge_trace(model, with_tensor(points, Key("kqv_out", 1), wrong), ids, precision=FLOAT32)
+    assert report.first_wrong.key == Key("kqv_out", 1)
+    assert report.first_wrong.hypothesis == f"{what} of position 25 are 0: a slot of the cache that was not written"

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bitnet_np.errors import EmptyInputError, ShapeError
+from bitnet_np.errors import EmptyInputError, FileFormatError, ShapeError
 from bitnet_np.judge import receipt
 
 
@@ -83,3 +83,43 @@ def test_a_receipt_of_nothing_is_refused():
     for a, b in [((2, 3), (2, 4)), ((0, 3), (0, 3)), ((3,), (3,))]:
         with pytest.raises(ShapeError):
             receipt.positions(np.ones(a), np.ones(b))
+
+
+ROW = {"pos": 0, "mse": 1e-9, "max_abs": 1e-4, "kl": 0.0, "topk_agree": 1.0, "top5_rust": [0], "top5_cpp": [0]}
+WRITTEN = receipt.receipt([ROW, ROW | {"pos": 1, "mse": None}], model="m", backend="b", prompt="p")
+
+
+def test_what_is_written_is_read(tmp_path):
+    receipt.write(tmp_path / "r.json", WRITTEN)
+    before = receipt.read(tmp_path / "r.json")
+    assert before.thresholds == receipt.Thresholds()
+    assert [receipt.passes(row, before.thresholds) for row in before.rows] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"thresholds": None}, "thresholds is None, expected a JSON object"),
+        ({"thresholds": {"mse": 1, "kl": "0.1", "topk": 1}}, "thresholds: kl is '0.1', expected a finite number"),
+        ({"rows": {}}, "rows is {}, expected a JSON array"),
+        ({"rows": [], "positions": 0}, "positions is 0, and there are 0 rows"),
+        ({"rows": [ROW]}, "positions is 2, and there are 1 rows"),
+        ({"rows": [ROW, ROW]}, "row 1: pos is 0, expected 1"),
+        ({"rows": [ROW, ROW | {"pos": 1, "mse": True}]}, "row 1: mse is True, expected a finite number"),
+        ({"rows": [ROW, ROW | {"pos": 1, "topk_agree": None}]}, "row 1: topk_agree is None"),
+        ({"summary": {"all_passed": True}}, "the mse of position 1 is None, the threshold 0.0001"),
+    ],
+)
+def test_a_file_that_is_no_receipt_is_refused(tmp_path, changes, message):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(WRITTEN | changes))
+    with pytest.raises(FileFormatError, match=r"r\.json") as error:
+        receipt.read(path)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["[]", "", '{"rows": 1e999', '{"rows": NaN}'])
+def test_a_file_that_is_no_object_is_refused(tmp_path, text):
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(FileFormatError):
+        receipt.read(tmp_path / "r.json")

@@ -8,4 +8,5 @@ machine.py      the device: blocks of threads that run instructions           so
 steps.py        the effect of instructions on a block                         access.py    loads, stores, copies and atomics
 arithmetic.py   the effect of instructions on numbers                         lanes.py     exchanges among the lanes of a warp
 memory.py       memory, and the last threads that touched it                  counts.py    the cost of a kernel
+fences.py       what blocks may know of each other
 """

@@ -66,7 +66,7 @@ def load_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         early = ~block.waited[at]
         if early.any() and watch.may_be_written(places[early], size):
             raise Fault("read before the kernels that write it have been waited for")
-        watch.reads(places, size, threads, block.handed_over)
+        watch.reads(places, size, threads, block.fences.knows[threads])
         _give(block, results, dtype, at, values)
 
     return load
@@ -89,7 +89,8 @@ def store_global(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         # several blocks may write the same
         unchanged = np.logical_and.reduce([old == new for old, new in zip(before, values, strict=True)])
         block.device.memory.store(places, dtype.itemsize, values)
-        block.device.watch.writes(places, dtype.itemsize * len(values), threads, block.handed_over | unchanged)
+        block.device.watch.writes(places, dtype.itemsize * len(values), threads, block.fences.took_part | unchanged)
+        block.fences.written(threads, block.device.watch.tick)
 
     return store
 
@@ -162,7 +163,7 @@ def atomic(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         elif not block.waited[at].all():
             raise Fault("changed before the kernels that read it have been waited for")
         else:
-            block.handed_over = True
+            block.fences.atomic(block.threads[at], block.device.watch.tick)
         for i in block.device.rng.permutation(len(places)):  # in any order
             (before,) = memory.load(places[i : i + 1], dtype.itemsize, 1)
             old[i] = before.view(dtype)[0]
@@ -218,7 +219,7 @@ def arrive(operands: tuple[Operand, ...], parts: list[str]) -> Step:
                 whole = count > 0  # zeros arrive for bytes that are not copied
                 rows = np.zeros((len(threads), 2), np.uint64)
                 rows[whole] = np.stack(block.device.memory.load(start[whole], 8, 2), axis=1)
-                block.device.watch.reads(start[whole], 16, threads[whole], block.handed_over)
+                block.device.watch.reads(start[whole], 16, threads[whole], block.fences.knows[threads[whole]])
                 if (count[whole] != 16).any():
                     raise Fault("a copy of a part")
                 block.shared.store(target, 8, [rows[:, 0], rows[:, 1]])

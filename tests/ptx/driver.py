@@ -208,15 +208,19 @@ class Driver(Streams):
             self.memory.free(address)
 
     def cuMemcpyHtoDAsync(self, to: c_uint64, source: c_void_p, size: c_size_t, stream: c_void_p) -> None:
+        refuse(not self.contexts, "INVALID_CONTEXT")
         self.submit(stream, lambda: self.device.write(to, ctypes.string_at(source, size)))
 
     def cuMemcpyDtoHAsync(self, to: c_void_p, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
+        refuse(not self.contexts, "INVALID_CONTEXT")
         self.submit(stream, lambda: ctypes.memmove(to, self.memory.read(source, size), size))
 
     def cuMemcpyDtoDAsync(self, to: c_uint64, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
+        refuse(not self.contexts, "INVALID_CONTEXT")
         self.submit(stream, lambda: self.device.write(to, self.memory.read(source, size)))
 
     def cuMemsetD8Async(self, to: c_uint64, byte: c_ubyte, size: c_size_t, stream: c_void_p) -> None:
+        refuse(not self.contexts, "INVALID_CONTEXT")
         self.submit(stream, lambda: self.device.write(to, bytes([byte]) * size))
 
     def cuMemcpyHtoD(self, to: c_uint64, source: c_void_p, size: c_size_t) -> None:
@@ -283,6 +287,24 @@ class Driver(Streams):
         known = {"MAX_THREADS_PER_BLOCK": its.threads, "SHARED_SIZE_BYTES": its.shared_bytes}
         known |= dict.fromkeys(("CONST_SIZE_BYTES", "LOCAL_SIZE_BYTES", "NUM_REGS"), 0)  # known from machine code alone
         out[0] = known[names.CUfunction_attribute(attribute).name.removeprefix("CU_FUNC_ATTRIBUTE_")]
+
+    def cuLaunchKernel(
+        self,
+        kernel: c_void_p,
+        x: c_uint,
+        y: c_uint,
+        z: c_uint,
+        block_x: c_uint,
+        block_y: c_uint,
+        block_z: c_uint,
+        shared: c_uint,
+        stream: c_void_p,
+        parameters: Out,
+        extra: Out,
+    ) -> None:
+        refuse(not self.contexts, "INVALID_CONTEXT")
+        config = LaunchConfig((x, y, z), (block_x, block_y, block_z), shared, stream, None, 0)
+        self.cuLaunchKernelEx(ctypes.pointer(config), kernel, parameters, extra)
 
     def cuLaunchKernelEx(self, config: POINTER(LaunchConfig), kernel: c_void_p, parameters: Out, extra: Out) -> None:
         its, function = config[0], self.resolve(kernel, Function)

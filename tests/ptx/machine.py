@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from .access import At, Step
 from .arithmetic import DTYPES, literal
 from .counts import Counts
+from .fences import Fences
 from .lanes import WARP
 from .memory import Bytes, Fault, Memory, Watch
 from .source import Address, Instruction, Kernel, Label, Number, Operand, Register, Special
@@ -55,14 +56,14 @@ class Device:
         if block[1:] != (1, 1) or tuple(map(len, parameters)) != kernel.params or dynamic_shared:
             raise Fault(f"{kernel.name}: blocks of {block}, {len(parameters)} parameters: not as it was compiled")
         program = program_of(kernel)
-        self.watch.launch = self.watch.tick = self.watch.tick + 1
-        if not overlaps:
-            self.watch.running = self.watch.launch
+        self.watch.begins(overlaps)
         for number in self.rng.permutation(grid[0] * grid[1] * grid[2]):
             place = int(number % grid[0]), int(number // grid[0] % grid[1]), int(number // grid[0] // grid[1])
             self.watch.block = self.watch.tick = self.watch.tick + 1
             with np.errstate(all="ignore"):
-                Block(self, kernel, program, grid, place, block[0], parameters).run()
+                running = Block(self, kernel, program, grid, place, block[0], parameters)
+                running.run()
+            self.watch.ended(running.fences.told_until)
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Block:
         self.expected = np.zeros(kernel.shared_bytes // 2 + 4, bool)  # halves of words that are targets of copies under way
         self.copies = Copies()
         self.waited = np.zeros(threads, bool)  # for the kernels before
-        self.handed_over = False  # an atomic operation has put it in order with other blocks
+        self.fences = Fences(threads)
         self.taken = 0
 
     # --- control ---
@@ -218,6 +219,7 @@ class Block:
         waiting[:] = False
         self.shared_watch.tick += 1
         self.device.watch.tick += 1
+        self.fences.barrier()
 
     def guarded(self, instruction: Instruction, here: At) -> At:
         """The threads that the guard of an instruction lets through."""

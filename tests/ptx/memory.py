@@ -106,7 +106,7 @@ class Watch:
     """The last thread to read and to write each half of a word: finds threads that touch the same one in no order.
 
     Time goes in ticks, from each barrier of a block to the next. Within a tick, the threads of a block are in no order. Neither are the
-    blocks of a launch, until an atomic operation tells one that another is done.
+    blocks of a launch, until one tells another what it has written (fences.py).
     """
 
     THREADS = 1024
@@ -118,6 +118,25 @@ class Watch:
         self.tick = self.block = self.launch = self.running = (
             1  # now; the first tick of this block, of this launch, of those that still run
         )
+        self._starts, self._told = list[int](), list[int]()  # of each block: its first tick, and the last one that it has told others of
+
+    def begins(self, overlaps: bool) -> None:
+        """A launch begins, while those before may still run if it `overlaps` them."""
+        self.launch = self.tick = self.tick + 1
+        if not overlaps:
+            self.running = self.launch
+        self._starts.clear()
+        self._told.clear()
+
+    def ended(self, told_until: int) -> None:
+        """A block has ended, which has told others of what it wrote up to that tick; 0 for nothing."""
+        self._starts.append(self.block)
+        self._told.append(told_until)
+
+    def _is_told(self, ticks: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the blocks of these ticks, which have ended, have told what they wrote then."""
+        block = np.searchsorted(self._starts, ticks, "right") - 1
+        return (block >= 0) & (np.array([*self._told, 0])[block] >= ticks)
 
     def halves(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """The numbers of the halves of words at these addresses."""
@@ -139,14 +158,15 @@ class Watch:
             whose = "its" if other // self.THREADS >= self.block else "another"
             raise Fault(
                 f"a race: thread {mine[at] % self.THREADS} {how} {int(halves[at]) * 2 + self.base:#x}, which thread "
-                f"{other % self.THREADS} of {whose} block touched with no barrier between"
+                f"{other % self.THREADS} of {whose} block touched with no barrier or fence between"
             )
 
-    def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], in_order: bool = False) -> None:
-        """Raises Fault if another thread wrote there in no order with this one. `in_order`: see `_raced`."""
-        halves = self.halves(addresses, size)
-        mine = np.repeat(threads, max(1, size // 2)) + self.tick * self.THREADS
+    def reads(self, addresses: NDArray[np.int64], size: int, threads: NDArray[np.int64], knows: NDArray[np.bool_] | None = None) -> None:
+        """Raises Fault if another thread wrote there in no order with this one. `knows`: whether each thread may read what blocks tell."""
+        halves, count = self.halves(addresses, size), max(1, size // 2)
+        mine = np.repeat(threads, count) + self.tick * self.THREADS
         written, read = self._written[halves], self._read[halves]
+        in_order = False if knows is None or not knows.any() else np.repeat(knows, count) & self._is_told(written // self.THREADS)
         self._refuse_race(self._raced(written, mine, in_order), halves, mine, written, "reads")
         several = (read // self.THREADS == self.tick) & (read != mine)
         self._read[halves] = mine

@@ -106,6 +106,10 @@ def _wait(operands: tuple[Operand, ...], parts: list[str]) -> Step:
     return wait
 
 
+def _fence(operands: tuple[Operand, ...], parts: list[str]) -> Step:
+    return lambda block, at: block.fences.fence(block.threads[at], block.device.watch.tick)
+
+
 _SPECIAL: dict[str, Callable[[tuple[Operand, ...], list[str]], Step]] = {
     "cvta": _address_space,
     "ld.param": access.load_param,
@@ -125,5 +129,5 @@ _SPECIAL: dict[str, Callable[[tuple[Operand, ...], list[str]], Step]] = {
     "griddepcontrol.wait": _wait,
     "griddepcontrol.launch_dependents": _nothing,
     "prefetch.global.L2": access.prefetch,
-    "membar.gl": _nothing,
+    "membar.gl": _fence,
 }

@@ -20,6 +20,7 @@ def test_every_point_a_forward_pass_records_has_a_name_here():
     models = [
         {"family": family, "inner_norms": inner, "weights": "ternary", "n_layers": 1} for family in FAMILIES for inner in (False, True)
     ]
+    models.append({"pooling": "last", "n_layers": 1})
     assert set().union(*(recorded_names(**shape) for shape in models)) == set(RECORDED)
 
 

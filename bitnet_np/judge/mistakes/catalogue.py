@@ -14,7 +14,7 @@ from ...model import Model
 from ...traces.points import Key
 from ..graph import Operation
 from ..variant import Variant
-from . import anywhere, attention, conversions, experts, gates, hidden, layers, matrices, norms, positions, quantiser, switches
+from . import anywhere, attention, conversions, experts, gates, hidden, layers, matrices, norms, pooling, positions, quantiser, switches
 from .mistake import Array, Cause, Compute, Fit, Mistake, Numbers, Site, cause
 
 ENGINES = (
@@ -52,6 +52,7 @@ CATALOGUE: tuple[Mistake, ...] = (
     *attention.OTHERS,
     *gates.MISTAKES,
     *experts.MISTAKES,
+    *pooling.MISTAKES,
     *layers.TABLES,
     *layers.OPERATIONS,
     *layers.LAYERS,

@@ -271,7 +271,7 @@ MISTAKES = (
     Mistake("rope.factors", "the factors of the frequencies are not applied", AT, rotates, _without_factors, _engine_without_factors),
     Mistake(
         "rope.magnitude",
-        "cosines and sines are not multiplied by YaRN's magnitude",
+        "cosines and sines are not multiplied by RoPE's magnitude",
         AT,
         rotates,
         _without_magnitude,

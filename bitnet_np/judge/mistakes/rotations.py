@@ -67,7 +67,6 @@ def _later(site: Site) -> Iterator[tuple[Numbers, Compute]]:
 def _listed(site: Site) -> Iterator[tuple[Numbers, Compute]]:
     rules: dict[str, Callable[[NDArray], NDArray]] = {
         "positions run backwards": lambda t: t[::-1],
-        "every token is rotated as position 0": lambda t: 0 * t,
         "every token is rotated as position 1": lambda t: 0 * t + 1,
         "positions count tokens from 1, and the first twice": lambda t: np.maximum(t, 1),
         "positions are halved and cut to whole numbers": lambda t: t // 2,
@@ -157,14 +156,6 @@ MISTAKES = (
         AT,
         rotates,
         _bordered(lambda t, b: np.where(t >= b, t - b, t)),
-        together=True,
-    ),
-    Mistake(
-        "turns.stopped",
-        "tokens from position {b} on are all rotated as that position",
-        AT,
-        rotates,
-        _bordered(lambda t, b: np.where(t >= b, b, t)),
         together=True,
     ),
     Mistake("turns.later", "positions from {b} on are too {which} by {n}", AT, rotates, _later, together=True),

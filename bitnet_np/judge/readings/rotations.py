@@ -114,7 +114,7 @@ def _rules(x: Array, position: Array, wrong: Wrong) -> Iterator[tuple[str, Array
     for text, times in (("2 pi", 2 * np.pi), ("pi / 180", np.pi / 180), ("180 / pi", 180 / np.pi)):
         yield f"angles are multiplied by {text}: one unit is taken for another", spec.rotate(x, times * angle, c.rope)
     if c.rope_magnitude != 1:  # `_other_rule` multiplies by the magnitude
-        yield "cosines and sines are multiplied by YaRN's magnitude twice", spec.rotate(x, angle, c.rope, c.rope_magnitude)
+        yield "cosines and sines are multiplied by RoPE's magnitude twice", spec.rotate(x, angle, c.rope, c.rope_magnitude)
     first, second = op.pair_slices(c)
     for text, one, other in _terms(x[..., first], x[..., second], angle[:, None], c.rope):
         rotated = x.copy()

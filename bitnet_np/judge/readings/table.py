@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...traces.points import POOLED
 from ..graph import FIELDS
 from ..mistakes.mistake import Cause
 from ..mistakes.norms import HEAD_NORMS
@@ -116,7 +117,7 @@ PLACES = ("read.one_number", "read.places")
 
 def cause_of(wrong: Wrong) -> Cause | None:
     """The cause that a wrong tensor shows: as a whole, in the part that is wrong, or by its places."""
-    if not wrong.places.any():
+    if not wrong.places.any() or wrong.key.name == POOLED:  # which has no rows of tokens
         return None
     last = Reading("places", (), places.few_places)
     return _read(wrong, READINGS) or _of_a_part(wrong) or _of_its_input(wrong) or _read(wrong, [last])

@@ -58,6 +58,7 @@ STAGES = (
     Stage("ffn_post_norm", "ffn_post_norm.MUL", None, None, "model.layers.{}.post_feedforward_layernorm"),
     Stage("l_out", "l_out.ADD", None, "post_ffn_residual", "model.layers.{}"),
     Stage("result_norm", "result_norm.MUL", "all_layers_out", "final_norm", "model.norm"),  # BitNet-rs's layers end with the norm
+    Stage("result_embd_pooled", "result_embd_pooled.MUL_MAT"),
     Stage("result_output", "result_output.MUL_MAT", "logits", "lm_head", "lm_head"),
     # norms inside linears, as transformers' quantised linears may have them
     Stage("Qcur_in", transformers="model.layers.{}.self_attn.q_proj.rms_norm"),
@@ -71,6 +72,7 @@ STAGES = (
 
 _BY_OURS = {stage.ours: stage for stage in STAGES}
 _BY_GGML = {stage.ggml: stage.ours for stage in STAGES if stage.ggml}
+_BY_GGML["result_embd_pooled.GET_ROWS"] = "result_embd_pooled"  # one token's row; MUL_MAT takes the mean
 _BY_BITNET_RS = {stage.bitnet_rs: stage.ours for stage in STAGES if stage.bitnet_rs}
 _BY_APRT = {stage.aprt: stage.ours for stage in STAGES if stage.aprt}
 _BY_TRANSFORMERS = {stage.transformers: stage.ours for stage in STAGES if stage.transformers}

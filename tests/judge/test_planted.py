@@ -1,0 +1,156 @@
+"""Every text of the catalogue of mistakes is what the judge says of a dump with that mistake, planted at one operation of a small model.
+
+The catalogue's own function plants it, so these tests show that a mistake changes something, that the judge finds it, and that nothing
+tried before hides its text. Whether a function does what its text says is for test_mistakes.py, test_across.py and the engines of
+scripts/mutations.py, which share no code with it.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import said_texts
+from dumps import recorded, trace
+from engine_runs import logits_of
+from models import random_model
+
+from bitnet_np import EXACT, packing
+from bitnet_np.dialects import BITNET_CPP
+from bitnet_np.judge import engine
+from bitnet_np.judge import trace as judging
+from bitnet_np.judge.graph import TOKENS, Operation, operations
+from bitnet_np.judge.mistakes.catalogue import CATALOGUE, HIDDEN, at_operation, fitted, hidden_engines, numbered_mistakes
+from bitnet_np.judge.mistakes.mistake import Fit
+from bitnet_np.judge.precision import FLOAT32
+from bitnet_np.judge.trace import judge_trace
+from bitnet_np.judge.variant import Variant
+from bitnet_np.model import Yarn
+from bitnet_np.traces.points import Key
+
+IDS = np.random.default_rng(0).permutation(300)[:9]
+NUMBERS = (0.3, 2.5)  # of mistakes whose number is sought
+TRIES = 4  # places of a model where a text is tried that is not said at the first
+SHAPE = {"n_layers": 3, "width": 48, "ffn": 48, "heads": 6, "kv_heads": 3, "head_dim": 8, "vocab": 300, "tied": False}
+MODELS = {
+    "bitnet": lambda: random_model(3, inner_norms=True, **SHAPE),
+    "blocks": lambda: random_model(
+        0, family="qwen3", weights="Q8_0", yarn=Yarn(4.0, 16), rope_magnitude=1.2, **SHAPE | {"width": 96, "ffn": 64, "head_dim": 16}
+    ),
+    "ternary llama": lambda: random_model(1, family="llama", weights="ternary", rope_scaling=2.0, **SHAPE),
+    "biases": lambda: random_model(2, family="gpt2", activation="gelu", **SHAPE | {"kv_heads": 6}),
+    "parallel": lambda: random_model(2, family="gptneox", parallel_residual=True, **SHAPE | {"kv_heads": 6}),
+    "windows": lambda: random_model(1, family="gemma3", rope_scaling=4.0, window=4, **SHAPE),
+    "experts": lambda: random_model(2, family="qwen3moe", experts=12, **SHAPE),
+}
+
+
+class Planter:
+    """Plants mistakes in dumps of one model."""
+
+    def __init__(self, model):
+        self.model, self.points = model, recorded(model, IDS)
+        self.values = {key: x.reshape(len(IDS), -1).astype(np.float64) for key, x in self.points.items()} | {TOKENS: IDS}
+        graph = [o for o in operations(model, EXACT) if not o.key.name.endswith("_codes")]
+        self.places = [o for o in graph if o.key.layer in (None, 1)]
+        self.reader = {key: o for o in reversed(graph) for key in o.inputs}
+
+    def wrong(self, operation, compute):
+        """The output of an operation with a mistake; None if that changes nothing, or gives no tensor like it."""
+        with np.errstate(all="ignore"):
+            try:
+                wrong = compute(self.values)
+            except KeyError:  # a tensor of a step that this model has not
+                return None
+        right = self.values[operation.key]
+        changed = wrong.shape == right.shape and np.isfinite(wrong).all() and np.abs(wrong - right).max() > 1e-4 * np.abs(right).max()
+        return wrong if changed else None
+
+    def dumps(self, operation, wrong):
+        """Yields dumps in which one operation is wrong, and the tensor to look at: its own output, or that of its reader without it."""
+        yield operation.key, self.dump(operation, wrong)
+        reader = self.reader.get(operation.key)
+        if reader is not None and all(key in self.values for key in reader.inputs):
+            values = self.values | {operation.key: wrong}
+            output = reader.evaluate(*(values[k] for k in reader.inputs)).value
+            yield reader.key, self.dump(operation) | self.dump(reader, output, lacks=operation)
+
+    def dump(self, operation: Operation, output=None, lacks: Operation | None = None):
+        """The inputs of an operation, what the layer before it put out, and its output, all of which `lacks` may not put out."""
+        keys = {*operation.inputs, Key(operation.key.name, 0)} - {operation.key} - ({lacks.key} if lacks else set())
+        inputs = {key: self.points[key] for key in keys & self.points.keys()}
+        return inputs if output is None else inputs | {operation.key: output.astype(np.float32)}
+
+    def attempts(self, operation):
+        """Yields the texts of all mistakes that an operation can make, with what it puts out then."""
+        for attempt in at_operation(self.model, EXACT, operation, (*CATALOGUE, *HIDDEN), len(IDS)):
+            yield attempt.cause.text, attempt.compute
+        for numbered in numbered_mistakes(self.model, EXACT, [operation], singly=False):
+            for trial in map(numbered.trial, NUMBERS):
+                yield trial.cause.text, trial.computes[operation.key]
+        value = self.values[operation.key]
+        for cause, array in fitted(Fit(value, value, self.values.get(Key(operation.key.name, 0)), ())):
+            yield cause.text, lambda values, array=array: array
+
+
+def said_of(model, points, key):
+    """What the judge says of one tensor of a dump."""
+    report = judge_trace(model, trace(points), IDS, precision=FLOAT32)
+    return next(o.hypothesis or "" for o in report.operations if o.key == key)
+
+
+def test_each_text_is_said_of_a_dump_with_its_mistake():
+    unsaid, instead = said_texts.patterns("mistakes"), {}
+    for name, make in MODELS.items():
+        planter, tried = Planter(make()), dict.fromkeys(unsaid, 0)
+        for operation in planter.places:
+            for text, compute in planter.attempts(operation):
+                new = [place for place, pattern in unsaid.items() if tried[place] < TRIES and pattern.search(text)]
+                wrong = planter.wrong(operation, compute) if new else None
+                if wrong is None:
+                    continue
+                for key, dump in planter.dumps(operation, wrong):
+                    said = said_of(planter.model, dump, key)
+                    if text in said:
+                        unsaid = {place: pattern for place, pattern in unsaid.items() if not pattern.search(said)}
+                        break
+                    instead |= dict.fromkeys(new, f"{name}, {key}: {said!r} is said of {text!r}")
+                for place in new:
+                    tried[place] += 1
+    assert not [instead[place] for place in unsaid if place in instead]
+
+
+@pytest.mark.parametrize("text", ["layer 1 and layer 2 are exchanged", "layers run in the opposite order"])
+def test_an_order_of_layers_is_named_from_logits_alone(monkeypatch, text):
+    monkeypatch.setattr(engine, "trials", lambda *arguments, **options: ())  # mistakes of single operations, which take seconds
+    base = Variant("ours", random_model(5, **SHAPE | {"n_layers": 4}), EXACT)
+    other = next(variant for variant in hidden_engines(base) if variant.text == f"layers run in another order: {text}")
+    judged = engine.judge_logits(logits_of(base, IDS), logits_of(other, IDS), base, lambda variant: logits_of(variant, IDS), ids=IDS)
+    assert judged.explanation == other.text
+
+
+def test_sums_of_16_bits_are_named(monkeypatch):
+    """Inputs that are all 127 as codes, and weights that are summed as 0, 1, 2: 300 of them are too large for 16 bits."""
+    monkeypatch.setattr(judging._Judge, "_hidden", lambda self, *rest: None)  # of the inputs, which are made up
+    model = random_model(0, **SHAPE | {"ffn": 300})
+    weights = np.arange(300) >= np.arange(48)[:, None]  # [N, M]: row n lacks n ones
+    ones = replace(model.layers[1].ffn_down, weights=packing.pack(weights.astype(np.int8), 0.01))
+    model = replace(model, layers=(model.layers[0], replace(model.layers[1], ffn_down=ones), model.layers[2]))
+    absmax = 1 + np.arange(len(IDS))[:, None]
+    sums = (127 * (weights + 1).sum(axis=1)).astype(np.int16) - 127.0 * 300
+    points = {Key("ffn_sub_norm", 1): absmax * np.linspace(0.998, 1, 300), Key("ffn_down", 1): sums * absmax / 127 * 0.01}
+    assert said_of(model, points, Key("ffn_down", 1)) == "sums wrap around in 16 bits"
+
+
+@pytest.mark.parametrize(
+    ("declared", "theirs", "says"),
+    [
+        (EXACT, BITNET_CPP, "angles are stepped in float32, as ggml does: declare the dialect bitnet.cpp (--as bitnet.cpp)"),
+        (BITNET_CPP, EXACT, "angles are not stepped in float32: declare the dialect exact (--as exact)"),
+    ],
+)
+def test_how_angles_are_made_is_named(declared, theirs, says):
+    model = random_model(0, **SHAPE | {"n_layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 32, "context": 1500})
+    ids = np.arange(1500) % 300
+    points = {key: x for key, x in recorded(model, ids, dialect=theirs).items() if key.name in ("Kcur", "Kcur_rope")}
+    report = judge_trace(model, trace(points), ids, declared, precision=FLOAT32)
+    assert report.operations[-1].hypothesis == says
