@@ -50,7 +50,7 @@ def array_of_ids(values: Any) -> NDArray:
 
 
 def check_ids(source: str, ids: NDArray) -> NDArray:
-    """Returns the ids, [T] or [B, T]. source: where they come from. Raises ShapeError or EmptyInputError; a vocabulary is not known here."""
+    """Returns the ids, [T] or [B, T]. source: where they come from. Raises ShapeError or EmptyInputError. The vocabulary is not known."""
     if ids.ndim not in (1, 2):
         raise ShapeError(f"{source}: token ids have shape {list(ids.shape)}, expected [T] or [B, T]")
     if ids.size == 0:
