@@ -1,6 +1,7 @@
 """Rows and windows on the workers of a Dask cluster. Dask schedules, retries and restarts; nothing of that is done here."""
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from secrets import token_hex
@@ -32,6 +33,15 @@ class Result(NamedTuple):
     task: Task
     outcome: Outcome
     repeated_on: dict[str, Any]  # the machine that gave the same result a second time, or nothing
+
+
+class _Repeat(NamedTuple):
+    """A task that runs a second time."""
+
+    task: Task
+    first: tuple[str, Outcome]  # the first worker, and what the task gave there
+    future: Any
+    workers: frozenset[str]  # those that may run it
 
 
 def _dask() -> Any:
@@ -91,34 +101,30 @@ def results(client: Any, tasks: Sequence[Task], is_repeated: Callable[[Task], bo
     run = token_hex(4)
     names = {f"{task.operation}-{task.key}-{run}": task for task in tasks}
     futures = {future.key: future for future in client.map(_on_worker, list(names.values()), key=list(names))}
-    first: dict[str, tuple[str, Outcome]] = {}  # by task's key: the worker, and what it gave
     paths: dict[str, str] = {}  # instruction paths by worker
+    repeats: dict[str, _Repeat] = {}
     lost = []
-    arriving = distributed.as_completed(futures.values(), loop=client.loop)
-    for future in arriving:
-        futures.pop(future.key, None)
+    for future in distributed.as_completed(list(futures.values()), loop=client.loop):
+        del futures[future.key]
         task = names.pop(future.key)
         arrived = _arrived(distributed, future)
-        if arrived is None and task.key in first:  # the second worker died: the first result stands, unrepeated
-            yield Result(task, first.pop(task.key)[1], {})
-        elif arrived is None:
+        if arrived is None:
             lost.append(task)
-        elif task.key in first:
-            yield _compared(client, task, first.pop(task.key), arrived)
-        else:
-            worker, outcome = arrived
-            paths[worker] = outcome.machine["instruction path"]
-            others = [address for address in client.nthreads() if address != worker] if is_repeated(task) else []
-            if not others:
-                yield Result(task, outcome, {})
-                continue
-            first[task.key] = arrived
-            different = [address for address in others if paths.get(address, paths[worker]) != paths[worker]]
+            continue
+        worker, outcome = arrived
+        paths[worker] = outcome.machine["instruction path"]
+        others = [address for address in client.nthreads() if address != worker] if is_repeated(task) else []
+        if others:
+            others = [address for address in others if paths.get(address, paths[worker]) != paths[worker]] or others
             name = f"{task.operation}-{task.key}-{run}-again"
-            names[name] = task
-            again = client.submit(_on_worker, task, key=name, workers=different or others, allow_other_workers=True)
-            futures[name] = again
-            arriving.add(again)
+            again = client.submit(_on_worker, task, key=name, workers=others, priority=1)
+            repeats[name] = _Repeat(task, arrived, again, frozenset(others))
+        else:
+            yield Result(task, outcome, {})
+        yield from _settled(client, repeats)
+    while repeats:
+        time.sleep(0.05)
+        yield from _settled(client, repeats, set(client.nthreads()))
     for task in lost:
         arrived = _arrived(distributed, client.submit(_on_worker, task, key=f"{task.operation}-{task.key}-{run}-alone"))
         yield Result(task, arrived[1] if arrived else Outcome(KILLED, {"error": "the worker died of this task, again and alone"}), {})
@@ -127,6 +133,19 @@ def results(client: Any, tasks: Sequence[Task], is_repeated: Callable[[Task], bo
 def _on_worker(task: Task) -> tuple[str, Outcome]:
     """The worker's address and what the task gave there."""
     return _dask().get_worker().address, perform(task)
+
+
+def _settled(client: Any, repeats: dict[str, _Repeat], alive: set[str] | None = None) -> Iterator[Result]:
+    """The results whose repetition is done, or whose other workers are none of those `alive`: Dask would wait for them for ever."""
+    for name, repeat in list(repeats.items()):
+        if repeat.future.done():
+            del repeats[name]
+            second = _arrived(_dask(), repeat.future)
+            yield _compared(client, repeat.task, repeat.first, second) if second else Result(repeat.task, repeat.first[1], {})
+        elif alive is not None and not alive & repeat.workers:
+            del repeats[name]
+            repeat.future.cancel()
+            yield Result(repeat.task, repeat.first[1], {})
 
 
 def _arrived(distributed: Any, future: Any) -> tuple[str, Outcome] | None:
