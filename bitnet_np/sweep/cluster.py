@@ -140,7 +140,7 @@ def _settled(client: Any, repeats: dict[str, _Repeat], alive: set[str] | None = 
     for name, repeat in list(repeats.items()):
         if repeat.future.done():
             del repeats[name]
-            second = _arrived(_dask(), repeat.future)
+            second = _arrived(_dask(), repeat.future, 3)  # a result is lost with its worker, and only that one may repeat it
             yield _compared(client, repeat.task, repeat.first, second) if second else Result(repeat.task, repeat.first[1], {})
         elif alive is not None and not alive & repeat.workers:
             del repeats[name]
@@ -148,11 +148,11 @@ def _settled(client: Any, repeats: dict[str, _Repeat], alive: set[str] | None = 
             yield Result(repeat.task, repeat.first[1], {})
 
 
-def _arrived(distributed: Any, future: Any) -> tuple[str, Outcome] | None:
-    """What a task gave; None if its workers died under it."""
+def _arrived(distributed: Any, future: Any, seconds: float | None = None) -> tuple[str, Outcome] | None:
+    """What a task gave; None if its workers died under it, or the result did not come in these seconds."""
     try:
-        worker, outcome = future.result()
-    except distributed.KilledWorker:
+        worker, outcome = future.result(seconds)
+    except (distributed.KilledWorker, TimeoutError):
         return None
     except (distributed.client.FutureCancelledError, OSError) as error:
         raise ServerError(f"the scheduler was lost: {type(error).__name__}. Start the sweep again to go on") from None
