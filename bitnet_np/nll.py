@@ -1,5 +1,7 @@
 """Negative log-likelihood of a text: how surprised the model is by each token, given those before it."""
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -9,7 +11,7 @@ from .dialects import EXACT, Dialect
 from .errors import ContextLimitError, ShapeError, TokenRangeError
 from .forward_pass import run_cached
 from .kernels import cpu
-from .model import Model
+from .model import Config, Model
 from .network import Runtime
 from .progress import Progress, silent
 from .tokens import Tokens, check_tokens
@@ -38,32 +40,56 @@ def token_nll(
     Raises ShapeError for tokens that are not [T] with T at least 2, ContextLimitError for a context of 1, OptionError for an invalid stride
     or chunk, and what `forward` raises.
     """
+    runtime = Runtime(model, dialect, ops).checked()
+    ids, windows = check_windows(model.config, tokens, stride)
+    chunk = integer("chunk", chunk, 1)
+    last = len(ids) - 1
+
+    def read(window: Window) -> NDArray[np.float64]:
+        def report(done: int, _: int) -> None:
+            progress(min(window.begin + done, last), last)
+
+        return window_nll(runtime, ids[window.begin : window.end], window.known - window.begin, chunk=chunk, progress=report)
+
+    return np.concatenate([read(window) for window in windows])
+
+
+class Window(NamedTuple):
+    """A part of a text that is read by itself, and the tokens in it that no window before it has judged."""
+
+    begin: int
+    end: int
+    known: int  # the first token whose successor is judged here
+
+
+def check_windows(config: Config, tokens: ArrayLike, stride: int | None = None) -> tuple[NDArray[np.int64], list[Window]]:
+    """The token ids [T] of a text and its windows, in order. Windows do not depend on each other. Raises as `token_nll` does."""
     ids = integers("tokens", tokens, 1, TokenRangeError)
     if ids.size < 2:
         raise ShapeError(f"tokens have shape {ids.shape}, expected [T] with T at least 2: one to predict and one before it")
-    runtime = Runtime(model, dialect, ops).checked()
-    check_tokens(model.config, ids[None])
-    if model.config.context < 2:
+    check_tokens(config, ids[None])
+    if config.context < 2:
         raise ContextLimitError("the model's context is 1, expected at least 2: a token to predict and one before it")
-    window = min(model.config.context, len(ids))
-    step = model.config.context // 2 if stride is None else integer("stride", stride, 1, model.config.context - 1)  # less than the context
-    chunk = integer("chunk", chunk, 1)
-    out = np.empty(len(ids) - 1)
-    cache = new_cache(model.config, 1, window, ops)
-    slot = np.zeros(1, np.int64)
-    known = 0  # tokens whose successors are judged
-    begin = 0
-    while known < len(out):
-        end = min(begin + window, len(ids))
-        cache.clear()
-        for start in range(begin, end, chunk):
-            part = ids[start : min(start + chunk, end)]
-            logits = run_cached(runtime, Tokens.whole(part[None]), cache, slot)[0]
-            fresh = np.arange(max(start, known), min(start + len(part), len(out), end - 1))
-            out[fresh] = _nll(logits[fresh - start], ids[fresh + 1])
-            progress(min(start + len(part), len(out)), len(out))
-        known = end - 1
-        begin += step
+    step = config.context // 2 if stride is None else integer("stride", stride, 1, config.context - 1)  # less than the context
+    windows = [Window(0, min(config.context, len(ids)), 0)]
+    while windows[-1].end < len(ids):
+        begin = windows[-1].begin + step
+        windows.append(Window(begin, min(begin + config.context, len(ids)), windows[-1].end - 1))
+    return ids, windows
+
+
+def window_nll(
+    runtime: Runtime, ids: NDArray[np.int64], known: int, *, chunk: int = CHUNK, progress: Progress = silent
+) -> NDArray[np.float64]:
+    """-ln p of the tokens of one window [W], those after token `known`: float64 [W - 1 - known]. The arguments have been checked."""
+    out = np.empty(len(ids) - 1 - known)
+    cache = new_cache(runtime.model.config, 1, len(ids), runtime.ops)
+    for start in range(0, len(ids), chunk):
+        part = ids[start : start + chunk]
+        logits = run_cached(runtime, Tokens.whole(part[None]), cache, np.zeros(1, np.int64))[0]
+        fresh = np.arange(max(start, known), min(start + len(part), len(ids) - 1))
+        out[fresh - known] = _nll(logits[fresh - start], ids[fresh + 1])
+        progress(start + len(part), len(ids))
     return out
 
 

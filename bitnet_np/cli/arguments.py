@@ -140,7 +140,8 @@ def add_override_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-beyond-context", action="store_true", help="allow more tokens than the model was trained for")
 
 
-def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
+def overrides_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that --override and --allow-beyond-context name; None for a key to ignore. Raises OptionError."""
     overrides: dict[str, Any] = dict(BEYOND) if arguments.allow_beyond_context else {}
     for text in arguments.override:
         name, _, value = text.partition("=")
@@ -156,7 +157,7 @@ def _overrides(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def opened(path: Path, arguments: argparse.Namespace) -> Source:
     """A model file, open, without the keys that the arguments say to ignore. Prints those."""
-    overrides = _overrides(arguments)
+    overrides = overrides_of(arguments)
     source = without_ignored(open_model(path), overrides)
     for key in (name for name, value in overrides.items() if value is None):
         print(f"bitnet-np: {key} is ignored", file=sys.stderr)
@@ -168,7 +169,7 @@ def loaded(source: Source, arguments: argparse.Namespace) -> Model:
 
     Prints overridden settings, and matrices whose weights are all equal.
     """
-    overrides = {name: value for name, value in _overrides(arguments).items() if value is not None}
+    overrides = {name: value for name, value in overrides_of(arguments).items() if value is not None}
     bar = progress.bar("checking weights")
     model = model_from(source, bar, allow_nan=arguments.allow_nan, i2s_layout=arguments.i2s_layout, overrides=overrides)
     before = source.config() if overrides else model.config

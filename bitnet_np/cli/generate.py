@@ -16,9 +16,10 @@ from ..files.source import Source
 from ..generate import HeadChoice, stream
 from ..sampling import Sampling
 from ..text.tokenizer import Tokenizer, tokenizer_from
+from ..token_files import parse_numbers
 from . import generate_many as batch_command
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, dialect_of, loaded, opened
-from .inputs import parse_numbers, token_ids
+from .inputs import token_ids
 from .printing import print_json
 from .speculating import add_speculation_arguments, counts, described, speculation_of
 

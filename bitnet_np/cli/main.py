@@ -51,6 +51,9 @@ from . import (
     selftest as selftest_command,
 )
 from . import (
+    sweep as sweep_command,
+)
+from . import (
     trace as trace_command,
 )
 from .arguments import check_out
@@ -81,6 +84,7 @@ COMMANDS: dict[str, Command] = {
     "grad": grad_command,
     "compare": compare_command,
     "nll": nll_command,
+    "sweep": sweep_command,
     "convert": convert_command,
     "mask": mask_command,
     "selftest": selftest_command,

@@ -2,11 +2,17 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ..errors import OptionError
+from ..machine import digest_of
 from ..nll import token_nll
 from ..selftest import digest
+from ..sweep.cluster import cluster_nll
+from ..sweep.process import ModelFile
 from ..text.tokenizer import tokenizer_from
 from . import progress
 from .arguments import (
@@ -18,8 +24,10 @@ from .arguments import (
     dialect_of,
     loaded,
     opened,
+    overrides_of,
     save_npy,
 )
+from .cluster import add_cluster_arguments, connected
 from .inputs import token_ids
 from .printing import print_json
 
@@ -38,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_computing_arguments(parser)
     add_device_arguments(parser)
+    add_cluster_arguments(parser, "each window of a long text")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -46,8 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
     source = opened(arguments.model, arguments)
     ids = token_ids(arguments, lambda: tokenizer_from(source.metadata, source.path))
     model = loaded(source, arguments)
-    bar = progress.bar("reading")
-    values = token_nll(model, ids, stride=arguments.stride, dialect=dialect_of(arguments), ops=arguments.ops, progress=bar)
+    how = {"stride": arguments.stride, "dialect": dialect_of(arguments), "progress": progress.bar("reading")}
+    if arguments.scheduler is None and arguments.workers is None:
+        values = token_nll(model, ids, ops=arguments.ops, **how)
+    else:
+        values = _on_cluster(arguments, ids, how)
     if arguments.out is not None:
         save_npy(arguments.out, values)
     mean = float(values.mean())
@@ -58,3 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"mean negative log-likelihood  {mean:.6f} nats a token ({len(values)} predicted)")
     print(f"perplexity                    {perplexity:.4f}")
     return 0
+
+
+def _on_cluster(arguments: argparse.Namespace, ids: NDArray, how: dict[str, Any]) -> NDArray[np.float64]:
+    """What `token_nll` gives, computed by the workers of a cluster."""
+    if arguments.device != "cpu" or arguments.metrics is not None:
+        raise OptionError("--device and --metrics are for this process, expected neither with --scheduler or --workers")
+    path = arguments.model.absolute()
+    model = ModelFile(str(path), digest_of(path), arguments.allow_nan, arguments.i2s_layout, tuple(sorted(overrides_of(arguments).items())))
+    with connected(arguments) as client:
+        return cluster_nll(client, model, ids, **how)

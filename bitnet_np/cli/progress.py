@@ -54,6 +54,21 @@ def bar(label: str) -> Progress:
     return progress
 
 
+def timed_bar(label: str) -> Progress:
+    """`bar` with the rate and the time left, from the first call on: what was done before that took no time."""
+    begin: list[tuple[float, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        now = time.monotonic()
+        if not begin:
+            begin.append((now, done))
+        seconds, fresh = now - begin[0][0], done - begin[0][1]
+        rate = f", {fresh / seconds:.3g}/s, {seconds / fresh * (total - done):.0f} s left" if fresh and seconds else ""
+        bar(f"{label}{rate}")(done, max(total, 1))
+
+    return progress
+
+
 class _Compilations(event.Listener):
     def __init__(self) -> None:
         self.count = 0

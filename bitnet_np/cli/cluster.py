@@ -1,0 +1,32 @@
+"""Options of commands that may run on a Dask cluster."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..sweep import cluster
+from ..validate import integer
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add --scheduler and --workers. what: the work that they divide, in words."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--scheduler", metavar="ADDRESS", help=f"compute {what} on a Dask cluster: tcp://HOST:PORT or tls://HOST:PORT (extra `cluster`)"
+    )
+    group.add_argument("--workers", type=int, metavar="N", help=f"compute {what} in N processes of this machine (extra `cluster`)")
+
+
+@contextmanager
+def connected(arguments: argparse.Namespace) -> Iterator[Any]:
+    """Dask's client, whose dashboard is printed; None without --scheduler and --workers. Raises OptionError."""
+    if arguments.scheduler is None and arguments.workers is None:
+        yield None
+        return
+    if arguments.workers is not None:
+        integer("--workers", arguments.workers, 1, 1024)
+    with cluster.connected(arguments.scheduler, arguments.workers) as client:
+        print(f"bitnet-np: dashboard {client.dashboard_link}", file=sys.stderr)
+        yield client

@@ -1,0 +1,61 @@
+"""`bitnet-np sweep`: the rows of a plan, in this process or on a cluster."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ..sweep.cluster import DifferentBitsError
+from ..sweep.plan import read_plan
+from ..sweep.rows import Row
+from ..sweep.run import sweep
+from ..sweep.tasks import OK
+from . import progress
+from .cluster import add_cluster_arguments, connected
+from .printing import printable, table
+
+SUMMARY = "Logits, likelihoods and verdicts of many models and texts, as a plan lists them."
+LARGEST_TABLE = 20  # rows that are not OK; the rest is only counted
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument("plan", type=Path, metavar="PLAN.toml", help="models, tokens, and what to do with each pair")
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder of the results; a sweep that was stopped goes on")
+    parser.add_argument("--allow-commands", action="store_true", help="run the commands of engines that the plan names")
+    parser.add_argument("--retry-failed", action="store_true", help="compute rows again that ended in ERROR, TIMEOUT or KILLED")
+    add_cluster_arguments(parser, "the rows")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the outcomes, with --json each row when it is there; returns the exit code."""
+    plan = read_plan(arguments.plan, arguments.allow_commands)
+
+    def print_row(row: Row) -> None:
+        if arguments.json:
+            print(json.dumps(row), flush=True)
+
+    try:
+        with connected(arguments) as client:
+            bar = progress.timed_bar("rows")
+            summary = sweep(plan, arguments.out, client, retry_failed=arguments.retry_failed, progress=bar, on_row=print_row)
+    except DifferentBitsError as error:
+        print(f"bitnet-np: {printable(str(error))}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps(summary.as_dict()))
+        return summary.exit_code
+    bad = [row for row in summary.rows if row["outcome"] != OK]
+    if bad:
+        said = [(row["outcome"], row["operation"], Path(row["model"]).name, row["tokens"], _reason(row)) for row in bad[:LARGEST_TABLE]]
+        print(table(("outcome", "operation", "model", "tokens", "reason"), said))
+        print(f"and {len(bad) - LARGEST_TABLE} more\n" if len(bad) > LARGEST_TABLE else "")
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in summary.outcomes.items())
+    print(f"{len(summary.rows)} rows: {counts}; {summary.repeated} of them computed twice, on different workers")
+    print(f"{arguments.out}: rows.jsonl, results.csv, report.html")
+    return summary.exit_code
+
+
+def _reason(row: Row) -> str:
+    result = row["result"]
+    return str(result.get("reason") or result.get("error") or result.get("mean_nll", ""))

@@ -1,0 +1,205 @@
+"""Rows and windows on the workers of a Dask cluster. Dask schedules, retries and restarts; nothing of that is done here."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..dialects import Dialect
+from ..errors import Error, ServerError, listed
+from ..extras import extra
+from ..network import Runtime
+from ..nll import check_windows, window_nll
+from ..progress import Progress, silent
+from .process import ModelFile, model_of, this_machine
+from .tasks import KILLED, UNFIT, Outcome, Task, perform, tensor_digests
+
+DEATHS = 1
+"""Workers of our own cluster that may die under a task before it is set aside. Tasks that were set aside run again, one at a time."""
+
+
+class DifferentBitsError(Error):
+    """A machine computes other bits than it must, or than another one does."""
+
+
+class Result(NamedTuple):
+    """What became of a task on a cluster."""
+
+    task: Task
+    outcome: Outcome
+    repeated_on: dict[str, Any]  # the machine that gave the same result a second time, or nothing
+
+
+class _Repeat(NamedTuple):
+    """A task that runs a second time."""
+
+    task: Task
+    first: tuple[str, Outcome]  # the first worker, and what the task gave there
+    future: Any
+    workers: frozenset[str]  # those that may run it
+
+
+def _dask() -> Any:
+    return extra("distributed", "cluster", "a cluster")
+
+
+@contextmanager
+def connected(scheduler: str | None, workers: int | None) -> Iterator[Any]:
+    """Dask's client of a scheduler, or of a cluster of so many processes on this machine, which ends with the block.
+
+    TLS is as Dask's own configuration says. Raises UnsupportedError without the extra, ServerError for a scheduler that cannot be reached
+    or has no worker.
+    """
+    dask, distributed = extra("dask", "cluster", "a cluster"), _dask()
+    if scheduler is not None:
+        try:
+            client = distributed.Client(scheduler, timeout="10s", set_as_default=False)
+        except (OSError, ValueError) as error:
+            raise ServerError(f"scheduler {scheduler}: {error}") from None
+        with client:
+            yield _with_workers(client, scheduler)
+        return
+    count = workers or 1
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": DEATHS}),
+        distributed.LocalCluster(
+            n_workers=count,
+            threads_per_worker=1,  # one row at a time, on all threads that Numba has
+            env={"NUMBA_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count))},
+            memory_limit=0,  # pages of mapped models would count, and the worker be ended for them
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs="CRITICAL",
+        ) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def _with_workers(client: Any, scheduler: str) -> Any:
+    try:
+        client.wait_for_workers(1, timeout=60)
+    except TimeoutError:
+        raise ServerError(f"scheduler {scheduler}: no worker after 60 s, expected at least one") from None
+    return client
+
+
+def results(client: Any, tasks: Sequence[Task], is_repeated: Callable[[Task], bool]) -> Iterator[Result]:
+    """The results of tasks in the order of arrival.
+
+    Tasks that are repeated run a second time on another worker, where there is one: on another instruction path rather than on the same.
+    A task that was lost with its workers runs again when all others are done, alone; if its worker is lost again, its outcome is KILLED.
+
+    Raises DifferentBitsError if two machines give different results, or a machine fails the selftest; ServerError if the scheduler is lost.
+    """
+    distributed = _dask()
+    run = token_hex(4)
+    names = {f"{task.operation}-{task.key}-{run}": task for task in tasks}
+    futures = {future.key: future for future in client.map(_on_worker, list(names.values()), key=list(names))}
+    paths: dict[str, str] = {}  # instruction paths by worker
+    repeats: dict[str, _Repeat] = {}
+    lost = []
+    for future in distributed.as_completed(list(futures.values()), loop=client.loop):
+        del futures[future.key]
+        task = names.pop(future.key)
+        arrived = _arrived(distributed, future)
+        if arrived is None:
+            lost.append(task)
+            continue
+        worker, outcome = arrived
+        paths[worker] = outcome.machine["instruction path"]
+        others = [address for address in client.nthreads() if address != worker] if is_repeated(task) else []
+        if others:
+            others = [address for address in others if paths.get(address, paths[worker]) != paths[worker]] or others
+            name = f"{task.operation}-{task.key}-{run}-again"
+            again = client.submit(_on_worker, task, key=name, workers=others, priority=1)
+            repeats[name] = _Repeat(task, arrived, again, frozenset(others))
+        else:
+            yield Result(task, outcome, {})
+        yield from _settled(client, repeats)
+    while repeats:
+        time.sleep(0.05)
+        yield from _settled(client, repeats, set(client.nthreads()))
+    for task in lost:
+        arrived = _arrived(distributed, client.submit(_on_worker, task, key=f"{task.operation}-{task.key}-{run}-alone"))
+        yield Result(task, arrived[1] if arrived else Outcome(KILLED, {"error": "the worker died of this task, again and alone"}), {})
+
+
+def _on_worker(task: Task) -> tuple[str, Outcome]:
+    """The worker's address and what the task gave there."""
+    return _dask().get_worker().address, perform(task)
+
+
+def _settled(client: Any, repeats: dict[str, _Repeat], alive: set[str] | None = None) -> Iterator[Result]:
+    """The results whose repetition is done, or whose other workers are none of those `alive`: Dask would wait for them for ever."""
+    for name, repeat in list(repeats.items()):
+        if repeat.future.done():
+            del repeats[name]
+            second = _arrived(_dask(), repeat.future, 3)  # a result is lost with its worker, and only that one may repeat it
+            yield _compared(client, repeat.task, repeat.first, second) if second else Result(repeat.task, repeat.first[1], {})
+        elif alive is not None and not alive & repeat.workers:
+            del repeats[name]
+            repeat.future.cancel()
+            yield Result(repeat.task, repeat.first[1], {})
+
+
+def _arrived(distributed: Any, future: Any, seconds: float | None = None) -> tuple[str, Outcome] | None:
+    """What a task gave; None if its workers died under it, or the result did not come in these seconds."""
+    try:
+        worker, outcome = future.result(seconds)
+    except (distributed.KilledWorker, TimeoutError):
+        return None
+    except (distributed.client.FutureCancelledError, OSError) as error:
+        raise ServerError(f"the scheduler was lost: {type(error).__name__}. Start the sweep again to go on") from None
+    if outcome.outcome == UNFIT:
+        raise DifferentBitsError(f"{outcome.result['error']} ({worker})")
+    return worker, outcome
+
+
+def _compared(client: Any, task: Task, one: tuple[str, Outcome], other: tuple[str, Outcome]) -> Result:
+    """The result of a task that ran twice. Raises DifferentBitsError."""
+    (worker, outcome), (second, again) = one, other
+    if (outcome.outcome, outcome.result) == (again.outcome, again.result):
+        return Result(task, outcome, again.machine if second != worker else {})
+    digests = [client.submit(tensor_digests, task, key=f"tensors-{token_hex(4)}", workers=[w]).result() for w in (worker, second)]
+    tensor = next((a[0] for a, b in zip(*digests, strict=False) if a != b), "none, so they differ from run to run")
+    named = " and ".join(f"{o.machine['host']} ({o.machine['instruction path']}, {w})" for w, o in (one, other))
+    raise DifferentBitsError(f"{task.place}: different bits on {named}; first differing tensor: {tensor}")
+
+
+def cluster_nll(
+    client: Any, model: ModelFile, ids: ArrayLike, *, stride: int | None, dialect: Dialect, progress: Progress = silent
+) -> NDArray[np.float64]:
+    """`token_nll` of a long text on a cluster, a task for each window: the same bits for any number of workers.
+
+    ids: [T] -> float64 [T - 1]. Raises as `token_nll` does, and as `results`.
+    """
+    distributed = _dask()
+    checked, windows = check_windows(model_of(model).config, ids, stride)
+    arguments = [(model, dialect, checked[w.begin : w.end], w.known - w.begin) for w in windows]
+    run = token_hex(4)
+    futures = client.map(_window, arguments, key=[f"nll-{n}-{run}" for n in range(len(windows))])
+    for done, _ in enumerate(distributed.as_completed(futures, loop=client.loop), 1):
+        progress(done, len(windows))
+    return np.concatenate([_window_arrived(distributed, future) for future in futures])
+
+
+def _window(arguments: tuple[ModelFile, Dialect, NDArray[np.int64], int]) -> NDArray[np.float64]:
+    model, dialect, ids, known = arguments
+    if this_machine()["differing"]:
+        raise DifferentBitsError(f"selftest failed on {this_machine()['host']}: {listed(this_machine()['differing'])}")
+    return window_nll(Runtime(model_of(model), dialect).checked(), ids, known)
+
+
+def _window_arrived(distributed: Any, future: Any) -> NDArray[np.float64]:
+    try:
+        return future.result()
+    except distributed.KilledWorker as error:
+        raise ServerError(f"workers died of a window of the text: {error}") from None
+    except (distributed.client.FutureCancelledError, OSError) as error:
+        raise ServerError(f"the scheduler was lost: {type(error).__name__}") from None

@@ -1,0 +1,160 @@
+"""Sweeps and long texts on a real cluster of two worker processes: the same results as in one process, whatever is lost in between."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sweep_plans
+from command_line import ROOT, TINY
+from sweep_plans import PLAN, engine_run, written
+
+from bitnet_np import BITNET_CPP, Error, load, nll, selftest
+from bitnet_np.cli.main import main
+from bitnet_np.kernels import processor
+from bitnet_np.sweep.cluster import DifferentBitsError, connected
+from bitnet_np.sweep.plan import read_plan
+from bitnet_np.sweep.run import sweep
+
+dask = pytest.importorskip("dask")
+pytest.importorskip("distributed")
+PRELOAD = str(Path(sweep_plans.__file__))
+posix = pytest.mark.skipif(os.name != "posix", reason="signals")
+DIE = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+
+
+@contextmanager
+def cluster(workers):
+    path = os.pathsep.join([str(Path(PRELOAD).parent), str(ROOT), *sys.path])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv("NUMBA_NUM_THREADS", "1")
+        with dask.config.set({"distributed.worker.preload": [PRELOAD]}), connected(None, workers) as client:
+            yield client
+
+
+@pytest.fixture(scope="module")
+def client():
+    with cluster(2) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    """A plan, and the table that a sweep in one process makes of it."""
+    folder = tmp_path_factory.mktemp("serial")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selftest, "run", lambda: iter(()))
+        plan = read_plan(written(folder, PLAN))
+        sweep(plan, folder / "out")
+    return plan, (folder / "out" / "results.csv").read_bytes()
+
+
+def test_two_workers_give_the_bytes_of_one_process(client, serial, tmp_path):
+    plan, table = serial
+    summary = sweep(plan, tmp_path, client)
+    assert (tmp_path / "results.csv").read_bytes() == table
+    assert summary.repeated == sum(int(task.key[:12], 16) % 3 == 0 for task in plan.tasks) > 0
+
+
+def test_a_sweep_goes_on_after_its_scheduler_was_lost(serial, tmp_path):
+    """On one worker."""
+    plan, table = serial
+    seen = []
+    with cluster(1) as client:
+
+        def lose(row):
+            seen.append(row["key"])
+            if len(seen) == 3:
+                client.cluster.close()
+
+        with pytest.raises(Error, match="the scheduler was lost"):
+            sweep(plan, tmp_path, client, on_row=lose)
+    assert 3 <= len(seen) < len(plan.tasks)
+    with cluster(1) as client:
+        summary = sweep(plan, tmp_path, client, on_row=lambda row: seen.append(row["key"]))
+    assert sorted(seen) == sorted(task.key for task in plan.tasks)
+    assert summary.repeated == 0  # there is no second worker
+    assert (tmp_path / "results.csv").read_bytes() == table
+
+
+@posix
+def test_a_worker_that_is_killed_loses_no_row(client, serial, tmp_path):
+    plan, table = serial
+    seen = []
+
+    def kill(row):
+        seen.append(row["key"])
+        if len(seen) == 2:
+            os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+
+    sweep(plan, tmp_path, client, on_row=kill)
+    assert sorted(seen) == sorted(task.key for task in plan.tasks)
+    assert (tmp_path / "results.csv").read_bytes() == table
+
+
+@posix
+def test_a_task_that_kills_its_worker_is_a_row_that_says_so(client, tmp_path):
+    sleep = engine_run("import time; time.sleep(60)", more="seconds = 0.3")
+    plan = written(tmp_path, PLAN.replace("count = 6", "count = 1") + engine_run(DIE) + sleep)
+    command = ["sweep", str(plan), "--out", str(tmp_path / "out"), "--scheduler", client.scheduler.address, "--allow-commands"]
+    assert main(command) == 2
+    outcomes = [row["outcome"] for row in sweep(read_plan(plan, True), tmp_path / "out").rows]  # read from the disk
+    assert outcomes == ["OK", "OK", "OK", "KILLED", "TIMEOUT"]
+
+
+def test_long_texts_have_the_same_bits(client, tmp_path, capsys):
+    ids = np.random.default_rng(0).integers(0, 512, 1300)
+    np.save(tmp_path / "ids.npy", ids)
+    out = tmp_path / "nll.npy"
+    command = ["nll", TINY, "--tokens-file", str(tmp_path / "ids.npy"), "--as", "bitnet.cpp", "--out", str(out)]
+    assert main([*command, "--scheduler", client.scheduler.address]) == 0
+    np.testing.assert_array_equal(np.load(out), nll.token_nll(load(TINY), ids, dialect=BITNET_CPP))
+    assert "dashboard http" in capsys.readouterr().err
+    assert main([*command, "--scheduler", client.scheduler.address, "--metrics", str(tmp_path / "m.json")]) == 2
+    assert main(["nll", TINY, "--tokens", "1,512", "--workers", "0"]) == 2
+
+
+def spoil_a_kernel():
+    """A worker from now on: the last activation of every feed-forward is too large."""
+    from bitnet_np.kernels import cpu
+
+    right = cpu.relu2_gate
+
+    def wrong(*arrays):
+        out = right(*arrays)
+        out[-1, -1] += 1
+        return out
+
+    cpu.relu2_gate = wrong
+
+
+@pytest.mark.skipif(processor.instruction_path() not in ("avx512-vnni", "avx-vnni"), reason="no lesser processor of as many features")
+def test_two_instruction_paths_agree_and_a_fault_is_caught(client, serial, tmp_path):
+    plan, table = serial
+    features = ",".join(f"+{name}" for name in sorted(processor.cpu_features()) if "vnni" not in name)
+    environment = os.environ | {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": features, "NUMBA_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(PRELOAD).parent), str(ROOT)])
+    command = [sys.executable, "-m", "distributed.cli.dask_worker", client.scheduler.address, "--nthreads", "1", "--no-nanny"]
+    lesser = subprocess.Popen(
+        [*command, "--preload", PRELOAD, "--name", "lesser", "--no-dashboard"], env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        client.wait_for_workers(3)
+        address = next(w for w, pid in client.run(os.getpid).items() if pid == lesser.pid)
+        summary = sweep(plan, tmp_path / "fine", client)
+        assert (tmp_path / "fine" / "results.csv").read_bytes() == table
+        assert {machine["instruction path"] for machine in summary.machines} == {processor.instruction_path(), "avx2"}
+        client.run(spoil_a_kernel, workers=[address])
+        with pytest.raises(DifferentBitsError) as caught:
+            sweep(plan, tmp_path / "spoiled", client)
+        assert "first differing tensor: ffn_out-0" in str(caught.value)
+        assert "(avx2, tcp://" in str(caught.value)
+        assert f"({processor.instruction_path()}, tcp://" in str(caught.value)
+    finally:
+        lesser.kill()
+        lesser.wait()
