@@ -19,6 +19,21 @@ def test_the_digest_of_a_file_is_that_of_its_bytes(tmp_path):
     assert digest_of(tmp_path / "x") == hashlib.sha256(b"abc" * 1000).hexdigest()
 
 
+def test_the_digest_of_a_model_in_parts_depends_on_all_of_them(tmp_path):
+    parts = [tmp_path / f"m[1]-0000{n}-of-00002.gguf" for n in (1, 2)]
+    for path in (*parts, tmp_path / "m1-00001-of-00002.gguf", tmp_path / "m[1]-00001-of-00003.gguf"):
+        path.write_bytes(b"abc")
+    before = digest_of(parts[0])
+    assert before == digest_of(parts[1])
+    (tmp_path / "m1-00001-of-00002.gguf").write_bytes(b"other")
+    (tmp_path / "m[1]-00001-of-00003.gguf").write_bytes(b"other")
+    assert digest_of(parts[0]) == before
+    parts[1].write_bytes(b"abd")
+    assert digest_of(parts[0]) != before
+    with pytest.raises(FileNotFoundError):
+        digest_of(tmp_path / "n-00001-of-00002.gguf")
+
+
 def test_the_digest_of_a_folder_depends_on_every_name_and_every_byte(tmp_path):
     def folder(name, files):
         for path, content in files.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import Error
 
-_MOST_LOG = 2000  # characters at the end of what a failed command printed
+_MOST_LOG = 2000  # bytes at the end of what a failed command printed
 
 
 class TimeLimitError(Error):
@@ -34,8 +34,13 @@ def run_command(arguments: Sequence[str], folder: Path, seconds: float) -> None:
         finally:
             _end(process)
     if code:
-        printed = log.read_text("utf-8", "replace").strip()[-_MOST_LOG:]
-        raise Error(f"{arguments[0]}: exit code {code}, expected 0: {printed}")
+        raise Error(f"{arguments[0]}: exit code {code}, expected 0: {_end_of(log)}")
+
+
+def _end_of(log: Path) -> str:
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - _MOST_LOG))
+        return file.read(_MOST_LOG).decode("utf-8", "replace").strip()
 
 
 def _end(process: subprocess.Popen) -> None:
