@@ -92,6 +92,11 @@ def _address(context: Any, builder: ir.IRBuilder, array: types.Array, value: ir.
     return builder.gep(context.make_array(array)(context, builder, value).data, [offset])
 
 
+def _at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
+    """A pointer to what lies at an address, which is an integer."""
+    return builder.inttoptr(address, kind.as_pointer())
+
+
 def _load(builder: ir.IRBuilder, address: ir.Value, vector: ir.Type) -> ir.Value:
     loaded = builder.load(builder.bitcast(address, vector.as_pointer()), typ=vector)
     loaded.align = 1
@@ -146,15 +151,16 @@ def _widened_half(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
     return builder.bitcast(builder.or_(builder.select(special, ones, builder.bitcast(scaled, V16I32)), sign), V16F32)
 
 
+def _prefetch(builder: ir.IRBuilder, pointer: ir.Value) -> None:
+    _call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, *(ir.Constant(I32, n) for n in (0, 2, 1)))  # read, second level, data
+
+
 @intrinsic
 def prefetch(typing_context, array, offset):
     """Ask for the cache line that holds array[offset]; past the end is allowed."""
 
     def codegen(context, builder, signature, args):
-        pointer = _address(context, builder, signature.args[0], args[0], args[1])
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, *(ir.Constant(I32, n) for n in (0, 2, 1))])  # read, keep in the second level, data
+        _prefetch(builder, _address(context, builder, signature.args[0], args[0], args[1]))
         return context.get_dummy_value()
 
     return types.none(array, types.intp), codegen
@@ -459,6 +465,12 @@ def _code_plane(builder: ir.IRBuilder, path: str, packed: ir.Value, plane: int) 
     return builder.and_(packed, ir.Constant(V64I8, [3 << place] * STEP)), place
 
 
+def _code(builder: ir.IRBuilder, packed: ir.Value, plane: int) -> ir.Value:
+    """Codes 0..2 of one plane of packed bytes. x86 cannot shift bytes; the mask drops the bits that cross from one to another."""
+    shifted = builder.lshr(builder.bitcast(packed, V32I16), ir.Constant(V32I16, [6 - 2 * plane] * 32))
+    return builder.and_(builder.bitcast(shifted, V64I8), ir.Constant(V64I8, [3] * STEP))
+
+
 def _broadcast_four(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Four bytes of memory, repeated sixteen times, as the byte dot products of x86 can read them from memory."""
     four = builder.load(builder.bitcast(address, I32.as_pointer()), typ=I32)
@@ -484,12 +496,7 @@ def _ternary_step(apart: bool) -> Callable:
                 if apart:
                     unpacked = [_code_plane(builder, path, register, plane)[0] for register in packed]
                 else:
-                    shift = ir.Constant(
-                        V32I16, [6 - 2 * plane] * 32
-                    )  # x86 cannot shift bytes; the mask drops the bits that cross from one to another
-                    three = ir.Constant(V64I8, [3] * STEP)
-                    shifted = (builder.bitcast(builder.lshr(builder.bitcast(p, V32I16), shift), V64I8) for p in packed)
-                    unpacked = [builder.and_(register, three) for register in shifted]
+                    unpacked = [_code(builder, register, plane) for register in packed]
                 for column, row in enumerate(rows):
                     offset = builder.add(row, ir.Constant(row.type, 4 * plane))
                     activations = _broadcast_four(builder, _address(context, builder, x_array, x, offset))
@@ -562,6 +569,45 @@ def join_planes(typing_context, tile):
         return _pack(builder, ir.Constant(context.get_value_type(joined), None), sums)
 
     return joined(tile), codegen
+
+
+@intrinsic
+def unpack_codes(typing_context, packed, codes, ahead):
+    """Read 64 packed bytes at one address, and write their codes 0..2, 256 bytes, to another: plane after plane, 4 columns of 16 rows each.
+
+    The cache line at packed + ahead is prefetched.
+    """
+
+    def codegen(context, builder, signature, args):
+        packed, codes, ahead = args
+        _prefetch(builder, _at(builder, builder.add(packed, ahead), I8))
+        register = _load(builder, _at(builder, packed, I8), V64I8)
+        for plane in range(4):
+            address = _at(builder, builder.add(codes, ir.Constant(codes.type, plane * STEP)), V64I8)
+            builder.store(_code(builder, register, plane), address, align=1)
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.none(n, n, n), codegen
+
+
+@intrinsic
+def load_tile(typing_context, tile, address, row_stride, column_stride):
+    """tile[i, j] = the 64 bytes at address + i * row_stride + j * column_stride."""
+
+    def codegen(context, builder, signature, args):
+        tile = signature.args[0]
+        value, address, row_stride, column_stride = args
+        registers = []
+        for i in range(tile.count):
+            row, column = divmod(i, tile.columns)
+            place = builder.add(address, builder.mul(row_stride, ir.Constant(row_stride.type, row)))
+            place = builder.add(place, builder.mul(column_stride, ir.Constant(column_stride.type, column)))
+            registers.append(_load(builder, _at(builder, place, I8), tile.vector))
+        return _pack(builder, value, registers)
+
+    n = types.intp
+    return tile(tile, n, n, n), codegen
 
 
 @intrinsic

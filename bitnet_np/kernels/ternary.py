@@ -1,15 +1,14 @@
 """int8 codes of activations, and their products with ternary matrices, which are exact sums of integers."""
 
-from typing import Any, NamedTuple
-
 import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from . import simd
-from .launching import Floats, inlined, launch, parallel, read_only, serial
+from . import amx, simd, ternary_tiles
+from .launching import Floats, inlined, launch, parallel, read_only
 from .scalar import round_half_even
-from .simd import LANES, STEP, float_bits, join_planes, prefetch, store_scaled, ternary_step, ternary_step_apart, tile_i32
+from .simd import LANES, STEP, float_bits, join_planes, prefetch, ternary_step, ternary_step_apart, tile_i32
+from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary
 from .tiles import STREAM, TOKENS, WIDE
 from .workspace import empty
 
@@ -46,52 +45,6 @@ def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] 
     return codes, scale
 
 
-@serial
-def _row_sums(q, sums):
-    for r in range(q.shape[0]):
-        row, total = q[r], np.int32(0)
-        for i in range(row.size):
-            total = np.int32(total + row[i])
-        sums[r] = total
-
-
-class Product(NamedTuple):
-    """The arrays of a product with up to three matrices.
-
-    A tile reads scales and sums of TOKENS tokens from its first on, however many there are: both are that much longer than n.
-    """
-
-    codes: Any  # packed (packing.py), of the first matrix; offsets from it lead to the others
-    steps: Any  # steps of LANES columns of the weights: 16 rows have STEP bytes for each
-    q: Any  # [n, steps * LANES] int8
-    scale: Any  # [n + TOKENS]
-    sums: Any  # [n + TOKENS] int32, of the rows of q
-    out: Any  # flat, of all matrices
-
-
-class Matrix(NamedTuple):
-    """One matrix of a product."""
-
-    begin: Any  # offset of its codes from the first matrix's
-    factor: Any  # the scale of its weights
-    place: Any  # offset of its results [n, width] in `out`
-    width: Any  # its rows, which are columns of its results
-
-
-@inlined
-def _store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
-    """Store a finished tile. One that does not lie wholly inside the matrix's results is stored in `edge` and copied from there."""
-    out, column, start, width = product.out, group * LANES, matrix.place + token * matrix.width, matrix.width
-    columns, rows = min(groups * LANES, width - column), min(tokens, product.q.shape[0] - token)
-    if columns == groups * LANES and rows == tokens:
-        store_scaled(tile, product.sums, product.scale, token, matrix.factor, out, start + column, width)
-    else:
-        store_scaled(tile, product.sums, product.scale, token, matrix.factor, edge, 0, groups * LANES)
-        for j in range(rows):
-            for i in range(columns):
-                out[start + j * width + column + i] = edge[j * groups * LANES + i]
-
-
 @inlined
 def _ternary_tile(zeros, groups, tokens, product, matrix, group, token, edge):
     """The results from column 16 * `group` and from `token` on: 16 * groups columns by tokens, which is the shape of `zeros`."""
@@ -106,7 +59,7 @@ def _ternary_tile(zeros, groups, tokens, product, matrix, group, token, edge):
         tile = ternary_step(tile, codes, start, row, n, q, x, q.shape[1], present)
         start += STEP
         x += LANES
-    _store_ternary(tile, groups, tokens, product, matrix, group, token, edge)
+    store_ternary(tile, groups, tokens, product, matrix, group, token, edge)
 
 
 @inlined
@@ -120,21 +73,7 @@ def _ternary_tile_apart(zeros, tokens, product, matrix, group, edge):
         tile = ternary_step_apart(tile, codes, start, 0, 1, q, x, q.shape[1], tokens)
         start += STEP
         x += LANES
-    _store_ternary(join_planes(tile), 1, tokens, product, matrix, group, 0, edge)
-
-
-@serial
-def _block_of(widths, size, block):
-    """The matrix that a block belongs to, the block's number in that matrix, and the columns of the matrices before it.
-
-    Three matrices are cut into blocks of `size` columns, one matrix after another.
-    """
-    first, second = -(-widths[0] // size), -(-widths[1] // size)
-    if block < first:
-        return 0, block, 0
-    if block < first + second:
-        return 1, block - first, widths[0]
-    return 2, block - first - second, widths[0] + widths[1]
+    store_ternary(join_planes(tile), 1, tokens, product, matrix, group, 0, edge)
 
 
 @parallel
@@ -147,10 +86,10 @@ def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out)
     padded, sums = np.empty(n + TOKENS, np.float32), np.empty(n + TOKENS, np.int32)
     for i in range(padded.size):
         padded[i], sums[i] = scale[min(i, n - 1)], 0
-    _row_sums(q, sums)
+    row_sums(q, 0, n, sums)
     product = Product(codes, steps, q, padded, sums, out)
     for item in prange(blocks):
-        m, block, before = _block_of(widths, size, np.int64(item))
+        m, block, before = block_of(widths, size, np.int64(item))
         matrix = Matrix(begins[m], factors[m], n * before, widths[m])
         edge = np.empty(TOKENS * _GROUPS * LANES, np.float32)
         if n == 1:
@@ -171,13 +110,18 @@ def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[NDArray
     """
     rows, m = q.shape
     steps = -(-m // LANES)
-    if m % LANES:
-        q = np.concatenate([q, np.zeros((rows, steps * LANES - m), np.int8)], axis=1)
+    unit = amx.unit() if rows >= ternary_tiles.LEAST else None
+    if short := -m % (LANES if unit is None else amx.WIDTH):
+        q = np.concatenate([q, np.zeros((rows, short), np.int8)], axis=1)
     absent = matrices[0][0], np.float32(0), 0
     (a, f, i), (b, g, j), (c, h, k) = (*matrices, absent, absent)[:3]
     out = empty((rows * (i + j + k),))
     work = out.size * q.shape[1] // 64
-    launch(_ternary_matmul, work, read_only(a), read_only(b), read_only(c), (i, j, k), (f, g, h), steps, q, scale, out)
+    arguments = read_only(a), read_only(b), read_only(c), (i, j, k), (f, g, h), steps, q, scale, out
+    if unit is None:
+        launch(_ternary_matmul, work, *arguments)
+    else:
+        launch(ternary_tiles.ternary_matmul, work, *arguments, unit)
     ends = 0, rows * i, rows * (i + j), rows * (i + j + k)
     return [out[ends[n] : ends[n + 1]].reshape(rows, matrix[2]) for n, matrix in enumerate(matrices)]
 

@@ -1,0 +1,195 @@
+"""AMX, the matrix tiles of some of Intel's processors, and a plain twin of its instructions.
+
+A processor has eight tiles of at most 16 rows of 64 bytes each. One instruction multiplies two tiles of bytes and adds the products to a
+tile of int32. These sums are exact, so they have the bits of any other way to add them.
+
+Each function takes a `unit` first, the address of memory of one thread's own. Its type chooses what is compiled: uint64 stands for the
+processor's tiles, int64 for the twin, which keeps its tiles in that memory and runs everywhere. So loops, edges and layouts are tested where
+there are no tiles. The memory begins with the 64 bytes in which Intel's manual describes a configuration: byte 0 is 1, bytes 16 + 2 t the
+bytes in a row of tile t, byte 48 + t its rows.
+
+Numbers of tiles are literals; addresses and strides count bytes. They are integers because Numba would count references to arrays in every
+step of a loop. So a caller must hold the arrays until the last address has been used. Nothing is bounds-checked here.
+"""
+
+import ctypes
+import sys
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from .launching import inlined
+from .processor import architecture, cpu_features
+from .simd import I8, I64, _at, _call
+
+ROWS = 16  # of a tile
+WIDTH = 64  # bytes of a row
+SIZE = ROWS * WIDTH
+_CONFIGURATION = 64  # bytes
+
+PROCESSOR = np.zeros(_CONFIGURATION, np.uint8)
+"""As much memory as a unit of the processor's tiles has. Its element type stands for them."""
+
+PLAIN = np.zeros(_CONFIGURATION + 8 * SIZE, np.int8)
+"""The same for the twin."""
+
+_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18  # Linux, x86-64: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+
+
+@cache
+def why_absent() -> str:
+    """Why this process does without tiles, "" if it has them. The first call asks Linux for permission, which lasts until exec.
+
+    Numba's features decide, as for every instruction. Linux grants the permission from 5.16 on, unless a filter forbids the system call or
+    a thread's stack for signals has no room for tiles.
+    """
+    if architecture() != "x86_64" or not {"amx-tile", "amx-int8", "avx512bw"} <= cpu_features():
+        return "amx-int8 is not among the features that Numba compiles for"
+    if sys.platform != "linux":
+        return f"not known how to ask {sys.platform} for permission"
+    try:
+        system_call = ctypes.CDLL(None, use_errno=True).syscall
+    except (OSError, AttributeError) as error:
+        return f"no way to ask Linux for permission: {error}"
+    refused = system_call(*map(ctypes.c_long, (_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)))
+    return f"Linux refuses permission, error {ctypes.get_errno()}" if refused else ""
+
+
+def unit() -> NDArray[Any] | None:
+    """PROCESSOR, or None where there are no tiles. Tests put a function that returns PLAIN in its place."""
+    return None if why_absent() else PROCESSOR
+
+
+# --- the twin -------------------------------------------------------------------------------------------------------------------------
+
+
+def _pointer(number: types.Type) -> Callable:
+    @intrinsic
+    def pointer(typing_context, address):
+        kind = types.CPointer(number)
+        return kind(address), lambda context, builder, signature, args: builder.inttoptr(args[0], context.get_value_type(kind))
+
+    return pointer
+
+
+_signed_bytes, _unsigned_bytes, _integers = (_pointer(number) for number in (types.int8, types.uint8, types.int32))
+
+
+@inlined
+def _tile(unit, tile):
+    return unit + _CONFIGURATION + tile * SIZE
+
+
+def _plain_configure(unit):
+    memory = _signed_bytes(_tile(unit, 0))
+    for i in range(8 * SIZE):
+        memory[i] = 0
+
+
+def _plain_release(unit):
+    memory = _signed_bytes(unit)
+    for tile in range(8):
+        memory[48 + tile] = 0  # no rows: what uses the tile afterwards does nothing
+
+
+def _plain_zero(unit, tile):
+    memory = _signed_bytes(_tile(unit, tile))
+    for i in range(SIZE):
+        memory[i] = 0
+
+
+def _plain_load(unit, tile, address, stride):
+    target, source = _signed_bytes(_tile(unit, tile)), _signed_bytes(address)
+    for row in range(_signed_bytes(unit)[48 + tile]):
+        for i in range(WIDTH):
+            target[row * WIDTH + i] = source[row * stride + i]
+
+
+def _plain_store(unit, tile, address, stride):
+    source, target = _signed_bytes(_tile(unit, tile)), _signed_bytes(address)
+    for row in range(_signed_bytes(unit)[48 + tile]):
+        for i in range(WIDTH):
+            target[row * stride + i] = source[row * WIDTH + i]
+
+
+def _plain_dot(unit, sums, x, w):
+    totals, left, right = _integers(_tile(unit, sums)), _signed_bytes(_tile(unit, x)), _unsigned_bytes(_tile(unit, w))
+    for i in range(_signed_bytes(unit)[48 + x]):
+        for j in range(ROWS):
+            for k in range(WIDTH):
+                totals[i * ROWS + j] += np.int32(left[i * WIDTH + k]) * np.int32(right[k // 4 * WIDTH + 4 * j + k % 4])
+
+
+# --- instructions ---------------------------------------------------------------------------------------------------------------------
+
+
+@intrinsic
+def unit_in(typing_context, memory):
+    """The unit in an array of the size and element type of PROCESSOR or PLAIN."""
+    unit = {types.uint8: types.uint64, types.int8: types.int64}[memory.dtype]
+    return unit(memory), lambda context, builder, signature, args: builder.ptrtoint(
+        context.make_array(signature.args[0])(context, builder, args[0]).data, I64
+    )
+
+
+def _instruction(name: str, plain: Callable, signature: Any, operands: Callable) -> tuple[Any, Callable]:
+    """The signature and the code of an operation: the instruction with these operands, or a call of its twin."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> ir.Value:
+        unit, *kinds = signature.args
+        if unit == types.int64:
+            return context.compile_internal(builder, plain, signature, args)
+        tiles = [ir.Constant(I8, kind.literal_value) for kind in kinds if isinstance(kind, types.IntegerLiteral)]
+        _call(builder, name, ir.VoidType(), *operands(builder, tiles, *args))
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+def _tiles_alone(builder: ir.IRBuilder, tiles: list[ir.Value], *args: ir.Value) -> list[ir.Value]:
+    return tiles
+
+
+def _memory(builder: ir.IRBuilder, tiles: list[ir.Value], unit: ir.Value, tile: ir.Value, address: ir.Value, stride: ir.Value) -> list[ir.Value]:
+    return [*tiles, _at(builder, address, I8), stride]
+
+
+@intrinsic
+def tile_configure(typing_context, unit):
+    """Take the shapes of the tiles from the unit's memory, and zero all tiles."""
+    return _instruction("llvm.x86.ldtilecfg", _plain_configure, types.none(unit), lambda builder, _, unit: [_at(builder, unit, I8)])
+
+
+@intrinsic
+def tile_release(typing_context, unit):
+    """Free all tiles. A system thread that keeps them takes longer to switch."""
+    return _instruction("llvm.x86.tilerelease", _plain_release, types.none(unit), _tiles_alone)
+
+
+@intrinsic(prefer_literal=True)
+def tile_zero(typing_context, unit, tile):
+    return _instruction("llvm.x86.tilezero", _plain_zero, types.none(unit, tile), _tiles_alone)
+
+
+@intrinsic(prefer_literal=True)
+def tile_load(typing_context, unit, tile, address, stride):
+    """Row i of the tile = 64 bytes from address + i * stride on."""
+    return _instruction("llvm.x86.tileloadd64", _plain_load, types.none(unit, tile, types.intp, types.intp), _memory)
+
+
+@intrinsic(prefer_literal=True)
+def tile_store(typing_context, unit, tile, address, stride):
+    """64 bytes from address + i * stride on = row i of the tile."""
+    return _instruction("llvm.x86.tilestored64", _plain_store, types.none(unit, tile, types.intp, types.intp), _memory)
+
+
+@intrinsic(prefer_literal=True)
+def tile_dot(typing_context, unit, sums, x, w):
+    """sums[i, j] += the sum over k and n of x[i, 4 k + n] * w[k, 4 j + n], for int8 x [rows, 64] and uint8 w [16, 64] to int32 [rows, 16]."""
+    return _instruction("llvm.x86.tdpbsud", _plain_dot, types.none(unit, sums, x, w), _tiles_alone)

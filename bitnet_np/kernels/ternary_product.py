@@ -1,0 +1,68 @@
+"""What both ways to multiply by ternary matrices share: the arrays of a product, its matrices, and how results are stored."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .launching import inlined, serial
+from .simd import LANES, store_scaled
+
+
+class Product(NamedTuple):
+    """The arrays of a product with up to three matrices.
+
+    A tile reads scales and sums of TOKENS tokens from its first on, however many there are: both are that much longer than n.
+    """
+
+    codes: Any  # packed (packing.py), of the first matrix; offsets from it lead to the others
+    steps: Any  # steps of LANES columns of the weights: 16 rows have STEP bytes for each
+    q: Any  # [n, steps * LANES] int8
+    scale: Any  # [n + TOKENS]
+    sums: Any  # [n + TOKENS] int32, of the rows of q
+    out: Any  # flat, of all matrices
+
+
+class Matrix(NamedTuple):
+    """One matrix of a product."""
+
+    begin: Any  # offset of its codes from the first matrix's
+    factor: Any  # the scale of its weights
+    place: Any  # offset of its results [n, width] in `out`
+    width: Any  # its rows, which are columns of its results
+
+
+@inlined
+def store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
+    """Store a finished tile. One that does not lie wholly inside the matrix's results is stored in `edge` and copied from there."""
+    out, column, start, width = product.out, group * LANES, matrix.place + token * matrix.width, matrix.width
+    columns, rows = min(groups * LANES, width - column), min(tokens, product.q.shape[0] - token)
+    if columns == groups * LANES and rows == tokens:
+        store_scaled(tile, product.sums, product.scale, token, matrix.factor, out, start + column, width)
+    else:
+        store_scaled(tile, product.sums, product.scale, token, matrix.factor, edge, 0, groups * LANES)
+        for j in range(rows):
+            for i in range(columns):
+                out[start + j * width + column + i] = edge[j * groups * LANES + i]
+
+
+@serial
+def block_of(widths, size, block):
+    """The matrix that a block belongs to, the block's number in that matrix, and the columns of the matrices before it.
+
+    Three matrices are cut into blocks of `size` columns, one matrix after another.
+    """
+    first, second = -(-widths[0] // size), -(-widths[1] // size)
+    if block < first:
+        return 0, block, 0
+    if block < first + second:
+        return 1, block - first, widths[0]
+    return 2, block - first - second, widths[0] + widths[1]
+
+
+@serial
+def row_sums(q, first, end, sums):
+    for r in range(first, end):
+        row, total = q[r], np.int32(0)
+        for i in range(row.size):
+            total = np.int32(total + row[i])
+        sums[r] = total

@@ -1,0 +1,161 @@
+"""Products with ternary matrices on matrix tiles (amx.py), for calls of several tokens."""
+
+import numpy as np
+from numba import prange
+
+from .amx import ROWS, SIZE, WIDTH, tile_configure, tile_dot, tile_load, tile_release, tile_store, tile_zero, unit_in
+from .launching import inlined, parallel, serial
+from .simd import LANES, STEP, load_tile, tile_i32, unpack_codes
+from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary
+from .tiles import STREAM, TOKENS
+
+LEAST = 5
+"""Tokens from which on tiles are faster than vectors."""
+
+_PAIR = 2 * ROWS  # rows of weights, and tokens, that two by two tiles of sums belong to
+_BLOCK = 8  # tiles of columns at a time: so many of two groups' weights, unpacked, are a third of the first cache
+_AHEAD = 2  # tiles that are unpacked before they are multiplied, so that the processor does both at once
+_FEW = 32  # tokens whose activations one thread arranges sooner than others wake up
+_ROOM = _BLOCK * 2 * SIZE + WIDTH  # bytes for a block of weights
+_SHARED = 3 << 18  # bytes of activations that one pair of groups after another is multiplied by: they stay in the second cache
+
+
+@inlined
+def _configure(memory, rows):
+    """The unit in `memory`: tiles 0 to 3 are sums, 4 and 5 activations of `rows` tokens each, 6 and 7 weights."""
+    memory[0] = 1
+    for tile in range(8):
+        memory[16 + 2 * tile] = WIDTH
+        memory[48 + tile] = rows if tile < 6 else ROWS
+    unit = unit_in(memory)
+    tile_configure(unit)
+    return unit
+
+
+@inlined
+def _lines(room):
+    """The address in `room` from which on cache lines are whole."""
+    address = np.int64(room.ctypes.data)
+    return address + -address % WIDTH
+
+
+@serial
+def _arrange(memory, q, token, room, sums):
+    """Copy the activations of up to 16 tokens to `room`, tile by tile, and sum up each token's."""
+    columns, present = q.shape[1], min(ROWS, q.shape[0] - token)
+    unit = _configure(memory, present)
+    source, target = np.int64(q.ctypes.data) + token * columns, _lines(room) + token * columns
+    for k in range(columns // WIDTH):
+        tile_load(unit, 4, source + k * WIDTH, columns)
+        tile_store(unit, 4, target + k * SIZE, WIDTH)
+    tile_release(unit)
+    row_sums(q, token, token + present, sums)
+
+
+@inlined
+def _unpack(one, other, codes, steps):
+    """Two tiles of weights, side by side. Columns beyond the last keep whatever was there: activations are zero there."""
+    for step in range(min(4, steps)):
+        unpack_codes(one + step * STEP, codes + step * SIZE // 4, STREAM)
+        unpack_codes(other + step * STEP, codes + SIZE + step * SIZE // 4, STREAM)
+
+
+@inlined
+def _multiply(unit, codes, first, second):
+    """Add the products of two tiles of weights with one tile of activations, or with two if there is a second."""
+    tile_load(unit, 6, codes, WIDTH)
+    tile_load(unit, 4, first, WIDTH)
+    tile_dot(unit, 0, 4, 6)
+    tile_load(unit, 7, codes + SIZE, WIDTH)
+    tile_dot(unit, 1, 4, 7)
+    if second:
+        tile_load(unit, 5, second, WIDTH)
+        tile_dot(unit, 2, 5, 6)
+        tile_dot(unit, 3, 5, 7)
+
+
+@inlined
+def _load_sums(unit, sums, both):
+    tile_load(unit, 0, sums, WIDTH)
+    tile_load(unit, 1, sums + SIZE, WIDTH)
+    if both:
+        tile_load(unit, 2, sums + 2 * SIZE, WIDTH)
+        tile_load(unit, 3, sums + 3 * SIZE, WIDTH)
+
+
+@inlined
+def _zero_sums(unit):
+    tile_zero(unit, 0)
+    tile_zero(unit, 1)
+    tile_zero(unit, 2)
+    tile_zero(unit, 3)
+
+
+@inlined
+def _store_sums(unit, sums, both):
+    tile_store(unit, 0, sums, WIDTH)
+    tile_store(unit, 1, sums + SIZE, WIDTH)
+    if both:
+        tile_store(unit, 2, sums + 2 * SIZE, WIDTH)
+        tile_store(unit, 3, sums + 3 * SIZE, WIDTH)
+
+
+@serial
+def _two_groups(memory, room, edge, product, matrix, group, first_token, end_token, arranged):
+    """The results of two groups of 16 weight rows for tokens first_token..end_token. `room` is for weights and sums."""
+    unit = _configure(memory, min(ROWS, product.q.shape[0]))
+    tiles, steps = product.q.shape[1] // WIDTH, product.steps
+    codes, x = _lines(room), _lines(arranged)
+    one = product.codes.ctypes.data + matrix.begin + group * steps * STEP
+    other = one + steps * STEP if (group + 1) * LANES < matrix.width else one
+    for begin in range(0, tiles, _BLOCK):
+        count = min(_BLOCK, tiles - begin)
+        for token in range(first_token, end_token, _PAIR):
+            both = token + ROWS < end_token
+            first = x + (token // ROWS * tiles + begin) * SIZE
+            sums = codes + _BLOCK * 2 * SIZE + (token - first_token) * _PAIR * 4
+            if begin == 0:
+                _zero_sums(unit)
+            else:
+                _load_sums(unit, sums, both)
+            for k in range(count + _AHEAD):
+                if token == first_token and k < count:
+                    packed = (begin + k) * 4 * STEP
+                    _unpack(one + packed, other + packed, codes + k * 2 * SIZE, steps - (begin + k) * 4)
+                if k >= _AHEAD:
+                    done = first + (k - _AHEAD) * SIZE
+                    _multiply(unit, codes + (k - _AHEAD) * 2 * SIZE, done, done + tiles * SIZE if both else 0)
+            _store_sums(unit, sums, both)
+            if begin + count == tiles:
+                for i in range(0, min(_PAIR, end_token - token), TOKENS):
+                    tile = load_tile(tile_i32(2, TOKENS), sums + i // ROWS * 2 * SIZE + i % ROWS * WIDTH, SIZE, WIDTH)
+                    store_ternary(tile, 2, TOKENS, product, matrix, group, token + i, edge)
+    tile_release(unit)
+
+
+@parallel
+def ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out, memory):
+    """As the kernel of ternary.py, for q [n, a multiple of 64], on units like that of `memory`."""
+    start = np.int64(codes.ctypes.data)
+    begins = np.int64(0), np.int64(second.ctypes.data) - start, np.int64(third.ctypes.data) - start  # three arrays as if they were one
+    n, columns = q.shape
+    padded, sums = np.empty(n + TOKENS, np.float32), np.zeros(n + TOKENS, np.int32)
+    for i in range(padded.size):
+        padded[i] = scale[min(i, n - 1)]
+    product = Product(codes, steps, q, padded, sums, out)
+    arranged = np.empty(-(-n // ROWS) * ROWS * columns + WIDTH, np.int8)
+    if n <= _FEW:
+        for token in range(0, n, ROWS):
+            _arrange(memory.copy(), q, token, arranged, sums)
+    else:
+        for group in prange(-(-n // ROWS)):
+            _arrange(memory.copy(), q, np.int64(group) * ROWS, arranged, sums)
+    parts = -(-n * columns // _SHARED)
+    span = -(-n // (parts * _PAIR)) * _PAIR
+    pairs = -(-widths[0] // _PAIR) - (-widths[1] // _PAIR) - (-widths[2] // _PAIR)
+    for item in prange(-(-n // span) * pairs):
+        m, block, before = block_of(widths, _PAIR, np.int64(item) % pairs)
+        matrix = Matrix(begins[m], factors[m], n * before, widths[m])
+        token = np.int64(item) // pairs * span
+        room, edge = np.empty(_ROOM + span * _PAIR * 4, np.uint8), np.empty(TOKENS * _PAIR, np.float32)
+        _two_groups(memory.copy(), room, edge, product, matrix, 2 * block, token, min(token + span, n), arranged)
