@@ -4,9 +4,9 @@ A processor has eight tiles of at most 16 rows of 64 bytes each. One instruction
 tile of int32. These sums are exact, so they have the bits of any other way to add them.
 
 Each function takes a `unit` first, the address of memory of one thread's own. Its type chooses what is compiled: uint64 stands for the
-processor's tiles, int64 for the twin, which keeps its tiles in that memory and runs everywhere. So loops, edges and layouts are tested where
-there are no tiles. The memory begins with the 64 bytes in which Intel's manual describes a configuration: byte 0 is 1, bytes 16 + 2 t the
-bytes in a row of tile t, byte 48 + t its rows.
+processor's tiles, int64 for the twin, which keeps its tiles in that memory. The twin runs everywhere, so that loops, edges and layouts are
+tested where there are no tiles. The memory begins with the 64 bytes in which Intel's manual describes a configuration: byte 0 is 1, bytes
+16 + 2 t the bytes in a row of tile t, byte 48 + t its rows.
 
 Numbers of tiles are literals; addresses and strides count bytes. They are integers because Numba would count references to arrays in every
 step of a loop. So a caller must hold the arrays until the last address has been used. Nothing is bounds-checked here.
@@ -156,7 +156,9 @@ def _tiles_alone(builder: ir.IRBuilder, tiles: list[ir.Value], *args: ir.Value) 
     return tiles
 
 
-def _memory(builder: ir.IRBuilder, tiles: list[ir.Value], unit: ir.Value, tile: ir.Value, address: ir.Value, stride: ir.Value) -> list[ir.Value]:
+def _memory(
+    builder: ir.IRBuilder, tiles: list[ir.Value], unit: ir.Value, tile: ir.Value, address: ir.Value, stride: ir.Value
+) -> list[ir.Value]:
     return [*tiles, _at(builder, address, I8), stride]
 
 
@@ -191,5 +193,5 @@ def tile_store(typing_context, unit, tile, address, stride):
 
 @intrinsic(prefer_literal=True)
 def tile_dot(typing_context, unit, sums, x, w):
-    """sums[i, j] += the sum over k and n of x[i, 4 k + n] * w[k, 4 j + n], for int8 x [rows, 64] and uint8 w [16, 64] to int32 [rows, 16]."""
+    """sums[i, j] += the sum over k and n of x[i, 4 k + n] * w[k, 4 j + n]: int8 [rows, 64] and uint8 [16, 64] -> int32 [rows, 16]."""
     return _instruction("llvm.x86.tdpbsud", _plain_dot, types.none(unit, sums, x, w), _tiles_alone)

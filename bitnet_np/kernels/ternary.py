@@ -8,7 +8,7 @@ from . import amx, simd, ternary_tiles
 from .launching import Floats, inlined, launch, parallel, read_only
 from .scalar import round_half_even
 from .simd import LANES, STEP, float_bits, join_planes, prefetch, ternary_step, ternary_step_apart, tile_i32
-from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary
+from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary, with_reciprocals
 from .tiles import STREAM, TOKENS, WIDE
 from .workspace import empty
 
@@ -83,11 +83,9 @@ def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out)
     n = q.shape[0]
     size = LANES if n <= 2 else _GROUPS * LANES
     blocks = -(-widths[0] // size) - (-widths[1] // size) - (-widths[2] // size)
-    padded, sums = np.empty(n + TOKENS, np.float32), np.empty(n + TOKENS, np.int32)
-    for i in range(padded.size):
-        padded[i], sums[i] = scale[min(i, n - 1)], 0
-    row_sums(q, 0, n, sums)
-    product = Product(codes, steps, q, padded, sums, out)
+    scales, inverse, moderate = with_reciprocals(scale)
+    product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
+    row_sums(q, 0, n, product.sums)
     for item in prange(blocks):
         m, block, before = block_of(widths, size, np.int64(item))
         matrix = Matrix(begins[m], factors[m], n * before, widths[m])

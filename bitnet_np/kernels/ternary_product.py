@@ -4,21 +4,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import simd
 from .launching import inlined, serial
-from .simd import LANES, store_scaled
+from .simd import LANES, store_scaled, store_scaled_by_reciprocal
+from .tiles import TOKENS
+
+_LEAST, _MOST = simd.MODERATE if simd.has_fma() else (np.inf, np.inf)
 
 
 class Product(NamedTuple):
     """The arrays of a product with up to three matrices.
 
-    A tile reads scales and sums of TOKENS tokens from its first on, however many there are: both are that much longer than n.
+    A tile reads scales and sums of TOKENS tokens from its first on, however many there are: they are that much longer than n.
     """
 
     codes: Any  # packed (packing.py), of the first matrix; offsets from it lead to the others
     steps: Any  # steps of LANES columns of the weights: 16 rows have STEP bytes for each
-    q: Any  # [n, steps * LANES] int8
+    q: Any  # [n, at least steps * LANES] int8
     scale: Any  # [n + TOKENS]
-    sums: Any  # [n + TOKENS] int32, of the rows of q
+    inverse: Any  # [n + TOKENS], 1 / scale
+    moderate: Any  # whether `inverse` can be used
+    sums: Any  # [n + TOKENS] int32, of the rows of q, to be filled in
     out: Any  # flat, of all matrices
 
 
@@ -31,18 +37,34 @@ class Matrix(NamedTuple):
     width: Any  # its rows, which are columns of its results
 
 
+@serial
+def with_reciprocals(scale):
+    """The scales and their reciprocals, TOKENS longer, and whether the reciprocals can be used."""
+    padded, inverse = np.empty(scale.size + TOKENS, np.float32), np.empty(scale.size + TOKENS, np.float32)
+    moderate = True
+    for i in range(padded.size):
+        padded[i] = scale[min(i, scale.size - 1)]
+        inverse[i] = np.float32(1) / padded[i]
+        moderate &= _LEAST <= padded[i] <= _MOST
+    return padded, inverse, moderate
+
+
 @inlined
 def store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
     """Store a finished tile. One that does not lie wholly inside the matrix's results is stored in `edge` and copied from there."""
-    out, column, start, width = product.out, group * LANES, matrix.place + token * matrix.width, matrix.width
+    column, start, width = group * LANES, matrix.place + token * matrix.width, matrix.width
     columns, rows = min(groups * LANES, width - column), min(tokens, product.q.shape[0] - token)
-    if columns == groups * LANES and rows == tokens:
-        store_scaled(tile, product.sums, product.scale, token, matrix.factor, out, start + column, width)
+    inside = columns == groups * LANES and rows == tokens
+    address = np.int64(product.out.ctypes.data) + (start + column) * 4 if inside else np.int64(edge.ctypes.data)
+    stride = width * 4 if inside else groups * LANES * 4
+    if product.moderate:
+        store_scaled_by_reciprocal(tile, product.sums, product.scale, product.inverse, token, matrix.factor, address, stride)
     else:
-        store_scaled(tile, product.sums, product.scale, token, matrix.factor, edge, 0, groups * LANES)
+        store_scaled(tile, product.sums, product.scale, product.inverse, token, matrix.factor, address, stride)
+    if not inside:
         for j in range(rows):
             for i in range(columns):
-                out[start + j * width + column + i] = edge[j * groups * LANES + i]
+                product.out[start + j * width + column + i] = edge[j * groups * LANES + i]
 
 
 @serial

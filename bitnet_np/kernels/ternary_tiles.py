@@ -6,7 +6,7 @@ from numba import prange
 from .amx import ROWS, SIZE, WIDTH, tile_configure, tile_dot, tile_load, tile_release, tile_store, tile_zero, unit_in
 from .launching import inlined, parallel, serial
 from .simd import LANES, STEP, load_tile, tile_i32, unpack_codes
-from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary
+from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary, with_reciprocals
 from .tiles import STREAM, TOKENS
 
 LEAST = 5
@@ -139,17 +139,15 @@ def ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out, 
     start = np.int64(codes.ctypes.data)
     begins = np.int64(0), np.int64(second.ctypes.data) - start, np.int64(third.ctypes.data) - start  # three arrays as if they were one
     n, columns = q.shape
-    padded, sums = np.empty(n + TOKENS, np.float32), np.zeros(n + TOKENS, np.int32)
-    for i in range(padded.size):
-        padded[i] = scale[min(i, n - 1)]
-    product = Product(codes, steps, q, padded, sums, out)
+    scales, inverse, moderate = with_reciprocals(scale)
+    product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
     arranged = np.empty(-(-n // ROWS) * ROWS * columns + WIDTH, np.int8)
     if n <= _FEW:
         for token in range(0, n, ROWS):
-            _arrange(memory.copy(), q, token, arranged, sums)
+            _arrange(memory.copy(), q, token, arranged, product.sums)
     else:
         for group in prange(-(-n // ROWS)):
-            _arrange(memory.copy(), q, np.int64(group) * ROWS, arranged, sums)
+            _arrange(memory.copy(), q, np.int64(group) * ROWS, arranged, product.sums)
     parts = -(-n * columns // _SHARED)
     span = -(-n // (parts * _PAIR)) * _PAIR
     pairs = -(-widths[0] // _PAIR) - (-widths[1] // _PAIR) - (-widths[2] // _PAIR)
