@@ -7,6 +7,7 @@ import ctypes
 import mmap
 import sys
 from types import ModuleType
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.forward_pass import forward, forward_full
-from bitnet_np.kernels import attention, cpu, floats, launching, masks, rows, ternary
+from bitnet_np.kernels import amx, attention, cpu, floats, launching, masks, rows, ternary, ternary_tiles
 from bitnet_np.testing import random_model
 
 _pages: list[mmap.mmap] = []
@@ -76,7 +77,9 @@ def operations(rng: np.random.Generator) -> None:
         same(single, x)
     same(cpu.exponential, gain)
     weights = packing.pack(rng.integers(-1, 2, (n, width)).astype(np.int8), 0.5)
-    same(cpu.ternary_matmul, *cpu.quantize(x), weights.codes, weights.scale, n)
+    for unit in (None, amx.PLAIN, amx.unit()):
+        with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(ternary_tiles, "LEAST", 1):
+            same(cpu.ternary_matmul, *cpu.quantize(x), weights.codes, weights.scale, n)
     table = rng.standard_normal((n, width)).astype(np.float32)
     for stored in (table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)):
         same(cpu.matmul, x, stored)

@@ -10,20 +10,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
+from assembly import ARM, X86, assembly, lowered
 from models import SHAPE, assert_same_bits, random_model, random_tokens
 from numba import njit, types
-from numba.core import codegen
 from numba.np.numpy_support import from_dtype
 
 from bitnet_np import masks, packing, selftest
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.forward_pass import forward_full, forward_incremental
-from bitnet_np.kernels import blocks, cpu, processor, simd, ternary, tiles
+from bitnet_np.kernels import amx, blocks, cpu, processor, simd, ternary, tiles
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.launching import Kernel
 from bitnet_np.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
@@ -186,39 +185,6 @@ def test_without_settings_the_processors_own_features_decide():
 # --- read, not run --------------------------------------------------------------------------------------------------------------------
 
 
-class Lowered(BaseException):
-    """Carries a function's LLVM module out of Numba before it is compiled for this processor."""
-
-
-def lowered(function, signature, path, wide=False):
-    def stop(library, module):
-        if function.__name__ in library.name:
-            raise Lowered(str(module))
-        return add(library, module)
-
-    add = codegen.CPUCodeLibrary.add_ir_module
-    with (
-        mock.patch.object(codegen.CPUCodeLibrary, "add_ir_module", stop),
-        mock.patch.object(simd, "instruction_path", return_value=path),
-        mock.patch.object(simd, "_converts_half", return_value=True),
-        mock.patch.object(simd, "is_wide", return_value=wide),
-        pytest.raises(Lowered) as caught,
-    ):
-        njit(function.py_func).compile(signature)
-    return str(caught.value)
-
-
-def assembly(module, triple, processor, features):
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, features=features, opt=2)
-    module = llvm.parse_assembly(module)
-    module.triple, module.data_layout = triple, str(machine.target_data)
-    module.verify()
-    return [line.split() for line in machine.emit_assembly(module).splitlines()]
-
-
-X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 TARGETS = {  # path: triple, processor, features, mnemonic, its register, how many pieces of a logical register
     "avx512-vnni": (X86, "icelake-server", "", "vpdpbusd", "%zmm", 1),
     "avx-vnni": (X86, "alderlake", "", "vpdpbusd", "%ymm", 2),
@@ -238,7 +204,7 @@ def array(dtype, axes=1, readonly=False):
 def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     """A step of 2 x 2 sums for 4 planes of codes, or of the 4 planes of 2 sums: in as many instructions as a register has pieces."""
     n, floats, codes = types.intp, array(types.float32), array(types.uint8, readonly=True)
-    arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, array(types.int32), floats], ternary.Product)
+    arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], ternary.Product)
     matrix = types.NamedTuple([n, types.float32, n, n], ternary.Matrix)
     if apart:
         function, signature = ternary._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, arrays, matrix, n, floats)
@@ -313,7 +279,8 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch):
     weights = packing.pack(rng.integers(-1, 2, (7, 300)), 0.5)
     expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in (1, 2, 3, 5)]
     monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
-    for name in ("_store_ternary", "_ternary_tile", "_ternary_tile_apart"):
+    monkeypatch.setattr(amx, "unit", lambda: None)
+    for name in ("store_ternary", "_ternary_tile", "_ternary_tile_apart"):
         monkeypatch.setattr(ternary, name, njit(getattr(ternary, name).py_func))
     kernel = njit(ternary._ternary_matmul.shared.py_func)
     monkeypatch.setattr(ternary, "_ternary_matmul", Kernel(kernel, kernel))

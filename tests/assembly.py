@@ -1,0 +1,44 @@
+"""What kernels become in machine code of any processor: compiled and read, not run."""
+
+from unittest import mock
+
+import llvmlite.binding as llvm
+import pytest
+from numba import njit
+from numba.core import codegen
+
+from bitnet_np.kernels import simd
+
+X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+
+
+class Lowered(BaseException):
+    """Carries a function's LLVM module out of Numba before it is compiled for this processor."""
+
+
+def lowered(function, signature, path, wide=False):
+    def stop(library, module):
+        if function.__name__ in library.name:
+            raise Lowered(str(module))
+        return add(library, module)
+
+    add = codegen.CPUCodeLibrary.add_ir_module
+    with (
+        mock.patch.object(codegen.CPUCodeLibrary, "add_ir_module", stop),
+        mock.patch.object(simd, "instruction_path", return_value=path),
+        mock.patch.object(simd, "_converts_half", return_value=True),
+        mock.patch.object(simd, "is_wide", return_value=wide),
+        pytest.raises(Lowered) as caught,
+    ):
+        njit(function.py_func).compile(signature)
+    return str(caught.value)
+
+
+def assembly(module, triple, processor, features):
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=processor, features=features, opt=2)
+    module = llvm.parse_assembly(module)
+    module.triple, module.data_layout = triple, str(machine.target_data)
+    module.verify()
+    return [line.split() for line in machine.emit_assembly(module).splitlines()]

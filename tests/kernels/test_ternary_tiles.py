@@ -1,0 +1,298 @@
+"""Ternary products on matrix tiles: the processor's where it has them, their plain twin everywhere."""
+
+import ctypes
+import os
+import subprocess
+import sys
+from unittest import mock
+
+import contract
+import numpy as np
+import pytest
+from assembly import X86, assembly, lowered
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from models import assert_same_bits, seeds
+from numba import njit, types
+
+from bitnet_np import packing, selftest
+from bitnet_np.kernels import amx, cpu, launching, simd, ternary, ternary_product, ternary_tiles
+
+UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR}
+on_each_unit = pytest.mark.parametrize("unit", UNITS)
+
+
+def on(unit):
+    """Calls of any number of tokens run on this unit."""
+    if unit == "processor" and amx.why_absent():
+        pytest.skip(amx.why_absent())
+    return mock.patch.multiple(amx, unit=lambda: UNITS[unit]), mock.patch.object(ternary_tiles, "LEAST", 1)
+
+
+def products(rng, rows, width, heights, scale):
+    """Results and what they should be, of matrices of these heights and one input."""
+    q = rng.integers(-127, 128, (rows, width)).astype(np.int8)
+    matrices = [rng.integers(-1, 2, (height, width)) for height in heights]
+    packed = [packing.pack(matrix, rng.uniform(0.01, 2)) for matrix in matrices]
+    results = cpu.ternary_matmuls(q, scale, *((p.codes, p.scale, p.shape[0]) for p in packed))
+    return zip(results, (contract.ternary_matmul(q, scale, m, p.scale) for m, p in zip(matrices, packed, strict=True)), strict=True)
+
+
+@on_each_unit
+@pytest.mark.parametrize("small", [0, 1 << 60], ids=["shared", "alone"])
+@given(
+    seed=seeds,
+    rows=st.integers(1, 70),
+    width=st.integers(1, 1200),
+    heights=st.lists(st.integers(1, 70), min_size=1, max_size=3),
+)
+@example(seed=0, rows=33, width=1025, heights=[33, 16, 17])  # three blocks of columns, and one of a single step
+@example(seed=0, rows=16, width=512, heights=[32])
+@example(seed=0, rows=17, width=64, heights=[31, 1])
+@settings(max_examples=25)
+def test_products_have_the_bits_of_the_contract(unit, small, seed, rows, width, heights):
+    rng = np.random.default_rng(seed)
+    patched, least = on(unit)
+    with patched, least, mock.patch.object(launching, "SMALL", small):
+        for result, expected in products(rng, rows, width, heights, np.exp2(rng.uniform(-5, 20, rows)).astype(np.float32)):
+            assert_same_bits(result, expected)
+
+
+@on_each_unit
+def test_activations_that_do_not_fit_a_cache_are_multiplied_part_by_part(unit, monkeypatch):
+    monkeypatch.setattr(ternary_tiles, "_SHARED", 1 << 12)
+    kernel = njit(error_model="numpy")(ternary_tiles.ternary_matmul.shared.py_func)
+    monkeypatch.setattr(ternary_tiles, "ternary_matmul", launching.Kernel(kernel, kernel))
+    patched, least = on(unit)
+    with patched, least:
+        for result, expected in products(np.random.default_rng(1), 70, 200, [40, 5], np.full(70, 3, np.float32)):
+            assert_same_bits(result, expected)
+
+
+@on_each_unit
+@pytest.mark.parametrize("scale", [2.0**-61, 2.0**-60, 2.0**60, 2.0**61, 1e-36, 1e38, np.nan])
+def test_scales_of_any_size_are_divided_by(unit, scale):
+    """Reciprocals serve for moderate scales only. One row with another makes all rows divide."""
+    patched, least = on(unit)
+    scales = np.full(40, 3, np.float32)
+    scales[7] = scale
+    with patched, least:
+        for result, expected in products(np.random.default_rng(1), 40, 70, [40], scales):
+            assert_same_bits(np.nan_to_num(result, nan=7), np.nan_to_num(expected, nan=7))
+
+
+@on_each_unit
+def test_forward_passes_have_the_known_bits(unit):
+    patched, least = on(unit)
+    names = ["ternary_matmul, 1 row", "ternary_matmul, 7 rows", "forward, exact", "forward, bitnet.cpp"]
+    with patched, least:
+        assert {name: selftest.digest(*selftest.cases()[name]()) for name in names} == {name: selftest.known_bits()[name] for name in names}
+
+
+def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
+    used = []
+    for module, name in ((ternary, "_ternary_matmul"), (ternary_tiles, "ternary_matmul")):
+        monkeypatch.setattr(module, name, name)
+    monkeypatch.setattr(ternary, "launch", lambda kernel, *_: used.append(kernel))
+    weights = packing.pack(np.ones((3, 64), int), 1.0)
+    for unit, rows in ((amx.PLAIN, ternary_tiles.LEAST), (amx.PLAIN, ternary_tiles.LEAST - 1), (None, 99)):
+        monkeypatch.setattr(amx, "unit", lambda unit=unit: unit)
+        cpu.ternary_matmul(np.ones((rows, 64), np.int8), np.ones(rows, np.float32), weights.codes, weights.scale, 3)
+    assert used == ["ternary_matmul", "_ternary_matmul", "_ternary_matmul"]
+
+
+def test_the_inner_step_is_four_dots_of_tiles_and_calls_nothing():
+    """Compiled for a processor with tiles, and read: between the first and the last instruction on tiles of a step nothing is called."""
+    n, unit = types.intp, types.uint64
+    lines = assembly(lowered(ternary_tiles._multiply, (unit, n, n, n), "avx512-vnni"), X86, "sapphirerapids", "")
+    names = [line[0] for line in lines if line]
+    first, last = names.index("tileloadd"), len(names) - names[::-1].index("tdpbsud")
+    assert [name for name in names[first:last] if name.startswith(("tile", "tdp"))] == (
+        ["tileloadd", "tileloadd", "tdpbsud", "tileloadd", "tdpbsud", "tileloadd", "tdpbsud", "tdpbsud"]
+    )
+    assert not [name for name in names[first:last] if name.startswith("call")]
+
+
+# --- the system -----------------------------------------------------------------------------------------------------------------------
+
+HAS_TILES = {"amx-tile", "amx-int8"} <= simd.cpu_features() and sys.platform == "linux"
+with_tiles = pytest.mark.skipif(not HAS_TILES, reason="no processor with tiles, or not Linux")
+
+BEGIN = """
+import ctypes, os, signal, threading
+import numpy as np
+from bitnet_np import packing
+from bitnet_np.kernels import amx, cpu
+rng = np.random.default_rng(0)
+q, scale = rng.integers(-127, 128, (64, 640)).astype(np.int8), np.full(64, 3, np.float32)
+weights = packing.pack(rng.integers(-1, 2, (320, 640)), 0.5)
+product = lambda: cpu.ternary_matmul(q, scale, weights.codes, weights.scale, 320).tobytes()
+"""
+
+
+def run(program):
+    root = os.path.dirname(os.path.dirname(packing.__file__))
+    environment = {**os.environ, "PYTHONPATH": root, "NUMBA_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + program], env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+VECTORS = """
+unit, amx.unit = amx.unit, lambda: None
+expected = product()
+amx.unit = unit
+"""
+
+
+@with_tiles
+def test_where_linux_refuses_products_are_the_same():
+    """A stack for signals without room for tiles makes it refuse."""
+    small = """
+class Stack(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+room = ctypes.create_string_buffer(6000)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(Stack(ctypes.addressof(room), 0, 6000)), None) == 0
+"""
+    check = "print(amx.why_absent()); print(product() == expected)"
+    assert run(VECTORS + check) == ["", "True"]
+    reason, same = run(small + VECTORS + check)
+    assert reason.startswith("Linux refuses permission, error ")
+    assert same == "True"
+
+
+@with_tiles
+def test_signals_in_the_middle_change_nothing():
+    """Each of thousands of signals saves and restores the tiles."""
+    program = """
+count = 0
+def handler(*_):
+    global count
+    count += 1
+signal.signal(signal.SIGALRM, handler)
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+same = all(product() == expected for _ in range(500))
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(same, count > 50)
+"""
+    assert run(VECTORS + program) == ["True True"]
+
+
+@with_tiles
+def test_a_forked_child_and_threads_have_tiles_too():
+    program = """
+same = [product() == expected]
+child = os.fork()
+if child == 0:
+    os._exit(0 if amx.why_absent() == "" and product() == expected else 1)
+same.append(os.waitpid(child, 0)[1] == 0)
+def work():
+    same.append(all(product() == expected for _ in range(100)))
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(*same)
+"""
+    assert run(VECTORS + program) == ["True True True True True"]
+
+
+@pytest.mark.parametrize(
+    ("features", "platform", "library", "reason"),
+    [
+        ({"amx-tile", "avx512bw"}, "linux", None, "amx-int8 is not among"),
+        ({"amx-tile", "amx-int8", "avx512bw"}, "win32", None, "not known how to ask win32"),
+        ({"amx-tile", "amx-int8", "avx512bw"}, "linux", OSError("no library"), "no way to ask Linux for permission: no library"),
+        ({"amx-tile", "amx-int8", "avx512bw"}, "linux", lambda *_: -1, "Linux refuses permission, error "),
+        ({"amx-tile", "amx-int8", "avx512bw"}, "linux", lambda *_: 0, ""),
+    ],
+)
+def test_the_reason_why_there_are_no_tiles(monkeypatch, features, platform, library, reason):
+    monkeypatch.setattr(amx, "cpu_features", lambda: features)
+    monkeypatch.setattr(amx, "architecture", lambda: "x86_64")
+    monkeypatch.setattr(sys, "platform", platform)
+    loaded = {"side_effect": library} if isinstance(library, OSError) else {"return_value": mock.Mock(syscall=library)}
+    monkeypatch.setattr(ctypes, "CDLL", mock.Mock(**loaded))
+    answer = amx.why_absent.__wrapped__()
+    assert answer.startswith(reason)
+    assert bool(answer) == bool(reason)
+
+
+# --- division -------------------------------------------------------------------------------------------------------------------------
+
+
+@njit(parallel=False, error_model="numpy")
+def _worst_quotients(first, last, most, wrong):
+    """Try b = first..last of 2^23..2^24 with every a whose quotient is within `most` units of a middle between two float32.
+
+    A quotient of a >= b has a middle m / 2^24, of a smaller a m / 2^25, m odd: a * 2^24 (2^25) - b * m is `j`.
+    """
+    tried = 0
+    for b in range(first, last):
+        twos = 0
+        while b >> twos & 1 == 0:
+            twos += 1
+        odd = b >> twos
+        inverse = odd  # modulo 2^3; each round doubles the bits
+        for _ in range(5):
+            inverse = inverse * (2 - odd * inverse) & 0xFFFFFFFF
+        for bits in (24, 25):
+            for j in range(-most, most + 1):
+                if j == 0 or j & ((1 << twos) - 1):
+                    continue
+                period = 1 << bits - twos
+                m = (-(j >> twos) * inverse) & (period - 1)
+                while m < 1 << 25:
+                    a = (b * m + j) >> bits
+                    if m & 1 and m > 1 << 24 and 1 << 23 <= a < 1 << 24 and (a >= b) == (bits == 24):
+                        tried += 1
+                        x, y = np.float32(a), np.float32(b)
+                        inverted = np.float32(1) / y
+                        guess = x * inverted
+                        corrected = simd.fma(simd.fma(-guess, y, x), inverted, guess)
+                        if corrected != x / y:
+                            wrong[0] = a
+                            wrong[1] = b
+                            return -1
+                    m += period
+    return tried
+
+
+def test_division_by_reciprocals_is_right_wherever_it_is_close():
+    """The proof of simd.py's `_by_reciprocal` leaves these cases, all of which are tried."""
+    wrong = np.zeros(2, np.int64)
+    tried = _worst_quotients(1 << 23, 1 << 24, 8, wrong)
+    assert tried > 30_000_000, wrong
+
+
+@given(seed=seeds)
+@settings(max_examples=20)
+def test_reciprocals_and_divisions_store_the_same_bits(seed):
+    """Any sums and moderate scales, among them the largest sums, which float32 rounds."""
+    rng = np.random.default_rng(seed)
+    sums = rng.integers(-(2**31), 2**31, 4096).astype(np.int32) >> rng.integers(0, 31, 4096).astype(np.int32)
+    scale = np.exp2(rng.uniform(-60, 60, 4096)).astype(np.float32)
+    quotients = np.empty((2, 4096), np.float32)
+    _store_both(sums, scale, np.float32(1) / scale, quotients)
+    assert_same_bits(quotients[0], quotients[1])
+    assert_same_bits(quotients[1], sums.astype(np.float32) / scale)
+
+
+@njit(error_model="numpy")
+def _store_both(sums, scale, inverse, out):
+    none = np.zeros(1, np.int32)
+    copies = np.empty(16, np.int32)
+    row = np.empty(32, np.float32)
+    for i in range(sums.size):
+        copies[:] = sums[i]
+        tile = simd.load_tile(simd.tile_i32(1, 1), copies.ctypes.data, 0, 0)
+        one = np.float32(1)
+        simd.store_scaled(tile, none, scale[i : i + 1], inverse[i : i + 1], 0, one, row.ctypes.data, 0)
+        simd.store_scaled_by_reciprocal(tile, none, scale[i : i + 1], inverse[i : i + 1], 0, one, row.ctypes.data + 64, 0)
+        out[0, i], out[1, i] = row[0], row[31]
+    none[0] = copies[0]
+
+
+def test_processors_without_fused_multiply_add_divide():
+    assert simd.has_fma() == (simd.MODERATE[0] == ternary_product._LEAST)
