@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from .launching import Floats, inlined, launch, parallel, serial
 from .scalar import CHUNK, exp, round_to_half, soft_cap
-from .simd import LANES, axpy_step, axpy_tail, fma, prefetch, store_products, store_sums, store_tile, tile_f32
+from .simd import LANES, axpy_step, axpy_tail, fma, pointer_to, prefetch, store_products, store_sums, store_tile, tile_f32
 from .sums import fold_lanes
 from .tiles import ROWS, SPAN, TOKENS, VALUE_COLUMNS, dot_tile
 from .workspace import empty
@@ -95,15 +95,17 @@ def chunk_scores(queries, width, keys, values, key_start, key_stride, n_keys, sc
 
     Few queries wait for memory: keys are prefetched, and so are the values, which come next.
     """
-    few = queries.shape[0] <= TOKENS
+    n = queries.shape[0]
+    few = n <= TOKENS
+    query, key, value, score = pointer_to(queries), pointer_to(keys), pointer_to(values), pointer_to(scores)
     for j in range(0, n_keys, ROWS):
         n_j, start = min(ROWS, n_keys - j), key_start + j * key_stride
         if few:
-            ask_for(keys, start + _AHEAD * key_stride, key_stride, width, n_j)
-            ask_for(values, start, key_stride, width, n_j)
-        for i in range(0, queries.shape[0], TOKENS):
-            tile = dot_tile(tile_f32(ROWS, TOKENS), keys, start, key_stride, n_j, queries, i * width, width, TOKENS, width)
-            store_products(tile, scale, scores, i * CHUNK + j, CHUNK)
+            ask_for(key, start + _AHEAD * key_stride, key_stride, width, n_j)
+            ask_for(value, start, key_stride, width, n_j)
+        for i in range(0, n, TOKENS):
+            tile = dot_tile(tile_f32(ROWS, TOKENS), key, start, key_stride, n_j, query, i * width, width, TOKENS, width)
+            store_products(tile, scale, score, i * CHUNK + j, CHUNK)
 
 
 @serial
@@ -112,13 +114,14 @@ def _largest_score(scores, low, high, lanes):
 
     The order of a maximum is free; sixteen at a time keeps it in vector registers.
     """
+    if low > 0 or high < CHUNK:
+        for j in range(CHUNK):
+            scores[j] = scores[j] if low <= j < high else np.float32(-np.inf)
     for i in range(LANES):
         lanes[i] = -np.inf
     for j in range(0, CHUNK, LANES):
         for i in range(LANES):
-            score = scores[j + i] if low <= j + i < high else np.float32(-np.inf)
-            scores[j + i] = score
-            lanes[i] = score if score > lanes[i] else lanes[i]
+            lanes[i] = scores[j + i] if scores[j + i] > lanes[i] else lanes[i]
     largest = lanes[0]
     for i in range(LANES):
         largest = lanes[i] if lanes[i] > largest else largest
@@ -128,13 +131,13 @@ def _largest_score(scores, low, high, lanes):
 @serial
 def exponentials(scores, largest, lanes):
     """Replace scores by exp(score - largest), which is 0 for -infinity, and return their sum by the lane rule."""
+    for j in range(CHUNK):
+        scores[j] = exp(np.float32(scores[j] - largest))
     for i in range(LANES):
         lanes[i] = 0
     for j in range(0, CHUNK, LANES):
         for i in range(LANES):
-            e = exp(np.float32(scores[j + i] - largest))
-            scores[j + i] = e
-            lanes[i] += e
+            lanes[i] += scores[j + i]
     return fold_lanes(lanes, LANES)
 
 
@@ -282,12 +285,12 @@ def _attend_run(inputs, window, run, out):
 
 @parallel
 def _attend(q, k, v, slot, position, tiles, scale, cap, window, out):
-    heads, group, n = k.shape[2], q.shape[1] // k.shape[2], (tiles.size - 1) * k.shape[2]
+    n, group = tiles.size - 1, q.shape[1] // k.shape[2]
     inputs = Inputs(q, k, v, slot, position, scale, cap)
-    for item in prange(n):
-        mirrored = n - 1 - item // 2 if item % 2 else item // 2  # late rows see more keys: give each thread early and late ones
-        t = mirrored // heads
-        _attend_run(inputs, window, Run(tiles[t], tiles[t + 1], mirrored % heads, group), out)
+    for item in prange(n * k.shape[2]):  # head by head: the keys of one may fit a cache that those of all do not
+        g, i = item // n, item % n
+        t = n - 1 - i // 2 if i % 2 else i // 2  # late rows see more keys: give each thread early and late ones
+        _attend_run(inputs, window, Run(tiles[t], tiles[t + 1], g, group), out)
 
 
 @parallel

@@ -5,7 +5,7 @@ from numba import prange
 from numpy.typing import NDArray
 
 from .launching import Floats, launch, parallel, read_only, serial
-from .simd import LANES, axpy_step, axpy_tail, store_sums, store_tile, tile_f32
+from .simd import LANES, axpy_step, axpy_tail, pointer_to, store_sums, store_tile, tile_f32
 from .tiles import ROW_BLOCK, ROWS, STREAM, TOKENS, dot_tile
 from .workspace import empty
 
@@ -46,13 +46,13 @@ def embed(table: NDArray, tokens: NDArray[np.int64]) -> Floats:  # [V, D], [R] -
 def matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
     """Output columns first..end for all rows of x, in tiles of the shape of `zeros`, which is rows x tokens."""
     totals = np.empty(LANES, np.float32)
-    width = x.shape[1]
+    width, ws, xs = x.shape[1], pointer_to(w), pointer_to(x)
     for n in range(first, end, rows):
         valid = min(rows, end - n)
         for t in range(0, x.shape[0], tokens):
             present = min(tokens, x.shape[0] - t)
             ahead = 0 if t else rows * width if rows > 1 else STREAM // w.itemsize  # the next rows
-            store_sums(dot_tile(zeros, w, n * width, width, valid, x, t * width, width, present, width, rows, ahead), totals)
+            store_sums(dot_tile(zeros, ws, n * width, width, valid, xs, t * width, width, present, width, rows, ahead), totals)
             for j in range(present):
                 for i in range(valid):
                     out[t + j, n + i] = totals[i * tokens + j]

@@ -88,8 +88,23 @@ def _pack(builder: ir.IRBuilder, value: ir.Value, registers: list[ir.Value]) -> 
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
 
 
-def _address(context: Any, builder: ir.IRBuilder, array: types.Array, value: ir.Value, offset: ir.Value) -> ir.Value:
-    return builder.gep(context.make_array(array)(context, builder, value).data, [offset])
+def _address(context: Any, builder: ir.IRBuilder, array: types.Array | types.CPointer, value: ir.Value, offset: ir.Value) -> ir.Value:
+    data = value if isinstance(array, types.CPointer) else context.make_array(array)(context, builder, value).data
+    return builder.gep(data, [offset])
+
+
+@intrinsic
+def pointer_to(typing_context, array):
+    """A pointer to an array's numbers, which the functions here take in its place.
+
+    Numba counts references to an array at every call that is given it, and a count costs as much as a small tile. The array must live until
+    the pointer is no longer used: an argument of the calling function does.
+    """
+
+    def codegen(context, builder, signature, args):
+        return context.make_array(signature.args[0])(context, builder, args[0]).data
+
+    return types.CPointer(array.dtype)(array), codegen
 
 
 def _at(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type) -> ir.Value:
