@@ -58,15 +58,20 @@ def matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
                     out[t + j, n + i] = totals[i * tokens + j]
 
 
+_SHARED = 1 << 18  # numbers of x, 1 MB, that one block of weights after another is multiplied by: they stay in the second cache
+
+
 @parallel
 def _matmul(w, x, out):
-    for block in prange((w.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
-        first = block * ROW_BLOCK
+    blocks, parts = (w.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, max(1, -(-x.size // _SHARED))
+    span = max(1, -(-x.shape[0] // (parts * TOKENS))) * TOKENS
+    for item in prange(blocks * -(-x.shape[0] // span)):
+        first, token = item % blocks * ROW_BLOCK, item // blocks * span
         end = min(first + ROW_BLOCK, w.shape[0])
         if x.shape[0] == 1:
             matmul_tiles(tile_f32(1, 1), 1, 1, w, first, end, x, out)
         else:
-            matmul_tiles(tile_f32(ROWS, TOKENS), ROWS, TOKENS, w, first, end, x, out)
+            matmul_tiles(tile_f32(ROWS, TOKENS), ROWS, TOKENS, w, first, end, x[token : token + span], out[token : token + span])
 
 
 def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, float16 or bfloat16 bits -> [R, N]
