@@ -13,7 +13,7 @@ import llvmlite
 import numba
 import numpy as np
 
-from .kernels import simd
+from .kernels import amx, simd
 
 
 def processor() -> str:
@@ -29,11 +29,26 @@ def processor() -> str:
 def describe() -> dict[str, Any]:
     """The facts of the machine that belong to every figure and every report."""
     features = simd.cpu_features()
-    reported = ("avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "neon", "dotprod", "i8mm", "sve")
+    reported = (
+        "avx2",
+        "fma",
+        "f16c",
+        "avxvnni",
+        "avx512f",
+        "avx512bw",
+        "avx512vnni",
+        "avx512bf16",
+        "amx-int8",
+        "neon",
+        "dotprod",
+        "i8mm",
+        "sve",
+    )
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
         "instruction path": simd.instruction_path(),
+        "matrix tiles": amx.why_absent() or "AMX",
         "features": [name for name in reported if name in features],
         "threading layer": _threading_layer(),
         "bitnet_np": _version("bitnet_np"),

@@ -171,7 +171,8 @@ def introduction(outcome: dict) -> str:
     """The machine, the model, the peers, and the digests of checked results, as text."""
     machine, model = outcome["machine"], outcome["model"]
     lines = [
-        f"{machine['processor']}, {machine['cores']} cores, {machine['instruction path']} ({' '.join(machine['features'])})",
+        f"{machine['processor']}, {machine['cores']} cores, {machine['instruction path']} ({' '.join(machine['features'])}), "
+        f"matrix tiles: {machine['matrix tiles']}",
         f"bitnet_np {machine['bitnet_np']}, numba {machine['numba']}, {machine['threading layer']} threads, numpy {machine['numpy']}, "
         f"Python {machine['python']}, {machine['system']}",
         f"{model['path']}: {model['ternary_weights'] / 1e6:.1f} M ternary weights, {model['bytes_per_token'] / 1e6:.1f} MB read per token",

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from .. import fixtures, selftest
-from ..kernels import cache_check, cache_folder, disk_cache, simd
+from ..kernels import amx, cache_check, cache_folder, disk_cache, simd
 from ..whole_file import whole_file
 from . import progress
 from .arguments import add_threads_argument
@@ -56,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         "numba": numba.__version__,
         "threads": numba.get_num_threads(),
         "instruction_path": simd.instruction_path(),
+        "matrix_tiles": amx.why_absent() or "AMX",
         "features": sorted(simd.cpu_features()),
     }
     folder = str(cache_folder.folder()) if disk_cache.is_known() else None

@@ -21,7 +21,7 @@ _SHARED = 3 << 18  # bytes of activations that one pair of groups after another 
 
 
 @inlined
-def _configure(memory, rows):
+def configure(memory, rows):
     """The unit in `memory`: tiles 0 to 3 are sums, 4 and 5 activations of `rows` tokens each, 6 and 7 weights."""
     memory[0] = 1
     for tile in range(8):
@@ -43,7 +43,7 @@ def _lines(room):
 def _arrange(memory, q, token, room, sums):
     """Copy the activations of up to 16 tokens to `room`, tile by tile, and sum up each token's."""
     columns, present = q.shape[1], min(ROWS, q.shape[0] - token)
-    unit = _configure(memory, present)
+    unit = configure(memory, present)
     source, target = np.int64(q.ctypes.data) + token * columns, _lines(room) + token * columns
     for k in range(columns // WIDTH):
         tile_load(unit, 4, source + k * WIDTH, columns)
@@ -103,7 +103,7 @@ def _store_sums(unit, sums, both):
 @serial
 def _two_groups(memory, room, edge, product, matrix, group, first_token, end_token, arranged):
     """The results of two groups of 16 weight rows for tokens first_token..end_token. `room` is for weights and sums."""
-    unit = _configure(memory, min(ROWS, product.q.shape[0]))
+    unit = configure(memory, min(ROWS, product.q.shape[0]))
     tiles, steps = product.q.shape[1] // WIDTH, product.steps
     codes, x = _lines(room), _lines(arranged)
     one = product.codes.ctypes.data + matrix.begin + group * steps * STEP

@@ -52,6 +52,7 @@ def prefill_case(bench: str, setup: Setup, model: Model, length: int, peer: bool
         check=logits,
         expected=lambda: forward_full(model, prompt, last_only=True),
         tokens=length,
+        rows=length,
         macs=length * models.ternary_weights(model),
         request={"do": "prefill", "tokens": prompt[0].tolist()} if peer else None,
         work=length,
@@ -69,6 +70,7 @@ def prefill(setup: Setup) -> Iterator[Case]:
         simple(lambda: forward_full(setup.model, prompt)),
         check=lambda: forward_full(setup.model, prompt),
         tokens=lengths[0],
+        rows=lengths[0],
         macs=lengths[0] * models.ternary_weights(setup.model),
         float_macs=lengths[0] * math.prod(setup.model.head.shape),
         work=2 * lengths[0],
@@ -103,6 +105,7 @@ def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = Fa
         check=lambda: np.stack([logits for _, logits in steps()], axis=1),
         expected=lambda: forward_full(model, ids)[:, PROMPT:],
         tokens=n * batch,
+        rows=batch,
         macs=n * batch * models.ternary_weights(model),
         nbytes=n * models.weight_bytes(model),
         request={"do": "decode", "prompt": ids[0, :PROMPT].tolist(), "tokens": ids[0, PROMPT:].tolist()} if peer else None,
@@ -142,7 +145,7 @@ def decode(setup: Setup) -> Iterator[Case]:
 
 def speeds(bench: str, results: Results) -> list[Table]:
     """Tokens per second, achieved fractions of the peaks, and peers beside them."""
-    table = Table(bench, ["", "threads", "tok/s (min-max)", "GMAC/s", "of int8 peak"], unit="tokens per second")
+    table = Table(bench, ["", "threads", "tok/s (min-max)", "GMAC/s", "of its peak"], unit="tokens per second")
     reading = any(case.nbytes for case in results.of(bench))
     table.columns += ["GB/s", "of read peak"] if reading else []
     peers = list(dict.fromkeys(key.side for key in results.samples if key.bench == bench and key.side != OURS))
@@ -153,7 +156,7 @@ def speeds(bench: str, results: Results) -> list[Table]:
             seconds = results.values(case, n)
             rate = [case.tokens / second for second in seconds]
             row = [case.name, str(n), spread(rate), figure([case.macs / second / 1e9 for second in seconds])]
-            row += [percent(results.fractions(case, n, case.macs, "int8"))]
+            row += [percent(results.fractions(case, n, case.macs, case.int8_peak))]
             if case.nbytes:
                 row += [figure([case.nbytes / second / 1e9 for second in seconds])]
                 row += [percent(results.fractions(case, n, case.nbytes, "read"))]
@@ -166,7 +169,10 @@ def speeds(bench: str, results: Results) -> list[Table]:
                 if theirs:
                     table.bars.append(Bar(f"{bar_label(case.name, n)}, {peer}", summary([case.tokens / second for second in theirs])))
             table.rows.append(row)
-    table.notes.append("GMAC/s: ternary multiply-adds alone" + (". GB/s: weights read" if reading else ""))
+    table.notes.append(
+        "GMAC/s: ternary multiply-adds alone, of the peak of the instructions that they run on"
+        + (". GB/s: weights read" if reading else "")
+    )
     table.notes += [f"x {peer}: {peer}'s seconds / ours, median of the rounds' ratios; more than 1: we are faster" for peer in peers]
     return [table]
 

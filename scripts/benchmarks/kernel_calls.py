@@ -47,6 +47,7 @@ def matmul(setup: Setup) -> Iterator[Case]:
                 simple(run),
                 check=lambda run=run, codes=codes, scale=scale, layers=layers: checked(run(), codes, scale, layers[-1]),  # type: ignore[misc]
                 tokens=rows,
+                rows=rows,
                 macs=rows * width * depth * len(layers),
                 nbytes=sum(matrix.codes.nbytes for matrix in layers),
                 work=rows * width * depth * len(layers),
@@ -90,7 +91,7 @@ def matmul_tables(setup: Setup, results: Results) -> list[Table]:
     for case in results.of("matmul"):
         for n in results.threads(case):
             seconds = results.values(case, n)
-            amount, peak = (case.macs, "int8") if case.macs else (case.float_macs, "fma")
+            amount, peak = (case.macs, case.int8_peak) if case.macs else (case.float_macs, "fma")
             rate = [amount / second / 1e9 for second in seconds]
             table.rows.append(
                 [
@@ -104,7 +105,7 @@ def matmul_tables(setup: Setup, results: Results) -> list[Table]:
                 ]
             )
             table.bars.append(Bar(bar_label(case.name, n), summary(rate)))
-    table.notes.append("of peak: int8's for ternary matrices, float32's for the head. GB/s: weights read once per call")
+    table.notes.append("of peak: AMX's or int8's for ternary matrices, float32's for the head. GB/s: weights read once per call")
     return [table]
 
 

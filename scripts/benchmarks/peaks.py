@@ -1,4 +1,4 @@
-"""The machine's peaks: bytes read, int8 dot products and float32 fused multiply-adds per second.
+"""The machine's peaks: bytes read, int8 products by tiles and by vectors, and float32 fused multiply-adds per second.
 
 Achieved figures are given as fractions of the peaks, so each is measured the way that flatters the machine most: reads of more memory than
 any cache holds, the best of several ways; arithmetic in registers alone, with the instruction the kernels use, and enough independent
@@ -17,7 +17,8 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from bitnet_np.kernels import simd
+from bitnet_np.kernels import amx, simd, ternary_tiles
+from bitnet_np.kernels.launching import serial
 
 from .rounds import CheckError, Sample, timed
 
@@ -94,6 +95,44 @@ def dot_products(threads: int) -> float:
     return _STEPS * _CHAINS * simd.STEP * threads / seconds
 
 
+@serial
+def _multiply_tiles(unit, steps):
+    """Four chains of products of tiles, as many as two by two tiles of sums have."""
+    for _ in range(steps):
+        amx.tile_dot(unit, 0, 4, 6)
+        amx.tile_dot(unit, 1, 4, 7)
+        amx.tile_dot(unit, 2, 5, 6)
+        amx.tile_dot(unit, 3, 5, 7)
+
+
+@serial
+def _tiles_of(memory, ones, steps, sums):
+    """Products of activations of 1 and codes of 1, `steps` times over, and one tile of their sums."""
+    unit, tile = ternary_tiles.configure(memory, amx.ROWS), np.int64(ones.ctypes.data)
+    amx.tile_load(unit, 4, tile, amx.WIDTH)
+    amx.tile_load(unit, 5, tile, amx.WIDTH)
+    amx.tile_load(unit, 6, tile, amx.WIDTH)
+    amx.tile_load(unit, 7, tile, amx.WIDTH)
+    _multiply_tiles(unit, steps)
+    amx.tile_store(unit, 3, np.int64(sums.ctypes.data), amx.WIDTH)
+    amx.tile_release(unit)
+
+
+@njit(parallel=True, error_model="numpy")
+def _tile_loop(memory, ones, steps, sums):
+    for thread in prange(sums.shape[0]):
+        _tiles_of(memory.copy(), ones, steps, sums[thread])
+
+
+def tile_products(threads: int, steps: int = _STEPS) -> float:
+    """int8 multiply-adds per second on matrix tiles. The result is checked: each sum is 64 for each step."""
+    sums, ones = np.empty((threads, amx.SIZE // 4), np.int32), np.ones(amx.SIZE, np.int8)
+    seconds = timed(lambda: _tile_loop(amx.unit(), ones, steps, sums))
+    if (sums != steps * amx.WIDTH).any():
+        raise CheckError(f"products of tiles sum up to {sums}")
+    return steps * 4 * amx.SIZE * amx.ROWS * threads / seconds
+
+
 def fused_multiply_adds(threads: int) -> float:
     """float32 multiply-adds per second. The result is checked."""
     out = np.empty(threads, np.float32)
@@ -143,8 +182,8 @@ def _memory(nbytes: int, huge: bool) -> NDArray[np.uint64]:
 class Peaks:
     """The machine's peaks, measured once per round: `Peaks(megabytes)(threads)` -> a sample.
 
-    Its keys: "read" in bytes per second, the best of the ways "read, ..." which are there as well; "fma" in multiply-adds per second; and
-    "int8", too, where the processor has byte dot products.
+    Its keys: "read" in bytes per second, the best of the ways "read, ..." which are there as well; "fma" in multiply-adds per second;
+    "int8", too, where the processor has byte dot products, and "tiles" where it has tiles.
     """
 
     def __init__(self, megabytes: int = 1024):
@@ -166,4 +205,6 @@ class Peaks:
         sample = {"read": max(ways.values()), **ways, "fma": max(fused_multiply_adds(threads) for _ in range(_BURSTS))}
         if self._has_dots:
             sample["int8"] = max(dot_products(threads) for _ in range(_BURSTS))
+        if amx.unit() is not None:
+            sample["tiles"] = max(tile_products(threads) for _ in range(_BURSTS))
         return {"seconds": time.perf_counter() - begin, **sample}

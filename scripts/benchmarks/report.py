@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bitnet_np.kernels import amx
+
 from .rounds import Results
 from .stats import Summary, summary
 
@@ -67,13 +69,13 @@ def percent(values: Sequence[float]) -> str:
 
 def peaks(results: Results) -> Table:
     """The machine's peaks, over all rounds of all benches."""
-    table = Table("the machine's peaks", ["threads", "int8 GMAC/s", "float32 GMAC/s", "read GB/s", "fastest way to read"])
+    table = Table("the machine's peaks", ["threads", "AMX GMAC/s", "int8 GMAC/s", "float32 GMAC/s", "read GB/s", "fastest way to read"])
     merged: dict[int, list[dict[str, float]]] = {}
     for key, samples in results.samples.items():
         if key.bench == "peaks":
             merged.setdefault(key.threads, []).extend(samples)
     for threads, samples in sorted(merged.items()):
-        columns = [spread([sample[name] / 1e9 for sample in samples if name in sample]) for name in ("int8", "fma", "read")]
+        columns = [spread([sample[name] / 1e9 for sample in samples if name in sample]) for name in ("tiles", "int8", "fma", "read")]
         ways = [name for name in samples[0] if name.startswith("read, ")]
         best = max(ways, key=lambda way: summary([sample[way] for sample in samples]).median)
         table.rows.append([str(threads), *columns, best.removeprefix("read, ")])
@@ -83,6 +85,8 @@ def peaks(results: Results) -> Table:
         if times < 0.8 * threads:
             table.notes.append(f"{threads} threads reach {times:.1f} times one thread's arithmetic: the cores are shared with other work")
     table.notes.append("fractions below are medians over the rounds, of the same round's peak")
+    if why := amx.why_absent():
+        table.notes.append(f"no AMX: {why}")
     if merged and not any("int8" in sample for samples in merged.values() for sample in samples):
         table.notes.append("no byte dot product instruction is used on this machine, so there is no int8 peak")
     return table

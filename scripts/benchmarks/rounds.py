@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from bitnet_np.kernels import amx, ternary_tiles
 from bitnet_np.selftest import digest
 
 from .peers import Peer
@@ -39,6 +40,7 @@ class Case:
     check: Callable[[], NDArray] | None = None  # the result, by a run of its own: finite, and the same for every number of threads
     expected: Callable[[], NDArray] | None = None  # the same bits by another path
     tokens: int = 0  # per run
+    rows: int = 1  # tokens that go through a matrix at a time, which decides the instructions
     macs: int = 0  # ternary (int8) multiply-adds per run
     float_macs: int = 0  # float32 ones
     nbytes: int = 0  # of weights that a run must read from memory
@@ -47,6 +49,11 @@ class Case:
     rounds: int | None = None  # at most
     warm: bool = True  # run it once before the rounds
     threads: tuple[int, ...] | None = None  # in place of the bench's
+
+    @property
+    def int8_peak(self) -> str:
+        """The peak of the instructions that its ternary products run on: "tiles" or "int8"."""
+        return "tiles" if amx.unit() is not None and self.rows >= ternary_tiles.LEAST else "int8"
 
 
 class Key(NamedTuple):

@@ -21,7 +21,7 @@ def test_selftest(run):
 
 def test_selftest_in_json(run):
     result = run("selftest", "--json")
-    names = "machine python numpy numba threads instruction_path features fine kernels cache seconds"
+    names = "machine python numpy numba threads instruction_path matrix_tiles features fine kernels cache seconds"
     assert set(result) == set(names.split())
     assert result["fine"] is True
     assert result["cache"]["bad"] == []

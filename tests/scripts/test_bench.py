@@ -18,7 +18,7 @@ from make_model import Shape
 
 from bitnet_np import load
 from bitnet_np.errors import OptionError
-from bitnet_np.kernels import workspace
+from bitnet_np.kernels import amx, workspace
 
 FAKE_LLAMA = """
 import time
@@ -220,6 +220,24 @@ def test_peaks_are_checked_sums():
     assert found["read"] == max(ways)
     assert len(ways) == 4
     assert found["fma"] > 0
+    assert ("tiles" in found) == (amx.unit() is not None)
+
+
+def test_the_twin_of_matrix_tiles_has_a_peak_too(monkeypatch):
+    """So that its benchmark is run, and its sums checked, where there are no tiles."""
+    monkeypatch.setattr(amx, "unit", lambda: amx.PLAIN)
+    assert peaks.tile_products(2, steps=3) > 0
+    monkeypatch.setattr(amx, "WIDTH", 63)
+    with pytest.raises(CheckError, match="products of tiles"):
+        peaks.tile_products(2, steps=3)
+
+
+def test_fractions_are_of_the_instructions_in_use(monkeypatch):
+    one, many = (Case("b", "c", lambda threads: {"seconds": 1.0}, rows=rows) for rows in (1, 128))
+    monkeypatch.setattr(amx, "unit", lambda: amx.PLAIN)
+    assert (one.int8_peak, many.int8_peak) == ("int8", "tiles")
+    monkeypatch.setattr(amx, "unit", lambda: None)
+    assert many.int8_peak == "int8"
 
 
 def test_memory_is_seen_where_it_is_used():
