@@ -29,21 +29,7 @@ def processor() -> str:
 def describe() -> dict[str, Any]:
     """The facts of the machine that belong to every figure and every report."""
     features = simd.cpu_features()
-    reported = (
-        "avx2",
-        "fma",
-        "f16c",
-        "avxvnni",
-        "avx512f",
-        "avx512bw",
-        "avx512vnni",
-        "avx512bf16",
-        "amx-int8",
-        "neon",
-        "dotprod",
-        "i8mm",
-        "sve",
-    )
+    reported = "avx2 fma f16c avxvnni avx512f avx512bw avx512vnni avx512bf16 amx-int8 neon dotprod i8mm sve".split()
     return {
         "processor": processor(),
         "cores": os.cpu_count(),

@@ -169,10 +169,8 @@ def speeds(bench: str, results: Results) -> list[Table]:
                 if theirs:
                     table.bars.append(Bar(f"{bar_label(case.name, n)}, {peer}", summary([case.tokens / second for second in theirs])))
             table.rows.append(row)
-    table.notes.append(
-        "GMAC/s: ternary multiply-adds alone, of the peak of the instructions that they run on"
-        + (". GB/s: weights read" if reading else "")
-    )
+    table.notes.append("GMAC/s: ternary multiply-adds alone. Their peak: that of the instructions they run on")
+    table.notes += ["GB/s: weights read"] if reading else []
     table.notes += [f"x {peer}: {peer}'s seconds / ours, median of the rounds' ratios; more than 1: we are faster" for peer in peers]
     return [table]
 
