@@ -29,13 +29,14 @@ def processor() -> str:
 def describe() -> dict[str, Any]:
     """The facts of the machine that belong to every figure and every report."""
     features = simd.cpu_features()
-    reported = "avx2 fma f16c avxvnni avx512f avx512bw avx512vnni avx512bf16 amx-int8 neon dotprod i8mm sve".split()
+    of_intel = "avx2", "fma", "f16c", "avxvnni", "avx512f", "avx512bw", "avx512vnni", "avx512bf16", "amx-int8"
+    of_arm = "neon", "dotprod", "i8mm", "sve"
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
         "instruction path": simd.instruction_path(),
         "matrix tiles": amx.why_absent() or "AMX",
-        "features": [name for name in reported if name in features],
+        "features": [name for name in of_intel + of_arm if name in features],
         "threading layer": _threading_layer(),
         "bitnet_np": _version("bitnet_np"),
         "numba": numba.__version__,
