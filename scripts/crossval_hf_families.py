@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from record_hf_families import Case, cases, draw, run
+from record_hf_families import cases, draw, run
+from spread import add_arguments, over_workers
 
 from bitnet_np import forward_full, load, spec
 from bitnet_np.dense import dense_view
@@ -46,8 +47,10 @@ def definition(model: Model, folder: Path) -> Any:
     return replace(dense_view(model), rope_factors=factors)
 
 
-def errors(case: Case, seed: int) -> tuple[float, float]:
-    """The largest errors of the definition and of the kernels, as parts of the largest logit."""
+def errors(named: tuple[str, int]) -> tuple[float, float]:
+    """The largest errors of the definition and of the kernels, as parts of the largest logit, of the case of this name with this seed."""
+    name, seed = named
+    case = next(case for case in cases() if case.name == name)
     tokens: NDArray[np.int64] = np.random.default_rng([seed, 1]).integers(0, 31, (2, 24))
     with tempfile.TemporaryDirectory() as folder:
         single, exact = run(case, draw(case, seed), tokens, Path(folder))
@@ -63,21 +66,27 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="models of each kind (default 1)")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the first seed (default 0)")
     parser.add_argument("--only", nargs="*", metavar="NAME", help=f"some of {', '.join(case.name for case in cases())}")
+    add_arguments(parser)
     options = parser.parse_args(argv)
+    names = [case.name for case in cases() if not options.only or case.name in options.only]
+    chosen = [(name, seed) for name in names for seed in range(options.first, options.first + options.seeds)]
     agree = total = 0
-    for case in [case for case in cases() if not options.only or case.name in options.only]:
-        for seed in range(options.first, options.first + options.seeds):
+    with over_workers(options) as spread:
+        outcomes = iter(spread(errors, chosen))
+        for name, seed in chosen:
             try:
-                wide, narrow = errors(case, seed)
+                wide, narrow = next(outcomes)
             except Error as error:
-                print(f"crossval_hf_families.py: {case.name}: {error}", file=sys.stderr)
+                print(f"crossval_hf_families.py: {name}: {error}", file=sys.stderr)
                 return 2
             right = wide <= AGREEMENT and narrow <= AGREEMENT_F32
             agree, total = agree + right, total + 1
-            print(f"{seed:>4}  {case.name:<20}  float64 {wide:.1e}  float32 {narrow:.1e}{'' if right else '  DISAGREES'}", flush=True)
+            print(f"{seed:>4}  {name:<20}  float64 {wide:.1e}  float32 {narrow:.1e}{'' if right else '  DISAGREES'}", flush=True)
     print(f"{agree} of {total} models agree")
     return 0 if agree == total > 0 else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import crossval_hf_families  # workers find functions by their module's name, which is not __main__ there
+
+    raise SystemExit(crossval_hf_families.main())

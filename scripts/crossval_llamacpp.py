@@ -15,12 +15,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from judging.llama_cpp import LlamaCpp, points
 from numpy.typing import NDArray
+from spread import add_arguments, over_workers
 
 from bitnet_np import LLAMA_CPP, Error, Model, forward_full
 from bitnet_np.errors import OptionError
@@ -119,22 +122,31 @@ def draw(seed: int, architecture: str, kind: str) -> tuple[Model, NDArray[np.int
     return model, rng.integers(0, model.config.vocab, int(rng.choice([2, 17, 40, 70])))
 
 
-def validate(theirs: LlamaCpp, seed: int, architecture: str, kind: str, folder: Path) -> Row:
-    drawn, tokens = draw(seed, architecture, kind)
-    source, path = folder / "source.gguf", folder / f"{architecture}-{kind}-{seed}.gguf"
-    write_gguf(source, drawn, fused=False)
-    declared = {"context": drawn.config.context}  # LongRoPE's must be
-    convert(load(source, overrides=declared), path, open_model(source))
-    model = load(path, overrides=declared)
-    logits, nodes = theirs.run(path, tokens, pooled=model.config.pooling != "none")
+engine = lru_cache(LlamaCpp)  # one for each process, because a library cannot be sent
+
+
+def validate(case: tuple[int, str, str]) -> Row:
+    """The row of the model of a seed, an architecture and a type of weights."""
+    seed, architecture, kind = case
+    theirs, (drawn, tokens) = engine(), draw(seed, architecture, kind)
+    with tempfile.TemporaryDirectory() as folder:
+        source, path = Path(folder) / "source.gguf", Path(folder) / f"{architecture}-{kind}-{seed}.gguf"
+        write_gguf(source, drawn, fused=False)
+        declared = {"context": drawn.config.context}  # LongRoPE's must be
+        convert(load(source, overrides=declared), path, open_model(source))
+        model = load(path, overrides=declared)
+        logits, nodes = theirs.run(path, tokens, pooled=model.config.pooling != "none")
+        return compared(model, tokens, logits, nodes, theirs.version, case)
+
+
+def compared(model: Model, tokens: NDArray[np.int64], logits: Any, nodes: Any, version: str, case: tuple[int, str, str]) -> Row:
+    seed, architecture, kind = case
     theirs_by_key = points(model.config, nodes, len(tokens))
     theirs_by_key[Key("result_output", None)] = logits
-    report = judge_trace(model, Trace(theirs_by_key, tokens, theirs.version), tokens, LLAMA_CPP)
+    report = judge_trace(model, Trace(theirs_by_key, tokens, version), tokens, LLAMA_CPP)
     ours = forward_full(model, tokens[None], dialect=LLAMA_CPP)[0]
     errors = np.abs(ours - logits).max(axis=1) / np.abs(logits).max()
     agree = errors <= AGREEMENT
-    source.unlink()
-    path.unlink()
     c = model.config
     return Row(
         seed=seed,
@@ -173,6 +185,10 @@ def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
     return names
 
 
+def _is_ternary(architecture: str) -> bool:
+    return architecture in FAMILIES and FAMILIES[architecture].ternary
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="models of each architecture and type (default 1)")
@@ -180,27 +196,26 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--archs", default="all", metavar="llama,...", help=f"all (default) or some of {', '.join(ARCHITECTURES)}")
     parser.add_argument("--types", default="all", metavar="Q4_K,...", help=f"all (default) or some of {', '.join(TYPES)}")
     parser.add_argument("--json", type=Path, metavar="F", help="write the results to this file")
+    add_arguments(parser)
     options = parser.parse_args(argv)
     rows = []
     try:
         if options.seeds < 1 or options.first < 0:
             raise OptionError(f"{options.seeds} seeds from {options.first} on, expected at least 1, from 0 on")
         architectures, types = _chosen("--archs", options.archs, ARCHITECTURES), _chosen("--types", options.types, TYPES)
-        theirs = LlamaCpp()
-        print(theirs.version)
-        with tempfile.TemporaryDirectory() as folder:
-            for seed in range(options.first, options.first + options.seeds):
-                for architecture in architectures:
-                    for kind in types:
-                        if architecture in FAMILIES and FAMILIES[architecture].ternary and kind not in TERNARY:
-                            continue
-                        rows.append(validate(theirs, seed, architecture, kind, Path(folder)))
-                        print(line(rows[-1]), flush=True)
+        version = engine().version
+        print(version)
+        seeds = range(options.first, options.first + options.seeds)
+        drawn = [case for case in product(seeds, architectures, types) if case[2] in TERNARY or not _is_ternary(case[1])]
+        with over_workers(options) as spread:
+            for row in spread(validate, drawn):
+                rows.append(row)
+                print(line(row), flush=True)
     except Error as error:
         print(f"crossval_llamacpp.py: {error}", file=sys.stderr)
         return 2
     if options.json:
-        options.json.write_text(json.dumps({"version": theirs.version, "rows": [asdict(row) for row in rows]}, indent=2))
+        options.json.write_text(json.dumps({"version": version, "rows": [asdict(row) for row in rows]}, indent=2))
     failed = [row for row in rows if not row.passed]
     positions, tokens = sum(row.positions for row in rows), sum(row.tokens for row in rows)
     print(f"{len(rows) - len(failed)} of {len(rows)} models agree; {positions} of {tokens} positions to {AGREEMENT:g}")
@@ -208,4 +223,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import crossval_llamacpp  # workers find functions by their module's name, which is not __main__ there
+
+    raise SystemExit(crossval_llamacpp.main())

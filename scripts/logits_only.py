@@ -6,11 +6,13 @@ The engine is judging/engine.py: float32 NumPy, or with bitnet.cpp's float16 rou
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 
 import numpy as np
 from judging.engine import Engine, Floats, accumulate, embedded_model, f32, float16, precise
 from judging.faults import LAYER, faults, silu, truncated
 from numpy.typing import NDArray
+from spread import add_arguments, over_workers
 from tqdm import tqdm
 
 from bitnet_np import EXACT, Model
@@ -116,15 +118,14 @@ def verdicts(model: Model, tokens: NDArray[np.int64], theirs: Floats) -> tuple[V
     return judge(forward_full(model, tokens[None])[0], theirs).verdict, check_logits(model, tokens, theirs, EXACT, False).verdict
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the models (default 0)")
-    arguments = parser.parse_args(argv)
-    models = []
+@lru_cache
+def models(seed: int) -> list[tuple[Model, NDArray[np.int64]]]:
+    """Random models with tokens. A worker makes them itself and is sent numbers."""
+    made = []
     for i, (layers, width, length) in enumerate(SHAPES):
         wide = 2 * width
         model = random_model(
-            arguments.seed + i,
+            seed + i,
             table=("float32", "float16")[i % 2],
             n_layers=layers,
             width=width,
@@ -134,30 +135,63 @@ def main(argv: list[str] | None = None) -> int:
             kv_heads=width // 32,
             head_dim=16,
         )
-        models.append((model, np.random.default_rng(arguments.seed + i).integers(0, wide, length)))
-    print(f"How many of {len(models)} random models, of {min(SHAPES)[0]} to {max(SHAPES)[0]} layers, are called WRONG")
+        made.append((model, np.random.default_rng(seed + i).integers(0, wide, length)))
+    return made
+
+
+def engines(title: str) -> list[tuple[str, Make]]:
+    return list(honest() if title == "honest engine" else faulty())
+
+
+def on_all_models(engine: tuple[str, int], seed: int) -> list[tuple[Verdict, Verdict]]:
+    """The verdicts on one of the engines of a title, given by its number, on each model."""
+    title, number = engine
+    _, make = engines(title)[number]
+    return [verdicts(model, tokens, make(model, tokens)) for model, tokens in models(seed)]
+
+
+def of_mutation(number: int, seed: int) -> tuple[Verdict, Verdict] | None:
+    """The verdicts on the logits of one of mutations.py's faults in the embedded model, None where it has none."""
+    model, tokens = embedded_model(), np.random.default_rng(seed).integers(0, 512, 17)
+    dump, ids = list(faults())[number].make(model, tokens)
+    return verdicts(model, ids, dump[LOGITS]) if LOGITS in dump else None
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the models (default 0)")
+    add_arguments(parser)
+    options = parser.parse_args(argv)
+    with over_workers(options) as spread:
+        return report(options.seed, spread)
+
+
+def report(seed: int, spread: Callable) -> int:
+    """Print the tables; returns the exit code."""
+    print(f"How many of {len(SHAPES)} random models, of {min(SHAPES)[0]} to {max(SHAPES)[0]} layers, are called WRONG")
     alarms = 0
-    for title, cases in (("honest engine", list(honest())), ("fault", list(faulty()))):
+    for title in ("honest engine", "fault"):
         print(f"\n| {title} | fixed | measured | no difference to see |\n|---|---|---|---|")
-        for name, make in tqdm(cases, desc=title, disable=None):
-            pairs = [verdicts(model, tokens, make(model, tokens)) for model, tokens in models]
+        names = [name for name, _ in engines(title)]
+        judged = spread(partial(on_all_models, seed=seed), [(title, number) for number in range(len(names))])
+        for name, pairs in zip(names, tqdm(judged, desc=title, total=len(names), disable=None), strict=True):
             fixed, measured = (sum(v == Verdict.WRONG for v in column) for column in zip(*pairs, strict=True))
             alarms += measured if title == "honest engine" else 0
             print(f"| {name} | {fixed} | {measured} | {sum(f <= Verdict.ROUNDING and m <= Verdict.ROUNDING for f, m in pairs)} |")
     print("\nThe faults of mutations.py, logits alone, on the embedded model with 17 tokens")
     missed: dict[str, list[str]] = {"fixed": [], "measured": []}
-    model, tokens = embedded_model(), np.random.default_rng(arguments.seed).integers(0, 512, 17)
     every = list(faults())
-    for fault in tqdm(every, desc="mutations", disable=None):
-        dump, ids = fault.make(model, tokens)
-        if LOGITS in dump:
-            for how, verdict in zip(missed, verdicts(model, ids, dump[LOGITS]), strict=True):
-                if verdict <= Verdict.FLIPS:
-                    missed[how].append(fault.name)
+    judged = spread(partial(of_mutation, seed=seed), range(len(every)))
+    for fault, pair in zip(every, tqdm(judged, desc="mutations", total=len(every), disable=None), strict=True):
+        for how, verdict in zip(missed, pair or (), strict=False):
+            if verdict <= Verdict.FLIPS:
+                missed[how].append(fault.name)
     for how, names in missed.items():
         print(f"{how}: {len(every) - len(names)} of {len(every)} found, not {'; '.join(names)}")
     return 1 if alarms else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    import logits_only  # workers find functions by their module's name, which is not __main__ there
+
+    raise SystemExit(logits_only.main())

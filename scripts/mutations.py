@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from judging.faults import Fault, faults
 from judging.pooling import pooling_faults
 from judging.rotations import rotation_faults
 from numpy.typing import NDArray
+from spread import add_arguments, over_workers
 from tqdm import tqdm
 
 from bitnet_np import BITNET_CPP, EXACT, Dialect, Model, embedded, forward
@@ -66,6 +68,19 @@ def others() -> Iterator[tuple[Model, Fault]]:
     yield from expert_faults()
     yield from rotation_faults()
     yield from pooling_faults()
+
+
+@lru_cache
+def embedded_case() -> tuple[Model, NDArray[np.int64]]:
+    """The embedded model and its tokens."""
+    return embedded_model(), embedded.recording()["tokens_T17"].astype(np.int64)
+
+
+@lru_cache
+def every() -> list[tuple[Model, NDArray[np.int64], Fault]]:
+    """All faults, each with its model and tokens. A worker makes them itself and is sent numbers."""
+    model, tokens = embedded_case()
+    return [(model, tokens, fault) for fault in faults()] + [(own, TOKENS_OF_EXPERTS, fault) for own, fault in others()]
 
 
 # --- report ---------------------------------------------------------------------------------------------------------------------------
@@ -134,28 +149,41 @@ def exceeds(fault: Fault, kind: str, wrong: dict[Key, Floats], right: dict[Key, 
     return rms[0] > 2 * size * rms[1] or float(np.abs(change).max()) > 8 * size * float(np.abs(before).max())
 
 
-def by_precision(model: Model, tokens: NDArray[np.int64], honest_runs: int, quiet: bool) -> tuple[list[dict[str, object]], list[str], int]:
-    """Every fault in every kind of engine, judged without a word about its types; false alarms; and the number of honest runs."""
-    rows = []
-    for kind, fields in tqdm(KINDS.items(), desc="kinds of engines", disable=quiet):
-        right = Engine(model, tokens, **fields).run()
-        for fault in faults():
-            if fault.mistake != "dialect.float16":  # which is no fault where nothing is declared
-                dump, ids = fault.make(model, tokens, **fields)
-                result = row(fault, judged(model, dump, ids, EXACT, precision=None))
-                rows.append({"kind": kind, "exceeds": exceeds(fault, kind, dump, right)} | result)
-    alarms, runs = [], 0
-    ways = (lambda x, w: x @ w.T, precise, accumulate(8))
-    for seed in tqdm(range(-(-honest_runs // (len(KINDS) * len(ways)))), desc="honest runs", disable=quiet):
-        fresh = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0, head_dim=32)
-        ids = np.random.default_rng(seed).integers(0, fresh.config.vocab, 3 + seed)
-        for kind, fields in KINDS.items():
-            for n, dot in enumerate(ways):
-                runs += 1
-                report = judged(fresh, Engine(fresh, ids, dot=dot, **fields).run(), ids, EXACT, precision=None)
-                if report.verdict > Verdict.NARROW:
-                    alarms.append(f"seed {seed}, {kind}, way {n}: {report.reason}")
-    return rows, alarms, runs
+def faults_in(kind: str) -> list[dict[str, object]]:
+    """Every fault in this kind of engine, judged without a word about its types."""
+    model, tokens = embedded_case()
+    right, rows = Engine(model, tokens, **KINDS[kind]).run(), []
+    for fault in faults():
+        if fault.mistake != "dialect.float16":  # which is no fault where nothing is declared
+            dump, ids = fault.make(model, tokens, **KINDS[kind])
+            result = row(fault, judged(model, dump, ids, EXACT, precision=None))
+            rows.append({"kind": kind, "exceeds": exceeds(fault, kind, dump, right)} | result)
+    return rows
+
+
+_WAYS = (lambda x, w: x @ w.T, precise, accumulate(8))
+
+
+def narrow_alarms(seed: int) -> list[str]:
+    """The false alarms about honest engines of every kind on one random model."""
+    model = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0, head_dim=32)
+    ids, alarms = np.random.default_rng(seed).integers(0, model.config.vocab, 3 + seed), []
+    for kind, fields in KINDS.items():
+        for n, dot in enumerate(_WAYS):
+            report = judged(model, Engine(model, ids, dot=dot, **fields).run(), ids, EXACT, precision=None)
+            if report.verdict > Verdict.NARROW:
+                alarms.append(f"seed {seed}, {kind}, way {n}: {report.reason}")
+    return alarms
+
+
+def by_precision(honest_runs: int, quiet: bool, spread: Callable) -> tuple[list[dict[str, object]], list[str], int]:
+    """Every fault in every kind of engine; false alarms; and the number of honest runs."""
+    seeds, rows, alarms = range(-(-honest_runs // (len(KINDS) * len(_WAYS)))), [], []
+    for found in tqdm(spread(faults_in, list(KINDS)), desc="kinds of engines", total=len(KINDS), disable=quiet):
+        rows += found
+    for raised in tqdm(spread(narrow_alarms, seeds), desc="honest runs", total=len(seeds), disable=quiet):
+        alarms += raised
+    return rows, alarms, len(seeds) * len(KINDS) * len(_WAYS)
 
 
 def print_by_precision(rows: list[dict[str, object]], alarms: list[str], runs: int) -> None:
@@ -172,6 +200,21 @@ def print_by_precision(rows: list[dict[str, object]], alarms: list[str], runs: i
     print(f"\n{runs} honest runs: {len(alarms)} false alarms", *alarms, sep="\n")
 
 
+def fault_row(number: int, only: tuple[str, ...]) -> dict[str, object]:
+    """What the judge says of a fault, one of `every`."""
+    model, tokens, fault = every()[number]
+    dump, ids = fault.make(model, tokens)
+    return row(fault, judged(model, dump, ids, EXACT, only))
+
+
+def honest_verdicts(seed: int, only: tuple[str, ...]) -> list[str]:
+    """An alarm, or "", for each honest run on one random model."""
+    model = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0)
+    ids = np.random.default_rng(seed).integers(0, model.config.vocab, 3 + 2 * seed)
+    reports = ((name, judged(model, dump, ids, dialect, only)) for name, dump, dialect in honest(model, ids))
+    return [f"seed {seed}, {name}: {report.reason}" if report.verdict > Verdict.FLIPS else "" for name, report in reports]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", action="store_true", help="print the whole table (default: the summary and the failures)")
@@ -180,38 +223,34 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--catalogue", action="store_true", help="print the table of all known mistakes instead, and judge nothing")
     parser.add_argument("--precision", action="store_true", help="put the faults into engines of narrow types too, none of them declared")
     parser.add_argument("--json", action="store_true")
+    add_arguments(parser)
     arguments = parser.parse_args(argv)
     if arguments.catalogue:
         print("| mistake | it says | seen in | families |\n|---|---|---|---|")
         for columns in catalogue():
             print(f"| {' | '.join(columns)} |")
         return 0
+    with over_workers(arguments) as spread:
+        return report_faults(arguments, spread)
+
+
+def report_faults(arguments: argparse.Namespace, spread: Callable) -> int:
+    """Judge all cases and print the tables; returns the exit code."""
     quiet = not sys.stderr.isatty()
-    model, tokens = embedded_model(), embedded.recording()["tokens_T17"].astype(np.int64)
     if arguments.precision:
-        rows, alarms, runs = by_precision(model, tokens, max(400, arguments.honest), quiet)
+        rows, alarms, runs = by_precision(max(400, arguments.honest), quiet, spread)
         if arguments.json:
             print(json.dumps({"faults": rows, "honest_runs": runs, "false_alarms": alarms}, indent=2))
         else:
             print_by_precision(rows, alarms, runs)
         return 0 if all(r["found"] for r in rows if r["exceeds"]) and not alarms else 1
     only = tuple(filter(None, arguments.only.split(",")))
-    rows = []
-    made = [(model, tokens, fault) for fault in faults()] + [(own, TOKENS_OF_EXPERTS, fault) for own, fault in others()]
-    for own, ids, fault in tqdm(made, desc="faults", disable=quiet):
-        dump, ids = fault.make(own, ids)
-        rows.append(row(fault, judged(own, dump, ids, EXACT, only)))
-    alarms, runs = [], 0
-    with tqdm(total=arguments.honest, desc="honest runs", disable=quiet) as progress:
-        for seed in range(1 + arguments.honest // 12):
-            fresh = random_model(seed, table=("float32", "float16", "bfloat16")[seed % 3], tied=seed % 2 == 0)
-            ids = np.random.default_rng(seed).integers(0, fresh.config.vocab, 3 + 2 * seed)
-            for name, dump, dialect in honest(fresh, ids):
-                report = judged(fresh, dump, ids, dialect, only)
-                runs += 1
-                progress.update()
-                if report.verdict > Verdict.FLIPS:
-                    alarms.append(f"seed {seed}, {name}: {report.reason}")
+    numbers, seeds = range(len(every())), range(1 + arguments.honest // 12)
+    rows = list(tqdm(spread(partial(fault_row, only=only), numbers), desc="faults", total=len(numbers), disable=quiet))
+    verdicts: list[str] = []
+    for some in tqdm(spread(partial(honest_verdicts, only=only), seeds), desc="honest models", total=len(seeds), disable=quiet):
+        verdicts += some
+    alarms, runs = list(filter(None, verdicts)), len(verdicts)
     found, right = sum(bool(r["found"]) for r in rows), sum(bool(r["right"]) for r in rows)
     recognised = sum(bool(r["explained"]) for r in rows)
     if arguments.json:
@@ -229,4 +268,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    import mutations  # workers find functions by their module's name, which is not __main__ there
+
+    raise SystemExit(mutations.main())

@@ -1,9 +1,11 @@
 """Sweeps and long texts on a real cluster of two worker processes: the same results as in one process, whatever is lost in between."""
 
+import argparse
 import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,6 +82,26 @@ def test_a_sweep_goes_on_after_its_scheduler_was_lost(serial, tmp_path):
     assert sorted(seen) == sorted(task.key for task in plan.tasks)
     assert summary.repeated == 0  # there is no second worker
     assert (tmp_path / "results.csv").read_bytes() == table
+
+
+def test_the_cases_of_scripts_come_in_their_order(client, monkeypatch):
+    """The last ones are done first. The same function runs in this process without an option."""
+    monkeypatch.syspath_prepend(str(Path(ROOT) / "scripts"))
+    import spread
+
+    def slow(case):
+        time.sleep((9 - case) / 50)
+        return case, os.getpid()
+
+    parser = argparse.ArgumentParser()
+    spread.add_arguments(parser)
+    outcomes = {}
+    for options in ([], ["--scheduler", client.scheduler.address]):
+        with spread.over_workers(parser.parse_args(options)) as over:
+            outcomes[len(options)] = list(over(slow, range(10)))
+    assert [case for case, _ in outcomes[0]] == [case for case, _ in outcomes[2]] == list(range(10))
+    assert {process for _, process in outcomes[0]} == {os.getpid()}
+    assert len({process for _, process in outcomes[2]} - {os.getpid()}) == 2
 
 
 @posix
