@@ -7,7 +7,7 @@ from .amx import ROWS, SIZE, WIDTH, tile_configure, tile_dot, tile_load, tile_re
 from .launching import inlined, parallel, serial
 from .simd import LANES, STEP, load_tile, tile_i32, unpack_codes
 from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary, with_reciprocals
-from .tiles import STREAM, TOKENS
+from .tiles import TOKENS
 
 LEAST = 5
 """Tokens from which on tiles are faster than vectors."""
@@ -53,11 +53,14 @@ def _arrange(memory, q, token, room, sums):
 
 
 @inlined
-def _unpack(one, other, codes, steps):
-    """Two tiles of weights, side by side. Columns beyond the last keep whatever was there: activations are zero there."""
+def _unpack(one, other, codes, steps, ahead):
+    """Two tiles of weights, side by side. Columns beyond the last keep whatever was there: activations are zero there.
+
+    The bytes `ahead` are asked for, those of the two groups that come next.
+    """
     for step in range(min(4, steps)):
-        unpack_codes(one + step * STEP, codes + step * SIZE // 4, STREAM)
-        unpack_codes(other + step * STEP, codes + SIZE + step * SIZE // 4, STREAM)
+        unpack_codes(one + step * STEP, codes + step * SIZE // 4, ahead)
+        unpack_codes(other + step * STEP, codes + SIZE + step * SIZE // 4, ahead)
 
 
 @inlined
@@ -121,7 +124,7 @@ def _two_groups(memory, room, edge, product, matrix, group, first_token, end_tok
             for k in range(count + _AHEAD):
                 if token == first_token and k < count:
                     packed = (begin + k) * 4 * STEP
-                    _unpack(one + packed, other + packed, codes + k * 2 * SIZE, steps - (begin + k) * 4)
+                    _unpack(one + packed, other + packed, codes + k * 2 * SIZE, steps - (begin + k) * 4, 2 * steps * STEP)
                 if k >= _AHEAD:
                     done = first + (k - _AHEAD) * SIZE
                     _multiply(unit, codes + (k - _AHEAD) * 2 * SIZE, done, done + tiles * SIZE if both else 0)
