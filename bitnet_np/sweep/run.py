@@ -9,6 +9,7 @@ from typing import Any
 from ..progress import Progress, silent
 from . import rows
 from .cluster import DifferentBitsError, Result, results
+from .lock import held
 from .plan import Plan
 from .rows import Row
 from .table import write_tables
@@ -58,27 +59,28 @@ def sweep(
     client: Dask's, of `cluster.connected`; None computes in this process. retry_failed: compute rows again whose outcome is neither a
     verdict nor a value. on_row: called with each new row when it is on disk.
 
-    Raises DifferentBitsError when a machine fails its selftest or two machines differ, ServerError when the scheduler is lost; rows that
-    were done before stay.
+    Raises OptionError while another sweep writes to `out`, DifferentBitsError when a machine fails its selftest or two machines differ,
+    ServerError when the scheduler is lost; rows that were done before stay.
     """
     out.mkdir(parents=True, exist_ok=True)
-    path = out / ROWS
-    done = {key: row for key, row in rows.read(path).items() if not retry_failed or row["outcome"] in rows.FINAL}
-    left = [task for task in plan.tasks if task.key not in done]
-    before = len(plan.tasks) - len(left)
-    progress(before, len(plan.tasks))
-    arriving = _serial(left) if client is None else results(client, left, lambda task: _is_repeated(task, plan.repeat))
-    for n, (task, outcome, repeated_on) in enumerate(arriving, before + 1):
-        row = rows.row_of(task, outcome, repeated_on)
-        rows.append(path, row)
-        done[task.key] = row
-        on_row(row)
-        progress(n, len(plan.tasks))
-    ordered = tuple(done[task.key] for task in plan.tasks)
-    machines = {repr(m): dict(m) for row in ordered for m in (row["machine"], row["repeated_on"]) if m}
-    summary = Summary(ordered, tuple(machines[name] for name in sorted(machines)))
-    write_tables(out, summary.rows, summary.as_dict())
-    return summary
+    with held(out):
+        path = out / ROWS
+        done = {key: row for key, row in rows.read(path).items() if not retry_failed or row["outcome"] in rows.FINAL}
+        left = [task for task in plan.tasks if task.key not in done]
+        before = len(plan.tasks) - len(left)
+        progress(before, len(plan.tasks))
+        arriving = _serial(left) if client is None else results(client, left, lambda task: _is_repeated(task, plan.repeat))
+        for n, (task, outcome, repeated_on) in enumerate(arriving, before + 1):
+            row = rows.row_of(task, outcome, repeated_on)
+            rows.append(path, row)
+            done[task.key] = row
+            on_row(row)
+            progress(n, len(plan.tasks))
+        ordered = tuple(done[task.key] for task in plan.tasks)
+        machines = {repr(m): dict(m) for row in ordered for m in (row["machine"], row["repeated_on"]) if m}
+        summary = Summary(ordered, tuple(machines[name] for name in sorted(machines)))
+        write_tables(out, summary.rows, summary.as_dict())
+        return summary
 
 
 def _is_repeated(task: Task, repeat: int) -> bool:

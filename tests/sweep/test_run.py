@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from sweep_plans import PLAN, engine_run, written
 
 from bitnet_np import BITNET_CPP, Error, forward_full, load, selftest
 from bitnet_np.cli.main import main
+from bitnet_np.errors import OptionError
 from bitnet_np.nll import token_nll
 from bitnet_np.sweep import process
 from bitnet_np.sweep.cluster import DifferentBitsError
@@ -129,6 +132,19 @@ def test_a_machine_that_fails_the_selftest_gets_no_work(tmp_path, monkeypatch):
         sweep(read_plan(written(tmp_path, PLAN)), tmp_path / "out")
     assert main(["sweep", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out")]) == 1
     assert not (tmp_path / "out" / "rows.jsonl").exists()
+
+
+def test_a_folder_belongs_to_one_sweep_until_its_process_ends(tmp_path):
+    plan, out = read_plan(written(tmp_path, PLAN)), tmp_path / "out"
+    out.mkdir()
+    hold = f"from pathlib import Path; from bitnet_np.sweep.lock import held\nwith held(Path({str(out)!r})): print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        with pytest.raises(OptionError, match="another sweep writes its results there"):
+            sweep(plan, out)
+        assert sorted(path.name for path in out.iterdir()) == ["lock"]
+        other.kill()
+    assert len(sweep(plan, out).rows) == len(plan.tasks)
 
 
 def test_the_table_is_written_as_parquet_too(tmp_path):
