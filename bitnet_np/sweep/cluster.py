@@ -57,6 +57,8 @@ def connected(scheduler: str | None, workers: int | None) -> Iterator[Any]:
     """
     dask, distributed = extra("dask", "cluster", "a cluster"), _dask()
     if scheduler is not None:
+        if scheduler.startswith("tls:") and distributed.Security().get_connection_args("client").get("ssl_context") is None:
+            raise ServerError(f"scheduler {scheduler}: Dask's configuration names no certificate for TLS, expected distributed.comm.tls")
         try:
             client = distributed.Client(scheduler, timeout="10s", set_as_default=False)
         except (OSError, ValueError) as error:

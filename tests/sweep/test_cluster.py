@@ -17,6 +17,7 @@ from sweep_plans import PLAN, engine_run, written
 
 from bitnet_np import BITNET_CPP, Error, load, nll, selftest
 from bitnet_np.cli.main import main
+from bitnet_np.errors import ServerError
 from bitnet_np.kernels import processor
 from bitnet_np.sweep.cluster import DifferentBitsError, connected
 from bitnet_np.sweep.plan import read_plan
@@ -82,6 +83,14 @@ def test_a_sweep_goes_on_after_its_scheduler_was_lost(serial, tmp_path):
     assert sorted(seen) == sorted(task.key for task in plan.tasks)
     assert summary.repeated == 0  # there is no second worker
     assert (tmp_path / "results.csv").read_bytes() == table
+
+
+def test_tls_without_certificates_is_refused_before_anything_is_sent():
+    with (
+        pytest.raises(ServerError, match=r"scheduler tls://127.0.0.1:1: Dask's configuration names no certificate"),
+        connected("tls://127.0.0.1:1", None),
+    ):
+        pass
 
 
 def test_the_cases_of_scripts_come_in_their_order(client, monkeypatch):
