@@ -21,6 +21,7 @@ from benchmarks.rounds import Case, CheckError, Results, measure
 from benchmarks.setup import Setup
 
 from bitnet_np import Error, Model, load, machine
+from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import OptionError
 
 
@@ -46,7 +47,8 @@ BENCHES = {
     "fit": Bench(forwards.fit_cases, forwards.fit_tables, "prefill's seconds as a*T + b*T^2"),
     "memory": Bench(memory.cases, memory.tables, "what a call allocates, and whether anything is left"),
 }
-AGAINST_PEERS = {"prefill", "decode"}
+FORWARDS = {"prefill", "decode"}
+"""The benches that other engines run, too, and that can follow their roundings."""
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -87,6 +89,13 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--vs", action="append", choices=peers.KINDS, default=[], help="also run this engine in prefill and decode; repeatable"
     )
+    result.add_argument(
+        "--as",
+        dest="dialect",
+        choices=DIALECTS,
+        default="exact",
+        help="the engine whose roundings prefill and decode follow (default exact)",
+    )
     result.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="the Python that has the engine (default: this one)")
     result.add_argument("--read-mb", type=positive, default=1024, metavar="N", help="memory read for the bandwidth's peak (default 1024)")
     result.add_argument("--json", type=Path, metavar="F", help="write every sample")
@@ -104,10 +113,15 @@ def checked_threads(requested: tuple[int, ...] | None) -> tuple[int, ...]:
     return requested
 
 
+def check_forwards(options: argparse.Namespace) -> None:
+    """Raises OptionError for options that none of the asked benches has."""
+    given = [name for name, is_given in (("--vs", bool(options.vs)), ("--as", options.dialect != "exact")) if is_given]
+    if given and not FORWARDS & set(options.bench):
+        raise OptionError(f"{given[0]} is for {' and '.join(sorted(FORWARDS))}, not for {', '.join(options.bench)}")
+
+
 def open_peers(stack: ExitStack, options: argparse.Namespace) -> list[peers.Peer]:
     """Start the workers, before anything slow is done: a missing one is reported at once."""
-    if options.vs and not AGAINST_PEERS & set(options.bench):
-        raise OptionError(f"--vs is for {' and '.join(sorted(AGAINST_PEERS))}, not for {', '.join(options.bench)}")
     return [stack.enter_context(peers.Peer(name, options.peer_python)) for name in dict.fromkeys(options.vs)]
 
 
@@ -122,15 +136,18 @@ def make_setup(options: argparse.Namespace, threads: tuple[int, ...], folder: Pa
             return options.shape, model
         return "small", load(models.ours(folder, "small", options.seed))
 
-    return Setup(path, model, threads, options.lengths, options.batch, options.rows, options.steps, small, options.seed)
+    dialect = DIALECTS[options.dialect]
+    return Setup(path, model, threads, options.lengths, options.batch, options.rows, options.steps, small, options.seed, dialect)
 
 
 def load_peers(running: Sequence[peers.Peer], setup: Setup, folder: Path) -> None:
-    """Give each peer a model of the setup's shape."""
+    """Give each peer the same model where it can load it, else one of the same shape."""
     shape = models.shape_of(setup.model)
     longest = max(*setup.fitting(setup.lengths, (128, 512)), forwards.PROMPT + setup.steps)
     for peer in running:
-        if peer.name == "llama-cpp":
+        if peer.name == "llama-cpp" and not models.ternary_weights(setup.model):
+            peer.open("llama.cpp, the same file", path=str(setup.path), context=longest)
+        elif peer.name == "llama-cpp":
             peer.open(path=str(models.for_llama_cpp(folder, shape, setup.seed)), context=longest)
         else:
             models.check_memory(shape, 2 if peer.name == "transformers" else 4)
@@ -142,6 +159,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
     folder = options.model_dir or models.folder()
     threads = checked_threads(options.threads)
     results, tables = Results(), []
+    check_forwards(options)
     with ExitStack() as stack:
         stack.callback(numba.set_num_threads, numba.get_num_threads())
         running = open_peers(stack, options)
@@ -149,7 +167,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
         load_peers(running, setup, folder)
         machine_peaks = peaks.Peaks(options.read_mb)
         for name in dict.fromkeys(options.bench):
-            asked = running if name in AGAINST_PEERS else []
+            asked = running if name in FORWARDS else []
             measure(name, BENCHES[name].cases(setup), threads, options.rounds, options.budget, machine_peaks, asked, results)
             tables += BENCHES[name].tables(setup, results)
         head = {
@@ -170,12 +188,14 @@ def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
 def introduction(outcome: dict) -> str:
     """The machine, the model, the peers, and the digests of checked results, as text."""
     machine, model = outcome["machine"], outcome["model"]
+    roundings = outcome["options"]["dialect"]
     lines = [
         f"{machine['processor']}, {machine['cores']} cores, {machine['instruction path']} ({' '.join(machine['features'])}), "
         f"matrix tiles: {machine['matrix tiles']}",
         f"bitnet_np {machine['bitnet_np']}, numba {machine['numba']}, {machine['threading layer']} threads, numpy {machine['numpy']}, "
         f"Python {machine['python']}, {machine['system']}",
         f"{model['path']}: {model['ternary_weights'] / 1e6:.1f} M ternary weights, {model['bytes_per_token'] / 1e6:.1f} MB read per token",
+        *([f"prefill and decode round as {roundings} does"] if roundings != "exact" else []),
         *(f"{name}: {text}" for name, text in outcome["peers"].items()),
     ]
     digests = {(entry["bench"], entry["case"]): entry["sha256"] for entry in outcome["results"] if entry.get("sha256")}

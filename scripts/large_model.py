@@ -1,9 +1,9 @@
 """A model that outgrows memory: write one of random weights, and measure what computing its logits takes.
 
-`write` makes a GGUF file of architecture `llama`, in the shape of Llama 3 8B or 70B. Its layers repeat one random layer and its matrices
-some random rows, so that 40 GB are written as fast as the disk takes them. Every tensor has its own pages. `run` computes logits in a new
-process as `bitnet-np logits` does and watches it: seconds, bytes read from the disk, and private memory, in which the file's pages do not
-count. Linux only.
+`write` makes a GGUF file of architecture `llama`, in the shape of Llama 3 1B, 8B or 70B. Its layers repeat one random layer and its
+matrices some random rows, so that 40 GB are written as fast as the disk takes them. Every tensor has its own pages. `run` computes logits
+in a new process as `bitnet-np logits` does and watches it: seconds, bytes read from the disk, and private memory, in which the file's pages
+do not count. Linux only.
 
     python scripts/large_model.py write 70b Q4_K 70b.gguf
     python scripts/large_model.py run 70b.gguf --tokens 8 --limit 2000 --cold
@@ -29,16 +29,19 @@ from bitnet_np.families import layer_shapes
 from bitnet_np.files.gguf_names import tensor_name
 from bitnet_np.files.gguf_writer import FILE_TYPES, write_file, write_keys
 from bitnet_np.model import Blocks
-from bitnet_np.tensor_types import ALL_BLOCK_TYPES, F16, F32, I2_S, TERNARY_TYPES, TensorType
+from bitnet_np.tensor_types import ALL_BLOCK_TYPES, F16, F32, I2_S, Q4_K, Q6_K, TERNARY_TYPES, TensorType
 from bitnet_np.testing import random_table
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab": 512, "width": 256, "n_layers": 2, "ffn": 512, "heads": 4, "kv_heads": 2, "head_dim": 64},
+    "1b": {"vocab": 128256, "width": 2048, "n_layers": 16, "ffn": 8192, "heads": 32, "kv_heads": 8, "head_dim": 64},
     "8b": {"vocab": 128256, "width": 4096, "n_layers": 32, "ffn": 14336, "heads": 32, "kv_heads": 8, "head_dim": 128},
     "70b": {"vocab": 128256, "width": 8192, "n_layers": 80, "ffn": 28672, "heads": 64, "kv_heads": 8, "head_dim": 128},
 }
 _ROWS = 512
 TYPES = {kind.name: kind for kind in (I2_S, *ALL_BLOCK_TYPES)}
+MIXTURE = "Q4_K_M"
+"""llama.cpp's usual choice: Q4_K, but Q6_K for embedding and head, and for values and ffn_down of every other layer."""
 
 
 # --- writing --------------------------------------------------------------------------------------------------------------------------
@@ -50,24 +53,28 @@ def config_of(shape: str, layers: int | None = None) -> Config:
     return Config("llama", context=8192, eps=1e-5, rope="adjacent", rope_base=500000.0, activation="silu", **numbers)
 
 
-def write(path: Path, config: Config, kind: TensorType, seed: int) -> None:
-    """Write the model: its matrices of the type `kind`; embedding and head, too, but for ternary types, beside which they are float16."""
+def write(path: Path, config: Config, name: str, seed: int) -> None:
+    """Write the model. Matrices have the type of this name or those of MIXTURE; embedding and head are float16 where that is ternary."""
     rng = np.random.default_rng(seed)
-    table_type = F16 if kind in (I2_S, *TERNARY_TYPES) else kind
+    kind = Q4_K if name == MIXTURE else TYPES[name]
+    table_type = F16 if kind in (I2_S, *TERNARY_TYPES) else Q6_K if name == MIXTURE else kind
     shapes = layer_shapes(config)
+    mixed = [field for field in shapes if name == MIXTURE and field in ("attn_v", "ffn_down")]
     layer = {field: _random(rng, kind, shape) for field, shape in shapes.items()}
+    other = layer | {field: _random(rng, Q6_K, shapes[field]) for field in mixed}
     tables = {"token_embd": (config.vocab, config.width), "output_norm": (config.width,), "output": (config.vocab, config.width)}
 
     def entries() -> Iterator[tuple[str, TensorType, tuple[int, ...]]]:
         for n in range(config.n_layers):
             for field, shape in shapes.items():
-                yield tensor_name(field, n), kind if len(shape) == 2 else F32, shape
+                of_matrix = Q6_K if field in mixed and n % 2 else kind
+                yield tensor_name(field, n), of_matrix if len(shape) == 2 else F32, shape
         for field, shape in tables.items():
             yield tensor_name(field), table_type if len(shape) == 2 else F32, shape
 
     def contents() -> Iterator[NDArray]:
-        for _ in range(config.n_layers):
-            yield from layer.values()
+        for n in range(config.n_layers):
+            yield from (other if n % 2 else layer).values()
         for shape in tables.values():
             yield _random(rng, table_type, shape)
 
@@ -157,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     writing = commands.add_parser("write", help="write a model of random weights")
     writing.add_argument("shape", choices=SHAPES)
-    writing.add_argument("type", choices=TYPES, metavar="TYPE", help=f"of the matrices: {', '.join(TYPES)}")
+    writing.add_argument("type", choices=(*TYPES, MIXTURE), metavar="TYPE", help=f"of the matrices: {MIXTURE}, {', '.join(TYPES)}")
     writing.add_argument("path", type=Path, metavar="OUT.gguf")
     writing.add_argument("--layers", type=int, metavar="N", help="instead of the shape's own number")
     writing.add_argument("--seed", type=int, default=0)
@@ -171,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.command == "write":
-            write(options.path, config_of(options.shape, options.layers), TYPES[options.type], options.seed)
+            write(options.path, config_of(options.shape, options.layers), options.type, options.seed)
             return 0
         if options.cold:
             drop(options.path)

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from .. import tensor_types
 from ..tensor_types import GRID_TYPES, TensorType
-from . import grids
+from . import block_products, grids
 from .block_formats import FORMATS
-from .floats import matmul as _float_matmul
 from .floats import matmul_tiles
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import round_half_even, round_to_half
@@ -197,25 +196,25 @@ def pack_ternary(data: Bytes, kind: TensorType, out: Bytes) -> None:  # [N, byte
 
 
 @serial
-def _largest(row, start, size):
-    """The number of largest magnitude among `size` of a row, the first of equal ones; NaN if one is not finite."""
-    largest = np.int32(-1)  # the bits of magnitudes, which order like the numbers, with NaN above all
-    number = np.float32(0.0)
-    for i in range(size):
-        bits = np.int32(float_bits(row[start + i]) & 0x7FFFFFFF)
-        if bits > largest:
-            largest = bits
-            number = row[start + i]
-    return number if largest < 0x7F800000 else np.float32(np.nan)
+def _largest(numbers):
+    """The number of largest magnitude, the first of equal ones; NaN if one is not finite."""
+    largest = np.int32(0)  # the bits of magnitudes, which order like the numbers, with NaN above all
+    for i in range(numbers.size):
+        largest = max(largest, np.int32(float_bits(numbers[i]) & 0x7FFFFFFF))
+    if largest >= 0x7F800000:
+        return np.float32(np.nan)
+    for number in numbers:
+        if np.int32(float_bits(number) & 0x7FFFFFFF) == largest:
+            return number
+    return np.float32(0)
 
 
 @parallel
 def _round_blocks(x, size, signed, codes, scale):
     for r in prange(x.shape[0]):
-        row = x[r]
         for block in range(scale.shape[1]):
-            start = block * size
-            largest = _largest(row, start, size)
+            numbers, codes_of_block = x[r, block * size : (block + 1) * size], codes[r, block * size : (block + 1) * size]
+            largest = _largest(numbers)
             if signed:
                 steps = np.float32(-127.0) / largest
                 scale[r, block] = np.float32(1.0) / steps
@@ -224,12 +223,12 @@ def _round_blocks(x, size, signed, codes, scale):
                 steps = np.float32(127.0) / magnitude
                 half = round_to_half(np.float32(magnitude / np.float32(127.0)))
                 scale[r, block] = np.float32(np.inf) if half > np.float32(65504.0) else half
-            if not abs(steps) < np.inf:  # for zeros, numbers too small for float32 to divide by, and NaN
+            if abs(steps) < np.inf:
+                for i in range(size):
+                    codes_of_block[i] = np.int8(round_half_even(np.float32(numbers[i] * steps)))
+            else:  # for zeros, numbers too small for float32 to divide by, and NaN
                 scale[r, block] = np.float32(np.nan) if np.isnan(largest) else np.float32(0.0)
-                steps = np.float32(0.0)
-            for i in range(size):
-                x_i = row[start + i]
-                codes[r, start + i] = np.int8(round_half_even(np.float32(x_i * steps))) if steps != 0 else np.int8(0)
+                codes_of_block[:] = 0
 
 
 def _rounded_blocks(x: Floats, size: int, signed: bool) -> tuple[NDArray[np.int8], Floats]:
@@ -299,30 +298,20 @@ ROUNDINGS: dict[TensorType, Callable[[Floats], Floats]] = {
 """The type of a matrix -> the rounding of the activations that llama.cpp multiplies it with (on the CPU)."""
 
 
-def sums_as_q8_1(x: Floats) -> Floats:  # [R, M] -> [R, M/32], M a multiple of 32
-    """Sums of 32 numbers as llama.cpp multiplies the minimums of Q4_1 and Q5_1 by them, less the sums of `round_as_q8_0`.
+def matmul_as_llama_cpp(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
+    """x as llama.cpp rounds it times the transposed matrix, by the definition of block_products.py."""
+    if kind in GRID_TYPES:
+        return grids.matmul(round_as_q8_k(x), data, kind)
+    codes, scale = q8_k(x) if kind.block == 256 else q8_0(x)
+    return block_products.product(codes, scale, q8_1_sums(x, codes) if kind in MINIMUM_TYPES else None, data, kind)
 
-    llama.cpp's sum is that of 32 codes times their exact scale, rounded to float16.
-    """
-    codes, scale = q8_0(x)
-    blocks = codes.reshape(*scale.shape, 32)
+
+def q8_1_sums(x: Floats, codes: NDArray[np.int8]) -> Floats:  # [R, M], those of `q8_0` -> [R, M/32], M a multiple of 32
+    """The sums of 32 numbers by which llama.cpp multiplies minimums: those of their codes, times their exact scale, rounded to float16."""
+    blocks = codes.reshape(len(x), -1, 32)
     with np.errstate(invalid="ignore", over="ignore"):
         exact = np.abs(x.reshape(blocks.shape)).max(axis=2) / np.float32(127)
-        totals = blocks.sum(axis=2, dtype=np.int32).astype(np.float32)
-        return round_as_f16(totals * exact) - totals * scale
-
-
-def minimums(data: Bytes, kind: TensorType) -> NDArray[np.float16]:  # -> [N, M/32]
-    """The minimums of a Q4_1 or Q5_1 matrix."""
-    return np.ascontiguousarray(data.view(FORMATS[kind.name].layout)["m"]).view(np.float16)
-
-
-def matmul_as_llama_cpp(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
-    """x as llama.cpp rounds it times the transposed matrix."""
-    out = matmul(ROUNDINGS[kind](x), data, kind)
-    if kind in MINIMUM_TYPES:
-        out += _float_matmul(sums_as_q8_1(x), minimums(data, kind))
-    return out
+        return round_as_f16(blocks.sum(axis=2, dtype=np.int32).astype(np.float32) * exact)
 
 
 MINIMUM_TYPES = (tensor_types.Q4_1, tensor_types.Q5_1)

@@ -248,20 +248,19 @@ def _sum_lanes(builder: ir.IRBuilder, registers: list[ir.Value]) -> list[ir.Valu
 
     Each round adds the lower halves of two registers to their upper halves: 15 additions for 16 sums.
     """
-    integers = registers[0].type == V16I32
     zero = ir.Constant(registers[0].type, None)
     registers = registers + [zero] * (-len(registers) % LANES)
     for width in (16, 8, 4, 2):
-        lower = [lane + i for lane in range(0, 2 * LANES, width) for i in range(width // 2)]
-        upper = [lane + width // 2 for lane in lower]
-        pairs = zip(registers[::2], registers[1::2], strict=True)
-        registers = [
-            (builder.add if integers else builder.fadd)(
-                *(builder.shuffle_vector(a, b, ir.Constant(V16I32, half)) for half in (lower, upper))
-            )
-            for a, b in pairs
-        ]
+        registers = [_folded(builder, a, b, width) for a, b in zip(registers[::2], registers[1::2], strict=True)]
     return registers
+
+
+def _folded(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, width: int) -> ir.Value:
+    """The lower half of each `width` lanes of two registers plus the upper half, in one register."""
+    lower = [lane + i for lane in range(0, 2 * LANES, width) for i in range(width // 2)]
+    upper = [lane + width // 2 for lane in lower]
+    halves = (builder.shuffle_vector(a, b, ir.Constant(V16I32, half)) for half in (lower, upper))
+    return (builder.add if a.type == V16I32 else builder.fadd)(*halves)
 
 
 @intrinsic
@@ -719,15 +718,24 @@ def _part(builder: ir.IRBuilder, block: ir.Value, part: Bits | Flags | Digit) ->
     return builder.shl(reduce(builder.or_, terms), _bytes([part.place] * len(part.at)))
 
 
-def _integers(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> list[ir.Value]:
-    """Integers as float32, 16 in each register. They are put together as bytes, in a quarter of the registers that int32 takes."""
+def _integer_bytes(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> ir.Value:
+    """Integers as bytes, in a quarter of the registers that int32 takes."""
     joined = reduce(builder.or_, [_part(builder, block, part) for part in integers.parts])
     if integers.bias:
         joined = builder.sub(joined, _bytes([integers.bias] * joined.type.count))
-    if integers.table:
-        joined = _chosen(builder, joined, integers.table)
+    return _chosen(builder, joined, integers.table) if integers.table else joined
+
+
+def _widened_bytes(builder: ir.IRBuilder, numbers: ir.Value, integers: Integers) -> ir.Value:
+    """16 integers of 32 bits."""
     widen = builder.sext if integers.bias or integers.signed or integers.table else builder.zext
-    return [builder.sitofp(widen(run, V16I32), V16F32) for run in _slices(builder, joined, integers.runs)]
+    return widen(numbers, V16I32)
+
+
+def _integers(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> list[ir.Value]:
+    """Integers as float32, 16 in each register."""
+    joined = _slices(builder, _integer_bytes(builder, block, integers), integers.runs)
+    return [builder.sitofp(_widened_bytes(builder, run, integers), V16F32) for run in joined]
 
 
 def _chosen(builder: ir.IRBuilder, places: ir.Value, table: tuple[int, ...]) -> ir.Value:

@@ -34,23 +34,23 @@ CLAIMS = (("2-3x", 2.0, 1), ("5x if batch > 1", 5.0, 2), ("10-100x", 10.0, 1))
 
 def prefill_case(bench: str, setup: Setup, model: Model, length: int, peer: bool = False) -> Case:
     """The case of a prompt through an empty cache, logits of its last position."""
-    prompt = tokens(setup.seed, model.config.vocab, 1, length)
+    prompt, dialect = tokens(setup.seed, model.config.vocab, 1, length), setup.dialect
     cache = KVCache(model.config, 1, length)
 
     def logits() -> NDArray[np.float32]:
         cache.clear()
-        return bitnet_np.prefill(model, prompt, cache)
+        return bitnet_np.prefill(model, prompt, cache, dialect=dialect)
 
     def run(threads: int) -> Sample:
         cache.clear()  # writes zeros, which is no part of a prefill
-        return {"seconds": timed(lambda: bitnet_np.prefill(model, prompt, cache))}
+        return {"seconds": timed(lambda: bitnet_np.prefill(model, prompt, cache, dialect=dialect))}
 
     return Case(
         bench,
         f"{length} tokens",
         run,
         check=logits,
-        expected=lambda: forward_full(model, prompt, last_only=True),
+        expected=lambda: forward_full(model, prompt, last_only=True, dialect=dialect),
         tokens=length,
         rows=length,
         macs=length * models.ternary_weights(model),
@@ -67,8 +67,8 @@ def prefill(setup: Setup) -> Iterator[Case]:
     yield Case(
         "prefill",
         f"all logits of {lengths[0]}",
-        simple(lambda: forward_full(setup.model, prompt)),
-        check=lambda: forward_full(setup.model, prompt),
+        simple(lambda: forward_full(setup.model, prompt, dialect=setup.dialect)),
+        check=lambda: forward_full(setup.model, prompt, dialect=setup.dialect),
         tokens=lengths[0],
         rows=lengths[0],
         macs=lengths[0] * models.ternary_weights(setup.model),
@@ -82,16 +82,16 @@ def prefill(setup: Setup) -> Iterator[Case]:
 
 def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = False) -> Case:
     """The case of steps of one token for each of `batch` sequences, all logits of each step; the prompt is not timed."""
-    model, n = setup.model, setup.steps
+    model, n, dialect = setup.model, setup.steps, setup.dialect
     ids = tokens(setup.seed, model.config.vocab, batch, PROMPT + n)
     cache = KVCache(model.config, batch, PROMPT + n)
 
     def steps() -> Iterator[tuple[float, NDArray[np.float32]]]:
         cache.clear()
-        forward(model, ids[:, :PROMPT], cache, last_only=True)
+        forward(model, ids[:, :PROMPT], cache, last_only=True, dialect=dialect)
         for i in range(PROMPT, PROMPT + n):
             begin = time.perf_counter()
-            logits = forward(model, ids[:, i : i + 1], cache, last_only=True)
+            logits = forward(model, ids[:, i : i + 1], cache, last_only=True, dialect=dialect)
             yield time.perf_counter() - begin, logits
 
     def run(threads: int) -> Sample:
@@ -103,7 +103,7 @@ def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = Fa
         name,
         run,
         check=lambda: np.stack([logits for _, logits in steps()], axis=1),
-        expected=lambda: forward_full(model, ids)[:, PROMPT:],
+        expected=lambda: forward_full(model, ids, dialect=dialect)[:, PROMPT:],
         tokens=n * batch,
         rows=batch,
         macs=n * batch * models.ternary_weights(model),
@@ -119,7 +119,7 @@ def decode(setup: Setup) -> Iterator[Case]:
     prompt = tokens(setup.seed, model.config.vocab, PROMPT).tolist()
 
     def greedy() -> tuple[float, list[int]]:
-        words = stream(model, prompt, n + 1)
+        words = stream(model, prompt, n + 1, dialect=setup.dialect)
         chosen = [next(words)]  # the prompt's pass
         begin = time.perf_counter()
         chosen += words
@@ -128,7 +128,7 @@ def decode(setup: Setup) -> Iterator[Case]:
     def slowly() -> NDArray[np.int64]:
         cache, chosen, new = KVCache(model.config, 1, PROMPT + n + 1), [], prompt
         for _ in range(n + 1):
-            chosen.append(int(forward(model, [new], cache, last_only=True)[0].argmax()))
+            chosen.append(int(forward(model, [new], cache, last_only=True, dialect=setup.dialect)[0].argmax()))
             new = chosen[-1:]
         return np.array(chosen)
 
@@ -155,8 +155,12 @@ def speeds(bench: str, results: Results) -> list[Table]:
         for n in results.threads(case):
             seconds = results.values(case, n)
             rate = [case.tokens / second for second in seconds]
-            row = [case.name, str(n), spread(rate), figure([case.macs / second / 1e9 for second in seconds])]
-            row += [percent(results.fractions(case, n, case.macs, case.int8_peak))]
+            row = [case.name, str(n), spread(rate)]
+            if case.macs:
+                row += [figure([case.macs / second / 1e9 for second in seconds])]
+                row += [percent(results.fractions(case, n, case.macs, case.int8_peak))]
+            else:
+                row += ["-", "-"]
             if case.nbytes:
                 row += [figure([case.nbytes / second / 1e9 for second in seconds])]
                 row += [percent(results.fractions(case, n, case.nbytes, "read"))]

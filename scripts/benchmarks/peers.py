@@ -53,6 +53,7 @@ class Peer:
 
     def __init__(self, name: str, python: str = sys.executable):
         self.name, self._kind = name, KINDS[name]
+        self._model = self._kind.description
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - it lives as long as the process
         try:
             self._process = subprocess.Popen(
@@ -75,10 +76,11 @@ class Peer:
 
     @property
     def description(self) -> str:
-        return f"{self._kind.description} ({self._kind.package} {self.version})"
+        return f"{self._model} ({self._kind.package} {self.version})"
 
-    def open(self, **model: Any) -> None:
-        """Let the peer load or make the model."""
+    def open(self, description: str = "", /, **model: Any) -> None:
+        """Let the peer load or make the model; its description says which, if it is another than the engine's usual one."""
+        self._model = description or self._model
         self._ask({"do": "open", **model})
 
     def run(self, request: dict) -> dict[str, float]:

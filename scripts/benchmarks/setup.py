@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bitnet_np import Config, Model
+from bitnet_np.dialects import EXACT, Dialect
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Setup:
     steps: int  # tokens to decode
     small: Callable[[], tuple[str, Model]]  # name and model for benches that take too long with a large one, made when called
     seed: int = 0
+    dialect: Dialect = EXACT  # of prefill and decode
 
     def fitting(self, lengths: tuple[int, ...] | None, default: tuple[int, ...], config: Config | None = None) -> list[int]:
         """Lengths that the model's context holds, without repetition and in order."""

@@ -21,11 +21,11 @@ DATA = Path(__file__).parents[1] / "data" / "llamacpp"
 AGREEMENT = 5e-6
 # positions of 4 sequences of 1, 17 and 64 tokens before which no activation went to another code: found, and not more than that
 BEFORE_FLIPS = {
-    "bitnet_lq_tq1_0": (4, 53, 109),
-    "bitnet_tq2_0": (3, 42, 99),
-    "llama_lq_q4_k_m": (4, 66, 129),
-    "llama_lq_q5_k_pure": (4, 68, 77),
-    "llama_q8_0": (4, 68, 119),
+    "bitnet_lq_tq1_0": (4, 53, 110),
+    "bitnet_tq2_0": (3, 54, 100),
+    "llama_lq_q4_k_m": (4, 67, 66),
+    "llama_lq_q5_k_pure": (4, 60, 134),
+    "llama_q8_0": (4, 65, 89),
 }
 NAMES = {"attn_out": "attn_o_out", "Qcur": "Qcur_rope", "Kcur": "Kcur_rope", "ffn_sub_out": "ffn_out"}
 

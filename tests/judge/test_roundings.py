@@ -1,13 +1,16 @@
 """The judge's own rules of rounding give what the kernels and dialects give, which share nothing with them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from models import random_model
 
-from bitnet_np import tensor_types
+from bitnet_np import tensor_types, widen
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.judge import roundings
 from bitnet_np.kernels import blocks
+from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Yarn
 from bitnet_np.testing import random_table
 
@@ -40,11 +43,22 @@ def test_inputs_of_float_tables(dtype, kind):
 
 
 def test_sums_that_minimums_are_multiplied_by():
+    """The judge has what llama.cpp's sums are more than those of the rounded numbers."""
     x = activations()
-    np.testing.assert_array_equal(roundings.rounded_sums(x.astype(np.float64)).astype(f32), blocks.sums_as_q8_1(x))
-    for kind in roundings.MINIMUM_TYPES:
-        table = random_table(np.random.default_rng(1), kind.name, 3, 512)
-        np.testing.assert_array_equal(roundings.minimums(table), blocks.minimums(table.data, kind))
+    codes, scale = blocks.q8_0(x)
+    sums = codes.reshape(*scale.shape, 32).sum(axis=2) * scale
+    expected = (blocks.q8_1_sums(x, codes) - sums.astype(f32)).astype(np.float64)
+    np.testing.assert_array_equal(roundings.rounded_sums(x.astype(np.float64)), expected)
+
+
+@pytest.mark.parametrize("kind", roundings.MINIMUM_TYPES, ids=lambda kind: kind.name)
+def test_minimums_are_the_weights_with_codes_of_0(kind):
+    table = random_table(np.random.default_rng(1), kind.name, 3, 512)
+    without_codes = replace(table, data=table.data.copy())
+    records = without_codes.data.view(FORMATS[kind.name].layout)
+    for name in set(records.dtype.names) - {"d", "m"}:
+        records[name] = 0
+    np.testing.assert_array_equal(np.repeat(roundings.minimums(table), 32, axis=1), widen.float32(without_codes))
 
 
 ROPES = [{"family": "bitnet"}, {"family": "llama", "rope_scaling": 4.0}, {"family": "gptneox", "rope_width": 4}]

@@ -22,16 +22,24 @@ from numba.np.numpy_support import from_dtype
 from bitnet_np import masks, packing, selftest
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.forward_pass import forward_full, forward_incremental
-from bitnet_np.kernels import amx, blocks, cpu, processor, simd, ternary, tiles
+from bitnet_np.kernels import amx, block_products, blocks, cpu, processor, simd, ternary, tiles
+from bitnet_np.kernels.block_bytes import CHUNKS
 from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.kernels.block_products import Numbers, Rows, Strip
 from bitnet_np.kernels.launching import Kernel
-from bitnet_np.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
+from bitnet_np.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
 
 SSE4 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
 AVX2 = SSE4 + ",+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe"
 AVX512 = AVX2 + ",+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
 
-DOTS = ("ternary", "halves", "weights", "products")  # byte dot products, float16 and tables of codes: what instructions are chosen for
+DOTS = (
+    "ternary",
+    "halves",
+    "weights",
+    "products",
+    "bytes",
+)  # byte dot products, float16 and tables of codes: what instructions are chosen for
 FORWARD = ("logits", *DOTS)
 ALL = (*FORWARD, "masked", "backward")
 
@@ -94,6 +102,11 @@ def ternary_products():
     return [digest(cpu.ternary_matmul(*codes, weights.codes, weights.scale, 70)) for codes in rows]
 
 
+def byte_products(kind):
+    """Of one row and of several, as llama.cpp defines them."""
+    return [digest(blocks.matmul_as_llama_cpp(random_floats((rows, 512)), random_blocks(kind), kind)) for rows in (1, 5)]
+
+
 def halves():
     """Every float16 widened: random weights are hardly ever subnormal."""
     every = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(-1, 16)
@@ -109,6 +122,7 @@ PARTS = {
     "halves": halves,
     "weights": lambda: {kind.name: digest(blocks.embed(random_blocks(kind), kind, np.arange(40))) for kind in DIFFERENT_TYPES},
     "products": lambda: [digest(blocks.matmul(random_floats((rows, 512)), random_blocks(Q5_K), Q5_K)) for rows in (1, 7)],
+    "bytes": lambda: {kind.name: byte_products(kind) for kind in (Q5_1, Q8_0, Q4_K, Q6_K)},
     "backward": lambda: {name: selftest.digest(*compute()) for name, compute in selftest.backward_cases().items()},
 }
 
@@ -215,6 +229,32 @@ def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     found = [line for line in lines if mnemonic in line[:2]]  # "{vex}" may stand before it
     assert len(found) == dots * pieces
     assert all(register in " ".join(line) for line in found)
+
+
+WIDE_BYTES = ("avx512-vnni", "avx-vnni", "neon-dotprod")  # whose instruction multiplies codes of eight bits, as those of Q8_0 are
+
+
+@pytest.mark.parametrize(
+    ("kind", "dots", "path"), [*((Q4_K, 4, path) for path in TARGETS), *((Q8_0, 1, path) for path in WIDE_BYTES)], ids=str
+)
+def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, dots):
+    """A step for one row has CHUNKS chunks of so many registers; one for several has the 16 weights of a run, four in each lane."""
+    n, floats, codes = types.intp, array(types.float32), array(types.uint8)
+    rows = types.NamedTuple([array(types.int8, 2), array(types.int32, 2), array(types.int16, 2), *[array(types.float32, 2)] * 2], Rows)
+    numbers = types.NamedTuple([n] * 7 + [types.int32], Numbers)
+    matrix = array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True)
+    strip = types.NamedTuple([codes, array(types.int32), array(types.int32), floats], Strip)
+    one = array(types.uint8, 2, readonly=True), matrix, numbers, rows, n, n, array(types.float32, 2)
+    several = matrix, numbers, rows, strip, n, n, n, n
+    triple, processor, features, mnemonic, register, pieces = TARGETS[path]
+    for function, signature, count in (
+        (block_products._one_row, (simd.Tile("f32", 1, 1), *one), CHUNKS * dots),
+        (block_products._tile, (simd.Tile("i32", 1, 2), simd.Tile("f32", 1, 2), *several), 4 * 2),
+    ):
+        lines = assembly(lowered(function, signature, path), triple, processor, features)
+        products = [line for line in lines if {mnemonic, "saddlp"} & set(line[:2])]  # saddlp: sadalp where the sum begins
+        assert len(products) == count * pieces
+        assert all(register in " ".join(line) for line in products)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,20 @@ import sys
 
 import bench
 import gguf
+import large_model
 import numba
 import numpy as np
 import pytest
 from benchmarks import forwards, kernel_calls, mask_arrays, memory, models, peaks, peers, processes, report, stats
 from benchmarks.rounds import OURS, Case, CheckError, Key, Results, check, measure, simple
+from benchmarks.setup import tokens
 from make_model import Shape
 
-from bitnet_np import load
+from bitnet_np import forward_full, load
+from bitnet_np.dialects import DIALECTS
 from bitnet_np.errors import OptionError
 from bitnet_np.kernels import amx, workspace
+from bitnet_np.selftest import digest
 
 FAKE_LLAMA = """
 import time
@@ -317,6 +321,19 @@ def test_a_peer_runs_beside_us(quick, fake_llama, capsys):
     assert "x llama-cpp: llama-cpp's seconds / ours" in out
 
 
+def test_llama_cpp_gets_the_same_file_where_it_is_not_ternary(quick, fake_llama, tmp_path, capsys):
+    path = tmp_path / "m.gguf"
+    assert large_model.main(["write", "tiny", "Q4_K_M", str(path)]) == 0
+    code, outcome = quick("prefill", "decode", "--vs", "llama-cpp", "--as", "llama.cpp", "--model", str(path))
+    assert code == 0
+    assert outcome["peers"]["llama-cpp"] == "llama.cpp, the same file (llama_cpp fake 1)"
+    assert "prefill and decode round as llama.cpp does" in capsys.readouterr().out
+    digests = {entry["case"]: entry["sha256"] for entry in outcome["results"] if entry.get("sha256")}
+    ids, model = tokens(0, 512, 1, 8), load(path)
+    assert digests["8 tokens"] == digest(forward_full(model, ids, last_only=True, dialect=DIALECTS["llama.cpp"]))
+    assert digests["8 tokens"] != digest(forward_full(model, ids, last_only=True))
+
+
 def test_a_peer_with_logits_of_nan_or_all_the_same_is_no_peer(quick, fake_llama, capsys):
     for logits in ("float('nan'), 1.0, 2.0, 3.0", "1.0, 1.0, 1.0, 1.0"):
         fake_llama.write_text(FAKE_LLAMA.replace("0.0, 1.0, 2.0, 3.0", logits))
@@ -380,6 +397,8 @@ def test_more_threads_than_there_are_is_refused(quick, capsys):
 def test_peers_for_what_has_none_are_refused(capsys):
     assert bench.main(["matmul", "--vs", "llama-cpp"]) == 2
     assert "--vs is for decode and prefill, not for matmul" in capsys.readouterr().err
+    assert bench.main(["matmul", "--as", "llama.cpp"]) == 2
+    assert "--as is for decode and prefill, not for matmul" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path, capsys):

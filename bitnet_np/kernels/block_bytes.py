@@ -1,0 +1,622 @@
+"""Typed SIMD for products of ggml's blocks by bytes: codes, scales and minimums of 16 rows, and their sums. It stands beside simd.py.
+
+RANGES. Activations are -127..127 and codes have at most 8 bits, so four products of a lane and 16 of a run fit 18 bits or 19. Of the types
+with small integer scales, a lane of Q2_K, Q3_K, Q4_K, Q5_K and Q6_K fits 16 bits (at most 4 * 127 * 32), and a run those of Q2_K, Q3_K
+and Q4_K (16 * 127 * 15); their products with scales of up to 8 bits are made of 16-bit words, the others' of 32-bit ones. A whole block
+is at most 256 * 127 * 32 * 128 < 2^28 (Q6_K; IQ4_XS the same with 127 * 32), and minimums at most 256 * 127 * 63.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
+
+from . import simd
+from .block_formats import Digit, Factor, Flags, Integers
+from .block_plans import PLANS, REGISTER, Plan
+from .simd import (
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    STEP,
+    V16F32,
+    V16I16,
+    V16I32,
+    V32I16,
+    V64I8,
+)
+
+V64I1, V64I16 = ir.VectorType(ir.IntType(1), STEP), ir.VectorType(I16, STEP)
+
+
+# --- codes ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _word_shift(builder: ir.IRBuilder, codes: ir.Value, places: list[int]) -> ir.Value:
+    """Bytes shifted right by `places`, or left where that is negative, as words, because x86 cannot shift bytes: bits cross over."""
+    words = builder.bitcast(codes, V32I16)
+    left, right = ([max(0, sign * place) for place in places[::2]] for sign in (-1, 1))
+    if any(right):
+        words = builder.lshr(words, ir.Constant(V32I16, right))
+    if any(left):
+        words = builder.shl(words, ir.Constant(V32I16, left))
+    return builder.bitcast(words, V64I8)
+
+
+def _bits(builder: ir.IRBuilder, codes: ir.Value, shifts: list[int], masks: list[int], place: int) -> ir.Value:
+    """(byte >> shift & mask) << place for 64 bytes."""
+    if shifts[::2] != shifts[1::2]:  # each byte has its own, in some words
+        terms = []
+        for shift in sorted(set(shifts)):
+            own = [mask if other == shift else 0 for mask, other in zip(masks, shifts, strict=True)]
+            terms.append(_bits(builder, codes, [shift] * STEP, own, place))
+        return reduce(builder.or_, terms)
+    kept = [mask & 255 >> shift for mask, shift in zip(masks, shifts, strict=True)]
+    net = [shift - place for shift in shifts]
+    if min(net) < 0 < max(net):  # right and then left
+        codes = builder.and_(_word_shift(builder, codes, shifts), simd._bytes(kept))
+        return _word_shift(builder, codes, [-place] * STEP)
+    if any(net):
+        codes = _word_shift(builder, codes, net)
+    elif set(kept) == {255}:
+        return codes
+    return builder.and_(codes, simd._bytes([mask << place for mask in kept]))
+
+
+def _part(builder: ir.IRBuilder, pointers: Sequence[ir.Value], runs: Sequence[tuple[Integers, int]], number: int) -> ir.Value:
+    """One part of the codes of four runs, each in the block at its pointer."""
+    parts: list[tuple[ir.Value, Any, int]] = [
+        (pointer, codes.parts[number], 16 * run) for pointer, (codes, run) in zip(pointers, runs, strict=True)
+    ]
+    kind = parts[0][1]
+    if isinstance(kind, Flags):
+        bits = ir.Constant(I64, 0)
+        for i, (pointer, part, _) in enumerate(parts):
+            assert isinstance(part, Flags)
+            word = simd._load(builder, builder.gep(pointer, [ir.Constant(I64, part.at)]), I16)
+            bits = builder.or_(bits, builder.shl(builder.zext(word, I64), ir.Constant(I64, LANES * i)))
+        return builder.select(builder.bitcast(bits, V64I1), simd._bytes([1 << kind.place] * STEP), simd._bytes([0] * STEP))
+    loaded = []
+    for pointer in dict.fromkeys(pointers):  # the runs of a block together
+        at = [offset for own, part, first in parts if own is pointer for offset in part.at[first : first + LANES]]
+        loaded.append(simd._load_lanes(builder, pointer, at))
+    codes = simd._joined(builder, loaded)
+    if isinstance(kind, Digit):
+        factors = [n for _, part, first in parts for n in part.factor[first : first + LANES]]
+        below = builder.and_(builder.mul(builder.zext(codes, V64I16), ir.Constant(V64I16, factors)), ir.Constant(V64I16, [255] * STEP))
+        thrice = builder.mul(below, ir.Constant(V64I16, [3] * STEP))
+        return builder.trunc(builder.lshr(thrice, ir.Constant(V64I16, [8] * STEP)), V64I8)
+    shifts, masks = ([n for _, part, first in parts for n in getattr(part, name)[first : first + LANES]] for name in ("shift", "mask"))
+    return _bits(builder, codes, shifts, masks, kind.place)
+
+
+def _looked_up(builder: ir.IRBuilder, path: str, places: ir.Value, table: tuple[int, ...]) -> ir.Value:
+    if path == "avx512-vnni":
+        return simd._call(builder, "llvm.x86.avx512.pshuf.b.512", V64I8, simd._bytes(list(table) * 4), places)
+    return simd._chosen(builder, places, table)
+
+
+def _codes(builder: ir.IRBuilder, plan: Plan, pointers: Sequence[ir.Value], number: int) -> ir.Value:
+    """Register `number` of a chunk whose blocks are at `pointers`: 64 codes plus the plan's offset."""
+    path, per_block = simd.instruction_path(), len(plan.runs)
+    chosen = plan.order[4 * number : 4 * number + 4]
+    runs, places = [plan.runs[run % per_block] for run in chosen], [pointers[run // per_block] for run in chosen]
+    integers, offset = runs[0][0], plan.offset(path)
+    codes = reduce(builder.or_, [_part(builder, places, runs, part) for part in range(len(integers.parts))])
+    if integers.table:
+        return _looked_up(builder, path, codes, tuple(n + offset for n in integers.table))
+    if integers.signed and offset:
+        return builder.xor(codes, simd._bytes([offset] * STEP))
+    return codes
+
+
+# --- products of integers -------------------------------------------------------------------------------------------------------------
+
+
+def _sums_of_neighbours(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
+    even, odd = (ir.Constant(ir.VectorType(I32, numbers.type.count // 2), list(range(k, numbers.type.count, 2))) for k in (0, 1))
+    return builder.add(builder.shuffle_vector(numbers, numbers, even), builder.shuffle_vector(numbers, numbers, odd))
+
+
+def _dot(builder: ir.IRBuilder, plan: Plan, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+    """total[i] += sum over j < 4 of codes[4i + j] * x[4i + j], with codes as `_codes` gives them."""
+    path = simd.instruction_path()
+    if not plan.is_wide or path not in ("avx2", "ssse3", "generic"):
+        return simd._dot_bytes(builder, path, total, codes, x)
+    products = builder.mul(builder.sext(codes, V64I16), builder.sext(x, V64I16))  # at most 128 * 127; sums of two would not fit 16 bits
+    wide = builder.sext(products, ir.VectorType(I32, STEP))
+    return builder.add(total, _sums_of_neighbours(builder, _sums_of_neighbours(builder, wide)))
+
+
+_WORD_PRODUCTS = {
+    "avx512-vnni": ("llvm.x86.avx512.vpdpwssd.512", 1),
+    "avx-vnni": ("llvm.x86.avx512.vpdpwssd.256", 2),
+    "avx2": ("llvm.x86.avx2.pmadd.wd", 2),
+    "ssse3": ("llvm.x86.sse2.pmadd.wd", 4),
+}
+"""Instruction path -> products of words of which two neighbours are added, and the hardware registers in a logical one."""
+
+
+def _dot_words(builder: ir.IRBuilder, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    """total[i] += a[2i] * b[2i] + a[2i + 1] * b[2i + 1], of 16-bit words with a sign in registers of int32."""
+    name, pieces = _WORD_PRODUCTS.get(simd.instruction_path(), ("", 0))
+    if not name:
+        first, second = (builder.sext(builder.bitcast(x, V32I16), ir.VectorType(I32, 32)) for x in (a, b))
+        return builder.add(total, _sums_of_neighbours(builder, builder.mul(first, second)))
+    words = [simd._slices(builder, builder.bitcast(x, V32I16), pieces) for x in (a, b)]
+    parts = []
+    for part, *pair in zip(simd._slices(builder, total, pieces), *words, strict=True):
+        if "vpdp" in name:
+            parts.append(simd._call(builder, name, part.type, part, *pair))
+        else:
+            parts.append(builder.add(part, simd._call(builder, name, part.type, *pair)))
+    return simd._joined(builder, parts)
+
+
+def _scaled(builder: ir.IRBuilder, total: ir.Value, sums: ir.Value, scales: ir.Value, words: bool) -> ir.Value:
+    """total + sums * scales. words: whether sums fit 16 bits, in which case the upper half of each scale is 0."""
+    if words and simd.instruction_path() in _WORD_PRODUCTS:
+        return _dot_words(builder, total, sums, scales)
+    return builder.add(total, builder.mul(sums, scales))
+
+
+# --- scales and minimums --------------------------------------------------------------------------------------------------------------
+
+
+def _small(builder: ir.IRBuilder, plan: Plan, block: ir.Value, words: bool) -> list[ir.Value]:
+    """The small integer scales of a block's 16 runs, in the plan's order, and its minimums if it has them.
+
+    words: whether scales are for `_scaled` of 16-bit sums.
+    """
+    factors, made = [], {}
+    for factor in (plan.block_format.scale, plan.block_format.minimum):
+        if factor and (integers := factor.integers):
+            if integers not in made:
+                made[integers] = simd._integer_bytes(builder, block, integers)
+            numbers = simd._shuffled(builder, made[integers], [factor.lanes[run] for run in plan.order])
+            widened = simd._widened_bytes(builder, numbers, integers)
+            has_sign = integers.bias or integers.signed
+            factors.append(_low_words(builder, widened) if words and has_sign else widened)
+    return factors
+
+
+def _low_words(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
+    if simd.instruction_path() not in _WORD_PRODUCTS:
+        return numbers
+    return builder.and_(numbers, ir.Constant(V16I32, [0xFFFF] * LANES))
+
+
+def _factor(builder: ir.IRBuilder, plan: Plan, factor: Factor, blocks: Sequence[ir.Value], runs: Sequence[int]) -> ir.Value:
+    """The float32 factor of one run in each of 16 blocks."""
+    start = plan.block_format.start(factor)
+    if factor.table:
+        table = cgutils.global_constant(builder, "factors", ir.Constant(ir.ArrayType(F32, 256), factor.table))
+        numbers = ir.Constant(V16F32, None)
+        for i, (block, run) in enumerate(zip(blocks, runs, strict=True)):
+            byte = builder.load(builder.gep(block, [ir.Constant(I64, start + factor.lanes[run])]), typ=I8)
+            number = builder.load(builder.gep(table, [ir.Constant(I64, 0), builder.zext(byte, I64)]), typ=F32)
+            numbers = builder.insert_element(numbers, number, ir.Constant(I32, i))
+        return numbers
+    halves = ir.Constant(V16I16, None)
+    for i, block in enumerate(blocks):
+        half = simd._load(builder, builder.gep(block, [ir.Constant(I64, start)]), I16)
+        halves = builder.insert_element(halves, half, ir.Constant(I32, i))
+    return simd._widened_half(builder, halves)
+
+
+def _factors(builder: ir.IRBuilder, plan: Plan, blocks: Sequence[Sequence[ir.Value]], units: Sequence[tuple[int, int]]) -> list[ir.Value]:
+    """The scales of 16 units, each (row, unit of its chunk), and their minimums if the type has them. blocks: of each row, the chunk's."""
+    places = [divmod(unit * plan.unit, plan.block_format.weights) for _, unit in units]
+    own = [blocks[row][block] for (row, _), (block, _) in zip(units, places, strict=True)]
+    runs = [weight // LANES for _, weight in places]
+    factors = (plan.block_format.scale, plan.block_format.minimum)
+    return [_factor(builder, plan, factor, own, runs) for factor in factors if factor]
+
+
+# --- one row of activations -----------------------------------------------------------------------------------------------------------
+
+
+def _plan(array: types.Array) -> Plan:
+    return _PLANS[array.dtype]
+
+
+def _tree(builder: ir.IRBuilder, leaf: Callable[[int], list[ir.Value]], first: int, count: int, width: int) -> list[ir.Value]:
+    """Registers of `count` leaves, folded in pairs from `width` lanes down; leaves are made one after another, so that few are alive."""
+    if count == 1:
+        return leaf(first)
+    half = count // 2
+    lower, upper = (_tree(builder, leaf, start, half, 2 * width) for start in (first, first + half))
+    return [simd._folded(builder, a, b, width) for a, b in zip(lower, upper, strict=True)]
+
+
+def _unit_sums(builder: ir.IRBuilder, leaf: Callable[[int], list[ir.Value]], lanes: int) -> list[ir.Value]:
+    """For each register of a leaf, the sums of each `lanes` lanes, in one vector: those of the first leaf, then of the second."""
+    parts = [_tree(builder, leaf, first, lanes, 2) for first in range(0, LANES, lanes)]
+    return [simd._joined(builder, list(registers)) for registers in zip(*parts, strict=True)]
+
+
+ROWS, CHUNKS = 4, 4
+"""How many rows, and chunks of each, a step for one row of activations takes: 16 in all, whose sums fill a register."""
+
+
+@intrinsic
+def open_chunks(typing_context, blocks, start, row_blocks, chunk, q, starts, sums, lanes, row, data, ahead):
+    """Lanes of the integers of CHUNKS chunks of a row of the matrix, from number `chunk` on, times one row of activations.
+
+    The row begins at blocks[start]; no block beyond its end is read. q [weights], starts [weights / 4] and sums [weights / 16] are those of
+    the activations. Chunk i gets lanes[(i * ROWS + row) * registers of a chunk * 16 :].
+    As many bytes from data[ahead] on are asked for, a line at a time: of many at once the processor forgets some.
+    """
+
+    def codegen(context, builder, signature, args):
+        blocks_type, lanes_type = signature.args[0], signature.args[7]
+        blocks, start, row_blocks, chunk = args[:4]
+        lanes, row, data, ahead = args[7:]
+        plan = _plan(blocks_type)
+        step = plan.blocks * plan.block_format.layout.itemsize
+        offset, words, nothing = plan.offset(simd.instruction_path()), plan.fits_words(4), ir.Constant(V16I32, None)
+
+        def load(number: int, per_chunk: int, plus: int, vector: ir.Type) -> ir.Value:
+            place = builder.add(builder.mul(chunk, ir.Constant(I64, per_chunk)), ir.Constant(I64, plus))
+            return simd._load(builder, simd._address(context, builder, signature.args[number], args[number], place), vector)
+
+        def sums_of(i: int, own: list[ir.Value]) -> list[ir.Value]:
+            dots = []
+            for k in range(plan.weights // REGISTER):
+                x = load(4, plan.weights, i * plan.weights + REGISTER * k, V64I8)
+                opened = load(5, plan.weights // 4, i * plan.weights // 4 + LANES * k, V16I32) if offset else nothing
+                dots.append(_dot(builder, plan, opened, _codes(builder, plan, own, k), x))
+            if not plan.is_k:
+                return dots
+            small = [_opaque(builder, numbers) for numbers in _small(builder, plan, own[0], words)]
+            total = nothing
+            for k, dot in enumerate(dots):
+                if plan.is_scaled:
+                    total = _scaled(builder, total, dot, _lanes_of_runs(builder, small[0], 4 * k), words)
+                else:
+                    total = builder.add(total, dot)
+            if not plan.has_integer_minimum:
+                return [total]
+            return [total, _scaled(builder, nothing, builder.sext(load(6, LANES, LANES * i, V16I16), V16I32), small[1], True)]
+
+        for i in range(CHUNKS):
+            for line in range(-(-i * step // 64), -(-(i + 1) * step // 64)):
+                place = builder.add(ahead, ir.Constant(I64, 64 * line))
+                simd._prefetch(builder, simd._address(context, builder, signature.args[9], data, place))
+            own = _blocks_of_chunk(context, builder, (blocks_type, blocks), start, row_blocks, chunk, i)
+            for k, register in enumerate(sums_of(i, own)):
+                place = builder.mul(row, ir.Constant(I64, plan.registers * LANES))
+                place = builder.add(place, ir.Constant(I64, (i * ROWS * plan.registers + k) * LANES))
+                address = simd._address(context, builder, lanes_type, lanes, place)
+                builder.store(register, builder.bitcast(address, V16I32.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.none(blocks, n, n, n, q, starts, sums, lanes, n, data, n), codegen
+
+
+def _blocks_of_chunk(
+    context: Any, builder: ir.IRBuilder, array: tuple[types.Array, ir.Value], start: ir.Value, row_blocks: ir.Value, chunk: ir.Value, i: int
+) -> list[ir.Value]:
+    """Where the blocks of chunk number `chunk` + i of a row lie; its last block, where there are no more, so that nothing else is read."""
+    per_chunk, last, blocks = _plan(array[0]).blocks, builder.sub(row_blocks, ir.Constant(I64, 1)), []
+    for k in range(per_chunk):
+        place = builder.add(builder.mul(chunk, ir.Constant(I64, per_chunk)), ir.Constant(I64, i * per_chunk + k))
+        place = builder.select(builder.icmp_signed("<", place, last), place, last)
+        blocks.append(builder.bitcast(simd._address(context, builder, *array, builder.add(start, place)), I8.as_pointer()))
+    return blocks
+
+
+@intrinsic
+def close_chunks(typing_context, tile, blocks, first, row_blocks, valid, chunk, lanes, scales, eights):
+    """tile[0], lanes 0..3, += the units of CHUNKS chunks of ROWS rows, from number `chunk` on, one unit after another.
+
+    Rows begin at blocks[first + i * row_blocks]. lanes: what `open_chunks` made of the rows.
+    scales and eights [units] are those of the activations, padded to whole steps. Units beyond the end of a row add nothing.
+    """
+
+    def codegen(context, builder, signature, args):
+        blocks_type = signature.args[1]
+        value, blocks, first, row_blocks, valid, chunk, lanes = args[:7]
+        plan = _plan(blocks_type)
+        starts, array = [simd._clamped(builder, first, row_blocks, row, valid) for row in range(ROWS)], (blocks_type, blocks)
+        leaves = [_blocks_of_chunk(context, builder, array, start, row_blocks, chunk, i) for i in range(CHUNKS) for start in starts]
+        count = plan.registers
+
+        def leaf(number: int) -> list[ir.Value]:
+            places = (ir.Constant(I64, (number * count + i) * LANES) for i in range(count))
+            return [simd._load(builder, simd._address(context, builder, signature.args[6], lanes, place), V16I32) for place in places]
+
+        sums = _unit_sums(builder, leaf, min(LANES, plan.unit // 4))
+        minimums = sums.pop() if plan.has_integer_minimum else None
+        share = plan.units // len(sums)
+        terms = [(i * ROWS + row, unit) for i in range(CHUNKS) for unit in range(plan.units) for row in range(ROWS)]
+        order = [(unit // share * LANES + number) * share + unit % share for number, unit in terms]
+        integers = simd._slices(builder, simd._shuffled(builder, simd._joined(builder, sums), order), plan.units)
+        here = builder.mul(chunk, ir.Constant(I64, plan.units))
+        left = builder.sub(builder.mul(row_blocks, ir.Constant(I64, plan.units // plan.blocks)), here)
+        tile, per_register = builder.extract_value(value, 0), LANES // ROWS
+
+        def of_x(number: int, plus: int) -> ir.Value:
+            place = builder.add(here, ir.Constant(I64, plus))
+            return _repeated(builder, simd._address(context, builder, signature.args[number], args[number], place), ROWS)
+
+        for k, units in enumerate(integers):
+            factors = _factors(builder, plan, leaves, terms[LANES * k : LANES * k + LANES])
+            x_scale = of_x(7, per_register * k)
+            pairs = [(builder.sitofp(units, V16F32), builder.fmul(factors[0], x_scale))]
+            if minimums is not None:
+                pairs.append((builder.sitofp(minimums, V16F32), builder.fneg(builder.fmul(factors[1], x_scale))))
+            elif plan.has_float_minimum:
+                pairs.append((factors[1], of_x(8, per_register * k)))
+            for i in range(per_register):
+                after = tile
+                lanes_of_unit = [(lane + ROWS * i) % LANES for lane in range(LANES)]
+                for a, b in pairs:
+                    after = simd._fma(builder, simd._shuffled(builder, a, lanes_of_unit), simd._shuffled(builder, b, lanes_of_unit), after)
+                is_there = builder.icmp_signed("<", ir.Constant(I64, k * per_register + i), left)
+                tile = builder.select(is_there, after, tile)
+        return builder.insert_value(value, tile, 0)
+
+    n = types.intp
+    return tile(tile, blocks, n, n, n, n, lanes, scales, eights), codegen
+
+
+def _repeated(builder: ir.IRBuilder, address: ir.Value, times: int) -> ir.Value:
+    """16 / times numbers of memory, each in so many lanes."""
+    few = simd._load(builder, address, ir.VectorType(F32, LANES // times))
+    return simd._shuffled(builder, few, [lane // times for lane in range(LANES)])
+
+
+def _opaque(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
+    """The same numbers, of which LLVM does not know how they were made. It would join shuffles of bytes and of lanes to slower ones."""
+    if simd.instruction_path() != "avx512-vnni":
+        return numbers
+    return builder.asm(ir.FunctionType(numbers.type, [numbers.type]), "", "=v,0", [numbers], False)
+
+
+def _lanes_of_runs(builder: ir.IRBuilder, numbers: ir.Value, first: int) -> ir.Value:
+    """The numbers of four runs, each in the four lanes that hold sums of its codes."""
+    order = [first + lane // 4 for lane in range(LANES)]
+    return simd._shuffled(builder, numbers, order)
+
+
+def _splat_at(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return simd._splat(builder, simd._load(builder, address, F32), V16F32)
+
+
+# --- several rows of activations ------------------------------------------------------------------------------------------------------
+
+
+def _transposed(builder: ir.IRBuilder, registers: Sequence[ir.Value]) -> list[ir.Value]:
+    """16 registers of 16 lanes: lane j of register i becomes lane i of register j."""
+    turned = list(registers)
+    for step in (1, 2, 4, 8):
+        first = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
+        second = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
+        for i in range(LANES):
+            if not i & step:
+                a, b = turned[i], turned[i + step]
+                turned[i], turned[i + step] = (builder.shuffle_vector(a, b, ir.Constant(V16I32, order)) for order in (first, second))
+    return turned
+
+
+def _pointers(context: Any, builder: ir.IRBuilder, array: types.Array, value: ir.Value, args: Sequence[ir.Value]) -> list[list[ir.Value]]:
+    """The blocks of a chunk in each of 16 rows: start, stride, valid rows, and the second block's distance from the first."""
+    start, stride, valid, second = args
+    rows = []
+    for row in range(LANES):
+        offset = simd._clamped(builder, start, stride, row, valid)
+        offsets = [offset, builder.add(offset, second)][: _plan(array).blocks]
+        rows.append([builder.bitcast(simd._address(context, builder, array, value, at), I8.as_pointer()) for at in offsets])
+    return rows
+
+
+@intrinsic
+def unpack_chunk(
+    typing_context, blocks, start, stride, valid, second, codes, codes_at, scales, scales_at, pairs, pairs_at, floats, floats_at
+):
+    """One chunk of 16 rows, as `run_step` and `close_unit` read it: lanes are rows.
+
+    The first blocks of the rows are blocks[start + i * stride], the second ones `second` blocks on. codes [weights / 4, 16, 4], scales
+    [16 runs, 16] if there are any, pairs: minimums of two runs [8, 16, 2] of 16 bits if they are integers, floats [units, 2, 16]: scales
+    and minimums.
+    """
+
+    def codegen(context, builder, signature, args):
+        blocks_type = signature.args[0]
+        blocks, start, stride, valid, second = args[:5]
+        plan = _plan(blocks_type)
+        rows = _pointers(context, builder, blocks_type, blocks, (start, stride, valid, second))
+
+        def store(number: int, registers: Sequence[ir.Value]) -> None:
+            array, offset = signature.args[5 + 2 * number], args[6 + 2 * number]
+            for i, register in enumerate(registers):
+                place = builder.add(offset, ir.Constant(offset.type, i * LANES * (4 if number == 0 else 1)))
+                address = simd._address(context, builder, array, args[5 + 2 * number], place)
+                builder.store(register, builder.bitcast(address, register.type.as_pointer()), align=4)
+
+        turned = []
+        for i in range(plan.weights // REGISTER):
+            turned += _transposed(builder, [builder.bitcast(_codes(builder, plan, row, i), V16I32) for row in rows])
+        store(0, turned)
+        if plan.is_scaled:
+            small = [_small(builder, plan, row[0], plan.fits_words(LANES)) for row in rows]
+            store(1, _transposed(builder, [numbers[0] for numbers in small]))
+            if plan.has_integer_minimum:
+                least, place = _transposed(builder, [numbers[1] for numbers in small]), ir.Constant(V16I32, [16] * LANES)
+                store(2, [builder.or_(a, builder.shl(b, place)) for a, b in zip(least[::2], least[1::2], strict=True)])
+        nothing = ir.Constant(V16F32, None)
+        factors = [_factors(builder, plan, rows, [(row, unit) for row in range(LANES)]) for unit in range(plan.units)]
+        store(3, [factor for own in factors for factor in [*own, nothing][:2]])
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.none(blocks, n, n, n, n, codes, n, scales, n, pairs, n, floats, n), codegen
+
+
+@intrinsic
+def open_unit(typing_context, tile, blocks, starts, start, stride, valid):
+    """A tile for the sums of one unit: 0, or starts[start + j * stride] where nothing else takes the offset off."""
+
+    def codegen(context, builder, signature, args):
+        tile, blocks_type, starts_type = signature.args[:3]
+        value, _, starts, start, stride, valid = args
+        plan = _plan(blocks_type)
+        if plan.is_scaled or not plan.offset(simd.instruction_path()):
+            return ir.Constant(context.get_value_type(tile), None)
+        opened = _starts(context, builder, (starts_type, starts), start, stride, valid, tile.columns)
+        return simd._pack(builder, value, opened * tile.rows)
+
+    n = types.intp
+    return tile(tile, blocks, starts, n, n, n), codegen
+
+
+def _starts(
+    context: Any, builder: ir.IRBuilder, array: tuple[types.Array, ir.Value], start: ir.Value, stride: ir.Value, valid: ir.Value, count: int
+) -> list[ir.Value]:
+    """For each row of activations, what takes the offset off, in all lanes."""
+    rows = [simd._clamped(builder, start, stride, j, valid) for j in range(count)]
+    return [simd._splat(builder, simd._load(builder, simd._address(context, builder, *array, row), I32), V16I32) for row in rows]
+
+
+@intrinsic
+def run_step(typing_context, tile, blocks, codes, at, group, scales, s_at, s_group, q, q_at, q_stride, starts, start, stride, valid):
+    """tile[i, j] += a run of 16 weights of 16 rows, times q[q_at + j * q_stride :][:16], times the run's scale if there is one.
+
+    Group i of rows is `group` and `s_group` elements after the one before it. starts[start + j * stride] takes the offset off scaled runs.
+    """
+
+    def codegen(context, builder, signature, args):
+        tile, blocks_type, codes_type, _, _, scales_type, _, _, q_type, _, _, starts_type = signature.args[:12]
+        value, _, codes, at, group, scales, s_at, s_group, q, q_at, q_stride, starts, start, stride, valid = args
+        plan = _plan(blocks_type)
+        totals = simd._unpack(builder, tile, value)
+        sums = totals
+        if plan.is_scaled:
+            opened = [ir.Constant(V16I32, None)] * tile.columns
+            if plan.offset(simd.instruction_path()):
+                opened = _starts(context, builder, (starts_type, starts), start, stride, valid, tile.columns)
+            sums = opened * tile.rows
+        tokens = [simd._clamped(builder, q_at, q_stride, j, valid) for j in range(tile.columns)]
+        for step in range(4):
+            registers = []
+            for i in range(tile.rows):
+                place = builder.add(at, builder.mul(group, ir.Constant(group.type, i)))
+                place = builder.add(place, ir.Constant(at.type, step * STEP))
+                registers.append(simd._load(builder, simd._address(context, builder, codes_type, codes, place), V64I8))
+            for j, token in enumerate(tokens):
+                place = builder.add(token, ir.Constant(token.type, 4 * step))
+                x = simd._broadcast_four(builder, simd._address(context, builder, q_type, q, place))
+                for i, register in enumerate(registers):
+                    k = i * tile.columns + j
+                    sums[k] = _dot(builder, plan, sums[k], register, x)
+        if plan.is_scaled:
+            for i in range(tile.rows):
+                place = builder.add(s_at, builder.mul(s_group, ir.Constant(s_group.type, i)))
+                scale = simd._load(builder, simd._address(context, builder, scales_type, scales, place), V16I32)
+                for k in range(i * tile.columns, (i + 1) * tile.columns):
+                    totals[k] = _scaled(builder, totals[k], sums[k], scale, plan.fits_words(LANES))
+        return simd._pack(builder, value, totals if plan.is_scaled else sums)
+
+    n = types.intp
+    return tile(tile, blocks, codes, n, n, scales, n, n, q, n, n, starts, n, n, n), codegen
+
+
+@intrinsic
+def close_unit(
+    typing_context,
+    tile,
+    totals,
+    blocks,
+    floats,
+    f_at,
+    f_group,
+    pairs,
+    p_at,
+    p_group,
+    sums,
+    s_at,
+    s_stride,
+    scales,
+    eights,
+    at,
+    stride,
+    valid,
+):
+    """tile += the sums of a unit times the scales of both sides, and its minimums, in float32.
+
+    floats [2, 16] at f_at + i * f_group; pairs [8, 16] at p_at + i * p_group; sums [16] of the activations at s_at + j * s_stride; scales
+    of the activations, and rounded sums, at `at` + j * stride.
+    """
+
+    def codegen(context, builder, signature, args):
+        tile, totals_tile, blocks_type, floats_type = signature.args[:4]
+        value, totals, _, floats, f_at, f_group, pairs, p_at, p_group, sums, s_at, s_stride, scales, eights, at, stride, valid = args
+        pairs_type, sums_type, scales_type, eights_type = (signature.args[n] for n in (6, 9, 12, 13))
+        plan = _plan(blocks_type)
+        results, integers = simd._unpack(builder, tile, value), simd._unpack(builder, totals_tile, totals)
+
+        def load(array: tuple[types.Array, ir.Value], start: ir.Value, stride: ir.Value, i: int, plus: int, vector: ir.Type) -> ir.Value:
+            place = builder.add(start, builder.mul(stride, ir.Constant(stride.type, i)))
+            place = builder.add(place, ir.Constant(start.type, plus))
+            return simd._load(builder, simd._address(context, builder, *array, place), vector)
+
+        def factor(i: int, plus: int) -> ir.Value:
+            return load((floats_type, floats), f_at, f_group, i, plus, V16F32)
+
+        def splat(array: tuple[types.Array, ir.Value], start: ir.Value, stride: ir.Value, j: int) -> ir.Value:
+            return _splat_at(builder, simd._address(context, builder, *array, simd._clamped(builder, start, stride, j, valid)))
+
+        for j in range(tile.columns):
+            x_scale = splat((scales_type, scales), at, stride, j)
+            for i in range(tile.rows):
+                k = i * tile.columns + j
+                product = builder.fmul(factor(i, 0), x_scale)
+                results[k] = simd._fma(builder, builder.sitofp(integers[k], V16F32), product, results[k])
+                if plan.has_float_minimum:
+                    results[k] = simd._fma(builder, factor(i, LANES), splat((eights_type, eights), at, stride, j), results[k])
+                if plan.has_integer_minimum:
+                    least = ir.Constant(V16I32, None)
+                    row = simd._clamped(builder, s_at, s_stride, j, valid)
+                    for pair in range(LANES // 2):
+                        place = builder.add(row, ir.Constant(row.type, 2 * pair))
+                        two = simd._load(builder, simd._address(context, builder, sums_type, sums, place), I32)
+                        counts = load((pairs_type, pairs), p_at, p_group, i, pair * LANES, V16I32)
+                        least = _dot_words(builder, least, counts, simd._splat(builder, two, V16I32))
+                    product = builder.fneg(builder.fmul(factor(i, LANES), x_scale))
+                    results[k] = simd._fma(builder, builder.sitofp(least, V16F32), product, results[k])
+        return simd._pack(builder, value, results)
+
+    n = types.intp
+    arrays = (tile, totals, blocks, floats, n, n, pairs, n, n, sums, n, n, scales, eights, n, n, n)
+    return tile(*arrays), codegen
+
+
+@intrinsic
+def load_tile(typing_context, tile, array, start, stride):
+    """The tile that store_tile(tile, array, start, stride) wrote; the argument gives its shape."""
+
+    def codegen(context, builder, signature, args):
+        tile, array_type = signature.args[:2]
+        value, array, start, stride = args
+        registers = []
+        for i in range(tile.count):
+            row, column = divmod(i, tile.columns)
+            offset = builder.add(start, builder.mul(stride, ir.Constant(stride.type, row)))
+            offset = builder.add(offset, ir.Constant(offset.type, column * LANES))
+            registers.append(simd._load(builder, simd._address(context, builder, array_type, array, offset), tile.vector))
+        return simd._pack(builder, value, registers)
+
+    return tile(tile, array, types.intp, types.intp), codegen
+
+
+_PLANS = {from_dtype(plan.block_format.layout): plan for plan in PLANS.values()}

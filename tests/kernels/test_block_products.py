@@ -1,0 +1,184 @@
+"""Products of ggml's blocks by bytes: the bits of the definition in plain NumPy, at every edge, and llama.cpp's own recordings."""
+
+import ctypes
+import mmap
+import sys
+
+import block_products as definition
+import numpy as np
+import pytest
+from block_samples import MODELS, random_blocks, recorded
+from hypothesis import given
+from hypothesis import strategies as st
+from models import assert_same_bits, seeds, threads
+from numba import njit
+
+from bitnet_np.kernels import block_products, blocks, grids, simd
+from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.kernels.block_plans import PLANS
+from bitnet_np.kernels.launching import Kernel
+from bitnet_np.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_1, Q4_K, Q5_1, Q6_K, Q8_0
+
+ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+
+
+def rounded(x, kind):
+    """Codes, scales, and the sums of Q8_1 where they are read."""
+    q, scale = blocks.q8_k(x) if kind.block == 256 else blocks.q8_0(x)
+    return q, scale, blocks.q8_1_sums(x, q) if kind in (Q4_1, Q5_1) else None
+
+
+def activations(rng, rows, width):
+    return rng.standard_normal((rows, width)).astype(np.float32)
+
+
+@ALL
+@given(seed=seeds, n=st.integers(1, 70), per_row=st.integers(1, 9), rows=st.integers(1, 14))
+def test_products_have_the_bits_of_the_definition(kind, seed, n, per_row, rows):
+    rng = np.random.default_rng(seed)
+    matrix = random_blocks(rng, kind, n, per_row)
+    x = activations(rng, rows, matrix.shape[1])
+    expected = definition.product(*rounded(x, kind), matrix.data, kind)
+    assert_same_bits(blocks.matmul_as_llama_cpp(x, matrix.data, kind), expected)
+    for row in range(rows):
+        assert_same_bits(blocks.matmul_as_llama_cpp(x[row : row + 1], matrix.data, kind), expected[row : row + 1])
+
+
+@ALL
+@pytest.mark.parametrize("byte", [0x00, 0xFF, 0x80, 0x7F])
+@pytest.mark.parametrize("code", [-127, 127, 0])
+def test_the_largest_codes_of_both_sides_overflow_nothing(kind, byte, code):
+    """All bytes of the blocks are alike, and all codes of the activations; the scales are 1, so that no rounding hides a wrong integer."""
+    data = np.full((3, 2 * max(1, 256 // kind.block) * kind.block_bytes), byte, np.uint8)
+    records = data.view(FORMATS[kind.name].layout)
+    for half in FORMATS[kind.name].halves:
+        records[half] = np.float16(1).view(np.uint16)
+    if kind is MXFP4:
+        records["e"] = 128
+    for rows in (1, 5):
+        q = np.full((rows, 512), code, np.int8)
+        scale = np.ones((rows, 2 if kind.block == 256 else 16), np.float32)
+        sums = np.full((rows, 16), 3.5, np.float32) if kind in (Q4_1, Q5_1) else None
+        expected = definition.product(q, scale, sums, data, kind)
+        assert_same_bits(block_products.product(q, scale, sums, data, kind), expected)
+
+
+@ALL
+@pytest.mark.parametrize("rows", [1, 7])
+def test_scales_of_zero_and_not_finite_reach_their_rows_alone(kind, rows):
+    rng = np.random.default_rng(0)
+    matrix = random_blocks(rng, kind, 40, 3)
+    data = matrix.data.copy()
+    records = data.view(FORMATS[kind.name].layout)
+    if kind is MXFP4:
+        records["e"][3] = 0
+    elif kind is NVFP4:
+        records["d"][3] = 0
+    else:
+        records["d"][3], records["d"][17, 1], records["d"][39, 2] = 0, 0x7E00, 0xFC00
+    x = activations(rng, rows, matrix.shape[1])
+    x[0] *= np.float32(1e30)  # whose scale is infinite in float16
+    x[-1, :256] = 0
+    expected = definition.product(*rounded(x, kind), data, kind)
+    found = blocks.matmul_as_llama_cpp(x, data, kind)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    assert_same_bits(found[~np.isnan(found)], expected[~np.isnan(expected)])
+    if kind not in (MXFP4, NVFP4) and rows > 1:
+        assert np.isnan(found[1:-1, 17]).all()
+        assert np.isfinite(np.delete(found[1:-1], (17, 39), axis=1)).all()  # infinite units of both signs make row 39 NaN
+
+
+@pytest.mark.parametrize("kind", [Q4_K, Q8_0], ids=lambda kind: kind.name)
+def test_a_number_that_is_not_finite_makes_its_row_nan(kind):
+    rng = np.random.default_rng(0)
+    matrix = random_blocks(rng, kind, 40, 16)
+    x = activations(rng, 5, matrix.shape[1])
+    x[2, 300] = np.inf
+    assert (np.isnan(blocks.matmul_as_llama_cpp(x, matrix.data, kind)) == (np.arange(5) == 2)[:, None]).all()
+    assert np.isnan(blocks.matmul_as_llama_cpp(x[2:3], matrix.data, kind)).all()
+
+
+@pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0], ids=lambda kind: kind.name)
+def test_threads_do_not_change_a_bit(kind):
+    rng = np.random.default_rng(0)
+    matrix = random_blocks(rng, kind, 200, 2048 // kind.block)
+    x = activations(rng, 130, 2048)
+    expected = definition.product(*rounded(x, kind), matrix.data, kind)
+    for count in (1, 4):
+        with threads(count):
+            assert_same_bits(blocks.matmul_as_llama_cpp(x, matrix.data, kind), expected)
+            assert_same_bits(blocks.matmul_as_llama_cpp(x[:1], matrix.data, kind), expected[:1])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="takes access to a page away as Linux does")
+@ALL
+def test_nothing_after_the_last_block_is_read(kind):
+    """It lies at the end of a page, and the next page may not be touched."""
+    pages = mmap.mmap(-1, 5 * mmap.PAGESIZE)
+    whole = np.frombuffer(pages, np.uint8)
+    matrix = random_blocks(np.random.default_rng(0), kind, 5, 3)
+    data = whole[4 * mmap.PAGESIZE - matrix.data.size : 4 * mmap.PAGESIZE].reshape(matrix.data.shape)
+    data[:] = matrix.data
+    guard = ctypes.c_void_p(whole.ctypes.data + 4 * mmap.PAGESIZE)
+    assert ctypes.CDLL(None).mprotect(guard, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    x = activations(np.random.default_rng(1), 3, matrix.shape[1])
+    for rows in (1, 3):
+        expected = blocks.matmul_as_llama_cpp(x[:rows], matrix.data, kind)
+        assert_same_bits(blocks.matmul_as_llama_cpp(x[:rows], data, kind), expected)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_recordings_of_llama_cpp_are_met_as_nearly_as_by_floats(name):
+    """Nearer to them than rounded activations times dequantised weights in float32 are, over all matrices of a type."""
+    integers, floats = {}, {}
+    for tensor, x, output in recorded(name):
+        if tensor.type is not F16:
+            data = tensor.data.reshape(tensor.shape[0], -1)
+            size = np.sqrt(np.mean(output.astype(np.float64) ** 2))
+            found = blocks.matmul_as_llama_cpp(x, data, tensor.type)
+            other = blocks.matmul(blocks.ROUNDINGS[tensor.type](x), data, tensor.type)
+            integers.setdefault(tensor.type, []).append(np.abs(found - output).max() / size)
+            floats.setdefault(tensor.type, []).append(np.abs(other - output).max() / size)
+    assert integers
+    for kind, errors in integers.items():
+        assert max(errors) < 2e-6
+        assert max(errors) < max(floats[kind])
+
+
+@pytest.mark.parametrize("kind", GRID_TYPES, ids=lambda kind: kind.name)
+def test_types_of_a_grid_multiply_rounded_numbers_as_floats(kind):
+    rng = np.random.default_rng(0)
+    data = grids.with_scales(rng.integers(0, 256, (9, 2 * kind.block_bytes), np.uint8), kind, np.full(18, 0x2C00, np.uint16))
+    x = activations(rng, 3, 512)
+    assert_same_bits(blocks.matmul_as_llama_cpp(x, data, kind), blocks.matmul(blocks.round_as_q8_k(x), data, kind))
+
+
+@ALL
+def test_a_plan_takes_each_run_once(kind):
+    plan = PLANS[kind.name]
+    assert sorted(plan.order) == list(range(plan.weights // 16))
+    assert plan.unit * plan.units == plan.weights
+    assert max(map(abs, plan.code_range)) <= 128
+
+
+@pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= simd.cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
+@pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0], ids=lambda kind: kind.name)
+def test_avx_vnni_gives_the_same_bits(monkeypatch, kind):
+    """Its instructions are those of AVX-512 on half a register, in another encoding; so its way through the kernels can be run here."""
+    rng = np.random.default_rng(0)
+    matrix = random_blocks(rng, kind, 37, 1024 // kind.block)
+    x = activations(rng, 5, 1024)
+    expected = definition.product(*rounded(x, kind), matrix.data, kind)
+    block_products._numbers.cache_clear()
+    monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
+    monkeypatch.setattr(block_products, "instruction_path", lambda: "avx-vnni")
+    for name in ("_one_row", "_unpack", "_tile", "_several_rows"):
+        monkeypatch.setattr(block_products, name, njit(error_model="numpy")(getattr(block_products, name).py_func))
+    kernel = njit(error_model="numpy")(block_products._products.alone.py_func)
+    monkeypatch.setattr(block_products, "_products", Kernel(kernel, kernel))
+    for rows in (1, 5):
+        assert_same_bits(
+            block_products.product(*(part if part is None else part[:rows] for part in rounded(x, kind)), matrix.data, kind),
+            expected[:rows],
+        )
+    block_products._numbers.cache_clear()
