@@ -45,6 +45,7 @@ from bitnet_np.selftest import digest  # noqa: E402
 from bitnet_np.testing import random_model  # noqa: E402
 
 PATIENCE = 240  # seconds at most for the checks of single kernels
+OVERLAPPING = [9, 0]  # compute capability from which on launches can overlap
 GRACE = 30  # seconds for the last part, after the time is up
 
 
@@ -265,6 +266,9 @@ def ways(run: Run) -> list[dict[str, Any]]:
         run.on.fused, run.on.overlap = fused, overlap
         results.append({"norms_fused": fused} | _decoded(run, 1, run.sizes.positions[0]))
     run.on.fused = run.on.overlap = True
+    compute = run.results.get("describe", {}).get("compute", [0, 0])
+    if compute >= OVERLAPPING and not results[0]["launches_overlap"]:  # the bits would not show it
+        run.problems.append(f"launches do not overlap, which they can on compute capability {compute[0]}.{compute[1]}")
     return results
 
 

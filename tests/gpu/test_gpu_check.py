@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import gpu_check
 import pytest
@@ -86,6 +87,15 @@ def test_gpu_check_tells_what_it_has_when_a_part_does_not_end(script, capsys, mo
     output = capsys.readouterr().out
     assert "1 of 1" in output
     assert "PROBLEM: a part did not end" in output
+
+
+@pytest.mark.parametrize(("compute", "overlaps", "problems"), [([9, 0], False, 1), ([9, 0], True, 0), ([8, 6], False, 0)])
+def test_launches_that_do_not_overlap_where_they_can_are_a_problem(monkeypatch, compute, overlaps, problems):
+    monkeypatch.setattr(gpu_check, "_decoded", lambda *_: {"launches_overlap": overlaps})
+    run = gpu_check.Run(SimpleNamespace(), gpu_check.TINY, {"describe": {"compute": compute}})
+    assert len(gpu_check.ways(run)) == 4
+    assert run.on.overlap
+    assert len(run.problems) == problems
 
 
 @needs_package
