@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from bitnet_np.files.gguf_file import open_gguf
+from bitnet_np.kernels import blocks
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Blocks, frozen
-from bitnet_np.tensor_types import MXFP4, TensorType
+from bitnet_np.tensor_types import MXFP4, Q4_1, Q5_1, TensorType
 
 LLAMA_CPP = Path(__file__).parent / "data" / "llamacpp"
 
@@ -23,6 +24,27 @@ def random_blocks(rng: np.random.Generator, kind: TensorType, n: int, per_row: i
     if kind is MXFP4:
         records["e"] = rng.integers(100, 130, records.shape)
     return frozen(Blocks(data, kind, (n, per_row * kind.block)))
+
+
+def same_bytes(kind: TensorType, byte: int) -> np.ndarray:
+    """3 rows of 512 weights, all bytes of which are alike, but for scales of 1."""
+    data = np.full((3, 512 // kind.block * kind.block_bytes), byte, np.uint8)
+    records = data.view(FORMATS[kind.name].layout)
+    for half in FORMATS[kind.name].halves:
+        records[half] = np.float16(1).view(np.uint16)
+    if kind is MXFP4:
+        records["e"] = 128
+    return data
+
+
+def activations(rng: np.random.Generator, tokens: int, width: int) -> np.ndarray:
+    return rng.standard_normal((tokens, width)).astype(np.float32)
+
+
+def rounded(x: np.ndarray, kind: TensorType) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Codes and scales of activations for a type, and the sums of Q8_1 where they are read."""
+    q, scale = blocks.q8_k(x) if kind.block == 256 else blocks.q8_0(x)
+    return q, scale, blocks.q8_1_sums(x, q) if kind in (Q4_1, Q5_1) else None
 
 
 MODELS = {

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.forward_pass import forward, forward_full
-from bitnet_np.kernels import amx, attention, cpu, floats, launching, masks, rows, ternary, ternary_tiles
+from bitnet_np.kernels import amx, attention, block_products, block_tiles, cpu, floats, launching, masks, rows, ternary, ternary_tiles
+from bitnet_np.tensor_types import Q4_K
 from bitnet_np.testing import random_model
 
 _pages: list[mmap.mmap] = []
@@ -44,7 +45,7 @@ def guarded(value: object) -> object:
     return copy
 
 
-RESULTS: tuple[ModuleType, ...] = (attention, floats, masks, rows, ternary)  # modules that allocate results
+RESULTS: tuple[ModuleType, ...] = (attention, block_products, block_tiles, floats, masks, rows, ternary)  # modules that allocate results
 
 
 def same(function: object, *arguments: object) -> None:
@@ -80,6 +81,12 @@ def operations(rng: np.random.Generator) -> None:
     for unit in (None, amx.PLAIN, amx.unit()):
         with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(ternary_tiles, "LEAST", 1):
             same(cpu.ternary_matmul, *cpu.quantize(x), weights.codes, weights.scale, n)
+    per_row = int(rng.integers(1, 6))
+    codes, scale = rng.integers(-127, 128, (r, 256 * per_row)).astype(np.int8), rng.random((r, per_row)).astype(np.float32)
+    data = rng.integers(0, 56, (n, per_row * Q4_K.block_bytes), np.uint8)  # scales are float16 of moderate size
+    for unit in (None, amx.PLAIN, amx.unit()):
+        with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(block_tiles, "LEAST", 1):
+            same(block_products.product, codes, scale, None, data, Q4_K)
     table = rng.standard_normal((n, width)).astype(np.float32)
     for stored in (table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)):
         same(cpu.matmul, x, stored)

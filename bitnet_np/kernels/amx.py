@@ -1,7 +1,8 @@
 """AMX, the matrix tiles of some of Intel's processors, and a plain twin of its instructions.
 
 A processor has eight tiles of at most 16 rows of 64 bytes each. One instruction multiplies two tiles of bytes and adds the products to a
-tile of int32. These sums are exact, so they have the bits of any other way to add them.
+tile of int32. These sums are exact, so they have the bits of any other way to add them. If the left tile has k bytes in a row, the right
+one has k / 4 rows.
 
 Each function takes a `unit` first, the address of memory of one thread's own. Its type chooses what is compiled: uint64 stands for the
 processor's tiles, int64 for the twin, which keeps its tiles in that memory. The twin runs everywhere, so that loops, edges and layouts are
@@ -86,6 +87,16 @@ def _tile(unit, tile):
     return unit + _CONFIGURATION + tile * SIZE
 
 
+@inlined
+def _rows(unit, tile):
+    return _signed_bytes(unit)[48 + tile]
+
+
+@inlined
+def _width(unit, tile):
+    return _signed_bytes(unit)[16 + 2 * tile]
+
+
 def _plain_configure(unit):
     memory = _signed_bytes(_tile(unit, 0))
     for i in range(8 * SIZE):
@@ -106,23 +117,32 @@ def _plain_zero(unit, tile):
 
 def _plain_load(unit, tile, address, stride):
     target, source = _signed_bytes(_tile(unit, tile)), _signed_bytes(address)
-    for row in range(_signed_bytes(unit)[48 + tile]):
-        for i in range(WIDTH):
+    for row in range(_rows(unit, tile)):
+        for i in range(_width(unit, tile)):
             target[row * WIDTH + i] = source[row * stride + i]
 
 
 def _plain_store(unit, tile, address, stride):
     source, target = _signed_bytes(_tile(unit, tile)), _signed_bytes(address)
-    for row in range(_signed_bytes(unit)[48 + tile]):
-        for i in range(WIDTH):
+    for row in range(_rows(unit, tile)):
+        for i in range(_width(unit, tile)):
             target[row * stride + i] = source[row * WIDTH + i]
 
 
 def _plain_dot(unit, sums, x, w):
-    totals, left, right = _integers(_tile(unit, sums)), _signed_bytes(_tile(unit, x)), _unsigned_bytes(_tile(unit, w))
-    for i in range(_signed_bytes(unit)[48 + x]):
+    _add_products(unit, sums, x, _unsigned_bytes(_tile(unit, w)))
+
+
+def _plain_dot_signed(unit, sums, x, w):
+    _add_products(unit, sums, x, _signed_bytes(_tile(unit, w)))
+
+
+@inlined
+def _add_products(unit, sums, x, right):
+    totals, left = _integers(_tile(unit, sums)), _signed_bytes(_tile(unit, x))
+    for i in range(_rows(unit, x)):
         for j in range(ROWS):
-            for k in range(WIDTH):
+            for k in range(_width(unit, x)):
                 totals[i * ROWS + j] += np.int32(left[i * WIDTH + k]) * np.int32(right[k // 4 * WIDTH + 4 * j + k % 4])
 
 
@@ -181,13 +201,13 @@ def tile_zero(typing_context, unit, tile):
 
 @intrinsic(prefer_literal=True)
 def tile_load(typing_context, unit, tile, address, stride):
-    """Row i of the tile = 64 bytes from address + i * stride on."""
+    """Row i of the tile = its bytes from address + i * stride on."""
     return _instruction("llvm.x86.tileloadd64", _plain_load, types.none(unit, tile, types.intp, types.intp), _memory)
 
 
 @intrinsic(prefer_literal=True)
 def tile_store(typing_context, unit, tile, address, stride):
-    """64 bytes from address + i * stride on = row i of the tile."""
+    """The bytes from address + i * stride on = row i of the tile."""
     return _instruction("llvm.x86.tilestored64", _plain_store, types.none(unit, tile, types.intp, types.intp), _memory)
 
 
@@ -195,3 +215,21 @@ def tile_store(typing_context, unit, tile, address, stride):
 def tile_dot(typing_context, unit, sums, x, w):
     """sums[i, j] += the sum over k and n of x[i, 4 k + n] * w[k, 4 j + n]: int8 [rows, 64] and uint8 [16, 64] -> int32 [rows, 16]."""
     return _instruction("llvm.x86.tdpbsud", _plain_dot, types.none(unit, sums, x, w), _tiles_alone)
+
+
+@intrinsic(prefer_literal=True)
+def tile_dot_signed(typing_context, unit, sums, x, w):
+    """As `tile_dot`, for w of int8."""
+    return _instruction("llvm.x86.tdpbssd", _plain_dot_signed, types.none(unit, sums, x, w), _tiles_alone)
+
+
+@inlined
+def configure(memory, tokens, width):
+    """The unit in `memory`, for products: tiles 0 to 3 are sums, 4 and 5 have `width` activations of so many tokens, 6 and 7 weights."""
+    memory[0] = 1
+    for tile in range(8):
+        memory[16 + 2 * tile] = width if tile in (4, 5) else WIDTH
+        memory[48 + tile] = tokens if tile < 6 else width // 4
+    unit = unit_in(memory)
+    tile_configure(unit)
+    return unit

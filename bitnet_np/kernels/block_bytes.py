@@ -585,13 +585,14 @@ def close_unit(
                 if plan.has_float_minimum:
                     results[k] = simd._fma(builder, factor(i, LANES), splat((eights_type, eights), at, stride, j), results[k])
                 if plan.has_integer_minimum:
-                    least = ir.Constant(V16I32, None)
+                    sums_of_pairs = [ir.Constant(V16I32, None)] * 2
                     row = simd._clamped(builder, s_at, s_stride, j, valid)
                     for pair in range(LANES // 2):
                         place = builder.add(row, ir.Constant(row.type, 2 * pair))
                         two = simd._load(builder, simd._address(context, builder, sums_type, sums, place), I32)
                         counts = load((pairs_type, pairs), p_at, p_group, i, pair * LANES, V16I32)
-                        least = _dot_words(builder, least, counts, simd._splat(builder, two, V16I32))
+                        sums_of_pairs[pair % 2] = _dot_words(builder, sums_of_pairs[pair % 2], counts, simd._splat(builder, two, V16I32))
+                    least = reduce(builder.add, sums_of_pairs)
                     product = builder.fneg(builder.fmul(factor(i, LANES), x_scale))
                     results[k] = simd._fma(builder, builder.sitofp(least, V16F32), product, results[k])
         return simd._pack(builder, value, results)
@@ -602,21 +603,72 @@ def close_unit(
 
 
 @intrinsic
-def load_tile(typing_context, tile, array, start, stride):
-    """The tile that store_tile(tile, array, start, stride) wrote; the argument gives its shape."""
+def make_planes(typing_context, blocks, codes, at, scales, s_at, high):
+    """Turn a run's codes of 16 rows, as `unpack_chunk` left them, into bytes of weights, which are code * scale and have a sign.
+
+    Weights of two planes are 256 * h + l: l takes the place of the code in `codes`, and h has the same place in `high`.
+    """
 
     def codegen(context, builder, signature, args):
-        tile, array_type = signature.args[:2]
-        value, array, start, stride = args
+        blocks_type, codes_type, _, scales_type, _, high_type = signature.args
+        _, codes, at, scales, s_at, high = args
+        plan, scale = _plan(blocks_type), None
+        eight, low = ir.Constant(V32I16, [8] * 32), ir.Constant(V32I16, [255] * 32)
+        if plan.is_scaled:
+            wide = simd._load(builder, simd._address(context, builder, scales_type, scales, s_at), V16I32)
+            once = builder.and_(wide, ir.Constant(V16I32, [0xFFFF] * LANES))
+            scale = builder.bitcast(builder.or_(once, builder.shl(wide, ir.Constant(V16I32, [16] * LANES))), V32I16)
+        for step in range(4):
+            place = builder.add(at, ir.Constant(at.type, step * STEP))
+            address = simd._address(context, builder, codes_type, codes, place)
+            signed = builder.sub(simd._load(builder, address, V64I8), simd._bytes([plan.offset(simd.instruction_path())] * STEP))
+            target = builder.bitcast(address, V64I8.as_pointer())
+            if scale is None:
+                builder.store(signed, target, align=1)
+                continue
+            words = builder.bitcast(signed, V32I16)  # bytes 2i and 2i + 1 in one
+            even, odd = (builder.mul(builder.ashr(part, eight), scale) for part in (builder.shl(words, eight), words))
+            lower = builder.or_(builder.and_(even, low), builder.shl(odd, eight))
+            builder.store(builder.bitcast(lower, V64I8), target, align=1)
+            if plan.planes == 2:
+                half = ir.Constant(V32I16, [128] * 32)  # l is -128..127, so h is rounded to the nearest
+                even, odd = (builder.lshr(builder.add(part, half), eight) for part in (even, odd))
+                upper = builder.bitcast(builder.or_(even, builder.shl(odd, eight)), V64I8)
+                address = simd._address(context, builder, high_type, high, place)
+                builder.store(upper, builder.bitcast(address, V64I8.as_pointer()), align=1)
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.none(blocks, codes, n, scales, n, high), codegen
+
+
+@intrinsic(prefer_literal=True)
+def of_plan(typing_context, blocks, name):
+    """A number of the plan of these blocks, known when the kernel is compiled."""
+    if not isinstance(name, types.StringLiteral):
+        return None
+    number = getattr(_plan(blocks), name.literal_value)
+    return types.intp(blocks, name), lambda context, builder, signature, args: ir.Constant(I64, number)
+
+
+@intrinsic
+def sums_of_planes(typing_context, tile, blocks, address):
+    """A tile of integers from int32 [columns, 16] in memory, plus 256 times those 1024 bytes on if weights have two planes."""
+
+    def codegen(context, builder, signature, args):
+        tile, blocks_type, _ = signature.args
+        value, _, address = args
         registers = []
         for i in range(tile.count):
-            row, column = divmod(i, tile.columns)
-            offset = builder.add(start, builder.mul(stride, ir.Constant(stride.type, row)))
-            offset = builder.add(offset, ir.Constant(offset.type, column * LANES))
-            registers.append(simd._load(builder, simd._address(context, builder, array_type, array, offset), tile.vector))
+            parts = []
+            for plane in range(_plan(blocks_type).planes):
+                place = builder.add(address, ir.Constant(address.type, STEP * (i + plane * LANES)))
+                parts.append(simd._load(builder, simd._at(builder, place, I8), V16I32))
+            parts[1:] = [builder.shl(part, ir.Constant(V16I32, [8] * LANES)) for part in parts[1:]]
+            registers.append(reduce(builder.add, parts))
         return simd._pack(builder, value, registers)
 
-    return tile(tile, array, types.intp, types.intp), codegen
+    return tile(tile, blocks, types.intp), codegen
 
 
 _PLANS = {from_dtype(plan.block_format.layout): plan for plan in PLANS.values()}

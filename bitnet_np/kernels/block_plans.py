@@ -73,13 +73,8 @@ class Plan:
 
     @cached_property
     def code_range(self) -> tuple[int, int]:
-        """The least and the greatest code."""
-        codes = self.block_format.codes[0]
-        if codes.table:
-            return min(codes.table), max(codes.table)
-        if codes.signed:
-            return -128, 127
-        return -codes.bias, sum(_greatest(part) for part in codes.parts) - codes.bias
+        """The least code, and a bound of the greatest."""
+        return _range(self.block_format.codes[0])
 
     @property
     def is_wide(self) -> bool:
@@ -97,6 +92,23 @@ class Plan:
     def is_scaled(self) -> bool:
         """Whether runs have small integer scales."""
         return self.block_format.scale.integers is not None
+
+    @cached_property
+    def planes(self) -> int:
+        """Bytes with a sign that hold a code times its small scale."""
+        scales = _range(self.block_format.scale.integers) if self.block_format.scale.integers else (1, 1)
+        products = [code * scale for code in self.code_range for scale in scales]
+        return 1 if min(products) >= -128 and max(products) <= 127 else 2
+
+    @property
+    def tile_width(self) -> int:
+        """Weights of a row on a matrix tile, which holds at most 64 bytes of each."""
+        return min(self.unit, REGISTER)
+
+    @property
+    def tiles(self) -> int:
+        """Matrix tiles of a unit, in each plane."""
+        return self.unit // self.tile_width
 
     def fits_words(self, codes: int) -> bool:
         """Whether a sum of this many codes times activations has 16 bits."""
@@ -116,6 +128,14 @@ class Plan:
     def width(self, one_row: bool) -> int:
         """The activations for which the offset is taken off at a time: those of a lane for one row, else those of a sum."""
         return 4 if one_row else RUN if self.is_scaled else self.unit
+
+
+def _range(integers: Integers) -> tuple[int, int]:
+    if integers.table:
+        return min(integers.table), max(integers.table)
+    if integers.signed:
+        return -128, 127
+    return -integers.bias, sum(_greatest(part) for part in integers.parts) - integers.bias
 
 
 def _greatest(part: Bits | Flags | Digit) -> int:

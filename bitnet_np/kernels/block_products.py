@@ -15,91 +15,26 @@ integers here: their rounded activations are multiplied as floats.
 """
 
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
 from ..tensor_types import TensorType
-from .block_bytes import CHUNKS, ROWS, close_chunks, close_unit, load_tile, open_chunks, open_unit, run_step, unpack_chunk
+from . import amx, block_tiles
+from .block_bytes import CHUNKS, ROWS, close_chunks, close_unit, open_chunks, open_unit, run_step
 from .block_formats import FORMATS, RUN
 from .block_plans import PLANS
+from .block_rows import SPAN, Numbers, Rows, arrange, room_for, unpack
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .processor import instruction_path
-from .simd import LANES, store_tile, tile_f32, tile_i32
+from .simd import LANES, load_tile, store_tile, tile_f32, tile_i32
 from .tiles import ROW_BLOCK, STREAM, WIDE
-from .workspace import empty
+from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
 
 _GROUPS, _TOKENS = (2, 6) if WIDE else (1, 2)  # groups of 16 weight rows, and rows of activations, of a tile
-_SPAN = 1024  # weights of a row that are unpacked at a time: with 32 rows, a first-level cache
-
-
-class Numbers(NamedTuple):
-    """What a kernel knows of a type: block_plans.py."""
-
-    weights: Any  # of a chunk
-    blocks: Any  # of a chunk
-    units: Any  # of a chunk
-    registers: Any  # of a chunk's sums
-    runs: Any  # of 16 weights in a unit
-    share: Any  # units with a common scale of the activations
-    width: Any  # activations to an element of starts
-    offset: Any  # of codes
-
-
-class Rows(NamedTuple):
-    """Activations as a product reads them; rows are padded to whole chunks."""
-
-    q: Any  # [R, padded] int8, in the plan's order
-    starts: Any  # [R, padded / width] int32: sums times -offset
-    sums: Any  # [R, padded / 16] int16
-    scales: Any  # [R, padded / unit] float32
-    eights: Any  # [R, padded / 32] float32, as Q8_1; one element if the type has no float minimum
-
-
-class Strip(NamedTuple):
-    """Unpacked weights of some groups of 16 rows: block_bytes.py's `unpack_chunk`."""
-
-    codes: Any
-    scales: Any
-    pairs: Any
-    floats: Any
-
-
-@serial
-def _arrange(r, codes, scale, order, numbers, rows):
-    """Row r of the activations in the plan's order, and its sums."""
-    n = codes.shape[1] // RUN
-    q, starts, sums = rows.q[r], rows.starts[r], rows.sums[r]
-    per_chunk = order.size
-    for place in range(q.size // RUN):
-        source = place - place % per_chunk + order[place % per_chunk]
-        total = np.int32(0)
-        for i in range(RUN):
-            code = codes[r, source * RUN + i] if source < n else np.int8(0)
-            q[place * RUN + i] = code
-            total += np.int32(code)
-        sums[place] = np.int16(total)
-    if numbers.offset:
-        for i in range(starts.size):
-            total = np.int32(0)
-            for j in range(numbers.width):
-                total += np.int32(q[i * numbers.width + j])
-            starts[i] = -numbers.offset * total
-    for i in range(rows.scales.shape[1]):
-        at = i // numbers.share
-        rows.scales[r, i] = scale[r, at] if at < scale.shape[1] else np.float32(0)
-
-
-@serial
-def _aligned(size):
-    """Memory of which no register straddles two cache lines."""
-    memory = np.empty(size + 64, np.uint8)
-    start = -memory.ctypes.data % 64
-    return memory[start : start + size]
 
 
 @serial
@@ -107,7 +42,7 @@ def _one_row(zeros, data, blocks, numbers, rows, first, end, out):
     """Rows first..end of the matrix for one row of activations: few rows at a time, so that memory is read nearly in order."""
     n, row_bytes = blocks.shape[1], data.shape[1]
     chunks, step = (n + numbers.blocks - 1) // numbers.blocks, CHUNKS * numbers.blocks * blocks.itemsize
-    sums, lanes = np.empty(LANES, np.float32), _aligned(LANES * numbers.registers * LANES * 4).view(np.int32)
+    sums, lanes = np.empty(LANES, np.float32), aligned(LANES * numbers.registers * LANES * 4).view(np.int32)
     for r in range(first, end, ROWS):
         valid = min(ROWS, end - r)
         tile = zeros
@@ -123,37 +58,12 @@ def _one_row(zeros, data, blocks, numbers, rows, first, end, out):
             out[0, r + i] = sums[i]
 
 
-@serial
-def _unpack(blocks, numbers, r, groups, first, end, strip):
-    """Chunks first..end of some groups of rows."""
-    n, count = blocks.shape[1], end - first
-    for group in range(groups):
-        row = min(r + group * LANES, blocks.shape[0] - 1)
-        valid = min(LANES, blocks.shape[0] - row)
-        for chunk in range(first, end):
-            b, i = chunk * numbers.blocks, group * count + chunk - first
-            unpack_chunk(
-                blocks,
-                row * n + b,
-                n,
-                valid,
-                min(1, n - 1 - b),
-                strip.codes,
-                i * numbers.weights * LANES,
-                strip.scales,
-                i * LANES * LANES,
-                strip.pairs,
-                i * LANES * LANES // 2,
-                strip.floats,
-                i * numbers.units * 2 * LANES,
-            )
-
-
 @inlined
 def _tile(zeros, tile, blocks, numbers, rows, strip, first, end, token, valid):
     """`tile` plus the products of chunks first..end with some rows of activations."""
     count, unit_weights = end - first, numbers.runs * RUN
-    q_stride, starts_stride, sums_stride, scales_stride = rows.q.shape[1], rows.starts.shape[1], rows.sums.shape[1], rows.scales.shape[1]
+    q_stride, starts_stride, scales_stride = rows.q.shape[1], rows.starts.shape[1], rows.scales.shape[1]
+    sums_stride = scales_stride * numbers.runs
     units = blocks.shape[1] * numbers.units // numbers.blocks  # of a row, which may end with the first block of a chunk
     first_unit, place = first * numbers.units, first * numbers.weights
     start, per_unit = token * starts_stride + place // numbers.width, unit_weights // numbers.width
@@ -210,22 +120,18 @@ def _tile(zeros, tile, blocks, numbers, rows, strip, first, end, token, valid):
 def _several_rows(zeros, integers, groups, tokens, blocks, numbers, rows, r, out):
     """`groups` * 16 rows of the matrix from r on for all rows of activations."""
     n, present, width = blocks.shape[1], rows.q.shape[0], groups * LANES
-    chunks, span = (n + numbers.blocks - 1) // numbers.blocks, max(1, _SPAN // numbers.weights)
-    most = min(span, chunks) * groups
-    strip = Strip(
-        _aligned(most * numbers.weights * LANES),
-        _aligned(most * LANES * LANES * 4).view(np.int32),
-        _aligned(most * LANES * LANES * 2).view(np.int32),
-        _aligned(most * numbers.units * 2 * LANES * 4).view(np.float32),
-    )
+    chunks, span = (n + numbers.blocks - 1) // numbers.blocks, max(1, SPAN // numbers.weights)
+    strip = room_for(min(span, chunks) * groups, numbers)
     tiles = (present + tokens - 1) // tokens
-    sums = _aligned(tiles * tokens * width * 4).view(np.float32)
+    sums = aligned(tiles * tokens * width * 4).view(np.float32)
+    stride = LANES * 4
     for first in range(0, chunks, span):
         end = min(first + span, chunks)
-        _unpack(blocks, numbers, r, groups, first, end, strip)
+        unpack(blocks, numbers, r, groups, first, end, strip)
         for t in range(tiles):
             valid = min(tokens, present - t * tokens)
-            tile = load_tile(zeros, sums, t * tokens * width, tokens * LANES) if first else zeros
+            place = np.int64(sums.ctypes.data) + t * tokens * width * 4
+            tile = load_tile(zeros, place, tokens * stride, stride) if first else zeros
             tile = _tile(integers, tile, blocks, numbers, rows, strip, first, end, t * tokens, valid)
             store_tile(tile, sums, t * tokens * width, tokens * LANES)
     columns = min(width, out.shape[1] - r)
@@ -238,7 +144,7 @@ def _several_rows(zeros, integers, groups, tokens, blocks, numbers, rows, r, out
 @parallel
 def _products(data, blocks, codes, scale, order, numbers, rows, out):
     for r in prange(codes.shape[0]):
-        _arrange(r, codes, scale, order, numbers, rows)
+        arrange(r, codes, scale, order, numbers, rows)
     n = blocks.shape[0]
     if codes.shape[0] == 1:
         for block in prange((n + ROW_BLOCK - 1) // ROW_BLOCK):
@@ -269,19 +175,25 @@ def product(codes: NDArray[np.int8], scale: Floats, eights: Floats | None, data:
     chunks = -(-width // numbers.weights)
     if present == 1:
         chunks += -chunks % CHUNKS
-    padded = chunks * numbers.weights
+    units = chunks * numbers.units
     if eights is None:
         eights = np.zeros((present, 1), np.float32)
-    elif eights.shape[1] < chunks * numbers.units:
-        eights = np.concatenate([eights, np.zeros((present, chunks * numbers.units - eights.shape[1]), np.float32)], axis=1)
+    elif eights.shape[1] < units:
+        eights = np.concatenate([eights, np.zeros((present, units - eights.shape[1]), np.float32)], axis=1)
+    out = empty((present, data.shape[0]))
+    blocks, work = read_only(data.view(FORMATS[kind.name].layout)), out.size * width // 64
+    unit = amx.unit() if present >= block_tiles.LEAST else None
+    if unit is not None:
+        rows = block_tiles.rows_for(eights, units, numbers)
+        launch(block_tiles.products, work, blocks, codes, scale, order, numbers, rows, out, unit)
+        return out
+    padded = chunks * numbers.weights
     rows = Rows(
         empty((present, padded), np.int8),
-        empty((present, padded // numbers.width if numbers.offset else 1), np.int32),
-        empty((present, padded // RUN), np.int16),
-        empty((present, chunks * numbers.units)),
+        empty((present, padded // numbers.width if numbers.offset else 0), np.int32),
+        empty((present, units, numbers.runs), np.int16),
+        empty((present, units)),
         eights,
     )
-    out = empty((present, data.shape[0]))
-    blocks = read_only(data.view(FORMATS[kind.name].layout))
-    launch(_products, out.size * width // 64, read_only(data), blocks, codes, scale, order, numbers, rows, out)
+    launch(_products, work, read_only(data), blocks, codes, scale, order, numbers, rows, out)
     return out

@@ -3,11 +3,12 @@
 import numpy as np
 from numba import prange
 
-from .amx import ROWS, SIZE, WIDTH, tile_configure, tile_dot, tile_load, tile_release, tile_store, tile_zero, unit_in
+from .amx import ROWS, SIZE, WIDTH, configure, tile_dot, tile_load, tile_release, tile_store, tile_zero
 from .launching import inlined, parallel, serial
 from .simd import LANES, STEP, load_tile, tile_i32, unpack_codes
 from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary, with_reciprocals
 from .tiles import TOKENS
+from .workspace import aligned
 
 LEAST = 5
 """Tokens from which on tiles are faster than vectors."""
@@ -16,35 +17,16 @@ _PAIR = 2 * ROWS  # rows of weights, and tokens, that two by two tiles of sums b
 _BLOCK = 8  # tiles of columns at a time: so many of two groups' weights, unpacked, are a third of the first cache
 _AHEAD = 2  # tiles that are unpacked before they are multiplied, so that the processor does both at once
 _FEW = 32  # tokens whose activations one thread arranges sooner than others wake up
-_ROOM = _BLOCK * 2 * SIZE + WIDTH  # bytes for a block of weights
+_ROOM = _BLOCK * 2 * SIZE  # bytes for a block of weights
 _SHARED = 3 << 18  # bytes of activations that one pair of groups after another is multiplied by: they stay in the second cache
-
-
-@inlined
-def configure(memory, rows):
-    """The unit in `memory`: tiles 0 to 3 are sums, 4 and 5 activations of `rows` tokens each, 6 and 7 weights."""
-    memory[0] = 1
-    for tile in range(8):
-        memory[16 + 2 * tile] = WIDTH
-        memory[48 + tile] = rows if tile < 6 else ROWS
-    unit = unit_in(memory)
-    tile_configure(unit)
-    return unit
-
-
-@inlined
-def _lines(room):
-    """The address in `room` from which on cache lines are whole."""
-    address = np.int64(room.ctypes.data)
-    return address + -address % WIDTH
 
 
 @serial
 def _arrange(memory, q, token, room, sums):
     """Copy the activations of up to 16 tokens to `room`, tile by tile, and sum up each token's."""
     columns, present = q.shape[1], min(ROWS, q.shape[0] - token)
-    unit = configure(memory, present)
-    source, target = np.int64(q.ctypes.data) + token * columns, _lines(room) + token * columns
+    unit = configure(memory, present, WIDTH)
+    source, target = np.int64(q.ctypes.data) + token * columns, np.int64(room.ctypes.data) + token * columns
     for k in range(columns // WIDTH):
         tile_load(unit, 4, source + k * WIDTH, columns)
         tile_store(unit, 4, target + k * SIZE, WIDTH)
@@ -106,9 +88,9 @@ def _store_sums(unit, sums, both):
 @serial
 def _two_groups(memory, room, edge, product, matrix, group, first_token, end_token, arranged):
     """The results of two groups of 16 weight rows for tokens first_token..end_token. `room` is for weights and sums."""
-    unit = configure(memory, min(ROWS, product.q.shape[0]))
+    unit = configure(memory, min(ROWS, product.q.shape[0]), WIDTH)
     tiles, steps = product.q.shape[1] // WIDTH, product.steps
-    codes, x = _lines(room), _lines(arranged)
+    codes, x = np.int64(room.ctypes.data), np.int64(arranged.ctypes.data)
     one = product.codes.ctypes.data + matrix.begin + group * steps * STEP
     other = one + steps * STEP if (group + 1) * LANES < matrix.width else one
     for begin in range(0, tiles, _BLOCK):
@@ -144,7 +126,7 @@ def ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out, 
     n, columns = q.shape
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
-    arranged = np.empty(-(-n // ROWS) * ROWS * columns + WIDTH, np.int8)
+    arranged = aligned(-(-n // ROWS) * ROWS * columns)
     if n <= _FEW:
         for token in range(0, n, ROWS):
             _arrange(memory.copy(), q, token, arranged, product.sums)
@@ -158,5 +140,5 @@ def ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out, 
         m, block, before = block_of(widths, _PAIR, np.int64(item) % pairs)
         matrix = Matrix(begins[m], factors[m], n * before, widths[m])
         token = np.int64(item) // pairs * span
-        room, edge = np.empty(_ROOM + span * _PAIR * 4, np.uint8), np.empty(TOKENS * _PAIR, np.float32)
+        room, edge = aligned(_ROOM + span * _PAIR * 4), np.empty(TOKENS * _PAIR, np.float32)
         _two_groups(memory.copy(), room, edge, product, matrix, 2 * block, token, min(token + span, n), arranged)

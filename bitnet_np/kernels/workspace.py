@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from .launching import serial
+
 LIMIT = 1 << 28  # bytes that a thread keeps for later; memory beyond that goes back to the system
 _SMALLEST, _LARGEST = 1 << 14, LIMIT >> 2  # bytes: below, NumPy's own allocation is as fast; above, filling takes longer than zeroing
 _ALIGNMENT = 64  # a register of 512 bits never straddles two cache lines
@@ -90,3 +92,11 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
     tally.lent += size
     interface = {"version": 3, "shape": shape, "typestr": dtype.str, "data": (block.address, False)}
     return np.asarray(_Loan(block, free, tally, interface))
+
+
+@serial
+def aligned(size):
+    """So many bytes of which no register straddles two cache lines, for kernels themselves."""
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size]

@@ -17,7 +17,7 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from bitnet_np.kernels import amx, simd, ternary_tiles
+from bitnet_np.kernels import amx, simd
 from bitnet_np.kernels.launching import serial
 
 from .rounds import CheckError, Sample, timed
@@ -108,7 +108,7 @@ def _multiply_tiles(unit, steps):
 @serial
 def _tiles_of(memory, ones, steps, sums):
     """Products of activations of 1 and codes of 1, `steps` times over, and one tile of their sums."""
-    unit, tile = ternary_tiles.configure(memory, amx.ROWS), np.int64(ones.ctypes.data)
+    unit, tile = amx.configure(memory, amx.ROWS, amx.WIDTH), np.int64(ones.ctypes.data)
     amx.tile_load(unit, 4, tile, amx.WIDTH)
     amx.tile_load(unit, 5, tile, amx.WIDTH)
     amx.tile_load(unit, 6, tile, amx.WIDTH)

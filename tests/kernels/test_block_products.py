@@ -7,29 +7,19 @@ import sys
 import block_products as definition
 import numpy as np
 import pytest
-from block_samples import MODELS, random_blocks, recorded
+from block_samples import MODELS, activations, random_blocks, recorded, rounded, same_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 from numba import njit
 
-from bitnet_np.kernels import block_products, blocks, grids, simd
+from bitnet_np.kernels import amx, block_products, blocks, grids, simd
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS
 from bitnet_np.kernels.launching import Kernel
 from bitnet_np.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_1, Q4_K, Q5_1, Q6_K, Q8_0
 
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
-
-
-def rounded(x, kind):
-    """Codes, scales, and the sums of Q8_1 where they are read."""
-    q, scale = blocks.q8_k(x) if kind.block == 256 else blocks.q8_0(x)
-    return q, scale, blocks.q8_1_sums(x, q) if kind in (Q4_1, Q5_1) else None
-
-
-def activations(rng, rows, width):
-    return rng.standard_normal((rows, width)).astype(np.float32)
 
 
 @ALL
@@ -49,12 +39,7 @@ def test_products_have_the_bits_of_the_definition(kind, seed, n, per_row, rows):
 @pytest.mark.parametrize("code", [-127, 127, 0])
 def test_the_largest_codes_of_both_sides_overflow_nothing(kind, byte, code):
     """All bytes of the blocks are alike, and all codes of the activations; the scales are 1, so that no rounding hides a wrong integer."""
-    data = np.full((3, 2 * max(1, 256 // kind.block) * kind.block_bytes), byte, np.uint8)
-    records = data.view(FORMATS[kind.name].layout)
-    for half in FORMATS[kind.name].halves:
-        records[half] = np.float16(1).view(np.uint16)
-    if kind is MXFP4:
-        records["e"] = 128
+    data = same_bytes(kind, byte)
     for rows in (1, 5):
         q = np.full((rows, 512), code, np.int8)
         scale = np.ones((rows, 2 if kind.block == 256 else 16), np.float32)
@@ -99,7 +84,8 @@ def test_a_number_that_is_not_finite_makes_its_row_nan(kind):
 
 
 @pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0], ids=lambda kind: kind.name)
-def test_threads_do_not_change_a_bit(kind):
+def test_threads_do_not_change_a_bit(monkeypatch, kind):
+    monkeypatch.setattr(amx, "unit", lambda: None)
     rng = np.random.default_rng(0)
     matrix = random_blocks(rng, kind, 200, 2048 // kind.block)
     x = activations(rng, 130, 2048)
@@ -172,7 +158,7 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch, kind):
     block_products._numbers.cache_clear()
     monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
     monkeypatch.setattr(block_products, "instruction_path", lambda: "avx-vnni")
-    for name in ("_one_row", "_unpack", "_tile", "_several_rows"):
+    for name in ("_one_row", "unpack", "_tile", "_several_rows"):
         monkeypatch.setattr(block_products, name, njit(error_model="numpy")(getattr(block_products, name).py_func))
     kernel = njit(error_model="numpy")(block_products._products.alone.py_func)
     monkeypatch.setattr(block_products, "_products", Kernel(kernel, kernel))

@@ -25,7 +25,7 @@ from bitnet_np.forward_pass import forward_full, forward_incremental
 from bitnet_np.kernels import amx, block_products, blocks, cpu, processor, simd, ternary, tiles
 from bitnet_np.kernels.block_bytes import CHUNKS
 from bitnet_np.kernels.block_formats import FORMATS
-from bitnet_np.kernels.block_products import Numbers, Rows, Strip
+from bitnet_np.kernels.block_rows import Numbers, Rows, Strip
 from bitnet_np.kernels.launching import Kernel
 from bitnet_np.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
 

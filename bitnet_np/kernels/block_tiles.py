@@ -1,0 +1,133 @@
+"""Products of ggml's blocks by bytes on matrix tiles (amx.py), for calls of many tokens. block_products.py defines them.
+
+Weights are code * scale, with a sign: one byte, or two planes of bytes. A unit's products of 16 tokens and 16 rows are sums of tiles. These
+go through memory to vectors, which add them up as floats while tiles multiply the next unit.
+"""
+
+import numpy as np
+from numba import prange
+
+from .amx import ROWS, SIZE, WIDTH, configure, tile_dot_signed, tile_load, tile_release, tile_store, tile_zero
+from .block_bytes import close_unit, make_planes, of_plan, sums_of_planes
+from .block_formats import RUN
+from .block_rows import SPAN, Numbers, Rows, arrange, room_for, unpack
+from .launching import Floats, inlined, parallel, serial
+from .simd import LANES, load_tile, store_tile, tile_f32, tile_i32
+from .workspace import aligned, empty
+
+LEAST = 40
+"""Tokens from which on tiles are faster than vectors."""
+
+_GROUPS = 4  # groups of 16 weight rows whose results are written together: few pages then take many of them at a time
+
+
+def rows_for(eights: Floats, units: int, numbers: Numbers) -> Rows:
+    """Room for the activations of as many tokens as `eights` has, with whole tiles of tokens. Those beyond the last have scales of 0.
+
+    Codes lie in rows of an odd number of cache lines, because rows of most even numbers share few sets of a cache. What belongs to a unit
+    lies together for all tokens.
+    """
+    present, lines = eights.shape[0], -(-units * numbers.runs * RUN // WIDTH)
+    tokens = -(-present // ROWS) * ROWS
+    scales, turned = empty((units, tokens)), np.zeros((eights.shape[1], tokens), np.float32)
+    scales[:, present:] = 0  # arithmetic is slow with the tiny numbers that any bits may be
+    turned[:, :present] = eights.T
+    return Rows(
+        empty((tokens, (lines + 1 - lines % 2) * WIDTH), np.int8),
+        empty((tokens, 0), np.int32),  # weights on tiles have their signs
+        empty((units, tokens, numbers.runs), np.int16).transpose(1, 0, 2),
+        scales.T,
+        turned.T,
+    )
+
+
+@inlined
+def _multiply(unit, blocks, q, stride, low, high, sums):
+    """The sums of a unit, a plane after another."""
+    tile_zero(unit, 0)
+    tile_zero(unit, 1)
+    width = of_plan(blocks, "tile_width")
+    for k in range(of_plan(blocks, "tiles")):
+        place = k * width * LANES
+        tile_load(unit, 4, q + k * width, stride)
+        tile_load(unit, 6, low + place, WIDTH)
+        tile_dot_signed(unit, 0, 4, 6)
+        if of_plan(blocks, "planes") == 2:
+            tile_load(unit, 7, high + place, WIDTH)
+            tile_dot_signed(unit, 1, 4, 7)
+    tile_store(unit, 0, sums, WIDTH)
+    if of_plan(blocks, "planes") == 2:
+        tile_store(unit, 1, sums + SIZE, WIDTH)
+
+
+@inlined
+def _sixteen_tokens(unit, tile, integers, blocks, rows, strip, high, first, units, token, sums):
+    """`tile` plus the products of so many units, from number `first` of the rows on, with 16 tokens."""
+    weights, tokens, stride = of_plan(blocks, "unit"), rows.q.shape[0], rows.q.shape[1]
+    runs = weights // RUN
+    q = np.int64(rows.q.ctypes.data) + token * stride + first * weights
+    low, upper = np.int64(strip.codes.ctypes.data), np.int64(high.ctypes.data)
+    for u in range(units + 1):
+        if u < units:
+            place = u * weights * LANES
+            _multiply(unit, blocks, q + u * weights, stride, low + place, upper + place, sums + u % 2 * 2 * SIZE)
+        if u:
+            here = (first + u - 1) * tokens + token
+            tile = close_unit(
+                tile,
+                sums_of_planes(integers, blocks, sums + (u - 1) % 2 * 2 * SIZE),
+                blocks,
+                strip.floats,
+                (u - 1) * 2 * LANES,
+                0,
+                strip.pairs,
+                (u - 1) * LANES * LANES // 2,
+                0,
+                rows.sums,
+                here * runs,
+                runs,
+                rows.scales,
+                rows.eights,
+                here,
+                1,
+                ROWS,
+            )
+    return tile
+
+
+@serial
+def _several_rows(memory, zeros, integers, blocks, numbers, rows, r, out):
+    """_GROUPS * 16 rows of the matrix from r on, or those that are left, for all tokens."""
+    n, tokens, columns = blocks.shape[1], rows.q.shape[0], min(_GROUPS * LANES, out.shape[1] - r)
+    chunks, span = (n + numbers.blocks - 1) // numbers.blocks, max(1, SPAN // numbers.weights)
+    most = min(span, chunks)
+    strip, high = room_for(most, numbers), aligned(most * numbers.weights * LANES if of_plan(blocks, "planes") == 2 else 1)
+    room, results = aligned(4 * SIZE), aligned(_GROUPS * tokens * LANES * 4).view(np.float32)
+    unit, sums, target = configure(memory, ROWS, of_plan(blocks, "tile_width")), np.int64(room.ctypes.data), np.int64(results.ctypes.data)
+    for group in range((columns + LANES - 1) // LANES):
+        for first in range(0, chunks, span):
+            end = min(first + span, chunks)
+            unpack(blocks, numbers, r + group * LANES, 1, first, end, strip)
+            for run in range((end - first) * numbers.weights // RUN):
+                make_planes(blocks, strip.codes, run * RUN * LANES, strip.scales, run * LANES, high)
+            first_unit = first * numbers.units
+            units = min(end * numbers.units, n * numbers.units // numbers.blocks) - first_unit
+            for token in range(0, tokens, ROWS):
+                place = (group * tokens + token) * LANES
+                tile = load_tile(zeros, target + place * 4, 0, LANES * 4) if first else zeros
+                tile = _sixteen_tokens(unit, tile, integers, blocks, rows, strip, high, first_unit, units, token, sums)
+                store_tile(tile, results, place, 0)
+    tile_release(unit)
+    for token in range(out.shape[0]):
+        for i in range(columns):
+            out[token, r + i] = results[(i // LANES * tokens + token) * LANES + i % LANES]
+
+
+@parallel
+def products(blocks, codes, scale, order, numbers, rows, out, memory):
+    """As the kernel of block_products.py, on units like that of `memory`."""
+    for r in prange(codes.shape[0]):
+        arrange(r, codes, scale, order, numbers, rows)
+    for strip in prange((out.shape[1] + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
+        start = np.int64(strip) * _GROUPS * LANES
+        _several_rows(memory.copy(), tile_f32(1, ROWS), tile_i32(1, ROWS), blocks, numbers, rows, start, out)

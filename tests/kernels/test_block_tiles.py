@@ -1,0 +1,132 @@
+"""Products of ggml's blocks on matrix tiles: the processor's where it has them, their plain twin everywhere."""
+
+import contextlib
+from unittest import mock
+
+import block_products as definition
+import numpy as np
+import pytest
+from assembly import X86, assembly, lowered
+from block_samples import activations, random_blocks, rounded, same_bytes
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from models import assert_same_bits, seeds, threads
+from numba import types
+from numba.np.numpy_support import from_dtype
+
+from bitnet_np.kernels import amx, block_products, block_tiles, launching
+from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.kernels.block_plans import PLANS
+from bitnet_np.tensor_types import BLOCK_TYPES, IQ4_XS, MXFP4, NVFP4, Q2_K, Q4_1, Q4_K, Q5_1, Q6_K, Q8_0, TQ2_0
+
+UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR}
+VARIED = (Q5_1, Q8_0, Q2_K, Q4_K, Q6_K, TQ2_0, IQ4_XS, NVFP4)
+"""One or two planes, with and without small scales, either kind of minimum, and every size of a unit: enough for the twin."""
+
+ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+EACH = pytest.mark.parametrize(
+    ("unit", "kind"),
+    [("twin", kind) for kind in VARIED] + [("processor", kind) for kind in BLOCK_TYPES],
+    ids=lambda part: getattr(part, "name", part),
+)
+
+
+def on(unit, alone=True):
+    """Products of any number of tokens run on this unit, and on one thread if `alone`."""
+    if unit == "processor" and amx.why_absent():
+        pytest.skip(amx.why_absent())
+    stack = contextlib.ExitStack()
+    for module, name, value in (
+        (amx, "unit", lambda: UNITS[unit]),
+        (block_tiles, "LEAST", 1),
+        (launching, "SMALL", 1 << 60 if alone else 0),
+    ):
+        stack.enter_context(mock.patch.object(module, name, value))
+    return stack
+
+
+@EACH
+@given(seed=seeds, rows=st.integers(1, 70), per_row=st.integers(1, 9), tokens=st.integers(1, 35))
+@example(seed=0, rows=65, per_row=9, tokens=33)
+@example(seed=0, rows=16, per_row=4, tokens=16)
+@settings(max_examples=10)
+def test_products_have_the_bits_of_the_definition(unit, kind, seed, rows, per_row, tokens):
+    rng = np.random.default_rng(seed)
+    matrix = random_blocks(rng, kind, rows, per_row)
+    arguments = rounded(activations(rng, tokens, matrix.shape[1]), kind)
+    with on(unit):
+        found = block_products.product(*arguments, matrix.data, kind)
+    assert_same_bits(found, definition.product(*arguments, matrix.data, kind))
+
+
+@EACH
+@pytest.mark.parametrize("byte", [0x00, 0xFF, 0x80, 0x7F])
+@pytest.mark.parametrize("code", [-127, 127])
+def test_the_largest_codes_of_both_sides_overflow_nothing(unit, kind, byte, code):
+    """All bytes of the blocks are alike, and all codes of the activations; the scales are 1, so that no rounding hides a wrong integer."""
+    data = same_bytes(kind, byte)
+    q = np.full((17, 512), code, np.int8)
+    scale = np.ones((17, 2 if kind.block == 256 else 16), np.float32)
+    sums = np.full((17, 16), 3.5, np.float32) if kind in (Q4_1, Q5_1) else None
+    with on(unit):
+        found = block_products.product(q, scale, sums, data, kind)
+    assert_same_bits(found, definition.product(q, scale, sums, data, kind))
+
+
+@EACH
+def test_the_end_of_a_row_is_added_once(unit, kind):
+    """What is beyond it may be anything: a second infinity of the last block would not show, but one times a scale of 0 is NaN."""
+    if kind in (MXFP4, NVFP4):
+        pytest.skip("no infinite scales")
+    rng = np.random.default_rng(0)
+    matrix = random_blocks(rng, kind, 40, 3)
+    data = matrix.data.copy()
+    data.view(FORMATS[kind.name].layout)["d"][17, 2] = 0x7C00
+    arguments = rounded(activations(rng, 17, matrix.shape[1]), kind)
+    with on(unit):
+        found = block_products.product(*arguments, data, kind)
+    expected = definition.product(*arguments, data, kind)
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    assert_same_bits(found[~np.isnan(found)], expected[~np.isnan(expected)])
+    assert np.isinf(found).any()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("kind", [Q4_K, Q8_0], ids=lambda kind: kind.name)
+def test_threads_do_not_change_a_bit(unit, kind):
+    rng = np.random.default_rng(0)
+    matrix = random_blocks(rng, kind, 200, 2048 // kind.block)
+    arguments = rounded(activations(rng, 50, 2048), kind)
+    expected = definition.product(*arguments, matrix.data, kind)
+    for count in (1, 4):
+        with on(unit, alone=False), threads(count):
+            assert_same_bits(block_products.product(*arguments, matrix.data, kind), expected)
+
+
+def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
+    used = []
+    monkeypatch.setattr(block_products, "launch", lambda kernel, *_: used.append(kernel))
+    data = random_blocks(np.random.default_rng(0), Q8_0, 3, 2).data
+    for unit, tokens in ((amx.PLAIN, block_tiles.LEAST), (amx.PLAIN, block_tiles.LEAST - 1), (None, 99)):
+        monkeypatch.setattr(amx, "unit", lambda unit=unit: unit)
+        block_products.product(np.zeros((tokens, 64), np.int8), np.ones((tokens, 2), np.float32), None, data, Q8_0)
+    assert used == [block_tiles.products, block_products._products, block_products._products]
+
+
+@ALL
+def test_planes_are_as_many_as_the_weights_need(kind):
+    """All codes times all scales that a block can hold."""
+    record = FORMATS[kind.name]
+    plan = PLANS[kind.name]
+    everything = np.random.default_rng(0).integers(0, 256, (4000, kind.block_bytes), np.uint8)
+    codes = np.concatenate([definition._integers(everything, part) for part in record.codes], axis=1)
+    if record.scale.integers:
+        codes = codes * np.repeat(definition._integers(everything, record.scale.integers)[:, list(record.scale.lanes)], 16, axis=1)
+    assert plan.planes == (1 if codes.min() >= -128 and codes.max() <= 127 else 2)
+
+
+def test_both_sides_are_multiplied_with_their_signs():
+    """Compiled for a processor with tiles, and read: ternary weights have no sign, and another instruction."""
+    matrix = types.Array(from_dtype(FORMATS["Q4_K"].layout), 2, "C", readonly=True)
+    lines = assembly(lowered(block_tiles._multiply, (types.uint64, matrix, *[types.intp] * 5), "avx512-vnni"), X86, "sapphirerapids", "")
+    assert {line[0] for line in lines if line and line[0].startswith("tdp")} == {"tdpbssd"}
