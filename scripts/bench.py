@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numba
-from benchmarks import forwards, kernel_calls, mask_arrays, memory, models, peaks, peers, processes, report, speculate
+from benchmarks import forwards, kernel_calls, llama_bench, mask_arrays, memory, models, peaks, peers, processes, report, speculate
 from benchmarks.report import Table
 from benchmarks.rounds import Case, CheckError, Results, measure
 from benchmarks.setup import Setup
@@ -70,6 +70,14 @@ def positive(text: str) -> int:
     return first
 
 
+def engine(text: str) -> tuple[str, str]:
+    """The name of another engine, and its program if one is given."""
+    name, _, program = text.partition("=")
+    if name not in (*peers.KINDS, *llama_bench.NAMES):
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join([*peers.KINDS, *llama_bench.NAMES])}")
+    return name, program
+
+
 def parser() -> argparse.ArgumentParser:
     available = ", ".join(f"{name} ({bench.help})" for name, bench in BENCHES.items())
     result = argparse.ArgumentParser(prog="bench.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -86,9 +94,17 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--batch", type=numbers, metavar="B,...", help="batch sizes of batch and modes")
     result.add_argument("--rows", type=numbers, metavar="R,...", help="rows of activations in matmul (default 1,8,128)")
     result.add_argument("--steps", type=positive, default=16, metavar="N", help="tokens to decode (default 16)")
+    engines = ", ".join([*peers.KINDS, *llama_bench.NAMES])
     result.add_argument(
-        "--vs", action="append", choices=peers.KINDS, default=[], help="also run this engine in prefill and decode; repeatable"
+        "--vs",
+        action="append",
+        type=engine,
+        default=[],
+        metavar="NAME[=PROGRAM]",
+        help=f"also run this engine in prefill and decode; repeatable: {engines}. PROGRAM is the Python that has it (default: this one), "
+        f"but for {' and '.join(llama_bench.NAMES)} the llama-bench of such a build, without which they are skipped",
     )
+    result.add_argument("--peer-model", type=Path, metavar="F", help="the file for a llama-bench (default: ours)")
     result.add_argument(
         "--as",
         dest="dialect",
@@ -96,7 +112,6 @@ def parser() -> argparse.ArgumentParser:
         default="exact",
         help="the engine whose roundings prefill and decode follow (default exact)",
     )
-    result.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="the Python that has the engine (default: this one)")
     result.add_argument("--read-mb", type=positive, default=1024, metavar="N", help="memory read for the bandwidth's peak (default 1024)")
     result.add_argument("--json", type=Path, metavar="F", help="write every sample")
     result.add_argument("--plot", type=Path, metavar="F.png", help="draw bars")
@@ -122,7 +137,21 @@ def check_forwards(options: argparse.Namespace) -> None:
 
 def open_peers(stack: ExitStack, options: argparse.Namespace) -> list[peers.Peer]:
     """Start the workers, before anything slow is done: a missing one is reported at once."""
-    return [stack.enter_context(peers.Peer(name, options.peer_python)) for name in dict.fromkeys(options.vs)]
+    asked = {name: program or sys.executable for name, program in options.vs if name in peers.KINDS}
+    return [stack.enter_context(peers.Peer(name, python)) for name, python in asked.items()]
+
+
+def open_builds(options: argparse.Namespace, path: Path, skipped: list[str]) -> list[llama_bench.LlamaBench]:
+    """The engines that a llama-bench times. One that does not run is named in `skipped`, so that one command serves many machines."""
+    builds = []
+    for name, program in dict(options.vs).items():
+        if name not in llama_bench.NAMES:
+            continue
+        try:
+            builds.append(llama_bench.LlamaBench(name, program, options.peer_model or path))
+        except peers.PeerError as error:
+            skipped.append(f"--vs {error}")
+    return builds
 
 
 def make_setup(options: argparse.Namespace, threads: tuple[int, ...], folder: Path) -> Setup:
@@ -165,9 +194,10 @@ def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
         running = open_peers(stack, options)
         setup = make_setup(options, threads, folder)
         load_peers(running, setup, folder)
+        engines: list[peers.Engine] = [*running, *open_builds(options, setup.path, results.skipped)]
         machine_peaks = peaks.Peaks(options.read_mb)
         for name in dict.fromkeys(options.bench):
-            asked = running if name in FORWARDS else []
+            asked = engines if name in FORWARDS else []
             measure(name, BENCHES[name].cases(setup), threads, options.rounds, options.budget, machine_peaks, asked, results)
             tables += BENCHES[name].tables(setup, results)
         head = {
@@ -180,7 +210,7 @@ def run(options: argparse.Namespace) -> tuple[list[Table], dict]:
                 "ternary_weights": models.ternary_weights(setup.model),
                 "bytes_per_token": models.weight_bytes(setup.model),
             },
-            "peers": {peer.name: peer.description for peer in running},
+            "peers": {engine.name: engine.description for engine in engines},
         }
     return tables, report.as_json(head, results, [report.peaks(results), *tables])
 
@@ -202,7 +232,7 @@ def introduction(outcome: dict) -> str:
     lines += ["", "checked before timing, the same bits with every number of threads:"]
     lines += [f"  {bench}: {case}: sha256 {value[:16]}" for (bench, case), value in digests.items()] or ["  nothing that has bits"]
     if outcome["skipped"]:
-        lines += ["", "skipped, because --budget would not hold them: " + "; ".join(outcome["skipped"])]
+        lines += ["", "skipped: " + "; ".join(outcome["skipped"])]
     return "\n".join(lines)
 
 

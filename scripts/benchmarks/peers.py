@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 WORKER = Path(__file__).parent / "workers" / "peer.py"
 
@@ -21,8 +21,21 @@ class PeerError(Exception):
     """A peer is not installed, or failed."""
 
 
+class Engine(Protocol):
+    """A peer, as rounds see it."""
+
+    name: str
+
+    @property
+    def description(self) -> str:
+        """What runs there, on which model."""
+
+    def run(self, request: dict) -> dict[str, float]:
+        """The sample of one run. workers/peer.py says what a request holds."""
+
+
 class Kind(NamedTuple):
-    """An engine that can be a peer."""
+    """An engine that can be a peer in a Python."""
 
     package: str
     pip: str
@@ -60,12 +73,12 @@ class Peer:
                 [python, str(WORKER), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True, bufsize=1
             )
         except OSError as error:
-            raise PeerError(f"{python} does not run: {error.strerror}; --peer-python names the interpreter for --vs {name}") from error
+            raise PeerError(f"{python} does not run: {error.strerror}; --vs {name}=PYTHON names one that does") from error
         try:
             self.version = str(self._ask({"do": "import"})["version"])
         except PeerError as error:
             self.close()
-            remedy = f"{self._kind.pip}, or --peer-python with an interpreter that has it"
+            remedy = f"{self._kind.pip}, or --vs {name}=PYTHON with one that has it"
             raise PeerError(f"--vs {name}: {python} has no working {self._kind.package} ({error}); {remedy}") from error
 
     def __enter__(self) -> "Peer":

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from bitnet_np.kernels import amx, ternary_tiles
 from bitnet_np.selftest import digest
 
-from .peers import Peer
+from .peers import Engine
 from .stats import ratios
 
 OURS = "bitnet_np"
@@ -133,7 +133,7 @@ def measure(
     rounds: int,
     budget: float,
     peaks: Callable[[int], Sample],
-    peers: Sequence[Peer],
+    peers: Sequence[Engine],
     results: Results,
 ) -> None:
     """Check and warm every case, then run the rounds. Cases that would take the bench over `budget` seconds are skipped, and named."""
@@ -143,7 +143,7 @@ def measure(
         counts, turns = case.threads or tuple(threads), min(rounds, case.rounds or rounds)
         sides = 1 + (len(peers) if case.request else 0)
         if admitted and planned + pace * case.work * turns * len(counts) * sides > budget:
-            results.skipped.append(f"{bench} {case.name}")
+            results.skipped.append(f"{bench} {case.name}, which --budget would not hold")
             continue
         if (digest_of_result := check(case, counts)) is not None:
             results.digests[bench, case.name] = digest_of_result
@@ -168,7 +168,7 @@ def measure(
                     results.samples.setdefault(Key(bench, case.name, side, n), []).append(one(case, side, n, peers))
 
 
-def one(case: Case, side: str, threads: int, peers: Sequence[Peer]) -> Sample:
+def one(case: Case, side: str, threads: int, peers: Sequence[Engine]) -> Sample:
     """One run of one side."""
     if side != OURS:
         peer = next(peer for peer in peers if peer.name == side)

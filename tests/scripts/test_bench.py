@@ -212,7 +212,7 @@ def test_what_the_budget_does_not_hold_is_skipped_and_named():
     results = Results()
     measure("b", [case("large", 5), case("huge", 100), case("small", 1)], (1,), 3, 2.0, lambda n: {"seconds": 0.0}, [], results)
     assert [case.name for case in results.cases] == ["large", "small"]
-    assert results.skipped == ["b huge"]
+    assert results.skipped == ["b huge, which --budget would not hold"]
 
 
 # --- the machine ----------------------------------------------------------------------------------------------------------------------
@@ -300,14 +300,14 @@ def test_rows_that_tq2_0_cannot_hold_are_refused(folder):
 
 @pytest.mark.parametrize(("name", "pip"), [("llama-cpp", "llama-cpp-python"), ("transformers", "torch transformers")])
 def test_a_peer_that_is_not_installed_is_refused_at_once(quick, bare_python, capsys, name, pip):
-    assert quick("decode", "--vs", name, "--peer-python", bare_python) == (2, None)
+    assert quick("decode", "--vs", f"{name}={bare_python}") == (2, None)
     message = capsys.readouterr().err
     assert f"pip install {pip}" in message
-    assert "--peer-python" in message
+    assert f"--vs {name}=PYTHON" in message
 
 
 def test_a_peer_python_that_does_not_run_is_refused(quick, capsys):
-    assert quick("decode", "--vs", "llama-cpp", "--peer-python", "/nowhere/python") == (2, None)
+    assert quick("decode", "--vs", "llama-cpp=/nowhere/python") == (2, None)
     assert "/nowhere/python does not run" in capsys.readouterr().err
 
 
@@ -504,6 +504,80 @@ def test_a_fresh_process_must_agree(folder, monkeypatch, quick, capsys):
     code, _ = quick("load")
     assert code == 1
     assert "a fresh process computed other logits" in capsys.readouterr().err
+
+
+# --- llama-bench ----------------------------------------------------------------------------------------------------------------------
+
+
+FAKE_BENCH = """#!{python}
+import json, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert given["-r"] == "1" and given["-o"] == "json"
+with open(given["-m"] + ".log", "a") as log:
+    print(given["-p"], given["-n"], given["-t"], file=log)
+print(json.dumps([{{"build_commit": "abc123", "samples_ns": [{nanoseconds}]}}]))
+"""
+
+
+@pytest.fixture
+def fake_bench(tmp_path):
+    """Writes a stand-in for llama-bench, which logs its tests beside the model; returns its path."""
+
+    def write(nanoseconds=2_000_000_000):
+        path = tmp_path / "llama-bench"
+        path.write_text(FAKE_BENCH.format(python=sys.executable, nanoseconds=nanoseconds))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    return write
+
+
+needs_shebangs = pytest.mark.skipif(sys.platform == "win32", reason="a script is no program here")
+
+
+@needs_shebangs
+def test_a_llama_bench_runs_beside_us(quick, fake_bench, tmp_path, capsys):
+    model = tmp_path / "theirs.gguf"
+    code, found = quick("decode", "prefill", "--vs", f"ik-llama={fake_bench()}", "--peer-model", str(model))
+    assert code == 0
+    theirs = {(entry["bench"], entry["case"]): entry["samples"] for entry in found["results"] if entry["side"] == "ik-llama"}
+    assert set(theirs) == {("prefill", "4 tokens"), ("prefill", "8 tokens"), ("decode", "2 after 8")}
+    assert all(samples == [{"seconds": 2.0}] * 2 for samples in theirs.values())
+    assert found["peers"]["ik-llama"] == f"ik_llama.cpp abc123 by its llama-bench, on {model}"
+    runs = (tmp_path / "theirs.gguf.log").read_text().splitlines()
+    assert {"4 0 1", "8 0 1", "0 2 1"} <= set(runs)
+    assert "x ik-llama: ik-llama's seconds / ours" in capsys.readouterr().out
+
+
+@needs_shebangs
+def test_a_llama_bench_gets_our_file_by_default(quick, fake_bench):
+    code, found = quick("prefill", "--vs", f"bitnet-cpp={fake_bench()}")
+    assert code == 0
+    assert found["peers"]["bitnet-cpp"].startswith("bitnet.cpp abc123")
+    assert found["peers"]["bitnet-cpp"].endswith(found["model"]["path"])
+
+
+@pytest.mark.parametrize("program", ["", "=/nowhere/llama-bench", f"={sys.executable}"])
+def test_a_llama_bench_that_does_not_run_is_skipped_by_name(quick, capsys, program):
+    code, found = quick("prefill", "--vs", f"ik-llama{program}")
+    assert code == 0
+    (skipped,) = found["skipped"]
+    assert skipped.startswith("--vs ik-llama: ")
+    assert program[1:] in skipped
+    assert skipped in capsys.readouterr().out
+    assert found["peers"] == {}
+
+
+@needs_shebangs
+def test_a_llama_bench_without_times_is_no_peer(quick, fake_bench, capsys):
+    assert quick("prefill", "--vs", f"ik-llama={fake_bench(nanoseconds=0)}") == (2, None)
+    assert "reports no time: samples_ns is [0]" in capsys.readouterr().err
+
+
+def test_an_unknown_engine_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["prefill", "--vs", "llama=/bin/true"])
+    assert "'llama' is none of llama-cpp, transformers, transformers-f32, ik-llama, bitnet-cpp" in capsys.readouterr().err
 
 
 def test_peers_have_names_the_worker_knows():
