@@ -47,8 +47,10 @@ def open_cuda(number: int = 0) -> Cuda:
 
     from .backend import Cuda
 
-    if not cuda.is_available():
-        why = " ".join(str(cuda.cuda_error() or "the driver found none").split())
+    if not cuda.is_available():  # which asks for a driver and a compiler at once
+        if cuda.cuda_error() is None:
+            raise OptionError(f"no CUDA: the driver is there and libnvvm is not, expected that of {INSTALL} or of a toolkit in CUDA_HOME")
+        why = " ".join(str(cuda.cuda_error()).split())
         raise OptionError(f"no CUDA device: {why} (expected an NVIDIA GPU and its driver)")
     count = len(cuda.gpus)
     if not 0 <= number < count:

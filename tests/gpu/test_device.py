@@ -35,6 +35,16 @@ def test_without_a_gpu_the_error_says_so():
         open_cuda()
 
 
+@needs_package
+def test_a_missing_compiler_is_no_missing_driver(monkeypatch):
+    from numba import cuda
+
+    monkeypatch.setattr(cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cuda, "cuda_error", lambda: None)
+    with pytest.raises(OptionError, match=r"the driver is there and libnvvm is not.*CUDA_HOME"):
+        open_cuda()
+
+
 @needs_no_gpu
 def test_the_device_is_chosen_once_and_the_reason_kept():
     assert choose("cpu") == (cpu, "the CPU was asked for")
