@@ -13,12 +13,24 @@ from ..scalar import CHUNK, exp
 from .attention_scores import bring_keys, load_queries, score
 from .attention_shape import LARGEST, SPAN, STATE, WEIGHT, Cached, Run, Scoring, Shape, named, room_for
 from .attention_weights import begin, weigh
-from .ptx import await_previous, chain_column, fma, fold_column, let_next_begin, load_column, plus, prefetch, this_thread, times
+from .ptx import (
+    await_previous,
+    chain_column,
+    fma,
+    fold_columns,
+    let_next_begin,
+    load_column,
+    load_columns,
+    plus,
+    prefetch,
+    this_thread,
+    times,
+)
 from .rows import Heads, as_kept, rotated
 from .target import device, inlined, kernel
 
 _f = np.float32
-_AT_ONCE = 8  # chunks that a thread asks for at a time when it folds
+_AT_ONCE = 32  # numbers of chunks that a thread asks for at a time when it folds, of all its queries
 
 
 class Parts(NamedTuple):
@@ -70,21 +82,13 @@ def _factors(shape: Shape) -> Any:
 
 @cache
 def _fold_row(shape: Shape) -> Any:
-    """A function (parts, run, seen, width, room, total, out) that folds a row's `seen` chunks in order and writes the result."""
-    n_queries, factors, load_parts, fold = shape.queries, _factors(shape), load_column(_AT_ONCE), fold_column(_AT_ONCE)
-    of_weights, of_old, of_new = (n * shape.queries * CHUNK for n in (1, 2, 3))
+    """A function (parts, run, seen, width, room, total, out) that folds a row's `seen` chunks in order and writes the result.
 
-    @device
-    def fold_values(parts, run, chunk, count, width, room, total):
-        """Folds values: a thread has one number of all heads."""
-        d, n_heads, all_chunks = this_thread(), parts.largest.shape[1], parts.largest.shape[2]
-        for i in range(n_queries):
-            if i < run.n:
-                base = ((run.row * n_heads + run.head + i) * all_chunks + chunk) * width + d
-                for c in range(0, count, _AT_ONCE):
-                    values = load_parts(parts.values, base + c * width, width, base + (count - 1) * width)
-                    at = i * CHUNK + c
-                    total[i] = fold(total[i], room.keys, of_old + at, of_new + at, values, count - c)
+    A thread has one number of all heads. It asks for those of some chunks at once, for all its queries, before it waits for anything else.
+    """
+    n_queries, factors, at_once = shape.queries, _factors(shape), _AT_ONCE // shape.queries
+    load_parts, fold = load_columns(n_queries, at_once), fold_columns(n_queries, at_once)
+    of_weights, of_old, of_new = (n * shape.queries * CHUNK for n in (1, 2, 3))
 
     @device
     def fold_weights(count, room):
@@ -99,7 +103,11 @@ def _fold_row(shape: Shape) -> Any:
 
     @device
     def fold_row(parts, run, seen, width, room, total, out):
+        n_heads, all_chunks = parts.largest.shape[1], parts.largest.shape[2]
         d = this_thread()
+        far, first = all_chunks * width, (run.row * n_heads + run.head) * all_chunks * width + min(d, width - 1)
+        last = first + (seen - 1) * width
+        values = load_parts(parts.values, first, far, run.n, width, last)
         begin(room, n_queries, n_queries)
         cuda.syncthreads()
         for i in range(n_queries):
@@ -107,8 +115,9 @@ def _fold_row(shape: Shape) -> Any:
         for chunk in range(0, seen, CHUNK):
             count = min(CHUNK, seen - chunk)
             factors(parts, run, chunk, count, room)
-            if d < width:
-                fold_values(parts, run, chunk, count, width, room, total)
+            for c in range(0, count, at_once):
+                fold(total, room.keys, of_old + c, of_new + c, CHUNK, values, count - c)
+                values = load_parts(parts.values, first + (chunk + c + at_once) * width, far, run.n, width, last)
             if d < run.n:
                 fold_weights(count, room)
             cuda.syncthreads()

@@ -506,18 +506,29 @@ def load_column(count: int) -> Callable:
     @intrinsic
     def load(typing_context, array, offset, stride, last):
         def codegen(context, builder, signature, args):
-            kind, values = signature.args[0], []
-            array, offset, stride, last = args
-            for _ in range(count):
-                place = builder.select(builder.icmp_signed("<", offset, last), offset, last)
-                value = builder.load(_address(context, builder, kind, array, place), typ=context.get_data_type(kind.dtype))
-                values.append(_half_value(builder, value) if kind.dtype == types.int16 else value)
-                offset = builder.add(offset, stride)
+            kind = signature.args[0]
+            array, *places = args
+            addresses = [_address(context, builder, kind, array, place) for place in _places(builder, count, *places)]
+            values = [_float_at(context, builder, kind, address) for address in addresses]
             return context.make_tuple(builder, signature.return_type, values)
 
         return types.UniTuple(types.float32, count)(array, types.int64, types.int64, types.int64), codegen
 
     return load
+
+
+def _places(builder: ir.IRBuilder, count: int, offset: ir.Value, stride: ir.Value, last: ir.Value) -> list[ir.Value]:
+    """min(offset + i * stride, last) for i below `count`."""
+    places = []
+    for _ in range(count):
+        places.append(builder.select(builder.icmp_signed("<", offset, last), offset, last))
+        offset = builder.add(offset, stride)
+    return places
+
+
+def _float_at(context: Any, builder: ir.IRBuilder, kind: Any, address: ir.Value) -> ir.Value:
+    value = builder.load(address, typ=context.get_data_type(kind.dtype))
+    return _half_value(builder, value) if kind.dtype == types.int16 else value
 
 
 def load_halves(count: int) -> Callable:
@@ -557,31 +568,66 @@ def chain_column(count: int) -> Callable:
     return chain
 
 
-def fold_column(count: int) -> Callable:
-    """A function (total, factors, old, new, values, valid) -> total, by fma(total, factors[old + i], values[i] * factors[new + i]) for i
-    below `valid`, in order. The offsets `old` and `new` are multiples of 4.
+def load_columns(columns: int, count: int) -> Callable:
+    """A function (array, offset, far, valid, stride, last) -> `load_column` at offset + column * far, a column after another.
+
+    `last` is that of the first column. Columns from number `valid` on are the last one before.
     """
 
     @intrinsic
-    def fold(typing_context, total, factors, old, new, values, valid):
+    def load(typing_context, array, offset, far, valid, stride, last):
         def codegen(context, builder, signature, args):
-            total, array, old, new, values, valid = args
-            for i in range(0, count, 4):
-                olds, news = (
-                    _load_vector(
-                        context,
-                        builder,
-                        signature.args[1],
-                        _address(context, builder, signature.args[1], array, builder.add(at, ir.Constant(I64, i))),
-                    )
-                    for at in (old, new)
-                )
-                for j in range(4):
-                    folded = _fma(builder, total, olds[j], _rounded(builder, "mul", builder.extract_value(values, i + j), news[j]))
-                    total = builder.select(builder.icmp_signed(">", valid, ir.Constant(I64, i + j)), folded, total)
-            return total
+            kind, values = signature.args[0], []
+            array, offset, far, valid, stride, last = args
+            places = _places(builder, count, offset, stride, last)  # once for all columns: 64-bit offsets take many registers
+            start = _address(context, builder, kind, array, ir.Constant(I64, 0))
+            for column in range(columns):
+                if column:
+                    is_valid = builder.icmp_signed("<", ir.Constant(I64, column), valid)
+                    start = builder.gep(start, [builder.select(is_valid, far, ir.Constant(I64, 0))])
+                values += [_float_at(context, builder, kind, builder.gep(start, [place])) for place in places]
+            return context.make_tuple(builder, signature.return_type, values)
 
-        return types.float32(types.float32, factors, types.int64, types.int64, values, types.int64), codegen
+        n = types.int64
+        return types.UniTuple(types.float32, columns * count)(array, n, n, n, n, n), codegen
+
+    return load
+
+
+def fold_columns(columns: int, count: int) -> Callable:
+    """A function (totals, factors, old, new, far, values, valid) that folds each column of `load_columns` into a number of `totals`.
+
+    totals[column] becomes fma(totals[column], factors[old + i], values[i] * factors[new + i]) for i below `valid`, in order, and a column
+    on, with factors `far` on. The offsets `old` and `new`, and `far`, are multiples of 4.
+    """
+
+    @intrinsic
+    def fold(typing_context, totals, factors, old, new, far, values, valid):
+        def codegen(context, builder, signature, args):
+            totals, array, old, new, far, values, valid = args
+            for column in range(columns):
+                place = _address(context, builder, signature.args[0], totals, ir.Constant(I64, column))
+                total = builder.load(place, typ=F32)
+                for i in range(0, count, 4):
+                    olds, news = (
+                        _load_vector(
+                            context,
+                            builder,
+                            signature.args[1],
+                            _address(context, builder, signature.args[1], array, builder.add(at, ir.Constant(I64, i))),
+                        )
+                        for at in (old, new)
+                    )
+                    for j in range(4):
+                        value = builder.extract_value(values, column * count + i + j)
+                        folded = _fma(builder, total, olds[j], _rounded(builder, "mul", value, news[j]))
+                        total = builder.select(builder.icmp_signed(">", valid, ir.Constant(I64, i + j)), folded, total)
+                builder.store(total, place)
+                old, new = builder.add(old, far), builder.add(new, far)
+            return context.get_dummy_value()
+
+        n = types.int64
+        return types.none(totals, factors, n, n, n, values, n), codegen
 
     return fold
 
