@@ -12,8 +12,9 @@ ternary_product.py and ternary_tiles.py: what ternary products share, and those 
 grids.py       products with the block types that have no kernel
 tiles.py       tiles of dot products; sums.py: float64 sums  simd.py        vector registers: the one file that knows LLVM
 processor.py   the features that Numba compiles for
-launching.py   compiling kernels, and sharing them out       storage.py     the memory of a KV cache
+launching.py   compiling kernels (outermost.py), and sharing them out
 workspace.py   memory for results                            huge_pages.py  memory for weights
+storage.py     the memory of a KV cache
 disk_cache.py  compiled kernels on disk: their folder (cache_folder.py), their check (cache_check.py), and private_cache.py for unknown
                versions of Numba
 """

@@ -389,36 +389,41 @@ def scale_and_cap(width: int, scale: np.float32 | None, cap: np.float32 | None) 
     return inverse_root(width) if scale is None else scale, cap or np.float32(0)
 
 
+@serial
+def _attend_halves_row(q, k, v, slot, position, scale, cap, window, r, h, out):
+    """Query h of row r."""
+    heads, width, places = q.shape[1], q.shape[2], k.shape[1]
+    g = h // (heads // k.shape[2])
+    first = max(0, position[r] - window + 1)
+    n = position[r] + 1 - first
+    p, sums, total = np.empty(n, np.float32), np.empty(LANES, np.float32), np.empty(width, np.float64)
+    largest = np.float32(-np.inf)
+    for j in range(n):
+        key = ((slot[r] * places + (first + j) % places) * k.shape[2] + g) * width
+        store_sums(dot_tile(tile_f32(1, 1), k, key, 0, 1, q, (r * heads + h) * width, 0, 1, width), sums)
+        p[j] = soft_cap(np.float32(sums[0] * scale), cap) if cap > 0 else sums[0] * scale
+        largest = max(largest, p[j])
+    weight = 0.0
+    for j in range(n):
+        p[j] = exp(np.float32(p[j] - largest))
+        weight += p[j]
+    factor = np.float32(1.0) / np.float32(weight)
+    for d in range(width):
+        total[d] = 0
+    for j in range(n):
+        half = np.float64(round_to_half(np.float32(p[j] * factor)))
+        row = v[slot[r], (first + j) % places, g]
+        for d in range(width):
+            total[d] += half * row[d]
+    for d in range(width):
+        out[r, h, d] = total[d]
+
+
 @parallel
 def _attend_halves(q, k, v, slot, position, scale, cap, window, out):
-    heads, width, places = q.shape[1], q.shape[2], k.shape[1]
-    stride = k.shape[2] * width
+    heads = q.shape[1]
     for item in prange(q.shape[0] * heads):
-        r, h = item // heads, item % heads
-        g = h // (heads // k.shape[2])
-        first = max(0, position[r] - window + 1)
-        n = position[r] + 1 - first
-        p, sums, total = np.empty(n, np.float32), np.empty(LANES, np.float32), np.empty(width, np.float64)
-        largest = np.float32(-np.inf)
-        for j in range(n):
-            key = (slot[r] * places + (first + j) % places) * stride + g * width
-            store_sums(dot_tile(tile_f32(1, 1), k, key, 0, 1, q, (r * heads + h) * width, 0, 1, width), sums)
-            p[j] = soft_cap(np.float32(sums[0] * scale), cap) if cap > 0 else sums[0] * scale
-            largest = max(largest, p[j])
-        weight = 0.0
-        for j in range(n):
-            p[j] = exp(np.float32(p[j] - largest))
-            weight += p[j]
-        factor = np.float32(1.0) / np.float32(weight)
-        for d in range(width):
-            total[d] = 0
-        for j in range(n):
-            half = np.float64(round_to_half(np.float32(p[j] * factor)))
-            row = v[slot[r], (first + j) % places, g]
-            for d in range(width):
-                total[d] += half * row[d]
-        for d in range(width):
-            out[r, h, d] = total[d]
+        _attend_halves_row(q, k, v, slot, position, scale, cap, window, item // heads, item % heads, out)
 
 
 def attend_halves(

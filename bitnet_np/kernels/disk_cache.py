@@ -15,8 +15,8 @@ __pycache__, the folder is trusted as far as those who can write to it.
 FOLDER is cache_folder.folder(). A state is a version of the sources, the libraries, the processor and Numba's settings. Numba's own cache
 files (.nbi, .nbc) are never read.
 
-A dispatcher's `_cache` is a private part of Numba. `is_known` says whether it still has the shape that this module was written for;
-private_cache.py serves the versions of Numba where it has not.
+A dispatcher's `_cache` is a private part of Numba, and outermost.py needs others. `is_known` says whether this version of Numba has those
+that they were written for; private_cache.py serves the versions that have not.
 """
 
 import hashlib
@@ -79,14 +79,17 @@ def compiled(**options: Any) -> Callable[[Callable], Any]:
     """A decorator: `numba.njit` with these options, and compiled code that outlives the process."""
 
     def decorate(function: Callable) -> Any:
-        dispatcher = numba.njit(**options)(function)
         if numba.config.DISABLE_JIT:
             return function
         if is_known():
-            dispatcher._cache = DiskCache(dispatcher)
-            DISPATCHERS[identity_of(dispatcher._cache.identity)] = dispatcher
-        else:
-            private_cache.enable(dispatcher)
+            from .outermost import Kernel
+
+            kernel = Kernel(function, targetoptions={"nopython": True, "boundscheck": None, **options})
+            kernel._cache = DiskCache(kernel)
+            DISPATCHERS[identity_of(kernel._cache.identity)] = kernel
+            return kernel
+        dispatcher = numba.njit(**options)(function)
+        private_cache.enable(dispatcher)
         return dispatcher
 
     return decorate

@@ -1,0 +1,116 @@
+"""Compiling a kernel and the functions that it calls as one.
+
+Numba makes a library of each function. It optimises each for itself, makes machine code of it, and links it into the library of every
+caller, where all of it is optimised again; a parallel loop adds two more. Our kernels call functions that call others, five deep. So here
+only the library of the function that Python calls, the outermost, is optimised and becomes machine code. The others are its parts: they are
+linked into it as they were lowered. Compiling takes less than half the time, and what runs is as fast.
+
+This needs private parts of Numba, so disk_cache.py imports it for the versions that it knows.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from numba.core import codegen, compiler, errors, typing
+from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
+from numba.core.registry import CPUDispatcher
+
+_outermost = ""  # the qualified name of the function being compiled, which is its library's; for holders of the compiler's lock
+
+
+class _Part(codegen.JITCodeLibrary):
+    """A library that is linked into others and never runs by itself."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        return 0
+
+    @property
+    def codegen(self) -> Any:
+        return _NoEnvironments()
+
+
+class _NoEnvironments:
+    """In place of a code generator: a part has no place in memory for its environment. The outermost library has one."""
+
+    def set_env(self, name: str, environment: Any) -> None:
+        pass
+
+
+class _Compiler(_FunctionCompiler):
+    """As Numba's, but what it compiles is an outermost function, with an entry for calls from Python, or a part, with none."""
+
+    is_part = False
+
+    def compile(self, args: Any, return_type: Any) -> Any:
+        if self.is_part:
+            return super().compile(args, return_type)
+        with _compiling(self.py_func.__qualname__, self.targetdescr.target_context.codegen()):
+            return super().compile(args, return_type)
+
+    def _customize_flags(self, flags: Any) -> Any:
+        flags.no_cpython_wrapper = self.is_part
+        flags.no_cfunc_wrapper = True
+        return flags
+
+
+class Kernel(CPUDispatcher):
+    """A function that Numba compiles by itself for calls from Python, and as a part of the functions that call it."""
+
+    def __init__(self, py_func: Any, locals: Any = None, targetoptions: Any = None):
+        super().__init__(py_func, locals, targetoptions or {})
+        arguments = (py_func, self.targetdescr, self.targetoptions, self.locals, compiler.Compiler)
+        self._compiler, self._part_compiler = _Compiler(*arguments), _Compiler(*arguments)
+        self._part_compiler.is_part = True
+        self._parts: dict[Any, Any] = {}  # types of arguments -> compile result
+
+    def add_overload(self, result: Any) -> None:
+        for environment in result._find_referenced_environments():  # those of its parts, too
+            self.targetctx.codegen().set_env(environment.env_name, environment)
+        super().add_overload(result)
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """The types of a call by a function that is being compiled."""
+        if not _outermost:  # it is not one of ours
+            return super().get_call_template(args, kws)
+        pysig, args = self._compiler.fold_argument_types(args, kws)
+        if args not in self._parts:
+            try:
+                self._parts[args] = self._part_compiler.compile(args, None)
+            except errors.ForceLiteralArg as error:
+                raise error.bind_fold_arguments(lambda args, kws: self._compiler.fold_argument_types(args, kws)[1]) from None
+        name, signatures = self.py_func.__name__, [result.signature for result in self._parts.values()]
+        return typing.make_concrete_template(f"CallTemplate({name})", key=name, signatures=signatures), pysig, args, {}
+
+    def get_overload(self, sig: Any) -> Any:
+        """What stands for the compiled function in the code that calls it."""
+        if not _outermost:
+            return super().get_overload(sig)
+        return self._parts[tuple(sig)].entry_point
+
+
+@contextmanager
+def _compiling(name: str, generator: Any) -> Iterator[None]:
+    """Let every library that is made be a part, but the one of this name. The caller holds the compiler's lock.
+
+    Nothing is collected meanwhile: the compiler's many small objects would make the collector run all the time, a tenth of the time.
+    """
+    global _outermost
+    usual, collects = generator._library_class, gc.isenabled()
+    _outermost, generator._library_class = name, lambda codegen, own: (usual if own == name else _Part)(codegen, own)
+    gc.disable()
+    try:
+        yield
+    finally:
+        _outermost = ""
+        del generator._library_class
+        if collects:
+            gc.enable()
