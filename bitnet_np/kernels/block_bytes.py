@@ -34,6 +34,9 @@ from .simd import (
     V64I8,
 )
 
+_OF_512_BITS = ("avx512-vnni", "avx512")
+"""Instruction paths on which a logical register is one of the processor's."""
+
 V64I1, V64I16 = ir.VectorType(ir.IntType(1), STEP), ir.VectorType(I16, STEP)
 
 
@@ -99,7 +102,7 @@ def _part(builder: ir.IRBuilder, pointers: Sequence[ir.Value], runs: Sequence[tu
 
 
 def _looked_up(builder: ir.IRBuilder, path: str, places: ir.Value, table: tuple[int, ...]) -> ir.Value:
-    if path == "avx512-vnni":
+    if path in _OF_512_BITS:
         return simd._call(builder, "llvm.x86.avx512.pshuf.b.512", V64I8, simd._bytes(list(table) * 4), places)
     return simd._chosen(builder, places, table)
 
@@ -129,15 +132,19 @@ def _sums_of_neighbours(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
 def _dot(builder: ir.IRBuilder, plan: Plan, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
     """total[i] += sum over j < 4 of codes[4i + j] * x[4i + j], with codes as `_codes` gives them."""
     path = simd.instruction_path()
-    if not plan.is_wide or path not in ("avx2", "ssse3", "generic"):
+    if not plan.is_wide or path not in _UNSIGNED_BY_SIGNED:
         return simd._dot_bytes(builder, path, total, codes, x)
-    products = builder.mul(builder.sext(codes, V64I16), builder.sext(x, V64I16))  # at most 128 * 127; sums of two would not fit 16 bits
-    wide = builder.sext(products, ir.VectorType(I32, STEP))
-    return builder.add(total, _sums_of_neighbours(builder, _sums_of_neighbours(builder, wide)))
+    is_negative = builder.icmp_signed("<", codes, ir.Constant(V64I8, None))
+    codes, x = (builder.select(is_negative, builder.neg(numbers), numbers) for numbers in (codes, x))
+    return simd._dot_bytes(builder, path, total, codes, x)  # two products of at most 128 * 127 fit 16 bits
 
+
+_UNSIGNED_BY_SIGNED = ("avx512", "avx2", "ssse3", "generic")
+"""Instruction paths that multiply bytes without a sign by bytes with one, and add two products in 16 bits."""
 
 _WORD_PRODUCTS = {
     "avx512-vnni": ("llvm.x86.avx512.vpdpwssd.512", 1),
+    "avx512": ("llvm.x86.avx512.pmaddw.d.512", 1),
     "avx-vnni": ("llvm.x86.avx512.vpdpwssd.256", 2),
     "avx2": ("llvm.x86.avx2.pmadd.wd", 2),
     "ssse3": ("llvm.x86.sse2.pmadd.wd", 4),
@@ -378,7 +385,7 @@ def _repeated(builder: ir.IRBuilder, address: ir.Value, times: int) -> ir.Value:
 
 def _opaque(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
     """The same numbers, of which LLVM does not know how they were made. It would join shuffles of bytes and of lanes to slower ones."""
-    if simd.instruction_path() != "avx512-vnni":
+    if simd.instruction_path() not in _OF_512_BITS:
         return numbers
     return builder.asm(ir.FunctionType(numbers.type, [numbers.type]), "", "=v,0", [numbers], False)
 

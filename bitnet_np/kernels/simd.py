@@ -435,6 +435,7 @@ def _dot_generic(builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.
 # instruction path -> the number of hardware registers in a logical one, and the dot product of one of them
 _DOTS: dict[str, tuple[int, Callable]] = {
     "avx512-vnni": (1, partial(_dot_one, "llvm.x86.avx512.vpdpbusd.512")),
+    "avx512": (1, lambda b, *v: _dot_avx2(b, ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"), *v)),
     "avx-vnni": (2, partial(_dot_one, "llvm.x86.avx512.vpdpbusd.256")),
     "avx2": (2, lambda b, *v: _dot_avx2(b, ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"), *v)),
     "ssse3": (4, lambda b, *v: _dot_avx2(b, ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"), *v)),

@@ -47,7 +47,7 @@ ALL = (*FORWARD, "masked", "backward")
 # minute: those that do not depend on the path run where they differ most from this processor's. The last two have no fused multiply-add:
 # each lane is a call.
 PROCESSORS = {
-    "skylake-avx512": (AVX512, "avx2", True, DOTS),
+    "skylake-avx512": (AVX512, "avx512", True, DOTS),
     "haswell": (AVX2, "avx2", False, FORWARD),
     "nehalem": (SSE4, "ssse3", False, DOTS),
     "generic": ("", "generic", False, ALL),
@@ -103,8 +103,13 @@ def ternary_products():
 
 
 def byte_products(kind):
-    """Of one row and of several, as llama.cpp defines them."""
-    return [digest(blocks.matmul_as_llama_cpp(random_floats((rows, 512)), random_blocks(kind), kind)) for rows in (1, 5)]
+    """Of one row and of several, as llama.cpp defines them; and of the largest codes of both sides."""
+    largest = np.full_like(random_blocks(kind), 128)
+    for half in FORMATS[kind.name].halves:
+        largest.view(FORMATS[kind.name].layout)[half] = 0x3C00
+    pairs = [(random_floats((rows, 512)), random_blocks(kind)) for rows in (1, 5)]
+    pairs += [(np.ones((rows, 512), np.float32), largest) for rows in (1, 5)]
+    return [digest(blocks.matmul_as_llama_cpp(x, data, kind)) for x, data in pairs]
 
 
 def halves():
@@ -190,9 +195,8 @@ def test_the_fingerprints_of_both_paths_are_one_and_those_of_dialects_differ(exp
 def test_without_settings_the_processors_own_features_decide():
     here = simd.cpu_features()
     assert here == {feature[1:] for feature in llvm.get_host_cpu_features().flatten().split(",") if feature.startswith("+")}
-    best = next(
-        (path for feature, path in (("avx512vnni", "avx512-vnni"), ("avxvnni", "avx-vnni"), ("avx2", "avx2")) if feature in here), None
-    )
+    paths = ("avx512vnni", "avx512-vnni"), ("avx512bw", "avx512"), ("avxvnni", "avx-vnni"), ("avx2", "avx2")
+    best = next((path for feature, path in paths if feature in here), None)
     assert best is None or simd.instruction_path() == best
 
 
@@ -201,6 +205,7 @@ def test_without_settings_the_processors_own_features_decide():
 
 TARGETS = {  # path: triple, processor, features, mnemonic, its register, how many pieces of a logical register
     "avx512-vnni": (X86, "icelake-server", "", "vpdpbusd", "%zmm", 1),
+    "avx512": (X86, "skylake-avx512", "", "vpmaddubsw", "%zmm", 1),
     "avx-vnni": (X86, "alderlake", "", "vpdpbusd", "%ymm", 2),
     "avx2": (X86, "haswell", "", "vpmaddubsw", "%ymm", 2),
     "ssse3": (X86, "nehalem", "", "pmaddubsw", "%xmm", 4),
@@ -231,12 +236,8 @@ def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     assert all(register in " ".join(line) for line in found)
 
 
-WIDE_BYTES = ("avx512-vnni", "avx-vnni", "neon-dotprod")  # whose instruction multiplies codes of eight bits, as those of Q8_0 are
-
-
-@pytest.mark.parametrize(
-    ("kind", "dots", "path"), [*((Q4_K, 4, path) for path in TARGETS), *((Q8_0, 1, path) for path in WIDE_BYTES)], ids=str
-)
+@pytest.mark.parametrize("path", TARGETS)
+@pytest.mark.parametrize(("kind", "dots"), [(Q4_K, 4), (Q8_0, 1)], ids=str)
 def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, dots):
     """A step for one row has CHUNKS chunks of so many registers; one for several has the 16 weights of a run, four in each lane."""
     n, floats, codes = types.intp, array(types.float32), array(types.uint8)

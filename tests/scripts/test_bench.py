@@ -367,7 +367,7 @@ def test_dense_weights_that_do_not_fit_are_refused():
         (["decode", "--threads", "0"], "0 is not at least 1"),
         (["decode", "--rounds", "0"], "0 is not at least 1"),
         (["decode", "--rounds", "5,6"], "'5,6' is not one number"),
-        (["decode", "--vs", "others"], "invalid choice"),
+        (["decode", "--vs", "others"], "'others' is none of llama-cpp"),
         (["decode", "--shape", "tiny", "--model", "m.gguf"], "not allowed with"),
     ],
 )
