@@ -18,8 +18,8 @@ from .floats import matmul_tiles
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import round_half_even, round_to_half
 from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32, unpack_block
-from .tiles import ROW_BLOCK, ROWS, TOKENS
-from .workspace import empty
+from .tiles import MANY_ROWS, ROW_BLOCK, ROWS, TOKENS
+from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
 
@@ -82,12 +82,13 @@ def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
 def _gemm_rows(zeros, rows, tokens, blocks, size, first, end, x, out):
     """Rows first..end for all tokens, `rows` at a time: computed as float32, then multiplied."""
     width = x.shape[1]
-    weights = np.empty((rows, width), np.float32)
+    stride = width + LANES  # rows of a power of two would lie in few sets of a cache
+    weights = aligned(rows * stride * 4).view(np.float32)
     for r in range(first, end, rows):
         valid = min(rows, end - r)
         for i in range(valid):
-            _unpack_row(blocks, r + i, size, weights, i * width)
-        matmul_tiles(zeros, rows, tokens, weights, 0, valid, x, out[:, r : r + valid])
+            _unpack_row(blocks, r + i, size, weights, i * stride)
+        matmul_tiles(zeros, rows, tokens, weights.reshape(rows, stride), 0, valid, x, out[:, r : r + valid])
 
 
 @parallel
@@ -98,7 +99,7 @@ def _matmul(data, blocks, size, x, out):
         if x.shape[0] == 1:
             _gemv_rows(tile_f32(ROWS, 1), ROWS, data, blocks, size, first, end, x, out)
         else:
-            _gemm_rows(tile_f32(ROWS, TOKENS), ROWS, TOKENS, blocks, size, first, end, x, out)
+            _gemm_rows(tile_f32(MANY_ROWS, TOKENS), MANY_ROWS, TOKENS, blocks, size, first, end, x, out)
 
 
 def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from .launching import Floats, launch, parallel, read_only, serial
 from .simd import LANES, axpy_step, axpy_tail, pointer_to, store_sums, store_tile, tile_f32
-from .tiles import ROW_BLOCK, ROWS, STREAM, TOKENS, dot_tile
+from .tiles import MANY_ROWS, ROW_BLOCK, STREAM, TOKENS, dot_tile
 from .workspace import empty
 
 # --- embedding ------------------------------------------------------------------------------------------------------------------------
@@ -45,14 +45,14 @@ def embed(table: NDArray, tokens: NDArray[np.int64]) -> Floats:  # [V, D], [R] -
 @serial
 def matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
     """Output columns first..end for all rows of x, in tiles of the shape of `zeros`, which is rows x tokens."""
-    totals = np.empty(LANES, np.float32)
-    width, ws, xs = x.shape[1], pointer_to(w), pointer_to(x)
+    totals = np.empty(-(-rows * tokens // LANES) * LANES, np.float32)
+    width, stride, ws, xs = x.shape[1], w.strides[0] // w.itemsize, pointer_to(w), pointer_to(x)
     for n in range(first, end, rows):
         valid = min(rows, end - n)
         for t in range(0, x.shape[0], tokens):
             present = min(tokens, x.shape[0] - t)
-            ahead = 0 if t else rows * width if rows > 1 else STREAM // w.itemsize  # the next rows
-            store_sums(dot_tile(zeros, ws, n * width, width, valid, xs, t * width, width, present, width, rows, ahead), totals)
+            ahead = 0 if t else rows * stride if rows > 1 else STREAM // w.itemsize  # the next rows
+            store_sums(dot_tile(zeros, ws, n * stride, stride, valid, xs, t * width, width, present, width, rows, ahead), totals)
             for j in range(present):
                 for i in range(valid):
                     out[t + j, n + i] = totals[i * tokens + j]
@@ -71,7 +71,7 @@ def _matmul(w, x, out):
         if x.shape[0] == 1:
             matmul_tiles(tile_f32(1, 1), 1, 1, w, first, end, x, out)
         else:
-            matmul_tiles(tile_f32(ROWS, TOKENS), ROWS, TOKENS, w, first, end, x[token : token + span], out[token : token + span])
+            matmul_tiles(tile_f32(MANY_ROWS, TOKENS), MANY_ROWS, TOKENS, w, first, end, x[token : token + span], out[token : token + span])
 
 
 def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, float16 or bfloat16 bits -> [R, N]

@@ -7,9 +7,10 @@ from .simd import LANES, dot_step, dot_tail, prefetch
 # As many accumulators as registers hold, which is 16 of AVX-512's 32. A larger tile would be spilled to memory at every step.
 WIDE = simd.is_wide()
 ROWS, TOKENS = (4, 4) if WIDE else (2, 2)
+MANY_ROWS = 6 if WIDE else 2  # 24 accumulators, for products whose activations come from the second-level cache
 VALUE_COLUMNS = 4 if WIDE else 2
 SPAN = VALUE_COLUMNS * LANES
-ROW_BLOCK = 32  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache meanwhile
+ROW_BLOCK = 48  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache meanwhile
 STREAM = 1 << 13  # bytes by which prefetches of a single stream run ahead: the processor's own end with each page of 4 KB
 
 
