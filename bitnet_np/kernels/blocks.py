@@ -18,7 +18,7 @@ from .floats import matmul_tiles
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import round_half_even, round_to_half
 from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32, unpack_block
-from .tiles import MANY_ROWS, ROW_BLOCK, ROWS, TOKENS
+from .tiles import MANY_ROWS, PART, ROW_BLOCK, ROWS, TOKENS
 from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
@@ -93,13 +93,16 @@ def _gemm_rows(zeros, rows, tokens, blocks, size, first, end, x, out):
 
 @parallel
 def _matmul(data, blocks, size, x, out):
-    for block in prange((blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
-        first = block * ROW_BLOCK
+    n, parts = (blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, (x.shape[0] + PART - 1) // PART
+    for item in prange(n * parts):
+        first, token = item % n * ROW_BLOCK, item // n * PART
         end = min(first + ROW_BLOCK, blocks.shape[0])
         if x.shape[0] == 1:
             _gemv_rows(tile_f32(ROWS, 1), ROWS, data, blocks, size, first, end, x, out)
         else:
-            _gemm_rows(tile_f32(MANY_ROWS, TOKENS), MANY_ROWS, TOKENS, blocks, size, first, end, x, out)
+            _gemm_rows(
+                tile_f32(MANY_ROWS, TOKENS), MANY_ROWS, TOKENS, blocks, size, first, end, x[token : token + PART], out[token : token + PART]
+            )
 
 
 def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]

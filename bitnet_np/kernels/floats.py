@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from .launching import Floats, launch, parallel, read_only, serial
 from .simd import LANES, axpy_step, axpy_tail, pointer_to, store_sums, store_tile, tile_f32
-from .tiles import MANY_ROWS, ROW_BLOCK, STREAM, TOKENS, dot_tile
+from .tiles import MANY_ROWS, PART, ROW_BLOCK, STREAM, TOKENS, dot_tile
 from .workspace import empty
 
 # --- embedding ------------------------------------------------------------------------------------------------------------------------
@@ -58,20 +58,16 @@ def matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
                     out[t + j, n + i] = totals[i * tokens + j]
 
 
-_SHARED = 1 << 18  # numbers of x, 1 MB, that one block of weights after another is multiplied by: they stay in the second cache
-
-
 @parallel
 def _matmul(w, x, out):
-    blocks, parts = (w.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, max(1, -(-x.size // _SHARED))
-    span = max(1, -(-x.shape[0] // (parts * TOKENS))) * TOKENS
-    for item in prange(blocks * -(-x.shape[0] // span)):
-        first, token = item % blocks * ROW_BLOCK, item // blocks * span
+    blocks, parts = (w.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, (x.shape[0] + PART - 1) // PART
+    for item in prange(blocks * parts):
+        first, token = item % blocks * ROW_BLOCK, item // blocks * PART
         end = min(first + ROW_BLOCK, w.shape[0])
         if x.shape[0] == 1:
             matmul_tiles(tile_f32(1, 1), 1, 1, w, first, end, x, out)
         else:
-            matmul_tiles(tile_f32(MANY_ROWS, TOKENS), MANY_ROWS, TOKENS, w, first, end, x[token : token + span], out[token : token + span])
+            matmul_tiles(tile_f32(MANY_ROWS, TOKENS), MANY_ROWS, TOKENS, w, first, end, x[token : token + PART], out[token : token + PART])
 
 
 def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, float16 or bfloat16 bits -> [R, N]

@@ -1,9 +1,9 @@
 """Whole forward passes: prefill, decode, batch, modes and fit."""
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numba
 import numpy as np
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 import bitnet_np
 from bitnet_np import Config, KVCache, Model, forward, forward_full, forward_incremental, stream
+from bitnet_np.dialects import EXACT
 from bitnet_np.files.overrides import BEYOND, overridden
 from bitnet_np.forward_pass import BLOCK
-from bitnet_np.kernels import cpu, workspace
+from bitnet_np.kernels import block_tiles, cpu, workspace
 
 from . import memory, models
 from .report import Bar, Table, bar_label, figure, percent, spread
@@ -27,6 +28,15 @@ MODES_BATCHES, MODES_LENGTHS = (1, 8), (32, 64, 128, 256, 512, 1024)
 PATHS: dict[str, Callable] = {"parallel": forward_full, "incremental": forward_incremental}
 CLAIMS = (("2-3x", 2.0, 1), ("5x if batch > 1", 5.0, 2), ("10-100x", 10.0, 1))
 """Published claims of how much faster parallel is than incremental: text, least ratio, and the batch from which on it is claimed."""
+
+
+def multiply_adds(setup: Setup, model: Model, tokens: int) -> dict[str, Any]:
+    """The fields of a Case that say what its layers' products are: of ternary matrices alone, if the model has any, else of all."""
+    if ternary := models.ternary_weights(model):
+        return {"macs": tokens * ternary}
+    if setup.dialect.name == EXACT.name:
+        return {"float_macs": tokens * models.matrix_weights(model)}
+    return {"macs": tokens * models.matrix_weights(model), "tiles_from": block_tiles.LEAST}
 
 
 # --- prefill --------------------------------------------------------------------------------------------------------------------------
@@ -53,7 +63,7 @@ def prefill_case(bench: str, setup: Setup, model: Model, length: int, peer: bool
         expected=lambda: forward_full(model, prompt, last_only=True, dialect=dialect),
         tokens=length,
         rows=length,
-        macs=length * models.ternary_weights(model),
+        **multiply_adds(setup, model, length),
         request={"do": "prefill", "tokens": prompt[0].tolist()} if peer else None,
         work=length,
     )
@@ -71,8 +81,7 @@ def prefill(setup: Setup) -> Iterator[Case]:
         check=lambda: forward_full(setup.model, prompt, dialect=setup.dialect),
         tokens=lengths[0],
         rows=lengths[0],
-        macs=lengths[0] * models.ternary_weights(setup.model),
-        float_macs=lengths[0] * math.prod(setup.model.head.shape),
+        **multiply_adds(setup, setup.model, lengths[0]),
         work=2 * lengths[0],
     )
 
@@ -106,7 +115,7 @@ def decode_case(bench: str, name: str, setup: Setup, batch: int, peer: bool = Fa
         expected=lambda: forward_full(model, ids, dialect=dialect)[:, PROMPT:],
         tokens=n * batch,
         rows=batch,
-        macs=n * batch * models.ternary_weights(model),
+        **multiply_adds(setup, model, n * batch),
         nbytes=n * models.weight_bytes(model),
         request={"do": "decode", "prompt": ids[0, :PROMPT].tolist(), "tokens": ids[0, PROMPT:].tolist()} if peer else None,
         work=batch,
@@ -139,7 +148,7 @@ def decode(setup: Setup) -> Iterator[Case]:
         check=lambda: np.array(greedy()[1]),
         expected=slowly,
         tokens=n,
-        macs=n * models.ternary_weights(model),
+        **multiply_adds(setup, model, n),
     )
 
 
@@ -156,9 +165,10 @@ def speeds(bench: str, results: Results) -> list[Table]:
             seconds = results.values(case, n)
             rate = [case.tokens / second for second in seconds]
             row = [case.name, str(n), spread(rate)]
-            if case.macs:
-                row += [figure([case.macs / second / 1e9 for second in seconds])]
-                row += [percent(results.fractions(case, n, case.macs, case.int8_peak))]
+            amount, peak = case.measured
+            if amount:
+                row += [figure([amount / second / 1e9 for second in seconds])]
+                row += [percent(results.fractions(case, n, amount, peak))]
             else:
                 row += ["-", "-"]
             if case.nbytes:
@@ -173,7 +183,9 @@ def speeds(bench: str, results: Results) -> list[Table]:
                 if theirs:
                     table.bars.append(Bar(f"{bar_label(case.name, n)}, {peer}", summary([case.tokens / second for second in theirs])))
             table.rows.append(row)
-    table.notes.append("GMAC/s: ternary multiply-adds alone. Their peak: that of the instructions they run on")
+    table.notes.append(
+        "GMAC/s: multiply-adds of the layers' ternary matrices, or of all their matrices if none is. Their peak: that of the instructions"
+    )
     table.notes += ["GB/s: weights read"] if reading else []
     table.notes += [f"x {peer}: {peer}'s seconds / ours, median of the rounds' ratios; more than 1: we are faster" for peer in peers]
     return [table]
@@ -197,7 +209,7 @@ def batch(setup: Setup) -> Iterator[Case]:
             check=lambda ids=ids: forward_full(setup.model, ids, last_only=True),  # type: ignore[misc]
             expected=lambda ids=ids: each_alone(setup.model, ids),  # type: ignore[misc]
             tokens=ids.size,
-            macs=ids.size * models.ternary_weights(setup.model),
+            **multiply_adds(setup, setup.model, ids.size),
             work=ids.size,
         )
 

@@ -91,7 +91,7 @@ def matmul_tables(setup: Setup, results: Results) -> list[Table]:
     for case in results.of("matmul"):
         for n in results.threads(case):
             seconds = results.values(case, n)
-            amount, peak = (case.macs, case.int8_peak) if case.macs else (case.float_macs, "fma")
+            amount, peak = case.measured
             rate = [amount / second / 1e9 for second in seconds]
             table.rows.append(
                 [

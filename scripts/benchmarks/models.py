@@ -1,6 +1,7 @@
 """Random models of a shape: ours, and files of the same shape that peers can load. Made once and kept in a folder."""
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -98,6 +99,11 @@ def matrices(layer: Layer) -> Iterator[tuple[str, Ternary]]:
 def ternary_weights(model: Model) -> int:
     """Number of weights of all ternary matrices: multiply-adds of one token."""
     return sum(matrix.shape[0] * matrix.shape[1] for layer in model.layers for _, matrix in matrices(layer))
+
+
+def matrix_weights(model: Model) -> int:
+    """Number of weights of all layers' matrices, of every kind: multiply-adds of one token where there are no experts."""
+    return sum(math.prod(linear.weights.shape) for layer in model.layers for _, linear in linears(layer))
 
 
 def weight_bytes(model: Model) -> int:

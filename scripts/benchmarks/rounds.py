@@ -41,8 +41,9 @@ class Case:
     expected: Callable[[], NDArray] | None = None  # the same bits by another path
     tokens: int = 0  # per run
     rows: int = 1  # tokens that go through a matrix at a time, which decides the instructions
-    macs: int = 0  # ternary (int8) multiply-adds per run
-    float_macs: int = 0  # float32 ones
+    macs: int = 0  # multiply-adds of bytes per run
+    float_macs: int = 0  # those of float32
+    tiles_from: int = ternary_tiles.LEAST  # rows from which on bytes are multiplied on matrix tiles, where there are any
     nbytes: int = 0  # of weights that a run must read from memory
     request: dict | None = None  # the request that lets a peer do the same
     work: float = 1.0  # relative to the other cases of the bench: to predict how long a run takes
@@ -51,9 +52,11 @@ class Case:
     threads: tuple[int, ...] | None = None  # in place of the bench's
 
     @property
-    def int8_peak(self) -> str:
-        """The peak of the instructions that its ternary products run on: "tiles" or "int8"."""
-        return "tiles" if amx.unit() is not None and self.rows >= ternary_tiles.LEAST else "int8"
+    def measured(self) -> tuple[int, str]:
+        """The multiply-adds that its speed is measured by, and the peak of the instructions they run on: "tiles", "int8" or "fma"."""
+        if not self.macs:
+            return self.float_macs, "fma"
+        return self.macs, "tiles" if amx.unit() is not None and self.rows >= self.tiles_from else "int8"
 
 
 class Key(NamedTuple):

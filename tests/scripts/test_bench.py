@@ -6,6 +6,7 @@ import math
 import os
 import stat
 import sys
+from dataclasses import replace
 
 import bench
 import gguf
@@ -237,11 +238,13 @@ def test_the_twin_of_matrix_tiles_has_a_peak_too(monkeypatch):
 
 
 def test_fractions_are_of_the_instructions_in_use(monkeypatch):
-    one, many = (Case("b", "c", lambda threads: {"seconds": 1.0}, rows=rows) for rows in (1, 128))
+    many = Case("b", "c", lambda threads: {"seconds": 1.0}, rows=128, macs=7, tiles_from=5)
+    one, late = replace(many, rows=1), replace(many, rows=30, tiles_from=40)
     monkeypatch.setattr(amx, "unit", lambda: amx.PLAIN)
-    assert (one.int8_peak, many.int8_peak) == ("int8", "tiles")
+    assert [case.measured for case in (one, many, late)] == [(7, "int8"), (7, "tiles"), (7, "int8")]
     monkeypatch.setattr(amx, "unit", lambda: None)
-    assert many.int8_peak == "int8"
+    assert many.measured == (7, "int8")
+    assert replace(many, macs=0, float_macs=9).measured == (9, "fma")
 
 
 def test_memory_is_seen_where_it_is_used():
