@@ -208,7 +208,7 @@ def _warn_once(reason: object) -> None:
         _warned = True
         warnings.warn(
             f"compiled kernels cannot be kept in {cache_folder.folder()} ({reason}). Every process compiles them again, which takes "
-            "some 20 seconds. Set NUMBA_CACHE_DIR to a folder that can be written.",
+            "some 10 seconds. Set NUMBA_CACHE_DIR to a folder that can be written.",
             RuntimeWarning,
             stacklevel=2,
         )

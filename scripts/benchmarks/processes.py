@@ -20,7 +20,7 @@ from .stats import summary
 WORKER = Path(__file__).parent / "workers" / "fresh.py"
 ROOT = Path(bitnet_np.__file__).parents[1]
 MEMORY_GOAL = 1.3  # peak resident memory over the file's size
-COMPILE_GOAL = 15.0  # seconds
+COMPILE_GOAL = 10.0  # seconds
 
 
 def fresh(setup: Setup, threads: int, every: bool, cache: str | None = None) -> Sample:

@@ -495,7 +495,7 @@ def test_compile_tells_cold_from_warm(quick, monkeypatch, capsys):
     assert len(set(asked)) == 2
     entry = next(entry for entry in found["results"] if entry["bench"] == "compile")
     assert entry["samples"] == [{"seconds": 9.0, "compile": 8.0, "functions": 50, "warm": 1.0}] * 2
-    assert "at most 15 s of compilation: met (8.0)" in capsys.readouterr().out
+    assert "at most 10 s of compilation: met (8.0)" in capsys.readouterr().out
 
     monkeypatch.setattr(processes, "fresh", lambda *arguments, **options: {"seconds": 1.0, "compile": 1.0, "functions": 3})
     assert quick("compile")[0] == 1
