@@ -82,9 +82,9 @@ def compiled(**options: Any) -> Callable[[Callable], Any]:
         if numba.config.DISABLE_JIT:
             return function
         if is_known():
-            from .outermost import Kernel
+            from .outermost import Function
 
-            kernel = Kernel(function, targetoptions={"nopython": True, "boundscheck": None, **options})
+            kernel = Function(function, targetoptions={"nopython": True, "boundscheck": None, **options})
             kernel._cache = DiskCache(kernel)
             DISPATCHERS[identity_of(kernel._cache.identity)] = kernel
             return kernel

@@ -62,7 +62,7 @@ class _Compiler(_FunctionCompiler):
         return flags
 
 
-class Kernel(CPUDispatcher):
+class Function(CPUDispatcher):
     """A function that Numba compiles by itself for calls from Python, and as a part of the functions that call it."""
 
     def __init__(self, py_func: Any, locals: Any = None, targetoptions: Any = None):
