@@ -51,6 +51,9 @@ FORWARDS = {"prefill", "decode"}
 """The benches that other engines run, too, and that can follow their roundings."""
 
 
+ENGINES = (*peers.KINDS, *llama_bench.NAMES)
+
+
 def numbers(text: str) -> tuple[int, ...]:
     """The numbers of a list such as 1,2,4."""
     try:
@@ -73,8 +76,8 @@ def positive(text: str) -> int:
 def engine(text: str) -> tuple[str, str]:
     """The name of another engine, and its program if one is given."""
     name, _, program = text.partition("=")
-    if name not in (*peers.KINDS, *llama_bench.NAMES):
-        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join([*peers.KINDS, *llama_bench.NAMES])}")
+    if name not in ENGINES:
+        raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(ENGINES)}")
     return name, program
 
 
@@ -94,14 +97,14 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--batch", type=numbers, metavar="B,...", help="batch sizes of batch and modes")
     result.add_argument("--rows", type=numbers, metavar="R,...", help="rows of activations in matmul (default 1,8,128)")
     result.add_argument("--steps", type=positive, default=16, metavar="N", help="tokens to decode (default 16)")
-    engines = ", ".join([*peers.KINDS, *llama_bench.NAMES])
     result.add_argument(
         "--vs",
         action="append",
         type=engine,
         default=[],
         metavar="NAME[=PROGRAM]",
-        help=f"also run this engine in prefill and decode; repeatable: {engines}. PROGRAM is the Python that has it (default: this one), "
+        help=f"also run this engine in prefill and decode; repeatable: {', '.join(ENGINES)}. "
+        f"PROGRAM is the Python that has it (default: this one), "
         f"but for {' and '.join(llama_bench.NAMES)} the llama-bench of such a build, without which they are skipped",
     )
     result.add_argument("--peer-model", type=Path, metavar="F", help="the file for a llama-bench (default: ours)")

@@ -132,15 +132,12 @@ def _sums_of_neighbours(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
 def _dot(builder: ir.IRBuilder, plan: Plan, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
     """total[i] += sum over j < 4 of codes[4i + j] * x[4i + j], with codes as `_codes` gives them."""
     path = simd.instruction_path()
-    if not plan.is_wide or path not in _UNSIGNED_BY_SIGNED:
+    if not plan.is_wide or plan.offset(path) or path in simd._SIGNED:
         return simd._dot_bytes(builder, path, total, codes, x)
     is_negative = builder.icmp_signed("<", codes, ir.Constant(V64I8, None))
     codes, x = (builder.select(is_negative, builder.neg(numbers), numbers) for numbers in (codes, x))
     return simd._dot_bytes(builder, path, total, codes, x)  # two products of at most 128 * 127 fit 16 bits
 
-
-_UNSIGNED_BY_SIGNED = ("avx512", "avx2", "ssse3", "generic")
-"""Instruction paths that multiply bytes without a sign by bytes with one, and add two products in 16 bits."""
 
 _WORD_PRODUCTS = {
     "avx512-vnni": ("llvm.x86.avx512.vpdpwssd.512", 1),

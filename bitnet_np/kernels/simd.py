@@ -403,7 +403,7 @@ def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *values: ir.Value) 
 
 
 def _dot_avx2(builder: ir.IRBuilder, names: tuple[str, str], total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-    """u8 x s8 -> s16 pairs (at most 2 * 2 * 127, no saturation), then s16 pairs -> s32."""
+    """u8 x s8 -> s16 pairs (at most 2 * 128 * 127, no saturation), then s16 pairs -> s32."""
     lanes = codes.type.count // 2
     products = _call(builder, names[0], ir.VectorType(I16, lanes), codes, x)
     return builder.add(total, _call(builder, names[1], total.type, products, ir.Constant(products.type, [1] * lanes)))
@@ -425,7 +425,7 @@ def _dot_neon(builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.Val
 def _dot_generic(builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
     """In plain LLVM: widen to 16 bits, multiply, add four neighbours."""
     products = builder.mul(builder.zext(codes, ir.VectorType(I16, STEP)), builder.sext(x, ir.VectorType(I16, STEP)))
-    for width in (I16, I32):  # two products of at most 254 still fit 16 bits
+    for width in (I16, I32):  # two products of at most 128 * 127 still fit 16 bits
         wide = builder.sext(products, ir.VectorType(width, products.type.count)) if width is I32 else products
         even, odd = (ir.Constant(ir.VectorType(I32, wide.type.count // 2), list(range(k, wide.type.count, 2))) for k in (0, 1))
         products = builder.add(builder.shuffle_vector(wide, wide, even), builder.shuffle_vector(wide, wide, odd))

@@ -4,10 +4,10 @@ from . import simd
 from .launching import inlined
 from .simd import LANES, dot_step, dot_tail, prefetch
 
-# As many accumulators as registers hold, which is 16 of AVX-512's 32. A larger tile would be spilled to memory at every step.
+# As many accumulators as registers hold beside what they multiply: of AVX-512's 32 registers 16, of fewer and narrower ones 8.
 WIDE = simd.is_wide()
 ROWS, TOKENS = (4, 4) if WIDE else (2, 2)
-MANY_ROWS = 6 if WIDE else 2  # 24 accumulators, for products whose activations come from the second-level cache
+MANY_ROWS = 6 if WIDE else 2  # in place of ROWS where activations come from the second-level cache: 24 accumulators read them less often
 VALUE_COLUMNS = 4 if WIDE else 2
 SPAN = VALUE_COLUMNS * LANES
 ROW_BLOCK = 48  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache meanwhile

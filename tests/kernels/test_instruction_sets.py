@@ -15,6 +15,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 from assembly import ARM, X86, assembly, lowered
+from block_samples import same_bytes
 from models import SHAPE, assert_same_bits, random_model, random_tokens
 from numba import njit, types
 from numba.np.numpy_support import from_dtype
@@ -104,11 +105,8 @@ def ternary_products():
 
 def byte_products(kind):
     """Of one row and of several, as llama.cpp defines them; and of the largest codes of both sides."""
-    largest = np.full_like(random_blocks(kind), 128)
-    for half in FORMATS[kind.name].halves:
-        largest.view(FORMATS[kind.name].layout)[half] = 0x3C00
     pairs = [(random_floats((rows, 512)), random_blocks(kind)) for rows in (1, 5)]
-    pairs += [(np.ones((rows, 512), np.float32), largest) for rows in (1, 5)]
+    pairs += [(np.ones((rows, 512), np.float32), same_bytes(kind, 128)) for rows in (1, 5)]
     return [digest(blocks.matmul_as_llama_cpp(x, data, kind)) for x, data in pairs]
 
 
