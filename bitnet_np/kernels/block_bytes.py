@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
 from . import simd
-from .block_formats import Digit, Factor, Flags, Integers
+from .block_formats import Bits, Digit, Factor, Flags, Integers
 from .block_plans import PLANS, REGISTER, Plan
 from .simd import (
     F32,
@@ -37,7 +37,7 @@ from .simd import (
 _OF_512_BITS = ("avx512-vnni", "avx512")
 """Instruction paths on which a logical register is one of the processor's."""
 
-V64I1, V64I16 = ir.VectorType(ir.IntType(1), STEP), ir.VectorType(I16, STEP)
+V64I1, V64I16, V32I32 = ir.VectorType(ir.IntType(1), STEP), ir.VectorType(I16, STEP), ir.VectorType(I32, 32)
 
 
 # --- codes ----------------------------------------------------------------------------------------------------------------------------
@@ -140,29 +140,36 @@ def _dot(builder: ir.IRBuilder, plan: Plan, total: ir.Value, codes: ir.Value, x:
 
 
 _WORD_PRODUCTS = {
-    "avx512-vnni": ("llvm.x86.avx512.vpdpwssd.512", 1),
-    "avx512": ("llvm.x86.avx512.pmaddw.d.512", 1),
-    "avx-vnni": ("llvm.x86.avx512.vpdpwssd.256", 2),
-    "avx2": ("llvm.x86.avx2.pmadd.wd", 2),
-    "ssse3": ("llvm.x86.sse2.pmadd.wd", 4),
+    "avx512-vnni": ("llvm.x86.avx512.vpdpwssd.512", "llvm.x86.avx512.packssdw.512", 1),
+    "avx512": ("llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx512.packssdw.512", 1),
+    "avx-vnni": ("llvm.x86.avx512.vpdpwssd.256", "llvm.x86.avx2.packssdw", 2),
+    "avx2": ("llvm.x86.avx2.pmadd.wd", "llvm.x86.avx2.packssdw", 2),
+    "ssse3": ("llvm.x86.sse2.pmadd.wd", "llvm.x86.sse2.packssdw.128", 4),
 }
-"""Instruction path -> products of words of which two neighbours are added, and the hardware registers in a logical one."""
+"""Instruction path -> products of words of which two neighbours are added, what makes words of two registers of int32, and the hardware
+registers in a logical one."""
 
 
 def _dot_words(builder: ir.IRBuilder, total: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """total[i] += a[2i] * b[2i] + a[2i + 1] * b[2i + 1], of 16-bit words with a sign in registers of int32."""
-    name, pieces = _WORD_PRODUCTS.get(simd.instruction_path(), ("", 0))
+    """total[i] += a[2i] * b[2i] + a[2i + 1] * b[2i + 1], of 16-bit words with a sign. total: 16 lanes; a and b may be such registers."""
+    a, b = (builder.bitcast(x, V32I16) for x in (a, b))
+    name, _, pieces = _WORD_PRODUCTS.get(simd.instruction_path(), ("", "", 0))
     if not name:
-        first, second = (builder.sext(builder.bitcast(x, V32I16), ir.VectorType(I32, 32)) for x in (a, b))
-        return builder.add(total, _sums_of_neighbours(builder, builder.mul(first, second)))
-    words = [simd._slices(builder, builder.bitcast(x, V32I16), pieces) for x in (a, b)]
+        return builder.add(total, _sums_of_neighbours(builder, builder.mul(*(builder.sext(x, V32I32) for x in (a, b)))))
     parts = []
-    for part, *pair in zip(simd._slices(builder, total, pieces), *words, strict=True):
+    for part, *pair in zip(*(simd._slices(builder, x, pieces) for x in (total, a, b)), strict=True):
         if "vpdp" in name:
             parts.append(simd._call(builder, name, part.type, part, *pair))
         else:
             parts.append(builder.add(part, simd._call(builder, name, part.type, *pair)))
     return simd._joined(builder, parts)
+
+
+def _packed(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Two registers of int32 as 16-bit words, which they must fit: four lanes of the first, four of the second, and so on."""
+    _, name, pieces = _WORD_PRODUCTS[simd.instruction_path()]
+    parts = zip(*(simd._slices(builder, x, pieces) for x in (a, b)), strict=True)
+    return simd._joined(builder, [simd._call(builder, name, ir.VectorType(I16, 32 // pieces), *pair) for pair in parts])
 
 
 def _scaled(builder: ir.IRBuilder, total: ir.Value, sums: ir.Value, scales: ir.Value, words: bool) -> ir.Value:
@@ -175,54 +182,68 @@ def _scaled(builder: ir.IRBuilder, total: ir.Value, sums: ir.Value, scales: ir.V
 # --- scales and minimums --------------------------------------------------------------------------------------------------------------
 
 
-def _small(builder: ir.IRBuilder, plan: Plan, block: ir.Value, words: bool) -> list[ir.Value]:
-    """The small integer scales of a block's 16 runs, in the plan's order, and its minimums if it has them.
+def _integers_of_blocks(builder: ir.IRBuilder, blocks: Sequence[ir.Value], integers: Integers) -> ir.Value:
+    """The 16 small integers of each of four blocks, as bytes."""
+    parts = [part for part in integers.parts if isinstance(part, Bits)]
+    assert len(parts) == len(integers.parts)
+    assert not integers.table
+    first = min(at for part in parts for at in part.at)
+    size = max(at for part in parts for at in part.at) - first + 1
+    loaded = [simd._load_lanes(builder, block, list(range(first, first + size)) + [first] * (LANES - size)) for block in blocks]
+    windows, terms = simd._joined(builder, loaded), []
+    for part in parts:
+        codes = simd._shuffled(builder, windows, [LANES * block + at - first for block in range(len(blocks)) for at in part.at])
+        terms.append(_bits(builder, codes, part.shift * len(blocks), part.mask * len(blocks), part.place))
+    numbers = reduce(builder.or_, terms)
+    return builder.sub(numbers, simd._bytes([integers.bias] * STEP)) if integers.bias else numbers
 
-    words: whether scales are for `_scaled` of 16-bit sums.
-    """
-    factors, made = [], {}
+
+def _small(builder: ir.IRBuilder, plan: Plan, blocks: Sequence[ir.Value]) -> list[tuple[Integers, ir.Value]]:
+    """The small integer scales of four blocks' 16 runs, in the plan's order, as bytes; and their minimums if they have some."""
+    small, made = [], {}
     for factor in (plan.block_format.scale, plan.block_format.minimum):
         if factor and (integers := factor.integers):
             if integers not in made:
-                made[integers] = simd._integer_bytes(builder, block, integers)
-            numbers = simd._shuffled(builder, made[integers], [factor.lanes[run] for run in plan.order])
-            widened = simd._widened_bytes(builder, numbers, integers)
-            has_sign = integers.bias or integers.signed
-            factors.append(_low_words(builder, widened) if words and has_sign else widened)
-    return factors
+                made[integers] = _integers_of_blocks(builder, blocks, integers)
+            order = [LANES * block + factor.lanes[run] for block in range(len(blocks)) for run in plan.order]
+            small.append((integers, simd._shuffled(builder, made[integers], order)))
+    return small
 
 
-def _low_words(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
-    if simd.instruction_path() not in _WORD_PRODUCTS:
-        return numbers
-    return builder.and_(numbers, ir.Constant(V16I32, [0xFFFF] * LANES))
+def _from_table(builder: ir.IRBuilder, factor: Factor, start: int, blocks: Sequence[ir.Value], runs: Sequence[int]) -> ir.Value:
+    """The number of the table for one run in each of 16 blocks. start: offset of the bytes which choose it."""
+    table = cgutils.global_constant(builder, "factors", ir.Constant(ir.ArrayType(F32, 256), factor.table))
+    numbers = ir.Constant(V16F32, None)
+    for i, (block, run) in enumerate(zip(blocks, runs, strict=True)):
+        byte = builder.load(builder.gep(block, [ir.Constant(I64, start + factor.lanes[run])]), typ=I8)
+        number = builder.load(builder.gep(table, [ir.Constant(I64, 0), builder.zext(byte, I64)]), typ=F32)
+        numbers = builder.insert_element(numbers, number, ir.Constant(I32, i))
+    return numbers
 
 
-def _factor(builder: ir.IRBuilder, plan: Plan, factor: Factor, blocks: Sequence[ir.Value], runs: Sequence[int]) -> ir.Value:
-    """The float32 factor of one run in each of 16 blocks."""
-    start = plan.block_format.start(factor)
-    if factor.table:
-        table = cgutils.global_constant(builder, "factors", ir.Constant(ir.ArrayType(F32, 256), factor.table))
-        numbers = ir.Constant(V16F32, None)
-        for i, (block, run) in enumerate(zip(blocks, runs, strict=True)):
-            byte = builder.load(builder.gep(block, [ir.Constant(I64, start + factor.lanes[run])]), typ=I8)
-            number = builder.load(builder.gep(table, [ir.Constant(I64, 0), builder.zext(byte, I64)]), typ=F32)
-            numbers = builder.insert_element(numbers, number, ir.Constant(I32, i))
-        return numbers
-    halves = ir.Constant(V16I16, None)
+def _halves(builder: ir.IRBuilder, blocks: Sequence[ir.Value], start: int, count: int) -> list[ir.Value]:
+    """`count` float16 numbers side by side in each of 16 blocks, widened. They are loaded as one, because loads for each lane are slow."""
+    lane = ir.IntType(16 * count)
+    bits = ir.Constant(ir.VectorType(lane, LANES), None)
     for i, block in enumerate(blocks):
-        half = simd._load(builder, builder.gep(block, [ir.Constant(I64, start)]), I16)
-        halves = builder.insert_element(halves, half, ir.Constant(I32, i))
-    return simd._widened_half(builder, halves)
+        number = simd._load(builder, builder.gep(block, [ir.Constant(I64, start)]), lane)
+        bits = builder.insert_element(bits, number, ir.Constant(I32, i))
+    if count == 1:
+        return [simd._widened_half(builder, bits)]
+    places = (ir.Constant(bits.type, [16 * i] * LANES) for i in range(count))
+    return [simd._widened_half(builder, builder.trunc(builder.lshr(bits, place), V16I16)) for place in places]
 
 
 def _factors(builder: ir.IRBuilder, plan: Plan, blocks: Sequence[Sequence[ir.Value]], units: Sequence[tuple[int, int]]) -> list[ir.Value]:
     """The scales of 16 units, each (row, unit of its chunk), and their minimums if the type has them. blocks: of each row, the chunk's."""
     places = [divmod(unit * plan.unit, plan.block_format.weights) for _, unit in units]
     own = [blocks[row][block] for (row, _), (block, _) in zip(units, places, strict=True)]
-    runs = [weight // LANES for _, weight in places]
-    factors = (plan.block_format.scale, plan.block_format.minimum)
-    return [_factor(builder, plan, factor, own, runs) for factor in factors if factor]
+    factors = [factor for factor in (plan.block_format.scale, plan.block_format.minimum) if factor]
+    first, *others = (plan.block_format.start(factor) for factor in factors)
+    if factors[0].table:
+        return [_from_table(builder, factors[0], first, own, [weight // LANES for _, weight in places])]
+    assert others in ([], [first + 2])  # a minimum lies behind the scale
+    return _halves(builder, own, first, len(factors))
 
 
 # --- one row of activations -----------------------------------------------------------------------------------------------------------
@@ -232,19 +253,13 @@ def _plan(array: types.Array) -> Plan:
     return _PLANS[array.dtype]
 
 
-def _tree(builder: ir.IRBuilder, leaf: Callable[[int], list[ir.Value]], first: int, count: int, width: int) -> list[ir.Value]:
-    """Registers of `count` leaves, folded in pairs from `width` lanes down; leaves are made one after another, so that few are alive."""
-    if count == 1:
-        return leaf(first)
-    half = count // 2
-    lower, upper = (_tree(builder, leaf, start, half, 2 * width) for start in (first, first + half))
-    return [simd._folded(builder, a, b, width) for a, b in zip(lower, upper, strict=True)]
-
-
-def _unit_sums(builder: ir.IRBuilder, leaf: Callable[[int], list[ir.Value]], lanes: int) -> list[ir.Value]:
-    """For each register of a leaf, the sums of each `lanes` lanes, in one vector: those of the first leaf, then of the second."""
-    parts = [_tree(builder, leaf, first, lanes, 2) for first in range(0, LANES, lanes)]
-    return [simd._joined(builder, list(registers)) for registers in zip(*parts, strict=True)]
+def _tree(builder: ir.IRBuilder, registers: Sequence[ir.Value], width: int) -> ir.Value:
+    """Registers folded in pairs until one is left, which is made with `width` lanes to a fold, and those before it with twice as many."""
+    if len(registers) == 1:
+        return registers[0]
+    half = len(registers) // 2
+    lower, upper = (_tree(builder, part, 2 * width) for part in (registers[:half], registers[half:]))
+    return simd._folded(builder, lower, upper, width)
 
 
 ROWS, CHUNKS = 4, 4
@@ -252,71 +267,106 @@ ROWS, CHUNKS = 4, 4
 
 
 @intrinsic
-def open_chunks(typing_context, blocks, start, row_blocks, chunk, q, starts, sums, lanes, row, data, ahead):
+def open_chunks(typing_context, blocks, start, row_blocks, chunk, q, starts, sums, lanes, row, ahead):
     """Lanes of the integers of CHUNKS chunks of a row of the matrix, from number `chunk` on, times one row of activations.
 
     The row begins at blocks[start]; no block beyond its end is read. q [weights], starts [weights / 4] and sums [weights / 16] are those of
-    the activations. Chunk i gets lanes[(i * ROWS + row) * registers of a chunk * 16 :].
-    As many bytes from data[ahead] on are asked for, a line at a time: of many at once the processor forgets some.
+    the activations. The row gets lanes[row * registers * 16 :]: a quarter of the lanes of each unit, of one chunk after another.
+    As many bytes of the matrix are asked for, `ahead` bytes further on, a line at a time: of many at once the processor forgets some.
     """
 
     def codegen(context, builder, signature, args):
         blocks_type, lanes_type = signature.args[0], signature.args[7]
         blocks, start, row_blocks, chunk = args[:4]
-        lanes, row, data, ahead = args[7:]
-        plan = _plan(blocks_type)
+        lanes, row, ahead = args[7:]
+        plan, path = _plan(blocks_type), simd.instruction_path()
         step = plan.blocks * plan.block_format.layout.itemsize
-        offset, words, nothing = plan.offset(simd.instruction_path()), plan.fits_words(4), ir.Constant(V16I32, None)
+        own = _blocks_of_chunks(context, builder, (blocks_type, blocks), start, row_blocks, chunk)
 
         def load(number: int, per_chunk: int, plus: int, vector: ir.Type) -> ir.Value:
             place = builder.add(builder.mul(chunk, ir.Constant(I64, per_chunk)), ir.Constant(I64, plus))
             return simd._load(builder, simd._address(context, builder, signature.args[number], args[number], place), vector)
 
-        def sums_of(i: int, own: list[ir.Value]) -> list[ir.Value]:
-            dots = []
-            for k in range(plan.weights // REGISTER):
-                x = load(4, plan.weights, i * plan.weights + REGISTER * k, V64I8)
-                opened = load(5, plan.weights // 4, i * plan.weights // 4 + LANES * k, V16I32) if offset else nothing
-                dots.append(_dot(builder, plan, opened, _codes(builder, plan, own, k), x))
-            if not plan.is_k:
-                return dots
-            small = [_opaque(builder, numbers) for numbers in _small(builder, plan, own[0], words)]
-            total = nothing
-            for k, dot in enumerate(dots):
-                if plan.is_scaled:
-                    total = _scaled(builder, total, dot, _lanes_of_runs(builder, small[0], 4 * k), words)
-                else:
-                    total = builder.add(total, dot)
-            if not plan.has_integer_minimum:
-                return [total]
-            return [total, _scaled(builder, nothing, builder.sext(load(6, LANES, LANES * i, V16I16), V16I32), small[1], True)]
-
-        for i in range(CHUNKS):
+        def dots(i: int) -> list[ir.Value]:
             for line in range(-(-i * step // 64), -(-(i + 1) * step // 64)):
-                place = builder.add(ahead, ir.Constant(I64, 64 * line))
-                simd._prefetch(builder, simd._address(context, builder, signature.args[9], data, place))
-            own = _blocks_of_chunk(context, builder, (blocks_type, blocks), start, row_blocks, chunk, i)
-            for k, register in enumerate(sums_of(i, own)):
-                place = builder.mul(row, ir.Constant(I64, plan.registers * LANES))
-                place = builder.add(place, ir.Constant(I64, (i * ROWS * plan.registers + k) * LANES))
-                address = simd._address(context, builder, lanes_type, lanes, place)
-                builder.store(register, builder.bitcast(address, V16I32.as_pointer()), align=4)
+                simd._prefetch(builder, builder.gep(own[0][0], [builder.add(ahead, ir.Constant(I64, 64 * line))]))
+            products = []
+            for k in range(plan.weights // REGISTER):
+                x, opened = load(4, plan.weights, i * plan.weights + REGISTER * k, V64I8), ir.Constant(V16I32, None)
+                if plan.offset_of_starts(path, one_row=True):
+                    opened = load(5, plan.weights // 4, i * plan.weights // 4 + LANES * k, V16I32)
+                products.append(_dot(builder, plan, opened, _codes(builder, plan, own[i], k), x))
+            return products
+
+        if plan.is_scaled:
+            sums = [load(6, LANES, 2 * LANES * i, V32I16) for i in range(CHUNKS // 2)]
+            registers = _scaled_blocks(builder, plan, [block for (block,) in own], dots, sums)
+        else:
+            chunks = [[reduce(builder.add, dots(i))] if plan.is_k else dots(i) for i in range(CHUNKS)]
+            registers = [_tree(builder, parts, 2 * plan.lanes_left) for parts in zip(*chunks, strict=True)]
+        for k, register in enumerate(registers):
+            place = builder.add(builder.mul(row, ir.Constant(I64, plan.registers * LANES)), ir.Constant(I64, k * LANES))
+            address = simd._address(context, builder, lanes_type, lanes, place)
+            builder.store(register, builder.bitcast(address, V16I32.as_pointer()), align=4)
         return context.get_dummy_value()
 
     n = types.intp
-    return types.none(blocks, n, n, n, q, starts, sums, lanes, n, data, n), codegen
+    return types.none(blocks, n, n, n, q, starts, sums, lanes, n, n), codegen
 
 
-def _blocks_of_chunk(
-    context: Any, builder: ir.IRBuilder, array: tuple[types.Array, ir.Value], start: ir.Value, row_blocks: ir.Value, chunk: ir.Value, i: int
-) -> list[ir.Value]:
-    """Where the blocks of chunk number `chunk` + i of a row lie; its last block, where there are no more, so that nothing else is read."""
-    per_chunk, last, blocks = _plan(array[0]).blocks, builder.sub(row_blocks, ir.Constant(I64, 1)), []
-    for k in range(per_chunk):
-        place = builder.add(builder.mul(chunk, ir.Constant(I64, per_chunk)), ir.Constant(I64, i * per_chunk + k))
+def _blocks_of_chunks(
+    context: Any, builder: ir.IRBuilder, array: tuple[types.Array, ir.Value], start: ir.Value, row_blocks: ir.Value, chunk: ir.Value
+) -> list[list[ir.Value]]:
+    """Where the blocks of CHUNKS chunks of a row lie, from number `chunk` on. The row's last block stands for those beyond its end."""
+    plan = _plan(array[0])
+    row = builder.bitcast(simd._address(context, builder, *array, start), I8.as_pointer())
+    first, last = builder.mul(chunk, ir.Constant(I64, plan.blocks)), builder.sub(row_blocks, ir.Constant(I64, 1))
+    blocks = []
+    for i in range(CHUNKS * plan.blocks):
+        place = builder.add(first, ir.Constant(I64, i))
         place = builder.select(builder.icmp_signed("<", place, last), place, last)
-        blocks.append(builder.bitcast(simd._address(context, builder, *array, builder.add(start, place)), I8.as_pointer()))
-    return blocks
+        blocks.append(builder.gep(row, [builder.mul(place, ir.Constant(I64, plan.block_format.layout.itemsize))]))
+    return [blocks[i : i + plan.blocks] for i in range(0, len(blocks), plan.blocks)]
+
+
+def _scaled_blocks(
+    builder: ir.IRBuilder, plan: Plan, blocks: Sequence[ir.Value], dots: Callable[[int], list[ir.Value]], sums: Sequence[ir.Value]
+) -> list[ir.Value]:
+    """Four lanes of each of CHUNKS blocks, and as many of its minimums if the type has them.
+
+    dots: number of a block -> its codes times activations, four to a lane. sums: those of the activations' runs, two blocks in a register.
+    """
+
+    def times_sums(integers: Integers, numbers: ir.Value) -> ir.Value:
+        words = [simd._widened_bytes(builder, part, integers, V32I16) for part in simd._slices(builder, numbers, len(sums))]
+        return _tree(builder, [_dot_words(builder, ir.Constant(V16I32, None), *pair) for pair in zip(words, sums, strict=True)], 8)
+
+    (integers, scales), *minimums = _small(builder, plan, blocks)
+    own = simd._slices(builder, scales, len(blocks))
+    total = _tree(builder, [_times_scales(builder, plan, dots(i), integers, numbers) for i, numbers in enumerate(own)], 8)
+    if offset := plan.offset(simd.instruction_path()):
+        total = builder.sub(total, builder.mul(times_sums(integers, scales), ir.Constant(V16I32, [offset] * LANES)))
+    return [total, *(times_sums(*minimum) for minimum in minimums)]
+
+
+def _times_scales(builder: ir.IRBuilder, plan: Plan, dots: Sequence[ir.Value], integers: Integers, scales: ir.Value) -> ir.Value:
+    """The sum of a block's registers of codes times activations, four codes to a lane, times the scales of its 16 runs: bytes."""
+    total, path = ir.Constant(V16I32, None), simd.instruction_path()
+    if path not in _WORD_PRODUCTS or not plan.fits_words(4, plan.offset(path)):
+        wide = simd._widened_bytes(builder, scales, integers)
+        for k, dot in enumerate(dots):
+            own = simd._shuffled(builder, wide, [4 * k + lane // 4 for lane in range(LANES)])
+            total = builder.add(total, builder.mul(dot, own))
+        return total
+    zeros, has_sign = simd._bytes([0] * LANES), simd.has_sign(integers)
+    for k in range(0, len(dots), 2):
+        runs = [4 * (k + half) + lane for lane in range(4) for half in range(2) for _ in range(4)]  # of the words that `_packed` makes
+        order = [byte for run in runs for byte in ((LANES, run) if has_sign else (run, LANES))]  # of the zeros, the first
+        words = builder.bitcast(builder.shuffle_vector(scales, zeros, ir.Constant(ir.VectorType(I32, STEP), order)), V32I16)
+        if has_sign:
+            words = builder.ashr(words, ir.Constant(V32I16, [8] * 32))
+        total = _dot_words(builder, total, _packed(builder, *dots[k : k + 2]), words)
+    return total
 
 
 @intrinsic
@@ -332,43 +382,46 @@ def close_chunks(typing_context, tile, blocks, first, row_blocks, valid, chunk, 
         value, blocks, first, row_blocks, valid, chunk, lanes = args[:7]
         plan = _plan(blocks_type)
         starts, array = [simd._clamped(builder, first, row_blocks, row, valid) for row in range(ROWS)], (blocks_type, blocks)
-        leaves = [_blocks_of_chunk(context, builder, array, start, row_blocks, chunk, i) for i in range(CHUNKS) for start in starts]
-        count = plan.registers
+        rows = [_blocks_of_chunks(context, builder, array, start, row_blocks, chunk) for start in starts]
 
-        def leaf(number: int) -> list[ir.Value]:
-            places = (ir.Constant(I64, (number * count + i) * LANES) for i in range(count))
-            return [simd._load(builder, simd._address(context, builder, signature.args[6], lanes, place), V16I32) for place in places]
+        def summed(number: int) -> ir.Value:
+            """The sums of one register of each row: row after row, in it chunk after chunk."""
+            places = (ir.Constant(I64, (row * plan.registers + number) * LANES) for row in range(ROWS))
+            loaded = [simd._load(builder, simd._address(context, builder, signature.args[6], lanes, place), V16I32) for place in places]
+            left = plan.lanes_left
+            return simd._joined(builder, [_tree(builder, loaded[row : row + left], 2) for row in range(0, ROWS, left)])
 
-        sums = _unit_sums(builder, leaf, min(LANES, plan.unit // 4))
-        minimums = sums.pop() if plan.has_integer_minimum else None
-        share = plan.units // len(sums)
-        terms = [(i * ROWS + row, unit) for i in range(CHUNKS) for unit in range(plan.units) for row in range(ROWS)]
-        order = [(unit // share * LANES + number) * share + unit % share for number, unit in terms]
+        minimums = summed(1) if plan.has_integer_minimum else None
+        sums = [summed(number) for number in range(1 if plan.is_k else plan.registers)]
+        share, terms = plan.units // len(sums), [(i, unit, row) for i in range(CHUNKS) for unit in range(plan.units) for row in range(ROWS)]
+        order = [((unit // share * ROWS + row) * CHUNKS + i) * share + unit % share for i, unit, row in terms]
         integers = simd._slices(builder, simd._shuffled(builder, simd._joined(builder, sums), order), plan.units)
         here = builder.mul(chunk, ir.Constant(I64, plan.units))
         left = builder.sub(builder.mul(row_blocks, ir.Constant(I64, plan.units // plan.blocks)), here)
-        tile, per_register = builder.extract_value(value, 0), LANES // ROWS
+        tile, per_register = simd._slices(builder, builder.extract_value(value, 0), LANES // ROWS)[0], LANES // ROWS
 
         def of_x(number: int, plus: int) -> ir.Value:
             place = builder.add(here, ir.Constant(I64, plus))
             return _repeated(builder, simd._address(context, builder, signature.args[number], args[number], place), ROWS)
 
         for k, units in enumerate(integers):
-            factors = _factors(builder, plan, leaves, terms[LANES * k : LANES * k + LANES])
+            own = terms[LANES * k : LANES * k + LANES]
+            factors = _factors(builder, plan, [rows[row][i] for i, _, row in own], [(lane, unit) for lane, (_, unit, _) in enumerate(own)])
             x_scale = of_x(7, per_register * k)
             pairs = [(builder.sitofp(units, V16F32), builder.fmul(factors[0], x_scale))]
             if minimums is not None:
-                pairs.append((builder.sitofp(minimums, V16F32), builder.fneg(builder.fmul(factors[1], x_scale))))
+                counts = builder.sitofp(simd._shuffled(builder, minimums, order), V16F32)
+                pairs.append((counts, builder.fneg(builder.fmul(factors[1], x_scale))))
             elif plan.has_float_minimum:
                 pairs.append((factors[1], of_x(8, per_register * k)))
+            parts = [tuple(simd._slices(builder, x, per_register) for x in pair) for pair in pairs]
             for i in range(per_register):
                 after = tile
-                lanes_of_unit = [(lane + ROWS * i) % LANES for lane in range(LANES)]
-                for a, b in pairs:
-                    after = simd._fma(builder, simd._shuffled(builder, a, lanes_of_unit), simd._shuffled(builder, b, lanes_of_unit), after)
+                for a, b in parts:
+                    after = simd._fma(builder, a[i], b[i], after)
                 is_there = builder.icmp_signed("<", ir.Constant(I64, k * per_register + i), left)
                 tile = builder.select(is_there, after, tile)
-        return builder.insert_value(value, tile, 0)
+        return builder.insert_value(value, simd._shuffled(builder, tile, [lane % ROWS for lane in range(LANES)]), 0)
 
     n = types.intp
     return tile(tile, blocks, n, n, n, n, lanes, scales, eights), codegen
@@ -378,19 +431,6 @@ def _repeated(builder: ir.IRBuilder, address: ir.Value, times: int) -> ir.Value:
     """16 / times numbers of memory, each in so many lanes."""
     few = simd._load(builder, address, ir.VectorType(F32, LANES // times))
     return simd._shuffled(builder, few, [lane // times for lane in range(LANES)])
-
-
-def _opaque(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
-    """The same numbers, of which LLVM does not know how they were made. It would join shuffles of bytes and of lanes to slower ones."""
-    if simd.instruction_path() not in _OF_512_BITS:
-        return numbers
-    return builder.asm(ir.FunctionType(numbers.type, [numbers.type]), "", "=v,0", [numbers], False)
-
-
-def _lanes_of_runs(builder: ir.IRBuilder, numbers: ir.Value, first: int) -> ir.Value:
-    """The numbers of four runs, each in the four lanes that hold sums of its codes."""
-    order = [first + lane // 4 for lane in range(LANES)]
-    return simd._shuffled(builder, numbers, order)
 
 
 def _splat_at(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
@@ -453,10 +493,17 @@ def unpack_chunk(
             turned += _transposed(builder, [builder.bitcast(_codes(builder, plan, row, i), V16I32) for row in rows])
         store(0, turned)
         if plan.is_scaled:
-            small = [_small(builder, plan, row[0], plan.fits_words(LANES)) for row in rows]
-            store(1, _transposed(builder, [numbers[0] for numbers in small]))
+            small: tuple[list[ir.Value], list[ir.Value]] = ([], [])
+            for first in range(0, LANES, 4):
+                four = _small(builder, plan, [block for block, *_ in rows[first : first + 4]])
+                for registers, (integers, numbers) in zip(small, four, strict=False):
+                    registers += [simd._widened_bytes(builder, part, integers) for part in simd._slices(builder, numbers, 4)]
+            scales = _transposed(builder, small[0])
+            if plan.fits_words(LANES) and simd.instruction_path() in _WORD_PRODUCTS:
+                scales = [builder.and_(register, ir.Constant(V16I32, [0xFFFF] * LANES)) for register in scales]  # for `_scaled`
+            store(1, scales)
             if plan.has_integer_minimum:
-                least, place = _transposed(builder, [numbers[1] for numbers in small]), ir.Constant(V16I32, [16] * LANES)
+                least, place = _transposed(builder, small[1]), ir.Constant(V16I32, [16] * LANES)
                 store(2, [builder.or_(a, builder.shl(b, place)) for a, b in zip(least[::2], least[1::2], strict=True)])
         nothing = ir.Constant(V16F32, None)
         factors = [_factors(builder, plan, rows, [(row, unit) for row in range(LANES)]) for unit in range(plan.units)]

@@ -71,6 +71,11 @@ class Plan:
         """Registers of sums that one row's chunk makes."""
         return (2 if self.has_integer_minimum else 1) if self.is_k else self.weights // REGISTER
 
+    @property
+    def lanes_left(self) -> int:
+        """Lanes of a unit in the register to which four chunks of a row are folded, from four codes to a lane."""
+        return min(self.unit, REGISTER) // 16
+
     @cached_property
     def code_range(self) -> tuple[int, int]:
         """The least code, and a bound of the greatest."""
@@ -87,6 +92,10 @@ class Plan:
         if self.is_wide:
             return 128 if path in ("avx512-vnni", "avx-vnni") else 0
         return -self.code_range[0]
+
+    def offset_of_starts(self, path: str, one_row: bool) -> int:
+        """The offset that starts take off. For one row of activations, scaled runs have it taken off after they are scaled."""
+        return 0 if one_row and self.is_scaled else self.offset(path)
 
     @property
     def is_scaled(self) -> bool:
@@ -110,9 +119,9 @@ class Plan:
         """Matrix tiles of a unit, in each plane."""
         return self.unit // self.tile_width
 
-    def fits_words(self, codes: int) -> bool:
-        """Whether a sum of this many codes times activations has 16 bits."""
-        return codes * 127 * max(map(abs, self.code_range)) <= 32767
+    def fits_words(self, codes: int, offset: int = 0) -> bool:
+        """Whether a sum of this many codes plus the offset times activations has 16 bits."""
+        return codes * 127 * max(abs(code + offset) for code in self.code_range) <= 32767
 
     @property
     def has_integer_minimum(self) -> bool:

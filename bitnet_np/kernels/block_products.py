@@ -38,20 +38,19 @@ _GROUPS, _TOKENS = (2, 6) if WIDE else (1, 2)  # groups of 16 weight rows, and r
 
 
 @serial
-def _one_row(zeros, data, blocks, numbers, rows, first, end, out):
+def _one_row(zeros, blocks, numbers, rows, first, end, out):
     """Rows first..end of the matrix for one row of activations: few rows at a time, so that memory is read nearly in order."""
-    n, row_bytes = blocks.shape[1], data.shape[1]
-    chunks, step = (n + numbers.blocks - 1) // numbers.blocks, CHUNKS * numbers.blocks * blocks.itemsize
-    sums, lanes = np.empty(LANES, np.float32), aligned(LANES * numbers.registers * LANES * 4).view(np.int32)
+    n = blocks.shape[1]
+    chunks, next_rows = (n + numbers.blocks - 1) // numbers.blocks, ROWS * n * blocks.itemsize
+    ahead = next_rows * max(1, STREAM // next_rows)
+    sums, lanes = np.empty(LANES, np.float32), aligned(ROWS * numbers.registers * LANES * 4).view(np.int32)
     for r in range(first, end, ROWS):
         valid = min(ROWS, end - r)
         tile = zeros
-        ahead = r * row_bytes + STREAM
         for chunk in range(0, chunks, CHUNKS):
             for row in range(ROWS):
                 start = (r + min(row, valid - 1)) * n
-                open_chunks(blocks, start, n, chunk, rows.q, rows.starts, rows.sums, lanes, row, data, ahead)
-                ahead += step
+                open_chunks(blocks, start, n, chunk, rows.q, rows.starts, rows.sums, lanes, row, ahead)
             tile = close_chunks(tile, blocks, r * n, n, valid, chunk, lanes, rows.scales, rows.eights)
         store_tile(tile, sums, 0, LANES)
         for i in range(valid):
@@ -142,14 +141,14 @@ def _several_rows(zeros, integers, groups, tokens, blocks, numbers, rows, r, out
 
 
 @parallel
-def _products(data, blocks, codes, scale, order, numbers, rows, out):
+def _products(blocks, codes, scale, order, numbers, rows, out):
     for r in prange(codes.shape[0]):
         arrange(r, codes, scale, order, numbers, rows)
     n = blocks.shape[0]
     if codes.shape[0] == 1:
         for block in prange((n + ROW_BLOCK - 1) // ROW_BLOCK):
             first = block * ROW_BLOCK
-            _one_row(tile_f32(1, 1), data, blocks, numbers, rows, first, min(first + ROW_BLOCK, n), out)
+            _one_row(tile_f32(1, 1), blocks, numbers, rows, first, min(first + ROW_BLOCK, n), out)
     else:
         for strip in prange((n + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
             zeros, integers = tile_f32(_GROUPS, _TOKENS), tile_i32(_GROUPS, _TOKENS)
@@ -160,7 +159,7 @@ def _products(data, blocks, codes, scale, order, numbers, rows, out):
 def _numbers(kind: TensorType, one_row: bool) -> tuple[Numbers, NDArray[np.int64]]:
     """What the kernel knows of a type, and the order of its runs. Asking for the instruction path takes longer than a small product."""
     plan = PLANS[kind.name]
-    offset = np.int32(plan.offset(instruction_path()))
+    offset = np.int32(plan.offset_of_starts(instruction_path(), one_row))
     numbers = Numbers(
         plan.weights, plan.blocks, plan.units, plan.registers, plan.unit // RUN, plan.activations // plan.unit, plan.width(one_row), offset
     )
@@ -195,5 +194,5 @@ def product(codes: NDArray[np.int8], scale: Floats, eights: Floats | None, data:
         empty((present, units)),
         eights,
     )
-    launch(_products, work, read_only(data), blocks, codes, scale, order, numbers, rows, out)
+    launch(_products, work, blocks, codes, scale, order, numbers, rows, out)
     return out

@@ -185,7 +185,7 @@ def prefetch(typing_context, array, offset):
 
 
 def _fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
-    name = {F32: "llvm.fma.f32", V16F32: "llvm.fma.v16f32"}[a.type]
+    name = "llvm.fma.f32" if a.type == F32 else f"llvm.fma.v{a.type.count}f32"
     return builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name), [a, b, c])
 
 
@@ -727,10 +727,14 @@ def _integer_bytes(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -
     return _chosen(builder, joined, integers.table) if integers.table else joined
 
 
-def _widened_bytes(builder: ir.IRBuilder, numbers: ir.Value, integers: Integers) -> ir.Value:
-    """16 integers of 32 bits."""
-    widen = builder.sext if integers.bias or integers.signed or integers.table else builder.zext
-    return widen(numbers, V16I32)
+def has_sign(integers: Integers) -> bool:
+    """Whether some may be negative."""
+    return bool(integers.bias or integers.signed or integers.table)
+
+
+def _widened_bytes(builder: ir.IRBuilder, numbers: ir.Value, integers: Integers, wide: ir.VectorType = V16I32) -> ir.Value:
+    """Integers of more bits."""
+    return (builder.sext if has_sign(integers) else builder.zext)(numbers, wide)
 
 
 def _integers(builder: ir.IRBuilder, block: ir.Value, integers: Integers) -> list[ir.Value]:

@@ -243,7 +243,7 @@ def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, d
     numbers = types.NamedTuple([n] * 7 + [types.int32], Numbers)
     matrix = array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True)
     strip = types.NamedTuple([codes, array(types.int32), array(types.int32), floats], Strip)
-    one = array(types.uint8, 2, readonly=True), matrix, numbers, rows, n, n, array(types.float32, 2)
+    one = matrix, numbers, rows, n, n, array(types.float32, 2)
     several = matrix, numbers, rows, strip, n, n, n, n
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     for function, signature, count in (
