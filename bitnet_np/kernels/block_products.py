@@ -29,7 +29,7 @@ from .block_rows import SPAN, Numbers, Rows, arrange, room_for, unpack
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .processor import instruction_path
 from .simd import LANES, load_tile, store_tile, tile_f32, tile_i32
-from .tiles import ROW_BLOCK, STREAM, WIDE
+from .tiles import ROW_BLOCK, WIDE, rows_ahead
 from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
@@ -41,8 +41,7 @@ _GROUPS, _TOKENS = (2, 6) if WIDE else (1, 2)  # groups of 16 weight rows, and r
 def _one_row(zeros, blocks, numbers, rows, first, end, out):
     """Rows first..end of the matrix for one row of activations: few rows at a time, so that memory is read nearly in order."""
     n = blocks.shape[1]
-    chunks, next_rows = (n + numbers.blocks - 1) // numbers.blocks, ROWS * n * blocks.itemsize
-    ahead = next_rows * max(1, STREAM // next_rows)
+    chunks, ahead = (n + numbers.blocks - 1) // numbers.blocks, rows_ahead(ROWS, n * blocks.itemsize)
     sums, lanes = np.empty(LANES, np.float32), aligned(ROWS * numbers.registers * LANES * 4).view(np.int32)
     for r in range(first, end, ROWS):
         valid = min(ROWS, end - r)

@@ -18,12 +18,11 @@ from .floats import matmul_tiles
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import round_half_even, round_to_half
 from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32, unpack_block
-from .tiles import MANY_ROWS, PART, ROW_BLOCK, ROWS, TOKENS
+from .tiles import MANY_ROWS, PART, ROW_BLOCK, ROWS, TOKENS, rows_ahead
 from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
 
-_PREFETCH = 8192  # bytes ahead
 _CHECKED = 1 << 16  # blocks checked at a time, which bounds the memory
 _LARGE_POWER = 253  # the byte of MXFP4 that stands for 2^125, which times the largest code, 12, is infinite
 
@@ -66,7 +65,7 @@ def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
     for r in range(first, end, rows):
         valid = min(rows, end - r)
         tile = zeros
-        ahead = r * row_bytes + _PREFETCH
+        ahead = r * row_bytes + rows_ahead(rows, row_bytes)
         for b in range(n):
             for i in range(rows):
                 for j in range(0, step, 64):
