@@ -1,9 +1,10 @@
 """Typed SIMD for products of ggml's blocks by bytes: codes, scales and minimums of 16 rows, and their sums. It stands beside simd.py.
 
 RANGES. Activations are -127..127 and codes have at most 8 bits, so four products of a lane and 16 of a run fit 18 bits or 19. Of the types
-with small integer scales, a lane of Q2_K, Q3_K, Q4_K, Q5_K and Q6_K fits 16 bits (at most 4 * 127 * 32), and a run those of Q2_K, Q3_K
-and Q4_K (16 * 127 * 15); their products with scales of up to 8 bits are made of 16-bit words, the others' of 32-bit ones. A whole block
-is at most 256 * 127 * 32 * 128 < 2^28 (Q6_K; IQ4_XS the same with 127 * 32), and minimums at most 256 * 127 * 63.
+with small integer scales, a lane of Q2_K, Q3_K, Q4_K, Q5_K and Q6_K fits 16 bits even with the offset in it (at most 4 * 127 * 63), and a
+run those of Q2_K, Q3_K and Q4_K (16 * 127 * 15); their products with scales of up to 8 bits are made of 16-bit words, the others' of 32-bit
+ones. A whole block with its offset is at most 256 * 127 * 255 * 32 < 2^28 (IQ4_XS; Q6_K 256 * 127 * 63 * 128), what the offset adds to it
+256 * 127 * 32 * 128, and minimums at most 256 * 127 * 63.
 """
 
 from collections.abc import Callable, Sequence
