@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.numpy_support import from_dtype
 
-from . import simd
+from . import byte_dots, simd
 from .block_formats import Bits, Digit, Factor, Flags, Integers
 from .block_plans import PLANS, REGISTER, Plan
 from .simd import (
@@ -133,11 +133,11 @@ def _sums_of_neighbours(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
 def _dot(builder: ir.IRBuilder, plan: Plan, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
     """total[i] += sum over j < 4 of codes[4i + j] * x[4i + j], with codes as `_codes` gives them."""
     path = simd.instruction_path()
-    if not plan.is_wide or plan.offset(path) or path in simd._SIGNED:
-        return simd._dot_bytes(builder, path, total, codes, x)
+    if not plan.is_wide or plan.offset(path) or path in byte_dots.SIGNED:
+        return byte_dots.dot_bytes(builder, path, total, codes, x)
     is_negative = builder.icmp_signed("<", codes, ir.Constant(V64I8, None))
     codes, x = (builder.select(is_negative, builder.neg(numbers), numbers) for numbers in (codes, x))
-    return simd._dot_bytes(builder, path, total, codes, x)  # two products of at most 128 * 127 fit 16 bits
+    return byte_dots.dot_bytes(builder, path, total, codes, x)  # two products of at most 128 * 127 fit 16 bits
 
 
 _WORD_PRODUCTS = {
@@ -567,7 +567,7 @@ def run_step(typing_context, tile, blocks, codes, at, group, scales, s_at, s_gro
                 registers.append(simd._load(builder, simd._address(context, builder, codes_type, codes, place), V64I8))
             for j, token in enumerate(tokens):
                 place = builder.add(token, ir.Constant(token.type, 4 * step))
-                x = simd._broadcast_four(builder, simd._address(context, builder, q_type, q, place))
+                x = byte_dots.broadcast_four(builder, simd._address(context, builder, q_type, q, place))
                 for i, register in enumerate(registers):
                     k = i * tile.columns + j
                     sums[k] = _dot(builder, plan, sums[k], register, x)

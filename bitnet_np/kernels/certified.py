@@ -8,10 +8,11 @@ from numba import prange
 from numpy.typing import NDArray
 
 from . import huge_pages
+from .byte_dots import byte_offset, byte_step
 from .floats import widen_row
 from .launching import inlined, launch, parallel, read_only, serial
 from .scalar import WIDE_LANES, round_half_even
-from .simd import LANES, STEP, bits_float, byte_offset, byte_step, float_bits, fma, store_tile, tile_i32
+from .simd import LANES, STEP, bits_float, float_bits, fma, store_tile, tile_i32
 from .sums import wide_dot
 from .workspace import empty
 

@@ -7,6 +7,7 @@ abort the process. It must be imported before anything is compiled, because on A
 import ctypes
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import llvmlite.binding as llvm
 from numba.core import codegen, config
@@ -30,7 +31,7 @@ def cpu_features() -> frozenset[str]:
 def instruction_path() -> str:
     """The instructions of byte dot products on this processor.
 
-    One of avx512-vnni, avx512, avx-vnni, avx2, ssse3, neon-dotprod, neon and generic.
+    One of avx512-vnni, avx512, avx-vnni, avx2, ssse3, neon-i8mm, neon-dotprod, neon and generic.
     """
     features = cpu_features()
     if architecture() == "x86_64":
@@ -40,38 +41,57 @@ def instruction_path() -> str:
             if feature in features:
                 return path
     elif architecture() == "aarch64":
-        return "neon-dotprod" if "dotprod" in features else "neon"
+        if "dotprod" in features:
+            return "neon-i8mm" if "i8mm" in features else "neon-dotprod"
+        return "neon"
     return "generic"
 
 
-def has_asimddp(cpuinfo: str) -> bool:
-    """Whether every core that /proc/cpuinfo lists has the byte dot products of ARM."""
+class _Optional(NamedTuple):
+    """An optional extension of ARMv8 that multiplies bytes, by its names."""
+
+    llvm: str
+    linux: str  # in /proc/cpuinfo
+    macos: str  # of sysctl
+
+
+_OPTIONAL = (
+    _Optional("dotprod", "asimddp", "hw.optional.arm.FEAT_DotProd"),  # dot products
+    _Optional("i8mm", "i8mm", "hw.optional.arm.FEAT_I8MM"),  # products of 2 x 8 by 8 x 2
+)
+
+
+def listed_by(cpuinfo: str) -> set[str]:
+    """LLVM's names of the optional extensions that every core of /proc/cpuinfo lists."""
     cores = [line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.partition(":")[0].strip() == "Features"]
-    return bool(cores) and all("asimddp" in features for features in cores)
+    return {extension.llvm for extension in _OPTIONAL if cores and all(extension.linux in features for features in cores)}
 
 
-def _system_has_dot_products() -> bool:
-    """What Linux and macOS say of ARM's byte dot products, the optional FEAT_DotProd of ARMv8.2."""
+def _has_sysctl(name: str) -> bool:
+    value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
+    failed = ctypes.CDLL(None).sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
+    return failed == 0 and value.value == 1
+
+
+def _reported() -> set[str]:
+    """LLVM's names of the optional extensions that Linux or macOS report."""
     try:
         if sys.platform == "darwin":
-            value, size = ctypes.c_int(0), ctypes.c_size_t(ctypes.sizeof(ctypes.c_int))
-            read = ctypes.CDLL(None).sysctlbyname
-            failed = read(b"hw.optional.arm.FEAT_DotProd", ctypes.byref(value), ctypes.byref(size), None, ctypes.c_size_t(0))
-            return failed == 0 and value.value == 1
-        return sys.platform == "linux" and has_asimddp(Path("/proc/cpuinfo").read_text())
+            return {extension.llvm for extension in _OPTIONAL if _has_sysctl(extension.macos)}
+        return listed_by(Path("/proc/cpuinfo").read_text()) if sys.platform == "linux" else set()
     except (OSError, AttributeError):
-        return False
+        return set()
 
 
-def _add_dot_products() -> None:
-    """Let Numba compile for byte dot products where the system reports them. LLVM does not list them among a host's features on ARM, and
+def _add_reported() -> None:
+    """Let Numba compile for the optional extensions that the system reports. LLVM does not list them among a host's features on ARM, and
     a processor whose name it does not know would be compiled for without them. Settings of the user's stand as they are.
     """
-    if architecture() != "aarch64" or config.CPU_FEATURES is not None or config.CPU_NAME is not None or not _system_has_dot_products():
+    if architecture() != "aarch64" or config.CPU_FEATURES is not None or config.CPU_NAME is not None:
         return
-    features = codegen.get_host_cpu_features()
-    if "+dotprod" not in features.split(","):
-        config.CPU_FEATURES = ",".join(filter(None, [features, "+dotprod"]))
+    features = [feature for feature in codegen.get_host_cpu_features().split(",") if feature]
+    if missing := [f"+{name}" for name in sorted(_reported()) if f"+{name}" not in features]:
+        config.CPU_FEATURES = ",".join(features + missing)
 
 
-_add_dot_products()
+_add_reported()

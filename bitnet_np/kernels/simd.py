@@ -1,9 +1,9 @@
-"""Typed SIMD registers for Numba: the one file that knows LLVM.
+"""Typed SIMD registers for Numba, by way of LLVM.
 
 A kernel is written once, on logical registers of 512 bits (16 float32, 16 int32 or 64 bytes). LLVM splits them into the processor's own:
-one AVX-512 register, two of AVX2, four of SSE or NEON. The only instruction that it does not find by itself is the byte dot product, so
-`_dot_bytes` names it for each instruction set. Integer sums are exact and float steps are lane by lane, so every processor
-gives the same bits.
+one AVX-512 register, two of AVX2, four of SSE or NEON. The only instruction that it does not find by itself is the byte dot product, which
+byte_dots.py names for each instruction set. Integer sums are exact and float steps are lane by lane, so every processor gives the same
+bits.
 
 A `Tile` is an array of such registers that Numba carries through a loop as one value, and LLVM keeps in registers. Its shape is part of its
 type: a function that takes a tile is compiled once for each shape, and the step functions below unroll themselves over it.
@@ -83,6 +83,26 @@ def _pack(builder: ir.IRBuilder, value: ir.Value, registers: list[ir.Value]) -> 
     for i, register in enumerate(registers):
         value = builder.insert_value(value, register, i)
     return value
+
+
+def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *values: ir.Value) -> ir.Value:
+    kind = ir.FunctionType(result, [value.type for value in values])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), list(values))
+
+
+def _slices(builder: ir.IRBuilder, value: ir.Value, pieces: int) -> list[ir.Value]:
+    if pieces == 1:
+        return [value]
+    n = value.type.count // pieces
+    return [builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, n), list(range(p * n, p * n + n)))) for p in range(pieces)]
+
+
+def _joined(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
+    while len(parts) > 1:
+        n = 2 * parts[0].type.count
+        order = ir.Constant(ir.VectorType(I32, n), list(range(n)))
+        parts = [builder.shuffle_vector(a, b, order) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+    return parts[0]
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------------------------
@@ -394,218 +414,6 @@ def store_tile(typing_context, tile, out, start, stride):
     return types.none(tile, out, types.intp, types.intp), codegen
 
 
-# --- ternary tiles --------------------------------------------------------------------------------------------------------------------
-
-
-def _call(builder: ir.IRBuilder, name: str, result: ir.Type, *values: ir.Value) -> ir.Value:
-    kind = ir.FunctionType(result, [value.type for value in values])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), list(values))
-
-
-def _dot_avx2(builder: ir.IRBuilder, names: tuple[str, str], total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-    """u8 x s8 -> s16 pairs (at most 2 * 128 * 127, no saturation), then s16 pairs -> s32."""
-    lanes = codes.type.count // 2
-    products = _call(builder, names[0], ir.VectorType(I16, lanes), codes, x)
-    return builder.add(total, _call(builder, names[1], total.type, products, ir.Constant(products.type, [1] * lanes)))
-
-
-def _dot_one(name: str, builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-    return _call(builder, name, total.type, total, codes, x)
-
-
-def _dot_neon(builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-    """16 products s8 x s8 -> s16, neighbours added in 16 bits, and their sums to s32: smull, smull2, addp, sadalp."""
-    v8i16 = ir.VectorType(I16, 8)
-    halves = zip(_slices(builder, codes, 2), _slices(builder, x, 2), strict=True)
-    products = [_call(builder, "llvm.aarch64.neon.smull.v8i16", v8i16, *half) for half in halves]
-    pairs = _call(builder, "llvm.aarch64.neon.addp.v8i16", v8i16, *products)  # at most 2 * 127 * 63, no overflow
-    return builder.add(total, _call(builder, "llvm.aarch64.neon.saddlp.v4i32.v8i16", total.type, pairs))
-
-
-def _dot_generic(builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-    """In plain LLVM: widen to 16 bits, multiply, add four neighbours."""
-    products = builder.mul(builder.zext(codes, ir.VectorType(I16, STEP)), builder.sext(x, ir.VectorType(I16, STEP)))
-    for width in (I16, I32):  # two products of at most 128 * 127 still fit 16 bits
-        wide = builder.sext(products, ir.VectorType(width, products.type.count)) if width is I32 else products
-        even, odd = (ir.Constant(ir.VectorType(I32, wide.type.count // 2), list(range(k, wide.type.count, 2))) for k in (0, 1))
-        products = builder.add(builder.shuffle_vector(wide, wide, even), builder.shuffle_vector(wide, wide, odd))
-    return builder.add(total, products)
-
-
-# instruction path -> the number of hardware registers in a logical one, and the dot product of one of them
-_DOTS: dict[str, tuple[int, Callable]] = {
-    "avx512-vnni": (1, partial(_dot_one, "llvm.x86.avx512.vpdpbusd.512")),
-    "avx512": (1, lambda b, *v: _dot_avx2(b, ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"), *v)),
-    "avx-vnni": (2, partial(_dot_one, "llvm.x86.avx512.vpdpbusd.256")),
-    "avx2": (2, lambda b, *v: _dot_avx2(b, ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"), *v)),
-    "ssse3": (4, lambda b, *v: _dot_avx2(b, ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"), *v)),
-    "neon-dotprod": (4, partial(_dot_one, "llvm.aarch64.neon.sdot.v4i32.v16i8")),  # codes 0..2 are signed bytes too
-    "neon": (4, _dot_neon),
-    "generic": (1, _dot_generic),
-}
-_SIGNED = ("neon-dotprod", "neon")  # paths that multiply signed codes
-
-
-def _slices(builder: ir.IRBuilder, value: ir.Value, pieces: int) -> list[ir.Value]:
-    if pieces == 1:
-        return [value]
-    n = value.type.count // pieces
-    return [builder.shuffle_vector(value, value, ir.Constant(ir.VectorType(I32, n), list(range(p * n, p * n + n)))) for p in range(pieces)]
-
-
-def _joined(builder: ir.IRBuilder, parts: list[ir.Value]) -> ir.Value:
-    while len(parts) > 1:
-        n = 2 * parts[0].type.count
-        order = ir.Constant(ir.VectorType(I32, n), list(range(n)))
-        parts = [builder.shuffle_vector(a, b, order) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
-
-
-def _dot_bytes(builder: ir.IRBuilder, path: str, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
-    """total[i] += sum over j < 4 of codes[4i + j] * x[4i + j]; codes are 0, 1 or 2, x is signed."""
-    pieces, dot = _DOTS[path]
-    sliced = (_slices(builder, value, pieces) for value in (total, codes, x))
-    return _joined(builder, [dot(builder, *part) for part in zip(*sliced, strict=True)])
-
-
-def _code_plane(builder: ir.IRBuilder, path: str, packed: ir.Value, plane: int) -> tuple[ir.Value, int]:
-    """Codes of one plane of packed bytes, times 2^n, and n. Codes that stay in place take one instruction to unpack instead of two.
-
-    A code of the first plane is then up to 128. That is still a byte, and two products with 127 still fit the 16 bits of AVX2's and SSE's
-    pair sums, but NEON's bytes are signed.
-    """
-    place = 6 - 2 * plane
-    if plane == 0 and path in _SIGNED:
-        return builder.lshr(packed, ir.Constant(V64I8, [place] * STEP)), 0
-    return builder.and_(packed, ir.Constant(V64I8, [3 << place] * STEP)), place
-
-
-def _code(builder: ir.IRBuilder, packed: ir.Value, plane: int) -> ir.Value:
-    """Codes 0..2 of one plane of packed bytes. x86 cannot shift bytes; the mask drops the bits that cross from one to another."""
-    shifted = builder.lshr(builder.bitcast(packed, V32I16), ir.Constant(V32I16, [6 - 2 * plane] * 32))
-    return builder.and_(builder.bitcast(shifted, V64I8), ir.Constant(V64I8, [3] * STEP))
-
-
-def _broadcast_four(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
-    """Four bytes of memory, repeated sixteen times, as the byte dot products of x86 can read them from memory."""
-    four = builder.load(builder.bitcast(address, I32.as_pointer()), typ=I32)
-    four.align = 1
-    return builder.bitcast(_splat(builder, four, V16I32), V64I8)
-
-
-def _ternary_step(apart: bool) -> Callable:
-    @intrinsic
-    def ternary_step(typing_context, tile, codes, start, stride, valid, x, x_start, x_stride, x_valid):
-        def codegen(context, builder, signature, args):
-            tile, codes_array, x_array = signature.args[0], signature.args[1], signature.args[5]
-            value, codes, start, stride, valid, x, x_start, x_stride, x_valid = args
-            path = instruction_path()
-            groups = tile.rows // 4 if apart else tile.rows
-            packed = [
-                _load(builder, _address(context, builder, codes_array, codes, _clamped(builder, start, stride, g, valid)), V64I8)
-                for g in range(groups)
-            ]
-            rows = [_clamped(builder, x_start, x_stride, column, x_valid) for column in range(tile.columns)]
-            sums = _unpack(builder, tile, value)
-            for plane in range(4):
-                if apart:
-                    unpacked = [_code_plane(builder, path, register, plane)[0] for register in packed]
-                else:
-                    unpacked = [_code(builder, register, plane) for register in packed]
-                for column, row in enumerate(rows):
-                    offset = builder.add(row, ir.Constant(row.type, 4 * plane))
-                    activations = _broadcast_four(builder, _address(context, builder, x_array, x, offset))
-                    for group in range(groups):
-                        i = ((4 * group + plane) if apart else group) * tile.columns + column
-                        sums[i] = _dot_bytes(builder, path, sums[i], unpacked[group], activations)
-            return _pack(builder, value, sums)
-
-        n = types.intp
-        return tile(tile, codes, n, n, n, x, n, n, n), codegen
-
-    return ternary_step
-
-
-# 16 columns of packed weights (packing.py's order: 16 rows in the lanes) times 16 activations of each token:
-# tile[i, j] += group i of 16 rows, 64 bytes from start + i * stride, times x[x_start + j * x_stride :][:16], one row's sum in each lane.
-# The tile of `ternary_step_apart` has four rows of registers for each group, one for each plane, which `join_planes` adds at the end. It
-# needs no shifts, and makes four chains of additions where one token and one group would make only one.
-ternary_step = _ternary_step(apart=False)
-ternary_step_apart = _ternary_step(apart=True)
-
-
-def byte_offset() -> int:
-    """The excess of a byte over its code in the products of `byte_step`: 128; 0 on NEON, whose dot products take the signed code itself."""
-    return 0 if instruction_path() in _SIGNED else 128
-
-
-@intrinsic
-def byte_step(typing_context, tile, codes, start, x, x_start, x_stride):
-    """tile[0, j] += 4 columns of 16 rows, 64 bytes of codes, times x[x_start + j * x_stride :][:4], one row's sum in each lane.
-
-    Codes are -127..127, stored as code + 128 and multiplied as code + `byte_offset()`. |x| <= 63, so that AVX2's sums of two products fit
-    16 bits.
-    """
-
-    def codegen(context, builder, signature, args):
-        tile, codes_array, _, x_array = signature.args[:4]
-        value, codes, start, x, x_start, x_stride = args
-        path = instruction_path()
-        packed = _load(builder, _address(context, builder, codes_array, codes, start), V64I8)
-        if byte_offset() == 0:
-            packed = builder.xor(packed, ir.Constant(V64I8, [0x80] * STEP))
-        sums = _unpack(builder, tile, value)
-        for column in range(tile.columns):
-            offset = builder.add(x_start, builder.mul(x_stride, ir.Constant(x_stride.type, column)))
-            activations = _broadcast_four(builder, _address(context, builder, x_array, x, offset))
-            sums[column] = _dot_bytes(builder, path, sums[column], packed, activations)
-        return _pack(builder, value, sums)
-
-    n = types.intp
-    return tile(tile, codes, n, x, n, n), codegen
-
-
-@intrinsic
-def join_planes(typing_context, tile):
-    """A tile of `ternary_step_apart` -> the tile that `ternary_step` makes. Divisions are exact: lanes are multiples of the plane's 2^n."""
-    joined = Tile("i32", tile.rows // 4, tile.columns)
-
-    def codegen(context, builder, signature, args):
-        registers, path = _unpack(builder, tile, args[0]), instruction_path()
-        sums = []
-        for i in range(joined.count):
-            group, column = divmod(i, tile.columns)
-            total = ir.Constant(V16I32, None)
-            for plane in range(4):
-                place = _code_plane(builder, path, ir.Constant(V64I8, None), plane)[1]
-                register = registers[(4 * group + plane) * tile.columns + column]
-                total = builder.add(total, builder.ashr(register, ir.Constant(V16I32, [place] * LANES)))
-            sums.append(total)
-        return _pack(builder, ir.Constant(context.get_value_type(joined), None), sums)
-
-    return joined(tile), codegen
-
-
-@intrinsic
-def unpack_codes(typing_context, packed, codes, ahead):
-    """Read 64 packed bytes at one address, and write their codes 0..2, 256 bytes, to another: plane after plane, 4 columns of 16 rows each.
-
-    The cache line at packed + ahead is prefetched.
-    """
-
-    def codegen(context, builder, signature, args):
-        packed, codes, ahead = args
-        _prefetch(builder, _at(builder, builder.add(packed, ahead), I8))
-        register = _load(builder, _at(builder, packed, I8), V64I8)
-        for plane in range(4):
-            address = _at(builder, builder.add(codes, ir.Constant(codes.type, plane * STEP)), V64I8)
-            builder.store(_code(builder, register, plane), address, align=1)
-        return context.get_dummy_value()
-
-    n = types.intp
-    return types.none(n, n, n), codegen
-
-
 @intrinsic
 def load_tile(typing_context, tile, address, row_stride, column_stride):
     """tile[i, j] = the 64 bytes at address + i * row_stride + j * column_stride."""
@@ -623,53 +431,6 @@ def load_tile(typing_context, tile, address, row_stride, column_stride):
 
     n = types.intp
     return tile(tile, n, n, n), codegen
-
-
-def _store_scaled(divide: Callable) -> Callable:
-    @intrinsic
-    def store_scaled(typing_context, tile, sums, scale, inverse, token, factor, address, stride):
-        def codegen(context, builder, signature, args):
-            tile, *arrays = signature.args[:4]
-            value, *values, token, factor, address, stride = args
-            registers = _unpack(builder, tile, value)
-            factor = _splat(builder, factor, V16F32)
-            for column in range(tile.columns):
-                here = builder.add(token, ir.Constant(token.type, column))
-                numbers = [builder.load(_address(context, builder, *array, here)) for array in zip(arrays, values, strict=True)]
-                row_sum, row_scale, row_inverse = map(partial(_splat, builder), numbers, (V16I32, V16F32, V16F32))
-                row = builder.add(address, builder.mul(stride, ir.Constant(stride.type, column)))
-                for group in range(tile.rows):
-                    total = builder.sitofp(builder.sub(registers[group * tile.columns + column], row_sum), V16F32)
-                    scaled = builder.fmul(divide(builder, total, row_scale, row_inverse), factor)
-                    builder.store(scaled, _at(builder, builder.add(row, ir.Constant(row.type, STEP * group)), V16F32), align=4)
-            return context.get_dummy_value()
-
-        n = types.intp
-        return types.none(tile, sums, scale, inverse, n, types.float32, n, n), codegen
-
-    return store_scaled
-
-
-def _by_reciprocal(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, inverse: ir.Value) -> ir.Value:
-    """a / b, given 1 / b rounded to the nearest, with the bits of a division (Markstein, "IA-64 and elementary functions", 2000).
-
-    For b in MODERATE and integers a. Proof, for magnitudes a and b in [1, 2), to which powers of two bring all others: the first product
-    is less than 1.5 units in the last place from the quotient, so the corrected one, before its only rounding, differs from the quotient by
-    less than 3.5 * 2^-48. A quotient of two float32 is never in the middle of two neighbouring float32. It is nearer to a middle than that
-    only if a * 2^25 - b * m, in units of their last places and for an odd m, is less than 8 in magnitude. All these cases were tried.
-    Nothing underflows: the remainder is a multiple of 2^-47 * a, and no integer but 0 is below 1.
-    """
-    first = builder.fmul(a, inverse)
-    return _fma(builder, _fma(builder, builder.fneg(first), b, a), inverse, first)
-
-
-# 16 float32 at address + j * stride + 64 * i = (tile[i, j] - sums[token + j]) / scale[token + j] * factor. Both have the same bits;
-# `store_scaled_by_reciprocal` is faster, for scales in MODERATE and their reciprocals in `inverse`.
-store_scaled = _store_scaled(lambda builder, a, b, inverse: builder.fdiv(a, b))
-store_scaled_by_reciprocal = _store_scaled(_by_reciprocal)
-
-MODERATE = 2.0**-60, 2.0**60
-"""Between these a division of an integer by a scale can be a product with the scale's reciprocal, and a correction."""
 
 
 def has_fma() -> bool:
@@ -747,7 +508,7 @@ def _chosen(builder: ir.IRBuilder, places: ir.Value, table: tuple[int, ...]) -> 
     """The bytes of a table of 16 at these places: by an instruction, or by each bit of the places in turn."""
     count, path = places.type.count, instruction_path()
     if path != "generic":
-        name = "llvm.aarch64.neon.tbl1.v16i8" if path in _SIGNED else "llvm.x86.ssse3.pshuf.b.128"
+        name = "llvm.aarch64.neon.tbl1.v16i8" if path.startswith("neon") else "llvm.x86.ssse3.pshuf.b.128"
         numbers = _bytes(list(table))
         return _joined(builder, [_call(builder, name, numbers.type, numbers, part) for part in _slices(builder, places, count // LANES)])
     chosen = [_bytes([number] * count) for number in table]

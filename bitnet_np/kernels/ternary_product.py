@@ -6,10 +6,11 @@ import numpy as np
 
 from . import simd
 from .launching import inlined, serial
-from .simd import LANES, store_scaled, store_scaled_by_reciprocal
+from .simd import LANES
+from .ternary_simd import MODERATE, store_scaled, store_scaled_by_reciprocal
 from .tiles import TOKENS
 
-_LEAST, _MOST = simd.MODERATE if simd.has_fma() else (np.inf, np.inf)
+_LEAST, _MOST = MODERATE if simd.has_fma() else (np.inf, np.inf)
 
 
 class Product(NamedTuple):

@@ -5,8 +5,9 @@ from numba import prange
 
 from .amx import ROWS, SIZE, WIDTH, configure, tile_dot, tile_load, tile_release, tile_store, tile_zero
 from .launching import inlined, parallel, serial
-from .simd import LANES, STEP, load_tile, tile_i32, unpack_codes
+from .simd import LANES, STEP, load_tile, tile_i32
 from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary, with_reciprocals
+from .ternary_simd import unpack_codes
 from .tiles import TOKENS
 from .workspace import aligned
 

@@ -17,13 +17,16 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from bitnet_np.kernels import amx, simd
+from bitnet_np.kernels import amx, byte_dots, simd
 from bitnet_np.kernels.launching import serial
 
 from .rounds import CheckError, Sample, timed
 
-_CHAINS = 12 if simd.is_wide() else 4  # logical registers: 12 of AVX-512's 32, or 8 of AVX2's 16
+# logical registers: 12 of AVX-512's 32, or 8 of the 16 of AVX2 and SSE
+_CHAINS = 12 if simd.is_wide() else 2 if simd.instruction_path() == "ssse3" else 4
 _STEPS = 200_000  # of every chain in one burst: 5 to 25 ms
+_TOGETHER = 50  # steps whose sums fit words
+_AT_ONCE, _PRODUCTS = (2, 256) if simd.instruction_path() == "neon-i8mm" else (1, simd.STEP)  # registers at once, products for each
 _BURSTS = 4
 _OPAQUE = {"x86_64": "=v,0", "aarch64": "=w,0"}.get(simd.architecture())
 
@@ -33,20 +36,22 @@ _OPAQUE = {"x86_64": "=v,0", "aarch64": "=w,0"}.get(simd.architecture())
 
 @intrinsic
 def _dots(typing_context, tile, code, x):
-    """Each register of the tile += one byte dot product, the kernels' own.
+    """Each register of a tile of sums += byte dot products, as the kernels add them for many tokens.
 
     The numbers are the same every time, and an optimiser would compute them once: an empty assembly statement in front of each hides that.
     """
 
     def codegen(context, builder, signature, args):
-        path = simd.instruction_path()
         tile, code, x = args
         codes = simd._splat(builder, code, simd.V64I8)
-        pieces = simd._slices(builder, simd._splat(builder, x, simd.V64I8), simd._DOTS[path][0])
-        sums = []
-        for total in simd._unpack(builder, signature.args[0], tile):
+        pieces = simd._slices(builder, simd._splat(builder, x, simd.V64I8), byte_dots.DOTS[simd.instruction_path()][0])
+        totals, sums = simd._unpack(builder, signature.args[0], tile), []
+        for i in range(0, len(totals), _AT_ONCE):
             pieces = [builder.asm(ir.FunctionType(p.type, [p.type]), "", _OPAQUE, [p], True) for p in pieces]
-            sums.append(simd._dot_bytes(builder, path, total, codes, simd._joined(builder, pieces)))
+            if _AT_ONCE == 2:
+                sums += byte_dots.add_pairs(builder, totals[i : i + 2], [codes] * 4, pieces[:2])
+            else:
+                sums.append(byte_dots.add_four(builder, totals[i], codes, simd._joined(builder, pieces)))
         return simd._pack(builder, tile, sums)
 
     return tile(tile, types.int8, types.int8), codegen
@@ -68,8 +73,11 @@ def _fmas(typing_context, tile, a, b):
 def _dot_loop(steps, code, x, out):
     for thread in prange(out.size):
         tile = simd.tile_i32(1, _CHAINS)
-        for _ in range(steps):
-            tile = _dots(tile, code, x)
+        for _ in range(steps // _TOGETHER):
+            sums = byte_dots.open_sums(tile)
+            for _ in range(_TOGETHER):
+                sums = _dots(sums, code, x)
+            tile = byte_dots.close_sums(tile, sums)
         totals = np.empty(simd.LANES, np.int32)
         simd.store_sums(tile, totals)
         out[thread] = totals[0]
@@ -87,12 +95,12 @@ def _fma_loop(steps, a, b, out):
 
 
 def dot_products(threads: int) -> float:
-    """int8 multiply-adds per second. The result is checked: 64 codes of 1 times 3 in each step."""
+    """int8 multiply-adds per second. The result is checked: so many codes of 1 times 3 in each step."""
     out = np.empty(threads, np.int32)
     seconds = timed(lambda: _dot_loop(_STEPS, np.int8(1), np.int8(3), out))
-    if (out != _STEPS * simd.STEP * 3).any():
+    if (out != _STEPS * _PRODUCTS * 3).any():
         raise CheckError(f"byte dot products sum up to {out}")
-    return _STEPS * _CHAINS * simd.STEP * threads / seconds
+    return _STEPS * _CHAINS * _PRODUCTS * threads / seconds
 
 
 @serial

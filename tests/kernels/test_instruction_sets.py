@@ -97,10 +97,14 @@ def masked():
 
 
 def ternary_products():
-    """Of one row and of several, whose kernels divide the work differently."""
+    """Of one row and of several, whose kernels divide the work differently; and the largest sums of both signs."""
     weights = packing.pack(np.random.default_rng(3).integers(-1, 2, (70, 300)).astype(np.int8), 0.5)
-    rows = [cpu.quantize(random_floats((count, 300))) for count in (1, 7)]
-    return [digest(cpu.ternary_matmul(*codes, weights.codes, weights.scale, 70)) for codes in rows]
+    rows = [cpu.quantize(random_floats((count, 300))) for count in (1, 3, 7, 17)]
+    results = [cpu.ternary_matmul(*codes, weights.codes, weights.scale, 70) for codes in rows]
+    ones = packing.pack(np.ones((70, 512), int), 1.0)
+    largest = [np.full((rows, 512), code, np.int8) for rows in (1, 17) for code in (-128, 127)]
+    results += [cpu.ternary_matmul(codes, np.ones(len(codes), np.float32), ones.codes, ones.scale, 70) for codes in largest]
+    return [digest(result) for result in results]
 
 
 def byte_products(kind):
@@ -207,7 +211,8 @@ TARGETS = {  # path: triple, processor, features, mnemonic, its register, how ma
     "avx-vnni": (X86, "alderlake", "", "vpdpbusd", "%ymm", 2),
     "avx2": (X86, "haswell", "", "vpmaddubsw", "%ymm", 2),
     "ssse3": (X86, "nehalem", "", "pmaddubsw", "%xmm", 4),
-    "neon-dotprod": (ARM, "generic", "+dotprod", "sdot", "v", 4),  # "generic", as for a processor that LLVM does not know
+    "neon-i8mm": (ARM, "generic", "+dotprod,+i8mm", "sdot", "v", 4),  # "generic", as for a processor that LLVM does not know
+    "neon-dotprod": (ARM, "generic", "+dotprod", "sdot", "v", 4),
     "neon": (ARM, "cortex-a72", "", "sadalp", "v", 4),
 }
 
@@ -313,15 +318,17 @@ def test_tables_of_codes_are_looked_up_by_an_instruction(path, triple, processor
 @pytest.mark.skipif(not {"avx512vnni", "avx512vl"} <= simd.cpu_features(), reason="needs AVX-512 VNNI on 256-bit registers")
 def test_avx_vnni_gives_the_same_bits(monkeypatch):
     """Its instruction is that of AVX-512 on half a register, in another encoding; so its way through the kernel can be run here."""
+    counts = 1, 2, 3, 9
     rng = np.random.default_rng(0)
-    q, scale = rng.integers(-127, 128, (5, 300)).astype(np.int8), np.ones(5, np.float32)
+    q, scale = rng.integers(-127, 128, (9, 300)).astype(np.int8), np.ones(9, np.float32)
     weights = packing.pack(rng.integers(-1, 2, (7, 300)), 0.5)
-    expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in (1, 2, 3, 5)]
+    expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in counts]
     monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
+    monkeypatch.setattr(ternary, "_MANY", 5)
     monkeypatch.setattr(amx, "unit", lambda: None)
-    for name in ("store_ternary", "_ternary_tile", "_ternary_tile_apart"):
+    for name in ("store_ternary", "_ternary_tile", "_ternary_tile_apart", "_many_tokens"):
         monkeypatch.setattr(ternary, name, njit(getattr(ternary, name).py_func))
     kernel = njit(ternary._ternary_matmul.shared.py_func)
     monkeypatch.setattr(ternary, "_ternary_matmul", Kernel(kernel, kernel))
-    for rows, same in zip((1, 2, 3, 5), expected, strict=True):
+    for rows, same in zip(counts, expected, strict=True):
         assert_same_bits(cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7), same)

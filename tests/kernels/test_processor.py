@@ -1,4 +1,4 @@
-"""The features that kernels are compiled for: ARM's byte dot products as the system reports them, and never more than Numba's settings."""
+"""The features that kernels are compiled for: ARM's products of bytes as the system reports them, and never more than Numba's settings."""
 
 import os
 import subprocess
@@ -35,22 +35,23 @@ def cpuinfo(*cores: str) -> str:
 @pytest.mark.parametrize(
     ("cores", "expected"),
     [
-        ([GRAVITON_2] * 4, True),
-        ([GRAVITON_3] * 2, True),
-        ([AMPERE_ALTRA] * 2, True),
-        ([APPLE_M1] * 8, True),
-        ([RASPBERRY_PI_5] * 4, True),
-        ([RASPBERRY_PI_4] * 4, False),
-        ([RASPBERRY_PI_4, RASPBERRY_PI_5], False),  # a thread may move from one core to another
-        ([], False),
+        ([GRAVITON_2] * 4, {"dotprod"}),
+        ([GRAVITON_3] * 2, {"dotprod", "i8mm"}),
+        ([AMPERE_ALTRA] * 2, {"dotprod"}),
+        ([APPLE_M1] * 8, {"dotprod"}),
+        ([RASPBERRY_PI_5] * 4, {"dotprod"}),
+        ([RASPBERRY_PI_4] * 4, set()),
+        ([RASPBERRY_PI_4, RASPBERRY_PI_5], set()),  # a thread may move from one core to another
+        ([GRAVITON_3, GRAVITON_2], {"dotprod"}),
+        ([], set()),
     ],
 )
-def test_dot_products_are_read_off_cpuinfo(cores, expected):
-    assert processor.has_asimddp(cpuinfo(*cores)) == expected
+def test_optional_extensions_are_read_off_cpuinfo(cores, expected):
+    assert processor.listed_by(cpuinfo(*cores)) == expected
 
 
 def test_the_flags_of_x86_are_no_features_of_arm():
-    assert not processor.has_asimddp("processor\t: 0\nflags\t\t: fpu sse2 avx2 asimddp\n")
+    assert not processor.listed_by("processor\t: 0\nflags\t\t: fpu sse2 avx2 asimddp i8mm\n")
 
 
 @pytest.fixture
@@ -62,20 +63,27 @@ def arm(monkeypatch):
     monkeypatch.setattr(config, "CPU_FEATURES", None)
 
 
-@pytest.mark.parametrize(("reported", "path", "features"), [(True, "neon-dotprod", "+neon,+fp-armv8,-sve,+dotprod"), (False, "neon", None)])
-def test_numba_compiles_for_the_dot_products_that_the_system_reports(arm, monkeypatch, reported, path, features):
-    monkeypatch.setattr(processor, "_system_has_dot_products", lambda: reported)
-    processor._add_dot_products()
+@pytest.mark.parametrize(
+    ("reported", "path", "features"),
+    [
+        ({"dotprod", "i8mm"}, "neon-i8mm", "+neon,+fp-armv8,-sve,+dotprod,+i8mm"),
+        ({"dotprod"}, "neon-dotprod", "+neon,+fp-armv8,-sve,+dotprod"),
+        (set(), "neon", None),
+    ],
+)
+def test_numba_compiles_for_what_the_system_reports(arm, monkeypatch, reported, path, features):
+    monkeypatch.setattr(processor, "_reported", lambda: reported)
+    processor._add_reported()
     assert features == config.CPU_FEATURES
     assert processor.instruction_path() == path
 
 
 @pytest.mark.parametrize(("name", "features"), [("cortex-a72", None), (None, "+neon"), ("cortex-a72", "+neon")])
 def test_settings_of_the_users_stand(arm, monkeypatch, name, features):
-    monkeypatch.setattr(processor, "_system_has_dot_products", lambda: True)
+    monkeypatch.setattr(processor, "_reported", lambda: {"dotprod", "i8mm"})
     monkeypatch.setattr(config, "CPU_NAME", name)
     monkeypatch.setattr(config, "CPU_FEATURES", features)
-    processor._add_dot_products()
+    processor._add_reported()
     assert features == config.CPU_FEATURES
     assert processor.instruction_path() == "neon"
 

@@ -16,7 +16,7 @@ from models import assert_same_bits, seeds
 from numba import njit, types
 
 from bitnet_np import packing, selftest
-from bitnet_np.kernels import amx, cpu, launching, simd, ternary, ternary_product, ternary_tiles
+from bitnet_np.kernels import amx, cpu, launching, simd, ternary, ternary_product, ternary_simd, ternary_tiles
 
 UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR}
 on_each_unit = pytest.mark.parametrize("unit", UNITS)
@@ -261,7 +261,7 @@ def _worst_quotients(first, last, most, wrong):
 
 
 def test_division_by_reciprocals_is_right_wherever_it_is_close():
-    """The proof of simd.py's `_by_reciprocal` leaves these cases, all of which are tried."""
+    """The proof of ternary_simd.py's `_by_reciprocal` leaves these cases, all of which are tried."""
     wrong = np.zeros(2, np.int64)
     tried = _worst_quotients(1 << 23, 1 << 24, 8, wrong)
     assert tried > 30_000_000, wrong
@@ -289,11 +289,11 @@ def _store_both(sums, scale, inverse, out):
         copies[:] = sums[i]
         tile = simd.load_tile(simd.tile_i32(1, 1), copies.ctypes.data, 0, 0)
         one = np.float32(1)
-        simd.store_scaled(tile, none, scale[i : i + 1], inverse[i : i + 1], 0, one, row.ctypes.data, 0)
-        simd.store_scaled_by_reciprocal(tile, none, scale[i : i + 1], inverse[i : i + 1], 0, one, row.ctypes.data + 64, 0)
+        ternary_simd.store_scaled(tile, none, scale[i : i + 1], inverse[i : i + 1], 0, one, row.ctypes.data, 0)
+        ternary_simd.store_scaled_by_reciprocal(tile, none, scale[i : i + 1], inverse[i : i + 1], 0, one, row.ctypes.data + 64, 0)
         out[0, i], out[1, i] = row[0], row[31]
     none[0] = copies[0]
 
 
 def test_processors_without_fused_multiply_add_divide():
-    assert simd.has_fma() == (simd.MODERATE[0] == ternary_product._LEAST)
+    assert simd.has_fma() == (ternary_simd.MODERATE[0] == ternary_product._LEAST)
