@@ -3,8 +3,9 @@
 RANGES. Activations are -127..127 and codes have at most 8 bits, so four products of a lane and 16 of a run fit 18 bits or 19. Of the types
 with small integer scales, a lane of Q2_K, Q3_K, Q4_K, Q5_K and Q6_K fits 16 bits even with the offset in it (at most 4 * 127 * 63), and a
 run those of Q2_K, Q3_K and Q4_K (16 * 127 * 15); their products with scales of up to 8 bits are made of 16-bit words, the others' of 32-bit
-ones. A whole block with its offset is at most 256 * 127 * 255 * 32 < 2^28 (IQ4_XS; Q6_K 256 * 127 * 63 * 128), what the offset adds to it
-256 * 127 * 32 * 128, and minimums at most 256 * 127 * 63.
+ones. Where bytes are multiplied two at a time to words, those of two or four registers are added up first (Plan.word_registers). A whole
+block with its offset is at most 256 * 127 * 255 * 32 < 2^28 (IQ4_XS; Q6_K 256 * 127 * 63 * 128), what the offset adds to it 256 * 127 * 32 *
+128, and minimums at most 256 * 127 * 63.
 """
 
 from collections.abc import Callable, Sequence
@@ -136,9 +137,18 @@ def _dot(builder: ir.IRBuilder, plan: Plan, total: ir.Value, codes: ir.Value, x:
     if not plan.is_wide or plan.offset(path) or path in byte_dots.SIGNED:
         return byte_dots.dot_bytes(builder, path, total, codes, x)
     is_negative = builder.icmp_signed("<", codes, ir.Constant(V64I8, None))
-    codes, x = (builder.select(is_negative, builder.neg(numbers), numbers) for numbers in (codes, x))
-    return byte_dots.dot_bytes(builder, path, total, codes, x)  # two products of at most 128 * 127 fit 16 bits
+    magnitudes = builder.select(is_negative, builder.neg(codes), codes)
+    if path in _WITH_SIGN:
+        name, pieces = _WITH_SIGN[path]
+        parts = zip(*(simd._slices(builder, numbers, pieces) for numbers in (x, codes)), strict=True)
+        x = simd._joined(builder, [simd._call(builder, name, pair[0].type, *pair) for pair in parts])
+    else:
+        x = builder.select(is_negative, builder.neg(x), x)
+    return byte_dots.dot_bytes(builder, path, total, magnitudes, x)  # two products of at most 128 * 127 fit 16 bits
 
+
+_WITH_SIGN = {"avx2": ("llvm.x86.avx2.psign.b", 2), "ssse3": ("llvm.x86.ssse3.psign.b.128", 4)}
+"""What gives bytes the signs of other bytes, and the hardware registers in a logical one."""
 
 _WORD_PRODUCTS = {
     "avx512-vnni": ("llvm.x86.avx512.vpdpwssd.512", "llvm.x86.avx512.packssdw.512", 1),
@@ -178,6 +188,12 @@ def _scaled(builder: ir.IRBuilder, total: ir.Value, sums: ir.Value, scales: ir.V
     if words and simd.instruction_path() in _WORD_PRODUCTS:
         return _dot_words(builder, total, sums, scales)
     return builder.add(total, builder.mul(sums, scales))
+
+
+def _words(builder: ir.IRBuilder, lower: ir.Value, upper: ir.Value | None) -> ir.Value:
+    """The low words of one or two registers, side by side in each lane."""
+    words = builder.and_(lower, ir.Constant(V16I32, [0xFFFF] * LANES))
+    return words if upper is None else builder.or_(words, builder.shl(upper, ir.Constant(V16I32, [16] * LANES)))
 
 
 # --- scales and minimums --------------------------------------------------------------------------------------------------------------
@@ -472,8 +488,8 @@ def unpack_chunk(
     """One chunk of 16 rows, as `run_step` and `close_unit` read it: lanes are rows.
 
     The first blocks of the rows are blocks[start + i * stride], the second ones `second` blocks on. codes [weights / 4, 16, 4], scales
-    [16 runs, 16] if there are any, pairs: minimums of two runs [8, 16, 2] of 16 bits if they are integers, floats [units, 2, 16]: scales
-    and minimums.
+    [16 runs, 16] if there are any, pairs: minimums of two runs [8, 16, 2] of 16 bits, or scales if there are none, floats [units, 2, 16]:
+    scales and minimums.
     """
 
     def codegen(context, builder, signature, args):
@@ -500,12 +516,15 @@ def unpack_chunk(
                 for registers, (integers, numbers) in zip(small, four, strict=False):
                     registers += [simd._widened_bytes(builder, part, integers) for part in simd._slices(builder, numbers, 4)]
             scales = _transposed(builder, small[0])
-            if plan.fits_words(LANES) and simd.instruction_path() in _WORD_PRODUCTS:
-                scales = [builder.and_(register, ir.Constant(V16I32, [0xFFFF] * LANES)) for register in scales]  # for `_scaled`
-            store(1, scales)
-            if plan.has_integer_minimum:
-                least, place = _transposed(builder, small[1]), ir.Constant(V16I32, [16] * LANES)
-                store(2, [builder.or_(a, builder.shl(b, place)) for a, b in zip(least[::2], least[1::2], strict=True)])
+            path = simd.instruction_path()
+            counts = _transposed(builder, small[1]) if plan.has_integer_minimum else scales
+            if plan.word_registers(path):
+                store(1, [_words(builder, scale, scale) for scale in scales])
+            elif plan.fits_words(LANES) and path in _WORD_PRODUCTS:
+                store(1, [_words(builder, scale, None) for scale in scales])
+            else:
+                store(1, scales)
+            store(2, [_words(builder, *pair) for pair in zip(counts[::2], counts[1::2], strict=True)])
         nothing = ir.Constant(V16F32, None)
         factors = [_factors(builder, plan, rows, [(row, unit) for row in range(LANES)]) for unit in range(plan.units)]
         store(3, [factor for own in factors for factor in [*own, nothing][:2]])
@@ -544,7 +563,8 @@ def _starts(
 def run_step(typing_context, tile, blocks, codes, at, group, scales, s_at, s_group, q, q_at, q_stride, starts, start, stride, valid):
     """tile[i, j] += a run of 16 weights of 16 rows, times q[q_at + j * q_stride :][:16], times the run's scale if there is one.
 
-    Group i of rows is `group` and `s_group` elements after the one before it. starts[start + j * stride] takes the offset off scaled runs.
+    Group i of rows is `group` and `s_group` elements after the one before it. starts[start + j * stride] takes the offset off scaled runs,
+    where `take_offset` does not.
     """
 
     def codegen(context, builder, signature, args):
@@ -555,10 +575,16 @@ def run_step(typing_context, tile, blocks, codes, at, group, scales, s_at, s_gro
         sums = totals
         if plan.is_scaled:
             opened = [ir.Constant(V16I32, None)] * tile.columns
-            if plan.offset(simd.instruction_path()):
+            if plan.offset_of_starts(simd.instruction_path(), one_row=False):
                 opened = _starts(context, builder, (starts_type, starts), start, stride, valid, tile.columns)
             sums = opened * tile.rows
         tokens = [simd._clamped(builder, q_at, q_stride, j, valid) for j in range(tile.columns)]
+        factors = [ir.Constant(V16I32, [0x10001] * LANES)] * tile.rows  # words of 1
+        if plan.is_scaled:
+            places = [builder.add(s_at, builder.mul(s_group, ir.Constant(s_group.type, i))) for i in range(tile.rows)]
+            factors = [simd._load(builder, simd._address(context, builder, scales_type, scales, place), V16I32) for place in places]
+        together = plan.word_registers(simd.instruction_path())
+        words = [ir.Constant(V32I16, None)] * tile.count
         for step in range(4):
             registers = []
             for i in range(tile.rows):
@@ -570,14 +596,17 @@ def run_step(typing_context, tile, blocks, codes, at, group, scales, s_at, s_gro
                 x = byte_dots.broadcast_four(builder, simd._address(context, builder, q_type, q, place))
                 for i, register in enumerate(registers):
                     k = i * tile.columns + j
-                    sums[k] = _dot(builder, plan, sums[k], register, x)
-        if plan.is_scaled:
-            for i in range(tile.rows):
-                place = builder.add(s_at, builder.mul(s_group, ir.Constant(s_group.type, i)))
-                scale = simd._load(builder, simd._address(context, builder, scales_type, scales, place), V16I32)
-                for k in range(i * tile.columns, (i + 1) * tile.columns):
-                    totals[k] = _scaled(builder, totals[k], sums[k], scale, plan.fits_words(LANES))
-        return simd._pack(builder, value, totals if plan.is_scaled else sums)
+                    if not together:
+                        sums[k] = _dot(builder, plan, sums[k], register, x)
+                        continue
+                    words[k] = builder.add(words[k], byte_dots.word_products(builder, register, x))
+                    if step % together == together - 1:
+                        totals[k] = _dot_words(builder, totals[k], words[k], factors[i])
+                        words[k] = ir.Constant(V32I16, None)
+        if plan.is_scaled and not together:
+            for k, total in enumerate(sums):
+                totals[k] = _scaled(builder, totals[k], total, factors[k // tile.columns], plan.fits_words(LANES))
+        return simd._pack(builder, value, totals if plan.is_scaled or together else sums)
 
     n = types.intp
     return tile(tile, blocks, codes, n, n, scales, n, n, q, n, n, starts, n, n, n), codegen
@@ -628,6 +657,7 @@ def close_unit(
         def splat(array: tuple[types.Array, ir.Value], start: ir.Value, stride: ir.Value, j: int) -> ir.Value:
             return _splat_at(builder, simd._address(context, builder, *array, simd._clamped(builder, start, stride, j, valid)))
 
+        of_pairs = (pairs_type, pairs, p_at, p_group), (sums_type, sums, s_at, s_stride)
         for j in range(tile.columns):
             x_scale = splat((scales_type, scales), at, stride, j)
             for i in range(tile.rows):
@@ -637,14 +667,7 @@ def close_unit(
                 if plan.has_float_minimum:
                     results[k] = simd._fma(builder, factor(i, LANES), splat((eights_type, eights), at, stride, j), results[k])
                 if plan.has_integer_minimum:
-                    sums_of_pairs = [ir.Constant(V16I32, None)] * 2
-                    row = simd._clamped(builder, s_at, s_stride, j, valid)
-                    for pair in range(LANES // 2):
-                        place = builder.add(row, ir.Constant(row.type, 2 * pair))
-                        two = simd._load(builder, simd._address(context, builder, sums_type, sums, place), I32)
-                        counts = load((pairs_type, pairs), p_at, p_group, i, pair * LANES, V16I32)
-                        sums_of_pairs[pair % 2] = _dot_words(builder, sums_of_pairs[pair % 2], counts, simd._splat(builder, two, V16I32))
-                    least = reduce(builder.add, sums_of_pairs)
+                    least = _times_sums(context, builder, *of_pairs, i, j, valid)
                     product = builder.fneg(builder.fmul(factor(i, LANES), x_scale))
                     results[k] = simd._fma(builder, builder.sitofp(least, V16F32), product, results[k])
         return simd._pack(builder, value, results)
@@ -652,6 +675,45 @@ def close_unit(
     n = types.intp
     arrays = (tile, totals, blocks, floats, n, n, pairs, n, n, sums, n, n, scales, eights, n, n, n)
     return tile(*arrays), codegen
+
+
+_Strided = tuple[types.Array, ir.Value, ir.Value, ir.Value]
+"""An array, the first place in it, and the distance to the next one."""
+
+
+def _times_sums(context: Any, builder: ir.IRBuilder, pairs: _Strided, sums: _Strided, i: int, j: int, valid: ir.Value) -> ir.Value:
+    """The pairs of group i of 16 rows times the sums of token j, which is at most the last of `valid` ones."""
+    totals = [ir.Constant(V16I32, None)] * 2
+    (_, _, start, stride), (_, _, s_start, s_stride) = pairs, sums
+    group, row = builder.add(start, builder.mul(stride, ir.Constant(stride.type, i))), simd._clamped(builder, s_start, s_stride, j, valid)
+    for pair in range(LANES // 2):
+        two = simd._load(builder, simd._address(context, builder, sums[0], sums[1], builder.add(row, ir.Constant(row.type, 2 * pair))), I32)
+        place = builder.add(group, ir.Constant(group.type, pair * LANES))
+        counts = simd._load(builder, simd._address(context, builder, pairs[0], pairs[1], place), V16I32)
+        totals[pair % 2] = _dot_words(builder, totals[pair % 2], counts, simd._splat(builder, two, V16I32))
+    return reduce(builder.add, totals)
+
+
+@intrinsic
+def take_offset(typing_context, totals, blocks, pairs, p_at, p_group, sums, s_at, s_stride, valid):
+    """The sums of a unit without what its offset added to them, where starts have not taken it off. Arguments are those of `close_unit`."""
+
+    def codegen(context, builder, signature, args):
+        tile, blocks_type, pairs_type, _, _, sums_type = signature.args[:6]
+        value, _, pairs, p_at, p_group, sums, s_at, s_stride, valid = args
+        plan, path = _plan(blocks_type), simd.instruction_path()
+        if plan.offset(path) == plan.offset_of_starts(path, one_row=False):
+            return value
+        registers = simd._unpack(builder, tile, value)
+        of_pairs = (pairs_type, pairs, p_at, p_group), (sums_type, sums, s_at, s_stride)
+        offset = ir.Constant(V16I32, [plan.offset(path)] * LANES)
+        for k, register in enumerate(registers):
+            added = builder.mul(_times_sums(context, builder, *of_pairs, k // tile.columns, k % tile.columns, valid), offset)
+            registers[k] = builder.sub(register, added)
+        return simd._pack(builder, value, registers)
+
+    n = types.intp
+    return totals(totals, blocks, pairs, n, n, sums, n, n, n), codegen
 
 
 @intrinsic

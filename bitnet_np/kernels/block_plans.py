@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .block_formats import FORMATS, RUN, Bits, Digit, Flags, Format, Integers
+from .byte_dots import WORDS
 
 REGISTER = 64  # codes in a logical register of bytes
 BLOCK_OF_K = 256  # weights of a block whose activations llama.cpp rounds to Q8_K; those of smaller blocks it rounds to Q8_0
@@ -94,8 +95,8 @@ class Plan:
         return -self.code_range[0]
 
     def offset_of_starts(self, path: str, one_row: bool) -> int:
-        """The offset that starts take off. For one row of activations, scaled runs have it taken off after they are scaled."""
-        return 0 if one_row and self.is_scaled else self.offset(path)
+        """The offset that starts take off. Scaled runs have it taken off after they are scaled, for one row of activations and in words."""
+        return 0 if self.is_scaled and (one_row or self.word_registers(path)) else self.offset(path)
 
     @property
     def is_scaled(self) -> bool:
@@ -122,6 +123,13 @@ class Plan:
     def fits_words(self, codes: int, offset: int = 0) -> bool:
         """Whether a sum of this many codes plus the offset times activations has 16 bits."""
         return codes * 127 * max(abs(code + offset) for code in self.code_range) <= 32767
+
+    def word_registers(self, path: str) -> int:
+        """Registers of a run's codes whose products with activations are added up in words, two products to a word: 4 or 2 where words
+        gain anything, else 0."""
+        if path not in WORDS or self.is_wide:
+            return 0
+        return min(4, 32767 // (2 * 127 * (self.code_range[1] + self.offset(path))))
 
     @property
     def has_integer_minimum(self) -> bool:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ..tensor_types import TensorType
 from . import amx, block_tiles
-from .block_bytes import CHUNKS, ROWS, close_chunks, close_unit, open_chunks, open_unit, run_step
+from .block_bytes import CHUNKS, ROWS, close_chunks, close_unit, open_chunks, open_unit, run_step, take_offset
 from .block_formats import FORMATS, RUN
 from .block_plans import PLANS
 from .block_rows import SPAN, Numbers, Rows, arrange, room_for, unpack
@@ -90,6 +90,8 @@ def _tile(zeros, tile, blocks, numbers, rows, strip, first, end, token, valid):
             at += RUN * LANES
             s_at += LANES
             q_at += RUN
+        pairs, p_group = unit * LANES * LANES // 2, count * LANES * LANES // 2
+        totals = take_offset(totals, blocks, strip.pairs, pairs, p_group, rows.sums, sums_at, sums_stride, valid)
         tile = close_unit(
             tile,
             totals,
@@ -98,8 +100,8 @@ def _tile(zeros, tile, blocks, numbers, rows, strip, first, end, token, valid):
             unit * 2 * LANES,
             count * numbers.units * 2 * LANES,
             strip.pairs,
-            unit * LANES * LANES // 2,
-            count * LANES * LANES // 2,
+            pairs,
+            p_group,
             rows.sums,
             sums_at,
             sums_stride,

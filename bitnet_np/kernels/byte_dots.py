@@ -132,7 +132,7 @@ def byte_step(typing_context, tile, codes, start, x, x_start, x_stride):
 
 # --- many tokens ----------------------------------------------------------------------------------------------------------------------
 
-_WORDS: dict[str, tuple[int, str, str]] = {
+WORDS: dict[str, tuple[int, str, str]] = {
     "avx512": (1, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
     "avx2": (2, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
     "ssse3": (4, "llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
@@ -168,7 +168,7 @@ def open_sums(typing_context, tile):
 
 def _is_apart(path: str) -> bool:
     """Whether sums differ from a tile of int32 with a row in each lane, to which they are added in the end."""
-    return path in _WORDS or path == "neon-i8mm"
+    return path in WORDS or path == "neon-i8mm"
 
 
 @intrinsic
@@ -215,12 +215,16 @@ def add_sixteen(builder: ir.IRBuilder, sums: list[ir.Value], groups: list[list[i
 def add_four(builder: ir.IRBuilder, total: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
     """Sums of a token plus 4 columns of 16 rows, not by `smmla`."""
     path = simd.instruction_path()
-    if path not in _WORDS:
+    if path not in WORDS:
         return dot_bytes(builder, path, total, codes, x)
-    pieces, name, _ = _WORDS[path]
+    return builder.bitcast(builder.add(builder.bitcast(total, V32I16), word_products(builder, codes, x)), V16I32)
+
+
+def word_products(builder: ir.IRBuilder, codes: ir.Value, x: ir.Value) -> ir.Value:
+    """Sums of two products of bytes, codes without a sign and x with one, in words."""
+    pieces, name, _ = WORDS[simd.instruction_path()]
     parts = zip(_slices(builder, codes, pieces), _slices(builder, x, pieces), strict=True)
-    products = _joined(builder, [_call(builder, name, ir.VectorType(I16, 32 // pieces), *part) for part in parts])
-    return builder.bitcast(builder.add(builder.bitcast(total, V32I16), products), V16I32)
+    return _joined(builder, [_call(builder, name, ir.VectorType(I16, 32 // pieces), *part) for part in parts])
 
 
 def _eights(builder: ir.IRBuilder, tokens: list[ir.Value]) -> list[ir.Value]:
@@ -251,7 +255,7 @@ def close_sums(typing_context, tile, sums):
         if not _is_apart(path):
             return args[1]  # which began as the tile
         totals, registers = _unpack(builder, tile, args[0]), _unpack(builder, tile, args[1])
-        if path in _WORDS:
+        if path in WORDS:
             added = [_added_words(builder, path, register) for register in registers]
         else:
             added = [register for i in range(0, tile.count, 2) for register in _by_token(builder, registers[i : i + 2])]
@@ -261,7 +265,7 @@ def close_sums(typing_context, tile, sums):
 
 
 def _added_words(builder: ir.IRBuilder, path: str, words: ir.Value) -> ir.Value:
-    pieces, _, name = _WORDS[path]
+    pieces, _, name = WORDS[path]
     ones = ir.Constant(ir.VectorType(I16, 32 // pieces), [1] * (32 // pieces))
     parts = _slices(builder, builder.bitcast(words, V32I16), pieces)
     return _joined(builder, [_call(builder, name, ir.VectorType(I32, LANES // pieces), part, ones) for part in parts])
