@@ -4,25 +4,16 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from . import amx, simd, ternary_tiles
-from .byte_dots import WORD_STEPS, close_sums, dot_sixteen, open_sums
-from .launching import Floats, inlined, launch, parallel, read_only, serial
-from .processor import cpu_features, instruction_path
+from . import amx, simd, ternary_many, ternary_tiles
+from .launching import Floats, inlined, launch, parallel, read_only
 from .scalar import round_half_even
-from .simd import LANES, STEP, float_bits, load_tile, prefetch, store_tile, tile_i32
-from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary, with_reciprocals
-from .ternary_simd import join_planes, ternary_step, ternary_step_apart, unpack_ordered
+from .simd import LANES, STEP, float_bits, prefetch, tile_i32
+from .ternary_product import Product, blocks_of, matrix_of, row_sums, store_ternary, with_reciprocals
+from .ternary_simd import join_planes, ternary_step, ternary_step_apart
 from .tiles import STREAM, TOKENS, WIDE
-from .workspace import aligned, empty
+from .workspace import empty
 
 _GROUPS = 4 if WIDE else 1  # groups of 16 weight rows in a tile
-
-# The same where codes are unpacked once for many tokens, and the tokens of a tile: the accumulators fit the registers beside what they
-# multiply. AMD's processors, which alone have SSE4A, unpack beside the byte dot products of AVX-512; others in their place.
-_PATH = instruction_path()
-_SHAPES = {"avx512-vnni": (4, 4), "avx512": (2, 4), "ssse3": (2, 1), "neon-i8mm": (1, 4), "neon-dotprod": (1, 4)}
-_MANY_GROUPS, _MANY_TOKENS = _SHAPES.get(_PATH, (2, 2))
-_MANY = 5 if _PATH != "avx512-vnni" else 1 << 31 if "sse4a" in cpu_features() else 16  # tokens from which on that is faster
 
 
 @parallel
@@ -86,54 +77,17 @@ def _ternary_tile_apart(zeros, tokens, product, matrix, group, edge):
     store_ternary(join_planes(tile), 1, tokens, product, matrix, group, 0, edge)
 
 
-@serial
-def _many_tokens(product, matrix, group):
-    """The results of _MANY_GROUPS groups of 16 weight rows. So many columns at a time are unpacked as sums in words allow."""
-    n, stride, steps = product.q.shape[0], product.q.shape[1], product.steps
-    size, present = _MANY_GROUPS * LANES, -(-matrix.width // LANES) - group
-    room, edge = aligned(_MANY_GROUPS * WORD_STEPS * 4 * STEP), np.empty(_MANY_TOKENS * size, np.float32)
-    sums = aligned((n + _MANY_TOKENS) * size * 4).view(np.int32)
-    codes, totals = np.int64(room.ctypes.data), np.int64(sums.ctypes.data)
-    for begin in range(0, steps, WORD_STEPS):
-        count = min(WORD_STEPS, steps - begin)
-        for i in range(_MANY_GROUPS):
-            packed = product.codes.ctypes.data + matrix.begin + ((group + min(i, present - 1)) * steps + begin) * STEP
-            for k in range(count):
-                unpack_ordered(packed + k * STEP, codes + (i * WORD_STEPS + k) * 4 * STEP, count * STEP)
-        for token in range(0, n, _MANY_TOKENS):
-            tile, place = tile_i32(_MANY_GROUPS, _MANY_TOKENS), token * size
-            if begin:
-                tile = load_tile(tile, totals + place * 4, _MANY_TOKENS * STEP, STEP)
-            part, x = open_sums(tile), token * stride + begin * LANES
-            for k in range(count):
-                part = dot_sixteen(
-                    part, codes + k * 4 * STEP, WORD_STEPS * 4 * STEP, product.q, x + k * LANES, stride, min(_MANY_TOKENS, n - token)
-                )
-            tile = close_sums(tile, part)
-            if begin + count < steps:
-                store_tile(tile, sums, place, _MANY_TOKENS * LANES)
-            else:
-                store_ternary(tile, _MANY_GROUPS, _MANY_TOKENS, product, matrix, group, token, edge)
-
-
 @parallel
 def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out):
-    start = np.int64(codes.ctypes.data)
-    begins = np.int64(0), np.int64(second.ctypes.data) - start, np.int64(third.ctypes.data) - start  # three arrays as if they were one
     n = q.shape[0]
-    groups = 1 if n <= 2 else _GROUPS if n < _MANY else _MANY_GROUPS
-    size = groups * LANES
-    blocks = -(-widths[0] // size) - (-widths[1] // size) - (-widths[2] // size)
+    size = LANES if n <= 2 else _GROUPS * LANES
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
     row_sums(q, 0, n, product.sums)
-    for item in prange(blocks):
-        m, block, before = block_of(widths, size, np.int64(item))
-        matrix = Matrix(begins[m], factors[m], n * before, widths[m])
+    for item in prange(blocks_of(widths, size)):
+        matrix, block = matrix_of((codes, second, third), widths, factors, n, size, np.int64(item))
         edge = np.empty(TOKENS * _GROUPS * LANES, np.float32)
-        if n >= _MANY:
-            _many_tokens(product, matrix, block * _MANY_GROUPS)
-        elif n == 1:
+        if n == 1:
             _ternary_tile_apart(tile_i32(4, 1), 1, product, matrix, block, edge)
         elif n == 2:
             _ternary_tile_apart(tile_i32(4, 2), 2, product, matrix, block, edge)
@@ -160,7 +114,7 @@ def ternary_matmuls(q: NDArray[np.int8], scale: Floats, *matrices: tuple[NDArray
     work = out.size * q.shape[1] // 64
     arguments = read_only(a), read_only(b), read_only(c), (i, j, k), (f, g, h), steps, q, scale, out
     if unit is None:
-        launch(_ternary_matmul, work, *arguments)
+        launch(ternary_many.ternary_matmul if rows >= ternary_many.LEAST else _ternary_matmul, work, *arguments)
     else:
         launch(ternary_tiles.ternary_matmul, work, *arguments, unit)
     ends = 0, rows * i, rows * (i + j), rows * (i + j + k)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import simd
-from .launching import inlined, serial
+from .launching import inlined, rule, serial
 from .simd import LANES
 from .ternary_simd import MODERATE, store_scaled, store_scaled_by_reciprocal
 from .tiles import TOKENS
@@ -68,18 +68,22 @@ def store_ternary(tile, groups, tokens, product, matrix, group, token, edge):
                 product.out[start + j * width + column + i] = edge[j * groups * LANES + i]
 
 
-@serial
-def block_of(widths, size, block):
-    """The matrix that a block belongs to, the block's number in that matrix, and the columns of the matrices before it.
+@rule
+def blocks_of(widths, size):
+    """Three matrices are cut into so many blocks of `size` columns, one matrix after another."""
+    return -(-widths[0] // size) - (-widths[1] // size) - (-widths[2] // size)
 
-    Three matrices are cut into blocks of `size` columns, one matrix after another.
-    """
+
+@serial
+def matrix_of(codes, widths, factors, n, size, block):
+    """The matrix that a block belongs to, of three with these codes, and the block's number in it. The product has n tokens."""
     first, second = -(-widths[0] // size), -(-widths[1] // size)
     if block < first:
-        return 0, block, 0
+        return Matrix(np.int64(0), factors[0], 0, widths[0]), block
+    start = np.int64(codes[0].ctypes.data)  # three arrays as if they were one
     if block < first + second:
-        return 1, block - first, widths[0]
-    return 2, block - first - second, widths[0] + widths[1]
+        return Matrix(np.int64(codes[1].ctypes.data) - start, factors[1], n * widths[0], widths[1]), block - first
+    return Matrix(np.int64(codes[2].ctypes.data) - start, factors[2], n * (widths[0] + widths[1]), widths[2]), block - first - second
 
 
 @serial

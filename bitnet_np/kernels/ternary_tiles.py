@@ -6,7 +6,7 @@ from numba import prange
 from .amx import ROWS, SIZE, WIDTH, configure, tile_dot, tile_load, tile_release, tile_store, tile_zero
 from .launching import inlined, parallel, serial
 from .simd import LANES, STEP, load_tile, tile_i32
-from .ternary_product import Matrix, Product, block_of, row_sums, store_ternary, with_reciprocals
+from .ternary_product import Product, blocks_of, matrix_of, row_sums, store_ternary, with_reciprocals
 from .ternary_simd import unpack_codes
 from .tiles import TOKENS
 from .workspace import aligned
@@ -122,8 +122,6 @@ def _two_groups(memory, room, edge, product, matrix, group, first_token, end_tok
 @parallel
 def ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out, memory):
     """As the kernel of ternary.py, for q [n, a multiple of 64], on units like that of `memory`."""
-    start = np.int64(codes.ctypes.data)
-    begins = np.int64(0), np.int64(second.ctypes.data) - start, np.int64(third.ctypes.data) - start  # three arrays as if they were one
     n, columns = q.shape
     scales, inverse, moderate = with_reciprocals(scale)
     product = Product(codes, steps, q, scales, inverse, moderate, np.zeros(n + TOKENS, np.int32), out)
@@ -136,10 +134,9 @@ def ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out, 
             _arrange(memory.copy(), q, np.int64(group) * ROWS, arranged, product.sums)
     parts = -(-n * columns // _SHARED)
     span = -(-n // (parts * _PAIR)) * _PAIR
-    pairs = -(-widths[0] // _PAIR) - (-widths[1] // _PAIR) - (-widths[2] // _PAIR)
+    pairs = blocks_of(widths, _PAIR)
     for item in prange(-(-n // span) * pairs):
-        m, block, before = block_of(widths, _PAIR, np.int64(item) % pairs)
-        matrix = Matrix(begins[m], factors[m], n * before, widths[m])
+        matrix, block = matrix_of((codes, second, third), widths, factors, n, _PAIR, np.int64(item) % pairs)
         token = np.int64(item) // pairs * span
         room, edge = aligned(_ROOM + span * _PAIR * 4), np.empty(TOKENS * _PAIR, np.float32)
         _two_groups(memory.copy(), room, edge, product, matrix, 2 * block, token, min(token + span, n), arranged)

@@ -1,5 +1,7 @@
 """Ternary products of many tokens, whose codes are unpacked once: the bits, the largest sums, and the instructions of each path."""
 
+from unittest import mock
+
 import contract
 import numpy as np
 import pytest
@@ -10,35 +12,35 @@ from models import assert_same_bits, seeds
 from numba import njit, types
 
 from bitnet_np import packing
-from bitnet_np.kernels import amx, byte_dots, cpu, launching, simd, ternary
+from bitnet_np.kernels import amx, byte_dots, cpu, launching, simd, ternary_many
 
 
 @pytest.fixture(scope="module", autouse=True)
 def many():
-    """Three tokens are many, here, on any processor."""
+    """One token is many, here, on any processor."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(amx, "unit", lambda: None)
-        patch.setattr(ternary, "_MANY", 3)
-        kernel = njit(error_model="numpy")(ternary._ternary_matmul.shared.py_func)
-        patch.setattr(ternary, "_ternary_matmul", launching.Kernel(kernel, kernel))
+        patch.setattr(ternary_many, "LEAST", 1)
         yield
 
 
+@pytest.mark.parametrize("small", [0, 1 << 60], ids=["shared", "alone"])
 @given(
     seed=seeds,
-    rows=st.integers(3, 20),
+    rows=st.integers(1, 20),
     width=st.integers(1, 800),
     heights=st.lists(st.integers(1, 140), min_size=1, max_size=3),
 )
 @example(seed=0, rows=5, width=257, heights=[65, 16, 1])  # one step more than words hold
 @example(seed=0, rows=4, width=256, heights=[64])
-@settings(max_examples=40)
-def test_products_have_the_bits_of_the_contract(seed, rows, width, heights):
+@settings(max_examples=30)
+def test_products_have_the_bits_of_the_contract(small, seed, rows, width, heights):
     rng = np.random.default_rng(seed)
     q, scale = rng.integers(-127, 128, (rows, width)).astype(np.int8), np.exp2(rng.uniform(-5, 20, rows)).astype(np.float32)
     matrices = [rng.integers(-1, 2, (height, width)) for height in heights]
     packed = [packing.pack(matrix, rng.uniform(0.01, 2)) for matrix in matrices]
-    results = cpu.ternary_matmuls(q, scale, *((p.codes, p.scale, p.shape[0]) for p in packed))
+    with mock.patch.object(launching, "SMALL", small):
+        results = cpu.ternary_matmuls(q, scale, *((p.codes, p.scale, p.shape[0]) for p in packed))
     for result, matrix, weights in zip(results, matrices, packed, strict=True):
         assert_same_bits(result, contract.ternary_matmul(q, scale, matrix, weights.scale))
 

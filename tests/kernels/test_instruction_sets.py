@@ -23,7 +23,7 @@ from numba.np.numpy_support import from_dtype
 from bitnet_np import masks, packing, selftest
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.forward_pass import forward_full, forward_incremental
-from bitnet_np.kernels import amx, block_products, blocks, cpu, processor, simd, ternary, tiles
+from bitnet_np.kernels import amx, block_products, blocks, cpu, processor, simd, ternary, ternary_many, ternary_product, tiles
 from bitnet_np.kernels.block_bytes import CHUNKS
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_rows import Numbers, Rows, Strip
@@ -226,8 +226,8 @@ def array(dtype, axes=1, readonly=False):
 def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     """A step of 2 x 2 sums for 4 planes of codes, or of the 4 planes of 2 sums: in as many instructions as a register has pieces."""
     n, floats, codes = types.intp, array(types.float32), array(types.uint8, readonly=True)
-    arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], ternary.Product)
-    matrix = types.NamedTuple([n, types.float32, n, n], ternary.Matrix)
+    arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], ternary_product.Product)
+    matrix = types.NamedTuple([n, types.float32, n, n], ternary_product.Matrix)
     if apart:
         function, signature = ternary._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, arrays, matrix, n, floats)
     else:
@@ -324,11 +324,14 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch):
     weights = packing.pack(rng.integers(-1, 2, (7, 300)), 0.5)
     expected = [cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7) for rows in counts]
     monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
-    monkeypatch.setattr(ternary, "_MANY", 5)
+    monkeypatch.setattr(ternary_many, "LEAST", 5)
     monkeypatch.setattr(amx, "unit", lambda: None)
-    for name in ("store_ternary", "_ternary_tile", "_ternary_tile_apart", "_many_tokens"):
+    for name in ("store_ternary", "_ternary_tile", "_ternary_tile_apart"):
         monkeypatch.setattr(ternary, name, njit(getattr(ternary, name).py_func))
-    kernel = njit(ternary._ternary_matmul.shared.py_func)
-    monkeypatch.setattr(ternary, "_ternary_matmul", Kernel(kernel, kernel))
+    for name in ("store_ternary", "_groups"):
+        monkeypatch.setattr(ternary_many, name, njit(getattr(ternary_many, name).py_func))
+    for module, name in ((ternary, "_ternary_matmul"), (ternary_many, "ternary_matmul")):
+        kernel = njit(getattr(module, name).shared.py_func)
+        monkeypatch.setattr(module, name, Kernel(kernel, kernel))
     for rows, same in zip(counts, expected, strict=True):
         assert_same_bits(cpu.ternary_matmul(q[:rows], scale[:rows], weights.codes, weights.scale, 7), same)
