@@ -23,11 +23,12 @@ from numba.np.numpy_support import from_dtype
 from bitnet_np import masks, packing, selftest
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.forward_pass import forward_full, forward_incremental
-from bitnet_np.kernels import amx, block_products, blocks, cpu, processor, simd, ternary, ternary_many, ternary_product, tiles
+from bitnet_np.kernels import amx, block_products, blocks, cpu, processor, simd, ternary, ternary_many, tiles
 from bitnet_np.kernels.block_bytes import CHUNKS
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_rows import Numbers, Rows, Strip
 from bitnet_np.kernels.launching import Kernel
+from bitnet_np.kernels.ternary_product import Matrix, Product
 from bitnet_np.tensor_types import BLOCK_TYPES, MXFP4, NVFP4, Q3_K, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, TQ1_0
 
 SSE4 = "+sse,+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt"
@@ -226,8 +227,8 @@ def array(dtype, axes=1, readonly=False):
 def test_byte_dot_products_are_the_instruction_of_their_path(path, apart, dots):
     """A step of 2 x 2 sums for 4 planes of codes, or of the 4 planes of 2 sums: in as many instructions as a register has pieces."""
     n, floats, codes = types.intp, array(types.float32), array(types.uint8, readonly=True)
-    arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], ternary_product.Product)
-    matrix = types.NamedTuple([n, types.float32, n, n], ternary_product.Matrix)
+    arrays = types.NamedTuple([codes, n, array(types.int8, 2), floats, floats, types.boolean, array(types.int32), floats], Product)
+    matrix = types.NamedTuple([n, types.float32, n, n], Matrix)
     if apart:
         function, signature = ternary._ternary_tile_apart, (simd.Tile("i32", 4, 2), n, arrays, matrix, n, floats)
     else:
