@@ -13,7 +13,7 @@ from .ternary_simd import join_planes, ternary_step, ternary_step_apart
 from .tiles import STREAM, TOKENS, WIDE
 from .workspace import empty
 
-_GROUPS = 4 if WIDE else 1  # groups of 16 weight rows in a tile
+_GROUPS = 4  # groups of 16 weight rows in a tile
 
 
 @parallel
@@ -48,7 +48,10 @@ def quantize(x: Floats) -> tuple[NDArray[np.int8], Floats]:  # [R, M] -> [R, M] 
 
 @inlined
 def _ternary_tile(zeros, groups, tokens, product, matrix, group, token, edge):
-    """The results from column 16 * `group` and from `token` on: 16 * groups columns by tokens, which is the shape of `zeros`."""
+    """The results from column 16 * `group` and from `token` on: 16 * groups columns by tokens, which is the shape of `zeros`.
+
+    For AVX-512: other processors have ternary_many.py.
+    """
     codes, q, row = product.codes, product.q, product.steps * STEP
     n, present = min(groups, -(-matrix.width // LANES) - group), min(tokens, q.shape[0] - token)
     tile = zeros
@@ -91,7 +94,7 @@ def _ternary_matmul(codes, second, third, widths, factors, steps, q, scale, out)
             _ternary_tile_apart(tile_i32(4, 1), 1, product, matrix, block, edge)
         elif n == 2:
             _ternary_tile_apart(tile_i32(4, 2), 2, product, matrix, block, edge)
-        else:
+        elif WIDE:
             for token in range(0, n, TOKENS):
                 _ternary_tile(tile_i32(_GROUPS, TOKENS), _GROUPS, TOKENS, product, matrix, block * _GROUPS, token, edge)
 

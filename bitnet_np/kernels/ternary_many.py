@@ -17,9 +17,10 @@ _PATH = instruction_path()
 _SHAPES = {"avx512-vnni": (4, 4), "avx512": (2, 4), "ssse3": (2, 1), "neon-i8mm": (1, 4), "neon-dotprod": (1, 4)}
 _GROUPS, _TOKENS = _SHAPES.get(_PATH, (2, 2))
 
-LEAST = 5 if _PATH != "avx512-vnni" else 1 << 31 if "sse4a" in cpu_features() else 16
-"""Tokens from which on this is faster than to unpack for every few of them. AMD's processors, which alone have SSE4A, unpack beside the
-byte dot products of AVX-512, others in their place."""
+_VNNI_LEAST = 1 << 31 if "sse4a" in cpu_features() else 16
+LEAST = {"avx512-vnni": _VNNI_LEAST, "avx512": 5}.get(_PATH, 3)
+"""Tokens from which on this serves. For fewer, but at least three, AVX-512 has the way of ternary.py, which unpacks for every four of them:
+AMD's processors, which alone have SSE4A, do so beside their byte dot products, others in their place."""
 
 
 @serial
