@@ -231,7 +231,10 @@ class Proposals:
 
     def _fastest(self, costs: Costs, sequences: int, room: int) -> int:
         """The number of drafts with the most expected tokens a second: 1 + p + ... + p^k of them in a pass over k + 1 rows."""
-        best, fastest, expected, chance = 0, 1 / costs.of(sequences), 1.0, 1.0
+        alone = costs.of(sequences)
+        if alone <= (1 - self._right) * costs.of(2 * sequences):
+            return 0  # even with drafts without end, if a pass with more of them costs no less
+        best, fastest, expected, chance = 0, 1 / alone, 1.0, 1.0
         for k in range(1, room + 1):
             chance *= self._right
             expected += chance
@@ -262,6 +265,7 @@ class Speculator:
         if row is None:
             if self._proposals.rejected:
                 self._cache.rollback(0, self._proposals.rejected)
+            self._rows = None  # its memory is in the caches, and serves the next logits
             self._rows, row = self._pass(tokens), 0
         assert self._rows is not None
         return self._rows[row : row + 1]

@@ -21,7 +21,7 @@ from . import generate_many as batch_command
 from .arguments import add_computing_arguments, add_device_arguments, add_model_argument, add_token_arguments, dialect_of, loaded, opened
 from .inputs import token_ids
 from .printing import print_json
-from .speculating import add_speculation_arguments, counts, described, speculation_of
+from .speculating import add_speculation_arguments, counts, described, pays, speculation_of
 
 SUMMARY = "Continue a prompt, token by token."
 TOKENS = 64
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         numbers = None if arguments.uniforms is None else parse_numbers("--uniforms", arguments.uniforms, float)
         sampling = Sampling(arguments.temperature, arguments.top_k, arguments.top_p)
         model = loaded(source, arguments)
-        speculation = speculation_of(arguments, source)
+        speculation = speculation_of(arguments, source, slots=1, by_default=arguments.ops.device == "cpu" and pays(model))
         tokens = stream(
             model,
             ids.tolist(),

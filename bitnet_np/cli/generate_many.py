@@ -95,7 +95,7 @@ def run_prompts(arguments: argparse.Namespace, model_path: Path, stop: Collectio
     stops = (tokenizer.stops if tokenizer else ()) if stop is None else stop
     model = loaded(source, arguments)
     head = certified_for(model, sampling, arguments.n, arguments.head if arguments.head == "certified" else "exact")
-    speculation = speculation_of(arguments, source, batch)
+    speculation = speculation_of(arguments, source, batch, by_default=False)
     requests = []
     for number, name, prompt in lines:
         try:

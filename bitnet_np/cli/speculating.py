@@ -8,32 +8,41 @@ from typing import Any
 from ..errors import OptionError
 from ..files.load import model_from, open_model
 from ..files.source import Source
+from ..model import Model
 from ..speculation import DraftModel, Speculation
 from . import progress
 
 _VOCABULARY = "tokenizer.ggml.tokens"
+_PAYS_FROM = 1 << 26  # layers * width * width of the feed-forward network: some milliseconds a token
 
 
 def add_speculation_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --speculate and --draft."""
+    """Add --speculate, --no-speculate and --draft."""
     ways = parser.add_mutually_exclusive_group()
     ways.add_argument(
         "--speculate",
-        action="store_true",
-        help="draft tokens that followed the same ones before, and check several in one pass: faster where text repeats, the same tokens",
+        action=argparse.BooleanOptionalAction,
+        help="draft tokens that followed the same ones before, and check several in one pass: faster where text repeats, the same tokens "
+        "(default: for one prompt on the CPU, unless the model is so small that keeping count of drafts takes noticeable time)",
     )
     ways.add_argument(
         "--draft", type=Path, metavar="MODEL", help="speculate with the tokens that this model drafts; its vocabulary must be the same"
     )
 
 
-def speculation_of(arguments: argparse.Namespace, source: Source, slots: int = 1) -> Speculation | None:
-    """How the arguments say to speculate; slots: the sequences that a draft model works on at a time.
+def pays(model: Model) -> bool:
+    """Whether drafts are worth it for one prompt, whatever its text: they cost some 20 us a token, and no less on small models."""
+    config = model.config
+    return config.n_layers * config.width * config.ffn >= _PAYS_FROM
+
+
+def speculation_of(arguments: argparse.Namespace, source: Source, slots: int, by_default: bool) -> Speculation | None:
+    """How to speculate, `by_default` where the arguments say nothing; slots: the sequences that a draft model works on at a time.
 
     Raises OptionError for a draft model whose file has another vocabulary than the model's, and what loading it raises.
     """
     if arguments.draft is None:
-        return Speculation() if arguments.speculate else None
+        return Speculation() if (by_default if arguments.speculate is None else arguments.speculate) else None
     draft = open_model(arguments.draft)
     ours, theirs = (list(file.metadata.get(_VOCABULARY, ())) for file in (source, draft))
     if ours and theirs and ours != theirs:

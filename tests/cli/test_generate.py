@@ -10,6 +10,7 @@ from command_line import HOT, TINY, needs_text, with_commas, write_file
 
 from bitnet_np import BITNET_CPP, Sampling
 from bitnet_np.cli import generate as generate_command
+from bitnet_np.cli import speculating
 from bitnet_np.cli.main import main
 from bitnet_np.generate import generate
 from bitnet_np.sampling import uniforms
@@ -131,6 +132,16 @@ def test_speculation_changes_no_token(run, model, capsys, way):
     counted = result["speculation"]
     assert counted["passes"] + counted["accepted"] == 11
     assert re.search(r"; \d+ of \d+ drafts accepted in \d+ passes$", captured.err.strip())
+
+
+@pytest.mark.parametrize(
+    ("least", "options", "is_used"),
+    [(1, [], True), (1, ["--no-speculate"], False), (1 << 40, [], False), (1 << 40, ["--speculate"], True)],
+)
+def test_one_prompt_is_speculated_unless_the_model_is_small(run, monkeypatch, least, options, is_used):
+    monkeypatch.setattr(speculating, "_PAYS_FROM", least)
+    result = run("generate", TINY, "--tokens", "7,8", "-n", "12", "--json", *options)
+    assert ("speculation" in result) == is_used
 
 
 @pytest.mark.parametrize(
