@@ -17,11 +17,11 @@ ROWS = (("row", 2560, 1024), ("sum", 2560, 256), ("relu2", 6912, 512), ("silu", 
 
 
 def kernels() -> dict[str, tuple]:
-    """The kernels by name, each with the types of its arguments."""
+    """The kernels by name, each with the types of its arguments, and the threads of a block if these limit its registers."""
     from numba.cuda import types as t
 
-    from bitnet_np.gpu.backend import TILES
-    from bitnet_np.kernels.cuda import attention, attention_split, floats, norms, rows, ternary
+    from bitnet_np.gpu.backend import GROUPS, TILES
+    from bitnet_np.kernels.cuda import attention, attention_split, floats, norms, rows, ternary, ternary_groups
     from bitnet_np.kernels.cuda.attention_shape import shape_for
 
     f, i, f1, f2, f3, f4 = t.float32, t.int64, t.float32[::1], t.float32[:, ::1], t.float32[:, :, ::1], t.float32[:, :, :, ::1]
@@ -78,6 +78,7 @@ def kernels() -> dict[str, tuple]:
         *((ternary.gemv(warps, depth), (*matrices, i, f1)) for warps, depth in ((8, 3), (16, 4))),
         *((ternary.skinny(*how), (*matrices, i, f1)) for how in SKINNY),
         *((ternary.gemm(*tile), by_tokens) for tile in TILES),
+        *((ternary_groups.gemm(*shape), by_tokens) for shape in GROUPS),
         *((attention.attend(shape), (*attended(), i, f3)) for shape in shapes(16)),
         (attention.attend(shape_for(128, 32, many=True)), (*attended(), i, f3)),
         *((attention_split.attend_chunk(shape, True), split(f1)) for shape in shapes(4)),
@@ -89,7 +90,8 @@ def kernels() -> dict[str, tuple]:
         (attention_split.attend_chunk(shape_for(128, 4, capped=True), True), split(f1)),
         (attention.attend_masked(shape_for(128, 16)), (*attended(), *masked, f3)),
     ]
-    return {f"{kernel.py_func.__name__} {number}": (kernel.py_func, types) for number, (kernel, types) in enumerate(listed)}
+    named = {f"{kernel.py_func.__name__} {number}": (kernel, types) for number, (kernel, types) in enumerate(listed)}
+    return {name: (kernel.py_func, types, kernel.targetoptions.get("launch_bounds")) for name, (kernel, types) in named.items()}
 
 
 KERNELS = kernels() if find_spec("numba_cuda") else {}

@@ -24,20 +24,25 @@ class Code:
 
     spills: bytes of the stack frame, of spilled registers' stores and of their loads
     counts: how often each instruction stands in the code, by its name without modifiers
+    is_serial: whether products of warpgroups wait for each other, because the assembler could not tell that they need not
     """
 
     registers: int
     spills: tuple[int, int, int]
     counts: Counter[str]
+    is_serial: bool
 
 
-def library_of(function: object, signature: object) -> Any:
-    """numba-cuda's library of a kernel compiled for sm_90a, as on an H100 or H200, whose `get_asm_str` is its PTX."""
+def library_of(function: object, signature: object, threads: int | None = None) -> Any:
+    """numba-cuda's library of a kernel compiled for sm_90a, as on an H100 or H200, whose `get_asm_str` is its PTX.
+
+    threads: of a block at most, if that limits its registers.
+    """
     from numba.cuda import compiler, dispatcher
 
     before, dispatcher.get_current_device = dispatcher.get_current_device, lambda: SimpleNamespace(compute_capability=(9, 0))
     try:
-        return compiler._compile_pyfunc_with_fixup(function, signature, device=False, cc=(9, 0), abi="numba")[0]
+        return compiler._compile_pyfunc_with_fixup(function, signature, device=False, cc=(9, 0), abi="numba", launch_bounds=threads)[0]
     finally:
         dispatcher.get_current_device = before
 
@@ -59,7 +64,8 @@ def assembled(ptx: str) -> Code:
         nvjitlink.destroy(handle)
     (spills,) = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log.decode())
     (registers,) = re.findall(r"Used (\d+) registers", log.decode())
-    return Code(int(registers), tuple(map(int, spills)), _counted(binary) if DISASSEMBLER.exists() else Counter())
+    counts = _counted(binary) if DISASSEMBLER.exists() else Counter[str]()
+    return Code(int(registers), tuple(map(int, spills)), counts, "serialized" in log.decode())
 
 
 def _counted(binary: bytes) -> Counter[str]:
@@ -86,7 +92,7 @@ def fused_by(ptx: str) -> tuple[int, int]:
 def main() -> None:
     from gpu_kernels import KERNELS
 
-    columns = ("FFMA", "DFMA", "IMMA", "IDP", "LDG", "STG", "LDS", "BAR")
+    columns = ("FFMA", "DFMA", "IMMA", "IGMMA", "IDP", "LDG", "STG", "LDS", "BAR")
     print(f"{'kernel':<34}{'registers':>10}{'spills':>8}{'all':>8}" + "".join(f"{name:>7}" for name in columns))
     for name, kernel in KERNELS.items():
         code = assembled(library_of(*kernel).get_asm_str(cc=(9, 0, "a")))

@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from ..errors import ShapeError, UnsupportedError
 from ..kernels import cpu
 from ..kernels.attention import chunks_touched, scale_and_cap
-from ..kernels.cuda import attention, attention_split, floats, layout, norms, ternary
+from ..kernels.cuda import attention, attention_split, floats, layout, norms, ternary, ternary_groups
 from ..kernels.cuda import rows as row_kernels
 from ..kernels.cuda.attention_shape import EIGHT, WIDEST, Shape, shape_for
 from ..kernels.scalar import CHUNK
@@ -40,6 +40,8 @@ SKINNY = 16
 """Tokens up to which a ternary product reads activations straight from the cache (`ternary.skinny`)."""
 TILES = ((4, 6, 2, 2), (4, 4, 2, 2), (2, 2, 2, 2))
 """Shapes of the blocks of `ternary.gemm`, the largest first. The first one that keeps the device busy is taken, else the last."""
+GROUPS = ((4, 128), (2, 128), (2, 64))
+"""Shapes of the blocks of `ternary_groups.gemm`, the largest first. The first one that keeps the device busy is taken, else none."""
 
 
 class Cuda:
@@ -47,6 +49,7 @@ class Cuda:
 
     processors: multiprocessors of the device; a launch of fewer blocks leaves some of them idle
     free_bytes: bytes of memory that the device has left
+    has_warpgroups: whether warpgroups multiply, as on Hopper (compute capability 9.0) and on no other
     """
 
     device = "cuda"
@@ -55,10 +58,11 @@ class Cuda:
     widest_head = WIDEST
     most_positions = 65535 * CHUNK  # attention_split.py has a block for each chunk, along an axis of the grid that ends there
 
-    def __init__(self, processors: int, free_bytes: Callable[[], int]) -> None:
+    def __init__(self, processors: int, free_bytes: Callable[[], int], has_warpgroups: bool = False) -> None:
         self.processors = processors
         self.free_bytes = free_bytes
         self.tiles = TILES
+        self.groups = GROUPS if has_warpgroups else ()
         self.fused, self.overlap = (
             True,
             True,
@@ -264,6 +268,11 @@ class Cuda:
             warps = _WARPS if blocks <= _WARPS * _DEPTH else 2 * _WARPS
             ends, depth = three.ends(1), min(_DEPTH, -(-blocks // warps))
             self.run(ternary.gemv(warps, depth), ends[-1], 32 * warps, three.words, ends, three.widths, three.factors, *rest, out)
+        elif shape := self._groups(three.tiles, n):
+            (groups, tokens), warps = shape, shape[0] * 4
+            ends, grid_rows = three.ends(warps), -(-n // tokens)
+            kernel, matrices_of = ternary_groups.gemm(groups, tokens), (three.words, ends, three.widths, three.factors)
+            self.run(kernel, (ends[-1], grid_rows), 32 * warps, *matrices_of, *rest, codes.row_words, out)
         elif tile is None:
             share = min(layout.WARPS, -(-sum(three.tiles) // self.processors))
             warps, groups, ends = layout.WARPS // share, 1 if n <= 8 else 2, three.ends(share)  # groups of 8 tokens
@@ -275,6 +284,13 @@ class Cuda:
             grid, threads = (ends[-1], -(-n // (tile[1] * tile[3] * 8))), 32 * tile[2] * tile[3]
             self.run(ternary.gemm(*tile), grid, threads, three.words, ends, three.widths, three.factors, *rest, codes.row_words, out)
         return apart(out, n, three.widths[: len(matrices)])
+
+    def _groups(self, tiles: tuple[int, ...], n: int) -> tuple[int, int] | None:
+        """The shape of the blocks of `ternary_groups.gemm`; None for other kernels."""
+        for groups, tokens in self.groups if n > SKINNY else ():
+            if sum(-(-each // (4 * groups)) for each in tiles) * -(-n // tokens) >= self.processors:
+                return groups, tokens
+        return None
 
     def _tile(self, tiles: list[int], n: int) -> tuple[int, ...] | None:
         """The shape of the blocks of `ternary.gemm` for n tokens and matrices of so many tiles of rows; None for other kernels."""

@@ -61,7 +61,8 @@ def open_cuda(number: int = 0) -> Cuda:
     if gpu.compute_capability < OLDEST:
         has, wants = (".".join(map(str, version)) for version in (gpu.compute_capability, OLDEST))
         raise OptionError(f"CUDA device {number} has compute capability {has}, expected at least {wants}")
-    return Cuda(gpu.MULTIPROCESSOR_COUNT, lambda: int(cuda.current_context().get_memory_info().free))
+    free = lambda: int(cuda.current_context().get_memory_info().free)  # noqa: E731
+    return Cuda(gpu.MULTIPROCESSOR_COUNT, free, has_warpgroups=tuple(gpu.compute_capability)[:2] == (9, 0))
 
 
 def device_of(ops: Backend) -> Cuda:

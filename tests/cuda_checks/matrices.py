@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bitnet_np import packing
 from bitnet_np.errors import UnsupportedError
-from bitnet_np.gpu.backend import TILES, Cuda
+from bitnet_np.gpu.backend import GROUPS, TILES, Cuda
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.cuda import layout, ternary
 from bitnet_np.kernels.cuda.target import PIECE
@@ -198,13 +198,13 @@ def ternary_matrices_together() -> None:
     for present, rows in ((1, (20, 33, 1)), (2, (17, 5)), (17, (20, 40, 33))):
         ternary_together(device(), present, *rows)
     on = device()
-    on.tiles = (TILES[-1],)
+    on.tiles, on.groups = (TILES[-1],), ()
     ternary_together(on, 18, 70, 33, 40)
 
 
 def gemm(tile: tuple[int, ...], n: int, width: int, present: int) -> None:
     on = device()
-    on.tiles = (tile,)
+    on.tiles, on.groups = (tile,), ()
     ternary_alike(on, n, width, present)
 
 
@@ -219,6 +219,37 @@ def ternary_gemm_of_any_shape() -> None:
     for n, width, present in ((2560, 2560, 17), (640, 6912, 128), (6912, 2560, 513)) if GPU else ():
         for tile in TILES:
             gemm(tile, n, width, present)
+
+
+def by_groups(shape: tuple[int, int], n: int, width: int, present: int) -> None:
+    on = device(1)
+    if on.groups:  # a device has warpgroups that multiply, or there is nothing to check
+        on.groups = (shape,)
+        ternary_alike(on, n, width, present)
+
+
+@check
+def ternary_groups() -> None:
+    by_groups((2, 64), 40, 520, 35)  # more blocks of columns than are in shared memory at a time; edges on all sides
+    by_groups((2, 64), 130, 100, 70)
+    by_groups((4, 128), 70, 300, 130)
+    for n, width, present in ((2560, 2560, 17), (640, 6912, 128), (6912, 2560, 513)) if GPU else ():
+        for shape in GROUPS:
+            by_groups(shape, n, width, present)
+
+
+@check
+def quotients() -> None:
+    """Scales of rows whose largest number is tiny, huge, or NaN: divisors with any exponent."""
+    on = device(1)
+    on.groups = on.groups and ((2, 64),)
+    x = normal(20, 70)
+    x[::2] *= np.exp2(np.linspace(-20, 120, 10)).astype(np.float32)[:, None]
+    x[3, 5], x[7, 2], x[9] = np.inf, np.nan, 0
+    weights = packing.pack(rng(1).integers(-1, 2, (33, 70)), 1e20)
+    theirs = on.ternary_matmul(*on.quantize(on.upload(x)), on.ternary(weights), weights.scale, 33)
+    with np.errstate(over="ignore", invalid="ignore"):
+        equal_where_finite(on, theirs, cpu.ternary_matmul(*cpu.quantize(x), weights.codes, weights.scale, 33))
 
 
 @check

@@ -178,21 +178,22 @@ def atomic(operands: tuple[Operand, ...], parts: list[str]) -> Step:
 
 
 def copy(operands: tuple[Operand, ...], parts: list[str]) -> Step:
-    to, source, size, *counts = operands
-    if size != Number(16):
-        raise ValueError(f"cp.async of {size}")
+    to, source, width, *counts = operands
+    if width not in ((Number(16),) if parts[1] == "cg" else (Number(4), Number(8), Number(16))):
+        raise ValueError(f"cp.async.{parts[1]} of {width}")
+    size = width.value
 
     def ask(block: Block, at: At) -> None:
         threads, target, start = block.threads[at], block.place(to, at), block.place(source, at)
-        count = np.broadcast_to(block.get(counts[0], DTYPES["u32"], at) if counts else 16, threads.shape)
-        if (target & 15).any() or (start & 15).any() or (count > 16).any():
+        count = np.broadcast_to(block.get(counts[0], DTYPES["u32"], at) if counts else size, threads.shape)
+        if (target & size - 1).any() or (start & size - 1).any() or (count > size).any():
             raise Fault("a copy that is not aligned")
-        if not block.waited[at].all() and block.device.watch.may_be_written(start, 16):
+        if not block.waited[at].all() and block.device.watch.may_be_written(start, size):
             raise Fault("copied before the kernels that write it have been waited for")
-        halves = _undisturbed(block, target, 16)
-        block.shared_watch.writes(target, 16, threads)
+        halves = _undisturbed(block, target, size)
+        block.shared_watch.writes(target, size, threads)
         block.expected[halves] = True
-        block.copies.issued.append((threads, target, start, count))
+        block.copies.issued.append((size, threads, target, start, count))
 
     return ask
 
@@ -215,15 +216,15 @@ def arrive(operands: tuple[Operand, ...], parts: list[str]) -> Step:
         if len(block.threads[at]) != block.count:
             raise Fault("not all threads of the block wait for their copies together")  # as these kernels do
         while len(block.copies.committed) > pending.value:
-            for threads, target, start, count in block.copies.committed.pop(0):
+            for size, threads, target, start, count in block.copies.committed.pop(0):
                 whole = count > 0  # zeros arrive for bytes that are not copied
-                rows = np.zeros((len(threads), 2), np.uint64)
-                rows[whole] = np.stack(block.device.memory.load(start[whole], 8, 2), axis=1)
-                block.device.watch.reads(start[whole], 16, threads[whole], block.fences.knows[threads[whole]])
-                if (count[whole] != 16).any():
+                words = np.zeros((size // 4, len(threads)), np.uint32)
+                words[:, whole] = block.device.memory.load(start[whole], 4, size // 4)
+                block.device.watch.reads(start[whole], size, threads[whole], block.fences.knows[threads[whole]])
+                if (count[whole] != size).any():
                     raise Fault("a copy of a part")
-                block.shared.store(target, 8, [rows[:, 0], rows[:, 1]])
-                block.expected[block.shared_watch.halves(target, 16)] = False
-                block.shared_watch.writes(target, 16, threads)
+                block.shared.store(target, 4, list(words))
+                block.expected[block.shared_watch.halves(target, size)] = False
+                block.shared_watch.writes(target, size, threads)
 
     return wait

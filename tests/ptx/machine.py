@@ -21,6 +21,7 @@ from .lanes import WARP
 from .memory import Bytes, Fault, Memory, Watch
 from .source import Address, Instruction, Kernel, Label, Number, Operand, Register, Special
 from .steps import step_of
+from .warpgroups import Products
 
 _EVERYONE = slice(None)
 _PATIENCE = 10_000_000  # instructions of a block after which a loop counts as endless
@@ -113,12 +114,20 @@ def _registers(instruction: Instruction) -> set[Register]:
     return registers
 
 
+Copy = tuple[int, NDArray, NDArray, NDArray, NDArray]
+"""Bytes of a place, and for each thread its number, the places, and the bytes that are copied."""
+
+
+Copy = tuple[int, NDArray, NDArray, NDArray, NDArray]
+"""Bytes of a place, and for each thread its number, the places, and the bytes that are copied."""
+
+
 @dataclass
 class Copies:
     """Copies by cp.async: they arrive when a thread waits for them. Until then nothing may touch their targets."""
 
-    issued: list[tuple[NDArray, NDArray, NDArray, NDArray]] = field(default_factory=list)  # threads, to, from, bytes
-    committed: list[list[tuple[NDArray, NDArray, NDArray, NDArray]]] = field(default_factory=list)
+    issued: list[Copy] = field(default_factory=list)
+    committed: list[list[Copy]] = field(default_factory=list)
 
 
 class Block:
@@ -149,6 +158,7 @@ class Block:
         self.local.raw[:] = 0xFF
         self.expected = np.zeros(kernel.shared_bytes // 2 + 4, bool)  # halves of words that are targets of copies under way
         self.copies = Copies()
+        self.products = Products()
         self.waited = np.zeros(threads, bool)  # for the kernels before
         self.fences = Fences(threads)
         self.taken = 0
@@ -182,6 +192,8 @@ class Block:
                 self._end(end, behind, here, at, waiting)
         if self.copies.issued or any(self.copies.committed):
             raise Fault(f"{self.kernel.name}: copies that nobody waited for")
+        if self.products.issued or self.products.committed:
+            raise Fault(f"{self.kernel.name}: products that nobody waited for")
         if not self.waited.all():
             raise Fault(f"{self.kernel.name}: thread {int(np.argmin(self.waited))} never waited for the kernels before")
 

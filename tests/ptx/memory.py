@@ -115,6 +115,7 @@ class Watch:
         halves = memory.size // 2 + 4
         self.base = memory.base
         self._written, self._read, self._by_many = (np.zeros(halves, np.int64) for _ in range(3))
+        self._hidden = np.zeros(halves, bool)  # from products of warpgroups (warpgroups.py)
         self.tick = self.block = self.launch = self.running = (
             1  # now; the first tick of this block, of this launch, of those that still run
         )
@@ -186,8 +187,18 @@ class Watch:
         many = self._by_many[halves] == self.tick
         self._refuse_race(many, halves, mine, read, "writes")
         self._written[halves] = mine
+        self._hidden[halves] = True
         last = self._written[halves]
         self._refuse_race(last != mine, halves, mine, last, "writes")
+
+    def show(self, threads: NDArray[np.int64]) -> None:
+        """What these threads have written is no longer hidden from products of warpgroups."""
+        self._hidden[np.isin(self._written % self.THREADS, threads)] = False
+
+    def shown(self, addresses: NDArray[np.int64], size: int) -> None:
+        """Raises Fault if what lies there is hidden from products of warpgroups."""
+        if self._hidden[self.halves(addresses, size)].any():
+            raise Fault("read by a product, and its writer has not made it visible to products by a proxy fence")
 
     def written_in_this_tick(self, halves: NDArray[np.int64]) -> bool:
         return bool((self._written[halves] // self.THREADS == self.tick).any())

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import access, lanes
+from . import access, lanes, warpgroups
 from .access import At, Step, vector
 from .arithmetic import DTYPES, rule
 from .counts import Counts
 from .memory import Fault
-from .source import Address, Instruction, Label, Operand
+from .source import Address, Instruction, Label, Number, Operand
 
 if TYPE_CHECKING:
     from .machine import Block
@@ -44,7 +44,9 @@ def _count(counts: Counts, block: Block, instruction: Instruction, at: At) -> No
     counts.add(text, threads)
     places = [operand for operand in instruction.operands if isinstance(operand, Address)]
     if parts[0] == "cp" and places:
-        counts.sectors(text, threads, block.place(places[1], at), 16)
+        size = instruction.operands[2]
+        assert isinstance(size, Number)
+        counts.sectors(text, threads, block.place(places[1], at), size.value)
     elif parts[0] in ("ld", "st") and parts[1] != "param":
         size = DTYPES[parts[-1]].itemsize * max(len(vector(operand)) for operand in instruction.operands)
         (counts.shared if parts[1] == "shared" else counts.sectors)(text, threads, block.place(places[0], at), size)
@@ -130,4 +132,10 @@ _SPECIAL: dict[str, Callable[[tuple[Operand, ...], list[str]], Step]] = {
     "griddepcontrol.launch_dependents": _nothing,
     "prefetch.global.L2": access.prefetch,
     "membar.gl": _fence,
+    "cp.async.ca.shared.global": access.copy,
+    "fence.proxy": warpgroups.show,
+    "wgmma.fence": warpgroups.fence,
+    "wgmma.mma_async": warpgroups.multiply,
+    "wgmma.commit_group": warpgroups.commit,
+    "wgmma.wait_group": warpgroups.arrive,
 }
