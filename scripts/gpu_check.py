@@ -37,6 +37,7 @@ from bitnet_np import Config, KVCache, Model, forward, forward_full  # noqa: E40
 from bitnet_np import prefill as prefill_of  # noqa: E402
 from bitnet_np.cache import new_cache  # noqa: E402
 from bitnet_np.errors import OptionError  # noqa: E402
+from bitnet_np.gpu.backend import SKINNY  # noqa: E402
 from bitnet_np.gpu.decoder import GraphDecoder  # noqa: E402
 from bitnet_np.gpu.device import open_cuda, place  # noqa: E402
 from bitnet_np.kernels import cpu  # noqa: E402
@@ -79,7 +80,7 @@ GPU = Sizes(
 )  # fmt: skip
 TINY = Sizes(
     {"width": 8, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 12, "n_layers": 1, "vocab": 5},
-    2, (1, 2), (2,), (2,), (2,), ((16, 20),), (2,), 12, 20, 64, 1, 1, 1, (("quantize",), ("fill_mask",)),
+    2, (1, 2), (2,), (2,), (2,), ((16, 20),), (2, 17), 12, 20, 64, 1, 1, 1, (("quantize",), ("fill_mask",)),
 )  # fmt: skip
 
 
@@ -224,7 +225,8 @@ def matrices(run: Run) -> list[dict[str, Any]]:
         for rows in run.sizes.rows:
             x = rng.standard_normal((rows, m), np.float32)
             codes, scale = run.on.quantize(run.on.upload(x))
-            time_there = run.seconds(partial(run.on.ternary_matmul, codes, scale, words, np.float32(1), n), run.sizes.calls)
+            product = partial(run.on.ternary_matmul, codes, scale, words, np.float32(1), n)
+            time_there = run.seconds(product, run.sizes.calls)
             here, cpu_times = cpu.quantize(x), []
             for _ in range(3):
                 start = time.perf_counter()
@@ -233,8 +235,25 @@ def matrices(run: Run) -> list[dict[str, Any]]:
             results.append(
                 {"n": n, "m": m, "rows": rows, "gpu_seconds": time_there, "cpu_seconds": min(cpu_times)}
                 | {"operations_per_second": 2 * n * m * rows / time_there, "weight_bytes_per_second": n * m / 4 / time_there}
+                | {"ways": ways_to_multiply(run, product) if rows > SKINNY else {}}
             )
     return results
+
+
+def ways_to_multiply(run: Run, product: Callable[[], object]) -> dict[str, float]:
+    """Seconds of a product of many tokens by each shape of warpgroups' blocks, and without them; nothing where there are none."""
+    on, seconds = run.on, dict[str, float]()
+    shapes, processors = on.groups, on.processors
+    try:
+        for shape in shapes:
+            on.groups, on.processors = (shape,), 1  # whatever would keep the device busy
+            seconds["warpgroups {} x {}".format(*shape)] = run.seconds(product, run.sizes.calls)
+        on.groups, on.processors = (), processors
+        if shapes:
+            seconds["mma.sync"] = run.seconds(product, run.sizes.calls)
+    finally:
+        on.groups, on.processors = shapes, processors
+    return seconds
 
 
 def prefill(run: Run) -> list[dict[str, Any]]:
@@ -339,6 +358,8 @@ def table(run: Run) -> list[str]:
         share = f"{entry['cpu_seconds'] / entry['gpu_seconds']:.1f} x this CPU"
         shape = f"ternary {entry['n']}x{entry['m']}, {entry['rows']} rows"
         line(shape, f"{tops:.1f} TOPS", share, _goal(tops, 500 if entry["rows"] == 2048 else None))
+        for way, seconds in entry.get("ways", {}).items():
+            line(f"  {way}", f"{entry['operations_per_second'] * entry['gpu_seconds'] / seconds / 1e12:.1f} TOPS")
     if "masks" in f:
         times = f["masks"]["loop_seconds"] / f["masks"]["mask_seconds"]
         share = f"{f['masks']['bytes_per_second'] / 1e12:.2f} TB/s at {f['masks']['large_size']}"

@@ -152,6 +152,76 @@ def test_matrices_are_multiplied_as_fragments_say():
         np.testing.assert_array_equal(out[lane, :4].view(np.int32), expected)
 
 
+# A warpgroup multiplies 64 rows, 4 words in each thread, with 8 columns: 64 of its threads put two chunks of 16 bytes of each into shared
+# memory.
+GROUP = """
+    shl.b32 %r10, %r1, 4;
+    cvt.u64.u32 %rd10, %r10;
+    add.s64 %rd11, %rd1, %rd10;
+    ld.global.v4.u32 {%r11, %r12, %r13, %r14}, [%rd11];
+    ld.global.u32 %r15, [%rd2+2048];
+    setp.gt.s32 %p1, %r1, 63;
+    mov.u64 %rd12, room;
+    add.s64 %rd12, %rd12, %rd3;
+    @!%p1 st.shared.u32 [%rd12], %r15;
+    fence.proxy.async.shared::cta;
+    bar.sync 0;
+    mov.u32 %r20, 0; mov.u32 %r21, 0; mov.u32 %r22, 0; mov.u32 %r23, 0;
+    mov.u64 %rd13, room;
+    shr.u64 %rd13, %rd13, 4;
+    add.s64 %rd13, %rd13, 34360262656;
+    setp.eq.b32 %p2, 0, 0;
+    wgmma.fence.sync.aligned;
+    wgmma.mma_async.sync.aligned.m64n8k32.s32.u8.s8 {%r20, %r21, %r22, %r23}, {%r11, %r12, %r13, %r14}, %rd13, %p2;
+    wgmma.commit_group.sync.aligned;
+    wgmma.wait_group.sync.aligned 0;
+    st.global.v4.u32 [%rd11], {%r20, %r21, %r22, %r23};
+"""  # 34360262656 = 8 << 16 | 8 << 32: 128 bytes to the next chunk, and to the next 8 columns
+
+
+def of_a_group() -> np.ndarray:
+    """Rows [4 warps, 2, 8, 32] as threads have them, and columns [2 chunks, 8, 16 bytes]; room for as many words as threads read."""
+    return np.random.default_rng(0).integers(0, 256, (128 * 4 + 128) * 4, np.uint8)
+
+
+def test_warpgroups_multiply_as_fragments_and_core_matrices_say():
+    given = of_a_group()
+    fragments = given[:2048].reshape(4, 8, 4, 2, 2, 4)  # warp, row, lane of a quad, half of the columns, upper or lower row, byte
+    rows = fragments.transpose(0, 4, 1, 3, 2, 5).reshape(64, 32)  # 16 rows of a warp, 8 and 8
+    columns = given[2048 : 2048 + 256].reshape(2, 8, 16).transpose(1, 0, 2).reshape(8, 32).view(np.int8)
+    products = rows.astype(np.int32) @ columns.astype(np.int32).T
+    expected = products.reshape(4, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4).reshape(128, 4)  # warp, row, lane of a quad, upper or lower, column
+    assert (run(GROUP, given.view(np.int32), 128)[:512].reshape(128, 4) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        ("fence.proxy.async.shared::cta;", "has not made it visible"),
+        ("bar.sync 0;", "a race"),
+        ("wgmma.fence.sync.aligned;", "not fenced"),
+        ("wgmma.commit_group.sync.aligned;", "nobody waited for"),
+        ("wgmma.wait_group.sync.aligned 0;", "nobody waited for"),
+    ],
+)
+def test_warpgroups_are_refused_without(without, message):
+    with pytest.raises(Fault, match=message):
+        run(GROUP.replace(without, ""), of_a_group().view(np.int32), 128)
+
+
+def test_sums_of_warpgroups_are_of_no_use_before_they_are_waited_for():
+    early = "st.global.v4.u32 [%rd11], {%r20, %r21, %r22, %r23};"
+    late = "wgmma.wait_group.sync.aligned 0;"
+    body = GROUP.replace(early, "").replace(late, early + late)
+    assert (run(body, of_a_group().view(np.uint32), 128)[:512] == 0xDEADBEEF).all()
+
+
+@pytest.mark.parametrize("threads", [96, 64])
+def test_warpgroups_are_four_warps(threads):
+    with pytest.raises(Fault, match="whole warpgroups"):
+        run(GROUP, of_a_group().view(np.int32), threads)
+
+
 def test_threads_part_and_meet_again():
     out = run(
         """
