@@ -11,16 +11,16 @@ import numpy as np
 from numba import get_num_threads, prange
 from numpy.typing import NDArray
 
+from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials, hide, maxima, visible
 from .launching import Floats, inlined, launch, parallel, serial
 from .scalar import CHUNK, exp, round_to_half, soft_cap
-from .simd import LANES, axpy_step, axpy_tail, fma, pointer_to, prefetch, store_products, store_sums, store_tile, tile_f32
-from .sums import fold_lanes
-from .tiles import ROWS, SPAN, TOKENS, VALUE_COLUMNS, dot_tile
-from .workspace import empty
+from .simd import LANES, fma, store_sums, tile_f32
+from .tiles import SPAN, TOKENS, dot_tile
+from .workspace import aligned, empty
 
 NO_WINDOW = 1 << 62
-_AHEAD = 12  # keys by which prefetches run ahead
-_QUERIES = 32  # queries that share one reading of the keys and values they see
+_MOST, _LEAST = 128, 32  # queries that share one reading of the keys and values they see
+_SHARES = 4  # runs of rows for each thread, or their queries are fewer
 _LONG = 256  # keys of a row from which on threads share them, where threads have fewer than two heads each
 UNSEEN = np.float32(-1.0)
 """In place of a weight, which is never negative: the query sees no key of the chunk."""
@@ -70,7 +70,8 @@ class Room(NamedTuple):
 
     queries: Any  # [n, K]; those that only fill a tile are 0
     scores: Any  # [n, CHUNK] of one chunk; then the weights
-    lanes: Any  # [LANES]
+    ends: Any  # [tiles] of one chunk: how many of its keys any query of the tile sees
+    sums: Any  # [n], over the keys of one chunk
 
 
 class Sums(NamedTuple):
@@ -79,99 +80,6 @@ class Sums(NamedTuple):
     largest: Any  # [n] score
     weight: Any  # [n] sum of exp(score - largest), or UNSEEN
     values: Any  # [n, K] or whole tiles of it: sums of values, each times its exp(score - largest)
-
-
-@serial
-def ask_for(rows, start, stride, width, count):
-    """Prefetch the first `width` elements of `count` rows. They lie apart, and the processor foresees no more than one such piece."""
-    for row in range(count):
-        for i in range(0, width, LANES):
-            prefetch(rows, start + row * stride + i)
-
-
-@serial
-def chunk_scores(queries, width, keys, values, key_start, key_stride, n_keys, scale, scores):
-    """scores[i, j] = query i . key j * scale, for the keys of one chunk. Queries, and keys past the last, are padded to whole tiles.
-
-    Few queries wait for memory: keys are prefetched, and so are the values, which come next.
-    """
-    n = queries.shape[0]
-    few = n <= TOKENS
-    query, key, value, score = pointer_to(queries), pointer_to(keys), pointer_to(values), pointer_to(scores)
-    for j in range(0, n_keys, ROWS):
-        n_j, start = min(ROWS, n_keys - j), key_start + j * key_stride
-        if few:
-            ask_for(key, start + _AHEAD * key_stride, key_stride, width, n_j)
-            ask_for(value, start, key_stride, width, n_j)
-        for i in range(0, n, TOKENS):
-            tile = dot_tile(tile_f32(ROWS, TOKENS), key, start, key_stride, n_j, query, i * width, width, TOKENS, width)
-            store_products(tile, scale, score, i * CHUNK + j, CHUNK)
-
-
-@serial
-def _largest_score(scores, low, high, lanes):
-    """The largest of scores[low:high]; the scores elsewhere become -infinity.
-
-    The order of a maximum is free; sixteen at a time keeps it in vector registers.
-    """
-    if low > 0 or high < CHUNK:
-        for j in range(CHUNK):
-            scores[j] = scores[j] if low <= j < high else np.float32(-np.inf)
-    for i in range(LANES):
-        lanes[i] = -np.inf
-    for j in range(0, CHUNK, LANES):
-        for i in range(LANES):
-            lanes[i] = scores[j + i] if scores[j + i] > lanes[i] else lanes[i]
-    largest = lanes[0]
-    for i in range(LANES):
-        largest = lanes[i] if lanes[i] > largest else largest
-    return largest
-
-
-@serial
-def exponentials(scores, largest, lanes):
-    """Replace scores by exp(score - largest), which is 0 for -infinity, and return their sum by the lane rule."""
-    for j in range(CHUNK):
-        scores[j] = exp(np.float32(scores[j] - largest))
-    for i in range(LANES):
-        lanes[i] = 0
-    for j in range(0, CHUNK, LANES):
-        for i in range(LANES):
-            lanes[i] += scores[j + i]
-    return fold_lanes(lanes, LANES)
-
-
-@serial
-def cap_scores(scores, cap):
-    """Replace each score s by cap * tanh(s / cap)."""
-    for i in range(scores.shape[0]):
-        for j in range(CHUNK):
-            scores[i, j] = soft_cap(scores[i, j], cap)
-
-
-@serial
-def chunk_values(p, n_keys, values, value_start, value_stride, width, out):
-    """out[i] = sum over keys of p[i, j] * value j, one chain per element in key order. Rows of `out` are padded to whole tiles."""
-    for i in range(0, p.shape[0], TOKENS):
-        n_i = min(TOKENS, p.shape[0] - i)
-        for d in range(0, width, SPAN):
-            tile = tile_f32(TOKENS, VALUE_COLUMNS)
-            start = value_start + d
-            if width - d >= SPAN:
-                for j in range(n_keys):
-                    tile = axpy_step(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, SPAN)
-            else:
-                for j in range(n_keys):
-                    tile = axpy_tail(tile, p, i * CHUNK + j, CHUNK, n_i, values, start + j * value_stride, width - d)
-            store_tile(tile, out, i * out.shape[1] + d, out.shape[1])
-
-
-@serial
-def visible(position, window, first_key):
-    """The keys low..high that a query at `position` sees of the chunk that begins at first_key. A window counts the query itself."""
-    low = max(0, position - window + 1 - first_key)
-    high = min(CHUNK, position + 1 - first_key)
-    return low, high
 
 
 @serial
@@ -185,18 +93,21 @@ def new_room(q, run):
     """A run's queries, padded to whole tiles, and memory for their scores."""
     n, width = (run.end - run.first) * run.group, q.shape[2]
     padded = -(-n // TOKENS) * TOKENS
-    queries = np.zeros((padded, width), np.float32)
+    queries, scores = aligned(padded * width * 4).view(np.float32), aligned(padded * CHUNK * 4).view(np.float32)
+    queries[n * width :], scores[:] = 0, 0
     for i in range(n):
         for d in range(width):
-            queries[i, d] = q[run.first + i // run.group, run.g * run.group + i % run.group, d]
-    return Room(queries, np.zeros((padded, CHUNK), np.float32), np.empty(LANES, np.float32))
+            queries[i * width + d] = q[run.first + i // run.group, run.g * run.group + i % run.group, d]
+    shaped = queries.reshape(padded, width), scores.reshape(padded, CHUNK)
+    return Room(*shaped, np.zeros(padded // TOKENS, np.int64), np.empty(padded, np.float32))
 
 
 @inlined
 def new_sums(q, run):
     """Memory for what a run gets from one chunk. `chunk_values` pads values to whole tiles."""
     n, width = (run.end - run.first) * run.group, q.shape[2]
-    values = np.empty((-(-n // TOKENS) * TOKENS, -(-width // SPAN) * SPAN), np.float32)
+    padded, across = -(-n // TOKENS) * TOKENS, -(-width // SPAN) * SPAN
+    values = aligned(padded * across * 4).view(np.float32).reshape(padded, across)
     return Sums(np.empty(n, np.float32), np.empty(n, np.float32), values)
 
 
@@ -218,29 +129,41 @@ def chunk_at(inputs, run, key, end):
 @inlined
 def _attend_chunk(inputs, window, run, chunk, room, here):
     """Store what the queries of a run get from a chunk in `here`."""
-    width, scores, lanes = room.queries.shape[1], room.scores, room.lanes
+    width, scores, ends, sums = room.queries.shape[1], room.scores, room.ends, room.sums
     largest, weight, position = here.largest, here.weight, inputs.position
-    chunk_scores(room.queries, width, inputs.k, inputs.v, chunk.start, chunk.stride, chunk.n_keys, inputs.scale, scores)
+    for tile in range(ends.size):
+        last = min(weight.size, (tile + 1) * TOKENS) - 1  # the query that sees the latest keys
+        ends[tile] = max(0, visible(position[run.first + last // run.group], window, chunk.key)[1])
+    chunk_scores(room.queries, width, inputs.k, inputs.v, chunk.start, chunk.stride, ends, inputs.scale, scores)
     if inputs.cap > 0:
         cap_scores(scores, inputs.cap)
     for i in range(weight.size):
         low, high = visible(position[run.first + i // run.group], window, chunk.key)
-        largest[i] = _largest_score(scores[i], low, high, lanes)
-        total = exponentials(scores[i], largest[i], lanes)
-        weight[i] = total if high > low else UNSEEN
-    chunk_values(scores, chunk.n_keys, inputs.v, chunk.start, chunk.stride, width, here.values)
+        hide(scores, i, low, high)
+    maxima(scores, sums)
+    for i in range(weight.size):
+        largest[i] = sums[i]
+    exponentials(scores, largest, sums)
+    for i in range(weight.size):
+        low, high = visible(position[run.first + i // run.group], window, chunk.key)
+        weight[i] = sums[i] if high > low else UNSEEN
+    chunk_values(scores, ends, inputs.v, chunk.start, chunk.stride, width, here.values)
 
 
 @inlined
 def fold(here, sums):
-    """Fold what queries get from one more chunk into their sums."""
+    """Fold what queries get from one more chunk into their sums. `here` is used up: it holds the factors of old and new values then."""
     largest, weight, values, part = sums.largest, sums.weight, sums.values, here.values
     for i in range(weight.size):
+        seen = here.weight[i] != UNSEEN
+        after = max(largest[i], here.largest[i])
+        old, new = exp(np.float32(largest[i] - after)), exp(np.float32(here.largest[i] - after))
+        weight[i] = fma(weight[i], old, np.float32(here.weight[i] * new)) if seen else weight[i]
+        largest[i] = after
+        here.largest[i], here.weight[i] = old, new if seen else UNSEEN
+    for i in range(weight.size):
         if here.weight[i] != UNSEEN:  # adding +0 instead would turn a -0 around
-            after = max(largest[i], here.largest[i])
-            old, new = exp(np.float32(largest[i] - after)), exp(np.float32(here.largest[i] - after))
-            weight[i] = fma(weight[i], old, np.float32(here.weight[i] * new))
-            largest[i] = after
+            old, new = here.largest[i], here.weight[i]
             for d in range(values.shape[1]):
                 values[i, d] = fma(values[i, d], old, np.float32(part[i, d] * new))
 
@@ -332,9 +255,13 @@ def chunks_touched(keys: int) -> int:
     return -(-(keys - 1) // CHUNK) + 1
 
 
-def query_tiles(slot: NDArray[np.int64], position: NDArray[np.int64], group: int) -> NDArray[np.int64]:
-    """The first row of each tile, and the end. The queries of a tile's rows, `group` of each, share one reading of keys and values."""
-    return _query_tiles(slot, position, max(1, _QUERIES // group))
+def query_tiles(slot: NDArray[np.int64], position: NDArray[np.int64], heads: int, group: int, most: int = _LEAST) -> NDArray[np.int64]:
+    """The first row of each tile, and the end. The queries of a tile's rows, `group` of each, share one reading of keys and values.
+
+    These are `most` at most, or fewer, so that threads have tiles of `heads` heads to share.
+    """
+    queries = min(most, max(_LEAST, slot.size * group * heads // (_SHARES * get_num_threads())))
+    return _query_tiles(slot, position, max(1, queries // group))
 
 
 def attend(
@@ -357,7 +284,7 @@ def attend(
     """
     out = empty(q.shape)
     heads, group = k.shape[2], q.shape[1] // k.shape[2]
-    tiles = query_tiles(slot, position, group)
+    tiles = query_tiles(slot, position, heads, group, _MOST)
     window = window or NO_WINDOW
     scores = scale_and_cap(q.shape[2], scale, cap)
     longest = _longest(position, window)

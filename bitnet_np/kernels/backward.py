@@ -12,7 +12,8 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .attention import NO_WINDOW, _largest_score, chunk_scores, chunk_values, exponentials, inverse_root, visible
+from .attention import NO_WINDOW, inverse_root
+from .attention_chunk import chunk_scores, chunk_values, exponentials, hide, maxima, visible
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .scalar import CHUNK, WIDE_LANES, exp
 from .simd import LANES, axpy_step, axpy_tail, fma, store_tile, tile_f32
@@ -308,8 +309,8 @@ def _attend_back_group(forward, first, end, g, gradients):
     queries, above = np.zeros((CHUNK, width), np.float32), np.zeros((CHUNK, width), np.float32)
     part = np.empty((CHUNK, -(-width // SPAN) * SPAN), np.float32)
     p, ds = np.zeros((chunks, CHUNK, CHUNK), np.float32), np.zeros((CHUNK, CHUNK), np.float32)
-    lanes, wide_lanes, along = np.empty(LANES, np.float32), np.empty(WIDE_LANES, np.float64), np.empty(CHUNK, np.float32)
-    largest, weight = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
+    wide_lanes, along, ends = np.empty(WIDE_LANES, np.float64), np.empty(CHUNK, np.float32), np.empty(CHUNK // TOKENS, np.int64)
+    largest, weight, here = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
 
     for member in range(group):
         h = g * group + member
@@ -325,23 +326,29 @@ def _attend_back_group(forward, first, end, g, gradients):
             earliest = max(0, block * CHUNK - window + 1) // CHUNK
             for chunk in range(earliest, block + 1):
                 n_keys = min(CHUNK, length - chunk * CHUNK)
-                chunk_scores(queries[:padded], width, keys, values, chunk * CHUNK * width, width, n_keys, scale, p[chunk])
+                ends[:] = n_keys
+                chunk_scores(queries[:padded], width, keys, values, chunk * CHUNK * width, width, ends, scale, p[chunk])
                 for i in range(n):
                     low, high = visible(block * CHUNK + i, window, chunk * CHUNK)
-                    largest[i] = max(largest[i], _largest_score(p[chunk, i], low, high, lanes))
-            for chunk in range(earliest, block + 1):
+                    hide(p[chunk], i, low, high)
+                maxima(p[chunk], here)
                 for i in range(n):
-                    weight[i] += exponentials(p[chunk, i], largest[i], lanes)
+                    largest[i] = max(largest[i], here[i])
+            for chunk in range(earliest, block + 1):
+                exponentials(p[chunk], largest[:n], here)
+                for i in range(n):
+                    weight[i] += here[i]
             for chunk in range(earliest, block + 1):
                 n_keys = min(CHUNK, length - chunk * CHUNK)
-                chunk_scores(above[:padded], width, values, keys, chunk * CHUNK * width, width, n_keys, np.float32(1.0), ds)
+                ends[:] = n_keys
+                chunk_scores(above[:padded], width, values, keys, chunk * CHUNK * width, width, ends, np.float32(1.0), ds)
                 for i in range(n):
                     probability, slope = p[chunk, i], ds[i]
                     for j in range(CHUNK):
                         probability[j] = probability[j] / weight[i]
                         difference = np.float32(slope[j] - along[i])
                         slope[j] = np.float32(np.float32(probability[j] * difference) * scale) if j < n_keys else np.float32(0.0)
-                chunk_values(ds[:padded], n_keys, keys, chunk * CHUNK * width, width, width, part)
+                chunk_values(ds[:padded], ends, keys, chunk * CHUNK * width, width, width, part)
                 _add_part(part, n, gradients.q, row, h)
                 _transposed_values(ds, n, queries, 0, width, part)
                 _add_part(part, n_keys, gradients.k, first + chunk * CHUNK, g)

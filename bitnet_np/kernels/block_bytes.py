@@ -276,7 +276,7 @@ def _tree(builder: ir.IRBuilder, registers: Sequence[ir.Value], width: int) -> i
         return registers[0]
     half = len(registers) // 2
     lower, upper = (_tree(builder, part, 2 * width) for part in (registers[:half], registers[half:]))
-    return simd._folded(builder, lower, upper, width)
+    return simd._sum(builder, *simd._lower_and_upper(builder, lower, upper, width))
 
 
 ROWS, CHUNKS = 4, 4

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from numpy.typing import NDArray
 
-from .attention import attend, attend_halves, query_tiles
+from .attention import attend, attend_halves
 from .blocks import embed as embed_blocks
 from .blocks import matmul as matmul_blocks
 from .blocks import matmul_as_llama_cpp as matmul_blocks_as_llama_cpp
@@ -100,7 +100,6 @@ __all__ = [
     "matmul_blocks_as_llama_cpp",
     "mix",
     "quantize",
-    "query_tiles",
     "relu2_gate",
     "resident",
     "rms_norm",

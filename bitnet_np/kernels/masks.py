@@ -13,11 +13,7 @@ from .attention import (
     UNSEEN,
     Inputs,
     Run,
-    cap_scores,
     chunk_at,
-    chunk_scores,
-    chunk_values,
-    exponentials,
     fold,
     new_room,
     new_sums,
@@ -26,6 +22,7 @@ from .attention import (
     scale_and_cap,
     store_attended,
 )
+from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import CHUNK
 from .simd import LANES, float_bits, fma
@@ -152,20 +149,24 @@ def _attend_run_masked(inputs, mask, run, out):
     width, keys, position = inputs.q.shape[2], mask.shape[1], inputs.position[run.first]
     k, v, values = inputs.k, inputs.v, inputs.v[inputs.slot[run.first]]
     room, here, sums = new_room(inputs.q, run), new_sums(inputs.q, run), no_sums(inputs.q, run)
-    scores, largest, weight = room.scores, here.largest, here.weight
+    scores, ends, totals, lanes = room.scores, room.ends, room.sums, np.empty(LANES, np.float32)
+    largest, weight = here.largest, here.weight
     for key in range(0, keys, CHUNK):
         chunk = chunk_at(inputs, run, key, keys)
         end = key + chunk.n_keys
         if _sees_any(mask, position, run.end - run.first, key, end):
-            chunk_scores(room.queries, width, k, v, chunk.start, chunk.stride, chunk.n_keys, inputs.scale, scores)
+            ends[:] = chunk.n_keys
+            chunk_scores(room.queries, width, k, v, chunk.start, chunk.stride, ends, inputs.scale, scores)
             if inputs.cap > 0:
                 cap_scores(scores, inputs.cap)
             for i in range(weight.size):
-                largest[i], seen = _add_biases(scores[i], mask[position + i // run.group, key:end], room.lanes)
-                total = exponentials(scores[i], largest[i], room.lanes)
-                weight[i] = total if seen else UNSEEN
+                largest[i], seen = _add_biases(scores[i], mask[position + i // run.group, key:end], lanes)
+                weight[i] = np.float32(0.0) if seen else UNSEEN
+            exponentials(scores, largest, totals)
+            for i in range(weight.size):
+                weight[i] = totals[i] if weight[i] != UNSEEN else UNSEEN
             if _all_finite(values, key, chunk.n_keys, run.g):
-                chunk_values(scores, chunk.n_keys, v, chunk.start, chunk.stride, width, here.values)
+                chunk_values(scores, ends, v, chunk.start, chunk.stride, width, here.values)
             else:
                 _seen_values(scores[: weight.size], mask, position, run.group, values, key, chunk.n_keys, run.g, here.values)
             fold(here, sums)
@@ -199,7 +200,7 @@ def attend_masked(
     a causal mask these are the bits of `cpu.attend`, which explains `scale` and `cap`.
     """
     out = empty(q.shape)
-    tiles = query_tiles(slot, position, q.shape[1] // k.shape[2])
+    tiles = query_tiles(slot, position, k.shape[2], q.shape[1] // k.shape[2])
     work = q.size * mask.shape[2] // 8
     scores = scale_and_cap(q.shape[2], scale, cap)
     launch(_attend_masked, work, q, k, v, slot, position, tiles, read_only(np.ascontiguousarray(mask)), *scores, out)

@@ -11,6 +11,7 @@ type: a function that takes a tile is compiled once for each shape, and the step
 Offsets and strides are in elements of the array they belong to. Nothing is bounds-checked here.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from typing import Any
@@ -263,24 +264,35 @@ def times_power_of_two(typing_context, x, magic):
 # --- sums over lanes ------------------------------------------------------------------------------------------------------------------
 
 
-def _sum_lanes(builder: ir.IRBuilder, registers: list[ir.Value]) -> list[ir.Value]:
-    """Sums of 16 lanes by halving (i with i+8, i+4, i+2, i+1), one sum per lane of the result, for 16 registers at a time.
+def _over_lanes(builder: ir.IRBuilder, registers: list[ir.Value], combine: Callable) -> list[ir.Value]:
+    """16 lanes of each register combined by halving (i with i+8, i+4, i+2, i+1): a lane of the results for each, 16 registers at a time.
 
     Each round adds the lower halves of two registers to their upper halves: 15 additions for 16 sums.
     """
     zero = ir.Constant(registers[0].type, None)
     registers = registers + [zero] * (-len(registers) % LANES)
     for width in (16, 8, 4, 2):
-        registers = [_folded(builder, a, b, width) for a, b in zip(registers[::2], registers[1::2], strict=True)]
+        registers = [
+            combine(builder, *_lower_and_upper(builder, a, b, width)) for a, b in zip(registers[::2], registers[1::2], strict=True)
+        ]
     return registers
 
 
-def _folded(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, width: int) -> ir.Value:
-    """The lower half of each `width` lanes of two registers plus the upper half, in one register."""
+def _lower_and_upper(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, width: int) -> tuple[ir.Value, ir.Value]:
+    """The lower halves of each `width` lanes of two registers, and the upper ones."""
     lower = [lane + i for lane in range(0, 2 * LANES, width) for i in range(width // 2)]
     upper = [lane + width // 2 for lane in lower]
-    halves = (builder.shuffle_vector(a, b, ir.Constant(V16I32, half)) for half in (lower, upper))
-    return (builder.add if a.type == V16I32 else builder.fadd)(*halves)
+    low, high = (builder.shuffle_vector(a, b, ir.Constant(V16I32, half)) for half in (lower, upper))
+    return low, high
+
+
+def _sum(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    return (builder.add if a.type == V16I32 else builder.fadd)(a, b)
+
+
+def _larger(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    """The larger float32 of each lane; a where b is NaN."""
+    return builder.select(builder.fcmp_ordered(">", b, a), b, a)
 
 
 @intrinsic
@@ -289,7 +301,7 @@ def store_sums(typing_context, tile, out):
 
     def codegen(context, builder, signature, args):
         tile, array = signature.args
-        for i, sums in enumerate(_sum_lanes(builder, _unpack(builder, tile, args[0]))):
+        for i, sums in enumerate(_over_lanes(builder, _unpack(builder, tile, args[0]), _sum)):
             address = _address(context, builder, array, args[1], ir.Constant(I64, i * LANES))
             builder.store(sums, builder.bitcast(address, tile.vector.as_pointer()), align=4)
         return context.get_dummy_value()
@@ -308,7 +320,7 @@ def store_products(typing_context, tile, factor, out, start, stride):
         by_column = [registers[row * tile.columns + column] for column in range(tile.columns) for row in range(tile.rows)]
         factor = _splat(builder, factor, V16F32)
         part = ir.VectorType(F32, tile.rows)
-        products = [builder.fmul(sums, factor) for sums in _sum_lanes(builder, by_column)]
+        products = [builder.fmul(sums, factor) for sums in _over_lanes(builder, by_column, _sum)]
         for column in range(tile.columns):
             lanes = [column * tile.rows + row for row in range(tile.rows)]
             piece = products[lanes[0] // LANES]
@@ -320,6 +332,33 @@ def store_products(typing_context, tile, factor, out, start, stride):
 
     n = types.intp
     return types.none(tile, types.float32, out, n, n), codegen
+
+
+def _store_over_rows(first: float, combine: Callable) -> Callable:
+    @intrinsic
+    def store_over_rows(typing_context, tile, out, start):
+        def codegen(context, builder, signature, args):
+            tile, array = signature.args[:2]
+            value, out, start = args
+            registers = _unpack(builder, tile, value)
+            rows = [registers[row * tile.columns : (row + 1) * tile.columns] for row in range(tile.rows)]
+            initial = ir.Constant(tile.vector, [first] * LANES)
+            lanes = [reduce(partial(combine, builder), row, initial) for row in rows]
+            part = ir.VectorType(F32, tile.rows)
+            (combined,) = _over_lanes(builder, lanes, combine)
+            address = builder.bitcast(_address(context, builder, array, out, start), part.as_pointer())
+            order = ir.Constant(ir.VectorType(I32, tile.rows), list(range(tile.rows)))
+            builder.store(builder.shuffle_vector(combined, combined, order), address, align=4)
+            return context.get_dummy_value()
+
+        return types.none(tile, out, types.intp), codegen
+
+    return store_over_rows
+
+
+# out[start + row] = the sum of all numbers of a row of the tile by the lane rule, or the largest that is no NaN; for 16 rows at most
+store_row_sums = _store_over_rows(0.0, _sum)
+store_row_maxima = _store_over_rows(-math.inf, _larger)
 
 
 # --- float tiles ----------------------------------------------------------------------------------------------------------------------

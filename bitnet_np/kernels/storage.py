@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ..errors import CapacityError, NonFiniteError
+from .workspace import zeros
 
 
 class HostStorage:
@@ -15,8 +16,8 @@ class HostStorage:
 
     def zeros(self, shape: tuple[int, ...], dtype: DTypeLike) -> tuple[NDArray, NDArray]:
         try:
-            return np.zeros(shape, dtype), np.zeros(shape, dtype)
-        except (MemoryError, ValueError) as error:
+            return zeros(shape, dtype), zeros(shape, dtype)
+        except (MemoryError, ValueError, OverflowError) as error:
             nbytes = nbytes_of(shape, np.dtype(dtype))
             raise CapacityError(f"KV cache: {nbytes:,} bytes for {shape[1]} sequences of {shape[2]} positions cannot be had") from error
 

@@ -5,7 +5,7 @@ from numba import prange
 
 from .amx import ROWS, SIZE, WIDTH, configure, tile_dot, tile_load, tile_release, tile_store, tile_zero
 from .launching import inlined, parallel, serial
-from .simd import LANES, STEP, load_tile, tile_i32
+from .simd import LANES, STEP, load_tile, prefetch, tile_i32
 from .ternary_product import Product, blocks_of, matrix_of, row_sums, store_ternary, with_reciprocals
 from .ternary_simd import unpack_codes
 from .tiles import TOKENS
@@ -86,6 +86,15 @@ def _store_sums(unit, sums, both):
         tile_store(unit, 3, sums + 3 * SIZE, WIDTH)
 
 
+@inlined
+def _ask_for_results(product, matrix, group, first, end):
+    """Prefetch where the results of two groups for tokens first..end go, which takes longer than to compute them: they lie far apart."""
+    for token in range(first, end):
+        place = matrix.place + token * matrix.width + group * LANES
+        prefetch(product.out, place)
+        prefetch(product.out, place + LANES)
+
+
 @serial
 def _two_groups(memory, room, edge, product, matrix, group, first_token, end_token, arranged):
     """The results of two groups of 16 weight rows for tokens first_token..end_token. `room` is for weights and sums."""
@@ -100,6 +109,8 @@ def _two_groups(memory, room, edge, product, matrix, group, first_token, end_tok
             both = token + ROWS < end_token
             first = x + (token // ROWS * tiles + begin) * SIZE
             sums = codes + _BLOCK * 2 * SIZE + (token - first_token) * _PAIR * 4
+            if begin + count == tiles:
+                _ask_for_results(product, matrix, group, token, min(token + _PAIR, end_token))
             if begin == 0:
                 _zero_sums(unit)
             else:

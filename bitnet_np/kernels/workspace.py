@@ -94,6 +94,14 @@ def empty(shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> NDArray:
     return np.asarray(_Loan(block, free, tally, interface))
 
 
+def zeros(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray:
+    """An array like that of np.zeros, of which no register straddles two cache lines: for those that live long."""
+    dtype = np.dtype(dtype)
+    memory = np.zeros(prod(shape) * dtype.itemsize + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : memory.size - _ALIGNMENT + start].view(dtype).reshape(shape)
+
+
 @serial
 def aligned(size):
     """So many bytes of which no register straddles two cache lines, for kernels themselves."""

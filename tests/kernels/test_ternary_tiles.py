@@ -16,7 +16,7 @@ from models import assert_same_bits, seeds
 from numba import njit, types
 
 from bitnet_np import packing, selftest
-from bitnet_np.kernels import amx, cpu, launching, simd, ternary, ternary_product, ternary_simd, ternary_tiles
+from bitnet_np.kernels import amx, cpu, launching, simd, ternary, ternary_many, ternary_product, ternary_simd, ternary_tiles
 
 UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR}
 on_each_unit = pytest.mark.parametrize("unit", UNITS)
@@ -92,14 +92,15 @@ def test_forward_passes_have_the_known_bits(unit):
 
 def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
     used = []
-    for module, name in ((ternary, "_ternary_matmul"), (ternary_tiles, "ternary_matmul")):
-        monkeypatch.setattr(module, name, name)
+    monkeypatch.setattr(ternary_tiles, "ternary_matmul", "tiles")
+    for module, name in ((ternary, "_ternary_matmul"), (ternary_many, "ternary_matmul")):
+        monkeypatch.setattr(module, name, "vectors")
     monkeypatch.setattr(ternary, "launch", lambda kernel, *_: used.append(kernel))
     weights = packing.pack(np.ones((3, 64), int), 1.0)
     for unit, rows in ((amx.PLAIN, ternary_tiles.LEAST), (amx.PLAIN, ternary_tiles.LEAST - 1), (None, 99)):
         monkeypatch.setattr(amx, "unit", lambda unit=unit: unit)
         cpu.ternary_matmul(np.ones((rows, 64), np.int8), np.ones(rows, np.float32), weights.codes, weights.scale, 3)
-    assert used == ["ternary_matmul", "_ternary_matmul", "_ternary_matmul"]
+    assert used == ["tiles", "vectors", "vectors"]
 
 
 def test_the_inner_step_is_four_dots_of_tiles_and_calls_nothing():
