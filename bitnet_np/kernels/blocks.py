@@ -14,11 +14,11 @@ from .. import tensor_types
 from ..tensor_types import GRID_TYPES, TensorType
 from . import block_products, grids
 from .block_formats import FORMATS
-from .floats import matmul_tiles
+from .float_products import arrange, multiply_strip, new_strip, new_sums
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import round_half_even, round_to_half
 from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32, unpack_block
-from .tiles import MANY_ROWS, PART, ROW_BLOCK, ROWS, TOKENS, rows_ahead
+from .tiles import DEPTH, MANY_ROWS, PART, ROW_BLOCK, ROWS, rows_ahead
 from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
@@ -35,17 +35,16 @@ def _blocks(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks
 
 
 @serial
-def _unpack_row(blocks, row, size, out, position):
-    """out[position :] = a row of blocks of `size` weights each."""
-    n = blocks.shape[1]
-    for i in range(n):
-        unpack_block(blocks, row * n + i, out, position + i * size)
+def _unpack_blocks(blocks, first, count, size, out, position):
+    """out[position :] = `count` blocks of `size` weights each."""
+    for i in range(count):
+        unpack_block(blocks, first + i, out, position + i * size)
 
 
 @serial
 def _embed(blocks, size, tokens, out):
     for r in range(tokens.size):
-        _unpack_row(blocks, tokens[r], size, out, r * out.shape[1])
+        _unpack_blocks(blocks, tokens[r] * blocks.shape[1], blocks.shape[1], size, out, r * out.shape[1])
 
 
 def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  # [V, bytes of a row], type, [R] -> [R, M]
@@ -78,30 +77,33 @@ def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
 
 
 @serial
-def _gemm_rows(zeros, rows, tokens, blocks, size, first, end, x, out):
-    """Rows first..end for all tokens, `rows` at a time: computed as float32, then multiplied."""
-    width = x.shape[1]
-    stride = width + LANES  # rows of a power of two would lie in few sets of a cache
-    weights = aligned(rows * stride * 4).view(np.float32)
-    for r in range(first, end, rows):
-        valid = min(rows, end - r)
-        for i in range(valid):
-            _unpack_row(blocks, r + i, size, weights, i * stride)
-        matmul_tiles(zeros, rows, tokens, weights.reshape(rows, stride), 0, valid, x, out[:, r : r + valid])
+def _several_tokens(blocks, size, first, end, x, token, tokens, out):
+    """Results first..end of some rows of x, which is arranged."""
+    n, width = blocks.shape[1], blocks.shape[1] * size
+    strip, sums = new_strip(), new_sums(end - first, tokens)
+    for begin in range(0, width, DEPTH):
+        count = min(DEPTH, width - begin)
+        for r in range(first, end, MANY_ROWS):
+            rows = min(MANY_ROWS, end - r)
+            for i in range(rows):
+                _unpack_blocks(blocks, (r + i) * n + begin // size, count // size, size, strip, i * DEPTH)
+            multiply_strip(strip, r, rows, begin, count, x, token, tokens, sums[r - first :], out)
 
 
 @parallel
 def _matmul(data, blocks, size, x, out):
     n, parts = (blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, (x.shape[0] + PART - 1) // PART
+    several = x.shape[0] > 1
+    arranged = aligned(x.size * 4 if several else 0).view(np.float32)
+    for t in prange(x.shape[0] if several else 0):
+        arrange(x, t, arranged)
     for item in prange(n * parts):
         first, token = item % n * ROW_BLOCK, item // n * PART
         end = min(first + ROW_BLOCK, blocks.shape[0])
-        if x.shape[0] == 1:
+        if not several:
             _gemv_rows(tile_f32(ROWS, 1), ROWS, data, blocks, size, first, end, x, out)
         else:
-            _gemm_rows(
-                tile_f32(MANY_ROWS, TOKENS), MANY_ROWS, TOKENS, blocks, size, first, end, x[token : token + PART], out[token : token + PART]
-            )
+            _several_tokens(blocks, size, first, end, arranged, token, min(PART, x.shape[0] - token), out)
 
 
 def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]

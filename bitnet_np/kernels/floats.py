@@ -4,25 +4,27 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
+from .float_products import arrange, multiply_strip, new_strip, new_sums
 from .launching import Floats, launch, parallel, read_only, serial
-from .simd import LANES, axpy_step, axpy_tail, pointer_to, store_sums, store_tile, tile_f32
-from .tiles import MANY_ROWS, PART, ROW_BLOCK, STREAM, TOKENS, dot_tile
-from .workspace import empty
+from .simd import LANES, pointer_to, store_sums, tile_f32, widen
+from .tiles import DEPTH, MANY_ROWS, PART, ROW_BLOCK, STREAM, TOKENS, dot_tile
+from .workspace import aligned, empty
+
+_MANY = 64  # tokens from which on to copy weights to a strip, while memory waits, costs less than it saves
 
 # --- embedding ------------------------------------------------------------------------------------------------------------------------
 
 
 @serial
 def widen_row(row, out):
-    """A row of float32, float16 or bfloat16 bits as float32. 1 * x + 0 is x, but for the sign of a zero."""
-    one = np.ones(1, np.float32)
+    """A row of float32, float16 or bfloat16 bits as float32, -0 as +0."""
     width = out.size
-    for i in range(0, width - width % LANES, LANES):
-        store_tile(axpy_step(tile_f32(1, 1), one, 0, 0, 1, row, i, LANES), out, i, LANES)
-    if width % LANES:
+    start = width - width % LANES
+    for i in range(0, start, LANES):
+        widen(row, i, LANES, out, i)
+    if start < width:
         rest = np.empty(LANES, np.float32)
-        start = width - width % LANES
-        store_tile(axpy_tail(tile_f32(1, 1), one, 0, 0, 1, row, start, width - start), rest, 0, LANES)
+        widen(row, start, width - start, rest, 0)
         for i in range(start, width):
             out[i] = rest[i - start]
 
@@ -43,8 +45,8 @@ def embed(table: NDArray, tokens: NDArray[np.int64]) -> Floats:  # [V, D], [R] -
 
 
 @serial
-def matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
-    """Output columns first..end for all rows of x, in tiles of the shape of `zeros`, which is rows x tokens."""
+def _few_tokens(zeros, rows, tokens, w, first, end, x, out):
+    """Results first..end of all rows of x, in tiles of the shape of `zeros`, which is rows x tokens: weights are read where they lie."""
     totals = np.empty(-(-rows * tokens // LANES) * LANES, np.float32)
     width, stride, ws, xs = x.shape[1], w.strides[0] // w.itemsize, pointer_to(w), pointer_to(x)
     for n in range(first, end, rows):
@@ -58,16 +60,35 @@ def matmul_tiles(zeros, rows, tokens, w, first, end, x, out):
                     out[t + j, n + i] = totals[i * tokens + j]
 
 
+@serial
+def _many_tokens(w, first, end, x, token, tokens, out):
+    """Results first..end of some rows of x, which is arranged."""
+    strip, sums = new_strip(), new_sums(end - first, tokens)
+    for begin in range(0, w.shape[1], DEPTH):
+        count = min(DEPTH, w.shape[1] - begin)
+        for n in range(first, end, MANY_ROWS):
+            rows = min(MANY_ROWS, end - n)
+            for i in range(rows):
+                widen_row(w[n + i, begin : begin + count], strip[i * DEPTH : i * DEPTH + count])
+            multiply_strip(strip, n, rows, begin, count, x, token, tokens, sums[n - first :], out)
+
+
 @parallel
 def _matmul(w, x, out):
     blocks, parts = (w.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, (x.shape[0] + PART - 1) // PART
+    many = x.shape[0] >= _MANY
+    arranged = aligned(x.size * 4 if many else 0).view(np.float32)
+    for t in prange(x.shape[0] if many else 0):
+        arrange(x, t, arranged)
     for item in prange(blocks * parts):
         first, token = item % blocks * ROW_BLOCK, item // blocks * PART
         end = min(first + ROW_BLOCK, w.shape[0])
         if x.shape[0] == 1:
-            matmul_tiles(tile_f32(1, 1), 1, 1, w, first, end, x, out)
+            _few_tokens(tile_f32(1, 1), 1, 1, w, first, end, x, out)
+        elif not many:
+            _few_tokens(tile_f32(MANY_ROWS, TOKENS), MANY_ROWS, TOKENS, w, first, end, x, out)
         else:
-            matmul_tiles(tile_f32(MANY_ROWS, TOKENS), MANY_ROWS, TOKENS, w, first, end, x[token : token + PART], out[token : token + PART])
+            _many_tokens(w, first, end, arranged, token, min(PART, x.shape[0] - token), out)
 
 
 def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, float16 or bfloat16 bits -> [R, N]

@@ -436,6 +436,26 @@ axpy_tail = _axpy_step(masked=True)
 
 
 @intrinsic
+def widen(typing_context, source, start, count, out, position):
+    """out[position :][:16] = source[start :][:count], which are float32, or bits of float16 (int16) or bfloat16 (uint16), then zeros.
+
+    A -0 becomes +0.
+    """
+
+    def codegen(context, builder, signature, args):
+        source_type, out_type = signature.args[0], signature.args[3]
+        source, start, count, out, position = args
+        numbers = _load_floats(builder, source_type, _address(context, builder, source_type, source, start), _mask(builder, count))
+        numbers = builder.fadd(numbers, ir.Constant(V16F32, None))
+        address = _address(context, builder, out_type, out, position)
+        builder.store(numbers, builder.bitcast(address, V16F32.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.none(source, n, n, out, n), codegen
+
+
+@intrinsic
 def store_tile(typing_context, tile, out, start, stride):
     """out[start + row * stride + 16 * column :][:16] = the tile's lanes."""
 

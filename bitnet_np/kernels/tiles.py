@@ -11,6 +11,7 @@ MANY_ROWS = 6 if WIDE else 2  # in place of ROWS where activations come from the
 VALUE_COLUMNS = 4 if WIDE else 2
 SPAN = VALUE_COLUMNS * LANES
 ROW_BLOCK = 48  # weight rows that one step of a parallel loop owns: a tile's activations stay in cache meanwhile
+DEPTH = 1024  # columns of a strip of weights, whole blocks of each type: a few rows of it stay in the first cache
 PART = 128  # tokens that one block of weight rows after another is multiplied by: they stay in the caches meanwhile
 STREAM = 1 << 13  # bytes by which prefetches of a single stream run ahead: the processor's own end with each page of 4 KB
 

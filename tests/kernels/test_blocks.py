@@ -16,6 +16,7 @@ from bitnet_np import widen
 from bitnet_np.kernels import blocks as kernels
 from bitnet_np.kernels import cpu
 from bitnet_np.kernels.block_formats import FORMATS
+from bitnet_np.kernels.tiles import DEPTH, PART
 from bitnet_np.tensor_types import ALL_BLOCK_TYPES, BF16, BLOCK_TYPES, F16, F32, Q4_1, Q5_K, Q8_0
 
 # --- matmul ---------------------------------------------------------------------------------------------------------------------------
@@ -30,6 +31,17 @@ def test_products_are_those_of_a_float_matrix(kind, seed, n, per_row, rows):
     expected = cpu.matmul(x, widen.float32(blocks))
     assert_same_bits(kernels.matmul(x, blocks.data, kind), expected)
     assert_same_bits(kernels.matmul(x[:1], blocks.data, kind), expected[:1])
+
+
+@pytest.mark.parametrize("kind", [Q5_K, Q8_0], ids=lambda kind: kind.name)
+def test_wide_matrices_are_multiplied_strip_by_strip(kind):
+    rng = np.random.default_rng(0)
+    blocks = random_blocks(rng, kind, 50, (2 * DEPTH + 256) // kind.block)
+    x = rng.standard_normal((PART + 3, blocks.shape[1])).astype(np.float32)
+    out = kernels.matmul(x, blocks.data, kind)
+    assert_same_bits(out, cpu.matmul(x, widen.float32(blocks)))
+    for rows in (1, 5):
+        assert_same_bits(kernels.matmul(x[:rows], blocks.data, kind), out[:rows])
 
 
 def test_threads_do_not_change_a_bit():

@@ -14,7 +14,7 @@ from models import as_table, assert_same_bits, normal, seeds, threads
 from numba import njit
 
 from bitnet_np import packing, selftest, spec, widen
-from bitnet_np.kernels import cpu, launching, scalar, simd
+from bitnet_np.kernels import cpu, launching, scalar, simd, tiles
 from bitnet_np.kernels import rows as row_kernels
 from bitnet_np.rope import rope_frequencies
 
@@ -262,6 +262,20 @@ def test_matmul(seed, rows, width, n, dtype):
     out = cpu.matmul(x, weights)
     assert_same_bits(out, contract.matmul(x, wide))
     assert_within(out, *bounds.matmul(x, wide))
+
+
+@pytest.mark.parametrize("dtype", TABLES)
+@pytest.mark.parametrize("width", [1, 40, tiles.DEPTH, tiles.DEPTH + 16, 2 * tiles.DEPTH + 5])
+def test_matmul_of_many_tokens(width, dtype):
+    """Weights are multiplied a strip at a time: of so many columns, for so many tokens."""
+    rng = np.random.default_rng(width)
+    x, weights = normal(rng, tiles.PART + 3, width), as_table(normal(rng, tiles.ROW_BLOCK + 2, width), dtype)
+    some, wide = [0, 63, tiles.PART - 1, tiles.PART, tiles.PART + 2], widen.float32(weights)
+    out = cpu.matmul(x, weights)
+    assert_same_bits(out[some], contract.matmul(x[some], wide))
+    assert_same_bits(out, np.concatenate([cpu.matmul(row[None], weights) for row in x]))
+    with threads(3):
+        assert_same_bits(cpu.matmul(x, weights), out)
 
 
 # --- positions ------------------------------------------------------------------------------------------------------------------------
