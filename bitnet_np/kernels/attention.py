@@ -16,7 +16,7 @@ from .launching import Floats, inlined, launch, parallel, serial
 from .scalar import CHUNK, exp, round_to_half, soft_cap
 from .simd import LANES, fma, store_sums, tile_f32
 from .tiles import SPAN, TOKENS, dot_tile
-from .workspace import aligned, empty
+from .workspace import aligned_floats, empty
 
 NO_WINDOW = 1 << 62
 _MOST, _LEAST = 128, 32  # queries that share one reading of the keys and values they see
@@ -93,21 +93,20 @@ def new_room(q, run):
     """A run's queries, padded to whole tiles, and memory for their scores."""
     n, width = (run.end - run.first) * run.group, q.shape[2]
     padded = -(-n // TOKENS) * TOKENS
-    queries, scores = aligned(padded * width * 4).view(np.float32), aligned(padded * CHUNK * 4).view(np.float32)
-    queries[n * width :], scores[:] = 0, 0
-    for i in range(n):
+    queries, scores = aligned_floats(padded, width), aligned_floats(padded, CHUNK)
+    for i in range(padded):
         for d in range(width):
-            queries[i * width + d] = q[run.first + i // run.group, run.g * run.group + i % run.group, d]
-    shaped = queries.reshape(padded, width), scores.reshape(padded, CHUNK)
-    return Room(*shaped, np.zeros(padded // TOKENS, np.int64), np.empty(padded, np.float32))
+            queries[i, d] = q[run.first + i // run.group, run.g * run.group + i % run.group, d] if i < n else np.float32(0.0)
+        for j in range(CHUNK):
+            scores[i, j] = 0
+    return Room(queries, scores, np.empty(padded // TOKENS, np.int64), np.empty(padded, np.float32))
 
 
 @inlined
 def new_sums(q, run):
     """Memory for what a run gets from one chunk. `chunk_values` pads values to whole tiles."""
     n, width = (run.end - run.first) * run.group, q.shape[2]
-    padded, across = -(-n // TOKENS) * TOKENS, -(-width // SPAN) * SPAN
-    values = aligned(padded * across * 4).view(np.float32).reshape(padded, across)
+    values = aligned_floats(-(-n // TOKENS) * TOKENS, -(-width // SPAN) * SPAN)
     return Sums(np.empty(n, np.float32), np.empty(n, np.float32), values)
 
 

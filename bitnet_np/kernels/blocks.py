@@ -14,12 +14,12 @@ from .. import tensor_types
 from ..tensor_types import GRID_TYPES, TensorType
 from . import block_products, grids
 from .block_formats import FORMATS
-from .float_products import arrange, multiply_strip, new_strip, new_sums
+from .float_products import arrange, multiply_strip, new_strip, new_sums, room_for
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import round_half_even, round_to_half
 from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32, unpack_block
 from .tiles import DEPTH, MANY_ROWS, PART, ROW_BLOCK, ROWS, rows_ahead
-from .workspace import aligned, empty
+from .workspace import empty
 
 Bytes = NDArray[np.uint8]
 
@@ -87,14 +87,14 @@ def _several_tokens(blocks, size, first, end, x, token, tokens, out):
             rows = min(MANY_ROWS, end - r)
             for i in range(rows):
                 _unpack_blocks(blocks, (r + i) * n + begin // size, count // size, size, strip, i * DEPTH)
-            multiply_strip(strip, r, rows, begin, count, x, token, tokens, sums[r - first :], out)
+            multiply_strip(strip, r, rows, begin, width, x, token, tokens, sums[r - first :], out)
 
 
 @parallel
 def _matmul(data, blocks, size, x, out):
     n, parts = (blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, (x.shape[0] + PART - 1) // PART
     several = x.shape[0] > 1
-    arranged = aligned(x.size * 4 if several else 0).view(np.float32)
+    arranged = room_for(x[:, : x.shape[1] if several else 0])
     for t in prange(x.shape[0] if several else 0):
         arrange(x, t, arranged)
     for item in prange(n * parts):

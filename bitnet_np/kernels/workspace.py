@@ -108,3 +108,11 @@ def aligned(size):
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size]
+
+
+@serial
+def aligned_floats(rows, columns):
+    """Float32 [rows, columns], aligned like `aligned`."""
+    memory = np.empty(rows * columns + _ALIGNMENT // 4, np.float32)  # not `aligned`: to compile a view of bytes as floats takes long
+    start = -memory.ctypes.data % _ALIGNMENT // 4
+    return memory[start : start + rows * columns].reshape(rows, columns)
