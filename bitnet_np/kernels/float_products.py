@@ -5,10 +5,11 @@ these columns, and the sums of the strips beside it, stay in the second.
 """
 
 import numpy as np
+from numba import prange
 
-from .launching import rule, serial
-from .simd import LANES, dot_step, load_tile, pointer_to, store_sums, store_tile, tile_f32
-from .tiles import DEPTH, MANY_ROWS, TOKENS
+from .launching import parallel, rule, serial
+from .simd import LANES, dot_step, load_tile, pointer_to, store_sums, store_tile, tile_f32, widen
+from .tiles import DEPTH, MANY_ROWS, PART, ROW_BLOCK, TOKENS
 from .workspace import aligned_floats
 
 
@@ -74,3 +75,30 @@ def multiply_strip(strip, column, rows, begin, width, x, token, tokens, sums, ou
             for j in range(present):
                 for i in range(rows):
                     out[token + t + j, column + i] = totals[i * TOKENS + j]
+
+
+@serial
+def _some_rows(w, first, end, x, token, tokens, out):
+    """Results first..end of some rows of x, which is arranged."""
+    strip, sums, stride, ws = new_strip(), new_sums(end - first, tokens), w.strides[0] // w.itemsize, pointer_to(w)
+    for begin in range(0, w.shape[1], DEPTH):
+        count = min(DEPTH, w.shape[1] - begin)
+        for n in range(first, end, MANY_ROWS):
+            rows = min(MANY_ROWS, end - n)
+            for i in range(rows):
+                for k in range(0, count, LANES):
+                    widen(ws, (n + i) * stride + begin + k, min(LANES, count - k), strip, i * DEPTH + k)
+            multiply_strip(strip, n, rows, begin, w.shape[1], x, token, tokens, sums[n - first :], out)
+
+
+@parallel
+def matmul(w, x, out):
+    """As the kernel of floats.py. It is one of its own, which is compiled where it is used."""
+    blocks, parts = (w.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, (x.shape[0] + PART - 1) // PART
+    arranged = room_for(x)
+    for t in prange(x.shape[0]):
+        arrange(x, t, arranged)
+    for item in prange(blocks * parts):
+        first, token = item % blocks * ROW_BLOCK, item // blocks * PART
+        end = min(first + ROW_BLOCK, w.shape[0])
+        _some_rows(w, first, end, arranged, token, min(PART, x.shape[0] - token), out)

@@ -4,10 +4,10 @@ import numpy as np
 from numba import prange
 from numpy.typing import NDArray
 
-from .float_products import arrange, multiply_strip, new_strip, new_sums, room_for
+from . import float_products
 from .launching import Floats, launch, parallel, read_only, serial
 from .simd import LANES, pointer_to, store_sums, tile_f32, widen
-from .tiles import DEPTH, MANY_ROWS, PART, ROW_BLOCK, STREAM, TOKENS, dot_tile
+from .tiles import MANY_ROWS, ROW_BLOCK, STREAM, TOKENS, dot_tile
 from .workspace import empty
 
 _FEW = 64  # tokens up to which to copy weights to a strip, while memory waits, costs as much as it saves
@@ -71,33 +71,6 @@ def _matmul(w, x, out):
             _few_tokens(tile_f32(MANY_ROWS, TOKENS), MANY_ROWS, TOKENS, w, first, end, x, out)
 
 
-@serial
-def _many_tokens(w, first, end, x, token, tokens, out):
-    """Results first..end of some rows of x, which is arranged."""
-    strip, sums, stride, ws = new_strip(), new_sums(end - first, tokens), w.strides[0] // w.itemsize, pointer_to(w)
-    for begin in range(0, w.shape[1], DEPTH):
-        count = min(DEPTH, w.shape[1] - begin)
-        for n in range(first, end, MANY_ROWS):
-            rows = min(MANY_ROWS, end - n)
-            for i in range(rows):
-                for k in range(0, count, LANES):
-                    widen(ws, (n + i) * stride + begin + k, min(LANES, count - k), strip, i * DEPTH + k)
-            multiply_strip(strip, n, rows, begin, w.shape[1], x, token, tokens, sums[n - first :], out)
-
-
-@parallel
-def _matmul_many(w, x, out):
-    """As `_matmul`. It is a kernel of its own, which is compiled where it is used."""
-    blocks, parts = (w.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, (x.shape[0] + PART - 1) // PART
-    arranged = room_for(x)
-    for t in prange(x.shape[0]):
-        arrange(x, t, arranged)
-    for item in prange(blocks * parts):
-        first, token = item % blocks * ROW_BLOCK, item // blocks * PART
-        end = min(first + ROW_BLOCK, w.shape[0])
-        _many_tokens(w, first, end, arranged, token, min(PART, x.shape[0] - token), out)
-
-
 def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, float16 or bfloat16 bits -> [R, N]
     """Contract-order dot products.
 
@@ -105,5 +78,5 @@ def matmul(x: Floats, weights: NDArray) -> Floats:  # [R, M], [N, M] float32, fl
     plain reads reach 30. Four weight rows at a time, which share the loads of x, reach 17.
     """
     out = empty((x.shape[0], weights.shape[0]))
-    launch(_matmul_many if x.shape[0] > _FEW else _matmul, x.shape[0] * weights.size // 8, read_only(weights), x, out)
+    launch(float_products.matmul if x.shape[0] > _FEW else _matmul, x.shape[0] * weights.size // 8, read_only(weights), x, out)
     return out
