@@ -126,10 +126,25 @@ def chunk_at(inputs, run, key, end):
 
 
 @inlined
+def weigh(room, here):
+    """Turn the scores of a chunk into weights, and store the largest score and the sum of weights of each query in `here`.
+
+    Scores of hidden keys are -infinity. A query that sees none has the weight UNSEEN, and keeps it.
+    """
+    scores, sums, largest, weight = room.scores, room.sums, here.largest, here.weight
+    maxima(scores, sums)
+    for i in range(weight.size):
+        largest[i] = sums[i]
+    exponentials(scores, largest, sums)
+    for i in range(weight.size):
+        weight[i] = sums[i] if weight[i] != UNSEEN else UNSEEN
+
+
+@inlined
 def _attend_chunk(inputs, window, run, chunk, room, here):
     """Store what the queries of a run get from a chunk in `here`."""
-    width, scores, ends, sums = room.queries.shape[1], room.scores, room.ends, room.sums
-    largest, weight, position = here.largest, here.weight, inputs.position
+    width, scores, ends = room.queries.shape[1], room.scores, room.ends
+    weight, position = here.weight, inputs.position
     for tile in range(ends.size):
         last = min(weight.size, (tile + 1) * TOKENS) - 1  # the query that sees the latest keys
         ends[tile] = max(0, visible(position[run.first + last // run.group], window, chunk.key)[1])
@@ -139,13 +154,8 @@ def _attend_chunk(inputs, window, run, chunk, room, here):
     for i in range(weight.size):
         low, high = visible(position[run.first + i // run.group], window, chunk.key)
         hide(scores, i, low, high)
-    maxima(scores, sums)
-    for i in range(weight.size):
-        largest[i] = sums[i]
-    exponentials(scores, largest, sums)
-    for i in range(weight.size):
-        low, high = visible(position[run.first + i // run.group], window, chunk.key)
-        weight[i] = sums[i] if high > low else UNSEEN
+        weight[i] = 0 if high > low else UNSEEN
+    weigh(room, here)
     chunk_values(scores, ends, inputs.v, chunk.start, chunk.stride, width, here.values)
 
 

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from .. import tensor_types
 from ..tensor_types import GRID_TYPES, TensorType
-from . import block_products, grids
+from . import block_products, block_strips, grids
 from .block_formats import FORMATS
-from .float_products import arrange, multiply_strip, new_strip, new_sums, room_for
+from .block_strips import unpack_blocks
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import round_half_even, round_to_half
-from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32, unpack_block
-from .tiles import DEPTH, MANY_ROWS, PART, ROW_BLOCK, ROWS, rows_ahead
+from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32
+from .tiles import ROW_BLOCK, ROWS, rows_ahead
 from .workspace import empty
 
 Bytes = NDArray[np.uint8]
@@ -35,16 +35,9 @@ def _blocks(data: Bytes, kind: TensorType) -> NDArray[np.void]:  # -> [N, blocks
 
 
 @serial
-def _unpack_blocks(blocks, first, count, size, out, position):
-    """out[position :] = `count` blocks of `size` weights each."""
-    for i in range(count):
-        unpack_block(blocks, first + i, out, position + i * size)
-
-
-@serial
 def _embed(blocks, size, tokens, out):
     for r in range(tokens.size):
-        _unpack_blocks(blocks, tokens[r] * blocks.shape[1], blocks.shape[1], size, out, r * out.shape[1])
+        unpack_blocks(blocks, tokens[r] * blocks.shape[1], blocks.shape[1], size, out, r * out.shape[1])
 
 
 def embed(data: Bytes, kind: TensorType, tokens: NDArray[np.int64]) -> Floats:  # [V, bytes of a row], type, [R] -> [R, M]
@@ -76,34 +69,11 @@ def _gemv_rows(zeros, rows, data, blocks, size, first, end, x, out):
             out[0, r + i] = totals[i]
 
 
-@serial
-def _several_tokens(blocks, size, first, end, x, token, tokens, out):
-    """Results first..end of some rows of x, which is arranged."""
-    n, width = blocks.shape[1], blocks.shape[1] * size
-    strip, sums = new_strip(), new_sums(end - first, tokens)
-    for begin in range(0, width, DEPTH):
-        count = min(DEPTH, width - begin)
-        for r in range(first, end, MANY_ROWS):
-            rows = min(MANY_ROWS, end - r)
-            for i in range(rows):
-                _unpack_blocks(blocks, (r + i) * n + begin // size, count // size, size, strip, i * DEPTH)
-            multiply_strip(strip, r, rows, begin, width, x, token, tokens, sums[r - first :], out)
-
-
 @parallel
 def _matmul(data, blocks, size, x, out):
-    n, parts = (blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, (x.shape[0] + PART - 1) // PART
-    several = x.shape[0] > 1
-    arranged = room_for(x[:, : x.shape[1] if several else 0])
-    for t in prange(x.shape[0] if several else 0):
-        arrange(x, t, arranged)
-    for item in prange(n * parts):
-        first, token = item % n * ROW_BLOCK, item // n * PART
-        end = min(first + ROW_BLOCK, blocks.shape[0])
-        if not several:
-            _gemv_rows(tile_f32(ROWS, 1), ROWS, data, blocks, size, first, end, x, out)
-        else:
-            _several_tokens(blocks, size, first, end, arranged, token, min(PART, x.shape[0] - token), out)
+    for block in prange((blocks.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK):
+        first = block * ROW_BLOCK
+        _gemv_rows(tile_f32(ROWS, 1), ROWS, data, blocks, size, first, min(first + ROW_BLOCK, blocks.shape[0]), x, out)
 
 
 def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
@@ -111,7 +81,8 @@ def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, b
     if kind in GRID_TYPES:
         return grids.matmul(x, data, kind)
     out = empty((x.shape[0], data.shape[0]))
-    launch(_matmul, x.size * data.shape[0] // 8, read_only(data), _blocks(data, kind), kind.block, x, out)
+    kernel = _matmul if x.shape[0] == 1 else block_strips.matmul
+    launch(kernel, x.size * data.shape[0] // 8, read_only(data), _blocks(data, kind), kind.block, x, out)
     return out
 
 

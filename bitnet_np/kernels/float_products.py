@@ -19,6 +19,20 @@ def columns_of(begin, width):
     return min(DEPTH, -(-(width - begin) // LANES) * LANES)
 
 
+@rule
+def pieces(rows, tokens):
+    """The pieces of a product by so many rows of weights, which the steps of a parallel loop own."""
+    return -(-rows // ROW_BLOCK) * -(-tokens // PART)
+
+
+@serial
+def piece(item, rows, tokens):
+    """The first row of weights of a piece, the row after its last, its first token, and how many tokens it has."""
+    blocks = -(-rows // ROW_BLOCK)
+    first, token = item % blocks * ROW_BLOCK, item // blocks * PART
+    return first, min(first + ROW_BLOCK, rows), token, min(PART, tokens - token)
+
+
 @serial
 def room_for(x):
     """Memory for the rows of x, arranged."""
@@ -43,7 +57,7 @@ def arrange(x, t, arranged):
 @serial
 def new_strip():
     """Memory for a strip: row i begins at i * DEPTH."""
-    return aligned_floats(MANY_ROWS, DEPTH).reshape(-1)
+    return aligned_floats(MANY_ROWS, DEPTH)
 
 
 @serial
@@ -94,11 +108,9 @@ def _some_rows(w, first, end, x, token, tokens, out):
 @parallel
 def matmul(w, x, out):
     """As the kernel of floats.py. It is one of its own, which is compiled where it is used."""
-    blocks, parts = (w.shape[0] + ROW_BLOCK - 1) // ROW_BLOCK, (x.shape[0] + PART - 1) // PART
     arranged = room_for(x)
     for t in prange(x.shape[0]):
         arrange(x, t, arranged)
-    for item in prange(blocks * parts):
-        first, token = item % blocks * ROW_BLOCK, item // blocks * PART
-        end = min(first + ROW_BLOCK, w.shape[0])
-        _some_rows(w, first, end, arranged, token, min(PART, x.shape[0] - token), out)
+    for item in prange(pieces(w.shape[0], x.shape[0])):
+        first, end, token, tokens = piece(np.int64(item), w.shape[0], x.shape[0])
+        _some_rows(w, first, end, arranged, token, tokens, out)

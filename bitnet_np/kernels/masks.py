@@ -21,11 +21,12 @@ from .attention import (
     query_tiles,
     scale_and_cap,
     store_attended,
+    weigh,
 )
-from .attention_chunk import cap_scores, chunk_scores, chunk_values, exponentials
+from .attention_chunk import cap_scores, chunk_scores, chunk_values
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import CHUNK
-from .simd import LANES, float_bits, fma
+from .simd import float_bits, fma
 from .workspace import empty
 
 
@@ -97,25 +98,14 @@ def _sees_any(mask, start, rows, first, end):
 
 
 @serial
-def _add_biases(scores, biases, lanes):
-    """Add biases to scores, which become -infinity where the key is hidden or there is none.
-
-    Returns the largest of them, and whether a key is seen.
-    """
-    for i in range(LANES):
-        lanes[i] = -np.inf
+def _add_biases(scores, biases):
+    """Add biases to scores, which become -infinity where the key is hidden or there is none. Returns whether a key is seen."""
     n, seen = biases.size, np.int32(0)
-    for j in range(0, CHUNK, LANES):
-        for i in range(LANES):
-            bias = biases[j + i] if j + i < n else np.float32(-np.inf)
-            seen |= np.int32(bias > -np.inf)
-            score = np.float32(scores[j + i] + bias) if bias > -np.inf else np.float32(-np.inf)
-            scores[j + i] = score
-            lanes[i] = score if score > lanes[i] else lanes[i]
-    largest = lanes[0]
-    for i in range(LANES):
-        largest = lanes[i] if lanes[i] > largest else largest
-    return largest, seen != 0
+    for j in range(CHUNK):
+        bias = biases[j] if j < n else np.float32(-np.inf)
+        seen |= np.int32(bias > -np.inf)
+        scores[j] = np.float32(scores[j] + bias) if bias > -np.inf else np.float32(-np.inf)
+    return seen != 0
 
 
 @serial
@@ -149,8 +139,7 @@ def _attend_run_masked(inputs, mask, run, out):
     width, keys, position = inputs.q.shape[2], mask.shape[1], inputs.position[run.first]
     k, v, values = inputs.k, inputs.v, inputs.v[inputs.slot[run.first]]
     room, here, sums = new_room(inputs.q, run), new_sums(inputs.q, run), no_sums(inputs.q, run)
-    scores, ends, totals, lanes = room.scores, room.ends, room.sums, np.empty(LANES, np.float32)
-    largest, weight = here.largest, here.weight
+    scores, ends, weight = room.scores, room.ends, here.weight
     for key in range(0, keys, CHUNK):
         chunk = chunk_at(inputs, run, key, keys)
         end = key + chunk.n_keys
@@ -160,11 +149,8 @@ def _attend_run_masked(inputs, mask, run, out):
             if inputs.cap > 0:
                 cap_scores(scores, inputs.cap)
             for i in range(weight.size):
-                largest[i], seen = _add_biases(scores[i], mask[position + i // run.group, key:end], lanes)
-                weight[i] = np.float32(0.0) if seen else UNSEEN
-            exponentials(scores, largest, totals)
-            for i in range(weight.size):
-                weight[i] = totals[i] if weight[i] != UNSEEN else UNSEEN
+                weight[i] = 0 if _add_biases(scores[i], mask[position + i // run.group, key:end]) else UNSEEN
+            weigh(room, here)
             if _all_finite(values, key, chunk.n_keys, run.g):
                 chunk_values(scores, ends, v, chunk.start, chunk.stride, width, here.values)
             else:
