@@ -86,7 +86,7 @@ class Backend(Protocol):
     def embed_blocks(self, data: Array, kind: TensorType, tokens: Array, /) -> Array: ...  # [V, bytes of a row], type, [R] -> [R, D]
     def matmul(self, x: Array, table: Array, /) -> Array: ...  # [R, M], [N, M] -> [R, N]
     def matmul_blocks(self, x: Array, data: Array, kind: TensorType, /) -> Array: ...  # [R, M], [N, bytes of a row], type -> [R, N]
-    def matmul_blocks_as_llama_cpp(self, x: Array, data: Array, kind: TensorType, /) -> Array: ...  # with activations rounded as there
+    def matmuls_blocks_as_llama_cpp(self, x: Array, /, *matrices: tuple[Array, TensorType]) -> list[Array]: ...  # up to three, x as there
 
     # --- norms and ternary matrices ---
 

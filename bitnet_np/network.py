@@ -238,15 +238,23 @@ class _Step:
 
         codes: those of the tensor, where other matrices read them too.
         """
-        ops, dialect = self.runtime.ops, self.runtime.dialect
         shared = _Codes(self, source, x) if codes is None else codes
-        without_norm = [w.weights for w in outputs.values() if w.norm is None]
-        ternary = [weights for weights in without_norm if _takes_codes(weights, dialect)]
-        if len(ternary) == len(outputs) > 1:
-            matrices = ((weights.codes, weights.scale, weights.shape[0]) for weights in ternary)
-            products = ops.ternary_matmuls(*shared(), *matrices)
-            return [self._finished(name, w, y) for (name, w), y in zip(outputs.items(), products, strict=True)]
-        return [self._finished(name, w, self._product(name, x, w, shared)) for name, w in outputs.items()]
+        weights = [w.weights for w in outputs.values() if w.norm is None]
+        together = self._together(x, weights, shared) if len(weights) == len(outputs) > 1 else None
+        if together is None:
+            return [self._finished(name, w, self._product(name, x, w, shared)) for name, w in outputs.items()]
+        return [self._finished(name, w, y) for (name, w), y in zip(outputs.items(), together, strict=True)]
+
+    def _together(self, x: Array, weights: Sequence[Weights], codes: _Codes) -> list[Array] | None:
+        """The products of x with several matrices by one call of the backend; None if it has no call for such matrices."""
+        ops, dialect = self.runtime.ops, self.runtime.dialect
+        ternary = [w for w in weights if _takes_codes(w, dialect)]
+        if len(ternary) == len(weights):
+            return ops.ternary_matmuls(*codes(), *((w.codes, w.scale, w.shape[0]) for w in ternary))
+        if ternary or not dialect.ggml_activations:
+            return None
+        blocks = [w for w in map(_stored, weights) if isinstance(w, Blocks)]
+        return ops.matmuls_blocks_as_llama_cpp(x, *((w.data, w.type) for w in blocks)) if len(blocks) == len(weights) else None
 
     def _product(self, name: str, x: Array, w: Linear, shared: _Codes) -> Array:
         """x times the matrix of w, behind its own norm if it has one."""
@@ -423,6 +431,14 @@ def _takes_codes(weights: Weights, dialect: Dialect) -> TypeGuard[Ternary]:
     return isinstance(weights, Ternary) and (not dialect.ggml_activations or weights.blocks is None)
 
 
+def _stored(weights: Weights) -> Table:
+    """Weights that do not take codes: ternary ones as the blocks that they come from, all others as they are."""
+    if not isinstance(weights, Ternary):
+        return weights
+    assert weights.blocks is not None, "or it would take codes"
+    return weights.blocks
+
+
 def _taken(codes: Callable[[], tuple[Array, Array]], rows: NDArray[np.intp]) -> tuple[Array, Array]:
     """The codes of some rows, and their scales."""
     q, scale = codes()
@@ -440,9 +456,7 @@ def _product(x: Array, weights: Weights, codes: Callable[[], tuple[Array, Array]
     dialect, ops = runtime.dialect, runtime.ops
     if _takes_codes(weights, dialect):
         return ops.ternary_matmul(*codes(), weights.codes, weights.scale, weights.shape[0])
-    if isinstance(weights, Ternary):
-        assert weights.blocks is not None, "or it would take codes"
-        weights = weights.blocks
+    weights = _stored(weights)
     if isinstance(weights, Blocks) and weights.type in TERNARY_TYPES and not dialect.ggml_activations:
         q, scale = codes()
         return ops.matmul_blocks(q.astype(np.float32), weights.data, weights.type) / scale[:, None]
@@ -453,7 +467,9 @@ def _table_product(x: Array, table: Table, dialect: Dialect, ops: Backend) -> Ar
     """x, rounded as in the dialect, times a table: [R, M], [N, M] -> [R, N]."""
     if not isinstance(table, Blocks):
         return ops.matmul(dialect.matrix_input(x, table), table)
-    return (ops.matmul_blocks_as_llama_cpp if dialect.ggml_activations else ops.matmul_blocks)(x, table.data, table.type)
+    if dialect.ggml_activations:
+        return ops.matmuls_blocks_as_llama_cpp(x, (table.data, table.type))[0]
+    return ops.matmul_blocks(x, table.data, table.type)
 
 
 def _gelu_tanh(x: Array, dialect: Dialect, ops: Backend) -> Array:

@@ -7,11 +7,12 @@ more types than can be read, so that a file with another one is refused by the n
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TensorType:
     """One ggml type: `block` consecutive elements of a row are stored in `block_bytes` bytes.
 
-    `trailer` bytes follow the last block of the tensor: I2_S keeps its one float32 scale and 28 bytes of padding there.
+    `trailer` bytes follow the last block of the tensor: I2_S keeps its one float32 scale and 28 bytes of padding there. A type is equal to
+    itself alone: the kernels of a decoded token ask a thousand times which it is.
     """
 
     name: str

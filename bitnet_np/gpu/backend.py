@@ -179,8 +179,8 @@ class Cuda:
     def matmul_blocks(self, x: DeviceArray, data: NDArray, kind: TensorType) -> DeviceArray:
         raise _not_placed(data)
 
-    def matmul_blocks_as_llama_cpp(self, x: DeviceArray, data: NDArray, kind: TensorType) -> DeviceArray:
-        raise _not_placed(data)
+    def matmuls_blocks_as_llama_cpp(self, x: DeviceArray, *matrices: tuple[NDArray, TensorType]) -> list[DeviceArray]:
+        raise _not_placed(matrices[0][0])
 
     # --- norms and ternary matmul ---
 

@@ -7,7 +7,8 @@ ternary.py     the int8 quantiser and ternary products       blocks.py      prod
 attention.py   causal attention                              masks.py       attention with mask arrays, and their filling
 backward.py    the gradients of these operations             certified.py   bounds on the logits of every token
 packing.py     files' ternary layouts -> packed matrices     checks.py      weights that are NaN, infinite or no ternary code
-block_products.py  products with these types by bytes: block_rows.py, block_tiles.py on matrix tiles, block_plans.py and block_bytes.py
+block_products.py  products with these types by bytes: block_token.py of one token, block_tiles.py on matrix tiles, what they share in
+               block_rows.py, block_plans.py and block_bytes.py
 ternary_product.py and ternary_tiles.py: what ternary products share, and those on matrix tiles (amx.py)
 grids.py       products with the block types that have no kernel
 tiles.py       tiles of dot products; sums.py: float64 sums  simd.py        vector registers: the one file that knows LLVM

@@ -14,6 +14,7 @@ order, which depends on the row of weights and the row of activations alone. Typ
 integers here: their rounded activations are multiplied as floats.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -21,39 +22,20 @@ from numba import prange
 from numpy.typing import NDArray
 
 from ..tensor_types import TensorType
-from . import amx, block_tiles
-from .block_bytes import CHUNKS, ROWS, close_chunks, close_unit, open_chunks, open_unit, run_step, take_offset
+from . import amx, block_tiles, block_token
+from .block_bytes import close_unit, open_unit, run_step, take_offset
 from .block_formats import FORMATS, RUN
 from .block_plans import PLANS
 from .block_rows import SPAN, Numbers, Rows, arrange, room_for, unpack
 from .launching import Floats, inlined, launch, parallel, read_only, serial
 from .processor import instruction_path
 from .simd import LANES, load_tile, store_tile, tile_f32, tile_i32
-from .tiles import ROW_BLOCK, WIDE, rows_ahead
+from .tiles import WIDE
 from .workspace import aligned, empty
 
 Bytes = NDArray[np.uint8]
 
 _GROUPS, _TOKENS = (2, 6) if WIDE else (1, 2)  # groups of 16 weight rows, and rows of activations, of a tile
-
-
-@serial
-def _one_row(zeros, blocks, numbers, rows, first, end, out):
-    """Rows first..end of the matrix for one row of activations: few rows at a time, so that memory is read nearly in order."""
-    n = blocks.shape[1]
-    chunks, ahead = (n + numbers.blocks - 1) // numbers.blocks, rows_ahead(ROWS, n * blocks.itemsize)
-    sums, lanes = np.empty(LANES, np.float32), aligned(ROWS * numbers.registers * LANES * 4).view(np.int32)
-    for r in range(first, end, ROWS):
-        valid = min(ROWS, end - r)
-        tile = zeros
-        for chunk in range(0, chunks, CHUNKS):
-            for row in range(ROWS):
-                start = (r + min(row, valid - 1)) * n
-                open_chunks(blocks, start, n, chunk, rows.q, rows.starts, rows.sums, lanes, row, ahead)
-            tile = close_chunks(tile, blocks, r * n, n, valid, chunk, lanes, rows.scales, rows.eights)
-        store_tile(tile, sums, 0, LANES)
-        for i in range(valid):
-            out[0, r + i] = sums[i]
 
 
 @inlined
@@ -145,49 +127,71 @@ def _several_rows(zeros, integers, groups, tokens, blocks, numbers, rows, r, out
 def _products(blocks, codes, scale, order, numbers, rows, out):
     for r in prange(codes.shape[0]):
         arrange(r, codes, scale, order, numbers, rows)
-    n = blocks.shape[0]
-    if codes.shape[0] == 1:
-        for block in prange((n + ROW_BLOCK - 1) // ROW_BLOCK):
-            first = block * ROW_BLOCK
-            _one_row(tile_f32(1, 1), blocks, numbers, rows, first, min(first + ROW_BLOCK, n), out)
-    else:
-        for strip in prange((n + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
-            zeros, integers = tile_f32(_GROUPS, _TOKENS), tile_i32(_GROUPS, _TOKENS)
-            _several_rows(zeros, integers, _GROUPS, _TOKENS, blocks, numbers, rows, strip * _GROUPS * LANES, out)
+    for strip in prange((blocks.shape[0] + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
+        zeros, integers = tile_f32(_GROUPS, _TOKENS), tile_i32(_GROUPS, _TOKENS)
+        _several_rows(zeros, integers, _GROUPS, _TOKENS, blocks, numbers, rows, strip * _GROUPS * LANES, out)
 
 
 @lru_cache
-def _numbers(kind: TensorType, one_row: bool) -> tuple[Numbers, NDArray[np.int64]]:
+def _numbers(kind: TensorType, one_token: bool) -> tuple[Numbers, NDArray[np.int64]]:
     """What the kernel knows of a type, and the order of its runs. Asking for the instruction path takes longer than a small product."""
     plan = PLANS[kind.name]
-    offset = np.int32(plan.offset_of_starts(instruction_path(), one_row))
+    offset = np.int32(plan.offset_of_starts(instruction_path(), one_token))
     numbers = Numbers(
-        plan.weights, plan.blocks, plan.units, plan.registers, plan.unit // RUN, plan.activations // plan.unit, plan.width(one_row), offset
+        plan.weights,
+        plan.blocks,
+        plan.units,
+        plan.registers,
+        plan.unit // RUN,
+        plan.activations // plan.unit,
+        plan.width(one_token),
+        offset,
     )
     return numbers, np.array(plan.order)
 
 
-def product(codes: NDArray[np.int8], scale: Floats, eights: Floats | None, data: Bytes, kind: TensorType) -> Floats:
-    # [R, M] int8, [R, M/256 or M/32], [R, M/32] for Q4_1 and Q5_1, [N, bytes of a row], type -> [R, N]
-    """The products that this file defines, of activations that are rounded already."""
+def products(codes: NDArray[np.int8], scale: Floats, eights: Floats | None, matrices: Sequence[Bytes], kind: TensorType) -> list[Floats]:
+    # [R, M] int8, [R, M/256 or M/32], [R, M/32] for Q4_1 and Q5_1, [N, bytes of a row] each, type -> [R, N] each
+    """The products that this file defines with up to three matrices of a type, of activations that are rounded already."""
+    unit = amx.unit() if len(codes) >= block_tiles.LEAST else None
+    # not data.view, which takes longer to see that this is safe
+    blocks = [np.ndarray((len(data), data.shape[1] // kind.block_bytes), FORMATS[kind.name].layout, data) for data in matrices]
+    if len(codes) == 1 and unit is None:
+        return _products_of_one_token(codes, scale, eights, [read_only(b) for b in blocks], kind)
+    return [_product_of_several(codes, scale, eights, read_only(b), kind, unit) for b in blocks]
+
+
+_NO_EIGHTS = np.zeros((1, 0), np.float32)
+
+
+def _products_of_one_token(
+    codes: NDArray[np.int8], scale: Floats, eights: Floats | None, blocks: list[NDArray], kind: TensorType
+) -> list[Floats]:
+    eights = _NO_EIGHTS if eights is None else eights
+    (a, b, c), (i, j, k) = (*blocks, blocks[0], blocks[0])[:3], (*map(len, blocks), 0, 0)[:3]
+    out = empty((1, i + j + k))
+    numbers, order = _numbers(kind, True)
+    launch(block_token.products, out.size * codes.size // 64, a, b, c, (i, j, k), codes, scale, eights, order, numbers, out[0])
+    return [out[:, :i], out[:, i : i + j], out[:, i + j :]][: len(blocks)]
+
+
+def _product_of_several(
+    codes: NDArray[np.int8], scale: Floats, eights: Floats | None, blocks: NDArray, kind: TensorType, unit: NDArray | None
+) -> Floats:
     present, width = codes.shape
-    numbers, order = _numbers(kind, present == 1)
+    numbers, order = _numbers(kind, False)
     chunks = -(-width // numbers.weights)
-    if present == 1:
-        chunks += -chunks % CHUNKS
-    units = chunks * numbers.units
+    units, padded = chunks * numbers.units, chunks * numbers.weights
     if eights is None:
         eights = np.zeros((present, 1), np.float32)
     elif eights.shape[1] < units:
         eights = np.concatenate([eights, np.zeros((present, units - eights.shape[1]), np.float32)], axis=1)
-    out = empty((present, data.shape[0]))
-    blocks, work = read_only(data.view(FORMATS[kind.name].layout)), out.size * width // 64
-    unit = amx.unit() if present >= block_tiles.LEAST else None
+    out = empty((present, len(blocks)))
+    work = out.size * width // 64
     if unit is not None:
         rows = block_tiles.rows_for(eights, units, numbers)
         launch(block_tiles.products, work, blocks, codes, scale, order, numbers, rows, out, unit)
         return out
-    padded = chunks * numbers.weights
     rows = Rows(
         empty((present, padded), np.int8),
         empty((present, padded // numbers.width if numbers.offset else 0), np.int32),

@@ -50,15 +50,18 @@ def arrange(r, codes, scale, order, numbers, rows):
     """Row r of the activations in the plan's order, and its sums."""
     n = codes.shape[1] // RUN
     q, starts, sums = rows.q[r], rows.starts[r], rows.sums[r]
-    per_chunk = order.size
-    for place in range(sums.size):
-        source = place - place % per_chunk + order[place % per_chunk]
-        total = np.int32(0)
-        for i in range(RUN):
-            code = codes[r, source * RUN + i] if source < n else np.int8(0)
-            q[place * RUN + i] = code
-            total += np.int32(code)
-        sums[place // numbers.runs, place % numbers.runs] = np.int16(total)
+    for first in range(0, sums.size, order.size):
+        for k in range(order.size):
+            place, source = (first + k) * RUN, (first + order[k]) * RUN
+            total = np.int32(0)
+            if first + order[k] < n:
+                for i in range(RUN):
+                    q[place + i] = codes[r, source + i]
+                    total += np.int32(codes[r, source + i])
+            else:  # the last chunk may be longer than the row
+                for i in range(RUN):
+                    q[place + i] = 0
+            sums[(first + k) // numbers.runs, (first + k) % numbers.runs] = np.int16(total)
     for i in range(starts.size):
         total = np.int32(0)
         for j in range(numbers.width):

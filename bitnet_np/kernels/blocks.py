@@ -4,7 +4,7 @@ Weights are computed where they are needed, a few rows at a time, and never all 
 give for the same weights as float32. `data` is the bytes of a matrix [N, bytes of a row], C-contiguous, of the type `kind`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numba import prange
@@ -274,12 +274,25 @@ ROUNDINGS: dict[TensorType, Callable[[Floats], Floats]] = {
 """The type of a matrix -> the rounding of the activations that llama.cpp multiplies it with (on the CPU)."""
 
 
-def matmul_as_llama_cpp(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, bytes of a row], type -> [R, N]
-    """x as llama.cpp rounds it times the transposed matrix, by the definition of block_products.py."""
+def matmuls_as_llama_cpp(x: Floats, *matrices: tuple[Bytes, TensorType]) -> list[Floats]:
+    # [R, M], ([N, bytes of a row], type) each -> [R, N] each
+    """x as llama.cpp rounds it times up to three transposed matrices, by the definition of block_products.py.
+
+    x is rounded once for all matrices of a type. They are read by one call, because threads that start and wait for each other cost as
+    much as a small matrix.
+    """
+    products: dict[int, Floats] = {}
+    for kind in dict.fromkeys(kind for _, kind in matrices):
+        places = [i for i, (_, other) in enumerate(matrices) if other is kind]
+        products.update(zip(places, _products(x, [matrices[i][0] for i in places], kind), strict=True))
+    return [products[i] for i in range(len(matrices))]
+
+
+def _products(x: Floats, matrices: Sequence[Bytes], kind: TensorType) -> list[Floats]:
     if kind in GRID_TYPES:
-        return grids.matmul(round_as_q8_k(x), data, kind)
+        return [grids.matmul(round_as_q8_k(x), data, kind) for data in matrices]
     codes, scale = q8_k(x) if kind.block == 256 else q8_0(x)
-    return block_products.product(codes, scale, q8_1_sums(x, codes) if kind in MINIMUM_TYPES else None, data, kind)
+    return block_products.products(codes, scale, q8_1_sums(x, codes) if kind in MINIMUM_TYPES else None, matrices, kind)
 
 
 def q8_1_sums(x: Floats, codes: NDArray[np.int8]) -> Floats:  # [R, M], those of `q8_0` -> [R, M/32], M a multiple of 32

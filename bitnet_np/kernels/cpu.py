@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .attention import attend, attend_halves
 from .blocks import embed as embed_blocks
 from .blocks import matmul as matmul_blocks
-from .blocks import matmul_as_llama_cpp as matmul_blocks_as_llama_cpp
+from .blocks import matmuls_as_llama_cpp as matmuls_blocks_as_llama_cpp
 from .checks import has_code_three, has_non_finite
 from .experts import expert_weights, mix, sigmoid_gate, top_experts
 from .floats import embed, matmul
@@ -97,7 +97,7 @@ __all__ = [
     "mark",
     "matmul",
     "matmul_blocks",
-    "matmul_blocks_as_llama_cpp",
+    "matmuls_blocks_as_llama_cpp",
     "mix",
     "quantize",
     "relu2_gate",

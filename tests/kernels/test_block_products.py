@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 from numba import njit
 
-from bitnet_np.kernels import amx, block_products, blocks, grids, simd
+from bitnet_np.kernels import amx, block_products, block_token, blocks, grids, simd
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS
 from bitnet_np.kernels.launching import Kernel
@@ -29,9 +29,9 @@ def test_products_have_the_bits_of_the_definition(kind, seed, n, per_row, rows):
     matrix = random_blocks(rng, kind, n, per_row)
     x = activations(rng, rows, matrix.shape[1])
     expected = definition.product(*rounded(x, kind), matrix.data, kind)
-    assert_same_bits(blocks.matmul_as_llama_cpp(x, matrix.data, kind), expected)
+    assert_same_bits(blocks.matmuls_as_llama_cpp(x, (matrix.data, kind))[0], expected)
     for row in range(rows):
-        assert_same_bits(blocks.matmul_as_llama_cpp(x[row : row + 1], matrix.data, kind), expected[row : row + 1])
+        assert_same_bits(blocks.matmuls_as_llama_cpp(x[row : row + 1], (matrix.data, kind))[0], expected[row : row + 1])
 
 
 @ALL
@@ -45,7 +45,7 @@ def test_the_largest_codes_of_both_sides_overflow_nothing(kind, byte, code):
         scale = np.ones((rows, 2 if kind.block == 256 else 16), np.float32)
         sums = np.full((rows, 16), 3.5, np.float32) if kind in (Q4_1, Q5_1) else None
         expected = definition.product(q, scale, sums, data, kind)
-        assert_same_bits(block_products.product(q, scale, sums, data, kind), expected)
+        assert_same_bits(block_products.products(q, scale, sums, [data], kind)[0], expected)
 
 
 @ALL
@@ -65,7 +65,7 @@ def test_scales_of_zero_and_not_finite_reach_their_rows_alone(kind, rows):
     x[0] *= np.float32(1e30)  # whose scale is infinite in float16
     x[-1, :256] = 0
     expected = definition.product(*rounded(x, kind), data, kind)
-    found = blocks.matmul_as_llama_cpp(x, data, kind)
+    found = blocks.matmuls_as_llama_cpp(x, (data, kind))[0]
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     assert_same_bits(found[~np.isnan(found)], expected[~np.isnan(expected)])
     if kind not in (MXFP4, NVFP4) and rows > 1:
@@ -79,8 +79,8 @@ def test_a_number_that_is_not_finite_makes_its_row_nan(kind):
     matrix = random_blocks(rng, kind, 40, 16)
     x = activations(rng, 5, matrix.shape[1])
     x[2, 300] = np.inf
-    assert (np.isnan(blocks.matmul_as_llama_cpp(x, matrix.data, kind)) == (np.arange(5) == 2)[:, None]).all()
-    assert np.isnan(blocks.matmul_as_llama_cpp(x[2:3], matrix.data, kind)).all()
+    assert (np.isnan(blocks.matmuls_as_llama_cpp(x, (matrix.data, kind))[0]) == (np.arange(5) == 2)[:, None]).all()
+    assert np.isnan(blocks.matmuls_as_llama_cpp(x[2:3], (matrix.data, kind))[0]).all()
 
 
 @pytest.mark.parametrize("kind", [Q4_K, Q6_K, Q8_0], ids=lambda kind: kind.name)
@@ -92,8 +92,8 @@ def test_threads_do_not_change_a_bit(monkeypatch, kind):
     expected = definition.product(*rounded(x, kind), matrix.data, kind)
     for count in (1, 4):
         with threads(count):
-            assert_same_bits(blocks.matmul_as_llama_cpp(x, matrix.data, kind), expected)
-            assert_same_bits(blocks.matmul_as_llama_cpp(x[:1], matrix.data, kind), expected[:1])
+            assert_same_bits(blocks.matmuls_as_llama_cpp(x, (matrix.data, kind))[0], expected)
+            assert_same_bits(blocks.matmuls_as_llama_cpp(x[:1], (matrix.data, kind))[0], expected[:1])
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="takes access to a page away as Linux does")
@@ -109,8 +109,8 @@ def test_nothing_after_the_last_block_is_read(kind):
     assert ctypes.CDLL(None).mprotect(guard, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
     x = activations(np.random.default_rng(1), 3, matrix.shape[1])
     for rows in (1, 3):
-        expected = blocks.matmul_as_llama_cpp(x[:rows], matrix.data, kind)
-        assert_same_bits(blocks.matmul_as_llama_cpp(x[:rows], data, kind), expected)
+        expected = blocks.matmuls_as_llama_cpp(x[:rows], (matrix.data, kind))[0]
+        assert_same_bits(blocks.matmuls_as_llama_cpp(x[:rows], (data, kind))[0], expected)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -121,7 +121,7 @@ def test_recordings_of_llama_cpp_are_met_as_nearly_as_by_floats(name):
         if tensor.type is not F16:
             data = tensor.data.reshape(tensor.shape[0], -1)
             size = np.sqrt(np.mean(output.astype(np.float64) ** 2))
-            found = blocks.matmul_as_llama_cpp(x, data, tensor.type)
+            found = blocks.matmuls_as_llama_cpp(x, (data, tensor.type))[0]
             other = blocks.matmul(blocks.ROUNDINGS[tensor.type](x), data, tensor.type)
             integers.setdefault(tensor.type, []).append(np.abs(found - output).max() / size)
             floats.setdefault(tensor.type, []).append(np.abs(other - output).max() / size)
@@ -136,7 +136,7 @@ def test_types_of_a_grid_multiply_rounded_numbers_as_floats(kind):
     rng = np.random.default_rng(0)
     data = grids.with_scales(rng.integers(0, 256, (9, 2 * kind.block_bytes), np.uint8), kind, np.full(18, 0x2C00, np.uint16))
     x = activations(rng, 3, 512)
-    assert_same_bits(blocks.matmul_as_llama_cpp(x, data, kind), blocks.matmul(blocks.round_as_q8_k(x), data, kind))
+    assert_same_bits(blocks.matmuls_as_llama_cpp(x, (data, kind))[0], blocks.matmul(blocks.round_as_q8_k(x), data, kind))
 
 
 @ALL
@@ -158,13 +158,15 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch, kind):
     block_products._numbers.cache_clear()
     monkeypatch.setattr(simd, "instruction_path", lambda: "avx-vnni")
     monkeypatch.setattr(block_products, "instruction_path", lambda: "avx-vnni")
-    for name in ("_one_row", "unpack", "_tile", "_several_rows"):
-        monkeypatch.setattr(block_products, name, njit(error_model="numpy")(getattr(block_products, name).py_func))
-    kernel = njit(error_model="numpy")(block_products._products.alone.py_func)
-    monkeypatch.setattr(block_products, "_products", Kernel(kernel, kernel))
+    for module, names, entry in (
+        (block_products, ("unpack", "_tile", "_several_rows"), "_products"),
+        (block_token, ("some_rows",), "products"),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, njit(error_model="numpy")(getattr(module, name).py_func))
+        kernel = njit(error_model="numpy")(getattr(module, entry).alone.py_func)
+        monkeypatch.setattr(module, entry, Kernel(kernel, kernel))
     for rows in (1, 5):
-        assert_same_bits(
-            block_products.product(*(part if part is None else part[:rows] for part in rounded(x, kind)), matrix.data, kind),
-            expected[:rows],
-        )
+        some = (part if part is None else part[:rows] for part in rounded(x, kind))
+        assert_same_bits(block_products.products(*some, [matrix.data], kind)[0], expected[:rows])
     block_products._numbers.cache_clear()

@@ -55,7 +55,7 @@ def test_products_have_the_bits_of_the_definition(unit, kind, seed, rows, per_ro
     matrix = random_blocks(rng, kind, rows, per_row)
     arguments = rounded(activations(rng, tokens, matrix.shape[1]), kind)
     with on(unit):
-        found = block_products.product(*arguments, matrix.data, kind)
+        found = block_products.products(*arguments, [matrix.data], kind)[0]
     assert_same_bits(found, definition.product(*arguments, matrix.data, kind))
 
 
@@ -69,7 +69,7 @@ def test_the_largest_codes_of_both_sides_overflow_nothing(unit, kind, byte, code
     scale = np.ones((17, 2 if kind.block == 256 else 16), np.float32)
     sums = np.full((17, 16), 3.5, np.float32) if kind in (Q4_1, Q5_1) else None
     with on(unit):
-        found = block_products.product(q, scale, sums, data, kind)
+        found = block_products.products(q, scale, sums, [data], kind)[0]
     assert_same_bits(found, definition.product(q, scale, sums, data, kind))
 
 
@@ -84,7 +84,7 @@ def test_the_end_of_a_row_is_added_once(unit, kind):
     data.view(FORMATS[kind.name].layout)["d"][17, 2] = 0x7C00
     arguments = rounded(activations(rng, 17, matrix.shape[1]), kind)
     with on(unit):
-        found = block_products.product(*arguments, data, kind)
+        found = block_products.products(*arguments, [data], kind)[0]
     expected = definition.product(*arguments, data, kind)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     assert_same_bits(found[~np.isnan(found)], expected[~np.isnan(expected)])
@@ -100,7 +100,7 @@ def test_threads_do_not_change_a_bit(unit, kind):
     expected = definition.product(*arguments, matrix.data, kind)
     for count in (1, 4):
         with on(unit, alone=False), threads(count):
-            assert_same_bits(block_products.product(*arguments, matrix.data, kind), expected)
+            assert_same_bits(block_products.products(*arguments, [matrix.data], kind)[0], expected)
 
 
 def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
@@ -109,7 +109,7 @@ def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
     data = random_blocks(np.random.default_rng(0), Q8_0, 3, 2).data
     for unit, tokens in ((amx.PLAIN, block_tiles.LEAST), (amx.PLAIN, block_tiles.LEAST - 1), (None, 99)):
         monkeypatch.setattr(amx, "unit", lambda unit=unit: unit)
-        block_products.product(np.zeros((tokens, 64), np.int8), np.ones((tokens, 2), np.float32), None, data, Q8_0)
+        block_products.products(np.zeros((tokens, 64), np.int8), np.ones((tokens, 2), np.float32), None, [data], Q8_0)
     assert used == [block_tiles.products, block_products._products, block_products._products]
 
 

@@ -23,7 +23,7 @@ from numba.np.numpy_support import from_dtype
 from bitnet_np import masks, packing, selftest
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.forward_pass import forward_full, forward_incremental
-from bitnet_np.kernels import amx, block_products, block_strips, blocks, cpu, processor, simd, ternary, ternary_many, tiles
+from bitnet_np.kernels import amx, block_products, block_strips, block_token, blocks, cpu, processor, simd, ternary, ternary_many, tiles
 from bitnet_np.kernels.block_bytes import CHUNKS
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_rows import Numbers, Rows, Strip
@@ -112,7 +112,7 @@ def byte_products(kind):
     """Of one row and of several, as llama.cpp defines them; and of the largest codes of both sides."""
     pairs = [(random_floats((rows, 512)), random_blocks(kind)) for rows in (1, 5)]
     pairs += [(np.ones((rows, 512), np.float32), same_bytes(kind, 128)) for rows in (1, 5)]
-    return [digest(blocks.matmul_as_llama_cpp(x, data, kind)) for x, data in pairs]
+    return [digest(blocks.matmuls_as_llama_cpp(x, (data, kind))[0]) for x, data in pairs]
 
 
 def halves():
@@ -249,11 +249,11 @@ def test_blocks_are_multiplied_by_the_byte_instruction_of_the_path(path, kind, d
     numbers = types.NamedTuple([n] * 7 + [types.int32], Numbers)
     matrix = array(from_dtype(FORMATS[kind.name].layout), 2, readonly=True)
     strip = types.NamedTuple([codes, array(types.int32), array(types.int32), floats], Strip)
-    one = matrix, numbers, rows, n, n, array(types.float32, 2)
+    one = matrix, numbers, rows, n, n, floats
     several = matrix, numbers, rows, strip, n, n, n, n
     triple, processor, features, mnemonic, register, pieces = TARGETS[path]
     for function, signature, count in (
-        (block_products._one_row, (simd.Tile("f32", 1, 1), *one), CHUNKS * dots),
+        (block_token.some_rows, (simd.Tile("f32", 1, 1), *one), CHUNKS * dots),
         (block_products._tile, (simd.Tile("i32", 1, 2), simd.Tile("f32", 1, 2), *several), 4 * 2),
     ):
         lines = assembly(lowered(function, signature, path), triple, processor, features)
