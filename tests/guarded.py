@@ -15,7 +15,21 @@ from numpy.typing import NDArray
 from bitnet_np import packing
 from bitnet_np.cache import KVCache
 from bitnet_np.forward_pass import forward, forward_full
-from bitnet_np.kernels import amx, attention, block_products, block_tiles, cpu, floats, launching, masks, rows, ternary, ternary_tiles
+from bitnet_np.kernels import (
+    amx,
+    attention,
+    block_products,
+    block_tiles,
+    blocks,
+    cpu,
+    float_products,
+    floats,
+    launching,
+    masks,
+    rows,
+    ternary,
+    ternary_tiles,
+)
 from bitnet_np.tensor_types import Q4_K
 from bitnet_np.testing import random_model
 
@@ -37,7 +51,9 @@ def empty(shape: tuple[int, ...] | int, dtype: object = np.float32) -> NDArray:
 
 
 def guarded(value: object) -> object:
-    """A copy of an array that ends before a protected page; anything else as it is."""
+    """A copy of an array, or of each of some, that ends before a protected page; anything else as it is."""
+    if isinstance(value, tuple):
+        return tuple(map(guarded, value))
     if not isinstance(value, np.ndarray):
         return value
     copy = empty(value.shape, value.dtype)
@@ -45,7 +61,17 @@ def guarded(value: object) -> object:
     return copy
 
 
-RESULTS: tuple[ModuleType, ...] = (attention, block_products, block_tiles, floats, masks, rows, ternary)  # modules that allocate results
+RESULTS: tuple[ModuleType, ...] = (  # modules that allocate results
+    attention,
+    block_products,
+    block_tiles,
+    blocks,
+    float_products,
+    floats,
+    masks,
+    rows,
+    ternary,
+)
 
 
 def same(function: object, *arguments: object) -> None:
@@ -59,7 +85,7 @@ def same(function: object, *arguments: object) -> None:
     finally:
         for module, own in zip(RESULTS, before, strict=True):
             module.empty = own  # type: ignore[attr-defined]
-    pairs = zip(results, expected, strict=True) if isinstance(expected, tuple) else [(results, expected)]
+    pairs = zip(results, expected, strict=True) if isinstance(expected, tuple | list) else [(results, expected)]
     for theirs, ours in pairs:
         assert theirs.tobytes() == ours.tobytes(), function
 
@@ -86,10 +112,12 @@ def operations(rng: np.random.Generator) -> None:
     data = rng.integers(0, 56, (n, per_row * Q4_K.block_bytes), np.uint8)  # scales are float16 of moderate size
     for unit in (None, amx.PLAIN, amx.unit()):
         with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(block_tiles, "LEAST", 1):
-            same(block_products.product, codes, scale, None, data, Q4_K)
-    table = rng.standard_normal((n, width)).astype(np.float32)
+            same(block_products.products, codes, scale, None, (data, data[: n // 2 + 1], data), Q4_K)
+    same(blocks.matmul, rng.standard_normal((r, 256 * per_row)).astype(np.float32), data, Q4_K)
+    table, many = rng.standard_normal((n, width)).astype(np.float32), rng.standard_normal((70, width)).astype(np.float32)
     for stored in (table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)):
         same(cpu.matmul, x, stored)
+        same(cpu.matmul, many, stored)
         same(cpu.embed, stored, rng.integers(0, n, r))
 
 

@@ -15,6 +15,7 @@ from ..tensor_types import GRID_TYPES, TensorType
 from . import block_products, block_strips, grids
 from .block_formats import FORMATS
 from .block_strips import unpack_blocks
+from .float_products import room_for
 from .launching import Floats, launch, parallel, read_only, rule, serial
 from .scalar import round_half_even, round_to_half
 from .simd import LANES, dot_block, float_bits, prefetch, store_sums, tile_f32
@@ -80,9 +81,12 @@ def matmul(x: Floats, data: Bytes, kind: TensorType) -> Floats:  # [R, M], [N, b
     """x times the transposed matrix."""
     if kind in GRID_TYPES:
         return grids.matmul(x, data, kind)
-    out = empty((x.shape[0], data.shape[0]))
-    kernel = _matmul if x.shape[0] == 1 else block_strips.matmul
-    launch(kernel, x.size * data.shape[0] // 8, read_only(data), _blocks(data, kind), kind.block, x, out)
+    out, blocks = empty((x.shape[0], data.shape[0])), _blocks(data, kind)
+    work = x.size * data.shape[0] // 8
+    if x.shape[0] == 1:
+        launch(_matmul, work, read_only(data), blocks, kind.block, x, out)
+    else:
+        launch(block_strips.matmul, work, blocks, kind.block, x, room_for(x), out)
     return out
 
 

@@ -4,13 +4,36 @@ A strip is MANY_ROWS rows by DEPTH columns. It is computed once for PART tokens,
 these columns, and the sums of the strips beside it, stay in the second.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
 from numba import prange
 
-from .launching import parallel, rule, serial
-from .simd import LANES, dot_step, load_tile, pointer_to, store_sums, store_tile, tile_f32, widen
-from .tiles import DEPTH, MANY_ROWS, PART, ROW_BLOCK, TOKENS
-from .workspace import aligned_floats
+from .launching import Floats, parallel, rule, serial
+from .simd import LANES, dot_step, load_tile, pointer_to, prefetch_line, store_sums, store_tile, tile_f32, widen
+from .tiles import DEPTH, MANY_ROWS, PART, TOKENS
+from .workspace import aligned_floats, empty
+
+ROWS = 24  # rows of weights of a piece
+STRIDE = DEPTH + LANES
+"""Numbers from a row of a strip to the next. With DEPTH, a power of two, all rows of a tile would lie in one set of the first cache."""
+
+
+_LINE = 64  # bytes of a cache line
+
+
+class Ahead(NamedTuple):
+    """Weights as the matrix has them, which are asked for while others are multiplied: MANY_ROWS rows."""
+
+    address: Any
+    stride: Any  # bytes from a row to the next
+    size: Any  # bytes of each row
+
+
+@rule
+def strip_after(row, begin, first, end):
+    """The first row and the first column of the strip that follows this one, where rows first..end have one after another."""
+    return (row + MANY_ROWS, begin) if row + MANY_ROWS < end else (first, begin + DEPTH)
 
 
 @rule
@@ -20,23 +43,39 @@ def columns_of(begin, width):
 
 
 @rule
+def place_of(begin, token, width, n):
+    """Where row `token` of n arranged rows has its columns from `begin` on, those of a strip."""
+    return n * (begin + begin // DEPTH * LANES) + token * (columns_of(begin, width) + LANES)
+
+
+@rule
 def pieces(rows, tokens):
     """The pieces of a product by so many rows of weights, which the steps of a parallel loop own."""
-    return -(-rows // ROW_BLOCK) * -(-tokens // PART)
+    return -(-rows // ROWS) * -(-tokens // PART)
 
 
 @serial
 def piece(item, rows, tokens):
     """The first row of weights of a piece, the row after its last, its first token, and how many tokens it has."""
-    blocks = -(-rows // ROW_BLOCK)
-    first, token = item % blocks * ROW_BLOCK, item // blocks * PART
-    return first, min(first + ROW_BLOCK, rows), token, min(PART, tokens - token)
+    blocks = -(-rows // ROWS)
+    first, token = item % blocks * ROWS, item // blocks * PART
+    return first, min(first + ROWS, rows), token, min(PART, tokens - token)
+
+
+def room_for(x: Floats) -> Floats:
+    """Memory for the rows of x, arranged."""
+    n, width = x.shape
+    return empty((n * (-(-width // LANES) - (-width // DEPTH)) * LANES,))
 
 
 @serial
-def room_for(x):
-    """Memory for the rows of x, arranged."""
-    return aligned_floats(x.shape[0], -(-x.shape[1] // LANES) * LANES)
+def _widen(source, start, count, out, position):
+    """out[position :] = source[start :][:count] as float32, then zeros up to a whole register."""
+    whole = count - count % LANES
+    for i in range(0, whole, LANES):
+        widen(source, start + i, LANES, out, position + i)
+    if whole < count:
+        widen(source, start + whole, count - whole, out, position + whole)
 
 
 @serial
@@ -45,19 +84,16 @@ def arrange(x, t, arranged):
 
     Columns of a wide x lie so far apart that they share few sets of a cache.
     """
-    n, width = x.shape
-    flat = arranged.reshape(-1)
+    (n, width), source = x.shape, pointer_to(x)
     for begin in range(0, width, DEPTH):
-        count, present = columns_of(begin, width), min(DEPTH, width - begin)
-        place = n * begin + t * count
-        for i in range(count):
-            flat[place + i] = x[t, begin + i] if i < present else np.float32(0.0)
+        present, place = min(DEPTH, width - begin), place_of(begin, t, width, n)
+        _widen(source, t * width + begin, present, arranged, place)
 
 
 @serial
 def new_strip():
-    """Memory for a strip: row i begins at i * DEPTH."""
-    return aligned_floats(MANY_ROWS, DEPTH)
+    """Memory for a strip: row i begins at i * STRIDE."""
+    return aligned_floats(MANY_ROWS, STRIDE)
 
 
 @serial
@@ -67,21 +103,27 @@ def new_sums(rows, tokens):
 
 
 @serial
-def multiply_strip(strip, column, rows, begin, width, x, token, tokens, sums, out):
+def multiply_strip(strip, column, rows, begin, width, x, token, tokens, sums, out, ahead):
     """Add the products of `rows` rows of weights, columns from `begin` on of `width`, to the sums of `tokens` tokens from `token` on.
 
-    x: arranged. `sums`: from the strip's first row on. With the last columns the results are stored from out[token, column] on.
+    x: arranged. `sums`: from the strip's first row on. With the last columns the results are stored from out[token, column] on. Meanwhile
+    the weights `ahead` are asked for.
     """
+    lines, tiles = -(-ahead.size // _LINE), -(-tokens // TOKENS)
+    per_tile = -(-lines // tiles)
     n, count, totals = out.shape[0], columns_of(begin, width), np.empty(-(-MANY_ROWS * TOKENS // LANES) * LANES, np.float32)
     ws, xs, data = pointer_to(strip), pointer_to(x), np.int64(sums.ctypes.data)
     for t in range(0, tokens, TOKENS):
         present, place = min(TOKENS, tokens - t), t * MANY_ROWS * LANES
         tile = tile_f32(MANY_ROWS, TOKENS)
+        for line in range(t // TOKENS * per_tile, min((t // TOKENS + 1) * per_tile, lines)):
+            for i in range(MANY_ROWS):
+                prefetch_line(ahead.address + i * ahead.stride + line * _LINE)
         if begin:
             tile = load_tile(tile, data + place * 4, TOKENS * LANES * 4, LANES * 4)
-        first = n * begin + (token + t) * count
+        first = place_of(begin, token + t, width, n)
         for i in range(0, count, LANES):
-            tile = dot_step(tile, ws, i, DEPTH, rows, xs, first + i, count, present, LANES)
+            tile = dot_step(tile, ws, i, STRIDE, rows, xs, first + i, count + LANES, present, LANES)
         if begin + count < width:
             store_tile(tile, sums, place, TOKENS * LANES)
         else:
@@ -95,20 +137,21 @@ def multiply_strip(strip, column, rows, begin, width, x, token, tokens, sums, ou
 def _some_rows(w, first, end, x, token, tokens, out):
     """Results first..end of some rows of x, which is arranged."""
     strip, sums, stride, ws = new_strip(), new_sums(end - first, tokens), w.strides[0] // w.itemsize, pointer_to(w)
+    data = np.int64(w.ctypes.data)
     for begin in range(0, w.shape[1], DEPTH):
         count = min(DEPTH, w.shape[1] - begin)
         for n in range(first, end, MANY_ROWS):
             rows = min(MANY_ROWS, end - n)
             for i in range(rows):
-                for k in range(0, count, LANES):
-                    widen(ws, (n + i) * stride + begin + k, min(LANES, count - k), strip, i * DEPTH + k)
-            multiply_strip(strip, n, rows, begin, w.shape[1], x, token, tokens, sums[n - first :], out)
+                _widen(ws, (n + i) * stride + begin, count, strip, i * STRIDE)
+            row, column = strip_after(n, begin, first, end)
+            ahead = Ahead(data + row * w.strides[0] + column * w.itemsize, w.strides[0], count * w.itemsize)
+            multiply_strip(strip, n, rows, begin, w.shape[1], x, token, tokens, sums[n - first :], out, ahead)
 
 
 @parallel
-def matmul(w, x, out):
+def matmul(w, x, arranged, out):
     """As the kernel of floats.py. It is one of its own, which is compiled where it is used."""
-    arranged = room_for(x)
     for t in prange(x.shape[0]):
         arrange(x, t, arranged)
     for item in prange(pieces(w.shape[0], x.shape[0])):

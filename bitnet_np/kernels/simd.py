@@ -202,6 +202,17 @@ def prefetch(typing_context, array, offset):
     return types.none(array, types.intp), codegen
 
 
+@intrinsic
+def prefetch_line(typing_context, address):
+    """Ask for the cache line at an address; any address is allowed."""
+
+    def codegen(context, builder, signature, args):
+        _prefetch(builder, _at(builder, args[0], I8))
+        return context.get_dummy_value()
+
+    return types.none(types.intp), codegen
+
+
 # --- one number -----------------------------------------------------------------------------------------------------------------------
 
 
