@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import UnsupportedError
-from .kernels import blocks
+from .kernels import activations
 
 Floats = NDArray[np.float32]
 
@@ -43,15 +43,15 @@ def _round_as_q4_0(x: Floats) -> Floats:
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.where(step == 0, np.float32(0), np.float32(1) / step)
     codes = np.clip(np.floor(parts * inverse + np.float32(8.5)), 0, 15) - np.float32(8)
-    return (codes * blocks.round_as_f16(step)).reshape(x.shape)
+    return (codes * activations.round_as_f16(step)).reshape(x.shape)
 
 
 ROUNDINGS: dict[str, Callable[[Floats], Floats]] = {
     "float32": lambda x: x,
-    "float16": blocks.round_as_f16,
-    "bfloat16": blocks.round_as_bf16,
+    "float16": activations.round_as_f16,
+    "bfloat16": activations.round_as_bf16,
     "int8": _round_as_int8,
-    "q8_0": blocks.round_as_q8_0,
+    "q8_0": activations.round_as_q8_0,
     "q4_0": _round_as_q4_0,
 }
 """The types of a KV cache: rows [N, K] -> the same rows rounded. int8: one step for each row."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from . import cache_types
 from .errors import OptionError, shown
-from .kernels import blocks
+from .kernels import activations
 from .model import Blocks, Model, Table
 from .rope import yarn_ramp
 from .tensor_types import BF16, F16, F32
@@ -24,9 +24,9 @@ class Dialect:
     halves: keys, values, rotated queries, attention probabilities and the head's input are rounded to float16, as with a float16 KV cache
     and output matrix. stepped_angles: RoPE's angles are stepped from pair to pair in float32 instead of being computed one by one.
     bitnet.cpp's decode does both. ggml_activations: the input of a matrix is rounded as ggml's CPU backend does for the matrix's type
-    (kernels/blocks.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that, with
-    a float32 KV cache and without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which keys and
-    values are rounded before attention reads them, in whole sequences too; `with_cache` makes such a dialect.
+    (kernels/activations.py), also where the definition quantises it to int8, and GELU comes from a table of float16. llama.cpp does that,
+    with a float32 KV cache and without flash attention, and steps the angles. kv: the type of the KV cache (cache_types.py), to which keys
+    and values are rounded before attention reads them, in whole sequences too; `with_cache` makes such a dialect.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Dialect:
         """The input of a matrix as this dialect multiplies it: [R, M] -> [R, M]."""
         if not self.ggml_activations:
             return x
-        return blocks.ROUNDINGS[weights.type if isinstance(weights, Blocks) else _TYPES[weights.dtype]](x)
+        return activations.ROUNDINGS[weights.type if isinstance(weights, Blocks) else _TYPES[weights.dtype]](x)
 
     def angles(self, position: NDArray[np.int64], model: Model) -> NDArray[np.float64]:
         """RoPE's angles in radians: [R] -> [R, J]."""

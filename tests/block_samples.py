@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bitnet_np.files.gguf_file import open_gguf
-from bitnet_np.kernels import blocks
+from bitnet_np.kernels import activations as kernels
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Blocks, frozen
 from bitnet_np.tensor_types import MXFP4, Q4_1, Q5_1, TensorType
@@ -43,8 +43,16 @@ def activations(rng: np.random.Generator, tokens: int, width: int) -> np.ndarray
 
 def rounded(x: np.ndarray, kind: TensorType) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Codes and scales of activations for a type, and the sums of Q8_1 where they are read."""
-    q, scale = blocks.q8_k(x) if kind.block == 256 else blocks.q8_0(x)
-    return q, scale, blocks.q8_1_sums(x, q) if kind in (Q4_1, Q5_1) else None
+    q, scale = kernels.q8_k(x) if kind.block == 256 else kernels.q8_0(x)
+    return q, scale, kernels.q8_1_sums(x) if kind in (Q4_1, Q5_1) else None
+
+
+def of_code(kind: TensorType, tokens: int, code: int) -> np.ndarray:
+    """512 activations of each token whose codes for a type are all alike, with scales of 1. (Q8_K makes the first of the largest -127.)"""
+    x = np.full((tokens, 512), code, np.float32)
+    if kind.block == 256 and code:
+        x[:, ::256] = -127
+    return x
 
 
 MODELS = {

@@ -108,12 +108,12 @@ def operations(rng: np.random.Generator) -> None:
         with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(ternary_tiles, "LEAST", 1):
             same(cpu.ternary_matmul, *cpu.quantize(x), weights.codes, weights.scale, n)
     per_row = int(rng.integers(1, 6))
-    codes, scale = rng.integers(-127, 128, (r, 256 * per_row)).astype(np.int8), rng.random((r, per_row)).astype(np.float32)
+    wide = rng.standard_normal((r, 256 * per_row)).astype(np.float32)
     data = rng.integers(0, 56, (n, per_row * Q4_K.block_bytes), np.uint8)  # scales are float16 of moderate size
     for unit in (None, amx.PLAIN, amx.unit()):
         with mock.patch.multiple(amx, unit=lambda unit=unit: unit), mock.patch.object(block_tiles, "LEAST", 1):
-            same(block_products.products, codes, scale, None, (data, data[: n // 2 + 1], data), Q4_K)
-    same(blocks.matmul, rng.standard_normal((r, 256 * per_row)).astype(np.float32), data, Q4_K)
+            same(block_products.products, wide, (data, data[: n // 2 + 1], data), Q4_K)
+    same(blocks.matmul, wide, data, Q4_K)
     table, many = rng.standard_normal((n, width)).astype(np.float32), rng.standard_normal((70, width)).astype(np.float32)
     for stored in (table, table.astype(np.float16), (table.view(np.uint32) >> 16).astype(np.uint16)):
         same(cpu.matmul, x, stored)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from .. import packing, widen
 from ..errors import NonFiniteError, UnsupportedError
 from ..families import FAMILIES
-from ..kernels.blocks import bfloat16_bits
+from ..kernels.activations import bfloat16_bits
 from ..model import Blocks, Config, Model, Table, Ternary, Weights
 from ..tensor_types import BF16, F16, F32, I2_S, TERNARY_TYPES, TQ1_0, TQ2_0, TensorType
 from .gguf_writer import Stored, check_rows, stored, write_model

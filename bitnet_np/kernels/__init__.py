@@ -4,6 +4,7 @@ cpu.py         the operations of the CPU backend, gathered from the files below
 scalar.py      the arithmetic contract, and its rules for one number: exp, rounding, GELU
 rows.py        norms, RoPE, residuals, gates                 floats.py      embedding and products with float tables
 ternary.py     the int8 quantiser and ternary products       blocks.py      products with ggml's block types (block_formats.py)
+activations.py  how llama.cpp rounds what it multiplies by a matrix
 attention.py   causal attention                              masks.py       attention with mask arrays, and their filling
 backward.py    the gradients of these operations             certified.py   bounds on the logits of every token
 packing.py     files' ternary layouts -> packed matrices     checks.py      weights that are NaN, infinite or no ternary code

@@ -215,9 +215,23 @@ def _attend_run(inputs, window, run, out):
             _attend_together(inputs, window, Run(r, r + 1, run.g, run.group), out)
 
 
+@serial
+def tiles_of(slot, position, most):
+    """The first row of each tile, and the end. Each tile is at most `most` rows, of consecutive positions of one sequence."""
+    cuts = np.empty(slot.size + 1, np.int64)
+    n = 0
+    for r in range(slot.size):
+        if r == 0 or slot[r] != slot[r - 1] or position[r] != position[r - 1] + 1 or r - cuts[n - 1] == most:
+            cuts[n] = r
+            n += 1
+    cuts[n] = slot.size
+    return cuts[: n + 1].copy()
+
+
 @parallel
-def _attend(q, k, v, slot, position, tiles, scale, cap, window, out):
-    n, group = tiles.size - 1, q.shape[1] // k.shape[2]
+def _attend(q, k, v, slot, position, per_tile, scale, cap, window, out):
+    group, tiles = q.shape[1] // k.shape[2], tiles_of(slot, position, per_tile)
+    n = tiles.size - 1
     inputs = Inputs(q, k, v, slot, position, scale, cap)
     for item in prange(n * k.shape[2]):  # head by head: the keys of one may fit a cache that those of all do not
         g, i = item // n, item % n
@@ -246,31 +260,20 @@ def _attend_split(q, k, v, slot, position, scale, cap, window, largest, weight, 
         store_attended(sums, run, out)
 
 
-@serial
-def _query_tiles(slot, position, limit):
-    """The first rows of pieces, and the end. Each piece is at most `limit` consecutive positions of one sequence."""
-    cuts = np.empty(slot.size + 1, np.int64)
-    n = 0
-    for r in range(slot.size):
-        if r == 0 or slot[r] != slot[r - 1] or position[r] != position[r - 1] + 1 or r - cuts[n - 1] == limit:
-            cuts[n] = r
-            n += 1
-    cuts[n] = slot.size
-    return cuts[: n + 1].copy()
-
-
 def chunks_touched(keys: int) -> int:
     """The most chunks that so many consecutive keys lie in."""
     return -(-(keys - 1) // CHUNK) + 1
 
 
-def query_tiles(slot: NDArray[np.int64], position: NDArray[np.int64], heads: int, group: int, most: int = _LEAST) -> NDArray[np.int64]:
-    """The first row of each tile, and the end. The queries of a tile's rows, `group` of each, share one reading of keys and values.
+def rows_of_tile(rows: int, heads: int, group: int, most: int = _LEAST) -> int:
+    """The rows that a tile has at most. Their queries, `group` of each, share one reading of keys and values.
 
     These are `most` at most, or fewer, so that threads have tiles of `heads` heads to share.
     """
-    queries = min(most, max(_LEAST, slot.size * group * heads // (_SHARES * get_num_threads())))
-    return _query_tiles(slot, position, max(1, queries // group))
+    queries = rows * group * heads // _SHARES
+    if queries > _LEAST:  # asking for the number of threads takes as long as a small kernel
+        queries = min(most, max(_LEAST, queries // get_num_threads()))
+    return max(1, max(_LEAST, queries) // group)
 
 
 def attend(
@@ -293,19 +296,19 @@ def attend(
     """
     out = empty(q.shape)
     heads, group = k.shape[2], q.shape[1] // k.shape[2]
-    tiles = query_tiles(slot, position, heads, group, _MOST)
+    per_tile = rows_of_tile(len(q), heads, group, _MOST)
     window = window or NO_WINDOW
     scores = scale_and_cap(q.shape[2], scale, cap)
     longest = _longest(position, window)
     work = q.size * longest // 8
-    alone = tiles.size == len(q) + 1 and len(q) * heads < 2 * get_num_threads()
-    if alone and longest >= _LONG:
+    few = longest >= _LONG and len(q) * heads < 2 * get_num_threads()
+    if few and tiles_of(slot, position, per_tile).size == len(q) + 1:
         chunks = chunks_touched(longest)
         values = empty((len(q), chunks, heads, -(-group // TOKENS) * TOKENS, -(-q.shape[2] // SPAN) * SPAN))
         largest, weight = empty((2, len(q), chunks, heads, group))
         launch(_attend_split, work, q, k, v, slot, position, *scores, window, largest, weight, values, out)
     else:
-        launch(_attend, work, q, k, v, slot, position, tiles, *scores, window, out)
+        launch(_attend, work, q, k, v, slot, position, per_tile, *scores, window, out)
     return out
 
 

@@ -124,9 +124,13 @@ def _several_rows(zeros, integers, groups, tokens, blocks, numbers, rows, r, out
 
 
 @parallel
-def _products(blocks, codes, scale, order, numbers, rows, out):
-    for r in prange(codes.shape[0]):
-        arrange(r, codes, scale, order, numbers, rows)
+def _arrange(x, order, numbers, rows):
+    for r in prange(x.shape[0]):
+        arrange(r, x, order, numbers, rows)
+
+
+@parallel
+def _products(blocks, numbers, rows, out):
     for strip in prange((blocks.shape[0] + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
         zeros, integers = tile_f32(_GROUPS, _TOKENS), tile_i32(_GROUPS, _TOKENS)
         _several_rows(zeros, integers, _GROUPS, _TOKENS, blocks, numbers, rows, strip * _GROUPS * LANES, out)
@@ -150,54 +154,43 @@ def _numbers(kind: TensorType, one_token: bool) -> tuple[Numbers, NDArray[np.int
     return numbers, np.array(plan.order)
 
 
-def products(codes: NDArray[np.int8], scale: Floats, eights: Floats | None, matrices: Sequence[Bytes], kind: TensorType) -> list[Floats]:
-    # [R, M] int8, [R, M/256 or M/32], [R, M/32] for Q4_1 and Q5_1, [N, bytes of a row] each, type -> [R, N] each
-    """The products that this file defines with up to three matrices of a type, of activations that are rounded already."""
-    unit = amx.unit() if len(codes) >= block_tiles.LEAST else None
+def products(x: Floats, matrices: Sequence[Bytes], kind: TensorType) -> list[Floats]:
+    # [R, M], [N, bytes of a row] each, type -> [R, N] each
+    """The products that this file defines with up to three matrices of a type. x is rounded once for all of them."""
     # not data.view, which takes longer to see that this is safe
-    blocks = [np.ndarray((len(data), data.shape[1] // kind.block_bytes), FORMATS[kind.name].layout, data) for data in matrices]
-    if len(codes) == 1 and unit is None:
-        return _products_of_one_token(codes, scale, eights, [read_only(b) for b in blocks], kind)
-    return [_product_of_several(codes, scale, eights, read_only(b), kind, unit) for b in blocks]
+    layout, size = FORMATS[kind.name].layout, kind.block_bytes
+    blocks = [read_only(np.ndarray((len(data), data.shape[1] // size), layout, data)) for data in matrices]
+    unit = amx.unit() if len(x) >= block_tiles.LEAST else None
+    return _products_of_one_token(x, blocks, kind) if len(x) == 1 and unit is None else _products_of_several(x, blocks, kind, unit)
 
 
-_NO_EIGHTS = np.zeros((1, 0), np.float32)
-
-
-def _products_of_one_token(
-    codes: NDArray[np.int8], scale: Floats, eights: Floats | None, blocks: list[NDArray], kind: TensorType
-) -> list[Floats]:
-    eights = _NO_EIGHTS if eights is None else eights
+def _products_of_one_token(x: Floats, blocks: list[NDArray], kind: TensorType) -> list[Floats]:
     (a, b, c), (i, j, k) = (*blocks, blocks[0], blocks[0])[:3], (*map(len, blocks), 0, 0)[:3]
     out = empty((1, i + j + k))
     numbers, order = _numbers(kind, True)
-    launch(block_token.products, out.size * codes.size // 64, a, b, c, (i, j, k), codes, scale, eights, order, numbers, out[0])
+    launch(block_token.products, out.size * x.size // 64, a, b, c, (i, j, k), x, order, numbers, out[0])
     return [out[:, :i], out[:, i : i + j], out[:, i + j :]][: len(blocks)]
 
 
-def _product_of_several(
-    codes: NDArray[np.int8], scale: Floats, eights: Floats | None, blocks: NDArray, kind: TensorType, unit: NDArray | None
-) -> Floats:
-    present, width = codes.shape
+def _products_of_several(x: Floats, blocks: list[NDArray], kind: TensorType, unit: NDArray | None) -> list[Floats]:
     numbers, order = _numbers(kind, False)
-    chunks = -(-width // numbers.weights)
-    units, padded = chunks * numbers.units, chunks * numbers.weights
-    if eights is None:
-        eights = np.zeros((present, 1), np.float32)
-    elif eights.shape[1] < units:
-        eights = np.concatenate([eights, np.zeros((present, units - eights.shape[1]), np.float32)], axis=1)
-    out = empty((present, len(blocks)))
-    work = out.size * width // 64
-    if unit is not None:
-        rows = block_tiles.rows_for(eights, units, numbers)
-        launch(block_tiles.products, work, blocks, codes, scale, order, numbers, rows, out, unit)
-        return out
-    rows = Rows(
+    units, results = -(-x.shape[1] // numbers.weights) * numbers.units, [empty((len(x), len(b))) for b in blocks]
+    rows = (_rows_for if unit is None else block_tiles.rows_for)(len(x), units, numbers)
+    launch(_arrange, x.size, x, order, numbers, rows)
+    for b, out in zip(blocks, results, strict=True):
+        work = out.size * x.shape[1] // 64
+        if unit is None:
+            launch(_products, work, b, numbers, rows, out)
+        else:
+            launch(block_tiles.products, work, b, numbers, rows, out, unit)
+    return results
+
+
+def _rows_for(present: int, units: int, numbers: Numbers) -> Rows:
+    padded = units * numbers.runs * RUN
+    return Rows(
         empty((present, padded), np.int8),
         empty((present, padded // numbers.width if numbers.offset else 0), np.int32),
         empty((present, units, numbers.runs), np.int16),
-        empty((present, units)),
-        eights,
+        *empty((2, present, units)),
     )
-    launch(_products, work, blocks, codes, scale, order, numbers, rows, out)
-    return out

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .activations import round_row
 from .block_bytes import unpack_chunk
 from .block_formats import RUN
 from .launching import serial
@@ -33,7 +34,7 @@ class Rows(NamedTuple):
     starts: Any  # [R, padded / width] int32: sums times -offset; [R, 0] if there is no offset, or nothing to take off
     sums: Any  # [R, units, runs of a unit] int16
     scales: Any  # [R, units] float32
-    eights: Any  # [R, units] float32, as Q8_1; one unit if the type has no float minimum
+    eights: Any  # [R, units] float32: sums as Q8_1's, which types with a float minimum read
 
 
 class Strip(NamedTuple):
@@ -46,9 +47,12 @@ class Strip(NamedTuple):
 
 
 @serial
-def arrange(r, codes, scale, order, numbers, rows):
-    """Row r of the activations in the plan's order, and its sums."""
-    n = codes.shape[1] // RUN
+def arrange(r, x, order, numbers, rows):
+    """Row r of the activations, rounded, in the plan's order, and its sums."""
+    size, n = numbers.share * numbers.runs * RUN, x.shape[1] // RUN
+    count = x.shape[1] // size
+    codes, scale, eights = np.empty(x.shape[1], np.int8), np.empty(count, np.float32), np.empty(count, np.float32)
+    round_row(x[r], size, codes, scale, eights)
     q, starts, sums = rows.q[r], rows.starts[r], rows.sums[r]
     for first in range(0, sums.size, order.size):
         for k in range(order.size):
@@ -56,8 +60,8 @@ def arrange(r, codes, scale, order, numbers, rows):
             total = np.int32(0)
             if first + order[k] < n:
                 for i in range(RUN):
-                    q[place + i] = codes[r, source + i]
-                    total += np.int32(codes[r, source + i])
+                    q[place + i] = codes[source + i]
+                    total += np.int32(codes[source + i])
             else:  # the last chunk may be longer than the row
                 for i in range(RUN):
                     q[place + i] = 0
@@ -69,7 +73,8 @@ def arrange(r, codes, scale, order, numbers, rows):
         starts[i] = -numbers.offset * total
     for i in range(rows.scales.shape[1]):
         at = i // numbers.share
-        rows.scales[r, i] = scale[r, at] if at < scale.shape[1] else np.float32(0)
+        rows.scales[r, i] = scale[at] if at < count else np.float32(0)
+        rows.eights[r, i] = eights[at] if at < count else np.float32(0)
 
 
 @serial

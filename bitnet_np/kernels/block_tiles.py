@@ -10,8 +10,8 @@ from numba import prange
 from .amx import ROWS, SIZE, WIDTH, configure, tile_dot_signed, tile_load, tile_release, tile_store, tile_zero
 from .block_bytes import close_unit, make_planes, of_plan, sums_of_planes
 from .block_formats import RUN
-from .block_rows import SPAN, Numbers, Rows, arrange, room_for, unpack
-from .launching import Floats, inlined, parallel, serial
+from .block_rows import SPAN, Numbers, Rows, room_for, unpack
+from .launching import inlined, parallel, serial
 from .simd import LANES, load_tile, store_tile, tile_f32, tile_i32
 from .workspace import aligned, empty
 
@@ -21,23 +21,22 @@ LEAST = 40
 _GROUPS = 4  # groups of 16 weight rows whose results are written together: few pages then take many of them at a time
 
 
-def rows_for(eights: Floats, units: int, numbers: Numbers) -> Rows:
-    """Room for the activations of as many tokens as `eights` has, with whole tiles of tokens. Those beyond the last have scales of 0.
+def rows_for(present: int, units: int, numbers: Numbers) -> Rows:
+    """Room for the activations of so many tokens, with whole tiles of tokens. Those beyond the last have scales and sums of 0.
 
     Codes lie in rows of an odd number of cache lines, because rows of most even numbers share few sets of a cache. What belongs to a unit
     lies together for all tokens.
     """
-    present, lines = eights.shape[0], -(-units * numbers.runs * RUN // WIDTH)
-    tokens = -(-present // ROWS) * ROWS
-    scales, turned = empty((units, tokens)), np.zeros((eights.shape[1], tokens), np.float32)
-    scales[:, present:] = 0  # arithmetic is slow with the tiny numbers that any bits may be
-    turned[:, :present] = eights.T
+    lines, tokens = -(-units * numbers.runs * RUN // WIDTH), -(-present // ROWS) * ROWS
+    scales, eights = empty((2, units, tokens))
+    for floats in (scales, eights):
+        floats[:, present:] = 0  # arithmetic is slow with the tiny numbers that any bits may be
     return Rows(
         empty((tokens, (lines + 1 - lines % 2) * WIDTH), np.int8),
         empty((tokens, 0), np.int32),  # weights on tiles have their signs
         empty((units, tokens, numbers.runs), np.int16).transpose(1, 0, 2),
         scales.T,
-        turned.T,
+        eights.T,
     )
 
 
@@ -124,10 +123,8 @@ def _several_rows(memory, zeros, integers, blocks, numbers, rows, r, out):
 
 
 @parallel
-def products(blocks, codes, scale, order, numbers, rows, out, memory):
+def products(blocks, numbers, rows, out, memory):
     """As the kernel of block_products.py, on units like that of `memory`."""
-    for r in prange(codes.shape[0]):
-        arrange(r, codes, scale, order, numbers, rows)
     for strip in prange((out.shape[1] + _GROUPS * LANES - 1) // (_GROUPS * LANES)):
         start = np.int64(strip) * _GROUPS * LANES
         _several_rows(memory.copy(), tile_f32(1, ROWS), tile_i32(1, ROWS), blocks, numbers, rows, start, out)

@@ -13,21 +13,18 @@ from .workspace import aligned
 
 
 @serial
-def _room(codes, eights, numbers):
+def _room(x, numbers):
     """Room for a row of activations and whole steps of chunks, as Rows has it. No register of it straddles two cache lines."""
-    chunks = (codes.shape[1] + numbers.weights - 1) // numbers.weights
+    chunks = (x.shape[1] + numbers.weights - 1) // numbers.weights
     chunks = (chunks + CHUNKS - 1) // CHUNKS * CHUNKS
     weights, units = chunks * numbers.weights, chunks * numbers.units
     runs, starts = units * numbers.runs, weights // numbers.width if numbers.offset else 0
-    padded = np.zeros(units, np.float32)
-    for i in range(min(units, eights.shape[1])):
-        padded[i] = eights[0, i]
     return (
         aligned(weights).view(np.int8).reshape(1, weights),
         aligned(starts * 4).view(np.int32).reshape(1, starts),
         aligned(runs * 2).view(np.int16).reshape(1, units, numbers.runs),
         np.empty(units, np.float32).reshape(1, units),
-        padded.reshape(1, units),
+        np.empty(units, np.float32).reshape(1, units),
     )
 
 
@@ -51,11 +48,11 @@ def some_rows(zeros, blocks, numbers, rows, first, end, out):
 
 
 @parallel
-def products(first, second, third, widths, codes, scale, eights, order, numbers, out):
+def products(first, second, third, widths, x, order, numbers, out):
     """out, flat: the results of the three matrices, one after another. A matrix of width 0 is not there."""
-    q, starts, sums, scales, padded = _room(codes, eights, numbers)
-    rows = Rows(q, starts, sums, scales, padded)  # here, because a parallel loop has to know the name
-    arrange(0, codes, scale, order, numbers, rows)
+    q, starts, sums, scales, eights = _room(x, numbers)
+    rows = Rows(q, starts, sums, scales, eights)  # here, because a parallel loop has to know the name
+    arrange(0, x, order, numbers, rows)
     for item in prange(blocks_of(widths, ROW_BLOCK)):
         which, block, place = 0, np.int64(item), 0
         while block * ROW_BLOCK >= widths[which]:

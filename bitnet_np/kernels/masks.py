@@ -18,9 +18,10 @@ from .attention import (
     new_room,
     new_sums,
     no_sums,
-    query_tiles,
+    rows_of_tile,
     scale_and_cap,
     store_attended,
+    tiles_of,
     weigh,
 )
 from .attention_chunk import cap_scores, chunk_scores, chunk_values
@@ -160,8 +161,8 @@ def _attend_run_masked(inputs, mask, run, out):
 
 
 @parallel
-def _attend_masked(q, k, v, slot, position, tiles, mask, scale, cap, out):
-    heads, group = k.shape[2], q.shape[1] // k.shape[2]
+def _attend_masked(q, k, v, slot, position, per_tile, mask, scale, cap, out):
+    heads, group, tiles = k.shape[2], q.shape[1] // k.shape[2], tiles_of(slot, position, per_tile)
     inputs = Inputs(q, k, v, slot, position, scale, cap)
     for item in prange((tiles.size - 1) * heads):
         t = item // heads
@@ -186,8 +187,8 @@ def attend_masked(
     a causal mask these are the bits of `cpu.attend`, which explains `scale` and `cap`.
     """
     out = empty(q.shape)
-    tiles = query_tiles(slot, position, k.shape[2], q.shape[1] // k.shape[2])
+    per_tile = rows_of_tile(len(q), k.shape[2], q.shape[1] // k.shape[2])
     work = q.size * mask.shape[2] // 8
     scores = scale_and_cap(q.shape[2], scale, cap)
-    launch(_attend_masked, work, q, k, v, slot, position, tiles, read_only(np.ascontiguousarray(mask)), *scores, out)
+    launch(_attend_masked, work, q, k, v, slot, position, per_tile, read_only(np.ascontiguousarray(mask)), *scores, out)
     return out

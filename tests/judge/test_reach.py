@@ -21,7 +21,7 @@ from bitnet_np.judge.roundings import to_eleven_bits as half
 from bitnet_np.judge.variant import Variant
 from bitnet_np.judge.verdict import Verdict
 from bitnet_np.kernels import cpu
-from bitnet_np.kernels.blocks import round_as_f16, round_as_q8_0
+from bitnet_np.kernels.activations import round_as_f16, round_as_q8_0
 from bitnet_np.testing import random_model
 
 FLIPS, NARROW, WRONG = Verdict.FLIPS, Verdict.NARROW, Verdict.WRONG

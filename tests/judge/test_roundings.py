@@ -9,7 +9,7 @@ from models import random_model
 from bitnet_np import tensor_types, widen
 from bitnet_np.dialects import DIALECTS
 from bitnet_np.judge import roundings
-from bitnet_np.kernels import blocks
+from bitnet_np.kernels import activations as kernels
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.model import Yarn
 from bitnet_np.testing import random_table
@@ -31,7 +31,7 @@ def activations():
 @pytest.mark.parametrize("kind", tensor_types.ALL_BLOCK_TYPES, ids=lambda kind: kind.name)
 def test_inputs_of_block_types(kind):
     x, table = activations(), random_table(np.random.default_rng(1), kind.name, 3, 512)
-    np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), table), blocks.ROUNDINGS[kind](x))
+    np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), table), kernels.ROUNDINGS[kind](x))
 
 
 @pytest.mark.parametrize(
@@ -39,15 +39,15 @@ def test_inputs_of_block_types(kind):
 )
 def test_inputs_of_float_tables(dtype, kind):
     x = activations()
-    np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), np.zeros((1, 1), dtype)), blocks.ROUNDINGS[kind](x))
+    np.testing.assert_array_equal(roundings.matrix_input(x.astype(np.float64), np.zeros((1, 1), dtype)), kernels.ROUNDINGS[kind](x))
 
 
 def test_sums_that_minimums_are_multiplied_by():
     """The judge has what llama.cpp's sums are more than those of the rounded numbers."""
     x = activations()
-    codes, scale = blocks.q8_0(x)
+    codes, scale = kernels.q8_0(x)
     sums = codes.reshape(*scale.shape, 32).sum(axis=2) * scale
-    expected = (blocks.q8_1_sums(x, codes) - sums.astype(f32)).astype(np.float64)
+    expected = (kernels.q8_1_sums(x) - sums.astype(f32)).astype(np.float64)
     np.testing.assert_array_equal(roundings.rounded_sums(x.astype(np.float64)), expected)
 
 

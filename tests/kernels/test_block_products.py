@@ -7,17 +7,18 @@ import sys
 import block_products as definition
 import numpy as np
 import pytest
-from block_samples import MODELS, activations, random_blocks, recorded, rounded, same_bytes
+from block_samples import MODELS, activations, of_code, random_blocks, recorded, rounded, same_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
 from numba import njit
 
+from bitnet_np.kernels import activations as roundings
 from bitnet_np.kernels import amx, block_products, block_token, blocks, grids, simd
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS
 from bitnet_np.kernels.launching import Kernel
-from bitnet_np.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_1, Q4_K, Q5_1, Q6_K, Q8_0
+from bitnet_np.tensor_types import BLOCK_TYPES, F16, GRID_TYPES, MXFP4, NVFP4, Q4_K, Q6_K, Q8_0
 
 ALL = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
 
@@ -41,11 +42,12 @@ def test_the_largest_codes_of_both_sides_overflow_nothing(kind, byte, code):
     """All bytes of the blocks are alike, and all codes of the activations; the scales are 1, so that no rounding hides a wrong integer."""
     data = same_bytes(kind, byte)
     for rows in (1, 5):
-        q = np.full((rows, 512), code, np.int8)
-        scale = np.ones((rows, 2 if kind.block == 256 else 16), np.float32)
-        sums = np.full((rows, 16), 3.5, np.float32) if kind in (Q4_1, Q5_1) else None
+        x = of_code(kind, rows, code)
+        q, scale, sums = rounded(x, kind)
+        assert (np.delete(q, (0, 256), axis=1) == code).all()
+        assert (scale == bool(code)).all()
         expected = definition.product(q, scale, sums, data, kind)
-        assert_same_bits(block_products.products(q, scale, sums, [data], kind)[0], expected)
+        assert_same_bits(block_products.products(x, [data], kind)[0], expected)
 
 
 @ALL
@@ -122,7 +124,7 @@ def test_recordings_of_llama_cpp_are_met_as_nearly_as_by_floats(name):
             data = tensor.data.reshape(tensor.shape[0], -1)
             size = np.sqrt(np.mean(output.astype(np.float64) ** 2))
             found = blocks.matmuls_as_llama_cpp(x, (data, tensor.type))[0]
-            other = blocks.matmul(blocks.ROUNDINGS[tensor.type](x), data, tensor.type)
+            other = blocks.matmul(roundings.ROUNDINGS[tensor.type](x), data, tensor.type)
             integers.setdefault(tensor.type, []).append(np.abs(found - output).max() / size)
             floats.setdefault(tensor.type, []).append(np.abs(other - output).max() / size)
     assert integers
@@ -136,7 +138,7 @@ def test_types_of_a_grid_multiply_rounded_numbers_as_floats(kind):
     rng = np.random.default_rng(0)
     data = grids.with_scales(rng.integers(0, 256, (9, 2 * kind.block_bytes), np.uint8), kind, np.full(18, 0x2C00, np.uint16))
     x = activations(rng, 3, 512)
-    assert_same_bits(blocks.matmuls_as_llama_cpp(x, (data, kind))[0], blocks.matmul(blocks.round_as_q8_k(x), data, kind))
+    assert_same_bits(blocks.matmuls_as_llama_cpp(x, (data, kind))[0], blocks.matmul(roundings.round_as_q8_k(x), data, kind))
 
 
 @ALL
@@ -167,6 +169,5 @@ def test_avx_vnni_gives_the_same_bits(monkeypatch, kind):
         kernel = njit(error_model="numpy")(getattr(module, entry).alone.py_func)
         monkeypatch.setattr(module, entry, Kernel(kernel, kernel))
     for rows in (1, 5):
-        some = (part if part is None else part[:rows] for part in rounded(x, kind))
-        assert_same_bits(block_products.products(*some, [matrix.data], kind)[0], expected[:rows])
+        assert_same_bits(block_products.products(x[:rows], [matrix.data], kind)[0], expected[:rows])
     block_products._numbers.cache_clear()

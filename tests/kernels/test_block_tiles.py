@@ -7,7 +7,7 @@ import block_products as definition
 import numpy as np
 import pytest
 from assembly import X86, assembly, lowered
-from block_samples import activations, random_blocks, rounded, same_bytes
+from block_samples import activations, of_code, random_blocks, rounded, same_bytes
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from models import assert_same_bits, seeds, threads
@@ -17,7 +17,7 @@ from numba.np.numpy_support import from_dtype
 from bitnet_np.kernels import amx, block_products, block_tiles, launching
 from bitnet_np.kernels.block_formats import FORMATS
 from bitnet_np.kernels.block_plans import PLANS
-from bitnet_np.tensor_types import BLOCK_TYPES, IQ4_XS, MXFP4, NVFP4, Q2_K, Q4_1, Q4_K, Q5_1, Q6_K, Q8_0, TQ2_0
+from bitnet_np.tensor_types import BLOCK_TYPES, IQ4_XS, MXFP4, NVFP4, Q2_K, Q4_K, Q5_1, Q6_K, Q8_0, TQ2_0
 
 UNITS = {"twin": amx.PLAIN, "processor": amx.PROCESSOR}
 VARIED = (Q5_1, Q8_0, Q2_K, Q4_K, Q6_K, TQ2_0, IQ4_XS, NVFP4)
@@ -53,10 +53,10 @@ def on(unit, alone=True):
 def test_products_have_the_bits_of_the_definition(unit, kind, seed, rows, per_row, tokens):
     rng = np.random.default_rng(seed)
     matrix = random_blocks(rng, kind, rows, per_row)
-    arguments = rounded(activations(rng, tokens, matrix.shape[1]), kind)
+    x = activations(rng, tokens, matrix.shape[1])
     with on(unit):
-        found = block_products.products(*arguments, [matrix.data], kind)[0]
-    assert_same_bits(found, definition.product(*arguments, matrix.data, kind))
+        found = block_products.products(x, [matrix.data], kind)[0]
+    assert_same_bits(found, definition.product(*rounded(x, kind), matrix.data, kind))
 
 
 @EACH
@@ -65,12 +65,10 @@ def test_products_have_the_bits_of_the_definition(unit, kind, seed, rows, per_ro
 def test_the_largest_codes_of_both_sides_overflow_nothing(unit, kind, byte, code):
     """All bytes of the blocks are alike, and all codes of the activations; the scales are 1, so that no rounding hides a wrong integer."""
     data = same_bytes(kind, byte)
-    q = np.full((17, 512), code, np.int8)
-    scale = np.ones((17, 2 if kind.block == 256 else 16), np.float32)
-    sums = np.full((17, 16), 3.5, np.float32) if kind in (Q4_1, Q5_1) else None
+    x = of_code(kind, 17, code)
     with on(unit):
-        found = block_products.products(q, scale, sums, [data], kind)[0]
-    assert_same_bits(found, definition.product(q, scale, sums, data, kind))
+        found = block_products.products(x, [data], kind)[0]
+    assert_same_bits(found, definition.product(*rounded(x, kind), data, kind))
 
 
 @EACH
@@ -82,10 +80,10 @@ def test_the_end_of_a_row_is_added_once(unit, kind):
     matrix = random_blocks(rng, kind, 40, 3)
     data = matrix.data.copy()
     data.view(FORMATS[kind.name].layout)["d"][17, 2] = 0x7C00
-    arguments = rounded(activations(rng, 17, matrix.shape[1]), kind)
+    x = activations(rng, 17, matrix.shape[1])
     with on(unit):
-        found = block_products.products(*arguments, [data], kind)[0]
-    expected = definition.product(*arguments, data, kind)
+        found = block_products.products(x, [data], kind)[0]
+    expected = definition.product(*rounded(x, kind), data, kind)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     assert_same_bits(found[~np.isnan(found)], expected[~np.isnan(expected)])
     assert np.isinf(found).any()
@@ -96,11 +94,11 @@ def test_the_end_of_a_row_is_added_once(unit, kind):
 def test_threads_do_not_change_a_bit(unit, kind):
     rng = np.random.default_rng(0)
     matrix = random_blocks(rng, kind, 200, 2048 // kind.block)
-    arguments = rounded(activations(rng, 50, 2048), kind)
-    expected = definition.product(*arguments, matrix.data, kind)
+    x = activations(rng, 50, 2048)
+    expected = definition.product(*rounded(x, kind), matrix.data, kind)
     for count in (1, 4):
         with on(unit, alone=False), threads(count):
-            assert_same_bits(block_products.products(*arguments, [matrix.data], kind)[0], expected)
+            assert_same_bits(block_products.products(x, [matrix.data], kind)[0], expected)
 
 
 def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
@@ -109,8 +107,9 @@ def test_few_tokens_and_processors_without_tiles_use_vectors(monkeypatch):
     data = random_blocks(np.random.default_rng(0), Q8_0, 3, 2).data
     for unit, tokens in ((amx.PLAIN, block_tiles.LEAST), (amx.PLAIN, block_tiles.LEAST - 1), (None, 99)):
         monkeypatch.setattr(amx, "unit", lambda unit=unit: unit)
-        block_products.products(np.zeros((tokens, 64), np.int8), np.ones((tokens, 2), np.float32), None, [data], Q8_0)
-    assert used == [block_tiles.products, block_products._products, block_products._products]
+        block_products.products(np.ones((tokens, 64), np.float32), [data, data], Q8_0)
+    ways = [block_tiles.products, block_products._products, block_products._products]
+    assert used == [kernel for way in ways for kernel in (block_products._arrange, way, way)]
 
 
 @ALL
