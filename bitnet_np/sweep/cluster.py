@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..dialects import Dialect
 from ..errors import Error, ServerError, listed
 from ..extras import extra
+from ..kernels.processor import instruction_path
 from ..network import Runtime
 from ..nll import check_windows, window_nll
 from ..progress import Progress, silent
@@ -103,7 +104,7 @@ def results(client: Any, tasks: Sequence[Task], is_repeated: Callable[[Task], bo
     run = token_hex(4)
     names = {f"{task.operation}-{task.key}-{run}": task for task in tasks}
     futures = {future.key: future for future in client.map(_on_worker, list(names.values()), key=list(names))}
-    paths: dict[str, str] = {}  # instruction paths by worker
+    paths: dict[str, str] = client.run(instruction_path, on_error="ignore")  # by worker; those that come later tell theirs with a result
     repeats: dict[str, _Repeat] = {}
     lost = []
     for future in distributed.as_completed(list(futures.values()), loop=client.loop):

@@ -41,12 +41,6 @@ def cluster(workers):
 
 
 @pytest.fixture(scope="module")
-def client():
-    with cluster(2) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def serial(tmp_path_factory):
     """A plan, and the table that a sweep in one process makes of it."""
     folder = tmp_path_factory.mktemp("serial")
@@ -55,6 +49,13 @@ def serial(tmp_path_factory):
         plan = read_plan(written(folder, PLAN))
         sweep(plan, folder / "out")
     return plan, (folder / "out" / "results.csv").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def client(serial):
+    """After `serial`, whose kernels are compiled with this process's own number of threads."""
+    with cluster(2) as client:
+        yield client
 
 
 def test_two_workers_give_the_bytes_of_one_process(client, serial, tmp_path):
