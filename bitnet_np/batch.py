@@ -22,6 +22,8 @@ from .dialects import EXACT, Dialect
 from .errors import CapacityError, NonFiniteError, OptionError, ShapeError, shown
 from .forward_pass import forward, forward_full, run_cached, run_prefill
 from .generate import certified_for, check_prompt
+from .gpu.decoder import SteadyDecoder
+from .gpu.storage import DeviceStorage
 from .kernels import cpu
 from .model import Model
 from .network import Runtime
@@ -31,6 +33,8 @@ from .tokens import Tokens, pad
 from .validate import instance, integer, integers
 
 Observe = Callable[["Request", NDArray[np.float32]], None]
+_Result = NDArray[np.float32] | int | NonFiniteError
+"""Of a sequence's pass: logits [V], [1 + K, V] with K drafts, or the token of the largest alone; the error where one is not finite."""
 
 
 def forward_batch(
@@ -163,6 +167,8 @@ class Batch:
         self._costs = Costs()
         self.cache = new_cache(model.config, slots, capacity, ops, dtype)
         self._free = list(range(self.cache.batch))
+        storage = self.cache.storage
+        self._steady = SteadyDecoder(model, self.cache, storage.on) if isinstance(storage, DeviceStorage) else None
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
         self._ids: set[str | int] = set()
@@ -204,8 +210,8 @@ class Batch:
             sequence.slot, sequence.admitted = self._free.pop(0), time.perf_counter()
             self._running.append(sequence)
         ended = []
-        for sequence, logits in zip(self._running, self._pass(), strict=True):
-            completion = self._advance(sequence, logits)
+        for sequence, result in zip(self._running, self._pass(), strict=True):
+            completion = self._advance(sequence, result)
             if completion is not None:
                 ended.append((sequence, completion))
         for sequence, _ in ended:
@@ -237,17 +243,17 @@ class Batch:
         self._free.append(sequence.slot)
         self.cache.clear(sequence.slot)
 
-    def _pass(self) -> list[NDArray[np.float32] | NonFiniteError]:
-        """The logits [V], or [1 + K, V] with K drafts, of each running sequence, or the error of one that leaves float32's range."""
+    def _pass(self) -> Sequence[_Result]:
+        """The result of each running sequence."""
         drafting = [sequence for sequence in self._running if sequence.proposals]
         if not drafting:
-            return self._forward(self._running)
+            return self._decoded(self._running) or self._forward(self._running)
         start = time.perf_counter()
         for sequence in drafting:
             assert sequence.proposals
             drafts = sequence.proposals.next(self._costs, len(drafting))
             sequence.pending = [*sequence.pending, *drafts.tolist()]
-        results = dict(zip(map(id, drafting), self._check_drafts(drafting), strict=True))
+        results: dict[int, _Result] = dict(zip(map(id, drafting), self._check_drafts(drafting), strict=True))
         rows = sum(len(sequence.pending) for sequence in drafting)
         self._costs.measured(rows, time.perf_counter() - start)
         others = [sequence for sequence in self._running if not sequence.proposals]
@@ -272,6 +278,20 @@ class Batch:
             sequence.proposals.passed(np.array(sequence.pending[1:], np.int64))
         return [rows[:length] for rows, length in zip(logits, tokens.lengths, strict=True)]
 
+    def _decoded(self, sequences: list[_Sequence]) -> Sequence[_Result] | None:
+        """The results of sequences that a captured graph decodes; None where there is none, or one leaves float32's range."""
+        if self._steady is None or self.head is not None or any(len(sequence.pending) > 1 for sequence in sequences):
+            return None
+        decoder = self._steady.decoder([sequence.slot for sequence in sequences])
+        if decoder is None:
+            return None
+        tokens = np.array([sequence.pending[0] for sequence in sequences])
+        greedy = self.observe is _ignore and all(sequence.request.sampling.greedy for sequence in sequences)
+        try:
+            return decoder.largest(tokens).tolist() if greedy else list(decoder(tokens))
+        except NonFiniteError:
+            return None
+
     def _forward(self, sequences: list[_Sequence]) -> list[NDArray[np.float32] | NonFiniteError]:
         """The logits [V] of each sequence, or the error of one that leaves float32's range: the others do not suffer from it."""
         if not sequences:
@@ -286,17 +306,21 @@ class Batch:
             return [result for sequence in sequences for result in self._forward([sequence])]
         return list(logits)
 
-    def _advance(self, sequence: _Sequence, logits: NDArray[np.float32] | NonFiniteError) -> Completion | None:
+    def _advance(self, sequence: _Sequence, result: _Result) -> Completion | None:
         """Choose the next token, and those after it that were drafted right. Returns the completion when the sequence ends here."""
         request, tokens = sequence.request, sequence.tokens
-        if isinstance(logits, NonFiniteError):
-            return self._completion(sequence, str(logits))
+        if isinstance(result, NonFiniteError):
+            return self._completion(sequence, str(result))
         if sequence.n == 0:
             return self._completion(sequence)
-        rows, row = np.atleast_2d(logits), 0
+        row = 0
         while True:
-            self.observe(request, rows[row])
-            token = choose(rows[row], request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
+            if isinstance(result, int):
+                token = result
+            else:
+                logits = np.atleast_2d(result)[row]
+                self.observe(request, logits)
+                token = choose(logits, request.sampling, 0.0 if request.sampling.greedy else next(sequence.numbers))
             if token in sequence.stop:
                 return self._completion(sequence)
             sequence.first = sequence.first or time.perf_counter()

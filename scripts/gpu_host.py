@@ -29,7 +29,7 @@ import numpy as np  # noqa: E402
 from benchmarks.gpu import BITNET_2B, TINY, random_placed  # noqa: E402
 from benchmarks.report import Table, render  # noqa: E402
 
-from bitnet_np import forward, prefill  # noqa: E402
+from bitnet_np import Batch, Request, forward, prefill  # noqa: E402
 from bitnet_np.cache import new_cache  # noqa: E402
 from bitnet_np.gpu.arrays import DeviceTable  # noqa: E402
 from bitnet_np.gpu.decoder import GraphDecoder  # noqa: E402
@@ -122,6 +122,12 @@ def main() -> int:
         decoder, following = GraphDecoder(model, cache, on, np.arange(batch), greedy=True), tokens[:batch]
         rows[f"a step of {batch}, all logits"] = milliseconds(partial(decoder, following), 3)
         rows[f"a step of {batch}, the largest logit"] = milliseconds(partial(decoder.largest, following), 3)
+    several = Batch(model, 16, tokens.size, ops=on)
+    for number in range(16):
+        several.submit(Request(number, tokens[:4].tolist(), tokens.size // 2))
+    for _ in range(8):  # until a graph decodes them
+        several.step()
+    rows["a step of a batch of 16 requests"] = milliseconds(several.step, 3)
     table = Table(f"the host's processor time, {config.n_layers} layers", ["", "ms", "launches", "us a launch"])
     for name, (took, launches) in rows.items():
         table.rows.append([name, f"{took:.3f}", str(launches), f"{took * 1e3 / launches:.1f}"])

@@ -14,6 +14,7 @@ import pytest
 from models import assert_same_bits
 from numpy.typing import NDArray
 
+from bitnet_np.batch import Batch, Request, generate_batch
 from bitnet_np.cache import KVCache, new_cache
 from bitnet_np.dialects import BITNET_CPP
 from bitnet_np.errors import CapacityError, MaskError, NonFiniteError, ShapeError, TokenRangeError, UnsupportedError
@@ -26,6 +27,7 @@ from bitnet_np.gpu.device import bytes_needed, place
 from bitnet_np.gpu.storage import DeviceStorage
 from bitnet_np.metrics import Metrics
 from bitnet_np.model import Yarn
+from bitnet_np.sampling import Sampling
 from bitnet_np.testing import random_model
 from cuda_checks.common import GPU, check, device, normal, rng, same
 
@@ -175,6 +177,39 @@ def greedy_steps() -> None:
     with pytest.raises(NonFiniteError, match="sequence 0, position 3"):
         steps.largest(np.array([1]))
     assert cache.lengths.tolist() == [4, 3]
+
+
+@check
+def batches() -> None:
+    """A batch whose sequences have stayed the same is decoded by a graph, until one ends; greedy or not, and where one is not finite."""
+    on, model, steps = device(), random_model(rng(5), **SMALLEST), list[str]()
+
+    class Counted(decode.GraphDecoder):
+        def __call__(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+            steps.append("all")
+            return super().__call__(tokens)
+
+        def largest(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+            steps.append("largest")
+            return super().largest(tokens)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(decode, "_STEADY", 1)
+        patched.setattr(decode, "GraphDecoder", Counted)
+        placed = place(model, on)
+        for sampling, way in ((Sampling(), "largest"), (Sampling(temperature=1.0), "all")):
+            requests = [Request("a", [1, 2], 4, sampling), Request("b", [3], 5), Request("c", [0, 4, 1], 1)]
+            ours, theirs = generate_batch(model, requests, 2), generate_batch(placed, requests, 2, ops=on)
+            assert [each.tokens for each in theirs] == [each.tokens for each in ours]
+            assert steps == [way] * 2
+            steps.clear()
+        on.overwrite(placed.output_norm, np.full(8, np.inf, np.float32))
+        batch = Batch(placed, 1, ops=on)
+        batch.submit(Request("a", [1], 3))
+        batch._steady.decoder([0])  # as if it had run before
+        (completion,) = batch.step()
+        assert steps == ["largest"]
+        assert "NaN or infinity" in completion.error
 
 
 @check
