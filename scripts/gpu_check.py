@@ -11,6 +11,7 @@ after each part. A short table comes last, even if a part does not end. Exit cod
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -47,6 +48,7 @@ from bitnet_np.testing import random_model  # noqa: E402
 
 PATIENCE = 240  # seconds at most for the checks of single kernels
 OVERLAPPING = [9, 0]  # compute capability from which on launches can overlap
+SANITIZED = ("decoder", "greedy_steps")  # checks, of few kernels: they take many times as long under a checker
 GRACE = 30  # seconds for the last part, after the time is up
 
 
@@ -132,23 +134,23 @@ def describe(run: Run) -> dict[str, Any]:
     return {"device": name, "compute": list(gpu.compute_capability), "processors": run.on.processors, "free_bytes": free, **packages}
 
 
-def kernels(run: Run) -> dict[str, Any]:
-    """Compares each kernel with the CPU's, bit for bit."""
+def _checked(run: Run, names: Sequence[str], under: Sequence[str] = ()) -> tuple[str, str]:
+    """What a process prints that runs some checks, and its error. under: a program that runs it, and that program's options."""
     patience = max(1, min(PATIENCE, run.until - time.perf_counter()))
     paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    command = [*under, sys.executable, str(ROOT / "tests" / "cuda_checks"), "--ptx" if INTERPRET else "--gpu", *names]
+    try:
+        output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience, check=False)
+        return output.stdout, output.stderr[-2000:] or f"exit code {output.returncode}" if output.returncode else ""
+    except subprocess.TimeoutExpired as late:
+        return (late.stdout or b"").decode(), f"{' '.join(names)}: not done after {patience:.0f} s"
 
-    def checked(names: tuple[str, ...]) -> tuple[str, str]:
-        """What a process prints that runs some checks, and its error."""
-        command = [sys.executable, str(ROOT / "tests" / "cuda_checks"), "--ptx" if INTERPRET else "--gpu", *names]
-        try:
-            output = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patience, check=False)
-            return output.stdout, output.stderr[-2000:] if output.returncode else ""
-        except subprocess.TimeoutExpired as late:
-            return (late.stdout or b"").decode(), f"{' '.join(names)}: not done after {patience:.0f} s"
 
+def kernels(run: Run) -> dict[str, Any]:
+    """Compares each kernel with the CPU's, bit for bit."""
     with ThreadPoolExecutor() as pool:  # each group compiles its kernels, which takes most of the time
-        outputs = list(pool.map(checked, run.sizes.checks))
+        outputs = list(pool.map(partial(_checked, run), run.sizes.checks))
     text, error = "".join(output for output, _ in outputs), "\n".join(filter(None, (error for _, error in outputs)))
     results = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
     wrong = {result["check"]: result["problem"][-1500:] for result in results if result["problem"]}
@@ -159,6 +161,21 @@ def kernels(run: Run) -> dict[str, Any]:
     if not results:
         raise RuntimeError(f"no check of a kernel ran: {error}")
     return {"ran": len(results), "wrong": wrong, "seconds": {result["check"]: result["seconds"] for result in results}}
+
+
+def sanitized(run: Run) -> dict[str, str]:
+    """Decodes under NVIDIA's checkers of memory and of races, where they are installed: the result by tool, "clean" or an error's end."""
+    homes = (os.environ.get("CUDA_HOME"), "/usr/local/cuda")
+    folders = [os.environ.get("PATH", ""), *(str(Path(home, "bin")) for home in homes if home)]
+    program = None if INTERPRET else shutil.which("compute-sanitizer", path=os.pathsep.join(folders))
+    results = {}
+    for tool in ("memcheck", "racecheck") if program else ():
+        options = ["--tool", tool, "--error-exitcode", "9", "--report-api-errors", "no"]
+        output, error = _checked(run, SANITIZED, [str(program), *options])
+        results[tool] = f"{output[-1000:]}{error}" if error else "clean"
+        if error:
+            run.problems.append(f"{tool}: {results[tool]}")
+    return results
 
 
 def bits(run: Run) -> dict[str, Any]:
@@ -322,7 +339,7 @@ def masks(run: Run) -> dict[str, float]:
 
 
 PARTS: dict[str, Callable[[Run], Any]] = {
-    part.__name__: part for part in (describe, peaks, bits, decode, ways, prefill, matrices, masks, kernels)
+    part.__name__: part for part in (describe, peaks, bits, decode, ways, prefill, matrices, masks, kernels, sanitized)
 }
 
 
@@ -368,6 +385,9 @@ def table(run: Run) -> list[str]:
         line("logits equal to the CPU's", f"{sum(e['equal'] for e in f['bits'].values())} of {len(f['bits'])}")
     if "kernels" in f:
         line("kernels equal to the CPU's", f"{f['kernels']['ran'] - len(f['kernels']['wrong'])} of {f['kernels']['ran']}")
+    if "sanitized" in f:
+        clean = [tool for tool, result in f["sanitized"].items() if result == "clean"]
+        line("clean by compute-sanitizer", " and ".join(clean) if f["sanitized"] else "not installed")
     return lines
 
 

@@ -26,7 +26,18 @@ def run_gpu_check(tmp_path: Path, *arguments: str) -> tuple[int, str, dict]:
 def test_gpu_check_runs_all_its_parts_where_kernels_are_interpreted(tmp_path):
     code, output, written = run_gpu_check(tmp_path, "--interpret")
     assert (code, written["problems"]) == (0, []), output
-    assert written["found"].keys() == {"describe", "peaks", "bits", "kernels", "decode", "ways", "prefill", "matrices", "masks"}
+    assert written["found"].keys() == {
+        "describe",
+        "peaks",
+        "bits",
+        "decode",
+        "ways",
+        "prefill",
+        "matrices",
+        "masks",
+        "kernels",
+        "sanitized",
+    }
     assert all(entry["equal"] for entry in written["found"]["bits"].values())
     assert "INTERPRETED: no time below means anything" in output
 
@@ -97,6 +108,25 @@ def test_launches_that_do_not_overlap_where_they_can_are_a_problem(monkeypatch, 
     assert len(gpu_check.ways(run)) == 4
     assert run.on.overlap
     assert len(run.problems) == problems
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell script stands in for the program")
+@pytest.mark.parametrize("found", ["nothing", "a race", "no program"])
+def test_checkers_of_memory_and_races_run_where_they_are_installed(tmp_path, monkeypatch, found):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    if found != "no program":
+        program = tmp_path / "compute-sanitizer"
+        program.write_text(f"#!/bin/sh\necho $@\n[ $2 = memcheck ] || exit {9 if found == 'a race' else 0}\n")
+        program.chmod(0o755)
+    run = gpu_check.Run(SimpleNamespace(), gpu_check.GPU)
+    results = gpu_check.sanitized(run)
+    if found == "a race":
+        assert results["memcheck"] == "clean"
+        assert "--gpu decoder greedy_steps" in results["racecheck"]
+        assert [problem.partition(":")[0] for problem in run.problems] == ["racecheck"]
+    else:
+        assert (results, run.problems) == ({"memcheck": "clean", "racecheck": "clean"} if found == "nothing" else {}, [])
 
 
 @needs_package
