@@ -296,12 +296,15 @@ def decode(run: Run) -> list[dict[str, Any]]:
 
 
 def ways(run: Run) -> list[dict[str, Any]]:
-    """Times a token of one sequence with and without fused norms and overlapping launches, to show the gain of each."""
+    """Times a token of one sequence with and without fused norms and overlapping launches, to show the gain of each.
+
+    And with half a processor's registers for a block: then each launch has room beside the one before it, but fewer weights on the way.
+    """
     results = []
-    for fused, overlap in ((True, True), (True, False), (False, True), (False, False)):
-        run.on.fused, run.on.overlap = fused, overlap
-        results.append({"norms_fused": fused} | _decoded(run, 1, run.sizes.positions[0]))
-    run.on.fused = run.on.overlap = True
+    for fused, overlap, at_once in ((True, True, 1), (True, True, 2), (True, False, 1), (False, True, 1), (False, False, 1)):
+        run.on.fused, run.on.overlap, run.on.at_once = fused, overlap, at_once
+        results.append({"norms_fused": fused, "blocks_at_once": at_once} | _decoded(run, 1, run.sizes.positions[0]))
+    run.on.fused, run.on.overlap, run.on.at_once = True, True, 1
     compute = run.results.get("describe", {}).get("compute", [0, 0])
     if compute >= OVERLAPPING and not results[0]["launches_overlap"]:  # the bits would not show it
         run.problems.append(f"launches do not overlap, which they can on compute capability {compute[0]}.{compute[1]}")
@@ -363,6 +366,7 @@ def table(run: Run) -> list[str]:
         line(f"decode, batch {entry['batch']} at {entry['position']}", f"{rate:,.0f} tok/s", alone, _goal(rate, goal))
     for entry in f.get("ways", ()):
         how = " and ".join(name for name, key in (("fused", "norms_fused"), ("overlapped", "launches_overlap")) if entry[key]) or "neither"
+        how += ", 2 blocks at once" if entry["blocks_at_once"] == 2 else ""
         line(f"a token, {how}", f"{1e6 * entry['graph_seconds']:,.0f} us")
     for entry in f.get("prefill", ()):
         rate, goal = entry["tokens_per_second"], 60000 if entry["tokens"] == 2048 else None

@@ -10,6 +10,8 @@ NORMED = (
     ("row", 6912, 8, 2, "sum"),  # the 2B model's matrices, on 132 processors
     ("row", 8640, 8, 2, "sum"),  # the widest of the 3B model's
     ("sum", 2560, 2, 4, "silu"),
+    ("row", 2560, 2, 4, "relu2", 2),
+    ("sum", 2560, 2, 4, "silu", 2),
 )
 
 

@@ -63,10 +63,9 @@ class Cuda:
         self.free_bytes = free_bytes
         self.tiles = TILES
         self.groups = GROUPS if has_warpgroups else ()
-        self.fused, self.overlap = (
-            True,
-            True,
-        )  # norms with the products that read them; launches of a graph. False measures the gain of each
+        # norms with the products that read them; launches of a graph. False measures the gain of each
+        self.fused, self.overlap = True, True
+        self.at_once = 1  # blocks of such a product on a processor at least; with 2, more launches have room to overlap
         self.stream = cuda.stream()
         self.run = Launcher(self.stream)
         self.arena = Arena()

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .backend import Cuda
 
 _FIRST = 1024  # the least positions of a graph
-_STEADY = 4  # steps of the same sequences that take as long, launch by launch, as a graph takes to capture
 
 
 class GraphDecoder:
@@ -116,19 +115,18 @@ class GraphDecoder:
 
 
 class SteadyDecoder:
-    """A `GraphDecoder` for a batch whose sequences change: of those that have stayed the same for some steps."""
+    """A `GraphDecoder` for a batch whose sequences change: to capture one takes as long as a step launch by launch."""
 
     def __init__(self, model: Model, cache: KVCache, on: "Cuda") -> None:
         self._model, self._cache, self._on = model, cache, on
         self._slots: list[int] = []
-        self._steps = 0
         self._decoder: GraphDecoder | None = None
 
     def decoder(self, slots: list[int]) -> GraphDecoder | None:
-        """The decoder for a step of these slots, one token each; None while they are new. It finds the largest logits, too."""
+        """The decoder, a greedy one, for a step of these slots, one token each; None if they are not those of the step before."""
         if slots != self._slots:
-            self._slots, self._steps, self._decoder = slots, 0, None
-        self._steps += 1
-        if self._decoder is None and self._steps > _STEADY:
+            self._slots, self._decoder = slots, None
+            return None
+        if self._decoder is None:
             self._decoder = GraphDecoder(self._model, self._cache, self._on, np.array(slots), greedy=True)
         return self._decoder

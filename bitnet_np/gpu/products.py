@@ -73,7 +73,7 @@ class OneRow:
         share = min(layout.WARPS // matrices, -(-tiles // self._on.processors))
         warps = layout.WARPS // (matrices * share)
         threads = WARP * warps * matrices * share
-        return (share, warps, threads) if norms.product_fits(self._shape[1], warps, matrices * share) else None
+        return (share, warps, threads) if norms.product_fits(self._shape[1], warps, matrices * share, self._on.at_once) else None
 
     def launched(self, after: str, other: Any = None) -> DeviceArray:
         """The result [1, N] of the launch: all products one after another, or the sum of one with the other array, or the gate of two."""
@@ -83,7 +83,8 @@ class OneRow:
         (share, warps, threads), (source, *row) = block, on.normed(x)
         ends, is_pair = three.ends(share), after in rows.GATES
         out = on.empty((1, three.widths[0] if is_pair else sum(three.widths)))
-        kernel, blocks = norms.normed_product(source, self._shape[1], warps, share, after), ends[0] if is_pair else ends[-1]
+        kernel = norms.normed_product(source, self._shape[1], warps, share, after, on.at_once)
+        blocks = ends[0] if is_pair else ends[-1]
         flat = (view(array, np.float32) for array in row)
         matrices = three.words, ends, three.widths, three.factors
         on.run(kernel, blocks, threads, *flat, gain, eps, *matrices, other, view(out, np.float32))

@@ -124,7 +124,10 @@ def normed_products() -> None:
     normed_product(on, "silu_gate", 8640, 17, fits=False)  # 16 warps for a tile leave no room for the codes, 8 for each of two do
     on.processors = 1
     normed_product(on, "silu_gate", 8640, 17)
-    on.processors = 1000
+    on.at_once = 2
+    normed_product(on, "silu_gate", 20, 17, 17)
+    normed_product(on, "row", 2000, 80)  # a warp has two turns, which one of a whole processor's registers has not
+    on.processors, on.at_once = 1000, 1
     normed_product(on, "add", 300, 17)  # a tile of columns past the end, which is the next row's
     on.fused = False
     normed_product(on, "add", 24, 17)

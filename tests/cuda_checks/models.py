@@ -194,7 +194,6 @@ def batches() -> None:
             return super().largest(tokens)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(decode, "_STEADY", 1)
         patched.setattr(decode, "GraphDecoder", Counted)
         placed = place(model, on)
         for sampling, way in ((Sampling(), "largest"), (Sampling(temperature=1.0), "all")):

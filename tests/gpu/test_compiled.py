@@ -105,6 +105,7 @@ def test_kernels_are_linked_as_what_they_compile_to():
 
     assert kernel(nothing).targetoptions["lto"] is False
     assert {"lto": False, "launch_bounds": 64}.items() <= kernel_of(nothing, 64).targetoptions.items()
+    assert kernel_of(nothing, 64, 2).targetoptions["launch_bounds"] == (64, 2)
 
 
 def test_what_ptxas_would_fuse_is_found():
@@ -151,7 +152,8 @@ def becomes_what_it_says(kernel: str, ptx: str) -> None:
     assert not code.is_serial
     bounds = re.search(r"\.maxntid (\d+)", ptx)
     threads = int(bounds[1]) if bounds else LARGE_BLOCK if kernel.startswith("rms_norm") else 512 if kernel == "ternary_gemv" else 256
-    assert -(-code.registers // 8) * 8 * threads <= 1 << 16, f"{code.registers} registers"
+    blocks = re.search(r"\.minnctapersm (\d+)", ptx)
+    assert -(-code.registers // 8) * 8 * threads * int(blocks[1] if blocks else 1) <= 1 << 16, f"{code.registers} registers"
     if code.counts:
         single, double = fused_by(ptx)
         assert code.counts["FFMA"] <= single + (UNROLLED if kernel.startswith("attend") else 0)

@@ -105,8 +105,8 @@ def test_gpu_check_tells_what_it_has_when_a_part_does_not_end(script, capsys, mo
 def test_launches_that_do_not_overlap_where_they_can_are_a_problem(monkeypatch, compute, overlaps, problems):
     monkeypatch.setattr(gpu_check, "_decoded", lambda *_: {"launches_overlap": overlaps})
     run = gpu_check.Run(SimpleNamespace(), gpu_check.TINY, {"describe": {"compute": compute}})
-    assert len(gpu_check.ways(run)) == 4
-    assert run.on.overlap
+    assert [way["blocks_at_once"] for way in gpu_check.ways(run)] == [1, 2, 1, 1, 1]
+    assert (run.on.fused, run.on.overlap, run.on.at_once) == (True, True, 1)
     assert len(run.problems) == problems
 
 

@@ -53,16 +53,19 @@ def fits(width: int, threads: int) -> bool:
     return width % 4 == 0 and width <= WIDEST and _ahead(width, threads) <= AHEAD
 
 
-def _turns(width: int, warps: int) -> tuple[int, int]:
+_SHARED_DEPTH = 5  # tiles of columns of a warp that takes half a processor's registers: with 8 they do not suffice
+
+
+def _turns(width: int, warps: int, at_once: int) -> tuple[int, int]:
     """(depth, rounds): each of the `warps` warps of a tile of rows has `depth` tiles of columns at a time, `rounds` times."""
     blocks = -(-width // COLUMNS)
-    depth = min(DEPTH, -(-blocks // warps))
+    depth = min(DEPTH if at_once == 1 else _SHARED_DEPTH, -(-blocks // warps))
     return depth, -(-blocks // (warps * depth))
 
 
-def product_fits(width: int, warps: int, slots: int) -> bool:
+def product_fits(width: int, warps: int, slots: int, at_once: int) -> bool:
     """Whether the row and its codes fit the 48 KB of shared memory of a block with `slots` tiles of rows and `warps` warps for each."""
-    depth, rounds = _turns(width, warps)
+    depth, rounds = _turns(width, warps, at_once)
     besides = 8 * WIDE_LANES + 16 + 4 * warps * slots * ROWS
     return fits(width, WARP * warps * slots) and 4 * padded(width) + rounds * depth * warps * COLUMNS + besides <= 48 << 10
 
@@ -240,16 +243,17 @@ def normed_codes(source: str, width: int, threads: int) -> Any:
 
 
 @cache
-def normed_product(source: str, width: int, warps: int, share: int, after: str) -> Any:
+def normed_product(source: str, width: int, warps: int, share: int, after: str, at_once: int = 1) -> Any:
     """The product of the norm of one row with up to three matrices, and the operation `after` it.
 
     `source` and `after` are names of `rows.worked_out`. After it comes nothing ("row"), the "sum" with another row, or a gate ("relu2",
-    "silu") of the products of the first two matrices, of which a block has the same tiles.
+    "silu") of the products of the first two matrices, of which a block has the same tiles. at_once: blocks that a processor has registers
+    for, at least. With two, a launch can begin beside the one before it; then a warp has fewer weights in registers.
     """
     is_pair = after in GATES
     slots = 2 * share if is_pair else share  # tiles of a block
     threads, blocks, step = WARP * warps * slots, -(-width // COLUMNS), warps * (COLUMNS // 4)
-    (depth, rounds), words = _turns(width, warps), blocks * (COLUMNS // 4)
+    (depth, rounds), words = _turns(width, warps, at_once), blocks * (COLUMNS // 4)
     n_words, n_parts = rounds * depth * step, warps * slots * ROWS
     new_room, norm, write_codes = _room_for(width, threads), _norm(source, width, threads), _write_codes(width, threads)
     none, multiply, load_weights = zeros(16), multiply_tiles(depth, 1, step), load_fragments(depth, in_global=True)
@@ -297,4 +301,4 @@ def normed_product(source: str, width: int, warps: int, share: int, after: str) 
             out[row if is_pair else rows_before(widths, which) + row] = value
 
     normed_product.__name__ = normed_product.__qualname__ = f"normed_product_{after}_of_{source}"
-    return kernel_of(normed_product, threads)
+    return kernel_of(normed_product, threads, at_once)

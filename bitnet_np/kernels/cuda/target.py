@@ -33,6 +33,6 @@ inlined = njit(inline="always")
 """Decorates a function that takes strings or returns new arrays. Numba copies its body into the caller, which takes Numba's time."""
 
 
-def kernel_of(function: Callable, threads: int) -> Any:
-    """A kernel for blocks of `threads` threads: it takes no more registers than such a block has."""
-    return kernel(function, launch_bounds=threads)
+def kernel_of(function: Callable, threads: int, at_once: int = 1) -> Any:
+    """A kernel for blocks of `threads` threads: it takes no more registers than such a block has, or so many blocks on one processor."""
+    return kernel(function, launch_bounds=threads if at_once == 1 else (threads, at_once))
