@@ -127,7 +127,7 @@ def main() -> int:
     several = Batch(model, 16, tokens.size, ops=on)
     for number in range(16):
         several.submit(Request(number, tokens[:4].tolist(), tokens.size // 2))
-    for _ in range(8):  # until a graph decodes them
+    for _ in range(3):  # until a graph decodes them
         several.step()
     rows["a step of a batch of 16 requests"] = milliseconds(several.step, 3)
     table = Table(f"the host's processor time, {config.n_layers} layers", ["", "ms", "launches", "us a launch"])

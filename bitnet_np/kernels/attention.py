@@ -272,7 +272,7 @@ def rows_of_tile(rows: int, heads: int, group: int, most: int = _LEAST) -> int:
     """
     queries = rows * group * heads // _SHARES
     if queries > _LEAST:  # asking for the number of threads takes as long as a small kernel
-        queries = min(most, max(_LEAST, queries // get_num_threads()))
+        queries = min(most, queries // get_num_threads())
     return max(1, max(_LEAST, queries) // group)
 
 

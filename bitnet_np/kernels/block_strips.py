@@ -3,7 +3,7 @@
 import numpy as np
 from numba import prange
 
-from .float_products import STRIDE, Ahead, arrange, multiply_strip, new_strip, new_sums, piece, pieces, strip_after
+from .float_products import STRIDE, arrange, multiply_strip, new_strip, new_sums, piece, pieces, strip_after
 from .launching import parallel, serial
 from .simd import unpack_block
 from .tiles import DEPTH, MANY_ROWS
@@ -20,15 +20,14 @@ def unpack_blocks(blocks, first, count, size, out, position):
 def _some_rows(blocks, size, first, end, x, token, tokens, out):
     """Results first..end of some rows of x, which is arranged."""
     n, width = blocks.shape[1], blocks.shape[1] * size
-    strip, sums, data, row_bytes = new_strip(), new_sums(end - first, tokens), np.int64(blocks.ctypes.data), n * blocks.itemsize
+    strip, sums = new_strip(), new_sums(end - first, tokens)
     for begin in range(0, width, DEPTH):
         count = min(DEPTH, width - begin)
         for r in range(first, end, MANY_ROWS):
             rows = min(MANY_ROWS, end - r)
             for i in range(rows):
                 unpack_blocks(blocks, (r + i) * n + begin // size, count // size, size, strip, i * STRIDE)
-            row, column = strip_after(r, begin, first, end)
-            ahead = Ahead(data + row * row_bytes + column // size * blocks.itemsize, row_bytes, count // size * blocks.itemsize)
+            ahead = strip_after(blocks, size, r, begin, first, end)
             multiply_strip(strip, r, rows, begin, width, x, token, tokens, sums[r - first :], out, ahead)
 
 

@@ -18,7 +18,6 @@ ROWS = 24  # rows of weights of a piece
 STRIDE = DEPTH + LANES
 """Numbers from a row of a strip to the next. With DEPTH, a power of two, all rows of a tile would lie in one set of the first cache."""
 
-
 _LINE = 64  # bytes of a cache line
 
 
@@ -30,10 +29,15 @@ class Ahead(NamedTuple):
     size: Any  # bytes of each row
 
 
-@rule
-def strip_after(row, begin, first, end):
-    """The first row and the first column of the strip that follows this one, where rows first..end have one after another."""
-    return (row + MANY_ROWS, begin) if row + MANY_ROWS < end else (first, begin + DEPTH)
+@serial
+def strip_after(w, size, row, begin, first, end):
+    """The weights of the strip that follows the one of `row` and `begin`, where rows first..end have one after another.
+
+    w: the matrix [N, elements of a row], of which an element has `size` weights.
+    """
+    count = min(DEPTH, w.shape[1] * size - begin) // size
+    row, begin = (row + MANY_ROWS, begin) if row + MANY_ROWS < end else (first, begin + DEPTH)
+    return Ahead(np.int64(w.ctypes.data) + row * w.strides[0] + begin // size * w.itemsize, w.strides[0], count * w.itemsize)
 
 
 @rule
@@ -137,15 +141,13 @@ def multiply_strip(strip, column, rows, begin, width, x, token, tokens, sums, ou
 def _some_rows(w, first, end, x, token, tokens, out):
     """Results first..end of some rows of x, which is arranged."""
     strip, sums, stride, ws = new_strip(), new_sums(end - first, tokens), w.strides[0] // w.itemsize, pointer_to(w)
-    data = np.int64(w.ctypes.data)
     for begin in range(0, w.shape[1], DEPTH):
         count = min(DEPTH, w.shape[1] - begin)
         for n in range(first, end, MANY_ROWS):
             rows = min(MANY_ROWS, end - n)
             for i in range(rows):
                 _widen(ws, (n + i) * stride + begin, count, strip, i * STRIDE)
-            row, column = strip_after(n, begin, first, end)
-            ahead = Ahead(data + row * w.strides[0] + column * w.itemsize, w.strides[0], count * w.itemsize)
+            ahead = strip_after(w, 1, n, begin, first, end)
             multiply_strip(strip, n, rows, begin, w.shape[1], x, token, tokens, sums[n - first :], out, ahead)
 
 
