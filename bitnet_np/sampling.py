@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .errors import NonFiniteError, OptionError, ShapeError
 from .kernels import cpu
+from .kernels.sampling import MOST_TOKENS, drawn
 from .validate import integer, number
 
 _COLDEST, _HOTTEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -60,28 +61,32 @@ def choose(logits: NDArray[np.float32], sampling: Sampling = GREEDY, uniform: fl
     """The next token: logits [V] -> id.
 
     Greedy takes the largest logit, the lowest id among equals. Otherwise tokens are ordered by falling logit, equals by
-    rising id, and the first one is taken whose cumulative probability exceeds `uniform` (in [0, 1)).
+    rising id, and the first one is taken whose cumulative probability exceeds `uniform` (in [0, 1)). Probabilities are float32, counted in
+    units of 2^-40 of the largest, so that their sums are exact.
 
     -infinity excludes a token. Raises NonFiniteError for NaN or +infinity, or if nothing but -infinity is left, ShapeError for logits that
-    are not [V], OptionError for a uniform number outside [0, 1) that would be used.
+    are not [V] or too many to sample from (2^22), OptionError for a uniform number outside [0, 1) that would be used.
     """
     if logits.ndim != 1 or logits.size == 0:
         raise ShapeError(f"logits have shape {logits.shape}, expected [V]")
     best = int(logits.argmax())  # the first of equals; NaN counts as largest
-    if not np.isfinite(logits[best]):
-        raise NonFiniteError(f"the logit of token {best} is {logits[best]}, nothing can be chosen")
+    largest = np.float32(logits[best])
+    if not np.isfinite(largest):
+        raise NonFiniteError(f"the logit of token {best} is {largest}, nothing can be chosen")
     if sampling.greedy:
         return best
     if not 0 <= uniform < 1:
         raise OptionError(f"uniform number is {uniform}, expected at least 0 and less than 1")
-    candidates = np.arange(logits.size)
+    if logits.size > MOST_TOKENS:
+        raise ShapeError(f"logits have shape {logits.shape}, expected at most {MOST_TOKENS:,} to sample from")
+    candidates: NDArray[np.int64] | None = None  # in the order of ids
     if 0 < sampling.top_k < logits.size:
         kth = np.partition(logits, -sampling.top_k)[-sampling.top_k]
-        candidates = np.flatnonzero(logits >= kth)
-    order = candidates[np.argsort(-logits[candidates], kind="stable")][: sampling.top_k or None]
-    with np.errstate(over="ignore"):  # in logits far below the largest, whose weight is 0
-        weights = cpu.exponential((logits[order] - logits[best]) / np.float32(sampling.temperature))
-    total = np.cumsum(weights, dtype=np.float64)
-    nucleus = int(np.searchsorted(total, sampling.top_p * total[-1])) + 1  # at most all: the last total is found
-    pick = int(np.searchsorted(total[:nucleus], uniform * total[nucleus - 1], side="right"))
-    return int(order[min(pick, nucleus - 1)])  # the product may round to the total itself
+        larger, equal = np.flatnonzero(logits > kth), np.flatnonzero(logits == kth)
+        candidates = np.sort(np.concatenate([larger, equal[: sampling.top_k - larger.size]]))
+        logits = logits[candidates]
+    logits = np.ascontiguousarray(logits, np.float32)
+    with np.errstate(over="ignore"):  # in logits far below the largest, whose probability is 0
+        probabilities = cpu.exponential((logits - largest) / np.float32(sampling.temperature))
+    pick = drawn(logits, probabilities, sampling.top_p, uniform)
+    return pick if candidates is None else int(candidates[pick])

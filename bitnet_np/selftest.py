@@ -22,6 +22,7 @@ from .files.load import load
 from .forward_pass import forward_full
 from .kernels import backward, cpu
 from .kernels.packing import from_masters
+from .kernels.sampling import drawn
 
 Case = Callable[[], tuple[NDArray, ...]]
 
@@ -134,6 +135,12 @@ def _router_logits() -> NDArray[np.float32]:
     return (np.rint(40 * noise(44, 5, 37)) / np.float32(8)).astype(np.float32)
 
 
+def _probabilities() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Logits of 4,096 tokens, with ties, and their probabilities relative to the largest's."""
+    logits = (np.rint(200 * noise(45, 4096)) / np.float32(32)).astype(np.float32)
+    return logits, cpu.exponential(logits - logits.max())
+
+
 def _forward(dialect: Dialect) -> tuple[NDArray, ...]:
     with embedded.model_path() as path:
         return (forward_full(load(path), embedded.recording()["tokens_T64"][None], dialect=dialect),)
@@ -178,6 +185,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "forward, exact": lambda: _forward(EXACT),
         "forward, bitnet.cpp": lambda: _forward(BITNET_CPP),
         "exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),),
+        "sampling": lambda: (np.array([drawn(*_probabilities(), p, n / 64) for p in (1.0, 0.9) for n in range(64)]),),
     }
     return named | backward_cases()
 

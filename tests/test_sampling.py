@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from bitnet_np.errors import NonFiniteError, OptionError, ShapeError
+from bitnet_np.kernels.sampling import drawn
 from bitnet_np.sampling import GREEDY, Sampling, choose, uniforms
 
 ANY = Sampling(temperature=20.0)  # flat enough that a random model says something new with nearly every token
@@ -61,6 +62,41 @@ def test_sampling_by_its_rules(logits, temperature, top_k, top_p, uniform):
     assert choose(floats(*logits), Sampling(temperature, top_k, top_p), uniform) == expected
 
 
+def drawn_by_sorting(logits, probabilities, top_p, uniform):
+    """`drawn` by its definition."""
+    order = sorted(range(logits.size), key=lambda token: (-logits[token], token))
+    counts = [int(probabilities[token] * 2.0**40) for token in order]
+    total = sum(counts)
+    if top_p < 1:
+        total = next(held for held in accumulate(counts) if held >= top_p * total)
+    return next(token for token, held in zip(order, accumulate(counts), strict=True) if held > uniform * total)
+
+
+EIGHTHS = st.integers(0, 8).map(lambda n: n / 8)
+
+
+@settings(max_examples=300)
+@given(data=st.data(), close=st.booleans(), top_p=EIGHTHS.filter(bool) | st.floats(0.01, 1), uniform=EIGHTHS.filter(lambda n: n < 1))
+def test_a_draw_without_sorting_is_one_with(data, close, top_p, uniform):
+    numbers = st.sampled_from([-inf, -1e38, -1.5, -1e-45, -0.0, 0.0, 1e-45, 1.0, 1.0000001, 3e38])
+    if close:  # keys that differ in their last bits, and ties
+        numbers = st.integers(0, 3000).map(lambda n: 1 + n * 2.0**-23)
+    logits = floats(*data.draw(st.lists(numbers, min_size=1, max_size=60)))
+    assume(logits.max() > -inf)
+    # powers of two, of which the largest logit has 1: eighths of their sums are exact
+    fall = np.array(data.draw(st.lists(st.integers(0, 45), min_size=logits.size, max_size=logits.size)))
+    probabilities = floats(*2.0 ** -np.where(logits == logits.max(), 0, fall))
+    assert drawn(logits, probabilities, top_p, uniform) == drawn_by_sorting(logits, probabilities, top_p, uniform)
+
+
+def test_more_tokens_than_can_be_summed_are_refused():
+    logits = np.broadcast_to(np.float32(0), 2**22 + 1)
+    assert choose(logits) == 0
+    with pytest.raises(ShapeError, match="at most 4,194,304 to sample from"):
+        choose(logits, ANY, 0.5)
+    assert choose(logits[1:], ANY, BELOW_ONE) == 2**22 - 1  # a sum of 2^62
+
+
 @pytest.mark.filterwarnings("error")
 def test_temperatures_at_the_ends_of_float32():
     logits = floats(0, 3, -inf, 2.9)
@@ -81,6 +117,7 @@ FOUR_EQUAL = floats(0, 0, 0, 0)  # probabilities of exactly a quarter: the edges
         (FOUR_EQUAL, {}, np.nextafter(0.25, 0), 0),
         (FOUR_EQUAL, {}, 0.25, 1),  # the cumulative probability must exceed the number
         (FOUR_EQUAL, {}, BELOW_ONE, 3),
+        (floats(-0.0, 0.0), {}, 0.25, 0),  # equal, whatever their signs
         (FOUR_EQUAL, {"top_k": 3}, BELOW_ONE, 2),  # of equals the lowest ids stay
         (FOUR_EQUAL, {"top_k": 1}, BELOW_ONE, 0),
         (FOUR_EQUAL, {"top_k": 4}, BELOW_ONE, 3),
