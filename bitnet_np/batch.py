@@ -280,15 +280,19 @@ class Batch:
 
     def _decoded(self, sequences: list[_Sequence]) -> Sequence[_Result] | None:
         """The results of sequences that a captured graph decodes; None where there is none, or one leaves float32's range."""
-        if self._steady is None or self.head is not None or any(len(sequence.pending) > 1 for sequence in sequences):
+        if self._steady is None:
             return None
-        decoder = self._steady.decoder([sequence.slot for sequence in sequences])
+        is_steady = self.head is None and all(len(sequence.pending) == 1 for sequence in sequences)
+        decoder = self._steady.decoder([sequence.slot for sequence in sequences] if is_steady else [])
         if decoder is None:
             return None
         tokens = np.array([sequence.pending[0] for sequence in sequences])
         greedy = self.observe is _ignore and all(sequence.request.sampling.greedy for sequence in sequences)
         try:
-            return decoder.largest(tokens).tolist() if greedy else list(decoder(tokens))
+            if not greedy:
+                return list(decoder(tokens))
+            goes_on = all(len(sequence.tokens) + 1 < sequence.n for sequence in sequences)
+            return decoder.largest(tokens, more=goes_on).tolist()
         except NonFiniteError:
             return None
 

@@ -148,17 +148,17 @@ def _continuation(
         except StopIteration:
             raise OptionError("the uniform numbers ran out before the tokens did") from None
 
-    def chooser() -> Callable[[int], int]:
-        """A function that appends a token to the cache and chooses the one after it."""
+    def chooser() -> Callable[[int, bool], int]:
+        """A function that appends a token to the cache and chooses the one after it; and whether another will follow that one."""
         if speculation is not None:
             proposals = Proposals(speculation, runtime.model.config.vocab, prompt.tokens.ids[0], n)
             step: Callable[[NDArray[np.int64]], NDArray[np.float32]] = Speculator(runtime, cache, certified, proposals)
         elif sampling.greedy and isinstance(cache.storage, DeviceStorage):  # where all logits need not leave the device
             decoder = GraphDecoder(runtime.model, cache, cache.storage.on, np.zeros(1, np.int64), greedy=True)
-            return lambda token: int(decoder.largest(np.array([token]))[0])
+            return lambda token, more: int(decoder.largest(np.array([token]), more)[0])
         else:
             step = _stepper(runtime, cache, certified)
-        return lambda token: choose(step(np.array([token]))[0], sampling, next_uniform())
+        return lambda token, more: choose(step(np.array([token]))[0], sampling, next_uniform())
 
     def run() -> Iterator[int]:
         logits = run_prefill(runtime, prompt.tokens, cache, np.zeros(1, np.int64), head=certified)
@@ -171,7 +171,7 @@ def _continuation(
             yield token
             if left > 1:
                 following = following or chooser()
-                token = following(token)
+                token = following(token, left > 2)
 
     return run()
 

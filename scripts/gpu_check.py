@@ -290,7 +290,7 @@ def prefill(run: Run) -> list[dict[str, Any]]:
 
 
 def decode(run: Run) -> list[dict[str, Any]]:
-    """Times decoding, by batch: the graph alone, by the device's clock, and a step that sends tokens and brings logits back."""
+    """Times decoding, by batch: the graph alone, by the device's clock; steps that bring all logits back; and greedy steps."""
     first, *later = run.sizes.positions
     return [_decoded(run, batch, first) for batch in run.sizes.batches] + [_decoded(run, 1, position) for position in later]
 
@@ -313,16 +313,20 @@ def ways(run: Run) -> list[dict[str, Any]]:
 
 def _decoded(run: Run, batch: int, position: int) -> dict[str, Any]:
     calls = min(50, position)
-    cache = new_cache(run.config, batch, position + calls + 1, run.on)
+    cache = new_cache(run.config, batch, position + 2 * calls + 1, run.on)
     cache.lengths[:] = position  # of zeros: time does not depend on keys and values
-    decoder = GraphDecoder(run.model, cache, run.on, np.arange(batch))
-    decoder(np.zeros(batch, np.int64))
-    start = time.perf_counter()
+    decoder = GraphDecoder(run.model, cache, run.on, np.arange(batch), greedy=True)
+    tokens = decoder.largest(np.zeros(batch, np.int64))
+    started = time.perf_counter()
     for _ in range(calls):
-        decoder(np.zeros(batch, np.int64))
-    whole = (time.perf_counter() - start) / calls
+        decoder(tokens)
+    brought = time.perf_counter()
+    for step in range(calls):
+        tokens = decoder.largest(tokens, more=step < calls - 1)
+    ended = time.perf_counter()
     alone = run.seconds(decoder.graph.launch, run.sizes.calls, as_graph=False)
-    entry = {"batch": batch, "position": position, "graph_seconds": alone, "step_seconds": whole, "tokens_per_second": batch / whole}
+    entry = {"batch": batch, "position": position, "graph_seconds": alone, "step_seconds": (brought - started) / calls}
+    entry |= {"greedy_seconds": (ended - brought) / calls, "tokens_per_second": batch * calls / (ended - brought)}
     return entry | {"launches_overlap": decoder.graph.overlapped, "peak_bytes": run.peak_bytes()}
 
 
@@ -353,7 +357,7 @@ def table(run: Run) -> list[str]:
     f, lines = run.results, []
 
     def line(what: str, value: str, share: str = "", goal: str = "") -> None:
-        lines.append(f"{what:<34}{value:>18}  {share:<24}{goal}")
+        lines.append(f"{what:<34}{value:>18}  {share:<56}{goal}")
 
     peak = f.get("peaks", {})
     if peak:
@@ -362,7 +366,8 @@ def table(run: Run) -> list[str]:
     for entry in f.get("decode", ()):
         rate, goal = entry["tokens_per_second"], {1: 2000, 16: 14000}.get(entry["batch"])
         share = gpu.bytes_per_token(run.config) / entry["graph_seconds"] / peak["copy_bytes_per_second"] if peak else 0
-        alone = f"{share:.0%} of copy; graph alone {entry['batch'] / entry['graph_seconds']:,.0f}"
+        alone = f"{share:.0%} of copy; graph alone {entry['batch'] / entry['graph_seconds']:,.0f}, "
+        alone += f"with all logits {entry['batch'] / entry['step_seconds']:,.0f}"
         line(f"decode, batch {entry['batch']} at {entry['position']}", f"{rate:,.0f} tok/s", alone, _goal(rate, goal))
     for entry in f.get("ways", ()):
         how = " and ".join(name for name, key in (("fused", "norms_fused"), ("overlapped", "launches_overlap")) if entry[key]) or "neither"

@@ -69,7 +69,7 @@ def kernels() -> dict[str, tuple]:
         (rows.carry, (f4, i, f4, i, i, i)),
         (rows.rope, (f3, *rotation, f3)),
         (rows.take_rotations, (f2, f2, ids, f2, f2)),
-        (rows.advance, (ids, i)),
+        (rows.advance, (ids, i, ids, ids)),
         (rows.fill_mask, (i, ids, ids, ids, i, i, i, i, f, f, f3)),
         (floats.embed("float16"), (t.uint32[:, ::1], ids, f2)),
         (floats.matmul("float16", 1), (words, f1, i, i, i, i, f1)),

@@ -6,12 +6,14 @@ used the memory before.
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
+from weakref import finalize
 
 import numpy as np
 from cuda.bindings import driver
@@ -230,6 +232,34 @@ def host(array: DeviceArray | Deferred | Codes, stream: Any) -> NDArray:
         checked(driver.cuMemcpyDtoHAsync(out.ctypes.data, array.address, out.nbytes, int(stream.handle)), "copy to the host")
     stream.synchronize()
     return out
+
+
+class Copy:
+    """A copy of a small array in pinned memory of the host, made again and again: the device and the host go on meanwhile."""
+
+    def __init__(self, like: StoredArray, stream: Any) -> None:
+        attach()
+        self._source, self._stream, self._event = like, stream, cuda.event(timing=False)
+        address = int(checked(driver.cuMemHostAlloc(like.nbytes, 0), "pinned memory"))
+        memory = np.ctypeslib.as_array((ctypes.c_byte * like.nbytes).from_address(address))
+        self._array = memory.view(like.dtype).reshape(like.shape)
+        finalize(self, _free_pinned, address, self._event)
+
+    def begin(self) -> None:
+        """Copies the array as it is after all that was launched so far."""
+        to, source = self._array.ctypes.data, self._source
+        checked(driver.cuMemcpyDtoHAsync(to, source.address, source.nbytes, int(self._stream.handle)), "copy to the host")
+        self._event.record(self._stream)
+
+    def wait(self) -> NDArray:
+        """The array, once it is there."""
+        self._event.synchronize()
+        return self._array.copy()
+
+
+def _free_pinned(address: int, copied: Any) -> None:
+    copied.synchronize()  # a copy may be on its way
+    driver.cuMemFreeHost(address)
 
 
 def write(array: StoredArray, values: NDArray, stream: Any) -> None:

@@ -468,11 +468,9 @@ class Cuda:
         self.launch(row_kernels.scaled, out.size, view(now(x), np.float32), np.float32(factor), view(out, np.float32))
         return out
 
-    def largest(self, x: DeviceArray) -> DeviceArray:
+    def largest(self, x: DeviceArray, out: DeviceArray) -> None:
         """The place of the largest number of each row, the first of equal ones, or -1: [R, M] -> [R] int64 (see `rows.largest`)."""
-        out = self.empty((len(x),), np.int64)
         self.run(row_kernels.largest, len(x), LARGE_BLOCK, now(x), out)
-        return out
 
     def take(self, x: DeviceArray, rows: DeviceArray) -> DeviceArray:
         x = now(x)

@@ -32,6 +32,7 @@ from bitnet_np.testing import random_model
 from cuda_checks.common import GPU, check, device, normal, rng, same
 
 SMALLEST = {"width": 8, "heads": 4, "kv_heads": 2, "head_dim": 4, "ffn": 12, "n_layers": 1, "vocab": 5}
+LIVELY = SMALLEST | {"context": 12, "tied": False}  # with seed 16 a greedy token is seldom the one before it
 YARN = {"yarn": Yarn(4.0, 2, fast=4.0), "rope_magnitude": 1.25}
 
 
@@ -156,8 +157,9 @@ def other_families() -> None:
 
 @check
 def generation() -> None:
-    on, model = device(), random_model(rng(4), **SMALLEST)
-    assert generate(place(model, on), [1, 2], 2, ops=on) == generate(model, [1, 2], 2)
+    on, model = device(), random_model(rng(16), **LIVELY)
+    for stop in ((), (4,)):
+        assert generate(place(model, on), [1, 2], 9, stop=stop, ops=on) == generate(model, [1, 2], 9, stop=stop)
 
 
 @check
@@ -180,6 +182,73 @@ def greedy_steps() -> None:
 
 
 @check
+def greedy_steps_ahead() -> None:
+    """A step is launched before its tokens are asked for, with a new graph in between, too. One that nobody asks for leaves nothing."""
+    on, model = device(), random_model(rng(16), **LIVELY)
+    placed, cache, own = place(model, on), new_cache(model.config, 2, 12, on), KVCache(model.config, 2, 12)
+    forward(placed, [[1, 2], [3, 0]], cache, [2, 1], ops=on)
+    forward(model, [[1, 2], [3, 0]], own, [2, 1])
+    norm, infinite, launched = on.to_host(placed.output_norm), set[int](), list[int]()
+
+    def counted(*arguments: Any) -> graph.Graph:
+        captured = one(*arguments)
+
+        def launch() -> None:
+            on.overwrite(placed.output_norm, np.full(8, np.inf) if len(launched) in infinite else norm)
+            launched.append(int(cache.lengths[0]))
+            captured.launch()
+
+        return graph.Graph(launch, captured.overlapped)
+
+    def step(tokens: NDArray[np.int64], more: bool = True) -> NDArray[np.int64]:
+        chosen = steps.largest(tokens, more)
+        np.testing.assert_array_equal(chosen, ours(tokens).argmax(axis=1))
+        return chosen
+
+    with pytest.MonkeyPatch.context() as patched:
+        one, ours = graph.captured, stepper(model, own)
+        patched.setattr(graph, "captured", counted)
+        patched.setattr(decode, "_FIRST", 2)
+        steps, tokens = decode.GraphDecoder(placed, cache, on, np.arange(2), greedy=True), np.array([3, 1])
+        for _ in range(3):
+            tokens = step(tokens)
+        assert launched == [2, 2, 4, 4]  # the first graph is for 4 positions, so it goes no further ahead
+        tokens = step((tokens + 1) % 5)  # others than were launched
+        assert len(launched) == 6
+        assert_same_bits(steps(tokens), ours(tokens))  # all logits, of a step that was launched
+        assert len(launched) == 6
+        tokens = step(tokens)
+        steps.forget()
+        alike(on, cache, own)
+        tokens = step(tokens)
+        for each in (cache, own):  # the tokens that were launched, at other positions
+            each.rollback(0, 2)
+            each.rollback(1, 2)
+        step(tokens, more=False)
+        alike(on, cache, own)
+        infinite |= {len(launched), len(launched) + 2}  # a step and, as it gives the same again, its repetition; the step ahead is finite
+        with pytest.raises(NonFiniteError, match="sequence 0, position 8"):
+            steps.largest(tokens, more=True)
+        alike(on, cache, own)
+
+
+@check
+def batches_whose_next_step_is_launched() -> None:
+    """Sequences end by stop tokens, which nobody foresees, and others come: what was launched for them changes nothing."""
+    on, model = device(), random_model(rng(16), **LIVELY)
+    requests = [Request("a", [1, 2], 9), Request("b", [2], 9, stop={4}), Request("c", [4], 6), Request("d", [0, 3], 9, stop={2})]
+    for slots in (1, 2):
+        ours, theirs = Batch(model, slots), Batch(place(model, on), slots, ops=on)
+        for batch in (ours, theirs):
+            for request in requests:
+                batch.submit(request)
+        while not ours.done:
+            assert [each.tokens for each in theirs.step()] == [each.tokens for each in ours.step()]
+        assert theirs.step() == []
+        alike(on, theirs.cache, ours.cache)
+
+
+@check
 def batches() -> None:
     """A batch whose sequences have stayed the same is decoded by a graph, until one ends; greedy or not, and where one is not finite."""
     on, model, steps = device(), random_model(rng(5), **SMALLEST), list[str]()
@@ -189,9 +258,9 @@ def batches() -> None:
             steps.append("all")
             return super().__call__(tokens)
 
-        def largest(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        def largest(self, tokens: NDArray[np.int64], more: bool = False) -> NDArray[np.int64]:
             steps.append("largest")
-            return super().largest(tokens)
+            return super().largest(tokens, more)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(decode, "GraphDecoder", Counted)

@@ -42,6 +42,9 @@ def test_gpu_check_runs_all_its_parts_where_kernels_are_interpreted(tmp_path):
     assert "INTERPRETED: no time below means anything" in output
 
 
+RESULTS = ("all logits", "the largest logit", "the largest logit, a step ahead")
+
+
 @needs_package
 @needs_compiler
 def test_gpu_host_counts_launches_and_times_the_host(tmp_path):
@@ -54,7 +57,7 @@ def test_gpu_host_counts_launches_and_times_the_host(tmp_path):
         "prefill of 64 tokens": 17,
         "prefill of 4 tokens": 17,
         "one token, launch by launch": 12,
-        **{f"a step of {batch}, {results}": 1 for batch in (1, 16) for results in ("all logits", "the largest logit")},
+        **{f"a step of {batch}, {results}": 1 for batch in (1, 16) for results in RESULTS},
         "a step of a batch of 16 requests": 1,
     }
     assert all(entry["milliseconds"] > 0 for entry in figures.values())

@@ -23,7 +23,7 @@ from cuda.bindings import driver as names
 
 from .machine import Device
 from .source import Kernel, parse
-from .streams import Out, Refused, Streams, refuse
+from .streams import Out, Refused, Stream, Streams, finish, refuse
 
 VERSION = 13000
 NAME = b"an interpreter of PTX"
@@ -102,6 +102,7 @@ class Driver(Streams):
         self.problems = list[str]()
         self._of_thread = threading.local()
         self._texts: dict[int, c_char_p] = {}  # kept alive for callers that have their addresses
+        self._pinned: dict[int, ctypes.Array] = {}  # memory of the host, by address
         functions = {name: function for name, function in inspect.getmembers(self, callable) if name.startswith("cu")}
         self.entries = {name: self._entry(function) for name, function in functions.items()}
 
@@ -213,7 +214,26 @@ class Driver(Streams):
 
     def cuMemcpyDtoHAsync(self, to: c_void_p, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
         refuse(not self.contexts, "INVALID_CONTEXT")
-        self.submit(stream, lambda: ctypes.memmove(to, self.memory.read(source, size), size))
+        self.submit(stream, lambda: self._to_host(self.stream(stream), to, self.memory.read(source, size)))
+
+    def _to_host(self, stream: Stream, to: int, data: bytes) -> None:
+        """A copy to pinned memory is made when the host waits for it; other memory of the host has it, and all before it, at once."""
+        stream.copies.append(lambda: ctypes.memmove(to, data, len(data)))
+        if not any(address <= to < address + len(memory) for address, memory in self._pinned.items()):
+            finish(stream, stream.copies)
+
+    def cuMemHostAlloc(self, out: Out, size: c_size_t, flags: c_uint) -> None:
+        self.refuse_unsafe()
+        refuse(not self.contexts, "INVALID_CONTEXT")
+        refuse(size == 0)
+        memory = (c_ubyte * size)(*b"\xa5" * size)
+        out[0] = ctypes.addressof(memory)
+        self._pinned[out[0]] = memory
+
+    def cuMemFreeHost(self, address: c_void_p) -> None:
+        self.refuse_unsafe()
+        refuse(address not in self._pinned)
+        del self._pinned[address]
 
     def cuMemcpyDtoDAsync(self, to: c_uint64, source: c_uint64, size: c_size_t, stream: c_void_p) -> None:
         refuse(not self.contexts, "INVALID_CONTEXT")

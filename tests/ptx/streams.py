@@ -65,12 +65,22 @@ class Capture:
 class Stream:
     blocking: bool  # waits for the legacy stream, and that one for it
     capture: Capture | None = None
+    copies: list[Callable[[], object]] = field(default_factory=list)  # to pinned memory, which are there once the host has waited
 
 
 @dataclass(eq=False)
 class Event:
     timed: bool
     seconds: float | None = None
+    stream: Stream = field(default_factory=lambda: Stream(False))
+    copies: list[Callable[[], object]] = field(default_factory=list)  # of the stream, before this event
+
+
+def finish(stream: Stream, copies: list[Callable[[], object]]) -> None:
+    """Makes those of the copies that the stream has not finished."""
+    for copy in [copy for copy in stream.copies if copy in copies]:
+        copy()
+        stream.copies.remove(copy)
 
 
 class Streams:
@@ -151,6 +161,7 @@ class Streams:
     def cuStreamSynchronize(self, stream: c_void_p) -> None:
         its = self.usable(stream)
         self.refuse_captured(lambda other: other is its, "STREAM_CAPTURE_UNSUPPORTED")
+        finish(its, its.copies)
 
     def cuStreamBeginCapture(self, stream: c_void_p, mode: c_int) -> None:
         its = self.stream(stream)
@@ -181,10 +192,12 @@ class Streams:
         its = self.resolve(event, Event)
         if self.usable(stream).capture:
             raise NotImplementedError("an event in a capture")
-        its.seconds = time.perf_counter()
+        its.seconds, its.stream = time.perf_counter(), self.stream(stream)
+        its.copies = list(its.stream.copies)
 
     def cuEventSynchronize(self, event: c_void_p) -> None:
-        self.resolve(event, Event)
+        its = self.resolve(event, Event)
+        finish(its.stream, its.copies)
 
     def cuEventElapsedTime(self, milliseconds: POINTER(c_float), start: c_void_p, end: c_void_p) -> None:
         events = [self.resolve(event, Event) for event in (start, end)]

@@ -477,12 +477,13 @@ def take_rotations(all_cos, all_sin, position, cos, sin):  # [P, J] x 2, [R] -> 
 
 
 @kernel
-def advance(position, last):  # [B]
-    """Moves positions on by one, up to the last one there is."""
+def advance(position, last, chosen, tokens):  # [B], ..., [B] x 2
+    """Moves positions on by one, up to the last one there is, and makes the chosen tokens the next ones (0 where none could be chosen)."""
     in_turn()
     i = cuda.grid(1)
     if i < position.size:
         position[i] = min(position[i] + 1, last)
+        tokens[i] = max(chosen[i], 0)
 
 
 # --- masks ----------------------------------------------------------------------------------------------------------------------------
