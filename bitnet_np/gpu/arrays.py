@@ -243,7 +243,7 @@ class Copy:
         address = int(checked(driver.cuMemHostAlloc(like.nbytes, 0), "pinned memory"))
         memory = np.ctypeslib.as_array((ctypes.c_byte * like.nbytes).from_address(address))
         self._array = memory.view(like.dtype).reshape(like.shape)
-        finalize(self, _free_pinned, address, self._event)
+        finalize(self, _free_pinned, address, self._event).atexit = False  # the driver may have gone before
 
     def begin(self) -> None:
         """Copies the array as it is after all that was launched so far."""
@@ -258,6 +258,7 @@ class Copy:
 
 
 def _free_pinned(address: int, copied: Any) -> None:
+    attach()
     copied.synchronize()  # a copy may be on its way
     driver.cuMemFreeHost(address)
 
