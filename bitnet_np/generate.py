@@ -149,7 +149,7 @@ def _continuation(
             raise OptionError("the uniform numbers ran out before the tokens did") from None
 
     def chooser() -> Callable[[int, bool], int]:
-        """A function that appends a token to the cache and chooses the one after it; and whether another will follow that one."""
+        """A function (token, more) that appends a token to the cache and chooses the one after it. more: whether one after that follows."""
         if speculation is not None:
             proposals = Proposals(speculation, runtime.model.config.vocab, prompt.tokens.ids[0], n)
             step: Callable[[NDArray[np.int64]], NDArray[np.float32]] = Speculator(runtime, cache, certified, proposals)

@@ -161,6 +161,24 @@ def test_more_memory_than_there_is(api):
 # --- launches -------------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("wait", ["event", "stream", "nothing"])
+def test_a_copy_to_pinned_memory_is_there_once_the_host_has_waited(api, stream, word, wait):
+    to, event = api.made("cuMemHostAlloc", 4, 0), api.made("cuEventCreate", 2)
+    here, before = c_int.from_address(to), c_int.from_address(to).value
+    assert api.launch(api.kernel(), word, stream) == "SUCCESS"
+    assert api("cuMemcpyDtoHAsync", to, word, 4, stream) == "SUCCESS"
+    assert api("cuEventRecord", event, stream) == "SUCCESS"
+    assert api.launch(api.kernel(), word, stream) == "SUCCESS"  # after the copy
+    assert api("cuMemcpyDtoHAsync", to, word, 4, stream) == "SUCCESS"
+    assert here.value == before
+    if wait != "nothing":
+        assert api(f"cu{wait.title()}Synchronize", event if wait == "event" else stream) == "SUCCESS"
+    now = api.word(word)
+    assert here.value == {"event": now - 1, "stream": now, "nothing": before}[wait]
+    assert api("cuMemFreeHost", to) == "SUCCESS"
+    assert api("cuMemFreeHost", to) == "INVALID_VALUE"
+
+
 def test_a_launch(api, word):
     assert api.launch(api.kernel(), word) == "SUCCESS"
     assert api.word(word) == 1
