@@ -141,9 +141,11 @@ def relu2_gate(gate: NDArray, up: NDArray) -> Bounded:
 
 
 def silu_gate(gate: NDArray, up: NDArray) -> Bounded:
-    """Five roundings: exp to 0.92 units (1.84 u), a sum, a division, a product."""
+    """Five roundings: exp to 0.92 units (1.84 u), a sum, a division, a product. Below float32's normal numbers a product is a multiple of
+    2^-149, and its rounding up to half of that.
+    """
     expected = spec.silu_gate(*wide(gate, up))
-    return expected, gamma(5) * np.abs(expected)
+    return expected, gamma(5) * np.abs(expected) + 2.0**-150
 
 
 def gelu(x: NDArray) -> Bounded:
