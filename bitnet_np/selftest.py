@@ -135,10 +135,11 @@ def _router_logits() -> NDArray[np.float32]:
     return (np.rint(40 * noise(44, 5, 37)) / np.float32(8)).astype(np.float32)
 
 
-def _probabilities() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Logits of 4,096 tokens, with ties, and their probabilities relative to the largest's."""
+def _draws() -> tuple[NDArray, ...]:
+    """Tokens drawn from 4,096 logits, with ties."""
     logits = (np.rint(200 * noise(45, 4096)) / np.float32(32)).astype(np.float32)
-    return logits, cpu.exponential(logits - logits.max())
+    probabilities = cpu.exponential(logits - logits.max())
+    return (np.array([drawn(logits, probabilities, top_p, n / 64) for top_p in (1.0, 0.9) for n in range(64)]),)
 
 
 def _forward(dialect: Dialect) -> tuple[NDArray, ...]:
@@ -185,7 +186,7 @@ def cases(ops: Any = cpu) -> dict[str, Case]:
         "forward, exact": lambda: _forward(EXACT),
         "forward, bitnet.cpp": lambda: _forward(BITNET_CPP),
         "exponential": lambda: (cpu.exponential(110 * noise(17, 4096)),),
-        "sampling": lambda: (np.array([drawn(*_probabilities(), p, n / 64) for p in (1.0, 0.9) for n in range(64)]),),
+        "sampling": _draws,
     }
     return named | backward_cases()
 
