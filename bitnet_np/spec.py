@@ -17,6 +17,7 @@ model.Model in which a linear is a record of `matrix`, `scale`, `int8`, `bias`, 
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -158,93 +159,102 @@ ACTIVATIONS: dict[str, Callable[..., Array]] = {
 }
 
 
-def _ignore(name: str, layer: int | None, array: NDArray) -> None:
-    pass
+Note = Callable[[str, NDArray], NDArray]
+"""Records a tensor of one layer by its name, and returns it."""
 
 
-def forward(model: Any, tokens: ArrayLike, record: Callable[[str, int | None, NDArray], None] = _ignore) -> Array:  # [T] -> logits [T, V]
-    c, t = model.config, len(np.asarray(tokens))
+def norm(c: Any, x: Array, gain: Array, bias: Array | None = None) -> Array:  # [T, D], [D] -> [T, D]; of the family's kind
+    return rms_norm(x, gain, c.eps) if c.norm == "rms" else layer_norm(x, gain, 0.0 if bias is None else bias, c.eps)
+
+
+def linear(c: Any, x: Array, w: Any) -> Array:  # [T, M] -> [T, N]
+    x = x if w.norm is None else rms_norm(x, w.norm, w.norm_eps or c.eps)
+    y = ternary_matmul(*quantize(x), w.matrix, w.scale) if w.int8 else matmul(x, w.matrix) * w.scale
+    return y if w.bias is None else y + w.bias
+
+
+def rotated(model: Any, n: int, x: Array) -> Array:  # [T, H, K] -> [T, H, K]; by RoPE of layer n, from position 0 on
+    c, position = model.config, np.arange(len(x))
+    if n in c.local_layers:
+        return rope(x, position, c.local_rope_base, c.rope, c.rope_width)
     factors = 1.0 if model.rope_factors is None else model.rope_factors
+    return rope(x, position / c.rope_scaling, c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
 
-    def norm(x: Array, gain: Array, bias: Array | None = None) -> Array:
-        return rms_norm(x, gain, c.eps) if c.norm == "rms" else layer_norm(x, gain, 0.0 if bias is None else bias, c.eps)
 
-    def linear(x: Array, w: Any) -> Array:
-        x = x if w.norm is None else rms_norm(x, w.norm, w.norm_eps or c.eps)
-        y = ternary_matmul(*quantize(x), w.matrix, w.scale) if w.int8 else matmul(x, w.matrix) * w.scale
-        return y if w.bias is None else y + w.bias
+def attention(model: Any, n: int, h: Array, note: Note) -> Array:  # [T, D] -> [T, D]; the branch of layer n
+    c, w, t = model.config, model.layers[n], len(h)
+    x = h if w.attn_norm is None else note("attn_norm", norm(c, h, w.attn_norm, w.attn_norm_bias))
+    q, k, v = note("Qcur", linear(c, x, w.attn_q)), note("Kcur", linear(c, x, w.attn_k)), note("Vcur", linear(c, x, w.attn_v))
+    if w.attn_q_norm is not None:
+        q = note("Qcur_normed", rms_norm(q.reshape(t, -1, w.attn_q_norm.size), w.attn_q_norm, c.eps))
+    if w.attn_k_norm is not None:
+        k = note("Kcur_normed", rms_norm(k.reshape(t, -1, w.attn_k_norm.size), w.attn_k_norm, c.eps))
+    q, k, v = (x.reshape(t, -1, c.head_dim) for x in (q, k, v))
+    if c.rope != "none" and (c.rope_layers is None or n in c.rope_layers):
+        q, k = note("Qcur_rope", rotated(model, n, q)), note("Kcur_rope", rotated(model, n, k))
+    mask = causal_mask(t, t, window=c.window if c.window_layers is None or n in c.window_layers else None)
+    x = note("kqv_out", attend(q, k, v, mask, c.attention_scale, c.score_cap).reshape(t, -1))
+    if w.attn_sub_norm is not None:
+        x = note("attn_sub_norm", rms_norm(x, w.attn_sub_norm, c.eps))
+    x = note("attn_o_out", linear(c, x, w.attn_output))
+    return x if w.post_attention_norm is None else note("attn_post_norm", norm(c, x, w.post_attention_norm))
 
-    h = embed(model.token_embd, tokens)
-    record("inp_embd", None, h)
+
+def mixture(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D]; of each token's experts
+    scores = note("ffn_moe_logits", linear(c, x, w.ffn_gate_inp))
+    experts = note("ffn_moe_topk", top_experts(scores, c.experts_used))
+    weights = note("ffn_moe_weights", expert_weights(scores, experts, c.normalized_experts))
+
+    def each(x: Array, name: str) -> Array:  # [T, k, M] -> [T, k, N]
+        matrices = [[getattr(w.experts[e], name) for e in row] for row in experts]
+        return np.array([[linear(c, x[i, j, None], m)[0] for j, m in enumerate(row)] for i, row in enumerate(matrices)])
+
+    x = np.repeat(x[:, None], c.experts_used, axis=1)
+    gate, up = note("ffn_moe_gate", each(x, "ffn_gate")), note("ffn_moe_up", each(x, "ffn_up"))
+    x = note("ffn_moe_swiglu", ACTIVATIONS[c.activation](gate, up))
+    return note("ffn_moe_out", mix(note("ffn_moe_down", each(x, "ffn_down")), weights))
+
+
+def dense(c: Any, w: Any, x: Array, note: Note) -> Array:  # [T, D] -> [T, D]; what every token takes
+    inner = [] if w.ffn_gate is None else [note("ffn_gate", linear(c, x, w.ffn_gate))]
+    inner.append(note("ffn_up", linear(c, x, w.ffn_up)))
+    y = note("ffn_out", ACTIVATIONS[c.activation](*inner))
+    if w.ffn_sub_norm is not None:
+        y = note("ffn_sub_norm", rms_norm(y, w.ffn_sub_norm, c.eps))
+    y = note("ffn_down", linear(c, y, w.ffn_down))
+    return y if w.ffn_gate_inp_shexp is None else note("ffn_shexp_out", y * sigmoid(x @ w.ffn_gate_inp_shexp[:, None]))
+
+
+def feed_forward(model: Any, n: int, h: Array, note: Note) -> Array:  # [T, D] -> [T, D]; the branch of layer n
+    c, w = model.config, model.layers[n]
+    x = h if w.ffn_norm is None else note("ffn_norm", norm(c, h, w.ffn_norm, w.ffn_norm_bias))
+    y: Any = mixture(c, w, x, note) if w.experts else 0.0
+    y = y if w.ffn_up is None else y + dense(c, w, x, note)
+    return y if w.post_ffw_norm is None else note("ffn_post_norm", norm(c, y, w.post_ffw_norm))
+
+
+def forward(model: Any, tokens: ArrayLike, record: Callable[..., None] = lambda name, layer, x: None) -> Array:  # [T] -> logits [T, V]
+    c = model.config
+
+    def note(name: str, x: NDArray, n: int | None = None) -> NDArray:  # n: the layer, None around the layers
+        record(name, n, x)
+        return x
+
+    h = note("inp_embd", embed(model.token_embd, tokens))
     if model.position_embd is not None:
-        h = h + model.position_embd[:t]
-        record("inpL", None, h)
+        h = note("inpL", h + model.position_embd[: len(h)])
     if c.embedding_scale != 1:
-        h = h * c.embedding_scale
-        record("inp_scaled", None, h)
-    for n, w in enumerate(model.layers):
-
-        def note(name: str, array: NDArray, layer: int = n) -> NDArray:
-            record(name, layer, array)
-            return array
-
-        x = h if w.attn_norm is None else note("attn_norm", norm(h, w.attn_norm, w.attn_norm_bias))
-        q, k, v = note("Qcur", linear(x, w.attn_q)), note("Kcur", linear(x, w.attn_k)), note("Vcur", linear(x, w.attn_v))
-        if w.attn_q_norm is not None:
-            q = note("Qcur_normed", rms_norm(q.reshape(t, -1, w.attn_q_norm.size), w.attn_q_norm, c.eps))
-        if w.attn_k_norm is not None:
-            k = note("Kcur_normed", rms_norm(k.reshape(t, -1, w.attn_k_norm.size), w.attn_k_norm, c.eps))
-        q, k, v = (x.reshape(t, -1, c.head_dim) for x in (q, k, v))
-        if c.rope != "none" and (c.rope_layers is None or n in c.rope_layers):
-            local = n in c.local_layers
-            position = np.arange(t) / (1 if local else c.rope_scaling)
-            turn = (c.local_rope_base, c.rope, c.rope_width) if local else (c.rope_base, c.rope, c.rope_width, factors, c.rope_magnitude)
-            q, k = note("Qcur_rope", rope(q, position, *turn)), note("Kcur_rope", rope(k, position, *turn))
-        mask = causal_mask(t, t, window=c.window if c.window_layers is None or n in c.window_layers else None)
-        x = note("kqv_out", attend(q, k, v, mask, c.attention_scale, c.score_cap).reshape(t, -1))
-        if w.attn_sub_norm is not None:
-            x = note("attn_sub_norm", rms_norm(x, w.attn_sub_norm, c.eps))
-        attended = note("attn_o_out", linear(x, w.attn_output))
-        if w.post_attention_norm is not None:
-            attended = note("attn_post_norm", norm(attended, w.post_attention_norm))
+        h = note("inp_scaled", h * c.embedding_scale)
+    for n in range(c.n_layers):
+        in_layer = partial(note, n=n)
+        attended = attention(model, n, h, in_layer) * c.residual_scale
         if not c.parallel_residual:
-            h = note("ffn_inp", h + attended * c.residual_scale)
-        x = h if w.ffn_norm is None else note("ffn_norm", norm(h, w.ffn_norm, w.ffn_norm_bias))
-        fed: Any = 0.0
-        if w.experts:
-            scores = note("ffn_moe_logits", linear(x, w.ffn_gate_inp))
-            note("ffn_moe_topk", experts := top_experts(scores, c.experts_used))
-            weights = note("ffn_moe_weights", expert_weights(scores, experts, c.normalized_experts))
-
-            def each(x: Array, name: str, layer: Any = w, experts: NDArray = experts) -> Array:  # [T, k, M] -> [T, k, N]
-                matrices = [[getattr(layer.experts[e], name) for e in row] for row in experts]
-                return np.array([[linear(x[i, j, None], m)[0] for j, m in enumerate(row)] for i, row in enumerate(matrices)])
-
-            slots = np.repeat(x[:, None], c.experts_used, axis=1)
-            gate, up = note("ffn_moe_gate", each(slots, "ffn_gate")), note("ffn_moe_up", each(slots, "ffn_up"))
-            hidden = note("ffn_moe_swiglu", ACTIVATIONS[c.activation](gate, up))
-            fed = note("ffn_moe_out", mix(note("ffn_moe_down", each(hidden, "ffn_down")), weights))
-        if w.ffn_up is not None:
-            inner = [] if w.ffn_gate is None else [note("ffn_gate", linear(x, w.ffn_gate))]
-            inner.append(note("ffn_up", linear(x, w.ffn_up)))
-            y = note("ffn_out", ACTIVATIONS[c.activation](*inner))
-            if w.ffn_sub_norm is not None:
-                y = note("ffn_sub_norm", rms_norm(y, w.ffn_sub_norm, c.eps))
-            y = note("ffn_down", linear(y, w.ffn_down))
-            if w.ffn_gate_inp_shexp is not None:
-                y = note("ffn_shexp_out", y * sigmoid(x @ w.ffn_gate_inp_shexp[:, None]))
-            fed = fed + y
-        x = fed
-        if w.post_ffw_norm is not None:
-            x = note("ffn_post_norm", norm(x, w.post_ffw_norm))
-        h = h + x * c.residual_scale
-        h = note("l_out", h + attended * c.residual_scale if c.parallel_residual else h)
-    x = norm(h, model.output_norm, model.output_norm_bias)
-    record("result_norm", None, x)
+            h = in_layer("ffn_inp", h + attended)
+        h = h + feed_forward(model, n, h, in_layer) * c.residual_scale
+        h = in_layer("l_out", h + attended if c.parallel_residual else h)
+    x = note("result_norm", norm(c, h, model.output_norm, model.output_norm_bias))
     if c.pooling != "none":
-        record("result_embd_pooled", None, pool(x, c.pooling))
+        note("result_embd_pooled", pool(x, c.pooling))
     logits = matmul(x, model.token_embd if model.output is None else model.output)
     logits = logits if model.output_bias is None else logits + model.output_bias
-    logits = soft_cap(logits / c.logit_scale, c.logit_cap)
-    record("result_output", None, logits)
-    return logits
+    return note("result_output", soft_cap(logits / c.logit_scale, c.logit_cap))

@@ -203,4 +203,4 @@ def test_it_imports_numpy_and_no_part_of_what_it_judges():
             modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             modules.add("." * node.level + (node.module or ""))
-    assert {module.split(".")[0] for module in modules} == {"collections", "math", "typing", "numpy"}
+    assert {module.split(".")[0] for module in modules} == {"collections", "functools", "math", "typing", "numpy"}
