@@ -102,7 +102,7 @@ class KVCache:
         Raises CapacityError for too many slots or positions, SlotError for a slot that does not exist or is named twice.
         """
         if slots.size > self.batch:
-            raise CapacityError(f"Batch size {slots.size} exceeds KVCache capacity {self.batch}. Recreate model with larger batch_size.")
+            raise CapacityError(f"Batch size {slots.size} exceeds KVCache capacity {self.batch}. Make a KVCache with batch={slots.size}.")
         for slot in slots:
             self._checked(int(slot))
         if np.unique(slots).size != slots.size:

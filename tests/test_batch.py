@@ -103,7 +103,7 @@ def test_wrong_starts_and_slots_change_nothing(options, error, message):
 
 
 def test_a_batch_beyond_the_cache_is_refused():
-    with pytest.raises(CapacityError, match=r"Batch size 3 exceeds KVCache capacity 2\. Recreate model with larger batch_size\."):
+    with pytest.raises(CapacityError, match=r"Batch size 3 exceeds KVCache capacity 2\. Make a KVCache with batch=3\."):
         forward_batch(MODEL, [[1], [2], [3]], KVCache(MODEL.config, 2, 10))
 
 

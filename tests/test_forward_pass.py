@@ -112,12 +112,12 @@ def test_options_are_checked():
 @pytest.mark.parametrize(
     ("tokens", "options", "error", "message"),
     [
-        ([[1]] * 4, {}, CapacityError, "Batch size 4 exceeds KVCache capacity 3. Recreate model with larger batch_size."),
+        ([[1]] * 4, {}, CapacityError, "Batch size 4 exceeds KVCache capacity 3. Make a KVCache with batch=4."),
         (
             [[1]] * 4,
             {"slots": [0, 1, 2, 3]},
             CapacityError,
-            "Batch size 4 exceeds KVCache capacity 3. Recreate model with larger batch_size.",
+            "Batch size 4 exceeds KVCache capacity 3. Make a KVCache with batch=4.",
         ),
         ([[1, 2]] * 3, {}, CapacityError, "KV cache: slot 2 holds 5 of 6 positions, 2 more do not fit"),
         ([[1, 2]], {"slots": [2]}, CapacityError, "KV cache: slot 2 holds 5 of 6 positions, 2 more do not fit"),
