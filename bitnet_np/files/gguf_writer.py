@@ -30,26 +30,10 @@ FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40, Q1_0: 40
 QUANTIZATION_VERSION = 2
 
 FIELDS = (
-    "attn_norm",
-    "ffn_down",
-    "ffn_sub_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_norm",
-    "attn_sub_norm",
-    "attn_k",
-    "attn_output",
-    "attn_q",
-    "attn_v",
-    "attn_qkv",
-    "attn_norm_bias",
-    "ffn_norm_bias",
-    "attn_q_norm",
-    "attn_k_norm",
-    "post_attention_norm",
-    "post_ffw_norm",
-    "ffn_gate_inp",
-    "ffn_gate_inp_shexp",
+    *("attn_norm", "ffn_down", "ffn_sub_norm", "ffn_gate", "ffn_up", "ffn_norm", "attn_sub_norm"),
+    *("attn_k", "attn_output", "attn_q", "attn_v"),
+    *("attn_qkv", "attn_norm_bias", "ffn_norm_bias", "attn_q_norm", "attn_k_norm"),
+    *("post_attention_norm", "post_ffw_norm", "ffn_gate_inp", "ffn_gate_inp_shexp"),
 )
 """The fields of model.Layer in the order of the released file's tensors; those that it has not come last."""
 
@@ -352,7 +336,7 @@ def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple
 
     Where that cannot be, because they have several types, or a scale each as in I2_S, it is one for each, as in older files.
     """
-    for field in ("ffn_gate", "ffn_up", "ffn_down") if experts else ():
+    for field in vars(experts[0]) if experts else ():
         linears = [getattr(expert, field) for expert in experts]
         for i, linear in enumerate(linears):
             if linear.bias is not None or linear.scale is not None or linear.norm is not None:
