@@ -9,7 +9,6 @@ Letters used in every shape comment of this package:
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -398,14 +397,9 @@ GATE_UP = MATRICES[4:6]
 
 def shapes_of(record: type[Model | Layer | Expert], c: Config) -> dict[str, Any]:
     """The shape of the array, or (N, M) of the matrix, of each field of a record, in the order of the operations."""
-    return {name: tuple(getattr(c, size) for size in sizes) for name, sizes in _sizes(record).items()}
-
-
-@cache
-def _sizes(record: type) -> dict[str, tuple[str, ...]]:
-    """The numbers of Config that are the shape of each field, as the field's annotation has them."""
-    hints = get_type_hints(record, include_extras=True).items()
-    return {name: hint.__metadata__ for name, hint in hints if get_origin(hint) is Annotated}
+    hints = get_type_hints(record, include_extras=True)
+    sizes = {name: hint.__metadata__ for name, hint in hints.items() if get_origin(hint) is Annotated}
+    return {name: tuple(getattr(c, size) for size in of) for name, of in sizes.items()}
 
 
 def window_fields(window: int | None, layers: Sequence[int], n_layers: int) -> dict[str, Any]:

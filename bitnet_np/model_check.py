@@ -3,7 +3,7 @@
 Kernels have no bounds checks, so no forward pass begins without this one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -54,15 +54,16 @@ def _flaws(model: Model) -> Iterator[str]:
             yield from _array(name, value, shape, *((np.float64,) if name.endswith("rope_frequency") else ()))
     if not isinstance(model.layers, tuple) or len(model.layers) != c.n_layers or not all(isinstance(w, Layer) for w in model.layers):
         yield f"layers are {_described(model.layers)}, expected a tuple of {c.n_layers} Layers"
+    shapes = shapes_of(Layer, c)
     for n, layer in enumerate(model.layers):
-        yield from (f"layer {n}: {flaw}" for flaw in _flaws_of_layer(c, layer))
+        yield from (f"layer {n}: {flaw}" for flaw in _flaws_of_layer(c, shapes, layer))
 
 
-def _flaws_of_layer(c: Config, layer: Layer) -> Iterator[str]:
+def _flaws_of_layer(c: Config, shapes: Mapping[str, tuple[int, ...]], layer: Layer) -> Iterator[str]:
     if c.dense_ffn and (layer.ffn_gate is not None) != c.gated:
         yield f"ffn_gate is {_described(layer.ffn_gate)}, but the activation is {c.activation}"
     required = _BEFORE_BRANCHES & set(FAMILIES[c.architecture].norms) | ({"ffn_gate_inp_shexp"} if c.shared_ffn else set())
-    for name, shape in shapes_of(Layer, c).items():
+    for name, shape in shapes.items():
         value = getattr(layer, name)
         if 0 in shape or (name == "ffn_gate_inp_shexp" and not c.shared_ffn):
             if value is not None:

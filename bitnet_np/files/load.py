@@ -15,7 +15,7 @@ from .gguf_source import GGUFSource
 from .hf_folder import open_folder
 from .hf_source import HFSource
 from .overrides import overridden, without_ignored
-from .source import ModelWeights, Source
+from .source import ModelWeights, Shapes, Source
 
 
 def load(
@@ -105,18 +105,18 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
     parts: dict[str, Any] = {}
     for name in (name for name in has if has[name]):
         parts[name] = weights.vector(name, *shapes[name]) if len(shapes[name]) == 1 else weights.table(name, shapes[name])
-    layers = []
+    layers, of_layer = [], layer_shapes(c)
     for n in range(c.n_layers):
-        layers.append(_build_layer(weights, n))
+        layers.append(_build_layer(weights, of_layer, n))
         progress(n + 1, c.n_layers)
     weights.check_all_taken()
-    rope = {"rope_frequency": frequency, "local_rope_frequency": local_frequency, "rope_factors": rope_factors}
-    return frozen(Model(config=c, layers=tuple(layers), **parts, **rope))
+    parts |= {"rope_frequency": frequency, "local_rope_frequency": local_frequency, "rope_factors": rope_factors}
+    return frozen(Model(config=c, layers=tuple(layers), **parts))
 
 
-def _build_layer(weights: ModelWeights, n: int) -> Layer:
+def _build_layer(weights: ModelWeights, shapes: Shapes, n: int) -> Layer:
     c = weights.config
-    family, shapes = FAMILIES[c.architecture], layer_shapes(c)
+    family, matrices = FAMILIES[c.architecture], layer_matrices(c)
     fields: dict[str, Any] = {}
     for norm in (*family.norms, *family.head_norms):
         (size,) = shapes[norm]
@@ -124,8 +124,8 @@ def _build_layer(weights: ModelWeights, n: int) -> Layer:
         if c.norm == "layer":
             fields[norm + "_bias"] = weights.vector(norm + "_bias", size, n)
     for siblings in (QKV, GATE_UP):
-        fields |= weights.siblings({field: shapes[field] for field in siblings if field in layer_matrices(c)}, n)
-    for field in layer_matrices(c):
+        fields |= weights.siblings({field: shapes[field] for field in siblings if field in matrices}, n)
+    for field in matrices:
         if field not in fields:
             fields[field] = weights.linear(field, shapes[field], n)
     if c.shared_ffn:
