@@ -27,6 +27,8 @@ _TABLES = (*FLOATS, *ALL_BLOCK_TYPES)
 class GGUFSource:
     """An open GGUF file as a source.Source."""
 
+    version: int | None
+
     def __init__(self, file: GGUFFile) -> None:
         self.path, self.size, self.tensors, self.metadata = file.path, file.size, file.tensors, file.metadata
         self.kind, self.version, self.keys = f"GGUF v{file.version}", file.version, file.metadata

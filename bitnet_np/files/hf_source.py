@@ -36,7 +36,8 @@ from .tensors import FLOATS, CheckedTensors, Tensor
 class HFSource:
     """An open Hugging Face folder as a source.Source."""
 
-    kind, version = "Hugging Face folder", None
+    kind = "Hugging Face folder"
+    version: int | None = None
 
     def __init__(self, folder: Folder) -> None:
         self.path, self.size, self.tensors, self.keys = folder.path, folder.size, folder.tensors, folder.config_json
@@ -108,8 +109,7 @@ class HFWeights:
         c, scaling = self.config, self._recipe.llama3
         if scaling is None:
             return None
-        frequencies = rope.rope_frequencies(c.rope_base, 2 * c.rope_pairs)
-        return rope.llama3_factors(frequencies, scaling.factor, scaling.low, scaling.high, scaling.original).astype(np.float32)
+        return rope.llama3_factors(rope.rope_frequencies(c.rope_base, 2 * c.rope_pairs), *scaling).astype(np.float32)
 
     def siblings(self, shapes: Shapes, layer: int) -> dict[str, Linear]:
         """From one module, or from one for each."""

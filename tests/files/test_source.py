@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("path", [TINY, FOLDER], ids=["file", "folder"])
 
 
 def names(protocol):
-    return {name for name in vars(protocol) if not name.startswith("_")}
+    return {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
 
 
 @BOTH
