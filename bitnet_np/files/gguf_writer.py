@@ -6,7 +6,6 @@ Keys and tensors come in the order of the released BitNet file. A file appears u
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -87,8 +86,7 @@ def write_keys(writer: GGUFWriter, c: Config, metadata: Mapping[str, Any]) -> No
     """
     family = FAMILIES[c.architecture]
     for field in ("rope_base", "rope_scaling", "local_rope_base"):
-        if getattr(c, field) is not None and float(np.float32(getattr(c, field))) != getattr(c, field):
-            raise UnsupportedError(f"{field} is {getattr(c, field)}, which is no float32, and a GGUF file has no other place for it")
+        _check_float32(field, getattr(c, field))
     if c.window is not None and not family.windows:
         raise UnsupportedError(f"window is {c.window}, and a GGUF file of architecture {c.architecture} has no place for it")
     for field, usual in {**_USUAL, **implied(c)}.items():
@@ -144,8 +142,7 @@ def _yarn_keys(c: Config, key: Callable[[str], str]) -> dict[str, Any]:
     yarn, usual = c.yarn, yarn_magnitude(c.yarn.factor)
     numbers = {"rope_scaling": yarn.factor, "yarn_fast": yarn.fast, "yarn_slow": yarn.slow}
     for name, number in numbers.items():
-        if float(np.float32(number)) != number:
-            raise UnsupportedError(f"YaRN's {KEYS[name].name} is {number}, which is no float32, and a GGUF file has no other place for it")
+        _check_float32(f"YaRN's {KEYS[name].name}", number)
     if not yarn.truncate:
         raise UnsupportedError("YaRN's borders are not cut to whole pairs (truncate is false), and a GGUF file has no place for that")
     ratio = np.float32(c.rope_magnitude / usual)
@@ -159,12 +156,13 @@ def _yarn_keys(c: Config, key: Callable[[str], str]) -> dict[str, Any]:
     return keys | {key(name): number for name, number in numbers.items()}
 
 
+def _check_float32(name: str, number: float | None) -> None:
+    if number is not None and float(np.float32(number)) != number:
+        raise UnsupportedError(f"{name} is {number}, which is no float32, and a GGUF file has no other place for it")
+
+
 _RARE = ("attention_scale", "score_cap", "embedding_scale", "residual_scale", "logit_scale", "logit_cap")
-_USUAL = {
-    field.name: field.default
-    for field in dataclass_fields(Config)
-    if field.name in (*_RARE, "rope_layers", "local_layers", "local_rope_base")
-}
+_USUAL = {name: getattr(Config, name) for name in (*_RARE, "rope_layers", "local_layers", "local_rope_base")}
 """The fields of a Config that only some architectures have a key for, and their values in all others."""
 
 
@@ -347,12 +345,7 @@ def _stacks(n: int, experts: Sequence[Expert], encode: Encode) -> Iterator[tuple
         if first.type is I2_S or any(part.type is not first.type for part in parts.values()):
             yield from parts.items()
         else:
-            yield f"blk.{n}.{field}_exps.weight", _stack(list(parts.values()))
-
-
-def _stack(parts: Sequence[Stored]) -> Stored:
-    """Matrices of one type and shape as one tensor."""
-    return Stored(parts[0].type, (len(parts), *parts[0].shape), lambda: np.concatenate([part.make() for part in parts]))
+            yield f"blk.{n}.{field}_exps.weight", _rows(list(parts.values()))._replace(shape=(len(parts), *first.shape))
 
 
 def write_model(

@@ -96,7 +96,7 @@ class HFWeights:
         """From <module>.weight, or .bias for a field that ends in _bias."""
         plain = field.removesuffix("_bias")
         name = f"{self._module(plain, layer)}.{'weight' if plain == field else 'bias'}"
-        values = self._tensors.take_vector(name, size) if field != "ffn_gate_inp_shexp" else self._tensors.take_row(name, size)
+        values = self._tensors.take_vector(name, size, row=field == "ffn_gate_inp_shexp")
         with np.errstate(invalid="ignore"):  # a signalling NaN, where the caller allows NaN
             return values + np.float32(1) if self._recipe.kind.less_one else values
 

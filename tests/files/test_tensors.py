@@ -16,20 +16,14 @@ from bitnet_np.forward_pass import forward_full
 from bitnet_np.tensor_types import F64, I2_S
 
 
-@pytest.mark.parametrize("name", MATRIX_NAMES[:7])
-@pytest.mark.parametrize("change", [lambda n, m: (n + 1, m), lambda n, m: (n, m + 128), lambda n, m: (n - 1, m)])
-def test_matrices_of_another_shape(write, name, change):
-    n, m = TENSORS[name].shape
-    shape = change(n, m)
-    message = f"tensor {name} has shape [{shape[0]}, {shape[1]}], expected [{n}, {m}]"
-    assert_refused(write(tensors={name: ternary(*shape)}), FileFormatError, message)
-
-
-@pytest.mark.parametrize("name", FLOAT_NAMES[1:6])
-@pytest.mark.parametrize("shape", [lambda d: (d + 1,), lambda d: (d - 1,), lambda d: (1, d), lambda d: (d, 1)])
-def test_norms_of_another_shape(write, name, shape):
-    message = f"tensor {name} has shape {list(shape(*TENSORS[name].shape))}"
-    assert_refused(write(tensors={name: floats(*shape(*TENSORS[name].shape))}), FileFormatError, message)
+@pytest.mark.parametrize("name", [*MATRIX_NAMES[:7], *FLOAT_NAMES[1:6]])
+def test_matrices_and_norms_of_another_shape(write, name):
+    sizes = TENSORS[name].shape
+    n, m = sizes if len(sizes) == 2 else (sizes[0], None)
+    matrices, norms = [(n + 1, m), (n, (m or 0) + 128), (n - 1, m)], [(n + 1,), (n - 1,), (1, n), (n, 1)]
+    for shape in matrices if m else norms:
+        message = f"tensor {name} has shape {list(shape)}, expected {list(sizes)}"
+        assert_refused(write(tensors={name: ternary(*shape) if m else floats(*shape)}), FileFormatError, message)
 
 
 @pytest.mark.parametrize(

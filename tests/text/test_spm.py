@@ -8,14 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from corpus import CORPUS
-from hf_files import write_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizer_files import bpe_json, changed
 
 from bitnet_np.cli import main as cli
 from bitnet_np.errors import FileFormatError, UnsupportedError
-from bitnet_np.files.gguf_file import open_gguf
 from bitnet_np.files.gguf_writer import write_model
 from bitnet_np.testing import random_model
 from bitnet_np.text.hf_tokenizer import tokenizer_metadata
@@ -139,15 +137,6 @@ def test_vocabularies_that_no_training_makes(pieces, scores, unused, text):
         proto.pieces.add(piece=piece, score=score, type=5 if i in unused else 1)
     ours, theirs = both(proto)
     assert ours.encode(text) == theirs.encode(text)
-
-
-def test_bytes_come_one_by_one_and_a_character_comes_whole():
-    ours, _ = BOTH["llama"]
-    ids = ours.encode("a🙂b")
-    assert [ours.tokens[i] for i in ids[-5:-1]] == ["<0xF0>", "<0x9F>", "<0x99>", "<0x82>"]
-    stream = ours.decode_stream()
-    assert [stream.feed(token) for token in ids] == ["", "a", "", "", "", "🙂", "b"]
-    assert ours.decode(ids[:3]) == "a\ufffd"
 
 
 # The same in a tokenizer.json: as transformers converts such models, scores become merges of all pairs that make a token.
@@ -308,20 +297,6 @@ def test_what_is_generated_goes_on_where_the_prompt_ends(tmp_path, capsys):
         spaces += first.type == first.NORMAL and first.piece[0] == "\u2581"
         assert first.type != first.NORMAL or one["text"].startswith(first.piece.replace("\u2581", " "))
     assert spaces
-
-
-def test_converting_a_folder_keeps_the_tokenizer(tmp_path):
-    told = converted(PROTOS["llama"])
-    config = {"model_type": "llama", "hidden_act": "silu", "vocab_size": 420, "hidden_size": 16, "intermediate_size": 16}
-    config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e4}
-    write_folder(tmp_path / "m", config)
-    (tmp_path / "m" / "tokenizer.json").write_text(json.dumps(told))
-    (tmp_path / "m" / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
-    assert cli.main(["convert", str(tmp_path / "m"), str(tmp_path / "m.gguf")]) == 0
-    ours = tokenizer_from(open_gguf(tmp_path / "m.gguf").metadata, "m.gguf")
-    assert (ours.bos, ours.eos, ours.add_bos) == (1, 2, True)
-    for text in CORPUS[:4]:
-        assert ours.encode(text) == from_json(told).encode(text)
 
 
 def test_defaults_are_those_of_files_that_do_not_say():
