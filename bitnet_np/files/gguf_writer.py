@@ -28,13 +28,11 @@ FILE_TYPES = {F32: 0, F16: 1, BF16: 32, TQ1_0: 36, TQ2_0: 37, I2_S: 40, Q1_0: 40
 
 QUANTIZATION_VERSION = 2
 
-FIELDS = (
+RELEASED = (
     *("attn_norm", "ffn_down", "ffn_sub_norm", "ffn_gate", "ffn_up", "ffn_norm", "attn_sub_norm"),
     *("attn_k", "attn_output", "attn_q", "attn_v"),
-    *("attn_qkv", "attn_norm_bias", "ffn_norm_bias", "attn_q_norm", "attn_k_norm"),
-    *("post_attention_norm", "post_ffw_norm", "ffn_gate_inp", "ffn_gate_inp_shexp"),
 )
-"""The fields of model.Layer in the order of the released file's tensors; those that it has not come last."""
+"""The fields of model.Layer in the order of the released file's tensors. Those that it has not come behind them."""
 
 
 class Stored(NamedTuple):
@@ -257,7 +255,8 @@ def model_tensors(model: Model, encode: Encode = stored, fused: Sequence[str] | 
         yield from given({FACTORS: model.rope_factors})
     for n, layer in enumerate(model.layers):
         named = _fused(n, present(layer), FAMILIES[model.config.architecture].fused if fused is None else fused, encode)
-        for field in (field for field in FIELDS if field in named):
+        first = [field for field in (*RELEASED, "attn_qkv") if field in named]
+        for field in dict.fromkeys((*first, *named)):
             value = named[field]
             if isinstance(value, np.ndarray):
                 yield from given({tensor_name(field, n): value})
