@@ -32,20 +32,9 @@ def plain(value: object) -> str:
 
 
 KIND = gguf.GGUFValueType
-ELEMENTS = {
-    KIND.UINT8: st.integers(0, 2**8 - 1),
-    KIND.INT8: st.integers(-(2**7), 2**7 - 1),
-    KIND.UINT16: st.integers(0, 2**16 - 1),
-    KIND.INT16: st.integers(-(2**15), 2**15 - 1),
-    KIND.UINT32: st.integers(0, 2**32 - 1),
-    KIND.INT32: st.integers(-(2**31), 2**31 - 1),
-    KIND.UINT64: st.integers(0, 2**64 - 1),
-    KIND.INT64: st.integers(-(2**63), 2**63 - 1),
-    KIND.FLOAT32: st.floats(width=32),
-    KIND.FLOAT64: st.floats(),
-    KIND.BOOL: st.booleans(),
-    KIND.STRING: st.text(),
-}
+ELEMENTS = {KIND[f"UINT{bits}"]: st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64)}
+ELEMENTS |= {KIND[f"INT{bits}"]: st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
+ELEMENTS |= {KIND.FLOAT32: st.floats(width=32), KIND.FLOAT64: st.floats(), KIND.BOOL: st.booleans(), KIND.STRING: st.text()}
 DTYPES = {kind: np.dtype(code) for kind, code in gguf.GGUFReader.gguf_scalar_to_np.items()}
 VALUES = st.sampled_from(list(ELEMENTS)).flatmap(
     lambda kind: st.one_of(

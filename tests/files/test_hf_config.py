@@ -11,6 +11,7 @@ from record_hf_families import LLAMA3
 from bitnet_np.errors import FileFormatError, ShapeError, UnsupportedError
 from bitnet_np.files.load import load
 from bitnet_np.forward_pass import forward_full
+from bitnet_np.rope import longrope_magnitude
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
@@ -131,6 +132,18 @@ def test_which_layers_have_which_base(tmp_path, keys, expected):
     keys = {key: value for key, value in (config | keys).items() if value is not None}
     c = load(hf_models.write_folder(tmp_path, keys, tensors)).config
     assert (c.rope_base, c.local_rope_base, c.rope_scaling, c.local_layers) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "magnitude"),
+    [({}, longrope_magnitude(4.0, 16)), ({"factor": 32.0}, longrope_magnitude(32.0, 16)), ({"attention_factor": 1.5, "factor": 32.0}, 1.5)],
+)
+def test_longropes_magnitude(tmp_path, keys, magnitude):
+    """As it is stated, or as the factor or the model's context says."""
+    config, tensors = recorded_folder("phi3_longrope")
+    rope = {key: value for key, value in config["rope_scaling"].items() if key != "attention_factor"}
+    folder = hf_models.write_folder(tmp_path, config | {"rope_scaling": rope | keys}, tensors)
+    assert load(folder, overrides={"context": 64}).config.rope_magnitude == magnitude
 
 
 # --- windows --------------------------------------------------------------------------------------------------------------------------

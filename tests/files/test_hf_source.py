@@ -27,7 +27,7 @@ def test_minicpm_is_granite_by_other_names(tmp_path):
     """Its branches are scaled by scale_depth over the root of the layers, its logits by dim_model_base over the width."""
     config, tensors = recorded_folder("granite")
     tensors = {name: array for name, array in tensors.items() if not name.endswith(".bias")}
-    config |= {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
+    config = config | {"attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
     granite = load(hf_models.write_folder(tmp_path / "a", config | {"attention_multiplier": 12**-0.5, "logits_scaling": 2.0}, tensors))
     factors = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")
     config = {key: value for key, value in config.items() if key not in factors} | {"model_type": "minicpm"}
