@@ -3,8 +3,7 @@
 A key of the architecture that is not known here could change the arithmetic, so it is refused by name.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -17,6 +16,7 @@ from ..rope import yarn_magnitude
 from .gguf_file import GGUFFile
 from .gguf_names import KEYS, LONGROPE, NEUTRAL, REQUIRED, YARN, keys_of
 from .overrides import how_to_ignore
+from .source import of_file
 
 
 def read_config(file: GGUFFile) -> Config:
@@ -27,7 +27,7 @@ def read_config(file: GGUFFile) -> Config:
     head_dim = _head_dim(file, name, value)
     vocab = _vocab(file, name, value["width"], value.get("vocab"))
     scaling = _rope_scaling(file, name, value)
-    with of_file(file):
+    with of_file(file.path):
         stretched = _yarn(value, scaling) if value.get("scaling_type") == "yarn" else {"rope_scaling": scaling}
         if has_longrope(file, name) and "yarn_factor" in value:
             stretched |= {"rope_magnitude": value["yarn_factor"]}
@@ -36,7 +36,7 @@ def read_config(file: GGUFFile) -> Config:
     fields |= {field: value[field] for field in stated if field in value}
     if fields.get("rope_width") == head_dim:
         del fields["rope_width"]
-    with of_file(file):
+    with of_file(file.path):
         config = Config(
             architecture=name,
             vocab=vocab,
@@ -46,18 +46,9 @@ def read_config(file: GGUFFile) -> Config:
             **{**fields, **stretched, **family.config},
         )
     layers = _window(file, name, value)  # lists of layers come after the check of their number
-    with of_file(file):
+    with of_file(file.path):
         config = replace(config, **layers)
         return replace(config, **implied(config))
-
-
-@contextmanager
-def of_file(file: GGUFFile) -> Iterator[None]:
-    """Puts the file's path in front of an error."""
-    try:
-        yield
-    except ValueError as error:
-        raise type(error)(f"{file.path}: {error}") from None
 
 
 def _architecture(file: GGUFFile) -> str:

@@ -16,6 +16,7 @@ from ..model import Config, LongRope, Yarn, window_fields
 from ..rope import longrope_magnitude, yarn_magnitude
 from .hf_model_types import MODEL_TYPES, OTHER_CLASSES, TEXT_PARTS, ModelType, TextPart
 from .overrides import how_to_ignore
+from .source import of_file
 
 T = TypeVar("T")
 _REQUIRED: Any = object()
@@ -134,10 +135,8 @@ def read_recipe(config_json: Mapping[str, Any], path: Path) -> Recipe:
     model_type, kind = _model_type(keys)
     keys.left |= {key: value for key, value in kind.defaults.items() if keys.left.get(key) is None}
     _check_inert(keys, kind)
-    try:
+    with of_file(path):
         config, llama3 = _config(keys, model_type, kind)
-    except ValueError as error:  # those of Config do not name the file
-        raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
     recipe = Recipe(
         config=config,
         kind=kind,

@@ -15,7 +15,7 @@ from .gguf_source import GGUFSource
 from .hf_folder import open_folder
 from .hf_source import HFSource
 from .overrides import overridden, without_ignored
-from .source import ModelWeights, Shapes, Source
+from .source import ModelWeights, Shapes, Source, of_file
 
 
 def load(
@@ -89,10 +89,8 @@ def _build(source: Source, weights: ModelWeights, progress: Callable[[int, int],
             f"{source.path}: RoPE's frequencies have factors of their own and are scaled by {kind}, expected one of both"
         )
     rope_factors = rope_factors if scaling is None else scaling
-    try:
+    with of_file(source.path):
         frequency, local_frequency = model_frequencies(c, rope_factors), local_frequencies(c)
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{source.path}: {error}") from None
     has = {
         "token_embd": True,
         "position_embd": FAMILIES[c.architecture].positions,

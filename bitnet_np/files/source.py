@@ -3,7 +3,8 @@
 gguf_source.py and hf_source.py implement both. load.py builds a Model through them, and no command asks which kind it has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,15 @@ from .tensors import Tensor
 
 Shapes = Mapping[str, tuple[int, ...]]
 """(N, M) of matrices, by their fields in model.Layer."""
+
+
+@contextmanager
+def of_file(path: Path) -> Iterator[None]:
+    """Puts the file's path in front of an error that does not name it: those of Config and rope do not."""
+    try:
+        yield
+    except ValueError as error:
+        raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
 class Source(Protocol):
