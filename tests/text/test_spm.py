@@ -271,14 +271,6 @@ def test_round_trips_with_tokens_that_are_found(special, text):
             assert before + special.decode(ids[cut:], after=ids[:cut], skip_special=False) == text
 
 
-def test_what_follows_keeps_its_space(special):
-    prompt, rest = special.encode("it"), special.encode("it", add_bos=False)
-    assert special.decode(rest, after=prompt) == " it"
-    assert special.decode(rest) == special.decode(rest, after=special.encode("it</s>", special=True)) == "it"
-    stream = special.decode_stream(after=prompt)
-    assert [stream.feed(i) for i in rest] == [" it"]
-
-
 def test_what_is_generated_goes_on_where_the_prompt_ends(tmp_path, capsys):
     """Its first space is the text's."""
     path, prompts = tmp_path / "t.gguf", tmp_path / "prompts.jsonl"
