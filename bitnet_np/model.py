@@ -395,11 +395,18 @@ GATE_UP = MATRICES[4:6]
 """The feed-forward's matrices that read the same input. In some families they are rows of one tensor, ffn_up."""
 
 
+def _sizes(record: type) -> dict[str, tuple[str, ...]]:
+    hints = get_type_hints(record, include_extras=True)
+    return {name: hint.__metadata__ for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+_SIZES = {record: _sizes(record) for record in (Model, Layer, Expert)}
+"""The numbers of Config that are the shape of each field, as its annotation has them."""
+
+
 def shapes_of(record: type[Model | Layer | Expert], c: Config) -> dict[str, Any]:
     """The shape of the array, or (N, M) of the matrix, of each field of a record, in the order of the operations."""
-    hints = get_type_hints(record, include_extras=True)
-    sizes = {name: hint.__metadata__ for name, hint in hints.items() if get_origin(hint) is Annotated}
-    return {name: tuple(getattr(c, size) for size in of) for name, of in sizes.items()}
+    return {name: tuple(getattr(c, size) for size in sizes) for name, sizes in _SIZES[record].items()}
 
 
 def window_fields(window: int | None, layers: Sequence[int], n_layers: int) -> dict[str, Any]:
