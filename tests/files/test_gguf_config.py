@@ -234,8 +234,9 @@ def test_longrope(tmp_path):
 
 
 UNKNOWN = "is a setting this package does not implement"
+SCALING = "rope.scaling.type"
 WINDOW, PATTERN, ROTATED = "attention.sliding_window", "attention.sliding_window_pattern", "rope.dimension_count"
-YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+YARN = {SCALING: "yarn", "rope.scaling.factor": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -265,14 +266,9 @@ YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
         ("llama", {WINDOW: [8]}, FileFormatError, "expected int"),
         ("llama", {WINDOW: (1 << 20) + 1}, ShapeError, "window is 1048577, expected 1 to 1048576"),
         ("gptneox", {WINDOW: 8}, UnsupportedError, "gptneox.attention.sliding_window = 8 is a setting"),
-        ("qwen2", {"rope.scaling.type": "longrope"}, UnsupportedError, "type is 'longrope', supported are none, linear and yarn"),
-        ("qwen2", {"rope.scaling.type": "dynamic"}, UnsupportedError, "type is 'dynamic', supported are none, linear and yarn"),
-        (
-            "phi3",
-            {"rope.scaling.type": "longrope"},
-            UnsupportedError,
-            "with tensors rope_factors_short.weight and rope_factors_long.weight",
-        ),
+        ("qwen2", {SCALING: "longrope"}, UnsupportedError, "qwen2.rope.scaling.type is 'longrope', supported are none, linear and yarn"),
+        ("qwen2", {SCALING: "dynamic"}, UnsupportedError, "qwen2.rope.scaling.type is 'dynamic', supported are none, linear and yarn"),
+        ("phi3", {SCALING: "longrope"}, UnsupportedError, "with tensors rope_factors_short.weight and rope_factors_long.weight, longrope"),
         ("qwen3", YARN | {"rope.scaling.yarn_log_multiplier": -10.0}, UnsupportedError, "magnitude is"),
         ("llama", {"split.count": 3}, FileFormatError, "key 'split.no' is missing"),
         ("llama", {ROTATED: 32}, UnsupportedError, "rope.dimension_count is 32, only the head width 64"),

@@ -175,6 +175,7 @@ def test_which_layers_see_a_window(tmp_path, name, keys, expected):
     assert (found.window, found.window_layers) == expected
 
 
+BASES = "rope_local_base_freq is 5.0, and rope_theta of local layers 100.0"
 LAYERS = "layer_types has sliding_attention, but no sliding_window is in use"
 
 
@@ -186,7 +187,7 @@ LAYERS = "layer_types has sliding_attention, but no sliding_window is in use"
         ("gemma3", {"sliding_window_pattern": 0}, FileFormatError, "sliding_window_pattern is 0, expected at least 1"),
         ("gemma3", {"attn_logit_softcapping": 50.0}, UnsupportedError, "attn_logit_softcapping is 50.0, supported are None"),
         ("gemma3", {"rope_scaling": YARN}, UnsupportedError, "local_rope_base is 100.0 in a model with YaRN"),
-        ("gemma3", BY_LAYER | {"rope_local_base_freq": 5.0}, FileFormatError, "is 5.0, and rope_theta of local layers 100.0"),
+        ("gemma3", BY_LAYER | {"rope_local_base_freq": 5.0}, FileFormatError, BASES),
         ("gemma3", local(FULL), UnsupportedError, "rope_type is 'linear', supported are 'default'"),
         ("gemma3", local(LOCAL | {"beta": 1}), UnsupportedError, "rope_parameters.sliding_attention.beta=none"),
         ("gemma3", {"rope_parameters": {"rope_theta": 1e4}}, UnsupportedError, "rope_parameters: 'rope_theta' = 10000.0 is a setting"),
